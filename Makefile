@@ -31,7 +31,7 @@ test: ## sets up everything tests need (Slurm, Chromium), then checks and runs a
 test-fast: ## lint, import rules and the pure unit tests, in about a minute
 	@tools/setup --dev
 	@$(MAKE) --no-print-directory lint
-	@.venv/bin/pytest tests/unit -p tests.support.fast -n $(FAST_JOBS) --dist loadfile -q $(PYTEST_ARGS)
+	@.venv/bin/pytest tests/unit tests/stories -p tests.support.fast -n $(FAST_JOBS) --dist loadfile -q $(PYTEST_ARGS)
 
 fresh: ## a second checkout without development packages, on each Python of this machine: make demo, healer up
 	@tools/fresh --lowest

@@ -18,7 +18,7 @@ from healer.adapters.postgres.tokens import PostgresTokens
 from healer.bootstrap.web import PROVE_AFTER_S
 from healer.embedded import running
 from healer.model import Role
-from healer.sim.slurm import SimClient
+from healer.sim.sim_slurm import SimClient
 from tests.support.processes import descendants
 from tests.support.up import Stack
 from tests.support.wait import wait_until
@@ -62,7 +62,7 @@ class Product:
 def product(folder: Path, nodes: int, **settings: str) -> Iterator[Product]:
     """Ready, and the nodes are known to it. Its mode is shadow where `settings` say nothing else."""
     socket = folder / "slurm.sock"
-    command = (sys.executable, "-m", "healer.sim.slurm", "--socket", str(socket), "--nodes", str(nodes))
+    command = (sys.executable, "-m", "healer.sim.sim_slurm", "--socket", str(socket), "--nodes", str(nodes))
     slurm = subprocess.Popen(command, cwd=Path(__file__).parents[1])
     # Rules of its own: an edit of those in the checkout would be read, and proven, in the middle.
     rules = shutil.copytree(Path(__file__).parents[1] / "rules", folder / "rules")

@@ -49,7 +49,7 @@ from healer.model import (
     SlurmSnapshot,
     Verdict,
 )
-from healer.model.samples import Report
+from healer.model.telemetry import Report
 from tests.support.api_process import CLUSTER, ApiProcess, api_process
 from tests.support.browser import chromium
 from tests.support.console_telemetry import steps_of

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from healer.incidents import Correlator
+from healer.incidents import Book, take_findings
 from healer.model import (
     Component,
     Evidence,
@@ -23,6 +23,7 @@ from healer.model import (
     Incident,
     Mode,
     Ruleset,
+    Sense,
     SlurmJob,
     SlurmNode,
     SlurmSnapshot,
@@ -43,7 +44,9 @@ def name(number: int) -> str:
 def finding(number: int, fault: str, fault_class: FaultClass, *, teardown: bool = False) -> Finding:
     where = Component(cluster=CLUSTER, node=name(number), gpu=number // NODES % 8)
     text = f"{fault} on {where}"
-    told = Evidence(digest=f"{fault}-{number}", at=NOW, component=where, text=text, line=text)
+    told = Evidence(
+        digest=f"{fault}-{number}", at=NOW, component=where, text=text, line=text, sense=Sense.kernel
+    )
     return Finding(
         rule="",
         fault=fault,
@@ -84,8 +87,8 @@ def picture() -> Picture:
 
 def opened(rules: Ruleset) -> list[Incident]:
     """Four on each node, of an hour ago: what a bad day leaves open."""
-    work = Correlator(rules, [], picture(), NOW - timedelta(hours=1))
-    work.take_all([finding(0, "xid-63", FaultClass.degraded)])
+    work = Book(rules, [], picture(), NOW - timedelta(hours=1))
+    take_findings(work, [finding(0, "xid-63", FaultClass.degraded)])
     (model,) = work.by_id.values()
     return [
         msgspec.structs.replace(
@@ -118,9 +121,9 @@ def measure(rules: Ruleset, known: Sequence[Incident], storm: Sequence[Finding])
     """Seconds to index what is open, seconds of the batch, and incidents open after it."""
     seen = picture()
     begun = time.process_time()
-    work = Correlator(rules, known, seen, NOW)
+    work = Book(rules, known, seen, NOW)
     indexed = time.process_time()
-    work.take_all(storm)
+    take_findings(work, storm)
     return indexed - begun, time.process_time() - indexed, sum(one.is_open for one in work.by_id.values())
 
 

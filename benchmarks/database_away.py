@@ -27,7 +27,7 @@ def main() -> int:
     rate = float(sys.argv[2]) if len(sys.argv) > 2 else 250.0
     folder = make_scratch()
     socket = folder / "slurm.sock"
-    slurm = (sys.executable, "-m", "healer.sim.slurm", "--socket", str(socket), "--nodes", str(NODES))
+    slurm = (sys.executable, "-m", "healer.sim.sim_slurm", "--socket", str(socket), "--nodes", str(NODES))
     simulated = subprocess.Popen(slurm, cwd=ROOT)
     try:
         with Stack(

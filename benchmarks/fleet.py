@@ -24,7 +24,7 @@ import sqlalchemy as sa
 
 from benchmarks._load import CLUSTER, Connection, Product, cpu_s, memory_mib, product
 from healer.embedded import running as embedded
-from healer.sim.telemetry import SimTelemetry
+from healer.sim.sim_telemetry import SimTelemetry
 from tests.support.stack import make_scratch
 
 EVERY_S = 5.0

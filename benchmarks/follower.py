@@ -22,7 +22,7 @@ from path import OPEN_CAPS, Log, give_back, quantile, wait
 from healer.adapters.postgres.engine import make_engine
 from healer.adapters.postgres.tokens import PostgresTokens
 from healer.embedded import running
-from healer.embedded.slurm import RealSlurm
+from healer.embedded.embedded_slurm import RealSlurm
 from healer.model import Role
 from tests.support.follower import XID_79, Following, Hub, following
 from tests.support.up import Stack

@@ -2,8 +2,8 @@
 
     python -m benchmarks.fuzz [--minutes 60] [--seed N] [--keep FOLDER] [--only NAME]
 
-The decoders of `tests/fuzz/decoders.py` take turns. Inputs that reach lines of `healer` which none reached
-before are kept and changed further, so the search is guided by coverage. What a decoder raises that it may
+The decoders of `tests/long/fuzz/decoders.py` take turns. Inputs that reach new lines of `healer`
+are kept and changed further, so the search is guided by coverage. What a decoder raises that it may
 not is counted, and its first inputs are written to FOLDER. "ms/KiB" is the slowest input's CPU, of those of
 at least 256 bytes.
 """
@@ -19,8 +19,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 import healer
-from tests.fuzz.decoders import DECODERS, Decoder, problem_with
-from tests.fuzz.mutation import mutated
+from tests.long.fuzz.decoders import DECODERS, Decoder, problem_with
+from tests.long.fuzz.mutation import mutated
 
 _HOME = str(Path(healer.__file__).parent)
 #: One turn of a decoder, in s; inputs of a turn that are watched for new lines, one in so many.

@@ -12,7 +12,7 @@ minutes, and requeues.
 
 import argparse
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -21,11 +21,12 @@ import msgspec
 import numpy as np
 
 from benchmarks.stragglers import upper_bound
-from healer.detection.gpu_rest import QUIET_S
-from healer.detection.hangs import Hangs
-from healer.detection.links_down import KEPT
-from healer.model import Finding, LinkDown, SlurmJob, SlurmNode, SlurmSnapshot
+from healer.detection.hangs import QUIET_S, Hangs
+from healer.detection.protocol import Look
+from healer.detection.reported import LINKS_KEPT as KEPT
+from healer.model import Catalogue, Finding, LinkDown, SlurmJob, SlurmNode, SlurmSnapshot
 from healer.observations.steps import StepTimes
+from healer.observations.telemetry_windows import Telemetry
 from healer.signals.step_times import step_batches
 from healer.sim.fleet_steps import Pace, Training
 
@@ -52,7 +53,8 @@ class Fleet:
         self.random = np.random.default_rng(seed)
         pace = pace if words else replace(pace, says_after_s=None)
         self.training = Training({name: row for row, name in enumerate(NAMES)}, PER, seed, pace)
-        self.words, self.steps, self.hangs = words, StepTimes(CLUSTER), Hangs()
+        self.words, self.steps = words, StepTimes(CLUSTER)
+        self.hangs, self.telemetry = Hangs(lambda *_: self.rests), Telemetry(CLUSTER, Catalogue())
         self.at_s, self.restart = 0.0, 0
         self.slower = np.ones((NODES, PER))
         #: Ranks whose senders are dead, and until when healer hears nothing.
@@ -101,21 +103,18 @@ class Fleet:
             batches = step_batches(body, lambda *_: True, self.now, cluster=CLUSTER).batches
             self.steps.update(batches, self.slurm, self.now)
         if self.at_s % TICK_S:
-            return self._look() if self.links else ()
-        return self.hangs.tick(
+            return self.hangs.glance(self._look()) if self.links else ()
+        return self.hangs.tick(self._look()).findings
+
+    def _look(self) -> Look:
+        return Look(
+            self.now,
+            self.telemetry,
             self.steps,
             self.slurm,
-            self.now,
+            links_down=self.links,
             listening_since=self.listening,
-            at_rest=lambda _: self.rests,
-            links_down=self._lost,
-        ).findings
-
-    def _look(self) -> tuple[Finding, ...]:
-        return self.hangs.look(self.steps, self.slurm, self.now, self._lost, self.listening)
-
-    def _lost(self, nodes: Iterable[str]) -> dict[str, LinkDown]:
-        return {name: self.links[name] for name in nodes if name in self.links}
+        )
 
     def _sent(self, told: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """What is sent in this second. What a rank says of where it stands goes out at once."""

@@ -23,11 +23,11 @@ from typing import Any
 import msgspec
 
 from benchmarks._load import CLUSTER, Product, cpu_s, product, send_all
-from healer.sim.telemetry import SimTelemetry
-from healer.sim.wires import exposition, remote_write, series_of
+from healer.sim.sim_telemetry import SimTelemetry
 from tests.support.processes import descendants, free_port
 from tests.support.stack import make_scratch
 from tests.support.wait import wait_until
+from tests.support.wires import exposition, remote_write, series_of
 
 #: Connections. Of text a node sends its own scrape, so many nodes wait for an answer at once.
 SHARDS, TEXT_SHARDS = 4, 32

@@ -13,7 +13,7 @@ import time
 import numpy as np
 
 from healer.detection.features import OWN_NAMES
-from healer.detection.levels import POINT_S, Levels
+from healer.detection.level_shift import POINT_S, Levels
 
 SIZES, OF_EACH = (1.0, 1.5, 2.0, 3.0), 15
 ALIKE, SPREAD = 0.5, 0.3

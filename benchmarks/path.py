@@ -25,7 +25,7 @@ from healer.adapters.postgres.engine import make_engine
 from healer.adapters.postgres.tables import runs
 from healer.adapters.postgres.tokens import PostgresTokens
 from healer.embedded import running
-from healer.embedded.slurm import RealSlurm
+from healer.embedded.embedded_slurm import RealSlurm
 from healer.model import Role
 from tests.support.up import Stack
 

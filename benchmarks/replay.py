@@ -18,14 +18,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from healer.bootstrap.replay import quiet, replayed_files, span_of
+from healer.bootstrap.offline import quiet, replayed_files, span_of
 from healer.model import Mode, Ruleset
-from healer.processes.progress import share_of
-from healer.recordings.recording_folder import RecordingFolder
-from healer.recordings.recording_read import recordings
+from healer.processes.background import share_of
+from healer.recordings.recording_folder import RecordingFolder, recordings
 from healer.rulebook import ruleset
 from healer.settings import shipped_rules
-from healer.sim.clock import SimClock
+from healer.sim.sim_clock import SimClock
 
 START = datetime(2026, 11, 1, tzinfo=UTC)
 BEAT_S, JOB_EVERY_S, SAMPLE_S = 10, 4, 5

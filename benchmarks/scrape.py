@@ -8,7 +8,6 @@ and node_exporter do; all of them are answered by one small server, whose CPU do
 
 import argparse
 import asyncio
-import json
 import multiprocessing
 import shutil
 import time
@@ -20,11 +19,11 @@ import httpx
 import yaml
 
 from benchmarks._load import CLUSTER, cpu_s, product
-from healer.sim.telemetry import SimTelemetry
-from healer.sim.wires import exposition
+from healer.sim.sim_telemetry import SimTelemetry
 from tests.support.processes import free_port
 from tests.support.stack import make_scratch
 from tests.support.wait import wait_until
+from tests.support.wires import exposition
 
 
 class _Exporter(asyncio.Protocol):
@@ -65,8 +64,7 @@ def write_rules(folder: Path, port: int, nodes: list[str], interval_s: float) ->
         {"targets": [f"127.0.0.1:{port}"], "labels": {"__metrics_path__": f"/{name}", "node": name}}
         for name in nodes
     ]
-    (folder / "targets.json").write_text(json.dumps(groups))
-    job = {"name": "nodes", "file_sd": ["targets.json"], "interval_s": interval_s, "node": "node"}
+    job = {"name": "nodes", "groups": groups, "interval_s": interval_s, "node": "node"}
     (folder / "scrape.yaml").write_text(yaml.safe_dump({"jobs": [job]}))
 
 

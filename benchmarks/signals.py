@@ -34,7 +34,7 @@ import uvloop
 from healer.adapters.postgres import migrate
 from healer.adapters.spool import FileSpool
 from healer.api.app import create_app
-from healer.api.connections import uvicorn_settings
+from healer.api.edge import uvicorn_settings
 from healer.embedded.postgres import Postgres
 from tests.support.api import CLUSTER, XID_79, Api
 from tests.support.processes import descendants

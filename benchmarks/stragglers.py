@@ -16,10 +16,12 @@ from datetime import UTC, datetime, timedelta
 
 import numpy as np
 
+from healer.detection.protocol import Look
 from healer.detection.stragglers import Stragglers
-from healer.model import SlurmJob, SlurmNode, SlurmSnapshot
-from healer.model.samples import StepBatch
+from healer.model import Catalogue, SlurmJob, SlurmNode, SlurmSnapshot
+from healer.model.telemetry import StepBatch
 from healer.observations.steps import StepTimes
+from healer.observations.telemetry_windows import Telemetry
 
 NODES, PER, STEP_S = 32, 8, 5.0
 RANKS = NODES * PER
@@ -42,6 +44,7 @@ class Fleet:
         job = SlurmJob(id="1", state="RUNNING", nodes=NAMES)
         self.slurm = SlurmSnapshot(cluster="pod1", taken_at=START, nodes=nodes, jobs={"1": job})
         self.steps, self.stragglers = StepTimes("pod1"), Stragglers()
+        self.telemetry = Telemetry("pod1", Catalogue())
         self.rank = np.arange(RANKS, dtype=np.int32)
         self.none = np.full(RANKS, np.nan)
         self.number = 0
@@ -77,7 +80,7 @@ class Fleet:
             grad_norm=self.none,
         )
         self.steps.update([batch], self.slurm, at)
-        told = self.stragglers.tick(self.steps, self.slurm, at)
+        told = self.stragglers.tick(Look(at, self.telemetry, self.steps, self.slurm))
         return {one.component.node for one in told.findings if one.fault == "straggler"}
 
 

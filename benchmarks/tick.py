@@ -22,14 +22,14 @@ from pathlib import Path
 import numpy as np
 
 from healer.detection.creep import Creep
-from healer.detection.features import OWN_NAMES, NodeFeatures
+from healer.detection.features import OWN_NAMES, NodeFeatures, OwnPast, against_own_past
 from healer.detection.language import parse
 from healer.detection.leaks import Leaks
+from healer.detection.level_shift import Shifts
 from healer.detection.measured import RuleEngine
-from healer.detection.own_past import OwnPast, against_own_past
-from healer.detection.shifts import Shifts
+from healer.detection.protocol import Look
+from healer.detection.scorers import DistanceScorer
 from healer.detection.stragglers import Stragglers
-from healer.detection.ways import DistanceWay
 from healer.model import (
     Column,
     Part,
@@ -41,13 +41,13 @@ from healer.model import (
     SlurmSnapshot,
     Topology,
 )
-from healer.model.samples import Report, StepBatch
+from healer.model.telemetry import Report, StepBatch
 from healer.observations.groups import peer_median, peer_spread
 from healer.observations.job_marks import JobMarks
 from healer.observations.steps import StepTimes
-from healer.observations.telemetry import Telemetry
+from healer.observations.telemetry_windows import Telemetry
 from healer.rulebook.ruleset import load
-from healer.sim.columns import MemoryColumns
+from healer.sim.stores import MemoryColumns
 
 CLUSTER, START, GPUS, JOB_NODES = "bench", datetime(2026, 11, 20, 3, 0, tzinfo=UTC), 8, 16
 EVERY = timedelta(seconds=5)
@@ -144,9 +144,9 @@ def steps(picture: SlurmSnapshot, step: int, at: datetime, chance: np.random.Gen
     return found
 
 
-def distance() -> DistanceWay:
+def distance() -> DistanceScorer:
     matrix = np.random.default_rng(2).normal(size=(2000, len(OWN_NAMES))).astype(np.float32)
-    return DistanceWay(matrix, np.arange(len(OWN_NAMES)))
+    return DistanceScorer(matrix, np.arange(len(OWN_NAMES)))
 
 
 def main() -> None:
@@ -178,14 +178,15 @@ def main() -> None:
         before = sum(map(sum, watch.ms.values()))
         with watch("samples into the windows"):
             telemetry.update(reports, book)
+        look = Look(now, telemetry, step_times, picture)
         with watch(f"{len(rules.detection)} rules"):
-            found += len(engine.tick(telemetry, now, ()).findings)
+            found += len(engine.tick(look).findings)
         with watch("features of all nodes (each 30 s)"):
             features.sample(telemetry, now)
         with watch("changed nodes (worst: each 15 min)"):
             shifts.tick(telemetry, features, now, ())
         with watch("memory of jobs (worst: each 10 min)"):
-            leaks.tick(telemetry, picture, now, ())
+            leaks.tick(look)
         with watch("what jobs say of nodes (each 60 s)"):
             marks.look(picture, now)
         if asked.jobs:
@@ -193,9 +194,9 @@ def main() -> None:
             with watch("step times taken in"):
                 step_times.update(batches, picture, now)
             with watch("stragglers"):
-                stragglers.tick(step_times, picture, now, ())
+                stragglers.tick(look)
             with watch("creeping jobs"):
-                creep.tick(step_times, picture, now, ())
+                creep.tick(look)
         peers, racks = telemetry.groups(Scope.node), telemetry.rack_groups(Scope.node)
         with watch("own past, and the model's scores (each 30 s)"):
             fitted.score(past.sample(against_own_past(rows, 0 * rows, peers, racks)))

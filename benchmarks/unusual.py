@@ -1,4 +1,4 @@
-"""Which features and which way of looking find mild faults of nodes that change jobs: the ablation.
+"""Which features and which scorer find mild faults of nodes that change jobs: the ablation.
 
     python -m benchmarks.unusual [--seeds 6] [--seed 9001] [--json]
 
@@ -21,9 +21,10 @@ from benchmarks._scoreboard.events import Tally, alarms, judge
 from benchmarks._scoreboard.fleet import CLUSTER, FAULTS, HELD, NODES, START, held
 from benchmarks._scoreboard.moving_fleet import LEARN, WATCH, Moving, moving
 from benchmarks._scoreboard.table import Board, Row
-from healer.detection.features import ALL_NAMES, NAMES, OWN_MARK, OWN_NAMES, SAMPLE_S
-from healer.detection.training import FeatureRow, Fitted, own_of, train, whole
-from healer.detection.ways import WAYS, Floats
+from healer.detection.features import ALL_NAMES, NAMES, OWN_MARK, OWN_NAMES, SAMPLE_S, whole
+from healer.detection.scorers import Fitted, scored_of
+from healer.detection.training import train
+from healer.model.trained import FeatureRow, Floats
 
 SEED, CALIBRATION = 9001, 101
 BUDGET = 0.02
@@ -44,11 +45,11 @@ FEATURES = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scored:
-    """One fleet by one model. By way: (watch, nodes) scores that stood for five minutes, and decades of
-    rarity, in units of their threshold."""
+    """One fleet by one model. By scorer: (watch, nodes) scores that held for five minutes, in units of their
+    threshold."""
 
     given: Moving
-    by_way: dict[str, Floats]
+    by_scorer: dict[str, Floats]
 
 
 def scored(given: Moving, features: str) -> Scored:
@@ -62,24 +63,12 @@ def scored(given: Moving, features: str) -> Scored:
 
     history = [row(number) for number in range(0, LEARN, EACH)]
     fitted = Fitted(train(history, len(history), {}, START))
-    own = np.concatenate([own_of(fitted.model, whole(row(LEARN + number)))[1] for number in range(WATCH)])
-    by_way = {}
-    rare = []
-    for way in WAYS:
-        limit = fitted.model.limit(way)
-        score = fitted.ways[way].score(own).reshape(WATCH, NODES)
-        by_way[way] = stood(score / limit.threshold)
-        rare.append(decades(score, limit.quantiles))
-    # As one threshold is 1: four decades, as far beyond the 99.9 % as that is beyond the 99 %.
-    by_way["mean of their decades"] = stood(np.mean(rare, axis=0) / 4)
-    return Scored(given, by_way)
-
-
-def decades(score: Floats, quantiles: dict[str, float]) -> Floats:
-    """-log10 of the share of held-out samples as high; beyond the highest straight on."""
-    at, value = [0.3, 1.0, 2.0, 3.0], [quantiles[name] for name in ("0.5", "0.9", "0.99", "0.999")]
-    slope = max((value[3] - value[1]) / 2, 1e-9)
-    return np.where(score > value[3], 3 + (score - value[3]) / slope, np.interp(score, value, at))
+    own = np.concatenate([scored_of(fitted.model, whole(row(LEARN + number)))[1] for number in range(WATCH)])
+    by_scorer = {}
+    for name, scorer in fitted.scorers.items():
+        score = scorer.score(own).reshape(WATCH, NODES)
+        by_scorer[name] = stood(score / fitted.model.limit(name).threshold)
+    return Scored(given, by_scorer)
 
 
 def stood(score: Floats) -> Floats:
@@ -96,16 +85,16 @@ def tally(given: Moving, on: NDArray[np.bool_]) -> Tally:
     return total
 
 
-def pooled(many: list[Scored], way: str, threshold: float) -> Tally:
-    return sum((tally(one.given, one.by_way[way] > threshold) for one in many), Tally())
+def pooled(many: list[Scored], scorer: str, threshold: float) -> Tally:
+    return sum((tally(one.given, one.by_scorer[scorer] > threshold) for one in many), Tally())
 
 
-def budgeted(many: list[Scored], way: str) -> float:
+def budgeted(many: list[Scored], scorer: str) -> float:
     """The lowest threshold with at most `BUDGET` false alarms a node-day."""
     low, high = 0.0, 64.0
     while high - low > 0.01:
         middle = (low + high) / 2
-        low, high = (low, middle) if pooled(many, way, middle).false_per_day <= BUDGET else (middle, high)
+        low, high = (low, middle) if pooled(many, scorer, middle).false_per_day <= BUDGET else (middle, high)
     return high
 
 
@@ -114,10 +103,10 @@ def rows(fleets: list[Moving], other: list[Moving]) -> Iterator[Row]:
     yield _row("drifted, in force", drifted, drifted, np.nan)
     for features in FEATURES:
         told, calibration = ([scored(one, features) for one in many] for many in (fleets, other))
-        for way in told[0].by_way:
-            threshold = budgeted(calibration, way)
-            shipped, equal = pooled(told, way, 1.0), pooled(told, way, threshold)
-            yield _row(f"{features}: {way}", shipped, equal, threshold)
+        for scorer in told[0].by_scorer:
+            threshold = budgeted(calibration, scorer)
+            shipped, equal = pooled(told, scorer, 1.0), pooled(told, scorer, threshold)
+            yield _row(f"{features}: {scorer}", shipped, equal, threshold)
 
 
 def _row(name: str, shipped: Tally, equal: Tally, threshold: float) -> Row:

@@ -21,10 +21,10 @@ from healer.detection.forest import Forest
 from healer.detection.lemons import Lemons
 from healer.detection.tick import Senses
 from healer.model import Column, Part, SlurmJob, SlurmNode, SlurmSnapshot
-from healer.model.samples import Report, StepBatch
+from healer.model.telemetry import Report, StepBatch
 from healer.observations.job_marks import JobMarks
 from healer.rulebook.ruleset import load
-from healer.sim.columns import MemoryColumns
+from healer.sim.stores import MemoryColumns
 
 CLUSTER, START, GPUS, JOB_NODES = "bench", datetime(2026, 11, 1, tzinfo=UTC), 8, 8
 #: Not a divisor of the day: each day sees other jobs.
@@ -122,7 +122,7 @@ def main() -> None:
         packed = sum(len(one) for one in senses.pack().values())
         gc.collect()
         resident.append(resident_mb())
-        held = senses.telemetry.nbytes + senses.forecasts.nbytes + senses.shifts.levels.nbytes
+        held = senses.telemetry.nbytes + sum(one.nbytes for one in senses.detectors)
         print(
             f"day {day}: {resident[-1]:.1f} MB resident, {held / 1e6:.1f} MB of arrays, "
             f"{packed / 1e6:.2f} MB packed, {len(senses.steps)} lives, {found} findings, "

@@ -1,6 +1,6 @@
-"""What the isolation forest adds: subtle faults in several features of simulated nodes, and who finds them.
+"""What models of nodes add: subtle faults in several features of simulated nodes, and who finds them.
 
-Sensors of `healer.sim.fleet_metrics`, read, compared and smoothed as in production; the rules that ship. No
+Sensors of `healer.sim.sim_telemetry`, read, compared and smoothed as in production; the rules that ship. No
 fault here is one that the simulator plants by name: those pass rules by design. Each is mild, and moves
 several features that hang together.
 """
@@ -20,17 +20,17 @@ from benchmarks._scoreboard.table import Row
 from healer.detection import anomaly
 from healer.detection.features import NAMES, SAMPLE_S, NodeFeatures, columns
 from healer.detection.forest import HOLD
-from healer.detection.measured import RuleEngine
-from healer.detection.training import FeatureRow, Fitted, Params, train
-from healer.detection.ways import FOREST
-from healer.model import Scope, SlurmJob, SlurmNode, SlurmSnapshot, Topology
-from healer.observations.telemetry import Telemetry
+from healer.detection.scorers import Fitted
+from healer.detection.tick import Senses
+from healer.detection.training import train
+from healer.model import Scope, SlurmJob, SlurmNode, SlurmSnapshot
+from healer.model.trained import DISTANCE, FOREST, FeatureRow, Params
 from healer.rulebook.ruleset import load
 from healer.signals.translate import Translator
-from healer.sim.columns import MemoryColumns
-from healer.sim.faults import Effects, no_effects
-from healer.sim.fleet_metrics import FleetMetrics
 from healer.sim.fleet_steps import rfc3339
+from healer.sim.planted_faults import Effects, no_effects
+from healer.sim.sim_telemetry import FleetMetrics
+from healer.sim.stores import MemoryColumns
 
 CLUSTER, START = "sim", datetime(2026, 11, 20, tzinfo=UTC)
 NODES, GPUS, PORTS, JOB_NODES = 64, 8, 2, 16
@@ -104,12 +104,11 @@ def watched(seed: int) -> Watched:
 def _samples(
     seed: int, names: tuple[str, ...], faulty: NDArray[np.int64]
 ) -> Iterator[tuple[Floats, set[str]]]:
-    """By sample: the features of all nodes, and the nodes that a rule speaks of."""
+    """By sample: the features of all nodes, and the nodes that a detector speaks of: all that production
+    runs, but for those that live on a database."""
     rules, book = load(RULES), MemoryColumns()
     translator = Translator(rules.catalogue, book, CLUSTER)
-    telemetry = Telemetry(CLUSTER, rules.catalogue, rules.gpu_models)
-    engine, features = RuleEngine(rules.detection, rules.catalogue), NodeFeatures()
-    telemetry.show(_picture(names), Topology())
+    senses, features, slurm = Senses(CLUSTER, rules, book), NodeFeatures(), _picture(names)
     racks = [str(row // 8) for row in range(NODES)]
     chance = np.random.default_rng([seed, 12])
     fleet = FleetMetrics(racks, gpus=GPUS, ports=PORTS, start=START.timestamp(), chance=chance)
@@ -126,10 +125,10 @@ def _samples(
             for name, body in zip(names, fleet.bodies(effects), strict=True)
         ]
         measured = translator.columnar(msgspec.json.encode(bodies), lambda cluster, node: True, now)
-        telemetry.update(measured.reports, book)
-        features.sample(telemetry, now)
-        told = {one.component.node for one in engine.tick(telemetry, now, ()).findings}
-        order = [telemetry.rows_of(name, Scope.node)[0] for name in names]
+        senses.take(measured.reports, (), slurm, now)
+        features.sample(senses.telemetry, now)
+        told = {one.component.node for one in senses.tick(slurm, now, ()).findings}
+        order = [senses.telemetry.rows_of(name, Scope.node)[0] for name in names]
         yield features.matrix(now)[order].astype(np.float64), {name for name in told if name}
 
 
@@ -145,8 +144,8 @@ def _picture(names: tuple[str, ...]) -> SlurmSnapshot:
 # --- methods: (samples of the watch, nodes), whether the node is called unusual
 
 
-def forest(given: Watched) -> NDArray[np.bool_]:
-    """As trained in production, its threshold too; it stands beside the way that decides there."""
+def by_model(given: Watched, scorer: str) -> NDArray[np.bool_]:
+    """As trained in production, the threshold too. Nobody has a past here: differences to the peers alone."""
     at = [START + timedelta(seconds=SAMPLE_S * number) for number in range(TRAIN)]
     history = [
         FeatureRow(CLUSTER, "h100", "busy", when, given.names, NAMES, matrix.astype(np.float32))
@@ -154,8 +153,8 @@ def forest(given: Watched) -> NDArray[np.bool_]:
     ]
     fitted = Fitted(train(history, len(history), {}, at[-1]))
     own = np.nan_to_num(given.new[:, :, columns(fitted.model.features)]).astype(np.float32)
-    flat = fitted.ways[FOREST].score(own.reshape(-1, own.shape[2]))
-    return held(flat.reshape(own.shape[:2]) > fitted.model.limit(FOREST).threshold)
+    flat = fitted.scorers[scorer].score(own.reshape(-1, own.shape[2]))
+    return held(flat.reshape(own.shape[:2]) > fitted.model.limit(scorer).threshold)
 
 
 def robust(given: Watched) -> NDArray[np.bool_]:
@@ -169,14 +168,14 @@ def residual(given: Watched) -> NDArray[np.bool_]:
 
 
 def own_past(given: Watched) -> NDArray[np.bool_]:
-    """`anomaly.score` of each node against its own training, with the threshold that it ships."""
+    """Offered for any series, and run by no detector: each node against its own training."""
     known, new = np.nan_to_num(given.known), np.nan_to_num(given.new)
     scores = [anomaly.score(known[:, row], new[:, row]) for row in range(NODES)]
     return held(np.stack(scores, axis=1) >= anomaly.THRESHOLD)
 
 
 def _pooled(given: Watched, scorer: Callable[[Floats, Floats], Floats]) -> NDArray[np.bool_]:
-    """With the forest's own way to a threshold: the quantile of training, and a margin on top."""
+    """With a model's own way to a threshold: the quantile of training, and a margin on top."""
     known, new = (np.nan_to_num(x).reshape(-1, x.shape[2]) for x in (given.known, given.new))
     params = Params()
     middle, top = np.quantile(scorer(known, known), (0.5, params.quantile))
@@ -185,7 +184,7 @@ def _pooled(given: Watched, scorer: Callable[[Floats, Floats], Floats]) -> NDArr
 
 
 def held(above: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """For five minutes without a break, as the forest is judged."""
+    """For five minutes without a break, as nodes are judged in production."""
     padded = np.concatenate([np.zeros((HELD - 1, above.shape[1]), bool), above])
     return np.all(np.lib.stride_tricks.sliding_window_view(padded, HELD, axis=0), axis=2)
 
@@ -202,10 +201,11 @@ def tally(given: Watched, on: NDArray[np.bool_]) -> Tally:
 
 METHODS: dict[str, Callable[[Watched], NDArray[np.bool_]]] = {
     "rules": lambda given: given.ruled,
-    "forest": forest,
+    "distance, in force": lambda given: by_model(given, DISTANCE),
+    "forest": lambda given: by_model(given, FOREST),
     "robust deviation": robust,
     "PCA residual": residual,
-    "own past (anomaly.score)": own_past,
+    "own past (anomaly.score), not in force": own_past,
 }
 
 

@@ -13,22 +13,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks._scoreboard.fleet import FAULTS, GPUS, JOB_NODES, NODES, PORTS, START, Floats
-from healer.detection.features import CUT, FEATURES, OWN_COLUMNS, OWN_NAMES, SAMPLE_S, SAMPLES_LEAST, WEIGHT
-from healer.detection.levels import LEARN as LEARN_POINTS
-from healer.detection.levels import POINT_S, Levels
-from healer.detection.own_past import OwnPast
-from healer.detection.shifts import (
+from healer.detection.features import (
+    CUT,
+    FEATURES,
+    OWN_COLUMNS,
+    OWN_NAMES,
+    SAMPLE_S,
+    SAMPLES_LEAST,
+    WEIGHT,
+    OwnPast,
+)
+from healer.detection.level_shift import (
     JOB_NEAR_S,
     JOB_STANDS_S,
     LEARN_ANEW_S,
+    POINT_S,
     SHARED_ALL,
     SHARED_LEAST,
     SHARED_PLACE,
+    Levels,
 )
-from healer.detection.ways import Matrix
+from healer.detection.level_shift import LEARN as LEARN_POINTS
+from healer.model.trained import Matrix
 from healer.observations.groups import MAD_TO_SIGMA
-from healer.sim.faults import no_effects
-from healer.sim.fleet_metrics import FleetMetrics
+from healer.sim.planted_faults import no_effects
+from healer.sim.sim_telemetry import FleetMetrics
 
 #: Samples of 30 s: before the watch (15 h) and in it (12 h).
 LEARN, WATCH = 1800, 1440
@@ -205,8 +214,8 @@ def smoothed(z: Matrix) -> Matrix:
 
 
 def against_past(peers: Matrix, deals: list[Deal]) -> tuple[Matrix, NDArray[np.bool_]]:
-    """Each node's difference to where it lay (`healer.detection.own_past`), and which stand above the sums of
-    `drifted` (`healer.detection.shifts`), point by point as there."""
+    """Each node's difference to where it lay (`healer.detection.features`), and which stand above the sums of
+    `drifted` (`healer.detection.level_shift`), point by point as there."""
     x = peers[:, :, OWN_COLUMNS]
     levels = Levels(OWN_NAMES)
     levels.reserve(NODES)

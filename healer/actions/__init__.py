@@ -1,60 +1,51 @@
-"""The verbs a step may use: look, do, verify, undo. Nothing is done because a call returned 0."""
+"""`VERBS`, what a step may do: look, do, verify, undo. Nothing is done because a call returned 0."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
+
+import msgspec
 
 from healer.actions import (
     bisect,
     checks,
-    collect,
     diagnose,
-    down,
     drain,
-    foreign,
     hang,
-    job_waits,
-    links,
-    nodes,
-    past,
+    node_work,
     power,
-    reboot,
     release,
     requeue,
-    reset_gpu,
-    resume,
-    revive,
     site_command,
-    spares,
     sweep,
-    tell,
+    tell_people,
     under_test,
-    waits,
 )
-from healer.actions.base import Action, Again, Context, Done, Failed, Result, Skipped
+from healer.actions.base import Action, Again, Context, Done, Failed, Result, Skipped, StepClaim, Toolbox
 from healer.model import SlurmCall, Step, Verb
 
 #: What `do:` may name.
 VERBS: Mapping[Verb, Action] = MappingProxyType(
     {
-        Verb.drain: drain.ACTION,
-        Verb.undrain: resume.UNDRAIN,
-        Verb.resume: resume.RESUME,
-        Verb.down: down.DOWN,
-        Verb.reboot: reboot.ACTION,
+        Verb.drain: drain.DRAIN,
+        Verb.undrain: drain.UNDRAIN,
+        Verb.resume: drain.RESUME,
+        Verb.down: drain.DOWN,
+        Verb.reboot: power.REBOOT,
         Verb.power_cycle: power.POWER_CYCLE,
         Verb.reserve: under_test.RESERVE,
-        Verb.requeue: requeue.ACTION,
-        Verb.revive: revive.ACTION,
+        Verb.requeue: requeue.REQUEUE,
+        Verb.revive: requeue.REVIVE,
         Verb.release: release.ACTION,
-        Verb.reset_gpu: reset_gpu.RESET_GPU,
-        Verb.restart_service: nodes.RESTART_SERVICE,
+        Verb.reset_gpu: node_work.RESET_GPU,
+        Verb.restart_service: node_work.RESTART_SERVICE,
         Verb.diagnose: diagnose.DIAGNOSE,
-        Verb.collect: collect.COLLECT,
+        Verb.collect: node_work.COLLECT,
         Verb.sweep: sweep.SWEEP,
         Verb.bisect: bisect.BISECT,
         Verb.site_command: site_command.SITE_COMMAND,
-        Verb.ticket: tell.TICKET,
-        Verb.notify: tell.NOTIFY,
+        Verb.ticket: tell_people.TICKET,
+        Verb.notify: tell_people.NOTIFY,
     }
 )
 
@@ -62,17 +53,17 @@ VERBS: Mapping[Verb, Action] = MappingProxyType(
 CHECKS: Mapping[str, Action] = MappingProxyType(
     {
         "jobs_hit": checks.JOBS_HIT,
-        "jobs_left": down.JOBS_LEFT,
+        "jobs_left": drain.JOBS_LEFT,
         "node_answers": checks.NODE_ANSWERS,
         "still_silent": checks.STILL_SILENT,
         "still_slow": checks.STILL_SLOW,
-        "fabric_state": nodes.FABRIC_STATE,
-        "link_counters": links.LINK_COUNTERS,
-        "history": past.HISTORY,
+        "fabric_state": node_work.FABRIC_STATE,
+        "link_counters": site_command.LINK_COUNTERS,
+        "history": checks.HISTORY,
         "hung": hang.HUNG,
         "stacks": hang.STACKS,
-        "spare_ready": spares.SPARE_READY,
-        "memory_health": nodes.MEMORY_HEALTH,
+        "spare_ready": requeue.SPARE_READY,
+        "memory_health": node_work.MEMORY_HEALTH,
         "power_state": power.POWER_STATE,
     }
 )
@@ -80,16 +71,16 @@ CHECKS: Mapping[str, Action] = MappingProxyType(
 #: What `wait:` may name.
 WAITS: Mapping[str, Action] = MappingProxyType(
     {
-        "job_end_or_checkpoint": waits.MOMENT,
-        "job_end": waits.JOB_END,
-        "checkpoint": job_waits.CHECKPOINT,
-        "job_runs": job_waits.JOB_RUNS,
-        "lifted": foreign.LIFTED,
-        "time": waits.TIME,
-        "approval": waits.APPROVAL,
-        "empty": waits.EMPTY,
+        "job_end_or_checkpoint": checks.MOMENT,
+        "job_end": checks.JOB_END,
+        "checkpoint": checks.CHECKPOINT,
+        "job_runs": checks.JOB_RUNS,
+        "lifted": checks.LIFTED,
+        "time": checks.TIME,
+        "approval": checks.APPROVAL,
+        "empty": checks.EMPTY,
         "reached": checks.REACHED,
-        "repair": waits.REPAIR,
+        "repair": checks.REPAIR,
     }
 )
 
@@ -117,6 +108,59 @@ def calls_of(step: Step) -> tuple[SlurmCall, ...]:
     return _CALLS.get(step.do, ()) if step.do is not None else ()
 
 
+#: What `probe` and `verify` of a step may name beside its verb's own: they look, and change nothing.
+_CHECKS_BESIDE = {
+    "fabric_state": node_work.FABRIC_STATE,
+    "node_answers": checks.NODE_ANSWERS,
+    "job_works": hang.JOB_WORKS,
+}
+_LOOK_AGAIN_S = 2.0
+
+
+def action_of(step: Step) -> Action:
+    """What a step does, with its own `probe` and `verify` where it has any."""
+    if step.do is None:
+        return CHECKS[step.check] if step.check is not None else WAITS[step.wait or ""]
+    if step.probe is None and step.verify is None:
+        return VERBS[step.do]
+    return _with_checks(VERBS[step.do], step.probe, step.verify)
+
+
+@lru_cache(maxsize=256)
+def _with_checks(action: Action, probe: str | None, verify: str | None) -> Action:
+    def looks(ctx: Context) -> Result | None:
+        seen = _CHECKS_BESIDE[probe].verify(ctx) if probe is not None else None
+        if isinstance(seen, Skipped):  # it is not done at all, which is another thing than done
+            return seen
+        if seen is not None and _passes(seen):
+            return Done(text=f"{probe} passes already: there is nothing to do", data={"probe": probe})
+        found = action.probe(ctx)
+        return found and also(found, ctx)
+
+    def also(found: Result, ctx: Context) -> Result:
+        if verify is None or not isinstance(found, Done) or found.data.get("passed") is False:
+            return found
+        seen = _CHECKS_BESIDE[verify].verify(ctx)
+        if _passes(seen):
+            return msgspec.structs.replace(found, text=f"{found.text}; {seen.text}")
+        if isinstance(seen, Failed):
+            return seen
+        return Again(text=f"{found.text}; {verify} does not pass yet: {seen.text}", after_s=_LOOK_AGAIN_S)
+
+    def does(ctx: Context) -> Result | None:
+        found = action.do(ctx)
+        return found and also(found, ctx)
+
+    def reads_back(ctx: Context) -> Result:
+        return also(action.verify(ctx), ctx)
+
+    return msgspec.structs.replace(action, probe=looks, do=does, verify=reads_back)
+
+
+def _passes(seen: Result) -> bool:
+    return isinstance(seen, Done) and seen.data.get("passed") is not False
+
+
 __all__ = [
     "CHECKS",
     "VERBS",
@@ -128,5 +172,8 @@ __all__ = [
     "Failed",
     "Result",
     "Skipped",
+    "StepClaim",
+    "Toolbox",
+    "action_of",
     "calls_of",
 ]

@@ -14,18 +14,16 @@ from typing import Any
 import msgspec
 
 from healer.actions import group_job, test_job
-from healer.actions.base import Action, Again, Context, Done, Failed, Result
-from healer.actions.group_job import LOOK_AGAIN_S, WAITS_AGAIN_S, Round, few
-from healer.actions.halving import LEAST, Found, search
-from healer.model import Command, CommandKind, SlurmJob, SlurmNode, SlurmSnapshot, kind_of
+from healer.actions.base import Action, Again, Context, Done, Failed, Result, read_slurm
+from healer.actions.group_job import LEAST, LOOK_AGAIN_S, WAITS_AGAIN_S, Found, Round, few, search
+from healer.model import SlurmJob, SlurmNode, SlurmSnapshot, kind_of
 from healer.model.hostlist import expand
-from healer.ports.slurm import SchedulerUnavailable
 
 #: After its end the job's nodes have so long to come to rest; what is not idle then is left out.
 GATHER = timedelta(minutes=5)
 #: All groups together, from the end of the job.
 LASTS = timedelta(hours=2)
-#: Groups that were lost to somebody's job, or could not be tested.
+#: Groups that were lost to another job, or could not be tested.
 VOIDS_MAX = 4
 
 
@@ -69,10 +67,9 @@ def told_by(ctx: Context) -> Told:
 
 def _look(ctx: Context) -> Result | None:
     """None: the job of a group is to be submitted."""
-    try:
-        picture = ctx.scheduler.snapshot()
-    except SchedulerUnavailable as error:
-        return Again(text=f"Slurm did not answer: {error}", after_s=LOOK_AGAIN_S)
+    picture = read_slurm(ctx.tools.scheduler.snapshot, LOOK_AGAIN_S)
+    if not isinstance(picture, SlurmSnapshot):
+        return picture
     told = told_by(ctx)
     if told.doubt is None:
         return _gather(ctx, told, picture)
@@ -82,7 +79,7 @@ def _look(ctx: Context) -> Result | None:
 
 
 def _is_late(ctx: Context, told: Told) -> bool:
-    return told.free_at is not None and ctx.now() - told.free_at > LASTS
+    return told.free_at is not None and ctx.tools.now() - told.free_at > LASTS
 
 
 # --- the nodes ---
@@ -95,14 +92,14 @@ def _gather(ctx: Context, told: Told, picture: SlurmSnapshot) -> Result:
         return _of(ctx, job)
     if told.free_at is None and job is not None and _works_on(job, told.of):
         text = f"Job {job.title} runs: its end is waited for, nothing is taken from it"
-        return Again(text=text, after_s=WAITS_AGAIN_S, since=ctx.now())
+        return Again(text=text, after_s=WAITS_AGAIN_S, since=ctx.tools.now())
     if told.free_at is None:
-        data = {"free_at": ctx.now().isoformat()}
+        data = {"free_at": ctx.tools.now().isoformat()}
         return Again(text=f"Job {ctx.job} does not run on them", after_s=0, data=data)
     nodes = _alike(told.of, picture)
     idle = _may(ctx, nodes)
     left = [one for one in told.of if one not in idle]
-    waited = ctx.now() - told.free_at
+    waited = ctx.tools.now() - told.free_at
     if left and waited < GATHER:
         text = f"Waits for {few(left)}: {len(idle)} of {len(told.of)} nodes may be tested"
         return Again(text=text, after_s=WAITS_AGAIN_S)
@@ -145,7 +142,7 @@ def _kind(node: SlurmNode) -> tuple[str, int]:
 
 
 def _may(ctx: Context, nodes: Sequence[str]) -> list[str]:
-    against = ctx.may_borrow(nodes, False)
+    against = ctx.claim.may_borrow(nodes, False)
     return [one for one in nodes if one not in against]
 
 
@@ -194,19 +191,16 @@ def _next(ctx: Context, told: Told, doubt: Doubt) -> Result:
 
 def _standard(ctx: Context, doubt: Doubt) -> dict[str, float]:
     """The figures of the good node of their kind."""
-    picture = ctx.picture()
+    picture = ctx.tools.picture()
     node = picture.nodes.get(doubt.nodes[0]) if picture is not None else None
     kind = kind_of(node.gpu_model) if node is not None else None
-    return next((one.figures for one in ctx.references() if one.kind == kind), {})
+    return next((one.figures for one in ctx.claim.references() if one.kind == kind), {})
 
 
 def _verdict(ctx: Context, doubt: Doubt, found: Found) -> Done:
     for node, why in found.slow.items():
-        ctx.tell_detector(
-            _news(
-                ctx, node, f"{why}, among {len(doubt.nodes)} nodes of job {ctx.job} in {found.tested} groups"
-            )
-        )
+        says = f"{why}, among {len(doubt.nodes)} nodes of job {ctx.job} in {found.tested} groups"
+        ctx.claim.tell_detector(test_job.failed_test(ctx, node, "together", says[:300], job=ctx.job))
     said = [f"{node} is slow ({why})" for node, why in found.slow.items()]
     said += [
         f"{few(one)} and {few(other)} are well apart and slow together: what lies between them"
@@ -235,17 +229,6 @@ def _no_verdict(why: str, left: Sequence[str]) -> Done:
     return Done(text=text, data={"verdict": "none", "evidence": True, "left_out": list(left)})
 
 
-def _news(ctx: Context, node: str, says: str) -> Command:
-    """A finding of this node. Told twice after a death, it is one."""
-    return Command(
-        kind=CommandKind.test_failed,
-        cluster=ctx.run.cluster,
-        at=ctx.now(),
-        by=ctx.run.by,
-        data={"run": ctx.run.id, "node": node, "test": "together", "says": says[:300], "job": ctx.job},
-    )
-
-
 # --- its steps ---
 
 
@@ -268,15 +251,14 @@ def _timed(ctx: Context, result: Result | None) -> Result | None:
     """The step's time-out counts from the end of the job."""
     if not isinstance(result, Again) or result.since is not None:
         return result
-    return msgspec.structs.replace(result, since=told_by(ctx).free_at or ctx.now())
+    return msgspec.structs.replace(result, since=told_by(ctx).free_at or ctx.tools.now())
 
 
 def _undo(ctx: Context) -> Result:
     told = told_by(ctx)
-    try:
-        picture = ctx.scheduler.snapshot()
-    except SchedulerUnavailable as error:
-        return Again(text=f"Slurm did not answer: {error}", after_s=LOOK_AGAIN_S)
+    picture = read_slurm(ctx.tools.scheduler.snapshot, LOOK_AGAIN_S)
+    if not isinstance(picture, SlurmSnapshot):
+        return picture
     job = group_job.find(ctx, len(told.rounds), told.rounds[-1], picture) if told.rounds else None
     if job is None or not (job.active or job.state == "PENDING"):
         return Done(text="No job of ours is left")

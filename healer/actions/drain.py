@@ -1,29 +1,45 @@
-"""Drain: no new job starts on the node. Done when our reason is read back from Slurm.
+"""Drain, down, undrain, resume: a node out of service and back, each read back from Slurm.
 
-A run that tested its node inside a reservation of ours drains it before that reservation ends: in between the
-node would take anybody's jobs.
+No new job starts on a drained node. A run that tested its node inside a reservation of ours drains it before
+that reservation ends: in between the node would take anybody's jobs.
 """
 
-from datetime import timedelta
-from functools import cache
+from datetime import datetime, timedelta
+from functools import cache, partial
 
 import msgspec
 
 from healer.actions import under_test
-from healer.actions.base import Action, Again, Context, Done, Failed, Result, Skipped
-from healer.actions.look import at_node
-from healer.actions.reason import holder_of, is_ours, reason_of
-from healer.model import Message, Severity, SlurmNode
-from healer.model.permits import permit_for
-from healer.model.reasons import slurm_kind
-from healer.model.reserved import our_reservation
-from healer.ports.slurm import SchedulerError, SchedulerRefused, SchedulerUnavailable
+from healer.actions.base import (
+    LOOK_AGAIN_S,
+    Action,
+    Again,
+    Context,
+    Done,
+    Failed,
+    Result,
+    Skipped,
+    cause,
+    holder_of,
+    is_ours,
+    own_words,
+    read_node,
+    read_node_and_jobs,
+    read_slurm,
+    reason_of,
+)
+from healer.decisions.consent import STUCK_FOR
+from healer.model import CommandKind, Message, Reservation, Run, Severity, SlurmJob, SlurmNode, StepEvent
+from healer.model.gate import permit_for
+from healer.model.run import is_our_note, note_of, tests_of, tried_of
+from healer.model.slurm import our_reservation, slurm_kind
+from healer.ports.scheduling import NotAvailable, Scheduler, SchedulerError
 
 #: Slurm keeps whole seconds of a reason's time.
 _ROUNDING = timedelta(seconds=1)
 
 
-def _judge(ctx: Context, node: SlurmNode) -> Result | None:
+def _judge_drain(ctx: Context, node: SlurmNode) -> Result | None:
     if node.drain and is_ours(node.reason, ctx.run.incident or ctx.run.id):
         return Done(
             text=f"Drained: {node.reason}",
@@ -52,16 +68,18 @@ def adopts(ctx: Context) -> bool:
 def _other(ctx: Context, node: SlurmNode) -> str | None:
     """`ann holds`. Slurm's own drain is nobody's where the step takes such a one over, or where a hook of
     ours was permitted to cause it."""
-    if slurm_kind(node.reason) is not None and (adopts(ctx) or permit_for(node, ctx.permits()) is not None):
+    if slurm_kind(node.reason) is not None and (
+        adopts(ctx) or permit_for(node, ctx.claim.permits()) is not None
+    ):
         return None
     return holder_of(node)
 
 
-def probe(ctx: Context) -> Result | None:
-    node = at_node(ctx)
+def _probe_drain(ctx: Context) -> Result | None:
+    node = read_node(ctx)
     if not isinstance(node, SlurmNode):
         return node
-    result = _judge(ctx, node)
+    result = _judge_drain(ctx, node)
     if isinstance(result, Done) and _tested(ctx, result) and under_test.reservation(ctx) is not None:
         return None  # the tests are still to be ended
     return result
@@ -69,30 +87,24 @@ def probe(ctx: Context) -> Result | None:
 
 def _tested(ctx: Context, drained: Done) -> bool:
     """A reservation of ours may stand: this run's, or one that another run left behind, by the picture."""
-    left = not drained.data.get("other") and our_reservation(ctx.picture(), ctx.node) is not None
+    left = not drained.data.get("other") and our_reservation(ctx.tools.picture(), ctx.node) is not None
     return ctx.reserved or left
 
 
-def do(ctx: Context) -> Result | None:
+def _do_drain(ctx: Context) -> Result | None:
     if ctx.reserved or ctx.asked:  # the first drain of a node goes out without another look
-        node = at_node(ctx)
+        node = read_node(ctx)
         if not isinstance(node, SlurmNode):
             return node
-        if isinstance(_judge(ctx, node), Done):
+        if isinstance(_judge_drain(ctx, node), Done):
             return under_test.end(ctx)
-    ctx.fence()
-    try:
-        ctx.scheduler.drain(ctx.node, reason_of(ctx))
-    except SchedulerRefused as error:
-        return Failed(text=str(error), final=error.no_right)
-    except SchedulerUnavailable:
-        return None  # unknown whether it happened: verify reads back
-    return None
+    return cause(ctx, lambda: ctx.tools.scheduler.drain(ctx.node, reason_of(ctx)), needs_right=True)
 
 
-def verify(ctx: Context) -> Result:
-    ctx = msgspec.structs.replace(ctx, picture=cache(ctx.picture))
-    result = probe(ctx)
+def _verify_drain(ctx: Context) -> Result:
+    tools = msgspec.structs.replace(ctx.tools, picture=cache(ctx.tools.picture))
+    ctx = msgspec.structs.replace(ctx, tools=tools)
+    result = _probe_drain(ctx)
     if isinstance(result, Done) and (beaten := _beaten(ctx)) is not None:
         return _put_back(ctx, beaten)
     return result or Again(text="The drain does not show in Slurm yet", after_s=1.0)
@@ -107,7 +119,7 @@ def _beaten(ctx: Context) -> SlurmNode | None:
     Slurm has no compare-and-set: what stood there for an instant is seen by a poll that fell into it, and by
     nothing else (docs/slurm.md, "The window that is left").
     """
-    picture = ctx.picture()
+    picture = ctx.tools.picture()
     shown = picture.nodes.get(ctx.node) if picture is not None else None
     if picture is None or shown is None or picture.taken_at <= ctx.began_at or _other(ctx, shown) is None:
         return None
@@ -121,16 +133,16 @@ def _put_back(ctx: Context, theirs: SlurmNode) -> Failed:
     text = f"{who}'s drain of {ctx.node} came first ({theirs.reason})"
     ctx.fence()
     try:
-        ctx.scheduler.drain(ctx.node, theirs.reason)
-        stands = ctx.scheduler.node(ctx.node).reason == theirs.reason
+        ctx.tools.scheduler.drain(ctx.node, theirs.reason)
+        stands = ctx.tools.scheduler.node(ctx.node).reason == theirs.reason
     except SchedulerError:
         stands = False
     if stands:
         text = f"{text}, and ours had replaced it: their words stand again."
-        ctx.release_slot(f"{who}'s drain came first")
+        ctx.claim.release_slot(f"{who}'s drain came first")
     else:
         text = f"{text}, ours has replaced it, and their words could not be put back: do it by hand."
-    ctx.queue(
+    ctx.claim.queue(
         Message(
             id=f"{ctx.run.incident or ctx.run.id}:lost-race",
             cluster=ctx.run.cluster,
@@ -143,18 +155,239 @@ def _put_back(ctx: Context, theirs: SlurmNode) -> Failed:
     return Failed(text=text, final=True)
 
 
-def undo(ctx: Context) -> Result:
-    node = at_node(ctx)
+def _undo_drain(ctx: Context) -> Result:
+    node = read_node(ctx)
     if not isinstance(node, SlurmNode):
         return node
     if not (node.drain and is_ours(node.reason, ctx.run.incident or ctx.run.id)):
         if ctx.asked:  # lifted by a worker that died before it freed the slot: no person's doing
-            ctx.release_slot("the drain was undone")
+            ctx.claim.release_slot("the drain was undone")
         return Done(text="Our drain does not stand any more")
     ctx.fence()
-    ctx.scheduler.undrain(ctx.node)  # and nothing else: Slurm may have set it DOWN meanwhile
-    ctx.release_slot("the drain was undone")
+    ctx.tools.scheduler.undrain(ctx.node)  # and nothing else: Slurm may have set it DOWN meanwhile
+    ctx.claim.release_slot("the drain was undone")
     return Done(text="Drain taken back")
 
 
-ACTION = Action(probe=probe, do=do, verify=verify, undo=undo)
+DRAIN = Action(probe=_probe_drain, do=_do_drain, verify=_verify_drain, undo=_undo_drain)
+
+
+#: Jobs that still run may do so for hours.
+RUN_ON_S = 5.0
+
+
+def _names(jobs: list[SlurmJob]) -> str:
+    return ", ".join(sorted(job.id for job in jobs))
+
+
+def _probe_down(ctx: Context) -> Result | None:
+    read = read_node_and_jobs(ctx)
+    if not isinstance(read, tuple):
+        return read
+    return _judge_down(ctx, *read)
+
+
+def _judge_down(ctx: Context, node: SlurmNode, jobs: list[SlurmJob]) -> Result | None:
+    if not (node.drain and is_ours(node.reason)):
+        return Failed(text=f"{node.name} is not drained by healer: it is set DOWN by nobody", final=True)
+    if not jobs:
+        if node.base == "DOWN":
+            return Done(text=f"{node.name} is DOWN and free", data={"state": list(node.state)})
+        return Skipped(text=f"No job is stuck on {node.name}")
+    alive = [job for job in jobs if "COMPLETING" not in job.flags]
+    if alive and ctx.run.by == "healer" and ctx.run.approved_by is None:
+        return Failed(text=f"Job {_names(alive)} still runs on {node.name}: a person decides", final=True)
+    if node.base == "DOWN":
+        return Again(text=f"Slurm frees {node.name} of job {_names(jobs)}", after_s=LOOK_AGAIN_S)
+    return None
+
+
+def _do_down(ctx: Context) -> Result | None:
+    read = read_node_and_jobs(ctx)
+    if not isinstance(read, tuple):
+        return read
+    node, jobs = read
+    if (seen := _judge_down(ctx, node, jobs)) is not None:  # a person may have been faster
+        return seen
+    # The very words that stand: they are ours, maybe another incident's.
+    return cause(ctx, lambda: ctx.tools.scheduler.down(node.name, node.reason))
+
+
+def _verify_down(ctx: Context) -> Result:
+    return _probe_down(ctx) or Again(text=f"{ctx.node} is not DOWN yet", after_s=LOOK_AGAIN_S)
+
+
+# --- check: jobs_left ---
+
+
+def jobs_left(ctx: Context) -> Result:
+    """Whether the node's jobs leave it. No: all that are left were completing, the same ones, for 30 s.
+
+    Jobs that still run are waited for `input.run_on_s` seconds; after that nothing is stuck as far as this
+    step can tell. Since when the same jobs complete is in the step's own log, so a death changes nothing.
+    """
+    read = read_node_and_jobs(ctx)
+    if not isinstance(read, tuple):
+        return read
+    node, jobs = read
+    if not jobs:
+        return Done(text=f"No job is left on {node.name}", data={"passed": True})
+    alive = [job for job in jobs if "COMPLETING" not in job.flags]
+    if alive:
+        text = f"Job {_names(alive)} still runs on {node.name}"
+        if (ctx.tools.now() - ctx.began_at).total_seconds() < float(ctx.step.input.get("run_on_s", 0)):
+            return Again(text=text, after_s=RUN_ON_S)
+        return Done(text=f"{text}: nothing is stuck", data={"passed": True})
+    lives = ", ".join(f"{job.id} (restart {job.restarts})" for job in sorted(jobs, key=lambda one: one.id))
+    text = f"On {node.name} completes: job {lives}"
+    since = _since(ctx, text)
+    if ctx.tools.now() - since < STUCK_FOR:
+        return Again(text=text, after_s=LOOK_AGAIN_S)
+    told = f"On {node.name} hangs since {since:%H:%M:%S} UTC at its end: job {lives}"
+    return Done(text=told, data={"passed": False, "stuck_since": since.isoformat()})
+
+
+def _since(ctx: Context, text: str) -> datetime:
+    """When this was seen first without anything else in between: what is seen again writes no line."""
+    last = ctx.lines[-1] if ctx.lines else None
+    same = last is not None and last.event is StepEvent.waiting and last.text == text
+    return last.at if last is not None and same else ctx.tools.now()
+
+
+DOWN = Action(probe=_probe_down, do=_do_down, verify=_verify_down)
+JOBS_LEFT = Action(probe=lambda _: None, do=lambda _: None, verify=jobs_left, effect=False)
+
+
+# --- resume lifts only a drain of ours, and our reservation ends with it; undrain leaves DOWN as it is
+
+
+#: Slurm refuses a return of a node that has not registered as configured, and one amid a reboot would lose it
+#: half way (d.8, 4 and 5).
+_NOT_YET = frozenset({"REBOOT_ISSUED", "REBOOT_REQUESTED", "INVALID_REG"})
+#: The playbooks by which a person says that a node is repaired.
+REPAIRED = frozenset({"resume", "return-to-service"})
+
+
+def _returned(ctx: Context, node: SlurmNode, text: str) -> Done:
+    ctx.fence()
+    clear_note(ctx.tools.scheduler, node)
+    # Both with the step's last line, or not at all: with its slot gone and its incident open the node would
+    # be drained once more, and whoever hears that it is back finds in the log how. What opened while the run
+    # went on was none of its business, and what came since it let the node go speaks of a node in service.
+    ctx.claim.tell_detector(
+        ctx.command(
+            CommandKind.node_returned,
+            node=ctx.node,
+            since=ctx.run.created_at.isoformat(),
+            cleared_at=ctx.began_at.isoformat(),
+            **tests_of(ctx.log),
+            **tried_of(ctx.log),
+            # Who gives a node back with this one says that it is repaired (wait: repair).
+            **({"repaired": True} if ctx.run.playbook in REPAIRED else {}),
+        )
+    )
+    ctx.claim.release_slot("the node returned to service")
+    return Done(text=text)
+
+
+def _read_held(ctx: Context) -> tuple[SlurmNode, Reservation | None] | Failed | Again:
+    read = read_slurm(lambda: (ctx.tools.scheduler.node(ctx.node), under_test.reservation(ctx)))
+    if not isinstance(read, tuple):
+        return read
+    node, kept = read
+    if holder := holder_of(node, own_words(ctx.log)):
+        return Failed(
+            text=f"{holder} {node.name}: {node.reason or 'no reason given'}. healer lifts only its drains.",
+            final=True,
+        )
+    return node, kept
+
+
+def _probe_lift(ctx: Context, *, resumes: bool) -> Result | None:
+    read = _read_held(ctx)
+    if not isinstance(read, tuple):
+        return read
+    node, kept = read
+    state = "+".join(node.state)
+    if _NOT_YET.intersection(node.state):
+        return Again(text=f"{node.name} is {state}", after_s=5.0)
+    if ctx.run.by == "healer":
+        # A person may end any drain of ours, another incident's too; healer by itself only this one's.
+        if node.drain and not is_ours(node.reason, ctx.run.incident or ctx.run.id):
+            return Failed(text=f"{node.name} is out for something else: {node.reason}", final=True)
+        if node.held and not node.resumable:
+            unknown = ", ".join(node.unknown_flags)
+            return Failed(text=f"{node.name} shows {unknown}, which healer does not know", final=True)
+    back = node.in_service if resumes else not node.drain
+    if not back or kept is not None:
+        return None
+    if node.in_service:
+        return _returned(ctx, node, f"{node.name} is in service ({state})")
+    # Its slot and its incidents stay until it is back.
+    return Done(text=f"{node.name} is no longer drained, and not in service ({state})")
+
+
+def _do_lift(ctx: Context, *, resumes: bool) -> Result | None:
+    read = _read_held(ctx)
+    if not isinstance(read, tuple):
+        return read
+    node, kept = read
+    if kept is not None and not node.held:
+        return under_test.end(ctx)  # read back before anything else: one effect at a time
+    lift = ctx.tools.scheduler.resume if resumes else ctx.tools.scheduler.undrain
+    return cause(ctx, lambda: lift(ctx.node), needs_right=True)
+
+
+def _verify_lift(ctx: Context, *, resumes: bool) -> Result:
+    again = Again(text="The node is not back in service yet", after_s=1.0)
+    return _probe_lift(ctx, resumes=resumes) or again
+
+
+def _lift_action(*, resumes: bool) -> Action:
+    return Action(
+        probe=partial(_probe_lift, resumes=resumes),
+        do=partial(_do_lift, resumes=resumes),
+        verify=partial(_verify_lift, resumes=resumes),
+    )
+
+
+RESUME, UNDRAIN = _lift_action(resumes=True), _lift_action(resumes=False)
+
+
+# --- the note beside our drain: in the node's `extra`, or in `comment` where Slurm has no such field
+#
+# Only where the field is empty or ours already. Nobody waits for it and nothing fails by it: other programs
+# read it, and it proves nothing. What could not be taken away `healer reconcile` shows.
+
+
+def write_note(scheduler: Scheduler, run: Run, state: str) -> str | None:
+    """Writes the run's state beside a drain of ours. Returns why it could not."""
+    try:
+        node = scheduler.node(run.node or "")
+        text = note_of(run, state, node)
+        if not (node.held and is_ours(node.reason)) or text in {node.extra, node.comment}:
+            return None
+        try:
+            if not node.extra or is_our_note(node.extra):
+                scheduler.annotate(node.name, extra=text)
+        except NotAvailable:
+            if not node.comment or is_our_note(node.comment):
+                scheduler.annotate(node.name, comment=text)
+    except SchedulerError as error:
+        return str(error)
+    return None
+
+
+def our_notes(node: SlurmNode) -> set[str]:
+    """The fields that hold a note of ours."""
+    return {name for name in ("comment", "extra") if is_our_note(getattr(node, name))}
+
+
+def clear_note(scheduler: Scheduler, node: SlurmNode) -> str | None:
+    """Takes our note away, whichever field holds it. Tells why it could not."""
+    try:
+        if ours := our_notes(node):
+            scheduler.annotate(node.name, **dict.fromkeys(ours, ""))
+    except SchedulerError as error:
+        return str(error)
+    return None

@@ -1,4 +1,4 @@
-"""A job that may hang: what its ranks and GPUs show, as evidence, and whether both say that it stands.
+"""A job that may hang: what its ranks and GPUs show, as evidence, and whether both say that it does.
 
 Many nodes are asked, one after the other; each answer is a line of the run's log, so a death costs one look.
 """
@@ -8,10 +8,18 @@ from typing import Any
 
 import msgspec
 
-from healer.actions.base import Action, Again, Context, Done, Failed, Result, Skipped
-from healer.actions.look import at_job, at_job_of_run
-from healer.detection.flight_recorder import Group, RecorderError, read
-from healer.detection.stands import Stand, said, stand_of
+from healer.actions.base import (
+    Action,
+    Again,
+    Context,
+    Done,
+    Failed,
+    Result,
+    Skipped,
+    read_job,
+    read_job_of_run,
+)
+from healer.detection.flight_recorder import Group, RecorderError, Stall, describe_stall, find_stall, read
 from healer.model import GpuActivity, JobOnNode, LogEntry, SlurmJob, StepEvent
 from healer.model.node import IDLE_PERCENT, WAITING_OF_LIMIT
 from healer.ports.node_exec import NodeError
@@ -28,10 +36,6 @@ STOOD_FOR, DUMP_LASTS = timedelta(seconds=60), timedelta(minutes=30)
 KEPT_BYTES = 512 * 1024
 
 
-def _nothing(_: Context) -> None:
-    return None
-
-
 # --- the check `hung` ---
 
 
@@ -41,7 +45,7 @@ def hung(ctx: Context) -> Result:
     job = _job(ctx)
     if not isinstance(job, SlurmJob):
         return job
-    if ctx.nodes is None:
+    if ctx.tools.nodes is None:
         text = "healer has no way to work on nodes: by hand, `py-spy dump --pid PID` for ranks on each"
         return Done(text=text, data={"passed": False, "evidence": True})
     nodes = sorted(job.nodes)
@@ -52,7 +56,7 @@ def hung(ctx: Context) -> Result:
     if (missing := _next(nodes, first)) is not None:
         return _looked(ctx, job, missing, with_dumps=True)
     again = [one for one in ctx.lines if "again" in one.data]
-    if not again and (left_s := (first[-1].at + APART - ctx.now()).total_seconds()) > 0:
+    if not again and (left_s := (first[-1].at + APART - ctx.tools.now()).total_seconds()) > 0:
         return Again(text=f"Looks again at the GPUs of job {job.title}", after_s=left_s)
     if (missing := _next(nodes, again, "again")) is not None:
         return _looked(ctx, job, missing, with_dumps=False)
@@ -66,11 +70,11 @@ def _next(nodes: list[str], lines: list[LogEntry], name: str = "node") -> str | 
 
 def _looked(ctx: Context, job: SlurmJob, node: str, *, with_dumps: bool) -> Again:
     """One node's answer as a line of the log."""
-    assert ctx.nodes is not None
+    assert ctx.tools.nodes is not None
     name = "node" if with_dumps else "again"
     ctx.fence()  # many nodes take long: the run stays ours
     try:
-        seen = ctx.nodes.job_on_node(node, job.id)
+        seen = ctx.tools.nodes.job_on_node(node, job.id)
     except NodeError as error:
         data: dict[str, Any] = {name: node, "quiet": None}
         return Again(
@@ -118,7 +122,7 @@ def _dumps(ctx: Context, seen: JobOnNode) -> tuple[dict[str, Any], list[str]]:
     unread = [seen.text] if seen.text else []
     for one in sorted(seen.dumps, key=lambda one: one.at):
         ctx.fence()  # a large dump takes a second
-        if ctx.now() - one.at > DUMP_LASTS:
+        if ctx.tools.now() - one.at > DUMP_LASTS:
             unread.append(f"that of rank {one.rank} is old")
         elif one.data is None:
             unread.append(f"that of rank {one.rank} is too large")
@@ -154,7 +158,7 @@ def _judged(job: SlurmJob, first: list[LogEntry], again: list[LogEntry]) -> Done
             dumped[int(rank)] = told["at"]
             groups = told["groups"].items()
             ranks[int(rank)] = {name: msgspec.convert(one, Group, strict=False) for name, one in groups}
-    stand = stand_of(ranks)
+    stand = find_stall(ranks)
     quiet = [line.data["quiet"] for line in (*first, *again)]
     stood_s = [
         datetime.fromisoformat(dumped[rank]).timestamp() - group.open.created_ns / 1e9
@@ -166,7 +170,9 @@ def _judged(job: SlurmJob, first: list[LogEntry], again: list[LogEntry]) -> Done
     if why is None and twice:
         why = "Two nodes tell of the same rank: dumps of another job may be among them"
     text = (
-        said(stand, nodes) if stand is not None else "No dump of the recorder shows a collective that stands"
+        describe_stall(stand, nodes)
+        if stand is not None
+        else "No dump of the recorder shows a collective that stands"
     )
     words = f"Job {job.title}: {text}. {why or 'All its GPUs were quiet, twice: it hangs'}"
     missing = sorted({nodes[rank] for rank in (stand.missing if stand else ()) if rank in nodes})
@@ -174,7 +180,7 @@ def _judged(job: SlurmJob, first: list[LogEntry], again: list[LogEntry]) -> Done
     return Done(text=words, data=data)
 
 
-def _unproven(stand: Stand | None, quiet: list[bool | None], stood_s: float) -> str | None:
+def _unproven(stand: Stall | None, quiet: list[bool | None], stood_s: float) -> str | None:
     """What is missing for a proof; None: nothing. `stood_s`: how long a rank had waited when it was dumped,
     by its own node's clock."""
     if False in quiet:
@@ -198,15 +204,15 @@ def _unproven(stand: Stand | None, quiet: list[bool | None], stood_s: float) -> 
 def job_works(ctx: Context) -> Result:
     """Right before a requeue, which a pause or an approval may have held up for hours: a job whose GPUs work
     again is left alone. Asked once, before anything is done to the job; what is not known says nothing."""
-    job = at_job(ctx)
-    if ctx.asked or ctx.nodes is None or not isinstance(job, SlurmJob):
+    job = read_job(ctx)
+    if ctx.asked or ctx.tools.nodes is None or not isinstance(job, SlurmJob):
         return Failed(text="Nobody has looked")
     if job.restarts != ctx.restarts or job.state != "RUNNING" or "COMPLETING" in job.flags:
         return Failed(text=f"Job {job.title} is {job.state}")
     for node in dict.fromkeys((min(job.nodes), max(job.nodes))):
         ctx.fence()
         try:
-            seen = ctx.nodes.job_on_node(node, job.id)
+            seen = ctx.tools.nodes.job_on_node(node, job.id)
         except NodeError:
             continue
         if is_quiet(_of_job(job, node, seen.gpus)) is False:
@@ -223,7 +229,7 @@ def stacks(ctx: Context) -> Result:
     job = _job(ctx)
     if not isinstance(job, SlurmJob):
         return job
-    if ctx.nodes is None:
+    if ctx.tools.nodes is None:
         return Skipped(text="healer has no way to work on nodes: no stacks were read")
     asked = {one.data["node"] for one in ctx.lines if "node" in one.data}
     node = next((one for one in _sample(ctx, job) if one not in asked), None)
@@ -233,7 +239,7 @@ def stacks(ctx: Context) -> Result:
         return Done(text=text, data={"evidence": True})
     ctx.fence()
     try:
-        seen = ctx.nodes.job_stacks(node, job.id)
+        seen = ctx.tools.nodes.job_stacks(node, job.id)
     except NodeError as error:
         return Again(text=f"{node}: {error}", after_s=0, data={"node": node})
     told = [f"process {one.pid} stands in {_where(one.threads)}" for one in seen.stacks]
@@ -260,7 +266,7 @@ def _sample(ctx: Context, job: SlurmJob) -> list[str]:
 
 def _job(ctx: Context) -> SlurmJob | Result:
     """The job, while it is at work in the life that the run is about; else the run is over."""
-    job = at_job_of_run(ctx)
+    job = read_job_of_run(ctx)
     if not isinstance(job, SlurmJob):
         return job
     assert ctx.restarts is not None  # that look has seen to it
@@ -270,6 +276,6 @@ def _job(ctx: Context) -> SlurmJob | Result:
     return job
 
 
-HUNG = Action(probe=_nothing, do=_nothing, verify=hung, effect=False)
-JOB_WORKS = Action(probe=_nothing, do=_nothing, verify=job_works, effect=False)
-STACKS = Action(probe=_nothing, do=_nothing, verify=stacks, effect=False)
+HUNG = Action(verify=hung, effect=False)
+JOB_WORKS = Action(verify=job_works, effect=False)
+STACKS = Action(verify=stacks, effect=False)

@@ -6,17 +6,27 @@ said that it is busy. Whoever takes up a run that died behind such a line only l
 no boot follows. `On` alone may be said twice: a node that is on stays on.
 """
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
-from healer.actions.base import Action, Again, Context, Done, Failed, Result, Skipped
-from healer.actions.look import at_free_node
-from healer.actions.reason import reason_of
-from healer.actions.reboot import BOOT_MOVES, boot_of
+from healer.actions.base import (
+    Action,
+    Again,
+    Context,
+    Done,
+    Failed,
+    Result,
+    Skipped,
+    cause,
+    is_ours,
+    read_free_node,
+    reason_of,
+)
 from healer.model import LogEntry, Power, ResetKind, SlurmNode, StepEvent
-from healer.model.power import OFF, ON
+from healer.model.node import OFF, ON
 from healer.ports.bmc import BmcError, BmcUnavailable
-from healer.ports.slurm import SchedulerRefused, SchedulerUnavailable
 
 LOOK_AGAIN_S = 5.0
 #: A node that is still off so long after `On` is told once more.
@@ -58,11 +68,11 @@ def _surely_not_sent(lines: list[LogEntry]) -> bool:
 
 
 def _is_next(ctx: Context, asked: LogEntry) -> bool:
-    """Written in this claim, as the last line: nobody else can have sent anything behind it."""
+    """Written in this claim, as the last line: no other worker can have sent anything after it."""
     return ctx.lines[-1] is asked and asked.epoch == ctx.run.epoch
 
 
-def _booted(ctx: Context, node: SlurmNode) -> bool:
+def _booted_power(ctx: Context, node: SlurmNode) -> bool:
     """Surely booted since a reset went out, or may have: also one before a person's *Try again*."""
     asked = next(reversed(_resets([one for one in ctx.log if one.step == ctx.part])), None)
     if asked is None:
@@ -76,13 +86,13 @@ def _booted(ctx: Context, node: SlurmNode) -> bool:
     return node.boot_at > since
 
 
-def _probe(ctx: Context) -> Result | None:
-    if ctx.bmc is None:
+def _probe_power(ctx: Context) -> Result | None:
+    if ctx.tools.bmc is None:
         return Failed(text=f"{_no_bmc(ctx)} Power-cycle it by hand, then *validate* it.", final=True)
-    node = at_free_node(ctx, LOOK_AGAIN_S)
+    node = read_free_node(ctx, LOOK_AGAIN_S)
     if not isinstance(node, SlurmNode):
         return node
-    if not _booted(ctx, node):
+    if not _booted_power(ctx, node):
         return None
     state = "+".join(node.state)
     if "NOT_RESPONDING" in node.state or "INVALID_REG" in node.state:
@@ -103,25 +113,26 @@ def _wait(ctx: Context, text: str) -> Again:
 
 
 def _power(ctx: Context) -> Power | Result:
-    assert ctx.bmc is not None  # the probe has looked
+    assert ctx.tools.bmc is not None  # the probe has looked
     try:
-        return ctx.bmc.power(ctx.node)
+        return ctx.tools.bmc.power(ctx.node)
     except BmcUnavailable as error:
         return Again(text=str(error), after_s=error.after_s or LOOK_AGAIN_S, since=_since(ctx))
     except BmcError as error:
         return Failed(text=str(error), final=True)
 
 
-def _only_keeps(ctx: Context) -> bool:
-    node = at_free_node(ctx, LOOK_AGAIN_S)
-    return isinstance(node, SlurmNode) and _booted(ctx, node) and not node.drain
+def _only_keeps(ctx: Context, booted: Callable[[Context, SlurmNode], bool | None]) -> bool:
+    """It has booted, and is only to be drained again."""
+    node = read_free_node(ctx, LOOK_AGAIN_S)
+    return isinstance(node, SlurmNode) and bool(booted(ctx, node)) and not node.drain
 
 
-def _do(ctx: Context) -> Result | None:
-    node = at_free_node(ctx, LOOK_AGAIN_S)
+def _do_power(ctx: Context) -> Result | None:
+    node = read_free_node(ctx, LOOK_AGAIN_S)
     if not isinstance(node, SlurmNode):
         return node
-    if _booted(ctx, node):
+    if _booted_power(ctx, node):
         return None if node.drain else _drain_again(ctx, node)
     if not node.drain:
         return Failed(text=f"{node.name} is not drained any more", final=True)
@@ -143,7 +154,7 @@ def _next_kind(ctx: Context, asked: LogEntry | None, power: Power) -> ResetKind 
     """What is asked for next; None: nothing. A BMC that lists no kinds is asked for the usual one."""
     if asked is not None:
         off_first = asked.data["asks"] == ResetKind.force_off
-        late = asked.data["asks"] == ResetKind.on and ctx.now() - asked.at >= ON_AGAIN
+        late = asked.data["asks"] == ResetKind.on and ctx.tools.now() - asked.at >= ON_AGAIN
         return ResetKind.on if power.state == OFF and (off_first or late) else None
     if power.state == OFF:
         return ResetKind.on
@@ -159,11 +170,11 @@ def _cannot(ctx: Context, power: Power) -> Failed:
 
 
 def _send(ctx: Context, asked: LogEntry) -> Result:
-    assert ctx.bmc is not None
+    assert ctx.tools.bmc is not None
     kind = ResetKind(asked.data["asks"])
     ctx.fence()
     try:
-        task = ctx.bmc.reset(ctx.node, str(asked.data["target"]), kind)
+        task = ctx.tools.bmc.reset(ctx.node, str(asked.data["target"]), kind)
         data: dict[str, Any] = {"sent": True, "task": task}
         text = f"The BMC of {ctx.node} took {kind}"
     except BmcUnavailable as error:
@@ -179,11 +190,11 @@ def _send(ctx: Context, asked: LogEntry) -> Result:
 
 def _goes_on(ctx: Context, asked: LogEntry, power: Power) -> Result:
     """A reset went out, or may have: its boot is waited for."""
-    assert ctx.bmc is not None
+    assert ctx.tools.bmc is not None
     task = next((one.data["task"] for one in reversed(ctx.lines) if one.data.get("task")), None)
     if task is not None:
         try:
-            if why := ctx.bmc.task_failed(ctx.node, task):
+            if why := ctx.tools.bmc.task_failed(ctx.node, task):
                 return Failed(text=f"The BMC of {ctx.node} gave {asked.data['asks']} up: {why}", final=True)
         except BmcError:
             pass  # its boot tells
@@ -192,31 +203,24 @@ def _goes_on(ctx: Context, asked: LogEntry, power: Power) -> Result:
 
 
 def _drain_again(ctx: Context, node: SlurmNode) -> Result | None:
-    ctx.fence()
-    try:
-        ctx.scheduler.drain(node.name, reason_of(ctx))
-    except SchedulerRefused as error:
-        return Failed(text=str(error))
-    except SchedulerUnavailable:
-        return None
-    return None
+    return cause(ctx, lambda: ctx.tools.scheduler.drain(node.name, reason_of(ctx)))
 
 
-def _verify(ctx: Context) -> Result:
-    return _probe(ctx) or _wait(ctx, f"{ctx.node} has not booted yet")
+def _verify_power(ctx: Context) -> Result:
+    return _probe_power(ctx) or _wait(ctx, f"{ctx.node} has not booted yet")
 
 
 # --- power_state ---
 
 
 def power_state(ctx: Context) -> Result:
-    """Yes: on. No: off. Without a BMC, or an answer of it within `timeout_s`, nobody knows: skipped."""
-    if ctx.bmc is None:
+    """Yes: on. No: off. Without a BMC, or an answer of it within `timeout_s`, it is not known: skipped."""
+    if ctx.tools.bmc is None:
         return Skipped(text=_no_bmc(ctx))
     try:
-        power = ctx.bmc.power(ctx.node)
+        power = ctx.tools.bmc.power(ctx.node)
     except BmcUnavailable as error:
-        if (ctx.now() - ctx.began_at).total_seconds() < ctx.step.timeout_s:
+        if (ctx.tools.now() - ctx.began_at).total_seconds() < ctx.step.timeout_s:
             return Again(text=str(error), after_s=error.after_s or LOOK_AGAIN_S)
         return Skipped(text=f"{error} Its power is unknown.")
     except BmcError as error:
@@ -229,9 +233,92 @@ def power_state(ctx: Context) -> Result:
     )
 
 
-def _nothing(_: Context) -> None:
-    return None
+POWER_CYCLE = Action(
+    probe=_probe_power,
+    do=_do_power,
+    verify=_verify_power,
+    only_keeps=partial(_only_keeps, booted=_booted_power),
+)
+POWER_STATE = Action(verify=power_state, effect=False)
 
 
-POWER_CYCLE = Action(probe=_probe, do=_do, verify=_verify, only_keeps=_only_keeps)
-POWER_STATE = Action(probe=_nothing, do=_nothing, verify=power_state, effect=False)
+_UNDER_WAY = frozenset({"REBOOT_ISSUED", "REBOOT_REQUESTED"})
+#: A boot time moves by a second when slurmd registers again; a boot takes longer.
+BOOT_MOVES = timedelta(seconds=5)
+
+
+def boot_of(node: SlurmNode | None) -> dict[str, Any]:
+    """What the line that grants a reboot keeps of the node."""
+    if node is None:
+        return {}
+    return {"boot_at": node.boot_at.isoformat() if node.boot_at else None, "boot_id": node.boot_id}
+
+
+def _booted_reboot(ctx: Context, node: SlurmNode) -> bool | None:
+    """Whether it booted since the step was granted; None where that cannot be known.
+
+    Granted in this very attempt, the line does not stand in the log yet: nothing was asked for before.
+    """
+    granted = next((one for one in ctx.lines if one.event is StepEvent.started), None)
+    before = granted.data if granted is not None else boot_of(node)
+    if before.get("boot_id") and node.boot_id:
+        return before["boot_id"] != node.boot_id
+    if before.get("boot_at") is None or node.boot_at is None:
+        return None
+    return node.boot_at - datetime.fromisoformat(before["boot_at"]) > BOOT_MOVES
+
+
+def _probe_reboot(ctx: Context) -> Result | None:
+    node = read_free_node(ctx, LOOK_AGAIN_S)
+    if not isinstance(node, SlurmNode):
+        return node
+    booted, state = _booted_reboot(ctx, node), "+".join(node.state)
+    if booted is None:
+        return Failed(text=f"Nobody tells when {node.name} booted: a reboot could not be proven", final=True)
+    if _UNDER_WAY.intersection(node.state):
+        return Again(text=f"{node.name} reboots ({state})", after_s=LOOK_AGAIN_S)
+    if not booted:
+        if ctx.asked:
+            return Failed(text=f"{node.name} did not boot, and Slurm shows no reboot any more ({state})")
+        return None
+    if "NOT_RESPONDING" in node.state or "INVALID_REG" in node.state:
+        return Again(text=f"{node.name} has booted and is {state}", after_s=LOOK_AGAIN_S)
+    if not node.drain:
+        return None  # DOWN alone may end by itself: it is drained again, whatever a guard says by now
+    return Done(text=f"{node.name} has booted and is {state}", data={"state": list(node.state)})
+
+
+def _do_reboot(ctx: Context) -> Result | None:
+    node = read_free_node(ctx, LOOK_AGAIN_S)
+    if not isinstance(node, SlurmNode):
+        return node
+    if _booted_reboot(ctx, node):
+        return _drain_again(ctx, node)
+    if not node.drain:
+        return Failed(text=f"{node.name} is not drained any more", final=True)
+    reason = node.reason if is_ours(node.reason) else reason_of(ctx)  # ours stays as it is
+    return cause(ctx, lambda: ctx.tools.scheduler.reboot(node.name, reason))
+
+
+def _verify_reboot(ctx: Context) -> Result:
+    return _probe_reboot(ctx) or Again(text=f"{ctx.node} does not reboot yet", after_s=LOOK_AGAIN_S)
+
+
+def _undo(ctx: Context) -> Result:
+    node = read_free_node(ctx, LOOK_AGAIN_S)
+    if not isinstance(node, SlurmNode):
+        return node
+    if "REBOOT_REQUESTED" not in node.state:
+        return Done(text=f"No reboot of {node.name} waits")
+    ctx.fence()
+    ctx.tools.scheduler.cancel_reboot(node.name)
+    return Done(text=f"The reboot of {node.name} was taken back")
+
+
+REBOOT = Action(
+    probe=_probe_reboot,
+    do=_do_reboot,
+    verify=_verify_reboot,
+    undo=_undo,
+    only_keeps=partial(_only_keeps, booted=_booted_reboot),
+)

@@ -1,33 +1,199 @@
-"""Requeue: a job is restarted exactly once and asked to start at once.
+"""Requeue: a job is restarted exactly once and asked to start at once, with a spare for the node it lost.
 
 Fenced by its restart count: the list of jobs hit was taken with it, and a job whose count has grown since
 has been restarted, by us or by Slurm. `requeue Incomplete` does nothing to a job that is not running. Tasks
 of an array are jobs of their own; a heterogeneous job goes as a whole, by its leader.
 """
 
-from healer.actions import restart
-from healer.actions.base import Action, Again, Context, Result, Skipped
-from healer.actions.reason import is_ours
-from healer.actions.signals import save_first, time_is_over
-from healer.model import SlurmJob, StepEvent
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
 
-_WORD = "requeued"
+import msgspec
+
+from healer.actions import release
+from healer.actions.base import Action, Again, Context, Done, Failed, Result, Skipped, is_ours, read_slurm
+from healer.decisions.comments import wish_of
+from healer.decisions.reservations import choose, free_spares
+from healer.incidents.impact import crashed_among, moments_of
+from healer.model import LogEntry, Reservation, SlurmJob, SlurmNode, SlurmSnapshot, StepEvent
+from healer.ports.scheduling import NotAvailable, SchedulerRefused, SchedulerUnavailable, whole_job
+
+LOOK_AGAIN_S = 1.0
 
 
-def probe(ctx: Context) -> Result | None:
+def save_first(ctx: Context, job: SlurmJob) -> Again | None:
+    """Tells the job to save its work, once; None when there is nothing (more) to wait for.
+
+    A signal whose answer never came counts as sent: the job has its time, and none is sent after it. Only a
+    worker that dies between the signal and its line in the log lets the next one send it again: a job that
+    saves on a signal saves twice then.
+    """
+    told = _told(ctx)
+    if told is not None:
+        return _waits(ctx, told.text, told.data) if _until(told.data) > ctx.tools.now() else None
+    wish = wish_of(job)
+    if not wish.signal:
+        return None
+    until = ctx.tools.now() + timedelta(seconds=wish.grace_s)
+    text = f"Job {job.title} got {wish.signal} to save its work, and has until {until:%H:%M:%S} UTC"
+    ctx.fence()
+    try:
+        ctx.tools.scheduler.signal(job.id, wish.signal)
+    except SchedulerUnavailable as error:
+        if not error.sent:
+            raise
+        text = f"Job {job.title} may have got {wish.signal}, has until {until:%H:%M:%S} UTC ({error})"
+    except (NotAvailable, SchedulerRefused) as error:
+        until, text = ctx.tools.now(), f"Job {job.title} could not be told to save its work ({error})"
+        return Again(text=text, after_s=0, data={"signal": wish.signal, "until": until.isoformat()})
+    return _waits(ctx, text, {"signal": wish.signal, "until": until.isoformat()})
+
+
+def time_is_over(ctx: Context) -> datetime | None:
+    """When the time for saving ends or ended; None where no signal was sent."""
+    told = _told(ctx)
+    return _until(told.data) if told is not None else None
+
+
+def _told(ctx: Context) -> LogEntry | None:
+    return next((one for one in ctx.log if one.step == ctx.part and one.data.get("signal")), None)
+
+
+def _until(data: dict[str, str]) -> datetime:
+    return datetime.fromisoformat(data["until"])
+
+
+def _waits(ctx: Context, text: str, data: dict[str, str]) -> Again:
+    until = _until(data)
+    left_s = (until - ctx.tools.now()).total_seconds()
+    return Again(text=text, after_s=min(LOOK_AGAIN_S, left_s), since=until, data=data)
+
+
+#: Slurm's error numbers (facts, d.4) that mean: this job cannot be restarted, whoever asks.
+_NEVER = {2037: "the job forbids it (--no-requeue)", 2039: "it is no batch job", 2107: "not the leader"}
+_PENDING = 2024
+#: Until the next scheduling pass a revived job still shows why it ended (seen on 22.05 and 24.11).
+_BEFORE_BEGIN = ("BeginTime", "NonZeroExitCode", "RaisedSignal", "NodeDown", "JobLaunchFailure")
+
+#: A job that has been COMPLETING for longer is not waited for by the step that put it back.
+ENDS_WITHIN = timedelta(seconds=30)
+
+
+def read_own_job(ctx: Context) -> SlurmJob | Result:
+    """The job of this step; the leader where it is a component of a heterogeneous job (2107)."""
+    try:
+        job = whole_job(ctx.tools.scheduler, ctx.job)
+    except SchedulerUnavailable as error:
+        return Again(text=f"Slurm did not answer: {error}", after_s=2.0)
+    if job is None:
+        return Skipped(text=f"Slurm no longer knows job {ctx.job}")
+    if ctx.restarts is None:
+        return Failed(text=f"the restart count of job {ctx.job} is not known", final=True)
+    return job
+
+
+def is_restarted(ctx: Context, job: SlurmJob) -> bool:
+    return job.restarts > (ctx.restarts or 0)
+
+
+def is_stuck(ctx: Context, job: SlurmJob, since: datetime | None = None) -> bool:
+    """Its end on some node goes on and on, as with an epilog that hangs: a later step frees the node."""
+    began = max(ctx.began_at, since) if since is not None else ctx.began_at
+    return "COMPLETING" in job.flags and ctx.tools.now() - began > ENDS_WITHIN
+
+
+def outcome(ctx: Context, job: SlurmJob, word: str) -> Result | None:
+    """After the restart: done once nothing but the scheduler's own order keeps it from starting."""
+    if "REVOKED" in {job.state, *job.flags}:
+        where = ", ".join(one for one in (*job.siblings, job.origin) if one) or "another cluster"
+        return Done(text=f"Job {job.title} was {word}; its federation runs it on {where}")
+    if job.state == "RUNNING":
+        return Done(
+            text=f"Job {job.title} was {word} and runs again on {_named(job.nodes)} (restart {job.restarts})",
+            data={"restarts": job.restarts, "nodes": list(job.nodes), "state": job.state},
+        )
+    if job.state == "PENDING" and "COMPLETING" not in job.flags:
+        if job.reason.startswith(_BEFORE_BEGIN) or release.missing(ctx, job):
+            return None
+        held = f", stays held by its {job.held_by}" if job.held_by else _why(job)
+        return Done(
+            text=f"Job {job.title} was {word} (restart {job.restarts}){held}",
+            data={"restarts": job.restarts, "state": job.state, "reason": job.reason},
+        )
+    if is_stuck(ctx, job, time_is_over(ctx)):
+        text = f"Job {job.title} was {word}; it starts when its end on {_named(job.nodes)} is over"
+        return Done(text=text, data={"restarts": job.restarts, "state": job.state})
+    if job.state in {"PENDING", "COMPLETING"} or job.active:
+        return None
+    return Done(
+        text=f"Job {job.title} was restarted and is {job.state}",
+        data={"restarts": job.restarts, "state": job.state},
+    )
+
+
+def _named(nodes: Sequence[str]) -> str:
+    """`gpu0001, gpu0002, gpu0003 and 125 more`"""
+    more = f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""
+    return f"{', '.join(nodes[:3])}{more}"
+
+
+def _why(job: SlurmJob) -> str:
+    if not job.reason and not job.dependency:
+        return " and starts as soon as Slurm's scheduler comes to it"
+    kept = f" ({job.dependency}, which a restart keeps)" if job.dependency else ""
+    return f", waits: {job.reason or 'scheduling'}{kept}"
+
+
+def put_back(ctx: Context, word: str, effect: Callable[[Context, SlurmJob], Result | None]) -> Result | None:
+    """Puts the job back by `effect`, once; one that was put back is brought to its start."""
+    job = read_own_job(ctx)
+    if not isinstance(job, SlurmJob):
+        return job
+    try:
+        return _go_on(ctx, job) if is_restarted(ctx, job) else effect(ctx, job)
+    except SchedulerRefused as error:
+        return _refused(error, job, word)
+    except SchedulerUnavailable:
+        return None  # it may have come through: the next look tells
+
+
+def _go_on(ctx: Context, job: SlurmJob) -> Result | None:
+    """The next effect on a job that was put back. Sent before it has left COMPLETING it has none."""
+    if job.state != "PENDING" or "COMPLETING" in job.flags:
+        return None
+    step = release.keep_off(ctx, job) or hand_over(ctx, job)
+    if step is not None:
+        return step
+    if job.reason.startswith(_BEFORE_BEGIN):
+        ctx.fence()
+        ctx.tools.scheduler.start_now(job.id)
+    return None
+
+
+def _refused(error: SchedulerRefused, job: SlurmJob, word: str) -> Result | None:
+    if error.code in _NEVER:
+        text = f"Job {job.title} is not {word}: {_NEVER[error.code]}"
+        return Skipped(text=text, data={"code": error.code})
+    return None if error.code == _PENDING else Failed(text=str(error), final=error.no_right)
+
+
+_WORD_REQUEUE = "requeued"
+
+
+def _probe_requeue(ctx: Context) -> Result | None:
     agreed = ctx.item in ctx.run.input.get("restart", {})
     return _seen(ctx, may_be_ours=_begun(ctx) or not agreed)
 
 
 def _seen(ctx: Context, *, may_be_ours: bool = True) -> Result | None:
-    job = restart.read(ctx)
+    job = read_own_job(ctx)
     if not isinstance(job, SlurmJob):
         return job
-    if restart.is_restarted(ctx, job):
+    if is_restarted(ctx, job):
         if may_be_ours:
-            return restart.outcome(ctx, job, _WORD)
+            return outcome(ctx, job, _WORD_REQUEUE)
         return Skipped(text=f"Job {job.title} was restarted since: nobody agreed to a restart of this life")
-    if restart.is_stuck(ctx, job, time_is_over(ctx)):
+    if is_stuck(ctx, job, time_is_over(ctx)):
         return Skipped(text=f"Job {job.title} is ending and does not end", data={"crashed": True})
     if job.active:
         return None
@@ -44,8 +210,8 @@ def _begun(ctx: Context) -> bool:
     return any(one.event is StepEvent.started for one in ctx.lines)
 
 
-def do(ctx: Context) -> Result | None:
-    return restart.put_back(ctx, _WORD, _requeue)
+def _do_requeue(ctx: Context) -> Result | None:
+    return put_back(ctx, _WORD_REQUEUE, _requeue)
 
 
 def _requeue(ctx: Context, job: SlurmJob) -> Result | None:
@@ -56,19 +222,180 @@ def _requeue(ctx: Context, job: SlurmJob) -> Result | None:
     if (saves := save_first(ctx, job)) is not None:
         return saves
     ctx.fence()
-    ctx.scheduler.requeue(job.id)
+    ctx.tools.scheduler.requeue(job.id)
     return None
 
 
 def _still_ours(ctx: Context) -> bool:
     """The node that the jobs are taken from is still drained by us; a person may have given it back."""
-    node = ctx.scheduler.node(ctx.node)
+    node = ctx.tools.scheduler.node(ctx.node)
     return node.drain and is_ours(node.reason)
 
 
-def verify(ctx: Context) -> Result:
+def _verify_requeue(ctx: Context) -> Result:
     text = f"Job {ctx.job} is being requeued"
     return _seen(ctx) or Again(text=text, after_s=0.25, since=time_is_over(ctx))
 
 
-ACTION = Action(probe=probe, do=do, verify=verify)
+REQUEUE = Action(probe=_probe_requeue, do=_do_requeue, verify=_verify_requeue)
+
+
+_WORD_REVIVE = "revived"
+
+
+def _probe_revive(ctx: Context) -> Result | None:
+    job = read_own_job(ctx)
+    if not isinstance(job, SlurmJob):
+        return job
+    if is_restarted(ctx, job):
+        return outcome(ctx, job, _WORD_REVIVE)
+    if job.crashed and _by_the_fault(ctx, job):
+        return None
+    if job.crashed:
+        return Skipped(text=f"Job {job.title} ended {job.state}, but not within 2 minutes of the fault")
+    if is_stuck(ctx, job):
+        return Skipped(text=f"Job {job.title} is ending and does not end: it cannot be revived yet")
+    if "COMPLETING" in job.flags:
+        return Again(text=f"Job {job.title} is completing", after_s=1.0)
+    if job.active or job.state == "PENDING":
+        return Skipped(text=f"Job {job.title} is {job.state}; there is nothing to revive")
+    return Skipped(
+        text=f"Job {job.title} ended {job.state}: only what ended FAILED or NODE_FAIL is revived",
+        data={"state": job.state},
+    )
+
+
+def _by_the_fault(ctx: Context, job: SlurmJob) -> bool:
+    """A person who asks for this very job has looked themselves."""
+    if ctx.incident is None or ctx.item is None:
+        return True
+    return bool(crashed_among([job], ctx.incident.root, moments_of(ctx.incident)))
+
+
+def _do_revive(ctx: Context) -> Result | None:
+    return put_back(ctx, _WORD_REVIVE, _revive)
+
+
+def _revive(ctx: Context, job: SlurmJob) -> Result | None:
+    if job.crashed:
+        ctx.fence()
+        ctx.tools.scheduler.revive(job.id)
+    return None
+
+
+def _verify_revive(ctx: Context) -> Result:
+    return _probe_revive(ctx) or Again(text=f"Job {ctx.job} is being revived", after_s=0.25)
+
+
+REVIVE = Action(probe=_probe_revive, do=_do_revive, verify=_verify_revive)
+
+
+# --- a spare takes the place of a lost node: one change of the site's reservation, which swaps the two
+#
+# The lost node is drained and in the reservation from then on, so the number of its nodes never changes,
+# nothing has to be given back, and no record of ours can be lost: repaired, it is a spare itself.
+
+
+def hand_over(ctx: Context, job: SlurmJob) -> Again | None:
+    """One spare for the node that this run took out, with the first job that is put back; None: no need.
+
+    Refused, not available or none left: that is said, and the job waits for its turn like any other.
+    """
+    kept = ctx.tools.guards.spares
+    # Only a run that took a node out has lost one; whoever requeues a single job has not.
+    if kept is None or ctx.item is None or any("spare" in one.data for one in ctx.log):
+        return None
+    seen = _with_places(ctx.tools.scheduler.snapshot(), ctx.tools.picture())
+    lost, held = seen.nodes.get(ctx.node), seen.reservations.get(kept.reservation)
+    if held is None or lost is None:
+        return _none(f"No spare: Slurm shows no reservation {kept.reservation}")
+    if lost.name in held.nodes:
+        return _read_back(ctx, held)
+    bad = ctx.claim.known_bad()
+    chosen = choose(lost, job, (one for one in free_spares(seen, ctx.tools.guards) if one.name not in bad))
+    if chosen is None:
+        return _none(f"No spare is left in {kept.reservation} that fits {lost.name}")
+    if _chosen(ctx) != chosen.name:
+        # Noted before Slurm is asked: a change whose answer never came is known as ours when it is read back.
+        text = f"{chosen.name} of the reservation {kept.reservation} is to take the place of {lost.name}"
+        return Again(text=text, after_s=0, data={"handing": chosen.name})
+    nodes = sorted({*held.nodes, lost.name} - {chosen.name})
+    ctx.fence()
+    try:
+        ctx.tools.scheduler.change_reservation(kept.reservation, nodes)
+    except (NotAvailable, SchedulerRefused) as error:
+        return _none(f"No spare: {chosen.name} could not be taken out of {kept.reservation} ({error})")
+    text = f"{chosen.name} leaves the reservation {kept.reservation} for {lost.name}"
+    return Again(text=text, after_s=0.25)
+
+
+def _chosen(ctx: Context) -> str:
+    """The spare that this run noted last; empty where it noted none."""
+    return next((one.data["handing"] for one in reversed(ctx.log) if one.data.get("handing")), "")
+
+
+def _read_back(ctx: Context, held: Reservation) -> Again:
+    """The lost node is among the spares: our change is done, or it was one of them before."""
+    handed = _chosen(ctx)
+    if not handed or handed in held.nodes:
+        return _none(f"{ctx.node} was a spare of {held.name} itself: there is no node to make up for")
+    text = f"{handed} of the reservation {held.name} takes the place of {ctx.node}"
+    return Again(text=text, after_s=0, data={"spare": handed, "reservation": held.name})
+
+
+def _none(text: str) -> Again:
+    return Again(text=text, after_s=0, data={"spare": ""})
+
+
+def _with_places(fresh: SlurmSnapshot, known: SlurmSnapshot | None) -> SlurmSnapshot:
+    """Where nodes stand is in the stored picture: the site's topology file is part of it."""
+    if known is None:
+        return fresh
+    nodes = {name: _placed(node, known.nodes.get(name)) for name, node in fresh.nodes.items()}
+    return msgspec.structs.replace(fresh, nodes=nodes)
+
+
+def _placed(node: SlurmNode, known: SlurmNode | None) -> SlurmNode:
+    if known is None:
+        return node
+    return msgspec.structs.replace(node, switch=known.switch, switches=known.switches)
+
+
+# --- the check `spare_ready` ---
+
+
+def spare_ready(ctx: Context) -> Result:
+    """A spare is free that fits the node for the job on it. None is taken yet: others may be first."""
+    kept = ctx.tools.guards.spares
+    if kept is None:
+        return Failed(text="No spares are named in rules/guards.yaml", final=True)
+    read = read_slurm(
+        lambda: (
+            _with_places(ctx.tools.scheduler.snapshot(), ctx.tools.picture()),
+            ctx.tools.scheduler.jobs_on(ctx.node),
+        )
+    )
+    if not isinstance(read, tuple):
+        return read
+    seen, jobs = read
+    lost, held = seen.nodes.get(ctx.node), seen.reservations.get(kept.reservation)
+    if held is None or lost is None:
+        what = f"no reservation {kept.reservation}" if held is None else f"no node {ctx.node}"
+        return Failed(text=f"No spare: Slurm shows {what}", final=True)
+    if lost.name in held.nodes:
+        return Failed(text=f"{lost.name} is a spare of {held.name} itself", final=True)
+    alive = [job for job in jobs if job.active and "COMPLETING" not in job.flags]
+    if not alive:
+        text = f"No job runs on {lost.name}: there is nothing to move to a spare"
+        return Done(text=text, data={"ends_run": True})
+    bad = ctx.claim.known_bad()
+    chosen = choose(
+        lost, alive[0], (one for one in free_spares(seen, ctx.tools.guards) if one.name not in bad)
+    )
+    if chosen is None:
+        return Failed(text=f"No spare is free in {held.name} that fits {lost.name}", final=True)
+    text = f"{chosen.name} of the reservation {held.name} is free for {lost.name} (job {alive[0].title})"
+    return Done(text=text, data={"free": chosen.name})
+
+
+SPARE_READY = Action(verify=spare_ready, effect=False)

@@ -4,15 +4,134 @@
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from itertools import pairwise
 
+import msgspec
+
 from healer.actions.base import Action, Again, Context, Done, Failed, Result
-from healer.actions.links import port_of
-from healer.model import CommandSeen, StepEvent
+from healer.model import DEVICE_MARK, Column, CommandSeen, Component, Incident, Part, StepEvent
 from healer.ports.site_commands import CommandFailed
 
-LOOK_AGAIN_S = 2.0
+_COUNTERS_AGAIN_S = 15.0
+STILL_S = 600
+#: Samples are kept for an hour; a longer wait could never be known to be over.
+STILL_MOST_S = 3000
+#: Values older than this say nothing of now: three missed readings of the slowest usual cadence (60 s).
+STALE = timedelta(seconds=180)
+#: Words in the names of counters that count errors; traffic, waits and pauses are none.
+_ERRORS = (
+    "error", "crc", "ecc", "replay", "recovery", "down", "integrity", "physical", "malformed",
+    "uncorrectable",
+)  # fmt: skip
+
+#: (when it arrived, value), oldest first.
+Points = Sequence[tuple[datetime, float]]
+
+
+class Link(msgspec.Struct, frozen=True):
+    """`subject`: the node, or `@` and the device, whose counters tell of it; `parts` are its ends there."""
+
+    subject: str
+    parts: tuple[Part, ...]
+
+
+def link_of(incident: Incident) -> Link | None:
+    """The port or NVLink that the incident is about. One of a whole switch has the ports of its evidence."""
+    root = incident.root
+    at = [root, *(one.component for one in incident.evidence if _same(one.component, root))]
+    parts = tuple(dict.fromkeys(part for one in at if (part := _part(one)) is not None))
+    subject = root.node or (f"{DEVICE_MARK}{root.device}" if root.device else "")
+    return Link(subject, parts) if subject and parts else None
+
+
+def port_of(incident: Incident) -> str | None:
+    """The port's name, where it is one alone."""
+    found = link_of(incident)
+    ports = {part.port for part in found.parts} if found is not None else set()
+    return ports.pop() if len(ports) == 1 else None
+
+
+def _same(one: Component, root: Component) -> bool:
+    return one.node == root.node if root.node else one.device is not None and one.device == root.device
+
+
+def _part(where: Component) -> Part | None:
+    if where.link is not None:
+        return Part(gpu=where.gpu, link=where.link)
+    name = where.nic or (where.part if where.device and not where.node else None)
+    return Part(port=name) if name else None
+
+
+def counts_errors(signal: str) -> bool:
+    return signal.endswith("_total") and any(word in signal for word in _ERRORS)
+
+
+def stood_still(points: Points, now: datetime, still: timedelta) -> bool | None:
+    """Whether the counter kept its value for so long until now; None: not known yet.
+
+    A counter that fell was reset, which is a change too.
+    """
+    if not points or now - points[-1][0] > STALE:
+        return None
+    last = points[-1][1]
+    changed = next((at for at, value in reversed(points) if value != last), None)
+    since = points[0][0] if changed is None else next(at for at, _ in points if at > changed)
+    if points[-1][0] - since >= still:
+        return True
+    return None if changed is None else False
+
+
+def _check(ctx: Context) -> Result:
+    """Counts from when this check began: what stood still before the link was rerouted says nothing.
+
+    Moving when its time is over: no. Not known then: a person is asked.
+    """
+    if ctx.incident is None or (link := link_of(ctx.incident)) is None:
+        return Failed(text="The run's incident names no link, so no counter can be looked at.", final=True)
+    if ctx.tools.readings is None:
+        return Failed(text="healer reads no counters here.", final=True)
+    still = timedelta(seconds=min(int(ctx.step.input.get("still_s", STILL_S)), STILL_MOST_S))
+    now = ctx.tools.now()
+    told = ctx.tools.readings.counters(link.subject, ctx.began_at)
+    mine = {
+        one: points for one, points in told.items() if one.part in link.parts and counts_errors(one.signal)
+    }
+    answers = {one: stood_still(points, now, still) for one, points in mine.items()}
+    where = f"{link.subject.removeprefix(DEVICE_MARK)} {_named(link.parts)}"
+    over = (now - ctx.began_at).total_seconds() >= ctx.step.timeout_s
+    if answers and all(answers.values()):
+        text = f"{where}: {len(answers)} error counters stood still for {still.total_seconds():.0f} s"
+        return Done(text=text, data={"passed": True, "counters": sorted(one.signal for one in answers)})
+    moving = sorted({one.signal for one, answer in answers.items() if answer is False})
+    if moving:
+        text = f"{where}: errors go on ({', '.join(f'{name} {_last(mine, name)}' for name in moving[:4])})"
+        return Done(text=text, data={"passed": False, "counters": moving}) if over else _again(text)
+    if not answers:
+        text = f"Nobody tells error counters of {where} since {ctx.began_at:%H:%M:%S} UTC"
+    else:
+        text = f"{where}: whether its {len(answers)} error counters stand still is not known yet"
+    return Failed(text=f"{text}. Look at the link yourself.", final=True) if over else _again(text)
+
+
+def _again(text: str) -> Again:
+    return Again(text=text, after_s=_COUNTERS_AGAIN_S)
+
+
+def _named(parts: Sequence[Part]) -> str:
+    names = [one.port or f"GPU {one.gpu} link {one.link}" for one in parts]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _last(mine: Mapping[Column, Points], signal: str) -> str:
+    return f"{max(points[-1][1] for one, points in mine.items() if one.signal == signal):.0f}"
+
+
+LINK_COUNTERS = Action(verify=_check, effect=False)
+
+
+_RUNNING_AGAIN_S = 2.0
 #: What may stand in a command's words, and what it is replaced by.
 PLACES = ("cluster", "node", "device", "port", "incident", "run", "argument")
 _PLACE = re.compile(r"\{([^{}]*)\}")
@@ -29,7 +148,7 @@ def places_in(word: str) -> list[str]:
 
 
 def filled(argv: tuple[str, ...], values: Mapping[str, str]) -> tuple[str, ...]:
-    """The words with what stands in their places. Raises NotFilled; nothing is ever left out or quoted."""
+    """The words with their places filled. Raises NotFilled; nothing is ever left out or quoted."""
 
     def one(found: re.Match[str]) -> str:
         name, value = found.group(1), values.get(found.group(1), "")
@@ -64,12 +183,12 @@ def _name(ctx: Context) -> str:
 
 def _probe(ctx: Context) -> Result | None:
     name = _name(ctx)
-    command = ctx.known_commands.get(name)
+    command = ctx.tools.known_commands.get(name)
     if command is None:
         return _by_hand(ctx, name)
-    if ctx.commands is None:
+    if ctx.tools.commands is None:
         return Failed(text=f"healer starts no commands here: {name} was not run.", final=True)
-    seen = ctx.commands.look(ctx.key)
+    seen = ctx.tools.commands.look(ctx.key)
     if seen.state != "never":
         return _told(ctx, seen)
     if ctx.asked:
@@ -94,29 +213,29 @@ def _by_hand(ctx: Context, name: str) -> Result:
 
 
 def _do(ctx: Context) -> Result | None:
-    command = ctx.known_commands[_name(ctx)]
-    assert ctx.commands is not None  # the probe has looked
+    command = ctx.tools.known_commands[_name(ctx)]
+    assert ctx.tools.commands is not None  # the probe has looked
     try:
         argv = filled(command.argv, values_of(ctx))
     except NotFilled as error:
         return Failed(text=f"{command.name} was not run: {error}.", final=True)
     ctx.fence()
     try:
-        ctx.commands.start(ctx.key, argv, command.timeout_s)
+        ctx.tools.commands.start(ctx.key, argv, command.timeout_s)
     except CommandFailed as error:
         return Failed(text=f"{command.name} was not run: {error}.", final=True)
     return None
 
 
 def _verify(ctx: Context) -> Result:
-    assert ctx.commands is not None
-    return _told(ctx, ctx.commands.look(ctx.key))
+    assert ctx.tools.commands is not None
+    return _told(ctx, ctx.tools.commands.look(ctx.key))
 
 
 def _told(ctx: Context, seen: CommandSeen) -> Result:
     name = _name(ctx)
     if seen.state == "running":
-        return Again(text=f"{name} is running", after_s=LOOK_AGAIN_S)
+        return Again(text=f"{name} is running", after_s=_RUNNING_AGAIN_S)
     if seen.state == "never":  # its runner was too slow, and ended before it
         return Failed(text=f"{name} did not begin.")
     said = f": {' '.join(seen.output.split())[-300:]}" if seen.output.strip() else ""

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 from healer.actions import test_job
 from healer.actions.base import Action, Again, Context, Done, Failed, Result
-from healer.actions.test_results import Ended
+from healer.actions.test_form import Ended
 from healer.decisions.sweeps import SWEEP_JOBS
-from healer.model import Command, CommandKind, SlurmJob
-from healer.ports.slurm import SchedulerUnavailable
+from healer.model import SlurmJob
+from healer.ports.scheduling import SchedulerUnavailable
 
 LOOK_AGAIN_S = 1.0
 
@@ -31,14 +31,14 @@ def _job(ctx: Context) -> SlurmJob | None:
     comment and user, of which anybody can give the first two."""
     number = _submitted(ctx)
     if number is not None:
-        job = ctx.scheduler.job(number)
+        job = ctx.tools.scheduler.job(number)
         return job if job is not None and job.name == _name(ctx) else None
     return next(_by_name(ctx), None)
 
 
 def _by_name(ctx: Context) -> Iterator[SlurmJob]:
-    users = ctx.users()
-    for job in ctx.scheduler.snapshot().jobs.values():
+    users = ctx.tools.users()
+    for job in ctx.tools.scheduler.snapshot().jobs.values():
         if (job.name, job.comment) == (_name(ctx), ctx.key) and job.user in users:
             yield job
 
@@ -60,7 +60,7 @@ def _probe(ctx: Context) -> Result | None:
         return _verdict(ctx, job)
     if _gives_way(ctx) is not None:
         return _cancelled(ctx, job)
-    if (why := ctx.stays() or test_job.not_started(ctx, job, ctx.began_at)) is not None:
+    if (why := ctx.claim.stays() or test_job.not_started(ctx, job, ctx.began_at)) is not None:
         # Noted first: what the tests say from here on comes of their end.
         return Again(text=f"Gives way: {why}", after_s=0, data={"gives_way": why, "submitted": job.id})
     return Again(text=f"The test job {job.id} on {ctx.node} {test_job.does(job)}", after_s=LOOK_AGAIN_S)
@@ -87,21 +87,10 @@ def _verdict(ctx: Context, job: SlurmJob) -> Result:
     if not told:
         return _no_verdict(ctx, answer.head)
     if not answer.data["passed"]:
-        ctx.tell_detector(_news(ctx, failed, answer))
+        test = failed[0] if failed else "compared"
+        says = answer.told.says.get(test, "") if failed else "; ".join(answer.data["worse"])
+        ctx.claim.tell_detector(test_job.failed_test(ctx, ctx.node, test, says or answer.head))
     return Done(text=answer.text, data=answer.data)
-
-
-def _news(ctx: Context, failed: list[str], answer: test_job.Judged) -> Command:
-    """A finding of this node, for no incident that there is. Told twice after a death, it is one."""
-    test = failed[0] if failed else "compared"
-    says = answer.told.says.get(test, "") if failed else "; ".join(answer.data["worse"])
-    return Command(
-        kind=CommandKind.test_failed,
-        cluster=ctx.run.cluster,
-        at=ctx.now(),
-        by=ctx.run.by,
-        data={"run": ctx.run.id, "node": ctx.node, "test": test, "says": says or answer.head},
-    )
 
 
 def _do(ctx: Context) -> Result | None:
@@ -109,10 +98,10 @@ def _do(ctx: Context) -> Result | None:
     if isinstance(asked, Failed):
         return asked
     try:
-        node = ctx.scheduler.node(ctx.node)
+        node = ctx.tools.scheduler.node(ctx.node)
     except SchedulerUnavailable:
         return None  # nothing was submitted
-    settings = ctx.guards.sweep
+    settings = ctx.tools.guards.sweep
     partition = settings.partition or next(iter(node.partitions), "")
     job = test_job.submission(
         ctx, asked, node, name=_name(ctx), partition=partition, qos=settings.qos, nice=test_job.NICE

@@ -13,12 +13,13 @@ from typing import Any
 import msgspec
 
 from healer.actions import under_test
-from healer.actions.base import Again, Context, Done, Failed, Result
-from healer.actions.test_results import Told, compared, sentence, told_in
-from healer.actions.test_script import NOT_TESTED, batch
+from healer.actions.base import Again, Context, Done, Failed, Result, read_slurm
+from healer.actions.test_form import NOT_TESTED, Told, batch, compared, sentence, told_in
 from healer.model import (
     FIT,
     REMEDY_LADDER,
+    Command,
+    CommandKind,
     Reference,
     Remedy,
     SlurmJob,
@@ -27,16 +28,16 @@ from healer.model import (
     Submission,
     kind_of,
 )
-from healer.model.reserved import our_reservation
 from healer.model.run import tried_of
-from healer.ports.slurm import SchedulerRefused, SchedulerUnavailable
+from healer.model.slurm import our_reservation
+from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
 
 LOOK_AGAIN_S = 5.0
 #: The job's own limit where the step gives none (`input.limit_s`).
 LIMIT_S = 600
 #: Of jobs that give way: below the priority that the site's own reckoning gives; a user may ask for that too.
 NICE = 1_000_000
-#: One that gives way and has not started by then has lost a node to somebody else's job.
+#: One that gives way and has not started by then has lost a node to another job.
 STARTS_WITHIN_S = 60
 #: How Slurm ends a job that speaks against its node, or against what ran on it.
 _FAILED = frozenset({"FAILED", "TIMEOUT", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "DEADLINE"})
@@ -60,8 +61,8 @@ def wanted(ctx: Context) -> Wanted | None:
         return Wanted(tests=(str(script),), limit_s=limit_s or LIMIT_S)
     if depth is None:
         return None
-    name = ctx.validation.depth_for(_done_to_it(ctx)) if depth == FIT else str(depth)
-    found = ctx.validation.depths.get(name)
+    name = ctx.tools.validation.depth_for(_done_to_it(ctx)) if depth == FIT else str(depth)
+    found = ctx.tools.validation.depths.get(name)
     if found is None:
         return Wanted(tests=(), limit_s=LIMIT_S, depth=name)
     limit_s = limit_s or found.limit_s
@@ -87,10 +88,9 @@ def _done_to_it(ctx: Context) -> Remedy | None:
 
 def look(ctx: Context) -> Result | None:
     """The verdict; None: it was never submitted."""
-    try:
-        picture = ctx.scheduler.snapshot()
-    except SchedulerUnavailable as error:
-        return Again(text=f"Slurm did not answer: {error}", after_s=LOOK_AGAIN_S)
+    picture = read_slurm(ctx.tools.scheduler.snapshot, LOOK_AGAIN_S)
+    if not isinstance(picture, SlurmSnapshot):
+        return picture
     if our_reservation(picture, ctx.node) is None:
         text = f"The reservation for the tests of {ctx.node} is gone: somebody ended it"
         return Failed(text=text, final=True)
@@ -183,12 +183,12 @@ def _submitted(ctx: Context) -> Wanted:
 
 def _reference(ctx: Context) -> Reference | None:
     """The good node of its kind; none of a node that Slurm does not show."""
-    picture = ctx.picture()
+    picture = ctx.tools.picture()
     node = picture.nodes.get(ctx.node) if picture is not None else None
     if node is None:
         return None
     kind = kind_of(node.gpu_model)
-    return next((one for one in ctx.references() if one.kind == kind), None)
+    return next((one for one in ctx.claim.references() if one.kind == kind), None)
 
 
 def asked_for(ctx: Context) -> Wanted | Failed:
@@ -196,7 +196,7 @@ def asked_for(ctx: Context) -> Wanted | Failed:
     asked = wanted(ctx)
     if asked is None or not asked.tests:
         return Failed(text=f"There is no depth {asked.depth if asked else ''} of tests in rules", final=True)
-    lacks = next((one for one in asked.tests if one not in ctx.scripts), None)
+    lacks = next((one for one in asked.tests if one not in ctx.tools.scripts), None)
     if lacks is not None:
         return Failed(text=f"There is no script {lacks} in rules/validation", final=True)
     return asked
@@ -208,7 +208,7 @@ def submit(ctx: Context) -> Result | None:
     if isinstance(asked, Failed):
         return asked
     try:
-        node = ctx.scheduler.node(ctx.node)
+        node = ctx.tools.scheduler.node(ctx.node)
         kept = under_test.reservation(ctx)
         if kept is None:
             return Failed(text=f"{ctx.node} is in no reservation of ours", final=True)
@@ -220,7 +220,7 @@ def submit(ctx: Context) -> Result | None:
 def submission(ctx: Context, asked: Wanted, node: SlurmNode, *, name: str, **more: Any) -> Submission:
     return Submission(
         name=name,
-        script=batch({one: ctx.scripts[one] for one in asked.tests}, asked.depth),
+        script=batch({one: ctx.tools.scripts[one] for one in asked.tests}, asked.depth),
         nodes=(ctx.node,),
         time_limit_s=asked.limit_s,
         comment=ctx.key,
@@ -234,7 +234,7 @@ def hand_in(
 ) -> Result | None:
     ctx.fence()
     try:
-        number = ctx.scheduler.submit(job)
+        number = ctx.tools.scheduler.submit(job)
     except SchedulerUnavailable as error:
         if not error.sent:
             return None
@@ -243,6 +243,17 @@ def hand_in(
     text = f"The test job {number} on {ctx.node} was submitted"
     data = {"submitted": number, "wanted": msgspec.to_builtins(asked)}
     return Again(text=text, after_s=look_again_s, data=data)
+
+
+def failed_test(ctx: Context, node: str, test: str, says: str, **more: str) -> Command:
+    """A finding of this node, for no incident that there is. Told twice after a death, it is one."""
+    return Command(
+        kind=CommandKind.test_failed,
+        cluster=ctx.run.cluster,
+        at=ctx.tools.now(),
+        by=ctx.run.by,
+        data={"run": ctx.run.id, "node": node, "test": test, "says": says, **more},
+    )
 
 
 def shared_partition(nodes: Sequence[SlurmNode]) -> str:
@@ -259,7 +270,11 @@ def does(job: SlurmJob) -> str:
 
 def not_started(ctx: Context, job: SlurmJob, since: datetime | None) -> str | None:
     """Why a job that gives way is given up before it began; `since`: from when its patience counts."""
-    if job.state != "PENDING" or since is None or (ctx.now() - since).total_seconds() <= STARTS_WITHIN_S:
+    if (
+        job.state != "PENDING"
+        or since is None
+        or (ctx.tools.now() - since).total_seconds() <= STARTS_WITHIN_S
+    ):
         return None
     return f"it did not start within {STARTS_WITHIN_S} s ({job.reason or 'no reason given'})"
 
@@ -270,7 +285,7 @@ def cancel(ctx: Context, job: SlurmJob) -> Failed | None:
         return None
     ctx.fence()
     try:
-        ctx.scheduler.cancel(job.id)
+        ctx.tools.scheduler.cancel(job.id)
     except SchedulerRefused as error:
         if error.code not in under_test.JOB_OVER:
             return Failed(text=f"Job {job.id} could not be cancelled: {error}", final=error.no_right)

@@ -6,12 +6,22 @@ the reservation back, resume, test inside; passed: the reservation ends, failed:
 
 from datetime import timedelta
 
-from healer.actions.base import Action, Again, Context, Done, Failed, Result
-from healer.actions.look import look
-from healer.actions.reason import holder_of, own_words, reason_of
+from healer.actions.base import (
+    Action,
+    Again,
+    Context,
+    Done,
+    Failed,
+    Result,
+    cause,
+    holder_of,
+    own_words,
+    read_slurm,
+    reason_of,
+)
 from healer.model import Reservation, SlurmNode
-from healer.model.reserved import ours_on, reservation_for
-from healer.ports.slurm import SchedulerRefused, SchedulerUnavailable
+from healer.model.slurm import ours_on, reservation_for
+from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
 
 #: What every test job of ours is called: `healer-test-<short id>`.
 TEST_JOBS = "healer-test-"
@@ -25,7 +35,7 @@ _FLAGS = ("FLEX",)
 
 def reservation(ctx: Context) -> Reservation | None:
     """The reservation of ours on the node as Slurm shows it now. Raises SchedulerUnavailable."""
-    return ours_on(ctx.scheduler.reserved(), ctx.node)
+    return ours_on(ctx.tools.scheduler.reserved(), ctx.node)
 
 
 def end(ctx: Context) -> Result | None:
@@ -34,13 +44,13 @@ def end(ctx: Context) -> Result | None:
         found = reservation(ctx)
         if found is None:
             return None
-        jobs = ctx.scheduler.snapshot().jobs
+        jobs = ctx.tools.scheduler.snapshot().jobs
         for job in jobs.values():
             if job.reservation == found.name and job.name.startswith(TEST_JOBS) and job.end_at is None:
                 _cancel(ctx, job.id)
         # Another run of the incident gives its reservation the same name.
         ctx.fence()
-        ctx.scheduler.unreserve(found.name)
+        ctx.tools.scheduler.unreserve(found.name)
     except SchedulerRefused as error:
         return None if error.code == _NO_RESERVATION else Failed(text=str(error))
     except SchedulerUnavailable:
@@ -51,7 +61,7 @@ def end(ctx: Context) -> Result | None:
 def _cancel(ctx: Context, job: str) -> None:
     ctx.fence()
     try:
-        ctx.scheduler.cancel(job)
+        ctx.tools.scheduler.cancel(job)
     except SchedulerRefused as error:
         if error.code not in JOB_OVER:
             raise
@@ -61,7 +71,7 @@ def _cancel(ctx: Context, job: str) -> None:
 
 
 def _read(ctx: Context) -> tuple[SlurmNode, Reservation | None] | Failed | Again:
-    read = look(lambda: (ctx.scheduler.node(ctx.node), reservation(ctx)))
+    read = read_slurm(lambda: (ctx.tools.scheduler.node(ctx.node), reservation(ctx)))
     if not isinstance(read, tuple):
         return read
     node, found = read
@@ -77,7 +87,7 @@ def _read(ctx: Context) -> tuple[SlurmNode, Reservation | None] | Failed | Again
 
 def _as_made(ctx: Context, found: Reservation) -> bool:
     """Without an end: Slurm makes a year of that."""
-    lasts = found.until is None or found.until - ctx.now() > timedelta(days=1)
+    lasts = found.until is None or found.until - ctx.tools.now() > timedelta(days=1)
     return found.maintenance and found.nodes == (ctx.node,) and lasts
 
 
@@ -100,25 +110,16 @@ def _do(ctx: Context) -> Result | None:
     if not isinstance(read, tuple):
         return read
     node, found = read
-    ctx.fence()
-    try:
-        if found is None:
-            ctx.scheduler.reserve(
-                Reservation(
-                    name=reservation_for(ctx.run.incident or ctx.run.id),
-                    nodes=(ctx.node,),
-                    users=tuple(ctx.users()),
-                    maintenance=True,
-                    flags=_FLAGS,
-                )
-            )
-        elif node.held:
-            ctx.scheduler.resume(ctx.node)
-    except SchedulerRefused as error:
-        return Failed(text=str(error))
-    except SchedulerUnavailable:
-        return None
-    return None
+    if found is not None:
+        return cause(ctx, lambda: ctx.tools.scheduler.resume(ctx.node)) if node.held else None
+    wanted = Reservation(
+        name=reservation_for(ctx.run.incident or ctx.run.id),
+        nodes=(ctx.node,),
+        users=tuple(ctx.tools.users()),
+        maintenance=True,
+        flags=_FLAGS,
+    )
+    return cause(ctx, lambda: ctx.tools.scheduler.reserve(wanted))
 
 
 def _verify(ctx: Context) -> Result:
@@ -127,7 +128,7 @@ def _verify(ctx: Context) -> Result:
 
 def _undo(ctx: Context) -> Result:
     """As it was before: drained again, and once that is read back the reservation ends. It stays where the
-    drain does not come: nobody's job may come in between."""
+    drain does not come: no job may come in between."""
     read = _read(ctx)
     if not isinstance(read, tuple):
         return read
@@ -137,7 +138,7 @@ def _undo(ctx: Context) -> Result:
     if not node.drain:
         ctx.fence()
         try:
-            ctx.scheduler.drain(ctx.node, reason_of(ctx))
+            ctx.tools.scheduler.drain(ctx.node, reason_of(ctx))
         except SchedulerRefused as error:
             return Failed(text=f"{error}: it stays reserved, drain it first", final=error.no_right)
         except SchedulerUnavailable:

@@ -1,0 +1,1 @@
+"""PostgreSQL, Slurm, nodes, BMCs, webhooks. They fill the ports and decide nothing."""

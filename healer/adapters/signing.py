@@ -18,9 +18,6 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_private_key,
 )
 
-from healer.audit import checkpoint_line, read_checkpoints
-from healer.model import Checkpoint
-
 KEY_FILE = "audit-key"
 PUBLIC_FILE = "audit-keys.pub"
 CHECKPOINT_FILE = "audit-checkpoints.jsonl"
@@ -59,23 +56,23 @@ def trusted_keys(data_dir: Path) -> frozenset[str]:
     return frozenset(path.read_text().split()) if path.exists() else frozenset()
 
 
-def append_checkpoints(path: Path, checkpoints: Iterable[Checkpoint]) -> None:
-    """Adds them to the file and returns when they are on the disk."""
-    data = b"".join(checkpoint_line(item) for item in checkpoints)
-    if not data:
-        return
-    # A crash may have left half a line: it must not swallow the next one.
-    if path.exists() and not _ends_with_newline(path):
-        data = b"\n" + data
-    _append(path, data, mode=0o640)
+class CheckpointFile:
+    """`healer.ports.audit_store.CheckpointFile`."""
 
+    def __init__(self, path: Path) -> None:
+        self._path = path
 
-def load_checkpoints(path: Path) -> list[Checkpoint]:
-    """What the file holds; nothing when it does not exist. Raises healer.audit.ExportError on a bad line."""
-    if not path.exists():
-        return []
-    with path.open("rb") as file:
-        return read_checkpoints(file)
+    def lines(self) -> list[bytes]:
+        return self._path.read_bytes().splitlines(keepends=True) if self._path.exists() else []
+
+    def append(self, lines: Iterable[bytes]) -> None:
+        data = b"".join(lines)
+        if not data:
+            return
+        # A crash may have left half a line: it must not swallow the next one.
+        if self._path.exists() and not _ends_with_newline(self._path):
+            data = b"\n" + data
+        _append(self._path, data, mode=0o640)
 
 
 def _create(path: Path) -> None:

@@ -1,0 +1,1 @@
+"""REST: who may, what a body holds, what a 2xx means."""

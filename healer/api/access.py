@@ -12,15 +12,15 @@ import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from datetime import timedelta
-from typing import Any, NamedTuple, NoReturn
+from typing import Annotated, Any, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 
 import msgspec
 from fastapi import Depends, Request
 from starlette.requests import HTTPConnection
 
+from healer.api.db_health import PATIENCE_S, Crowded, Reach
 from healer.api.problems import Problem, field_error, unauthenticated
-from healer.api.reach import PATIENCE_S, Crowded, Reach
 from healer.api.services import Services
 from healer.model import AuditRecord, Component, Role
 from healer.ports.callers import Caller
@@ -29,7 +29,6 @@ from healer.ports.request_errors import Unavailable
 SESSION_COOKIE = "healer_session"
 CSRF_HEADER = "x-healer-csrf"
 SESSION_LASTS = timedelta(hours=12)
-
 _READERS = frozenset({Role.viewer, Role.responder, Role.operator, Role.admin, Role.auditor})
 #: Who may pass a route that needs this role: each has what stands before it; auditor and signals stand apart.
 ALLOWED: dict[Role, frozenset[Role]] = {
@@ -40,7 +39,6 @@ ALLOWED: dict[Role, frozenset[Role]] = {
     Role.auditor: frozenset({Role.auditor, Role.admin}),
     Role.signals: frozenset({Role.signals}),
 }
-
 _CACHE_S = 1.0
 _CACHE_SIZE = 20_000
 #: While the database is away a token for signals that was good within this time still writes signals.
@@ -57,7 +55,6 @@ _SPOKEN_MAX, _NAME_MAX = 5, 64
 _WHAT_MAX = 200
 #: Where a request that came within another one keeps the refusals of them all: they are one record.
 TOGETHER = "healer.together"
-
 #: What a token may be bound to.
 _BINDINGS = ("cluster", "node", "job")
 #: (cluster, name of a node or a job).
@@ -323,6 +320,13 @@ def need(role: Role) -> Any:
     return Depends(Need(role))
 
 
+#: The caller of a route, with at least that role.
+Viewer = Annotated[Caller, need(Role.viewer)]
+Responder = Annotated[Caller, need(Role.responder)]
+Operator = Annotated[Caller, need(Role.operator)]
+Admin = Annotated[Caller, need(Role.admin)]
+
+
 async def refuse(
     request: HTTPConnection, caller: Caller, why: str, spoken: Collection[Component] = ()
 ) -> NoReturn:
@@ -410,7 +414,7 @@ def _only_known_query(request: Request) -> None:
     dependant = getattr(route, "dependant", None)
     if dependant is None or not request.query_params:
         return
-    known = {field.alias for field in dependant.query_params}
+    known = {field.alias for one in (dependant, *dependant.dependencies) for field in one.query_params}
     unknown = sorted(set(request.query_params) - known)
     if unknown:
         errors = [{"field": name[:100], "detail": "no such query parameter"} for name in unknown]

@@ -3,57 +3,49 @@
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import anyio.to_thread
 from fastapi import FastAPI, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Lifespan, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from healer.api import (
-    acting,
-    chat,
+    acting_routes,
+    collection_routes,
     documents,
-    enroll,
-    evidence,
-    messages,
+    enroll_routes,
+    message_routes,
     problems,
-    reading,
-    reconcile,
-    references,
-    rehearsals,
-    scraping,
-    series,
-    system,
+    reading_routes,
+    reference_routes,
+    rehearsal_routes,
+    system_routes,
 )
 from healer.api.access import Access
-from healer.api.alerts import AlertRoutes, CloudEventRoutes
-from healer.api.entry import SENDER, Entry, route_of
-from healer.api.fleet import Fleet
-from healer.api.group_commit import BEGIN_AT, GroupCommit, in_thread
-from healer.api.hooks import HookRoutes
-from healer.api.intake import Tally
-from healer.api.logs import LogRoutes
-from healer.api.losses import Losses
-from healer.api.measuring import MeasuringRoutes
+from healer.api.alert_routes import AlertRoutes, CloudEventRoutes
+from healer.api.counters import Losses, Senders, Tally, loss_of
+from healer.api.db_health import Fleet, Reach, Readying
+from healer.api.edge import Edge
+from healer.api.event_routes import LogRoutes, SignalRoutes
+from healer.api.group_commit import BEGIN_AT, GroupCommit, QueueBounds, in_thread
+from healer.api.hook_routes import HookRoutes
 from healer.api.metrics import QUEUED, spool_figures
-from healer.api.middleware import Edge
-from healer.api.otlp import OtlpRoutes
-from healer.api.reach import Reach, Readying
-from healer.api.refusals import loss_of
-from healer.api.senders import Senders
+from healer.api.otlp_routes import OtlpRoutes
+from healer.api.quotas import SENDER, Meter, route_of
+from healer.api.request_preamble import Preamble
+from healer.api.sample_routes import MeasuringRoutes
 from healer.api.services import Services
-from healer.api.signals import SignalRoutes
 from healer.api.spooling import Spooling, events_lane, steps_lane
 from healer.ports.callers import Caller
 from healer.ports.request_errors import Unavailable
 
 log = logging.getLogger("healer.api")
-
+Queues = Mapping[str, GroupCommit[Any, Any]]
 PREFIX = "/api/v1"
 #: Threads for the synchronous routes; the engine's pool has room for two connections each.
 THREADS = 16
@@ -113,69 +105,19 @@ def create_app(services: Services) -> FastAPI:
     reach = Reach()
     access = Access(services, reach)
     fleet = Fleet(services, reach)
-    tally = Tally(services.unknown)
-    losses = Losses(services.losses, services.clock.now)
-    senders = Senders(services.senders, services.clock.now, services.cluster)
-    entry = Entry(services, access, fleet, losses, senders)
-    store, store_steps, spooling = in_thread(services.signals.store), services.samples.put_steps, None
-    if services.spool is not None:
-        spooling = Spooling(services.spool, reach, losses)
-        store = events_lane(spooling, services).put_soon
-        store_steps = steps_lane(spooling, services, losses).put
-        spool_figures(services.spool)
-    commit = GroupCommit(store, begin_at=BEGIN_AT)
-    signals = SignalRoutes(services, entry, commit)
-    logs = LogRoutes(services, entry, signals)
-    measuring = MeasuringRoutes(services, entry, commit, tally, store_steps)
-    hooks = HookRoutes(services, entry, commit, measuring)
-    alerts = AlertRoutes(services, entry, fleet, commit)
-    events = CloudEventRoutes(
-        services,
-        entry,
-        alerts,
-        {
-            "kernel-log": signals.kernel_log,
-            "heartbeat": signals.heartbeat,
-            "checkpoints": signals.checkpoints,
-            "step-times": measuring.step_times,
-            "metrics": measuring.columnar,
-        },
+    counts = _Counts(
+        Tally(services.unknown),
+        Losses(services.losses, services.clock.now),
+        Senders(services.senders, services.clock.now, services.cluster),
     )
-    queues = {"events": commit, "steps": measuring.steps, "metrics": measuring.metrics}
-    for name, queue in queues.items():
-        QUEUED.labels(name).set_function(lambda queue=queue: queue.depth)
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        anyio.to_thread.current_default_thread_limiter().total_tokens = THREADS
-        for queue in queues.values():
-            queue.start()
-        if spooling is not None:
-            spooling.start()
-        counting = asyncio.create_task(
-            _write_counts(tally, losses, senders), name="unknown series, losses, senders"
-        )
-        yield
-        await asyncio.gather(*(queue.stop() for queue in queues.values()))
-        if spooling is not None:
-            await run_in_threadpool(spooling.stop)
-        counting.cancel()
-        await asyncio.gather(counting, return_exceptions=True)
-        await _flush(tally, losses, senders)
-
+    preamble = Preamble(services, access, fleet, Meter(counts.losses, counts.senders, services.cluster))
+    spooling = Spooling(services.spool, reach, counts.losses) if services.spool is not None else None
+    queues, routes = _signal_routes(services, preamble, fleet, counts, spooling)
     app = Application(
-        [
-            *signals.routes(PREFIX),
-            *logs.routes(PREFIX),
-            *measuring.routes(PREFIX),
-            *OtlpRoutes(entry, logs, measuring).routes(PREFIX),
-            *hooks.routes(PREFIX),
-            *alerts.routes(PREFIX),
-            *events.routes(PREFIX),
-        ],
+        routes,
         title="healer",
         version="1",
-        lifespan=lifespan,
+        lifespan=_lifespan(queues, spooling, counts),
         docs_url=None,
         redoc_url=None,
         openapi_url=None,
@@ -184,48 +126,112 @@ def create_app(services: Services) -> FastAPI:
     shared = {
         "services": services,
         "access": access,
-        "entry": entry,
+        "preamble": preamble,
         "reach": reach,
         "ready": Readying(services.ready, reach),
         "spooling": spooling,
         "fleet": fleet,
         "queues": queues,
-        "losses": losses,
-        "door": enroll.Door(),
+        "losses": counts.losses,
+        "door": enroll_routes.Door(),
+        "errors": problems.install(app, PREFIX),
     }
     for name, part in shared.items():
         setattr(app.state, name, part)
-    for part in (
-        reading,
-        evidence,
-        series,
-        scraping,
-        acting,
-        reconcile,
-        references,
-        messages,
-        chat,
-        enroll,
-        rehearsals,
-    ):
+    for part in _ROUTERS:
         app.include_router(part.router, prefix=PREFIX)
-    app.include_router(system.router)
-    app.state.errors = problems.install(app, PREFIX)
+    app.include_router(system_routes.router)
     documents.install(app, PREFIX)
     return app
 
 
-async def _write_counts(*counts: Tally | Losses | Senders) -> None:
+#: In the order in which the API's document shows them.
+_ROUTERS = (
+    reading_routes,
+    collection_routes,
+    acting_routes,
+    reference_routes,
+    message_routes,
+    enroll_routes,
+    rehearsal_routes,
+)
+
+
+def _signal_routes(
+    services: Services, preamble: Preamble, fleet: Fleet, counts: "_Counts", spooling: Spooling | None
+) -> tuple[Queues, list[Route]]:
+    """The queues by name, and the routes that fill them."""
+    store, store_steps = in_thread(services.signals.store), services.samples.put_steps
+    if spooling is not None and services.spool is not None:
+        store = events_lane(spooling, services).put_soon
+        store_steps = steps_lane(spooling, services, counts.losses).put
+        spool_figures(services.spool)
+    commit = GroupCommit(store, QueueBounds(begin_at=BEGIN_AT))
+    signals = SignalRoutes(services, preamble, commit)
+    logs = LogRoutes(services, preamble, signals)
+    measuring = MeasuringRoutes(services, preamble, commit, counts.tally, store_steps)
+    alerts = AlertRoutes(services, preamble, fleet, commit)
+    bodies_of_events = {
+        "kernel-log": signals.kernel_log,
+        "heartbeat": signals.heartbeat,
+        "checkpoints": signals.checkpoints,
+        "step-times": measuring.step_times,
+        "metrics": measuring.columnar,
+    }
+    parts = (
+        signals,
+        logs,
+        measuring,
+        OtlpRoutes(preamble, logs, measuring),
+        HookRoutes(services, preamble, commit, measuring),
+        alerts,
+        CloudEventRoutes(services, preamble, alerts, bodies_of_events),
+    )
+    queues = {"events": commit, "steps": measuring.steps, "metrics": measuring.metrics}
+    for name, queue in queues.items():
+        QUEUED.labels(name).set_function(lambda queue=queue: queue.depth)
+    return queues, [route for part in parts for route in part.routes(PREFIX)]
+
+
+def _lifespan(queues: Queues, spooling: Spooling | None, counts: "_Counts") -> Lifespan[FastAPI]:
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        anyio.to_thread.current_default_thread_limiter().total_tokens = THREADS
+        for queue in queues.values():
+            queue.start()
+        if spooling is not None:
+            spooling.start()
+        counting = asyncio.create_task(_write_counts(counts), name="unknown series, losses, senders")
+        yield
+        await asyncio.gather(*(queue.stop() for queue in queues.values()))
+        if spooling is not None:
+            await run_in_threadpool(spooling.stop)
+        counting.cancel()
+        await asyncio.gather(counting, return_exceptions=True)
+        await _flush(counts)
+
+    return lifespan
+
+
+class _Counts(NamedTuple):
+    """What is counted in memory, and written now and then."""
+
+    tally: Tally
+    losses: Losses
+    senders: Senders
+
+
+async def _write_counts(counts: _Counts) -> None:
     while True:
         await asyncio.sleep(TALLY_S)
-        await _flush(*counts)
+        await _flush(counts)
 
 
-async def _flush(*counts: Tally | Losses | Senders) -> None:
-    for one in counts:
+async def _flush(counts: _Counts) -> None:
+    for count in counts:
         # What could not be written is kept, and written the next time.
         try:
-            await run_in_threadpool(one.flush)
+            await run_in_threadpool(count.flush)
         except Unavailable:
             pass
         except Exception:

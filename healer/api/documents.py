@@ -1,20 +1,167 @@
 """The OpenAPI document. FastAPI knows paths, parameters and bodies; answers and signals are msgspec's."""
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from healer.api.documents_signals import TYPES, signal_paths
-from healer.api.views import Accepted
+from healer.api.signal_answers import Accepted, HookAnswer
+from healer.signals import wire
+from healer.signals.alert_bodies import AlertGroup
+from healer.signals.hook_reports import HOOKS, HookReport
+from healer.signals.step_times import StepSample
+from healer.signals.wire import JobCheckpointBody
+
+
+class KernelLog(msgspec.Struct, kw_only=True):
+    """Kernel lines of one node. An entry may name a node, cluster or boot of its own."""
+
+    entries: list[wire.KernelEntry]
+    cluster: str | None = None
+    node: str | None = None
+    boot_id: str | None = None
+
+
+class Metrics(msgspec.Struct, kw_only=True):
+    """What one node measured: by name, one value for each GPU; null where there is none.
+
+    `host` holds the node's own values, `ports` those of each network port (`mlx5_0/1`), `links` a list for
+    each GPU with a value for each of its NVLinks.
+    """
+
+    node: str
+    cluster: str | None = None
+    time: str | None = None
+    gpu: dict[str, list[float | None]] = {}
+    host: dict[str, float | None] = {}
+    ports: dict[str, dict[str, float | None]] = {}
+    links: dict[str, list[list[float | None]]] = {}
+
+
+class CloudEvent(msgspec.Struct, kw_only=True):
+    """A CloudEvents 1.0 event. `data` is the body of one of healer's routes, or an alert: by `type`."""
+
+    specversion: str
+    id: str
+    source: str
+    type: str
+    subject: str | None = None
+    time: str | None = None
+    datacontenttype: str | None = None
+    data: Any = None
+
+
+class StepTimes(msgspec.Struct, kw_only=True):
+    """Step times of one life of a job."""
+
+    job: str | int
+    samples: list[StepSample]
+    restart: int = 0
+    cluster: str | None = None
+
+
+#: In the order that `signal_paths` expects.
+TYPES = (
+    KernelLog, wire.Heartbeat, Metrics, StepTimes, JobCheckpointBody, HookReport, AlertGroup, CloudEvent,
+    HookAnswer,
+)  # fmt: skip
+_JSON, _PROTOBUF = "application/json", "application/x-protobuf"
+_OTLP = {
+    _PROTOBUF: {"schema": {"type": "string", "format": "binary"}},
+    _JSON: {"schema": {"type": "object"}},
+}
+_TEXT = {"schema": {"type": "string"}}
+_ANY_BUT_JSON = {
+    "prometheus/write": {_PROTOBUF: _OTLP[_PROTOBUF]},
+    "openmetrics": {kind: _TEXT for kind in ("text/plain", "application/openmetrics-text")},
+    "nvidia-smi": {kind: _TEXT for kind in ("text/xml", "application/xml", "text/plain")},
+    "otlp/v1/logs": _OTLP,
+    "otlp/v1/metrics": _OTLP,
+}
+#: Route, what it takes, and the parameters of its address.
+_SIGNALS = (
+    ("kernel-log", "Kernel lines", ("cluster", "node", "boot_id")),
+    ("logs", "What log shippers send: the kernel lines among it", ("cluster", "node")),
+    ("heartbeat", "A sender lives", ()),
+    ("metrics", "Metrics, columnar by node", ()),
+    ("prometheus/write", "Prometheus remote_write 1.0, snappy", ()),
+    ("openmetrics", "Metrics as exporters print them", ("cluster", "node", "device")),
+    ("otlp/v1/logs", "OTLP logs: the kernel lines among them", ("cluster", "node")),
+    ("otlp/v1/metrics", "OTLP metrics: gauges and cumulative sums", ("cluster",)),
+    ("nvidia-smi", "The XML of nvidia-smi -q -x", ("cluster", "node")),
+    ("step-times", "Step times of a job's ranks", ()),
+    ("checkpoints", "What a job can go back to", ()),
+    ("alertmanager", "Alerts of Alertmanager and Grafana", ()),
+    ("cloudevents", "CloudEvents 1.0: our own bodies, and alerts", ()),
+    *((f"hooks/{hook}", f"What Slurm's {hook} saw of its node", ()) for hook in HOOKS),
+)
+
+
+def signal_paths(prefix: str, schemas: Sequence[Any], stored: Any) -> dict[str, Any]:
+    """`schemas` are those of TYPES; `stored` is the usual answer's."""
+    *schemas_of_bodies, answer_of_hooks = schemas
+    bodies = _bodies(*schemas_of_bodies)
+    made = {}
+    for name, summary, query in _SIGNALS:
+        if name.startswith("otlp/"):
+            text = "stored, but for what `partialSuccess` tells"
+            answer = {"200": {"description": text, "content": _OTLP}}
+        elif name == "prometheus/write":
+            answer = {"204": {"description": "stored"}}
+        else:
+            schema = answer_of_hooks if name.startswith("hooks/") else stored
+            answer = {"202": {"description": "stored", "content": {_JSON: {"schema": schema}}}}
+        made[f"{prefix}/signals/{name}"] = {
+            "post": {
+                "operationId": name.replace("-", "_").replace("/", "_"),
+                "summary": summary,
+                "parameters": [_query(field) for field in query],
+                "requestBody": {"required": True, "content": bodies[name]},
+                "responses": answer,
+            }
+        }
+    return made
+
+
+def _bodies(*schemas: Any) -> dict[str, dict[str, Any]]:
+    """Route -> the content of its request, of the schemas of TYPES without the last."""
+    kernel, beat, metrics, steps, checkpoint, report, group, event = schemas
+    shipped = _one_or_many({"type": "object"})
+    return _ANY_BUT_JSON | {
+        "kernel-log": {_JSON: _one_or_many(kernel), "text/plain": _TEXT},
+        "logs": {_JSON: shipped, "application/x-ndjson": _TEXT, "application/vnd.fdo.journal": _TEXT},
+        "heartbeat": {_JSON: _one_or_many(beat)},
+        "metrics": {_JSON: _one_or_many(metrics)},
+        "step-times": {_JSON: _one_or_many(steps)},
+        "checkpoints": {_JSON: _one_or_many(checkpoint)},
+        "alertmanager": {_JSON: {"schema": group}},
+        "cloudevents": {
+            "application/cloudevents+json": {"schema": event},
+            "application/cloudevents-batch+json": {"schema": {"type": "array", "items": event}},
+        },
+        **{f"hooks/{hook}": {_JSON: _one_or_many(report)} for hook in HOOKS},
+    }
+
+
+def _one_or_many(schema: Any) -> dict[str, Any]:
+    return {"schema": {"anyOf": [schema, {"type": "array", "items": schema}]}}
+
+
+def _query(name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "in": "query",
+        "schema": {"type": "string"},
+        "description": "for bodies that are not JSON",
+    }
+
 
 _REF = "#/components/schemas/{name}"
-
 #: Types that answers name, by their place in `answers`.
 _types: list[Any] = [Accepted]
-
 _PROBLEM = {
     "type": "object",
     "description": "RFC 9457; `code` is for programs, `detail` for people.",

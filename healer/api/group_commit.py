@@ -30,11 +30,8 @@ SHARE_OF_BOUND, SHARE = 0.1, 0.8
 #: Above this share of a queue what matters less is shed: heartbeats before events, metrics before both.
 SHED_SHARE = 0.5
 _RETRY_S = 0.1
-
 T = TypeVar("T")
 R = TypeVar("R")
-
-
 #: What a queue is emptied into. The call begins to write; what it gives tells the end.
 Store = Callable[[Sequence[T]], Awaitable[Sequence[R]]]
 
@@ -101,39 +98,41 @@ class _Patience:
         self._timer = loop.call_at(waiting[0][0], self._look, loop) if waiting else None
 
 
+@dataclass(frozen=True, kw_only=True)
+class QueueBounds:
+    """`queue` and `batch` bound the sum of what `weigh` gives (1 for each item without it). While a queue of
+    `before` is over half full, nothing is taken here: what is in it matters more. `gather_s`: the first of a
+    batch waits so long for others, where a commit costs more than what is in it. `begin_at`: where nothing is
+    being written and so much waits, its commit begins at once, while the event loop reads what else has come.
+    """
+
+    wait_s: float = WAIT_S
+    queue: int = QUEUE
+    batch: int = BATCH
+    weigh: Callable[[Any], int] | None = None
+    before: "Sequence[GroupCommit[Any, Any]]" = ()
+    gather_s: float = 0.0
+    begin_at: int | None = None
+
+
 class GroupCommit(Generic[T, R]):
     """Start it inside the event loop; `add` may be called by any number of requests at once.
 
     `store` writes items in one commit and gives one result for each; the next call waits for it. It raises
-    Unavailable when the database is away: then nothing is stored, and the same items come again. `queue` and
-    `batch` bound the sum of what `weigh` gives (1 for each item without it). While a queue of `before` is
-    over half full, nothing is taken here: what is in it matters more. `gather_s`: the first of a batch waits
-    so long for others, where a commit costs more than what is in it. `begin_at`: where nothing is being
-    written and so much waits, its commit begins at once, while the event loop reads what else has come.
+    Unavailable when the database is away: then nothing is stored, and the same items come again.
     """
 
-    def __init__(
-        self,
-        store: Store[T, R],
-        *,
-        wait_s: float = WAIT_S,
-        queue: int = QUEUE,
-        batch: int = BATCH,
-        weigh: Callable[[T], int] | None = None,
-        before: "Sequence[GroupCommit[Any, Any]]" = (),
-        gather_s: float = 0.0,
-        begin_at: int | None = None,
-    ) -> None:
+    def __init__(self, store: Store[T, R], bounds: QueueBounds = QueueBounds()) -> None:
         self._store = store
-        self._wait_s = wait_s
-        self._queue, self._batch, self._weigh = queue, batch, weigh
-        self._before, self._gather_s, self._begin_at = before, gather_s, begin_at
+        self._wait_s = bounds.wait_s
+        self._queue, self._batch, self._weigh = bounds.queue, bounds.batch, bounds.weigh
+        self._before, self._gather_s, self._begin_at = bounds.before, bounds.gather_s, bounds.begin_at
         #: What waits, by owner, and the owners in the order of their turns.
         self._lines: dict[str, deque[_Waiter[T, R]]] = {}
         self._turns: deque[str] = deque()
         #: What each owner holds: waiting or being written.
         self._held: dict[str, int] = {}
-        self._patience = _Patience(wait_s)
+        self._patience = _Patience(bounds.wait_s)
         self._depth = 0
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None

@@ -4,27 +4,17 @@ Bodies are read here and not in the event loop: a large one would hold up fault 
 asks the database.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Generic, TypeVar
 
-import msgspec
-
-from healer.api.summed import Summed
-from healer.model import Catalogue, Component, Ruleset, UnknownSeries
+from healer.model import Catalogue, Component, Ruleset
 from healer.ports.measurements import ColumnBook
-from healer.ports.signal_stores import UnknownBook
-from healer.signals.measured import Unknown
-from healer.signals.parts import Shown, unknown_shape
+from healer.signals.hardware_names import Shown, unknown_shape
 from healer.signals.translate import Translator
 from healer.signals.wire import BadBody
 
 R = TypeVar("R")
-
-#: Names that are counted apart between two writes of the tally; what is more is one name.
-NAMES = 2000
-REST = "…"
 
 
 class Refused(Exception):
@@ -87,30 +77,3 @@ class Translators:
         if cluster not in self._made:
             self._made[cluster] = Translator(catalogue, self._book, cluster, self._shown)
         return self._made[cluster]
-
-
-class Tally(Summed[tuple[str, str], UnknownSeries]):
-    """Unknown series, summed up between two writes. At most NAMES of all clusters are counted apart."""
-
-    def __init__(self, book: UnknownBook) -> None:
-        super().__init__(lambda counted: book.add(list(counted.values())), _joined)
-
-    def add(self, cluster: str, unknown: Iterable[tuple[str, Unknown]], now: datetime) -> None:
-        with self._lock:
-            for name, one in unknown:
-                seen = (cluster, name) in self._counted or len(self._counted) < NAMES
-                key = (cluster, name if seen else REST)
-                fresh = UnknownSeries(
-                    cluster=cluster,
-                    name=key[1],
-                    why=one.why,
-                    count=one.count,
-                    first_seen=now,
-                    last_seen=now,
-                    example=one.example,
-                )
-                self._count(key, fresh)
-
-
-def _joined(earlier: UnknownSeries, later: UnknownSeries) -> UnknownSeries:
-    return msgspec.structs.replace(later, first_seen=earlier.first_seen, count=earlier.count + later.count)

@@ -50,7 +50,6 @@ REQUESTS = Counter(
     "healer_http_requests", "Requests by method and status.", ("method", "status"), registry=REGISTRY
 )
 REFUSALS = Counter("healer_guard_refusals", "Requests that a guard refused.", ("guard",), registry=REGISTRY)
-
 _GAUGES = {
     "incidents_open": Gauge(
         "healer_incidents_open", "Unresolved incidents.", ("cluster", "severity"), registry=REGISTRY

@@ -30,9 +30,7 @@ from healer.ports.request_keys import KeyInFlight, KeyReused
 from healer.signals.wire import BadBody
 
 log = logging.getLogger("healer.api")
-
 MEDIA_TYPE = "application/problem+json"
-
 #: `code` where a status has only one.
 _CODES = {
     400: "bad_request",
@@ -65,7 +63,6 @@ class Problem(Exception):
         code: str | None = None,
         errors: list[dict[str, str]] | None = None,
         headers: Mapping[str, str] | None = None,
-        more: Mapping[str, Any] | None = None,
         heading: str = "",
     ) -> None:
         super().__init__(detail)
@@ -75,7 +72,8 @@ class Problem(Exception):
         self.heading = heading
         self.errors = errors or []
         self.headers = dict(headers or {})
-        self.more = dict(more or {})
+        #: What else the body holds.
+        self.more: dict[str, Any] = {}
 
     def body(self) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -123,13 +121,14 @@ def problem_of(error: Exception) -> Problem:
 
 def _guard_refused(error: GuardRefused) -> Problem:
     answer = error.answer
-    more = {
+    problem = Problem(409, answer.why, code="guard_refused")
+    problem.more = {
         "guard": answer.guard,
         "limit": answer.limit,
         "used": answer.used,
         "frees_at": answer.frees_at,
     }
-    return Problem(409, answer.why, code="guard_refused", more=more)
+    return problem
 
 
 def _invalid(error: RequestValidationError) -> Problem:
@@ -179,8 +178,6 @@ _MAKERS: tuple[tuple[type[Exception], Callable[[Any], Problem]], ...] = (
     (RequestValidationError, _invalid),
     (HTTPException, lambda error: Problem(error.status_code, str(error.detail), headers=error.headers)),
 )
-
-
 #: The answer to a person's browser; None: who asks is a program.
 Page = Callable[[Request, Problem], Response | None]
 

@@ -6,14 +6,22 @@ that sends too many metrics still tells its events, and one that floods events t
 """
 
 import math
+import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
+from starlette.requests import Request
+
+from healer.api.counters import Losses, Senders
 from healer.api.group_commit import SHARE, SHARE_OF_BOUND
 from healer.api.problems import Problem
+from healer.model import LossReason
 from healer.ports.callers import Caller
+from healer.signals.rejects import Rejected
+from healer.signals.values import TOO_OLD
 
 #: Tokens that are remembered. One that is forgotten, the longest unheard, begins with its whole burst.
 TOKENS = 20_000
@@ -54,7 +62,6 @@ OF_CLUSTER = Rates(200e6, 600_000, 20_000)
 OF_NODE = Rates(2e6, 5_000, 500)
 #: Steps of 10,000 ranks each second, at 200 bytes, twice.
 OF_JOB = Rates(4e6, 20_000, 500)
-
 #: The routes that bring no events, by what follows /signals/; all others do.
 KINDS = {
     "metrics": Kind.metrics,
@@ -76,8 +83,8 @@ class OverQuota(Problem):
             f"this token sends more than its {rate:g} {what} per second; after {wait_s} s it is heard again",
             code="quota",
             headers={"Retry-After": str(wait_s)},
-            more={"quota": what, "per_s": rate},
         )
+        self.more = {"quota": what, "per_s": rate}
 
 
 @dataclass(slots=True)
@@ -138,14 +145,75 @@ class Quotas:
         return len(self._accounts)
 
 
+#: Where a request's scope keeps its Caller, for what is counted after it failed.
+SENDER = "healer.sender"
+
+
+def route_of(path: str) -> str:
+    """What follows `/signals/`: the name under which a route's signals and losses are counted."""
+    return path.partition("/signals/")[2]
+
+
+class Meter:
+    """Charges what senders send, and counts what of it is not stored. For one event loop."""
+
+    def __init__(self, losses: Losses, senders: Senders, cluster: str) -> None:
+        """`cluster` is that of tokens that are bound to none."""
+        self.losses, self._senders, self._cluster, self._quotas = losses, senders, cluster, Quotas()
+
+    def check(self, caller: Caller, path: str, now: float) -> None:
+        """Raises OverQuota while this token owes too much for what comes by that route."""
+        self._quotas.check(caller, KINDS.get(route_of(path), Kind.events), now)
+
+    def came(self, caller: Caller, path: str, size: int) -> None:
+        """A whole body: its sender is heard, and charged for it."""
+        self._senders.heard(caller, route_of(path), size)
+        self._quotas.spend(caller, time.monotonic(), size=size)
+
+    def charge(self, caller: Caller, *, size: int = 0, entries: int = 0, series: int = 0) -> None:
+        """Counts bytes, entries (lines, samples, events) and new series against their sender's quota."""
+        self._quotas.spend(caller, time.monotonic(), size=size, entries=entries, series=series)
+
+    def charge_size(self, caller: Caller, size: int) -> None:
+        self.charge(caller, size=size)
+
+    def stored(
+        self,
+        request: Request,
+        entries: int,
+        rejected: Sequence[Rejected] = (),
+        more: int = 0,
+        *,
+        series: int = 0,
+    ) -> None:
+        """After a body was stored: charges its entries and new series, and counts those entries that were too
+        late or wrong.
+
+        `entries` without the rejected ones; `more`: rejected beyond those that are named."""
+        self.charge(request.scope[SENDER], entries=entries + len(rejected) + more, series=series)
+        if not rejected:
+            return
+        late = [one for one in rejected if one.reason.startswith(TOO_OLD)]
+        wrong = [one for one in rejected if not one.reason.startswith(TOO_OLD)]
+        self.lose(request, LossReason.late, len(late), TOO_OLD)
+        self.lose(request, LossReason.rejected, len(wrong) + more, (wrong or rejected)[0].reason)
+
+    def lose(self, request: Request, reason: LossReason, count: int, example: str, *, at: str = "") -> None:
+        """Counts entries of this request that are not stored; at the cluster `at` where it is known."""
+        caller: Caller = request.scope[SENDER]
+        cluster = at or caller.cluster or self._cluster
+        route = route_of(request.scope["path"])
+        self.losses.add(route, reason, count, cluster=cluster, who=caller.name, example=example)
+
+
 def owner_of(caller: Caller) -> str:
     """What quotas and shares are counted for: the token; of a job, which may have many tokens, the job."""
     return f"job {caller.cluster} {caller.job}" if caller.job else caller.id
 
 
-def share_of(caller: Caller) -> float:
-    """Of a queue, what may wait of this one's."""
-    return SHARE_OF_BOUND if caller.node or caller.job else SHARE
+def place_of(caller: Caller) -> tuple[str, float]:
+    """In a queue: whose place this caller takes, and which share of the queue that one may hold."""
+    return owner_of(caller), SHARE_OF_BOUND if caller.node or caller.job else SHARE
 
 
 def rates_of(caller: Caller) -> Rates:

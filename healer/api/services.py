@@ -8,24 +8,28 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from starlette.requests import HTTPConnection
+
 from healer.engine.command import Commands
-from healer.engine.controls import Controls
-from healer.engine.reconcile import Reconciler
+from healer.engine.controls import Controls, IncidentCommands
+from healer.engine.permission import HookPermits
+from healer.engine.reconciler import Reconciler
 from healer.model import Ruleset
 from healer.model.recordings import Recordings
-from healer.ports.api_answers import Readiness
+from healer.ports.answers import Readiness
 from healer.ports.callers import Credentials, Tokens
 from healer.ports.clock import Clock
 from healer.ports.disk_queue import Spool
 from healer.ports.evidence_book import EvidenceBook
-from healer.ports.hook_answers import Hooks
-from healer.ports.measurements import ColumnBook, Samples, SignalReads
+from healer.ports.measurements import ColumnBook, Samples
 from healer.ports.pull import ScrapeBook
-from healer.ports.queries import AuditTrail, EventFeed, MessageBook, Reads, Rehearsals, RuleFiles
+from healer.ports.queries import AuditTrail, EventFeed, MessageBook, Queries, Rehearsals, RuleFiles
 from healer.ports.request_keys import Idempotency
 from healer.ports.signal_stores import LossBook, SenderBook, SignalStore, UnknownBook
 
 
+# Wide: one field for each port or command set that a route uses, so that a test can put in its own; groups
+# of them would be no nouns of their own.
 @dataclass(frozen=True, kw_only=True)
 class Services:
     """Everything the routes use. `cluster` is the one cluster of this installation (HEALER_CLUSTER).
@@ -43,12 +47,11 @@ class Services:
     losses: LossBook
     senders: SenderBook
     scrapes: ScrapeBook
-    #: What pages draw.
-    history: SignalReads
-    reads: Reads
+    queries: Queries
     tokens: Tokens
-    hooks: Hooks
+    hooks: HookPermits
     controls: Controls
+    incidents: IncidentCommands
     runs: Commands
     reconcile: Reconciler
     messages: MessageBook
@@ -78,3 +81,7 @@ class Services:
     def only(self) -> str:
         """The cluster of what names none; empty where there are several: it is never guessed."""
         return "" if len(self.clusters) > 1 else self.cluster
+
+
+def services_of(request: HTTPConnection) -> Services:
+    return request.app.state.services

@@ -17,18 +17,17 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import structlog
 
-from healer.api.losses import Losses
-from healer.api.reach import Reach
+from healer.api.counters import Losses
+from healer.api.db_health import Reach
 from healer.api.services import Services
 from healer.model import LossReason
-from healer.model.samples import StepBatch
+from healer.model.packed import pack_steps, unpack_steps
+from healer.model.telemetry import StepBatch
 from healer.ports.disk_queue import Spool, Spooled
 from healer.ports.request_errors import DiskFull, NoRoom, Unavailable, Unstorable
 from healer.ports.signal_stores import Arrival
-from healer.signals.packed import pack_steps, unpack_steps
 
 log = structlog.get_logger()
-
 #: Records brought into the store by one commit.
 BATCH, BATCH_BYTES = 4_000, 4 * 1024 * 1024
 _RETRY_S = 0.2
@@ -38,10 +37,8 @@ REFUSED_MAX = 10
 _ADOPT_S = 5.0
 #: Step times that waited for longer are in no window any more.
 _STEPS_FOR = timedelta(minutes=15)
-
 T = TypeVar("T")
 R = TypeVar("R")
-
 #: What is wrong with one thing and not with the store: its values are refused, or cannot be encoded.
 _WRONG = (Unstorable, msgspec.MsgspecError, ValueError, TypeError, OverflowError, struct.error)
 

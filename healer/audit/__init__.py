@@ -1,7 +1,6 @@
-"""What healer remembers, chained so that nobody changes it unseen. Pure: rows and lines in, findings out."""
+"""The audit chain: sealed, signed, verified, exported. Pure: rows and lines in, findings out."""
 
 from healer.audit.chain import (
-    Link,
     Signer,
     canonical,
     extend,
@@ -11,30 +10,34 @@ from healer.audit.chain import (
     record_bytes,
     sign_checkpoint,
     signature_holds,
-    storable,
-    storable_text,
 )
 from healer.audit.export import (
     ExportError,
     Head,
     Header,
+    Trail,
     checkpoint_line,
+    export,
     export_lines,
     read_checkpoints,
+    report,
     verify_export,
 )
-from healer.audit.verify import Report, examine, verify
+from healer.audit.sealer import Sealer
+from healer.audit.verify import Report, examine
 
 __all__ = [
     "ExportError",
     "Head",
     "Header",
-    "Link",
     "Report",
+    "Sealer",
     "Signer",
+    "Trail",
     "canonical",
     "checkpoint_line",
     "examine",
+    "export",
     "export_lines",
     "extend",
     "genesis",
@@ -42,10 +45,8 @@ __all__ = [
     "moment",
     "read_checkpoints",
     "record_bytes",
+    "report",
     "sign_checkpoint",
     "signature_holds",
-    "storable",
-    "storable_text",
-    "verify",
     "verify_export",
 ]

@@ -9,7 +9,6 @@ Formats (docs/audit.md shows them with an example):
 - checkpoint: Ed25519 over `healer audit checkpoint`, a newline, and canonical JSON of `at cluster hash seq`.
 """
 
-import math
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Protocol
@@ -19,6 +18,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from healer.model import AuditRecord, Checkpoint
+from healer.model.audit import Link
 
 _encode = msgspec.json.Encoder(order="sorted").encode
 _CHECKPOINT_PREFIX = b"healer audit checkpoint\n"
@@ -32,17 +32,6 @@ class Signer(Protocol):
     def sign(self, data: bytes) -> bytes:
         """Ed25519, 64 bytes."""
         ...
-
-
-class Link(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One place in a cluster's chain. `record` is None when the row it points to is gone."""
-
-    cluster: str
-    seq: int
-    prev: bytes
-    hash: bytes
-    record_id: int
-    record: AuditRecord | None
 
 
 def canonical(value: Any) -> bytes:
@@ -121,35 +110,3 @@ def signature_holds(checkpoint: Checkpoint) -> bool:
     except (ValueError, InvalidSignature):
         return False
     return True
-
-
-def storable(value: Any) -> Any:
-    """The same data in the form that PostgreSQL's JSONB takes and gives back unchanged.
-
-    A record is never lost for what it quotes: NUL and lone surrogates, which JSONB refuses and a kernel line
-    may hold, become U+FFFD, and figures that JSON does not know (NaN, infinity) become their names.
-    """
-    return _clean(msgspec.to_builtins(value, str_keys=True, enc_hook=str))
-
-
-def storable_text(text: str) -> str:
-    """Text without NUL and lone surrogates."""
-    if "\x00" in text:
-        text = text.replace("\x00", "\ufffd")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text
-
-
-def _clean(value: Any) -> Any:
-    if isinstance(value, str):
-        return storable_text(value)
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {storable_text(str(name)): _clean(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_clean(item) for item in value]
-    return value

@@ -1,18 +1,22 @@
-"""The export: JSON Lines that another machine verifies without the database.
+"""The stored audit verified and exported, each in one snapshot; an export is verified without the database.
 
-Line 1 is the header, then come the checkpoints, then every record by cluster and seq. In a record's line the
-bytes of `record` are the bytes that were hashed: whoever formats them anew must keep to the canonical form.
+JSON Lines: line 1 is the header, then come the checkpoints, then every record by cluster and seq. In a
+record's line the bytes of `record` are the bytes that were hashed: whoever formats them again must keep to
+the canonical form.
 """
 
-from collections.abc import Collection, Iterable, Iterator
-from datetime import datetime
+from collections.abc import Callable, Collection, Iterable, Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
-from healer.audit.chain import Link, canonical, moment, record_bytes
+from healer.audit.chain import canonical, moment, record_bytes
 from healer.audit.verify import Report, examine
 from healer.model import AuditRecord, Broken, Checkpoint
+from healer.model.audit import Link
+from healer.ports.answers import AuditVerified
+from healer.ports.audit_store import ChainReads, CheckpointFile
 
 FORMAT = 1
 
@@ -178,3 +182,69 @@ def _plain(value: Header | Checkpoint) -> dict[str, Any]:
         name: moment(item) if isinstance(item, datetime) else msgspec.to_builtins(item)
         for name, item in fields.items()
     }
+
+
+# --- the audit of one installation
+
+
+class Trail:
+    """The audit of one installation: its database against its keys and its checkpoint file.
+
+    `keys`: public keys that may sign. Where there has never been one (a part that runs on another machine),
+    any key may sign.
+    """
+
+    def __init__(self, chain: ChainReads, keys: Callable[[], Collection[str]], file: CheckpointFile) -> None:
+        self._chain, self._keys, self._file = chain, keys, file
+
+    def report(self) -> Report:
+        """Raises ExportError when the checkpoint file has a bad line."""
+        # Read before the snapshot: a checkpoint is in the database before it is in the file.
+        outside = read_checkpoints(self._file.lines())
+        return report(self._chain, keys=self._keys() or None, outside=outside)
+
+    def verify(self) -> AuditVerified:
+        """The same, as the API answers it."""
+        found = self.report()
+        return AuditVerified(ok=not found.broken, broken=list(found.broken), records=found.records)
+
+    def export(self) -> Iterator[bytes]:
+        """JSON Lines, streamed."""
+        return export(self._chain)
+
+
+def report(
+    chain: ChainReads, *, keys: Collection[str] | None = None, outside: Iterable[Checkpoint] = ()
+) -> Report:
+    """Verifies everything in one snapshot.
+
+    `keys`: public keys that may sign (None: any). `outside`: signed heads kept outside the database, which
+    show one that was put back or cut short.
+    """
+    with chain.snapshot() as seen:
+        stored = seen.checkpoints()
+        known = {(item.cluster, item.seq, item.signature) for item in stored}
+        removed = [item for item in outside if (item.cluster, item.seq, item.signature) not in known]
+        unsealed, late = seen.unsealed(), seen.never_sealed()
+        found = examine(seen.links(), checkpoints=[*stored, *removed], unsealed=late, keys=keys)
+    broken = [*found.broken, *map(_removed, removed)]
+    return msgspec.structs.replace(found, broken=broken, unsealed=unsealed)
+
+
+def export(chain: ChainReads, *, at: datetime | None = None) -> Iterator[bytes]:
+    """The export as JSON Lines, one snapshot, streamed. `at` goes into the header (default: now)."""
+    with chain.snapshot() as seen:
+        checkpoints = seen.checkpoints()
+        header = Header(
+            healer_audit=1,
+            at=at or datetime.now(UTC),
+            clusters={name: Head(seq=one.seq, hash=one.hash.hex()) for name, one in seen.heads().items()},
+            keys=sorted({item.key for item in checkpoints}),
+            checkpoints=len(checkpoints),
+        )
+        yield from export_lines(header, checkpoints, seen.links())
+
+
+def _removed(item: Checkpoint) -> Broken:
+    what = f"the checkpoint of seq {item.seq} stands in the checkpoint file"
+    return Broken(cluster=item.cluster, seq=item.seq, what=f"{what}, but no longer in the database")

@@ -11,10 +11,11 @@ from operator import attrgetter
 
 import msgspec
 
-from healer.audit.chain import Link, genesis, link, moment, record_bytes, signature_holds
+from healer.audit.chain import genesis, link, moment, record_bytes, signature_holds
 from healer.model import AuditRecord, Broken, Checkpoint
+from healer.model.audit import Link
 
-#: Broken places named per cluster; after that only their number. Nobody reads more, and memory is bounded.
+#: Broken places named per cluster; after that only their number. More are not read, and memory is bounded.
 NAMED_MAX = 1000
 #: Changed links that are compared pair by pair to find exchanged ones (200 pairs of pairs: 0.1 s).
 EXCHANGE_MAX = 200
@@ -32,17 +33,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     signed: dict[str, int] = {}
     keys: list[str] = []
     unsealed: int = 0
-
-
-def verify(
-    links: Iterable[Link],
-    *,
-    checkpoints: Iterable[Checkpoint] = (),
-    unsealed: Iterable[AuditRecord] = (),
-    keys: Collection[str] | None = None,
-) -> list[Broken]:
-    """The broken places, by cluster and seq. `examine` says what the arguments are."""
-    return examine(links, checkpoints=checkpoints, unsealed=unsealed, keys=keys).broken
 
 
 def examine(

@@ -1,11 +1,11 @@
-"""The one place where adapters are chosen and wired. Every part of healer starts here."""
+"""Chooses the adapters and wires every part. Every part of healer starts here."""
 
 import gc
 import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,56 +13,50 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
-from healer.adapters.clock import SystemClock
-from healer.adapters.commands.runs import Commands
+from healer.actions import Toolbox
+from healer.adapters.commands.command_runs import Commands
 from healer.adapters.nodes.verbs import NodeVerbs
-from healer.adapters.postgres import inbox as postgres_inbox
 from healer.adapters.postgres import snapshots as postgres_snapshots
-from healer.adapters.postgres.audit_read import PostgresAuditTrail
+from healer.adapters.postgres.audit_rows import PostgresChain
 from healer.adapters.postgres.beats import Beat
 from healer.adapters.postgres.checkpoints import PostgresCheckpoints
 from healer.adapters.postgres.columns import PostgresColumns
-from healer.adapters.postgres.counters import PostgresReadings
 from healer.adapters.postgres.engine import make_engine
 from healer.adapters.postgres.evidence import PostgresEvidence
-from healer.adapters.postgres.history import PostgresSignalReads
-from healer.adapters.postgres.inbox import PostgresInbox
-from healer.adapters.postgres.leader import returned_nodes, try_lead
 from healer.adapters.postgres.ledger import PostgresLedger
+from healer.adapters.postgres.sample_reads import PostgresReadings, PostgresSignalReads
 from healer.adapters.postgres.snapshots import PostgresSnapshots
-from healer.adapters.postgres.waiting import Waiting
-from healer.adapters.postgres.wake import Waker
-from healer.adapters.slurm.cli import CliScheduler
+from healer.adapters.postgres.wake import Waiting, Waker
+from healer.adapters.signing import CHECKPOINT_FILE, CheckpointFile, load_signer, trusted_keys
+from healer.adapters.slurm.cli_client import CliScheduler
 from healer.adapters.slurm.preferred import OtherCluster, PreferredScheduler
-from healer.adapters.slurm.token import CommandToken, FileToken
+from healer.adapters.slurm.rest_token import CommandToken, FileToken
+from healer.adapters.system_clock import SystemClock
+from healer.audit import Sealer, Trail
 from healer.engine.drive import Driver
 from healer.model import Role, Ruleset
-from healer.observations.controller import POLL_S
+from healer.observations.slurm_poll import POLL_S
 from healer.ports.bmc import Bmc
 from healer.ports.node_exec import NodeExec
-from healer.ports.slurm import Scheduler, SchedulerError
+from healer.ports.scheduling import Scheduler, SchedulerError
 from healer.ports.transactions import Poke
-from healer.processes.detector import Detector
-from healer.processes.left_jobs import LOOK_S as LEFT_S
-from healer.processes.left_jobs import left_jobs
-from healer.processes.recording import Recording
 from healer.processes.rulebook import Rulebook
 from healer.processes.scheduler import (
     DELIVER_S,
+    LEFT_JOBS_S,
     SEAL_S,
     SWEEP_S,
     TIDY_S,
     Duty,
     Poll,
+    left_jobs,
     run_duties,
     sweep,
     woken_by,
 )
-from healer.recordings.recorder import Recorder
 from healer.rulebook.ruleset import RulesInvalid
 from healer.rulebook.ruleset import load as load_rules
-from healer.settings import Settings, SettingsError, guard_overrides, rules_folder
-from healer.settings.values import CHECKED
+from healer.settings import CHECKED, Settings, SettingsError, guard_overrides, rules_folder
 
 log = structlog.get_logger()
 
@@ -117,7 +111,7 @@ def _adapter(name: str, settings: Settings) -> Scheduler:
     if name == "sim":
         if settings.sim_socket is None:
             raise SettingsError("HEALER_SIM_SOCKET must name the socket of the simulated Slurm.")
-        from healer.sim.slurm import SimClient
+        from healer.sim.sim_slurm import SimClient
 
         return SimClient(settings.sim_socket, timeout_s=SLURM_TIMEOUT_S)
     conf = str(settings.slurm_conf) if settings.slurm_conf else None
@@ -157,8 +151,8 @@ def slurm_users(settings: Settings) -> tuple[str, ...]:
 
     Raises SchedulerError while a token cannot be read.
     """
+    from healer.adapters.slurm.rest_token import user_of
     from healer.adapters.slurm.rights import own_account
-    from healer.adapters.slurm.token import user_of
 
     found = []
     for name in settings.slurm_adapters:
@@ -287,9 +281,11 @@ def poke(settings: Settings, cluster: str) -> Poke:
     return poked
 
 
-def audit_trail(settings: Settings) -> PostgresAuditTrail:
-    """The audit of this installation, for `healer audit`."""
-    return PostgresAuditTrail(engine(settings, name="healer audit", pool_size=2), settings.data_dir)
+def audit_trail(settings: Settings, db: sa.Engine | None = None) -> Trail:
+    """The audit of this installation; without `db` for `healer audit`."""
+    db = db or engine(settings, name="healer audit", pool_size=2)
+    file = CheckpointFile(settings.data_dir / CHECKPOINT_FILE)
+    return Trail(PostgresChain(db), lambda: trusted_keys(settings.data_dir), file)
 
 
 def has_sink(settings: Settings) -> bool:
@@ -335,11 +331,11 @@ def run_api(settings: Settings) -> None:
     """Serves the REST API and the console until stopped."""
     import uvicorn
 
-    from healer.api.connections import uvicorn_settings
+    from healer.api.edge import uvicorn_settings
     from healer.bootstrap.web import web_app
 
     app = web_app(settings)
-    _collect_less()
+    collect_less()
     uvicorn.run(
         app,
         host=settings.listen.host,
@@ -352,7 +348,7 @@ def run_api(settings: Settings) -> None:
     )
 
 
-def _collect_less() -> None:
+def collect_less() -> None:
     # What stands now stays to the end. A full collection that walked it would hold up every request by 0.1 s.
     gc.collect()
     gc.freeze()
@@ -361,123 +357,60 @@ def _collect_less() -> None:
     gc.set_threshold(20_000)
 
 
-def run_detector(settings: Settings) -> None:
-    """Waits to lead, then walks until stopped. A broken database connection ends it: it starts anew."""
-    from healer.bootstrap.models import forest
-    from healer.bootstrap.prometheus import history_of
-    from healer.bootstrap.senses import senses_loop
-
-    stopped = until_stopped()
-    db = engine(settings, name="healer detector", pool_size=3)
-    cluster = cluster_name(settings)
-    rules = rulebook(settings)
-    connection = db.connect()
-    while not try_lead(connection, cluster):
-        if stopped.wait(1.0):
-            return
-    log.info("detector leads", cluster=cluster)
-    waker = Waker(db, [postgres_inbox.CHANNEL, postgres_snapshots.CHANNEL])
-    cleared = returned_nodes(connection, cluster)
-    connection.commit()
-    snapshots = PostgresSnapshots(db)  # one for both: each would decode every change of its own
-    recorder = _recording(settings, db, cluster)
-    detector = Detector(
-        cluster=cluster,
-        ledger=ledger(settings, db, cluster, connection, snapshots),
-        inbox=PostgresInbox(db, cluster),
-        snapshots=snapshots,
-        rules=rules,
-        clock=SystemClock(),
-        wait=waker.wait,
-        poke=poke(settings, cluster),
-        cleared=cleared,
-        recorder=recorder,
-        beat=Beat(db, cluster, "detector"),
-    )
-    note = recorder.note_samples if recorder else None
-    if recorder is not None:
-        threading.Thread(target=recorder.run, args=(stopped,), name="recorder", daemon=True).start()
-    _collect_less()
-    with forest(db, cluster) as trees:
-        history = history_of(settings, PostgresColumns(db), cluster)
-        senses = senses_loop(db, cluster, rules, detector.picture, trees, note, history=history)
-        detector.heard, detector.blind = senses.heard, lambda: senses.problem
-        threading.Thread(target=senses.run, args=(stopped,), name="senses", daemon=True).start()
-        detector.run(stopped.is_set)
-
-
-def _recording(settings: Settings, db: sa.Engine, cluster: str) -> Recording | None:
-    """Writes into the folder HEALER_RECORDING, for `healer replay`. One that cannot be written stops nothing:
-    `healer doctor` names it."""
-    if settings.recording is None:
-        return None
-    from healer.adapters.postgres.losses import PostgresLosses
-    from healer.recordings.recording_folder import RecordingFolder
-
-    try:
-        folder = RecordingFolder(
-            settings.recording,
-            max_bytes=int(settings.recording_max_gb * 1e9),
-            max_age=timedelta(days=settings.recording_days),
-            now=SystemClock().now,
-        )
-    except OSError as error:
-        log.error("nothing is recorded", folder=str(settings.recording), error=str(error))
-        return None
-    return Recording(
-        Recorder(folder, PostgresColumns(db)),
-        rest=folder.rest,
-        close=folder.close,
-        book=PostgresLosses(db),
-        cluster=cluster,
-        clock=SystemClock(),
-    )
-
-
 def run_scheduler(settings: Settings) -> None:
-    from healer.adapters.postgres.audit import Sealer
-    from healer.adapters.postgres.retention import free_share, tidy
-    from healer.adapters.signing import CHECKPOINT_FILE, load_signer
-    from healer.bootstrap.alive import ALIVE_S, Switch
-    from healer.bootstrap.channels import check_channels
+    from healer.bootstrap.messaging import ALIVE_S, CONNECTIONS, Switch, check_channels
     from healer.bootstrap.refit import duty as refits
     from healer.bootstrap.rehearse import duty as rehearsals
-    from healer.bootstrap.sinks import delivery, event_duty
-    from healer.bootstrap.telling import CONNECTIONS, Telling
-    from healer.processes.refitting import LOOK_S as REFIT_S
-    from healer.processes.rehearsing import EVERY_S as REHEARSE_S
+    from healer.processes.background import REFIT_S, REHEARSE_S
 
     rules = rulebook(settings)
     check_channels(settings, rules().notifications)
     stopped = until_stopped()
     db = engine(settings, name="healer scheduler")
     cluster = cluster_name(settings)
-    clock = SystemClock()
     telling_db = engine(settings, name="healer messages", pool_size=CONNECTIONS)
     snapshots = PostgresSnapshots(db)
-    sealer = Sealer(
-        db,
-        load_signer(settings.data_dir),
-        checkpoint_file=settings.data_dir / CHECKPOINT_FILE,
-    )
-
-    def seal() -> None:
-        sealer.seal_once()
-
-    def forget() -> None:
-        tidy(db, clock.now(), free=free_share(db))
-
-    def failed(why: str) -> None:
-        snapshots.failed(cluster, why)
-
-    poll = Poll(scheduler(settings), snapshots, rules, failed, cluster, clock=clock)
+    checkpoints = CheckpointFile(settings.data_dir / CHECKPOINT_FILE)
+    sealer = Sealer(PostgresChain(db), load_signer(settings.data_dir), checkpoint_file=checkpoints)
+    poll = Poll(scheduler(settings), snapshots, rules, cluster, clock=SystemClock())
     switch = Switch(settings, telling_db, cluster, rules)
     slurm, book = scheduler(settings, cluster=cluster), ledger(settings, db, cluster)
+    rehearsing, refitting = rehearsals(settings, db, cluster), refits(cluster)
+    duties = [
+        Duty("poll", POLL_S, switch.seen(poll)),
+        Duty("alive", ALIVE_S, switch),
+        Duty("left jobs", LEFT_JOBS_S, left_jobs(slurm, book, snapshots, lambda: slurm_users(settings))),
+        *_database_duties(settings, db, telling_db, book, rules, sealer),
+        Duty("rehearse", REHEARSE_S, rehearsing),
+        Duty("refit", REFIT_S, refitting),
+    ]
+    run_duties(duties, stopped)
+    rehearsing.close()
+    refitting.close()
+    sealer.close()
+
+
+def _database_duties(
+    settings: Settings,
+    db: sa.Engine,
+    telling_db: sa.Engine,
+    book: PostgresLedger,
+    rules: Rulebook,
+    sealer: Sealer,
+) -> list[Duty]:
+    """What the database has work for; all but the last two are woken when it has."""
+    from healer.adapters.postgres.retention import free_share, tidy
+    from healer.bootstrap.messaging import Telling, delivery, event_duty
+
+    cluster, clock = book.cluster, SystemClock()
     swept, beat = sweep(book, poke(settings, cluster), clock), Beat(db, cluster, "scheduler")
 
     def sweeping() -> None:
         swept()
         beat()
+
+    def seal() -> None:
+        sealer.seal_once()
 
     woken = [
         Duty("sweep", SWEEP_S, sweeping),
@@ -485,20 +418,11 @@ def run_scheduler(settings: Settings) -> None:
         Duty("deliver", DELIVER_S, delivery(settings, db, lambda: rules().notifications.console_url)),
         Duty("tell", DELIVER_S, Telling(settings, telling_db, cluster, rules, clock)),
     ]
-    duties = [
-        Duty("poll", POLL_S, switch.seen(poll)),
-        Duty("alive", ALIVE_S, switch),
-        Duty("tidy", TIDY_S, forget),
-        Duty("left jobs", LEFT_S, left_jobs(slurm, book, snapshots, lambda: slurm_users(settings))),
+    return [
         *woken_by(Waiting(db, cluster, clock), woken),
+        Duty("tidy", TIDY_S, lambda: tidy(db, clock.now(), free=free_share(db))),
         *event_duty(settings, db, cluster),
     ]
-    rehearsing, refitting = rehearsals(settings, db, cluster), refits(cluster)
-    beside = [Duty("rehearse", REHEARSE_S, rehearsing), Duty("refit", REFIT_S, refitting)]
-    run_duties([*duties, *beside], stopped)
-    rehearsing.close()
-    refitting.close()
-    sealer.close()
 
 
 def run_worker(settings: Settings) -> None:
@@ -511,11 +435,9 @@ def run_worker(settings: Settings) -> None:
     db = engine(settings, name="healer worker", pool_size=12)
     snapshots = PostgresSnapshots(db)
     threading.Thread(target=_look_ahead, args=(db, snapshots, cluster), daemon=True).start()
-    driver = Driver(
-        ledger=ledger(settings, db, cluster, snapshots=snapshots),
+    tools = Toolbox(
+        now=SystemClock().now,
         scheduler=slurm,
-        rules=rulebook(settings),
-        clock=SystemClock(),
         nodes=node_exec(settings),
         bmc=bmc(settings),
         checkpoints=PostgresCheckpoints(db, cluster),
@@ -525,6 +447,7 @@ def run_worker(settings: Settings) -> None:
         picture=lambda: snapshots.latest(cluster),
         users=lambda: slurm_users(settings),
     )
+    driver = Driver(ledger(settings, db, cluster, snapshots=snapshots), rulebook(settings), tools)
 
     def drive(name: str) -> None:
         """Nothing is done before Slurm told its name; the sweep sends the run again."""
@@ -572,3 +495,14 @@ def _log_as_json() -> None:
         ],
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
     )
+
+
+def slurm_tree(text: str) -> Mapping[str, tuple[str, ...]]:
+    """Node -> its switches, leaf first, from the output of `scontrol show topology`. Raises ValueError."""
+    from healer.adapters.slurm.parse_json import NotUnderstood
+    from healer.adapters.slurm.parse_topology import switches
+
+    try:
+        return switches(text)
+    except NotUnderstood as error:
+        raise ValueError(str(error)) from error

@@ -1,8 +1,8 @@
-"""The isolation forest's models: kept ready for the detector, trained and shown for `healer model`."""
+"""Models of classes of nodes: kept ready for the detector, trained and shown for `healer model`."""
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 
@@ -15,13 +15,14 @@ from sqlalchemy.exc import SQLAlchemyError
 from healer import bootstrap
 from healer.adapters.postgres import unusual
 from healer.adapters.postgres.engine import translated
-from healer.adapters.postgres.features import PostgresFeatures
-from healer.adapters.postgres.models import ClassLook, PostgresModels, Version
-from healer.adapters.postgres.rows import cluster_names
-from healer.detection.features import ALL_NAMES, definition
+from healer.adapters.postgres.feature_rows import PostgresFeatures
+from healer.adapters.postgres.model_rows import PostgresModels
+from healer.adapters.postgres.node_queries import cluster_names
+from healer.detection.features import whole
 from healer.detection.forest import Forest
-from healer.detection.side_by_side import side_by_side
-from healer.detection.training import FeatureRow, Fitted, Model, TooLittle, Trained, own_of, train, whole
+from healer.detection.scorers import Fitted, scored_of, side_by_side
+from healer.detection.training import TooLittle, train, usable
+from healer.model.trained import FeatureRow, Floats, Trained, Version
 from healer.settings import Settings
 
 log = structlog.get_logger()
@@ -30,9 +31,7 @@ LOOK_S = 30.0
 #: Feature rows that wait for the database; beyond, the oldest fall: there is more history than these.
 WAITING_MAX = 64
 #: `show`: how far back "now" and "lately" reach, and how many moments of that are scored.
-NOW = timedelta(minutes=15)
-LATELY = timedelta(hours=24)
-MOMENTS = 24
+NOW, LATELY, MOMENTS = timedelta(minutes=15), timedelta(hours=24), 24
 #: So many times the share expected above the 90 % quantile: the class is not what it was.
 DRIFT = 2.5
 
@@ -44,6 +43,7 @@ class ModelKeeper:
         self._db, self._models = db, PostgresModels(db, cluster)
         self._features = PostgresFeatures(db, cluster)
         self._fitted: tuple[Fitted, ...] = ()
+        self._unusable: set[str] = set()
         self._rows: deque[FeatureRow] = deque(maxlen=WAITING_MAX)
 
     def forest(self) -> Forest:
@@ -77,7 +77,10 @@ class ModelKeeper:
         fitted: list[Fitted] = []
         for model in (one.model for one in self._models.in_force()):
             if not usable(model):
-                log.warning("a model of another version is not used: train again", model=model.id[:12])
+                if model.id not in self._unusable:
+                    self._unusable.add(model.id)
+                    told = "a model of another version is not used: the scheduler makes a new one"
+                    log.warning(told, model=model.id[:12], hardware=model.hardware, load=model.load)
                 continue
             if model.id not in known:
                 log.info("model", id=model.id[:12], hardware=model.hardware, load=model.load)
@@ -97,13 +100,6 @@ def forest(db: sa.Engine, cluster: str) -> Iterator[Forest]:
         stopped.set()
 
 
-def usable(model: Model) -> bool:
-    """Whether this version makes the model's features as they were made for it."""
-    return (
-        all(name in ALL_NAMES for name in model.features) and definition(model.features) == model.definition
-    )
-
-
 # --- healer model ---
 
 
@@ -119,78 +115,40 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     drift: float | None
     hint: str
 
-    @property
-    def model(self) -> Model:
-        return self.version.model
+
+def train_classes(features: PostgresFeatures, since: datetime, now: datetime) -> list[Trained | TooLittle]:
+    """A model of each class that was seen since then, or why there is none."""
+    sick = features.sick(since, now)
+    made: list[Trained | TooLittle] = []
+    for hardware, load, moments in features.classes(since):
+        try:
+            made.append(train(features.read(hardware, load, since), moments, sick, now))
+        except TooLittle as error:
+            made.append(error)
+    return made
 
 
-class ModelDesk:
-    """What people do with models of one cluster."""
-
-    def __init__(self, db: sa.Engine, cluster: str) -> None:
-        self.cluster = cluster
-        self._models, self._features = PostgresModels(db, cluster), PostgresFeatures(db, cluster)
-
-    def train(self, since: datetime, now: datetime) -> list[Trained | TooLittle]:
-        """A model of each class that was seen since then, or why there is none."""
-        sick = self._features.sick(since, now)
-        made: list[Trained | TooLittle] = []
-        for hardware, load, moments in self._features.classes(since):
-            try:
-                made.append(train(self._features.read(hardware, load, since), moments, sick, now))
-            except TooLittle as error:
-                made.append(error)
-        return made
-
-    def save(self, trained: Trained, *, by: str, at: datetime) -> bool:
-        """False when this very model is kept already."""
-        return self._models.save(trained, by=by, at=at, why="trained by a person")
-
-    def use(self, model: Model, *, by: str, at: datetime, why: str) -> None:
-        self._models.use(model, by=by, at=at, why=why)
-
-    def find(self, start: str) -> list[Version]:
-        return self._models.find(start)
-
-    def in_force(self) -> list[Version]:
-        return self._models.in_force()
-
-    def versions(self) -> list[Version]:
-        return self._models.versions()
-
-    def looks(self) -> list[ClassLook]:
-        return self._models.looks()
-
-    def shown(self, versions: Sequence[Version], now: datetime) -> list[Shown]:
-        return [self._shown(one, now) for one in versions]
-
-    def _shown(self, version: Version, now: datetime) -> Shown:
-        model = version.model
-        scored = above = 0
-        drift = None
-        fits = usable(model)
-        if fits:
-            rows = self._features.newest(model.hardware, model.load, now - LATELY, MOMENTS)
-            scorer = Fitted(self._models.trained(model)) if rows else None
-            scores = [_scores(scorer, row) for row in rows] if scorer else []
-            if scores and now - rows[0].at <= NOW:
-                scored, above = len(scores[0]), int((scores[0] > model.threshold).sum())
-            lately = np.concatenate(scores) if scores else np.zeros(0)
-            if len(lately):
-                drift = float((lately > model.quantiles["0.9"]).mean() / 0.1)
-        return Shown(
-            version=version,
-            usable=fits,
-            age_s=(now - model.trained_at).total_seconds(),
-            scored=scored,
-            above=above,
-            drift=drift,
-            hint=_hint(fits, drift),
-        )
+def shown(models: PostgresModels, features: PostgresFeatures, version: Version, now: datetime) -> Shown:
+    model, fits = version.model, usable(version.model)
+    rows = features.newest(model.hardware, model.load, now - LATELY, MOMENTS) if fits else []
+    scorer = Fitted(models.trained(model)) if rows else None
+    scores = [_scores(scorer, row) for row in rows] if scorer else []
+    newest = scores[0] if scores and now - rows[0].at <= NOW else np.zeros(0)
+    lately = np.concatenate(scores) if scores else np.zeros(0)
+    drift = float((lately > model.quantiles["0.9"]).mean() / 0.1) if len(lately) else None
+    return Shown(
+        version=version,
+        usable=fits,
+        age_s=(now - model.trained_at).total_seconds(),
+        scored=len(newest),
+        above=int((newest > model.threshold).sum()),
+        drift=drift,
+        hint=_hint(fits, drift),
+    )
 
 
-def _scores(scorer: Fitted, row: FeatureRow) -> np.ndarray:
-    _, own = own_of(scorer.model, whole(row))
+def _scores(scorer: Fitted, row: FeatureRow) -> Floats:
+    _, own = scored_of(scorer.model, whole(row))
     return scorer.score(own) if len(own) else np.zeros(0)
 
 
@@ -209,17 +167,26 @@ class NoCluster(Exception):
 
 
 @contextmanager
-def desk(settings: Settings, cluster: str | None) -> Iterator[ModelDesk]:
-    """Raises NoCluster, and healer.ports.request_errors.Unavailable when the database does not answer."""
-    db = bootstrap.engine(settings, name="healer model", pool_size=2)
+def opened(
+    settings: Settings, cluster: str | None, name: str = "healer model"
+) -> Iterator[tuple[sa.Engine, str]]:
+    """The database, and which cluster is meant. Raises NoCluster, and healer.ports.request_errors.Unavailable
+    when the database does not answer."""
+    db = bootstrap.engine(settings, name=name, pool_size=2)
     try:
         with translated():
-            yield ModelDesk(db, cluster or settings.cluster or only_cluster(db))
+            yield db, cluster or settings.cluster or _only_cluster(db)
     finally:
         db.dispose()
 
 
-def only_cluster(db: sa.Engine) -> str:
+@contextmanager
+def stores(settings: Settings, cluster: str | None) -> Iterator[tuple[PostgresModels, PostgresFeatures]]:
+    with opened(settings, cluster) as (db, name):
+        yield PostgresModels(db, name), PostgresFeatures(db, name)
+
+
+def _only_cluster(db: sa.Engine) -> str:
     with db.connect() as conn:
         names = list(cluster_names(conn))
     if len(names) != 1:

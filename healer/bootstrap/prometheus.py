@@ -6,11 +6,12 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from healer.adapters.pull.promql import PromqlClient, PromqlHistory
+from healer.adapters.pull.promql_client import PromqlClient
 from healer.model import Catalogue, Ruleset
-from healer.ports.api_answers import Readiness
+from healer.ports.answers import Readiness
 from healer.ports.measurements import ColumnBook
 from healer.ports.pull import HistoryAway, MetricHistory, NoHistory, Points
+from healer.processes.metric_history import PromqlHistory
 from healer.settings import Settings
 from healer.signals.promql import step_for
 

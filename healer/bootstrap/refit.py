@@ -1,4 +1,4 @@
-"""Models of the isolation forest anew: `python -m healer.bootstrap.refit CLUSTER`, at the lowest priority.
+"""Models made anew: `python -m healer.bootstrap.refit CLUSTER`, at the lowest priority.
 
 The scheduler starts it each hour; `healer model refit` does the same at once. It looks at each class of
 nodes: whether its model is due or its features have drifted, whether the new one does as well as the old,
@@ -19,16 +19,16 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from healer import bootstrap
-from healer.adapters.clock import SystemClock
-from healer.adapters.postgres.engine import translated
-from healer.adapters.postgres.features import PostgresFeatures
+from healer.adapters.postgres.feature_rows import PostgresFeatures
 from healer.adapters.postgres.leader import try_lead
-from healer.adapters.postgres.models import HEALER, ClassLook, PostgresModels, Version
-from healer.bootstrap.models import only_cluster, usable
-from healer.detection.refits import Drifted, drift, due, is_judged, judged
-from healer.detection.training import FeatureRow, Fitted, Sick, TooLittle, Trained, healthy, train
-from healer.detection.ways import Matrix
+from healer.adapters.postgres.model_rows import PostgresModels
+from healer.adapters.system_clock import SystemClock
+from healer.bootstrap.models import opened
+from healer.detection import training
+from healer.detection.scorers import Fitted
+from healer.detection.training import Sick, TooLittle, healthy, is_judged
+from healer.model.trained import HEALER, ClassLook, Drifted, FeatureRow, Matrix, Trained, Version
+from healer.processes.background import Refitting
 from healer.settings import Settings, load
 
 #: History that a model is made from, and how much of it there must be before the first is made unasked.
@@ -49,37 +49,31 @@ class Refits:
     def look(self, now: datetime) -> list[ClassLook]:
         in_force = {(one.model.hardware, one.model.load): one for one in self._models.in_force()}
         before = {(one.hardware, one.load): one for one in self._models.looks()}
-        sick = self._features.sick(now - SINCE, now)
+        sick, cluster = self._features.sick(now - SINCE, now), self._models.cluster
         found = []
         for hardware, load_, moments in self._features.classes(now - SINCE):
             history = _History(self._features, hardware, load_, moments, sick, now)
-            name = hardware, load_
-            look = self._class(history, in_force.get(name), before.get(name))
+            first = ClassLook(cluster=cluster, hardware=hardware, load=load_, at=now, told="")
+            last = before.get((hardware, load_), first)
+            look = self._class(history, in_force.get((hardware, load_)), last)
             self._models.note(look)
             found.append(look)
         return found
 
-    def _class(self, history: "_History", version: Version | None, before: ClassLook | None) -> ClassLook:
-        old, in_force = None, None
-        if version is not None and usable(version.model):
-            old, in_force = self._models.trained(version.model), version
+    def _class(self, history: "_History", version: Version | None, last: ClassLook) -> ClassLook:
+        # One that was made from other features is as if there were none.
+        fits = version if version is not None and training.usable(version.model) else None
+        old = self._models.trained(fits.model) if fits is not None else None
         drifted = history.drifted(old) if old is not None else []
-        tried_at = before.tried_at if before is not None else None
-        why = due(
-            in_force_at=in_force.in_force_at if in_force is not None else None,
-            by_person=in_force is not None and in_force.by_person,
-            tried_at=tried_at,
-            drifted=drifted,
-            now=history.now,
-        )
-        told, tried = self._refit(history, old, version, why) if why else ("", False)
-        return ClassLook(
-            cluster=self._models.cluster,
-            hardware=history.hardware,
-            load=history.load,
-            at=history.now,
-            told=told or (before.told if before is not None else ""),
-            tried_at=history.now if tried else tried_at,
+        now, told, tried = history.now, "", False
+        why = training.due(fits, tried_at=last.tried_at, drifted=drifted, now=now)
+        if why:
+            told, tried = self._refit(history, old, version, why)
+        return msgspec.structs.replace(
+            last,
+            at=now,
+            told=told or last.told,
+            tried_at=now if tried else last.tried_at,
             drifted=tuple(drifted[:DRIFTED_SHOWN]),
         )
 
@@ -94,7 +88,8 @@ class Refits:
         except TooLittle as error:
             # A small class is not read whole each hour; one that has a model soon has enough again.
             return f"no new model: {error}" if old is not None else f"no model: {error}", old is None
-        told = judged(Fitted(trained), Fitted(old) if old is not None else None, history.kept_aside())
+        before = Fitted(old) if old is not None else None
+        told = training.judged(Fitted(trained), before, history.kept_aside())
         against = in_force.model.id if in_force is not None else None
         new = self._models.save(trained, by=HEALER, at=history.now, why=why, judged=told, against=against)
         name = f"model {trained.model.id[:12]} ({why})"
@@ -120,7 +115,7 @@ class _History:
 
     def train(self) -> Trained:
         rows = (row for row in self._rows() if not is_judged(row.at))
-        return train(rows, self.moments, self.sick, self.now)
+        return training.train(rows, self.moments, self.sick, self.now)
 
     def kept_aside(self) -> Matrix:
         """Healthy samples of the hours that no model is made from."""
@@ -129,7 +124,7 @@ class _History:
     def drifted(self, old: Trained) -> list[Drifted]:
         day = self.features.read(self.hardware, self.load, self.now - LATELY)
         sampled = healthy(islice(day, 0, None, EACH), self.moments, self.sick)
-        return drift(old, sampled.matrix, len(set(sampled.nodes)))
+        return training.population_shifts(old, sampled.matrix, len(set(sampled.nodes)))
 
     def _rows(self) -> Iterator[FeatureRow]:
         return self.features.read(self.hardware, self.load, self.now - SINCE)
@@ -140,19 +135,14 @@ class _History:
 
 def look_once(settings: Settings, cluster: str | None) -> list[ClassLook] | None:
     """None where another process is at it. Raises NoCluster."""
-    db = bootstrap.engine(settings, name="healer refit", pool_size=2)
-    try:
-        with translated(), db.connect() as lock:
-            name = cluster or settings.cluster or only_cluster(db)
-            if not try_lead(lock, name, "refit"):
-                return None
-            return Refits(db, name).look(SystemClock().now())
-    finally:
-        db.dispose()
+    with opened(settings, cluster, "healer refit") as (db, name), db.connect() as lock:
+        if not try_lead(lock, name, "refit"):
+            return None
+        return Refits(db, name).look(SystemClock().now())
 
 
 class Process:
-    """`healer.processes.refitting.Child`."""
+    """`healer.processes.background.Child`."""
 
     def __init__(self, cluster: str) -> None:
         self._errors: Any = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
@@ -180,10 +170,7 @@ class Process:
         self._errors.close()
 
 
-def duty(cluster: str) -> Any:
-    """For the scheduler: see `healer.processes.refitting`."""
-    from healer.processes.refitting import Refitting
-
+def duty(cluster: str) -> Refitting:
     return Refitting(lambda: Process(cluster), SystemClock())
 
 
@@ -191,8 +178,7 @@ def main(cluster: str) -> None:
     os.nice(19)
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    looks = look_once(load().of(cluster), cluster)
-    sys.stderr.write(msgspec.json.encode(looks).decode() + "\n")
+    look_once(load().of(cluster), cluster)
 
 
 if __name__ == "__main__":

@@ -16,12 +16,12 @@ from typing import Any
 
 import msgspec
 
-from healer.adapters.clock import SystemClock
-from healer.bootstrap.replay import Span, compare, quiet, replayed_files
+from healer.adapters.system_clock import SystemClock
+from healer.bootstrap.offline import Span, compare, quiet, replayed_files
 from healer.model import Ruleset
-from healer.model.rehearsal import Opened, Rehearsal
-from healer.processes.progress import share_of
-from healer.recordings.recording_read import recordings
+from healer.model.run import Opened, Rehearsal
+from healer.processes.background import share_of
+from healer.recordings.recording_folder import recordings
 from healer.rulebook import ruleset
 from healer.settings import Settings, guard_overrides, load, rules_folder
 
@@ -44,7 +44,7 @@ class Ask(msgspec.Struct, frozen=True):
 
 
 class Process:
-    """`healer.processes.rehearsing.Child`."""
+    """`healer.processes.background.Child`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -191,9 +191,9 @@ def _tell(folder: Path, share: float) -> None:
 
 
 def duty(settings: Settings, engine: Any, cluster: str) -> Any:
-    """For the scheduler: see `healer.processes.rehearsing`."""
+    """For the scheduler: see `healer.processes.background`."""
     from healer.adapters.postgres.rehearsals import PostgresRehearsals
-    from healer.processes.rehearsing import Rehearsing
+    from healer.processes.background import Rehearsing
 
     def start(asked: Rehearsal) -> Process:
         return begin(settings, cluster, asked)

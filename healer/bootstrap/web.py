@@ -1,61 +1,206 @@
 """The API and the console on PostgreSQL, as one application."""
 
+import re
+import tempfile
 import threading
+import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 import structlog
 from fastapi import FastAPI
 
 from healer import bootstrap
-from healer.adapters.clock import SystemClock
 from healer.adapters.munge import Munge, NoMunge
 from healer.adapters.notify.slack import SlackReplies
-from healer.adapters.postgres.audit_read import PostgresAuditTrail
+from healer.adapters.postgres.arrivals import (
+    PostgresLosses,
+    PostgresScrapes,
+    PostgresSenders,
+    PostgresUnknownSeries,
+)
 from healer.adapters.postgres.columns import PostgresColumns
-from healer.adapters.postgres.console_reads import PostgresConsoleReads
+from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.events import PostgresEvents
 from healer.adapters.postgres.evidence import PostgresEvidence
-from healer.adapters.postgres.figures import readiness
-from healer.adapters.postgres.history import PostgresSignalReads
 from healer.adapters.postgres.hooks import PostgresHooks
 from healer.adapters.postgres.idempotency import PostgresIdempotency
 from healer.adapters.postgres.inbox import PostgresSignals
-from healer.adapters.postgres.ledger import PostgresLedger
-from healer.adapters.postgres.losses import PostgresLosses
 from healer.adapters.postgres.message_book import PostgresMessageBook
-from healer.adapters.postgres.reads import PostgresReads
+from healer.adapters.postgres.own_health import pulses, stored
+from healer.adapters.postgres.read_queries import postgres_queries
 from healer.adapters.postgres.rehearsals import PostgresRehearsals
+from healer.adapters.postgres.run_queries import logs_of, run_of
 from healer.adapters.postgres.samples import PostgresSamples
-from healer.adapters.postgres.scrapes import PostgresScrapes
-from healer.adapters.postgres.senders import PostgresSenders
 from healer.adapters.postgres.snapshots import PostgresSnapshots
+from healer.adapters.postgres.tables import decisions, incidents, runs
 from healer.adapters.postgres.tokens import PostgresTokens
-from healer.adapters.postgres.unknown_series import PostgresUnknownSeries
 from healer.adapters.slurm.preferred import PreferredScheduler
 from healer.adapters.spool import FileSpool
+from healer.adapters.system_clock import SystemClock
 from healer.api.access import SESSION_LASTS, Access
 from healer.api.app import create_app
 from healer.api.services import Services
-from healer.bootstrap.done import done
-from healer.bootstrap.own import OwnHealth, queues
+from healer.api.system_routes import process_checks
 from healer.bootstrap.prometheus import RememberedCharts, Watched
-from healer.bootstrap.recordings import recordings_of
-from healer.bootstrap.rule_files import RuleFiles
-from healer.bootstrap.tried import Tried
-from healer.console.routes import router as console
+from healer.bootstrap.rehearse import overlaid, ruled
+from healer.console.pages import Sources, Trying
+from healer.console.router import router as console
+from healer.embedded.user import EmbeddedError
 from healer.engine.command import Commands, Site
-from healer.engine.controls import Controls
-from healer.engine.reconcile import Reconciler
-from healer.model import Role
+from healer.engine.controls import Controls, IncidentCommands
+from healer.engine.permission import HookPermits
+from healer.engine.reconciler import Reconciler
+from healer.engine.records import readiness
+from healer.model import Decision, Incident, Outcome, Role, Ruleset
 from healer.model.recordings import Recordings
+from healer.ports.answers import Arriving
 from healer.ports.callers import NewSession, Session
-from healer.ports.console_answers import Arriving
 from healer.ports.request_errors import NotFound
+from healer.ports.self_health import Own, Queue
 from healer.processes.rulebook import Rulebook
+from healer.recordings.recording_folder import recordings
 from healer.rulebook.cases.casebook import CaseBook
-from healer.settings import Settings, SettingsError
+from healer.rulebook.ruleset import RulesInvalid
+from healer.settings import Settings, SettingsError, rules_folder
+from healer.sim.ledger_tables import Tables
+from healer.sim.replay_report import report
+from healer.sim.replay_report import since as report_since
+
+#: The broker is asked no more often than this, and no page waits for it.
+ASK_EVERY_S = 15.0
+
+
+class BrokerWatch:
+    """How many messages wait at the broker, as known last; None and why where it does not answer."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._told: dict[str, tuple[int | None, str]] = {}
+        self._asked: dict[str, float] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, cluster: str) -> tuple[int | None, str]:
+        with self._lock:
+            if time.monotonic() - self._asked.get(cluster, float("-inf")) >= ASK_EVERY_S:
+                self._asked[cluster] = time.monotonic()
+                threading.Thread(target=self._ask, args=(cluster,), name="broker", daemon=True).start()
+            return self._told.get(cluster, (None, ""))
+
+    def _ask(self, cluster: str) -> None:
+        told = self._found(cluster)
+        with self._lock:
+            self._told[cluster] = told
+
+    def _found(self, cluster: str) -> tuple[int | None, str]:
+        from kombu.exceptions import ChannelError
+
+        from workers.app import make_app, queue_name
+
+        try:
+            app = make_app(bootstrap.broker_url(self._settings), cluster)
+            with app.connection_for_write() as connection:
+                connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+                queue = connection.default_channel.queue_declare(queue_name(cluster), passive=True)
+                return queue.message_count, "answers"
+        except ChannelError:
+            return 0, "answers"  # an empty queue is no queue there
+        except (EmbeddedError, OSError) as error:
+            return None, str(error)
+        except Exception as error:  # each transport of kombu has errors of its own
+            return None, f"{type(error).__name__}: {error}"
+
+
+class OwnHealth:
+    """`healer.ports.self_health.OwnReads`."""
+
+    def __init__(self, settings: Settings, db: sa.Engine, wired: Services, app: FastAPI) -> None:
+        self._db, self._wired, self._app = db, wired, app
+        self._broker = BrokerWatch(settings)
+
+    def __call__(self, cluster: str) -> Own:
+        told, text = self._broker(cluster)
+        book = self._wired.rules
+        return Own(
+            stored=stored(self._db, cluster, self._wired.clock.now()),
+            checks=self._wired.ready().checks | process_checks(self._app.state),
+            queues=tuple(queues(self._app)),
+            broker=told,
+            broker_text=text,
+            rules_version=book().version,
+            rules_since=book.since if isinstance(book, Rulebook) else None,
+        )
+
+
+def queues(app: FastAPI) -> list[Queue]:
+    """What waits to be written in this process."""
+    units = {"events": "entries"}
+    return [
+        Queue(name, queue.depth, queue.limit, units.get(name, "bytes"))
+        for name, queue in app.state.queues.items()
+    ]
+
+
+def done(engine: sa.Engine, cluster: str, rules: Ruleset, since: datetime, until: datetime) -> dict[str, Any]:
+    """From healer's own book. Pages are left out: a replay has other sinks."""
+    tables = Tables()
+    with translated(), engine.connect() as conn:
+        touched = sa.and_(incidents.c.cluster == cluster, incidents.c.opened <= until)
+        alive = sa.or_(incidents.c.closed.is_(None), incidents.c.closed >= since)
+        docs = conn.execute(sa.select(incidents.c.doc).where(touched, alive)).scalars()
+        tables.incidents = {one.id: one for one in (msgspec.convert(doc, Incident) for doc in docs)}
+        begun = sa.and_(runs.c.cluster == cluster, runs.c.created_at <= until)
+        going = sa.or_(runs.c.ended_at.is_(None), runs.c.ended_at >= since)
+        found = [run_of(row) for row in conn.execute(sa.select(runs).where(begun, going))]
+        tables.runs = {one.id: one for one in found}
+        tables.log = logs_of(conn, list(tables.runs))
+        held = sa.and_(
+            decisions.c.cluster == cluster,
+            decisions.c.at.between(since, until),
+            decisions.c.outcome.in_([Outcome.held.value, Outcome.refused.value]),
+        )
+        judged = conn.execute(sa.select(decisions.c.doc).where(held).order_by(decisions.c.id)).scalars()
+        tables.decisions = [msgspec.convert(doc, Decision) for doc in judged]
+    return report_since(report(tables, rules, None, {}), since)
+
+
+#: A file of rules, or one of its folders'; scripts are the site's programs and are not tried.
+_NAME = re.compile(r"(?:(?:playbooks|detection)/)?[a-z0-9][a-z0-9_.-]{0,80}\.yaml")
+
+
+class RuleFiles:
+    """`healer.ports.queries.RuleFiles`."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings, self._folder = settings, rules_folder(settings)
+
+    def names(self) -> list[str]:
+        found = (path.relative_to(self._folder).as_posix() for path in self._folder.rglob("*.yaml"))
+        return sorted(name for name in found if _NAME.fullmatch(name))
+
+    def text(self, name: str) -> str | None:
+        """None where there is none of that name. ValueError for a name that cannot be one."""
+        if not _NAME.fullmatch(name):
+            raise ValueError("a file of rules/, like policies.yaml or detection/slow.yaml")
+        try:
+            return (self._folder / name).read_text()
+        except FileNotFoundError:
+            return None
+
+    def problems(self, name: str, text: str) -> list[str]:
+        """What would be wrong with the whole set if the file said this, as at load: `FILE:LINE: what`."""
+        with tempfile.TemporaryDirectory(prefix="healer-rules-") as made:
+            try:
+                overlaid(self._folder, Path(made, "rules"), name, text)
+                ruled(Path(made, "rules"), self._settings, prove=True)
+            except RulesInvalid as error:
+                return [str(one) for one in error.problems]
+        return []
+
 
 log = structlog.get_logger()
 
@@ -64,31 +209,19 @@ PROVE_AFTER_S = 30.0
 
 
 def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) -> Services:
-    clusters = _clusters(settings)
-    cluster, *_ = clusters
-    several = tuple(clusters) if settings.clusters else ()
-    clock = SystemClock()
+    sites = _sites(settings, db, snapshots)
+    cluster, *_ = sites
+    clock, columns, watched = SystemClock(), PostgresColumns(db), Watched(settings)
     rules = bootstrap.rulebook(settings)
     # The pages tell when the shipped or edited rules contradict their cases; not while everything starts.
     proof = threading.Timer(PROVE_AFTER_S, rules.prove)
     proof.daemon = True
     proof.start()
-    columns = PostgresColumns(db)
-    watched = Watched(settings)
-    has_sink = bootstrap.has_sink(settings)
-    sites = {
-        name: Site(
-            PostgresLedger(db, name, snapshots=snapshots, clock=clock, has_sink=has_sink),
-            slurm,
-            bootstrap.poke(settings, name),
-        )
-        for name, slurm in clusters.items()
-    }
     commands = Commands(sites, rules, clock)
     return Services(
         cluster=cluster,
         spool=_spool(settings.data_dir / "spool"),
-        clusters=several,
+        clusters=tuple(sites) if settings.clusters else (),
         clock=clock,
         rules=rules,
         signals=PostgresSignals(db),
@@ -98,19 +231,19 @@ def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) ->
         losses=PostgresLosses(db),
         scrapes=PostgresScrapes(db),
         senders=PostgresSenders(db),
-        history=PostgresSignalReads(db, columns),
-        reads=PostgresReads(db, snapshots=snapshots, clock=clock, rules=rules),
+        queries=postgres_queries(db, snapshots=snapshots, columns=columns, rules=rules),
         tokens=PostgresTokens(db, cluster),
         credentials=credentials(settings),
-        hooks=PostgresHooks(db, snapshots=snapshots, rules=rules, clock=clock),
+        hooks=HookPermits(PostgresHooks(db, snapshots), rules, clock),
         controls=Controls(sites[cluster].ledger, rules, clock),
+        incidents=IncidentCommands(sites[cluster].ledger, rules, clock),
         runs=commands,
         reconcile=Reconciler(commands, rules, clock),
         messages=PostgresMessageBook(db),
         slack_secret=settings.slack_signing_secret,
         tell_slack=SlackReplies().tell,
         idempotency=PostgresIdempotency(db),
-        audit=PostgresAuditTrail(db, settings.data_dir),
+        audit=bootstrap.audit_trail(settings, db),
         events=PostgresEvents(db),
         evidence=PostgresEvidence(db),
         recordings=lambda name: _recordings(settings, name),
@@ -118,14 +251,23 @@ def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) ->
         rehearsals=PostgresRehearsals(db),
         rule_files=RuleFiles(settings),
         ready=lambda: watched.with_troubles(
-            readiness(db, list(clusters), clock.now(), stale_s=rules().guards.stale_s)
+            readiness(lambda: pulses(db, list(sites)), clock.now(), stale_s=rules().guards.stale_s)
         ),
     )
 
 
+def _sites(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) -> dict[str, Site]:
+    return {
+        name: Site(
+            bootstrap.ledger(settings, db, name, snapshots=snapshots), slurm, bootstrap.poke(settings, name)
+        )
+        for name, slurm in _clusters(settings).items()
+    }
+
+
 def _recordings(settings: Settings, cluster: str) -> Recordings:
     try:
-        return recordings_of(settings.of(cluster))
+        return recordings(settings.of(cluster).recording)
     except SettingsError:
         raise NotFound(f"there is no cluster {cluster}") from None
 
@@ -166,20 +308,20 @@ def web_app(settings: Settings) -> FastAPI:
     app = create_app(wired)
     access: Access = app.state.access
     book = wired.rules
-    reads = PostgresConsoleReads(
-        db,
-        snapshots=snapshots,
-        clock=wired.clock,
+    sources = Sources(
+        queries=wired.queries,
         rules=book,
-        signals=wired.history,
-        unknown=wired.unknown,
-        modes={name: one.mode for name, one in settings.clusters.items()},
-        charts=RememberedCharts(settings, wired.rules, wired.columns),
-        cases=CaseBook(book.folder) if isinstance(book, Rulebook) else dict,
-        rules_error=lambda: book.problem if isinstance(book, Rulebook) else "",
+        clock=wired.clock.now,
+        unknown=lambda cluster, limit: wired.unknown.series([cluster], limit),
         arriving=lambda cluster, limit: Arriving(
             wired.losses.losses([cluster], limit), wired.senders.senders([cluster], limit), queues(app)
         ),
+        modes={name: one.mode for name, one in settings.clusters.items()},
+        rules_error=lambda: book.problem if isinstance(book, Rulebook) else "",
+        cases=CaseBook(book.folder) if isinstance(book, Rulebook) else dict,
+        charts=RememberedCharts(settings, wired.rules, wired.columns),
+        trying=Trying(rehearsals=wired.rehearsals, files=wired.rule_files, recordings=wired.recordings),
+        own=OwnHealth(settings, db, wired, app),
     )
 
     def session_of(cookie: str) -> Session | None:
@@ -196,10 +338,13 @@ def web_app(settings: Settings) -> FastAPI:
         return NewSession(cookie=signed[1], max_age_s=int(SESSION_LASTS.total_seconds()))
 
     pages = console(
-        reads, session_of, clock=wired.clock.now, sign_in=sign_in, sign_out=access.sign_out,
-        secure_cookie=wired.secure_cookies, link_secret=settings.link_secret,
-        rehearsals=Tried(wired, PostgresRehearsals(db)), own=OwnHealth(settings, db, wired, app),
-    )  # fmt: skip
+        sources,
+        session_of,
+        sign_in=sign_in,
+        sign_out=access.sign_out,
+        secure_cookie=wired.secure_cookies,
+        link_secret=settings.link_secret,
+    )
     app.include_router(pages)
     app.state.errors.page = pages.error_page
     return app

@@ -12,8 +12,7 @@ from healer.commands import Failed
 from healer.settings import load
 
 if TYPE_CHECKING:
-    from healer.adapters.postgres.audit_read import PostgresAuditTrail
-    from healer.audit import Report
+    from healer.audit import Report, Trail
     from healer.model import Checkpoint
 
 _SHOWN_MAX = 200
@@ -92,7 +91,7 @@ def _of_database() -> "Report":
 
 
 @contextmanager
-def _database() -> Iterator["PostgresAuditTrail"]:
+def _database() -> Iterator["Trail"]:
     from sqlalchemy.exc import OperationalError
 
     from healer import bootstrap

@@ -1,7 +1,6 @@
 """The command line. Light: what a command needs is imported when it runs (a test checks it)."""
 
 import importlib
-import importlib.util
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -11,20 +10,16 @@ from healer import __version__
 if TYPE_CHECKING:
     import typer
 
-#: In the order in which `healer --help` lists them.
+#: Modules, in the order in which `healer --help` lists their commands.
 COMMANDS = (
     "up",
-    "demo",
     "parts",
-    "db",
     "token",
     "send",
-    "signals",
     "nodes",
     "node_package",
     "learn",
     "incidents",
-    "evidence",
     "runs",
     "messages",
     "reconcile",
@@ -32,7 +27,6 @@ COMMANDS = (
     "topology",
     "model",
     "replay",
-    "recordings",
     "simulate",
     "audit",
     "hook",
@@ -73,8 +67,6 @@ def build() -> "typer.Typer":
     ) -> None: ...
 
     for name in COMMANDS:
-        if importlib.util.find_spec(f"healer.commands.{name}") is None:
-            continue
         importlib.import_module(f"healer.commands.{name}").register(app)
     return app
 

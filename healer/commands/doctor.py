@@ -32,21 +32,7 @@ def doctor(as_json: bool = typer.Option(False, "--json", help="One JSON document
     import structlog
 
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    looks = (
-        _rules,
-        _database,
-        _broker,
-        _slurm,
-        _nodes,
-        _node_actions,
-        _bmcs,
-        _site_commands,
-        _guards,
-        _tickets,
-        _channels,
-        _recordings,
-        _api,
-    )
+    looks = (_rules, _database, _broker, _adapters, _api)
     checks = [check for look in looks for check in look(settings)]
     if as_json:
         typer.echo(json.dumps({"ok": all(c.ok for c in checks), "checks": [c._asdict() for c in checks]}))
@@ -76,7 +62,7 @@ def _database(settings: Settings) -> list[Check]:
     from sqlalchemy.exc import OperationalError
 
     from healer import bootstrap
-    from healer.bootstrap import migrations
+    from healer.bootstrap import database
     from healer.embedded.user import EmbeddedError
 
     try:
@@ -86,7 +72,7 @@ def _database(settings: Settings) -> list[Check]:
                 "SELECT current_setting('server_version'), extract(epoch FROM clock_timestamp())::float8"
             ).one()
             ahead_s -= time.time()
-            revision = migrations.current(connection)
+            revision = database.current(connection)
         engine.dispose()
     except EmbeddedError as error:
         return [Check("database", False, str(error))]
@@ -99,7 +85,7 @@ def _database(settings: Settings) -> list[Check]:
                 "Start PostgreSQL, or correct HEALER_DATABASE_URL.",
             )
         ]
-    head = migrations.head()
+    head = database.head()
     return [
         Check(
             "database",
@@ -143,58 +129,11 @@ def _broker(settings: Settings) -> list[Check]:
     return [Check("broker", True, f"answers ({url.split(':', 1)[0]})")]
 
 
-def _slurm(settings: Settings) -> list[Check]:
-    from healer.bootstrap.slurm_check import look
+def _adapters(settings: Settings) -> list[Check]:
+    """What is asked by the adapters of this site."""
+    from healer.bootstrap.doctor_checks import LOOKS
 
-    return [Check(*found) for found in look(settings)]
-
-
-def _nodes(settings: Settings) -> list[Check]:
-    from healer.bootstrap.node_check import look
-
-    return [Check(*found) for found in look(settings)]
-
-
-def _node_actions(settings: Settings) -> list[Check]:
-    from healer.bootstrap.ssh_check import look
-
-    return [Check(*found) for found in look(settings)]
-
-
-def _site_commands(settings: Settings) -> list[Check]:
-    from healer.bootstrap.command_check import look
-
-    return [Check(*found) for found in look(settings)]
-
-
-def _bmcs(settings: Settings) -> list[Check]:
-    from healer.bootstrap.bmc_check import look
-
-    return [Check(*found) for found in look(settings)]
-
-
-def _guards(settings: Settings) -> list[Check]:
-    from healer.bootstrap.bound_check import look
-
-    return [Check(*found) for found in look(settings)]
-
-
-def _tickets(settings: Settings) -> list[Check]:
-    from healer.bootstrap.tickets import look
-
-    return [Check(*found) for found in look(settings)]
-
-
-def _channels(settings: Settings) -> list[Check]:
-    from healer.bootstrap.channel_check import look
-
-    return [Check(*found) for found in look(settings)]
-
-
-def _recordings(settings: Settings) -> list[Check]:
-    from healer.bootstrap.recordings import look
-
-    return [Check(*found) for found in look(settings)]
+    return [Check(*found) for look in LOOKS for found in look(settings)]
 
 
 def _api(settings: Settings) -> list[Check]:

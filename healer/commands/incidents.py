@@ -1,19 +1,19 @@
-"""`healer incidents`: the list, or one of them with all that hangs on it."""
+"""`healer incidents` and `healer evidence`: the list, one with all that hangs on it, its files."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import msgspec
 import typer
 
-from healer.commands.remote import AS_JSON, CLUSTER, client, print_json, print_table, with_cluster
-from healer.incidents.hit import lost_together, lost_words
-from healer.incidents.sentence import sure_words
-from healer.incidents.verdict import aside_words
+from healer.commands import Failed
+from healer.commands.remote import AS_JSON, CLUSTER, Client, print_json, print_table, with_cluster
 from healer.model import IncidentVerdict, JobHit
 
 
 def register(app: typer.Typer) -> None:
     app.command("incidents")(incidents)
+    app.command("evidence")(evidence)
 
 
 def incidents(
@@ -28,7 +28,7 @@ def incidents(
     json: bool = AS_JSON,
 ) -> None:
     """List the open incidents, or show one."""
-    with client() as api:
+    with Client() as api:
         if incident is not None:
             found = api.get(f"/incidents/{incident}")
             print_json(found) if json else _show(found)
@@ -64,6 +64,8 @@ def _where(root: dict) -> str:
 
 def _show(found: dict) -> None:
     """What is broken, how sure, why; what was set aside; whom it hit; similar ones; what was done."""
+    from healer.incidents.impact import lost_together  # with all detectors, and numpy
+
     typer.echo(f"{found['severity']} {found['state']}: {found['title']}")
     typer.echo(
         f"on {_where(found['root'])}, id {found['id']}, rule {found['rule']}, opened {found['opened']}"
@@ -86,6 +88,8 @@ def _show(found: dict) -> None:
 
 
 def _verdict(told: dict) -> None:
+    from healer.incidents.incident_verdict import set_aside_words, sure_words
+
     verdict = msgspec.convert(told, IncidentVerdict)
     nodes = ", ".join(f"{name} {word}" for name, word in list(verdict.nodes.items())[:8]) or "none blamed"
     typer.echo(f"\nVERDICT: {verdict.sentence}")
@@ -93,7 +97,7 @@ def _verdict(told: dict) -> None:
     if verdict.retest is not None:
         typer.echo(f"  what decides: {verdict.retest.text}")
     _listed("WHY (evidence and findings)", verdict.why)
-    _listed("CONSIDERED AND SET ASIDE", [aside_words(one) for one in verdict.set_aside])
+    _listed("CONSIDERED AND SET ASIDE", [set_aside_words(one) for one in verdict.set_aside])
 
 
 def _listed(title: str, rows: Sequence[str], more: str = "") -> None:
@@ -108,6 +112,8 @@ def _hits(found: dict) -> list[JobHit]:
 
 
 def _job(job: dict, found: dict) -> str:
+    from healer.incidents.impact import lost_words
+
     hit = next((one for one in _hits(found) if one.job == job["id"]), None)
     user = job.get("user") or (hit.user if hit else "")
     held = f", {hit.gpus} GPUs" if hit and hit.gpus else ""
@@ -123,3 +129,49 @@ def _done(found: dict) -> list[str]:
         for run in found["runs"]
     ]
     return runs or [f"nothing: {one['why']}" for one in found["decisions"][-1:]]
+
+
+def evidence(
+    incident: str | None = typer.Argument(None, help="An incident's id, or its first 8 characters."),
+    *,
+    run: str | None = typer.Option(None, help="Of this run instead."),
+    out: Path | None = typer.Option(None, help="Write the newest file there (gzip)."),
+    file: str | None = typer.Option(None, help="With --out: this file instead of the newest."),
+    json: bool = AS_JSON,
+) -> None:
+    """List what was collected for an incident, or take a file of it."""
+    if (incident is None) == (run is None):
+        raise Failed("name an incident, or a run with --run")
+    where = f"/incidents/{incident}/evidence" if incident is not None else f"/runs/{run}/evidence"
+    with Client() as api:
+        found = api.get(where)["items"]
+        if out is None:
+            print_json(found) if json else _show_files(found)
+            return
+        chosen = [one for one in found if file in (None, one["id"])]
+        if not chosen:
+            raise Failed(
+                "there is no such file"
+                if file
+                else "nothing was collected: see `healer run collect-evidence`"
+            )
+        data = api.download(f"/evidence/{chosen[-1]['id']}")
+    try:
+        out.write_bytes(data)
+    except OSError as error:
+        raise Failed(f"{out} cannot be written: {error}") from None
+    typer.echo(f"{out}: {chosen[-1]['name']}, {len(data)} bytes")
+
+
+def _show_files(found: list[dict]) -> None:
+    rows = [
+        (
+            one["id"],
+            one["at"][:19],
+            one["node"],
+            one["bundle"]["size_bytes"],
+            "; ".join(one["bundle"]["parts"]),
+        )
+        for one in found
+    ]
+    print_table(("FILE", "COLLECTED (UTC)", "NODE", "BYTES", "PARTS"), rows)

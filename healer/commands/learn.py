@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from healer.commands import Failed
-from healer.commands.remote import AS_JSON, CLUSTER, client, print_json, print_table
+from healer.commands.remote import AS_JSON, CLUSTER, Client, print_json, print_table
 
 
 def register(app: typer.Typer) -> None:
@@ -27,7 +27,7 @@ def learn(
     """Take driver, firmware, BIOS and settings of a good node as what all nodes of its kind should have."""
     if sum((node is not None, show, forget)) != 1:
         raise Failed("name one: --node GOOD, --show, or --forget --kind KIND")
-    with client() as api:
+    with Client() as api:
         found = api.get("/references", cluster=cluster)
         if node is not None:
             told = _take(api, found["cluster"], node, kind, reason=reason, yes=yes)

@@ -4,7 +4,7 @@ import secrets
 
 import typer
 
-from healer.commands.remote import AS_JSON, CLUSTER, REASON, client, print_json, print_table, with_cluster
+from healer.commands.remote import AS_JSON, CLUSTER, REASON, Client, print_json, print_table, with_cluster
 
 
 def register(app: typer.Typer) -> None:
@@ -30,7 +30,7 @@ def messages(
     if context.invoked_subcommand is not None:
         return
     asked = {"state": state, "channel": channel, "incident": incident, "cluster": cluster}
-    with client() as api:
+    with Client() as api:
         listed = list(api.items("/messages", limit, **asked))
     if json:
         print_json(listed)
@@ -62,7 +62,7 @@ def retry(
     from urllib.parse import quote
 
     body = {"reason": reason} | ({"channel": channel} if channel else {})
-    with client() as api:
+    with Client() as api:
         found = api.post(f"/messages/{quote(message, safe='')}/retry", body, key=secrets.token_hex(16))
     if json:
         print_json(found)

@@ -1,4 +1,4 @@
-"""`healer model`: trains the isolation forest's models, shows them, and puts one of them in force."""
+"""`healer model`: trains models of classes of nodes, shows them, and puts one of them in force."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +13,10 @@ from healer.commands.token import parse_lasts
 from healer.settings import load
 
 if TYPE_CHECKING:
-    from healer.adapters.postgres.models import ClassLook, Version
-    from healer.bootstrap.models import ModelDesk, Shown
-    from healer.detection.training import Model
+    from healer.adapters.postgres.feature_rows import PostgresFeatures
+    from healer.adapters.postgres.model_rows import PostgresModels
+    from healer.bootstrap.models import Shown
+    from healer.model.trained import ClassLook, Model, Version
 
 _CLUSTER = typer.Option(None, help="The cluster; needed where there are several.")
 
@@ -39,28 +40,27 @@ def train(
     """Train a model of each class of nodes on its healthy history. The detector takes it within a minute."""
     now = datetime.now(UTC)
     begin = now - parse_lasts(since, "--since")
+    from healer.bootstrap.models import train_classes
     from healer.detection.training import TooLittle
 
-    made, refused, told = 0, [], []
-    with _desk(cluster) as desk:
-        for one in desk.train(begin, now):
+    refused, told = [], []
+    with _stores(cluster) as (models, features):
+        for one in train_classes(features, begin, now):
             if isinstance(one, TooLittle):
                 refused.append(str(one))
                 continue
-            new = False if dry_run else desk.save(one, by=person(), at=now)
-            made += 1
+            new = not dry_run and models.save(one, by=person(), at=now, why="trained by a person")
             told.append(_plain(one.model) | {"stored": new})
             if not json:
                 typer.echo(_line(one.model, dry_run=dry_run, new=new))
-        name = desk.cluster
     if json:
-        print_json({"cluster": name, "dry_run": dry_run, "models": told, "refused": refused})
+        print_json({"cluster": models.cluster, "dry_run": dry_run, "models": told, "refused": refused})
     else:
         for why in refused:
             typer.echo(f"no model: {why}")
-    if not made:
-        if not refused:
-            raise Failed(f"no history of {name} since {since}: nodes have to send metrics first")
+    if not told and not refused:
+        raise Failed(f"no history of {models.cluster} since {since}: nodes have to send metrics first")
+    if not told:
         raise Failed("nothing was trained")
 
 
@@ -72,27 +72,29 @@ def show(
     json: bool = AS_JSON,
 ) -> None:
     """Show the models in force, or one: what it was made from, and how many nodes are above it now."""
+    from healer.bootstrap.models import shown
+
     now = datetime.now(UTC)
-    with _desk(cluster) as desk:
+    with _stores(cluster) as (models, features):
         if identity is not None:
-            versions = [_one_of(desk.find(identity), identity)]
+            versions = [_one_of(models.find(identity), identity)]
         else:
-            versions = desk.versions() if every else desk.in_force()
-        # Of each version that is kept nothing is reckoned: that would grow each of their forests.
-        shown = [] if every else desk.shown(versions, now)
-        looks, name = desk.looks(), desk.cluster
+            versions = models.versions() if every else models.in_force()
+        # With `--all` nothing is scored: that would grow the forest of each version.
+        found = [] if every else [shown(models, features, one, now) for one in versions]
+        looks = models.looks()
     if json:
-        rows = [_version(one) for one in versions] if every else [_row(one) for one in shown]
-        print_json({"cluster": name, "models": rows, "classes": [_plain(one) for one in looks]})
+        rows = [_version(one) for one in versions] if every else [_row(one) for one in found]
+        print_json({"cluster": models.cluster, "models": rows, "classes": [_plain(one) for one in looks]})
         return
     if not versions:
-        typer.echo(f"no model of {name} yet: healer model train")
+        typer.echo(f"no model of {models.cluster} yet: healer model train")
     elif every:
         _versions(versions)
     elif identity is None:
-        _table(shown)
+        _table(found)
     else:
-        _one(shown[0])
+        _one(found[0])
     if identity is None:
         for look in looks:
             typer.echo(_look_line(look))
@@ -104,29 +106,24 @@ def use(
     why: str = typer.Option(..., help="Why; it stands in the audit."),
 ) -> None:
     """Put a kept version in force: back to an older one, or one that was refused. It stands for a week."""
-    now = datetime.now(UTC)
-    with _desk(cluster) as desk:
-        model = _one_of(desk.find(identity), identity).model
+    with _stores(cluster) as (models, _):
+        model = _one_of(models.find(identity), identity).model
         try:
-            desk.use(model, by=person(), at=now, why=why)
+            models.use(model, by=person(), at=datetime.now(UTC), why=why)
         except KeyError:
             raise Failed(f"model {identity} was forgotten meanwhile") from None
     typer.echo(
-        f"{model.id[:12]} {model.hardware or 'any GPU model'}, {model.load}: in force. The detector takes it "
+        f"{model.id[:12]} {_class_of(model)}: in force. The detector takes it "
         f"within a minute; no schedule replaces it for 7 days"
     )
 
 
 def refit(cluster: str | None = _CLUSTER, *, json: bool = AS_JSON) -> None:
     """Look now whether models are due or their classes have drifted, as the scheduler does each hour."""
-    from healer.bootstrap.models import NoCluster
     from healer.bootstrap.refit import look_once
-    from healer.ports.request_errors import Unavailable
 
-    try:
+    with _failing_in_words():
         looks = look_once(load(), cluster)
-    except (Unavailable, NoCluster) as error:
-        raise Failed(str(error)) from None
     if looks is None:
         raise Failed("another process looks after the models just now")
     if json:
@@ -139,49 +136,44 @@ def refit(cluster: str | None = _CLUSTER, *, json: bool = AS_JSON) -> None:
 
 
 def _one_of(found: "list[Version]", identity: str) -> "Version":
-    if len(found) != 1:
-        raise Failed(
-            f"there is no model {identity}" if not found else f"{identity} is the beginning of several"
-        )
+    if len(found) > 1:
+        raise Failed(f"{identity} is the beginning of several")
+    if not found:
+        raise Failed(f"there is no model {identity}")
     return found[0]
 
 
 def _look_line(look: "ClassLook") -> str:
     moved = "; ".join(f"{one.feature} {one.index:.2f} (limit {one.limit:.2f})" for one in look.drifted[:3])
     told = look.told or "nothing to do"
-    where = f"{look.hardware or 'any GPU model'}, {look.load}"
-    return f"{where}: looked at {look.at:%Y-%m-%d %H:%M} UTC: {told}" + (
-        f"; drifted: {moved}" if moved else ""
-    )
+    at = f"{look.at:%Y-%m-%d %H:%M} UTC"
+    return f"{_class_of(look)}: looked at {at}: {told}{'; drifted: ' if moved else ''}{moved}"
+
+
+def _class_of(one: "Model | ClassLook") -> str:
+    return f"{one.hardware or 'any GPU model'}, {one.load}"
 
 
 def _row(one: "Shown") -> dict[str, object]:
-    names = ("usable", "age_s", "scored", "above", "drift", "hint")
-    return _version(one.version) | {name: getattr(one, name) for name in names}
+    told = _plain(one)
+    del told["version"]
+    return _version(one.version) | told
 
 
 def _version(one: "Version") -> dict[str, object]:
     told = _plain(one)
-    return _plain(one.model) | {name: told[name] for name in ("in_force_at", "in_force_by", "judged")}
+    del told["model"]
+    return _plain(one.model) | told
 
 
 def _versions(versions: "list[Version]") -> None:
-    print_table(
-        ("id", "hardware", "load", "trained", "in force", "by", "threshold", "judged"),
-        [
-            [
-                one.model.id[:12],
-                one.model.hardware,
-                one.model.load,
-                f"{one.model.trained_at:%Y-%m-%d %H:%M}",
-                f"{one.in_force_at:%Y-%m-%d %H:%M}" if one.in_force_at else "never",
-                one.in_force_by or "",
-                f"{one.model.threshold:.3f}",
-                _judged(one),
-            ]
-            for one in versions
-        ],
-    )
+    rows = []
+    for one in versions:
+        model, at = one.model, one.in_force_at
+        in_force = f"{at:%Y-%m-%d %H:%M}" if at else "never", one.in_force_by or ""
+        trained = model.id[:12], model.hardware, model.load, f"{model.trained_at:%Y-%m-%d %H:%M}"
+        rows.append([*trained, *in_force, f"{model.threshold:.3f}", _judged(one)])
+    print_table(("id", "hardware", "load", "trained", "in force", "by", "threshold", "judged"), rows)
 
 
 def _judged(one: "Version") -> str:
@@ -196,63 +188,55 @@ def _judged(one: "Version") -> str:
     )
 
 
-def _table(shown: "list[Shown]") -> None:
-    print_table(
-        ("id", "hardware", "load", "rows", "features", "threshold", "age", "above now", "hint"),
-        [
-            [
-                one.model.id[:12],
-                one.model.hardware,
-                one.model.load,
-                one.model.rows,
-                len(one.model.features),
-                f"{one.model.threshold:.3f}",
-                _age(one.age_s),
-                f"{one.above} of {one.scored}",
-                one.hint,
-            ]
-            for one in shown
-        ],
-    )
+def _table(found: "list[Shown]") -> None:
+    rows = []
+    for one in found:
+        model = one.version.model
+        made = model.id[:12], model.hardware, model.load, model.rows, len(model.features)
+        now = _age(one.age_s), f"{one.above} of {one.scored}", one.hint
+        rows.append([*made, f"{model.threshold:.3f}", *now])
+    columns = ("id", "hardware", "load", "rows", "features", "threshold", "age", "above now", "hint")
+    print_table(columns, rows)
 
 
 def _one(one: "Shown") -> None:
-    model = one.model
-    typer.echo(f"model      {model.id}")
-    typer.echo(f"class      {model.hardware or 'any GPU model'}, {model.load}, cluster {model.cluster}")
-    typer.echo(f"trained    {model.trained_at:%Y-%m-%d %H:%M:%S} UTC, {_age(one.age_s)} ago")
-    typer.echo(f"attested   {model.attested} of {model.seen} samples; {model.rows} used, {model.nodes} nodes")
-    typer.echo(f"data       sha256 {model.data_hash}")
-    typer.echo(
-        f"parameters {model.params.n_estimators} trees of {model.params.max_samples} samples, "
-        f"seed {model.params.seed}; threshold from nodes held out: quantile {model.params.quantile} "
-        f"and {model.params.margin:.0%} of its distance to the middle"
-    )
+    version, model, made_by = one.version, one.version.model, one.version.model.params
     quantiles = ", ".join(f"{name}: {value:.3f}" for name, value in model.quantiles.items())
-    typer.echo(f"threshold  {model.threshold:.3f} (quantiles {quantiles})")
-    for way, limit in model.beside.items():
-        typer.echo(f"beside     {way}: threshold {limit.threshold:.3f}")
-    version = one.version
+    told = [
+        ("model", model.id),
+        ("class", f"{_class_of(model)}, cluster {model.cluster}"),
+        ("trained", f"{model.trained_at:%Y-%m-%d %H:%M:%S} UTC, {_age(one.age_s)} ago"),
+        ("attested", f"{model.attested} of {model.seen} samples; {model.rows} used, {model.nodes} nodes"),
+        ("data", f"sha256 {model.data_hash}"),
+        (
+            "parameters",
+            f"{made_by.n_estimators} trees of {made_by.max_samples} samples, seed {made_by.seed}; threshold "
+            f"from nodes held out: quantile {made_by.quantile} and {made_by.margin:.0%} of its distance to "
+            "the middle",
+        ),
+        ("threshold", f"{model.threshold:.3f} (quantiles {quantiles})"),
+        *(("beside", f"{name}: threshold {limit.threshold:.3f}") for name, limit in model.beside.items()),
+    ]
     if version.in_force_at is not None:
-        typer.echo(f"in force   since {version.in_force_at:%Y-%m-%d %H:%M:%S} UTC, by {version.in_force_by}")
-    typer.echo(f"judged     {_judged(version)}")
-    typer.echo(f"now        {one.above} of {one.scored} nodes above")
-    if one.hint:
-        typer.echo(f"hint       {one.hint}")
-    for name in model.features:
-        typer.echo(f"feature    {name}")
+        told.append(
+            ("in force", f"since {version.in_force_at:%Y-%m-%d %H:%M:%S} UTC, by {version.in_force_by}")
+        )
+    told += [("judged", _judged(version)), ("now", f"{one.above} of {one.scored} nodes above")]
+    told += [("hint", one.hint)] if one.hint else []
+    for name, text in [*told, *(("feature", name) for name in model.features)]:
+        typer.echo(f"{name:<10} {text}")
 
 
 def _line(model: "Model", *, dry_run: bool, new: bool) -> str:
     what = "would be trained" if dry_run else "trained" if new else "is in force already"
     return (
-        f"{model.id[:12]} {model.hardware or 'any GPU model'}, {model.load}: {what}; attested: "
+        f"{model.id[:12]} {_class_of(model)}: {what}; attested: "
         f"{model.attested} of {model.seen}, {model.rows} used, {len(model.features)} features, "
         f"threshold {model.threshold:.3f}"
     )
 
 
-def _plain(told: "Model | Version | ClassLook") -> dict[str, object]:
+def _plain(told: "Model | Version | Shown | ClassLook") -> dict[str, object]:
     import msgspec
 
     return msgspec.to_builtins(told)
@@ -266,12 +250,19 @@ def _age(seconds: float) -> str:
 
 
 @contextmanager
-def _desk(cluster: str | None) -> "Iterator[ModelDesk]":
-    from healer.bootstrap.models import NoCluster, desk
+def _failing_in_words() -> "Iterator[None]":
+    from healer.bootstrap.models import NoCluster
     from healer.ports.request_errors import Unavailable
 
     try:
-        with desk(load(), cluster) as found:
-            yield found
+        yield
     except (Unavailable, NoCluster) as error:
         raise Failed(str(error)) from None
+
+
+@contextmanager
+def _stores(cluster: str | None) -> "Iterator[tuple[PostgresModels, PostgresFeatures]]":
+    from healer.bootstrap.models import stores
+
+    with _failing_in_words(), stores(load(), cluster) as found:
+        yield found

@@ -2,7 +2,7 @@
 
 import typer
 
-from healer.commands.remote import AS_JSON, CLUSTER, client, print_json, print_table, with_cluster
+from healer.commands.remote import AS_JSON, CLUSTER, Client, print_json, print_table, with_cluster
 
 
 def register(app: typer.Typer) -> None:
@@ -18,7 +18,7 @@ def nodes(
     json: bool = AS_JSON,
 ) -> None:
     """List the nodes: healer's verdict, Slurm's state, and why; or how often each of them failed."""
-    with client() as api:
+    with Client() as api:
         found = list(api.items("/nodes", limit, q=q, verdict=verdict, cluster=cluster))
     if lemons:
         scored = [one for one in found if one.get("lemon_score")]

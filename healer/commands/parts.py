@@ -1,7 +1,8 @@
-"""The parts of a distributed installation: one process each, shown under these names in process lists."""
+"""The parts of a distributed installation, one process each, and its database's tables."""
 
 import typer
 
+from healer.commands import Failed
 from healer.settings import Settings, load
 
 _CLUSTER = typer.Option(None, "--cluster", help="Which one, where HEALER_CONFIG has tables of several.")
@@ -13,6 +14,9 @@ def register(app: typer.Typer) -> None:
     app.command("worker")(worker)
     app.command("scheduler")(scheduler)
     app.command("scraper")(scraper)
+    group = typer.Typer(no_args_is_help=True, help="The database.", rich_markup_mode=None)
+    group.command("upgrade")(upgrade)
+    app.add_typer(group, name="db")
 
 
 def _named(part: str) -> None:
@@ -41,9 +45,9 @@ def api() -> None:
 def detector(cluster: str | None = _CLUSTER) -> None:
     """Run the detector: signals to incidents and decisions. One per cluster; a second one stands by."""
     settings = _part_of("detector", cluster)
-    from healer import bootstrap
+    from healer.bootstrap.detector_part import run_detector
 
-    bootstrap.run_detector(settings)
+    run_detector(settings)
 
 
 def worker(cluster: str | None = _CLUSTER) -> None:
@@ -65,6 +69,28 @@ def scheduler(cluster: str | None = _CLUSTER) -> None:
 def scraper(cluster: str | None = _CLUSTER) -> None:
     """Run the scraper: it fetches what rules/scrape.yaml names. One per cluster; a second one stands by."""
     settings = _part_of("scraper", cluster)
-    from healer.bootstrap.scraper import run_scraper
+    from healer.bootstrap.scraper_part import run_scraper
 
     run_scraper(settings)
+
+
+def upgrade() -> None:
+    """Bring the database to the tables that this version needs."""
+    import sqlalchemy as sa
+    from sqlalchemy.exc import OperationalError
+
+    from healer import bootstrap
+    from healer.bootstrap import database
+
+    engine = sa.create_engine(bootstrap.database_url(load()))
+    try:
+        before, after = database.upgrade(engine)
+    except database.MigrationError as error:
+        raise Failed(str(error)) from None
+    except OperationalError as error:
+        raise Failed(f"the database does not answer: {error.orig}".strip()) from None
+    finally:
+        engine.dispose()
+    typer.echo(
+        f"already at {after}" if before == after else f"upgraded from {before or 'nothing'} to {after}"
+    )

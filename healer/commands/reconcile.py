@@ -5,7 +5,7 @@ import secrets
 import typer
 
 from healer.commands import Failed
-from healer.commands.remote import AS_JSON, CLUSTER, client, print_json, print_table
+from healer.commands.remote import AS_JSON, CLUSTER, Client, print_json, print_table
 
 
 def register(app: typer.Typer) -> None:
@@ -22,7 +22,7 @@ def reconcile(
     """Show where healer's book and Slurm do not agree; with --repair mend what is healer's own."""
     if repair and not reason:
         raise Failed("a repair needs --reason")
-    with client() as api:
+    with Client() as api:
         if not repair:
             found = api.get("/reconcile", cluster=cluster)["items"]
         else:

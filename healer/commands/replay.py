@@ -1,4 +1,4 @@
-"""`healer replay`: what would have been done with recorded signals, beside other rules or what was done."""
+"""`healer replay`: what would have been done with recorded signals; `healer recordings`: what lies there."""
 
 import sys
 import time
@@ -10,12 +10,107 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from healer.commands import Failed
-from healer.commands.replay_print import print_comparison, print_document
+from healer.commands.remote import AS_JSON, CLUSTER, Client, print_json, print_table
 from healer.settings import Settings, guard_overrides, load, rules_folder, shipped_rules
 
 if TYPE_CHECKING:
-    from healer.bootstrap.replay import Span
+    from healer.bootstrap.offline import Span
     from healer.model import Ruleset
+
+
+def print_document(document: dict[str, Any]) -> None:
+    """One replay."""
+    for one in document["incidents"]:
+        jobs = ", ".join(one["jobs_hit"]) or "no job"
+        typer.echo(
+            f"{one['opened']}  {one['severity']} {one['rule']} {one['id'][:8]}  {one['title']}  ({jobs})"
+        )
+    if document["merged"]:
+        typer.echo(f"\n{len(document['merged'])} turned out to be parts of others")
+    for one in document["merged"]:
+        typer.echo(f"{one['opened']}  {one['rule']} {one['id'][:8]} into {one['into'][:8]}")
+    typer.echo(f"\n{len(document['actions'])} actions")
+    for row in document["actions"]:
+        what = (row["job"] and f"job {row['job']}") or row["node"] or ""
+        typer.echo(f"{row['at']}  {row['action']:8} {what}  {(row['incident'] or '')[:8]}")
+    typer.echo(f"\n{len(document['held'])} held back")
+    for row in document["held"]:
+        typer.echo(
+            f"{row['at']}  {row['action']:8} {row['job'] or row['node']}  {row['guard']}: {row['why']}"
+        )
+    if document["differences"]:
+        typer.echo("\nDifferent from what was done")
+        for row in document["differences"]:
+            done = f"drained at {row['recorded']}" if row["recorded"] else "not drained"
+            now = f"would be drained at {row['replayed']}" if row["replayed"] else "would not be drained"
+            typer.echo(f"{row['node']}  then {done}, now {now}")
+
+
+def print_comparison(found: dict[str, Any]) -> None:
+    """What differs: first by rule, then each incident and action."""
+    if not any((*found["incidents"].values(), *found["actions"].values(), found["held"])):
+        typer.echo("No difference.")
+        return
+    rows = [[row[name] for name, _ in _COLUMNS] for row in found["rules"]]
+    print_table([title for _, title in _COLUMNS], rows)
+    for what, words in (("new", "Only now"), ("lost", "No longer")):
+        _section(f"{words}: incidents", [_incident(one) for one in found["incidents"][what]])
+        _section(f"{words}: actions", [_action(one) for one in found["actions"][what]])
+    _section("Different incidents", [_changed(one) for one in found["incidents"]["changed"]])
+    _section("Earlier or later actions", [_moved(one) for one in found["actions"]["moved"]])
+    _section("Held by another guard", [_held_line(one) for one in found["held"]])
+
+
+_COLUMNS = (
+    ("rule", "RULE"), ("before", "BEFORE"), ("after", "NOW"), ("incidents_new", "NEW"),
+    ("incidents_lost", "LOST"), ("incidents_changed", "OTHER"), ("actions_new", "ACTIONS+"),
+    ("actions_lost", "ACTIONS-"), ("actions_moved", "MOVED"), ("held", "HELD"),
+)  # fmt: skip
+
+
+def _section(title: str, lines: list[str]) -> None:
+    if lines:
+        typer.echo(f"\n{title} ({len(lines)})")
+        for line in lines:
+            typer.echo(line)
+
+
+def _incident(one: dict[str, Any]) -> str:
+    part = f"  (part of {one['part_of'][:8]})" if one["part_of"] else ""
+    return f"{one['opened']}  {one['severity']} {one['rule']} {one['id'][:8]}  {one['title']}{part}"
+
+
+def _action(one: dict[str, Any]) -> str:
+    held = one["held"]
+    other = f"  there held by {held['guard']}: {held['why']}" if held else ""
+    return f"{one['at']}  {one['action']:8} {_target(one)}  {one['rule']}{other}"
+
+
+def _changed(one: dict[str, Any]) -> str:
+    changes = (f"{name} {_value_words(a)} -> {_value_words(b)}" for name, (a, b) in one["changes"].items())
+    return f"{one['opened']}  {one['rule']} {one['id'][:8]}  {'; '.join(changes)}"
+
+
+def _value_words(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{name}={one}" for name, one in value.items()) or "none"
+    return ", ".join(value) or "none" if isinstance(value, list) else str(value)
+
+
+def _moved(one: dict[str, Any]) -> str:
+    seconds = one["later_s"]
+    words = f"{abs(seconds):.0f} s {'later' if seconds > 0 else 'earlier'}"
+    return f"{one['at']}  {one['action']:8} {_target(one)}  {one['rule']}  {words}"
+
+
+def _held_line(one: dict[str, Any]) -> str:
+    guards = f"{one['before']['guard']} -> {one['guard']}"
+    return f"{one['at']}  {one['action']:8} {_target(one)}  {one['rule']}  {guards}"
+
+
+def _target(one: dict[str, Any]) -> str:
+    return f"job {one['job']}" if one["job"] else one["node"] or ""
+
 
 SHIPPED, DONE = "shipped", "done"
 KINDS = ("new-actions", "lost", "any")
@@ -27,6 +122,7 @@ DIFFERS = 3
 
 def register(app: typer.Typer) -> None:
     app.command("replay")(replay)
+    app.command("recordings")(recordings)
 
 
 def replay(  # noqa: PLR0917 - options of a command
@@ -47,7 +143,7 @@ def replay(  # noqa: PLR0917 - options of a command
     as_json: bool = typer.Option(False, "--json", help="Print the whole document as JSON."),
 ) -> None:
     """Feed recorded signals through detection and decisions in simulated time; nothing is touched."""
-    from healer.bootstrap import replay as run
+    from healer.bootstrap import offline as run
 
     if fail_on is not None and (fail_on not in KINDS or against is None):
         raise typer.BadParameter(f"one of {', '.join(KINDS)}, with --against", param_hint="--fail-on")
@@ -116,7 +212,7 @@ def _beside(
 
 
 def _played_apart(folder: Path, what: _What) -> tuple[dict[str, Any], "Span | None"]:
-    from healer.bootstrap import replay as run
+    from healer.bootstrap import offline as run
 
     run.quiet()
     return _played(folder, load(), what, tells=False)
@@ -125,7 +221,7 @@ def _played_apart(folder: Path, what: _What) -> tuple[dict[str, Any], "Span | No
 def _played(
     folder: Path, settings: Settings, what: _What, *, tells: bool = True
 ) -> tuple[dict[str, Any], "Span | None"]:
-    from healer.bootstrap import replay as run
+    from healer.bootstrap import offline as run
 
     rules = _ruled(folder, settings)
     recordings, since, until, samples = what
@@ -146,7 +242,7 @@ def _played(
 def _progress(span: tuple[datetime, datetime] | None) -> Callable[[datetime], None]:
     """Told every few seconds, to people who watch: never on standard output."""
     from healer.console.words import span as words
-    from healer.processes.progress import Pace, share_of
+    from healer.processes.background import Pace, share_of
 
     pace, told_s = Pace(), time.monotonic()
     every_s = TOLD_S if sys.stderr.isatty() else TOLD_TO_A_LOG_S
@@ -165,11 +261,9 @@ def _progress(span: tuple[datetime, datetime] | None) -> Callable[[datetime], No
 
 
 def _done(span: "Span | None") -> dict[str, Any]:
-    from healer.commands.remote import client
-
     if span is None:
         raise Failed("The recording is empty: there is nothing to compare with.")
-    with client() as api:
+    with Client() as api:
         return api.get(
             "/recordings/done",
             since=span.since.isoformat(),
@@ -202,3 +296,35 @@ def _out(document: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any]
         sys.stdout.flush()
     else:
         show(document)
+
+
+def recordings(cluster: str | None = CLUSTER, json: bool = AS_JSON) -> None:
+    """List recordings on this machine: their span, what they hold, their size, what was lost."""
+    import msgspec
+
+    from healer.recordings.recording_folder import recordings as recordings_in
+
+    found = recordings_in(load().of(cluster).recording)
+    if json:
+        files = msgspec.to_builtins(found.files)
+        print_json({"on": found.on, "folder": found.folder, "problem": found.problem, "files": files})
+        return
+    if not found.on:
+        typer.echo("Nothing is recorded: HEALER_RECORDING is not set.")
+        return
+    typer.echo(found.problem or f"{found.folder}: {len(found.files)} files, {found.bytes / 1e6:.1f} MB")
+    names = ("FILE", "FROM", "TO", "ENTRIES", "MB", "LOST", "ROUTES")
+    rows = [
+        (
+            one.file,
+            f"{one.first:%Y-%m-%d %H:%M:%S}",
+            f"{one.last:%Y-%m-%d %H:%M:%S}",
+            one.lines,
+            f"{one.bytes / 1e6:.2f}",
+            one.lost or "",
+            ", ".join(f"{route} {count}" for route, count in sorted(one.routes.items())),
+        )
+        for one in found.files
+    ]
+    if rows:
+        print_table(names, rows)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from healer.commands import Failed
-from healer.commands.remote import REASON, client, print_json, print_table
+from healer.commands.remote import REASON, Client, print_json, print_table
 from healer.settings import load, rules_folder
 
 _Folder = Annotated[Path | None, typer.Option("--rules", help="The folder; HEALER_RULES_DIR if left out.")]
@@ -59,7 +59,7 @@ def schema() -> None:
     """Print the JSON schema of a playbook's file, for editors."""
     import json
 
-    from healer.rulebook.playbook_schema import playbook_schema
+    from healer.rulebook.playbook_rules import playbook_schema
 
     typer.echo(json.dumps(playbook_schema(), indent=2))
 
@@ -77,7 +77,7 @@ def try_change(
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise Failed(f"{file} cannot be read: {error}") from error
-    with client() as api:
+    with Client() as api:
         body = {"file": name, "text": text, "days": days, "samples": samples, "reason": reason}
         made = api.post("/rehearsals", body)
         url = f"{api.url}/rehearsals/{made['id']}"
@@ -94,7 +94,7 @@ def proof(
     json: _Json = False,
 ) -> None:
     """Count what rules, as edited, opened in a replay as proof, as far as it is known how it turned out."""
-    with client() as api:
+    with Client() as api:
         found = api.post(f"/rehearsals/{replay}/proof", {"rules": rule, "reason": reason})["items"]
     if json:
         print_json(found)

@@ -8,12 +8,21 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from healer.commands import Failed
-from healer.commands.remote import AS_JSON, CLUSTER, REASON, client, print_json, print_table, with_cluster
+from healer.commands.remote import (
+    AS_JSON,
+    CLUSTER,
+    REASON,
+    Client,
+    ClientError,
+    print_json,
+    print_table,
+    with_cluster,
+)
 from healer.commands.token import parse_lasts
 from healer.model.hostlist import expand
 
 if TYPE_CHECKING:
-    from healer.commands.client import Client
+    from healer.commands.remote import Client
 
 RESTART: Any = typer.Option(
     [],
@@ -43,7 +52,7 @@ def runs(
     json: bool = AS_JSON,
 ) -> None:
     """List the runs of playbooks, newest first, or show one with its steps."""
-    with client() as api:
+    with Client() as api:
         if run_id is not None:
             found = api.get(f"/runs/{run_id}")
             print_json(found) if json else _show(found)
@@ -103,7 +112,7 @@ def run(
     if dry_run:
         body["dry_run"] = True
     nodes = _nodes(node)
-    with client() as api:
+    with Client() as api:
         if len(nodes) > 1:
             _run_on_each(api, playbook, nodes, body, json)
             return
@@ -128,8 +137,6 @@ def _run_on_each(
     api: "Client", playbook: str, nodes: Sequence[str], body: dict[str, Any], json: bool
 ) -> None:
     """One that is refused loses nothing of the others. Ends with 1 where one was."""
-    from healer.commands.client import ClientError
-
     told: list[dict[str, Any]] = []
     for name in nodes:
         key = None if body.get("dry_run") else secrets.token_hex(16)
@@ -223,7 +230,7 @@ def undo(run_id: str = RUN, reason: str = REASON, json: bool = AS_JSON) -> None:
 
 
 def _on_run(run_id: str, verb: str, body: dict[str, Any], json: bool) -> None:
-    with client() as api:
+    with Client() as api:
         answer = api.post(f"/runs/{run_id}/{verb}", body, key=secrets.token_hex(16))
     print_json(answer) if json else typer.echo(f"run {answer['id']}: {answer['state']}")
 
@@ -242,7 +249,7 @@ def pause(
     json: bool = AS_JSON,
 ) -> None:
     """Stop healer from acting, show what is paused, or end a pause. Takes effect within a second."""
-    with client() as api:
+    with Client() as api:
         if listed:
             found = api.get("/pauses")["items"]
             print_json(found) if json else _show_pauses(found)

@@ -11,10 +11,9 @@ from typing import Any
 import typer
 
 from healer.commands import Failed
-from healer.commands.remote import client
-from healer.commands.sending import Total, opened, patiently
-from healer.signals.step_bars import APART_S
-from healer.signals.step_logs import FORMATS, LINE_MAX, LogReader, LogStep
+from healer.commands.remote import Client
+from healer.commands.send import Total, opened, patiently
+from healer.signals.step_logs import APART_S, FORMATS, LINE_MAX, LogReader, LogStep
 
 #: Samples of one request.
 _SAMPLES = 5_000
@@ -33,7 +32,7 @@ def send(path: Path, form: str, job: str | None, cluster: str | None, *, follow:
         raise Failed("--follow needs a file")
     outer = _outer(job, cluster)
     total, reader = Total("step"), LogReader(form)
-    with client() as api:
+    with Client() as api:
         try:
             for samples in _heaps(path, reader, follow):
                 body = outer | {"samples": samples}

@@ -33,32 +33,23 @@ def simulate(
     """Run a fleet with faults in simulated time, and print the score card; nothing is touched."""
     import msgspec
 
-    from healer.bootstrap import simulate as wired
+    from healer.bootstrap import offline
     from healer.rulebook.ruleset import RulesInvalid
 
     if names:
-        for name, title in wired.listed():
+        for name, title in offline.listed():
             typer.echo(f"{name:20} {title}")
         return
     if scenario is None:
         raise typer.BadParameter("name a scenario, or ask for --list")
     settings = load()
-    menders = wired.MENDERS[:1] if alone else wired.MENDERS
+    menders = offline.MENDERS[:1] if alone else offline.MENDERS
     try:
-        chosen = wired.scenario_of(scenario, days)
+        chosen = offline.load(scenario, days=days)
+        ruled = offline.rules_for(chosen, rules or rules_folder(settings), settings.settle_s)
         with contextlib.ExitStack() as stack:
             file = stack.enter_context(record.open("wb")) if record is not None else None
-            cards = list(
-                wired.simulated(
-                    chosen,
-                    rules or rules_folder(settings),
-                    seed,
-                    menders,
-                    settle_s=settings.settle_s,
-                    file=file,
-                    progress=_progress(),
-                )
-            )
+            cards = list(offline.simulated(chosen, ruled, seed, menders, file=file, progress=_progress()))
     except OSError as error:
         raise Failed(f"{record} cannot be written: {error.strerror}.") from error
     except (RulesInvalid, ValueError) as error:
@@ -66,9 +57,9 @@ def simulate(
     if as_json:
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(cards), indent=1) + b"\n")
         return
-    typer.echo(wired.card_text(cards[0]))
+    typer.echo(offline.card_text(cards[0]))
     if not alone:
-        typer.echo("\n" + wired.compared(cards))
+        typer.echo("\n" + offline.compared(cards))
 
 
 def _progress() -> Callable[[str, float], None]:

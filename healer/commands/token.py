@@ -11,7 +11,7 @@ import typer
 
 from healer.commands import Failed, person
 from healer.commands.remote import AS_JSON, print_json, print_table
-from healer.model.words import Role
+from healer.model.vocabulary import Role
 from healer.settings import load
 
 _LASTS = re.compile(r"([1-9][0-9]{0,4})([mhdw])")
@@ -117,7 +117,7 @@ def parse_lasts(text: str, option: str = "--expires") -> timedelta:
 
 @contextmanager
 def _tokens() -> Iterator[Any]:
-    from healer.bootstrap.tokens import tokens
+    from healer.bootstrap.database import tokens
     from healer.ports.request_errors import Unavailable
 
     try:

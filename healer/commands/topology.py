@@ -45,23 +45,12 @@ def import_(
     ] = None,
 ) -> None:
     """Show what the cables say and what changes by it; with --yes write topology-found.yaml."""
-    from healer.topology.found import FOUND, Unreadable, as_yaml, by_hand_first, changes, merged, topology_of
-    from healer.topology.infiniband import read_ibnetdiscover
-    from healer.topology.lldp import read_lldp
+    from healer.topology.found import FOUND, as_yaml, by_hand_first, changes, merged, topology_of
 
-    given = [one for one in (ibnetdiscover, lldp) if one is not None]
-    if len(given) != 1:
-        raise Failed("give one of --ibnetdiscover and --lldp; take the other one with --merge afterwards")
-    text = _read(given[0])
-    try:
-        found = read_ibnetdiscover(text) if ibnetdiscover is not None else read_lldp(text, host)
-    except Unreadable as error:
-        raise Failed(f"{given[0]}: {error}") from None
+    found = _read_cables(ibnetdiscover, lldp, host)
     folder = rules or rules_folder(load())
     hand, before = _known(folder)
-    after = topology_of(found)
-    if merge:
-        after = merged(before, after)
+    after = merged(before, topology_of(found)) if merge else topology_of(found)
     _tell(found, after)
     if slurm is not None:
         _compare(_read(slurm), by_hand_first(hand, after))
@@ -78,6 +67,21 @@ def import_(
         return
     _write(target, as_yaml(after))
     typer.echo(f"written: {target}")
+
+
+def _read_cables(ibnetdiscover: Path | None, lldp: Path | None, host: str) -> "Found":
+    from healer.topology.found import Unreadable
+    from healer.topology.infiniband import read_ibnetdiscover
+    from healer.topology.lldp import read_lldp
+
+    path = lldp if ibnetdiscover is None else ibnetdiscover
+    if path is None or (lldp is not None and ibnetdiscover is not None):
+        raise Failed("give one of --ibnetdiscover and --lldp; take the other one with --merge afterwards")
+    text = _read(path)
+    try:
+        return read_ibnetdiscover(text) if ibnetdiscover is not None else read_lldp(text, host)
+    except Unreadable as error:
+        raise Failed(f"{path}: {error}") from None
 
 
 def _read(path: Path) -> str:
@@ -99,8 +103,7 @@ def _known(folder: Path) -> "tuple[Topology, Topology]":
         raise Failed(f"there is no folder {folder}")
     problems: list[Problem] = []
     both = [
-        read_topology(Source(folder / name, name, problems) if (folder / name).exists() else None)
-        for name in ("topology.yaml", FOUND)
+        read_topology(Source.if_there(folder / name, name, problems)) for name in ("topology.yaml", FOUND)
     ]
     if problems:
         raise Failed("\n".join(str(folder / str(problem)) for problem in problems))
@@ -120,7 +123,7 @@ def _tell(found: "Found", topology: "Topology") -> None:
 
 
 def _compare(text: str, topology: "Topology") -> None:
-    from healer.bootstrap.topology import slurm_tree
+    from healer.bootstrap import slurm_tree
     from healer.topology.found import beside_slurm
 
     try:

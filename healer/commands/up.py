@@ -1,10 +1,21 @@
-"""`healer up`: the whole product in one process tree."""
+"""`healer up` and `healer demo`: the whole product in one process tree; beside it a cluster that breaks."""
 
 import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from healer.settings import Settings, load, own_sim_socket
+from healer.commands import Failed
+from healer.settings import Settings, load, own_sim_socket, shipped_rules
+
+if TYPE_CHECKING:
+    from healer.embedded.embedded_slurm import RealSlurm
+    from healer.embedded.running import Running
+
 
 #: Size of the simulated cluster: one small pod.
 SIM_NODES = 32
@@ -14,6 +25,7 @@ SOCKET_MAX = 107 - len(".4194304")
 
 def register(app: typer.Typer) -> None:
     app.command("up")(up)
+    app.command("demo")(demo)
 
 
 def up(
@@ -28,8 +40,7 @@ def run_tree(settings: Settings) -> None:
     """Blocks until a signal asks for the end."""
     from setproctitle import setproctitle
 
-    from healer.bootstrap import simulated
-    from healer.bootstrap.preload import preload
+    from healer.bootstrap import tree_parts
     from healer.commands.cli import main
     from healer.embedded.tree import Tree, healer_parts
     from healer.embedded.user import FolderUnusable
@@ -45,13 +56,177 @@ def run_tree(settings: Settings) -> None:
         if len(os.fsencode(socket)) > SOCKET_MAX:
             raise FolderUnusable(one.data_dir, "has too long a name to hold the simulated Slurm's socket")
         # Nobody else has a simulated Slurm to offer: ours runs beside the parts.
-        parts = simulated.with_slurm(parts, socket, SIM_NODES, one.cluster, several=several)
+        parts = tree_parts.with_slurm(parts, socket, SIM_NODES, one.cluster, several=several)
         _say(
             f"no Slurm is used {f'for {name}' if name else 'here'}: "
             f"a simulated cluster of {SIM_NODES} nodes stands in"
         )
-    Tree(settings, environ, parts=parts, say=_say, load=preload).run()
+    Tree(settings, environ, parts=parts, say=_say, load=tree_parts.preload).run()
 
 
 def _say(text: str) -> None:
     print(f"healer: {text}" if not text.startswith("healer is ready") else text, flush=True)
+
+
+_CONFIG = Path("demo/healer.toml")
+#: A line of the story begins with the time of day.
+_STORY = re.compile(r"\d\d:\d\d:\d\d ")
+
+
+def demo(
+    listen: str = typer.Option(None, "--listen", help="Address and port, like 127.0.0.1:8080."),
+    nodes: int = typer.Option(32, "--nodes", min=4, max=500, help="Nodes of the cluster."),
+    slurm: str = typer.Option(
+        "auto",
+        "--slurm",
+        envvar="SLURM",
+        help="auto: real where it is installed; real; sim; install: Debian's first.",
+    ),
+) -> None:
+    """Start everything and a faulty cluster to heal."""
+    from healer.embedded.embedded_slurm import SlurmNotStarted
+    from healer.embedded.tree import check_port
+    from healer.embedded.user import FolderUnusable, usable
+
+    if not _CONFIG.is_file():
+        raise Failed("run it in healer's own folder: it reads demo/healer.toml there.")
+    _forget_settings()
+    os.environ["HEALER_CONFIG"] = str(_CONFIG.resolve())
+    wanted = load(listen=listen)
+    check_port(wanted.listen)
+    folder = _folder()
+    real = None
+    try:
+        with usable(folder):
+            real = _slurm(slurm, folder, nodes, wanted)
+            os.environ.update(_environ(folder, wanted, real))
+            if real is not None:
+                real.start()
+                os.environ.update(real.env)
+        _run_demo(load(), nodes, real)
+    except FolderUnusable as error:
+        raise _no_place(f"{folder} {error.why}") from None
+    except SlurmNotStarted as error:
+        raise Failed(str(error)) from None
+    finally:
+        if real is not None:
+            real.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _forget_settings() -> None:
+    """The site's database, its sinks and its Slurm are not the demo's: of what the caller's environment sets
+    only HEALER_LISTEN holds."""
+    names = [name for name in os.environ if name.startswith("HEALER_") and name != "HEALER_LISTEN"]
+    ignored = sorted(name for name in names if os.environ.pop(name))
+    if ignored:
+        _say(f"ignored here, as the demo has servers and settings of its own: {', '.join(ignored)}")
+
+
+def _folder() -> Path:
+    """Short, and where the servers' own user can enter: a checkout may lie in a private home."""
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="healer-demo-"))
+    except OSError as error:
+        raise _no_place(f"cannot be made: {error.strerror}") from None
+    folder.chmod(0o711)
+    return folder
+
+
+def _no_place(why: str) -> Failed:
+    return Failed(f"the demo's folder {why}; TMPDIR=FOLDER chooses another place for it.")
+
+
+def _slurm(wanted: str, folder: Path, nodes: int, settings: Settings) -> "RealSlurm | None":
+    from healer.embedded.embedded_slurm import CLUSTER, RealSlurm, SlurmNotStarted, available, install
+
+    if wanted not in {"auto", "real", "sim", "install"}:
+        raise typer.BadParameter(f"--slurm and SLURM are auto, real, sim or install, not {wanted}")
+    if wanted == "install" and available() is not None:
+        _say("installing Debian's Slurm")
+        try:
+            install()
+        except SlurmNotStarted as error:
+            _say(str(error))
+    why = available()
+    if wanted == "sim" or (wanted != "real" and why is not None):
+        _say(f"cluster: {nodes} nodes of the built-in SIMULATED Slurm ({why or 'as asked'})")
+        return None
+    if why is not None:
+        raise Failed(why)
+    _say(f"cluster: {nodes} nodes of a REAL Slurm on this machine, 8 pretended GPUs each")
+    return RealSlurm(folder / "slurm", nodes=nodes, cluster=settings.cluster or CLUSTER)
+
+
+def _environ(folder: Path, settings: Settings, real: "RealSlurm | None") -> dict[str, str]:
+    from healer.embedded.user import FolderUnusable
+
+    rules = folder / "rules"
+    try:
+        shutil.copytree(shipped_rules(), rules)
+    except shutil.Error as error:  # it lists every file that could not be copied
+        raise FolderUnusable(folder, f"cannot be filled: {error.args[0][0][2]}") from None
+    shutil.copy(_CONFIG.with_name("topology.yaml"), rules / "topology.yaml")
+    shutil.copy(_CONFIG.with_name("gpus.sh"), rules / "validation" / "gpus.sh")
+    _say(f"modes and guards: {_CONFIG}")
+    return {
+        "HEALER_DATA_DIR": str(folder / "data"),
+        "HEALER_LISTEN": str(settings.listen),
+        "HEALER_RULES_DIR": str(rules),
+        "HEALER_SLURM_ADAPTERS": "cli" if real else "sim",
+        "HEALER_SIM_NODES_SOCKET": str(folder / "nodes.sock"),
+        **({} if real else {"HEALER_SIM_SOCKET": str(folder / "slurm.sock")}),
+    }
+
+
+def _run_demo(settings: Settings, nodes: int, real: "RealSlurm | None") -> None:
+    from setproctitle import setproctitle
+
+    from healer.bootstrap import tree_parts
+    from healer.commands.cli import main
+    from healer.embedded.tree import Tree, healer_parts
+
+    parts = healer_parts(settings, main)
+    if real is None:
+        socket = settings.sim_socket or own_sim_socket(settings.data_dir)
+        parts = tree_parts.with_slurm(parts, socket, nodes, settings.cluster)
+    sim_nodes, faults = tree_parts.demo_parts(settings.sim_nodes_socket)
+    parts = [sim_nodes, *parts, faults]
+    setproctitle("healer demo")
+    story = _Story(settings.data_dir / "log" / "demo-cluster.log")
+    Tree(
+        settings,
+        os.environ,
+        parts=parts,
+        say=_say,
+        load=tree_parts.preload,
+        on_tick=story.tell,
+        on_ready=_ready,
+    ).run()
+
+
+class _Story:
+    """What the cluster's part says of what it breaks; its errors stay in its log."""
+
+    def __init__(self, log: Path) -> None:
+        self._log, self._told = log, 0
+
+    def tell(self) -> None:
+        """Prints what is new."""
+        if not self._log.is_file():
+            return
+        with self._log.open(encoding="utf-8", errors="replace") as file:
+            file.seek(self._told)
+            while (line := file.readline()).endswith("\n"):
+                self._told = file.tell()
+                if _STORY.match(line):
+                    print(f"  {line.rstrip()}", flush=True)
+
+
+def _ready(running: "Running") -> None:
+    from healer.bootstrap import sign_in_link
+
+    link = sign_in_link(running.database_url, running.url, name="demo admin")
+    print(f"\n  Open   {link}\n  (signs you in as an administrator, once)\n", flush=True)
+    _say("in a few seconds a GPU falls off the bus; watch it being healed. A slow node and a dead fabric")
+    _say("manager follow, and more; each is told here before healer finds it. Ctrl-C stops everything.")

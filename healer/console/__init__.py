@@ -1,0 +1,1 @@
+"""The pages, made of the same queries as the API."""

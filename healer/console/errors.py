@@ -9,8 +9,8 @@ from fastapi import Request, Response
 
 from healer.api.problems import Problem
 from healer.console import words
-from healer.console.pages import MAY_LOOK, Pages, link, to_sign_in
-from healer.console.render import speak_to
+from healer.console.pages import MAY_LOOK, Pages, to_sign_in
+from healer.console.render import link, speak_to
 
 log = logging.getLogger("healer.api")
 
@@ -88,8 +88,9 @@ class ErrorPages:
         clusters = self._pages.clusters(session)
         asked = (request.path_params.get("cluster"), request.query_params.get("cluster"))
         cluster = next((one for one in (*asked, *clusters) if one in clusters), None)
-        stands = self._pages.reads.standing(cluster) if cluster else None
-        return self._pages.around(request, "problem", session, clusters, stands) if stands else {}
+        if cluster is None:
+            return {}
+        return self._pages.around(request, "problem", session, clusters, self._pages.standing(cluster))
 
 
 def _words(problem: Problem) -> tuple[str, str]:

@@ -1,26 +1,34 @@
 """What all pages share: who looks, at which cluster, and how it stands."""
 
 import hashlib
-from collections.abc import Callable
-from datetime import datetime
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlencode
 
-from fastapi import Request, Response
+import msgspec
+from fastapi import Depends, Request, Response
 from fastapi.responses import RedirectResponse
+from fastapi.routing import APIRoute
 
 from healer.api.problems import Problem
-from healer.console.render import Renderer
-from healer.console.runbooks import Runbooks, runbooks_dir
-from healer.console.views import fleet, standing
+from healer.console.fleet_map import FleetBodies, FleetMeasures
+from healer.console.render import Renderer, Runbooks, runbooks_dir
+from healer.console.views import fleet_view, standing_view
 from healer.console.views.buttons import may_act, may_respond
-from healer.model import Role
-from healer.ports.callers import SESSION_COOKIE, Session, SessionOf
-from healer.ports.console_answers import Standing
-from healer.ports.console_queries import BadCursor, ConsoleReads
-from healer.telling import links
+from healer.model import Mode, Role, Ruleset, UnknownSeries
+from healer.model.recordings import Recordings
+from healer.ports.answers import Arriving, ClusterState, RuleBook, Standing
+from healer.ports.callers import SESSION_COOKIE, Session, SessionOf, SignIn, SignOut
+from healer.ports.pull import Charts
+from healer.ports.queries import Queries, Rehearsals, RuleFiles
+from healer.ports.request_errors import Invalid
+from healer.ports.self_health import OwnReads
+from healer.telling.news import LINK_NAME, link_opens
 
+_WEEK = timedelta(days=7)
 PAGE_ROWS = 50
 FLEET_ROWS = 50
 
@@ -38,19 +46,82 @@ class Stop(Exception):
         self.response = response
 
 
+class PageRoute(APIRoute):
+    """A route whose handler may raise `Stop`, and Invalid for a page number that is not ours."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def answer(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except Stop as stop:
+                return stop.response
+            except Invalid:
+                text = "The page number in the address is not one of ours."
+                raise Problem(400, text, heading="No such page") from None
+
+        return answer
+
+
 def missing(heading: str, text: str) -> Problem:
     """There is no such thing, or this person sees none."""
     return Problem(404, text, heading=heading)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trying:
+    """What changes of the rules are tried by."""
+
+    rehearsals: Rehearsals
+    files: RuleFiles
+    recordings: Callable[[str], Recordings]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """What the pages read: the same queries as the API, and what this process itself knows.
+
+    `unknown` and `arriving`: of a cluster, at most so many. `modes`: of several clusters each, with the mode
+    of rules without their own. `rules_error`: why changed rule files were not taken. `cases`: beside the
+    files, by rule. `trying` None: no change is tried here; `own` None: healer's health has no page.
+    """
+
+    queries: Queries
+    rules: Callable[[], Ruleset]
+    clock: Callable[[], datetime]
+    unknown: Callable[[str, int], Sequence[UnknownSeries]]
+    arriving: Callable[[str, int], Arriving]
+    modes: Mapping[str, Mode] = field(default_factory=dict)
+    rules_error: Callable[[], str] = lambda: ""
+    cases: Callable[[], dict[str, int]] = dict
+    charts: Charts | None = None
+    trying: Trying | None = None
+    own: OwnReads | None = None
+
+
+class Entry(NamedTuple):
+    """How people come in. `sign_in` None: the host serves `/sign-in` itself. The rest as `router` says."""
+
+    sign_in: SignIn | None = None
+    sign_out: SignOut | None = None
+    secure_cookie: bool = False
+    link_secret: str | None = None
+
+
+_NO_ENTRY = Entry()
 
 
 class FleetRows:
     """The rows of each cluster, the very same list until Slurm, an incident or a slot says something else."""
 
     def __init__(self) -> None:
-        self._made: dict[str, tuple[tuple[object, object, dict[str, fleet.Hold]], list[fleet.NodeRow]]] = {}
+        self._made: dict[
+            str, tuple[tuple[object, object, dict[str, fleet_view.Hold]], list[fleet_view.NodeRow]]
+        ] = {}
 
-    def of(self, stands: Standing) -> list[fleet.NodeRow]:
-        held = fleet.holds(stands)
+    def of(self, stands: Standing) -> list[fleet_view.NodeRow]:
+        held = fleet_view.holds(stands)
         shown = stands.snapshot.nodes if stands.snapshot else None
         made = self._made.get(stands.cluster)
         if made is not None:
@@ -58,7 +129,7 @@ class FleetRows:
             if nodes is shown and incidents is stands.open_incidents and holds == held:
                 return rows
         before = {row.name: row for row in made[1]} if made is not None else {}
-        rows = fleet.node_rows(stands, before)
+        rows = fleet_view.node_rows(stands, before)
         self._made[stands.cluster] = (shown, stands.open_incidents, held), rows
         return rows
 
@@ -66,17 +137,20 @@ class FleetRows:
 class Pages:
     """What all pages share: who looks, at which cluster, and how it stands."""
 
-    def __init__(self, reads: ConsoleReads, session_of: SessionOf, clock: Callable[[], datetime]) -> None:
-        self.reads = reads
-        self.session_of = session_of
-        self.render = Renderer(clock)
-        self.clock = clock
+    def __init__(self, sources: Sources, session_of: SessionOf, entry: Entry = _NO_ENTRY) -> None:
+        self.sources, self.queries, self.entry = sources, sources.queries, entry
+        self._session_of = session_of
+        self.render = Renderer(sources.clock)
+        self.clock = sources.clock
         self.fleet_rows = FleetRows()
+        self.bodies = FleetBodies(self.render.said)
+        self.measures = FleetMeasures(self.queries, self.clock)
         self.runbooks = Runbooks(runbooks_dir())
-        #: Whether changes of the rules can be tried here.
-        self.tries = False
-        #: Whether the health of healer itself has a page here.
-        self.tells_health = False
+
+    @property
+    def rules(self) -> Ruleset:
+        """Those in force."""
+        return self.sources.rules()
 
     def session(self, request: Request) -> Session:
         session = self.signed_in(request)
@@ -88,17 +162,18 @@ class Pages:
 
     def signed_in(self, request: Request) -> Session | None:
         cookie = request.cookies.get(SESSION_COOKIE)
-        return self.session_of(cookie) if cookie else None
+        return self._session_of(cookie) if cookie else None
 
-    def guest(self, request: Request, secret: str) -> bool:
+    def is_guest(self, request: Request) -> bool:
         """Whether somebody who is not signed in came by a link of ours that shows this page."""
-        if self.signed_in(request) is not None:
+        secret = self.entry.link_secret
+        if secret is None or self.signed_in(request) is not None:
             return False
-        given = request.query_params.get(links.NAME, "")
-        return links.opens(request.url.path, given, secret, self.clock())
+        given = request.query_params.get(LINK_NAME, "")
+        return link_opens(request.url.path, given, secret, self.clock())
 
     def clusters(self, session: Session) -> list[str]:
-        known = self.reads.clusters()
+        known = sorted({*self.queries.clusters.names(), *self.sources.modes})
         return [name for name in known if name in session.clusters] if session.clusters else known
 
     def context(self, request: Request, page: str, cluster: str | None = None) -> dict[str, Any]:
@@ -106,12 +181,32 @@ class Pages:
         session = self.session(request)
         clusters = self.clusters(session)
         wanted = cluster or request.query_params.get("cluster") or (clusters[0] if clusters else None)
-        stands = self.reads.standing(wanted) if wanted in clusters and wanted else None
-        if stands is None:
-            if wanted is None or wanted in clusters:
-                raise Problem(503, _NO_CLUSTER, heading="No cluster yet")
+        if wanted is None:
+            raise Problem(503, _NO_CLUSTER, heading="No cluster yet")
+        if wanted not in clusters:
             raise missing("No such cluster", f"healer knows no cluster {wanted}.")
-        return self.around(request, page, session, clusters, stands)
+        return self.around(request, page, session, clusters, self.standing(wanted))
+
+    def standing(self, cluster: str) -> Standing:
+        state, rules = self.queries.clusters.state(cluster, self.clock()), self.rules
+        return Standing(
+            **{name: getattr(state, name) for name in ClusterState.__struct_fields__},
+            rules=rules,
+            guards=rules.cluster_guards.get(cluster, rules.guards),
+            default_mode=self.sources.modes.get(cluster, rules.default_mode),
+            rules_error=self.sources.rules_error(),
+        )
+
+    def rule_book(self, cluster: str) -> RuleBook:
+        rules, known = self.rules, self.queries.rules
+        if cluster in self.sources.modes:
+            rules = msgspec.structs.replace(rules, default_mode=self.sources.modes[cluster])
+        return RuleBook(
+            rules=rules,
+            records=known.records(cluster, fired_since=self.clock() - _WEEK),
+            cases=self.sources.cases(),
+            trials=tuple(known.trials(cluster)),
+        )
 
     def around(
         self, request: Request, page: str, session: Session, clusters: list[str], stands: Standing
@@ -126,17 +221,17 @@ class Pages:
             "clusters": clusters,
             "cluster": stands.cluster,
             "standing": stands,
-            "strip": standing.strip(stands, rows, now),
+            "strip": standing_view.strip(stands, rows, now),
             "rows": rows,
             "page": page,
             # Where a form comes back to.
             "here": _here(request),
             "now": now,
-            "pause_button": standing.pause_button(stands.cluster),
-            "end_pause": partial(standing.end_pause_button, session=session),
-            "reset_breaker": standing.reset_breaker_button(stands.cluster),
+            "pause_button": standing_view.pause_button(stands.cluster),
+            "end_pause": partial(standing_view.end_pause_button, session=session),
+            "reset_breaker": standing_view.reset_breaker_button(stands.cluster),
             "runbooks": self.runbooks,
-            "tells_health": self.tells_health,
+            "tells_health": self.sources.own is not None,
             "admin": session.role is Role.admin,
             "keep": {"cluster": stands.cluster} if len(clusters) > 1 else {},
         }
@@ -163,20 +258,12 @@ def to_sign_in(request: Request) -> Response:
     return RedirectResponse(where, 303, headers={"Cache-Control": "no-store"})
 
 
-def guarded(page: Callable[[], Response]) -> Response:
-    try:
-        return page()
-    except Stop as stop:
-        return stop.response
-    except BadCursor:
-        text = "The page number in the address is not one of ours."
-        raise Problem(400, text, heading="No such page") from None
+async def _pages_of(request: Request) -> Pages:
+    return request.state.pages
 
 
-def link(path: str, keep: dict[str, str], **query: str) -> str:
-    """An address with the query's non-empty parts; `keep` carries the cluster where there are several."""
-    parts = {**keep, **{key: value for key, value in query.items() if value}}
-    return f"{path}?{urlencode(parts)}" if parts else path
+#: For a handler: the console's pages, as `Console` puts them beside each request.
+Here = Annotated[Pages, Depends(_pages_of)]
 
 
 def asking_by_incident(stands: Standing) -> dict[str, Any]:

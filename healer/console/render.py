@@ -2,11 +2,13 @@
 
 import hashlib
 import mimetypes
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlencode
 
 import msgspec
 from fastapi import Request, Response
@@ -42,6 +44,17 @@ T = TypeVar("T", bound=StrEnum)
 def one_of(kind: type[T], word: str) -> T | None:
     """None for a word that is none of them: an address from elsewhere asks for everything."""
     return kind(word) if word in set(kind) else None
+
+
+def link(path: str, keep: dict[str, str], **query: str) -> str:
+    """An address with the query's non-empty parts; `keep` carries the cluster where there are several."""
+    parts = {**keep, **{key: value for key, value in query.items() if value}}
+    return f"{path}?{urlencode(parts)}" if parts else path
+
+
+def markdown_file(name: str, text: str) -> Response:
+    headers = {**PAGE_HEADERS, "Content-Disposition": f'inline; filename="{name}"'}
+    return Response(text, media_type="text/markdown", headers=headers)
 
 
 def web_dir() -> Path:
@@ -116,6 +129,7 @@ class Renderer:
             asset=self.assets.url,
             plural=lambda *asked: said.text(words.plural(*asked)),
             when=said.when,
+            link=link,
             languages=language.LANGUAGES,
             language=name,
             html_language=_HTML_LANGUAGES[name],
@@ -177,11 +191,6 @@ def _english(one: str, many: str, count: int) -> str:
     return one if count == 1 else many
 
 
-async def speak(request: Request) -> None:
-    """A dependency of every route of the console: its answer is in the language of who asks."""
-    speak_to(request)
-
-
 def speak_to(request: Request) -> None:
     """From here on pages are in the language of who asks."""
     cookie, accepts = request.cookies.get(language.COOKIE), request.headers.get("accept-language", "")
@@ -191,3 +200,51 @@ def speak_to(request: Request) -> None:
 def _body_attribute(value: object) -> str:
     """JSON for a `data-` attribute; the template escapes it like any other text."""
     return msgspec.json.encode(value).decode()
+
+
+_LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")
+
+
+def runbooks_dir() -> Path:
+    """The Markdown pages that playbooks and rules link to."""
+    return data_folder("docs/runbooks")
+
+
+class Runbooks:
+    """By name, read once. HTML within a page is shown as text, never taken."""
+
+    def __init__(self, folder: Path) -> None:
+        self._texts = _read(folder)
+        #: By language; a runbook that one of them lacks is shown in English.
+        self._others = {name: _read(folder / name) for name in language.LANGUAGES}
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._texts
+
+    def title(self, name: str) -> str:
+        """Its first heading."""
+        return self._text(name).partition("\n")[0].lstrip("# ").strip()
+
+    def html(self, name: str) -> Markup:
+        """What stands below its first heading."""
+        from markdown_it import MarkdownIt
+
+        text = _LINK.sub(self._link, self._text(name).partition("\n")[2])
+        reader = MarkdownIt("commonmark", {"html": False}).enable("table")
+        return Markup(reader.render(text))  # noqa: S704 - HTML in the text was made inert
+
+    def _text(self, name: str) -> str:
+        return self._others[language.current.get()].get(name) or self._texts[name]
+
+    def _link(self, found: re.Match[str]) -> str:
+        """Links to other runbooks lead there; those to other documents, which are not served, are text."""
+        words, target = found.groups()
+        name, _, place = target.partition("#")
+        if (not name and place) or target.startswith(("https://", "http://")):
+            return found.group()
+        stem = name.removesuffix(".md")
+        return f"[{words}](/runbooks/{stem})" if stem in self._texts else words
+
+
+def _read(folder: Path) -> Mapping[str, str]:
+    return {path.stem: path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.md"))}

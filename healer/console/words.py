@@ -1,6 +1,7 @@
 """Numbers and times in the words that people read. Pure: `now` comes by parameter."""
 
 import math
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 
 _SPANS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -131,3 +132,16 @@ def sentence(text: str) -> str:
     """With a capital at its start; the rest as it is, and so is a name that it begins with: gpu0007."""
     first = text.split(" ", 1)[0]
     return text if any(map(str.isdigit, first)) else text[:1].upper() + text[1:]
+
+
+def plain(text: str) -> str:
+    """On one line, with the characters that Markdown and HTML would act on made inert."""
+    text = " ".join(text.split())
+    for sign in ("\\", "`", "*", "_", "[", "]", "<", ">", "#", "|"):
+        text = text.replace(sign, f"\\{sign}")
+    return text
+
+
+def listed(title: str, rows: Sequence[str], said: Callable[[str], str]) -> list[str]:
+    """Lines of a part with its heading; nothing for no rows. `said`: a sentence in the reader's language."""
+    return ["", f"## {said(title)}", "", *(f"- {plain(said(row))}" for row in rows)] if rows else []

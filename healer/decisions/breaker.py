@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from healer.decisions.places import place_of, planned_window, settings_of
+from healer.decisions.node_facts import place_of, planned_window, settings_of
 from healer.model import (
     REMOVING_VERBS,
     Breaker,

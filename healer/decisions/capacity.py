@@ -11,36 +11,43 @@ Slots that law 2 granted are not counted in any cap, but their nodes are out and
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
 from datetime import datetime, timedelta
 from fractions import Fraction
 from functools import lru_cache
+from typing import NamedTuple
 
-from healer.decisions.answers import allow, at, hold
-from healer.decisions.fleet import fleet_of, nodes_at
-from healer.decisions.guards import unknown_node
-from healer.decisions.places import (
+import msgspec
+
+from healer.decisions.guards import allow, at, hold, unknown_node
+from healer.decisions.node_facts import (
+    fleet_of,
+    matches,
     may_be_planned,
     node_of,
+    nodes_at,
     place_of,
     planned_window,
     rides,
     settings_of,
 )
+from healer.decisions.sweeps import limit_of
 from healer.model import (
     Answer,
     AnswerKind,
     GateFacts,
     Guard,
     GuardSettings,
+    Limit,
     Proposal,
     Ruleset,
     SlurmNode,
     SlurmSnapshot,
     Urgency,
     Waiting,
+    storm_size,
 )
-from healer.model.reserved import is_our_reservation
+from healer.model.slurm import is_our_reservation
 
 HOUR = timedelta(hours=1)
 
@@ -87,11 +94,11 @@ def out_of_service(facts: GateFacts, rules: Ruleset, now: datetime) -> frozenset
     gone = fleet.out | (fleet.names & taken)
     # Where the site lists none, only what Slurm itself shows so can be planned.
     perhaps = gone if may_be_planned(rules, facts.cluster) else gone & fleet.planned
-    return gone - {name for name in perhaps if _is_planned(snapshot.nodes[name], facts, rules, now)}
-
-
-def _is_planned(node: SlurmNode, facts: GateFacts, rules: Ruleset, now: datetime) -> bool:
-    return planned_window(rules, facts.cluster, node, now, facts.snapshot) is not None
+    return gone - {
+        name
+        for name in perhaps
+        if planned_window(rules, facts.cluster, snapshot.nodes[name], now, snapshot) is not None
+    }
 
 
 def floor(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
@@ -148,7 +155,7 @@ def slots(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -
         return unknown_node(Guard.slots, proposal, facts)
     limit = slots_limit(settings_of(rules, facts.cluster), len(fleet_of(facts.snapshot).names))
     used = len(facts.counted) - (proposal.node in facts.counted)
-    return _cap(Guard.slots, proposal, facts, used=used, limit=limit, what="slots")
+    return _ask(_Cap(Guard.slots, "slots", used, limit), proposal, facts)
 
 
 def hourly(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
@@ -158,8 +165,8 @@ def hourly(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) 
     limit = hourly_limit(settings_of(rules, facts.cluster), len(fleet_of(facts.snapshot).names))
     granted = facts.granted_since(now - HOUR)
     frees_at = granted[len(granted) - limit] + HOUR if len(granted) >= limit else None
-    what = "slots of this hour"
-    return _cap(Guard.hourly, proposal, facts, used=len(granted), limit=limit, what=what, frees_at=frees_at)
+    cap = _Cap(Guard.hourly, "slots of this hour", len(granted), limit, frees_at=frees_at)
+    return _ask(cap, proposal, facts)
 
 
 def rack(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
@@ -208,7 +215,7 @@ def _place(
     counted = facts.counted & there
     used = len(counted) - (proposal.node in counted)
     what = f"slots in {name} ({len(there)} nodes)"
-    return _cap(guard, proposal, facts, used=used, limit=limit, what=what, where=there)
+    return _ask(_Cap(guard, what, used, limit, there), proposal, facts)
 
 
 def partition(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
@@ -230,18 +237,19 @@ def _partition(
     return _place(Guard.partition, proposal, facts, name=f"partition {name}", there=there, limit=limit)
 
 
-def _cap(
-    guard: Guard,
-    proposal: Proposal,
-    facts: GateFacts,
-    *,
-    used: int,
-    limit: int,
-    what: str,
-    where: Collection[str] | None = None,
-    frees_at: datetime | None = None,
-) -> Answer:
-    """`where`: the nodes that share this capacity; None: all."""
+class _Cap(NamedTuple):
+    """How much is used of it. `where`: the nodes that share this capacity; None: all."""
+
+    guard: Guard
+    what: str
+    used: int
+    limit: int
+    where: Collection[str] | None = None
+    frees_at: datetime | None = None
+
+
+def _ask(cap: _Cap, proposal: Proposal, facts: GateFacts) -> Answer:
+    guard, what, used, limit, where, frees_at = cap
     figures = f"{used} of {limit} {what} used"
     if rides(proposal, facts):
         return allow(guard, f"{proposal.node} has its slot already; {figures}.", limit=limit, used=used)
@@ -286,3 +294,141 @@ def _goes_before(before: list[Waiting]) -> str:
     first = before[0]
     more = f" and {len(before) - 1} more" if len(before) > 1 else ""
     return f"{first.severity} on {first.node}{more} waits for the same and goes first"
+
+
+def limits(facts: GateFacts, rules: Ruleset, now: datetime) -> list[Limit]:
+    """Every cap with its figures: the fleet's first, then each place and partition that has a slot in use.
+
+    Empty before the first picture of Slurm.
+    """
+    if facts.snapshot is None:
+        return []
+    settings = settings_of(rules, facts.cluster)
+    fleet = facts.snapshot.gpu_nodes
+    count = len(fleet)
+    ours = facts.counted
+    standing = count - len(out_of_service(facts, rules, now))
+    granted = facts.granted_since(now - HOUR)
+    figures = (
+        (Guard.slots, len(ours), slots_limit(settings, count)),
+        (Guard.hourly, len(granted), hourly_limit(settings, count)),
+        (Guard.floor, standing, floor_limit(settings, count)),
+    )
+    found = [Limit(guard=guard, name="", used=used, limit=most, nodes=count) for guard, used, most in figures]
+    members: dict[tuple[Guard, str], set[str]] = {}
+    for node in fleet:
+        place = place_of(rules, node)
+        domain = f"NVLink domain {place.domain}" if place.domain else ""
+        where = [(Guard.rack, place.rack), (Guard.rack, domain), (Guard.switch, place.switch)]
+        where += [(Guard.partition, name) for name in node.partitions]
+        for guard, name in where:
+            if name:
+                members.setdefault((guard, name), set()).add(node.name)
+    for (guard, name), there in sorted(members.items()):
+        if used := len(there & ours):
+            if guard is Guard.partition:
+                limit = partition_limit(rules.guards_in(facts.cluster, name), len(there))
+            else:
+                limit = place_limit(settings.rack_share, len(there))
+            found.append(Limit(guard=guard, name=name, used=used, limit=limit, nodes=len(there)))
+    return found
+
+
+# --- caps that are set so that they can never hold anything, or always would --------------------------------
+
+
+#: Slurm is asked this often; a picture must be allowed to be older than that.
+PICTURE_S = 10.0
+
+
+class Bound(msgspec.Struct, frozen=True, kw_only=True):
+    """`always`: with this setting the guard holds everything back; else it holds nothing, ever."""
+
+    guard: Guard
+    always: bool
+    text: str
+    setting: str
+
+
+def odd_bounds(facts: GateFacts, rules: Ruleset, now: datetime) -> list[Bound]:
+    """Empty before the first picture of Slurm, and for clusters of one node: there each cap is one."""
+    snapshot = facts.snapshot
+    if snapshot is None or len(snapshot.gpu_nodes) < 2:
+        return []
+    settings = settings_of(rules, facts.cluster)
+    fleet = snapshot.gpu_nodes
+    return [
+        *_of_fleet(settings, fleet),
+        *_floor(settings, fleet, facts, rules, now),
+        *_of_places(settings, snapshot, rules, facts.cluster),
+        *_of_repeats(settings, fleet),
+        *_of_sweeps(settings, fleet),
+    ]
+
+
+def _of_fleet(settings: GuardSettings, fleet: Sequence[SlurmNode]) -> Iterator[Bound]:
+    n = len(fleet)
+    most, hourly = slots_limit(settings, n), hourly_limit(settings, n)
+    if most >= n:
+        yield _never(Guard.slots, f"{most} slots for {n} nodes", "max_share, max_nodes")
+    elif hourly >= n:
+        yield _never(Guard.hourly, f"{hourly} slots an hour for {n} nodes", "share_per_hour")
+    storm = storm_size(settings.breaker_share, n)
+    if settings.breaker_share < 1.0 and storm > n:
+        yield _never(Guard.breaker, f"a storm is {storm} nodes, and there are {n}", "breaker_share")
+
+
+def _floor(
+    settings: GuardSettings, fleet: Sequence[SlurmNode], facts: GateFacts, rules: Ruleset, now: datetime
+) -> Iterator[Bound]:
+    n, least = len(fleet), floor_limit(settings, len(fleet))
+    standing = n - len(out_of_service(facts, rules, now))
+    if least <= 0:
+        yield _never(Guard.floor, f"0 of {n} nodes have to stay", "min_service_share")
+    elif standing <= least and not facts.slots:
+        text = f"{standing} of {n} nodes are in service, and {least} have to stay: nothing may be taken out"
+        yield Bound(guard=Guard.floor, always=True, text=text, setting="min_service_share")
+
+
+def _of_places(
+    settings: GuardSettings, snapshot: SlurmSnapshot, rules: Ruleset, cluster: str
+) -> Iterator[Bound]:
+    """Of places with several nodes: the cap of a place with one is one."""
+    for guard, kind in ((Guard.rack, "rack"), (Guard.switch, "switch")):
+        sizes: dict[str, int] = {}
+        for node in snapshot.gpu_nodes:
+            name: str = getattr(place_of(rules, node), kind)
+            sizes[name] = sizes.get(name, 0) + bool(name)
+        several = {name: size for name, size in sizes.items() if size > 1}
+        if several and all(place_limit(settings.rack_share, size) >= size for size in several.values()):
+            yield _never(guard, f"every node of a {kind} may be out at once", "rack_share")
+    for name in sorted({one for node in snapshot.gpu_nodes for one in node.partitions}):
+        own, size = rules.guards_in(cluster, name), len(fleet_of(snapshot).in_partition(name))
+        if size > 1 and partition_limit(own, size) >= size:
+            yield _never(Guard.partition, f"all {size} nodes of {name} may be out at once", "partition_share")
+
+
+def _of_repeats(settings: GuardSettings, fleet: Sequence[SlurmNode]) -> Iterator[Bound]:
+    for guard, setting in ((Guard.requeue_cap, "requeues_per_job"), (Guard.reboot_cap, "reboots_per_node")):
+        if getattr(settings, setting) == 0:
+            text = f"{setting} is 0: it refuses everything"
+            yield Bound(guard=guard, always=True, text=text, setting=setting)
+    if settings.stale_s < PICTURE_S:
+        text = f"a picture of Slurm is up to {PICTURE_S:g} s old, and the bound is {settings.stale_s:g} s"
+        yield Bound(guard=Guard.stale, always=True, text=text, setting="stale_s")
+    if settings.repeat_h == 0:
+        yield _never(Guard.repeat, "a remedy may be repeated at once", "repeat_h")
+    shut = [node for node in fleet if any(matches(pattern, node) for pattern in settings.protected)]
+    if len(shut) == len(fleet):
+        yield Bound(guard=Guard.protected, always=True, text="every node is protected", setting="protected")
+
+
+def _of_sweeps(settings: GuardSettings, fleet: Sequence[SlurmNode]) -> Iterator[Bound]:
+    most = limit_of(settings, len(fleet))
+    if settings.sweep.scheduled and most >= len(fleet):
+        text = f"{most} of {len(fleet)} nodes may be in sweep at once"
+        yield _never(Guard.sweep, text, "sweep.max_share, sweep.max_nodes")
+
+
+def _never(guard: Guard, text: str, setting: str) -> Bound:
+    return Bound(guard=guard, always=False, text=text, setting=setting)

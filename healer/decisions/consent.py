@@ -1,28 +1,83 @@
-"""Guards over consent: the job's, the rule's mode, and the approval of a person."""
+"""Guards over consent: the job's, the rule's mode, the approval of a person; and how a rule comes to act
+alone.
 
-from datetime import datetime
+A rule's first runs wait for a person, and mode auto is earned. A mode of the files or of HEALER_MODE is a
+person's word and needs no proof; what is changed while healer runs does. The way down is always free, and so
+is the way back to what the files say.
+"""
 
-from healer.decisions.answers import allow, at, hold, refuse
-from healer.decisions.guards import unknown_node
-from healer.decisions.irreversible import irreversible
-from healer.decisions.places import job_of, node_of, settings_of
-from healer.decisions.trials import trial_of, waits
-from healer.decisions.wishes import KEEP, OPT_IN, agreed, wish_of
-from healer.incidents.lifecycle import CLOCKS_DIFFER
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from healer.decisions.book_mismatch import CLOCKS_DIFFER
+from healer.decisions.comments import KEEP, OPT_IN, agreed, wish_of
+from healer.decisions.guards import allow, at, hold, refuse, unknown_node
+from healer.decisions.node_facts import job_of, node_of, settings_of
 from healer.model import (
     IRREVERSIBLE_VERBS,
     RESTARTING_VERBS,
     Answer,
+    Earn,
     GateFacts,
     Guard,
     Mode,
+    Proof,
     Proposal,
     Ruleset,
     SlurmJob,
+    Trial,
     Verb,
 )
-from healer.model.reasons import is_ours
-from healer.model.reserved import our_reservation
+from healer.model.slurm import is_ours, our_reservation
+
+#: DOWN without a person: the node's jobs have all been completing for so long (law 8).
+STUCK_FOR = timedelta(seconds=30)
+
+
+def irreversible(proposal: Proposal, facts: GateFacts, now: datetime) -> Answer:
+    """One person whatever the mode, and a second one beside the requester unless the node is drained and
+    empty. Time never approves."""
+    if proposal.verb is Verb.down and (why := _only_frees(proposal, facts, now)):
+        return allow(Guard.approval, why)
+    people = {person for person in (proposal.by, proposal.approved_by) if person}
+    needed = 1 if proposal.by is None or _drained_and_empty(proposal, facts) else 2
+    if len(people) >= needed:
+        return allow(
+            Guard.approval, f"Agreed by {' and '.join(sorted(people))}.", used=len(people), limit=needed
+        )
+    what = f"{proposal.verb} cannot be undone"
+    if not people:
+        return hold(Guard.approval, f"{what}: it needs a person.", used=0, limit=needed)
+    why = f"{what}: beside {proposal.by} a second person must approve."
+    return hold(Guard.approval, why, used=len(people), limit=needed)
+
+
+def _only_frees(proposal: Proposal, facts: GateFacts, now: datetime) -> str | None:
+    """Why DOWN takes nothing from anybody: the node is drained by us, and no job on it is at work.
+
+    Since when stands in the run's own log; that it is still so, the picture must say that was taken since.
+    """
+    node = node_of(proposal, facts)
+    if facts.snapshot is None or node is None or not (node.drain and is_ours(node.reason)):
+        return None
+    jobs = facts.snapshot.jobs_on(node.name)
+    if any("COMPLETING" not in job.flags for job in jobs):
+        return None
+    if not jobs and not node.busy:
+        return f"healer drained {node.name}, and no job is on it."
+    since = proposal.stuck_since
+    if not jobs or since is None or now - since < STUCK_FOR or facts.snapshot.taken_at <= since:
+        return None
+    stuck_s = (now - since).total_seconds()
+    return f"healer drained {node.name}, and its jobs have been completing for {stuck_s:.0f} s."
+
+
+def _drained_and_empty(proposal: Proposal, facts: GateFacts) -> bool:
+    node = node_of(proposal, facts)
+    if facts.snapshot is None or node is None:
+        return False
+    return node.drain and not node.busy and not facts.snapshot.jobs_on(node.name)
+
 
 #: What stops or slows every program on the node: it must be empty. A restarted fabric manager ends the NVLink
 #: work of all jobs, and tests take whole GPUs.
@@ -160,3 +215,59 @@ def approval(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime
     if current is Mode.auto and (trial := trial_of(proposal, facts, rules)):
         return hold(Guard.approval, waits(trial), used=0, limit=1)
     return allow(Guard.approval, "No approval is needed.")
+
+
+# --- promotion ----------------------------------------------------------------------------------------------
+
+
+def trial_of(proposal: Proposal, facts: GateFacts, rules: Ruleset) -> Trial | None:
+    """What the proposal comes from and has not yet been seen at work. A run that began before the change goes
+    on as it began."""
+    begun = proposal.begun_at
+    known = [one for one in facts.trials if begun is None or one.since <= begun]
+    return standing(proposal.rule, proposal.playbook, known, rules)
+
+
+def standing(rule: str, playbook: str | None, trials: Sequence[Trial], rules: Ruleset) -> Trial | None:
+    """The one with the most runs left, of a rule and the playbook that it names."""
+    names = {f"rule/{rule}", f"playbook/{playbook}"}
+    mine = (one for one in trials if one.left > 0 and one.name in names)
+    return max(
+        (one for one in mine if rules.texts.get(one.name) == one.digest),
+        key=lambda one: one.left,
+        default=None,
+    )
+
+
+def waits(trial: Trial) -> str:
+    """The sentence of the guard: `Rule gpu-lost is new or changed since …: a person approves 3 more runs.`"""
+    kind, _, name = trial.name.partition("/")
+    runs = f"{trial.left} more runs" if trial.left > 1 else "one more run"
+    return f"{kind.capitalize()} {name} is new or changed since {at(trial.since)}: a person approves {runs}."
+
+
+def lacks(proof: Proof, earn: Earn) -> str | None:
+    """What keeps the rule from mode auto, in one sentence; None: nothing."""
+    if proof.judged < earn.incidents:
+        return (
+            f"{proof.judged} of {earn.incidents} incidents of it are judged that auto needs: review more of "
+            "them, or set the mode in rules/"
+        )
+    if proof.precision is not None and proof.precision < earn.precision:
+        return (
+            f"{proof.right} of the last {proof.judged} incidents of it were true faults "
+            f"({proof.precision:.2f}), auto needs {earn.precision:.2f}"
+        )
+    return None
+
+
+def falls_back(mode: Mode, proof: Proof, earn: Earn) -> str | None:
+    """Why a rule in mode auto acts alone no longer; None: it does.
+
+    More false alarms among the newest incidents than the precision lets pass, however many there are by now:
+    a rule that was wrong twice in its first three is not waited for until it has had thirty.
+    """
+    allowed = (1 - earn.precision) * earn.incidents
+    if mode is not Mode.auto or proof.wrong <= allowed:
+        return None
+    return f"{proof.wrong} of its last {proof.judged} judged incidents were false alarms: it asks first now"

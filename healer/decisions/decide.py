@@ -1,24 +1,36 @@
-"""Incident -> decision: what would be done, what every guard says, and how urgent that makes it."""
+"""Incident -> decision: what would be done, what every guard says, and how urgent that makes it. Then
+the run: what it asks of the gate, and when it takes its node's slot.
 
+The slot is taken when the first removing step starts (law 1). A playbook that begins with its drain, or with
+a look right before it, is granted the slot as it begins. One that waits first begins without: for hours it
+only watches, and must not use up what another node needs. Its drain is judged whole when it is due.
+"""
+
+from collections.abc import Mapping
 from datetime import datetime
+from hashlib import sha256
 from itertools import takewhile
 
-from healer.decisions.ask import adopts
+import msgspec
+
 from healer.decisions.capacity import out_of_service
-from healer.decisions.gate import judge
 from healer.decisions.guards import recent
-from healer.decisions.places import settings_of_node
-from healer.decisions.slots import looks_first, stands_beside
-from healer.incidents.senses import ended_work, not_looked, senses_of, too_few
-from healer.incidents.severity import urgency_of
+from healer.decisions.judge import SLOT_VERBS, JudgeResult, judge
+from healer.decisions.node_facts import settings_of_node
+from healer.incidents.growth import ended_work, not_looked, senses_of, too_few
+from healer.incidents.impact import urgency_of
 from healer.model import (
+    APPROVAL_LASTS,
+    JOB_VERBS,
     REMEDY_LADDER,
     REMOVING_VERBS,
+    RESTARTING_VERBS,
     Decision,
     FaultClass,
     GateFacts,
     Guard,
     Incident,
+    Mode,
     Outcome,
     Playbook,
     Proposal,
@@ -30,8 +42,8 @@ from healer.model import (
     Severity,
     Verb,
 )
-from healer.model.reasons import is_ours
-from healer.model.reserved import our_reservation, reservation_for
+from healer.model.run import run_id
+from healer.model.slurm import is_ours, our_reservation, reservation_for
 
 #: Verbs that are a remedy, the strongest first.
 _REMEDIES = {
@@ -41,7 +53,6 @@ _REMEDIES = {
     Verb.restart_service: Remedy.restart_service,
     Verb.diagnose: Remedy.diagnose,
 }
-
 #: A run in one of these states still asks the gate; the others are under way or wait for somebody.
 _ASKING = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
 
@@ -59,48 +70,18 @@ def decide(
     if active is not None and active.state not in _ASKING:
         return None
     if rule.playbook is None:
-        return _nothing(
-            incident, None, f"Rule {rule.name} has no playbook: people are told, nothing is done.", now
-        )
+        why = f"Rule {rule.name} has no playbook: people are told, nothing is done."
+        return _nothing(incident, None, why, now)
     if (active is None or active.approved_by is None) and (why := _not_now(incident, rule, now)):
         return _nothing(incident, rule.playbook, why, now) if active is None else _stays(active, why, now)
-    verb, job = _first_step(rules.playbooks.get(rule.playbook), incident)
-    node = incident.root.node
-    if job is None and (node is None or verb in {Verb.requeue, Verb.revive, Verb.cancel}):
-        return _nothing(incident, rule.playbook, f"{incident.title}: it names no node or job to act on.", now)
-    shown = facts.snapshot.jobs.get(job) if facts.snapshot is not None and job is not None else None
-    if job is not None and shown is None:
-        return _nothing(incident, rule.playbook, f"Slurm's picture does not show job {job}.", now)
-    other = facts.running.get(node or "")
-    beside = stands_beside(rules.playbooks.get(rule.playbook))
-    if other is not None and not beside and (active is None or other != active.id):
-        return _nothing(incident, rule.playbook, f"Run {other} is at work on {node}: it goes first.", now)
-    out = out_by_us(node, facts) if verb is Verb.drain and node else None
-    if out and not _is_left_to(incident, facts) and not _leaves_jobs_behind(incident, facts):
-        return _nothing(incident, rule.playbook, out, now)
-    proposal = Proposal(
-        cluster=incident.cluster,
-        verb=verb,
-        node=node,
-        job=shown.leader if shown is not None else None,
-        restarts=shown.restarts if shown is not None else None,
-        incident=incident.id,
-        run=active.id if active else None,
-        rule=rule.name,
-        playbook=rule.playbook,
-        remedy=_carried_out(rules.playbooks.get(rule.playbook))
-        or next_remedy(incident, rule, facts, rules, now),
-        mode=facts.modes.get(rule.name) or rules.mode_of(rule),
-        unusable=incident.unusable,
-        fatal=ended_work(incident),
-        approved_by=active.approved_by if active else None,
-        begins=looks_first(verb, rules.playbooks.get(rule.playbook)),
-        adopts=rule.playbook in rules.playbooks and adopts(rules.playbooks[rule.playbook]),
-        urgency=urgency_of(incident, facts.snapshot),
-    )
+    playbook = rules.playbooks.get(rule.playbook)
+    if why := _no_question(incident, playbook, facts, active):
+        return _nothing(incident, rule.playbook, why, now)
+    proposal = _question(incident, rule, facts, rules, now, active)
     result = judge(proposal, facts, rules, now)
-    target = f"job {job}" if job and verb is not Verb.drain else node
-    what = f"{rule.playbook} begins on {target}" if proposal.begins else f"{verb} {target}"
+    of_job = proposal.job is not None and proposal.verb is not Verb.drain
+    target = f"job {incident.root.job}" if of_job else proposal.node
+    what = f"{rule.playbook} begins on {target}" if proposal.begins else f"{proposal.verb} {target}"
     why = f"{what}: every guard allows it." if result.outcome is Outcome.act else result.why
     return Decision(
         at=now,
@@ -114,6 +95,60 @@ def decide(
         guard=result.guard,
         run=proposal.run,
         facts=_facts(facts, rules, now),
+    )
+
+
+def _no_question(
+    incident: Incident, playbook: Playbook | None, facts: GateFacts, active: Run | None
+) -> str | None:
+    """Why the gate has nothing to judge: no target, a run that goes first, a drain of ours that stands."""
+    verb, job, node = _verb_of(playbook), _job_of(incident, playbook), incident.root.node
+    if job is None and (node is None or verb in {Verb.requeue, Verb.revive, Verb.cancel}):
+        return f"{incident.title}: it names no node or job to act on."
+    if job is not None and (facts.snapshot is None or job not in facts.snapshot.jobs):
+        return f"Slurm's picture does not show job {job}."
+    other = facts.running.get(node or "")
+    if other is not None and not stands_beside(playbook) and (active is None or other != active.id):
+        return f"Run {other} is at work on {node}: it goes first."
+    out = out_by_us(node, facts) if verb is Verb.drain and node else None
+    if out and not _is_left_to(incident, facts) and not _leaves_jobs_behind(incident, facts):
+        return out
+    return None
+
+
+def _verb_of(playbook: Playbook | None) -> Verb:
+    return first_verb(playbook) if playbook is not None else Verb.drain
+
+
+def _job_of(incident: Incident, playbook: Playbook | None) -> str | None:
+    return incident.root.job if playbook is not None and playbook.target == "job" else None
+
+
+def _question(
+    incident: Incident, rule: Rule, facts: GateFacts, rules: Ruleset, now: datetime, active: Run | None
+) -> Proposal:
+    """What the gate is asked: whether the run of the rule's playbook may begin, or go on."""
+    playbook = rules.playbooks.get(rule.playbook or "")
+    verb, job = _verb_of(playbook), _job_of(incident, playbook)
+    shown = facts.snapshot.jobs.get(job) if facts.snapshot is not None and job is not None else None
+    return Proposal(
+        cluster=incident.cluster,
+        verb=verb,
+        node=incident.root.node,
+        job=shown.leader if shown is not None else None,
+        restarts=shown.restarts if shown is not None else None,
+        incident=incident.id,
+        run=active.id if active else None,
+        rule=rule.name,
+        playbook=rule.playbook or "",
+        remedy=_carried_out(playbook) or next_remedy(incident, rule, facts, rules, now),
+        mode=facts.modes.get(rule.name) or rules.mode_of(rule),
+        unusable=incident.unusable,
+        fatal=ended_work(incident),
+        approved_by=active.approved_by if active else None,
+        begins=looks_first(verb, playbook),
+        adopts=playbook is not None and adopts(playbook),
+        urgency=urgency_of(incident, facts.snapshot),
     )
 
 
@@ -149,15 +184,6 @@ def _nothing(incident: Incident, playbook: str | None, why: str, now: datetime) 
         outcome=Outcome.nothing,
         why=why,
     )
-
-
-def _first_step(playbook: Playbook | None, incident: Incident) -> tuple[Verb, str | None]:
-    """The verb that the gate is asked about: the playbook's first removing step, else its first act."""
-    if playbook is None:
-        return Verb.drain, None
-    acts = [step.do for step in playbook.steps if step.do is not None]
-    verb = next((verb for verb in acts if verb in REMOVING_VERBS), acts[0] if acts else Verb.notify)
-    return verb, incident.root.job if playbook.target == "job" else None
 
 
 def out_by_us(node: str, facts: GateFacts) -> str | None:
@@ -275,3 +301,223 @@ def severity_of(incident: Incident, decision: Decision | None, facts: GateFacts 
     if decision.guard is Guard.maintenance or (decision.guard is Guard.ownership and not in_service):
         return base
     return Severity.P0 if incident.jobs_hit or in_service else base
+
+
+# --- runs ---------------------------------------------------------------------------------------------------
+
+
+#: They take nothing from a node: nobody else's work on it is in their way, nor they in its. A command of the
+#: site that takes capacity stands behind a drain.
+_TAKES_NOTHING = frozenset(
+    {None, Verb.collect, Verb.sweep, Verb.bisect, Verb.site_command, Verb.ticket, Verb.notify}
+)
+
+
+#: Looks that are over at once, and may end the run.
+_BRIEF = frozenset({"still_silent"})
+
+
+def slot_later(playbook: Playbook | None) -> bool:
+    """The playbook takes a slot, but does other things first than to look."""
+    steps = playbook.steps if playbook is not None else ()
+    taking = next((index for index, step in enumerate(steps) if step.do in SLOT_VERBS), None)
+    return taking is not None and any(step.check not in _BRIEF for step in steps[:taking])
+
+
+def looks_first(verb: Verb, playbook: Playbook | None) -> bool:
+    """The run begins before the first step that takes anything is due, which asks whole when it is."""
+    if verb in SLOT_VERBS:
+        return slot_later(playbook)
+    on_job = playbook is not None and playbook.target == "job" and verb in RESTARTING_VERBS
+    return on_job and playbook is not None and playbook.steps[0].do is None
+
+
+def stands_beside(playbook: Playbook | None) -> bool:
+    """The playbook takes nothing: its run goes on beside the one that works on the node, and ends none."""
+    return playbook is not None and playbook.target == "node" and takes_nothing(playbook)
+
+
+def takes_nothing(playbook: Playbook) -> bool:
+    """From no node and no job."""
+    return all(step.do in _TAKES_NOTHING for step in playbook.steps)
+
+
+def holds_slot(facts: GateFacts, run: Run) -> bool:
+    """The node's slot was granted to this very run."""
+    slot = facts.held.get(run.node or "")
+    return slot is not None and slot.run == run.id
+
+
+def rides_on_slot(run: Run, playbook: Playbook, facts: GateFacts) -> bool:
+    """What this run takes was granted as it began, or since. A slot that was given back is asked for anew."""
+    if holds_slot(facts, run) or not any(step.do in SLOT_VERBS for step in playbook.steps):
+        return True
+    return not slot_later(playbook) and run.node in facts.held
+
+
+def is_untouched(run: Run, playbook: Playbook | None, facts: GateFacts) -> bool:
+    """The run waits, and has taken nothing yet: it may end at any moment, and nobody would notice.
+
+    Certain under the gate's lock only: the slot is granted under it, before the first effect.
+    """
+    if run.shadow or playbook is None or not slot_later(playbook) or holds_slot(facts, run):
+        return False
+    removing = next(step for step in playbook.steps if step.do in REMOVING_VERBS)
+    return removing.do in SLOT_VERBS
+
+
+def first_verb(playbook: Playbook) -> Verb:
+    """What the gate is asked about when a run is to begin: the first removing step, else the first act."""
+    acts = [step.do for step in playbook.steps if step.do is not None]
+    return next((verb for verb in acts if verb in REMOVING_VERBS), acts[0] if acts else Verb.notify)
+
+
+def adopts(playbook: Playbook) -> bool:
+    """Its drain takes over what Slurm itself drained or set down."""
+    return any(step.do is Verb.drain and step.input.get("adopt") for step in playbook.steps)
+
+
+def proposal_of(
+    run: Run,
+    verb: Verb,
+    incident: Incident | None,
+    *,
+    job: str | None = None,
+    restarts: int | None = None,
+) -> Proposal:
+    """`job` is one of several that a step works on; else it is the run's own."""
+    life = run.input.get("restart", {}).get(job)
+    agreed = life is not None and restarts in (None, life)
+    return Proposal(
+        cluster=run.cluster,
+        verb=verb,
+        node=run.node,
+        job=job or (run.job if verb in JOB_VERBS else None),
+        incident=run.incident,
+        run=run.id,
+        rule=run.rule,
+        playbook=run.playbook,
+        remedy=Remedy(run.input.get("remedy") or Remedy.none),
+        mode=run.mode,
+        unusable=incident.unusable if incident else False,
+        fatal=incident is not None and ended_work(incident),
+        by=None if run.by == "healer" else run.by,
+        approved_by=run.approved_by,
+        agreed_by=run.input["restart_by"][job] if agreed else None,
+        restarts=restarts if restarts is not None else run.input.get("restarts"),
+    )
+
+
+def with_restarts(run: Run, jobs: Mapping[str, int], by: str) -> Run:
+    """The run with what `by` agreed to: the restart of these jobs in these lives."""
+    if not jobs:
+        return run
+    told = dict(run.input)
+    told["restart"] = {**run.input.get("restart", {}), **jobs}
+    told["restart_by"] = {**run.input.get("restart_by", {}), **dict.fromkeys(jobs, by)}
+    return msgspec.structs.replace(run, input=told)
+
+
+def restart_asked(run: Run, job: str, incident: Incident | None) -> Proposal:
+    """What the gate is asked about a job whose restart was agreed to with the run."""
+    return proposal_of(run, Verb.requeue, incident, job=job, restarts=run.input["restart"][job])
+
+
+def restart_refused(
+    run: Run, incident: Incident | None, facts: GateFacts, rules: Ruleset, now: datetime
+) -> JudgeResult | None:
+    """What the gate refuses now of the restarts that were agreed to with the run."""
+    verdicts = (
+        judge(restart_asked(run, job, incident), facts, rules, now) for job in run.input.get("restart", {})
+    )
+    return next((one for one in verdicts if one.outcome is Outcome.refused), None)
+
+
+def beginning(run: Run, playbook: Playbook, incident: Incident | None) -> Proposal:
+    """What the gate is asked when the run is to begin."""
+    verb = first_verb(playbook)
+    begins = looks_first(verb, playbook) and (verb not in RESTARTING_VERBS or run.by == "healer")
+    return msgspec.structs.replace(proposal_of(run, verb, incident), begins=begins, adopts=adopts(playbook))
+
+
+def new_run(
+    incident: Incident,
+    playbook: str,
+    decision: Decision,
+    mode: Mode,
+    *,
+    beside: bool,
+) -> Run:
+    """Healer's own run for an incident. Its id follows from the incident's, so a second one is the same."""
+    state, shadow = run_state_of(decision, mode)
+    # In shadow an incident is gone through once.
+    count = "shadow" if shadow else incident.run_count
+    waits = state is RunState.waiting_approval
+    proposal = decision.proposal
+    remedy = proposal.remedy if proposal else Remedy.none
+    given: dict[str, object] = {"reason_text": incident.title, "remedy": str(remedy)}
+    if proposal is not None and proposal.job is not None:
+        given["restarts"] = proposal.restarts  # the life that it is about
+    return Run(
+        id=run_id(f"{incident.id}|{playbook}|{count}"),
+        cluster=incident.cluster,
+        playbook=playbook,
+        state=state,
+        by="healer",
+        reason=incident.title,
+        created_at=decision.at,
+        node=incident.root.node,
+        job=proposal.job if proposal else None,
+        incident=incident.id,
+        rule=incident.rule,
+        mode=mode,
+        shadow=shadow,
+        beside=beside,
+        approve_until=decision.at + APPROVAL_LASTS if waits else None,
+        # The remedy that this run tries is counted by `repeat`, so that the next one goes up the ladder.
+        input=given,
+    )
+
+
+def decision_of(proposal: Proposal, verdict: JudgeResult, now: datetime) -> Decision:
+    return Decision(
+        at=now,
+        cluster=proposal.cluster,
+        incident=proposal.incident,
+        playbook=proposal.playbook,
+        outcome=verdict.outcome,
+        why=verdict.why,
+        proposal=proposal,
+        answers=verdict.answers,
+        guard=verdict.guard,
+        run=proposal.run,
+    )
+
+
+def run_state_of(decision: Decision, mode: Mode) -> tuple[RunState, bool]:
+    """State of the run, and whether it is a shadow run: what the guard that kept it back asks for."""
+    if decision.outcome is Outcome.act:
+        return RunState.running, False
+    if decision.guard is Guard.mode and mode is Mode.shadow:
+        return RunState.running, True
+    if decision.guard is Guard.mode and mode is Mode.suggest:
+        return RunState.proposed, False
+    if decision.guard is Guard.approval:
+        return RunState.waiting_approval, False
+    return RunState.held, False
+
+
+def decision_key(decision: Decision) -> str:
+    """The same for decisions that say the same; figures that move with the clock make no new decision."""
+    said: list[str] = [decision.outcome, str(decision.guard), str(decision.run)]
+    said += [f"{answer.guard}={answer.kind}" for answer in decision.answers]
+    if decision.outcome is Outcome.nothing:
+        said.append(decision.why)
+    return sha256("|".join(said).encode()).hexdigest()[:16]
+
+
+def known_bad_in_service(incident: Incident, decision: Decision, facts: GateFacts) -> bool:
+    """Law 2: surely unusable, and it must still stay in service."""
+    node = facts.snapshot.nodes.get(incident.root.node or "") if facts.snapshot else None
+    kept = decision.outcome in {Outcome.held, Outcome.refused}
+    return incident.unusable and kept and node is not None and node.in_service

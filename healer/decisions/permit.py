@@ -7,12 +7,11 @@ guard still allows the drain. The permit takes nothing more; what Slurm then doe
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from hashlib import sha256
 
 import msgspec
 
-from healer.decisions.ask import proposal_of
-from healer.decisions.gate import judge
+from healer.decisions.decide import proposal_of
+from healer.decisions.judge import judge
 from healer.model import (
     GateFacts,
     HookAsk,
@@ -26,7 +25,8 @@ from healer.model import (
     Verb,
     Verdict,
 )
-from healer.model.permits import DRAINING_HOOKS, held_after_launch
+from healer.model.gate import DRAINING_HOOKS, held_after_launch
+from healer.model.run import run_id
 
 #: Where nobody told the restart count of the job, its hold must be found so soon to be the prolog's.
 RELEASE_WITHIN = timedelta(minutes=10)
@@ -112,12 +112,10 @@ def releases(
         if life == job.restarts - 1 and permit.node not in where:
             continue
         mode = _mode(permit, facts, rules)
-        name = sha256(
-            f"release|{permit.cluster}|{permit.node}|{permit.hook}|{permit.id}".encode()
-        ).hexdigest()
+        told = f"release|{permit.cluster}|{permit.node}|{permit.hook}|{permit.id}"
         found.append(
             Run(
-                id=f"r{name[:23]}",
+                id=run_id(told),
                 cluster=permit.cluster,
                 playbook="release-held",
                 state=RunState.running,

@@ -11,14 +11,12 @@ import math
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
-from hashlib import sha256
 
 import msgspec
 
-from healer.decisions.answers import allow, at, hold
-from healer.decisions.guards import unknown_node
-from healer.decisions.places import node_of, settings_of
-from healer.decisions.promises import BEGINS_WITHIN
+from healer.decisions.guards import allow, at, hold, unknown_node
+from healer.decisions.node_facts import node_of, settings_of
+from healer.decisions.reservations import is_soon
 from healer.model import (
     Answer,
     BreakerState,
@@ -37,6 +35,7 @@ from healer.model import (
     Sweeps,
     Verb,
 )
+from healer.model.run import run_id
 
 #: What healer starts by itself; a person may start any playbook that sweeps.
 PLAYBOOK = "sweep"
@@ -119,12 +118,8 @@ def _unfit(node: SlurmNode, proposal: Proposal, facts: GateFacts, known: Sweeps,
     if (run := known.running.get(name)) is not None and run != proposal.run:
         return f"Run {run} sweeps {name} already."
     reservations = facts.snapshot.reservations.values()
-    kept = next((one for one in reservations if name in one.nodes and _soon(one.since, one.until, now)), None)
+    kept = next((one for one in reservations if name in one.nodes and is_soon(one, now)), None)
     return f"Reservation {kept.name} counts on {name}." if kept is not None else None
-
-
-def _soon(since: datetime | None, until: datetime | None, now: datetime) -> bool:
-    return (since is None or since <= now + BEGINS_WITHIN) and (until is None or until > now)
 
 
 def wanted_by(node: SlurmNode, snapshot: SlurmSnapshot) -> SlurmJob | None:
@@ -187,9 +182,8 @@ def in_turn(facts: GateFacts, rules: Ruleset, now: datetime) -> Iterator[Run]:
 
 
 def _run(cluster: str, node: str, now: datetime) -> Run:
-    name = sha256(f"{PLAYBOOK}|{cluster}|{node}|{now.isoformat()}".encode()).hexdigest()
     return Run(
-        id=f"r{name[:23]}",
+        id=run_id(f"{PLAYBOOK}|{cluster}|{node}|{now.isoformat()}"),
         cluster=cluster,
         playbook=PLAYBOOK,
         state=RunState.running,

@@ -1,37 +1,88 @@
-"""Picture -> findings. Each detector is a function; `detect` runs them all."""
+"""Picture and windows to findings: `DETECTORS`, in order.
 
-from collections.abc import Sequence
-from datetime import datetime
+To add one: a function `findings(walk)` or a `Detector`, its line in the list, its cases.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import msgspec
 
-from healer.detection import alerts, drains, hooks, kernel, node_tests, silence, slurm_watch
-from healer.detection.links_down import note_lines
-from healer.detection.match import rule_for
-from healer.model import Command, Finding, Observation, Ruleset
-from healer.observations import Picture
+from healer.detection import silence
+from healer.detection.alert_findings import alert_findings
+from healer.detection.baseline import Baseline
+from healer.detection.creep import Creep
+from healer.detection.divergence import Divergence
+from healer.detection.fleet_figures import FleetFigures
+from healer.detection.forecasts import Forecasts
+from healer.detection.forest import Forest, Unusual
+from healer.detection.hangs import Hangs
+from healer.detection.leaks import Leaks
+from healer.detection.lemons import Lemons
+from healer.detection.measured import RuleEngine
+from healer.detection.protocol import Detector, PictureLook, rule_for
+from healer.detection.readings import read_all
+from healer.detection.reported import drain_findings, hook_findings, line_findings, note_links, test_findings
+from healer.detection.stragglers import Stragglers
+from healer.detection.watches import watch_findings
+from healer.model import Finding, Ruleset
+from healer.model.faults import Trait, fault_is
 
-__all__ = ["detect", "rule_for"]
+__all__ = ["DETECTORS", "PictureLook", "Sources", "detect", "read_all", "rule_for"]
 
 
-def detect(
-    rules: Ruleset,
-    picture: Picture,
-    live: Sequence[Observation],
-    now: datetime,
-    commands: Sequence[Command] = (),
-) -> list[Finding]:
-    """All findings of this moment. A fault that no rule takes gives none: the last rules take all others."""
-    note_lines(rules, picture, live, now)
-    found = kernel.findings(rules, live, picture.slurm.nodes if picture.slurm else None)
-    told = (
-        *hooks.findings(picture, live),
-        *silence.findings(picture, now),
-        *drains.findings(picture, now),
-        *slurm_watch.findings(picture, rules.watches, now),
-        *node_tests.findings(picture.cluster, commands),
-    )
-    for finding in told:
-        if rule := rule_for(rules, finding.fault, finding.fault_class):
-            found.append(msgspec.structs.replace(finding, rule=rule.name))
-    return [*found, *alerts.findings(rules, picture, now)]
+class Sources(NamedTuple):
+    """What detectors over windows are made from. None: there is no store for it here, as in simulations."""
+
+    rules: Ruleset
+    forest: Forest | None = None
+    lemons: Lemons | None = None
+    figures: FleetFigures | None = None
+
+
+class OverPicture(NamedTuple):
+    """Looks at the picture in each walk."""
+
+    findings: Callable[[PictureLook], Iterable[Finding]]
+
+
+class OverWindows(NamedTuple):
+    """Looks at measured windows in each tick; None: not here."""
+
+    make: Callable[[Sources], Detector | None]
+
+
+DETECTORS: tuple[OverPicture | OverWindows, ...] = (
+    OverPicture(line_findings),
+    OverPicture(hook_findings),
+    OverPicture(silence.findings),
+    OverPicture(drain_findings),
+    OverPicture(watch_findings),
+    OverPicture(test_findings),
+    OverPicture(alert_findings),
+    OverWindows(lambda given: RuleEngine(given.rules.detection, given.rules.catalogue)),
+    OverWindows(lambda given: Stragglers(given.figures)),
+    OverWindows(lambda _: Divergence()),
+    OverWindows(lambda _: Baseline()),
+    OverWindows(lambda _: Hangs()),
+    OverWindows(lambda given: Forecasts(given.rules.forecasts, given.rules.catalogue)),
+    OverWindows(lambda _: Creep()),
+    OverWindows(lambda _: Leaks()),
+    OverWindows(lambda given: Unusual(given.forest) if given.forest is not None else None),
+    OverWindows(lambda given: given.lemons),
+    OverWindows(lambda given: given.figures),
+)
+
+
+def detect(walk: PictureLook) -> list[Finding]:
+    """All that the picture shows at this moment. A fault that no rule takes gives none; an alert is told all
+    the same, as evidence."""
+    note_links(walk)
+    found = []
+    for one in DETECTORS:
+        for finding in one.findings(walk) if isinstance(one, OverPicture) else ():
+            if finding.rule or fault_is(finding.fault, Trait.alert):
+                found.append(finding)
+            elif rule := rule_for(walk.rules, finding.fault, finding.fault_class):
+                found.append(msgspec.structs.replace(finding, rule=rule.name))
+    return found

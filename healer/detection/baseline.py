@@ -5,17 +5,19 @@ model elsewhere is a measure from outside. It is evidence and no more: the progr
 of which no node works as the others did is not judged.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
 import numpy as np
 
-from healer.detection.step_findings import finding_at
+from healer.detection.protocol import Detector, Look, Pair
+from healer.detection.step_findings import Onset, finding_at
 from healer.detection.streams import WARM_UP
 from healer.model import Component, Finding, Sensed, SlurmJob, SlurmSnapshot
-from healer.observations.steps import JobSteps, StepTimes
+from healer.observations.steps import JobSteps
+from healer.observations.telemetry_windows import Telemetry
 
 SLOWER_ELSEWHERE = "slower-than-elsewhere"
 #: Steps whose median is a node's figure, and how often it is taken.
@@ -32,8 +34,6 @@ OWN_PEERS, SHARED = 5, 0.25
 #: Jobs that are looked at in one tick; the others wait for the next.
 LOOKS_MOST = 20
 AGAIN_AFTER = timedelta(minutes=5)
-
-Pair = tuple[str, Component]
 
 
 class Kind(NamedTuple):
@@ -63,7 +63,7 @@ class _Watch:
     slower: dict[str, tuple[float, int]] = field(default_factory=dict)
 
 
-class Baseline:
+class Baseline(Detector):
     """Follows all jobs that tell their work. One thread; what it knows of other jobs is lost at a restart."""
 
     def __init__(self) -> None:
@@ -72,14 +72,12 @@ class Baseline:
         self._told: dict[Pair, datetime] = {}
         self._clear: dict[Pair, datetime] = {}
 
-    def tick(
-        self, steps: StepTimes, slurm: SlurmSnapshot | None, now: datetime, watched: Collection[Pair] = ()
-    ) -> Sensed:
-        """New findings, and since when those of `watched` (fault, component) are known to be over."""
+    def tick(self, look: Look) -> Sensed:
+        slurm, now = look.slurm, look.now
         findings: list[Finding] = []
         kept: dict[tuple[str, int], _Watch] = {}
         looks = 0
-        for job in steps.jobs():
+        for job in look.steps.jobs():
             shown = slurm.jobs.get(job.job) if slurm is not None else None
             if slurm is None or shown is None or not shown.active or not job.vouched or job.newest < 0:
                 continue
@@ -94,12 +92,11 @@ class Baseline:
                 self._look(watch, shown, slurm, now)
             findings += self._findings(watch, now)
         self._watches = kept
-        well = {pair for pair in watched if pair[0] == SLOWER_ELSEWHERE and self._well(pair[1])}
+        well = {pair for pair in look.watched if pair[0] == SLOWER_ELSEWHERE and self._well(pair[1])}
         self._clear = {pair: self._clear.get(pair, now) for pair in sorted(well, key=repr)}
         return Sensed(at=now, findings=tuple(findings), clear_since=dict(self._clear))
 
-    def forget(self, node: str) -> None:
-        """It was repaired, returned or booted."""
+    def forget(self, telemetry: Telemetry, node: str, since: datetime) -> None:
         for watch in self._watches.values():
             if watch.slower.pop(node, None) is not None:
                 watch.first = watch.done = watch.job.newest  # steps of before are of what is over
@@ -149,7 +146,9 @@ class Baseline:
                 "the job work as those do"
             )
             title = f"Node {share} slower than nodes of its model in other jobs"
-            yield finding_at(job, where, watch.began - 1, now, fault=SLOWER_ELSEWHERE, text=text, title=title)
+            yield finding_at(
+                Onset(job, where, watch.began - 1, now), SLOWER_ELSEWHERE, text=text, title=title
+            )
 
     def _well(self, where: Component) -> bool:
         told = [one.slower[where.node] for one in self._watches.values() if where.node in one.slower]

@@ -7,7 +7,7 @@ in all (Theil-Sen). Where ranks tell their work, compute per work is looked at i
 longer sequences or larger batches are no creeping.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from healer.detection.outlook import slope_of
-from healer.detection.ragged import medians_of
-from healer.detection.streams import WARM_UP
-from healer.model import Component, Evidence, FaultClass, Finding, Sense, Sensed, SlurmSnapshot
-from healer.observations.steps import JobSteps, StepTimes
+from healer.detection.protocol import Detector, Look, finding_from
+from healer.detection.streams import WARM_UP, medians_of
+from healer.model import Component, Evidence, FaultClass, Finding, Sense, Sensed
+from healer.observations.steps import JobSteps
 
 JOB_CREEP = "job-creep"
 #: The first stretch; it doubles as the life goes on. A median of fewer steps says nothing.
@@ -35,8 +35,6 @@ BACK = 0.5
 JUMP_MOST = 0.4
 #: Steps of one stretch that are kept for its median; beyond it every second one, every fourth, and so on.
 STEPS_KEPT = 1024
-
-Pair = tuple[str, Component]
 
 
 @dataclass(slots=True)
@@ -153,17 +151,15 @@ class _Watch:
                 self.told, self.since, self.cleared = None, None, now
 
 
-class Creep:
+class Creep(Detector):
     """Of all jobs of one cluster. One thread owns it."""
 
     def __init__(self) -> None:
         self._watched: dict[tuple[str, int], _Watch] = {}
 
-    def tick(
-        self, steps: StepTimes, slurm: SlurmSnapshot | None, now: datetime, watched: Collection[Pair]
-    ) -> Sensed:
-        """`watched`: open incidents, of which it is told what is over."""
-        jobs = {(one.job, one.restart): one for one in steps.jobs()}
+    def tick(self, look: Look) -> Sensed:
+        slurm, now = look.slurm, look.now
+        jobs = {(one.job, one.restart): one for one in look.steps.jobs()}
         self._watched = {key: one for key, one in self._watched.items() if key in jobs}
         findings, clear = [], {}
         watches = {key: self._watch(key, job) for key, job in jobs.items()}
@@ -181,7 +177,7 @@ class Creep:
             if watch.due and watch.told is not None:
                 watch.due = False
                 findings.append(_finding(job, where, watch.told, watch.since or now, now, watch.with_work))
-            if watch.cleared is not None and (JOB_CREEP, where) in watched:
+            if watch.cleared is not None and (JOB_CREEP, where) in look.watched:
                 clear[JOB_CREEP, where] = watch.cleared
         return Sensed(at=now, findings=tuple(findings), clear_since=clear)
 
@@ -218,16 +214,10 @@ def _finding(
         job=job.job,
         sense=Sense.step_times,
     )
-    return Finding(
-        rule=JOB_CREEP,
+    return finding_from(
+        evidence,
         fault=JOB_CREEP,
         fault_class=FaultClass.application,
-        component=where,
-        at=since,
-        arrived_at=now,
-        text=text,
         title=f"Job {job.job} gets slower all the time: {seen.share:.0%} since it began".replace("%", " %"),
         confidence=0.7,
-        evidence=(evidence,),
-        jobs=(job.job,),
     )

@@ -7,7 +7,7 @@ differs in every step, and says something only of a rank that leaves the others 
 on all ranks is the job's matter, and says nothing of its nodes.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
@@ -15,7 +15,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.detection.result_findings import (
+from healer.detection.protocol import Detector, Look, Pair
+from healer.detection.step_findings import (
     LOSS_NAN,
     LOSS_SPIKE,
     RESULT_DIFFERS,
@@ -26,6 +27,7 @@ from healer.detection.result_findings import (
 )
 from healer.model import Component, Finding, Sensed, SlurmSnapshot
 from healer.observations.steps import JobSteps, Places, StepTimes
+from healer.observations.telemetry_windows import Telemetry
 
 #: Steps in which all ranks told the same before a result counts as one that all share.
 ALIKE = 5
@@ -47,8 +49,6 @@ TREND = 20
 JUMP_Z, JUMP_SHARE = 6.0, 0.25
 #: What stands is told again after this.
 AGAIN_AFTER = timedelta(minutes=5)
-
-Pair = tuple[str, Component]
 
 
 @dataclass(slots=True)
@@ -209,34 +209,31 @@ class _Watch:
         return found
 
 
-class Divergence:
-    """Follows all jobs, one thread. What it knows grows with the jobs that `StepTimes` holds."""
+class Divergence(Detector):
+    """Follows all jobs. What it knows grows with the jobs that `StepTimes` holds."""
 
     def __init__(self) -> None:
         self._watches: dict[tuple[str, int], _Watch] = {}
         self._told: dict[Pair, datetime] = {}
         self._clear: dict[Pair, datetime] = {}
 
-    def tick(
-        self, steps: StepTimes, slurm: SlurmSnapshot | None, now: datetime, watched: Collection[Pair] = ()
-    ) -> Sensed:
-        """New findings, and since when those of `watched` (fault, component) are known to be over."""
+    def tick(self, look: Look) -> Sensed:
+        slurm, now = look.slurm, look.now
         findings: list[Finding] = []
         standing: set[Pair] = set()
         heard: set[Pair] = set()
-        for watch in self._follow(steps, slurm, now):
+        for watch in self._follow(look.steps, slurm, now):
             for pair, finding in self._claims(watch, slurm, now):
                 standing.add(pair)
                 if self._is_due(pair, now):
                     findings.append(finding)
             heard |= watch.judged(watch.job.places(slurm))
-        well = {pair for pair in watched if pair in heard and pair not in standing}
+        well = {pair for pair in look.watched if pair in heard and pair not in standing}
         self._clear = {pair: self._clear.get(pair, now) for pair in sorted(well, key=repr)}
         self._told = {pair: at for pair, at in self._told.items() if pair in standing or pair not in heard}
         return Sensed(at=now, findings=tuple(findings), clear_since=dict(self._clear))
 
-    def forget(self, node: str) -> None:
-        """The node was repaired, returned or booted: what its ranks told before is over."""
+    def forget(self, telemetry: Telemetry, node: str, since: datetime) -> None:
         for pair in [pair for pair in self._told if pair[1].node == node]:
             del self._told[pair]
         for watch in self._watches.values():

@@ -1,10 +1,15 @@
-"""What the isolation forest looks at: slow features of a node, each compared with the node's peers.
+"""What models of nodes look at: slow features of a node, each against the node's peers and its own past.
 
-Raw values would teach it which job runs; a difference to the peers of the same moment does not. A feature
+Raw values would teach them which job runs; a difference to the peers of the same moment does not. A feature
 is (value - peers' median) / max(peers' robust deviation, `floor`), cut at ±10, smoothed over 2.5 minutes.
+
+Nodes of one kind differ for good (paste, place in the rack, how a chip turned out) by more than a mild fault
+moves them. So the same features are also given less where the node lay for days. What half of a job (which
+has other nodes after the next start) or of a rack (where the air grows warmer) does together is no node's own
+and is taken off too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
@@ -13,8 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from healer.model import Scope
-from healer.observations.groups import peer_spread
-from healer.observations.telemetry import Telemetry
+from healer.model.trained import FeatureRow, Floats, Matrix
+from healer.observations.groups import LEAST_OF_RACK, Groups, peer_median, peer_spread
+from healer.observations.telemetry_windows import Telemetry
 
 #: Moments are sampled at this pace.
 SAMPLE_S = 30.0
@@ -93,15 +99,22 @@ OF_THE_JOB = frozenset({"device memory used", "host load", "host memory left", "
 #: Features of which a node has a past of its own worth comparing with, and where they stand among all.
 OWN_NAMES = tuple(name for name in NAMES if name not in OF_THE_JOB)
 OWN_COLUMNS = np.array([NAMES.index(name) for name in OWN_NAMES])
-#: The same against the node's own past (`own_past.py`): they follow the others in a matrix of all. Weight of
-#: the newest sample there: what is smoothed follows a step to 63 % in 7.5 minutes, since a mild fault moves a
-#: node by less than it moves from one minute to the next.
+#: The same against the node's own past: they follow the others in a matrix of all. What is smoothed there
+#: follows a step to 63 % in 7.5 minutes, since a mild fault moves a node by less than it moves from one
+#: minute to the next.
 OWN_WEIGHT = 1 / 15
 OWN_MARK = "; own past"
 ALL_NAMES = (*NAMES, *(name + OWN_MARK for name in OWN_NAMES))
 _PLACES = {name: index for index, name in enumerate(ALL_NAMES)}
 
-Floats = NDArray[np.float32]
+
+#: By `how`: from what was read to what is compared, and from there to what people read.
+_SCALES: dict[str, tuple[Callable[[NDArray], NDArray], Callable[[NDArray], NDArray]]] = {
+    "level": (np.asarray, np.asarray),
+    "share": (np.asarray, np.asarray),
+    "log": (lambda x: np.log(np.maximum(x, 0.01)), np.exp),
+    "errors": (lambda x: np.log1p(3600 * np.maximum(x, 0)), np.expm1),
+}
 
 
 class NodeFeatures:
@@ -136,7 +149,8 @@ class NodeFeatures:
             self._smooth[index, :n] = np.where(known, np.where(fresh, z, old + WEIGHT * (z - old)), old)
             self._heard[index, :n] = np.where(known, stamp, self._heard[index, :n])
             self._samples[index, :n] = np.where(fresh, 0, self._samples[index, :n]) + known
-            self._values[index, :n], self._peers[index, :n] = _told(feature, values), _told(feature, middle)
+            _, to_people = _SCALES[feature.how]
+            self._values[index, :n], self._peers[index, :n] = to_people(values), to_people(middle)
 
     def forget(self, rows: NDArray[np.int64]) -> None:
         """These nodes are heard anew."""
@@ -144,7 +158,7 @@ class NodeFeatures:
         self._heard[:, rows] = 0
         self._samples[:, rows] = 0
 
-    def matrix(self, now: datetime) -> Floats:
+    def matrix(self, now: datetime) -> Matrix:
         """(nodes, features), NaN where unknown."""
         known = (now.timestamp() - self._heard <= STALE_S) & (self._samples >= SAMPLES_LEAST)
         return np.where(known, self._smooth, np.nan).T.astype(np.float32)
@@ -156,13 +170,50 @@ class NodeFeatures:
 
     def _grow(self, n: int) -> None:
         more = n - self._smooth.shape[1]
+        fills = {"_smooth": 0, "_heard": -np.inf, "_samples": 0, "_values": np.nan, "_peers": np.nan}
+        for name, fill in fills.items() if more > 0 else ():
+            setattr(self, name, np.pad(getattr(self, name), ((0, 0), (0, more)), constant_values=fill))
+
+
+class OwnPast:
+    """Smooth differences of all nodes to their own past, by the rows of the node axis. One thread owns it."""
+
+    def __init__(self, features: int) -> None:
+        self._level = np.zeros((0, features), np.float32)
+        self._samples = np.zeros((0, features), np.int32)
+
+    def sample(self, away: Matrix) -> Matrix:
+        """Takes one sample (nodes, features); returns what is smooth now, NaN where unknown. What was unknown
+        begins anew: the mean of what there is, until that is long enough."""
+        more = len(away) - len(self._level)
         if more > 0:
-            count = len(FEATURES)
-            fills = {"_smooth": 0, "_heard": -np.inf, "_samples": 0, "_values": np.nan, "_peers": np.nan}
-            for name, fill in fills.items():
-                known = getattr(self, name)
-                wider = np.concatenate([known, np.full((count, more), fill, known.dtype)], axis=1)
-                setattr(self, name, wider)
+            self._level = np.pad(self._level, ((0, more), (0, 0)))
+            self._samples = np.pad(self._samples, ((0, more), (0, 0)))
+        known = np.isfinite(away)
+        self._samples = np.where(known, self._samples + 1, 0)
+        weight = np.maximum(OWN_WEIGHT, 1 / np.maximum(self._samples, 1))
+        step = weight * (np.where(known, away, 0) - self._level)
+        self._level = np.where(known, self._level + step, 0).astype(np.float32)
+        return np.where(known, self._level, np.nan).astype(np.float32)
+
+    def forget(self, rows: NDArray[np.int64]) -> None:
+        """These nodes begin anew."""
+        self._samples[rows[rows < len(self._samples)]] = 0
+
+
+def against_own_past(matrix: Matrix, usual: Matrix, peers: Groups, racks: Groups) -> Matrix:
+    """(nodes, features) of the same; `usual` is where each lay before, NaN where not known.
+
+    NaN where a node's past or that of its peers is unknown.
+    """
+    own = [_alone(away, peers, racks) for away in (matrix - usual).astype(np.float64).T]
+    return np.clip(np.stack(own, axis=1), -CUT, CUT).astype(np.float32)
+
+
+def _alone(away: Floats, peers: Groups, racks: Groups) -> Floats:
+    alone = away - peer_median(away, peers)
+    beside = peer_median(alone, racks, LEAST_OF_RACK)
+    return alone - np.where(np.isfinite(beside), beside, 0.0)
 
 
 class _Folds:
@@ -172,7 +223,7 @@ class _Folds:
         self._telemetry = telemetry
         self._sorted: dict[Scope, tuple[NDArray, NDArray, NDArray]] = {}
 
-    def fold(self, scope: Scope, values: NDArray, how: str) -> NDArray[np.float64]:
+    def fold(self, scope: Scope, values: NDArray, how: str) -> Floats:
         """(nodes,) of (n,); NaN where a node has no known part."""
         if scope is Scope.node:
             return values
@@ -212,36 +263,18 @@ def _values(feature: Feature, telemetry: Telemetry, folds: _Folds, now: datetime
             continue
         found = folds.fold(scope, _reading(feature, name, telemetry, now), feature.fold)
         if np.isfinite(found).any():
-            return _compared(feature, found)
+            to_compare, _ = _SCALES[feature.how]
+            return to_compare(found)
     return None
 
 
-def _compared(feature: Feature, found: NDArray) -> NDArray:
-    match feature.how:
-        case "log":
-            return np.log(np.maximum(found, 0.01))
-        case "errors":
-            return np.log1p(3600 * np.maximum(found, 0))
-    return found
-
-
-def _reading(feature: Feature, name: str, telemetry: Telemetry, now: datetime) -> NDArray[np.float64]:
+def _reading(feature: Feature, name: str, telemetry: Telemetry, now: datetime) -> Floats:
     """(n,) the gauge now, or what a counter grew per second lately."""
     if feature.how in ("level", "log"):
         return telemetry.value(name, now)
     grown, covered_s = telemetry.increase(name, SAMPLE_S, now)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(covered_s > 0, grown / covered_s, np.nan)
-
-
-def _told(feature: Feature, values: NDArray) -> NDArray:
-    """Back from what is compared to what people read."""
-    match feature.how:
-        case "log":
-            return np.exp(values)
-        case "errors":
-            return np.expm1(values)
-    return values
 
 
 def classes(telemetry: Telemetry, now: datetime) -> list[tuple[str, str]]:
@@ -262,7 +295,7 @@ def classes(telemetry: Telemetry, now: datetime) -> list[tuple[str, str]]:
     return list(zip(telemetry.model_of(Scope.node), loads, strict=True))
 
 
-def _slurm(telemetry: Telemetry, name: str, now: datetime) -> NDArray[np.float64]:
+def _slurm(telemetry: Telemetry, name: str, now: datetime) -> Floats:
     if telemetry.scope_of(name) is None:
         return np.full(telemetry.axis(Scope.node).n, np.nan)
     return telemetry.value(name, now)
@@ -278,3 +311,11 @@ def definition(features: Sequence[str]) -> str:
 def columns(features: Sequence[str]) -> list[int]:
     """Where these features stand in a matrix of all; KeyError for one that this version does not have."""
     return [_PLACES[name] for name in features]
+
+
+def whole(row: FeatureRow) -> Matrix:
+    """(nodes, all features) of this version; what the row does not have is unknown."""
+    found = np.full((len(row.nodes), len(ALL_NAMES)), np.nan, np.float32)
+    known = [name for name in row.features if name in _PLACES]
+    found[:, columns(known)] = row.matrix[:, [row.features.index(name) for name in known]]
+    return found

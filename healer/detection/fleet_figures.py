@@ -6,11 +6,12 @@ nodes of the GPU model. It needs no good node by name, and no figure from a data
 node with it is the first suspect when a job on it is slow, and it is told by itself.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from hashlib import sha256
 from statistics import median
 
+from healer.detection.protocol import Detector, Look, finding_from
 from healer.model import (
     Component,
     Evidence,
@@ -25,6 +26,7 @@ from healer.model import (
     SlurmSnapshot,
     kind_of,
 )
+from healer.observations.telemetry_windows import Telemetry
 from healer.ports.transactions import LedgerAway
 
 SLOWER_THAN_FLEET = "slower-than-fleet"
@@ -42,8 +44,6 @@ LOOK_BACK = timedelta(days=90)
 #: While the database is away it is asked so often.
 AWAY = timedelta(minutes=1)
 _NORMAL = 1.4826
-
-Pair = tuple[str, Component]
 
 
 def standings(cluster: str, told: Iterable[NodeFigures], kinds: Mapping[str, str]) -> list[NodeStanding]:
@@ -98,7 +98,7 @@ def sentence(one: FleetFigure) -> str:
     )
 
 
-class FleetFigures:
+class FleetFigures(Detector):
     """Compares each hour. `read(since)` gives what tests told since then, `keep(standings, now)` takes what
     comes of it, for pages; either may raise LedgerAway."""
 
@@ -126,21 +126,24 @@ class FleetFigures:
             if node in self._standings
         }
 
-    def forget(self, node: str, at: datetime) -> None:
-        """It was repaired, returned or booted: what was measured before `at` is of what is over."""
-        self._renewed[node] = at
+    def forget(self, telemetry: Telemetry, node: str, since: datetime) -> None:
+        self._renewed[node] = since
         self._told.pop(node, None)
         self._standings.pop(node, None)
 
-    def tick(self, slurm: SlurmSnapshot | None, now: datetime, watched: Collection[Pair]) -> Sensed:
-        """`watched`: open incidents, of which it is told what is over."""
+    @property
+    def needs_samples(self) -> bool:
+        return False
+
+    def tick(self, look: Look) -> Sensed:
+        slurm, now = look.slurm, look.now
         findings: list[Finding] = []
         due = self._compared is None or abs(now - self._compared) >= EVERY
         if due and slurm is not None:
             findings = self._compare(slurm, now)
         clear = {
             (fault, where): self._known_since
-            for fault, where in watched
+            for fault, where in look.watched
             if fault == SLOWER_THAN_FLEET and self._known_since is not None and self._is_well(where.node)
         }
         return Sensed(at=now, findings=tuple(findings), clear_since=clear)
@@ -187,17 +190,13 @@ class FleetFigures:
             text=text,
             sense=Sense.hook,
         )
-        return Finding(
-            rule=SLOWER_THAN_FLEET,
+        return finding_from(
+            evidence,
             fault=SLOWER_THAN_FLEET,
             fault_class=FaultClass.informational,
-            component=where,
             at=since,
-            arrived_at=now,
-            text=text,
             title="Its own tests are slower than those of its model's other nodes",
             confidence=0.7,
-            evidence=(evidence,),
         )
 
 

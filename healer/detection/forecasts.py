@@ -1,7 +1,7 @@
 """Parts that are likely to fail: trends of `rules/forecasts.yaml`, read now and then, told as findings."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from healer.detection.language import parse
 from healer.detection.language.compile import Moment, Program
 from healer.detection.language.expr import Expr
-from healer.detection.language.truth import TRUE
+from healer.detection.language.truth_columns import TRUE
 from healer.detection.outlook import Outlook, outlook
+from healer.detection.protocol import Detector, Look, Pair, finding_from
 from healer.model import (
     OF_DEVICES,
     Catalogue,
@@ -23,11 +24,12 @@ from healer.model import (
     Finding,
     ForecastRule,
     Foreseen,
+    Ruleset,
     Scope,
     Sense,
     Sensed,
 )
-from healer.observations.telemetry import Telemetry
+from healer.observations.telemetry_windows import Telemetry
 from healer.observations.trends import POINT_S, Saved, Series
 
 #: Signals are read so often; the trend is looked at when a point is complete, each 6 hours.
@@ -37,8 +39,6 @@ LOOK_S = 300.0
 OVER_LOOKS = 4
 #: Points that say how high a level is now: a day.
 _NOW_POINTS = 4
-
-Watched = Collection[tuple[str, Component]]
 
 
 @dataclass(slots=True)
@@ -66,29 +66,32 @@ class _Followed:
     cleared: dict[Component, datetime] = field(default_factory=dict)
 
 
-class Forecasts:
+class Forecasts(Detector):
     """The trends of one cluster. One thread owns it; the same samples and moments tell the same."""
 
     def __init__(
         self, rules: Sequence[ForecastRule], catalogue: Catalogue, before: "Forecasts | None" = None
     ) -> None:
         """`before`: those of the rules until now. Rules that did not change keep what they know."""
-        known = {one.rule.name: one for one in before._followed} if before else {}
-        self._followed = [
+        known = {one.rule.name: one for one in before.followed} if before else {}
+        self.followed = [
             known[rule.name]
             if rule.name in known and known[rule.name].rule == rule
             else _follow(rule, catalogue)
             for rule in rules
         ]
-        roots = [root for one in self._followed for root in (one.value, one.only) if root is not None]
+        roots = [root for one in self.followed for root in (one.value, one.only) if root is not None]
         self._program = Program(roots)
-        self._looked_s = before._looked_s if before else -math.inf
+        self.looked_s = before.looked_s if before else -math.inf
         #: Node and GPU -> the part that was seen there last.
-        self._parts: dict[tuple[str, int], str] = before._parts if before else {}
+        self.parts: dict[tuple[str, int], str] = before.parts if before else {}
 
     @property
     def nbytes(self) -> int:
-        return sum(one.series.nbytes for one in self._followed)
+        return sum(one.series.nbytes for one in self.followed)
+
+    def under(self, rules: Ruleset) -> "Forecasts":
+        return Forecasts(rules.forecasts, rules.catalogue, before=self)
 
     # --- keeping ----------------------------------------------------------------------------------------
 
@@ -96,14 +99,14 @@ class Forecasts:
         """What a restart needs, by rule."""
         return {
             one.rule.name: one.series.pack(telemetry.axis(one.rule.scope).components())
-            for one in self._followed
+            for one in self.followed
             if one.series.head is not None
         }
 
     def load(self, packed: Mapping[str, bytes]) -> list[str]:
         """Takes what was kept; returns the rules of which it cannot be read, which begin anew."""
         wrong = []
-        for one in self._followed:
+        for one in self.followed:
             if one.rule.name not in packed:
                 continue
             try:
@@ -112,15 +115,15 @@ class Forecasts:
                 wrong.append(one.rule.name)
         return wrong
 
-    def parts(self, telemetry: Telemetry, gpus: Iterable[tuple[str, int, str]]) -> None:
-        """(node, GPU, part) as nodes list them: where the part is another one, other series begin."""
+    def know_parts(self, telemetry: Telemetry, gpus: Sequence[tuple[str, int, str]]) -> None:
+        """Where the part is another one, other series begin."""
         changed = []
         for node, gpu, part in gpus:
-            before = self._parts.get((node, gpu))
-            self._parts[node, gpu] = part
+            before = self.parts.get((node, gpu))
+            self.parts[node, gpu] = part
             if before is not None and before != part:
                 changed.append((node, gpu))
-        for one in self._followed if changed else ():
+        for one in self.followed if changed else ():
             if one.rule.scope is not Scope.gpu:
                 continue
             axis = telemetry.axis(Scope.gpu)
@@ -129,22 +132,23 @@ class Forecasts:
             one.series.forget(np.array(rows, np.intp))
             for row in rows:
                 if one.told.pop(row, None) is not None:
-                    one.cleared[axis.components()[row]] = datetime.fromtimestamp(self._looked_s, UTC)
+                    one.cleared[axis.components()[row]] = datetime.fromtimestamp(self.looked_s, UTC)
 
     # --- looking ----------------------------------------------------------------------------------------
 
-    def tick(self, telemetry: Telemetry, now: datetime, watched: Watched) -> Sensed:
-        """Cheap but for each `LOOK_S`. `watched`: open incidents, of which it is told what is over."""
+    def tick(self, look: Look) -> Sensed:
+        """Cheap but for each `LOOK_S`."""
+        telemetry, now = look.telemetry, look.now
         at_s = now.timestamp()
-        if at_s - self._looked_s >= LOOK_S:
-            self._looked_s = at_s
+        if at_s - self.looked_s >= LOOK_S:
+            self.looked_s = at_s
             moment = self._program.tick(telemetry, now)
-            for one in self._followed:
+            for one in self.followed:
                 self._place(one, telemetry)
                 if one.series.look(_readings(one, telemetry, moment, now), at_s):
                     _judge(one, telemetry, now)
-        findings = [finding for one in self._followed for finding in _tell(one, telemetry, now)]
-        return Sensed(at=now, findings=tuple(findings), clear_since=self._clear(telemetry, watched, now))
+        findings = [finding for one in self.followed for finding in _tell(one, telemetry, now)]
+        return Sensed(at=now, findings=tuple(findings), clear_since=self._clear(look.watched))
 
     def _place(self, one: _Followed, telemetry: Telemetry) -> None:
         """Rows that appeared since the last look get what was kept of them."""
@@ -155,10 +159,8 @@ class Forecasts:
                 one.saved = None
         one.placed = len(components)
 
-    def _clear(
-        self, telemetry: Telemetry, watched: Watched, now: datetime
-    ) -> dict[tuple[str, Component], datetime]:
-        by_rule = {one.rule.rule: one for one in self._followed}
+    def _clear(self, watched: Collection[Pair]) -> dict[Pair, datetime]:
+        by_rule = {one.rule.rule: one for one in self.followed}
         clear = {}
         for fault, component in watched:
             one = by_rule.get(fault)
@@ -269,17 +271,12 @@ def _finding(
         text=text,
         sense=Sense.metrics,
     )
-    return Finding(
-        rule=rule.rule,
+    return finding_from(
+        evidence,
         fault=rule.rule,
         fault_class=FaultClass.degraded,
-        component=component,
-        at=told.since,
-        arrived_at=now,
-        text=text,
         title=f"{rule.title}: likely to fail within {_within(told.now)}",
         confidence=0.6,
-        evidence=(evidence,),
         affected=affected,
         foreseen=told.now,
     )

@@ -1,22 +1,31 @@
-"""Models of classes: nodes that are unusual in many slow features at once, among their peers and against
-their own past. Which way of looking decides is said in `training`; the isolation forest is one of them.
+"""Nodes that are unusual in many slow features at once, among their peers and against their own past, by the
+model of their class.
 
 It raises evidence and never does anything alone: its rule has no playbook. Method and limits:
 `docs/detection.md`.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from hashlib import sha256
 
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.detection.features import ALL_NAMES, OWN_COLUMNS, OWN_NAMES, SAMPLE_S, NodeFeatures, classes
-from healer.detection.own_past import OwnPast, against_own_past
-from healer.detection.training import DECIDES, FeatureRow, Fitted, Model, own_of
-from healer.detection.ways import largest, shares
+from healer.detection.features import (
+    ALL_NAMES,
+    OWN_COLUMNS,
+    OWN_NAMES,
+    SAMPLE_S,
+    NodeFeatures,
+    OwnPast,
+    against_own_past,
+    classes,
+)
+from healer.detection.level_shift import DRIFTED, Shifts
+from healer.detection.protocol import Detector, Look, finding_from, unreadable
+from healer.detection.scorers import Fitted, largest, scored_of, shares
 from healer.model import (
     Chart,
     ChartLine,
@@ -29,7 +38,8 @@ from healer.model import (
     Sense,
     Sensed,
 )
-from healer.observations.telemetry import Telemetry
+from healer.model.trained import DECIDES, FeatureRow, Floats, Matrix, Model
+from healer.observations.telemetry_windows import Telemetry
 
 UNUSUAL = "unusual-node"
 #: Above its threshold for this long, a node is told of; what stands is told again after that.
@@ -46,15 +56,11 @@ FEW_ROWS = 20
 NODES_KEPT = 1500
 
 Pair = tuple[str, Component]
-
-
+#: GPU model and load; rows of the node axis.
+Class = tuple[str, str]
+Rows = NDArray[np.intp]
 #: (nodes, OWN_NAMES) where each lay lately, by the rows of the node axis (`Shifts.usual`).
-Usual = Callable[[Telemetry], NDArray[np.float32]]
-
-
-def nothing_usual(telemetry: Telemetry) -> NDArray[np.float32]:
-    """Nobody's past is known."""
-    return np.full((telemetry.axis(Scope.node).n, len(OWN_NAMES)), np.nan, np.float32)
+Usual = Callable[[Telemetry], Matrix]
 
 
 class Forest:
@@ -66,7 +72,7 @@ class Forest:
 
     def __init__(self, models: Callable[[], Sequence[Fitted]], keep: Callable[[FeatureRow], None]) -> None:
         self._models, self._keep = models, keep
-        self._kept: dict[tuple[str, str], tuple[int, datetime]] = {}
+        self._kept: dict[Class, tuple[int, datetime]] = {}
         self._of: Telemetry | None = None
         self._begin(None)
 
@@ -76,10 +82,9 @@ class Forest:
         self._features = NodeFeatures()
         self._own = OwnPast(len(OWN_NAMES))
         self._sampled_at: datetime | None = None
-        self._history: deque[tuple[datetime, NDArray[np.float64]]] = deque(maxlen=CHART_SAMPLES)
-        #: By row of the node axis, s since 1970: above, or known to be below, since then; NaN neither.
-        self._above = np.zeros(0)
-        self._below = np.zeros(0)
+        self._history: deque[tuple[datetime, Floats]] = deque(maxlen=CHART_SAMPLES)
+        #: (2, nodes), s since 1970: above its threshold, or known to be below, since then; NaN neither.
+        self._since = np.zeros((2, 0))
         self._told: dict[Component, datetime] = {}
 
     @property
@@ -92,9 +97,12 @@ class Forest:
         telemetry: Telemetry,
         now: datetime,
         watched: Collection[Pair] = (),
-        usual: Usual = nothing_usual,
+        usual: Usual | None = None,
     ) -> Sensed:
-        """New findings of `unusual-node`, and since when those told or `watched` are known to be usual."""
+        """New findings of `unusual-node`, and since when those told or `watched` are known to be usual.
+
+        Without `usual` no node's past is known.
+        """
         went_back = self._sampled_at is not None and now < self._sampled_at
         if self._of is not telemetry or went_back:
             self._begin(telemetry)
@@ -102,10 +110,13 @@ class Forest:
         if self._sampled_at is None or (now - self._sampled_at).total_seconds() >= SAMPLE_S:
             self._sampled_at = now
             self._features.sample(telemetry, now)
+            of_class: dict[Class, Rows] = {}
             names = classes(telemetry, now)
-            matrix = self._matrix(telemetry, names, now, usual)
-            self._keep_rows(telemetry, matrix, names, now)
-            findings = self._score(telemetry, matrix, names, now)
+            for name in sorted({one for one in names if one[1]}):
+                of_class[name] = np.flatnonzero(np.fromiter((name == one for one in names), bool, len(names)))
+            matrix = self._matrix(telemetry, of_class, now, usual)
+            self._keep_rows(telemetry, matrix, of_class, now)
+            findings = self._score(telemetry, matrix, of_class, now)
         return Sensed(at=now, findings=tuple(findings), clear_since=self._clear(telemetry, now, watched))
 
     def forget(self, telemetry: Telemetry, node: str) -> None:
@@ -115,19 +126,20 @@ class Forest:
         rows = telemetry.rows_of(node, Scope.node)
         self._features.forget(rows)
         self._own.forget(rows)
-        for state in (self._above, self._below):
-            state[rows[rows < len(state)]] = np.nan
-        for where in [where for where in self._told if where.node == node]:
-            del self._told[where]
+        self._since[:, rows[rows < self._since.shape[1]]] = np.nan
+        self._told = {where: at for where, at in self._told.items() if where.node != node}
 
     def _matrix(
-        self, telemetry: Telemetry, names: list[tuple[str, str]], now: datetime, usual: Usual
-    ) -> NDArray[np.float32]:
+        self, telemetry: Telemetry, of_class: Mapping[Class, Rows], now: datetime, usual: Usual | None
+    ) -> Matrix:
         """(nodes, all features): against the peers, then against the node's own past. That is known of nodes
         at work, and says nothing of idle ones."""
         peers = self._features.matrix(now)
-        busy = np.fromiter((load == "busy" for _, load in names), bool, len(names))
-        lay = np.where(busy[:, np.newaxis], usual(telemetry), np.nan).astype(np.float32)
+        lay = np.full((len(peers), len(OWN_NAMES)), np.nan, np.float32)
+        known = usual(telemetry) if usual is not None else lay
+        for (_, load), rows in of_class.items():
+            if load == "busy":
+                lay[rows] = known[rows]
         groups, racks = telemetry.groups(Scope.node), telemetry.rack_groups(Scope.node)
         away = against_own_past(peers[:, OWN_COLUMNS], lay, groups, racks)
         return np.concatenate([peers, self._own.sample(away)], axis=1)
@@ -135,48 +147,37 @@ class Forest:
     # --- scoring ---
 
     def _score(
-        self, telemetry: Telemetry, matrix: NDArray[np.float32], names: list[tuple[str, str]], now: datetime
+        self, telemetry: Telemetry, matrix: Matrix, of_class: Mapping[Class, Rows], now: datetime
     ) -> list[Finding]:
         n = len(matrix)
         scores, thresholds = np.full(n, np.nan), np.full(n, np.nan)
-        scorers = {(one.model.hardware, one.model.load): one for one in self._models()}
-        of_class: dict[tuple[str, str], NDArray[np.intp]] = {}
-        for name, scorer in scorers.items():
-            rows = np.flatnonzero(np.fromiter((name == one for one in names), bool, n))
-            told, own = own_of(scorer.model, matrix[rows])
+        scored: list[tuple[Fitted, Rows]] = []
+        for scorer in self._models():
+            rows = of_class.get((scorer.model.hardware, scorer.model.load), np.zeros(0, np.intp))
+            told, own = scored_of(scorer.model, matrix[rows])
             rows = rows[told]
             if len(rows):
                 scores[rows] = scorer.score(own)
                 thresholds[rows] = scorer.model.threshold
-            of_class[name] = rows
+                scored.append((scorer, rows))
         self._history.append((now, scores))
-        self._note(scores, thresholds, now)
+        # What is not scored is neither above nor below: the time starts anew when it is heard again.
+        before, known = np.full((2, n), np.nan), min(n, self._since.shape[1])
+        before[:, :known] = self._since[:, :known]
+        is_so = np.stack([scores > thresholds, scores <= thresholds])
+        self._since = np.where(is_so, np.fmin(before, now.timestamp()), np.nan)
         findings: list[Finding] = []
-        for name, rows in of_class.items():
-            above = rows[now.timestamp() - self._above[rows] >= HOLD.total_seconds()]
+        for scorer, rows in scored:
+            above = rows[now.timestamp() - self._since[0, rows] >= HOLD.total_seconds()]
             if len(above) >= SHARED_LEAST and len(above) > SHARED * len(rows):
                 continue
-            for row in above:
+            for row in above.tolist():
                 where = telemetry.axis(Scope.node).components()[row]
-                if self._due(where, now):
-                    findings.append(self._finding(where, int(row), scorers[name], rows, matrix, now))
+                last = self._told.get(where)
+                if last is None or now - last >= AGAIN_AFTER:
+                    self._told[where] = now
+                    findings.append(self._finding(where, row, scorer, rows, matrix))
         return findings
-
-    def _note(self, scores: NDArray, thresholds: NDArray, now: datetime) -> None:
-        """What is not scored is neither above nor below: the time starts anew when it is heard again."""
-        more = len(scores) - len(self._above)
-        if more > 0:
-            self._above = np.concatenate([self._above, np.full(more, np.nan)])
-            self._below = np.concatenate([self._below, np.full(more, np.nan)])
-        for state, true in ((self._above, scores > thresholds), (self._below, scores <= thresholds)):
-            state[: len(true)] = np.where(true, np.fmin(state[: len(true)], now.timestamp()), np.nan)
-
-    def _due(self, where: Component, now: datetime) -> bool:
-        last = self._told.get(where)
-        if last is not None and now - last < AGAIN_AFTER:
-            return False
-        self._told[where] = now
-        return True
 
     def _clear(self, telemetry: Telemetry, now: datetime, watched: Collection[Pair]) -> dict[Pair, datetime]:
         axis = telemetry.axis(Scope.node)
@@ -184,32 +185,24 @@ class Forest:
         found: dict[Pair, datetime] = {}
         for where in wanted:
             row = axis.row(where)
-            if row is None or row >= len(self._below) or np.isnan(self._below[row]):
+            if row is None or row >= self._since.shape[1] or np.isnan(self._since[1, row]):
                 continue
-            since = found[UNUSUAL, where] = datetime.fromtimestamp(float(self._below[row]), now.tzinfo)
+            since = found[UNUSUAL, where] = datetime.fromtimestamp(float(self._since[1, row]), now.tzinfo)
             if (UNUSUAL, where) not in watched and now - since > HOLD:
                 self._told.pop(where, None)
         return found
 
     # --- telling ---
 
-    def _finding(
-        self,
-        where: Component,
-        row: int,
-        scorer: Fitted,
-        rows: NDArray[np.intp],
-        matrix: NDArray[np.float32],
-        now: datetime,
-    ) -> Finding:
+    def _finding(self, where: Component, row: int, scorer: Fitted, rows: Rows, matrix: Matrix) -> Finding:
         model = scorer.model
-        score = float(self._history[-1][1][row])
-        since = datetime.fromtimestamp(float(self._above[row]), now.tzinfo)
+        now, scores = self._history[-1]
+        since = datetime.fromtimestamp(float(self._since[0, row]), now.tzinfo)
         parts = self._contributions(row, scorer, matrix)
         named = "; ".join(f"{one.feature} {one.value:.4g}, peers {one.peers:.4g}" for one in parts[:3])
         text = (
             f"{where} is unusual among {len(rows)} {model.hardware or 'nodes'} that are {model.load}: score "
-            f"{score:.2f}, threshold {model.threshold:.2f}, since {since:%H:%M:%S} UTC; {named}"
+            f"{scores[row]:.2f}, threshold {model.threshold:.2f}, since {since:%H:%M:%S} UTC; {named}"
         )
         identity = f"{UNUSUAL}|{where.cluster}|{where.node}|{since.isoformat()}"
         evidence = Evidence(
@@ -220,37 +213,29 @@ class Forest:
             arrived_at=now,
             sense=Sense.forest,
         )
-        return Finding(
-            rule=UNUSUAL,
+        return finding_from(
+            evidence,
             fault=UNUSUAL,
             fault_class=FaultClass.informational,
-            component=where,
-            at=since,
-            arrived_at=now,
             text=text,
             title="Unusual among its peers, or for itself",
             confidence=0.5,
-            evidence=(evidence,),
             charts=(self._chart(where, row, model, rows),),
             contributions=parts,
         )
 
-    def _contributions(
-        self, row: int, scorer: Fitted, matrix: NDArray[np.float32]
-    ) -> tuple[Contribution, ...]:
-        _, own = own_of(scorer.model, matrix[row : row + 1])
-        drop = scorer.ways[DECIDES].parts(own)
-        share = shares(drop if drop.any() else np.abs(own).astype(np.float64))[0]
-        found = []
-        for index in largest(share, CONTRIBUTIONS):
-            name = scorer.model.features[index]
-            value, peers = self._features.told(name, row)
-            found.append(
-                Contribution(feature=name, share=round(float(share[index]), 4), value=value, peers=peers)
-            )
-        return tuple(found)
+    def _contributions(self, row: int, scorer: Fitted, matrix: Matrix) -> tuple[Contribution, ...]:
+        _, own = scored_of(scorer.model, matrix[row : row + 1])
+        parts = scorer.scorers[DECIDES].parts(own)
+        share = shares(parts if parts.any() else np.abs(own).astype(np.float64))[0]
+        return tuple(
+            Contribution(feature=name, share=round(float(share[at]), 4), value=value, peers=peers)
+            for at in largest(share, CONTRIBUTIONS)
+            for name in [scorer.model.features[at]]
+            for value, peers in [self._features.told(name, row)]
+        )
 
-    def _chart(self, where: Component, row: int, model: Model, rows: NDArray[np.intp]) -> Chart:
+    def _chart(self, where: Component, row: int, model: Model, rows: Rows) -> Chart:
         own, middle = [], []
         for _, scores in self._history:
             own.append(_shown(scores[row]) if row < len(scores) else None)
@@ -272,17 +257,16 @@ class Forest:
     # --- history for training ---
 
     def _keep_rows(
-        self, telemetry: Telemetry, matrix: NDArray[np.float32], names: list[tuple[str, str]], now: datetime
+        self, telemetry: Telemetry, matrix: Matrix, of_class: Mapping[Class, Rows], now: datetime
     ) -> None:
-        known = np.isfinite(matrix)
-        told = known.any(axis=1)
+        told = np.flatnonzero(np.isfinite(matrix).any(axis=1))
         components = telemetry.axis(Scope.node).components()
-        for name in sorted({one for one in names if one[1]}):
+        for name, all_rows in of_class.items():
             count, last = self._kept.get(name, (0, None))
             every_s = SAMPLE_S if count < FEW_ROWS else KEEP_S
             if last is not None and 0 <= (now - last).total_seconds() < every_s:
                 continue
-            rows = np.flatnonzero(told & np.fromiter((name == one for one in names), bool, len(names)))
+            rows = np.intersect1d(all_rows, told, assume_unique=True)
             if len(rows) > NODES_KEPT:
                 # Another part of them each time.
                 rows = np.sort(np.roll(rows, -count * NODES_KEPT)[:NODES_KEPT])
@@ -294,3 +278,35 @@ class Forest:
 
 def _shown(score: float) -> float | None:
     return round(float(score), 4) if np.isfinite(score) else None
+
+
+class Unusual(Detector):
+    """Without the forest nobody samples features."""
+
+    def __init__(self, forest: Forest) -> None:
+        self._forest, self._shifts = forest, Shifts()
+
+    def tick(self, look: Look) -> Sensed:
+        telemetry, now, watched = look.telemetry, look.now, look.watched
+        odd = self._forest.tick(telemetry, now, watched, self._shifts.usual)
+        shifted = self._shifts.tick(telemetry, self._forest.features, now, watched)
+        return Sensed(
+            at=now,
+            findings=(*odd.findings, *shifted.findings),
+            clear_since={**odd.clear_since, **shifted.clear_since},
+        )
+
+    def forget(self, telemetry: Telemetry, node: str, since: datetime) -> None:
+        self._forest.forget(telemetry, node)
+        self._shifts.forget(telemetry, node)
+
+    def pack(self, telemetry: Telemetry) -> dict[str, bytes]:
+        # What has not looked yet knows nothing, and must not take the place of what was kept.
+        return {DRIFTED: self._shifts.pack(telemetry)} if self._shifts.levels.columns else {}
+
+    def load(self, packed: Mapping[str, bytes]) -> list[str]:
+        return unreadable(packed, DRIFTED, self._shifts.load)
+
+    @property
+    def nbytes(self) -> int:
+        return self._shifts.levels.nbytes

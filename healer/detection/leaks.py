@@ -6,7 +6,7 @@ is a trend (Mann-Kendall), lasts through both halves of it, and meets zero withi
 allocator takes at the start, or a cache that fills, ends by itself.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
@@ -14,11 +14,12 @@ from hashlib import sha256
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.detection.figures import with_unit
-from healer.detection.language.over_parts import min_of
+from healer.detection.language.truth_columns import min_of
 from healer.detection.outlook import slope_of
+from healer.detection.presentation import with_unit
+from healer.detection.protocol import Detector, Look, finding_from
 from healer.model import Component, Evidence, FaultClass, Finding, Scope, Sense, Sensed, SlurmSnapshot
-from healer.observations.telemetry import Telemetry
+from healer.observations.telemetry_windows import Telemetry
 from healer.observations.trends import Series
 
 JOB_LEAK = "job-memory-leak"
@@ -36,8 +37,6 @@ OVER_POINTS = 3
 _TOGETHER = 256
 _NODES_NAMED = 4
 HOST, GPU = "the node's memory", "GPU memory"
-
-Pair = tuple[str, Component]
 
 
 @dataclass(slots=True)
@@ -63,7 +62,7 @@ class _Fall:
 
 
 @dataclass(slots=True)
-class Leaks:
+class Leaks(Detector):
     """Of all jobs of one cluster. One thread owns it."""
 
     _of: Telemetry | None = None
@@ -75,10 +74,9 @@ class Leaks:
     _told: dict[Component, _Told] = field(default_factory=dict)
     _cleared: dict[Component, datetime] = field(default_factory=dict)
 
-    def tick(
-        self, telemetry: Telemetry, slurm: SlurmSnapshot | None, now: datetime, watched: Collection[Pair]
-    ) -> Sensed:
-        """Cheap but once in `LOOK_S`. `watched`: open incidents, of which it is told what is over."""
+    def tick(self, look: Look) -> Sensed:
+        """Cheap but once in `LOOK_S`."""
+        telemetry, slurm, now = look.telemetry, look.slurm, look.now
         at_s = now.timestamp()
         if self._of is not telemetry or at_s < self._looked_s:
             self._begin(telemetry)
@@ -90,7 +88,7 @@ class Leaks:
             told.due = False
         clear = {
             (JOB_LEAK, where): self._cleared[where]
-            for fault, where in watched
+            for fault, where in look.watched
             if fault == JOB_LEAK and where in self._cleared
         }
         return Sensed(at=now, findings=tuple(findings), clear_since=clear)
@@ -161,18 +159,8 @@ class Leaks:
             job=where.job,
             sense=Sense.metrics,
         )
-        return Finding(
-            rule=JOB_LEAK,
-            fault=JOB_LEAK,
-            fault_class=FaultClass.application,
-            component=where,
-            at=told.since,
-            arrived_at=now,
-            text=told.text,
-            title=told.title,
-            confidence=0.7,
-            evidence=(evidence,),
-            jobs=(where.job,) if where.job else (),
+        return finding_from(
+            evidence, fault=JOB_LEAK, fault_class=FaultClass.application, title=told.title, confidence=0.7
         )
 
 

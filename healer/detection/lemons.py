@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from hashlib import sha256
 
+from healer.detection.protocol import Detector, Look, finding_from, unreadable
 from healer.model import (
     Component,
     Evidence,
@@ -24,9 +25,12 @@ from healer.model import (
     SlurmSnapshot,
 )
 from healer.observations.job_marks import JobMarks, Marks, faded
+from healer.observations.telemetry_windows import Telemetry
 from healer.ports.transactions import LedgerAway
 
 LEMON_NODE = "lemon-node"
+#: Under this name what jobs say of nodes is kept.
+MARKS = "job-marks"
 #: From here on a node is told; below `OVER` it is over.
 LIMIT, OVER = 3.0, 2.0
 #: All that is not a fault of the node itself is worth so much at most: less than the limit.
@@ -41,8 +45,6 @@ _KINDS, _TICKETS, _OUT = (0.25, 1.0), (0.25, 1.0), (1.0, 1.0)
 _EXCLUDED, _NODE_FAILED, _FAILED, _FAILED_OF_MANY = (0.5, 1.0), (0.5, 1.0), (0.5, 1.0), (0.5, 0.5)
 #: Below this nothing is kept of a node.
 LEAST = 0.1
-
-Pair = tuple[str, Component]
 
 
 def scores(
@@ -101,7 +103,7 @@ def _parts(
     return tuple(found)
 
 
-class Lemons:
+class Lemons(Detector):
     """Reckons each hour. `pasts(since, now)` gives what is held of the nodes since then, `keep(scores, now)`
     takes the scores for pages; either may raise LedgerAway."""
 
@@ -121,15 +123,26 @@ class Lemons:
         self._told: dict[str, datetime] = {}
         self._scores: dict[str, LemonScore] = {}
 
-    def tick(self, slurm: SlurmSnapshot | None, now: datetime, watched: Collection[Pair]) -> Sensed:
-        """`watched`: open incidents, of which it is told what is over."""
+    @property
+    def needs_samples(self) -> bool:
+        return False
+
+    def pack(self, telemetry: Telemetry) -> dict[str, bytes]:
+        # What has not looked yet knows nothing, and must not take the place of what was kept.
+        return {MARKS: self.marks.pack()} if self.marks.has_looked else {}
+
+    def load(self, packed: Mapping[str, bytes]) -> list[str]:
+        return unreadable(packed, MARKS, self.marks.load)
+
+    def tick(self, look: Look) -> Sensed:
+        slurm, now = look.slurm, look.now
         self.marks.look(slurm, now)
         findings: list[Finding] = []
         if self._reckoned is None or abs(now - self._reckoned) >= EVERY:
             findings = self._reckon(slurm, now)
         clear = {
             (fault, where): self._known_since
-            for fault, where in watched
+            for fault, where in look.watched
             if fault == LEMON_NODE
             and self._known_since is not None
             and where.node is not None
@@ -179,16 +192,10 @@ def _finding(one: LemonScore, since: datetime, now: datetime) -> Finding:
         text=text,
         sense=Sense.history,
     )
-    return Finding(
-        rule=LEMON_NODE,
+    return finding_from(
+        evidence,
         fault=LEMON_NODE,
-        # No fault of its own: it takes no other fault of the node in, nor is taken in by one.
         fault_class=FaultClass.informational,
-        component=where,
-        at=since,
-        arrived_at=now,
-        text=text,
         title=f"Fails again and again: score {one.score:g}",
         confidence=0.7,
-        evidence=(evidence,),
     )

@@ -10,15 +10,14 @@ from hashlib import sha256
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.detection.charts import Charts
-from healer.detection.figures import Teller
-from healer.detection.heard import Heard, rests_on
-from healer.detection.holds import Holds
+from healer.detection.hysteresis import Heard, Holds, rests_on
 from healer.detection.language import parse
 from healer.detection.language.compile import Moment, Program
 from healer.detection.language.expr import Expr
-from healer.detection.language.truth import FALSE, TRUE, UNKNOWN, Truth
-from healer.detection.language.units import PLAIN, WORDS
+from healer.detection.language.truth_columns import FALSE, TRUE, UNKNOWN, Truth
+from healer.detection.language.units import PLAIN, UNIT_WORDS
+from healer.detection.presentation import Charts, Teller
+from healer.detection.protocol import Detector, Look, finding_from
 from healer.model import (
     OF_DEVICES,
     Catalogue,
@@ -28,11 +27,12 @@ from healer.model import (
     Evidence,
     FaultClass,
     Finding,
+    Ruleset,
     Scope,
     Sense,
     Sensed,
 )
-from healer.observations.telemetry import Telemetry
+from healer.observations.telemetry_windows import Telemetry
 
 #: What stands is told again so often.
 REPEAT = timedelta(minutes=5)
@@ -50,8 +50,6 @@ _CONFIDENCE = {FaultClass.fatal: 0.95, FaultClass.degraded: 0.8}
 
 _NO_ROWS = np.zeros(0, np.int64)
 
-Watched = Collection[tuple[str, Component]]
-
 
 class _Rule:
     """One rule, read, with what is remembered of its rows."""
@@ -66,7 +64,7 @@ class _Rule:
         self.rests_on = rests_on(self.when, self.signal.name, catalogue)
         self.compares_peers = any(one.op in ("peers", "peer_z", "peers_at") for one in self.when.walk())
         # The chart's unit is that of the limit in it: `31/1m` is a rate, `2` a growth.
-        own = (WORDS[self.signal.unit], PLAIN)
+        own = (UNIT_WORDS[self.signal.unit], PLAIN)
         self.grown = self.threshold is not None and self.threshold.unit in own
         same = before is not None and before.rule == rule
         self.holds = before.holds if same and before else Holds(rule.for_s)
@@ -82,34 +80,36 @@ class _Rule:
         return same and not (len(self.holds.rows) or self.cleared or self.cleared_watched)
 
 
-class RuleEngine:
+class RuleEngine(Detector):
     """Rules with the memory they need. One thread owns it; the same ticks give the same findings."""
 
     def __init__(
         self, rules: Sequence[DetectionRule], catalogue: Catalogue, before: "RuleEngine | None" = None
     ) -> None:
         """`before`: the engine of the rules until now. Rules that did not change keep what they remember."""
-        known = {one.rule.name: one for one in before._rules} if before else {}
-        self._rules = [_Rule(rule, catalogue, known.get(rule.name)) for rule in rules]
-        roots = [root for one in self._rules for root in (one.when, one.threshold) if root is not None]
-        self._program = Program(roots, before._program if before else None)
+        known = {one.rule.name: one for one in before.rules} if before else {}
+        self.rules = [_Rule(rule, catalogue, known.get(rule.name)) for rule in rules]
+        roots = [root for one in self.rules for root in (one.when, one.threshold) if root is not None]
+        self.program = Program(roots, before.program if before else None)
         self._catalogue = catalogue
 
     @property
     def signals(self) -> frozenset[str]:
         """All that the conditions and thresholds name."""
-        return self._program.signals
+        return self.program.signals
 
     def prime(self, telemetry: Telemetry, now: datetime) -> None:
         """A tick of the past, while windows are rebuilt: remembers and tells nothing."""
-        moment, heard = self._program.tick(telemetry, now), Heard(telemetry, self._catalogue, now)
-        for one in self._rules:
+        moment, heard = self.program.tick(telemetry, now), Heard(telemetry, self._catalogue, now)
+        for one in self.rules:
             _held(one, _truth(one, moment), heard, now)
 
-    def forget(self, telemetry: Telemetry, node: str) -> None:
-        """The node was repaired, returned or booted: what held there begins anew."""
+    def under(self, rules: Ruleset) -> "RuleEngine":
+        return RuleEngine(rules.detection, rules.catalogue, before=self)
+
+    def forget(self, telemetry: Telemetry, node: str, since: datetime) -> None:
         rows = {scope: telemetry.rows_of(node, scope) for scope in (Scope.node, Scope.gpu, Scope.link)}
-        for one in self._rules:
+        for one in self.rules:
             one.seen = None  # the next tick may see the same, and has to begin with it
             own = rows.get(one.rule.scope)
             if own is not None:
@@ -118,21 +118,21 @@ class RuleEngine:
                     one.cleared.pop(row, None)
             for component in [where for where in one.cleared_watched if where.node == node]:
                 del one.cleared_watched[component]
-        self._program.forget(rows)
+        self.program.forget(rows)
 
-    def tick(self, telemetry: Telemetry, now: datetime, watched: Watched) -> Sensed:
-        """`watched`: (fault, component) of open incidents, of which it is told whether they are clear."""
+    def tick(self, look: Look) -> Sensed:
+        telemetry, now = look.telemetry, look.now
         at_s = now.timestamp()
-        moment = self._program.tick(telemetry, now)
+        moment = self.program.tick(telemetry, now)
         by_fault: dict[str, list[Component]] = {}
-        for fault, component in watched:
+        for fault, component in look.watched:
             by_fault.setdefault(fault, []).append(component)
         findings: list[Finding] = []
         clear: dict[tuple[str, Component], datetime] = {}
         heard = Heard(telemetry, self._catalogue, now)
         charts = Charts(telemetry, self._catalogue, now)
         teller = Teller(telemetry, self._catalogue, now)
-        for one in self._rules:
+        for one in self.rules:
             seen, mine = (moment.layout, moment.truth(one.when)), by_fault.get(one.rule.name, ())
             if not mine and one.rests(seen):
                 continue
@@ -229,19 +229,14 @@ def _finding(
         job=component.job,
         sense=Sense.metrics,
     )
-    return Finding(
-        rule=rule.name,
+    return finding_from(
+        evidence,
         fault=rule.name,
         fault_class=rule.fault_class,
         component=root,
-        at=began,
-        arrived_at=now,
-        text=text,
         title=rule.title,
         confidence=_CONFIDENCE.get(rule.fault_class, 0.5),
-        evidence=(evidence,),
         unusable=rule.unusable,
-        jobs=(component.job,) if component.job else (),
         affected=affected,
         charts=(chart,) if chart else (),
     )

@@ -1,16 +1,22 @@
-"""What stragglers and slow jobs are told as: figures in plain English, a chart by step, a stable identity."""
+"""Findings of step times: stragglers, slow jobs, results that differ, losses that jump.
+
+Figures in plain English, a chart by step, a stable identity.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.detection.pace import Pace
-from healer.detection.ragged import alike, medians, side_by_side
+from healer.detection.protocol import finding_from
+from healer.detection.streams import Pace, alike, medians, side_by_side
 from healer.model import Chart, ChartLine, Component, Evidence, FaultClass, Finding, Sense
-from healer.observations.steps import JobSteps
+from healer.observations.step_columns import PARTS
+from healer.observations.steps import JobSteps, Places
 
 STRAGGLER = "straggler"
 JOB_SLOW = "job-slow"
@@ -72,8 +78,8 @@ def straggler(
         gpu=where.gpu,
     )
     title = f"{'GPU' if where.gpu is not None else 'Node'} {share:.0%} slower than its peers in job {job.job}"
-    return _finding(
-        job, where, since, now, fault=STRAGGLER, text=text, title=title.replace("%", " %"), chart=chart
+    return finding_at(
+        Onset(job, where, since, now), STRAGGLER, text=text, title=title.replace("%", " %"), chart=chart
     )
 
 
@@ -99,29 +105,24 @@ def job_slow(job: JobSteps, pace: Pace, now: datetime) -> Finding:
     )
     where = Component(cluster=job.cluster, job=job.job)
     title = f"Job {job.job} makes its steps {share:.0%} slower than before".replace("%", " %")
-    return _finding(job, where, pace.since - 1, now, fault=JOB_SLOW, text=text, title=title, chart=chart)
+    return finding_at(Onset(job, where, pace.since - 1, now), JOB_SLOW, text=text, title=title, chart=chart)
 
 
-def finding_at(
-    job: JobSteps, where: Component, since: int, now: datetime, *, fault: str, text: str, title: str
-) -> Finding:
-    """In words alone; `since`: the last step before."""
-    return _finding(job, where, since, now, fault=fault, text=text, title=title)
+class Onset(NamedTuple):
+    """Where something of a job began, and when that is told. `since`: the last step before it; of results the
+    first with it."""
+
+    job: JobSteps
+    where: Component
+    since: int
+    now: datetime
 
 
-def _finding(
-    job: JobSteps,
-    where: Component,
-    since: int,
-    now: datetime,
-    *,
-    fault: str,
-    text: str,
-    title: str,
-    chart: Chart | None = None,
-) -> Finding:
-    """`since`: the last step before. The same onset of the same life always has the same digest."""
-    row = job.row(since + 1)
+def finding_at(onset: Onset, fault: str, *, title: str, text: str, chart: Chart | None = None) -> Finding:
+    """The same onset of the same life always has the same digest."""
+    job, where, since, now = onset
+    fault_class, confidence = _OF_RESULTS.get(fault, (FaultClass.informational, 0.9))
+    row = job.row(since if fault in _OF_RESULTS else since + 1)
     told = float(job.at[row]) if row is not None else float("nan")
     at = datetime.fromtimestamp(told, UTC) if np.isfinite(told) else now
     identity = f"{fault}|{where.cluster}|{where.node}|{where.gpu}|{job.job}|{job.restart}|{since}"
@@ -134,18 +135,12 @@ def _finding(
         job=job.job,
         sense=Sense.step_times,
     )
-    return Finding(
-        rule=fault,
+    return finding_from(
+        evidence,
         fault=fault,
-        fault_class=FaultClass.degraded if fault == STRAGGLER else FaultClass.informational,
-        component=where,
-        at=min(at, now),
-        arrived_at=now,
-        text=text,
+        fault_class=FaultClass.degraded if fault == STRAGGLER else fault_class,
         title=title,
-        confidence=0.9,
-        evidence=(evidence,),
-        jobs=(job.job,),
+        confidence=confidence,
         charts=(chart,) if chart is not None else (),
     )
 
@@ -188,3 +183,142 @@ def _median(values: NDArray) -> float:
 def _line(label: str, role: str, values: NDArray) -> ChartLine:
     shown = tuple(round(float(value), 5) if np.isfinite(value) else None for value in values)
     return ChartLine(label=label, role=role, values=shown)
+
+
+SLOWNESS_SHARED = "slowness-shared"
+#: One part of the step made so much of what it grew by: that part is named.
+MOST = 0.6
+#: Steps before it, and since, that have to be kept to compare.
+LEAST = 3
+_NODES_NAMED = 4
+_MEANS = {
+    "compute_s": "all ranks compute longer: clocks, power, cooling, or another phase of the training",
+    "comm_s": "all wait longer for each other: the network",
+    "data_s": "all wait longer for data: storage, or what prepares it",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """After which step it began, and in words."""
+
+    since: int
+    text: str
+
+    def finding(self, job: JobSteps, now: datetime) -> Finding:
+        title = f"Job {job.job} is slow as a whole"
+        where = Component(cluster=job.cluster, job=job.job)
+        return finding_at(Onset(job, where, self.since, now), SLOWNESS_SHARED, text=self.text, title=title)
+
+
+def slower_parts(job: JobSteps, pace: Pace) -> Together | None:
+    """Which part of the step grew on all ranks, where they tell their parts; nobody is slow alone."""
+    known = np.flatnonzero(job.number >= 0)
+    before = known[job.number[known] < pace.since]
+    since = known[job.number[known] >= pace.since]
+    if len(before) < LEAST or len(since) < LEAST:
+        return None
+    was, now = job.parts.mean(before), job.parts.mean(since)
+    if not np.isfinite(was[0]) or not np.isfinite(now[0]):
+        return None  # whole step times alone
+    grown = np.clip(np.nan_to_num(now - was), 0, None)
+    if not grown.sum():
+        return None
+    part = int(np.argmax(grown))
+    share = grown[part] / grown.sum()
+    what = _MEANS[PARTS[part]] if share >= MOST else "several parts of the step grew together"
+    figures = ", ".join(
+        f"{name.removesuffix('_s')} {was[index]:.3g} to {now[index]:.3g} s"
+        for index, name in enumerate(PARTS)
+        if np.isfinite(was[index]) and np.isfinite(now[index])
+    )
+    more = f"{pace.now_s / pace.before_s - 1:.0%}".replace("%", " %")
+    text = (
+        f"job {job.job}: {pace.now_s:.3g} s a step since step {pace.since}, {more} more than before, and no "
+        f"rank is slower than the others; {what} ({figures}, mean over its ranks)"
+    )
+    return Together(pace.since - 1, text)
+
+
+def slow_many(
+    job: JobSteps, places: Places, slow: NDArray[np.bool_], height: NDArray[np.float64], since: float
+) -> Together:
+    """More of the ranks than could be one part's doing compute longer than the rest. `slow` (R,), `height`
+    (R,) logs of their ratios."""
+    ranks = np.flatnonzero(slow)
+    node = places.node[ranks[ranks < len(places.node)]]
+    names = [places.nodes[one] for one in np.unique(node[node >= 0]).tolist()]
+    more = f" and {len(names) - _NODES_NAMED} more" if len(names) > _NODES_NAMED else ""
+    where = f" on {', '.join(names[:_NODES_NAMED])}{more}" if names else ""
+    known = height[ranks][np.isfinite(height[ranks])]
+    share = f" {np.expm1(np.median(known)):.0%}".replace("%", " %") if len(known) else ""
+    text = (
+        f"job {job.job}: {len(ranks)} of {int(job.seen.sum())} ranks{where} compute{share} longer than the "
+        f"others since step {int(since) + 1}; so many together share a cause (power, cooling, storage, their "
+        "work), and none of them is blamed"
+    )
+    return Together(int(since), text)
+
+
+RESULT_DIFFERS = "result-differs"
+LOSS_NAN = "loss-nan"
+LOSS_SPIKE = "loss-spike"
+#: By fault of what a step came to: its class, and how sure it is.
+_OF_RESULTS = {
+    RESULT_DIFFERS: (FaultClass.degraded, 0.8),
+    LOSS_NAN: (FaultClass.application, 0.8),
+    LOSS_SPIKE: (FaultClass.application, 0.8),
+}
+_WORDS = {"loss": "loss", "grad_norm": "gradient norm"}
+
+
+class Wrong(NamedTuple):
+    """A rank that told another result than all others: what both told last, and since which step.
+
+    `exact`: all others told the same; else `others` is their median.
+    """
+
+    name: str
+    rank: int
+    own: float
+    others: float
+    since: int
+    exact: bool
+
+
+def differs(job: JobSteps, where: Component, wrong: Sequence[Wrong], now: datetime) -> Finding:
+    first = min(wrong, key=lambda one: (one.since, one.rank))
+    ranks = sorted({one.rank for one in wrong})
+    more = f" and {len(ranks) - 1} more of the node" if len(ranks) > 1 else ""
+    own, others = _exact(first.own), _exact(first.others)
+    how = f"all others have {others}" if first.exact else f"the median of all ranks is {others}"
+    before = "all had the same" if first.exact else "it was like the others"
+    text = (
+        f"rank {first.rank}{more} on {where}, job {job.job}: {_WORDS[first.name]} {own} where {how}, "
+        f"since step {first.since}; before, {before}"
+    )
+    title = f"{'Ranks' if more else 'A rank'} of job {job.job} computed other results than all others"
+    return finding_at(Onset(job, where, first.since, now), RESULT_DIFFERS, title=title, text=text)
+
+
+def no_number(job: JobSteps, where: Component, since: int, now: datetime) -> Finding:
+    text = (
+        f"job {job.job}: its loss is no number since step {since}, on most ranks; "
+        f"no single rank stands out, so this names no node"
+    )
+    title = f"The loss of job {job.job} is no number"
+    return finding_at(Onset(job, where, since, now), LOSS_NAN, title=title, text=text)
+
+
+def spike(job: JobSteps, where: Component, since: int, loss: float, usual: float, now: datetime) -> Finding:
+    text = (
+        f"job {job.job}: loss {loss:.4g} since step {since}, {usual:.4g} before; "
+        f"all ranks together, so this names no node"
+    )
+    title = f"The loss of job {job.job} jumped"
+    return finding_at(Onset(job, where, since, now), LOSS_SPIKE, title=title, text=text)
+
+
+def _exact(value: float) -> str:
+    """All digits: two results may differ in the last one alone."""
+    return repr(value) if np.isfinite(value) else "no number"

@@ -8,14 +8,55 @@ formulas are written for the series of many jobs side by side, (jobs, series), a
 """
 
 import math
-from collections.abc import Sequence
-from statistics import NormalDist
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Iterator, Sequence
+from statistics import NormalDist, median
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.detection.ragged import alike, medians, side_by_side
+#: float32 stays float32.
+Floats = NDArray[Any]
+
+
+def alike(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Which of them are about as long as each other: side by side at most half of the room stays empty."""
+    found: dict[int, list[int]] = {}
+    for index, length in enumerate(lengths):
+        found.setdefault((length - 1).bit_length() if length else -1, []).append(index)
+    return iter(found.values())
+
+
+def side_by_side(arrays: Sequence[Floats], width: int | None = None) -> Floats:
+    """(k, width) one row for each, NaN where it has ended; `width`: of the longest, if not told."""
+    lengths = [len(one) for one in arrays]
+    width = max(lengths, default=0) if width is None else width
+    if all(length == width for length in lengths):
+        return np.concatenate(arrays).reshape(len(arrays), width) if arrays else np.zeros((0, width))
+    found = np.full((len(arrays), width), np.nan, np.result_type(*arrays))
+    for row, (one, length) in enumerate(zip(arrays, lengths, strict=True)):
+        found[row, :length] = one
+    return found
+
+
+def medians(rows: Floats) -> Floats:
+    """(k,) of the known values of each row of (k, n), NaN where there are none."""
+    if not rows.size:
+        return np.full(len(rows), np.nan)
+    ordered = np.sort(rows, axis=1)  # NaN last
+    known = np.count_nonzero(~np.isnan(rows), axis=1)
+    row = np.arange(len(rows))
+    return (ordered[row, np.maximum(known - 1, 0) // 2] + ordered[row, known // 2]) / 2
+
+
+def medians_of(arrays: Sequence[Floats]) -> NDArray[np.float64]:
+    """(k,) `medians` of arrays of whatever lengths."""
+    found = np.full(len(arrays), np.nan)
+    for part in alike([len(one) for one in arrays]):
+        found[part] = medians(side_by_side([arrays[index] for index in part]))
+    return found
+
 
 #: Steps at the start that are never judged: compilation, caches, the first touch of memory.
 WARM_UP = 5
@@ -159,6 +200,7 @@ def step_all(told: Sequence[Told]) -> None:
         _Columns([due[index] for index in part]).step()
 
 
+# Wide: the names of one step's arrays, as the formulas in `docs/detection.md` name them.
 class _Columns:
     """The series of k jobs side by side. Arrays are (k, n), and (k, 1) where a job has one value."""
 
@@ -281,3 +323,57 @@ def _short_median(last: Floats) -> Floats:
     low, high = np.maximum(known - 1, 0) // 2, np.minimum(known // 2, _SHORT - 1)
     middle = [np.take_along_axis(ordered, at[None], axis=0)[0] for at in (low, high)]
     return np.where(known >= 3, (middle[0] + middle[1]) / 2, np.nan)
+
+
+#: So much more than before counts at the least, and so many steps in a row have to say so.
+SLOWER = 1.10
+PACE_STEPS = 5
+#: Steps that "before" means, and how many of them have to be known.
+BEFORE = 100
+BEFORE_LEAST = 30
+#: The median of five steps of Gaussian noise has this share of one step's deviation.
+_SHORT_DEVIATION = 0.54
+
+
+class Pace:
+    """Step times of one job, told in order. While it is slow, "before" stands still."""
+
+    def __init__(self) -> None:
+        self.told = 0
+        self.slow = False
+        #: The step at which the slow ones began; the pace before and now, s per step (NaN unknown).
+        self.since = -1
+        self.before_s = float("nan")
+        self.now_s = float("nan")
+        self.limit_s = float("nan")
+        self._before: deque[float] = deque(maxlen=BEFORE)
+        self._last: deque[tuple[int, float]] = deque(maxlen=PACE_STEPS)
+        self._run = 0
+
+    @property
+    def known(self) -> bool:
+        return len(self._before) >= BEFORE_LEAST and len(self._last) == PACE_STEPS
+
+    def step(self, number: int, step_s: float) -> None:
+        self.told += 1
+        if self.told <= WARM_UP or not step_s > 0:
+            return
+        if len(self._last) == PACE_STEPS and not self.slow and self._run == 0:
+            self._before.append(self._last[0][1])
+        self._last.append((number, step_s))
+        if self.known:
+            self._judge()
+
+    def _judge(self) -> None:
+        self.before_s = median(self._before)
+        self.now_s = median(value for _, value in self._last)
+        spread_s = 1.4826 * median(abs(value - self.before_s) for value in self._before)
+        self.limit_s = max(SLOWER * self.before_s, self.before_s + 5 * _SHORT_DEVIATION * spread_s)
+        if self.now_s >= self.limit_s:
+            if self._run == 0:
+                self.since = next(number for number, value in self._last if value >= self.limit_s)
+            self._run += 1
+        else:
+            self._run = 0
+        # Half-way back is not back.
+        self.slow = self._run >= PACE_STEPS or (self.slow and self.now_s > (self.before_s + self.limit_s) / 2)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from healer.detection.pace import Pace
+from healer.detection.streams import Pace
 from healer.model import Component, Evidence, Finding, Sense, SlurmSnapshot
 from healer.observations.steps import JobSteps
 

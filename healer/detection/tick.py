@@ -4,30 +4,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import pairwise
 
-import msgspec
-import numpy as np
-
-from healer.detection.baseline import Baseline
-from healer.detection.creep import Creep
-from healer.detection.divergence import Divergence
+from healer.detection import DETECTORS, OverWindows, Sources
 from healer.detection.fleet_figures import FleetFigures
-from healer.detection.forecasts import Forecasts
 from healer.detection.forest import Forest
-from healer.detection.gpu_rest import at_rest
-from healer.detection.hangs import Hangs
-from healer.detection.leaks import Leaks
 from healer.detection.lemons import Lemons
-from healer.detection.measured import RuleEngine
-from healer.detection.ports_down import ports_down
-from healer.detection.shifts import DRIFTED, Shifts
-from healer.detection.step_findings import JOB_SLOW
-from healer.detection.stragglers import Stragglers
-from healer.detection.suspects import Suspects
-from healer.model import Component, Finding, LinkDown, Ruleset, Sensed, SlurmSnapshot
-from healer.model.samples import Report, StepBatch
+from healer.detection.protocol import Detector, Look, Pair
+from healer.model import LinkDown, Ruleset, Sensed, SlurmSnapshot
+from healer.model.telemetry import Report, StepBatch
 from healer.observations import NodePicture, Picture
 from healer.observations.steps import StepTimes
-from healer.observations.telemetry import Telemetry
+from healer.observations.telemetry_windows import Telemetry
 from healer.ports.measurements import ColumnBook
 
 #: The pace of the tick, in production and in simulated time.
@@ -37,18 +23,11 @@ PRIME_S = 15.0
 #: Nobody was heard for so long: healer was away itself, or its way to everybody was.
 DEAF_AFTER = timedelta(seconds=30)
 
-#: Under this name what jobs say of nodes is kept.
-MARKS = "job-marks"
-
-Watched = Collection[tuple[str, Component]]
-
 
 class Senses:
-    """Rules over measured signals, trends of days, stragglers and jobs that creep, memory that runs out,
-    results of steps, the isolation forest with nodes that changed, lemons, and what tests measured, of one
-    cluster, with their memory.
+    """All detectors over windows of one cluster, with what they look at. One thread owns it.
 
-    One thread owns it. The same samples, pictures and moments give the same findings.
+    The same samples, pictures and moments give the same findings.
     """
 
     def __init__(
@@ -64,37 +43,30 @@ class Senses:
         self._catalogue = rules.catalogue
         self.telemetry = Telemetry(cluster, rules.catalogue, rules.gpu_models)
         self.steps = StepTimes(cluster)
-        self.stragglers = Stragglers()
-        self.divergence = Divergence()
-        self.creep, self.leaks = Creep(), Leaks()
-        self.forest, self.lemons, self.fleet_figures = forest, lemons, fleet_figures
-        #: It lives on the forest's features: without it nobody samples them.
-        self.shifts = Shifts()
-        self.suspects = Suspects()
-        self.baseline = Baseline()
-        self.hangs = Hangs()
-        self.engine = RuleEngine(rules.detection, rules.catalogue)
-        self.forecasts = Forecasts(rules.forecasts, rules.catalogue)
+        given = Sources(rules, forest, lemons, fleet_figures)
+        made = [one.make(given) for one in DETECTORS if isinstance(one, OverWindows)]
+        self.detectors: list[Detector] = [one for one in made if one is not None]
         self.version = rules.version
         self._topology = rules.topology
-        #: While windows are rebuilt: the moment of the last samples, and of the rules' last look.
+        #: While windows are rebuilt: the moment of the last samples, and of the last look at them.
         self._taken: datetime | None = None
         self._primed: datetime | None = None
         #: Since when the last tick knew things to be over.
-        self._clear: Mapping[tuple[str, Component], datetime] = {}
+        self._clear: Mapping[Pair, datetime] = {}
         #: When anybody was heard last, and since when without a break.
         self._heard: datetime | None = None
         self._listening: datetime | None = None
         #: Since when Slurm does not show it any more.
-        self._gone: dict[tuple[str, Component], datetime] = {}
+        self._gone: dict[Pair, datetime] = {}
         #: Node -> since when what it tells counts, as far as that is known here.
         self._renewed: dict[str, datetime] = {}
 
     @property
     def has_samples(self) -> bool:
-        """False where nobody measures: then a tick would find nothing but lemons and slow tests."""
-        slow_ones = self.lemons is not None or self.fleet_figures is not None
-        return slow_ones or self.telemetry.reports > 0 or any(True for _ in self.steps.jobs())
+        """False where nobody measures: then a tick would find nothing."""
+        if self.telemetry.reports > 0 or any(True for _ in self.steps.jobs()):
+            return True
+        return not all(one.needs_samples for one in self.detectors)
 
     def follow(self, rules: Ruleset) -> bool:
         """Takes changed rules; what they watched already keeps its holds, what was measured its windows.
@@ -106,8 +78,7 @@ class Senses:
         if rules.catalogue != self._catalogue:
             return False
         self.telemetry.models(rules.gpu_models)
-        self.engine = RuleEngine(rules.detection, rules.catalogue, before=self.engine)
-        self.forecasts = Forecasts(rules.forecasts, rules.catalogue, before=self.forecasts)
+        self.detectors = [one.under(rules) for one in self.detectors]
         self.version, self._topology = rules.version, rules.topology
         return True
 
@@ -120,50 +91,27 @@ class Senses:
                 continue
             self._renewed[node.name] = at
             self.telemetry.forget(node.name, min(at, now))
-            self.engine.forget(self.telemetry, node.name)
-            self.stragglers.forget(node.name)
-            self.divergence.forget(node.name)
-            self.baseline.forget(node.name)
-            self.suspects.forget(node.name)
-            if self.fleet_figures is not None:
-                self.fleet_figures.forget(node.name, at)
-            if self.forest is not None:
-                self.forest.forget(self.telemetry, node.name)
-            self.shifts.forget(self.telemetry, node.name)
+            for one in self.detectors:
+                one.forget(self.telemetry, node.name, at)
 
     def pack(self) -> dict[str, bytes]:
         """What took days to learn, by name: a restart needs it."""
-        packed = self.forecasts.pack(self.telemetry)
-        # What has not looked yet knows nothing, and must not take the place of what was kept.
-        if self.shifts.levels.columns:
-            packed[DRIFTED] = self.shifts.pack(self.telemetry)
-        if self.lemons is not None and self.lemons.marks.has_looked:
-            packed[MARKS] = self.lemons.marks.pack()
-        return packed
+        return {name: kept for one in self.detectors for name, kept in one.pack(self.telemetry).items()}
 
     def load(self, packed: Mapping[str, bytes]) -> list[str]:
         """Takes what was kept; returns the names of what cannot be read, which begins anew."""
-        wrong = self.forecasts.load(packed)
-        readers = {DRIFTED: self.shifts.load}
-        if self.lemons is not None:
-            readers[MARKS] = self.lemons.marks.load
-        for name, read in readers.items():
-            try:
-                if name in packed:
-                    read(packed[name])
-            except ValueError:
-                wrong.append(name)
-        return wrong
+        return [name for one in self.detectors for name in one.load(packed)]
 
     def know_parts(self, picture: Picture) -> None:
         """Which GPU is which part, as nodes list them: the trend of a new part begins with it."""
         nodes = picture.nodes
-        found = (
+        found = [
             (name, gpu, part)
             for name, pci, part in picture.history.gpus()
             if name in nodes and (gpu := nodes[name].gpus.index(pci, expected=0)) is not None
-        )
-        self.forecasts.parts(self.telemetry, found)
+        ]
+        for one in self.detectors:
+            one.know_parts(self.telemetry, found)
 
     def take(
         self,
@@ -199,14 +147,15 @@ class Senses:
             # Not at the end of each part of the store's rows, wherever that is.
             if self._primed is None or moment - self._primed >= timedelta(seconds=PRIME_S):
                 self._primed = moment
-                self.engine.prime(self.telemetry, moment)
+                for one in self.detectors:
+                    one.prime(self.telemetry, moment)
         self.take((), batches, slurm, now)
 
     def tick(
         self,
         slurm: SlurmSnapshot | None,
         now: datetime,
-        watched: Watched,
+        watched: Collection[Pair],
         links_down: Mapping[str, LinkDown] | None = None,
         faults: Mapping[str, Sequence[str]] | None = None,
     ) -> Sensed:
@@ -214,23 +163,8 @@ class Senses:
         `faults`: titles of the incidents that are open on nodes. ClockStepped: the clock went back, and fresh
         senses have to begin anew."""
         self.telemetry.check_clock(now)
-        told = [
-            self.engine.tick(self.telemetry, now, watched),
-            self._stragglers(slurm, now, watched, faults or {}),
-            self.divergence.tick(self.steps, slurm, now, watched),
-            self.baseline.tick(self.steps, slurm, now, watched),
-            self._hangs(slurm, now, watched, links_down or {}),
-            self.forecasts.tick(self.telemetry, now, watched),
-            self.creep.tick(self.steps, slurm, now, watched),
-            self.leaks.tick(self.telemetry, slurm, now, watched),
-        ]
-        if self.forest is not None:
-            told.append(self.forest.tick(self.telemetry, now, watched, self.shifts.usual))
-            told.append(self.shifts.tick(self.telemetry, self.forest.features, now, watched))
-        if self.lemons is not None:
-            told.append(self.lemons.tick(slurm, now, watched))
-        if self.fleet_figures is not None:
-            told.append(self.fleet_figures.tick(slurm, now, watched))
+        look = self._look(slurm, now, watched, links_down or {}, faults or {})
+        told = [one.tick(look) for one in self.detectors]
         clear = {key: at for sensed in told for key, at in sensed.clear_since.items()}
         self._clear = self._gone_since(watched, now) | clear
         findings = tuple(one for sensed in told for one in sensed.findings)
@@ -241,59 +175,25 @@ class Senses:
     ) -> Sensed | None:
         """Between two ticks, where nodes have just lost a link: jobs that stand for it. None: there are none.
         What the last tick knew to be over is over still."""
-
-        def lost(nodes: Iterable[str]) -> dict[str, LinkDown]:
-            return {name: links_down[name] for name in nodes if name in links_down}
-
-        found = self.hangs.look(self.steps, slurm, now, lost, self._listening)
+        look = self._look(slurm, now, (), links_down, {})
+        found = tuple(finding for one in self.detectors for finding in one.glance(look))
         if not found:
             return None
         stands = {(one.fault, one.component) for one in found}
         clear = {pair: at for pair, at in self._clear.items() if pair not in stands}
         return Sensed(at=now, findings=found, clear_since=clear)
 
-    def _stragglers(
+    def _look(
         self,
         slurm: SlurmSnapshot | None,
         now: datetime,
-        watched: Watched,
+        watched: Collection[Pair],
+        links_down: Mapping[str, LinkDown],
         faults: Mapping[str, Sequence[str]],
-    ) -> Sensed:
-        """Slow ranks, and slow jobs with their suspects where they tell whole steps alone."""
-        sensed = self.stragglers.tick(self.steps, slurm, now, watched)
-        self.suspects.follow(self.stragglers.paces(), slurm, now)
-        if self.fleet_figures is not None:
-            low = self.fleet_figures.suspects
-            faults = {**faults, **{node: (*why, *faults.get(node, ())) for node, why in low.items()}}
-        found = (
-            self.suspects.named(one, faults, now) if one.fault == JOB_SLOW and self._whole_only(one) else one
-            for one in sensed.findings
-        )
-        return msgspec.structs.replace(sensed, findings=tuple(found))
+    ) -> Look:
+        return Look(now, self.telemetry, self.steps, slurm, watched, links_down, faults, self._listening)
 
-    def _whole_only(self, finding: Finding) -> bool:
-        job = self.steps.job(finding.component.job or "")
-        return job is not None and not np.isfinite(job.compute).any()
-
-    def _hangs(
-        self, slurm: SlurmSnapshot | None, now: datetime, watched: Watched, lines: Mapping[str, LinkDown]
-    ) -> Sensed:
-        def lost(nodes: Iterable[str]) -> dict[str, LinkDown]:
-            names = list(nodes)
-            told = {name: lines[name] for name in names if name in lines}
-            return ports_down(self.telemetry, names, now) | told
-
-        return self.hangs.tick(
-            self.steps,
-            slurm,
-            now,
-            watched,
-            listening_since=self._listening,
-            at_rest=lambda job: at_rest(self.telemetry, job, now),
-            links_down=lost,
-        )
-
-    def _gone_since(self, watched: Watched, now: datetime) -> dict[tuple[str, Component], datetime]:
+    def _gone_since(self, watched: Collection[Pair], now: datetime) -> dict[Pair, datetime]:
         """A job that ended, and a node that Slurm has no more, have no fault any more, whatever was measured:
         nothing more will be."""
         gone = [pair for pair in watched if self.telemetry.is_gone(pair[1])]

@@ -1,186 +1,70 @@
-"""Models of the isolation forest: trained on history that is attested healthy, the same bytes every time."""
+"""The life of a model: made from history that is attested healthy (the same bytes every time), made anew when
+it is due or its features drift, judged against the one in force. Method and sources: `docs/detection.md`."""
 
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from statistics import NormalDist
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.detection.features import ALL_NAMES, OWN_MARK, columns, definition
-from healer.detection.ways import (
-    DISTANCE,
-    FOREST,
-    RESIDUAL,
-    ROBUST,
-    DistanceWay,
-    ForestWay,
+from healer.detection.features import ALL_NAMES, columns, definition, whole
+from healer.detection.scorers import KNOWN_LEAST, Fitted, fit, known_enough, scored_of
+from healer.model.trained import (
+    DECIDES,
+    Drifted,
+    FeatureRow,
+    Floats,
+    Judged,
+    Limit,
     Matrix,
-    ResidualWay,
-    RobustWay,
-    Way,
+    Model,
+    Params,
+    Trained,
+    Version,
 )
 
 #: Samples (one node at one moment) that a model needs, and what it is made from at most.
 ROWS_LEAST = 200
 ROWS_MAX = 20_000
-#: A feature has to be known in this share of the samples, a node in this share of the model's features.
-KNOWN_LEAST = 0.5
 #: This close to an incident of its own a node is not attested healthy.
 AROUND_INCIDENT = timedelta(hours=1)
-#: Nodes of which one is held out: the threshold comes from nodes that the forest never saw.
-HELD_OUT = 3
-#: Above the quantile by this share of its distance to the middle: a node's scores of one day resemble each
-#: other, so a thousand nodes pass the bare quantile every hour.
-MARGIN = 0.25
 QUANTILES = (0.5, 0.9, 0.99, 0.999)
-#: The way whose threshold raises `unusual-node`. The others stand beside it.
-DECIDES = DISTANCE
 
+#: A model is made anew so often, and after a drift once in so long; an attempt that failed is repeated then.
+EVERY, AFTER_DRIFT = timedelta(days=7), timedelta(days=1)
+#: What a person put in force stands for so long.
+PERSONS_STANDS = timedelta(days=7)
+#: Every eighth hour of the history is no part of training: by those both models are judged.
+JUDGED_HOUR = 8
+#: Fewer samples than that judge nothing.
+JUDGED_LEAST = 50
+#: A new model may call so large a share of healthy samples unusual, or as many as the old one does.
+ALARMS_MOST = 0.01
+#: If the old one calls more of them unusual than this, the class has changed or much of it is broken, which
+#: only a person knows apart: the new one is kept, and `healer model use` puts it in force.
+CHANGED_MOST = 0.1
+#: Of the deviations that are put into healthy samples it must find so many; and it may miss so much more of
+#: them than the old one.
+FOUND_LEAST, MISSES_MORE = 0.5, 0.25
+#: Those deviations: this share of a sample's features moved by so many units, from a seed.
+MOVED, MOVED_BY, PROBES, SEED = 0.75, 6.0, 500, 0
 
-class Params(msgspec.Struct, frozen=True, kw_only=True):
-    """All that makes a model besides its data."""
+#: Population stability index: so many bins; from here on a feature is called changed (N. Siddiqi, 2006), but
+#: not below what chance makes of so few nodes, once in so many looks (B. Yurdakul, 2018).
+BINS, CHANGED, BY_CHANCE = 10, 0.25, 0.001
+SHARE_LEAST = 0.001
 
-    n_estimators: int = 100
-    max_samples: int = 256
-    seed: int = 0
-    quantile: float = 0.999
-    margin: float = MARGIN
-    held_out: int = HELD_OUT
-    #: Of the variance, the share that the principal components keep.
-    kept: float = 0.9
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FeatureRow:
-    """The features of one class of nodes at one moment. `matrix`: (nodes, features) float32, NaN unknown."""
-
-    cluster: str
-    hardware: str
-    load: str
-    at: datetime
-    nodes: tuple[str, ...]
-    features: tuple[str, ...]
-    matrix: NDArray[np.float32]
-
-
-class Limit(msgspec.Struct, frozen=True):
-    """Where a way's scores lie: the threshold, and the score by quantile."""
-
-    threshold: float
-    quantiles: dict[str, float]
-
-
-class Model(msgspec.Struct, frozen=True, kw_only=True):
-    """One model of one class. `id` is the SHA-256 over data, features and parameters.
-
-    `rows` samples were used, of `attested` healthy ones among `seen`; the first `fitted` of the data are what
-    the forest grows from, the rest gave `threshold` and `quantiles` (score by quantile), and those of the
-    other ways to look at the same features (`beside`).
-    """
-
-    id: str
-    cluster: str
-    hardware: str
-    load: str
-    features: tuple[str, ...]
-    #: How those features are made (`features.definition`).
-    definition: str
-    params: Params
-    data_hash: str
-    threshold: float
-    quantiles: dict[str, float]
-    trained_at: datetime
-    rows: int
-    fitted: int
-    attested: int
-    seen: int
-    nodes: int
-    beside: dict[str, Limit] = {}
-
-    def limit(self, way: str) -> "Limit":
-        return Limit(self.threshold, self.quantiles) if way == DECIDES else self.beside[way]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Trained:
-    """A model with its data: (rows, features) float32, no gaps."""
-
-    model: Model
-    data: NDArray[np.float32]
+#: By node, from when to when it had incidents.
+Sick = Mapping[str, Sequence[tuple[datetime, datetime]]]
 
 
 class TooLittle(Exception):
     """Not enough healthy history for a model. The text is one sentence for people."""
-
-
-class Fitted:
-    """A model ready to score. To grow its forest takes 0.1 s, and 2 s more for the first import."""
-
-    def __init__(self, trained: Trained) -> None:
-        self.model = trained.model
-        model = trained.model
-        self.ways = fitted_ways(trained.data[: model.fitted], model.features, model.params)
-
-    def score(self, matrix: Matrix) -> NDArray[np.float64]:
-        """(n,) by the way that decides. `matrix` (n, features of the model), no gaps."""
-        return self.ways[DECIDES].score(matrix)
-
-
-def fitted_ways(data: Matrix, features: Sequence[str], params: Params) -> dict[str, Way]:
-    return {
-        DISTANCE: DistanceWay(data, _of_distance(features)),
-        FOREST: ForestWay(data, trees=params.n_estimators, samples=params.max_samples, seed=params.seed),
-        ROBUST: RobustWay(data),
-        RESIDUAL: ResidualWay(data, kept=params.kept),
-    }
-
-
-def _of_distance(features: Sequence[str]) -> NDArray[np.intp]:
-    """Where nodes have a past of their own known, that alone: it tells more than any difference to peers.
-    Else (idle nodes) all."""
-    own = [index for index, name in enumerate(features) if name.endswith(OWN_MARK)]
-    return np.array(own or range(len(features)), np.intp)
-
-
-Sick = Mapping[str, Sequence[tuple[datetime, datetime]]]
-
-
-def train(
-    history: Iterable[FeatureRow], moments: int, sick: Sick, now: datetime, params: Params | None = None
-) -> Trained:
-    """A model of one class from its history of so many moments, read once. `sick`: by node, from when to when
-    it had incidents.
-
-    Raises TooLittle. The same history gives the same model, byte for byte.
-    """
-    params = params or Params()
-    sampled = healthy(history, moments, sick, params.seed)
-    first = sampled.first
-    if first is None or sampled.attested < ROWS_LEAST:
-        what = f"{first.hardware or 'all nodes'}, {first.load}" if first else "no class"
-        raise TooLittle(
-            f"{what}: {sampled.attested} healthy samples of {sampled.seen}, and {ROWS_LEAST} are needed; "
-            f"a node gives one every 5 min, and every 30 s in the first 10 min"
-        )
-    matrix, owners = sampled.matrix, np.array(sampled.nodes)[:ROWS_MAX]
-    known = np.isfinite(matrix)
-    used = known.mean(axis=0) >= KNOWN_LEAST
-    features = tuple(name for name, use in zip(ALL_NAMES, used, strict=True) if use)
-    enough = _enough(features, known[:, used])
-    if int(enough.sum()) < ROWS_LEAST:
-        raise TooLittle(
-            f"{first.hardware}, {first.load}: too many features are unknown in {sampled.seen} samples"
-        )
-    data, owners = np.nan_to_num(matrix[enough][:, used], nan=0.0), owners[enough]
-    held = _held_out(owners, params)
-    data = np.ascontiguousarray(np.concatenate([data[~held], data[held]]), np.float32)
-    fitted = int((~held).sum())
-    nodes = len(set(owners.tolist()))
-    return _model(sampled, features, params, data, fitted, nodes=nodes, now=now)
 
 
 @dataclass(slots=True)
@@ -189,7 +73,7 @@ class Sampled:
 
     first: FeatureRow | None = None
     nodes: list[str] = field(default_factory=list)
-    parts: list[NDArray[np.float32]] = field(default_factory=list)
+    parts: list[Matrix] = field(default_factory=list)
     attested: int = 0
     seen: int = 0
 
@@ -201,7 +85,7 @@ class Sampled:
 
 
 def healthy(history: Iterable[FeatureRow], moments: int, sick: Sick, seed: int = 0) -> Sampled:
-    """The same number of nodes from each moment, drawn among those attested healthy."""
+    """The same number of nodes from each of so many moments, drawn among those attested healthy."""
     quota = max(1, ROWS_MAX // max(1, moments))
     random = np.random.default_rng(seed)
     found = Sampled()
@@ -218,64 +102,31 @@ def healthy(history: Iterable[FeatureRow], moments: int, sick: Sick, seed: int =
     return found
 
 
-def whole(row: FeatureRow) -> Matrix:
-    """(nodes, all features) of this version; what the row does not have is unknown."""
-    found = np.full((len(row.nodes), len(ALL_NAMES)), np.nan, np.float32)
-    known = [name for name in row.features if name in ALL_NAMES]
-    found[:, columns(known)] = row.matrix[:, [row.features.index(name) for name in known]]
-    return found
-
-
-def own_of(model: Model, matrix: Matrix) -> tuple[NDArray[np.intp], Matrix]:
-    """Rows of a matrix of all features that this model can score, and what it scores: one feature that is
-    unknown counts as "like the peers"."""
-    own = matrix[:, columns(model.features)]
-    rows = np.flatnonzero(_enough(model.features, np.isfinite(own)))
-    return rows, np.nan_to_num(own[rows], nan=0.0)
-
-
-def _enough(features: Sequence[str], known: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """(rows,) whether enough is known: of what is measured, and of the own past where that is looked at. A
-    node that was repaired has none for hours; it is not called usual meanwhile."""
-    own = np.array([name.endswith(OWN_MARK) for name in features], bool)
-    found = np.full(len(known), bool(len(features)))
-    for part in (own, ~own):
-        if part.any():
-            found &= known[:, part].mean(axis=1) >= KNOWN_LEAST
-    return found
-
-
 def _is_sick(times: Collection[tuple[datetime, datetime]], at: datetime) -> bool:
     return any(begin - AROUND_INCIDENT <= at <= end + AROUND_INCIDENT for begin, end in times)
 
 
-def _held_out(owners: NDArray, params: Params) -> NDArray[np.bool_]:
-    """(rows,) a third of the nodes; of very few nodes a third of the samples."""
-    nodes = sorted(set(owners.tolist()))
-    if len(nodes) < 2 * params.held_out:
-        return np.arange(len(owners)) % params.held_out == 0
-    ranked = sorted(nodes, key=lambda name: hashlib.sha256(f"{params.seed}|{name}".encode()).digest())
-    return np.isin(owners, ranked[: len(nodes) // params.held_out])
+# --- making one ---
 
 
-def _model(
-    sampled: Sampled,
-    features: tuple[str, ...],
-    params: Params,
-    data: NDArray[np.float32],
-    fitted: int,
-    *,
-    nodes: int,
-    now: datetime,
+def train(
+    history: Iterable[FeatureRow], moments: int, sick: Sick, now: datetime, params: Params | None = None
 ) -> Trained:
-    first = sampled.first
-    assert first is not None
-    data_hash = hashlib.sha256(data.tobytes()).hexdigest()
-    made = definition(features)
+    """A model of one class from its history of so many moments, read once.
+
+    Raises TooLittle. The same history gives the same model, byte for byte.
+    """
+    params = params or Params()
+    sampled = healthy(history, moments, sick, params.seed)
+    first, features, data, owners = _enough_of(sampled)
+    held = _held_out(owners, params)
+    data = np.ascontiguousarray(np.concatenate([data[~held], data[held]]), np.float32)
+    data_hash, made = hashlib.sha256(data.tobytes()).hexdigest(), definition(features)
+    fitted = int((~held).sum())
     made_of = [first.cluster, first.hardware, first.load, features, made, data_hash, fitted]
     made_of.append(msgspec.to_builtins(params))
-    ways = fitted_ways(data[:fitted], features, params)
-    limits = {name: _limit(way.score(data[fitted:]), params) for name, way in ways.items()}
+    scorers = fit(data[:fitted], features, params)
+    limits = {name: _limit(scorer.score(data[fitted:]), params) for name, scorer in scorers.items()}
     decides = limits.pop(DECIDES)
     model = Model(
         id=hashlib.sha256(json.dumps(made_of).encode()).hexdigest(),
@@ -294,12 +145,172 @@ def _model(
         fitted=fitted,
         attested=sampled.attested,
         seen=sampled.seen,
-        nodes=nodes,
+        nodes=len(set(owners.tolist())),
     )
     return Trained(model, data)
 
 
-def _limit(scores: NDArray[np.float64], params: Params) -> Limit:
+def _enough_of(sampled: Sampled) -> tuple[FeatureRow, tuple[str, ...], Matrix, NDArray]:
+    """The first row, the features that are known often enough, the samples without gaps, and their nodes."""
+    first = sampled.first
+    if first is None or sampled.attested < ROWS_LEAST:
+        what = f"{first.hardware or 'all nodes'}, {first.load}" if first else "no class"
+        raise TooLittle(
+            f"{what}: {sampled.attested} healthy samples of {sampled.seen}, and {ROWS_LEAST} are needed; "
+            f"a node gives one every 5 min, and every 30 s in the first 10 min"
+        )
+    matrix, owners = sampled.matrix, np.array(sampled.nodes)[:ROWS_MAX]
+    known = np.isfinite(matrix)
+    used = known.mean(axis=0) >= KNOWN_LEAST
+    features = tuple(name for name, use in zip(ALL_NAMES, used, strict=True) if use)
+    enough = known_enough(features, known[:, used])
+    if int(enough.sum()) < ROWS_LEAST:
+        raise TooLittle(
+            f"{first.hardware}, {first.load}: too many features are unknown in {sampled.seen} samples"
+        )
+    return first, features, np.nan_to_num(matrix[enough][:, used], nan=0.0), owners[enough]
+
+
+def _held_out(owners: NDArray, params: Params) -> NDArray[np.bool_]:
+    """(rows,) a third of the nodes; of very few nodes a third of the samples."""
+    nodes = sorted(set(owners.tolist()))
+    if len(nodes) < 2 * params.held_out:
+        return np.arange(len(owners)) % params.held_out == 0
+    ranked = sorted(nodes, key=lambda name: hashlib.sha256(f"{params.seed}|{name}".encode()).digest())
+    return np.isin(owners, ranked[: len(nodes) // params.held_out])
+
+
+def _limit(scores: Floats, params: Params) -> Limit:
+    """Of nodes that no scorer was fitted to."""
     middle, top = np.quantile(scores, (0.5, params.quantile))
     quantiles = {str(q): float(np.quantile(scores, q)) for q in QUANTILES}
     return Limit(float(top + params.margin * (top - middle)), quantiles)
+
+
+# --- when it is made anew ---
+
+
+def usable(model: Model) -> bool:
+    """Whether this version makes the model's features as they were made for it."""
+    known = all(name in ALL_NAMES for name in model.features)
+    return known and definition(model.features) == model.definition
+
+
+def is_judged(at: datetime) -> bool:
+    """Whether this hour judges models, and trains none."""
+    return int(at.timestamp() // 3600) % JUDGED_HOUR == 0
+
+
+def due(
+    version: Version | None, *, tried_at: datetime | None, drifted: Sequence[Drifted], now: datetime
+) -> str:
+    """Why the class's model is made anew now; empty where it is not. `version`: the one in force."""
+    if tried_at is not None and now - tried_at < AFTER_DRIFT:
+        return ""
+    in_force_at = version.in_force_at if version is not None else None
+    if version is None or in_force_at is None:
+        return "there is none yet"
+    if version.by_person and now - in_force_at < PERSONS_STANDS:
+        return ""
+    if drifted:
+        return f"{drifted[0].feature} is not what it was in training"
+    # By the last attempt too: where a new model was refused the old one is not made anew every day.
+    last = max(in_force_at, tried_at or in_force_at)
+    return f"{EVERY.days} days have passed" if now - last >= EVERY else ""
+
+
+def population_shifts(trained: Trained, matrix: Matrix, nodes: int) -> list[Drifted]:
+    """Features of which the healthy samples of the last day (all features, of so many nodes) do not lie as in
+    training; the farthest first."""
+    model = trained.model
+    rows, _ = scored_of(model, matrix)
+    own = matrix[rows][:, columns(model.features)]
+    if len(own) < JUDGED_LEAST or nodes < 2:
+        return []
+    limit = max(CHANGED, _by_chance(model.nodes, nodes, len(model.features)))
+    found = []
+    for column, name in enumerate(model.features):
+        lately = own[:, column]
+        index = stability_index(trained.data[:, column], lately[np.isfinite(lately)])
+        if index > limit:
+            found.append(Drifted(feature=name, index=round(index, 3), limit=round(limit, 3)))
+    return sorted(found, key=lambda one: -one.index)
+
+
+def stability_index(trained: np.ndarray, lately: np.ndarray) -> float:
+    """Population stability index over tenths of training. Values that stand out in number (no error at all)
+    make a bin of their own; a share is at least `SHARE_LEAST`, so that an empty bin says something finite."""
+    if not len(lately):
+        return 0.0
+    edges = np.unique(np.quantile(trained, np.linspace(0, 1, BINS + 1)[1:-1]))
+    bins = 2 * len(edges) + 1
+
+    def shares(values: np.ndarray) -> np.ndarray:
+        # Below, at, and above each edge: what half of training has is one edge, with a bin of its own.
+        place = np.searchsorted(edges, values, "left") + np.searchsorted(edges, values, "right")
+        return np.maximum(np.bincount(place, minlength=bins) / len(values), SHARE_LEAST)
+
+    expected, actual = shares(trained), shares(lately)
+    return float(((actual - expected) * np.log(actual / expected)).sum())
+
+
+def _by_chance(trained: int, lately: int, features: int) -> float:
+    """The index that chance alone passes once in 1,000 looks at so many features: it is distributed as
+    chi-square with a degree for each bin but one, times (1/n + 1/m). Samples of one node resemble each other
+    all day: nodes count, not samples."""
+    z = NormalDist().inv_cdf(1 - BY_CHANCE / features)
+    degrees = BINS - 1
+    # Wilson and Hilferty's approximation of the quantile of chi-square.
+    quantile = degrees * (1 - 2 / (9 * degrees) + z * (2 / (9 * degrees)) ** 0.5) ** 3
+    return quantile * (1 / trained + 1 / lately)
+
+
+# --- whether it may take the place of the old one ---
+
+
+def judged(new: Fitted, old: Fitted | None, matrix: Matrix) -> Judged:
+    """Both models on healthy samples (all features) that the new one was not made from."""
+    samples = len(scored_of(new.model, matrix)[0])
+    if samples < JUDGED_LEAST:
+        why = f"{samples} healthy samples were kept aside to judge it, and {JUDGED_LEAST} are needed"
+        return Judged(samples=samples, above=0.0, found=0.0, refused=why)
+    above, found = _figures(new, matrix)
+    above_before, found_before = _figures(old, matrix) if old is not None else (None, None)
+    told = Judged(
+        samples=samples, above=above, found=found, above_before=above_before, found_before=found_before
+    )
+    return msgspec.structs.replace(told, refused=_refused(told))
+
+
+def _refused(told: Judged) -> str:
+    if told.above_before is not None and told.above_before > CHANGED_MOST:
+        return (
+            f"the model in force calls {told.above_before:.0%} of healthy samples unusual: the nodes have "
+            "changed or many are broken, and a person has to say which"
+        )
+    if told.found < FOUND_LEAST:
+        return f"it finds {told.found:.0%} of the deviations put in, at least {FOUND_LEAST:.0%} it must"
+    if told.above > max(ALARMS_MOST, told.above_before or 0.0):
+        return f"it calls {told.above:.1%} of healthy samples unusual, at most {ALARMS_MOST:.0%} may be"
+    if told.found_before is not None and told.found < told.found_before - MISSES_MORE:
+        return (
+            f"it finds {told.found:.0%} of the deviations put in, the model in force {told.found_before:.0%}"
+        )
+    return ""
+
+
+def _figures(fitted: Fitted, matrix: Matrix) -> tuple[float, float]:
+    """Share above the threshold; and of the same samples with deviations put in."""
+    _, own = scored_of(fitted.model, matrix)
+    if not len(own):
+        return 0.0, 0.0
+    random = np.random.default_rng(SEED)
+    # The same features and signs for both models, by their names.
+    moved = matrix[np.linspace(0, len(matrix) - 1, min(PROBES, len(matrix))).astype(int)].copy()
+    for row in moved:
+        known = np.flatnonzero(np.isfinite(row))
+        at = random.choice(known, round(MOVED * len(known)), replace=False)
+        row[at] += MOVED_BY * random.choice((-1.0, 1.0), len(at))
+    _, probes = scored_of(fitted.model, moved)
+    found = fitted.above(probes).mean() if len(probes) else 0.0
+    return float(fitted.above(own).mean()), float(found)

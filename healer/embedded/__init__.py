@@ -1,0 +1,1 @@
+"""PostgreSQL, Redis and the process tree of `healer up`."""

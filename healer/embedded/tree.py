@@ -27,7 +27,7 @@ from healer.embedded.postgres import Postgres, Say, forget_others
 from healer.embedded.redis import Redis, find_binary
 from healer.embedded.running import Running
 from healer.embedded.user import EmbeddedError, make_data_dir, refused, usable
-from healer.rulebook.scrape_rules import wants_scraper
+from healer.rulebook.signal_rules import wants_scraper
 from healer.settings import Listen, Settings, SettingsError, rules_folder
 
 #: Beside the one API each cluster has these.

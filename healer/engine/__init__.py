@@ -1,1 +1,1 @@
-"""All that decides: `walk` from signals to decisions, `drive` a run to its end, `permission` for a step."""
+"""Its doors: `walk` signals to runs, `command` by people, `drive` a run, `tell` people."""

@@ -21,27 +21,29 @@ from healer.decisions import (
     judge,
     limits,
     reset,
+    restart_asked,
     restart_refused,
     takes_canary,
     takes_nothing,
     with_restarts,
 )
-from healer.engine.restarts import agreed_restarts, offered_restarts, read_job
 from healer.engine.starts import (
     Asked,
+    agreed_restarts,
     first_slot,
     incident_meant,
+    offered_restarts,
+    read_job,
     run_asked,
     start_runs,
     take_over_untouched,
     taken_sentence,
     with_sweeps,
 )
-from healer.incidents.jobs import hit_among
+from healer.incidents.impact import hit_among
 from healer.model import (
     ENDED_RUN_STATES,
     IRREVERSIBLE_VERBS,
-    AuditRecord,
     Breaker,
     Command,
     CommandKind,
@@ -57,14 +59,15 @@ from healer.model import (
     SlurmNode,
     StepEvent,
     Verb,
+    audit_record,
 )
 from healer.playbooks import UNDO, from_here, stuck_at, touched
-from healer.ports.api_answers import Preview
+from healer.ports.answers import Preview
 from healer.ports.clock import Clock
 from healer.ports.commanding import CommandLedger, CommandTx, NodeTaken
 from healer.ports.people_commands import RunRequest
 from healer.ports.request_errors import Conflict, Forbidden, GuardRefused, Invalid, NotFound
-from healer.ports.slurm import Scheduler, SchedulerError
+from healer.ports.scheduling import Scheduler, SchedulerError
 from healer.ports.transactions import Poke
 
 _STATES_TO_APPROVE = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
@@ -114,6 +117,10 @@ class Commands:
         node, job, jobs = _look(site.scheduler, request, incident)
         run = run_asked(Asked(request, playbook, job), incident, now)
         verdict = judge(beginning(run, playbook, incident), facts, rules, now)
+
+        def judged_restart(agreed: Run, job: str) -> JudgeResult:
+            return judge(restart_asked(agreed, job, incident), facts, rules, now)
+
         return Preview(
             playbook=playbook,
             cluster=request.cluster,
@@ -123,7 +130,7 @@ class Commands:
             why=verdict.why,
             answers=list(verdict.answers),
             jobs_hit=jobs,
-            restarts=offered_restarts(site.scheduler, run, playbook, incident, facts, rules=rules, now=now),
+            restarts=offered_restarts(site.scheduler, run, playbook, judged_restart),
             limits=limits(facts, rules, now),
             slurm=node,
             not_available=_not_available(site.scheduler, playbook),
@@ -224,7 +231,8 @@ def approve(tx: CommandTx, order: Order, restart: Mapping[str, int], rules: Rule
         if refused is not None:
             return refused
         agreement = {"by": order.by} | ({"restart": dict(restart)} if restart else {})
-        _mark(tx, run, [step], StepEvent.done, f"{order.by} approved: {order.reason}", order, data=agreement)
+        text = f"{order.by} approved: {order.reason}"
+        tx.write(_line(run, step, StepEvent.done, text, order, agreement))
         return _go_on(tx, approved, "run.approved", order)
     approved = msgspec.structs.replace(approved, approved_by=order.by)
     facts = with_sweeps(tx, facts, playbook, rules, now)
@@ -315,7 +323,8 @@ def retry(tx: CommandTx, order: Order, step: str | None, rules: Ruleset) -> Run:
         keys = stuck_at(rules.playbooks[run.playbook], tx.log(run.id), order.at)
     else:
         raise Conflict(f"run {run.id} is {run.state}: only a stuck run is retried")
-    _mark(tx, run, keys, StepEvent.retry, f"{order.by}: {order.reason}", order)
+    for key in keys:
+        tx.write(_line(run, key, StepEvent.retry, f"{order.by}: {order.reason}", order))
     return _go_on(tx, run, "run.retried", order)
 
 
@@ -344,7 +353,8 @@ def undo(tx: CommandTx, order: Order, rules: Ruleset) -> Run:
         raise Conflict(f"run {run.id} has ended ({run.state}): start a playbook that brings it back")
     if not touched(rules.playbooks[run.playbook], log):
         raise Conflict(f"run {run.id} has changed nothing yet: cancel it")
-    _mark(tx, run, [UNDO], StepEvent.done, f"{order.by}: {order.reason}", order, data={"by": order.by})
+    text = f"{order.by}: {order.reason}"
+    tx.write(_line(run, UNDO, StepEvent.done, text, order, {"by": order.by}))
     return _go_on(tx, run, "run.undo", order)
 
 
@@ -355,8 +365,7 @@ def reset_breaker(tx: CommandTx, order: Order) -> Breaker:
     except ValueError as error:
         raise Conflict(str(error)) from error
     tx.save_breaker(breaker)
-    data = {"reason": order.reason, "request": order.request}
-    _audit(tx, facts.cluster, "breaker.reset", f"breaker/{facts.cluster}", order, data)
+    _audit(tx, facts.cluster, "breaker.reset", f"breaker/{facts.cluster}", order)
     return breaker
 
 
@@ -438,28 +447,13 @@ def _wake(site: Site, results: Sequence[object]) -> None:
         site.poke(due)
 
 
-def _mark(
-    tx: CommandTx,
-    run: Run,
-    steps: Sequence[str],
-    event: StepEvent,
-    text: str,
-    order: Order,
-    *,
-    data: dict[str, Any] | None = None,
-) -> None:
-    for step in steps:
-        tx.write(
-            LogEntry(
-                run=run.id,
-                at=order.at,
-                epoch=run.epoch + 1,
-                step=step,
-                event=event,
-                text=text,
-                data=data or {},
-            )
-        )
+def _line(
+    run: Run, step: str, event: StepEvent, text: str, order: Order, data: dict[str, Any] | None = None
+) -> LogEntry:
+    """A person's line in the run's log; its epoch fences off the worker that has the run now."""
+    return LogEntry(
+        run=run.id, at=order.at, epoch=run.epoch + 1, step=step, event=event, text=text, data=data or {}
+    )
 
 
 def _go_on(tx: CommandTx, run: Run, verb: str, order: Order) -> Run:
@@ -469,16 +463,12 @@ def _go_on(tx: CommandTx, run: Run, verb: str, order: Order) -> Run:
 
 
 def _audit_run(tx: CommandTx, run: Run, verb: str, order: Order) -> None:
-    data = {
-        "reason": order.reason,
-        "incident": run.incident,
-        "state": str(run.state),
-        "request": order.request,
-    }
+    data = {"incident": run.incident, "state": str(run.state)}
     if verb == "run.approved" and (agreed := run.input.get("restart")):
         data["restart"] = agreed
-    _audit(tx, run.cluster, verb, f"run/{run.id}", order, data)
+    _audit(tx, run.cluster, verb, f"run/{run.id}", order, **data)
 
 
-def _audit(tx: CommandTx, cluster: str, verb: str, subject: str, order: Order, data: dict[str, Any]) -> None:
-    tx.audit(AuditRecord(cluster=cluster, at=order.at, actor=order.by, verb=verb, subject=subject, data=data))
+def _audit(tx: CommandTx, cluster: str, verb: str, subject: str, order: Order, **data: Any) -> None:
+    why = {"reason": order.reason, "request": order.request}
+    tx.audit(audit_record(cluster, order.at, order.by, verb, subject, **why, **data))

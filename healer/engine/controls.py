@@ -1,42 +1,36 @@
-"""What people order beside runs: pauses, modes of rules, what nodes should be, and words on incidents.
+"""What people say of incidents, and order beside runs: pauses, modes of rules, what nodes should be.
 
-Each is one transaction with its audit record. The record carries the id of the request, by which a repeat of
-the same request is found: it changes nothing.
+Each command is judged in one transaction with its audit record. The record carries the id of the request, by
+which a repeat of the same request is found: it changes nothing.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
-from healer.decisions.earned import falls_back, lacks
+from healer.decisions.consent import falls_back, lacks
+from healer.engine.command import Order
 from healer.model import (
     AuditRecord,
     Command,
     CommandKind,
+    Incident,
     Mode,
     Pause,
     Reference,
     Review,
     Rule,
     Ruleset,
+    audit_record,
 )
 from healer.ports.clock import Clock
 from healer.ports.commanding import CommandLedger, CommandTx
-from healer.ports.request_errors import Conflict, NotFound
-from healer.telling.messages import fell_back
+from healer.ports.request_errors import Conflict, Invalid, NotFound
+from healer.telling.news import fell_back
 
 #: Who sets a mode that falls back by itself.
 HEALER = "healer"
-#: The audit's verb of each command that people give to an incident.
-_VERBS = {
-    CommandKind.acknowledge: "incident.acknowledged",
-    CommandKind.resolve: "incident.resolve_asked",
-    CommandKind.reopen: "incident.reopen_asked",
-    CommandKind.merge: "incident.merge_asked",
-    CommandKind.split: "incident.split_asked",
-    CommandKind.review: "incident.reviewed",
-}
 
 
 class Controls:
@@ -48,32 +42,6 @@ class Controls:
     def __init__(self, ledger: CommandLedger, rules: Callable[[], Ruleset], clock: Clock) -> None:
         self._ledger, self._rules, self._clock = ledger, rules, clock
 
-    def tell(self, command: Command, *, request: str) -> int:
-        """Puts the command to an incident into the detector's inbox, committed; the row's id."""
-        subject = f"incident/{command.incident}"
-        with self._ledger.command() as tx:
-            if not tx.audited(subject, request):
-                data = {"reason": command.reason, **command.data, "request": request}
-                verb = _VERBS.get(command.kind, f"incident.{command.kind.value}")
-                _record(tx, command.cluster, command.at, command.by, verb, subject, data)
-            return tx.tell(command, request=request)
-
-    def consumed(self, row: int) -> bool:
-        """Whether the detector has taken what `tell` put there."""
-        return self._ledger.consumed(row)
-
-    def note(self, incident: str, text: str, *, by: str, request: str) -> None:
-        now, subject = self._clock.now(), f"incident/{incident}"
-        with self._ledger.command() as tx:
-            if tx.audited(subject, request):
-                return
-            known = tx.incident(incident)
-            if known is None:
-                raise NotFound(f"there is no incident {incident}")
-            tx.add_note(incident, text, by=by, at=now)
-            data = {"note": text, "request": request}
-            _record(tx, known.cluster, now, by, "incident.noted", subject, data)
-
     def pause(self, pause: Pause, *, request: str) -> Pause:
         """The same request again answers with the pause that it made."""
         with self._ledger.command() as tx:
@@ -82,7 +50,7 @@ class Controls:
             data = {name: value for name, value in msgspec.to_builtins(pause).items() if value}
             data["request"] = request
             cluster = pause.cluster or self._ledger.cluster
-            _record(tx, cluster, pause.since, pause.by, "pause.set", f"pause/{pause.id}", data)
+            tx.audit(audit_record(cluster, pause.since, pause.by, "pause.set", f"pause/{pause.id}", **data))
             return pause
 
     def end_pause(self, pause: str, *, by: str, reason: str, request: str) -> Pause:
@@ -92,7 +60,7 @@ class Controls:
             if ended is not None:
                 data = {"reason": reason, "request": request}
                 cluster = ended.cluster or self._ledger.cluster
-                _record(tx, cluster, now, by, "pause.ended", subject, data)
+                tx.audit(audit_record(cluster, now, by, "pause.ended", subject, **data))
                 return ended
             known = tx.pause(pause)
             if known is None or not tx.audited(subject, request):
@@ -108,14 +76,18 @@ class Controls:
                 return
             tx.save_reference(reference)
             verb = "reference.learnt"
-            _record(tx, reference.cluster, reference.at, reference.by, verb, subject, data)
+            tx.audit(audit_record(reference.cluster, reference.at, reference.by, verb, subject, **data))
 
     def forget_reference(self, reference: Reference, *, by: str, reason: str, request: str) -> None:
         subject = f"reference/{reference.kind}"
         data = {"reason": reason, "node": reference.node, "request": request}
         with self._ledger.command() as tx:
             if tx.drop_reference(reference):
-                _record(tx, reference.cluster, self._clock.now(), by, "reference.forgotten", subject, data)
+                tx.audit(
+                    audit_record(
+                        reference.cluster, self._clock.now(), by, "reference.forgotten", subject, **data
+                    )
+                )
 
     def set_mode(self, rule: Rule, mode: Mode, *, by: str, reason: str, request: str) -> None:
         """Sets how far the rule may go while healer runs. Conflict where auto is not earned; the way back to
@@ -131,38 +103,8 @@ class Controls:
                 proof = tx.proof(rule.name, earn.incidents, texts=rules.texts)
                 if (why := lacks(proof, earn)) is not None:
                     raise Conflict(f"{rule.name} cannot be set to auto: {why}")
-            self._set_mode(tx, rule.name, (before[0] if before else None, mode), by, reason, request)
-
-    def judge_mode(self, rule: Rule, *, incident: str, review: Review, request: str) -> None:
-        """After a review that the detector has not stored yet. A rule in auto that is wrong too often falls
-        back to approve, and people are paged."""
-        rules = self._rules()
-        earn = rules.guards.earn
-        with self._ledger.command() as tx:
-            set_to = tx.rule_mode(rule.name)
-            mode = set_to[0] if set_to else rules.mode_of(rule)
-            if mode is not Mode.auto or tx.audited(f"rule/{rule.name}", request):
-                return
-            proof = tx.proof(rule.name, earn.incidents, texts=rules.texts, review=(incident, review))
-            why = falls_back(mode, proof, earn)
-            if why is not None:
-                change = set_to[0] if set_to else None, Mode.approve
-                self._set_mode(tx, rule.name, change, HEALER, f"{why} ({incident[:8]})", request)
-                tx.queue_message(fell_back(self._ledger.cluster, rule.name, why, incident, request))
-
-    def _set_mode(
-        self, tx: CommandTx, rule: str, change: tuple[Mode | None, Mode], by: str, reason: str, request: str
-    ) -> None:
-        """`change`: from the mode that was set while healer ran, if any, to the new one."""
-        now, (before, mode) = self._clock.now(), change
-        tx.save_rule_mode(rule, mode, by=by, reason=reason, at=now)
-        data = {
-            "mode": mode.value,
-            "before": before.value if before else None,
-            "reason": reason,
-            "request": request,
-        }
-        _record(tx, self._ledger.cluster, now, by, "rule.mode_set", f"rule/{rule}", data)
+            order = Order(rule.name, by, reason, request, self._clock)
+            store_mode(tx, self._ledger.cluster, order, before[0] if before else None, mode)
 
     def audit(self, record: AuditRecord) -> None:
         """A record of what the API itself decides: refusals, downloads of evidence."""
@@ -170,7 +112,192 @@ class Controls:
             tx.audit(record)
 
 
-def _record(tx: CommandTx, cluster: str, *about: Any) -> None:
-    """`about`: at, actor, verb, subject, data."""
-    at, actor, verb, subject, data = about
-    tx.audit(AuditRecord(cluster=cluster, at=at, actor=actor, verb=verb, subject=subject, data=data))
+def store_mode(tx: CommandTx, cluster: str, order: Order, before: Mode | None, mode: Mode) -> None:
+    """Sets the mode of the rule that the order is about. `before`: what was set while healer ran, if any."""
+    tx.save_rule_mode(order.about, mode, by=order.by, reason=order.reason, at=order.at)
+    modes = {"mode": mode.value, "before": before.value if before else None}
+    why, rule = {"reason": order.reason, "request": order.request}, f"rule/{order.about}"
+    tx.audit(audit_record(cluster, order.at, order.by, "rule.mode_set", rule, **modes, **why))
+
+
+# --- incidents: only the detector changes one, and an accepted command waits in its inbox
+
+
+#: The audit's verb of each command.
+_VERBS = {
+    CommandKind.acknowledge: "incident.acknowledged",
+    CommandKind.resolve: "incident.resolve_asked",
+    CommandKind.reopen: "incident.reopen_asked",
+    CommandKind.merge: "incident.merge_asked",
+    CommandKind.split: "incident.split_asked",
+    CommandKind.review: "incident.reviewed",
+}
+#: The row of a command that has been taken and may be forgotten since.
+TAKEN = -1
+#: Judges a command on the incident as it is now, and returns the data that the detector needs.
+_Judge = Callable[[CommandTx, Incident], dict[str, Any]]
+
+
+class IncidentCommands:
+    """Raises NotFound, Conflict and Invalid, and Unavailable where the database does not answer: then nothing
+    was done.
+
+    Each command returns the row of the detector's inbox; `consumed` says whether the detector has taken it.
+    """
+
+    def __init__(self, ledger: CommandLedger, rules: Callable[[], Ruleset], clock: Clock) -> None:
+        self._ledger, self._rules, self._clock = ledger, rules, clock
+
+    def acknowledge(self, incident: str, *, by: str, reason: str, request: str) -> int:
+        return self._give(CommandKind.acknowledge, self._order(incident, by, reason, request))
+
+    def resolve(self, incident: str, *, by: str, reason: str, request: str) -> int:
+        """Ends the incident. The detector cancels a run that works on it."""
+        return self._give(CommandKind.resolve, self._order(incident, by, reason, request), _is_open)
+
+    def reopen(self, incident: str, *, by: str, reason: str, request: str) -> int:
+        return self._give(CommandKind.reopen, self._order(incident, by, reason, request), _may_reopen)
+
+    def merge(self, incident: str, *, into: str, by: str, reason: str, request: str) -> int:
+        """Ends the incident as a part of `into`."""
+
+        def judge(tx: CommandTx, known: Incident) -> dict[str, Any]:
+            return _may_merge(known, _incident(tx, into))
+
+        return self._give(CommandKind.merge, self._order(incident, by, reason, request), judge)
+
+    def split(self, incident: str, *, parts: Sequence[str] | None, by: str, reason: str, request: str) -> int:
+        """Takes apart again what was merged into it: all, or the `parts` (ids or their beginnings)."""
+
+        def judge(tx: CommandTx, known: Incident) -> dict[str, Any]:
+            merged = [part.id for part in tx.merged_into(known.id)]
+            if not merged:
+                raise Conflict("nothing was merged into the incident")
+            wanted = merged if parts is None else [_named(merged, name) for name in parts]
+            return {"incidents": list(dict.fromkeys(wanted))}
+
+        return self._give(CommandKind.split, self._order(incident, by, reason, request), judge)
+
+    def review(
+        self, incident: str, *, review: Review, cause: str | None, by: str, reason: str, request: str
+    ) -> int:
+        """Whether it was a true fault. A rule in auto that is wrong too often falls back to approve, and
+        people are paged: the detector has not stored the review yet, so it is counted here."""
+
+        order = self._order(incident, by, reason, request)
+        data = {"review": review.value} | ({"cause": cause} if cause else {})
+
+        def fall_back(tx: CommandTx, known: Incident) -> None:
+            self._judge_mode(tx, known, review, request)
+
+        return self._give(CommandKind.review, order, lambda tx, known: data, then=fall_back)
+
+    def note(self, incident: str, text: str, *, by: str, request: str) -> None:
+        """Adds a person's words to the incident."""
+        order = self._order(incident, by, "", request)
+        with self._ledger.command() as tx:
+            known = _incident(tx, incident)
+            if not tx.audited(f"incident/{incident}", request):
+                tx.add_note(incident, text, by=by, at=order.at)
+                _audit_incident(tx, known, order, "incident.noted", {"note": text})
+
+    def consumed(self, row: int) -> bool:
+        """Whether the detector has taken the command."""
+        return row == TAKEN or self._ledger.consumed(row)
+
+    def _order(self, incident: str, by: str, reason: str, request: str) -> Order:
+        return Order(incident, by, reason, request, self._clock)
+
+    def _give(
+        self,
+        kind: CommandKind,
+        order: Order,
+        judge: _Judge = lambda tx, known: {},
+        then: Callable[[CommandTx, Incident], None] | None = None,
+    ) -> int:
+        with self._ledger.command() as tx:
+            known = _incident(tx, order.about)
+            repeated = tx.audited(f"incident/{order.about}", order.request)
+            try:
+                data = judge(tx, known)
+            except (Conflict, Invalid):
+                if not repeated:
+                    raise
+                return TAKEN  # the first try of this request has made the incident what it is
+            if not repeated:
+                _audit_incident(tx, known, order, _VERBS[kind], {"reason": order.reason, **data})
+                if then is not None:
+                    then(tx, known)
+            command = Command(
+                kind=kind,
+                cluster=known.cluster,
+                at=order.at,
+                by=order.by,
+                incident=known.id,
+                reason=order.reason,
+                data=data,
+            )
+            return tx.tell(command, request=order.request)
+
+    def _judge_mode(self, tx: CommandTx, incident: Incident, review: Review, request: str) -> None:
+        rules = self._rules()
+        rule = rules.by_name.get(incident.rule)
+        if rule is None:
+            return
+        set_to = tx.rule_mode(rule.name)
+        mode = set_to[0] if set_to else rules.mode_of(rule)
+        if mode is not Mode.auto:
+            return
+        earn = rules.guards.earn
+        proof = tx.proof(rule.name, earn.incidents, texts=rules.texts, review=(incident.id, review))
+        if (why := falls_back(mode, proof, earn)) is None:
+            return
+        cluster = self._ledger.cluster
+        order = Order(rule.name, HEALER, f"{why} ({incident.short_id})", request, self._clock)
+        store_mode(tx, cluster, order, set_to[0] if set_to else None, Mode.approve)
+        tx.queue_message(fell_back(cluster, rule.name, why, incident.id, request))
+
+
+def _audit_incident(tx: CommandTx, incident: Incident, order: Order, verb: str, data: dict[str, Any]) -> None:
+    subject, request = f"incident/{incident.id}", order.request
+    tx.audit(audit_record(incident.cluster, order.at, order.by, verb, subject, **data, request=request))
+
+
+def _incident(tx: CommandTx, name: str) -> Incident:
+    known = tx.incident(name)
+    if known is None:
+        raise NotFound(f"there is no incident {name}")
+    return known
+
+
+def _is_open(tx: CommandTx, incident: Incident) -> dict[str, Any]:
+    if not incident.is_open:
+        raise Conflict("the incident is resolved already")
+    return {}
+
+
+def _may_reopen(tx: CommandTx, incident: Incident) -> dict[str, Any]:
+    if incident.is_open:
+        raise Conflict("the incident is open")
+    if incident.merged_into:
+        raise Conflict(f"the incident was merged into {incident.merged_into}")
+    return {}
+
+
+def _may_merge(incident: Incident, into: Incident) -> dict[str, Any]:
+    if into.id == incident.id:
+        raise Invalid("into", "an incident cannot be merged into itself")
+    if into.cluster != incident.cluster:
+        raise Invalid("into", f"that incident is of the cluster {into.cluster}")
+    if into.merged_into:
+        raise Conflict(f"incident {into.short_id} was itself merged into {into.merged_into[:8]}")
+    if not incident.is_open:
+        raise Conflict("the incident is resolved already")
+    return {"into": into.id}
+
+
+def _named(merged: Sequence[str], name: str) -> str:
+    found = [one for one in merged if one.startswith(name)]
+    if len(found) != 1:
+        raise Invalid("incidents", f"{name} was not merged into this incident")
+    return found[0]

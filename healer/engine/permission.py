@@ -1,17 +1,17 @@
-"""What one step of a run asks the gate: leave before it acts, and what it gives back when nothing came of it.
+"""What the gate permits: each step of a run before it acts, and a hook of Slurm that wants to fail.
 
 Every answer is one commit: the verdict, what is granted with it (the slot, the restart, the reboot) and the
 entry of the run's log. Whoever dies before it has asked nothing; whoever dies after it was granted it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
 
 from healer.actions import Again, Context, Result, Skipped
-from healer.actions.reboot import boot_of
-from healer.actions.waits import far_from_checkpoint
+from healer.actions.checks import far_from_checkpoint
+from healer.actions.power import boot_of
 from healer.decisions import (
     SLOT_VERBS,
     JudgeResult,
@@ -20,11 +20,13 @@ from healer.decisions import (
     is_paused,
     judge,
     out_by_us,
+    own_permit,
+    permit_of,
     proposal_of,
     rides_on_slot,
     takes_canary,
 )
-from healer.decisions.places import node_of
+from healer.decisions.node_facts import node_of
 from healer.decisions.sweeps import since_of, sweeping
 from healer.engine.runlog import (
     approver_of,
@@ -38,19 +40,21 @@ from healer.engine.runlog import (
     restarts_of,
     stuck_since,
 )
+from healer.incidents.growth import ended_work, not_looked
+from healer.incidents.impact import urgency_of
 from healer.incidents.lifecycle import CLEAR_FOR
-from healer.incidents.senses import ended_work, not_looked
-from healer.incidents.severity import urgency_of
 from healer.model import (
     JOB_VERBS,
     LIFTING_VERBS,
     RESTARTING_VERBS,
     RETURNING_VERBS,
     GateFacts,
+    HookAsk,
     Incident,
     LogEntry,
     Mode,
     Outcome,
+    Permit,
     Playbook,
     Proposal,
     Remedy,
@@ -63,28 +67,31 @@ from healer.model import (
     StepEvent,
     Verb,
 )
-from healer.model.reasons import is_ours
+from healer.model.slurm import is_ours
 from healer.playbooks.advance import Do
 from healer.ports.clock import Clock
-from healer.ports.slurm import Scheduler, SchedulerError
+from healer.ports.hook_answers import HookBook, HookStanding
+from healer.ports.scheduling import Scheduler, SchedulerError
 from healer.ports.transactions import AlreadyRequeued, GateTx, RunClaim
 
 #: A step that a guard holds asks again after this long; one that waits for a job or the senses after that.
 HELD_AGAIN_S = 1.0
 WAITS_AGAIN_S = 5.0
-#: People are told without leave; everything else that is done asks for it, what is written into Slurm too.
+#: People are told without permission; all else that is done asks for it, what is written into Slurm too.
 TELLING = frozenset({Verb.ticket, Verb.notify})
 #: What makes a node boot, and the rung of the ladder as which each grant of it counts.
 _BOOTS = {Verb.reboot: Remedy.reboot_node, Verb.power_cycle: Remedy.power_cycle}
 
+_Now = Callable[[], datetime]
 
-class Leave:
+
+class StepPermission:
     """One step, as it comes before the gate. Made for one attempt at it; `entries`: the run's log so far."""
 
-    def __init__(self, claim: RunClaim, intent: Do, entries: list[LogEntry], clock: Clock) -> None:
+    def __init__(self, claim: RunClaim, intent: Do, entries: list[LogEntry], now: _Now) -> None:
         self.claim, self.run = claim, claim.run
         self.intent, self.verb = intent, intent.step.do
-        self.entries, self.clock = entries, clock
+        self.entries, self.now = entries, now
 
     def ask(self, rules: Ruleset, incident: Incident | None, *, wait: str | None) -> LogEntry | None:
         """Judges a step and logs `started` in one commit; the entry that keeps it back, or None.
@@ -103,7 +110,7 @@ class Leave:
     ) -> tuple[LogEntry | None, LogEntry | None]:
         """The line `started`, where it is new; the line that keeps the step back."""
         again = is_started(self.entries, self.intent.key)
-        now = self.clock.now()
+        now = self.now()
         run, verb, playbook = self.run, self.verb, rules.playbooks[self.run.playbook]
         last = last_of(self.entries, self.intent.key)
         held_by = last.data.get("guard") if last is not None else None
@@ -149,7 +156,7 @@ class Leave:
         written, and nobody is held up by it."""
         facts = self.claim.facts(sweeping(rules))
         proposal = self._proposal(rules, rules.playbooks[self.run.playbook], facts, None)
-        verdict = judge(proposal, facts, rules, self.clock.now())
+        verdict = judge(proposal, facts, rules, self.now())
         return verdict.why if verdict.outcome is not Outcome.act else None
 
     def borrows(self, rules: Ruleset, nodes: Sequence[str], *, begun: bool) -> dict[str, str]:
@@ -161,12 +168,12 @@ class Leave:
                 cluster=run.cluster, verb=Verb.sweep, node=node, run=run.id, playbook=run.playbook,
                 rule=run.rule, granted=begun, borrows=True, suspect=self.verb is Verb.bisect,
             )  # fmt: skip
-            verdict = judge(proposal, facts, rules, self.clock.now())
+            verdict = judge(proposal, facts, rules, self.now())
             if verdict.outcome is not Outcome.act:
                 found[node] = verdict.why
         return found
 
-    def far(self, playbook: Playbook, ctx: Context) -> Result | None:
+    def waits_for_checkpoint(self, playbook: Playbook, ctx: Context) -> Result | None:
         """Why a requeue is not due: a run that waited for a good moment waits for each job's own again.
 
         A guard may have held the step for hours, and the job's work went on. What a fatal fault has ended
@@ -180,7 +187,7 @@ class Leave:
         far = far_from_checkpoint(ctx, lasts)
         own = (one for one in self.entries if one.step == self.intent.key)
         first = next((one for one in own if one.data.get("waits")), None)
-        waited_s = (self.clock.now() - first.at).total_seconds() if first is not None else 0.0
+        waited_s = (self.now() - first.at).total_seconds() if first is not None else 0.0
         if isinstance(far, Again) and waited_for.wait_s is not None and waited_s > waited_for.wait_s:
             return Skipped(
                 text=f"Job {self.intent.item} told of no checkpoint in time: it goes on to its end"
@@ -235,15 +242,15 @@ class Leave:
         )
 
     def _waits(self, tx: GateTx, why: str, last: LogEntry | None) -> LogEntry:
-        wake = (self.clock.now() + timedelta(seconds=WAITS_AGAIN_S)).isoformat()
+        wake = (self.now() + timedelta(seconds=WAITS_AGAIN_S)).isoformat()
         entry = self._entry(StepEvent.held, why, {"waits": True, "wake_at": wake})
         if last is None or last.event is not StepEvent.held or last.text != why:
             tx.write(entry)  # a day is one line
         return entry
 
     def _too_late(self, playbook: Playbook) -> LogEntry | None:
-        """The moment that was waited for has passed while a guard held this step: it is waited for anew."""
-        now = self.clock.now()
+        """The moment that was waited for has passed while a guard held this step: it is waited for again."""
+        now = self.now()
         earlier = past_moment(playbook, self.intent.step, self.entries, now)
         if earlier is None:
             return None
@@ -269,7 +276,7 @@ class Leave:
         return entry
 
     def _keep_no_slot(self, tx: GateTx, shown: SlurmNode | None) -> None:
-        """A run that cannot drain its node has taken nothing, and keeps no slot: a retry asks for one anew.
+        """A run that cannot drain its node has taken nothing, and keeps no slot: a retry asks for one again.
 
         `shown`: the node by Slurm. Where that is not known, or shows our drain, the slot stays.
         """
@@ -279,11 +286,11 @@ class Leave:
         slot = tx.facts.held.get(run.node or "")
         own = slot is not None and slot.run == run.id and slot.drained_at is None
         if own and not (shown.held and is_ours(shown.reason)):
-            tx.release_slot(shown.name, at=self.clock.now(), why="its run could not drain the node")
+            tx.release_slot(shown.name, at=self.now(), why="its run could not drain the node")
 
     def _granted(self, tx: GateTx, proposal: Proposal) -> tuple[LogEntry | None, LogEntry | None]:
         """Logs `started`; a job whose restart another run was granted is left to that one."""
-        now, run, verb = self.clock.now(), self.run, self.verb
+        now, run, verb = self.now(), self.run, self.verb
         if verb in RESTARTING_VERBS and proposal.job and proposal.restarts is not None:
             use = RequeueUse(job=proposal.job, restarts=proposal.restarts, at=now, incident=run.incident)
             try:
@@ -312,16 +319,16 @@ class Leave:
         return started, None
 
     def _entry(self, event: StepEvent, text: str, data: dict[str, object]) -> LogEntry:
-        return entry_of(self.run, self.intent, self.clock.now(), event, text, data)
+        return entry_of(self.run, self.intent, self.now(), event, text, data)
 
 
-def paused(claim: RunClaim, clock: Clock, job: str | None = None) -> bool:
+def paused(claim: RunClaim, now: _Now, job: str | None = None) -> bool:
     """Nothing is written for this run, or of it for this job, now, not even what takes nothing. Mostly there
-    is no pause at all: then nothing more is read. Nobody waits for this at the gate."""
+    is no pause at all: then nothing more is read. The gate is not locked for this."""
     if not claim.paused():
         return False
     asked = proposal_of(claim.run, Verb.notify, None, job=job)
-    return is_paused(asked, claim.facts(()), clock.now())
+    return is_paused(asked, claim.facts(()), now())
 
 
 def remedy_use(run: Run, playbook: Playbook, entries: list[LogEntry], now: datetime) -> RemedyUse:
@@ -365,6 +372,41 @@ def _empties(rules: Ruleset, intent: Do) -> bool:
 
 
 def _mode(rules: Ruleset, run: Run) -> Mode:
-    """The rule's mode as it stands now: it was another one, maybe, when the run began to wait."""
+    """The rule's mode now: it may have been another one when the run began to wait."""
     rule = next((one for one in rules.rules if one.name == run.rule), None)
     return rules.mode_of(rule) if rule is not None and run.by == "healer" else run.mode
+
+
+# --- hooks of Slurm
+
+
+class HookPermits:
+    """Raises Unavailable."""
+
+    def __init__(self, book: HookBook, rules: Callable[[], Ruleset], clock: Clock) -> None:
+        self._book, self._rules, self._clock = book, rules, clock
+        self.is_held, self.known = book.is_held, book.known
+
+    def standings(self, cluster: str) -> Mapping[str, HookStanding]:
+        return self._book.standings(cluster, self._clock.now())
+
+    def permit(self, ask: HookAsk) -> Permit | None:
+        """The gate's permit for this hook to fail, recorded; None where the guards do not allow it now. The
+        same ask again has the same answer."""
+        now = self._clock.now()
+        with self._book.asking(ask.cluster, now) as tx:
+            if known := tx.known(ask):
+                return known
+            slot = tx.facts.held.get(ask.node)
+            cause = tx.cause(slot) if slot is not None and slot.incident is not None else None
+            if cause is None:
+                return None
+            given = permit_of(ask, *cause, tx.facts, self._rules(), now)
+            if isinstance(given, str):
+                return None
+            tx.add(given)
+            return given
+
+    def note_own(self, ask: HookAsk, check: str, at: datetime) -> None:
+        """The hook failed at `at` without an answer, because of this check. Known ones are nothing new."""
+        self._book.note(own_permit(ask, check, at), self._clock.now())

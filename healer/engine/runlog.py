@@ -1,10 +1,11 @@
 """What a run's log tells the driver about one step, and what of a step goes into the log and the audit."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
 
+from healer.actions.base import since_retry
 from healer.model import (
     JOB_VERBS,
     REMOVING_VERBS,
@@ -16,6 +17,7 @@ from healer.model import (
     Step,
     StepEvent,
     Verb,
+    audit_record,
 )
 from healer.playbooks.advance import Do, jobs_agreed, jobs_all
 from healer.playbooks.inputs import taken
@@ -39,13 +41,6 @@ _PAST = {
     Verb.bisect: "job.bisected",
     Verb.site_command: "command.done",
 }
-
-
-def since_retry(entries: Sequence[LogEntry], key: str) -> list[LogEntry]:
-    """A step's entries since a person let it go on, theirs first; all of them where nobody did."""
-    own = [one for one in entries if one.step == key]
-    retries = [index for index, one in enumerate(own) if one.event is StepEvent.retry]
-    return own[retries[-1] :] if retries else own
 
 
 def is_started(entries: Sequence[LogEntry], key: str, attempt: int | None = None) -> bool:
@@ -77,7 +72,7 @@ def last_of(entries: Sequence[LogEntry], key: str) -> LogEntry | None:
 
 
 def past_moment(playbook: Playbook, step: Step, entries: Sequence[LogEntry], now: datetime) -> Step | None:
-    """An earlier step whose moment has passed while a guard held this one: it is to be waited for anew."""
+    """An earlier step whose moment has passed while a guard held this one: it is to be waited for again."""
     moment = moment_of(playbook, step, entries)
     if moment is None:
         return None
@@ -103,7 +98,7 @@ def tested_at(playbook: Playbook, entries: Sequence[LogEntry]) -> datetime | Non
     began = began_at(entries, test.id) if test is not None else None
     if began is None:
         return None
-    # Only a person answers a step that asks; that a moment is waited for anew comes before the tests.
+    # Only a person answers a step that asks; that a moment is waited for again comes before the tests.
     return max([began, *(one.at for one in entries if one.event is StepEvent.retry)])
 
 
@@ -166,7 +161,7 @@ def facts_of(run: Run, playbook: Playbook, incident: Incident | None) -> dict[st
 
 
 def entry_of(
-    run: Run, intent: Do, at: datetime, event: StepEvent, text: str, data: dict[str, object] | None = None
+    run: Run, intent: Do, at: datetime, event: StepEvent, text: str, data: Mapping[str, object] | None = None
 ) -> LogEntry:
     return LogEntry(
         run=run.id,
@@ -176,7 +171,7 @@ def entry_of(
         event=event,
         attempt=intent.attempt,
         text=text,
-        data=data or {},
+        data=dict(data or {}),
     )
 
 
@@ -188,11 +183,5 @@ def audit_of(run: Run, intent: Do, entry: LogEntry) -> AuditRecord | None:
     verb = _PAST.get(intent.step.do, f"{intent.step.do}.done") if worked else f"step.{entry.event}"
     job = intent.item or (run.job if intent.step.do in JOB_VERBS else None)
     subject = f"job/{job}" if job else f"node/{run.node}"
-    return AuditRecord(
-        cluster=run.cluster,
-        at=entry.at,
-        actor=run.by,
-        verb=verb,
-        subject=subject,
-        data={"run": run.id, "incident": run.incident, "step": entry.step, "text": entry.text, **entry.data},
-    )
+    about = {"run": run.id, "incident": run.incident, "step": entry.step, "text": entry.text}
+    return audit_record(run.cluster, entry.at, run.by, verb, subject, **(about | entry.data))

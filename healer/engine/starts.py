@@ -1,15 +1,16 @@
 """Runs that people ask for: those asked for at the same time begin in one transaction, over one picture.
 
-Each is judged after the other, and sees what was granted before it (`healer.decisions.gate.after`).
+Each is judged after the other, and sees what was granted before it (`healer.decisions.judge.after`).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
 import msgspec
 
 from healer.decisions import (
+    JudgeResult,
     after,
     beginning,
     decision_of,
@@ -39,12 +40,16 @@ from healer.model import (
     Slot,
     SlurmJob,
     StepEvent,
+    audit_record,
 )
+from healer.playbooks import takes_restarts
 from healer.playbooks.inputs import InputInvalid, taken
+from healer.ports.answers import RestartOffer
 from healer.ports.clock import Clock
 from healer.ports.commanding import ALONE, CommandTx
 from healer.ports.people_commands import RunRequest
 from healer.ports.request_errors import Conflict, Invalid, NotFound
+from healer.ports.scheduling import Scheduler, SchedulerError, whole_job, whole_jobs
 
 
 class Asked(NamedTuple):
@@ -158,24 +163,11 @@ class _Batch:
             self._tx.write(entry)
 
     def _audit(self, request: RunRequest, verb: str, data: dict[str, Any]) -> None:
-        about = {
-            "playbook": request.playbook,
-            "node": request.node,
-            "job": request.job,
-            "reason": request.reason,
-            **({"restart": list(request.restart)} if request.restart else {}),
-            **data,
-        }
-        self.records.append(
-            AuditRecord(
-                cluster=request.cluster,
-                at=self._now,
-                actor=request.by,
-                verb=verb,
-                subject=f"run/{request.id}",
-                data=about,
-            )
-        )
+        about = {name: getattr(request, name) for name in ("playbook", "node", "job", "reason")}
+        restart = {"restart": list(request.restart)} if request.restart else {}
+        by, subject = request.by, f"run/{request.id}"
+        record = audit_record(request.cluster, self._now, by, verb, subject, **about, **restart, **data)
+        self.records.append(record)
 
 
 def incident_meant(tx: CommandTx, request: RunRequest, facts: GateFacts) -> Incident | None:
@@ -281,3 +273,71 @@ def _inputs(playbook: Playbook, request: RunRequest) -> dict[str, Any]:
         return {"inputs": taken(playbook, request.inputs)}
     except InputInvalid as error:
         raise Invalid(f"inputs.{error.name}", str(error)) from error
+
+
+# --- jobs that a run on their node may restart because a person agrees to it, as Slurm shows them now
+
+
+def agreed_restarts(
+    scheduler: Scheduler, playbook: Playbook, node: str | None, named: Sequence[str]
+) -> dict[str, int]:
+    """The named jobs, each with the number of its restarts. `4711:0` is job 4711 before its first restart:
+    refused once it has been restarted. Raises Invalid, Conflict."""
+    if not named:
+        return {}
+    if node is None or not takes_restarts(playbook):
+        raise Invalid("restart", f"{playbook.name} restarts no job that is named with it")
+    here = {job.id: job for job in _jobs_on(scheduler, node)}
+    found: dict[str, int] = {}
+    for one in named:
+        name, _, life = one.partition(":")
+        if life and not (life.isascii() and life.isdecimal()):
+            raise Invalid("restart", f"{one}: after the job comes how often it was restarted, as in 4711:0")
+        job = here.get(name) or read_job(scheduler, name)
+        if job is None or job.id not in here:
+            raise Invalid("restart", f"job {name} does not run on {node}")
+        if life and int(life) != job.restarts:
+            raise Conflict(f"job {name} was restarted since you looked: it is another life of it, look again")
+        found[job.id] = job.restarts
+    return found
+
+
+def offered_restarts(
+    scheduler: Scheduler, run: Run, playbook: Playbook, judged: Callable[[Run, str], JudgeResult]
+) -> list[RestartOffer]:
+    """Each job on the run's node, and what the guards say to its restart if `run.by` agrees to it. `judged`:
+    their answer to this restart by a run that agrees to it."""
+    if run.node is None or not takes_restarts(playbook):
+        return []
+    offers: list[RestartOffer] = []
+    for job in _jobs_on(scheduler, run.node):
+        agreed = with_restarts(run, {job.id: job.restarts}, run.by)
+        verdict = judged(agreed, job.id)
+        offer = RestartOffer(
+            job=job.id,
+            restarts=job.restarts,
+            name=job.name,
+            user=job.user,
+            nodes=len(job.nodes),
+            possible=verdict.outcome is not Outcome.refused,
+            why=verdict.why,
+        )
+        offers.append(offer)
+    return offers
+
+
+def read_job(scheduler: Scheduler, name: str) -> SlurmJob | None:
+    """The job, a heterogeneous one as its leader; None where Slurm knows none of that name."""
+    try:
+        return whole_job(scheduler, name)
+    except SchedulerError as error:
+        raise Conflict(f"Slurm: {error}") from error
+
+
+def _jobs_on(scheduler: Scheduler, node: str) -> list[SlurmJob]:
+    """Jobs at work there, a heterogeneous one as its leader."""
+    try:
+        running = [job for job in scheduler.jobs_on(node) if "COMPLETING" not in job.flags]
+        return whole_jobs(scheduler, running)
+    except SchedulerError as error:
+        raise Conflict(f"Slurm: {error}") from error

@@ -1,8 +1,6 @@
 """What the walk puts right under the gate's lock before it decides: slots, vetoes, the breaker."""
 
-from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any
 
 import msgspec
 
@@ -18,27 +16,15 @@ from healer.decisions import (
     storm_roots,
     take_backs,
 )
+from healer.decisions.book_mismatch import find_vetoes, idle_slots, slots_of_gone_nodes
 from healer.decisions.sweeps import in_turn, is_scheduled, since_of, sweeping, with_one_more
-from healer.incidents import Correlator, find_vetoes, idle_slots, slots_of_gone_nodes
-from healer.model import (
-    AuditRecord,
-    FaultClass,
-    GateFacts,
-    Guard,
-    Incident,
-    IncidentState,
-    Inventory,
-    Outcome,
-    Ruleset,
-    Run,
-    RunState,
-    Slot,
-    Veto,
-)
+from healer.engine.walk_state import Walk
+from healer.incidents import Book
+from healer.model import FaultClass, Guard, Incident, IncidentState, Inventory, Outcome, RunState, Slot, Veto
 from healer.observations import Picture
 from healer.observations.picture import NodePicture
 from healer.ports.transactions import WalkTx
-from healer.telling.messages import breaker_page
+from healer.telling.news import breaker_page
 
 #: A person takes or forgets a reference rarely, and nothing is done for it.
 REFERENCES_EVERY = timedelta(seconds=15)
@@ -46,141 +32,137 @@ REFERENCES_EVERY = timedelta(seconds=15)
 SWEEPS_EVERY = timedelta(seconds=30)
 #: Guards that say the same of every node: the first answer is enough.
 HOLDS_ALL = frozenset({Guard.stale, Guard.breaker, Guard.cooldown})
-#: What a detector tells again while it stands: drains of others, silence.
+#: What a detector finds again as long as it is so: drains of others, silence.
 TOLD_ANEW = FaultClass.informational
 
 
-class Upkeep:
-    """One walk's. `runs` are those that have not ended; what is ended here is taken out of it."""
+def put_right(walk: Walk) -> None:
+    _free_slots(walk)
+    _turn_breaker(walk)
 
-    def __init__(
-        self, tx: WalkTx, rules: Ruleset, picture: Picture, work: Correlator, *, now: datetime
-    ) -> None:
-        self.tx, self.rules, self.picture, self.work, self.now = tx, rules, picture, work, now
 
-    def put_right(self, facts: GateFacts, runs: dict[str, Run]) -> GateFacts:
-        return self._breaker(self._slots(facts, runs))
+def _free_slots(walk: Walk) -> None:
+    """Slots whose node a person has given back, or whose drain never came: they are free again."""
+    facts, freed = walk.gate, set[str]()
+    for slot in idle_slots(facts, walk.runs.values(), walk.tx.run):
+        if _changed(walk, slot, freed):
+            continue
+        walk.tx.release_slot(slot.node, at=walk.now, why="its run ended before the node was drained")
+        freed.add(slot.node)
+    for slot in slots_of_gone_nodes(facts, walk.now):
+        walk.tx.release_slot(slot.node, at=walk.now, why="Slurm no longer knows the node")
+        freed.add(slot.node)
+    for slot, veto in find_vetoes(facts, walk.runs.values(), walk.rules, walk.now):
+        # The runs were read after the slots: one that gave its node back in between is in neither.
+        if _returns_it(walk, slot) or _changed(walk, slot, freed):
+            continue
+        _veto(walk, slot, veto)
+        freed.add(slot.node)
+    left = tuple(slot for slot in facts.slots if slot.node not in freed)
+    walk.facts = msgspec.structs.replace(facts, slots=left)
 
-    def _slots(self, facts: GateFacts, runs: dict[str, Run]) -> GateFacts:
-        """Slots whose node a person has given back, or whose drain never came: they are free again."""
-        freed = set[str]()
-        for slot in idle_slots(facts, runs.values(), self.tx.run):
-            if self._changed(slot, freed):
-                continue
-            self.tx.release_slot(slot.node, at=self.now, why="its run ended before the node was drained")
-            freed.add(slot.node)
-        for slot in slots_of_gone_nodes(facts, self.now):
-            self.tx.release_slot(slot.node, at=self.now, why="Slurm no longer knows the node")
-            freed.add(slot.node)
-        for slot, veto in find_vetoes(facts, runs.values(), self.rules, self.now):
-            # `runs` were read after the slots: one that gave its node back in between is in neither.
-            if self._returns_it(slot, runs) or self._changed(slot, freed):
-                continue
-            self._veto(slot, veto, runs)
-            freed.add(slot.node)
-        left = tuple(slot for slot in facts.slots if slot.node not in freed)
-        return msgspec.structs.replace(facts, slots=left)
 
-    def _changed(self, slot: Slot, freed: set[str]) -> bool:
-        """Its run wrote to it after the facts were read. One that it gave back is free."""
-        known = self.tx.slot_of(slot.node)
-        if known is None:
-            freed.add(slot.node)
-        return known is None or (known.run, known.drained_at) != (slot.run, slot.drained_at)
+def _changed(walk: Walk, slot: Slot, freed: set[str]) -> bool:
+    """Its run wrote to it after the facts were read. One that it gave back is free."""
+    known = walk.tx.slot_of(slot.node)
+    if known is None:
+        freed.add(slot.node)
+    return known is None or (known.run, known.drained_at) != (slot.run, slot.drained_at)
 
-    def _returns_it(self, slot: Slot, runs: Mapping[str, Run]) -> bool:
-        """A run of ours has just lifted the drain; its slot goes with the next thing that it writes."""
-        at_work = [run for run in runs.values() if run.node == slot.node and run.state is RunState.running]
-        return any(not run.shadow and self.tx.is_returning(run.id) for run in at_work)
 
-    def _veto(self, slot: Slot, veto: Veto, runs: dict[str, Run]) -> None:
-        why = f"{veto.by} resumed {veto.node}: healer leaves it alone until {veto.until:%d %b %H:%M} UTC"
-        self.tx.add_veto(veto)
-        self.tx.release_slot(veto.node, at=self.now, why=why)
-        self.picture.clear(veto.node, self.now)
-        data: dict[str, object] = {"why": why, "incident": slot.incident}
-        self.tx.audit(healers_record(self.picture, "node.vetoed", f"node/{veto.node}", data, self.now))
-        for name in [run.id for run in runs.values() if run.node == veto.node and not run.shadow]:
-            self.tx.set_run_state(name, RunState.cancelled, why=why, at=self.now)
-            del runs[name]
-        over = {"state": IncidentState.resolved, "closed": self.now, "updated": self.now, "closed_why": why}
-        for one in open_on(self.work, veto.node):
-            self.work.put(msgspec.structs.replace(one, **over, run=None))
+def _returns_it(walk: Walk, slot: Slot) -> bool:
+    """A run of ours has just lifted the drain; its slot goes with the next thing that it writes."""
+    at_work = [run for run in walk.runs.values() if run.node == slot.node and run.state is RunState.running]
+    return any(not run.shadow and walk.tx.is_returning(run.id) for run in at_work)
 
-    def release(self, facts: GateFacts, runs: Mapping[str, Run]) -> list[str]:
-        """Jobs that a permitted prolog left held, and those that need not be kept off a node any more; the
-        runs that were set going for it."""
-        bad = {name for one in self.work.by_id.values() if one.is_open for name in one.bad_nodes}
-        at_work = {run.job for run in runs.values() if run.job is not None}
-        back = [run for run in take_backs(facts.snapshot, bad, self.now) if run.job not in at_work]
-        held = releases(facts, self.picture.ran_on, self.rules, self.now)
-        begun = [run for run in (*held, *back) if self.tx.run(run.id) is None]
-        for run in begun:
-            self.tx.create_run(run)
-            data = {"playbook": run.playbook, "job": run.job, "reason": run.reason}
-            self.tx.audit(healers_record(self.picture, "run.started", f"run/{run.id}", data, self.now))
-        return [run.id for run in begun]
 
-    def sweeps_due(self) -> bool:
-        """It is time to look whose turn it is to be swept."""
-        at = self.picture.swept_at
-        waited = at is None or abs(self.now - at) >= SWEEPS_EVERY
-        return waited and self.picture.slurm is not None and is_scheduled(self.rules, self.picture.cluster)
+def _veto(walk: Walk, slot: Slot, veto: Veto) -> None:
+    why = f"{veto.by} resumed {veto.node}: healer leaves it alone until {veto.until:%d %b %H:%M} UTC"
+    walk.tx.add_veto(veto)
+    walk.tx.release_slot(veto.node, at=walk.now, why=why)
+    walk.picture.clear(veto.node, walk.now)
+    walk.audit("node.vetoed", f"node/{veto.node}", why=why, incident=slot.incident)
+    for name in [run.id for run in walk.runs.values() if run.node == veto.node and not run.shadow]:
+        walk.tx.set_run_state(name, RunState.cancelled, why=why, at=walk.now)
+        del walk.runs[name]
+    over = {"state": IncidentState.resolved, "closed": walk.now, "updated": walk.now, "closed_why": why}
+    for one in open_on(walk.work, veto.node):
+        walk.work.put(msgspec.structs.replace(one, **over, run=None))
 
-    def with_sweeps(self, facts: GateFacts, runs: Mapping[str, Run]) -> GateFacts:
-        """The facts with those of sweeps, where this walk may ask for one: a person's may be held."""
-        books = sweeping(self.rules)
-        waits = any(run.state is RunState.held and run.playbook in books for run in runs.values())
-        if not waits and not self.sweeps_due():
-            return facts
-        known = self.tx.sweeps(books, since_of(self.rules, self.picture.cluster, self.now))
-        return msgspec.structs.replace(facts, sweeps=known)
 
-    def sweep(self, facts: GateFacts) -> tuple[GateFacts, list[str]]:
-        """Sweeps whose turn it is, as many as the gate lets begin; the facts after them."""
-        if not self.sweeps_due():
-            return facts, []
-        self.picture.swept_at = self.now
-        begun: list[str] = []
-        for run in in_turn(facts, self.rules, self.now):
-            proposal = beginning(run, self.rules.playbooks[run.playbook], None)
-            verdict = judge(proposal, facts, self.rules, self.now)
-            if verdict.guard in HOLDS_ALL or _is_full(verdict):
-                break
-            if verdict.outcome is not Outcome.act:
-                continue
-            self.tx.add_decision(decision_of(proposal, verdict, self.now))
-            self.tx.create_run(run)
-            data = {"playbook": run.playbook, "node": run.node, "reason": run.reason}
-            self.tx.audit(healers_record(self.picture, "run.started", f"run/{run.id}", data, self.now))
-            facts = with_one_more(facts, run)
-            begun.append(run.id)
-        return facts, begun
+def release(walk: Walk) -> list[str]:
+    """Jobs that a permitted prolog left held, and those that need not be kept off a node any more; the
+    runs that were set going for it."""
+    bad = {name for one in walk.work.by_id.values() if one.is_open for name in one.bad_nodes}
+    at_work = {run.job for run in walk.runs.values() if run.job is not None}
+    back = [run for run in take_backs(walk.gate.snapshot, bad, walk.now) if run.job not in at_work]
+    held = releases(walk.gate, walk.picture.ran_on, walk.rules, walk.now)
+    begun = [run for run in (*held, *back) if walk.tx.run(run.id) is None]
+    for run in begun:
+        walk.tx.create_run(run)
+        about = {"playbook": run.playbook, "job": run.job, "reason": run.reason}
+        walk.audit("run.started", f"run/{run.id}", **about)
+    return [run.id for run in begun]
 
-    def _breaker(self, facts: GateFacts) -> GateFacts:
-        breaker = facts.breaker
-        if breaker.canary is not None:
-            canary = self.tx.run(breaker.canary)
-            state = canary.state if canary is not None else RunState.cancelled
-            if state is RunState.running and self._stands(facts, breaker.canary):
-                state = RunState.waiting
-            breaker = after_news(breaker, breaker.canary, state, self.now)
-        roots = storm_roots(self.work.by_id.values(), facts, self.rules, self.now)
-        nodes = len(facts.snapshot.gpu_nodes) if facts.snapshot else 0
-        breaker, opened = next_breaker(breaker, roots, facts.actions, nodes, self.rules, self.now)
-        if breaker != facts.breaker:
-            self.tx.save_breaker(breaker)
-        if opened:
-            self.tx.queue_message(breaker_page(breaker, self.now))
-            data = {"why": breaker.why, "roots": sorted({root.node for root in breaker.roots})}
-            subject = f"breaker/{breaker.cluster}"
-            self.tx.audit(healers_record(self.picture, "breaker.opened", subject, data, self.now))
-        return msgspec.structs.replace(facts, breaker=breaker)
 
-    def _stands(self, facts: GateFacts, run: str) -> bool:
-        """The canary's drain was read back long ago: it may wait for an empty node for a day yet."""
-        drained = (slot.drained_at for slot in facts.slots if slot.run == run)
-        return any(at is not None and self.now - at >= COOLDOWN for at in drained)
+def sweeps_due(walk: Walk) -> bool:
+    """It is time to look whose turn it is to be swept."""
+    at = walk.picture.swept_at
+    waited = at is None or abs(walk.now - at) >= SWEEPS_EVERY
+    return waited and walk.picture.slurm is not None and is_scheduled(walk.rules, walk.picture.cluster)
+
+
+def sweep(walk: Walk) -> list[str]:
+    """Sweeps whose turn it is, as many as the gate lets begin."""
+    books, due = sweeping(walk.rules), sweeps_due(walk)
+    if due or any(run.state is RunState.held and run.playbook in books for run in walk.runs.values()):
+        # A person's sweep may be held, too: the gate is asked for it later in this walk.
+        known = walk.tx.sweeps(books, since_of(walk.rules, walk.picture.cluster, walk.now))
+        walk.facts = msgspec.structs.replace(walk.gate, sweeps=known)
+    if not due:
+        return []
+    walk.picture.swept_at = walk.now
+    begun: list[str] = []
+    for run in in_turn(walk.gate, walk.rules, walk.now):
+        proposal = beginning(run, walk.rules.playbooks[run.playbook], None)
+        verdict = judge(proposal, walk.gate, walk.rules, walk.now)
+        if verdict.guard in HOLDS_ALL or _is_full(verdict):
+            break
+        if verdict.outcome is not Outcome.act:
+            continue
+        walk.tx.add_decision(decision_of(proposal, verdict, walk.now))
+        walk.tx.create_run(run)
+        walk.audit("run.started", f"run/{run.id}", playbook=run.playbook, node=run.node, reason=run.reason)
+        walk.facts = with_one_more(walk.gate, run)
+        begun.append(run.id)
+    return begun
+
+
+def _turn_breaker(walk: Walk) -> None:
+    facts = walk.gate
+    breaker = facts.breaker
+    if breaker.canary is not None:
+        canary = walk.tx.run(breaker.canary)
+        state = canary.state if canary is not None else RunState.cancelled
+        if state is RunState.running and _has_drained(walk, breaker.canary):
+            state = RunState.waiting
+        breaker = after_news(breaker, breaker.canary, state, walk.now)
+    roots = storm_roots(walk.work.by_id.values(), facts, walk.rules, walk.now)
+    nodes = len(facts.snapshot.gpu_nodes) if facts.snapshot else 0
+    breaker, opened = next_breaker(breaker, roots, facts.actions, nodes, walk.rules, walk.now)
+    if breaker != facts.breaker:
+        walk.tx.save_breaker(breaker)
+    if opened:
+        walk.tx.queue_message(breaker_page(breaker, walk.now))
+        roots_named = sorted({root.node for root in breaker.roots})
+        walk.audit("breaker.opened", f"breaker/{breaker.cluster}", why=breaker.why, roots=roots_named)
+    walk.facts = msgspec.structs.replace(facts, breaker=breaker)
+
+
+def _has_drained(walk: Walk, run: str) -> bool:
+    """The canary's drain was read back long ago: it may wait for an empty node for a day yet."""
+    drained = (slot.drained_at for slot in walk.gate.slots if slot.run == run)
+    return any(at is not None and walk.now - at >= COOLDOWN for at in drained)
 
 
 def _is_full(verdict: JudgeResult) -> bool:
@@ -191,22 +173,14 @@ def _is_full(verdict: JudgeResult) -> bool:
     return (answer.used or 0) >= answer.limit
 
 
-def open_on(work: Correlator, node: str) -> list[Incident]:
+def open_on(work: Book, node: str) -> list[Incident]:
     """Open incidents of faults on the node; drains of others and silence speak for themselves."""
     fits = (one for one in work.by_id.values() if one.is_open and one.root.node == node)
     return [one for one in fits if one.fault_class is not TOLD_ANEW]
 
 
-def healers_record(
-    picture: Picture, verb: str, subject: str, data: Mapping[str, Any], now: datetime
-) -> AuditRecord:
-    return AuditRecord(
-        cluster=picture.cluster, at=now, actor="healer", verb=verb, subject=subject, data=dict(data)
-    )
-
-
 def note_inventories(tx: WalkTx, picture: Picture, now: datetime) -> None:
-    """Stores what nodes told anew of themselves, and reads from time to time what nodes should be."""
+    """Stores new facts that nodes sent of themselves, and reads from time to time what nodes should be."""
     nodes = (picture.nodes[name] for name in sorted(picture.facts_changed))
     tx.save_inventories([_inventory(picture, one, now) for one in nodes])
     if picture.references_at is None or now - picture.references_at >= REFERENCES_EVERY:

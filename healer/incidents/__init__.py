@@ -1,30 +1,14 @@
-"""Findings -> one incident per cause."""
+"""Findings to one incident per cause: the first of `PLACERS` that answers."""
 
-from healer.incidents.correlate import Correlator
-from healer.incidents.forgotten import forgotten_drains, our_drains
+from healer.incidents.book import Book
+from healer.incidents.correlate import take_findings
+from healer.incidents.impact import by_urgency
 from healer.incidents.lifecycle import (
     apply_command,
     clear_since,
     close_what_is_over,
-    find_vetoes,
     heard_again,
-    idle_slots,
     is_measured,
-    slots_of_gone_nodes,
+    our_drains,
 )
-from healer.incidents.severity import by_urgency
-
-__all__ = [
-    "Correlator",
-    "apply_command",
-    "by_urgency",
-    "clear_since",
-    "close_what_is_over",
-    "find_vetoes",
-    "forgotten_drains",
-    "heard_again",
-    "idle_slots",
-    "is_measured",
-    "our_drains",
-    "slots_of_gone_nodes",
-]
+from healer.incidents.placers import PLACERS

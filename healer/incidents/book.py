@@ -1,23 +1,202 @@
-"""The incidents of one pass: what is open, found fast, and how it is put, merged and counted."""
+"""The incidents of one pass: what is open, found fast, which rule takes a finding, and how incidents are put,
+merged and counted."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
+from hashlib import sha256
 from typing import Any
 
 import msgspec
 
-from healer.incidents import growth
-from healer.incidents.growth import NEAR, kept, verdicts
-from healer.incidents.identity import incident_id
-from healer.incidents.jobs import Hits
-from healer.incidents.open_index import OpenIndex
-from healer.incidents.remedies import Policies, remedy_of
-from healer.incidents.same import Both, are_apart, is_explained, is_weaker, packets_lost, worse_while_busy
-from healer.incidents.senses import heard_with
+from healer.detection import rule_for
+from healer.incidents.growth import count_findings, heard_with, kept, merge_into, verdicts
+from healer.incidents.impact import Hits
 from healer.incidents.shared import Places
-from healer.model import Cause, Component, FaultClass, Finding, Incident, Mode, Ruleset
-from healer.model.reasons import is_ours
+from healer.model import (
+    HARDWARE,
+    REMEDY_LADDER,
+    Cause,
+    Component,
+    FaultClass,
+    Finding,
+    Incident,
+    Mode,
+    Remedy,
+    Rule,
+    Ruleset,
+    Sharing,
+)
+from healer.model.faults import JOB_SLOW
+from healer.model.slurm import is_ours
 from healer.observations import Picture
+
+#: What the driver itself asks for, as a rung of the ladder.
+_ASKED = {
+    "reset": Remedy.drain_then_reset,
+    "drain_and_reset": Remedy.drain_then_reset,
+    "reboot": Remedy.reboot_node,
+}
+
+
+class Policies:
+    """The rules with the modes that were set while running."""
+
+    def __init__(self, rules: Ruleset) -> None:
+        self.rules = rules
+        self.modes: Mapping[str, Mode] = {}
+
+    def of(self, finding: Finding) -> Rule:
+        rule = self.rules.by_name.get(finding.rule)
+        rule = rule or rule_for(self.rules, finding.fault, finding.fault_class)
+        if rule is None:
+            raise LookupError(f"no rule takes the fault {finding.fault} ({finding.fault_class})")
+        return rule
+
+    def strength(self, name: str) -> int:
+        """2: healer may act; 1: it is only watched; 0: nothing is ever done for it."""
+        rule = self.rules.by_name.get(name)
+        if rule is None or rule.playbook is None:
+            return 0
+        return 1 if self.is_watched(rule) else 2
+
+    def may_act(self, rule: str) -> bool:
+        return self.strength(rule) == 2
+
+    def is_watched(self, rule: Rule) -> bool:
+        return (self.modes.get(rule.name) or self.rules.mode_of(rule)) in {Mode.off, Mode.shadow}
+
+    def weaker(self, one: str, other: str) -> bool:
+        """Nothing is ever done for `one`, and more may be for `other`: no playbook, only watched, acts."""
+        strength = self.strength(one)
+        return strength < 2 and strength < self.strength(other)
+
+
+def remedy_of(rule: Rule, finding: Finding) -> tuple[Remedy, ...]:
+    """The driver's own ask first, then the rule's, else that of the line's row in its catalogue."""
+    asked = _ASKED.get(finding.asked or "")
+    beside = tuple(one for one in rule.remedy if one not in REMEDY_LADDER)
+    if asked is not None:
+        return (asked, *beside)
+    ladder = tuple(one for one in rule.remedy if one in REMEDY_LADDER)
+    row = finding.remedy
+    if not ladder and row is not None and row in REMEDY_LADDER:
+        ladder = (row,)
+    elif not ladder and row is not None:
+        beside = (row, *(one for one in beside if one is not row))
+    told = (*ladder, *beside)
+    return tuple(one for one in told if one is not Remedy.none) or told[:1]
+
+
+def higher(known: tuple[Remedy, ...], new: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
+    """The higher rung of the two ladders, and all that stands beside it; that nothing is to be done stands
+    alone."""
+    rungs = [one for one in (*known, *new) if one in REMEDY_LADDER]
+    top = max(rungs, key=REMEDY_LADDER.index, default=None)
+    beside = tuple(dict.fromkeys(one for one in (*known, *new) if one not in REMEDY_LADDER))
+    if top is Remedy.none and beside:
+        return beside
+    return ((top,) if top else ()) + beside
+
+
+def incident_id(cluster: str, rule: str, root: Component, opening: str) -> str:
+    """32 hex characters over cluster, rule, root and the digest of the opening evidence."""
+    told = msgspec.json.encode([cluster, rule, root, opening], order="sorted")
+    return sha256(told).hexdigest()[:32]
+
+
+#: So many of an incident's parts are looked at for the cables that they end.
+_PARTS = 16
+
+
+class OpenIndex:
+    """Ids by what incidents are about: in a storm each finding would else be compared with every incident.
+
+    `link_of`: the cable that a part of the cluster is an end of, None where there is none. `shares_of`: the
+    places whose fault one of this name at this part may be.
+    """
+
+    def __init__(
+        self,
+        link_of: Callable[[Component], Hashable | None] = lambda _: None,
+        shares_of: Callable[[str, Component], Iterable[tuple[Sharing, str]]] = lambda _, __: (),
+    ) -> None:
+        self._link_of, self._shares_of = link_of, shares_of
+        self._order: dict[str, int] = {}
+        self._keys: dict[str, frozenset[Hashable]] = {}
+        self._ids: defaultdict[Hashable, set[str]] = defaultdict(set)
+        self._found: dict[Hashable, list[str]] = {}
+
+    def put(self, incident: Incident) -> None:
+        """In the place of the same incident as it was put last."""
+        self._order.setdefault(incident.id, len(self._order))
+        keys = frozenset(self._of(incident)) if incident.is_open else frozenset()
+        before = self._keys.get(incident.id, frozenset())
+        if keys == before:
+            return
+        self._keys[incident.id] = keys
+        self._found.clear()
+        for key in before - keys:
+            self._ids[key].discard(incident.id)
+        for key in keys - before:
+            self._ids[key].add(incident.id)
+
+    def drop(self, name: str) -> None:
+        """It was never told of."""
+        for key in self._keys.pop(name, frozenset()):
+            self._ids[key].discard(name)
+        self._found.clear()
+
+    def find(self, node: str | None, jobs: Collection[str], root: Component | None) -> list[str]:
+        """Ids of the open incidents of any of these, in the order in which they were first put: of the node,
+        of exactly this root or of its cable's other end; of jobs only those that blame no hardware."""
+        keys: list[Hashable] = [("soft", job) for job in jobs]
+        if node:
+            keys.append(("node", node))
+        if root is not None:
+            keys += self._at(root)
+        return self._sorted(tuple(keys))
+
+    def hard(self, node: str | None, jobs: Collection[str]) -> list[str]:
+        """Of hardware, of the node or of any of the jobs."""
+        keys: list[Hashable] = [("hard", job) for job in jobs]
+        return self._sorted((*keys, ("hard node", node)) if node else tuple(keys))
+
+    def of_rule(self, rule: str) -> list[str]:
+        return self._sorted((("rule", rule),))
+
+    def of_fault(self, fault: str) -> list[str]:
+        return self._sorted((("fault", fault),))
+
+    def of_share(self, sharing: str, place: str) -> list[str]:
+        return self._sorted((("share", sharing, place),))
+
+    def _sorted(self, keys: tuple[Hashable, ...]) -> list[str]:
+        """While nothing moves the same question has the same answer: a flood asks it 10,000 times."""
+        known = self._found.get(keys)
+        if known is None:
+            found: set[str] = set()
+            found.update(*(self._ids.get(key, ()) for key in keys))
+            known = self._found[keys] = sorted(found, key=self._order.__getitem__)
+        return known
+
+    def _at(self, where: Component) -> list[Hashable]:
+        link = self._link_of(where)
+        return [("root", where), *([("link", link)] if link is not None else ())]
+
+    def _of(self, incident: Incident) -> list[Hashable]:
+        hard = incident.fault_class in HARDWARE and incident.fault != JOB_SLOW
+        node, jobs = incident.root.node, incident.jobs_hit
+        keys: list[Hashable] = [("root", incident.root), ("rule", incident.rule), ("fault", incident.fault)]
+        keys += [("hard" if hard else "soft", job) for job in jobs]
+        if node:
+            keys.append(("node", node))
+            if hard:
+                keys.append(("hard node", node))
+        parts = (incident.root, *incident.affected[:_PARTS])
+        keys += [("link", link) for one in parts if (link := self._link_of(one)) is not None]
+        shares = self._shares_of(incident.fault, incident.root)
+        return [*keys, *(("share", sharing.name, place) for sharing, place in shares)]
 
 
 class Book:
@@ -51,19 +230,6 @@ class Book:
         self._to_count: dict[str, list[Finding]] = {}
         for one in incidents:
             self._keep(one)
-
-    @property
-    def modes(self) -> Mapping[str, Mode]:
-        """Modes of rules that were set while running."""
-        return self.policies.modes
-
-    @modes.setter
-    def modes(self, modes: Mapping[str, Mode]) -> None:
-        self.policies.modes = modes
-
-    def may_act(self, incident: Incident) -> bool:
-        """Its rule has a playbook, and is not only watched."""
-        return self.policies.strength(incident.rule) == 2
 
     def put(self, incident: Incident) -> None:
         self._keep(incident)
@@ -144,45 +310,8 @@ class Book:
     def write_counts(self) -> None:
         for name, findings in self._to_count.items():
             if counts := self.by_id.get(self._into.get(name, name)):
-                self.put(growth.counting(counts, findings, self.now))
+                self.put(count_findings(counts, findings, self.now))
         self._to_count.clear()
-
-    # --- what a new root explains --------------------------------------------------------------------------
-
-    def absorb(self, root: Incident) -> None:
-        """Waiting teardowns of its job, milder incidents of node or job."""
-        self.absorb_teardowns(root)
-        for other in self.at(root.root.node, root.jobs_hit, root.root):
-            both = Both(other, root, self.policies)
-            if other.id == root.id or not other.is_open:
-                continue
-            if worse_while_busy(both) and are_apart(both):
-                self.put(msgspec.structs.replace(other, worse=root.id))
-            elif are_apart(both):
-                continue
-            elif is_weaker(both):
-                self.merge(other, root)
-                self.put(growth.with_evidence_of(self.by_id[root.id], [other]))
-            elif worse_while_busy(both):
-                self.put(msgspec.structs.replace(other, worse=root.id))
-            elif other.run is None and is_explained(both):
-                self.merge(other, root)
-
-        for other in self.these(self.index.hard(None, root.jobs_hit)):
-            if other.id != root.id and packets_lost(Both(other, root, self.policies)):
-                self.merge(other, root)
-
-    def absorb_teardowns(self, root: Incident) -> None:
-        """Those that waited for their root."""
-        node = root.root.node
-        waiting = [one for one in self.picture.teardowns if self.now - one.arrived_at <= NEAR]
-        self.picture.teardowns.clear()
-        for one in waiting:
-            same_node = node is not None and node == one.component.node
-            if same_node or not self.hits.jobs(one).isdisjoint(root.jobs_hit):
-                self.count(root, one)
-            else:
-                self.picture.teardowns.append(one)
 
     # --- merging --------------------------------------------------------------------------------------------
 
@@ -190,7 +319,7 @@ class Book:
         """The root explains it. One that opened in this pass was never told of: it goes without a trace."""
         if other.id not in self.born:
             self._merged.setdefault(root.id, []).append(other)
-            self.put(growth.merged(other, root, self.now))
+            self.put(merge_into(other, root, self.now))
             return
         self._into[other.id] = root.id
         self.index.drop(other.id)

@@ -5,14 +5,14 @@ as ever, and what takes capacity away waits for a newer picture anyway.
 """
 
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
 
-from healer.incidents.aside import with_aside
-from healer.incidents.correlate import Correlator
-from healer.incidents.goings import PICTURE_LASTS, Going, at_jobs, at_node, table_of
+from healer.incidents.book import Book
+from healer.incidents.growth import with_set_aside
 from healer.model import (
     Component,
     ContextKind,
@@ -23,9 +23,98 @@ from healer.model import (
     Maintenance,
     Ruleset,
     SetAside,
+    SlurmJob,
     SlurmNode,
 )
+from healer.model.faults import fits
+from healer.model.slurm import is_none, is_ours, slurm_kind
 from healer.observations import Picture
+
+#: An older picture of Slurm says nothing of what goes on now.
+PICTURE_LASTS = timedelta(minutes=5)
+#: Faults whose entries are kept: of hooks and drains by foreign reasons there may be any number.
+_FAULTS_KEPT = 10_000
+
+_REBOOTING = frozenset({"REBOOT_ISSUED", "POWERING_UP"})
+_ASLEEP = frozenset({"POWERED_DOWN", "POWERING_DOWN"})
+
+
+class Activity(NamedTuple):
+    """One thing that goes on at a node; `since` where it begins with a moment, `until` where its end is
+    known beforehand."""
+
+    kind: ContextKind
+    text: str
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+class ContextTable:
+    """The entries of `rules/context.yaml` that speak of a fault, looked up once for each fault."""
+
+    def __init__(self, rules: tuple[ContextRule, ...]) -> None:
+        self.rules = rules
+        self._known: dict[str, tuple[ContextRule, ...]] = {}
+
+    def of(self, fault: str) -> tuple[ContextRule, ...]:
+        known = self._known.get(fault)
+        if known is None:
+            if len(self._known) >= _FAULTS_KEPT:
+                self._known.clear()
+            own = (one for one in self.rules if fits(fault, one.faults) and not fits(fault, one.but))
+            known = self._known[fault] = tuple(own)
+        return known
+
+    def lasts(self, kind: ContextKind) -> timedelta:
+        """How long what begins with a moment explains anything at all; 0: nothing is judged by it."""
+        return max((one.lasts for one in self.rules if one.when is kind), default=timedelta(0))
+
+
+@lru_cache(maxsize=4)
+def table_of(rules: tuple[ContextRule, ...]) -> ContextTable:
+    """One table for each set of rules, kept as long as it is in use."""
+    return ContextTable(rules)
+
+
+def at_node(
+    node: SlurmNode,
+    *,
+    planned: Maintenance | None,
+    booted_at: datetime | None,
+    driver: tuple[str, datetime] | None,
+) -> list[Activity]:
+    """What goes on there but for its jobs. `planned`: the work planned there now; `booted_at`: as healer
+    heard it (Slurm tells it too); `driver`: the version that it was given while healer looked, and when."""
+    found = []
+    state = "+".join(node.state)
+    if _ASLEEP.intersection(node.state):
+        found.append(Activity(ContextKind.power_saving, f"Slurm saves power with it ({state})"))
+    elif planned is not None:
+        found.append(Activity(ContextKind.maintenance, f"planned work: {planned.why}", until=planned.until))
+    if _REBOOTING.intersection(node.state):
+        found.append(Activity(ContextKind.rebooting, f"it is being started anew ({state})"))
+    booted = [at for at in (node.boot_at, booted_at) if at is not None]
+    if booted:
+        at = max(booted)
+        found.append(Activity(ContextKind.booted, f"it booted at {at:%H:%M:%S} UTC", at))
+    if driver is not None:
+        version, since = driver
+        text = f"its driver is {version} since {since:%H:%M:%S} UTC"
+        found.append(Activity(ContextKind.new_driver, text, since))
+    if node.drain and not (is_ours(node.reason) or is_none(node.reason) or slurm_kind(node.reason)):
+        who = node.reason_user or "somebody"
+        found.append(Activity(ContextKind.drained, f"{who} has drained it: {node.reason}"))
+    return found
+
+
+def at_jobs(jobs: Sequence[SlurmJob | None]) -> Activity | None:
+    """When the first of these jobs began; None without any, or if one of them is not known."""
+    began = [job.start_at for job in jobs if job is not None and job.start_at is not None]
+    if not jobs or len(began) != len(jobs):
+        return None
+    at = min(began)
+    return Activity(ContextKind.job_start, f"its job began at {at:%H:%M:%S} UTC", at)
+
 
 #: Whether work is planned on a node: by the site's list or by Slurm.
 Planned = Callable[[SlurmNode], Maintenance | None]
@@ -39,16 +128,18 @@ class Context:
         self._table = table_of(rules.context)
         shown = picture.slurm
         self._slurm = shown if shown is not None and now - shown.taken_at <= PICTURE_LASTS else None
-        self._known: dict[str, tuple[Going, ...]] = {}
+        self._known: dict[str, tuple[Activity, ...]] = {}
 
-    def of(self, node: str) -> tuple[Going, ...]:
+    def of(self, node: str) -> tuple[Activity, ...]:
         known = self._known.get(node)
         if known is None:
             shown = self._slurm.nodes.get(node) if self._slurm is not None else None
             known = self._known[node] = tuple(self._going(shown)) if shown is not None else ()
         return known
 
-    def rule_for(self, fault: str, where: Component, jobs: Sequence[str]) -> tuple[ContextRule, Going] | None:
+    def rule_for(
+        self, fault: str, where: Component, jobs: Sequence[str]
+    ) -> tuple[ContextRule, Activity] | None:
         """The first rule that speaks of the fault now, and what goes on."""
         if where.node is None or self._slurm is None:
             return None
@@ -56,12 +147,11 @@ class Context:
         for rule in self._table.of(fault):
             held = self._started(where, jobs) if rule.when is ContextKind.job_start else going
             for one in held:
-                fits = one.kind is rule.when
-                if fits and (one.since is None or self.now - one.since < rule.lasts):
+                if one.kind is rule.when and (one.since is None or self.now - one.since < rule.lasts):
                     return rule, one
         return None
 
-    def _going(self, node: SlurmNode) -> list[Going]:
+    def _going(self, node: SlurmNode) -> list[Activity]:
         known = self.picture.nodes.get(node.name)
         return at_node(
             node,
@@ -70,7 +160,7 @@ class Context:
             driver=self.picture.new_versions.get(node.name, {}).get("driver"),
         )
 
-    def _started(self, where: Component, jobs: Sequence[str]) -> tuple[Going, ...]:
+    def _started(self, where: Component, jobs: Sequence[str]) -> tuple[Activity, ...]:
         """When the first of the jobs that it is about began; nothing if one of them is not known."""
         assert self._slurm is not None
         named = [*jobs, *([where.job] if where.job else [])]
@@ -84,10 +174,10 @@ class Passed(NamedTuple):
 
     finding: Finding
     rule: ContextRule
-    going: Going
+    going: Activity
 
 
-def told_now(context: Context, findings: Sequence[Finding]) -> tuple[list[Finding], list[Passed]]:
+def split_by_context(context: Context, findings: Sequence[Finding]) -> tuple[list[Finding], list[Passed]]:
     """Parts the findings into those that are told and those that what goes on explains.
 
     A fatal line of the kernel is told whatever goes on: it comes once, and nobody would say it again.
@@ -104,7 +194,7 @@ def told_now(context: Context, findings: Sequence[Finding]) -> tuple[list[Findin
 
 
 def note_context(
-    context: Context, work: Correlator, passed: Sequence[Passed], rules: Ruleset
+    context: Context, work: Book, passed: Sequence[Passed], rules: Ruleset
 ) -> list[tuple[str, str, str]]:
     """Incidents are no more urgent than what goes on at their node allows, and as urgent as ever when it is
     over; what was passed over is noted beside them. Returns what was passed over for the first time since it
@@ -132,7 +222,7 @@ def _placed(context: Context, incident: Incident, rules: Ruleset) -> Incident:
     return msgspec.structs.replace(incident, severity=rule.severity, cause=rule.cause, plan="")
 
 
-def _note_passed(context: Context, work: Correlator, passed: Sequence[Passed]) -> list[tuple[str, str, str]]:
+def _note_passed(context: Context, work: Book, passed: Sequence[Passed]) -> list[tuple[str, str, str]]:
     """Once for each fault of a node while it goes on; a condition that stands is found by every walk."""
     known = context.picture.passed_over
     still = {(one.finding.component, one.finding.fault, one.rule.name) for one in passed}
@@ -149,7 +239,7 @@ def _note_passed(context: Context, work: Correlator, passed: Sequence[Passed]) -
             aside = SetAside(
                 at=context.now, what=finding.headline, why=one.going.text, component=finding.component
             )
-            work.put(with_aside(work.by_id[beside.id], aside))
+            work.put(with_set_aside(work.by_id[beside.id], aside))
     for key in known:
         if key in still or context.rule_for(key[1], key[0], ()) is not None:
             still.add(key)

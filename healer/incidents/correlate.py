@@ -1,254 +1,383 @@
-"""Findings -> incidents: by node, by job, by cable, by what they share."""
+"""Findings -> incidents: by node, by job, by cable, and by what they share: a place of `rules/sharing.yaml`,
+or a wave."""
 
-from collections.abc import Iterator, Sequence, Set
-from datetime import timedelta
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from healer.incidents import growth
-from healer.incidents.book import Book
-from healer.incidents.cover import covered_by, covers
-from healer.incidents.folding import folded_into
-from healer.incidents.gather import end_waves, follow, gather, members_of, note_waves, take_in, wave_of
-from healer.incidents.growth import NEAR, is_near, is_untouched, kept, verdicts
-from healer.incidents.noting import SERVER_AWAY
-from healer.incidents.rank import marked, rank_told
-from healer.incidents.remedies import higher, remedy_of
-from healer.incidents.roots import other_root
-from healer.incidents.same import HANG, JOB_SLOW, Both, Pair, is_explained, is_same
-from healer.incidents.senses import heard_with
-from healer.incidents.shared import explains
+from healer.incidents.book import Book, higher, remedy_of
+from healer.incidents.growth import (
+    NEAR,
+    cover_parts,
+    end_incident,
+    follow_finding,
+    heard_with,
+    kept,
+    make_own_again,
+    marked,
+    merge_into,
+    other_root,
+    rank_told,
+    verdicts,
+    with_evidence_of,
+    with_parts,
+)
+from healer.incidents.placers import (
+    Both,
+    Placement,
+    Way,
+    are_apart,
+    is_explained,
+    is_free,
+    is_weaker,
+    packets_lost,
+    placement_of,
+    wave_of,
+    worse_while_busy,
+)
+from healer.incidents.shared import (
+    GOES_ON,
+    covers,
+    grown_wave,
+    is_shared,
+    may_be_of_wave,
+    place_finding,
+    wave_among,
+    wave_fields,
+    wave_finding,
+    wave_going_on,
+    wave_limit,
+    wave_title,
+)
 from healer.model import (
     EVIDENCE_KEPT,
     HARDWARE,
-    Component,
+    WAVE_RULE,
     FaultClass,
     Finding,
+    Guard,
     Incident,
+    IncidentState,
     Rule,
     Severity,
+    Sharing,
+    Verdict,
 )
+from healer.model.faults import Trait, fault_is, silences_behind, wave_rule
 
-#: Names of faults that are codes of a driver.
-CODES = ("xid-", "sxid-")
-#: Processes that wait in the kernel: beside a file server that is away, for that.
-WAITING = frozenset({"task-hung", "host-blocked"})
-#: So many pieces of one sense stand beside an incident that they did not open.
+#: So many pieces of one sense are kept beside an incident that they did not open.
 BESIDE_KEPT = 10
 
 
-class Correlator(Book):
-    """One pass: the open incidents, changed by each finding in turn."""
-
-    def take_all(self, findings: Sequence[Finding]) -> None:
-        """Puts each finding where it belongs. Roots first, so that what they explain finds them."""
-        before = dict(self.changed)
-        for finding in sorted(findings, key=_roots_first):
-            self.take(marked(finding))
-        self.write_counts()
-        touched = [one for name, one in self.changed.items() if before.get(name) is not one and one.is_open]
-        gather(self, touched)
-        note_waves(self, touched)
-        end_waves(self)
-        self.close_book()
-
-    def take(self, finding: Finding) -> None:
-        if finding.beside:
-            self._stand_beside(finding)
-        elif root := self._explained_by(finding):
-            self.count(root, finding)
-        elif finding.teardown:
-            self.picture.teardowns.append(finding)
-        elif known := self._same_cause(finding):
-            self._join(known, finding)
-        elif over := self._broken_place(finding):
-            follow(self, over, finding)
-        elif known := self._asked_together(finding):
-            self._join(known, finding)
-            nodes = verdicts(finding) | self.by_id[known.id].nodes
-            self.put(msgspec.structs.replace(self.by_id[known.id], nodes=nodes))
-        else:
-            self._open(finding)
-
-    # --- finding its incident ------------------------------------------------------------------------------
-
-    def _explained_by(self, finding: Finding) -> Incident | None:
-        """The incident beside which the finding means nothing: it is only counted there."""
-        if finding.fault in {JOB_SLOW, HANG}:
-            jobs = self.hits.named(finding)
-            hard = (one for one in self.these(self.index.hard(None, jobs)) if self._is_under(one, jobs))
-            return next(
-                (one for one in hard if finding.fault != HANG or one.fault_class is FaultClass.fatal), None
-            )
-        if finding.fault in WAITING:
-            away = self.these(self.index.of_fault(SERVER_AWAY))
-            return next((one for one in away if is_client(one, finding.component.node)), None)
-        if not (finding.teardown or finding.follows or finding.fault_class is FaultClass.application):
-            return None
-        node, jobs = finding.component.node, self.hits.jobs(finding)
-        hard = self.these(self.index.hard(node, jobs))
-        root = next((one for one in hard if is_near(one, finding)), None)
-        if root is None and finding.teardown:
-            soft = self.these(self.index.find(None, jobs, None))
-            is_error = (one for one in soft if one.fault_class is FaultClass.application)
-            root = next((one for one in is_error if is_near(one, finding)), None)
-        return root
-
-    def _is_under(self, incident: Incident, jobs: Set[str]) -> bool:
-        """None of the jobs works elsewhere. One that was restarted on other nodes has left that fault behind,
-        though the incident that names it may be open for days."""
-        node, slurm = incident.root.node, self.picture.slurm
-        shown = [slurm.jobs[name] for name in sorted(jobs) if name in slurm.jobs] if slurm is not None else []
-        return node is not None and not any(job.nodes and node not in job.nodes for job in shown)
-
-    def _same_cause(self, finding: Finding) -> Incident | None:
-        where = finding.component
-        # Nobody knows the code: people are asked once, not once per node.
-        if finding.fault_class is FaultClass.unknown and finding.fault.startswith(CODES):
-            asked = self.these(self.index.of_fault(finding.fault))
-            if known := next((one for one in asked if one.fault_class is FaultClass.unknown), None):
-                return known
-        jobs = self.hits.jobs(finding) if finding.fault_class is FaultClass.application else ()
-        there = self.at(where.node, jobs, where)
-        return next((one for one in there if is_same(Pair(one, finding, self.policies))), None)
-
-    def _broken_place(self, finding: Finding) -> Incident | None:
-        """An open incident of a place or a wave that the finding is a part of. One that is surely unusable is
-        told of itself (law 2)."""
-        if (wave := folded_into(self, finding)) is not None:
-            return wave
-        if finding.unusable:
-            return None
-        for sharing, place in self.places.keys(finding.fault, finding.component):
-            told_of = Component(cluster=self.picture.cluster, device=place)
-            for root in dict.fromkeys((self.places.root(sharing.place, place), told_of)):
-                for one in self.at(None, (), root):
-                    if sharing in self.places.of_itself(one.fault) and explains(one, finding):
-                        return one
-        rule = self.policies.of(finding)
-        about_jobs = finding.fault_class is FaultClass.application and self.hits.jobs(finding)
-        return (
-            None if rule.playbook is not None or about_jobs else wave_of(self, rule, finding.component.node)
-        )
-
-    def _asked_together(self, finding: Finding) -> Incident | None:
-        """Nodes of one job ask within the settling time for what belongs to a place (the IMEX domain) that
-        nobody tells: it is one thing. What healer works on, or was told of a known place, stays its own."""
-        if finding.unusable or not self.places.is_unseen(finding.fault, finding.component):
-            return None
-        jobs = frozenset(self.hits.jobs(finding))
-        just_now = self.now - timedelta(seconds=self.rules.settle_s)
-        for one in self.these(self.index.of_fault(finding.fault)):
-            together = one.opened >= just_now and not jobs.isdisjoint(one.jobs_hit)
-            if together and is_untouched(one) and self.places.is_unseen(one.fault, one.root):
-                return one
-        return None
-
-    # --- changing incidents --------------------------------------------------------------------------------
-
-    def _stand_beside(self, finding: Finding) -> None:
-        """Evidence for whoever reads the incident at its place: of hardware, or else the oldest."""
-        there = list(self.at(finding.component.node, (), finding.component))
-        incident = next((one for one in there if one.fault_class in HARDWARE), there[0] if there else None)
-        if incident is None or len(incident.evidence) >= EVIDENCE_KEPT:
-            return
-        # A flood of alerts must not push out what the incident is about.
-        sense = finding.evidence[0].sense
-        alike = [one for one in incident.evidence if one.sense is sense]
-        if len(alike) >= BESIDE_KEPT:
-            return
-        known = {one.digest for one in incident.evidence} | {one.text for one in alike}
-        fresh = tuple(one for one in finding.evidence if not {one.digest, one.text} & known)
-        if fresh:
-            count = incident.evidence_count + len(fresh)
-            evidence = (*incident.evidence, *fresh)
-            self.put(msgspec.structs.replace(incident, evidence=evidence, evidence_count=count))
-
-    def _join(self, incident: Incident, finding: Finding) -> None:
-        known = {one.digest for one in incident.evidence}
-        fresh = tuple(one for one in finding.evidence if one.digest not in known)
-        heard = heard_with(incident, finding)
-        if not fresh:
-            if heard != incident.heard:  # it still stands: that is news, although it is no new evidence
-                self.put(msgspec.structs.replace(incident, heard=heard))
-            return
-        rule = self.policies.of(finding)
-        unknown = finding.fault_class is incident.fault_class is FaultClass.unknown
-        joined = msgspec.structs.replace(
-            incident,
-            evidence=kept((*incident.evidence, *fresh)),
-            evidence_count=incident.evidence_count + len(fresh),
-            heard=heard,
-            affected=growth.with_parts(incident, (*finding.affected, finding.component)),
-            unusable=incident.unusable or finding.unusable,
-            remedy=higher(incident.remedy, remedy_of(rule, finding)),
-            nodes=verdicts(finding) | incident.nodes if unknown else incident.nodes,
-            severity=self._severity(incident, rule),
-            jobs_hit=self.hits.with_more(incident, finding),
-            updated=self.now,
-        )
-        self.put(other_root(joined, finding))
-        self.placed.append((incident.id, finding))
-        self._cover(self.by_id[incident.id])
-
-    def _severity(self, incident: Incident, rule: Rule) -> Severity:
-        """Worse news of the same thing makes it as urgent as that; what is only watched does not."""
-        return incident.severity if self.policies.is_watched(rule) else min(incident.severity, rule.severity)
-
-    def _open(self, finding: Finding) -> None:
-        anew = self.opened(finding)
-        if self._is_known(anew, finding):
-            return
-        before = next(self._moving(anew, finding), None)
-        if before is None:
-            self.born.add(anew.id)
-        else:
-            anew = growth.moved(before, anew)
-        self.put(anew)
-        self.placed.append((anew.id, finding))
-        if finding.fault_class in HARDWARE:
-            self.absorb(anew)
-        elif finding.fault_class is FaultClass.application:
-            self.absorb_teardowns(anew)
-        self._cover(self.by_id[anew.id])
-
-    def _is_known(self, anew: Incident, finding: Finding) -> bool:
-        """Its evidence was told before. What still stands (a silence, a drain) opens again once what it was
-        merged into is over."""
-        known = self.told_before(anew.id)
-        if known is None or known.merged_into is None or finding.fault_class is not FaultClass.informational:
-            return known is not None
-        explained_by = self.told_before(known.merged_into)
-        return explained_by is not None and explained_by.is_open
-
-    def _moving(self, anew: Incident, finding: Finding) -> Iterator[Incident]:
-        """Incidents that have just opened, that nobody has decided on, and whose root the finding names."""
-        if finding.fault_class in HARDWARE:
-            for other in self.at(anew.root.node, anew.jobs_hit, anew.root):
-                both = Both(other, anew, self.policies)
-                if self.now - other.opened <= NEAR and is_untouched(other) and is_explained(both):
-                    yield other
-
-    def _cover(self, one: Incident) -> None:
-        """Nodes fall silent one by one: those told before their number showed what they share are merged."""
-        over = next((other for other in self.at(one.root.node, (), one.root) if covers(other, one)), None)
-        if over is not None:  # told of a node that an open incident explains already
-            self.merge(one, over)
-            return
-        for fault in sorted(covered_by(one.fault)):
-            for other in self.these(self.index.of_fault(fault)):
-                if other.run is None and covers(one, other):
-                    self.merge(other, one)
-        place = one.root.device or one.root.switch
-        for sharing in self.places.of_itself(one.fault) if place else ():
-            take_in(self, self.by_id[one.id], members_of(self, sharing, place or ""))
+def take_findings(book: Book, findings: Sequence[Finding]) -> None:
+    """Puts each finding where it belongs. Roots first, so that what they explain finds them."""
+    before = dict(book.changed)
+    for finding in sorted(findings, key=_roots_first):
+        take_finding(book, marked(finding))
+    book.write_counts()
+    touched = [one for name, one in book.changed.items() if before.get(name) is not one and one.is_open]
+    gather(book, touched)
+    note_waves(book, touched)
+    end_waves(book)
+    book.close_book()
 
 
-def is_client(away: Incident, node: str | None) -> bool:
-    """Whether the node is among those that told of the server."""
-    return node is not None and any(one.node == node for one in away.affected)
+def take_finding(book: Book, finding: Finding) -> None:
+    apply_placement(book, finding, placement_of(finding, book))
+
+
+def apply_placement(book: Book, finding: Finding, placement: Placement) -> None:
+    """Performs what the placers decided."""
+    match placement:
+        case Placement(Way.count, Incident() as incident):
+            book.count(incident, finding)
+        case Placement(Way.wait):
+            book.picture.teardowns.append(finding)
+        case Placement(Way.beside, Incident() as incident):
+            _stand_beside(book, incident, finding)
+        case Placement(Way.join, Incident() as incident):
+            _join(book, incident, finding)
+        case Placement(Way.join_nodes, Incident() as incident):
+            _join(book, incident, finding)
+            joined = book.by_id[incident.id]
+            book.put(msgspec.structs.replace(joined, nodes=verdicts(finding) | joined.nodes))
+        case Placement(Way.cover, Incident() as incident):
+            follow(book, incident, finding)
+        case Placement(Way.open | Way.move as way, Incident() as incident):
+            _open(book, incident, finding, new=way is Way.open)
+
+
+def _stand_beside(book: Book, incident: Incident, finding: Finding) -> None:
+    if len(incident.evidence) >= EVIDENCE_KEPT:
+        return
+    # A flood of alerts must not push out what the incident is about.
+    sense = finding.evidence[0].sense
+    alike = [one for one in incident.evidence if one.sense is sense]
+    if len(alike) >= BESIDE_KEPT:
+        return
+    known = {one.digest for one in incident.evidence} | {one.text for one in alike}
+    fresh = tuple(one for one in finding.evidence if not {one.digest, one.text} & known)
+    if fresh:
+        count = incident.evidence_count + len(fresh)
+        evidence = (*incident.evidence, *fresh)
+        book.put(msgspec.structs.replace(incident, evidence=evidence, evidence_count=count))
+
+
+def _join(book: Book, incident: Incident, finding: Finding) -> None:
+    known = {one.digest for one in incident.evidence}
+    fresh = tuple(one for one in finding.evidence if one.digest not in known)
+    heard = heard_with(incident, finding)
+    if not fresh:
+        if heard != incident.heard:  # it still stands: that is news, although it is no new evidence
+            book.put(msgspec.structs.replace(incident, heard=heard))
+        return
+    rule = book.policies.of(finding)
+    unknown = finding.fault_class is incident.fault_class is FaultClass.unknown
+    # Worse news of the same thing makes it as urgent as that; what is only watched does not.
+    watched = book.policies.is_watched(rule)
+    joined = msgspec.structs.replace(
+        incident,
+        evidence=kept((*incident.evidence, *fresh)),
+        evidence_count=incident.evidence_count + len(fresh),
+        heard=heard,
+        affected=with_parts(incident, (*finding.affected, finding.component)),
+        unusable=incident.unusable or finding.unusable,
+        remedy=higher(incident.remedy, remedy_of(rule, finding)),
+        nodes=verdicts(finding) | incident.nodes if unknown else incident.nodes,
+        severity=incident.severity if watched else min(incident.severity, rule.severity),
+        jobs_hit=book.hits.with_more(incident, finding),
+        updated=book.now,
+    )
+    book.put(other_root(joined, finding))
+    book.placed.append((incident.id, finding))
+    cover_silences(book, book.by_id[incident.id])
+
+
+def _open(book: Book, incident: Incident, finding: Finding, *, new: bool) -> None:
+    """`new`: no incident that has just opened becomes this one."""
+    if new:
+        book.born.add(incident.id)
+    book.put(incident)
+    book.placed.append((incident.id, finding))
+    if finding.fault_class in HARDWARE:
+        absorb(book, incident)
+    elif finding.fault_class is FaultClass.application:
+        absorb_teardowns(book, incident)
+    cover_silences(book, book.by_id[incident.id])
 
 
 def _roots_first(finding: Finding) -> tuple[bool, int, bool, bool]:
     """What the driver asks for comes of a fault that its own line names better."""
-    return finding.beside, -rank_told(finding), finding.teardown, finding.fault.startswith("driver-asks")
+    asks = fault_is(finding.fault, Trait.driver_ask)
+    return finding.beside, -rank_told(finding), finding.teardown, asks
+
+
+# --- what others share --------------------------------------------------------------------------------------
+
+
+def gather(book: Book, touched: Sequence[Incident]) -> None:
+    """Where enough nodes of one place have what its fault looks like, it is the place's."""
+    keys = {
+        (sharing.name, place): sharing
+        for one in touched
+        for sharing, place in book.places.keys(one.fault, one.root)
+    }
+    for (_, place), sharing in sorted(keys.items(), key=lambda item: item[0]):
+        members = members_of(book, sharing, place)
+        if members and is_shared(sharing, members, book.places.size(sharing.place, place)):
+            over = _of_place(book, sharing, place, members)
+            if over is not None:
+                take_in(book, over, members)
+
+
+def members_of(book: Book, sharing: Sharing, place: str) -> list[Incident]:
+    """Incidents of the last minutes that may be the place's, the oldest first."""
+    known = book.these(book.index.of_share(sharing.name, place))
+    return [one for one in known if book.now - one.opened <= sharing.within]
+
+
+def _of_place(book: Book, sharing: Sharing, place: str, members: Sequence[Incident]) -> Incident | None:
+    """The incident of the place: the one that is open, or a new one."""
+    root = book.places.root(sharing.place, place)
+    known = next((one for one in book.at(None, (), root) if one.rule == sharing.name), None)
+    return known or book.open_over(place_finding(sharing, root, place, members))
+
+
+def take_in(book: Book, over: Incident, members: Sequence[Incident], *, merge: bool = True) -> None:
+    """They are parts of it. Merged, but for what healer works on and what is surely unusable (law 2)."""
+    known = {over.root, *over.affected}
+    fresh = [one for one in members if one.root not in known]
+    if fresh:
+        book.put(cover_parts(book.by_id[over.id], fresh, book.now))
+    for one in members if merge else ():
+        if is_free(one) and not one.unusable and not one.acknowledged_by:
+            book.merge(one, over)
+    if over.fault_class in HARDWARE:
+        absorb(book, book.by_id[over.id])
+
+
+def follow(book: Book, over: Incident, finding: Finding) -> None:
+    """Told of a part of what an open incident covers: evidence, and no incident of its own."""
+    after = follow_finding(over, finding, book.hits.jobs(finding), book.now)
+    if after is over:
+        return
+    rule = book.rules.by_name.get(wave_rule(over.fault))
+    alone = rule is not None and rule.playbook is None and over.rule == WAVE_RULE
+    if rule is not None and alone and len(after.affected) > len(over.affected):
+        wave = grown_wave(after, book.places, book.picture)  # they may share less than the first ones
+        after = msgspec.structs.replace(after, root=wave.root, title=wave_title(wave, rule))
+    book.put(after)
+    book.placed.append((over.id, finding))
+
+
+# --- what a new root explains -------------------------------------------------------------------------------
+
+
+def absorb(book: Book, root: Incident) -> None:
+    """Waiting teardowns of its job, milder incidents of node or job."""
+    absorb_teardowns(book, root)
+    for other in book.at(root.root.node, root.jobs_hit, root.root):
+        both = Both(other, root, book.policies)
+        if other.id == root.id or not other.is_open:
+            continue
+        apart, worse = are_apart(both), worse_while_busy(both)
+        if not apart and is_weaker(both):
+            book.merge(other, root)
+            book.put(with_evidence_of(book.by_id[root.id], [other]))
+        elif worse:
+            book.put(msgspec.structs.replace(other, worse=root.id))
+        elif not apart and other.run is None and is_explained(both):
+            book.merge(other, root)
+    for other in book.these(book.index.hard(None, root.jobs_hit)):
+        if other.id != root.id and packets_lost(Both(other, root, book.policies)):
+            book.merge(other, root)
+
+
+def absorb_teardowns(book: Book, root: Incident) -> None:
+    """Those that waited for their root."""
+    node = root.root.node
+    waiting = [one for one in book.picture.teardowns if book.now - one.arrived_at <= NEAR]
+    book.picture.teardowns.clear()
+    for one in waiting:
+        same_node = node is not None and node == one.component.node
+        if same_node or not book.hits.jobs(one).isdisjoint(root.jobs_hit):
+            book.count(root, one)
+        else:
+            book.picture.teardowns.append(one)
+
+
+def cover_silences(book: Book, one: Incident) -> None:
+    """Nodes fall silent one by one: those told before their number showed what they share are merged."""
+    over = next((other for other in book.at(one.root.node, (), one.root) if covers(other, one)), None)
+    if over is not None:  # told of a node that an open incident explains already
+        book.merge(one, over)
+        return
+    for fault in sorted(silences_behind(one.fault)):
+        for other in book.these(book.index.of_fault(fault)):
+            if other.run is None and covers(one, other):
+                book.merge(other, one)
+    place = one.root.device or one.root.switch
+    for sharing in book.places.of_itself(one.fault) if place else ():
+        take_in(book, book.by_id[one.id], members_of(book, sharing, place or ""))
+
+
+# --- waves --------------------------------------------------------------------------------------------------
+
+
+def note_waves(book: Book, touched: Sequence[Incident]) -> None:
+    limit = wave_limit(book.rules, book.picture)
+    if limit is None or WAVE_RULE not in book.rules.by_name:
+        return
+    for name in sorted({one.rule for one in touched if one.is_open}):
+        if rule := book.rules.by_name.get(name):
+            _note_wave(book, rule, limit)
+
+
+def _note_wave(book: Book, rule: Rule, limit: int) -> None:
+    """What healer would act on stays an incident, which the breaker holds; the rest is merged."""
+    alike = book.these(book.index.of_rule(rule.name))
+    members = [one for one in alike if may_be_of_wave(one, rule, book.places)]
+    newest = max(members, key=lambda one: one.opened, default=None)
+    known = wave_of(book, rule, newest.root.node if newest else None)
+    if known is not None:
+        wave = wave_going_on(known, members, book.places, book.picture)
+    else:
+        wave = wave_among(members, book.places, book.picture, limit, book.now)
+    if wave is None:
+        return
+    title = wave_title(wave, rule)
+    if known is None:
+        known = book.open_over(wave_finding(wave, rule, title), **wave_fields(wave, rule))
+    if known is not None:
+        book.put(msgspec.structs.replace(known, root=wave.root, title=title))
+        take_in(book, book.by_id[known.id], wave.members, merge=rule.playbook is None)
+
+
+def end_waves(book: Book) -> None:
+    """A wave over incidents that the breaker held is over when the last of them is."""
+    for one in book.these(book.index.of_rule(WAVE_RULE)):
+        rule = book.rules.by_name.get(wave_rule(one.fault))
+        quiet = book.now - one.updated > GOES_ON
+        if rule is None or rule.playbook is None or one.folded:
+            continue
+        if quiet and not book.index.of_rule(rule.name):
+            book.put(end_incident(one, "nothing of it is open any more", book.now))
+
+
+def waves_that_act(book: Book) -> Iterator[Incident]:
+    """Open waves of faults that healer would do something about."""
+    for one in book.these(book.index.of_rule(WAVE_RULE)):
+        rule = book.rules.by_name.get(wave_rule(one.fault))
+        if rule is not None and rule.playbook is not None:
+            yield one
+
+
+def of_wave(book: Book, wave: Incident) -> list[Incident]:
+    """Its parts that are incidents of their own now, and that nothing was done for."""
+    parts = {one.node for one in wave.affected}
+    theirs = book.these(book.index.of_rule(wave_rule(wave.fault)))
+    return [one for one in theirs if one.root.node in parts and one.state is IncidentState.open]
+
+
+def held_by_breaker(members: Sequence[Incident]) -> list[Incident]:
+    """Of those the ones that it alone keeps from acting, and on which no person has said anything."""
+    return [
+        one
+        for one in members
+        if one.held_by is Guard.breaker and not (one.acknowledged_by or one.review or one.stopped_by)
+    ]
+
+
+def fold(book: Book, wave: Incident, members: Sequence[Incident]) -> None:
+    """Merges them. Those that are surely unusable are known bad there as they were before (law 2)."""
+    book.put(cover_parts(wave, members, book.now))
+    grown = book.by_id[wave.id]
+    bad = {one.root.node or "": Verdict.isolate for one in members if one.unusable}
+    names = {one.root.node for one in members if one.root.node}
+    book.put(
+        msgspec.structs.replace(
+            grown,
+            nodes=dict(sorted((grown.nodes | bad).items())),
+            folded=tuple(sorted({*wave.folded, *names})),
+            severity=min(wave.severity, *(one.severity for one in members)),
+            known_bad_in_service=wave.known_bad_in_service
+            or any(one.known_bad_in_service for one in members),
+        )
+    )
+    for one in members:
+        idle = msgspec.structs.replace(one, run=None, held_by=None, p0_since=None, known_bad_in_service=False)
+        book.put(merge_into(idle, wave, book.now))
+
+
+def unfold(book: Book, wave: Incident, members: Sequence[Incident], by: str | None = None) -> None:
+    """They are incidents of their own again. `by`: that is a person's word, and nothing but a person merges
+    them again."""
+    for one in members:
+        own = make_own_again(one, book.now)
+        book.put(msgspec.structs.replace(own, acknowledged_by=by) if by is not None else own)
+    if not wave.folded:
+        return
+    left = tuple(sorted({*wave.folded} - {one.root.node for one in members}))
+    urgency = wave.severity if left else max(wave.severity, Severity.P1)
+    told = msgspec.structs.replace(wave, folded=left, severity=urgency, updated=book.now)
+    book.put(msgspec.structs.replace(told, known_bad_in_service=bool(told.bad_nodes)))

@@ -1,25 +1,204 @@
-"""How an incident grows: evidence that comes late, what it covers, a root that moves. Pure: each gives the
-incident as it is then."""
+"""What is told of an incident, and how that makes it grow. Pure: each gives the incident as it is then.
 
-from collections.abc import Sequence, Set
+Two senses that fail apart from each other are worth more than one.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence, Set
 from datetime import datetime, timedelta
 
 import msgspec
 
-from healer.incidents.aside import with_aside
-from healer.incidents.senses import newest
 from healer.model import (
     EVIDENCE_FIRST,
     EVIDENCE_KEPT,
+    HARDWARE,
     Component,
     Evidence,
     FaultClass,
     Finding,
+    Heard,
     Incident,
     IncidentState,
+    Sense,
     SetAside,
     Verdict,
 )
+
+#: They conclude from what the others told: the first of them counts, where nothing else speaks.
+CONCLUDED = (Sense.alert, Sense.history)
+#: They compare what was measured, or conclude from it; the others are told of what has happened.
+MEASURED = frozenset({Sense.metrics, Sense.step_times, Sense.forest, Sense.alert})
+#: What was told longer ago speaks of then and not of now. Whatever stands is told again every 5 min.
+AGREE_WITHIN = timedelta(minutes=15)
+#: What a node's own check said agrees with another sense for so long, however often it is told again.
+CHECK_LASTS = timedelta(days=1)
+#: A look at the fleet that is older says nothing of now.
+LOOK_LASTS = timedelta(seconds=60)
+#: The senses' last words that an incident keeps: each sense of each GPU and of the node as a whole.
+_HEARD_KEPT = 64
+_WORDS = {
+    Sense.kernel: "kernel lines",
+    Sense.metrics: "metrics",
+    Sense.step_times: "step times",
+    Sense.forest: "the model of its class",
+    Sense.silence: "silence",
+    Sense.slurm: "Slurm",
+    Sense.hook: "the node's own checks",
+    Sense.alert: "an alert",
+    Sense.history: "healer's own record",
+}
+
+
+def apart(told: Collection[Sense]) -> tuple[Sense, ...]:
+    """Of the senses that told, those that count: they fail apart from each other. In the order of `Sense`."""
+    own = tuple(one for one in Sense if one in told and one not in CONCLUDED)
+    return own or tuple(one for one in CONCLUDED if one in told)[:1]
+
+
+def heard_with(incident: Incident, finding: Finding) -> tuple[Heard, ...]:
+    """The senses' last words, with this finding's: only what is told of the root's own node counts."""
+    told = (one for one in finding.evidence if one.component.node == incident.root.node)
+    more = [
+        Heard(sense=one.sense, at=finding.arrived_at, part=_part(one.component))
+        for one in told
+        if one.sense is not Sense.hook or finding.arrived_at - one.at <= CHECK_LASTS
+    ]
+    return newest((*incident.heard, *more))
+
+
+def newest(heard: Iterable[Heard]) -> tuple[Heard, ...]:
+    """The last word of each sense on each part."""
+    last: dict[tuple[Sense, str], Heard] = {}
+    for one in heard:
+        known = last.get((one.sense, one.part))
+        if known is None or one.at > known.at:
+            last[one.sense, one.part] = one
+    kept = sorted(last.values(), key=lambda one: (one.at, one.sense, one.part))
+    return tuple(kept[-_HEARD_KEPT:])
+
+
+def _part(where: Component) -> str:
+    return str(where.gpu) if where.gpu is not None else where.pci or ""
+
+
+def senses_of(incident: Incident, now: datetime) -> tuple[Sense, ...]:
+    """The senses that told lately of the same part of the root's own node, in the order of `Sense`.
+
+    Those that name a GPU have to name the same one; one that names none agrees with any. An alert counts only
+    where nothing else speaks: what it was drawn from, a metric or a line, healer mostly hears itself, and the
+    same figure told twice is no second sense. So does what healer remembers.
+    """
+    fresh = _counted(_fresh(incident, now))
+    found: set[Sense] = set()
+    for part in sorted({one.part for one in fresh}):
+        agreed = {one.sense for one in fresh if one.part in ("", part)}
+        found = max(found, agreed, key=len)
+    return tuple(sense for sense in Sense if sense in found)
+
+
+def _fresh(incident: Incident, now: datetime) -> list[Heard]:
+    if incident.root.node is None:
+        return []
+    return [one for one in incident.heard if now - one.at <= AGREE_WITHIN]
+
+
+def _counted(heard: list[Heard]) -> list[Heard]:
+    counted = apart({one.sense for one in heard})
+    return [one for one in heard if one.sense in counted]
+
+
+def last_heard(incident: Incident) -> datetime:
+    return max((one.at for one in incident.heard), default=incident.opened)
+
+
+def spoken(senses: tuple[Sense, ...]) -> str:
+    """`metrics and step times`"""
+    words = [_WORDS[sense] for sense in senses]
+    return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
+
+
+def too_few(incident: Incident, needed: int, now: datetime) -> str:
+    """Why nothing is done yet."""
+    fresh = {one.sense for one in _counted(_fresh(incident, now))}
+    told = tuple(sense for sense in Sense if sense in fresh)
+    node = incident.root.node
+    agree = "a second sense" if needed == 2 else f"{needed} senses"
+    if not told:
+        who = f"Nothing speaks of {node} now"
+    elif len(told) < needed:
+        who = f"Only {spoken(told)} speak of {node} so far"
+    else:
+        words = spoken(told)
+        who = f"{words[0].upper()}{words[1:]} speak of different GPUs of {node}"
+    return f"{who}: {agree} must agree before anything is done."
+
+
+def ended_work(incident: Incident) -> bool:
+    """A fatal fault was told: it has ended the work on its GPU. What is only measured is a level."""
+    return any(one.fatal for one in incident.evidence)
+
+
+def not_looked(incident: Incident, now: datetime) -> str | None:
+    """Why nobody knows whether the cause still stands; None for what is not measured."""
+    if incident.ticked_at is None or now - incident.ticked_at <= LOOK_LASTS:
+        return None
+    return f"The senses looked last at {incident.ticked_at:%H:%M:%S} UTC: waits until they look again"
+
+
+_RANK = {
+    FaultClass.informational: 0,
+    FaultClass.unknown: 1,
+    FaultClass.application: 1,
+    FaultClass.degraded: 2,
+    FaultClass.fatal: 4,
+}
+#: A fatal level that was measured: less than a fault that was told, which has ended somebody's work.
+_MEASURED_FATAL = 3
+
+
+def marked(finding: Finding) -> Finding:
+    """Evidence of a fatal fault that was told knows it: it alone says that work on its GPU has ended."""
+    if finding.fault_class is not FaultClass.fatal or finding.evidence[0].sense in MEASURED:
+        return finding
+    told = tuple(msgspec.structs.replace(one, fatal=True) for one in finding.evidence)
+    return msgspec.structs.replace(finding, evidence=told)
+
+
+def rank_told(finding: Finding) -> int:
+    measured = finding.fault_class is FaultClass.fatal and finding.evidence[0].sense in MEASURED
+    return _MEASURED_FATAL if measured else _RANK[finding.fault_class]
+
+
+def rank_of(incident: Incident) -> int:
+    opened_by = incident.evidence[0].sense if incident.evidence else None
+    measured = opened_by in MEASURED and not ended_work(incident)
+    fatal = incident.fault_class is FaultClass.fatal
+    return _MEASURED_FATAL if fatal and measured else _RANK[incident.fault_class]
+
+
+#: What is told beyond these is not kept: a person reads the first few, and the evidence has the rest.
+SET_ASIDE_KEPT = 20
+
+
+def with_set_aside(incident: Incident, new: SetAside) -> Incident:
+    """The incident with `new` noted; the same thing told again (by `what`) only counts.
+
+    Told of several components it stands for none of them alone.
+    """
+    known = {one.what: one for one in incident.set_aside}
+    before = known.get(new.what)
+    if before is None:
+        if len(known) >= SET_ASIDE_KEPT:
+            return incident
+        return msgspec.structs.replace(incident, set_aside=(*incident.set_aside, new))
+    known[new.what] = msgspec.structs.replace(
+        before,
+        count=before.count + new.count,
+        component=before.component if before.component == new.component else None,
+    )
+    return msgspec.structs.replace(incident, set_aside=tuple(known.values()))
+
 
 #: A root explains teardown lines and application faults of its job this long before and after; and for so
 #: long an incident that nobody has decided on may find its root elsewhere.
@@ -96,7 +275,7 @@ def with_evidence_of(root: Incident, others: Sequence[Incident]) -> Incident:
     )
 
 
-def moved(incident: Incident, anew: Incident) -> Incident:
+def move_root(incident: Incident, anew: Incident) -> Incident:
     """The incident under the root of `anew`, which a finding would else have opened: that explains what was
     told so far. The id stays, and when it opened; its settling time begins anew."""
     own = msgspec.structs.replace(
@@ -109,10 +288,10 @@ def moved(incident: Incident, anew: Incident) -> Incident:
     )
     why = f"was told first, and follows from: {anew.title}"
     aside = SetAside(at=incident.opened, what=incident.title, why=why, component=incident.root)
-    return with_aside(with_evidence_of(own, [incident]), aside)
+    return with_set_aside(with_evidence_of(own, [incident]), aside)
 
 
-def over(incident: Incident, parts: Sequence[Incident], now: datetime) -> Incident:
+def cover_parts(incident: Incident, parts: Sequence[Incident], now: datetime) -> Incident:
     """An incident of what they share, with these parts: they need nothing of their own."""
     nodes = {one.root.node: Verdict.watch for one in parts if one.root.node}
     jobs = {job for one in parts for job in one.jobs_hit}
@@ -124,7 +303,7 @@ def over(incident: Incident, parts: Sequence[Incident], now: datetime) -> Incide
     )
 
 
-def followed(incident: Incident, finding: Finding, jobs: Set[str], now: datetime) -> Incident:
+def follow_finding(incident: Incident, finding: Finding, jobs: Set[str], now: datetime) -> Incident:
     """A finding about a part of what the incident covers."""
     known = {one.digest for one in incident.evidence}
     fresh = tuple(one for one in finding.evidence if one.digest not in known)
@@ -143,18 +322,18 @@ def followed(incident: Incident, finding: Finding, jobs: Set[str], now: datetime
     )
 
 
-def ended(incident: Incident, why: str, now: datetime) -> Incident:
+def end_incident(incident: Incident, why: str, now: datetime) -> Incident:
     return msgspec.structs.replace(
         incident, state=IncidentState.resolved, closed=now, updated=now, closed_why=why
     )
 
 
-def merged(incident: Incident, root: Incident, now: datetime) -> Incident:
+def merge_into(incident: Incident, root: Incident, now: datetime) -> Incident:
     why = f"explained by {root.short_id}: {root.title}"
-    return msgspec.structs.replace(ended(incident, why, now), merged_into=root.id)
+    return msgspec.structs.replace(end_incident(incident, why, now), merged_into=root.id)
 
 
-def own_again(incident: Incident, now: datetime) -> Incident:
+def make_own_again(incident: Incident, now: datetime) -> Incident:
     """What was merged, as it stood before: it is decided anew."""
     return msgspec.structs.replace(
         incident,
@@ -167,22 +346,75 @@ def own_again(incident: Incident, now: datetime) -> Incident:
     )
 
 
-def counting(incident: Incident, findings: Sequence[Finding], now: datetime) -> Incident:
+def count_findings(incident: Incident, findings: Sequence[Finding], now: datetime) -> Incident:
     """Findings that mean nothing of their own beside the incident: counted by fault."""
-    told: dict[str, int] = {}
-    for one in findings:
-        told[one.fault] = told.get(one.fault, 0) + 1
     return msgspec.structs.replace(
         incident,
-        counted=_sum([incident.counted, told]),
+        counted=_sum([incident.counted, Counter(one.fault for one in findings)]),
         affected=with_parts(incident, [one.component for one in findings]),
         updated=now,
     )
 
 
 def _sum(counts: Sequence[dict[str, int]]) -> dict[str, int]:
-    total: dict[str, int] = {}
+    total = Counter[str]()
     for one in counts:
-        for fault, count in one.items():
-            total[fault] = total.get(fault, 0) + count
-    return total
+        total.update(one)
+    return dict(total)
+
+
+#: So many links of one NVSwitch that fail are the switch's.
+SWITCH_LINKS = 2
+#: So many GPUs of one node with the same fault are the node's: its board, its power, its driver.
+NODE_GPUS = 4
+
+
+def other_root(incident: Incident, finding: Finding) -> Incident:
+    """The incident with the root that explains all of it; the finding has just joined."""
+    if not is_untouched(incident):
+        return incident
+    root = _job(incident, finding) or _nvswitch(incident, finding) or _node(incident, finding)
+    if root is None or root == incident.root:
+        return incident
+    before = incident.root
+    affected = tuple(part for part in incident.affected if part != root)
+    anew = msgspec.structs.replace(incident, root=root, affected=affected)
+    return msgspec.structs.replace(anew, affected=with_parts(anew, (before,)))
+
+
+def _job(incident: Incident, finding: Finding) -> Component | None:
+    """Processes of one job fail on several nodes, or several GPUs of one: it is the job, and none of them."""
+    if incident.fault_class is not FaultClass.application or len(incident.jobs_hit) != 1:
+        return None
+    root, where = incident.root, finding.component
+    if root.node is None or where.node is None:
+        return None
+    if where.node == root.node and None in (root.pci, where.pci):
+        return None
+    if (where.node, where.pci) == (root.node, root.pci):
+        return None
+    return Component(cluster=incident.cluster, job=incident.jobs_hit[0])
+
+
+def _node(incident: Incident, finding: Finding) -> Component | None:
+    """The same line of the kernel of many GPUs of one node."""
+    where, root = finding.component, incident.root
+    same = finding.fault == incident.fault and where.node is not None and where.node == root.node
+    if not same or incident.fault_class not in HARDWARE or root.pci is None or root.switch is not None:
+        return None
+    told = (one.component for one in incident.evidence if one.line)
+    if len({one.pci for one in told if one.node == root.node and one.pci}) < NODE_GPUS:
+        return None
+    return Component(cluster=incident.cluster, node=root.node)
+
+
+def _nvswitch(incident: Incident, finding: Finding) -> Component | None:
+    """Several links of one switch in the node."""
+    where = finding.component
+    if where.switch is None or where.node is None or where.node != incident.root.node:
+        return None
+    told = (one.component for one in incident.evidence)
+    links = {one.link for one in told if one.switch == where.switch and one.link is not None}
+    if len(links) < SWITCH_LINKS:
+        return None
+    return Component(cluster=where.cluster, node=where.node, pci=where.pci, switch=where.switch)

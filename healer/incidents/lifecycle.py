@@ -1,42 +1,46 @@
 """How an incident lives on after it opened: people's words, runs' news, and its end."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
 import msgspec
 
-from healer.detection.alerts import is_alert
-from healer.detection.drains import fault_of, is_drain
-from healer.detection.silence import PLACES_SILENT, is_fleet
-from healer.detection.slurm_watch import is_watched
-from healer.incidents.forgotten import our_drains
-from healer.incidents.noting import SERVER_AWAY
-from healer.incidents.remedies import rung_of
-from healer.incidents.senses import last_heard
+from healer.detection.reported import fault_of
+from healer.detection.silence import is_fleet
+from healer.incidents.growth import last_heard, with_set_aside
+from healer.incidents.part_history import Cleared, find_cleared, rung_of
 from healer.model import (
     ENDED_RUN_STATES,
+    HARDWARE,
+    PROBATION,
     REMEDY_LADDER,
-    REMOVING_VERBS,
-    RETURNING_VERBS,
     Cause,
     Command,
     CommandKind,
     FaultClass,
-    GateFacts,
     Incident,
     IncidentState,
     Remedy,
     Review,
     Ruleset,
-    Run,
     RunState,
     Sense,
-    Slot,
+    SetAside,
+    SlurmNode,
     Verdict,
-    Veto,
 )
-from healer.model.reasons import is_none, is_ours, slurm_kind
-from healer.model.reserved import our_reservation
+from healer.model.faults import (
+    FLEET_SILENT,
+    HEALER_DRAIN,
+    NODE_SILENT,
+    PLACES_SILENT,
+    SENDER_SILENT,
+    SERVER_AWAY,
+    Trait,
+    check_of,
+    fault_is,
+)
+from healer.model.slurm import is_our_reservation, is_ours
 from healer.observations import Picture
 
 #: Incidents that nobody acts on end by themselves after this long without new evidence.
@@ -46,36 +50,11 @@ QUIET = {
     FaultClass.degraded: timedelta(hours=24),
     FaultClass.informational: timedelta(minutes=10),
 }
-#: Faults that detectors of code find in samples; those of `rules/detection/` are told by their rule.
-SAMPLED_FAULTS = frozenset(
-    {
-        "straggler",
-        "job-slow",
-        "job-creep",
-        "job-memory-leak",
-        "unusual-node",
-        "drifted",
-        "lemon-node",
-        "slowness-shared",
-        "slower-than-elsewhere",
-        "slower-than-fleet",
-        "hang",
-        "result-differs",
-        "loss-nan",
-        "loss-spike",
-    }
-)
 #: An incident of a measured signal ends when that is known to be well again for so long.
 CLEAR_FOR = timedelta(minutes=5)
 #: Nobody has told of it for so long, and nobody knows it to be gone: whoever measured it does not any more.
 UNTOLD_FOR = timedelta(hours=24)
 _WELL, _UNTOLD = "well again", "nobody tells of it any more"
-#: After a return the node is watched for so long, and its faults are judged more strictly (`ladder`).
-PROBATION = timedelta(days=7)
-#: A picture younger than this is believed about what is not in it.
-FRESH = timedelta(seconds=10)
-#: Moments that two machines noted are told apart only beyond this.
-CLOCKS_DIFFER = timedelta(seconds=5)
 
 
 def apply_command(incident: Incident, command: Command) -> Incident:
@@ -159,64 +138,6 @@ def _run_changed(incident: Incident, data: Mapping[str, object], by: str, at: da
     return {}
 
 
-def find_vetoes(
-    facts: GateFacts, runs: Collection[Run], rules: Ruleset, now: datetime
-) -> list[tuple[Slot, Veto]]:
-    """Nodes that we had drained and that a person has resumed: a veto for a day (law 5)."""
-    returning = {run.node for run in runs if run.state is RunState.running and _returns(run, rules)}
-    found = []
-    for slot in facts.slots:
-        node = facts.snapshot.nodes.get(slot.node) if facts.snapshot else None
-        if facts.snapshot is None or node is None or node.drain or slot.node in returning:
-            continue
-        if our_reservation(facts.snapshot, slot.node) is not None:
-            continue  # its drain was lifted for our own tests
-        if node.held and (is_ours(node.reason) or is_none(node.reason) or slurm_kind(node.reason)):
-            continue  # DOWN, after a reboot that we asked for or by Slurm: nobody has it back yet
-        # The margin: the clocks of who polls and who drains may differ.
-        if slot.drained_at is None or facts.snapshot.taken_at - slot.drained_at < CLOCKS_DIFFER:
-            continue
-        until = now + timedelta(hours=rules.guards.veto_h)
-        found.append((slot, Veto(node=slot.node, by="A person", at=now, until=until)))
-    return found
-
-
-def _returns(run: Run, rules: Ruleset) -> bool:
-    """The run gives nodes back and takes nothing: only such a one lifts our drain by itself."""
-    playbook = rules.playbooks.get(run.playbook)
-    verbs = {step.do for step in playbook.steps} if playbook else set()
-    return bool(verbs & RETURNING_VERBS) and not verbs & REMOVING_VERBS and not run.shadow
-
-
-def slots_of_gone_nodes(facts: GateFacts, now: datetime) -> list[Slot]:
-    """Slots of nodes that a fresh picture of Slurm does not have: nothing of theirs is left to return."""
-    shown = facts.snapshot
-    if shown is None or not shown.nodes or now - shown.taken_at > FRESH:
-        return []
-    return [slot for slot in facts.slots if slot.node not in shown.nodes and slot.granted_at < shown.taken_at]
-
-
-def idle_slots(facts: GateFacts, runs: Collection[Run], run_of: Callable[[str], Run | None]) -> list[Slot]:
-    """Slots that were granted for a drain which never came, because its run has ended.
-
-    It may have ended between the call and its line in the log: only a picture that was taken since can tell.
-    """
-    active = {run.id for run in runs}
-    at_work = {run.node for run in runs if run.state is RunState.running and not run.shadow}
-    free = (slot for slot in facts.slots if slot.drained_at is None and slot.run not in active)
-    return [
-        slot for slot in free if slot.node not in at_work and not _may_be_out(slot, facts, run_of(slot.run))
-    ]
-
-
-def _may_be_out(slot: Slot, facts: GateFacts, run: Run | None) -> bool:
-    ended = run.ended_at if run is not None else None
-    shown = facts.snapshot.nodes.get(slot.node) if facts.snapshot is not None else None
-    if facts.snapshot is None or (ended is not None and facts.snapshot.taken_at - ended < CLOCKS_DIFFER):
-        return True
-    return shown is not None and shown.held and is_ours(shown.reason)
-
-
 def close_what_is_over(
     incident: Incident, picture: Picture, now: datetime, *, measured: bool = False
 ) -> Incident:
@@ -226,7 +147,7 @@ def close_what_is_over(
     """
     if incident.state is not IncidentState.open:
         return incident
-    why = _measured_over(incident, picture, now) if measured else _over(incident, picture, now)
+    why = _measured_over(incident, picture, now) if measured else _gone(incident, picture, now)
     if why is None:
         return incident
     return msgspec.structs.replace(
@@ -242,7 +163,7 @@ def close_what_is_over(
 
 def is_measured(rules: Ruleset, incident: Incident) -> bool:
     """Whether ticks over the fleet tell when its cause is gone."""
-    if incident.fault in SAMPLED_FAULTS:
+    if fault_is(incident.fault, Trait.sampled):
         return True
     rule = rules.by_name.get(incident.rule)
     return rule is not None and rule.detection
@@ -279,46 +200,46 @@ def heard_again(incident: Incident, picture: Picture, now: datetime) -> Incident
     """Notes since when a silent node speaks again, also while Slurm does not reach it: whoever drives the run
     reads it there."""
     node = incident.root.node
-    if incident.fault != "node-silent" or not incident.is_open or node is None:
+    if incident.fault != NODE_SILENT or not incident.is_open or node is None:
         return incident
     speaks = _speaks(picture, node, incident, now)
     since = (incident.clear_since or picture.node(node).beats[-1]) if speaks else None
     return incident if since == incident.clear_since else msgspec.structs.replace(incident, clear_since=since)
 
 
-def _over(incident: Incident, picture: Picture, now: datetime) -> str | None:
+def _gone(incident: Incident, picture: Picture, now: datetime) -> str | None:
     node = incident.root.node
     shown = picture.slurm.nodes.get(node) if picture.slurm and node else None
-    if is_drain(incident.fault):
+    if fault_is(incident.fault, Trait.drain):
         if shown is None:
             return None
         if not shown.held:
             return "the drain was lifted in Slurm"
         if is_ours(shown.reason):
-            if incident.fault.startswith("slurm-drain:"):
+            if fault_is(incident.fault, Trait.slurm_drain):
                 return "healer drained the node"
             # Both may have drained in the same instant: then theirs is gone, and nobody else would know.
             return f"healer's drain stands where {incident.owner}'s stood: ask whether theirs still holds"
         theirs = fault_of(shown, picture.slurm)
         return f"held by {shown.owner} now" if theirs not in (None, incident.fault) else None
-    if is_alert(incident.fault):
+    if fault_is(incident.fault, Trait.alert):
         if (incident.fault, incident.root) in picture.alerts.standing:
             return None
         if all(one.sense is Sense.alert for one in incident.evidence):
             return "the alert is resolved, or nobody repeats it"
-    if is_watched(incident.fault):
+    if fault_is(incident.fault, Trait.watched):
         stands = picture.looked_at is None or (incident.fault, incident.root) in picture.standing
         return None if stands else "Slurm shows it no more"
-    if incident.fault.startswith("hook:") and node:
-        _, passed_at = picture.node(node).checks.get(incident.fault.removeprefix("hook:"), (None, None))
+    if (check := check_of(incident.fault)) is not None and node:
+        _, passed_at = picture.node(node).checks.get(check, (None, None))
         return "the check passes again" if passed_at is not None and passed_at > incident.opened else None
-    if incident.fault == "healer-drain":
+    if incident.fault == HEALER_DRAIN:
         kept = any(one.name == node for one in our_drains(picture))
         return None if kept or shown is None else "the drain was lifted"
-    if incident.fault in {"node-silent", "sender-silent"} and node:
+    if incident.fault in {NODE_SILENT, SENDER_SILENT} and node:
         if _speaks(picture, node, incident, now) and (shown is None or shown.responding):
             return "the node speaks again"
-        if incident.fault == "node-silent" and shown is not None and shown.responding:
+        if incident.fault == NODE_SILENT and shown is not None and shown.responding:
             return "Slurm reaches the node again"  # its sender alone is silent, which is told by itself
         return None
     if incident.fault in PLACES_SILENT:
@@ -327,12 +248,24 @@ def _over(incident: Incident, picture: Picture, now: datetime) -> str | None:
         return None
     if incident.fault == SERVER_AWAY and _server_is_back(picture, incident):
         return "the server answers all that told of it"
-    if incident.fault == "fleet-silent":
+    if incident.fault == FLEET_SILENT:
         return "the nodes speak again" if _fleet_speaks(picture, now) else None
     quiet = QUIET.get(incident.fault_class)
     if quiet is not None and now - incident.updated > quiet:
         return f"nothing new for {int(quiet.total_seconds() // 60)} min"
     return None
+
+
+def our_drains(picture: Picture) -> list[SlurmNode]:
+    """Nodes that healer keeps out: by its words, DOWN ones too, or by its reservation for tests."""
+    slurm = picture.slurm
+    if slurm is None:
+        return []
+    ours = (one for one in slurm.reservations.values() if is_our_reservation(one))
+    reserved = {name for one in ours for name in one.nodes}
+    held = {node.name for node in slurm.held_nodes if is_ours(node.reason)}
+    out = held | reserved
+    return [node for name, node in slurm.nodes.items() if name in out] if out else []
 
 
 def _speaks(picture: Picture, node: str, incident: Incident, now: datetime) -> bool:
@@ -353,3 +286,78 @@ def _fleet_speaks(picture: Picture, now: datetime) -> bool:
     senders = list(picture.senders())
     silent = sum(1 for node in senders if node.silent_since(now) is not None)
     return bool(senders) and not is_fleet(silent, len(senders))
+
+
+def find_auto_resolve(rules: Ruleset, picture: Picture, incident: Incident) -> Cleared | None:
+    """Why all that was told of it is over, by what was told last; None: some of it still stands, for all that
+    anybody knows."""
+    bursts = picture.history.placed_in(incident.id)
+    if not incident.is_open or not bursts or is_measured(rules, incident):
+        return None
+    found = [find_cleared(rules, picture, part, burst) for part, burst in bursts]
+    known = [one for one in found if one is not None]
+    if len(known) < len(found):
+        return None
+    return msgspec.structs.replace(known[-1], proven=all(one.proven for one in known))
+
+
+def is_untreated(incident: Incident) -> bool:
+    """Then nothing is left to be proven or given back."""
+    return incident.state is IncidentState.open and incident.drained_at is None
+
+
+def auto_resolve(incident: Incident, cleared: Cleared, now: datetime) -> Incident:
+    cause = incident.cause
+    if cleared.replaced:
+        cause = Cause.permanent
+    elif cause is Cause.unclear:
+        cause = Cause.transient
+    return msgspec.structs.replace(
+        incident,
+        state=IncidentState.resolved,
+        cause=cause,
+        closed=now,
+        updated=now,
+        closed_why=cleared.why,
+        clear_since=now,
+        tried=_done_by(incident, cleared),
+        held_by=None,
+        run=None,
+        p0_since=None,
+        known_bad_in_service=False,
+    )
+
+
+def _done_by(incident: Incident, cleared: Cleared) -> Remedy:
+    """Of what was asked for, as much as must have been done. A boot that nobody asked for is none of it."""
+    asked = min(rung_of(incident.remedy), cleared.done, key=REMEDY_LADDER.index)
+    return max(incident.tried, asked, key=REMEDY_LADDER.index)
+
+
+def note_cleared(incident: Incident, cleared: Cleared, now: datetime) -> Incident:
+    """Once each: a person reads why it is still open."""
+    if any(one.what == cleared.why for one in incident.set_aside):
+        return incident
+    if not cleared.proven:
+        why = "the fault may have outlived that: a test has to tell"
+    else:
+        why = "healer is at work on it: its tests decide"
+    return with_set_aside(incident, SetAside(at=now, what=cleared.why, why=why, component=incident.root))
+
+
+#: Titles of one node that are passed on.
+_MOST = 4
+
+
+def open_faults(incidents: Iterable[Incident]) -> dict[str, tuple[str, ...]]:
+    """Node -> titles of its open incidents of hardware, or of what comparing found. What people or Slurm do
+    with a node, and who is silent, says nothing of how fast it is."""
+    found: dict[str, tuple[str, ...]] = {}
+    for one in incidents:
+        node = one.root.node
+        if node is None or not one.is_open or one.clear_since is not None:
+            continue
+        known = found.get(node, ())
+        if (one.fault_class in HARDWARE or fault_is(one.fault, Trait.sampled)) and len(known) < _MOST:
+            found[node] = (*known, one.title)
+    return found

@@ -26,6 +26,13 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
     hash: str | None = None
 
 
+def audit_record(
+    cluster: str, at: datetime, actor: str, verb: str, subject: str, /, **data: Any
+) -> AuditRecord:
+    """A record as the work that it tells of writes it: not sealed yet."""
+    return AuditRecord(cluster=cluster, at=at, actor=actor, verb=verb, subject=subject, data=data)
+
+
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """The signed head of a chain: Ed25519 over `cluster`, `seq`, `hash` and `at`. Bytes in hex."""
 
@@ -43,3 +50,14 @@ class Broken(msgspec.Struct, frozen=True, kw_only=True):
     cluster: str
     seq: int
     what: str
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One place in a cluster's chain. `record` is None when the row it points to is gone."""
+
+    cluster: str
+    seq: int
+    prev: bytes
+    hash: bytes
+    record_id: int
+    record: AuditRecord | None

@@ -1,5 +1,7 @@
 """Where something is: the part of a cluster that a word is about."""
 
+from datetime import datetime
+
 import msgspec
 
 #: Stands before a device's name where a node's may stand too: no node's name begins so.
@@ -48,3 +50,14 @@ class Component(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 def device_named(subject: str) -> str | None:
     """The device of a report's subject; None for a node."""
     return subject[len(DEVICE_MARK) :] if subject.startswith(DEVICE_MARK) else None
+
+
+class JobCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A durable checkpoint that a job told. `at` is the job's clock, `arrived_at` ours; both are UTC."""
+
+    job: str
+    restart: int
+    step: int
+    path: str
+    at: datetime
+    arrived_at: datetime

@@ -1,15 +1,55 @@
 """What the one gate knows when it judges a proposal. A value: guards read it and nothing else."""
 
 from bisect import bisect_right
-from collections.abc import Mapping
-from datetime import datetime
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from enum import StrEnum
 from functools import cached_property
+from hashlib import sha256
+from typing import Any
 
 import msgspec
 
-from healer.model.slurm import SlurmSnapshot
-from healer.model.trials import Trial
-from healer.model.words import BreakerState, FaultClass, Guard, Mode, Remedy, Severity
+from healer.model.slurm import SlurmJob, SlurmNode, SlurmSnapshot, slurm_kind
+from healer.model.vocabulary import BreakerState, FaultClass, Guard, Mode, Remedy, RunState, Severity, Verb
+
+#: A run that a person let go counts as one of the first ones while it is in one of these: not when it is
+#: stuck, and not when it was cancelled or taken back.
+COUNTED = frozenset({RunState.running, RunState.waiting, RunState.done})
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """A rule or playbook that is new or changed: `left` more runs of it wait for a person.
+
+    `name` is `rule/NAME` or `playbook/NAME`, `digest` what it says (`Ruleset.texts`), `since` when it was
+    first seen to say that.
+    """
+
+    name: str
+    digest: str
+    since: datetime
+    left: int
+
+
+def digest(parts: Iterable[msgspec.Struct | str]) -> str:
+    """The same for the same meaning: comments, order of fields and what has its default count for nothing,
+    nor does the mode, which is earned by itself. A field that a later healer adds changes nothing either."""
+    told = [part if isinstance(part, str) else _told(part) for part in parts]
+    return sha256(msgspec.json.encode(told, order="sorted")).hexdigest()[:16]
+
+
+def _told(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {str(name): _told(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_told(one) for one in value]
+    if not isinstance(value, msgspec.Struct) or isinstance(value, Mode):
+        return value
+    return {
+        field.name: _told(mine)
+        for field in msgspec.structs.fields(value)
+        if field.name != "mode" and (mine := getattr(value, field.name)) != field.default and mine != {}
+    }
 
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,6 +209,7 @@ class Sweeps(msgspec.Struct, frozen=True, kw_only=True):
     begun: dict[str, datetime] = {}
 
 
+# Wide: one value is what makes a guard a pure function; each guard reads a few parts of it.
 class GateFacts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """Everything a guard may look at. `snapshot` is Slurm's latest picture, None before the first.
 
@@ -225,3 +266,127 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     used: int
     limit: int
     nodes: int
+
+
+# Wide: stored whole with its decision and shown by the API; most fields are the exceptions that one guard
+# each asks about.
+class Proposal(msgspec.Struct, frozen=True, kw_only=True):
+    """One capacity-removing (or returning) step that asks the gate.
+
+    `by` is the person who asked, None for healer itself. `rule` and `mode` are the incident's; a person's
+    proposal has mode auto. `approved_by` names who approved it, `agreed_by` who agreed to the restart of this
+    very job when they started or approved a run on its node. `ride`: the node's slot is already held by
+    this incident, so slot guards and mode were answered before.
+    """
+
+    cluster: str
+    verb: Verb
+    node: str | None = None
+    job: str | None = None
+    incident: str | None = None
+    run: str | None = None
+    rule: str = ""
+    playbook: str = ""
+    remedy: Remedy = Remedy.none
+    mode: Mode = Mode.auto
+    unusable: bool = False
+    fatal: bool = False
+    by: str | None = None
+    approved_by: str | None = None
+    agreed_by: str | None = None
+    ride: bool = False
+    #: The node is to be the partner of another one in its tests, whether or not its own turn has come.
+    borrows: bool = False
+    #: A slow node is searched among this and others: a fault that is open on it and not fatal is no reason
+    #: to leave it out.
+    suspect: bool = False
+    #: The run only begins: it looks and waits before it takes anything, and asks again then.
+    begins: bool = False
+    #: Restart count of the job a requeue is about.
+    restarts: int | None = None
+    #: Its drain takes over what Slurm itself drained or set down.
+    adopts: bool = False
+    #: Since when all jobs of the node were seen completing, by the run's own log.
+    stuck_since: datetime | None = None
+    #: The run that asks began then; None: it has not begun.
+    begun_at: datetime | None = None
+    #: It is a command of the site that takes capacity: the node has to be drained and empty.
+    empties: bool = False
+    #: It was let go before, and only what is left of it is asked for.
+    granted: bool = False
+    #: Whom it goes before, and whom after; None where no incident asks.
+    urgency: Urgency | None = None
+
+
+class AnswerKind(StrEnum):
+    allow = "allow"
+    hold = "hold"
+    refuse = "refuse"
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """One guard's answer with its figure. `why` is a sentence for people.
+
+    `limit` and `used` are what the guard compared, in the unit the sentence names; `frees_at` is when the
+    answer may change by itself, None when only a person or an event changes it.
+    """
+
+    guard: Guard
+    kind: AnswerKind
+    why: str
+    limit: float | None = None
+    used: float | None = None
+    frees_at: datetime | None = None
+
+
+class Outcome(StrEnum):
+    act = "act"
+    held = "held"
+    refused = "refused"
+    nothing = "nothing"
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True):
+    """Stored whole, also when nothing is done. `guard` names the guard that kept it back."""
+
+    at: datetime
+    cluster: str
+    incident: str | None
+    playbook: str | None
+    outcome: Outcome
+    why: str
+    proposal: Proposal | None = None
+    answers: tuple[Answer, ...] = ()
+    guard: Guard | None = None
+    run: str | None = None
+    facts: dict[str, Any] = {}
+
+
+#: Hooks whose failure drains the node, and the reason that Slurm gives then.
+DRAINING_HOOKS = {"prolog": "prolog-error", "epilog": "epilog-error"}
+#: Slurm notes whole seconds by its own clock, the permit is noted by ours.
+_CLOCKS_DIFFER = timedelta(seconds=5)
+
+
+def permit_for(node: SlurmNode, permits: Iterable[Permit]) -> Permit | None:
+    """The permit by which Slurm itself drained the node, if that drain is ours.
+
+    By the reason that Slurm gives, and its moment: a hook that failed by itself later is none.
+    """
+    kind = slurm_kind(node.reason) if node.drain else None
+    if kind is None or node.reason_at is None:
+        return None
+    for permit in permits:
+        told = permit.node == node.name and DRAINING_HOOKS.get(permit.hook) == kind
+        if told and permit.at - _CLOCKS_DIFFER <= node.reason_at <= permit.until:
+            return permit
+    return None
+
+
+def held_after_launch(job: SlurmJob) -> bool:
+    """Slurm itself put the job back and holds it, because it could not be started (d.11 of the facts).
+
+    The words are told with spaces or underscores; a hold that a person set has others.
+    """
+    said = f"{job.why} {job.reason}".replace("_", " ").lower()
+    return job.state == "PENDING" and bool(job.held_by) and "launch failed requeued held" in said

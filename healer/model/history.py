@@ -7,7 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from healer.model.verdict import Retest
-from healer.model.words import Cause, FaultClass, Mode, Remedy, Severity
+from healer.model.vocabulary import Cause, FaultClass, Mode, Remedy, Severity
 
 
 class FaultBurst(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -44,6 +44,7 @@ class Same(StrEnum):
     node = "node"
 
 
+# Wide: an entry of rules/escalations.yaml, as sites write it.
 class Repeat(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of `repeats` in `rules/escalations.yaml`: what often enough is a fault. It is a policy too.
 

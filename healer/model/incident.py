@@ -1,17 +1,17 @@
 """Findings with one cause, their place, and the jobs they hit."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import msgspec
 
 from healer.model.component import Component
 from healer.model.finding import Evidence
-from healer.model.hit import JobHit
 from healer.model.verdict import SetAside
-from healer.model.words import (
+from healer.model.vocabulary import (
     Cause,
     FaultClass,
     Guard,
+    HitBasis,
     IncidentState,
     Remedy,
     Review,
@@ -20,9 +20,40 @@ from healer.model.words import (
     Verdict,
 )
 
+
+class JobHit(msgspec.Struct, frozen=True, kw_only=True):
+    """One life of a job that an incident hit, as Slurm showed it when it was noted: Slurm soon forgets jobs.
+
+    `gpus` it held in all and `nodes` it ran on (0: Slurm did not tell). `ended_at` is when its work ended,
+    `since` from when on that work is lost; `lost_gpu_hours` = gpus × (ended_at - since), None: not known.
+    """
+
+    job: str
+    basis: HitBasis
+    user: str = ""
+    gpus: int = 0
+    nodes: int = 0
+    restart: int = 0
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    since: datetime | None = None
+    lost_gpu_hours: float | None = None
+
+    @property
+    def settled(self) -> bool:
+        """Nothing more will be learnt of this life."""
+        return self.basis is not HitBasis.runs_on
+
+    @property
+    def at_most(self) -> bool:
+        return self.basis is HitBasis.start
+
+
 #: Evidence kept whole on an incident: how it began, and the newest. What lay between is only counted.
 EVIDENCE_FIRST = 10
 EVIDENCE_KEPT = 50
+#: After a return the node is watched for so long, and its faults are judged more strictly.
+PROBATION = timedelta(days=7)
 
 
 class Heard(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -41,6 +72,8 @@ def bad_nodes(root: Component, folded: tuple[str, ...], nodes: dict[str, Verdict
     return tuple(name for name in folded if nodes.get(name) is Verdict.isolate)
 
 
+# Wide: stored and answered as one JSON object, the same bytes in replay; whatever changes it changes
+# several of its parts.
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """One cause. `id` is a hash of cluster, rule, root and opening evidence, so a replay gives the same.
 

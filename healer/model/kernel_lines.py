@@ -1,28 +1,33 @@
 """Lines of the kernel and of the fabric manager that carry no code: which there are, and finding one fast.
 
-What they mean stands in `rules/kernel_lines.yaml`, so that a site can add its own. The search is part of the
-path of each line, so it costs one look for a few words before any pattern is tried.
+Their meaning is in `rules/kernel_lines.yaml`, so that a site can add its own. RE2 matches all patterns in one
+pass, in a time that grows with the line and not with the pattern: no pattern of a site can make it slow.
 """
 
 import re
 from collections.abc import Iterator
 from functools import cached_property
-from re import _constants as sre  # type: ignore[attr-defined]
-from re import _parser as sre_parser  # type: ignore[attr-defined]
 from typing import Any
 
 import msgspec
+import re2
 
-from healer.model.words import Cause, FaultClass, Remedy
+from healer.model.vocabulary import Cause, FaultClass, Remedy
 
 #: A record of the kernel's log is at most 1 KiB; no pattern looks further.
 CONTENT_MAX = 1024
-#: Steps that a pattern may take on the worst line, and the least literal text that it has to hold.
-STEPS_MAX = 1 << 20
-LITERAL_MIN = 5
 #: What a pattern may name. `pci` is a GPU's or another device's address, `nic` a network card's device or
 #: address, `server` what stands elsewhere: the root is then that, and the node only affected.
 GROUPS = frozenset({"pci", "nic", "server", "device", "process", "pid", "code", "value"})
+
+
+#: Room for the automaton of all patterns. RE2 reserves of it what it needs.
+AUTOMATON_BYTES = 64 << 20
+Pattern = Any  # RE2's compiled pattern has no public name
+_PIECE = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]])*\]|.")
+_GROUP = re.compile(r"\((?:\?:|\?P<\w+>)?")
+_LETTER = re.compile(r"[^\\.^$*+?{}\[\]|()]|\\[^\w]")
+_MAY_BE_LEFT_OUT = re.compile(r"[?*]\??|\{0[^}]*\}\??")
 
 
 class KernelLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,129 +60,74 @@ class LineBook(msgspec.Struct, frozen=True, dict=True):
         return {one.name: one for one in self.lines}
 
     @cached_property
-    def _compiled(self) -> tuple[tuple[str, tuple[tuple[str, re.Pattern[str]], ...]], ...]:
-        """Patterns by the literal that each line of theirs holds."""
-        found: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+    def _patterns(self) -> tuple[re2.Set, tuple[tuple[str, Pattern], ...]]:
+        """All patterns as one automaton, and each by itself."""
+        options = pattern_options()
+        options.max_mem = AUTOMATON_BYTES
+        every = re2.Set.SearchSet(options)
         for one in self.lines:
-            found.setdefault(literal_of(one.pattern), []).append((one.name, re.compile(one.pattern)))
-        return tuple((literal, tuple(group)) for literal, group in found.items())
+            every.Add(one.pattern)
+        every.Compile()
+        return every, tuple((one.name, compile_pattern(one.pattern)) for one in self.lines)
 
-    def candidates(self, line: str) -> list[tuple[str, re.Pattern[str]]]:
-        """The patterns whose literal the line holds: mostly none."""
-        return [one for literal, group in self._compiled if literal in line for one in group]
+    def candidates(self, line: str) -> list[tuple[str, Pattern]]:
+        """The patterns that fit somewhere in the line: mostly none."""
+        if not self.lines:
+            return []
+        every, patterns = self._patterns
+        return [patterns[index] for index in sorted(every.Match(encodable(line)) or ())]
 
 
 NO_LINES = LineBook()
 
 
-def literal_of(pattern: str) -> str:
-    """The longest text that every line has which fits. Raises re.error."""
-    return max(_literals(sre_parser.parse(pattern)), key=len, default="")
+def pattern_options() -> re2.Options:
+    """RE2 says what is wrong by an exception, not on standard error."""
+    options = re2.Options()
+    options.log_errors = False
+    return options
 
 
-def _literals(parsed: Any) -> Iterator[str]:
-    text = ""
-    for kind, value in parsed:
-        if kind is sre.LITERAL:
-            text += chr(value)
-            continue
-        yield text
-        text = ""
-        if kind is sre.SUBPATTERN:
-            yield from _literals(value[3])
-    yield text
+def compile_pattern(pattern: str) -> Pattern:
+    """Raises re2.error. No line takes longer than its length: RE2 has no backtracking."""
+    return re2.compile(pattern, pattern_options())
 
 
 def begins_with_text(pattern: str) -> bool:
-    """Whether every line that fits begins with text that the pattern names."""
-    return _begins(sre_parser.parse(pattern))
+    """Whether every line that fits begins with text that the pattern names. `pattern` has to be valid."""
+    return all(_names_text(branch) for branch in _split(pattern))
 
 
-def _begins(parsed: Any) -> bool:
-    if not len(parsed):
-        return False
-    kind, value = parsed[0]
-    if kind is sre.MAX_REPEAT:  # what may stand before it begins with text too
-        return _begins(value[2]) and (value[0] > 0 or _begins(parsed[1:]))
-    if kind is sre.SUBPATTERN:
-        return _begins(value[3])
-    if kind is sre.BRANCH:
-        return all(_begins(branch) for branch in value[1])
-    return kind is sre.LITERAL
+def _names_text(branch: str) -> bool:
+    if group := _GROUP.match(branch):
+        end = _end_of(branch, group.end())
+        first, rest = begins_with_text(branch[group.end() : end]), branch[end + 1 :]
+    else:
+        letter = _LETTER.match(branch)
+        first, rest = letter is not None, branch[letter.end() if letter else 0 :]
+    left_out = _MAY_BE_LEFT_OUT.match(rest)
+    return first and (left_out is None or _names_text(rest[left_out.end() :]))
 
 
-def steps_of(pattern: str) -> float:
-    """Steps of the worst line, from above: the product of all that may match more or less.
-
-    Infinite where a repeat with a choice stands within another: its steps grow without bound.
-    """
-    return _steps(sre_parser.parse(pattern))
+def _end_of(pattern: str, begin: int) -> int:
+    """Where the group ends that begins there."""
+    return next(place for place, depth, one in _walk(pattern[begin:]) if depth < 0 and one == ")") + begin
 
 
-#: As what stands behind a part whose follower nobody knows.
-_ANYTHING = ((sre.ANY, None),)
+def _split(pattern: str) -> list[str]:
+    """The branches of its outermost choice."""
+    bars = [place for place, depth, one in _walk(pattern) if depth == 0 and one == "|"]
+    return [pattern[a + 1 : b] for a, b in zip([-1, *bars], [*bars, len(pattern)], strict=True)]
 
 
-def _steps(parsed: Any, then: Any = ()) -> float:
-    """`then` is what stands behind it."""
-    steps = 1.0
-    for place, (kind, value) in enumerate(parsed):
-        rest = [*parsed[place + 1 :], *then]
-        if kind in (sre.MAX_REPEAT, sre.MIN_REPEAT):
-            least, most, inner = value
-            # Behind what comes again its own begin may follow, and not only what stands behind the repeat.
-            within = _steps(inner, rest if most <= 1 else _ANYTHING)
-            choices = min(float(most), CONTENT_MAX) - least + 1
-            if within > 1 and most > 1:
-                return float("inf")
-            steps *= (1 if _ends_itself(inner, rest) else choices) * within
-        elif kind is sre.SUBPATTERN:
-            steps *= _steps(value[3], rest)
-        elif kind is sre.BRANCH:
-            steps *= sum(_steps(branch, rest) for branch in value[1])
-        elif kind in (sre.ASSERT, sre.ASSERT_NOT, sre.GROUPREF, sre.GROUPREF_EXISTS):
-            return float("inf")
-    return steps
+def _walk(pattern: str) -> Iterator[tuple[int, int, str]]:
+    """Each piece of a pattern with its place and the depth of groups behind it."""
+    depth = 0
+    for piece in _PIECE.finditer(pattern):
+        depth += {"(": 1, ")": -1}.get(piece[0], 0)
+        yield piece.start(), depth, piece[0]
 
 
-def _ends_itself(inner: Any, rest: Any) -> bool:
-    """Whether a repeat of one letter has one end only: a letter follows that it does not hold, or nothing."""
-    if len(inner) != 1:
-        return False
-    if not rest:
-        return True
-    kind, value = rest[0]
-    if kind is not sre.LITERAL:
-        return False
-    return re.fullmatch(_source_of(inner[0]), chr(value)) is None
-
-
-def _source_of(letter: tuple[Any, Any]) -> str:
-    """One letter's pattern as text again; one that takes anything where it is of an unknown kind."""
-    kind, value = letter
-    if kind is sre.LITERAL:
-        return re.escape(chr(value))
-    if kind is sre.IN:
-        parts = [_part_of(*one) for one in value]
-        return "[" + "".join(parts) + "]" if all(parts) else "."
-    return "."
-
-
-def _part_of(kind: Any, value: Any) -> str:
-    if kind is sre.NEGATE:
-        return "^"
-    if kind is sre.LITERAL:
-        return re.escape(chr(value))
-    if kind is sre.RANGE:
-        return f"{re.escape(chr(value[0]))}-{re.escape(chr(value[1]))}"
-    return _CATEGORIES.get(value, "") if kind is sre.CATEGORY else ""
-
-
-_CATEGORIES = {
-    sre.CATEGORY_DIGIT: r"\d",
-    sre.CATEGORY_SPACE: r"\s",
-    sre.CATEGORY_WORD: r"\w",
-    sre.CATEGORY_NOT_DIGIT: r"\D",
-    sre.CATEGORY_NOT_SPACE: r"\S",
-    sre.CATEGORY_NOT_WORD: r"\W",
-}
+def encodable(line: str) -> str:
+    """The line as RE2 takes it: without halves of surrogate pairs."""
+    return line if line.isascii() else line.encode("utf-8", "replace").decode()

@@ -1,8 +1,14 @@
 """What a node itself answers when it is asked."""
 
+import re
+from collections.abc import Mapping
 from datetime import datetime
+from enum import StrEnum
+from typing import Any
 
 import msgspec
+
+from healer.model.slurm import SlurmNode
 
 
 class LastHeard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -89,3 +95,239 @@ class JobOnNode(msgspec.Struct, frozen=True, kw_only=True):
     gpus: tuple[GpuActivity, ...] = ()
     dumps: tuple[RecorderFile, ...] = ()
     text: str = ""
+
+
+#: What is compared, with its words for people. Each value is a text; of several GPUs or cards all different
+#: ones, sorted and joined by a comma.
+FACTS = {
+    "driver": "NVIDIA driver",
+    "cuda": "CUDA of the driver",
+    "vbios": "VBIOS of the GPUs",
+    "gsp_firmware": "GSP firmware of the GPUs",
+    "inforom": "InfoROM image of the GPUs",
+    "fabric_manager": "fabric manager",
+    "nic_firmware": "firmware of the network cards",
+    "nic_driver": "driver of the network cards",
+    "bios": "BIOS",
+    "bmc": "firmware of the BMC",
+    "kernel": "Linux kernel",
+    "os": "operating system",
+    "mtu": "MTU of the network cards",
+    "nccl": "NCCL",
+    "container": "container settings",
+    "slurm": "Slurm",
+    "nvlink_domain": "NVLink domain",
+}
+#: Where a node is, and not what it is: it is another one on each rack.
+NOT_COMPARED = frozenset({"nvlink_domain"})
+#: Of one value, in characters.
+FACT_MAX = 128
+#: What a test measures and a good node's figure bounds: by the end of its name.
+FIGURES = ("_per_s", "_count")
+#: A rate has to reach this share of the good node's.
+FIGURE_SHARE = 0.9
+_NUMBER = re.compile(r"\d{1,18}(\.\d{1,9})?")
+
+
+class Reference(msgspec.Struct, frozen=True, kw_only=True):
+    """What nodes of one kind (a GPU model as Slurm names it) should be, taken from one that is good.
+
+    `by` is who took it. A fact that is not in it is not compared. `figures` are what the node's newest test
+    that passed measured, by the name of the result.
+    """
+
+    cluster: str
+    kind: str
+    node: str
+    at: datetime
+    by: str
+    facts: dict[str, str]
+    figures: dict[str, float] = {}
+
+
+class Inventory(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node told of itself, and when something of it changed last.
+
+    `changed`: what a fact became while healer looked, and when. `booted_at`: when healer heard
+    of a new boot; None: of none since it began to look.
+    """
+
+    node: str
+    at: datetime
+    facts: dict[str, str]
+    changed: dict[str, tuple[str, datetime]] = {}
+    booted_at: datetime | None = None
+
+
+def figures_in(results: Mapping[str, str]) -> dict[str, float]:
+    """What of a test's results bounds others, by name; what is no number is left out."""
+    return {
+        name: float(value)
+        for name, value in results.items()
+        if name.endswith(FIGURES) and _NUMBER.fullmatch(value)
+    }
+
+
+def rates_in(results: Mapping[str, str]) -> dict[str, float]:
+    """What of a test's results is a rate, the higher the better, by name."""
+    return {name: value for name, value in figures_in(results).items() if name.endswith("_per_s")}
+
+
+def kind_of(gpu_model: str) -> str:
+    """The kind of a node, by which references are kept; nodes without GPUs are of the kind `cpu`."""
+    return gpu_model.lower() or "cpu"
+
+
+def facts_with(shown: SlurmNode | None, told: Mapping[str, str] | None) -> dict[str, str]:
+    """What is known of a node: what it told, and the driver as Slurm's picture has it."""
+    by_slurm = {"driver": shown.driver} if shown is not None and shown.driver else {}
+    return by_slurm | dict(told or {})
+
+
+def differences(facts: Mapping[str, str], reference: Reference) -> dict[str, str]:
+    """What the node told and the reference has otherwise, by fact."""
+    wanted = reference.facts
+    compared = wanted.keys() - NOT_COMPARED
+    return {name: value for name, value in facts.items() if name in compared and value != wanted[name]}
+
+
+#: `PowerState` of Redfish's ComputerSystem; what a vendor adds beside them counts as neither on nor off.
+ON, OFF = "On", "Off"
+
+
+class ResetKind(StrEnum):
+    """Of Redfish's `ResetType` those that healer uses."""
+
+    power_cycle = "PowerCycle"
+    force_off = "ForceOff"
+    on = "On"
+
+
+class Power(msgspec.Struct, frozen=True, kw_only=True):
+    """`state`: the BMC's own word, empty where it tells none. `system`: which of its systems was asked.
+    `target`: where a reset is asked for. `kinds`: what it takes; empty where it does not say."""
+
+    state: str
+    system: str
+    target: str
+    kinds: tuple[str, ...] = ()
+
+
+class CommandKind(StrEnum):
+    acknowledge = "acknowledge"
+    resolve = "resolve"
+    reopen = "reopen"
+    merge = "merge"
+    split = "split"  # pyright: ignore[reportAssignmentType] - a word of the contract
+    review = "review"
+    run_changed = "run_changed"  # a run started, waits, ended, got stuck
+    jobs_hit = "jobs_hit"  # listed after the drain was read back
+    node_returned = "node_returned"
+    test_failed = "test_failed"  # a sweep's test of a node in service
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True):
+    kind: CommandKind
+    cluster: str
+    at: datetime
+    by: str
+    incident: str | None = None
+    reason: str = ""
+    data: dict[str, Any] = {}
+
+
+class SiteCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the closed list. `argv` is the program and its words, with places like `{node}` in them; nothing
+    is read as a shell would. `takes_capacity`: it ends or slows work on the node: drained and empty first.
+    """
+
+    name: str
+    title: str
+    argv: tuple[str, ...]
+    timeout_s: float
+    takes_capacity: bool = False
+
+
+class CommandSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a command that was started under a key.
+
+    `state`: `never` (no record of it here), `running`, `ended` (then `code` is its exit status, below 0 the
+    signal that ended it), `timed_out` (it was killed), `lost` (cut short: nobody knows how far it came).
+    `output`: the end of what it printed.
+    """
+
+    state: str
+    code: int | None = None
+    output: str = ""
+
+
+class NodePast(msgspec.Struct, frozen=True, kw_only=True):
+    """What healer holds of one node's last weeks: `faults` of its hardware (when it began, its name), repair
+    `tickets` (when), and for what share of the last two weeks it was `out` of service for a fault, 0..1."""
+
+    node: str
+    faults: tuple[tuple[datetime, str], ...] = ()
+    tickets: tuple[datetime, ...] = ()
+    out: float = 0.0
+
+
+class LemonPart(msgspec.Struct, frozen=True, kw_only=True):
+    """What one signal adds: `count` as far as it has faded, and the `points` for it; `text` for people."""
+
+    signal: str
+    count: float
+    points: float
+    text: str
+
+
+class LemonScore(msgspec.Struct, frozen=True, kw_only=True):
+    """`score` is the sum of the points of `parts`; a fault of today alone is 1."""
+
+    cluster: str
+    node: str
+    score: float
+    parts: tuple[LemonPart, ...] = ()
+
+
+class DriftKind(StrEnum):
+    """`docs/words.md` explains them."""
+
+    forgotten_drain = "forgotten_drain"
+    idle_slot = "idle_slot"
+    left_reservation = "left_reservation"
+    left_note = "left_note"
+    left_exclusion = "left_exclusion"
+    unknown_node = "unknown_node"
+
+
+class Repair(StrEnum):
+    """How a drift is repaired. The first two are runs: gate and tests decide as for anybody's."""
+
+    validate = "validate"
+    release = "release"
+    free_slot = "free_slot"
+    end_reservation = "end_reservation"
+    clear_note = "clear_note"
+    cancel_run = "cancel_run"
+
+
+class Drift(msgspec.Struct, frozen=True, kw_only=True):
+    """`what` and `would` are sentences for people; `name` is the reservation, job or run that it is about."""
+
+    kind: DriftKind
+    cluster: str
+    what: str
+    would: str
+    repair: Repair
+    node: str | None = None
+    name: str = ""
+    since: datetime | None = None
+
+
+class Reconciled(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of one repair. `done` False: nothing was done, and `text` says why."""
+
+    drift: Drift
+    done: bool
+    text: str
+    run: str | None = None

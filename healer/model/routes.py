@@ -1,12 +1,14 @@
 """What `rules/notifications.yaml` says: who is told of what, and how. Format: docs/notifications.md."""
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from enum import StrEnum
 from fnmatch import fnmatchcase
+from typing import Any
 
 import msgspec
 
-from healer.model.words import Role, Severity
+from healer.model.vocabulary import Role, Severity
 
 #: What a person may say with a rejection by one press: its key, and the words.
 REJECTIONS: Mapping[str, str] = {
@@ -152,3 +154,95 @@ def _fits(route: Route, severity: Severity, cluster: str, about: About) -> bool:
 
 def _any(globs: tuple[str, ...], name: str) -> bool:
     return not globs or any(fnmatchcase(name, glob) for glob in globs)
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """`id` is stable per (incident, occasion); sinks use it to recognise a repeat. `page`: wake somebody.
+    `about` is for routes and channels; the signed webhook does not tell it."""
+
+    id: str
+    cluster: str
+    title: str
+    text: str
+    severity: Severity
+    page: bool = False
+    incident: str | None = None
+    data: dict[str, Any] = {}
+    about: About = About()
+
+
+class TicketStage(StrEnum):
+    """What a delivery brings to the incident's one ticket. Whichever comes first opens it."""
+
+    opened = "opened"
+    updated = "updated"
+    closed = "closed"
+    reopened = "reopened"
+
+
+class Ticket(msgspec.Struct, frozen=True, kw_only=True):
+    """One delivery to a ticket. `id` is `KEY:ticket` for the first and `KEY:ticket:…` for those after it, and
+    the same key is the same ticket. `since`: when what it is about began; a ticket of it is no older.
+    `reference` is the sink's own name for it, once that is known."""
+
+    id: str
+    cluster: str
+    node: str | None
+    incident: str | None
+    title: str
+    text: str
+    data: dict[str, Any] = {}
+    stage: TicketStage = TicketStage.opened
+    severity: Severity = Severity.P3
+    since: datetime | None = None
+    reference: str = ""
+
+    @property
+    def key(self) -> str:
+        return self.id.partition(":")[0]
+
+
+#: Names of the sinks that no file lists: the generic webhook and the tickets.
+WEBHOOK, TICKETS = "webhook", "tickets"
+
+
+class DeliveryState(StrEnum):
+    """`digest` waits for the next one; `over`: the incident was, before anybody was told; `folded`: a newer
+    one of the same alarm took its place; `listed`: no sink takes it, it stands in healer's own list alone."""
+
+    due = "due"
+    digest = "digest"
+    sent = "sent"
+    failed = "failed"
+    over = "over"
+    folded = "folded"
+    listed = "listed"
+
+
+class Try(msgspec.Struct, frozen=True, kw_only=True):
+    """`outcome`: begun, taken, found (an earlier try was taken), failed, refused, retried (by a person)."""
+
+    at: datetime
+    outcome: str
+    text: str = ""
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+    """One message at one sink. `how`: page, channel, digest, ticket; `reference` is the sink's own name for
+    it; `tries_log` holds each try at a channel, the oldest first."""
+
+    message: str
+    cluster: str
+    channel: str
+    how: str
+    state: DeliveryState
+    title: str
+    severity: Severity
+    incident: str | None
+    at: datetime
+    tries: int
+    next_try_at: datetime | None = None
+    ended_at: datetime | None = None
+    error: str = ""
+    reference: str = ""
+    tries_log: tuple[Try, ...] = ()

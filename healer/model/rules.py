@@ -2,28 +2,72 @@
 
 import re
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import cached_property
 
 import msgspec
 
-from healer.model.commands import SiteCommand
 from healer.model.component import Component
-from healer.model.context import ContextRule
-from healer.model.detection import AlertRule, DetectionRule, GpuModel
-from healer.model.forecast import ForecastRule
-from healer.model.gate import Maintenance
+from healer.model.detection import AlertRule, DetectionRule, ForecastRule, GpuModel
+from healer.model.gate import Maintenance, digest
 from healer.model.history import Escalations, Ladder
 from healer.model.kernel_lines import NO_LINES, LineBook
+from healer.model.node import SiteCommand
+from healer.model.places import Sharing
 from healer.model.routes import Notifications
-from healer.model.scrape import ScrapeRules
-from healer.model.sharing import Sharing
-from healer.model.signals import Catalogue
-from healer.model.trials import digest
-from healer.model.validation import Validation
-from healer.model.words import Cause, FaultClass, Mode, Remedy, Severity, Verb
+from healer.model.telemetry import Catalogue, ScrapeRules, Validation
+from healer.model.vocabulary import Cause, FaultClass, Mode, Remedy, Severity, Verb
+
+#: What begins with a moment explains nothing for longer than this.
+CONTEXT_LONGEST = timedelta(hours=1)
+
+
+class ContextKind(StrEnum):
+    maintenance = "maintenance"  # Slurm's reservation or state, or a window of guards.yaml
+    rebooting = "rebooting"  # a reboot was issued, or the node comes up
+    power_saving = "power_saving"
+    booted = "booted"  # its first minutes after a boot
+    new_driver = "new_driver"  # another driver version than before
+    drained = "drained"  # a person has taken it out
+    job_start = "job_start"  # all that works there has only begun
+
+
+class NodeContext(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What goes on at a node now, and what its faults are judged by meanwhile. `text` is for people; `since`
+    where it begins with a moment, `until` where its end is known."""
+
+    kind: ContextKind
+    text: str
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+class ContextRule(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of `rules/context.yaml`.
+
+    `faults` and `but` are globs. While `when` holds, such a finding is not told (it is told again if it still
+    stands afterwards); with `severity` it is told, no more urgent than that, and with `cause`. `for_min`
+    bounds the contexts that begin with a moment: a boot, a new driver, the start of a job.
+    """
+
+    name: str
+    when: ContextKind
+    faults: tuple[str, ...]
+    source: str
+    but: tuple[str, ...] = ()
+    for_min: float = 0.0
+    severity: Severity | None = None
+    cause: Cause | None = None
+
+    @property
+    def lasts(self) -> timedelta:
+        return timedelta(minutes=self.for_min)
+
+    @property
+    def tells(self) -> bool:
+        return self.severity is not None
 
 
 class ModelRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,6 +240,7 @@ class SweepSettings(msgspec.Struct, frozen=True, kw_only=True):
         return timedelta(days=self.every_days)
 
 
+# Wide: the keys of rules/guards.yaml, which each cluster and partition may set apart from the others.
 class GuardSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The caps. Shares are 0..1 of the GPU nodes that Slurm knows."""
 
@@ -269,6 +314,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     help: str = ""
 
 
+# Wide: an entry of a playbook file, as sites write it: its keys stand side by side there.
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """One step of a playbook. Exactly one of `do`, `check`, `wait`, `use` is set; what `use` names stands in
     its place once the files are read.
@@ -423,6 +469,7 @@ def _port(name: str | None) -> str:
     return re.sub(r"(?<=\D\d)[/:]1$|(?<=\D\d\d)[/:]1$", "", name or "") if name else ""
 
 
+# Wide: rules/ as one value that is exchanged whole or not at all: a field for each file.
 class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """All of `rules/` as one value. `version` is a hash of the files it was read from."""
 

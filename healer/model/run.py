@@ -1,15 +1,24 @@
 """A run of a playbook and its append-only log. The log alone tells where a run stands."""
 
+import json
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
+from hashlib import sha256
 from typing import Any
 
 import msgspec
 
-from healer.model.words import REMEDY_LADDER, Mode, Remedy, RunState, Verb
+from healer.model.slurm import SlurmNode
+from healer.model.vocabulary import REMEDY_LADDER, Mode, Remedy, RunState, Verb
 
 
+def run_id(told: str) -> str:
+    """The id of a run of healer's own: what it is about gives it, so that a second one is the same."""
+    return f"r{sha256(told.encode()).hexdigest()[:23]}"
+
+
+# Wide: a row of the ledger, and the API's answer: who asked, for what, how far it is.
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """`by` is who asked (`healer` for its own). `epoch` grows with each claim; `wake_at` ends a wait.
 
@@ -107,3 +116,94 @@ def tried_of(log: Sequence[LogEntry]) -> dict[str, str]:
     done = {one.data.get("verb") for one in log if one.event is StepEvent.done}
     rungs = [rung for verb, rung in _REMEDIES.items() if verb in done]
     return {"tried": str(max(rungs, key=REMEDY_LADDER.index))} if rungs else {}
+
+
+_KEY = "healer"
+
+
+def is_our_note(text: str) -> bool:
+    if not text.startswith("{"):
+        return False
+    try:
+        told = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(told, dict) and list(told) == [_KEY]
+
+
+def note_of(run: Run, state: str, node: SlurmNode) -> str:
+    """`since` is when the drain was set; `state` how the run stands."""
+    told: dict[str, Any] = {
+        "incident": (run.incident or run.id)[:8],
+        "rule": run.rule or run.playbook,
+        "since": node.reason_at.isoformat() if node.reason_at else None,
+        "state": state,
+    }
+    return json.dumps({_KEY: told}, separators=(",", ":"))
+
+
+class RehearsalState(StrEnum):
+    queued = "queued"
+    running = "running"
+    done = "done"
+    failed = "failed"
+    cancelled = "cancelled"
+
+
+#: One of a cluster may be in these at a time.
+UNDER_WAY = frozenset({RehearsalState.queued, RehearsalState.running})
+
+
+# Wide: the API's answer and its stored row: what was asked for, and how it goes.
+class Rehearsal(msgspec.Struct, frozen=True, kw_only=True):
+    """`text` is what `file` of `rules/` would say, `before` what it says now (None: there is no such file).
+
+    The newest `days` that are recorded are replayed with both, with what was measured if `samples`.
+    `progress`: 0 to 1. `problem`: why it failed. `result`: the comparison (`docs/recordings.md`), the new
+    rules being the later ones, and what each changed rule opened (`opened`).
+    """
+
+    id: str
+    cluster: str
+    file: str
+    text: str
+    before: str | None
+    days: float
+    samples: bool
+    by: str
+    reason: str
+    created_at: datetime
+    state: RehearsalState = RehearsalState.queued
+    ended_at: datetime | None = None
+    progress: float = 0.0
+    #: How long it takes yet at the pace of its last minute; None where that is not known.
+    left_s: float | None = None
+    problem: str = ""
+    result: dict[str, Any] | None = None
+
+
+class Opened(msgspec.Struct, frozen=True, kw_only=True):
+    """What a rule as edited opened in a replay: `digest` says which text that is (`Ruleset.texts`).
+
+    `missed`: incidents that only the old text opened.
+    """
+
+    rule: str
+    digest: str
+    incidents: tuple[str, ...] = ()
+    missed: tuple[str, ...] = ()
+
+
+class Outcomes(msgspec.Struct, frozen=True, kw_only=True):
+    """How the real incidents of the same ids turned out. `missed_true`: true faults that the rule as edited
+    opens no more. `counted`: it was made proof, by whom and when."""
+
+    rule: str
+    digest: str
+    right: int = 0
+    wrong: int = 0
+    unknown: int = 0
+    missed_true: int = 0
+    missed_wrong: int = 0
+    counted_by: str = ""
+    counted_at: datetime | None = None

@@ -1,18 +1,313 @@
 """What Slurm shows: nodes and jobs at one moment, in one shape for every version and adapter."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from functools import lru_cache
 from typing import Generic, TypeVar
 
 import msgspec
 
-from healer.model.slurm_node import SlurmNode
+#: What every reason of ours starts with: `healer:<rule> inc:<short id> <text>`.
+OUR_PREFIX = "healer:"
+#: `sinfo -R` cuts at 20 columns by default; operators print up to about this many.
+MAX_LENGTH = 120
+_BREAKS = re.compile(r"""["'`,=\\;|]""")
+#: What Slurm puts between an old reason and what it appends.
+_APPENDED = " : "
+#: What stands for no reason at all.
+_NONE = frozenset({"", "(null)", "none"})
+
+_GRES = r"gres/\S+ count (?:reported lower than configured|too low)(?: \([^)]*\))?"
+_LOW = rf"(?:Low (?:RealMemory|socket\*core\*thread count|CPUs|TmpDisk)(?: \([^)]*\))?|{_GRES})"
+
+#: Slurm's own reasons (slurmctld and slurmd, 22.05 to 26.05), whole: a person's may begin like one of them.
+_SLURM_REASONS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (kind, re.compile(pattern))
+    for kind, pattern in (
+        ("kill-task-failed", r"Kill task failed(?: \(.*\))?"),
+        ("not-responding", r"Not responding"),
+        ("rebooted", r"Node unexpectedly rebooted"),
+        ("prolog-error", r"Prolog error"),
+        ("epilog-error", r"Epilog error"),
+        ("job-environment", r"Job env setup error"),
+        ("batch-failure", r"batch job complete failure"),
+        ("gres-count", rf"{_GRES}(?:, {_LOW})*"),
+        ("low-resources", rf"{_LOW}(?:, {_LOW})*"),
+        ("reboot", r"Reboot ASAP|reboot (?:requested|issued|complete|timed out)"),
+        ("power", r"ResumeTimeout reached|Powered down after resume|POWER_DOWN_ASAP"),
+    )
+)
+
+#: How other programs' reasons begin.
+_PROGRAMS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (name, re.compile(pattern))
+    for name, pattern in (
+        ("NHC", r"NHC:"),
+        ("soperator", r"\[(?:node_problem|user_problem|hardware_problem|compute_maintenance)\]"),
+        ("slurm-operator", r"slurm-operator:"),
+        ("Slinky", r"\[HC\]"),
+        ("HyperPod", r"Action:(?:Replace|Reboot)\b"),
+        ("SUNK", r"k8s:|.*sunk:verify-undrain"),
+        ("CycleCloud", r"cyclecloud_"),
+    )
+)
+
+
+class OwnerKind(StrEnum):
+    """What kind of actor keeps a node out."""
+
+    healer = "healer"
+    slurm = "slurm"
+    program = "program"
+    person = "person"
+
+
+class ReasonOwner(msgspec.Struct, frozen=True):
+    """`name`: `healer`, `Slurm`, the program's, or the person's; empty where nobody knows which person."""
+
+    kind: OwnerKind
+    name: str
+
+    def __str__(self) -> str:
+        return self.name or "somebody"
+
+
+HEALER = ReasonOwner(OwnerKind.healer, "healer")
+SLURM = ReasonOwner(OwnerKind.slurm, "Slurm")
+
+
+def plain(text: str) -> str:
+    """What of a text may stand in a reason of ours: one line of ASCII, without quotes, commas, `=` and the
+    like (parsers), and with nothing that looks as if Slurm had appended it."""
+    kept = "".join(letter if letter.isprintable() else " " for letter in text)
+    kept = _BREAKS.sub(" ", kept.encode("ascii", "ignore").decode())
+    return re.sub(r"( :)+(?= )", ":", re.sub(r"\s+", " ", kept)).strip(" :")
+
+
+def first_words(reason: str) -> str:
+    """What was written, without what Slurm appended."""
+    return reason.partition(_APPENDED)[0]
+
+
+@lru_cache(maxsize=4096)
+def is_ours(reason: str) -> bool:
+    """As healer writes it, with nothing but words of Slurm's own behind it.
+
+    Whoever adds to our text has taken the node over, though the front of it is ours.
+    """
+    own, *added = reason.split(_APPENDED)
+    if not own.startswith(OUR_PREFIX) or len(own) > MAX_LENGTH or plain(own) != own:
+        return False
+    return all(slurm_kind(part) is not None for part in added)
+
+
+def is_none(reason: str) -> bool:
+    """Nobody wrote a reason: what Slurm's tools print then counts as nothing."""
+    return reason.strip().lower() in _NONE
+
+
+def owner_of(reason: str, user: str = "") -> ReasonOwner:
+    """Who wrote the reason; `user` is whom Slurm recorded. A reason that is none is some person's."""
+    if is_ours(reason):
+        return HEALER
+    if slurm_kind(reason) is not None:
+        return SLURM
+    program = _program(reason)
+    if program is not None:
+        return ReasonOwner(OwnerKind.program, program)
+    return ReasonOwner(OwnerKind.person, "" if _appended_to(reason) else user)
+
+
+@lru_cache(maxsize=4096)
+def slurm_kind(reason: str) -> str | None:
+    """Which of Slurm's own reasons this is; None for a person's text, for ours and for an empty one."""
+    own = reason.partition(_APPENDED)[0].strip()
+    return next((kind for kind, pattern in _SLURM_REASONS if pattern.fullmatch(own)), None)
+
+
+@lru_cache(maxsize=4096)
+def _program(reason: str) -> str | None:
+    return next((name for name, pattern in _PROGRAMS if pattern.match(reason)), None)
+
+
+def _appended_to(reason: str) -> bool:
+    """Slurm added words of its own, and with them its own user and time (d.9)."""
+    return any(slurm_kind(part) is not None for part in reason.split(_APPENDED)[1:])
+
+
+#: Every state and flag of a node that a release up to 26.05 is known to print (d.2 of the facts). A node
+#: with another one is shown as it is, and is never resumed by healer itself.
+KNOWN_NODE_WORDS = frozenset(
+    {
+        "UNKNOWN", "DOWN", "IDLE", "ALLOCATED", "ERROR", "MIXED", "FUTURE", "INVALID",
+        "DRAIN", "COMPLETING", "NOT_RESPONDING", "FAIL", "MAINTENANCE", "RESERVED", "PLANNED",
+        "REBOOT_REQUESTED", "REBOOT_ISSUED", "REBOOT_CANCELED", "INVALID_REG", "UNDRAIN", "RESUME", "CLOUD",
+        "DYNAMIC_FUTURE", "DYNAMIC_NORM", "POWERED_DOWN", "POWERING_DOWN", "POWERING_UP", "POWER_DOWN",
+        "POWER_UP", "POWER_DRAIN", "POWER_DOWN_ASAP", "POWER_DOWN_FORCE", "PERFCTRS", "BLOCKED", "EXTERNAL",
+    }
+)  # fmt: skip
+
+_OUT_BASE = frozenset({"DOWN", "ERROR", "FUTURE", "UNKNOWN"})
+_OUT_FLAGS = frozenset({"DRAIN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN", "POWERING_DOWN", "INVALID_REG"})
+#: Kept free by the scheduler's own plans: no trouble (d.8, 19).
+_OUT_BY_PLAN = frozenset({"MAINTENANCE", "POWERED_DOWN", "POWERING_DOWN"})
+_PLANNED_FLAGS = frozenset({"PLANNED", "BLOCKED"})
+
+
+class NodeStatus(StrEnum):
+    """What Slurm's state of a node comes to, for a person. One node has one; the rest stands in its state."""
+
+    invalid = "invalid"
+    maintenance = "maintenance"
+    power_saving = "power_saving"
+    powering_up = "powering_up"
+    rebooting = "rebooting"
+    down = "down"
+    draining = "draining"
+    drained = "drained"
+    failing = "failing"
+    silent = "silent"
+    reboot_pending = "reboot_pending"
+    unknown = "unknown"
+    busy = "busy"
+    planned = "planned"
+    idle = "idle"
+
+
+#: What decides whatever the base state is, the strongest first.
+_STATUS_BY_FLAG = (
+    (frozenset({"INVALID_REG"}), NodeStatus.invalid),
+    (frozenset({"MAINTENANCE"}), NodeStatus.maintenance),
+    (frozenset({"POWERED_DOWN", "POWERING_DOWN"}), NodeStatus.power_saving),
+    (frozenset({"POWERING_UP"}), NodeStatus.powering_up),
+    (frozenset({"REBOOT_ISSUED"}), NodeStatus.rebooting),
+)
+
+
+# Wide: one row of what Slurm shows of a node, in one shape for all adapters and recordings.
+class SlurmNode(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One node. `state` is Slurm's JSON list: base state first, then flags, upper case.
+
+    `reason_user` and `reason_at` say who set the reason and when. `rack`, `switch` (the leaf), `pod`,
+    `domain` (of NVLink), `pdu` and `row` come from the site's topology file or, in recordings, from the
+    recording. `gpus_shared`: Slurm hands out slices or shares of GPUs here, so `gpus` is no count of cards.
+    """
+
+    name: str
+    state: tuple[str, ...] = ()
+    reason: str = ""
+    reason_user: str = ""
+    reason_at: datetime | None = None
+    gpus: int = 0
+    gpu_model: str = ""
+    gpus_shared: bool = False
+    driver: str = ""
+    rack: str = ""
+    switch: str = ""
+    pod: str = ""
+    domain: str = ""
+    pdu: str = ""
+    row: str = ""
+    partitions: tuple[str, ...] = ()
+    features: tuple[str, ...] = ()
+    boot_id: str = ""
+    boot_at: datetime | None = None
+    #: Free texts of the site's; `extra` holds our JSON while an incident of ours stands (see docs/slurm.md).
+    comment: str = ""
+    extra: str = ""
+    #: Switches from leaf to root, where Slurm or the topology file knows them; `switch` is the first.
+    switches: tuple[str, ...] = ()
+    #: What the node becomes after its reboot, as `state`; empty where none is asked for.
+    after_reboot: tuple[str, ...] = ()
+    #: NodeAddr and NodeHostname, where they differ from the name: an enrolling node is known by them.
+    address: str = ""
+    hostname: str = ""
+
+    @property
+    def base(self) -> str:
+        return self.state[0] if self.state else "UNKNOWN"
+
+    @property
+    def drain(self) -> bool:
+        """The DRAIN flag is set: no new job starts here (it may still be draining)."""
+        return "DRAIN" in self.state
+
+    @property
+    def held(self) -> bool:
+        """Somebody, Slurm or healer keeps it out of service (planned work apart)."""
+        return self.drain or self.base == "DOWN" or "FAIL" in self.state
+
+    @property
+    def busy(self) -> bool:
+        return self.base in {"ALLOCATED", "MIXED"} or "COMPLETING" in self.state
+
+    @property
+    def responding(self) -> bool:
+        return self.base != "DOWN" and "NOT_RESPONDING" not in self.state
+
+    @property
+    def in_service(self) -> bool:
+        """New jobs may start here."""
+        return self.base not in _OUT_BASE and not _OUT_FLAGS.intersection(self.state)
+
+    @property
+    def planned(self) -> bool:
+        """Out by plan: in a maintenance reservation or powered down on purpose."""
+        return not _OUT_BY_PLAN.isdisjoint(self.state)
+
+    @property
+    def status(self) -> NodeStatus:
+        """By Slurm's own order (d.2 of the facts), but for one thing: a node that is DOWN and DRAIN is down.
+
+        There is no DRAINED in Slurm's JSON: a node that drains is drained once it holds no job any more.
+        """
+        state = self.state
+        for flags, status in _STATUS_BY_FLAG:
+            if not flags.isdisjoint(state):
+                return status
+        if self.base in {"DOWN", "ERROR"}:
+            return NodeStatus.down
+        if self.drain:
+            return NodeStatus.draining if self.busy else NodeStatus.drained
+        if "FAIL" in state:
+            return NodeStatus.failing
+        if "NOT_RESPONDING" in state:
+            return NodeStatus.silent
+        if "REBOOT_REQUESTED" in state:
+            return NodeStatus.reboot_pending
+        if self.base not in {"IDLE", "ALLOCATED", "MIXED"}:
+            return NodeStatus.unknown
+        if self.busy:
+            return NodeStatus.busy
+        return NodeStatus.idle if _PLANNED_FLAGS.isdisjoint(state) else NodeStatus.planned
+
+    @property
+    def owner(self) -> ReasonOwner | None:
+        """Who keeps it out: None for a node in service. Without a reason a drain is some person's, and
+        anything else Slurm's."""
+        if self.in_service or (self.planned and is_none(self.reason)):
+            return None
+        if is_none(self.reason) and not self.drain:
+            return SLURM
+        return owner_of(self.reason, self.reason_user)
+
+    @property
+    def unknown_flags(self) -> tuple[str, ...]:
+        """Words in its state that no release up to 26.05 is known to print."""
+        return tuple(word for word in self.state if word not in KNOWN_NODE_WORDS)
+
+    @property
+    def resumable(self) -> bool:
+        """healer may resume it by itself: nobody knows what a flag that nobody knows would mean for that."""
+        return not self.unknown_flags
+
 
 T = TypeVar("T")
 
 
+# Wide: one row of what Slurm shows of a job, in one shape for all adapters and recordings.
 class SlurmJob(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One job. `state` is the base state (`RUNNING`); `flags` the rest (`COMPLETING`).
 
@@ -159,7 +454,7 @@ class Controller(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     agent_queue: int | None = None
     dbd_queue: int | None = None
     fallbacks: tuple[str, ...] = ()
-    #: What is not as it should be, and since when; the poller fills it in (healer.observations.controller).
+    #: What is not as it should be, and since when; the poller fills it in (healer.observations.slurm_poll).
     since: dict[Trouble, datetime] = {}
 
 
@@ -212,77 +507,77 @@ class SlurmSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def gpu_nodes(self) -> Sequence[SlurmNode]:
         """What caps and the floor count; every node where Slurm names no GPUs at all."""
-        return _counted(_Same(self.nodes))
+        return counted_nodes(ByIdentity(self.nodes))
 
     @property
     def held_nodes(self) -> Sequence[SlurmNode]:
         """Those that somebody keeps out and says why, in the order of `nodes`."""
-        return _held(_Same(self.nodes))
+        return _held(ByIdentity(self.nodes))
 
     @property
     def odd_nodes(self) -> Sequence[SlurmNode]:
         """Those of which Slurm shows more than that they are idle or at work: mostly a few of thousands."""
-        return _odd(_Same(self.nodes))
+        return _odd(ByIdentity(self.nodes))
 
     def jobs_on(self, node: str) -> list[SlurmJob]:
         """Jobs that hold the node, in the order of `jobs`."""
-        return list(_by_node(_Same(self.jobs)).get(node, ()))
+        return list(_by_node(ByIdentity(self.jobs)).get(node, ()))
 
     def failed_on(self, node: str) -> list[SlurmJob]:
         """Jobs that ended FAILED or NODE_FAIL there, as long as slurmctld knows them (MinJobAge)."""
-        return list(_failed_by_node(_Same(self.jobs)).get(node, ()))
+        return list(_failed_by_node(ByIdentity(self.jobs)).get(node, ()))
 
     def waiting_in(self, partition: str) -> list[SlurmJob]:
         """Jobs that wait in the partition, in the order of `jobs`."""
-        return list(_waiting_by_partition(_Same(self.jobs)).get(partition, ()))
+        return list(_waiting_by_partition(ByIdentity(self.jobs)).get(partition, ()))
 
 
-class _Same(Generic[T]):
-    """A mapping as itself: equal to no other one, whatever it holds."""
+class ByIdentity(Generic[T]):
+    """A value as the key of a cache: equal to no other one, whatever it holds."""
 
-    def __init__(self, rows: Mapping[str, T]) -> None:
-        self.rows = rows
+    def __init__(self, value: T) -> None:
+        self.value = value
 
     def __hash__(self) -> int:
-        return id(self.rows)
+        return id(self.value)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.rows is other.rows
+        return isinstance(other, ByIdentity) and self.value is other.value
 
 
 # Each walk asks, and a walk for which nothing came must not look at a thousand nodes.
 @lru_cache(maxsize=4)
-def _counted(same: _Same[SlurmNode]) -> Sequence[SlurmNode]:
-    with_gpus = tuple(node for node in same.rows.values() if node.gpus > 0)
-    return with_gpus or tuple(same.rows.values())
+def counted_nodes(same: ByIdentity[Mapping[str, SlurmNode]]) -> Sequence[SlurmNode]:
+    with_gpus = tuple(node for node in same.value.values() if node.gpus > 0)
+    return with_gpus or tuple(same.value.values())
 
 
 @lru_cache(maxsize=4)
-def _odd(same: _Same[SlurmNode]) -> Sequence[SlurmNode]:
-    return tuple(node for node in same.rows.values() if node.state not in _PLAIN)
+def _odd(same: ByIdentity[Mapping[str, SlurmNode]]) -> Sequence[SlurmNode]:
+    return tuple(node for node in same.value.values() if node.state not in _PLAIN)
 
 
 @lru_cache(maxsize=4)
-def _held(same: _Same[SlurmNode]) -> Sequence[SlurmNode]:
+def _held(same: ByIdentity[Mapping[str, SlurmNode]]) -> Sequence[SlurmNode]:
     return tuple(node for node in _odd(same) if node.reason and node.held)
 
 
 # A storm asks for the jobs of a thousand nodes: reading all jobs for each took minutes. By the mapping and
 # not by the snapshot, because an unchanged picture is a new snapshot every two seconds with the same jobs.
 @lru_cache(maxsize=4)
-def _by_node(same: _Same[SlurmJob]) -> dict[str, list[SlurmJob]]:
-    return _placed(job for job in same.rows.values() if job.active)
+def _by_node(same: ByIdentity[Mapping[str, SlurmJob]]) -> dict[str, list[SlurmJob]]:
+    return _placed(job for job in same.value.values() if job.active)
 
 
 @lru_cache(maxsize=4)
-def _failed_by_node(same: _Same[SlurmJob]) -> dict[str, list[SlurmJob]]:
-    return _placed(job for job in same.rows.values() if job.crashed)
+def _failed_by_node(same: ByIdentity[Mapping[str, SlurmJob]]) -> dict[str, list[SlurmJob]]:
+    return _placed(job for job in same.value.values() if job.crashed)
 
 
 @lru_cache(maxsize=4)
-def _waiting_by_partition(same: _Same[SlurmJob]) -> dict[str, list[SlurmJob]]:
+def _waiting_by_partition(same: ByIdentity[Mapping[str, SlurmJob]]) -> dict[str, list[SlurmJob]]:
     found: dict[str, list[SlurmJob]] = {}
-    for job in same.rows.values():
+    for job in same.value.values():
         if job.state == "PENDING" and not job.active:
             for partition in job.partition.split(","):
                 found.setdefault(partition, []).append(job)
@@ -295,3 +590,113 @@ def _placed(jobs: Iterable[SlurmJob]) -> dict[str, list[SlurmJob]]:
         for node in dict.fromkeys(job.nodes):
             found.setdefault(node, []).append(job)
     return found
+
+
+#: What the name of every reservation of ours starts with: `healer_<short id of the incident or run>`.
+OUR_RESERVATIONS = "healer_"
+
+
+def reservation_for(incident: str) -> str:
+    """The name for the tests of this incident (or run, where there is none): the same however often asked."""
+    return f"{OUR_RESERVATIONS}{incident[:8]}"
+
+
+def is_our_reservation(reservation: Reservation) -> bool:
+    return reservation.name.startswith(OUR_RESERVATIONS)
+
+
+def our_reservation(snapshot: SlurmSnapshot | None, node: str) -> Reservation | None:
+    """The reservation of ours that keeps this node out of service."""
+    return ours_on(snapshot.reservations, node) if snapshot is not None else None
+
+
+def ours_on(reservations: Mapping[str, Reservation], node: str) -> Reservation | None:
+    """The same of a list that was read alone."""
+    found = reservations.values()
+    return next((one for one in found if is_our_reservation(one) and node in one.nodes), None)
+
+
+def only_ours(snapshot: SlurmSnapshot | None, node: SlurmNode) -> bool:
+    """That the node is shown as planned work is our own doing, and nobody else's."""
+    if snapshot is None or our_reservation(snapshot, node.name) is None:
+        return False
+    others = (one for one in snapshot.reservations.values() if not is_our_reservation(one))
+    theirs = any(one.maintenance and node.name in one.nodes for one in others)
+    return not theirs and not {"POWERED_DOWN", "POWERING_DOWN"}.intersection(node.state)
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """A rate that a test told (`gemm_tflop_per_s`): the higher the better."""
+
+    value: float
+    at: datetime
+
+
+class NodeFigures(msgspec.Struct, frozen=True):
+    """By name the newest of each."""
+
+    node: str
+    figures: dict[str, Figure]
+
+
+class FleetFigure(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure beside those of `nodes` nodes of its model: their `median`, and their `spread` (a robust
+    standard deviation). `low`: too far below it."""
+
+    name: str
+    value: float
+    at: datetime
+    median: float
+    spread: float
+    nodes: int
+    low: bool = False
+
+
+class NodeStanding(msgspec.Struct, frozen=True, kw_only=True):
+    """`kind` is the model of its GPUs. The figures by name."""
+
+    cluster: str
+    node: str
+    kind: str
+    figures: tuple[FleetFigure, ...]
+
+
+#: Text names of states and flags that JSON spells differently (d.2 of the facts; sinfo's short names).
+_NAMES = {
+    "MAINT": "MAINTENANCE", "INVAL": "INVALID_REG", "DRAINED": "DRAIN", "DRAINING": "DRAIN", "DRNG": "DRAIN",
+    "ALLOC": "ALLOCATED", "MIX": "MIXED", "COMP": "COMPLETING", "UNK": "UNKNOWN", "RESV": "RESERVED",
+    "FAILING": "FAIL", "FAILG": "FAIL", "PLND": "PLANNED",
+}  # fmt: skip
+#: What a suffix of a state means, for releases that print flags that way.
+_SUFFIXES = {
+    "*": "NOT_RESPONDING", "~": "POWERED_DOWN", "#": "POWERING_UP", "!": "POWER_DOWN", "%": "POWERING_DOWN",
+    "$": "MAINTENANCE", "@": "REBOOT_REQUESTED", "^": "REBOOT_ISSUED", "-": "PLANNED",
+}  # fmt: skip
+_SIGNED = re.compile(r"(?P<text>.*) \[(?P<user>[^\[\]@\s]+)@(?P<at>[0-9][0-9T:-]{3,24})\]", re.DOTALL)
+#: The end of the year 9999.
+_LAST_SECOND = 253402300799
+
+
+def node_words(words: Sequence[str]) -> tuple[str, ...]:
+    """`["IDLE*", "DRAIN"]` -> ("IDLE", "NOT_RESPONDING", "DRAIN"): the base state first, flags behind it in
+    their order. Unknown words are carried through."""
+    found: list[str] = []
+    suffixes: list[str] = []
+    for word in (one.strip().upper() for one in words):
+        plain = word.rstrip("".join(_SUFFIXES))
+        suffixes += [_SUFFIXES[one] for one in reversed(word[len(plain) :])]
+        if plain:
+            found.append(_NAMES.get(plain, plain))
+    base, *flags = found or ["UNKNOWN"]
+    return tuple(dict.fromkeys((base, *suffixes, *flags)))
+
+
+def signed_reason(text: str) -> tuple[str, str, datetime | None]:
+    """`Kill task failed [root@1763607600]` -> the reason, who set it and when. Slurm prints a date without a
+    zone there unless it is told otherwise: then nobody knows the moment."""
+    signed = _SIGNED.fullmatch(text.strip())
+    if signed is None:
+        return text, "", None
+    at = int(signed["at"]) if signed["at"].isdecimal() else 0
+    moment = datetime.fromtimestamp(at, UTC) if 0 < at <= _LAST_SECOND else None
+    return signed["text"], signed["user"], moment

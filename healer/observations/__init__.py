@@ -1,6 +1,6 @@
-"""The picture of now: what healer knows of the fleet at this moment."""
+"""Observations to the picture of now, and windows of samples."""
 
-from healer.observations.gpus import GpuMap
+from healer.observations.fault_history import GpuMap
 from healer.observations.picture import NodePicture, Picture, Standing
 
 __all__ = ["GpuMap", "NodePicture", "Picture", "Standing"]

@@ -4,14 +4,16 @@ Rows are given once and never move, so that arrays of two moments fit each other
 another job, an hour after it ended: no window and no hold reaches that far back.
 """
 
+import re
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from datetime import datetime, timedelta
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.model import Component, Part, Scope
+from healer.model import Component, Part, Scope, SlurmJob, SlurmNode, SlurmSnapshot, Topology
 
 #: Rows at most; what comes beyond is dropped and counted.
 ROWS_MAX = {
@@ -65,7 +67,10 @@ class Axis:
 
     def row(self, component: Component) -> int | None:
         """The row of that part. What it knows beyond its scope (PCI address, rank) does not matter."""
-        return self._rows.get(self.key(component))
+        return self.row_of_key(self.key(component))
+
+    def row_of_key(self, key: Hashable) -> int | None:
+        return self._rows.get(key)
 
     def parent(self, scope: Scope) -> Ints:
         """(n,) row on the other axis, -1 where there is none, or it is unknown or not only one.
@@ -111,10 +116,11 @@ class Axis:
         return row
 
 
+# Wide: the axes and the tables between them change rows together: a row of one without the others is wrong.
 class Axes:
     """All axes of one cluster, and the tables by which rows find their parents.
 
-    Tables are as long as their axis or longer. `show` of `healer.observations.allocation` fills what Slurm
+    Tables are as long as their axis or longer. `show` of `healer.observations.axes` fills what Slurm
     tells; rows of GPUs and links appear when they are first heard of.
     """
 
@@ -173,7 +179,7 @@ class Axes:
     def node(self, name: str) -> int | None:
         """The node's row, given now if it has none. None: there are too many."""
         axis = self._axes[Scope.node]
-        row = axis._rows.get(name)
+        row = axis.row_of_key(name)
         if row is not None:
             return row
         row = axis.add(Component(cluster=self.cluster, node=name))
@@ -263,7 +269,7 @@ class Axes:
     def device(self, name: str) -> int | None:
         """The device's row, given now if it has none. None: there are too many."""
         axis = self._axes[Scope.device]
-        if (row := axis._rows.get(name)) is None:
+        if (row := axis.row_of_key(name)) is None:
             row = axis.add(Component(cluster=self.cluster, device=name))
             self.changed()
         return row
@@ -306,7 +312,7 @@ class Axes:
     def job_row(self, job: str, now: datetime) -> int | None:
         """The job's row; a row whose job ended an hour ago is used again."""
         axis = self._axes[Scope.job]
-        row = axis._rows.get(job)
+        row = axis.row_of_key(job)
         if row is None:
             row = axis.add(Component(cluster=self.cluster, job=job), self._free_job_row(now))
         if row is not None:
@@ -394,3 +400,129 @@ class Axes:
         if to is Scope.job:
             return np.where(gpu >= 0, self.gpu_job[node, gpu], self.job[node])
         return self._of_node(node, to)
+
+
+UNKNOWN = -1
+#: A MIG profile as the name of a GRES type: such a node counts slices.
+_SLICE = re.compile(r"\d+g\.\d+gb", re.IGNORECASE)
+
+
+class NodeLoad(msgspec.Struct, frozen=True):
+    """Of one node. `gpus`: GPU index -> row of its job, -1 where two share it. `told`: the GPUs that are not
+    in `gpus` are known to be idle. `allocated` is None where Slurm does not tell how many GPUs are."""
+
+    gpus: dict[int, int]
+    told: bool
+    allocated: int | None
+    job: int = UNKNOWN
+
+
+def load_of(node: SlurmNode, jobs: Sequence[SlurmJob], rows: Mapping[str, int]) -> NodeLoad:
+    """Which GPUs of a node are whose. `jobs` hold the node; one whose GPUs Slurm does not tell holds all of
+    them if it is alone there."""
+    if not jobs:
+        return NodeLoad({}, told=not node.busy, allocated=None if node.busy else 0)
+    alone = rows.get(jobs[0].id, UNKNOWN) if len(jobs) == 1 else UNKNOWN
+    if len(jobs) == 1 and node.name not in jobs[0].gpus:
+        return NodeLoad(dict.fromkeys(range(GPUS_MAX), alone), told=True, allocated=node.gpus, job=alone)
+    gpus: dict[int, int] = {}
+    for job in jobs:
+        for index in job.gpus.get(node.name, ()):
+            if 0 <= index < GPUS_MAX:
+                gpus[index] = UNKNOWN if index in gpus else rows.get(job.id, UNKNOWN)
+    told = all(node.name in job.gpus for job in jobs)
+    return NodeLoad(gpus, told=told, allocated=len(gpus) if told else None, job=alone)
+
+
+def place_nodes(axes: Axes, snapshot: SlurmSnapshot, places: Topology) -> None:
+    """Rows for the nodes that Slurm shows, their models, switches and racks; the others are there no more."""
+    axes.shown = True
+    axes.present[:] = False
+    model_of = {model: number for number, model in enumerate(axes.models)}
+    for node in snapshot.nodes.values():
+        row = axes.node(node.name)
+        if row is None:
+            continue
+        axes.present[row] = True
+        if node.gpu_model and node.gpu_model not in model_of:
+            model_of[node.gpu_model] = len(axes.models)
+            axes.models.append(node.gpu_model)
+        axes.model[row] = model_of.get(node.gpu_model, UNKNOWN)
+        place = places.places.get(node.name)
+        axes.switch[row] = _row_of(axes.switch_row, node.switch or (place.switch if place else ""))
+        axes.rack[row] = _row_of(axes.rack_row, node.rack or (place.rack if place else ""))
+    axes.changed()
+
+
+def _row_of(give: Callable[[str], int | None], name: str) -> int:
+    row = give(name) if name else None
+    return UNKNOWN if row is None else row
+
+
+def place_jobs(axes: Axes, snapshot: SlurmSnapshot) -> dict[int, NodeLoad]:
+    """Who holds what, into the tables; the load by node row."""
+    rows: dict[str, int] = {}
+    for job in snapshot.jobs.values():
+        if job.active and (row := axes.job_row(job.id, snapshot.taken_at)) is not None:
+            rows[job.id] = row
+    axes.jobs_active(list(rows.values()), snapshot.taken_at)
+    axes.job[:] = axes.allocated[:] = UNKNOWN
+    axes.gpu_job[:] = axes.gpu_allocated[:] = UNKNOWN
+    loads: dict[int, NodeLoad] = {}
+    cells: list[int] = []
+    held: list[int] = []
+    for node in snapshot.nodes.values():
+        at = axes.node(node.name)
+        if at is None:
+            continue
+        jobs = snapshot.jobs_on(node.name)
+        load = loads[at] = load_of(node, jobs, rows)
+        axes.job[at] = load.job
+        axes.allocated[at] = bool(jobs) or node.busy
+        if load.told:
+            axes.gpu_allocated[at] = 0
+        cells.extend(at * GPUS_MAX + index for index in load.gpus)
+        held.extend(load.gpus.values())
+    axes.gpu_job.reshape(-1)[cells] = held
+    axes.gpu_allocated.reshape(-1)[cells] = 1
+    _measure_jobs(axes, snapshot, rows)
+    axes.changed()
+    return loads
+
+
+def _measure_jobs(axes: Axes, snapshot: SlurmSnapshot, rows: Mapping[str, int]) -> None:
+    """How large each job is, and the one switch below which all of it runs."""
+    axes.job_nodes[:] = axes.job_gpus[:] = 0
+    axes.job_switch[:] = UNKNOWN
+    for job_id, row in rows.items():
+        job = snapshot.jobs[job_id]
+        nodes = [node for name in dict.fromkeys(job.nodes) if (node := snapshot.nodes.get(name)) is not None]
+        axes.job_nodes[row] = len(nodes)
+        axes.job_gpus[row] = sum(
+            len(job.gpus[node.name]) if node.name in job.gpus else node.gpus for node in nodes
+        )
+        switches = {int(axes.switch[at]) for node in nodes if (at := axes.node(node.name)) is not None}
+        if len(switches) == 1:
+            axes.job_switch[row] = switches.pop()
+
+
+def derived_signals(
+    axes: Axes, snapshot: SlurmSnapshot, loads: Mapping[int, NodeLoad]
+) -> tuple[NDArray[np.int32], dict[str, NDArray[np.float64]]]:
+    """Rows of Slurm's nodes, and by those rows what its picture gives as signals; NaN: it does not tell, or
+    not in whole GPUs.
+
+    `slurm_drained` is 1 for every node that takes no new jobs, for whatever reason.
+    """
+    components = axes.axis(Scope.node).components()
+    nodes = [snapshot.nodes[components[row].node or ""] for row in loads]
+    rows = np.fromiter(loads, np.int32, len(loads))
+    whole = [not node.gpus_shared and not _SLICE.search(node.gpu_model) for node in nodes]
+    gpus = [node.gpus if alone else np.nan for node, alone in zip(nodes, whole, strict=True)]
+    held = [np.nan if load.allocated is None else load.allocated for load in loads.values()]
+    return rows, {
+        "slurm_gpus": np.array(gpus, np.float64),
+        "slurm_allocated": axes.allocated[rows].astype(np.float64),
+        "slurm_gpus_allocated": np.array(held, np.float64),
+        "slurm_drained": np.array([not node.in_service for node in nodes], np.float64),
+    }

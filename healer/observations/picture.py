@@ -28,9 +28,8 @@ from healer.model import (
     Topology,
     facts_with,
 )
-from healer.observations.alerts import Alerts
-from healer.observations.gpus import GpuMap
-from healer.observations.history import History
+from healer.observations.fault_history import GpuMap, History
+from healer.observations.heard_alerts import Alerts
 
 #: Lines of one message of the driver come together, also where a shipper sends each by itself.
 LOSS_WITHIN = timedelta(seconds=10)
@@ -211,6 +210,7 @@ class AllHeard(NamedTuple):
         return nodes is self.nodes and now <= self.until
 
 
+# Wide: what the walk hands from stage to stage and from one walk to the next; nothing else holds what is now.
 class Picture:
     """The fleet of one cluster as healer knows it now."""
 

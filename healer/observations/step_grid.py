@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.model.samples import StepBatch
+from healer.model.telemetry import StepBatch
 
 #: So many steps are kept of what was told.
 STEPS_KEPT = 200

@@ -1,24 +1,20 @@
 """Step times of running jobs: per job and life a ring of steps × ranks. State owned by its caller."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from healer.model import SlurmJob, SlurmSnapshot
-from healer.observations.clocks import timely
-from healer.observations.in_step import InStep
-from healer.observations.lives import RANKS_MAX, grown, make_room, ranks_most
-from healer.observations.results import Results
-from healer.observations.step_parts import StepParts
-from healer.observations.vouched import COLUMNS, only, vouched
+from healer.observations.report_order import timely
+from healer.observations.step_columns import COLUMNS, InStep, Results, StepParts, only, vouched
 
 if TYPE_CHECKING:
-    from healer.model.samples import StepBatch
+    from healer.model.telemetry import StepBatch
 
 STEPS = 128
 #: A job that Slurm shows no more, and an earlier life of one, is kept this long.
@@ -36,6 +32,101 @@ REWIND = 16
 MOVED_AFTER_S = 30.0
 
 
+# --- how many lives of jobs, and ranks of each, are kept -------------------------------------------------
+# Anybody with a token may tell step times of any job, so there is room for what Slurm shows, and a little for
+# what it does not show (yet); neither grows beyond it, whatever is told.
+
+RANKS_MAX = 16_384
+LIVES_MAX = 500
+#: Over all lives: 1 KiB each, and 1 KiB more for each result (loss, gradient norm) that the job tells.
+RANKS_TOTAL = 131_072
+#: A job's life now, the one before, and one that Slurm does not show yet.
+LIVES_OF_JOB = 3
+#: Ranks of a job: at most so many on each of its GPUs.
+RANKS_PER_GPU = 2
+#: Of jobs that Slurm does not show, in all.
+STRANGE_LIVES_MAX = 50
+STRANGE_RANKS_MAX = 4096
+
+Key = tuple[str, int]
+
+
+class Life(Protocol):
+    """What is asked of a life here: columns it has room for, and when it was last heard."""
+
+    @property
+    def capacity(self) -> int: ...
+    @property
+    def heard_at(self) -> datetime: ...
+
+
+def is_shown(job: str, slurm: SlurmSnapshot | None) -> bool:
+    """Without a word from Slurm every job counts as shown: nothing tells them apart."""
+    return slurm is None or job in slurm.jobs
+
+
+def ranks_most(job: str, slurm: SlurmSnapshot | None) -> int:
+    """One more than the highest rank the job may have."""
+    shown = slurm.jobs.get(job) if slurm is not None else None
+    if shown is None or slurm is None:
+        return RANKS_MAX if slurm is None else STRANGE_RANKS_MAX
+    nodes = [(name, slurm.nodes.get(name)) for name in set(shown.nodes)]
+    gpus = sum(len(shown.gpus[name]) if name in shown.gpus else node.gpus for name, node in nodes if node)
+    # A job without GPUs, or one of which Slurm does not tell them.
+    return min(RANKS_PER_GPU * gpus, RANKS_MAX) if gpus else RANKS_MAX
+
+
+def grown(capacity: int, ranks: int, most: int) -> int:
+    """Room for `ranks` columns, at most `most`: doubled, so that adding stays cheap."""
+    return capacity if ranks <= capacity else min(max(ranks, 2 * capacity, 8), max(most, ranks))
+
+
+def make_room(
+    lives: Mapping[Key, Life], key: Key, capacity: int, slurm: SlurmSnapshot | None
+) -> list[Key] | None:
+    """The lives to forget so that life `key` may have `capacity` columns; None: it may not.
+
+    The oldest lives of its own job go, then those of jobs that Slurm does not show, then the longest unheard.
+    A job that Slurm does not show takes nothing from those that it shows.
+    """
+    away: list[Key] = []
+    if key not in lives:
+        own = sorted(restart for job, restart in lives if job == key[0])
+        if len(own) >= LIVES_OF_JOB:
+            if key[1] < own[0]:
+                return None
+            away.append((key[0], own[0]))
+    others = {one: life for one, life in lives.items() if one != key and one not in away}
+    strange = {one: life for one, life in others.items() if not is_shown(one[0], slurm)}
+    if not is_shown(key[0], slurm):
+        if capacity > STRANGE_RANKS_MAX:
+            return None
+        away.extend(_surplus(strange, STRANGE_LIVES_MAX - 1, STRANGE_RANKS_MAX - capacity, strange))
+        gone = set(away)
+        ranks = sum(life.capacity for one, life in others.items() if one not in gone)
+        fits = len(others) - len(gone & others.keys()) < LIVES_MAX and ranks + capacity <= RANKS_TOTAL
+        return away if fits else None
+    if capacity > RANKS_TOTAL:
+        return None
+    away.extend(_surplus(others, LIVES_MAX - 1, RANKS_TOTAL - capacity, strange))
+    return away
+
+
+def _surplus(lives: Mapping[Key, Life], most: int, ranks: int, first: Collection[Key]) -> Iterator[Key]:
+    """What has to go until at most `most` lives with `ranks` columns are left; `first` go before all."""
+    count, total = len(lives), sum(life.capacity for life in lives.values())
+    if count <= most and total <= ranks:
+        return
+    for key, life in sorted(lives.items(), key=lambda item: (item[0] not in first, item[1].heard_at)):
+        if count <= most and total <= ranks:
+            return
+        count, total = count - 1, total - life.capacity
+        yield key
+
+
+# --- the steps of one life ---
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Places:
     """Where ranks run: `node` (R,) index into `nodes`, `gpu` (R,) index on its node; -1 unknown."""
@@ -45,6 +136,7 @@ class Places:
     gpu: NDArray[np.int32]
 
 
+# Wide: one life of a job is arrays over the same steps and ranks: they grow, rewind and forget together.
 class JobSteps:
     """One life of one job. Arrays are (STEPS, R) and (R,); rows are `step % STEPS`, columns are ranks."""
 
@@ -314,7 +406,7 @@ class JobSteps:
 
 
 class StepTimes:
-    """All jobs of one cluster; how many lives and ranks of them: `healer.observations.lives`."""
+    """All jobs of one cluster; how many lives and ranks of them: `healer.observations.steps`."""
 
     def __init__(self, cluster: str) -> None:
         self.cluster = cluster
@@ -452,3 +544,13 @@ def _by_slurm(ranks: int, job: SlurmJob, slurm: SlurmSnapshot) -> Places | None:
         return None
     node, gpu = np.array(flat, np.int32).T
     return Places(job.nodes, node, gpu)
+
+
+def is_of_life(job: JobSteps, shown: SlurmJob) -> bool:
+    """Until its new life has told a step, a requeued job is known by the old one, whose ranks ran elsewhere.
+
+    Senders that count no lives always tell 0.
+    """
+    if shown.start_at is None:
+        return job.restart == shown.restarts
+    return job.restart in (0, shown.restarts) and job.told_at > shown.start_at.timestamp()

@@ -63,7 +63,7 @@ class Series:
 
         A moment before the last one's point changes nothing.
         """
-        self._reserve(len(readings))
+        self.reserve(len(readings))
         number = int(at_s // self.point_s)
         if self.head is not None and number < self.head:
             return False
@@ -133,7 +133,7 @@ class Series:
             self.points[missed % POINTS] = np.nan
         self.total[:] = self.weight[:] = 0.0
 
-    def _reserve(self, rows: int) -> None:
+    def reserve(self, rows: int) -> None:
         if rows <= self.rows:
             return
         self.points = np.ascontiguousarray(grown(self.points.T, rows, np.nan).T)
@@ -185,7 +185,7 @@ class Saved:
         ]
         if not pairs:
             return
-        series._reserve(len(parts))
+        series.reserve(len(parts))
         if series.head is None:
             series.head = self.head
         rows, columns = (np.array(one, np.intp) for one in zip(*pairs, strict=True))

@@ -1,4 +1,4 @@
-"""The playbook language: `advance`, from a run's log to its next intent."""
+"""The playbook language: from a run's log to its next step."""
 
 from healer.playbooks.advance import (
     BEGIN,

@@ -1,4 +1,4 @@
-"""`advance`: from a run's log to its next intent. Pure: the log alone tells where a run stands."""
+"""`advance`: from a run's log to its next intent. Pure: the log alone says where a run is."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -33,7 +33,7 @@ class Do(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sleep(msgspec.Struct, frozen=True, kw_only=True):
-    """Nothing to do before `until`; None: until somebody or something wakes the run."""
+    """Nothing to do before `until`; None: until a person or an event wakes the run."""
 
     until: datetime | None
     key: str
@@ -41,7 +41,7 @@ class Sleep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """Stuck: a person must answer. `question` says exactly where it stands."""
+    """Stuck: a person must answer. `question` says exactly where it is."""
 
     key: str
     question: str
@@ -163,8 +163,8 @@ def stuck_at(playbook: Playbook, log: Sequence[LogEntry], now: datetime) -> list
 
 
 def from_here(playbook: Playbook, log: Sequence[LogEntry], step: str) -> list[str]:
-    """The keys that begin anew where a person lets a run go on from this step: its own, and those of all
-    later steps that the log speaks of. What stands before stays. Raises ValueError where there is none."""
+    """The keys that begin again where a person lets a run go on from this step: its own, and those of all
+    later steps that the log speaks of. What comes before stays. Raises ValueError where there is none."""
     ids = [one.id for one in playbook.steps]
     if step not in ids:
         raise ValueError(f"{playbook.name} has no step {step}; it has {', '.join(ids)}")

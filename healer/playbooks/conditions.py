@@ -2,8 +2,8 @@
 
     when: validate.failed and (verdict.cause == permanent or severity <= P1)
 
-A condition is read by a grammar of its own, as ids of steps hold dashes. Three values: what nobody knows
-makes a comparison neither true nor false, and a step goes on only where its condition is surely true.
+A condition is read by a grammar of its own, as ids of steps hold dashes. Three values: an unknown fact makes
+a comparison neither true nor false, and a step goes on only where its condition is surely true.
 """
 
 import operator
@@ -14,7 +14,7 @@ from typing import Any, Never
 
 import msgspec
 
-from healer.model import Cause, FaultClass, Remedy, Severity
+from healer.model import Cause, FaultClass, Input, InputType, Remedy, Severity
 
 LONGEST_TEXT = 500
 _DEEPEST = 20
@@ -54,7 +54,7 @@ class Ended(msgspec.Struct, frozen=True):
 
 
 class Compared(msgspec.Struct, frozen=True):
-    """`severity <= P1`, `input.depth == 3`. `value` is as it stands in the text."""
+    """`severity <= P1`, `input.depth == 3`. `value` is as in the text."""
 
     name: str
     op: str
@@ -199,7 +199,7 @@ def reads(of: Condition) -> set[str]:
 
 
 def truth(of: Condition, outcomes: Callable[[str], str | None], knows: Mapping[str, Any]) -> bool | None:
-    """None: nobody knows. `outcomes` gives a step's word, `knows` what the run knows by its name."""
+    """None: not known. `outcomes` gives a step's word, `knows` what the run knows by its name."""
     match of:
         case Ended():
             return outcomes(of.step) == of.word
@@ -238,3 +238,79 @@ def _all(found: list[bool | None]) -> bool | None:
 
 def _opposite(value: bool | None) -> bool | None:
     return None if value is None else not value
+
+
+# --- as the files hold them: what is wrong with one, and one playbook's within another's
+
+
+def wrong_with(leaf: Compared | Told, inputs: Mapping[str, Input]) -> str | None:
+    """What cannot be right about it, in a sentence; None where it is."""
+    name = leaf.name.removeprefix("input.")
+    if name == leaf.name:
+        if leaf.name not in FACTS:
+            return f"there is no {leaf.name}; there are {', '.join(FACTS)} and input.NAME"
+        assert isinstance(leaf, Compared)
+        if leaf.value not in FACTS[leaf.name]:
+            return f"{leaf.name} is never {leaf.value}: it is one of {', '.join(FACTS[leaf.name])}"
+        return _only_equal(leaf) if leaf.name != "severity" else None
+    given = inputs.get(name)
+    if given is None:
+        return f"the playbook has no input {name}"
+    if isinstance(leaf, Told):
+        return None if given.type is InputType.bool else f"{leaf.name} is no bool: compare it"
+    if given.type in (InputType.int, InputType.duration):
+        return None if re.fullmatch(r"\d+", leaf.value) else f"{leaf.name} is a number, {leaf.value} is none"
+    if given.type is InputType.bool and leaf.value not in ("true", "false"):
+        return f"{leaf.name} is true or false"
+    if given.type is InputType.choice and leaf.value not in given.choices:
+        return f"{leaf.name} is never {leaf.value}: it is one of {', '.join(given.choices)}"
+    return _only_equal(leaf)
+
+
+def _only_equal(leaf: Compared) -> str | None:
+    return None if leaf.op in ("==", "!=") else f"{leaf.name} has no order: only == and !="
+
+
+def text_of(of: Condition) -> str:
+    """A text that reads back as the same condition."""
+    match of:
+        case Ended():
+            return f"{of.step}.{of.word}"
+        case Fixed():
+            return "true" if of.value else "false"
+        case Told():
+            return of.name
+        case Compared():
+            return f"{of.name} {of.op} {of.value}"
+        case Not():
+            return f"not {_bracketed(of.of)}"
+        case Both():
+            return " and ".join(_bracketed(part) for part in of.parts)
+        case Either():
+            return " or ".join(_bracketed(part) for part in of.parts)
+
+
+def _bracketed(of: Condition) -> str:
+    return f"({text_of(of)})" if isinstance(of, Both | Either | Not) else text_of(of)
+
+
+def renamed(of: Condition, step: Callable[[str], str], given: Mapping[str, Any]) -> Condition:
+    """The same where its playbook is part of another one: steps by their new ids, and its inputs as that one
+    gives them, a value or another input's name as `{input.x}`."""
+    match of:
+        case Ended():
+            return Ended(step(of.step), of.word)
+        case Not():
+            return Not(renamed(of.of, step, given))
+        case Both():
+            return Both(tuple(renamed(part, step, given) for part in of.parts))
+        case Either():
+            return Either(tuple(renamed(part, step, given) for part in of.parts))
+        case Told() | Compared() if of.name.startswith("input."):
+            value = given.get(of.name.removeprefix("input."))
+            if isinstance(value, str) and (outer := re.fullmatch(r"\{(input\.\w+)\}", value)):
+                return msgspec.structs.replace(of, name=outer[1])
+            known = truth(of, lambda _: None, {of.name: value})
+            return Fixed(known is True)
+        case _:
+            return of

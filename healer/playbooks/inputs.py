@@ -83,20 +83,20 @@ def filled(step: Step, knows: Mapping[str, Any]) -> Step:
     """The step with `{input.x}` replaced. One that was not given, and has no default, is left out."""
     if not any(places_of(value) for value in step.input.values()):
         return step
-    given: dict[str, Any] = {}
-    for name, value in step.input.items():
-        if (place := only_place(value)) is not None:
-            if (known := knows.get(f"input.{place}")) is not None:
-                given[name] = known
-        else:
-            given[name] = _written(value, knows)
-    return msgspec.structs.replace(step, input=given)
+    given = {name.removeprefix("input."): value for name, value in knows.items() if name.startswith("input.")}
+    return msgspec.structs.replace(step, input=placed(step.input, given))
 
 
-def _written(value: Any, knows: Mapping[str, Any]) -> Any:
-    if not isinstance(value, str):
-        return value
-    return _PLACE.sub(lambda found: _text(knows.get(f"input.{found[1]}")), value)
+def placed(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A step's `input` with its places filled; without values that are a place alone and not given."""
+    found = {name: _placed(value, given) for name, value in values.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _placed(value: Any, given: Mapping[str, Any]) -> Any:
+    if (place := only_place(value)) is not None:
+        return given.get(place)
+    return _PLACE.sub(lambda found: _text(given.get(found[1])), value) if isinstance(value, str) else value
 
 
 def _text(value: Any) -> str:

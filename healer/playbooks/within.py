@@ -9,9 +9,8 @@ from typing import Any
 import msgspec
 
 from healer.model import Playbook, Step
-from healer.playbooks.condition_checks import renamed, text_of
-from healer.playbooks.conditions import Both, ConditionError, parse
-from healer.playbooks.inputs import InputInvalid, only_place, places_of, taken
+from healer.playbooks.conditions import Both, ConditionError, parse, renamed, text_of
+from healer.playbooks.inputs import InputInvalid, only_place, placed, taken
 
 DEEPEST = 5
 MOST_STEPS = 200
@@ -78,13 +77,12 @@ def _placed(inner: Step, outer: Step, used: Playbook) -> Step:
     if inner.when is not None:
         conditions.append(renamed(parse(inner.when), lambda name: f"{outer.id}-{name}", given))
     when = conditions[0] if len(conditions) == 1 else Both(tuple(conditions)) if conditions else None
-    values = {name: _value(value, given) for name, value in inner.input.items()}
     return msgspec.structs.replace(
         inner,
         id=f"{outer.id}-{inner.id}",
         title=inner.title or inner.id,
         when=text_of(when) if when is not None else None,
-        input={name: value for name, value in values.items() if value is not None},
+        input=placed(inner.input, given),
     )
 
 
@@ -94,13 +92,3 @@ def _given(outer: Step, used: Playbook) -> Mapping[str, Any]:
     optional = {name: msgspec.structs.replace(one, required=False) for name, one in used.inputs.items()}
     known = taken(msgspec.structs.replace(used, inputs=optional), fixed)
     return known | {name: value for name, value in outer.input.items() if only_place(value) is not None}
-
-
-def _value(value: Any, given: Mapping[str, Any]) -> Any:
-    if (place := only_place(value)) is not None:
-        return given.get(place)
-    for place in places_of(value):
-        new = given.get(place)
-        text = str(new).lower() if isinstance(new, bool) else "" if new is None else str(new)
-        value = value.replace(f"{{input.{place}}}", text)
-    return value

@@ -31,6 +31,7 @@ class NodeTaken(Exception):
     """Another run works on the node of this one already. Nothing of the transaction was done."""
 
 
+# Wide: all that a person's command reads and writes in its single transaction.
 class CommandTx(WalkTx, Protocol):
     """One transaction of a person's command. All of it becomes true together, or none."""
 

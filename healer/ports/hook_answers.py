@@ -1,11 +1,13 @@
 """What the answer to a hook of Slurm rests on."""
 
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from datetime import datetime
 from typing import Protocol
 
 import msgspec
 
-from healer.model import HookAsk, Permit, Verdict
+from healer.model import GateFacts, HookAsk, Incident, Permit, Run, Slot, Verdict
 
 
 class HookStanding(msgspec.Struct, frozen=True, kw_only=True):
@@ -15,10 +17,26 @@ class HookStanding(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-class Hooks(Protocol):
-    """What a hook's answer rests on. Raises Unavailable."""
+class HookTx(Protocol):
+    """One transaction under the gate's lock, like any drain."""
 
-    def standings(self, cluster: str) -> dict[str, HookStanding]:
+    facts: GateFacts
+
+    def known(self, ask: HookAsk) -> Permit | None: ...
+
+    def cause(self, slot: Slot) -> tuple[Incident, Run] | None:
+        """What the node's slot was granted for."""
+        ...
+
+    def add(self, permit: Permit) -> None:
+        """Recorded in the audit."""
+        ...
+
+
+class HookBook(Protocol):
+    """What is stored for hooks. Raises Unavailable."""
+
+    def standings(self, cluster: str, now: datetime) -> Mapping[str, HookStanding]:
         """By node; those with no open incident and on no probation are not in it."""
         ...
 
@@ -26,14 +44,12 @@ class Hooks(Protocol):
         """Whether the node's slot is granted: only then a permit can be had."""
         ...
 
-    def permit(self, ask: HookAsk) -> Permit | None:
-        """The gate's permit for this hook to fail, recorded; None where the guards do not allow it now."""
-        ...
-
     def known(self, ask: HookAsk) -> Permit | None:
         """What this very hook was permitted before."""
         ...
 
-    def note_own(self, ask: HookAsk, check: str, at: datetime) -> None:
-        """The hook failed at `at` without an answer, because of this check. Known ones are nothing new."""
+    def note(self, permit: Permit, now: datetime) -> None:
+        """Keeps it, unless this very hook has one."""
         ...
+
+    def asking(self, cluster: str, now: datetime) -> AbstractContextManager[HookTx]: ...

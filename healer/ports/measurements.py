@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from healer.model import Column, LastHeard, Observation
 
 if TYPE_CHECKING:
-    from healer.model.samples import Report, StepBatch
+    from healer.model.telemetry import Report, StepBatch
 
 
 class ColumnBook(Protocol):
@@ -82,6 +82,18 @@ class SignalReads(Protocol):
         ...
 
     def job_steps(self, cluster: str, job: str, since: datetime) -> "list[StepBatch]": ...
+
+    def fleet_reports(
+        self, cluster: str, nodes: Sequence[str], since: datetime
+    ) -> "tuple[list[Report], dict[int, Column]]":
+        """The newest few reports of each node after `since`, oldest first, and what their numbers stand
+        for."""
+        ...
+
+    def fleet_steps(self, cluster: str, jobs: Sequence[str], since: datetime) -> "list[StepBatch]":
+        """The newest batches of each job after `since`, oldest first."""
+        ...
+
     def heard(self, cluster: str, node: str, since: datetime) -> LastHeard:
         """When it last spoke, after `since`."""
         ...

@@ -20,6 +20,7 @@ class NodeUnavailable(NodeError):
         self.sent = sent
 
 
+# Wide: one method for each command that `healer-node` carries out.
 class NodeExec(Protocol):
     """What healer may do on a node itself. Every call is bounded in time; callers read back."""
 

@@ -1,8 +1,32 @@
-"""What leaves healer for people: messages and tickets."""
+"""What leaves healer for people: messages, tickets and events, their sinks, and the rows of what is due."""
 
-from typing import Protocol
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple, Protocol
 
-from healer.model import Message, Ticket
+import msgspec
+
+from healer.model import (
+    AuditRecord,
+    DeliveryState,
+    Incident,
+    IncidentState,
+    LogEntry,
+    Manner,
+    Message,
+    Run,
+    Severity,
+    Stage,
+    Ticket,
+)
+
+#: How long after it was told an alarm that is raised again has to wait: the second time, the third, …
+BACK_OFF = tuple(timedelta(minutes=minutes) for minutes in (5, 10, 20, 40, 80))
+#: Quiet for twice the longest wait: the next one is told at once again.
+FORGOTTEN = 2 * BACK_OFF[-1]
+
+# --- sinks
 
 
 class DeliveryFailed(Exception):
@@ -33,4 +57,290 @@ class Tickets(Protocol):
 
     def check(self) -> str:
         """What the sink says of itself and of what healer may do there. Raises DeliveryFailed."""
+        ...
+
+
+class EventSink(Protocol):
+    def send(self, seq: int, record: AuditRecord) -> None:
+        """Raises DeliveryFailed. The same `seq` again is the same event."""
+        ...
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """A message as channels get it. `thread` is the same for all messages of one incident. `console` opens
+    the incident or the run; `approve` the page where a person signs in and approves."""
+
+    id: str
+    thread: str
+    cluster: str
+    title: str
+    lines: tuple[str, ...]
+    severity: Severity
+    page: bool
+    stage: Stage
+    node: str
+    at: datetime
+    console: str = ""
+    run: str = ""
+    preview: tuple[str, ...] = ()
+    approve: str = ""
+
+    @property
+    def text(self) -> str:
+        return "\n".join((self.title, *self.lines))
+
+
+class Teller(Protocol):
+    """A channel, whatever its protocol."""
+
+    #: Whether `find` can answer: a message of which it is unknown whether it was taken is looked for there.
+    can_find: bool
+
+    #: Whether it draws buttons to approve a run: else a link to the run stands there.
+    has_buttons: bool
+
+    def tell(self, notice: Notice, ref: str) -> str:
+        """Tells it; `ref` is what an earlier message of the same thread answered with, empty for the first.
+        Returns the reference of the thread. DeliveryFailed."""
+        ...
+
+    def find(self, notice: Notice, ref: str = "") -> str:
+        """The thread's reference if this very message was taken, else empty. DeliveryFailed."""
+        ...
+
+
+class Renewer(Protocol):
+    """A channel whose alerts end by themselves unless they are sent again."""
+
+    def renew(self, notices: Sequence[Notice]) -> None:
+        """Raises DeliveryFailed."""
+        ...
+
+
+# --- deliveries
+
+
+class Attempt(msgspec.Struct, frozen=True, kw_only=True):
+    """One try to bring a message to one sink, noted before it begins. `tries` counts those since it was
+    queued or retried by a person, `begun` all of them.
+
+    `doc` is the JSON of the Message or Ticket, `subject` what the audit calls it, and `reference` the sink's
+    own name for the ticket or thread, empty while it has none.
+    """
+
+    id: str | int
+    cluster: str
+    subject: str
+    doc: dict[str, Any]
+    at: datetime
+    page: bool
+    tries: int
+    begun: int = 1
+    channel: str = ""
+    thread: str = ""
+    stage: Stage = Stage.opened
+    reference: str = ""
+
+    @property
+    def is_ticket(self) -> bool:
+        return self.subject.startswith("ticket/")
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a try. `state`: due where it is tried again at `next_try_at`. `text`: the sink's reference
+    where it was taken, else why it was not. `held_until`: the sink wants to be left alone."""
+
+    state: DeliveryState
+    #: For the log: `healer.model.Try`.
+    word: str
+    text: str = ""
+    next_try_at: datetime | None = None
+    held_until: datetime | None = None
+
+    @property
+    def is_failure(self) -> bool:
+        return self.state in (DeliveryState.due, DeliveryState.failed)
+
+
+class Outbox(Protocol):
+    """Messages for the webhook, and tickets, of all clusters. Errors of the database go to the caller."""
+
+    def claim(self, *, messages: bool, tickets: bool, now: datetime) -> Attempt | None:
+        """The most urgent due one of these kinds, pages first, set aside for a minute."""
+        ...
+
+    def settle(self, attempt: Attempt, outcome: Outcome, record: AuditRecord | None, now: datetime) -> None:
+        """Nothing, and no record, where another process has tried since: what that one writes counts."""
+        ...
+
+
+class ChannelOutbox(Protocol):
+    """What goes to one channel of a cluster."""
+
+    name: str
+
+    def alone(self) -> AbstractContextManager[bool]:
+        """Whether this process is the one that tells the channel, until the block ends."""
+        ...
+
+    def claim(self, now: datetime) -> Attempt | None:
+        """The most urgent due one, set aside for 20 s. What began a thread comes first of it."""
+        ...
+
+    def settle(
+        self,
+        attempt: Attempt,
+        outcome: Outcome,
+        record: AuditRecord | None,
+        now: datetime,
+        notice: Notice | None = None,
+    ) -> None:
+        """As `Outbox.settle`; `notice` is what the channel shows now."""
+        ...
+
+    def open_notices(self, before: datetime) -> list[Notice]:
+        """What was told of incidents that are not over, and last sent before this moment."""
+        ...
+
+    def note_renewed(self, notices: Sequence[Notice], now: datetime) -> None: ...
+
+
+class Fed(NamedTuple):
+    """How far a feed of events is, and how often the next one was refused."""
+
+    seq: int
+    tries: int
+    next_try_at: datetime | None
+
+
+class EventFeed(Protocol):
+    """The sealed records of one cluster, and how far the sink has come."""
+
+    cluster: str
+
+    def position(self) -> Fed:
+        """The first call of all begins with what comes next."""
+        ...
+
+    def next(self, after: int) -> tuple[int, AuditRecord] | None: ...
+
+    def note(self, before: int, fed: Fed) -> None:
+        """Nothing where another process has come further than `before`."""
+        ...
+
+
+# --- planning
+
+
+class Raised(msgspec.Struct, frozen=True):
+    """An alarm at one channel: how often it was told again, and when last."""
+
+    again: int
+    last_at: datetime
+
+
+class Unrouted(NamedTuple):
+    """A message that was not put before the channels yet; `message` is None for a ticket."""
+
+    id: str
+    at: datetime
+    message: Message | None
+
+
+class Thread(NamedTuple):
+    """What channels were told of an incident, or of a message by itself.
+
+    `standing`: channels told of it and not of its end; `tried`: those where a try failed or is under way;
+    `listed`: those whose digest showed it. `state` is the incident's; `severity` and `stage` are what counts
+    as told of it. None: there is no such incident, or nothing was told.
+    """
+
+    standing: Collection[str]
+    tried: Collection[str]
+    listed: Collection[str]
+    has_deliveries: bool
+    state: IncidentState | None
+    severity: Severity | None
+    stage: Stage | None
+
+
+class Put(msgspec.Struct, frozen=True, kw_only=True):
+    """One message's way to one channel. The same again is nothing."""
+
+    message: Message
+    channel: str
+    how: Manner
+    alarm: str
+    at: datetime
+    state: DeliveryState
+    next_try_at: datetime | None = None
+    ended_at: datetime | None = None
+
+
+class NewsTx(Protocol):
+    """The part of a round of planning that finds news."""
+
+    def channels(self) -> dict[str, datetime]:
+        """Since when each channel is named in the rules."""
+        ...
+
+    def name_channel(self, name: str) -> None: ...
+
+    def drop_channel(self, name: str, why: str) -> None:
+        """What waits for it is over."""
+        ...
+
+    def untold(self, since: datetime) -> list[tuple[Incident, Stage | None]]:
+        """Open incidents, but those at P0, that opened after `since` and were not told, or grew worse, or are
+        open again; with how far they were told."""
+        ...
+
+    def told_changed(self) -> list[Incident]:
+        """What was told and has been acknowledged since, or is over."""
+        ...
+
+    def work_of(self, incident: str) -> list[tuple[Run, list[LogEntry]]]: ...
+    def thread(self, thread: str) -> Thread: ...
+    def note_told(self, incident: str, severity: Severity, stage: Stage) -> None: ...
+
+    def queue(self, message: Message, *, routed: bool = False) -> None:
+        """Puts it on healer's list, for channels alone. The same id again is nothing."""
+        ...
+
+
+class PlanTx(NewsTx, Protocol):
+    """One round of planning of one cluster, in one transaction; one process at a time. It has many methods
+    because each is one statement about one kind of row."""
+
+    def unrouted(self) -> list[Unrouted]:
+        """Pages first, then the oldest."""
+        ...
+
+    def mark_routed(self, names: Sequence[str]) -> None: ...
+    def put(self, put: Put) -> None: ...
+    def raised(self, channel: str, alarm: str) -> Raised | None: ...
+    def save_raised(self, channel: str, alarm: str, raised: Raised | None) -> None: ...
+
+    def fold_waiting(self, channel: str, alarm: str) -> bool:
+        """An earlier one of the same alarm that still waits for its time gives way; whether there was one."""
+        ...
+
+    def raised_untried(self, thread: str) -> list[tuple[str, str, Raised]]:
+        """Channel and alarm of those deliveries of the thread that were never tried."""
+        ...
+
+    def end_untried(self, thread: str) -> None:
+        """Those deliveries are over."""
+        ...
+
+    def digests(self) -> dict[str, datetime]:
+        """By channel: since when something waits for its next digest."""
+        ...
+
+    def in_digest(self, channel: str) -> list[tuple[int, Message, Incident | None]]:
+        """What waits for it, with the incident as it is now."""
+        ...
+
+    def end_digest(self, numbers: Sequence[int], digest: str) -> None:
+        """These were gathered in the message `digest`."""
         ...

@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from healer.model import Column, LossReason, ScrapeJob, ScrapeState
 
 if TYPE_CHECKING:
-    from healer.model.samples import Report
+    from healer.model.telemetry import Report
 
+#: Of one answer of a PromqlServer: a sample is some 25 bytes of it, and ten times that while it is read.
+ANSWER_BYTES_MAX = 32 * 2**20
 #: (cluster, node) -> whether Slurm knows it.
 Known = Callable[[str, str], bool]
 #: Points of a chart by column: (s since 1970, value), by time.
@@ -28,13 +30,6 @@ class Target:
     @property
     def key(self) -> tuple[str, str]:
         return self.job.name, self.url
-
-
-class Listed(NamedTuple):
-    """All targets, and what is wrong with the files that name them."""
-
-    targets: tuple[Target, ...]
-    troubles: tuple[str, ...] = ()
 
 
 class Fetched(NamedTuple):
@@ -70,6 +65,24 @@ class ScrapeBook(Protocol):
 
 class HistoryAway(Exception):
     """The Prometheus-compatible server gives no answer that can be used. The text is one sentence."""
+
+
+class AnswerTooLong(HistoryAway):
+    """The answer is larger than ANSWER_BYTES_MAX; the question can be cut."""
+
+
+class PromqlServer(Protocol):
+    """A server that speaks Prometheus' HTTP API; each answer as it came. Raises HistoryAway."""
+
+    def query(self, promql: str, at: datetime) -> bytes:
+        """An instant query."""
+        ...
+
+    def query_range(self, promql: str, since: datetime, until: datetime, step_s: int) -> bytes: ...
+
+    def names(self, since: datetime, until: datetime) -> bytes:
+        """All names of series in that time."""
+        ...
 
 
 class MetricHistory(Protocol):

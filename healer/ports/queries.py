@@ -1,137 +1,225 @@
-"""What the API reads. A page's cursor is opaque."""
+"""What the API and the console read: one Protocol for each noun, and its filters.
 
+Every method is one short read (a few indexed queries), safe in a thread pool, and raises nothing for "not
+found". Lists are newest first unless said otherwise. A cursor is an opaque text that came out of
+`Page.next_cursor`; another one raises Invalid("cursor", …). `clusters` None: of all.
+"""
+
+import base64
+import binascii
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
+import msgspec
+
 from healer.model import (
     AuditRecord,
+    Breaker,
     Delivery,
     Incident,
     Inventory,
+    LemonScore,
     Pause,
     Reference,
-    Ruleset,
     Run,
     SlurmSnapshot,
     Trial,
+    Verb,
 )
-from healer.model.rehearsal import Outcomes, Rehearsal
-from healer.ports.api_answers import (
+from healer.model.run import Outcomes, Rehearsal
+from healer.ports.answers import (
     AuditVerified,
-    BreakerView,
+    ChainState,
+    ClusterState,
     Event,
-    IncidentDetail,
-    JobView,
-    NodeView,
+    FleetRows,
+    IncidentRows,
+    JobRows,
+    NodeRows,
     Page,
+    Period,
     RuleRecord,
-    RunDetail,
+    RunRecord,
     Stats,
 )
+from healer.ports.measurements import SignalReads
+from healer.ports.request_errors import Invalid
 
 
-class Reads(Protocol):
-    """All that lists and pages show. Cursors are opaque; a bad one raises Invalid("cursor", …)."""
+def encode_cursor(*key: Any) -> str:
+    """The sort key of a page's last row: rows added meanwhile shift nothing."""
+    return base64.urlsafe_b64encode(msgspec.json.encode(key)).decode().rstrip("=")
 
-    def clusters(self) -> list[str]: ...
+
+def decode_cursor(cursor: str, kind: Any) -> Any:
+    """The key as a tuple of `kind`. Raises Invalid("cursor", …)."""
+    try:
+        raw = base64.urlsafe_b64decode(cursor.encode("ascii") + b"=" * (-len(cursor) % 4))
+        return msgspec.json.decode(raw, type=kind)
+    except (binascii.Error, UnicodeEncodeError, msgspec.DecodeError, ValueError) as error:
+        raise Invalid("cursor", "not one that an answer gave") from error
+
+
+class IncidentQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """`open`: True only unresolved, False only resolved, None both. `text` is looked for (any case) in the
+    title, rule, fault, node names, job ids and the start of the id. `closed_since`: only what was resolved
+    since then."""
+
+    clusters: Sequence[str] | None = None
+    open: bool | None = None
+    states: Sequence[str] = ()
+    severities: Sequence[str] = ()
+    node: str | None = None
+    text: str = ""
+    closed_since: datetime | None = None
+
+
+class RunQuery(msgspec.Struct, frozen=True, kw_only=True):
+    clusters: Sequence[str] | None = None
+    states: Sequence[str] = ()
+    node: str | None = None
+    incident: str | None = None
+    playbook: str | None = None
+
+
+class AuditQuery(msgspec.Struct, frozen=True, kw_only=True):
+    """`verb` and `subject` match from the start (`incident.`, `node/gpu0001`), `subjects` and `actor` whole.
+    `people_since`: only what others than healer did, and since then, without the verbs that begin as one of
+    `but`."""
+
+    clusters: Sequence[str] | None = None
+    actor: str = ""
+    verb: str = ""
+    subject: str = ""
+    subjects: Sequence[str] = ()
+    people_since: datetime | None = None
+    but: tuple[str, ...] = ()
+
+
+class ClusterQueries(Protocol):
+    def names(self) -> list[str]:
+        """Those that have a picture of Slurm, sorted."""
+        ...
 
     def snapshots(self) -> dict[str, SlurmSnapshot]:
         """Slurm's latest picture of every cluster that has one."""
         ...
 
-    def incidents(
-        self,
-        *,
-        clusters: Sequence[str] | None = None,
-        state: Sequence[str] = (),
-        severity: Sequence[str] = (),
-        node: str | None = None,
-        q: str | None = None,
-        limit: int = 50,
-        cursor: str | None = None,
-    ) -> Page[Incident]: ...
+    def state(self, cluster: str, now: datetime) -> ClusterState: ...
 
-    def incident(self, incident: str) -> Incident | None:
-        """By id or by a unique beginning of it of at least 8 characters."""
+    def pauses(self, now: datetime) -> list[Pause]:
+        """Those in force."""
         ...
 
-    def merged_into(self, incident: str) -> list[str]:
-        """Ids of what was merged into it, the oldest first."""
+    def breakers(self) -> list[Breaker]: ...
+
+
+class IncidentQueries(Protocol):
+    def page(self, query: IncidentQuery, *, limit: int, cursor: str | None = None) -> Page[Incident]: ...
+
+    def named(self, ids: Sequence[str]) -> list[Incident]:
+        """In the order of the ids, without those that are gone."""
         ...
 
-    def incident_detail(self, incident: str) -> IncidentDetail | None: ...
+    def one(self, incident: str) -> Incident | None:
+        """By id, or by its first 8 or more characters (what stands in Slurm's reason), if only one fits."""
+        ...
 
-    def nodes(
-        self,
-        rules: Ruleset,
-        *,
-        clusters: Sequence[str] | None = None,
-        verdict: Sequence[str] = (),
-        q: str | None = None,
-        limit: int = 50,
-        cursor: str | None = None,
-    ) -> Page[NodeView]: ...
+    def rows(self, incident: str) -> IncidentRows | None:
+        """As `one`, with all that is stored of it."""
+        ...
 
-    def node(self, cluster: str, node: str, rules: Ruleset) -> NodeView | None: ...
-    def job(self, cluster: str, job: str) -> JobView | None: ...
+    def cures(self, ids: Sequence[str]) -> dict[str, list[Verb]]:
+        """By incident: the verbs that its runs did, oldest first."""
+        ...
 
-    def runs(
-        self,
-        *,
-        clusters: Sequence[str] | None = None,
-        state: Sequence[str] = (),
-        node: str | None = None,
-        incident: str | None = None,
-        limit: int = 50,
-        cursor: str | None = None,
-    ) -> Page[Run]: ...
 
-    def run(self, run: str) -> Run | None: ...
-    def run_detail(self, run: str, rules: Ruleset) -> RunDetail | None: ...
+class RunQueries(Protocol):
+    def page(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> Page[Run]: ...
+    def one(self, run: str) -> Run | None: ...
+    def record(self, run: str) -> RunRecord | None: ...
+
+    def at_work(self, ids: Sequence[str]) -> dict[str, Run]:
+        """By incident: the newest run that works on it and has not ended."""
+        ...
+
+
+class NodeQueries(Protocol):
+    def fleet(self, clusters: Sequence[str] | None, now: datetime) -> FleetRows: ...
+
+    def rows(self, cluster: str, node: str, now: datetime) -> NodeRows | None:
+        """None where Slurm shows none of that name."""
+        ...
+
     def references(self, cluster: str) -> list[Reference]:
-        """What nodes of each kind should be."""
+        """What nodes of each kind should be, by kind."""
         ...
 
-    def inventories(self, cluster: str, node: str | None = None) -> list[Inventory]:
-        """What nodes told of themselves; of one node, or of all."""
+    def inventories(self, cluster: str) -> list[Inventory]:
+        """What nodes told of themselves, by node."""
         ...
 
     def measured(self, cluster: str, node: str) -> dict[str, float]:
         """What the node's newest test that passed has measured, by the name of the result."""
         ...
 
-    def rule_records(self) -> dict[str, RuleRecord]:
-        """Mode set while running and reviews so far, by rule."""
+    def lemons(self, cluster: str) -> dict[str, LemonScore]:
+        """By node, of those that fail again and again."""
         ...
 
-    def trials(self) -> list[Trial]:
-        """New or changed rules and playbooks that have runs left which wait for a person."""
+
+class JobQueries(Protocol):
+    def rows(self, cluster: str, job: str) -> JobRows: ...
+
+
+class RuleQueries(Protocol):
+    def records(
+        self, cluster: str | None = None, *, fired_since: datetime | None = None
+    ) -> dict[str, RuleRecord]:
+        """By name, without rules that never fired and whose mode nobody set. `cluster` None: of all. Without
+        `fired_since` a rule fired when it opened an incident, and `fired` is 0."""
         ...
 
-    def pauses(self, now: datetime) -> list[Pause]:
-        """Those in force."""
+    def trials(self, cluster: str | None = None) -> list[Trial]:
+        """New or changed rules and playbooks that have runs left which wait for a person; None: of all."""
         ...
 
-    def breakers(self) -> list[BreakerView]: ...
 
-    def audit(
-        self,
-        *,
-        clusters: Sequence[str] | None = None,
-        subject: str | None = None,
-        actor: str | None = None,
-        verb: str | None = None,
-        limit: int = 50,
-        cursor: str | None = None,
-    ) -> Page[AuditRecord]:
-        """Newest first."""
+class AuditQueries(Protocol):
+    def page(self, query: AuditQuery, *, limit: int, cursor: str | None = None) -> Page[AuditRecord]:
+        """Sealed records and those not sealed yet (`seq` None)."""
         ...
 
-    def stats(self, *, clusters: Sequence[str] | None = None, since: datetime | None = None) -> Stats: ...
-    def figures(self) -> dict[str, Any]:
+    def chain(self, cluster: str) -> ChainState: ...
+
+
+class FigureQueries(Protocol):
+    def stats(self, clusters: Sequence[str] | None, since: datetime | None) -> Stats:
+        """Of the incidents opened since then; None: of all."""
+        ...
+
+    def period(self, cluster: str, since: datetime) -> Period: ...
+
+    def gauges(self, now: datetime) -> dict[str, Any]:
         """The few numbers that /metrics and /readyz show: see `healer.api.metrics`."""
         ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Queries:
+    """One value for the API and all pages."""
+
+    clusters: ClusterQueries
+    incidents: IncidentQueries
+    runs: RunQueries
+    nodes: NodeQueries
+    jobs: JobQueries
+    rules: RuleQueries
+    audit: AuditQueries
+    figures: FigureQueries
+    signals: SignalReads
 
 
 class MessageBook(Protocol):
@@ -177,6 +265,10 @@ class Rehearsals(Protocol):
         ...
 
     def outcomes(self, rehearsal: Rehearsal) -> list[Outcomes]: ...
+
+    def real(self, names: Sequence[str]) -> dict[str, bool | None]:
+        """Of these ids those of real incidents: true fault, false alarm, or None: not judged."""
+        ...
 
     def prove(
         self, name: str, rules: Sequence[str], *, by: str, reason: str, at: datetime, request: str

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from healer.model import Controller
-from healer.model.scrape import ScrapeState
+from healer.model.telemetry import ScrapeState
 
 
 class Queue(NamedTuple):
@@ -65,6 +65,17 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     sinks: tuple[Sink, ...] = ()
     scrape: ScrapeState | None = None
     models: tuple[ModelSeen, ...] = ()
+
+
+class Pulse(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether the work goes on at one cluster: when Slurm's picture was taken (None: never yet) and the
+    poller's last error, how slurmctld does, and whether a detector holds the lock."""
+
+    cluster: str
+    taken_at: datetime | None = None
+    error: str = ""
+    controller: Controller | None = None
+    detector: bool = False
 
 
 class Own(msgspec.Struct, frozen=True, kw_only=True):

@@ -54,6 +54,8 @@ class AlreadyRequeued(Exception):
         self.run = run
 
 
+# Wide: all that one walk reads and writes in its single transaction; smaller Protocols serve the gate and
+# people's commands.
 class WalkTx(Protocol):
     """The walk's one transaction. All of it becomes true together, or none."""
 
@@ -163,6 +165,7 @@ class WalkTx(Protocol):
         ...
 
 
+# Wide: all that a driver reads and writes of its run, under one fence.
 class RunClaim(Protocol):
     """A run held by one worker: session lock, lease and epoch.
 

@@ -1,1 +1,1 @@
-"""The loops of the long-running parts: what each does, over ports. `healer.bootstrap` wires them."""
+"""The loops of the long-running parts, over ports. `healer.bootstrap` wires them."""

@@ -8,13 +8,62 @@ from dataclasses import dataclass, replace
 import msgspec
 import structlog
 
-from healer.model import Controller, Ruleset
-from healer.observations.controller import POLL_S, noted, rest_s
-from healer.observations.places import Placing
+from healer.decisions.sweeps import SWEEP_JOBS
+from healer.model import ENDED_RUN_STATES, Controller, Ruleset, SlurmJob, SlurmSnapshot
+from healer.observations.slurm_poll import POLL_S, Placing, noted, rest_s
 from healer.ports.clock import Clock
 from healer.ports.lease import SENT
-from healer.ports.slurm import NotAvailable, Scheduler, SchedulerError, Snapshots
+from healer.ports.scheduling import NotAvailable, Scheduler, SchedulerError, SchedulerRefused, Snapshots
 from healer.ports.transactions import Ledger, Poke
+
+LEFT_JOBS_S = 2.0
+#: It is not known any more, or has ended.
+_OVER = frozenset({2017, 2021})
+
+
+def left_jobs(
+    scheduler: Scheduler, ledger: Ledger, snapshots: Snapshots, users: Callable[[], Sequence[str]]
+) -> Callable[[], float | None]:
+    """Cancels them. A job whose run is not in the book is somebody else's, whatever it is called."""
+
+    def work() -> None:
+        jobs = sweeps_in(snapshots.latest(ledger.cluster))
+        if not jobs:
+            return
+        own = set(users())
+        with ledger.transaction() as tx:
+            runs = {job.id: tx.run(run_of(job)) for job in jobs if job.user in own}
+        for job, run in runs.items():
+            if run is not None and run.state in ENDED_RUN_STATES:
+                _cancel_job(scheduler, job)
+
+    return work
+
+
+def sweeps_in(picture: SlurmSnapshot | None) -> list[SlurmJob]:
+    """Jobs of sweeps that have not ended."""
+    jobs = picture.jobs.values() if picture is not None else ()
+    return [
+        job
+        for job in jobs
+        if job.name.startswith(SWEEP_JOBS)
+        and (job.active or job.state == "PENDING")
+        and "COMPLETING" not in job.flags
+    ]
+
+
+def run_of(job: SlurmJob) -> str:
+    """The run whose step's key its comment is."""
+    return job.comment.partition(":")[0]
+
+
+def _cancel_job(scheduler: Scheduler, job: str) -> None:
+    try:
+        scheduler.cancel(job)
+    except SchedulerRefused as error:
+        if error.code not in _OVER:
+            raise
+
 
 log = structlog.get_logger()
 
@@ -48,7 +97,7 @@ class Poll:
     """One cluster's poll: Slurm's picture and how slurmctld does, stored; how long to rest then.
 
     While Slurm is away the old picture stays and grows stale, which holds everything; the controller's state
-    says what is wrong, and nothing is done because of it. `failed` notes why a poll gave no picture.
+    says what is wrong, and nothing is done because of it.
     """
 
     def __init__(
@@ -56,14 +105,13 @@ class Poll:
         scheduler: Scheduler,
         snapshots: Snapshots,
         rules: Callable[[], Ruleset],
-        failed: Callable[[str], None],
         cluster: str,
         *,
         clock: Clock,
         stopwatch: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler, self._snapshots, self._rules = scheduler, snapshots, rules
-        self._failed, self._cluster, self._clock, self._stopwatch = failed, cluster, clock, stopwatch
+        self._cluster, self._clock, self._stopwatch = cluster, clock, stopwatch
         self._placing = Placing()
         self._tree = _Tree(scheduler, stopwatch)
         self._controller = snapshots.controller(cluster)
@@ -86,7 +134,7 @@ class Poll:
                 self._snapshots.put(self._placing.placed(snapshot, self._rules().topology, switches))
         spent_s = self._stopwatch() - begun
         if problem:
-            self._failed(problem)
+            self._snapshots.failed(self._cluster, problem)
         state = noted(self._asked(problem), self._controller, self._rules().watches, other_cluster=other)
         self._snapshots.put_controller(state)
         self._controller = state

@@ -13,16 +13,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar
+from urllib.parse import urlencode
+from zlib import crc32
 
 import msgspec
 import structlog
 
-from healer.api.group_commit import Busy, GroupCommit, in_thread
-from healer.api.intake import Body, Intake, Refused, Tally, Translators
-from healer.api.losses import Losses
+from healer.api.counters import Losses, Tally
+from healer.api.group_commit import Busy, GroupCommit, QueueBounds, in_thread
+from healer.api.intake import Body, Intake, Refused, Translators
 from healer.api.problems import Problem
-from healer.api.unpacking import unpacked
+from healer.api.receiving import unpacked
 from healer.model import (
+    DEVICE_MARK,
     LossReason,
     Ruleset,
     ScrapeJob,
@@ -30,22 +33,118 @@ from healer.model import (
     ScrapeRules,
     ScrapeState,
     SlurmSnapshot,
+    TargetGroup,
     TargetState,
     device_named,
 )
 from healer.ports.clock import Clock
 from healer.ports.measurements import ColumnBook, Samples
-from healer.ports.pull import Fetch, FetchFailed, HistoryAway, Listed, ScrapeBook, Target
+from healer.ports.pull import Fetch, FetchFailed, HistoryAway, ScrapeBook, Target
 from healer.ports.request_errors import Unavailable
 from healer.ports.signal_stores import Arrival, SignalStore
-from healer.processes.targets import NoNode, first_due, next_due, node_of
-from healer.signals.measured import Measured
-from healer.signals.wire import BadBody
+from healer.signals.hardware_names import device_name
+from healer.signals.series import Measured
+from healer.signals.wire import BadBody, Known
+
+#: A target that stalls is asked less often, up to so many intervals apart: it holds a connection each time.
+STALLED_MOST = 4
+HOST, SERIES, DEVICE = "host", "series", "device"
+#: Labels that say how to fetch, and not whose it is.
+_PATH, _SCHEME, _PARAMETER = "__metrics_path__", "__scheme__", "__param_"
+
+
+class NoNode(ValueError):
+    """The target is of no node of the cluster. The text says why."""
+
+
+def list_targets(rules: ScrapeRules, cluster: str) -> list[Target]:
+    """The targets that this cluster's scraper fetches, each once."""
+    found: dict[tuple[str, str], Target] = {}
+    for job in rules.jobs:
+        if job.cluster not in ("", cluster):
+            continue
+        for group in (TargetGroup(job.targets), *job.groups):
+            scheme, path, labels = _how(job, job.labels | group.labels)
+            if labels.get("cluster", cluster) not in ("", cluster):
+                continue
+            for address in group.targets:
+                host = address.rpartition(":")[0].strip("[]")
+                target = Target(job=job, host=host, url=f"{scheme}://{address}{path}", labels=labels)
+                found.setdefault(target.key, target)
+    return list(found.values())
+
+
+def _how(job: ScrapeJob, labels: dict[str, str]) -> tuple[str, str, dict[str, str]]:
+    """(scheme, path with its query, the other labels). An empty label is none. The path begins with /, or
+    nothing would part it from the host."""
+    path = labels.get(_PATH) or job.path
+    if not path.startswith("/"):
+        path = f"/{path}"
+    asked = {name.removeprefix(_PARAMETER): text for name, text in labels.items() if _is_parameter(name)}
+    if asked:
+        path += ("&" if "?" in path else "?") + urlencode(asked)
+    others = {
+        name: text
+        for name, text in labels.items()
+        if name not in (_SCHEME, _PATH) and not _is_parameter(name)
+    }
+    return labels.get(_SCHEME) or job.scheme, path, others
+
+
+def _is_parameter(name: str) -> bool:
+    return name.startswith(_PARAMETER)
+
+
+def node_of(target: Target, cluster: str, known: Known) -> str | None:
+    """Whose the target's samples are, a device with its mark; None where their own labels say it. Raises
+    NoNode.
+
+    A full host name that is no node counts up to its first dot; a label may end with a port.
+    """
+    rule = target.job.node
+    if rule == SERIES:
+        return None
+    if rule == DEVICE:
+        return _device_of(target)
+    name = target.host if rule == HOST else target.labels.get(rule, "")
+    if not name:
+        raise NoNode(f"the target has no label {rule} that names its node")
+    plain = name if rule == HOST else name.partition(":")[0]
+    for one in (name, plain, plain.partition(".")[0]):
+        if one and known(cluster, one):
+            return one
+    raise NoNode(f"{cluster} has no node {name[:100]}: name it by a label, and that label by `node`")
+
+
+def _device_of(target: Target) -> str:
+    """The target is a device, or stands for one: its label `device` says which, else its own host."""
+    name = device_name("instance", target.labels.get("device") or target.host)
+    if name is None:
+        raise NoNode(f"{target.host[:100]} is no name of a device: give the target a label `device`")
+    return DEVICE_MARK + name
+
+
+def first_due(target: Target, now_s: float) -> float:
+    """The first moment of the target's own beat from `now_s` on: targets are spread over their interval by a
+    hash of their address, the same after every restart."""
+    interval_s = target.job.interval_s
+    offset_s = crc32(target.url.encode()) / 2**32 * interval_s
+    return now_s + (offset_s - now_s) % interval_s
+
+
+def next_due(target: Target, last_s: float, now_s: float, stalled: int) -> float:
+    """The next moment of that beat after one at `last_s`; `stalled` times in a row it did not end in time."""
+    interval_s = target.job.interval_s
+    step_s = interval_s * min(STALLED_MOST, 2**stalled)
+    behind = max(0.0, now_s - last_s - step_s)
+    # Beats that were missed are not made up for.
+    return last_s + step_s + -(-behind // interval_s) * interval_s
+
 
 T = TypeVar("T")
 log = structlog.get_logger()
 
-#: Rules, files of targets and Slurm's nodes are looked at so often; state and counts are written so often.
+#: Rules and Slurm's nodes are looked at so often; state and counts are written so often.
 LOOK_S, TELL_S = 2.0, 5.0
 #: Bodies that wait to be written, and that are written in one commit; and one body unpacked.
 QUEUE, BATCH, UNPACKED_MAX = 64 * 2**20, 4 * 2**20, 32 * 2**20
@@ -81,7 +180,6 @@ class Parts:
 
     cluster: str
     rules: Callable[[], Ruleset]
-    targets: Callable[[ScrapeRules], Listed]
     fetch: Fetch
     #: PromQL -> the server's answer, in any thread; None where no server is set. Raises HistoryAway.
     ask: Callable[[str, datetime], bytes] | None
@@ -108,16 +206,12 @@ class Scraper:
         self._translators = Translators(lambda: self._ruleset, parts.columns)
         self._commit: GroupCommit[Body[Measured], Measured | BadBody | Refused] = GroupCommit(
             in_thread(Intake(self._put).store, "scrapes"),
-            wait_s=WAIT_S,
-            queue=QUEUE,
-            batch=BATCH,
-            weigh=_size,
-            gather_s=GATHER_S,
+            QueueBounds(wait_s=WAIT_S, queue=QUEUE, batch=BATCH, weigh=_size, gather_s=GATHER_S),
         )
         self._kept: dict[tuple[str, str], _Kept] = {}
         self._snapshots: dict[str, SlurmSnapshot] = {}
         self._troubles: tuple[str, ...] = ()
-        self._listed: Listed | None = None
+        self._listed: ScrapeRules | None = None
         # Names are looked up in asyncio's own threads: a name server that stalls must not stop these.
         self._side = ThreadPoolExecutor(2, thread_name_prefix="scraper")
         self._asking = ThreadPoolExecutor(2, thread_name_prefix="asking")
@@ -156,11 +250,11 @@ class Scraper:
             self._snapshots = await self._aside(parts.snapshots)
         self._ruleset = await self._aside(parts.rules)
         rules = self._ruleset.scrape
-        listed = await self._aside(lambda: parts.targets(rules))
-        if listed is self._listed and all(not one.task.done() for one in self._kept.values()):
+        if rules is self._listed and all(not one.task.done() for one in self._kept.values()):
             return
-        self._listed, self._troubles = listed, listed.troubles
-        wanted: dict[tuple[str, str], Target | ScrapeQuery] = {one.key: one for one in listed.targets}
+        self._listed, self._troubles = rules, ()
+        targets = await self._aside(lambda: list_targets(rules, self._cluster))
+        wanted: dict[tuple[str, str], Target | ScrapeQuery] = {one.key: one for one in targets}
         queries = [one for one in rules.queries if one.cluster in ("", self._cluster)]
         if queries and parts.ask is None:
             self._troubles += ("rules/scrape.yaml has queries, and HEALER_PROMETHEUS_URL is not set",)

@@ -1,1 +1,1 @@
-"""Recordings: what healer heard, written for `healer replay`, and read again."""
+"""What healer saw, kept for `healer replay`."""

@@ -9,8 +9,6 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-SNAPSHOT_ROUTES = ("slurm/nodes", "slurm/jobs")
-
 
 class BadRecording(ValueError):
     """The text names the line and what is wrong with it."""

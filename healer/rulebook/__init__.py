@@ -1,1 +1,1 @@
-"""`rules/` as one checked value: a module for each kind of file; `ruleset` loads and cross-checks all."""
+"""`rules/` as one checked value, with its cases."""

@@ -26,9 +26,10 @@ from healer.model import (
     Signal,
     SignalKind,
 )
-from healer.rulebook.source import Source, did_you_mean
+from healer.model.spelling import did_you_mean
+from healer.rulebook.rule_checks import Path, check_name, policy_of
+from healer.rulebook.source import Source
 
-RULE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 _SPEC_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 #: What acts must not rest on one sample.
 LEAST_FOR_S = 30.0
@@ -36,6 +37,7 @@ LEAST_FOR_S = 30.0
 LONGEST_FOR_S = 3600.0
 
 
+# Wide: the fields of one entry of `rules/detection/*.yaml`.
 class Entry(msgspec.Struct, frozen=True, kw_only=True, rename={"for_": "for"}):
     """One entry of a file: as `DetectionRule`, with `for` as a duration."""
 
@@ -68,13 +70,10 @@ class Placed:
     index: int
 
 
-def read_models(source: Source | None) -> tuple[GpuModel, ...]:
+def read_models(source: Source) -> tuple[GpuModel, ...]:
     """GPU models in the order of the file: the first that fits a name is taken."""
     found: dict[str, GpuModel] = {}
-    for index, item in enumerate(source.items("GPU models") if source else []):
-        model = source.convert((index,), item, GpuModel) if source else None
-        if model is None or source is None:
-            continue
+    for index, model in source.entries("GPU models", GpuModel):
         if model.name in found:
             source.problem((index, "name"), f"the GPU model {model.name} stands here twice")
         if not model.match:
@@ -92,23 +91,20 @@ def read_rules(
     signals: Mapping[str, Signal],
     models: Sequence[GpuModel],
     policies: Sequence[Rule],
-    check_playbook: Callable[[Source, int, str], None],
+    check_playbook: Callable[[Source, Path, str], None],
 ) -> list[Placed]:
     """The rules of all files, by file and order. What is wrong goes to the sources' problems."""
     found: dict[str, Placed] = {}
     specs = {name for model in models for name in model.values}
     for source in sources:
-        for index, item in enumerate(source.items("rules")):
-            entry = source.convert((index,), item, Entry)
-            if entry is None:
-                continue
+        for index, entry in source.entries("rules", Entry):
             before = len(source.problems)
             _check_name(source, index, entry, found, policies)
             for_s = _for_s(source, index, entry.for_)
             when = _check_expressions(source, index, entry, signals, specs)
             expanded = _models(source, index, entry.models, models)
             if entry.playbook is not None:
-                check_playbook(source, index, entry.playbook)
+                check_playbook(source, (index,), entry.playbook)
                 if entry.scope in OF_DEVICES:
                     text = "playbook: a device is no node: people are told, nothing is drained for it"
                     source.problem((index, "playbook"), text)
@@ -123,18 +119,7 @@ def read_rules(
 
 def as_policy(rule: DetectionRule) -> Rule:
     """What is to be done when it fires."""
-    return Rule(
-        name=rule.name,
-        title=rule.title,
-        faults=(rule.name,),
-        severity=rule.severity,
-        cause=rule.cause,
-        remedy=rule.remedy,
-        playbook=rule.playbook,
-        mode=rule.mode,
-        runbook=rule.runbook,
-        detection=True,
-    )
+    return policy_of(rule, rule.name, detection=True)
 
 
 def _check_name(
@@ -145,8 +130,7 @@ def _check_name(
     policies: Sequence[Rule],
 ) -> None:
     path = (index, "name")
-    if not RULE_NAME.fullmatch(entry.name):
-        source.problem(path, f"name: {entry.name!r} has to be small letters, digits and dashes")
+    check_name(source, (index,), entry.name)
     if entry.name in found:
         source.problem(path, f"the rule {entry.name} stands in rules/detection twice")
     for policy in policies:
@@ -225,7 +209,7 @@ def _check_expressions(
 
 def _drawable(threshold: Expr, signal: Signal) -> bool:
     """Counters are drawn as a rate per second, or as growth where the threshold is in their own unit."""
-    unit = units.WORDS[signal.unit]
+    unit = units.UNIT_WORDS[signal.unit]
     if units.fits(threshold.unit, unit):
         return True
     return signal.kind is SignalKind.counter and units.fits(threshold.unit, unit / units.SECONDS)

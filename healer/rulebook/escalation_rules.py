@@ -1,40 +1,85 @@
-"""Loads and checks `rules/escalations.yaml` and `rules/ladders.yaml`. Format: docs/rules.md."""
+"""Loads and checks `rules/sharing.yaml` (what nodes share, and which faults of several mean it),
+`rules/escalations.yaml`, `rules/ladders.yaml` and `rules/context.yaml` (what is no fault while something else
+goes on). Format: docs/rules.md."""
 
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from fnmatch import fnmatchcase
 
 from healer.model import (
+    CONTEXT_LONGEST,
     REMEDY_LADDER,
-    Combination,
+    ContextKind,
+    ContextRule,
     Escalations,
     FaultClass,
     GpuModel,
     Ladder,
     Repeat,
     Rule,
+    Sharing,
 )
-from healer.rulebook.detection_rules import RULE_NAME
-from healer.rulebook.source import Source, did_you_mean
+from healer.model.faults import REPEATS, Trait, fault_is
+from healer.rulebook.rule_checks import (
+    Path,
+    check_globs,
+    check_known,
+    check_models,
+    check_name,
+    is_glob,
+    policy_of,
+)
+from healer.rulebook.source import Source
 
-Path = tuple[str | int, ...]
+#: Most nodes, and the longest time, that an entry may ask for.
+_NODES_MAX = 1000
+_WITHIN_MAX_S = 3600
 
-#: What a repeat's fault begins with, and how long bursts are remembered.
-REPEATS = "repeats:"
+
+def read_sharings(source: Source, policies: Sequence[Rule]) -> tuple[Sharing, ...]:
+    """The entries in the order of the file: of two places that explain as many nodes the first is it. What is
+    wrong goes to the source's problems."""
+    found: dict[str, Sharing] = {}
+    taken = {rule.name for rule in policies}
+    for index, entry in source.entries("entries", Sharing):
+        check_name(source, (index,), entry.name, {*found, *taken})
+        _check_numbers(source, index, entry)
+        check_globs(source, (index,), "faults", entry.faults)
+        check_globs(source, (index,), "itself", entry.itself)
+        if not entry.faults:
+            source.problem((index, "faults"), "faults: the list is empty")
+        found[entry.name] = entry
+    return tuple(found.values())
+
+
+def _check_numbers(source: Source, index: int, entry: Sharing) -> None:
+    if not 1 <= entry.at_least <= _NODES_MAX:
+        source.problem((index, "at_least"), f"at_least: has to be from 1 to {_NODES_MAX}")
+    if not 0 <= entry.share <= 1:
+        source.problem((index, "share"), "share: has to be from 0 to 1")
+    if not 0 < entry.within_s <= _WITHIN_MAX_S:
+        source.problem((index, "within_s"), f"within_s: has to be above 0, and at most {_WITHIN_MAX_S}")
+
+
+def policy_of_sharing(entry: Sharing) -> Rule:
+    """What is to be done: people are told; no playbook ever takes a node for it."""
+    return policy_of(entry, entry.fault)
+
+
+#: How long bursts are remembered.
 _MOST_H = 7 * 24
-#: Their names stand in xid154.yaml, which may be left out; then nobody tells of them.
-_ASKS = "driver-asks-"
 _BROKEN = (FaultClass.fatal, FaultClass.degraded)
 
 
 def read_escalations(
-    source: Source | None,
+    source: Source,
     known: Sequence[str],
     taken: Sequence[str],
     models: Sequence[GpuModel],
     check_playbook: Callable[[Source, Path, str], None],
 ) -> Escalations:
     """`known` are faults, `taken` names of rules. What is wrong goes to the source's problems."""
-    if source is None or source.data is None:
+    if source.data is None:
         return Escalations()
     found = source.convert((), source.data, Escalations)
     if found is None:
@@ -42,7 +87,7 @@ def read_escalations(
     names = set(taken)
     for kind, entries in (("repeats", found.repeats), ("combinations", found.combinations)):
         for index, entry in enumerate(entries):
-            _check_name(source, (kind, index, "name"), entry.name, names)
+            check_name(source, (kind, index), entry.name, names)
             names.add(entry.name)
             if entry.playbook is not None:
                 check_playbook(source, (kind, index), entry.playbook)
@@ -63,17 +108,12 @@ def read_escalations(
     return found
 
 
-def read_ladders(
-    source: Source | None, known: Sequence[str], models: Sequence[GpuModel]
-) -> tuple[Ladder, ...]:
+def read_ladders(source: Source, known: Sequence[str], models: Sequence[GpuModel]) -> tuple[Ladder, ...]:
     found: dict[str, Ladder] = {}
-    for index, item in enumerate(source.items("ladders") if source else []):
-        entry = source.convert((index,), item, Ladder) if source else None
-        if entry is None or source is None:
-            continue
-        _check_name(source, (index, "name"), entry.name, set(found))
+    for index, entry in source.entries("ladders", Ladder):
+        check_name(source, (index,), entry.name, found)
         _check_faults(source, (index, "faults"), entry.faults, known)
-        _check_models(source, (index, "models"), entry.models, models)
+        check_models(source, (index,), entry.models, models)
         rungs = [REMEDY_LADDER.index(one) for one in entry.rungs if one in REMEDY_LADDER]
         if not rungs or len(rungs) < len(entry.rungs) or rungs != sorted(set(rungs)):
             words = " ".join(REMEDY_LADDER[1:])
@@ -90,29 +130,8 @@ def read_ladders(
 
 def policies_of(found: Escalations) -> list[Rule]:
     """What is to be done about what repeats, and about what goes together."""
-    repeats = [_policy(one, tuple(f"{REPEATS}{fault}" for fault in one.faults)) for one in found.repeats]
-    return [*repeats, *(_policy(one, (one.name,)) for one in found.combinations)]
-
-
-def _policy(entry: Repeat | Combination, faults: tuple[str, ...]) -> Rule:
-    return Rule(
-        name=entry.name,
-        title=entry.title,
-        faults=faults,
-        severity=entry.severity,
-        cause=entry.cause,
-        remedy=entry.remedy,
-        playbook=entry.playbook,
-        mode=entry.mode,
-        runbook=entry.runbook,
-    )
-
-
-def _check_name(source: Source, path: Path, name: str, taken: set[str]) -> None:
-    if not RULE_NAME.fullmatch(name):
-        source.problem(path, f"name: {name!r} has to be small letters, digits and dashes")
-    if name in taken:
-        source.problem(path, f"there is a rule {name} already", "give it another name")
+    repeats = [policy_of(one, *(f"{REPEATS}{fault}" for fault in one.faults)) for one in found.repeats]
+    return [*repeats, *(policy_of(one, one.name) for one in found.combinations)]
 
 
 def _check_repeat(
@@ -120,7 +139,7 @@ def _check_repeat(
 ) -> None:
     path = ("repeats", index)
     _check_faults(source, (*path, "faults"), entry.faults, known)
-    _check_models(source, (*path, "models"), entry.models, models)
+    check_models(source, path, entry.models, models)
     if entry.bursts < 2:
         source.problem((*path, "bursts"), "bursts: at least 2; a fault that is bad at once is a rule's")
     if not 0 < entry.within_h <= _MOST_H:
@@ -134,14 +153,51 @@ def _check_faults(source: Source, path: Path, faults: Sequence[str], known: Sequ
     if not faults:
         source.problem(path, "faults: the list is empty")
     for fault in faults:
-        if fault.count("[") != fault.count("]") or not fault.strip():
+        if not is_glob(fault):
             source.problem(path, f"faults: {fault!r} is not a name or a glob")
-        elif not fault.startswith(_ASKS) and not any(fnmatchcase(name, fault) for name in known):
-            source.problem(path, f"faults: {fault} is no fault that healer knows", did_you_mean(fault, known))
+        # Asks of the driver are named in xid154.yaml, which may be left out.
+        elif not fault_is(fault, Trait.driver_ask):
+            check_known(source, path, fault, known)
 
 
-def _check_models(source: Source, path: Path, globs: Sequence[str], models: Sequence[GpuModel]) -> None:
-    names = [one.name for one in models]
-    for glob in globs:
-        if not any(fnmatchcase(name, glob) for name in names):
-            source.problem(path, f"models: there is no GPU model {glob}", did_you_mean(glob, names))
+#: They begin with a moment, so they need an end.
+_BOUNDED = frozenset({ContextKind.booted, ContextKind.new_driver, ContextKind.job_start})
+#: Told by the kernel and certain whatever goes on: they may be made less urgent, never passed over.
+CERTAIN = ("xid-79", "xid-64", "xid-95", "xid-48", "gpu-lost")
+_LONGEST_MIN = CONTEXT_LONGEST / timedelta(minutes=1)
+
+
+def read_context(source: Source) -> tuple[ContextRule, ...]:
+    """The entries in the order of the file; what is wrong goes to the source's problems."""
+    found: dict[str, ContextRule] = {}
+    for index, entry in source.entries("entries", ContextRule):
+        if entry.name in found:
+            source.problem((index, "name"), f"name: {entry.name} stands twice")
+        _check(source, index, entry)
+        found[entry.name] = entry
+    return tuple(found.values())
+
+
+def _check(source: Source, index: int, entry: ContextRule) -> None:
+    if not entry.faults:
+        source.problem((index, "faults"), "faults: the list is empty")
+    bounded = entry.when in _BOUNDED
+    if bounded and not 0 < entry.for_min <= _LONGEST_MIN:
+        text = f"for_min: `{entry.when}` needs one, above 0 and at most {_LONGEST_MIN:g}"
+        source.problem((index, "for_min"), text)
+    if not bounded and entry.for_min:
+        source.problem((index, "for_min"), f"for_min: `{entry.when}` lasts as long as Slurm shows it")
+    if entry.cause is not None and not entry.tells:
+        source.problem((index, "cause"), "cause: what is not told has none", "give a `severity` too")
+    if entry.tells:
+        return
+    if passed := _passed_over(entry.faults, entry.but):
+        text = f"faults: {', '.join(passed)} are certain whatever goes on"
+        source.problem((index, "faults"), text, "name them in `but`, or give a `severity`")
+
+
+def _passed_over(faults: Sequence[str], but: Sequence[str]) -> list[str]:
+    def named(fault: str, globs: Sequence[str]) -> bool:
+        return any(fnmatchcase(fault, glob) for glob in globs)
+
+    return [one for one in CERTAIN if named(one, faults) and not named(one, but)]

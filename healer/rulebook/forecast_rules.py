@@ -20,8 +20,9 @@ from healer.model import (
     Signal,
     SignalKind,
 )
-from healer.rulebook.detection_rules import RULE_NAME
-from healer.rulebook.source import Source, did_you_mean
+from healer.model.spelling import did_you_mean
+from healer.rulebook.rule_checks import RULE_NAME, Path, check_known, policy_of
+from healer.rulebook.source import Source
 
 #: What has a series: parts that stay.
 SCOPES = (Scope.gpu, Scope.node, Scope.link, Scope.device, Scope.device_part)
@@ -32,11 +33,9 @@ _REMEDIES = frozenset({Remedy.none, Remedy.diagnose, Remedy.ticket, Remedy.notif
 #: The drain of a forecast waits for one of these first.
 _MOMENT = "job_end_or_checkpoint"
 
-Path = tuple[str | int, ...]
-
 
 def read_forecasts(
-    source: Source | None,
+    source: Source,
     signals: Mapping[str, Signal],
     models: Sequence[GpuModel],
     known: Sequence[str],
@@ -46,10 +45,7 @@ def read_forecasts(
     """The entries in the order of the file; `known` are faults. What is wrong goes to the source."""
     found: dict[str, ForecastRule] = {}
     specs = {name for model in models for name in model.values}
-    for index, item in enumerate(source.items("forecasts") if source else []):
-        entry = source.convert((index,), item, ForecastRule) if source else None
-        if entry is None or source is None:
-            continue
+    for index, entry in source.entries("forecasts", ForecastRule):
         if not RULE_NAME.fullmatch(entry.rule):
             text = f"name: {entry.name!r} has to be small letters, digits and dashes, 31 at most"
             source.problem((index, "name"), text)
@@ -69,19 +65,8 @@ def read_forecasts(
 
 def policy_of_forecast(entry: ForecastRule) -> Rule:
     """What is done about it: people are told; the rest waits for their approval."""
-    return Rule(
-        name=entry.rule,
-        title=entry.title,
-        faults=(entry.rule,),
-        severity=entry.severity,
-        cause=Cause.unclear,
-        remedy=entry.remedy,
-        playbook=entry.playbook,
-        mode=entry.mode,
-        runbook=entry.runbook,
-        detection=True,
-        forecast=True,
-    )
+    told = {"name": entry.rule, "cause": Cause.unclear, "detection": True, "forecast": True}
+    return policy_of(entry, entry.rule, **told)
 
 
 def _check_what(
@@ -135,9 +120,8 @@ def _check_faults(source: Source, index: int, faults: Sequence[str], known: Sequ
     for fault in faults:
         if fault.startswith(FORECAST_FAULT):
             source.problem((index, "fails"), f"fails: {fault} is a forecast itself")
-        elif not any(fnmatchcase(name, fault) for name in known):
-            hint = did_you_mean(fault, known)
-            source.problem((index, "fails"), f"fails: {fault} is no fault that healer knows", hint)
+        else:
+            check_known(source, (index, "fails"), fault, known)
 
 
 def _check_act(

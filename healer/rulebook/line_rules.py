@@ -1,10 +1,17 @@
-"""Loads and checks `rules/kernel_lines.yaml`: lines of the kernel without a code. Format: docs/rules.md."""
+"""Loads and checks `rules/kernel_lines.yaml` (lines of the kernel without a code) and `rules/alerts.yaml`
+(what alerts of other systems mean). Format: docs/rules.md."""
 
 import re
+from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 
-from healer.model import FaultClass, KernelLine, LineBook
-from healer.model.kernel_lines import GROUPS, LITERAL_MIN, STEPS_MAX, begins_with_text, literal_of, steps_of
-from healer.rulebook.detection_rules import RULE_NAME
+import re2
+
+from healer.model import AlertRule, FaultClass, KernelLine, LineBook, Rule
+from healer.model.detection import ALERT_STAYS_MAX_H
+from healer.model.faults import ALERT_FAULT
+from healer.model.kernel_lines import GROUPS, begins_with_text, compile_pattern
+from healer.rulebook.rule_checks import RULE_NAME, Path, check_name, is_glob, policy_of
 from healer.rulebook.source import Source
 
 #: What accuses no hardware: who names a process so that its line reads like one of these gains nothing.
@@ -12,18 +19,15 @@ _HARMLESS = frozenset({FaultClass.application, FaultClass.informational})
 #: What a line may make of a fault: the names of other detectors are theirs.
 _TAKEN = re.compile(r"xid-|sxid-|driver-asks|gpu-lost$|slurm-drain:|foreign-drain:|hook:|alert:")
 
+#: Nothing that a kernel prints.
+_NO_LINE = "~" * 40
 
-def read_lines(source: Source | None) -> LineBook:
+
+def read_lines(source: Source) -> LineBook:
     """The entries in the order of the file. What is wrong goes to the source's problems."""
     found: dict[str, KernelLine] = {}
-    for index, item in enumerate(source.items("lines") if source else []):
-        entry = source.convert((index,), item, KernelLine) if source else None
-        if entry is None or source is None:
-            continue
-        if not RULE_NAME.fullmatch(entry.name):
-            source.problem(
-                (index, "name"), f"name: {entry.name!r} has to be small letters, digits and dashes"
-            )
+    for index, entry in source.entries("lines", KernelLine):
+        check_name(source, (index,), entry.name)
         if entry.name in found:
             source.problem((index, "name"), f"the line {entry.name} stands here twice")
         if not RULE_NAME.fullmatch(entry.fault) or _TAKEN.match(entry.fault):
@@ -37,20 +41,19 @@ def read_lines(source: Source | None) -> LineBook:
 
 
 def _check_pattern(source: Source, index: int, entry: KernelLine) -> bool:
-    """Whether it can be used: it compiles, begins with text, and no line can make it slow."""
+    """Whether it can be used: it compiles, and begins with text where it accuses hardware."""
     pattern = entry.pattern
 
     def wrong(text: str, hint: str = "") -> bool:
         source.problem((index, "pattern"), f"pattern: {text}", hint)
         return False
 
+    if re.search(r"\(\?(?!:|P<)", pattern):
+        return wrong("only (?:…) and (?P<name>…) are taken: no flags such as (?i), no look ahead or back")
     try:
-        compiled = re.compile(pattern)
-        literal, steps = literal_of(pattern), steps_of(pattern)
-    except (re.error, RecursionError, OverflowError) as error:
-        return wrong(f"no regular expression: {error}")
-    if compiled.flags & ~re.UNICODE or "(?i" in pattern:
-        return wrong("flags such as (?i) are not taken: the line is searched for its letters as they stand")
+        compiled = compile_pattern(pattern)
+    except re2.error as error:
+        return wrong(f"no regular expression: {_words_of(error)}")
     if unknown := sorted(set(compiled.groupindex) - GROUPS):
         return wrong(
             f"the group {unknown[0]} is none that healer knows", f"one of {' '.join(sorted(GROUPS))}"
@@ -58,11 +61,57 @@ def _check_pattern(source: Source, index: int, entry: KernelLine) -> bool:
     if entry.fault_class not in _HARMLESS and not begins_with_text(pattern):
         # A process may have any name, and the kernel begins a line of its crash with it.
         return wrong("has to begin with fixed text: it has to fit the whole line from its first letter")
-    if len(literal) < LITERAL_MIN:
-        return wrong(f"has to hold at least {LITERAL_MIN} letters in one piece: they are looked for first")
-    if steps > STEPS_MAX:
-        return wrong(
-            "could take more than a million steps on one line",
-            "at most two parts without a bound (.* \\S+), none within another",
-        )
+    if compiled.fullmatch(_NO_LINE):
+        return wrong("has to hold fixed text: it fits any line")
     return True
+
+
+def _words_of(error: Exception) -> str:
+    """RE2 says it in bytes."""
+    said = error.args[0] if error.args else ""
+    return said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
+
+
+def read_alerts(
+    source: Source, policies: Sequence[Rule], check_playbook: Callable[[Source, Path, str], None]
+) -> tuple[AlertRule, ...]:
+    """The entries in the order of the file. What is wrong goes to the source's problems."""
+    found: dict[str, AlertRule] = {}
+    for index, entry in source.entries("entries", AlertRule):
+        check_name(source, (index,), entry.name, {*found, *(rule.name for rule in policies)})
+        _check_globs(source, index, entry)
+        if not 0 < entry.stays_h <= ALERT_STAYS_MAX_H:
+            source.problem(
+                (index, "stays_h"), f"stays_h: has to be above 0, and at most {ALERT_STAYS_MAX_H:g}"
+            )
+        if entry.playbook is not None:
+            check_playbook(source, (index,), entry.playbook)
+            _check_acting(source, index, entry)
+        found[entry.name] = entry
+    return tuple(found.values())
+
+
+def policy_of_alert(entry: AlertRule) -> Rule:
+    """What is to be done when it fires."""
+    return policy_of(entry, f"{ALERT_FAULT}{entry.name}")
+
+
+def _check_globs(source: Source, index: int, entry: AlertRule) -> None:
+    if not entry.alert:
+        source.problem((index, "alert"), "alert: the list is empty")
+    globs = [(("alert", number), glob) for number, glob in enumerate(entry.alert)]
+    for path, glob in [*globs, *((("labels", name), glob) for name, glob in entry.labels.items())]:
+        if not is_glob(glob):
+            source.problem((index, *path), f"{path[0]}: {glob!r} is not a name or a glob")
+    if any(fnmatchcase(ALERT_FAULT, glob) and not entry.labels for glob in entry.alert):
+        text = "alert: this takes every alert there is; an alert that no entry names is kept as evidence"
+        source.problem((index, "alert"), text, "name the alerts")
+
+
+def _check_acting(source: Source, index: int, entry: AlertRule) -> None:
+    """What may act has to open incidents, and to be about something that is broken."""
+    path = (index, "playbook")
+    if not entry.opens:
+        source.problem(path, "playbook: with `opens: false` it would never start")
+    elif entry.fault_class not in (FaultClass.fatal, FaultClass.degraded):
+        source.problem(path, "playbook: only a fault_class of fatal or degraded may lead to one")

@@ -5,11 +5,10 @@ import re
 from collections.abc import Sequence
 
 from healer.model import Channel, ChannelKind, Manner, Notifications, Route
-from healer.rulebook.detection_rules import RULE_NAME
-from healer.rulebook.source import Source, did_you_mean
+from healer.model.spelling import did_you_mean
+from healer.rulebook.rule_checks import Path, check_globs, check_name
+from healer.rulebook.source import Source
 from healer.settings import SECRET_OF, URL_OF
-
-Path = tuple[str | int, ...]
 
 #: Longest time that a digest gathers, and that the dead man's switch may stay silent.
 _DIGEST_MAX_H = 24 * 7
@@ -29,9 +28,9 @@ _FIELDS: dict[ChannelKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
 _NO_DIGEST = (ChannelKind.pagerduty, ChannelKind.alertmanager)
 
 
-def read_notifications(source: Source | None) -> Notifications:
+def read_notifications(source: Source) -> Notifications:
     """Without the file, or with an empty one, there are no channels. What is wrong goes to its problems."""
-    if source is None or source.data is None:
+    if source.data is None:
         return Notifications()
     found = source.convert((), source.data, Notifications)
     if found is None:
@@ -53,10 +52,7 @@ def read_notifications(source: Source | None) -> Notifications:
 
 
 def _check_channel(source: Source, path: Path, channel: Channel, names: set[str]) -> None:
-    if not RULE_NAME.fullmatch(channel.name):
-        source.problem((*path, "name"), f"name: {channel.name!r} has to be small letters, digits and dashes")
-    if channel.name in names:
-        source.problem((*path, "name"), f"there is a channel {channel.name} already", "give it another name")
+    check_name(source, path, channel.name, names, "channel")
     needed, allowed = _FIELDS[channel.kind]
     told = source.data["channels"][path[1]]
     for field in needed:
@@ -114,9 +110,7 @@ def _check_route(source: Source, path: Path, route: Route, found: Notifications)
             text = f"{name} is {channel.kind}, which takes no digest"
             source.problem((*path, "how"), text, "how: page or channel")
     for field in ("clusters", "rules", "faults"):
-        for number, glob in enumerate(getattr(route, field)):
-            if not glob.strip() or glob.count("[") != glob.count("]"):
-                source.problem((*path, field, number), f"{field}: {glob!r} is not a name or a glob")
+        check_globs(source, path, field, getattr(route, field))
 
 
 def _check_people(source: Source, found: Notifications) -> None:

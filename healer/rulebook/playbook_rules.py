@@ -1,18 +1,144 @@
-"""Reads and checks `rules/playbooks/*.yaml`: steps, conditions, inputs, and playbooks within playbooks."""
+"""Reads and checks `rules/playbooks/*.yaml` (steps, conditions, inputs, and playbooks within playbooks; their
+JSON schema, for editors), `rules/commands.yaml`, and `rules/validation/depths.yaml` (which tests each depth
+runs). Formats: docs/rules.md, docs/validation.md."""
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
+import msgspec
+
 from healer.actions import CHECKS, VERBS, WAITS
-from healer.model import FIT, REMOVING_VERBS, Playbook, Step, Validation, Verb
+from healer.actions.site_command import PLACES, places_in
+from healer.incidents.growth import CONCLUDED
+from healer.model import (
+    FIT,
+    REMEDY_LADDER,
+    REMOVING_VERBS,
+    Input,
+    InputType,
+    Playbook,
+    Sense,
+    SiteCommand,
+    Step,
+    Validation,
+    Verb,
+)
+from healer.model.spelling import did_you_mean
 from healer.playbooks.advance import JOB_LISTS, RESERVED
-from healer.playbooks.condition_checks import wrong_with
-from healer.playbooks.conditions import ConditionError, Ended, Fixed, leaves, parse
+from healer.playbooks.conditions import ConditionError, Ended, Fixed, leaves, parse, wrong_with
 from healer.playbooks.inputs import InputInvalid, only_place, places_of, value_of
 from healer.playbooks.within import Within, inlined
-from healer.rulebook.source import Source, did_you_mean
-from healer.rulebook.step_inputs import check_input, check_spec, one_of
+from healer.rulebook.source import Source
+
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
+#: What a step reads of `input`: name, type, whether it has to be there.
+INPUTS: dict[str, dict[str, tuple[type, bool]]] = {
+    "still_slow": {"senses": (int, False)},
+    "jobs_left": {"run_on_s": (int, False)},
+    "time": {"lasts_s": (int, True)},
+    "link_counters": {"still_s": (int, False)},
+    "lifted": {"lasts_s": (int, False)},
+    "history": {"days": (int, False)},
+    Verb.drain: {"adopt": (bool, False)},
+    Verb.release: {"hold": (bool, False)},
+    Verb.diagnose: {"script": (str, False), "depth": (str, False), "limit_s": (int, False)},
+    Verb.sweep: {"depth": (str, True), "limit_s": (int, False)},
+    Verb.bisect: {"depth": (str, True), "nodes": (str, False)},
+    Verb.reset_gpu: {"which": (str, False)},
+    Verb.restart_service: {"service": (str, True)},
+    Verb.site_command: {"command": (str, True), "argument": (str, False), "by_hand": (str, False)},
+}
+_WANTED: dict[type, str] = {str: "a text", int: "a whole number", bool: "true or false"}
+_TYPES: dict[InputType, type] = {InputType.bool: bool, InputType.int: int, InputType.duration: int}
+_SERVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9@._-]{0,99}")
+#: What goes to a node or a command, or names a file: out of a closed list alone.
+_CLOSED = ("service", "script", "depth", "which", "command", "argument")
+
+
+def check_spec(source: Source, path: tuple[str, str], name: str, spec: Input) -> None:
+    if not _NAME.fullmatch(name):
+        source.problem(path, f"inputs: {name!r} has to be small letters, digits and _")
+    if (spec.type is InputType.choice) != bool(spec.choices):
+        text = "needs choices" if spec.type is InputType.choice else "has choices, and is no choice"
+        source.problem(path, f"inputs: {name} {text}")
+    if spec.required and spec.default is not None:
+        source.problem((*path, "required"), f"inputs: {name} has a default, so it is never missing")
+    if spec.default is not None and not (spec.type is InputType.choice and not spec.choices):
+        try:
+            value_of(name, spec, spec.default)
+        except InputInvalid as error:
+            source.problem((*path, "default"), f"inputs: {error}")
+
+
+def check_input(source: Source, path: tuple[str, int], step: Step, playbook: Playbook) -> None:
+    word = step.do or step.check or step.wait or ""
+    if word not in {*VERBS, *CHECKS, *WAITS}:
+        return  # said already
+    known = INPUTS.get(word, {})
+    for name, value in step.input.items():
+        where = (*path, "input", name)
+        if name not in known:
+            hint = did_you_mean(name, list(known)) or (f"it reads {', '.join(known)}" if known else "")
+            source.problem(where, f"input: {word} does not read {name}", hint)
+        elif places_of(value):
+            _check_places(source, where, name, value, known[name], playbook)
+        elif type(value) is not known[name][0]:
+            source.problem(where, f"input: {name} has to be {_WANTED[known[name][0]]}")
+        else:
+            _check_value(source, where, name, value)
+    for name, (_, needed) in known.items():
+        if needed and name not in step.input:
+            source.problem(path, f"the step {step.id}: {word} needs input.{name}")
+
+
+def _check_value(source: Source, where: Sequence[str | int], name: str, value: Any) -> None:
+    most = len(Sense) - len(CONCLUDED)  # these count beside none of the others
+    if name == "service" and not _SERVICE.fullmatch(value):
+        source.problem(where, f"input: {value!r} is no name of a service")
+    elif name == "which":
+        one_of(source, where, "which", value, ("gpu", "all"))
+    elif name == "senses" and not 1 <= value <= most:
+        source.problem(where, f"input: senses lies between 1 and {most}")
+    elif name in ("lasts_s", "still_s", "days") and value <= 0:
+        source.problem(where, f"input: {name} has to be more than 0")
+
+
+def _check_places(
+    source: Source,
+    where: Sequence[str | int],
+    name: str,
+    value: Any,
+    reads: tuple[type, bool],
+    playbook: Playbook,
+) -> None:
+    """`{input.x}` in a step's input: the playbook has it, of a type that the step reads."""
+    wanted, needed = reads
+    for place in places_of(value):
+        spec = playbook.inputs.get(place)
+        if spec is None:
+            hint = did_you_mean(place, playbook.inputs)
+            source.problem(where, f"input: the playbook has no input {place}", hint)
+            return
+        given = _TYPES.get(spec.type, str)
+        if wanted is not str and (only_place(value) is None or given is not wanted):
+            source.problem(where, f"input: {name} has to be {_WANTED[wanted]}, {place} is {spec.type}")
+        elif needed and not spec.required and spec.default is None:
+            source.problem(where, f"input: {name} is needed, and {place} may be missing", "give it a default")
+        elif name in _CLOSED:
+            if spec.type is not InputType.choice or only_place(value) is None:
+                text = f"input: {name} takes an input that is a choice, and nothing beside it"
+                source.problem(where, text, "list what it may be")
+            for choice in spec.choices:
+                _check_value(source, where, name, choice)
+
+
+def one_of(source: Source, path: Sequence[str | int], name: str, word: str, known: Sequence[str]) -> None:
+    if word not in known:
+        hint = did_you_mean(word, known) or f"one of {', '.join(known)}"
+        source.problem(path, f"{name}: there is no {word}", hint)
+
 
 #: Playbooks that people and the API may start by these names at any time.
 ALWAYS = ("drain", "resume", "requeue")
@@ -21,36 +147,15 @@ _STEP_ID = re.compile(r"[a-z][a-z0-9_-]{0,39}")
 _TARGETS = ("node", "job")
 _LEVELS = (1, 2)
 #: They answer yes or no; every other step either works or asks a person.
-_VERDICTS = frozenset(
-    {
-        "fabric_state",
-        "hung",
-        "jobs_left",
-        "link_counters",
-        "memory_health",
-        "power_state",
-        Verb.bisect,
-        Verb.diagnose,
-        Verb.reset_gpu,
-        Verb.site_command,
-        Verb.sweep,
-    }
-)
+_VERDICTS = frozenset({
+    "fabric_state", "hung", "jobs_left", "link_counters", "memory_health", "power_state", Verb.bisect,
+    Verb.diagnose, Verb.reset_gpu, Verb.site_command, Verb.sweep,
+})  # fmt: skip
 #: They may end the run where nothing needs to be done: a node that is out already would stay so.
-_BEFORE_REMOVING = frozenset(
-    {
-        "still_silent",
-        "still_slow",
-        "job_end_or_checkpoint",
-        "job_end",
-        "reached",
-        "checkpoint",
-        "lifted",
-        "spare_ready",
-        "hung",
-        "stacks",
-    }
-)
+_BEFORE_REMOVING = frozenset({
+    "still_silent", "still_slow", "job_end_or_checkpoint", "job_end", "reached", "checkpoint", "lifted",
+    "spare_ready", "hung", "stacks",
+})  # fmt: skip
 #: Checks that change nothing of the run: only these stand beside a verb's own.
 BESIDE = ("fabric_state", "node_answers")
 #: One that only a verb's look has: it says that there is nothing to do.
@@ -314,3 +419,155 @@ def _check_ended(
     elif leaf.word == "failed" and (step.check or step.do) not in _VERDICTS:
         hint = f"only {' and '.join(sorted(str(one) for one in _VERDICTS))} may answer no"
         source.problem(path, f"when: the step {leaf.step} never fails, it asks a person", hint)
+
+
+#: Fields of a step that are words out of a list which the model does not hold.
+_WORDS = {
+    "do": VERBS,
+    "check": CHECKS,
+    "wait": WAITS,
+    "probe": PROBES,
+    "verify": BESIDE,
+    "undo": ("keep",),
+    "for_each": JOB_LISTS,
+}
+
+
+def playbook_schema() -> dict[str, Any]:
+    """JSON Schema 2020-12. What rests on more than one place of a file (an earlier step, an input, a script)
+    is checked at load alone (`healer rules check`)."""
+    (top,), parts = msgspec.json.schema_components([Playbook], ref_template="#/$defs/{name}")
+    for part in parts.values():
+        if "properties" in part:
+            part["additionalProperties"] = False
+    step = parts["Step"]
+    for name, words in _WORDS.items():
+        step["properties"][name] = {"enum": [*sorted(str(word) for word in words), None]}
+    step["oneOf"] = [{"required": [kind]} for kind in KINDS]
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **top,
+        "$defs": dict(sorted(parts.items())),
+    }
+
+
+# --- commands of the site, and the tests of each depth
+
+_COMMAND_NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
+#: What would read its words as a program of its own.
+_SHELLS = frozenset({"sh", "bash", "dash", "ksh", "zsh", "csh", "fish", "env", "xargs", "eval", "sudo"})
+_TIMEOUT_MOST_S = 24 * 3600
+
+
+def read_commands(source: Source) -> dict[str, SiteCommand]:
+    """By name. What is wrong goes to the source's problems."""
+    found: dict[str, SiteCommand] = {}
+    for index, command in source.entries("commands", SiteCommand):
+        if not _COMMAND_NAME.fullmatch(command.name):
+            source.problem(
+                (index, "name"), f"name: {command.name!r} has to be small letters, digits and dashes"
+            )
+        if command.name in found:
+            source.problem((index, "name"), f"the command {command.name} stands here twice")
+        if not 0 < command.timeout_s <= _TIMEOUT_MOST_S:
+            source.problem(
+                (index, "timeout_s"), f"timeout_s: has to be above 0, and at most {_TIMEOUT_MOST_S}"
+            )
+        _check_argv(source, index, command)
+        found[command.name] = command
+    return found
+
+
+def _check_argv(source: Source, index: int, command: SiteCommand) -> None:
+    if not command.argv:
+        source.problem((index, "argv"), "argv: the list is empty")
+        return
+    program = command.argv[0]
+    if not program.startswith("/") or places_in(program):
+        source.problem((index, "argv", 0), f"argv: {program!r} has to be a program's whole path")
+    if PurePosixPath(program).name in _SHELLS:
+        text = f"argv: {PurePosixPath(program).name} starts whatever it is given"
+        source.problem((index, "argv", 0), text, "put it into a script of the site's, and name that")
+    for number, word in enumerate(command.argv):
+        if "\0" in word or "\n" in word:
+            source.problem((index, "argv", number), "argv: a word is one line")
+        for place in places_in(word):
+            if place not in PLACES:
+                hint = did_you_mean(place, PLACES) or f"one of {', '.join(PLACES)}"
+                source.problem((index, "argv", number), f"argv: nothing is known by {{{place}}}", hint)
+
+
+def check_uses(
+    sources: Sequence[Source], playbooks: Mapping[str, Playbook], commands: Mapping[str, SiteCommand]
+) -> None:
+    """A command that takes capacity stands behind a drain, and a step waits as long as its command may take.
+
+    One that is not on the site's list is no fault: its step asks a person.
+    """
+    for source in sources:
+        playbook = playbooks.get(source.name.rpartition("/")[2].removesuffix(".yaml"))
+        if playbook is None or any(step.use for step in playbook.steps):
+            continue  # what is wrong with it is said already
+        written = source.data.get("steps") if isinstance(source.data, dict) else None
+        as_written = isinstance(written, list) and len(written) == len(playbook.steps)
+        drained = False
+        for index, step in enumerate(playbook.steps):
+            drained = drained or step.do is Verb.drain
+            if step.do is not Verb.site_command:
+                continue
+            for command in (commands[name] for name in _named(step, playbook) if name in commands):
+                path = ("steps", index) if as_written else ("steps",)  # else it comes from another file
+                _check_command_use(source, path, step, command, drained=drained)
+
+
+def _check_command_use(
+    source: Source, path: Sequence[str | int], step: Step, command: SiteCommand, *, drained: bool
+) -> None:
+    if command.takes_capacity and not drained:
+        text = f"the step {step.id}: {command.name} takes capacity, and no drain stands before it"
+        source.problem(path, text, "let the gate judge it: do: drain, wait: empty")
+    if step.timeout_s < command.timeout_s:
+        text = f"timeout_s: {command.name} may take {command.timeout_s:g} s"
+        source.problem((*path, "timeout_s"), text, f"timeout_s: {command.timeout_s + 60:g}")
+
+
+def _named(step: Step, playbook: Playbook) -> Sequence[str]:
+    told = step.input.get("command")
+    place = only_place(told)
+    if place is not None:
+        return playbook.inputs[place].choices if place in playbook.inputs else ()
+    return (str(told),)
+
+
+#: A job of tests ends within a day.
+_LIMIT_MAX_S = 86400
+
+
+def read_validation(source: Source, scripts: Mapping[str, str]) -> Validation:
+    """What is wrong goes to the source's problems; without the file there are no depths."""
+    read = source.convert((), source.data, Validation) if source.data is not None else None
+    if read is None:
+        return Validation()
+    for name, depth in read.depths.items():
+        where = ("depths", name)
+        if name == FIT:
+            source.problem(where, f"depths: {FIT} is what follows from the remedy", "take another name")
+        if not depth.tests or len(set(depth.tests)) != len(depth.tests):
+            source.problem((*where, "tests"), "tests: a list of different tests, not empty")
+        if len(set(depth.pair)) != len(depth.pair):
+            source.problem((*where, "pair"), "pair: a list of different tests")
+        for key, tests in (("tests", depth.tests), ("pair", depth.pair)):
+            for index, test in enumerate(tests):
+                if test not in scripts:
+                    hint = did_you_mean(test, list(scripts)) or "a file rules/validation/NAME.sh"
+                    source.problem((*where, key, index), f"{key}: there is no script {test}", hint)
+        if not 0 < depth.limit_s <= _LIMIT_MAX_S:
+            source.problem((*where, "limit_s"), f"limit_s: above 0, and at most {_LIMIT_MAX_S}")
+    for remedy, name in read.fits.items():
+        if remedy not in REMEDY_LADDER:
+            source.problem(("fits", str(remedy)), f"fits: {remedy} is no rung of the ladder")
+        if name not in read.depths:
+            source.problem(("fits", str(remedy)), f"fits: there is no depth {name}")
+    if read.otherwise not in read.depths:
+        source.problem(("otherwise",), f"otherwise: there is no depth {read.otherwise!r}")
+    return read

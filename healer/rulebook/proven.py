@@ -22,9 +22,9 @@ LONGEST_S = 30.0
 _CODE = ("detection", "observations", "model", "signals")
 _READERS = (
     "rulebook/cases/detection_cases.py",
-    "rulebook/cases/case_tracks.py",
     "rulebook/detection_rules.py",
-    "rulebook/catalogue.py",
+    "rulebook/rule_checks.py",
+    "rulebook/signal_rules.py",
     "rulebook/source.py",
 )
 

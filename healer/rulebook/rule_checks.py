@@ -1,25 +1,32 @@
-"""What one file of `rules/` must hold beyond the right types: guards, watches, topology."""
+"""What files of `rules/` must hold beyond the right types: what several share; guards, watches, topology."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import msgspec
 
 from healer.model import (
+    GpuModel,
     GuardSettings,
     Maintenance,
     Peer,
     Place,
+    Rule,
     SweepSettings,
     Switch,
     Topology,
     WatchSettings,
 )
 from healer.model.hostlist import expand
-from healer.rulebook.source import Source, did_you_mean
+from healer.model.spelling import did_you_mean
+from healer.rulebook.source import Source
 from healer.signals.kernel_log import normal_pci
 
+Path = tuple[str | int, ...]
+
+RULE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
 _SHARES = (
     "max_share",
     "min_service_share",
@@ -34,6 +41,58 @@ _AT_LEAST_ZERO = ("repeat_h", "requeues_per_job", "reboots_per_node", "stale_s",
 _SWEEP_DAYS_MAX = 365
 _SLURM_NAME = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 _GUID = re.compile(r"0x[0-9a-fA-F]{16}")
+
+
+# --- what several files share
+
+
+def check_name(
+    source: Source, path: Path, name: str, taken: Collection[str] = (), what: str = "rule"
+) -> None:
+    """`path` of the entry."""
+    path = (*path, "name")
+    if not RULE_NAME.fullmatch(name):
+        source.problem(path, f"name: {name!r} has to be small letters, digits and dashes")
+    if name in taken:
+        source.problem(path, f"there is a {what} {name} already", "give it another name")
+
+
+def is_glob(text: str) -> bool:
+    return bool(text.strip()) and text.count("[") == text.count("]")
+
+
+def check_globs(source: Source, path: Path, field: str, globs: Iterable[str]) -> None:
+    """`path` of the entry."""
+    for number, glob in enumerate(globs):
+        if not is_glob(glob):
+            source.problem((*path, field, number), f"{field}: {glob!r} is not a name or a glob")
+
+
+def check_models(source: Source, path: Path, globs: Sequence[str], models: Sequence[GpuModel]) -> None:
+    """`path` of the entry."""
+    names = [one.name for one in models]
+    for glob in globs:
+        if not any(fnmatchcase(name, glob) for name in names):
+            text = f"models: there is no GPU model {glob}"
+            source.problem((*path, "models"), text, did_you_mean(glob, names))
+
+
+def check_known(source: Source, path: Path, fault: str, known: Sequence[str]) -> None:
+    """A fault or a glob of faults, under the name of its field, which is the last text of `path`."""
+    if not any(fnmatchcase(name, fault) for name in known):
+        field = next(part for part in reversed(path) if isinstance(part, str))
+        text = f"{field}: {fault} is no fault that healer knows"
+        source.problem(path, text, did_you_mean(fault, known))
+
+
+def policy_of(entry: msgspec.Struct, *faults: str, **more: Any) -> Rule:
+    """What is to be done about what the entry tells of: it says so under the names that a policy has."""
+    names = ("name", "title", "severity", "cause", "remedy", "playbook", "mode", "runbook")
+    fields: dict[str, Any] = {name: getattr(entry, name) for name in names if hasattr(entry, name)}
+    return Rule(**fields | more, faults=faults)
+
+
+# --- guards, watches, topology
 
 
 def check_guards(source: Source, path: Sequence[str | int], data: dict[str, Any]) -> GuardSettings | None:
@@ -102,10 +161,8 @@ def _window(source: Source, path: Sequence[str | int], window: Maintenance) -> M
     return msgspec.structs.replace(window, nodes=_hosts(source, (*path, "nodes"), window.nodes))
 
 
-def read_watches(source: Source | None) -> WatchSettings:
+def read_watches(source: Source) -> WatchSettings:
     """The defaults where the file is missing or wrong. Times and thresholds are above 0."""
-    if source is None:
-        return WatchSettings()
     data = source.mapping((), source.data, "a mapping of watch settings")
     settings = source.convert((), data, WatchSettings) or WatchSettings()
     for name in WatchSettings.__struct_fields__:
@@ -115,10 +172,8 @@ def read_watches(source: Source | None) -> WatchSettings:
     return settings
 
 
-def read_topology(source: Source | None) -> Topology:
+def read_topology(source: Source) -> Topology:
     """Places by node name, hostlists expanded; PCI addresses in our form."""
-    if source is None:
-        return Topology()
     fields = ("places", "gpu_pci", "switches", "links")
     data = source.mapping((), source.data, f"a mapping with {', '.join(fields)}")
     for key in data:

@@ -8,20 +8,15 @@ Formats: `docs/rules.md`, `docs/signals.md`, `docs/notifications.md`.
 """
 
 import hashlib
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from healer.detection.silence import PLACES_SILENT
-from healer.detection.slurm_conditions import PLACES_OFFLINE
-from healer.detection.tables import bit_pattern
+from healer.detection.readings import bit_pattern
 from healer.model import (
-    WAVE_FAULT,
     Catalogue,
     CatalogueEntry,
     DriverAsk,
@@ -34,79 +29,54 @@ from healer.model import (
     Ruleset,
     Xid74Bits,
 )
-from healer.rulebook.alert_rules import policy_of_alert, read_alerts
+from healer.model.faults import Trait, faults_with, heads_with
+from healer.model.spelling import did_you_mean
 from healer.rulebook.cases.detection_cases import DETECTION_CASES, run_detection_cases
 from healer.rulebook.cases.detection_cases import prove as prove_rules
-from healer.rulebook.catalogue import read_catalogue
-from healer.rulebook.command_rules import check_uses, read_commands
-from healer.rulebook.context_rules import read_context
 from healer.rulebook.detection_rules import Placed, as_policy, read_models, read_rules
-from healer.rulebook.escalation_rules import REPEATS, policies_of, read_escalations, read_ladders
+from healer.rulebook.escalation_rules import (
+    policies_of,
+    policy_of_sharing,
+    read_context,
+    read_escalations,
+    read_ladders,
+    read_sharings,
+)
 from healer.rulebook.forecast_rules import policy_of_forecast, read_forecasts
-from healer.rulebook.line_rules import read_lines
+from healer.rulebook.line_rules import policy_of_alert, read_alerts, read_lines
 from healer.rulebook.notification_rules import read_notifications
-from healer.rulebook.playbook_rules import ALWAYS, needs, read_playbooks
+from healer.rulebook.playbook_rules import (
+    ALWAYS,
+    check_uses,
+    needs,
+    read_commands,
+    read_playbooks,
+    read_validation,
+)
 from healer.rulebook.proven import note_proven, one_at_a_time, proven_of
-from healer.rulebook.rule_checks import check_guards, read_topology, read_watches
-from healer.rulebook.scrape_rules import read_scrape
-from healer.rulebook.sharing_rules import policy_of_sharing, read_sharings
-from healer.rulebook.source import Problem, Source, did_you_mean
-from healer.rulebook.validation_rules import read_validation
+from healer.rulebook.rule_checks import (
+    check_guards,
+    check_known,
+    check_name,
+    is_glob,
+    read_topology,
+    read_watches,
+)
+from healer.rulebook.signal_rules import read_catalogue, read_scrape
+from healer.rulebook.source import Problem, Source
 from healer.topology.found import FOUND, by_hand_first
 
 __all__ = ["Problem", "RulesInvalid", "load"]
 
 T = TypeVar("T")
 
-#: Faults that no catalogue lists: told without a number, or found by other detectors than the kernel's.
-OTHER_FAULTS = (
-    "gpu-lost",
-    "lemon",
-    "node-silent",
-    "sender-silent",
-    *sorted(PLACES_SILENT),
-    "fleet-silent",
-    "person-drain",
-    "healer-drain",
-    "straggler",
-    "job-slow",
-    "job-creep",
-    "job-memory-leak",
-    "slowness-shared",
-    "slower-than-elsewhere",
-    "slower-than-fleet",
-    "hang",
-    "unusual-node",
-    "drifted",
-    "lemon-node",
-    "result-differs",
-    "loss-nan",
-    "loss-spike",
-    "fabric-manager-version",
-    "node-offline",
-    *sorted(PLACES_OFFLINE),
-    "fleet-offline",
-    "below-configured",
-    "jobs-completing",
-    "controller-backlog",
-    "accounting-away",
-)
+#: Faults that no file lists: told without a number, or found by other detectors than the kernel's.
+OTHER_FAULTS = faults_with(Trait.by_code)
 #: They are told of a job, and of no node: a policy of these alone may name a playbook for jobs.
-JOB_FAULTS = frozenset({"hang", "job-slow", "slowness-shared", "loss-nan", "loss-spike"})
+JOB_FAULTS = frozenset(faults_with(Trait.of_job))
 #: Faults with an open tail: the kind of drain that Slurm set, the program that drained, the check of a node's
 #: own hooks, the partition of jobs and why they wait.
-OPEN_FAULTS = (
-    WAVE_FAULT,
-    "slurm-drain:",
-    "foreign-drain:",
-    "hook:",
-    "node-test:",
-    "jobs-waiting:",
-    "jobs-held:",
-    "drift:",
-    REPEATS,
-)
-_RULE_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,39}")
+OPEN_FAULTS = heads_with(Trait.by_code)
 
 
 class RulesInvalid(Exception):
@@ -130,94 +100,115 @@ def load(
     do on their cases what the cases say. Raises RulesInvalid."""
     problems: list[Problem] = []
     folder = _Folder(rules_dir, problems)
-    xids = folder.by_code("xid.yaml", CatalogueEntry, lambda entry: entry.code)
-    sxids = folder.by_code("sxid.yaml", CatalogueEntry, lambda entry: entry.code)
-    asks = folder.by_code("xid154.yaml", DriverAsk, lambda ask: ask.code, required=False)
-    nvlink5 = _nvlink5(folder)
-    lines = read_lines(folder.source("kernel_lines.yaml", required=False))
-    xid74 = tuple(row for _, row in folder.entries("xid74.yaml", Xid74Bits, required=False))
-    scripts = _scripts(folder)
-    paths = sorted((rules_dir / "playbooks").glob("*.yaml"))
-    books = [source for path in paths if (source := folder.source(f"playbooks/{path.name}"))]
-    validation = read_validation(folder.source("validation/depths.yaml", required=False), scripts)
-    playbooks = read_playbooks(books, scripts, validation)
-    commands = read_commands(folder.source("commands.yaml", required=False))
-    check_uses(books, playbooks, commands)
-    _always_there(folder)
-    known = [*_known_faults(xids, sxids, asks), *(one.fault for one in lines.lines)]
-    rules = _rules(folder, known, playbooks)
-    guards, clusters, partitions = _guards(folder, dict(overrides or {}))
-    hand, found = (folder.source(name, required=False) for name in ("topology.yaml", FOUND))
-    topology = by_hand_first(read_topology(hand), read_topology(found))
-    context = read_context(folder.source("context.yaml", required=False))
-    watches = read_watches(folder.source("watches.yaml", required=False))
-    catalogue = read_catalogue(*_signals(folder))
-    scrape = read_scrape(folder.source("scrape.yaml", required=False), catalogue, rules_dir)
-    models = read_models(folder.source("gpu_models.yaml", required=False))
-    placed = _detection(folder, catalogue, models, rules, playbooks)
-    detection = tuple(one.rule for one in placed)
-    policies = (*rules, *map(as_policy, detection))
-    check = partial(_check_playbook_of, folder, playbooks=playbooks)
-    alerts = read_alerts(folder.source("alerts.yaml", required=False), policies, check)
-    sharings = read_sharings(folder.source("sharing.yaml", required=False), policies)
-    over_time = [*known, *(one.name for one in detection)]
-    escalations = read_escalations(
-        folder.source("escalations.yaml", required=False),
-        over_time,
-        [one.name for one in (*policies, *alerts)],
-        models,
-        check,
-    )
-    ladders = read_ladders(
-        folder.source("ladders.yaml", required=False),
-        [*over_time, *(one.name for one in escalations.combinations)],
-        models,
-    )
-    told = folder.source("forecasts.yaml", required=False)
-    forecasts = read_forecasts(told, catalogue.signals, models, over_time, playbooks, check)
-    notifications = read_notifications(folder.source("notifications.yaml", required=False))
+    codes, started = _codes(folder), _started(folder)
+    known = _known_faults(codes)
+    rules = _rules(folder, known, started["playbooks"])
+    guards = _guards(folder, dict(overrides or {}))
+    about = _about_site(folder)
+    measured, placed = _measured(folder, rules, started["playbooks"])
+    policies, opened = _opened(folder, rules, known, measured, started["playbooks"])
+    notifications = read_notifications(folder.optional("notifications.yaml"))
     if prove and placed and not problems:
-        _prove(folder, placed, catalogue, models)
+        _prove(folder, placed, measured["catalogue"], measured["gpu_models"])
     if problems:
         raise RulesInvalid(sorted(problems, key=lambda one: (one.file, one.line)))
+    parts = codes | started | guards | about | measured | opened
     return Ruleset(
         version=folder.version(),
-        xids=xids,
-        sxids=sxids,
-        rules=(
-            *policies,
-            *(policy_of_alert(one) for one in alerts if one.opens),
-            *map(policy_of_sharing, sharings),
-            *policies_of(escalations),
-            *map(policy_of_forecast, forecasts),
-        ),
-        guards=guards,
-        playbooks=playbooks,
-        topology=topology,
-        nvlink5=nvlink5,
-        driver_asks=asks,
-        xid74=xid74,
-        kernel_lines=lines,
+        rules=policies,
+        notifications=notifications,
         default_mode=default_mode,
         settle_s=settle_s,
-        cluster_guards=clusters,
-        partition_guards=partitions,
-        catalogue=catalogue,
-        detection=detection,
-        gpu_models=models,
-        alerts=alerts,
-        context=context,
-        watches=watches,
-        scripts=scripts,
-        commands=commands,
-        validation=validation,
-        scrape=scrape,
-        sharings=sharings,
-        escalations=escalations,
-        ladders=ladders,
-        forecasts=forecasts,
-        notifications=notifications,
+        **parts,
     )
+
+
+def _codes(folder: "_Folder") -> dict[str, Any]:
+    """What lines of the kernel and of the driver mean."""
+    return {
+        "xids": folder.by_code("xid.yaml", CatalogueEntry, lambda entry: entry.code),
+        "sxids": folder.by_code("sxid.yaml", CatalogueEntry, lambda entry: entry.code),
+        "driver_asks": folder.by_code("xid154.yaml", DriverAsk, lambda ask: ask.code, required=False),
+        "nvlink5": _nvlink5(folder),
+        "kernel_lines": read_lines(folder.optional("kernel_lines.yaml")),
+        "xid74": tuple(row for _, row in folder.optional("xid74.yaml").entries("entries", Xid74Bits)),
+    }
+
+
+def _started(folder: "_Folder") -> dict[str, Any]:
+    """Playbooks, and what they start."""
+    scripts = _scripts(folder)
+    paths = sorted((folder.path / "playbooks").glob("*.yaml"))
+    books = [folder.source(f"playbooks/{path.name}") for path in paths]
+    books = [source for source in books if source.name in folder.read]
+    validation = read_validation(folder.optional("validation/depths.yaml"), scripts)
+    playbooks = read_playbooks(books, scripts, validation)
+    commands = read_commands(folder.optional("commands.yaml"))
+    check_uses(books, playbooks, commands)
+    for name in ALWAYS:
+        if not (folder.path / "playbooks" / f"{name}.yaml").exists():
+            folder.problems.append(Problem(f"playbooks/{name}.yaml", 1, "the file is missing"))
+    return {"scripts": scripts, "validation": validation, "playbooks": playbooks, "commands": commands}
+
+
+def _about_site(folder: "_Folder") -> dict[str, Any]:
+    hand, found = (read_topology(folder.optional(name)) for name in ("topology.yaml", FOUND))
+    return {
+        "topology": by_hand_first(hand, found),
+        "context": read_context(folder.optional("context.yaml")),
+        "watches": read_watches(folder.optional("watches.yaml")),
+    }
+
+
+def _measured(
+    folder: "_Folder", rules: Sequence[Rule], playbooks: Mapping[str, Playbook]
+) -> tuple[dict[str, Any], list[Placed]]:
+    """What is measured and fetched, and the rules over it, with the places where they stand."""
+    names = ("signals.yaml", *sorted(path.name for path in folder.path.glob("signals-*.yaml")))
+    catalogue = read_catalogue(*map(folder.optional, names))
+    scrape = read_scrape(folder.optional("scrape.yaml"), catalogue, folder.path)
+    models = read_models(folder.optional("gpu_models.yaml"))
+    placed: list[Placed] = []
+    if catalogue.signals or not folder.problems:  # else each name would be a problem of its own
+        paths = sorted((folder.path / "detection").glob("*.yaml"))
+        sources = [folder.source(f"detection/{path.name}") for path in paths]
+        check = partial(_check_playbook_of, folder, playbooks=playbooks)
+        placed = read_rules(sources, catalogue.signals, models, rules, check)
+    detection = tuple(one.rule for one in placed)
+    parts = {"catalogue": catalogue, "scrape": scrape, "gpu_models": models, "detection": detection}
+    return parts, placed
+
+
+def _opened(
+    folder: "_Folder",
+    rules: Sequence[Rule],
+    known: Sequence[str],
+    measured: Mapping[str, Any],
+    playbooks: Mapping[str, Playbook],
+) -> tuple[tuple[Rule, ...], dict[str, Any]]:
+    """All policies, and what beside single faults opens incidents: alerts, places, repeats, forecasts."""
+    models, detection = measured["gpu_models"], measured["detection"]
+    check = partial(_check_playbook_of, folder, playbooks=playbooks)
+    policies = (*rules, *map(as_policy, detection))
+    alerts = read_alerts(folder.optional("alerts.yaml"), policies, check)
+    sharings = read_sharings(folder.optional("sharing.yaml"), policies)
+    over_time = [*known, *(one.name for one in detection)]
+    taken = [one.name for one in (*policies, *alerts)]
+    source = folder.optional("escalations.yaml")
+    escalations = read_escalations(source, over_time, taken, models, check)
+    combined = [*over_time, *(one.name for one in escalations.combinations)]
+    ladders = read_ladders(folder.optional("ladders.yaml"), combined, models)
+    source, signals = folder.optional("forecasts.yaml"), measured["catalogue"].signals
+    forecasts = read_forecasts(source, signals, models, over_time, playbooks, check)
+    policies = (
+        *policies,
+        *(policy_of_alert(one) for one in alerts if one.opens),
+        *map(policy_of_sharing, sharings),
+        *policies_of(escalations),
+        *map(policy_of_forecast, forecasts),
+    )
+    opened = {"alerts": alerts, "sharings": sharings, "escalations": escalations}
+    return policies, opened | {"ladders": ladders, "forecasts": forecasts}
 
 
 class _Folder:
@@ -228,7 +219,8 @@ class _Folder:
         self.problems = problems
         self.read: dict[str, bytes] = {}
 
-    def source(self, name: str, *, required: bool = True) -> Source | None:
+    def source(self, name: str, *, required: bool = True) -> Source:
+        """An empty one where the file is missing, which is a problem if it is `required`."""
         path = self.path / name
         try:
             source = Source(path, name, self.problems)
@@ -236,31 +228,22 @@ class _Folder:
             if required:
                 hint = "" if self.path.is_dir() else f"there is no folder {self.path}"
                 self.problems.append(Problem(name, 1, "the file is missing", hint))
-            return None
+            return Source(path, name, self.problems, raw=b"")
         except OSError as error:
             self.problems.append(Problem(name, 1, f"cannot be read: {error.strerror}"))
-            return None
+            return Source(path, name, self.problems, raw=b"")
         self.read[name] = source.raw
         return source
 
-    def entries(self, name: str, kind: type[T], *, required: bool = True) -> list[tuple[int, T]]:
-        """(index in the file, entry) of those that are right."""
-        source = self.source(name, required=required)
-        if source is None:
-            return []
-        items = source.items("entries")
-        found = ((index, source.convert((index,), item, kind)) for index, item in enumerate(items))
-        return [(index, entry) for index, entry in found if entry is not None]
+    def optional(self, name: str) -> Source:
+        return self.source(name, required=False)
 
     def by_code(
         self, name: str, kind: type[T], code_of: Callable[[T], int], *, required: bool = True
     ) -> dict[int, T]:
         source = self.source(name, required=required)
         found: dict[int, T] = {}
-        for index, item in enumerate(source.items("entries") if source else []):
-            entry = source.convert((index,), item, kind) if source else None
-            if entry is None or source is None:
-                continue
+        for index, entry in source.entries("entries", kind):
             if code_of(entry) in found:
                 source.problem((index, "code"), f"code {code_of(entry)} stands here twice")
             found[code_of(entry)] = entry
@@ -281,12 +264,9 @@ def sha256_of(parts: Iterable[bytes]) -> str:
 
 
 def _nvlink5(folder: _Folder) -> tuple[NvlinkRow, ...]:
-    source = folder.source("nvlink5.yaml", required=False)
+    source = folder.optional("nvlink5.yaml")
     rows: list[NvlinkRow] = []
-    for index, item in enumerate(source.items("rows") if source else []):
-        row = source.convert((index,), item, NvlinkRow) if source else None
-        if row is None or source is None:
-            continue
+    for index, row in source.entries("rows", NvlinkRow):
         for pattern in row.info:
             try:
                 bit_pattern(pattern)
@@ -294,12 +274,6 @@ def _nvlink5(folder: _Folder) -> tuple[NvlinkRow, ...]:
                 source.problem((index, "info"), f"info: {error}")
         rows.append(row)
     return tuple(rows)
-
-
-def _signals(folder: _Folder) -> list[Source | None]:
-    """`signals.yaml` and all `signals-….yaml`: one catalogue."""
-    more = sorted(path.name for path in folder.path.glob("signals-*.yaml"))
-    return [folder.source(name, required=False) for name in ("signals.yaml", *more)]
 
 
 def _scripts(folder: _Folder) -> dict[str, str]:
@@ -319,28 +293,17 @@ def _scripts(folder: _Folder) -> dict[str, str]:
     return found
 
 
-def _always_there(folder: _Folder) -> None:
-    for name in ALWAYS:
-        if not (folder.path / "playbooks" / f"{name}.yaml").exists():
-            folder.problems.append(Problem(f"playbooks/{name}.yaml", 1, "the file is missing"))
-
-
-def _known_faults(
-    xids: Mapping[int, Any], sxids: Mapping[int, Any], asks: Mapping[int, DriverAsk]
-) -> list[str]:
-    codes = [f"xid-{code}" for code in xids] + [f"sxid-{code}" for code in sxids]
-    return [*codes, *(ask.fault for ask in asks.values()), *OTHER_FAULTS]
+def _known_faults(codes: Mapping[str, Any]) -> list[str]:
+    named = [*(ask.fault for ask in codes["driver_asks"].values()), *OTHER_FAULTS]
+    coded = [f"xid-{code}" for code in codes["xids"]] + [f"sxid-{code}" for code in codes["sxids"]]
+    return [*coded, *named, *(one.fault for one in codes["kernel_lines"].lines)]
 
 
 def _rules(folder: _Folder, known: Sequence[str], playbooks: Mapping[str, Playbook]) -> tuple[Rule, ...]:
     source = folder.source("policies.yaml")
     rules: dict[str, Rule] = {}
-    for index, item in enumerate(source.items("rules") if source else []):
-        rule = source.convert((index,), item, Rule) if source else None
-        if rule is None or source is None:
-            continue
-        if not _RULE_NAME.fullmatch(rule.name):
-            source.problem((index, "name"), f"name: {rule.name!r} has to be small letters, digits and dashes")
+    for index, rule in source.entries("rules", Rule):
+        check_name(source, (index,), rule.name)
         if rule.name in rules:
             source.problem((index, "name"), f"the rule {rule.name} stands here twice")
         if not rule.faults:
@@ -348,24 +311,9 @@ def _rules(folder: _Folder, known: Sequence[str], playbooks: Mapping[str, Playbo
         for number, fault in enumerate(rule.faults):
             _check_fault(source, (index, "faults", number), fault, known)
         if rule.playbook is not None:
-            _check_playbook_of(folder, source, index, rule.playbook, playbooks, rule.faults)
+            _check_playbook_of(folder, source, (index,), rule.playbook, playbooks, rule.faults)
         rules[rule.name] = rule
     return tuple(rules.values())
-
-
-def _detection(
-    folder: _Folder,
-    catalogue: Catalogue,
-    models: Sequence[GpuModel],
-    rules: Sequence[Rule],
-    playbooks: Mapping[str, Playbook],
-) -> list[Placed]:
-    paths = sorted((folder.path / "detection").glob("*.yaml"))
-    sources = [source for path in paths if (source := folder.source(f"detection/{path.name}"))]
-    if not catalogue.signals and folder.problems:
-        return []  # each name would be a problem of its own
-    check = partial(_check_playbook_of, folder, playbooks=playbooks)
-    return read_rules(sources, catalogue.signals, models, rules, check)
 
 
 def case_sources(rules_dir: Path, problems: list[Problem], pattern: str) -> list[Source]:
@@ -423,7 +371,7 @@ def _written(source: Source, item: Any) -> bytes:
 def _check_playbook_of(
     folder: _Folder,
     source: Source,
-    place: int | tuple[str | int, ...],
+    place: tuple[str | int, ...],
     name: str,
     playbooks: Mapping[str, Playbook],
     faults: Sequence[str] = (),
@@ -431,7 +379,7 @@ def _check_playbook_of(
     """`faults` that the rule takes: a playbook for jobs needs that each of them is told of a job."""
     # A playbook whose file is wrong has its own problem already.
     names = {path.stem for path in (folder.path / "playbooks").glob("*.yaml")}
-    path = (*place, "playbook") if isinstance(place, tuple) else (place, "playbook")
+    path = (*place, "playbook")
     if name not in names:
         hint = did_you_mean(name, names) or f"one of {', '.join(sorted(names))}"
         source.problem(path, f"there is no playbook {name}", hint)
@@ -447,34 +395,24 @@ def _check_playbook_of(
         source.problem(path, text, "give its inputs a default")
 
 
-def _check_fault(source: Source, path: Sequence[str | int], fault: str, known: Sequence[str]) -> None:
-    if fault.count("[") != fault.count("]") or not fault.strip():
+def _check_fault(source: Source, path: tuple[str | int, ...], fault: str, known: Sequence[str]) -> None:
+    if not is_glob(fault):
         source.problem(path, f"faults: {fault!r} is not a name or a glob")
-    elif any(fault.startswith(head) for head in OPEN_FAULTS):
-        return
-    elif not any(fnmatchcase(name, fault) for name in known):
-        faults = (*known, *OPEN_FAULTS)
-        source.problem(path, f"faults: {fault} is no fault that healer knows", did_you_mean(fault, faults))
+    elif not fault.startswith(tuple(OPEN_FAULTS)):
+        check_known(source, path, fault, (*known, *OPEN_FAULTS))
 
 
-def _guards(
-    folder: _Folder, overrides: dict[str, Any]
-) -> tuple[GuardSettings, dict[str, GuardSettings], dict[str, GuardSettings]]:
-    source = folder.source("guards.yaml", required=False)
-    data = source.mapping((), source.data, "a mapping of guard settings") if source else {}
-    base, special = GuardSettings(), {}
-    if source is not None:
-        special = {name: data.pop(name, None) for name in ("clusters", "partitions")}
-        base = check_guards(source, (), data) or base
-    base = msgspec.structs.replace(base, **overrides)
+def _guards(folder: _Folder, overrides: dict[str, Any]) -> dict[str, Any]:
+    source = folder.optional("guards.yaml")
+    data = source.mapping((), source.data, "a mapping of guard settings")
+    special = {name: data.pop(name, None) for name in ("clusters", "partitions")}
+    base = msgspec.structs.replace(check_guards(source, (), data) or GuardSettings(), **overrides)
     places: list[dict[str, GuardSettings]] = []
-    for name in ("clusters", "partitions"):
+    for name, told_of in special.items():
         found: dict[str, GuardSettings] = {}
-        given = source.mapping((name,), special[name], f"{name} by name") if source else {}
-        for place, fields in given.items():
-            if source is None or not isinstance(fields, dict):
-                if source is not None:
-                    source.problem((name, place), f"{place}: expected guard settings")
+        for place, fields in source.mapping((name,), told_of, f"{name} by name").items():
+            if not isinstance(fields, dict):
+                source.problem((name, place), f"{place}: expected guard settings")
                 continue
             own = check_guards(source, (name, place), fields)
             if own is not None:
@@ -485,4 +423,4 @@ def _guards(
                     for cluster, around in places[0].items():
                         found[f"{cluster}/{place}"] = msgspec.structs.replace(around, **told)
         places.append(found)
-    return base, places[0], places[1]
+    return {"guards": base, "cluster_guards": places[0], "partition_guards": places[1]}

@@ -3,13 +3,15 @@
 import difflib
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 import yaml
+
+from healer.model.spelling import did_you_mean
 
 T = TypeVar("T")
 
@@ -46,59 +48,19 @@ for _tag, _first, _form in (
     _Yaml.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_form})\Z"), list(_first))
 
 
-#: YAML 1.1's `<<`, which puts the entries of other mappings below one's own.
-_MERGE = "tag:yaml.org,2002:merge"
-#: Entries that the merges of one file bring: a merge of merges of merges doubles them each time.
-MERGED_MAX = 1_000_000
-
-
-class Words(_Loader):
-    """YAML whose plain values are words as they are written, or null; with merge keys."""
-
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012
-    merged = 0
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """As PyYAML's own, but bounded. Of equal keys the last one counts: one's own, then that of a list's
-        first mapping."""
-        merges = [value for key, value in node.value if key.tag == _MERGE]
-        own = node.value = [entry for entry in node.value if entry[0].tag != _MERGE]
-        below: list[Any] = []
-        for value in merges:
-            for one in value.value if isinstance(value, yaml.SequenceNode) else [value]:
-                if not isinstance(one, yaml.MappingNode):
-                    raise _wrong_merge("<< merges mappings alone", one)
-                self.flatten_mapping(one)
-                self.merged += len(one.value)
-                if self.merged > MERGED_MAX:
-                    raise _wrong_merge(f"<< merges more than {MERGED_MAX} entries in this file", one)
-                below.append(one.value)
-        if below:
-            node.value = [entry for entries in (*reversed(below), own) for entry in entries]
-
-
-def _wrong_merge(text: str, node: yaml.Node) -> yaml.YAMLError:
-    return yaml.constructor.ConstructorError(None, None, text, node.start_mark)
-
-
-for _tag, _first, _form in (("null", ["~", "n", "N", ""], r"~|null|Null|NULL|"), ("merge", ["<"], "<<")):
-    Words.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_form})\Z"), _first)
-
-
 class Source:
     """One file: its data, and the line of every entry. Wrong YAML is a problem, its data then None."""
 
-    loader: ClassVar[type] = _Yaml
-
-    def __init__(self, path: Path, name: str, problems: list[Problem]) -> None:
+    def __init__(self, path: Path, name: str, problems: list[Problem], raw: bytes | None = None) -> None:
+        """`raw`: what the file holds, where it is not to be read."""
         self.name = name
         self.problems = problems
-        self.raw = path.read_bytes()
+        self.raw = path.read_bytes() if raw is None else raw
         self.root: yaml.Node | None = None
         self.data: Any = None
         #: What was searched for unknown fields, and as which kind: aliases make it stand in many places.
         self._looked: dict[tuple[int, Any], Any] = {}
-        loader = self.loader(self.raw)
+        loader = _Yaml(self.raw)
         try:
             self.root = loader.get_single_node()
             if self.root is not None:
@@ -111,6 +73,11 @@ class Source:
             self._add(mark.line + 1 if mark else 1, f"not valid YAML: {text}")
         finally:
             loader.dispose()
+
+    @classmethod
+    def if_there(cls, path: Path, name: str, problems: list[Problem]) -> "Source":
+        """The file, or an empty one where there is none."""
+        return cls(path, name, problems, raw=None if path.exists() else b"")
 
     @functools.cached_property
     def digest(self) -> bytes:
@@ -165,6 +132,13 @@ class Source:
             return []
         return self.data
 
+    def entries(self, what: str, kind: type[T]) -> Iterator[tuple[int, T]]:
+        """(index in the file, entry) of those that are right; the others are problems."""
+        for index, item in enumerate(self.items(what)):
+            entry = self.convert((index,), item, kind)
+            if entry is not None:
+                yield index, entry
+
     def mapping(self, path: Sequence[str | int], data: Any, what: str) -> dict[str, Any]:
         if data is None:
             return {}
@@ -207,9 +181,16 @@ class Source:
                     self._unknown_fields((*path, key), value, types[key])
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return f"did you mean {close[0]}?" if close else ""
+def unified(file: str, before: str | None, text: str) -> str:
+    """A change of a rule file for its review: a unified diff with the names as git writes them, for `git
+    apply`. `before` None: the file is new."""
+    lines = difflib.unified_diff(
+        (before or "").splitlines(keepends=True),
+        text.splitlines(keepends=True),
+        f"a/rules/{file}" if before is not None else "/dev/null",
+        f"b/rules/{file}",
+    )
+    return "".join(one if one.endswith("\n") else one + "\n\\ No newline at end of file\n" for one in lines)
 
 
 def _child(node: yaml.Node | None, part: str | int) -> tuple[int, yaml.Node] | None:

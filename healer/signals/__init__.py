@@ -1,0 +1,1 @@
+"""Bytes to observations: forms, not meaning."""

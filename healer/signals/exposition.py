@@ -16,14 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from healer.model import device_named
-from healer.signals.devices import wrong_device
-from healer.signals.gpu_names import Where
-from healer.signals.measured import Measured
-from healer.signals.numerals import float_of
+from healer.signals.hardware_names import wrong_device
+from healer.signals.inventory import Where
 from healer.signals.rejects import BadBody, Rejected, Rejects, check_marks
-from healer.signals.series import Placer
+from healer.signals.series import Measured, Placer
 from healer.signals.slots import NOT_TOLD, Samples, Slots
 from healer.signals.templates import NO_SAMPLE, UNWANTED, Key, Line, Template, Templates, begin_of, key_of
+from healer.signals.values import float_of
 from healer.signals.wire import Known, wrong_node
 
 LINE_LIMIT = 16_384

@@ -66,13 +66,9 @@ def identify(
     if event_at is not None:
         return Identity(digest_of("time", *where, f"{event_at.timestamp():.6f}", content))
     minute = int(arrived_at.timestamp()) // 60
-    begun = hashlib.sha256(_packed(("arrival", *where, stamp or "", content)))
-    digest, *alternatives = (_ended(begun, minute - back) for back in range(ARRIVAL_WINDOW_MIN + 1))
+    words = _packed(("arrival", *where, stamp or "", content))
+    digest, *alternatives = (
+        hashlib.sha256(words + _packed((minute - back,))).hexdigest()
+        for back in range(ARRIVAL_WINDOW_MIN + 1)
+    )
     return Identity(digest, tuple(alternatives))
-
-
-def _ended(begun: "hashlib._Hash", minute: int) -> str:
-    """The digest of these words and the minute: eleven are made of each line, which differ in no more."""
-    whole = begun.copy()
-    whole.update(_packed((minute,)))
-    return whole.hexdigest()

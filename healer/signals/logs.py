@@ -1,7 +1,7 @@
 """`POST /signals/logs`: records of log shippers -> the kernel lines among them.
 
 A record is an object as journalctl, Vector, Fluent Bit and rsyslog's templates print them, or one record of
-the journal's export format. Only what its shipper marks as the kernel's counts (`syslog.of_the_kernel`); the
+the journal's export format. Only what its shipper marks as the kernel's counts (`of_the_kernel`); the
 rest is told as `not_kernel`, and nothing of it is read.
 """
 
@@ -13,11 +13,205 @@ from typing import Any
 import msgspec
 
 from healer.model import NO_LINES, LineBook
-from healer.signals.journal import message_text, number, stamp_of
-from healer.signals.rejects import BadBody, BadEntry, check_marks
-from healer.signals.repeated import map_of, pairs_of
-from healer.signals.syslog import is_others, of_the_kernel, proves, small
+from healer.signals.rejects import BadBody, BadEntry, check_marks, map_of, pairs_of
 from healer.signals.wire import ENTRIES_MAX, Accepted, Known, check_entries, entries_observations
+
+# --- syslog -------------------------------------------------------------------------------------------------
+#
+#  What proves that a record of a log shipper is the kernel's own line.
+#
+# Text proves nothing: whoever may run programs on a node writes `<0>` or `kern.err` to /dev/log, and
+# rsyslog's imuxsock believes the facility. What counts is the shipper's own word of where it read the line:
+# journald's `_TRANSPORT`, or the name of rsyslog's input.
+
+#: Inputs of rsyslog that read the kernel and nothing else.
+KERNEL_INPUTS = frozenset({"imklog", "imkmsg"})
+#: The one that reads the journal, which names the transport itself.
+JOURNAL_INPUT = "imjournal"
+#: Names under which shippers tell the facility: journald, rsyslog's templates, Vector and the collector.
+FACILITY_NAMES = ("syslog_facility", "facility", "syslogfacility", "syslogfacility-text", "facility_text")
+_KERNEL_FACILITY = frozenset({0, "0", "kern", "kernel"})
+#: What is looked at to tell whose a line is; all that a record tells under such a name must agree. Any
+#: program may choose a `transport` without `_`: it proves nothing, and speaks against the kernel as well.
+MARKS = frozenset({"_transport", "transport", "inputname", "source_type", *FACILITY_NAMES})
+#: What journald's records of the kernel never have: that of the process that wrote a line
+#: (systemd.journal-fields(7)), of a container's output, and of a file.
+_OTHERS = frozenset(
+    {
+        "_pid", "_uid", "_gid", "_comm", "_exe", "_cmdline", "_cap_effective", "_audit_session",
+        "_audit_loginuid", "_systemd_unit", "_systemd_user_unit", "_systemd_cgroup", "_systemd_slice",
+        "_systemd_session", "_systemd_owner_uid", "_stream_id", "_line_break", "uid", "gid", "systemd_unit",
+        "stream", "file", "filename", "log.iostream", "log.file.name", "log.file.path",
+    }
+)  # fmt: skip
+_OTHERS_BEGIN = ("kubernetes", "container_")
+#: Vector's name of the source that reads the journal.
+_JOURNAL_SOURCE = "journald"
+#: Under this, marks have what no record of the kernel tells.
+OTHER = "another origin"
+
+
+def proves(name: str) -> bool:
+    """Whether a name, in small letters, says something of whose a line is."""
+    return name in MARKS or is_others(name)
+
+
+def is_others(name: str) -> bool:
+    return name in _OTHERS or name.startswith(_OTHERS_BEGIN)
+
+
+def small(places: Iterable[Mapping[Any, Any]]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """(fields by name in small letters, all that was told under the names that prove something).
+
+    Shippers write journald's names in capitals or in small letters. `places` in the order in which they
+    count, the least first: a later one stands above an earlier one, but a mark is never overruled, not even
+    by another of its name in the same place (`Repeated`).
+    """
+    fields: dict[str, Any] = {}
+    marks: dict[str, list[Any]] = {}
+    for place in places:
+        for name, value in pairs_of(place):
+            key = str(name).lower()
+            fields[key] = value
+            if key in MARKS:
+                # INPUTNAME is a field that any program may give to journald; rsyslog's own is small.
+                mark = key if key != "inputname" or name == key else OTHER
+                marks.setdefault(mark, []).append(value)
+            elif is_others(key):
+                marks.setdefault(OTHER, []).append(key)
+    return fields, marks
+
+
+def of_the_kernel(marks: Mapping[str, list[Any]]) -> bool:
+    """Whether the shipper marks the record as the kernel's. Anything that says otherwise makes it none.
+
+    - `_TRANSPORT` is `kernel`, with or without a facility;
+    - or `inputname` is one of KERNEL_INPUTS and the facility is told.
+    A facility that is told must be the kernel's, 0: root may write to /dev/kmsg with another one. And nothing
+    tells of a process, a container or a file.
+    """
+    transports, inputs = marks.get("_transport", []), marks.get("inputname", [])
+    facilities = [value for name in FACILITY_NAMES for value in marks.get(name, ())]
+    if OTHER in marks or any(value != _JOURNAL_SOURCE for value in marks.get("source_type", ())):
+        return False
+    if any(value != "kernel" for value in (*transports, *marks.get("transport", ()))):
+        return False
+    if any(isinstance(value, bool) or not _in(value, _KERNEL_FACILITY) for value in facilities):
+        return False
+    if any(value == JOURNAL_INPUT for value in inputs):
+        return bool(transports) and all(value == JOURNAL_INPUT for value in inputs)
+    if any(not _in(value, KERNEL_INPUTS) for value in inputs):
+        return False
+    return bool(transports) or (bool(inputs) and bool(facilities))
+
+
+def _in(value: Any, words: frozenset[Any]) -> bool:
+    return isinstance(value, str | int) and value in words
+
+
+# --- journal ------------------------------------------------------------------------------------------------
+#
+#  Records of systemd's journal: the export format as bytes, and what its fields say of a kernel line.
+#
+# Formats: systemd's documents JOURNAL_EXPORT_FORMATS and systemd.journal-fields(7). A field whose name
+# begins with `_` is journald's own word: no client can set one.
+
+#: Fields of one record; the journal itself takes at most 1,024.
+FIELDS_MAX = 1024
+_SIZE_BYTES = 8
+
+
+def export_records(raw: bytes) -> Iterator[dict[str, Any]]:
+    """Each record of a body in the export format: `NAME=value` lines, or NAME, eight bytes of size and the
+    value as it is; an empty line ends a record.
+
+    A value is text, or bytes where it is no UTF-8. What stands twice is a list. Raises BadBody where the
+    bytes cannot be followed any more.
+    """
+    record: dict[str, Any] = {}
+    place, size, fields = 0, len(raw), 0
+    while place < size:
+        end = raw.find(b"\n", place)
+        if end < 0:
+            raise BadBody("the body ends within a field of the journal")
+        line, place = raw[place:end], end + 1
+        if not line:
+            if record:
+                yield record
+            record, fields = {}, 0
+            continue
+        fields += 1
+        if fields > FIELDS_MAX:
+            raise BadBody(f"a record of the journal has more than {FIELDS_MAX} fields")
+        name, equals, value = line.partition(b"=")
+        if not equals:
+            stop = place + _SIZE_BYTES
+            length = int.from_bytes(raw[place:stop], "little")
+            place = stop + length + 1
+            if place > size or raw[place - 1 : place] != b"\n":
+                raise BadBody(f"the field {_text(name)[:64]!r} of the journal is longer than the body")
+            value = raw[stop : place - 1]
+        _add(record, _text(name), _value(value))
+    if record:
+        yield record
+
+
+def _add(record: dict[str, Any], name: str, value: str | bytes) -> None:
+    if name not in record:
+        record[name] = value
+    elif isinstance(record[name], list):
+        record[name].append(value)
+    else:
+        record[name] = [record[name], value]
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")
+
+
+def _value(raw: bytes) -> str | bytes:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
+
+
+def message_text(value: Any) -> str:
+    """A message: text, or bytes as `journalctl -o json` prints what is no UTF-8: a list of numbers.
+
+    A line's end within one record becomes `\\x0a`, as /dev/kmsg shows it: what follows it is no line of its
+    own. Raises BadEntry.
+    """
+    if isinstance(value, str):
+        text = value
+    elif isinstance(value, bytes):
+        text = value.decode("utf-8", "replace")
+    elif isinstance(value, list) and all(isinstance(one, int) and 0 <= one < 256 for one in value):
+        text = bytes(value).decode("utf-8", "replace")
+    elif isinstance(value, list):
+        raise BadEntry("MESSAGE: more than one")
+    else:
+        raise BadEntry("MESSAGE: missing, or no text")
+    return text.replace("\n", "\\x0a")
+
+
+def stamp_of(fields: Mapping[str, Any]) -> str:
+    """The kernel's own stamp as `dmesg` prints it, with a blank behind; empty where the record has none.
+
+    `fields` have names in small letters. The stamp is what makes a line the same event by every route.
+    """
+    micros = number(fields.get("_source_monotonic_timestamp"))
+    return "" if micros is None else f"[{micros // 1_000_000:5d}.{micros % 1_000_000:06d}] "
+
+
+def number(value: Any) -> int | None:
+    """A number of the journal, which writes them as text. None for what is none, or above 2^63."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
+        value = int(value)
+    return value if type(value) is int and 0 <= value < 2**63 else None
+
+
+# --- logs ---------------------------------------------------------------------------------------------------
 
 #: Objects and values of a large JSON body: an honest record has some 30.
 OBJECTS_MAX, VALUES_MAX = 200_000, 3_000_000

@@ -15,14 +15,12 @@ from xml.parsers import expat
 import numpy as np
 
 from healer.model import Catalogue, Column, Part, Scope, Signal
-from healer.model.samples import Report
-from healer.signals.gpu_names import GpuNames, Where
+from healer.model.telemetry import Report
+from healer.signals.hardware_names import Parts
+from healer.signals.inventory import GpuNames, Where
 from healer.signals.kernel_log import normal_pci
-from healer.signals.measured import Measured
-from healer.signals.names import Numbers
-from healer.signals.parts import Parts
 from healer.signals.rejects import BadBody, Rejected
-from healer.signals.series import NO_GPU
+from healer.signals.series import NO_GPU, Measured, Numbers
 from healer.signals.values import clean, number
 from healer.signals.wire import Known, wrong_node
 

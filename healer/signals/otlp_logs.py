@@ -12,6 +12,8 @@ import msgspec
 
 from healer.signals.logs import Places, Record, telling, time_text
 from healer.signals.otlp_values import (
+    SCOPES_MAX,
+    VALUES_MAX,
     JsonPair,
     JsonValue,
     TooDeep,
@@ -22,8 +24,7 @@ from healer.signals.otlp_values import (
     whole,
 )
 from healer.signals.protobuf import FIXED64, LENGTH, Torn, fields
-from healer.signals.rejects import BadBody, BadEntry, check_marks, sentence
-from healer.signals.repeated import pairs_of
+from healer.signals.rejects import BadBody, BadEntry, check_marks, pairs_of, sentence
 
 #: Log records of one request: a collector sends 8,192 at once.
 RECORDS_MAX = 200_000
@@ -67,11 +68,13 @@ def _resource(raw: bytes, start: int, end: int) -> tuple[dict[str, Any], list[tu
         if field == 1 and kind == LENGTH:
             told = _around(
                 attributes(
-                    raw, [(b, e) for f, k, _, b, e in fields(raw, begin, stop) if (f, k) == (1, LENGTH)]
+                    raw, ((b, e) for f, k, _, b, e in fields(raw, begin, stop) if (f, k) == (1, LENGTH))
                 )
             )
         elif field == 2 and kind == LENGTH:
             scopes.append((begin, stop))
+            if len(scopes) > SCOPES_MAX:
+                raise BadBody(f"a resource has more than {SCOPES_MAX} scopes")
     return told, scopes
 
 
@@ -90,6 +93,8 @@ def _record(index: int, raw: bytes, start: int, end: int, around: dict[str, Any]
     for field, kind, _, begin, stop in fields(raw, start, end):
         if field == 6 and kind == LENGTH:
             spans.append((begin, stop))
+            if len(spans) > VALUES_MAX:
+                raise TooDeep
         elif field == 5 and kind == LENGTH:
             body = any_value(raw, begin, stop)
         elif field == 1 and kind == FIXED64:

@@ -5,17 +5,20 @@ A value is text, a number, true or false, bytes, a list, or a map; maps and list
 
 import base64
 import binascii
+from collections.abc import Iterable
 from struct import unpack_from
 from typing import Any
 
 import msgspec
 
-from healer.signals.numerals import float_of, int_of
 from healer.signals.protobuf import FIXED64, LENGTH, VARINT, Torn, fields, varint
-from healer.signals.repeated import map_of
+from healer.signals.rejects import map_of
+from healer.signals.values import float_of, int_of
 
 #: Maps and lists within each other, and values of one record.
 DEPTH_MAX, VALUES_MAX = 8, 2048
+#: Scopes of one resource in protobuf: where each lies is kept until its resource is read.
+SCOPES_MAX = 100_000
 
 
 class TooDeep(Torn):
@@ -40,8 +43,8 @@ class _Budget:
 # --- protobuf --------------------------------------------------------------------------------------------
 
 
-def attributes(data: bytes, spans: list[tuple[int, int]]) -> dict[str, Any]:
-    """KeyValues that lie at `spans`. Raises Torn."""
+def attributes(data: bytes, spans: Iterable[tuple[int, int]]) -> dict[str, Any]:
+    """KeyValues that lie at `spans`, of which no more are asked for than are taken. Raises Torn."""
     budget = _Budget()
     return map_of([_pair(data, start, stop, budget, 0) for start, stop in spans])
 

@@ -15,18 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from healer.model import Catalogue, Combine, Signal
-from healer.signals.gpu_names import Where
-from healer.signals.measured import Measured
-from healer.signals.names import LINKS
-from healer.signals.numerals import is_plain
+from healer.ports.pull import ANSWER_BYTES_MAX
+from healer.signals.inventory import Where
 from healer.signals.rejects import BadBody
-from healer.signals.series import NODE_LABELS, Placer
+from healer.signals.series import LINKS, NODE_LABELS, Measured, Placer
 from healer.signals.slots import Samples, Slots
-from healer.signals.values import clean
+from healer.signals.values import clean, is_plain
 from healer.signals.wire import Known
 
-#: Of one answer: a sample is some 25 bytes of it, and ten times that while it is read.
-ANSWER_BYTES_MAX = 32 * 2**20
 _MS = 1000
 #: (times in s since 1970, values), (n,) each, by time.
 Line = tuple[NDArray[np.float64], NDArray[np.float64]]

@@ -1,31 +1,217 @@
-"""A series with labels -> its node, its part and the number of its column.
+"""A series with labels -> its node, its part and the number of its column; what a request of samples holds.
 
 Label names differ by exporter and by its age; what is here are those of dcgm-exporter 1 to 4, node_exporter
 and Prometheus itself (`instance`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from healer.model import DEVICE_MARK, OF_DEVICES, Column, Combine, Part, Scope, device_named
-from healer.signals.devices import (
+import msgspec
+
+from healer.model import (
+    DEVICE_MARK,
+    OF_DEVICES,
+    Catalogue,
+    Column,
+    Combine,
+    Observation,
+    Part,
+    Scope,
+    Signal,
+    device_named,
+)
+from healer.model.telemetry import Report
+from healer.ports.measurements import ColumnBook, TooManyColumns
+from healer.signals.hardware_names import (
+    GPU_BEYOND,
+    GPUS_LEAST,
+    LINK_BEYOND,
     NO_DEVICE,
     NO_PART,
+    TOO_MANY,
     TOO_MANY_DEVICES,
+    TOO_MANY_NAMES,
+    TOO_MANY_NEW,
     TOO_MANY_PARTS,
     Devices,
+    Parts,
+    Ports,
     device_of,
     part_of,
     refused,
 )
-from healer.signals.facts import GPU_LABELS, INFO_SERIES
-from healer.signals.gpu_names import GpuNames, Where
+from healer.signals.inventory import GPU_LABELS, INFO_SERIES, GpuNames, Where
 from healer.signals.kernel_log import normal_pci
-from healer.signals.measured import TOO_MANY_SERIES
-from healer.signals.names import Names, Numbers, Way
-from healer.signals.parts import GPU_BEYOND, GPUS_LEAST, LINK_BEYOND, Parts
-from healer.signals.ports import TOO_MANY, TOO_MANY_NAMES, TOO_MANY_NEW, Ports
+from healer.signals.rejects import Rejected, Rejects
 from healer.signals.wire import Known
+
+# --- names --------------------------------------------------------------------------------------------------
+#
+#  From the name of an arriving series to the signals it may be; from signal and part to a number.
+
+#: NVLinks of one GPU that a `{link}` in an alias stands for: 18 on Hopper and Blackwell.
+LINKS = 18
+#: Columns whose number one process remembers; the book itself holds at most as many.
+_REMEMBERED = 100_000
+
+
+class Way(msgspec.Struct, frozen=True):
+    """One signal that a name may be. `labels` have to match (globs); `link` is the one in the name itself,
+    `part` the label of a device's part."""
+
+    signal: Signal
+    scale: float
+    labels: tuple[tuple[str, str], ...] = ()
+    link: int | None = None
+    part: str = ""
+
+    @property
+    def nvlink(self) -> bool:
+        """Of the signals of links, those of NVLinks say so in their name; the others are of ports."""
+        return self.signal.scope is Scope.link and self.signal.name.startswith("nvlink")
+
+    def takes(self, labels: dict[str, str]) -> bool:
+        return all(fnmatchcase(labels.get(name, ""), form) for name, form in self.labels)
+
+
+class Names:
+    """The names of a catalogue. A derived signal has none: it never arrives."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._ways: dict[str, list[Way]] = {}
+        for signal in catalogue.signals.values():
+            if signal.derived:
+                continue
+            self._ways.setdefault(signal.name, []).append(Way(signal, 1.0))
+            for alias in signal.aliases:
+                labels = tuple(sorted(alias.labels.items()))
+                if "{link}" in alias.name:
+                    for link in range(LINKS):
+                        name = alias.name.replace("{link}", str(link))
+                        self._ways.setdefault(name, []).append(Way(signal, alias.scale, labels, link))
+                else:
+                    way = Way(signal, alias.scale, labels, part=alias.part)
+                    self._ways.setdefault(alias.name, []).append(way)
+        for ways in self._ways.values():
+            ways.sort(key=lambda way: not way.labels)  # the inlet's temperature before that of any sensor
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._ways
+
+    def of_several(self) -> frozenset[str]:
+        """Names, other than a signal's own, of which one series is only a part of each signal it may be."""
+        return frozenset(
+            name
+            for name, ways in self._ways.items()
+            if all(way.signal.combine is not Combine.last and way.signal.name != name for way in ways)
+        )
+
+    def ways(self, name: str) -> Sequence[Way]:
+        return self._ways.get(name, ())
+
+    def plain(self, name: str, scope: Scope, *, nvlink: bool = False) -> Way | None:
+        """The way of a form without labels; the link must not stand in the name."""
+        for way in self.ways(name):
+            if way.signal.scope is scope and way.nvlink is nvlink and not way.labels and way.link is None:
+                return way
+        return None
+
+
+class Numbers:
+    """Numbers of columns, remembered; asks the book for those that are new."""
+
+    def __init__(self, book: ColumnBook) -> None:
+        self._book = book
+        self._known: dict[Column, int] = {}
+
+    def of(self, columns: Sequence[Column]) -> list[int]:
+        """-1 for a column for which the book has no room."""
+        new = list(dict.fromkeys(column for column in columns if column not in self._known))
+        if new:
+            if len(self._known) + len(new) > _REMEMBERED:
+                self._known.clear()
+                new = list(dict.fromkeys(columns))
+            try:
+                self._known.update(zip(new, self._book.ids(new), strict=True))
+            except TooManyColumns:
+                self._known.update(self._one_by_one(new))
+        return [self._known.get(column, -1) for column in columns]
+
+    def _one_by_one(self, columns: Sequence[Column]) -> dict[Column, int]:
+        """The numbers of those that have one: a full book still serves what it knows."""
+        found: dict[Column, int] = {}
+        for column in columns:
+            try:
+                (found[column],) = self._book.ids([column])
+            except TooManyColumns:
+                continue
+        return found
+
+
+# --- measured -----------------------------------------------------------------------------------------------
+#
+#  What a request of samples holds, whatever its wire form.
+
+#: Names told as unknown, of one request; samples of the others are only counted.
+NAMES_TOLD = 200
+#: Reports of one node in one request, and samples of one report: far above what any sender needs who did not
+#: fall silent for an hour, or any machine has.
+REPORTS_MAX = 64
+SAMPLES_MAX = 20_000
+#: Series that one process knows of one node; 8 GPUs with 18 links each and 30 ports are below 5,000.
+SERIES_OF_NODE_MAX = 20_000
+TOO_MANY_SERIES = f"more than {SERIES_OF_NODE_MAX} series of this node"
+TOO_MANY_MOMENTS = f"too many moments: of one node the newest {REPORTS_MAX} of a request are taken"
+
+
+class Unknown(msgspec.Struct, kw_only=True):
+    """Samples that were not stored under one name: why the last one was not, and its labels."""
+
+    why: str
+    count: int
+    example: dict[str, str] = {}
+
+
+class Measured(msgspec.Struct, kw_only=True):
+    """`samples` were accepted and stand in `reports`; `unrecognised` have no place in the catalogue or on a
+    node of ours, and `unknown` lists them by name. `rejected_more` were rejected beyond those in `rejected`.
+    `placed` series were not known before. `inventory` are observations of the kinds `gpu_inventory` and
+    `inventory`. `cluster` is
+    that of what names none, if known."""
+
+    cluster: str = ""
+    reports: list[Report] = []
+    samples: int = 0
+    unrecognised: int = 0
+    rejected: tuple[Rejected, ...] = ()
+    rejected_more: int = 0
+    unknown: dict[str, Unknown] = {}
+    placed: int = 0
+    inventory: list[Observation] = []
+
+    def nodes(self) -> set[tuple[str, str]]:
+        """Every (cluster, node) that something would be stored for: for tokens bound to one node."""
+        return {(one.cluster, one.node) for one in self.reports} | {
+            (one.component.cluster, one.component.node or "") for one in self.inventory
+        }
+
+    def reject(self, rejects: Rejects) -> None:
+        self.rejected, self.rejected_more = rejects.sorted(), rejects.more
+
+    def unplaced(self, name: str, why: str, count: int = 1, example: dict[str, str] | None = None) -> None:
+        """Counts samples that are not stored."""
+        self.unrecognised += count
+        known = self.unknown.get(name)
+        if known is not None:
+            known.count += count
+            known.why = why
+        elif len(self.unknown) < NAMES_TOLD:
+            self.unknown[name] = Unknown(why=why, count=count, example=example or {})
+
+
+# --- series -------------------------------------------------------------------------------------------------
 
 #: Labels that may name the node, the surest first; the first one that names a node we know counts.
 NODE_LABELS = ("Hostname", "hostname", "node", "nodename", "host", "instance")

@@ -9,25 +9,69 @@ import numpy as np
 from numpy.typing import NDArray
 
 from healer.model import Combine
-from healer.model.samples import Report
-from healer.signals import ports
-from healer.signals.devices import NOT_YOURS
-from healer.signals.facts import INFO_SERIES
-from healer.signals.gpu_names import Where
-from healer.signals.measured import (
+from healer.model.telemetry import Report
+from healer.signals.hardware_names import GPU_BEYOND, NOT_YOURS, PASSING
+from healer.signals.inventory import INFO_SERIES, Where
+from healer.signals.rejects import Rejects
+from healer.signals.series import (
+    NAME_MAX,
+    NO_GPU,
+    NO_NODE,
+    NOT_KNOWN,
     REPORTS_MAX,
     SAMPLES_MAX,
     SERIES_OF_NODE_MAX,
     TOO_MANY_MOMENTS,
     TOO_MANY_SERIES,
     Measured,
+    Placer,
+    check_labels,
+    example,
 )
-from healer.signals.parts import GPU_BEYOND
-from healer.signals.prepared import Prepared, Refusal
-from healer.signals.rejects import Rejects
-from healer.signals.series import NAME_MAX, NO_GPU, NO_NODE, NOT_KNOWN, Placer, check_labels, example
 from healer.signals.values import TOO_OLD, clean, moment
 from healer.signals.wire import Known
+
+# --- prepared -----------------------------------------------------------------------------------------------
+#
+#  Reports of scrapes that come again: what their slots mean, worked out once.
+
+
+class Refusal(NamedTuple):
+    """Samples of one name that are not kept, and why."""
+
+    name: str
+    why: str
+    samples: int
+    example: dict[str, str]
+
+
+class Prepared(NamedTuple):
+    """What slots in this order are, if all that are kept are of one node and each is a column of its own.
+
+    `order`: places of the samples that are kept, by column; `columns`: (n,) int32; `scale`: (n,) float64,
+    None where all are 1."""
+
+    where: Where
+    order: NDArray[np.intp]
+    columns: NDArray[np.int32]
+    scale: NDArray[np.float64] | None
+    refused: tuple[Refusal, ...]
+
+    def report(self, values: NDArray[np.float64], known: Known, now: datetime, out: Measured) -> bool:
+        """Adds the report. False, and nothing done, when one of the values is not known, or the node."""
+        kept = clean(values[self.order])
+        if np.count_nonzero(np.isnan(kept)) or not known(*self.where):
+            return False
+        if self.scale is not None:
+            kept *= self.scale
+        for one in self.refused:
+            out.unplaced(one.name, one.why, one.samples, one.example)
+        out.samples += len(kept)
+        out.reports.append(Report(*self.where, now, now, self.columns, kept))
+        return True
+
+
+# --- slots --------------------------------------------------------------------------------------------------
 
 K = TypeVar("K", str, bytes)
 
@@ -48,7 +92,7 @@ _EXAMPLES_MAX = 5_000
 _SEVERAL = "several series make one number: send this exporter's text to /signals/openmetrics"
 _TOO_MANY_SAMPLES = f"more than {SAMPLES_MAX} samples of one moment"
 #: Reasons that may be gone with the next request of the node, or of another sender.
-_PASSING = frozenset({NO_GPU, NOT_YOURS, GPU_BEYOND}) | ports.PASSING
+_PASSING = frozenset({NO_GPU, NOT_YOURS, GPU_BEYOND}) | PASSING
 _HOW = {Combine.last: 0, Combine.max: 1, Combine.min: 2, Combine.sum: 3}
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from msgspec.structs import astuple
 from numpy.typing import NDArray
 
-from healer.model.samples import DOING, StepBatch
+from healer.model.telemetry import DOING, StepBatch
 from healer.signals.rejects import BadBody, BadEntry, Rejected, Rejects, check_marks, sentence, utc_time
 from healer.signals.values import TOO_OLD, moment
 from healer.signals.wire import Known, wrong_node

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.signals.prepared import Prepared
+from healer.signals.slots import Prepared
 from healer.signals.values import doubles
 
 #: What is remembered of one wire form: lines of all templates, and bytes of their texts. 1,250 nodes of 8
@@ -204,7 +204,7 @@ def _read(words: list[bytes]) -> NDArray[np.float64] | None:
         return doubles(numbers) if len(numbers) == len(words) else None
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass
-    if b"_" in text:  # of what only Python's `float` takes, it reads this alone in bytes (`numerals`)
+    if b"_" in text:  # of what only Python's `float` takes, it reads this alone in bytes (`float_of`)
         return None
     try:
         return doubles(list(map(float, words)))

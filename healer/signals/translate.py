@@ -6,16 +6,13 @@ from healer.model import Catalogue
 from healer.ports.measurements import ColumnBook
 from healer.signals.columnar import Columnar
 from healer.signals.exposition import Exposition
-from healer.signals.gpu_names import GpuNames, Where
-from healer.signals.measured import Measured
-from healer.signals.names import Names, Numbers
+from healer.signals.hardware_names import Parts, Ports, Shown, unknown_shape
+from healer.signals.inventory import GpuNames, Where
 from healer.signals.nvidia_smi import NvidiaSmi
-from healer.signals.otlp import Otlp
-from healer.signals.parts import Parts, Shown, unknown_shape
-from healer.signals.ports import Ports
+from healer.signals.otlp_metrics import Otlp
 from healer.signals.promql import Line, Queried
 from healer.signals.remote_write import RemoteWrite
-from healer.signals.series import Placer
+from healer.signals.series import Measured, Names, Numbers, Placer
 from healer.signals.wire import Known
 
 

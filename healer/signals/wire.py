@@ -1,4 +1,4 @@
-"""The wire forms of kernel lines and heartbeats -> observations.
+"""The wire forms of kernel lines, heartbeats and checkpoints -> observations.
 
 Each entry of a request falls into exactly one heap: an observation (new or a duplicate, which the store
 tells), unrecognised, or rejected with its index and the reason. One bad entry never loses the good ones.
@@ -15,10 +15,9 @@ import msgspec
 
 from healer.model import NO_LINES, Component, LineBook, Observation, ObservationKind
 from healer.signals.identity import digest_of, identify
-from healer.signals.kernel_log import ParsedLine, normal_pci, parse_batch
-from healer.signals.prefix import NO_YEAR
+from healer.signals.inventory import gpu_row, normal_serial
+from healer.signals.kernel_log import NO_YEAR, ParsedLine, normal_pci, parse_batch
 from healer.signals.rejects import BadBody, BadEntry, Rejected, Rejects, utc_time
-from healer.signals.serials import gpu_row, normal_serial
 
 #: A kernel line is at most 1 KiB and a record of /dev/kmsg at most 8 KiB; driver lines are far below this.
 LINE_LIMIT_BYTES = 4096
@@ -32,15 +31,12 @@ FUTURE_LIMIT, FUTURE_MOST = timedelta(hours=1), timedelta(hours=26)
 _WIDEST_ZONE = timedelta(hours=14)
 #: What host names and Slurm's hostlists can hold.
 _NODE_NAME, _NODE_NAME_MAX = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"), 64
-
 _BOOT_ID_MAX = 36
 _BOOT_ID = re.compile(r"[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-
 # Ids go into the database as they come: no spaces, no control characters.
 _ID, _ID_MAX = re.compile(r"[\x21-\x7e]{1,256}"), 256
 #: Node names, boot ids and other ids that were looked at.
 _REMEMBERED = 16_384
-
 #: Whether this cluster has this node: (cluster, node) -> bool.
 Known = Callable[[str, str], bool]
 
@@ -498,3 +494,61 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
         raise BadEntry(f"gpus: {gpu.pci!r} of GPU {gpu.index} is not a PCI address such as 0000:9b:00")
     _check_id("uuid", gpu.uuid or None)
     return gpu_row(gpu.index, pci, gpu.uuid, normal_serial(gpu.serial))
+
+
+_Job = Annotated[str, msgspec.Meta(pattern=r"^[0-9A-Za-z_.+\[\]-]{1,64}$")]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+
+
+class JobCheckpointBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One checkpoint. `durable`: it is where a restarted job will find it, and whole. `sha256`: of the file;
+    of a folder, of what `sha256sum` prints of its files, sorted by path."""
+
+    job: _Job | Annotated[int, msgspec.Meta(ge=1)]
+    step: _Count
+    path: Annotated[str, msgspec.Meta(min_length=1, max_length=4096, pattern=r"^[^\x00-\x1f]+$")]
+    durable: bool
+    restart: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 0
+    cluster: Annotated[str, msgspec.Meta(min_length=1, max_length=64)] | None = None
+    sha256: Annotated[str, msgspec.Meta(pattern=r"^[0-9a-f]{64}$")] | None = None
+    time: str | None = None
+
+
+def checkpoint_observations(body: Any, now: datetime, *, cluster: str) -> Accepted:
+    """One checkpoint, or a list of them, decoded from JSON. Told again, it is a duplicate. Raises BadBody."""
+    observations: list[Observation] = []
+    rejects = Rejects()
+    for index, item in enumerate(_checkpoint_objects(body)):
+        try:
+            observations.append(
+                _checkpoint_observation(msgspec.convert(item, JobCheckpointBody), now, cluster)
+            )
+        except (BadEntry, msgspec.ValidationError) as error:
+            rejects.add(index, error)
+    return Accepted(observations=tuple(observations), rejected=rejects.sorted(), rejected_more=rejects.more)
+
+
+def _checkpoint_objects(body: Any) -> list[Any]:
+    if not isinstance(body, dict | list):
+        raise BadBody("the body: expected an object with `job`, `step`, `path` and `durable`, or a list")
+    items = body if isinstance(body, list) else [body]
+    check_entries(len(items))
+    return items
+
+
+def _checkpoint_observation(told: JobCheckpointBody, now: datetime, cluster: str) -> Observation:
+    where, job = told.cluster or cluster, str(told.job)
+    at = event_time(told.time, now) or now
+    data = {"restart": told.restart, "step": told.step, "path": told.path, "durable": told.durable}
+    known = [told.restart, told.step, told.path, told.durable]
+    if told.sha256 is not None:
+        data["sha256"] = told.sha256
+        known.append(told.sha256)
+    return Observation(
+        digest=digest_of("checkpoint", where, job, *known),
+        kind=ObservationKind.checkpoint,
+        component=Component(cluster=where, job=job),
+        event_at=at,
+        arrived_at=now,
+        data=data,
+    )

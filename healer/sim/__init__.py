@@ -1,0 +1,1 @@
+"""Simulated Slurm, nodes, sensors and ledger; planted faults."""

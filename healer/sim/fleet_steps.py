@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from healer.model import SlurmJob
-from healer.sim.faults import Floats
+from healer.sim.planted_faults import Floats
 
 
 def trains(job: SlurmJob) -> bool:
@@ -27,6 +27,7 @@ def rfc3339(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+# Wide: the figures of how jobs step, each with a default that a test or a scenario may change.
 @dataclass(frozen=True, slots=True)
 class Pace:
     """How jobs step. `whole_only`: names of jobs that tell `step_s` alone.
@@ -57,6 +58,7 @@ class Pace:
     reports: Callable[[SlurmJob], bool] = trains
 
 
+# Wide: the state of one job's life from step to step, read and written by `Training` alone.
 @dataclass(slots=True)
 class _Life:
     """One life of one job: from a start or requeue to the next."""

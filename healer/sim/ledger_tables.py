@@ -1,6 +1,5 @@
 """What the ledger in memory holds, and how a transaction that fails takes back what it wrote."""
 
-import copy
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -49,9 +48,6 @@ class Rows(dict[str, V], Generic[V]):
         self._left = set(self)
         self._next = len(self)
 
-    def __copy__(self) -> "Rows[V]":
-        return type(self)(self)
-
     def __setitem__(self, name: str, row: V) -> None:
         if name not in self:
             self._place[name] = self._next
@@ -70,9 +66,10 @@ class Rows(dict[str, V], Generic[V]):
         return [self[name] for name in sorted(self._left, key=self._place.__getitem__)]
 
 
+# Wide: one field for each table of the ledger.
 @dataclass
 class Tables:
-    """Everything the ledger holds. Nouns are frozen, so a copy of the containers is a copy of all."""
+    """Everything the ledger holds."""
 
     incidents: dict[str, Incident] = field(default_factory=Rows[Incident])
     findings: list[tuple[str, Finding]] = field(default_factory=list)
@@ -119,11 +116,6 @@ class Tables:
         if name in {"incidents", "runs"} and not isinstance(value, Rows):
             value = Rows(value)
         super().__setattr__(name, value)
-
-    def copied(self) -> "Tables":
-        changed = {name: copy.copy(value) for name, value in vars(self).items()}
-        changed["log"] = {run: list(entries) for run, entries in self.log.items()}
-        return Tables(**changed)
 
     def recent_incidents(self, since: datetime) -> list[Incident]:
         """Those that are open, and those that opened after `since`, which only grows."""

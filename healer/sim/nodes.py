@@ -15,24 +15,24 @@ other is a fault of the hardware that the node's tests find.
 import argparse
 import gzip
 import hashlib
-import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 from setproctitle import setproctitle
 
 from healer.model import Bundle, Diagnosis, FabricState, JobOnNode, JobStacks, MemoryState
 from healer.ports.clock import Clock
 from healer.ports.node_exec import NodeError, NodeUnavailable
-from healer.sim.calls import CallClient, CallFailed, CallServer, Gone
-from healer.sim.clock import WallClock
+from healer.sim.sim_clock import WallClock
+from healer.sim.socket_calls import CallClient, CallFailed, CallServer, Gone
 
 __all__ = ["NodesClient", "NodesServer", "SimNodes"]
 
+T = TypeVar("T")
 FABRIC_MANAGER = "nvidia-fabricmanager"
 #: Real ones run for minutes (`dcgmi diag -r 3`: about 15).
 DIAGNOSIS_S = 10.0
@@ -54,16 +54,15 @@ _ENDED_BY_RESET = (HUNG, "remap-pending")
 class _Node:
     faults: set[str] = field(default_factory=set)
     restarts: int = 0
-    #: key -> when the tests began, and what they will say.
-    diagnoses: dict[str, tuple[datetime, Diagnosis]] = field(default_factory=dict)
     #: Of jobs: what is seen of each.
     jobs: dict[str, tuple[JobOnNode, JobStacks]] = field(default_factory=dict)
-    #: The same of resets.
+    #: Tests: key -> when they began, and what they will say. The same of resets, and of collected files.
+    diagnoses: dict[str, tuple[datetime, Diagnosis]] = field(default_factory=dict)
     resets: dict[str, tuple[datetime, Diagnosis]] = field(default_factory=dict)
-    #: key -> when its logs began to be collected, and the file.
     collections: dict[str, tuple[datetime, bytes]] = field(default_factory=dict)
 
 
+# Wide: implements `ports.NodeExec`, and what a test needs to plant faults and to see what was asked.
 class SimNodes:
     """`ports.NodeExec` over nodes in memory; any name is a node. Time passes through the clock."""
 
@@ -95,22 +94,10 @@ class SimNodes:
         with self._lock:
             faults = self._reached(node).faults
         if "fabric-manager" in faults:
-            return FabricState(
-                state="In Progress",
-                status="N/A",
-                healthy=False,
-                text="fabric In Progress: the fabric manager does not run",
-            )
+            return _fabric("In Progress", "N/A", "the fabric manager does not run")
         if "fabric" in faults:
-            return FabricState(
-                state="Completed",
-                status="NVLink failure",
-                healthy=False,
-                text="fabric Completed: NVLink failure",
-            )
-        return FabricState(
-            state="Completed", status="Success", healthy=True, text="fabric Completed: Success"
-        )
+            return _fabric("Completed", "NVLink failure", "NVLink failure")
+        return _fabric("Completed", "Success", "Success")
 
     def memory_state(self, node: str) -> MemoryState:
         with self._lock:
@@ -121,69 +108,50 @@ class SimNodes:
     def start_diagnosis(self, node: str, key: str) -> None:
         with self._lock:
             known = self._reached(node)
-            if key in known.diagnoses:
-                return
-            if len(known.diagnoses) >= DIAGNOSES_KEPT:
-                del known.diagnoses[next(iter(known.diagnoses))]
-            known.diagnoses[key] = (self._clock.now(), _outcome(known.faults - _NO_HARDWARE))
+            self._begin(known.diagnoses, key, lambda: _outcome(known.faults - _NO_HARDWARE))
 
     def diagnosis(self, node: str, key: str) -> Diagnosis | None:
         with self._lock:
-            known = self._reached(node)
-            if key not in known.diagnoses:
-                raise NodeError(f"{node} was never asked for {key}.")
-            begun, outcome = known.diagnoses[key]
-            return outcome if self._clock.now() - begun >= self._takes else None
+            return self._ended(node, self._reached(node).diagnoses, key)
 
     def start_reset(self, node: str, key: str, gpu: str) -> None:
         with self._lock:
             known = self._reached(node)
-            if key in known.resets:
-                return
-            if len(known.resets) >= DIAGNOSES_KEPT:
-                del known.resets[next(iter(known.resets))]
-            fails = "reset-fails" in known.faults
-            if not fails:
-                known.faults.difference_update(_ENDED_BY_RESET)
-            words = "GPU could not be reset" if fails else f"the GPU reset is done ({_of(gpu)})"
-            outcome = Diagnosis(passed=not fails, text=words, failed=("gpu-reset",) if fails else ())
-            known.resets[key] = (self._clock.now(), outcome)
+            self._begin(known.resets, key, lambda: _reset(known, gpu))
 
     def reset(self, node: str, key: str) -> Diagnosis | None:
         with self._lock:
-            known = self._reached(node)
-            if key not in known.resets:
-                raise NodeError(f"{node} was never asked for {key}.")
-            begun, outcome = known.resets[key]
-            return outcome if self._clock.now() - begun >= self._takes else None
+            return self._ended(node, self._reached(node).resets, key)
 
     def start_collection(self, node: str, key: str) -> None:
         with self._lock:
             known = self._reached(node)
-            if key in known.collections:
-                return
-            if len(known.collections) >= DIAGNOSES_KEPT:
-                del known.collections[next(iter(known.collections))]
-            told = f"===== dmesg of {node}\n{chr(10).join(sorted(known.faults))}\n"
-            known.collections[key] = (self._clock.now(), gzip.compress(told.encode(), mtime=0))
+            text = f"===== dmesg of {node}\n{chr(10).join(sorted(known.faults))}\n"
+            self._begin(known.collections, key, lambda: gzip.compress(text.encode(), mtime=0))
 
     def collection(self, node: str, key: str) -> Bundle | None:
         with self._lock:
-            begun, data = self._collected(node, key)
-            if self._clock.now() - begun < self._takes:
-                return None
-            digest = hashlib.sha256(data).hexdigest()
-            return Bundle(size_bytes=len(data), sha256=digest, parts=("dmesg: 1 lines",))
+            data = self._ended(node, self._reached(node).collections, key)
+        if data is None:
+            return None
+        digest = hashlib.sha256(data).hexdigest()
+        return Bundle(size_bytes=len(data), sha256=digest, parts=("dmesg: 1 lines",))
 
     def read_collection(self, node: str, key: str, start: int) -> bytes:
         with self._lock:
-            return self._collected(node, key)[1][start : start + CHUNK_BYTES]
+            _, data = _asked_for(node, self._reached(node).collections, key)
+            return data[start : start + CHUNK_BYTES]
 
-    def _collected(self, node: str, key: str) -> tuple[datetime, bytes]:
-        known = self._reached(node)
-        if key not in known.collections:
-            raise NodeError(f"{node} was never asked for {key}.")
-        return known.collections[key]
+    def _begin(self, begun: dict[str, tuple[datetime, T]], key: str, outcome: Callable[[], T]) -> None:
+        """Once for each key."""
+        if key not in begun:
+            if len(begun) >= DIAGNOSES_KEPT:
+                del begun[next(iter(begun))]
+            begun[key] = (self._clock.now(), outcome())
+
+    def _ended(self, node: str, begun: dict[str, tuple[datetime, T]], key: str) -> T | None:
+        at, outcome = _asked_for(node, begun, key)
+        return outcome if self._clock.now() - at >= self._takes else None
 
     def job_stacks(self, node: str, job: str) -> JobStacks:
         with self._lock:
@@ -248,8 +216,23 @@ class SimNodes:
         return known
 
 
-def _of(gpu: str) -> str:
-    return "all GPUs" if gpu == "all" else gpu
+def _fabric(state: str, status: str, text: str) -> FabricState:
+    text = f"fabric {state}: {text}"
+    return FabricState(state=state, status=status, healthy=status == "Success", text=text)
+
+
+def _asked_for(node: str, begun: dict[str, tuple[datetime, T]], key: str) -> tuple[datetime, T]:
+    if key not in begun:
+        raise NodeError(f"{node} was never asked for {key}.")
+    return begun[key]
+
+
+def _reset(node: _Node, gpu: str) -> Diagnosis:
+    if "reset-fails" in node.faults:
+        return Diagnosis(passed=False, text="GPU could not be reset", failed=("gpu-reset",))
+    node.faults.difference_update(_ENDED_BY_RESET)
+    which = "all GPUs" if gpu == "all" else gpu
+    return Diagnosis(passed=True, text=f"the GPU reset is done ({which})", failed=())
 
 
 def _outcome(hardware: set[str]) -> Diagnosis:
@@ -259,118 +242,34 @@ def _outcome(hardware: set[str]) -> Diagnosis:
     return Diagnosis(passed=True, text="all tests passed")
 
 
-_READS: dict[str, Any] = {
-    "service_active": bool,
-    "fabric_state": FabricState,
-    "memory_state": MemoryState,
-    "diagnosis": Diagnosis | None,
-    "reset": Diagnosis | None,
-    "resets": list[str],
-    "collection": Bundle | None,
-    "read_collection": bytes,
-    "collections": list[str],
-    "job_stacks": JobStacks,
-    "job_on_node": JobOnNode,
-    "faults": list[str],
-    "restarts": int,
-    "diagnoses": list[str],
-}
-_WRITES = (
-    "restart_service", "start_diagnosis", "start_reset", "start_collection", "plant", "mend", "put_job",
-)  # fmt: skip
-
-
 class NodesServer(CallServer):
     """Serves SimNodes on a unix socket until `stop`."""
 
     def __init__(self, nodes: SimNodes, socket_path: Path | str) -> None:
-        super().__init__(nodes, socket_path, {*_READS, *_WRITES}, (NodeError,))
+        super().__init__(nodes, socket_path, (NodeError,))
 
 
-class NodesClient:
+if TYPE_CHECKING:
+
+    class _Called(SimNodes, CallClient): ...  # the client has its methods
+else:
+    _Called = CallClient
+
+
+class NodesClient(_Called):
     """`ports.NodeExec`, and the calls that drive SimNodes, over the socket of a NodesServer."""
 
     name = "sim"
 
     def __init__(self, socket_path: Path | str, timeout_s: float = 10) -> None:
-        self._calls = CallClient(socket_path, timeout_s)
+        CallClient.__init__(self, SimNodes, socket_path, timeout_s, _error_of)
 
-    def close(self) -> None:
-        self._calls.close()
 
-    def restart_service(self, node: str, service: str) -> None:
-        self._call("restart_service", node, service)
-
-    def service_active(self, node: str, service: str) -> bool:
-        return self._call("service_active", node, service)
-
-    def fabric_state(self, node: str) -> FabricState:
-        return self._call("fabric_state", node)
-
-    def memory_state(self, node: str) -> MemoryState:
-        return self._call("memory_state", node)
-
-    def start_diagnosis(self, node: str, key: str) -> None:
-        self._call("start_diagnosis", node, key)
-
-    def diagnosis(self, node: str, key: str) -> Diagnosis | None:
-        return self._call("diagnosis", node, key)
-
-    def start_reset(self, node: str, key: str, gpu: str) -> None:
-        self._call("start_reset", node, key, gpu)
-
-    def reset(self, node: str, key: str) -> Diagnosis | None:
-        return self._call("reset", node, key)
-
-    def job_stacks(self, node: str, job: str) -> JobStacks:
-        return self._call("job_stacks", node, job)
-
-    def job_on_node(self, node: str, job: str) -> JobOnNode:
-        return self._call("job_on_node", node, job)
-
-    def resets(self, node: str) -> list[str]:
-        return self._call("resets", node)
-
-    def start_collection(self, node: str, key: str) -> None:
-        self._call("start_collection", node, key)
-
-    def collection(self, node: str, key: str) -> Bundle | None:
-        return self._call("collection", node, key)
-
-    def read_collection(self, node: str, key: str, start: int) -> bytes:
-        return self._call("read_collection", node, key, start)
-
-    def collections(self, node: str) -> list[str]:
-        return self._call("collections", node)
-
-    def plant(self, node: str, fault: str) -> None:
-        self._call("plant", node, fault)
-
-    def put_job(self, node: str, job: str, shown: JobOnNode, stacks: JobStacks) -> None:
-        self._call("put_job", node, job, shown, stacks)
-
-    def mend(self, node: str, fault: str | None = None) -> None:
-        self._call("mend", node, fault)
-
-    def faults(self, node: str) -> list[str]:
-        return self._call("faults", node)
-
-    def restarts(self, node: str) -> int:
-        return self._call("restarts", node)
-
-    def diagnoses(self, node: str) -> list[str]:
-        return self._call("diagnoses", node)
-
-    def _call(self, call: str, *args: Any) -> Any:
-        try:
-            return self._calls.call(call, _READS.get(call), *args)
-        except Gone as error:
-            raise NodeUnavailable(f"The simulated nodes at {error}") from error
-        except CallFailed as error:
-            if error.kind == "ValueError":
-                raise ValueError(error.text) from error
-            kind = NodeUnavailable if error.kind == "NodeUnavailable" else NodeError
-            raise kind(error.text) from error
+def _error_of(error: Gone | CallFailed) -> Exception:
+    if isinstance(error, Gone):
+        return NodeUnavailable(f"The simulated nodes at {error}")
+    known = {"ValueError": ValueError, "NodeUnavailable": NodeUnavailable}
+    return known.get(error.kind, NodeError)(error.text)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -379,11 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--diagnosis-s", type=float, default=DIAGNOSIS_S)
     options = parser.parse_args(arguments)
     setproctitle("healer sim-nodes")
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
-    server = NodesServer(SimNodes(WallClock(), diagnosis_s=options.diagnosis_s), options.socket)
-    server.start()
-    signal.sigwait({signal.SIGTERM, signal.SIGINT})
-    server.stop()
+    NodesServer(SimNodes(WallClock(), diagnosis_s=options.diagnosis_s), options.socket).run()
 
 
 if __name__ == "__main__":

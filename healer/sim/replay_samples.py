@@ -6,16 +6,14 @@ from datetime import datetime, timedelta
 from healer.detection.forest import Forest
 from healer.detection.tick import TICK_S, Senses
 from healer.model import Observation, Ruleset, Sensed
-from healer.model.samples import Report, StepBatch
+from healer.model.telemetry import Report, StepBatch
 from healer.observations import Picture
 from healer.recordings.recording import Entry
-from healer.signals.checkpoints import checkpoint_observations
-from healer.signals.measured import Measured
+from healer.signals.series import Measured
 from healer.signals.step_times import step_batches
 from healer.signals.translate import Translator
-from healer.sim.columns import MemoryColumns
-from healer.sim.event_routes import unpacked
-from healer.sim.sample_routes import (
+from healer.signals.wire import checkpoint_observations
+from healer.sim.replay_signals import (
     CHECKPOINTS,
     COLUMNAR,
     NVIDIA_SMI,
@@ -23,7 +21,9 @@ from healer.sim.sample_routes import (
     REMOTE_WRITE,
     STEP_TIMES,
     TEXT,
+    unpacked,
 )
+from healer.sim.stores import MemoryColumns
 
 #: The longest window of a rule: when nothing has come for so long, a tick can find nothing new.
 LONGEST = timedelta(minutes=15)

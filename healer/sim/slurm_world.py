@@ -8,30 +8,31 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from healer.model import Reservation, SlurmJob, SlurmNode
-from healer.ports.slurm import SchedulerRefused, UnknownNode
-from healer.sim.slurm_jobs import Job, find_job, show_job, waits_for
-from healer.sim.slurm_nodes import Node, Traits, face_of, show_face, traits_of
+from healer.ports.scheduling import SchedulerRefused, UnknownNode
+from healer.sim.slurm_nouns import (
+    Job,
+    Node,
+    SlurmTimes,
+    Traits,
+    face_of,
+    find_job,
+    show_face,
+    show_job,
+    traits_of,
+    waits_for,
+)
 
 
+# Wide: the nodes, jobs and reservations of one cluster change each other: a node that goes DOWN ends jobs.
 class World:
     """Nodes, jobs and reservations. Whoever changes one sets `changed`; `pass_to` does what is due."""
 
-    def __init__(
-        self,
-        specs: Iterable[SlurmNode],
-        now: datetime,
-        *,
-        begin_delay_s: float,
-        completing_s: float,
-        slurmd_timeout_s: float,
-        min_job_age_s: float,
-        boot_s: float,
-    ) -> None:
-        self._begin_delay = timedelta(seconds=begin_delay_s)
-        self._completing = timedelta(seconds=completing_s)
-        self._slurmd_timeout = timedelta(seconds=slurmd_timeout_s)
-        self._min_job_age = timedelta(seconds=min_job_age_s)
-        self._boot = timedelta(seconds=boot_s)
+    def __init__(self, specs: Iterable[SlurmNode], now: datetime, times: SlurmTimes) -> None:
+        self._begin_delay = timedelta(seconds=times.cred_expire_s + 1)
+        self._completing = timedelta(seconds=times.completing_s)
+        self._slurmd_timeout = timedelta(seconds=times.slurmd_timeout_s)
+        self._min_job_age = timedelta(seconds=times.min_job_age_s)
+        self._boot = timedelta(seconds=times.boot_s)
         self.nodes = {
             spec.name: Node(spec, spec.boot_at or now - timedelta(days=1), free=set(range(spec.gpus)))
             for spec in specs
@@ -41,7 +42,8 @@ class World:
         self.jobs: dict[str, Job] = {}
         self.reservations: dict[str, Reservation] = {}
         self.changed = True
-        self._next_due: datetime | None = None
+        #: When something happens next by itself, as far as is known now.
+        self.next_due: datetime | None = None
         #: What was shown last, and of each node what it was shown from; None: something has passed since.
         self._shown: tuple[dict[str, SlurmNode], dict[str, SlurmJob]] | None = None
         self._faces: dict[str, Traits] = {}
@@ -99,11 +101,6 @@ class World:
         if self._shown is None:
             self._shown = self._show_nodes(now), {job.id: show_job(job) for job in self.jobs.values()}
         return self._shown
-
-    @property
-    def next_due(self) -> datetime | None:
-        """When something happens next by itself, as far as is known now."""
-        return self._next_due
 
     def _show_nodes(self, now: datetime) -> dict[str, SlurmNode]:
         held = self.held_for(now)
@@ -207,7 +204,7 @@ class World:
 
     def pass_to(self, now: datetime) -> None:
         """Does all that is due by now, and starts the jobs that can start."""
-        if not self.changed and (self._next_due is None or now < self._next_due):
+        if not self.changed and (self.next_due is None or now < self.next_due):
             return
         self._shown = None
         self._silent_nodes(now)
@@ -216,7 +213,7 @@ class World:
         self._reservations(now)
         self._starts(now)
         self.changed = False
-        self._next_due = min(self._dues(now), default=None)
+        self.next_due = min(self._dues(now), default=None)
 
     def _silent_nodes(self, now: datetime) -> None:
         for node in self.nodes.values():

@@ -1,1 +1,1 @@
-"""What people are told: messages, news of an incident, tickets, links back to the console."""
+"""Texts for people: messages, news, tickets, links."""

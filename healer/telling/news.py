@@ -1,32 +1,38 @@
-"""What channels are told of an incident as it goes on, and of many in a digest. Pure; the time is given.
+"""What healer tells people by itself, outside of playbooks: pages, news of an incident, digests.
 
-Pages of healer's own (`messages.py`) go the same way: all messages of an incident are one thread.
+Pure; the time is given. Each message has a stable id, so that a repeat is no second page, and all messages of
+an incident are one thread.
 """
 
+import hashlib
+import hmac
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from hashlib import sha256
 
 import msgspec
 
-from healer.incidents.sentence import place
-from healer.incidents.verdict import said
-from healer.model import About, Guard, Incident, LogEntry, Message, Run, Severity, Stage, StepEvent
+from healer.incidents.incident_verdict import place, verdict_sentence
+from healer.model import (
+    APPROVAL_LASTS,
+    About,
+    Breaker,
+    Guard,
+    Incident,
+    LogEntry,
+    Message,
+    Run,
+    RunState,
+    Severity,
+    Stage,
+    StepEvent,
+)
+from healer.ports.outbound import BACK_OFF, FORGOTTEN, Notice, Raised
 
-#: How long after it was told an alarm that is raised again has to wait: the second time, the third, …
-BACK_OFF = tuple(timedelta(minutes=minutes) for minutes in (5, 10, 20, 40, 80))
-#: Quiet for twice the longest wait: the next one is told at once again.
-FORGOTTEN = 2 * BACK_OFF[-1]
 #: Lines of a closing notice about what was done, and incidents in one digest.
 PROOF_MAX = 8
 DIGEST_MAX = 40
 _LINE_MAX = 200
-
-
-class Raised(msgspec.Struct, frozen=True):
-    """An alarm at one channel: how often it was told again, and when last."""
-
-    again: int
-    last_at: datetime
 
 
 def told_next(raised: Raised | None, now: datetime) -> Raised:
@@ -43,7 +49,7 @@ def told_next(raised: Raised | None, now: datetime) -> Raised:
 
 
 def taken_back(raised: Raised) -> Raised | None:
-    """What counts when the one that waited for its time was over before it, so that nobody was told."""
+    """What counts when the one that waited for its time was over before it, so that it was never sent."""
     if raised.again == 0:
         return None
     wait = BACK_OFF[min(raised.again, len(BACK_OFF)) - 1]
@@ -64,10 +70,10 @@ def about(incident: Incident, stage: Stage = Stage.opened) -> About:
 
 
 def opened(incident: Incident, again: datetime | None = None) -> Message:
-    """`again`: when it was opened anew, or grew worse."""
+    """`again`: when it was opened again, or grew worse."""
     jobs = ", ".join(incident.jobs_hit) or "none"
     lines = [
-        said(incident),
+        verdict_sentence(incident),
         f"Where: {place(incident.root)}",
         f"Jobs hit: {jobs}",
         f"healer: {_does(incident)}",
@@ -77,14 +83,14 @@ def opened(incident: Incident, again: datetime | None = None) -> Message:
 
 
 def acknowledged(incident: Incident) -> Message:
-    lines = [f"{incident.acknowledged_by} looks after it.", said(incident)]
+    lines = [f"{incident.acknowledged_by} looks after it.", verdict_sentence(incident)]
     return _message(incident, f"{incident.id}:ack", Stage.acknowledged, lines)
 
 
 def resolved(incident: Incident, work: Sequence[tuple[Run, Sequence[LogEntry]]]) -> Message:
     """With the proof: what was done, and how it was seen."""
     stamp = f"{incident.closed or incident.updated:%Y%m%dT%H%M%S}"
-    lines = [said(incident), *proof(work), f"Closed: {incident.closed_why or 'by a person'}"]
+    lines = [verdict_sentence(incident), *proof(work), f"Closed: {incident.closed_why or 'by a person'}"]
     return _message(incident, f"{incident.id}:over:{stamp}", Stage.resolved, lines)
 
 
@@ -162,3 +168,162 @@ def _does(incident: Incident) -> str:
     if incident.known_bad_in_service:
         return "the node is known bad and stays in service"
     return "works on it" if incident.run else "does nothing yet"
+
+
+def notice_of(
+    message: Message,
+    at: datetime,
+    *,
+    page: bool,
+    console_url: str = "",
+    link_secret: str | None = None,
+    buttons: bool = False,
+) -> Notice:
+    """As channels write it. An approval is a link to the run, where a person signs in and approves; with a
+    secret it shows the run for a day without that. Buttons where the channel has them."""
+    about, console_url = message.about, console_url.rstrip("/")
+    run = f"/runs/{about.run}" if about.run else ""
+    path = f"/incidents/{message.incident}" if message.incident else run
+    approve = sign_link(run, link_secret, at) if run and link_secret else run
+    return Notice(
+        id=message.id,
+        thread=message.incident or message.id,
+        cluster=message.cluster,
+        title=" ".join(message.title.split()),
+        lines=tuple(line for line in message.text.split("\n") if line.strip()),
+        severity=message.severity,
+        page=page,
+        stage=about.stage,
+        node=about.node,
+        at=at,
+        console=f"{console_url}{path}" if console_url and path else "",
+        run=about.run if buttons else "",
+        preview=about.preview,
+        approve=f"{console_url}{approve}" if console_url and approve else "",
+    )
+
+
+# --- pages of healer's own
+
+
+def breaker_page(breaker: Breaker, now: datetime) -> Message:
+    nodes = sorted({root.node for root in breaker.roots})
+    return Message(
+        id=f"breaker:{breaker.cluster}:{now.isoformat()}",
+        cluster=breaker.cluster,
+        title=f"The breaker of {breaker.cluster} is open: {breaker.why}",
+        text=f"{breaker.why}\nNodes: {', '.join(nodes[:50]) or 'none'}\nNothing more is taken out of "
+        "service until a named person resets the breaker. Detection, tickets and returns go on.",
+        severity=Severity.P0,
+        page=True,
+        about=About(alarm=f"breaker@{breaker.cluster}"),
+    )
+
+
+def opened_message(incident: Incident) -> Message:
+    """For rules whose remedy is to tell people. P0 and P1 wake them."""
+    nodes = ", ".join(sorted(incident.nodes)) or "none"
+    return Message(
+        id=f"{incident.id}:opened",
+        cluster=incident.cluster,
+        title=f"{incident.severity} {incident.root}: {incident.title}",
+        text=f"{verdict_sentence(incident)}\nNodes: {nodes}\nhealer does nothing by itself here.",
+        severity=incident.severity,
+        page=incident.severity in {Severity.P0, Severity.P1},
+        incident=incident.id,
+        about=about(incident),
+    )
+
+
+def p0_page(incident: Incident, why: str) -> Message:
+    jobs = ", ".join(incident.jobs_hit) or "none"
+    return Message(
+        # Urgent again after it was over is a page of its own, but one an hour at most.
+        id=f"{incident.id}:p0:{incident.p0_since:%Y%m%dT%H}",
+        cluster=incident.cluster,
+        title=f"P0 {incident.root}: {incident.title}",
+        text=f"{verdict_sentence(incident)}\nWhere: {incident.root}\nJobs hit: {jobs}\nhealer: {why}",
+        severity=Severity.P0,
+        page=True,
+        incident=incident.id,
+        about=about(incident),
+    )
+
+
+def fell_back(cluster: str, rule: str, why: str, incident: str, request: str) -> Message:
+    """A rule was wrong too often to act alone any longer. It wakes no one: the rule asks first now."""
+    return Message(
+        id=f"rule:{rule}:{request}",
+        cluster=cluster,
+        title=f"Rule {rule} acts alone no longer",
+        text=f"{why}.\nThe last one: incident {incident[:8]}, which a person called a false alarm.\n"
+        "Each run of it waits for an approval now; auto has to be earned anew, or set in rules/.",
+        severity=Severity.P2,
+        page=False,
+        about=About(alarm=f"rule:{rule}@{cluster}", rule=rule),
+    )
+
+
+def blind_page(cluster: str, problem: str, now: datetime) -> Message:
+    """healer looks at nothing that is measured; kernel lines and silence are walked as ever."""
+    told = sha256(problem.encode()).hexdigest()[:12]
+    return Message(
+        id=f"senses:{cluster}:{told}:{now:%Y%m%d}",  # the same again is a page of the next day
+        cluster=cluster,
+        title=f"healer looks at no metrics and no step times of {cluster}",
+        text=f"{problem}\nKernel lines and silence are heard as ever. `healer rules test` says what is wrong "
+        "with rules; what else fails stands in the detector's log.",
+        severity=Severity.P1,
+        page=True,
+        about=About(alarm=f"senses:{told}@{cluster}"),
+    )
+
+
+def approval_page(run: Run) -> Message:
+    """No one approved in time, before the run or at a step of it; nothing is done for that (law 8)."""
+    begun = run.state is RunState.waiting and run.approve_until is not None
+    asked_at = run.approve_until - APPROVAL_LASTS if begun and run.approve_until else run.created_at
+    what = run.question if begun and run.question else run.reason
+    return Message(
+        id=f"{run.id}:approval:{asked_at:%Y%m%dT%H%M%S}" if begun else f"{run.id}:approval",
+        cluster=run.cluster,
+        title=f"Nobody has approved {run.playbook} on {run.node or run.job}",
+        text=f"{what}\nIt was asked at {asked_at:%H:%M} UTC and waits. Nothing is done before "
+        "somebody approves or rejects it.",
+        # A run that has begun has done what is urgent: no one is woken for the rest.
+        severity=Severity.P1 if begun else Severity.P0,
+        page=not begun,
+        incident=run.incident,
+        about=About(rule=run.rule, node=run.node or "", run=run.id),
+    )
+
+
+# --- links that show one page without signing in, for a day: they show, and allow nothing
+#
+# `?look=UNTIL.SIGNATURE`: the second until which it opens, and the first 32 hex digits of HMAC-SHA256 over
+# `PATH|UNTIL` with the site's secret (HEALER_LINK_SECRET).
+
+
+LINK_LASTS = timedelta(hours=24)
+LINK_NAME = "look"
+
+
+def sign_link(path: str, secret: str, since: datetime) -> str:
+    """The path with what opens it, the same each time for the same moment."""
+    until = int((since + LINK_LASTS).timestamp())
+    return f"{path}?{LINK_NAME}={until}.{_signature(path, until, secret)}"
+
+
+def link_opens(path: str, look: str, secret: str, now: datetime) -> bool:
+    """Whether this is ours, for this page, and not over."""
+    stamp, _, given = look.partition(".")
+    if not (stamp.isascii() and stamp.isdigit() and len(stamp) < 12):
+        return False
+    until = int(stamp)
+    return hmac.compare_digest(_signature(path, until, secret).encode(), given.encode()) and (
+        now.timestamp() < until
+    )
+
+
+def _signature(path: str, until: int, secret: str) -> str:
+    return hmac.new(secret.encode(), f"{path}|{until}".encode(), hashlib.sha256).hexdigest()[:32]

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from healer.signals.ports import wrong_port
+from healer.signals.hardware_names import wrong_port
 from healer.topology.found import BYTES_MAX, CABLES_MAX, Cable, Found, Unreadable
 
 _NO_HARDWARE = "interfaces that are no hardware"

@@ -13,35 +13,38 @@ import sqlalchemy as sa
 import uvicorn
 from fastapi import FastAPI
 
-from healer.adapters.clock import SystemClock
 from healer.adapters.munge import Munge
+from healer.adapters.postgres.arrivals import (
+    PostgresLosses,
+    PostgresScrapes,
+    PostgresSenders,
+    PostgresUnknownSeries,
+)
 from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.engine import make_engine
 from healer.adapters.postgres.events import PostgresEvents
 from healer.adapters.postgres.evidence import PostgresEvidence
-from healer.adapters.postgres.figures import readiness
-from healer.adapters.postgres.history import PostgresSignalReads
 from healer.adapters.postgres.hooks import PostgresHooks
 from healer.adapters.postgres.idempotency import PostgresIdempotency
 from healer.adapters.postgres.inbox import PostgresSignals
 from healer.adapters.postgres.ledger import PostgresLedger
-from healer.adapters.postgres.losses import PostgresLosses
 from healer.adapters.postgres.message_book import PostgresMessageBook
-from healer.adapters.postgres.reads import PostgresReads
+from healer.adapters.postgres.own_health import pulses
+from healer.adapters.postgres.read_queries import postgres_queries
 from healer.adapters.postgres.rehearsals import PostgresRehearsals
 from healer.adapters.postgres.samples import PostgresSamples
-from healer.adapters.postgres.scrapes import PostgresScrapes
-from healer.adapters.postgres.senders import PostgresSenders
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import incidents, runs
 from healer.adapters.postgres.tokens import PostgresTokens
-from healer.adapters.postgres.unknown_series import PostgresUnknownSeries
+from healer.adapters.system_clock import SystemClock
 from healer.api.app import create_app
 from healer.api.services import Services
-from healer.bootstrap.done import done
+from healer.bootstrap.web import done
 from healer.engine.command import Commands, Site
-from healer.engine.controls import Controls
-from healer.engine.reconcile import Reconciler
+from healer.engine.controls import Controls, IncidentCommands
+from healer.engine.permission import HookPermits
+from healer.engine.reconciler import Reconciler
+from healer.engine.records import readiness
 from healer.model import (
     Alias,
     Catalogue,
@@ -70,8 +73,8 @@ from healer.model import (
     Verdict,
 )
 from healer.model.recordings import Recorded, Recordings
-from healer.ports.api_answers import AuditVerified
-from healer.sim.slurm_core import SimScheduler
+from healer.ports.answers import AuditVerified
+from healer.sim.sim_slurm import SimScheduler
 from tests.support.wait import wait_until
 
 CLUSTER = "pod1"
@@ -285,12 +288,14 @@ class Api:
             losses=PostgresLosses(self.engine),
             scrapes=PostgresScrapes(self.engine),
             senders=PostgresSenders(self.engine),
-            history=PostgresSignalReads(self.engine, columns),
-            reads=PostgresReads(self.engine, snapshots=self.snapshots, clock=clock, rules=self._rules),
+            queries=postgres_queries(
+                self.engine, snapshots=self.snapshots, columns=columns, rules=self._rules
+            ),
             tokens=self.tokens,
             credentials=lambda _: Munge(munge_socket),
-            hooks=PostgresHooks(self.engine, snapshots=self.snapshots, rules=self._rules, clock=clock),
+            hooks=HookPermits(PostgresHooks(self.engine, self.snapshots), self._rules, clock),
             controls=Controls(ledger, self._rules, clock),
+            incidents=IncidentCommands(ledger, self._rules, clock),
             recordings=lambda _: RECORDED,
             done=lambda name, since, until: done(self.engine, name, self.rules, since, until),
             rehearsals=PostgresRehearsals(self.engine),
@@ -302,7 +307,7 @@ class Api:
             audit=NoAudit(),
             events=self.events,
             evidence=self.evidence,
-            ready=lambda: readiness(self.engine, [CLUSTER], clock.now(), stale_s=30),
+            ready=lambda: readiness(lambda: pulses(self.engine, [CLUSTER]), clock.now(), stale_s=30),
         )
         self.app: FastAPI = create_app(self.services)
 

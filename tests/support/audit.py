@@ -12,8 +12,9 @@ import sqlalchemy as sa
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from healer.adapters.signing import Ed25519Signer
-from healer.audit import Link, extend, genesis
+from healer.audit import extend, genesis
 from healer.model import AuditRecord
+from healer.model.audit import Link
 
 START = datetime(2026, 11, 20, 3, 0, 0, 250_000, tzinfo=UTC)
 

@@ -1,6 +1,6 @@
 """A sender of a whole fleet that keeps what was answered, and a database that can be made to go away.
 
-Used by tests/e2e/test_database_away.py and by benchmarks/database_away.py, so that both judge alike.
+Used by tests/system/e2e/test_database_away.py and by benchmarks/database_away.py, so that both judge alike.
 """
 
 import contextlib

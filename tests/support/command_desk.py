@@ -3,12 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from healer.actions import Toolbox
 from healer.engine.command import Commands, Site
 from healer.engine.drive import Driver
-from healer.engine.reconcile import Reconciler
+from healer.engine.reconciler import Reconciler
 from healer.model import AuditRecord, Decision, Ruleset, RunState
 from healer.ports.people_commands import RunRequest
-from healer.sim.slurm_core import SimScheduler
+from healer.sim.sim_slurm import SimScheduler
 from tests.support.ledgers import CLUSTER, Bench
 from tests.support.loop import name, rules_in
 
@@ -21,7 +22,7 @@ class Desk:
         self.poked: list[str] = []
         self.pokes: list[int] = []
         self.people = self.people_with(self.slurm)
-        self.driver = Driver(ledger=self.ledger, scheduler=self.slurm, rules=rules, clock=self.clock)
+        self.driver = Driver(self.ledger, rules, Toolbox(now=self.clock.now, scheduler=self.slurm))
         self.poll()
 
     def people_with(self, scheduler: Any) -> Commands:

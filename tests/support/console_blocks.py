@@ -3,9 +3,9 @@
 import random
 from datetime import timedelta
 
+from healer.engine.records import IncidentRecord
 from healer.model import FaultClass, IncidentState, Message, Outcome, RunState, Severity
-from healer.ports.api_answers import Note
-from healer.ports.console_answers import IncidentDetail, SentMessage
+from healer.ports.answers import Note, SentMessage
 from tests.support.console_sample import CLUSTER, NOW, Story, milliseconds, node_name
 
 XID79 = (
@@ -81,7 +81,7 @@ def drained(story: Story, jobs: tuple[str, ...]) -> None:
     )
 
 
-def history(count: int) -> list[IncidentDetail]:
+def history(count: int) -> list[IncidentRecord]:
     """Resolved incidents of the past, to fill pages."""
     rng = random.Random(11)
     rules = (

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from healer.model import Controller, Incident, Review, Trouble
-from healer.model.scrape import ScrapeState, TargetState
-from healer.ports.api_answers import Saved, Spread, Stats
-from healer.ports.period_figures import Group, Period, RuleFigures
+from healer.model.telemetry import ScrapeState, TargetState
+from healer.ports.answers import Group, Period, RuleFigures, Saved, Spread, Stats
 from healer.ports.self_health import Backlog, ModelSeen, Own, Queue, Sink, Stored
 from tests.support.console_sample import CLUSTER, NOW
 

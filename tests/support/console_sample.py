@@ -8,7 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from healer.incidents.verdict import verdict_of
+from healer.engine.records import IncidentRecord
+from healer.incidents.incident_verdict import verdict_of
 from healer.model import (
     Answer,
     AnswerKind,
@@ -36,8 +37,7 @@ from healer.model import (
     Verb,
     VerdictAt,
 )
-from healer.ports.api_answers import Note
-from healer.ports.console_answers import IncidentDetail, RunDetail, SentMessage, Standing
+from healer.ports.answers import Note, RunRecord, SentMessage, Standing
 from healer.rulebook.ruleset import load
 
 
@@ -55,8 +55,8 @@ class Sample(msgspec.Struct, kw_only=True):
     """Everything a fake site serves; tests change it in place."""
 
     standing: Standing
-    details: dict[str, IncidentDetail]
-    runs: dict[str, RunDetail]
+    details: dict[str, IncidentRecord]
+    runs: dict[str, RunRecord]
     records: list[AuditRecord]
 
 
@@ -179,7 +179,7 @@ class Story:
             **fields,  # type: ignore[arg-type]
         )
         self.decisions: list[Decision] = []
-        self.runs: list[RunDetail] = []
+        self.runs: list[RunRecord] = []
         self.notes: list[Note] = []
         self.messages: list[SentMessage] = []
         self.records = [self.record(0.4, "healer", "incident.opened", why=self.incident.title)]
@@ -257,12 +257,12 @@ class Story:
             )
             for index, (at, step, event, text, attempt) in enumerate(log)
         )
-        self.runs.append(RunDetail(run=run, log=entries, decisions=()))
+        self.runs.append(RunRecord(run=run, log=entries, decisions=()))
         return run
 
-    def detail(self) -> IncidentDetail:
+    def detail(self) -> IncidentRecord:
         verdict = verdict_of(self.incident, shipped())
-        return IncidentDetail(
+        return IncidentRecord(
             incident=self.incident,
             verdict=verdict,
             verdicts=(VerdictAt(at=self.opened + milliseconds(1), verdict=verdict),),

@@ -5,7 +5,7 @@ Run `python -m tests.support.console_site --nodes 1250 --port 8099` to look at t
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -14,14 +14,14 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from healer.api import problems
-from healer.console.routes import router
-from healer.console.views.runs import asks
-from healer.incidents.similar import similar_to
+from healer.console.pages import Sources
+from healer.console.router import router
+from healer.console.views.runs_view import asks
+from healer.incidents.node_history import similar_to
 from healer.model import (
     ENDED_RUN_STATES,
     AuditRecord,
     Breaker,
-    Catalogue,
     Checkpoint,
     Column,
     ContextKind,
@@ -29,13 +29,14 @@ from healer.model import (
     GuardSettings,
     Incident,
     IncidentState,
+    Inventory,
     LastHeard,
     LemonPart,
     LemonScore,
     Mode,
-    NodeContext,
     NodeStanding,
     Observation,
+    Pause,
     Reference,
     Role,
     Ruleset,
@@ -43,31 +44,33 @@ from healer.model import (
     RunState,
     Slot,
     SlurmSnapshot,
-    UnknownSeries,
+    Trial,
+    Verb,
 )
-from healer.model.samples import Report, StepBatch
-from healer.model.unusual import Unusual
-from healer.ports.api_answers import RestartOffer
-from healer.ports.callers import NewSession, Session
-from healer.ports.console_answers import (
-    Arriving,
+from healer.model.telemetry import Report, StepBatch
+from healer.ports.answers import (
     ChainState,
-    IncidentDetail,
-    JobHistory,
-    NodeGauges,
+    ClusterState,
+    FleetRows,
+    IncidentRows,
+    JobRows,
+    NodeRows,
     OpenIncident,
     Page,
-    RuleBook,
-    RunDetail,
+    Period,
+    RestartOffer,
+    RuleRecord,
+    RunRecord,
     Standing,
+    Stats,
 )
-from healer.ports.console_queries import AuditQuery, BadCursor, IncidentQuery, RunQuery
-from healer.ports.period_figures import Period
-from healer.ports.pull import Points
+from healer.ports.callers import NewSession, Session
+from healer.ports.measurements import Devices
+from healer.ports.queries import AuditQuery, IncidentQuery, Queries, RunQuery
+from healer.ports.request_errors import Invalid
 from tests.support import console_blocks, console_desk, console_stories, console_telemetry
 from tests.support import console_sample as sample_data
 from tests.support.console_sample import CLUSTER, NOW, Sample, shipped
-from tests.support.console_telemetry import SLOW_NODE
 
 CSRF = "csrf-of-the-test"
 
@@ -143,64 +146,166 @@ def make_sample(nodes: int = 32, *, past: int = 0, empty: bool = False) -> Sampl
     return Sample(standing=standing, details=details, runs=runs, records=sealed)
 
 
-class SampleReads:
-    """`ConsoleReads` over a sample in memory."""
-
+class _Nouns:
     def __init__(self, sample: Sample) -> None:
         self.sample = sample
 
-    def clusters(self) -> list[str]:
+    @property
+    def snapshot(self) -> SlurmSnapshot:
+        return self.sample.standing.snapshot or SlurmSnapshot(cluster=CLUSTER, taken_at=NOW)
+
+    @property
+    def incidents(self) -> list[Incident]:
+        """The newest first."""
+        found = [detail.incident for detail in self.sample.details.values()]
+        return sorted(found, key=lambda one: one.opened, reverse=True)
+
+
+class SampleClusters(_Nouns):
+    def names(self) -> list[str]:
         return [CLUSTER]
 
-    def standing(self, cluster: str) -> Standing | None:
-        if cluster != CLUSTER:
-            return None
-        incidents = [detail.incident for detail in self.sample.details.values() if detail.incident.is_open]
+    def snapshots(self) -> dict[str, SlurmSnapshot]:
+        return {CLUSTER: self.snapshot}
+
+    def state(self, cluster: str, now: datetime) -> ClusterState:
         asking = [
             run.run for run in self.sample.runs.values() if asks(run.run) or run.run.state is RunState.held
         ]
+        is_open = [one.incident for one in self.sample.details.values() if one.incident.is_open]
         return msgspec.structs.replace(
-            self.sample.standing,
-            open_incidents=tuple(map(_opened, incidents)),
-            asking=tuple(asking),
+            self.sample.standing, open_incidents=tuple(map(_opened, is_open)), asking=tuple(asking)
         )
 
-    def incidents(self, query: IncidentQuery, *, limit: int, cursor: str | None = None) -> Page[Incident]:
-        rows = sorted(
-            (detail.incident for detail in self.sample.details.values()), key=lambda one: one.opened
-        )
-        return _page([one for one in reversed(rows) if _fits(one, query)], limit, cursor)
+    def pauses(self, now: datetime) -> list[Pause]:
+        return list(self.sample.standing.pauses)
 
-    def incidents_named(self, ids: Sequence[str]) -> list[Incident]:
+    def breakers(self) -> list[Breaker]:
+        return [self.sample.standing.breaker]
+
+
+class SampleIncidents(_Nouns):
+    def page(self, query: IncidentQuery, *, limit: int, cursor: str | None = None) -> Page[Incident]:
+        return _page([one for one in self.incidents if _fits(one, query)], limit, cursor)
+
+    def named(self, ids: Sequence[str]) -> list[Incident]:
         return [self.sample.details[name].incident for name in ids if name in self.sample.details]
+
+    def one(self, incident: str) -> Incident | None:
+        found = self.rows(incident)
+        return found.incident if found else None
+
+    def rows(self, incident: str) -> IncidentRows | None:
+        found = [detail for key, detail in self.sample.details.items() if key.startswith(incident)]
+        if len(found) != 1 or len(incident) < 8:
+            return None
+        known = [one.incident for one in self.sample.details.values()]
+        parts = tuple(_opened(one) for one in known if one.merged_into == found[0].incident.id)
+        return msgspec.structs.replace(
+            found[0], merged=parts, alike=tuple(known), snapshot=self.sample.standing.snapshot
+        )
+
+    def cures(self, ids: Sequence[str]) -> dict[str, list[Verb]]:
+        return {}
+
+
+class SampleRuns(_Nouns):
+    def page(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> Page[Run]:
+        rows = [detail.run for detail in self.sample.runs.values()]
+        rows = [run for run in rows if not query.states or run.state in query.states]
+        rows = [run for run in rows if query.node in (None, run.node)]
+        rows = [run for run in rows if query.playbook in (None, run.playbook)]
+        return _page(sorted(rows, key=lambda run: run.created_at, reverse=True), limit, cursor)
+
+    def one(self, run: str) -> Run | None:
+        return self.sample.runs[run].run if run in self.sample.runs else None
+
+    def record(self, run: str) -> RunRecord | None:
+        return self.sample.runs.get(run)
 
     def at_work(self, ids: Sequence[str]) -> dict[str, Run]:
         runs = [run.run for name in ids for run in self.sample.details[name].runs]
         return {run.incident: run for run in runs if run.incident and run.state not in ENDED_RUN_STATES}
 
-    def incident(self, incident: str) -> IncidentDetail | None:
-        found = [detail for key, detail in self.sample.details.items() if key.startswith(incident)]
-        if len(found) != 1 or len(incident) < 8:
+
+class SampleNodes(_Nouns):
+    def fleet(self, clusters: Sequence[str] | None, now: datetime) -> FleetRows:
+        return FleetRows(snapshots={CLUSTER: self.snapshot})
+
+    def rows(self, cluster: str, node: str, now: datetime) -> NodeRows | None:
+        shown = self.snapshot.nodes.get(node)
+        if shown is None:
             return None
-        merged = (one.incident for one in self.sample.details.values())
-        parts = tuple(_opened(one) for one in merged if one.merged_into == found[0].incident.id)
-        return msgspec.structs.replace(found[0], merged=parts)
+        first = node == "gpu0001"
+        return NodeRows(
+            snapshot=self.snapshot,
+            node=shown,
+            history=tuple(one for one in self.incidents if node in {*one.nodes, one.root.node})[:50],
+            inventory=_inventory(node) if first else None,
+            lemon=self.lemons(cluster).get(node) if first else None,
+            unusual=console_telemetry.unusual(cluster, node),
+            standing=_standing(node) if first else None,
+        )
 
-    def runs(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> Page[Run]:
-        rows = [detail.run for detail in self.sample.runs.values()]
-        rows = [run for run in rows if query.state in (None, run.state) and query.node in (None, run.node)]
-        rows = [run for run in rows if query.playbook in (None, run.playbook)]
-        return _page(sorted(rows, key=lambda run: run.created_at, reverse=True), limit, cursor)
+    def references(self, cluster: str) -> list[Reference]:
+        return console_telemetry.references(cluster)
 
-    def run(self, run: str) -> RunDetail | None:
-        return self.sample.runs.get(run)
+    def inventories(self, cluster: str) -> list[Inventory]:
+        return [_inventory("gpu0001")]
 
-    def audit(self, query: AuditQuery, *, limit: int, cursor: str | None = None) -> Page[AuditRecord]:
+    def measured(self, cluster: str, node: str) -> dict[str, float]:
+        return {}
+
+    def lemons(self, cluster: str) -> dict[str, LemonScore]:
+        part = LemonPart(signal="faults", count=2.4, points=2.4, text="3 faults")
+        known = {"gpu0001": 2.4, "gpu0009": 3.5}
+        return {
+            name: LemonScore(cluster=cluster, node=name, score=score, parts=(part,))
+            for name, score in known.items()
+        }
+
+
+def _inventory(node: str) -> Inventory:
+    """Of a node whose first minutes after boot last three minutes more."""
+    booted = next(one for one in shipped().context if one.when is ContextKind.booted)
+    return Inventory(
+        node=node,
+        at=NOW,
+        facts={"driver": "570.86.15", "vbios": "96.00.99.00.01"},
+        booted_at=NOW + timedelta(minutes=3 - booted.for_min),
+    )
+
+
+def _standing(node: str) -> NodeStanding:
+    told = {"at": NOW - timedelta(days=2), "nodes": 40}
+    slow = FleetFigure(name="gemm_tflop_per_s", value=612, median=698, spread=7, low=True, **told)
+    well = FleetFigure(name="memory_gb_per_s", value=3990, median=4000, spread=20, **told)
+    return NodeStanding(cluster=CLUSTER, node=node, kind="h100", figures=(slow, well))
+
+
+class SampleJobs(_Nouns):
+    def rows(self, cluster: str, job: str) -> JobRows:
+        return console_telemetry.job_rows(job, list(self.sample.details.values()), self.snapshot)
+
+
+class SampleRules(_Nouns):
+    def records(
+        self, cluster: str | None = None, *, fired_since: datetime | None = None
+    ) -> dict[str, RuleRecord]:
+        return console_telemetry.rule_records(shipped(), list(self.sample.details.values()))
+
+    def trials(self, cluster: str | None = None) -> list[Trial]:
+        return []
+
+
+class SampleAudit(_Nouns):
+    def page(self, query: AuditQuery, *, limit: int, cursor: str | None = None) -> Page[AuditRecord]:
         rows = [
             record
             for record in reversed(self.sample.records)
             if record.verb.startswith(query.verb)
             and record.subject.startswith(query.subject)
+            and (not query.subjects or record.subject in query.subjects)
             and query.actor in ("", record.actor)
             and not record.verb.startswith(query.but or ("nothing begins so",))
             and (query.people_since is None or (record.actor != "healer" and record.at >= query.people_since))
@@ -222,82 +327,34 @@ class SampleReads:
             else None,
         )
 
-    def catalogue(self) -> Catalogue:
-        return shipped().catalogue
 
-    def rules(self) -> Ruleset:
-        return shipped()
-
-    def rule_book(self, cluster: str) -> RuleBook:
-        return console_telemetry.rule_book(shipped(), list(self.sample.details.values()))
+class SampleFigures(_Nouns):
+    def stats(self, clusters: Sequence[str] | None, since: datetime | None) -> Stats:
+        return self.period(CLUSTER, since or NOW - timedelta(days=365)).stats
 
     def period(self, cluster: str, since: datetime) -> Period:
         return console_desk.period(since, [one.incident for one in self.sample.details.values()])
 
-    def unknown_series(self, cluster: str, *, limit: int) -> list[UnknownSeries]:
-        return console_telemetry.unknown_series()[:limit]
+    def gauges(self, now: datetime) -> dict[str, Any]:
+        return {}
 
-    def arriving(self, cluster: str, *, limit: int) -> Arriving:
-        return console_telemetry.arriving()
 
-    def job(self, cluster: str, job: str) -> JobHistory:
-        return console_telemetry.job_history(job, list(self.sample.details.values()))
-
+class SampleSignals(_Nouns):
     def node_signals(
         self, cluster: str, node: str, since: datetime
     ) -> tuple[list[Report], dict[int, Column]]:
         return console_telemetry.reports_of(node, since)
 
-    def lemon(self, cluster: str, node: str) -> LemonScore | None:
-        part = LemonPart(signal="faults", count=2.4, points=2.4, text="3 faults")
-        known = LemonScore(cluster=cluster, node=node, score=2.4, parts=(part,))
-        return known if node == "gpu0001" else None
+    def fleet_reports(
+        self, cluster: str, nodes: Sequence[str], since: datetime
+    ) -> tuple[list[Report], dict[int, Column]]:
+        return console_telemetry.fleet_reports(nodes)
 
-    def gauges(self, cluster: str) -> Mapping[str, NodeGauges]:
-        return {name: console_telemetry.gauges(at, hot=name == SLOW_NODE) for at, name in self._told()}
+    def fleet_steps(self, cluster: str, jobs: Sequence[str], since: datetime) -> list[StepBatch]:
+        return [batch for job in jobs for batch in self.job_steps(cluster, job, since)]
 
-    def paces(self, cluster: str) -> Mapping[str, float]:
-        return {name: 1.24 if name == SLOW_NODE else 0.98 + at % 9 / 100 for at, name in self._told()}
-
-    def lemons(self, cluster: str) -> Mapping[str, float]:
-        return dict.fromkeys(self._names(), 0.0) | {"gpu0001": 2.4, "gpu0009": 3.5}
-
-    def _told(self) -> Iterator[tuple[int, str]]:
-        """Nodes that tell what they measure: all but each tenth."""
-        return ((at, name) for at, name in enumerate(self._names()) if at % 10)
-
-    def _names(self) -> list[str]:
-        snapshot = self.sample.standing.snapshot
-        return [node.name for node in snapshot.gpu_nodes] if snapshot else []
-
-    def unusual(self, cluster: str, node: str) -> Unusual | None:
-        return console_telemetry.unusual(cluster, node)
-
-    def fleet_figures(self, cluster: str, node: str) -> NodeStanding | None:
-        told = {"at": NOW - timedelta(days=2), "nodes": 40}
-        slow = FleetFigure(name="gemm_tflop_per_s", value=612, median=698, spread=7, low=True, **told)
-        well = FleetFigure(name="memory_gb_per_s", value=3990, median=4000, spread=20, **told)
-        known = NodeStanding(cluster=cluster, node=node, kind="h100", figures=(slow, well))
-        return known if node == "gpu0001" else None
-
-    def node_context(self, cluster: str, node: str) -> tuple[NodeContext, ...]:
-        until = NOW + timedelta(minutes=3)
-        text = f"first minutes after boot until {until:%H:%M} UTC"
-        known = (NodeContext(kind=ContextKind.booted, text=text, until=until),)
-        return known if node == "gpu0001" else ()
-
-    def inventory(self, cluster: str, node: str) -> dict[str, str]:
-        told = {"driver": "570.86.15", "vbios": "96.00.99.00.01"}
-        return told if node == "gpu0001" else {}
-
-    def references(self, cluster: str) -> list[Reference]:
-        return console_telemetry.references(cluster)
-
-    def remembers(self, cluster: str) -> bool:
-        return False
-
-    def remembered(self, cluster: str, node: str, signal: str, since: datetime, until: datetime) -> Points:
-        return {}
+    def devices(self, cluster: str, since: datetime, *, limit: int, after: str = "") -> Devices:
+        return Devices({}, {}, False)
 
     def heard(self, cluster: str, node: str, since: datetime) -> LastHeard:
         return LastHeard(heartbeat_at=NOW, lines_lost=3) if node == "gpu0001" else LastHeard()
@@ -306,9 +363,29 @@ class SampleReads:
         return console_telemetry.alerts() if node == "gpu0001" else []
 
     def job_steps(self, cluster: str, job: str, since: datetime) -> list[StepBatch]:
-        snapshot = self.sample.standing.snapshot
-        shown = snapshot.jobs.get(job) if snapshot else None
+        shown = self.snapshot.jobs.get(job)
         return console_telemetry.job_steps(job, shown.nodes) if shown else []
+
+
+def queries_of(sample: Sample) -> Queries:
+    """What the pages read, of a sample in memory."""
+    return Queries(
+        clusters=SampleClusters(sample),
+        incidents=SampleIncidents(sample),
+        runs=SampleRuns(sample),
+        nodes=SampleNodes(sample),
+        jobs=SampleJobs(sample),
+        rules=SampleRules(sample),
+        audit=SampleAudit(sample),
+        figures=SampleFigures(sample),
+        signals=SampleSignals(sample),
+    )
+
+
+def standing_of(sample: Sample) -> Standing:
+    state = queries_of(sample).clusters.state(CLUSTER, NOW)
+    assert isinstance(state, Standing)
+    return state
 
 
 def _opened(incident: Incident) -> OpenIncident:
@@ -321,8 +398,8 @@ def _fits(incident: Incident, query: IncidentQuery) -> bool:
     text = " ".join(parts).lower()
     return (
         query.open in (None, incident.is_open)
-        and query.state in (None, incident.state)
-        and query.severity in (None, incident.severity)
+        and (not query.states or incident.state in query.states)
+        and (not query.severities or incident.severity in query.severities)
         and (query.node is None or query.node in nodes)
         and (
             query.closed_since is None
@@ -336,17 +413,20 @@ def _page(rows: list[Any], limit: int, cursor: str | None) -> Page[Any]:
     try:
         start = int(cursor or 0)
     except ValueError as error:
-        raise BadCursor(cursor) from error
+        raise Invalid("cursor", "no number") from error
     more = start + limit < len(rows)
-    return Page(
-        items=tuple(rows[start : start + limit]),
-        next_cursor=str(start + limit) if more else None,
-        total=len(rows),
-    )
+    return Page(items=rows[start : start + limit], next_cursor=str(start + limit) if more else None)
 
 
 #: Signs the links of messages.
 LINK_SECRET = "a secret of the site's own, long enough"
+
+
+class _HeadMode(dict[str, Mode]):
+    """The head of the pages shows mode auto, while the rules stand as their files say."""
+
+    def get(self, cluster: str, default: Any = None) -> Any:
+        return Mode.auto
 
 
 class Site:
@@ -364,15 +444,23 @@ class Site:
         self.own = console_desk.own()
         self._listeners: set[tuple[asyncio.AbstractEventLoop, asyncio.Queue[str]]] = set()
         self.app = FastAPI(redirect_slashes=False)
-        self.reads = SampleReads(sample)
+        self.queries = queries_of(sample)
         self.console = router(
-            self.reads,
+            Sources(
+                queries=self.queries,
+                rules=self._rules,
+                rules_error=lambda: sample.standing.rules_error,
+                clock=clock or (lambda: NOW),
+                unknown=lambda cluster, limit: console_telemetry.unknown_series()[:limit],
+                arriving=lambda cluster, limit: console_telemetry.arriving(),
+                modes=_HeadMode(),
+                cases=lambda: {shipped().rules[0].name: 3},
+                own=lambda _: self.own,
+            ),
             self._session,
-            clock=clock or (lambda: NOW),
             sign_in=self._sign_in,
             sign_out=self.ended.append,
             link_secret=LINK_SECRET,
-            own=lambda _: self.own,
         )
         self.app.include_router(self.console)
         problems.install(self.app, "/api/v1").page = self.console.error_page
@@ -380,6 +468,9 @@ class Site:
         self.app.get("/api/v1/audit/verify")(lambda: {"ok": True, "broken": []})
         self.app.post("/api/v1/{path:path}")(self._press)
         self.app.delete("/api/v1/{path:path}")(self._press)
+
+    def _rules(self) -> Ruleset:
+        return msgspec.structs.replace(shipped(), guards=self.sample.standing.guards)
 
     def _session(self, cookie: str) -> Session | None:
         return Session(name="mara", role=self.role, csrf=CSRF) if cookie == "cookie-good" else None

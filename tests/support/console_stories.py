@@ -21,7 +21,7 @@ from healer.model import (
     Severity,
     Verdict,
 )
-from healer.ports.console_answers import SentMessage
+from healer.ports.answers import SentMessage
 from tests.support.console_blocks import XID31, XID79, XID94, XID154, drained
 from tests.support.console_sample import CLUSTER, NOW, Story, milliseconds, node_name
 

@@ -2,11 +2,13 @@
 
 import math
 import random
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 import msgspec
 import numpy as np
 
+from healer.engine.records import IncidentRecord
 from healer.model import (
     Cause,
     Column,
@@ -26,26 +28,23 @@ from healer.model import (
     Sender,
     Sense,
     Severity,
+    SlurmSnapshot,
     UnknownSeries,
     Verdict,
 )
 from healer.model.detection import Chart, ChartLine, ChartMark, Contribution
 from healer.model.finding import Evidence, Finding
-from healer.model.samples import Report, StepBatch
-from healer.model.unusual import FeatureShare, Unusual, WayScore
-from healer.ports.console_answers import (
+from healer.model.telemetry import FeatureShare, Report, StepBatch, Unusual, WayScore
+from healer.ports.answers import (
     Arriving,
     CheckpointSeen,
-    IncidentDetail,
     JobErrors,
-    JobHistory,
-    NodeGauges,
+    JobRows,
     Requeue,
-    RuleBook,
     RuleRecord,
 )
 from healer.ports.self_health import Queue
-from healer.signals.alerts import Site, alertmanager_observations
+from healer.signals.alert_bodies import Site, alertmanager_observations
 from tests.support.console_sample import CLUSTER, NOW, Story, digest, milliseconds, node_name
 
 #: The node whose GPU 5 throttles, and when that began.
@@ -175,7 +174,7 @@ def _finding(fault: str, sense: Sense, at: datetime, text: str, **fields: object
     )  # fmt: skip
 
 
-def slow_node(jobs: tuple[str, ...]) -> IncidentDetail:
+def slow_node(jobs: tuple[str, ...]) -> IncidentRecord:
     """A node found slow by two senses, drained when its job had ended."""
     story = Story(
         40,
@@ -332,7 +331,6 @@ def job_steps(job: str, nodes: tuple[str, ...]) -> list[StepBatch]:
 
 ERRORS = JobErrors(
     fault="xid-45",
-    text="Xid 45: Channel torn down because of an earlier error or a kill",
     lines=1232,
     nodes=3,
     node="gpu0007",
@@ -341,7 +339,7 @@ ERRORS = JobErrors(
 )
 
 
-def job_history(job: str, details: list[IncidentDetail]) -> JobHistory:
+def job_rows(job: str, details: list[IncidentRecord], snapshot: SlurmSnapshot) -> JobRows:
     hit = [one.incident for one in details if job in one.incident.jobs_hit]
     seen = tuple(
         CheckpointSeen(
@@ -349,7 +347,8 @@ def job_history(job: str, details: list[IncidentDetail]) -> JobHistory:
         )
         for step in (20, 80, 140)
     )
-    return JobHistory(
+    return JobRows(
+        snapshot=snapshot,
         incidents=tuple(sorted(hit, key=lambda one: one.opened, reverse=True)),
         requeues=(Requeue(at=NOW - timedelta(minutes=3), restarts=1, incident=hit[0].id),) if hit else (),
         errors=(ERRORS,) if job == "4711" else (),
@@ -357,7 +356,7 @@ def job_history(job: str, details: list[IncidentDetail]) -> JobHistory:
     )
 
 
-def rule_book(rules: Ruleset, details: list[IncidentDetail]) -> RuleBook:
+def rule_records(rules: Ruleset, details: list[IncidentRecord]) -> dict[str, RuleRecord]:
     records: dict[str, RuleRecord] = {}
     for detail in sorted(details, key=lambda one: one.incident.opened):
         one, before = detail.incident, records.get(detail.incident.rule, RuleRecord())
@@ -371,7 +370,7 @@ def rule_book(rules: Ruleset, details: list[IncidentDetail]) -> RuleBook:
     changed = msgspec.structs.replace(
         records.get(first, RuleRecord()), mode=Mode.approve, mode_by="mara", mode_at=NOW - timedelta(days=2)
     )
-    return RuleBook(rules=rules, records=records | {first: changed}, cases={first: 3})
+    return records | {first: changed}
 
 
 def unknown_series() -> list[UnknownSeries]:
@@ -433,12 +432,7 @@ def unusual(cluster: str, node: str) -> Unusual | None:
     """One node that its class's model has scored."""
     if node != "gpu0001":
         return None
-    figures = {
-        "distance": (2.13, 1.7, 0.66),
-        "forest": (0.47, 0.55, 0.41),
-        "robust": (6.8, 5.2, 1.9),
-        "residual": (1.31, 1.6, 0.62),
-    }
+    figures = {"distance": (2.13, 1.7, 0.66), "forest": (0.47, 0.55, 0.41)}
     parts = (
         FeatureShare(feature="SM clock, slowest; own past", share=0.41, away=-6.8),
         FeatureShare(feature="gpu temperature, hottest", share=0.22, away=2.3),
@@ -461,10 +455,18 @@ def unusual(cluster: str, node: str) -> Unusual | None:
     )
 
 
-def gauges(number: int, *, hot: bool) -> NodeGauges:
-    """Eight GPUs; a hot node's fifth is at 91 °C and held down by it, and its last tells nothing."""
-    temperature = [48.0 + (number * 7 + gpu * 5) % 34 for gpu in range(8)]
-    reasons: list[float | None] = [4.0 if value > 78 else 1.0 for value in temperature]
-    if not hot:
-        return NodeGauges(tuple(temperature), tuple(reasons))
-    return NodeGauges((*temperature[:5], 91.0, temperature[6], None), (*reasons[:5], 64.0, reasons[6], None))
+def fleet_reports(nodes: Sequence[str]) -> tuple[list[Report], dict[int, Column]]:
+    """Of all nodes but each tenth: eight GPUs; the slow node's fifth is at 91 °C and held down by it, and its
+    last tells nothing."""
+    names = ("gpu_temp_c", "clock_event_reasons")
+    columns = [Column(name, Part(gpu=gpu)) for name in names for gpu in range(8)]
+    numbers = np.arange(len(columns), dtype=np.int32)
+    found = []
+    for number, node in enumerate(nodes):
+        temperature = [48.0 + (number * 7 + gpu * 5) % 34 for gpu in range(8)]
+        reasons = [4.0 if value > 78 else 1.0 for value in temperature]
+        if node == SLOW_NODE:
+            temperature[5], temperature[7], reasons[5], reasons[7] = 91.0, np.nan, 64.0, np.nan
+        if number % 10:
+            found.append(Report(CLUSTER, node, NOW, NOW, numbers, np.array(temperature + reasons)))
+    return found, dict(enumerate(columns))

@@ -20,11 +20,11 @@ from healer.adapters.postgres.samples import PostgresSamples
 from healer.detection.tick import Senses
 from healer.model import Observation, Ruleset
 from healer.ports.measurements import Samples
-from healer.processes.senses import SensesLoop
+from healer.processes.senses_loop import SensesLoop, SensesParts
 from healer.signals.step_times import step_batches
 from healer.signals.translate import Translator
 from healer.signals.wire import heartbeat_observations
-from healer.sim.telemetry import SimTelemetry
+from healer.sim.sim_telemetry import SimTelemetry
 from tests.support.detector import Place
 from tests.support.loop import CLUSTER, START, shipped
 
@@ -61,11 +61,13 @@ class Day:
         self._translator = Translator(shipped().catalogue, self._book, CLUSTER)
         self._detector = self.place.detector()
         self._senses = SensesLoop(
-            rules=shipped,
-            prove=lambda: "",
-            make=self._make,
-            picture=self._detector.picture,
-            clock=self.place.clock,
+            SensesParts(
+                rules=shipped,
+                prove=lambda: "",
+                make=self._make,
+                picture=self._detector.picture,
+                clock=self.place.clock,
+            )
         )
         self._detector.heard = self._senses.heard
         self.reports = 0

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
-from healer.sim.ledger import MemoryLedger, MemoryTx
-from healer.sim.slurm_core import SimScheduler
+from healer.sim.memory_ledger import MemoryLedger, MemoryTx
+from healer.sim.sim_slurm import SimScheduler
 from tests.support.loop import CLUSTER, Crash, Site
 
 #: A dead worker's lease lasts 15 s; so long nobody drives.

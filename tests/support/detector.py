@@ -10,9 +10,9 @@ from healer.adapters.postgres.ledger import PostgresLedger
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import incidents
 from healer.model import Incident, Mode
-from healer.processes.detector import Detector
-from healer.sim.clock import SimClock
-from healer.sim.slurm_core import SimScheduler
+from healer.processes.detector_loop import Detector, DetectorParts
+from healer.sim.sim_clock import SimClock
+from healer.sim.sim_slurm import SimScheduler
 from tests.support.loop import CLUSTER, START, rules_in
 
 
@@ -40,15 +40,17 @@ class Place:
     ) -> Detector:
         rules = rules_in(mode, settle_s=0.0)
         return Detector(
-            cluster=CLUSTER,
-            ledger=self.ledger,
-            inbox=self.inbox,
-            snapshots=self.snapshots,
-            rules=lambda: rules,
-            clock=self.clock,
-            wait=self.waited.append,
-            poke=self.poked.extend,
-            cleared=cleared or [],
+            DetectorParts(
+                cluster=CLUSTER,
+                ledger=self.ledger,
+                inbox=self.inbox,
+                snapshots=self.snapshots,
+                rules=lambda: rules,
+                clock=self.clock,
+                wait=self.waited.append,
+                poke=self.poked.extend,
+                cleared=cleared or [],
+            )
         )
 
     def incidents(self) -> list[Incident]:

@@ -2,7 +2,7 @@
 """What exporters print of one healthy node with one H100, in short: dcgm-exporter before and since 4.6,
 node_exporter, and nvidia-smi."""
 
-from tests.unit.signals.pushing import message, snappy
+from tests.support.pushing import message, snappy
 
 DCGM_OLD = """\
 # HELP DCGM_FI_DEV_SM_CLOCK SM clock frequency (in MHz).

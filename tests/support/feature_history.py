@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 import numpy as np
 
 from healer.detection.features import NAMES
-from healer.detection.training import FeatureRow
+from healer.model.trained import FeatureRow
 from tests.support.measured import CLUSTER
 
 FEATURES = NAMES[:12]

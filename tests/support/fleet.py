@@ -13,16 +13,15 @@ import msgspec
 from healer.detection.tick import TICK_S, Senses
 from healer.engine.walk import walk
 from healer.model import Finding, Incident, Observation, Sensed
-from healer.model.samples import Report, StepBatch
-from healer.signals.checkpoints import checkpoint_observations
+from healer.model.telemetry import Report, StepBatch
 from healer.signals.step_times import step_batches
 from healer.signals.translate import Translator
-from healer.sim.checkpoints import MemoryCheckpoints
-from healer.sim.columns import MemoryColumns
+from healer.signals.wire import checkpoint_observations
 from healer.sim.fleet_steps import Pace
 from healer.sim.nodes import SimNodes
-from healer.sim.telemetry import Sent, SimTelemetry
-from tests.support.loop import CLUSTER, START, Site, name
+from healer.sim.sim_telemetry import Sent, SimTelemetry
+from healer.sim.stores import MemoryCheckpoints, MemoryColumns
+from tests.support.loop import CLUSTER, START, Site, equip, name
 
 #: A job that lets itself be requeued for a slow node.
 OPTED_IN = "healer:requeue"
@@ -53,7 +52,7 @@ class Fleet(Site):
         self._next_scrape = self._next_tick = START
         self.nodes = SimNodes(self.clock)
         self.saved = self.ledger.checkpoints = MemoryCheckpoints()
-        self.driver.nodes, self.driver.checkpoints = self.nodes, self.saved
+        equip(self.driver, nodes=self.nodes, checkpoints=self.saved)
         #: All that any sense found, in the order in which it was found.
         self.found: list[Finding] = []
         self.unrecognised: dict[str, str] = {}

@@ -9,7 +9,7 @@ import os
 import sys
 from datetime import timedelta
 
-from healer.bootstrap.preload import preload
+from healer.bootstrap.tree_parts import preload
 from healer.commands import cli
 from healer.detection import forest
 from healer.embedded.tree import Part, Tree, healer_parts

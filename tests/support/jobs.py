@@ -4,10 +4,10 @@ from typing import Any
 
 import msgspec
 
-from healer.decisions.remarks import remark_in
+from healer.decisions.comments import remark_in
 from healer.model import GuardSettings, LogEntry, Run, RunState, SlurmJob
-from healer.ports.slurm import SchedulerUnavailable
-from healer.sim.slurm_core import SimScheduler
+from healer.ports.scheduling import SchedulerUnavailable
+from healer.sim.sim_slurm import SimScheduler
 from tests.support.loop import LOST, Site, name, rules_in, shipped
 
 NODE = name(1)

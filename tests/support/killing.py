@@ -1,6 +1,6 @@
 """One round of the kill proof: a GPU is lost under a job while the product's processes are killed or stopped.
 
-Used by tests/crash/test_kill.py and by benchmarks/kills.py, so that both judge by the same figures.
+Used by tests/system/crash/test_kill.py and by benchmarks/kills.py, so that both judge by the same figures.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import psycopg
 
-from healer.model.reasons import is_ours
+from healer.model.slurm import is_ours
 from tests.support.site import CLUSTER, GPU_AT, PCI, XID_79, Site, boot_of
 from tests.support.wait import wait_until
 

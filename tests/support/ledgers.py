@@ -41,9 +41,9 @@ from healer.model import (
     VerdictAt,
 )
 from healer.ports.transactions import RunClaim
-from healer.sim.checkpoints import MemoryCheckpoints
-from healer.sim.clock import SimClock
-from healer.sim.ledger import MemoryLedger
+from healer.sim.memory_ledger import MemoryLedger
+from healer.sim.sim_clock import SimClock
+from healer.sim.stores import MemoryCheckpoints
 
 START = datetime(2026, 11, 20, 3, tzinfo=UTC)
 CLUSTER = "pod1"

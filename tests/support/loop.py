@@ -11,10 +11,12 @@ from typing import Any
 
 import msgspec
 
+from healer.actions import Toolbox
 from healer.decisions import stands_beside
 from healer.engine.drive import Driver
 from healer.engine.walk import walk
 from healer.model import (
+    Column,
     Command,
     CommandKind,
     Component,
@@ -35,14 +37,11 @@ from healer.observations import Picture
 from healer.rulebook.ruleset import load
 from healer.signals.identity import digest_of
 from healer.signals.wire import kernel_log_observations
-from healer.sim.checkpoints import MemoryCheckpoints
-from healer.sim.clock import SimClock
-from healer.sim.commands import SimCommands
-from healer.sim.evidence import MemoryEvidence
-from healer.sim.ledger import MemoryLedger
+from healer.sim.memory_ledger import MemoryLedger
 from healer.sim.nodes import SimNodes
-from healer.sim.readings import SimReadings
-from healer.sim.slurm_core import SimScheduler, sim_nodes
+from healer.sim.sim_clock import SimClock
+from healer.sim.sim_slurm import SimScheduler, SlurmTimes, sim_nodes
+from healer.sim.stores import MemoryCheckpoints, MemoryEvidence, SimCommands
 
 START = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
 CLUSTER = "pod1"
@@ -114,6 +113,21 @@ def beat(
     )
 
 
+class SimReadings:
+    """`healer.ports.measurements.Readings`."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, dict[Column, list[tuple[datetime, float]]]] = {}
+
+    def tell(self, subject: str, column: Column, at: datetime, value: float) -> None:
+        self._told.setdefault(subject, {}).setdefault(column, []).append((at, value))
+
+    def counters(self, subject: str, since: datetime) -> dict[Column, list[tuple[datetime, float]]]:
+        known = self._told.get(subject, {})
+        newer = {column: [one for one in points if one[0] > since] for column, points in known.items()}
+        return {column: points for column, points in newer.items() if points}
+
+
 class Crash(BaseException):
     """The process died at a checkpoint."""
 
@@ -128,12 +142,13 @@ class Site:
         mode: Mode = Mode.auto,
         rules: Ruleset | None = None,
         scheduler: Callable[[SimScheduler], Any] | None = None,
+        test_s: float | None = None,
         **slurm: Any,
     ) -> None:
         self.rules = rules or rules_in(mode)
         self.clock = SimClock(START)
         fleet = sim_nodes(nodes) if isinstance(nodes, int) else nodes
-        self.slurm = SimScheduler(CLUSTER, self.clock, fleet, **slurm)
+        self.slurm = SimScheduler(CLUSTER, self.clock, fleet, times=SlurmTimes(**slurm), test_s=test_s)
         #: What runs talk to; a test may put itself between.
         self.scheduler: Any = scheduler(self.slurm) if scheduler else self.slurm
         self.ledger = MemoryLedger(CLUSTER, self.clock)
@@ -145,12 +160,9 @@ class Site:
         self.commands = SimCommands(self.clock)
         self.readings = SimReadings()
         self.saved = self.ledger.checkpoints = MemoryCheckpoints()
-        self.driver = Driver(
-            ledger=self.ledger,
+        tools = Toolbox(
+            now=self.clock.now,
             scheduler=self.scheduler,
-            rules=lambda: self.rules,
-            clock=self.clock,
-            checkpoint=self._at_checkpoint,
             nodes=self.nodes,
             checkpoints=self.saved,
             evidence=self.evidence,
@@ -158,6 +170,7 @@ class Site:
             readings=self.readings,
             picture=lambda: self.ledger.snapshot,
         )
+        self.driver = Driver(self.ledger, lambda: self.rules, tools, self._at_checkpoint)
 
     def _at_checkpoint(self, where: str) -> None:
         self.on_checkpoint(where)
@@ -334,3 +347,8 @@ class Site:
 
     def audited(self, verb: str) -> int:
         return sum(1 for one in self.ledger.tables.audit if one.verb == verb)
+
+
+def equip(driver: Driver, **tools: Any) -> None:
+    """Gives the driver other tools."""
+    driver.tools = msgspec.structs.replace(driver.tools, **tools)

@@ -16,8 +16,8 @@ from healer.model import (
     SlurmNode,
     SlurmSnapshot,
 )
-from healer.model.samples import Report
-from healer.sim.columns import MemoryColumns
+from healer.model.telemetry import Report
+from healer.sim.stores import MemoryColumns
 
 CLUSTER = "pod1"
 START = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)

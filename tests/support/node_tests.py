@@ -6,8 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from healer.actions.test_results import Told, told_in
-from healer.actions.test_script import batch
+from healer.actions.test_form import Told, batch, told_in
 
 VALIDATION = Path(__file__).parents[2] / "rules" / "validation"
 

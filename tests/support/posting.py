@@ -17,9 +17,9 @@ import numpy as np
 import psycopg
 
 from healer.adapters.postgres.samples import unpacked
+from tests.support.collected import as_json, gauge, logs, metrics, point, record
+from tests.support.pushing import message, snappy
 from tests.support.up import Stack
-from tests.unit.signals.collected import as_json, gauge, logs, metrics, point, record
-from tests.unit.signals.pushing import message, snappy
 
 CLUSTER = "pod1"
 NODE = "gpu0007"

@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 
 from healer.model import LogEntry, Mode, RunState, StepEvent
-from healer.sim.bmc import SimBmc
-from tests.support.loop import Crash
+from tests.support.loop import Crash, equip
+from tests.support.sim_bmc import SimBmc
 from tests.support.under_test import TestSite
 
 
@@ -17,7 +17,7 @@ class PowerSite(TestSite):
         self.by = by
         self.bmc_boots: Callable[[str], Any] = self.slurm.boot
         self.bmc = SimBmc(self.clock, boots=self._boots)
-        self.driver.bmc = self.bmc
+        equip(self.driver, bmc=self.bmc)
 
     def ask(
         self,

@@ -12,19 +12,15 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from healer.adapters.clock import SystemClock
+from healer.adapters.postgres.arrivals import PostgresLosses, PostgresScrapes, PostgresUnknownSeries
 from healer.adapters.postgres.columns import PostgresColumns
-from healer.adapters.postgres.history import PostgresSignalReads
 from healer.adapters.postgres.inbox import PostgresSignals
-from healer.adapters.postgres.losses import PostgresLosses
+from healer.adapters.postgres.sample_reads import PostgresSignalReads
 from healer.adapters.postgres.samples import PostgresSamples
-from healer.adapters.postgres.scrapes import PostgresScrapes
 from healer.adapters.postgres.snapshots import PostgresSnapshots
-from healer.adapters.postgres.unknown_series import PostgresUnknownSeries
 from healer.adapters.pull.fetch import HttpFetch
-from healer.adapters.pull.targets import FileTargets
-from healer.api.intake import Tally
-from healer.api.losses import Losses
+from healer.adapters.system_clock import SystemClock
+from healer.api.counters import Losses, Tally
 from healer.model import Part, Ruleset, ScrapeRules, ScrapeState, SlurmNode, SlurmSnapshot, TargetState
 from healer.processes.scraper import Parts, Scraper
 from tests.support.loop import CLUSTER, rules_in
@@ -177,7 +173,6 @@ class Pulled:
         self._parts = Parts(
             cluster=CLUSTER,
             rules=lambda: self.rules,
-            targets=FileTargets(CLUSTER),
             fetch=None,  # type: ignore[arg-type] - made in its own loop
             ask=ask,
             snapshots=self._shown,

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from healer.adapters.bmc.redfish import RedfishSettings
-from healer.sim.bmc import CYCLE_S
 from tests.support.http_stand_in import Quiet, running
+from tests.support.sim_bmc import CYCLE_S
 
 USER, PASSWORD = "healer", "never-to-be-told"
 _ACCOUNT = "Basic " + base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
@@ -38,7 +38,7 @@ def error(name: str, message: str, resolution: str = "None.") -> dict[str, Any]:
 
 
 class Bmcs:
-    """`faults` by node, as `healer.sim.bmc` names them; beside those `info` (its kinds are in an ActionInfo),
+    """`faults` by node, as `SimBmc` names them; beside those `info` (its kinds are in an ActionInfo),
     `two-systems`, `oem-state`, `broken` (500), `no-redfish` (404), `elsewhere` (its target is another host),
     `endless` (a body without an end), `drops` (breaks the line behind a reset that it took)."""
 

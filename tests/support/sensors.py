@@ -13,14 +13,14 @@ import httpx
 import msgspec
 
 from healer.detection.forest import Forest
-from healer.detection.training import FeatureRow
 from healer.model import Ruleset, SlurmSnapshot
-from healer.observations.telemetry import Telemetry
+from healer.model.trained import FeatureRow
+from healer.observations.telemetry_windows import Telemetry
 from healer.signals.translate import Translator
-from healer.sim.columns import MemoryColumns
 from healer.sim.fleet_steps import Pace
 from healer.sim.nodes import NodesClient
-from healer.sim.telemetry import Sent, SimTelemetry
+from healer.sim.sim_telemetry import Sent, SimTelemetry
+from healer.sim.stores import MemoryColumns
 from tests.support.site import CLUSTER, Site
 from tests.support.wait import wait_until
 

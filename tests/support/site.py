@@ -22,7 +22,7 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres.tokens import PostgresTokens
 from healer.embedded import running
-from healer.embedded.slurm import RealSlurm
+from healer.embedded.embedded_slurm import RealSlurm
 from healer.model import Role, SlurmJob, SlurmNode
 from tests.support import slurm as slurm_support
 from tests.support.slurm import real_slurm  # noqa: F401 - a fixture

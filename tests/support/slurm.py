@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from healer.adapters.slurm.cli import CliScheduler
-from healer.embedded import slurm
-from healer.embedded.slurm import RealSlurm
+from healer.adapters.slurm.cli_client import CliScheduler
+from healer.embedded import embedded_slurm as slurm
+from healer.embedded.embedded_slurm import RealSlurm
 from tests.support.wait import wait_until
 
 NODES = 32

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
@@ -16,6 +17,11 @@ import sqlalchemy as sa
 from healer.adapters.postgres import migrate
 from healer.embedded.guardian import Guardian
 from healer.embedded.postgres import Postgres
+
+if TYPE_CHECKING:
+    import httpx
+
+    from tests.support.api import Api
 
 _TEMPLATE = "healer"
 _numbers = itertools.count(1)
@@ -130,3 +136,11 @@ class _Admin:
     def __exit__(self, *_: object) -> None:
         self._connection.close()
         self._engine.dispose()
+
+
+@pytest.fixture
+def served(fresh_database: sa.Engine) -> Iterator["tuple[Api, httpx.Client]"]:
+    from tests.support.api import serving  # the API is not loaded for tests that do not serve it
+
+    with serving(fresh_database) as both:
+        yield both

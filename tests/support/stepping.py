@@ -11,13 +11,14 @@ from datetime import timedelta
 import msgspec
 import numpy as np
 
+from healer.detection.fleet_figures import FleetFigures
 from healer.detection.tick import TICK_S, Senses
 from healer.engine.walk import walk
 from healer.model import Finding, Incident, Observation
 from healer.signals.step_times import step_batches
-from healer.sim.columns import MemoryColumns
 from healer.sim.fleet_steps import Pace, Training
-from healer.sim.slurm_core import sim_nodes
+from healer.sim.sim_slurm import sim_nodes
+from healer.sim.stores import MemoryColumns
 from tests.support.bisecting import Grouped
 from tests.support.loop import CLUSTER, name
 
@@ -37,7 +38,7 @@ class Trains:
 
 
 class Stepping(Grouped):
-    def __init__(self, nodes: int = 32, *, seed: int = 1) -> None:
+    def __init__(self, nodes: int = 32, *, seed: int = 1, figures: FleetFigures | None = None) -> None:
         fleet = sim_nodes(nodes, gpus=GPUS)
         super().__init__(fleet)
         self.seed = seed
@@ -45,7 +46,7 @@ class Stepping(Grouped):
         self.slower = np.ones((nodes, GPUS))
         # Nothing is measured: rules over signals would only take time.
         steps_alone = msgspec.structs.replace(self.rules, detection=())
-        self.senses = Senses(CLUSTER, steps_alone, MemoryColumns())
+        self.senses = Senses(CLUSTER, steps_alone, MemoryColumns(), fleet_figures=figures)
         self.trains: dict[str, Trains] = {}
         self.found: list[Finding] = []
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 
 from healer.model import SlurmJob, SlurmNode, SlurmSnapshot
-from healer.model.samples import StepBatch
+from healer.model.telemetry import StepBatch
 
 CLUSTER = "pod1"
 START = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)

@@ -1,7 +1,7 @@
 """A real Slurm 24.11 with slurmrestd, in the root that tools/trixie makes: the newest that Debian has.
 
-It is driven like `healer.embedded.slurm.RealSlurm`. Its daemons run in a mount and a process namespace of
-their own. `bin_dir` holds Slurm's commands as small wrappers, so that this machine's programs can use them.
+It is driven like `healer.embedded.embedded_slurm.RealSlurm`. Its daemons run in mount and process
+namespaces of their own. `bin_dir` holds Slurm's commands as small wrappers for this machine's programs.
 """
 
 import atexit
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import httpx
 
-from healer.embedded.slurm import RealSlurm, SlurmNotStarted, free_ports
+from healer.embedded.embedded_slurm import RealSlurm, SlurmNotStarted, free_ports
 from tests.support.slurm import CRED_EXPIRE_S, NODES, SLURMD_TIMEOUT_S, Hooks
 
 ROOT = Path("/var/cache/healer/trixie")

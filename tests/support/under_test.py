@@ -6,7 +6,7 @@ from typing import Any
 
 from healer.actions.under_test import TEST_JOBS
 from healer.model import LogEntry, Reservation, Run, SlurmJob, SlurmNode, StepEvent
-from healer.sim.slurm_core import SimScheduler
+from healer.sim.sim_slurm import SimScheduler
 from tests.support.loop import Crash, Site, name
 
 WRITES = frozenset(

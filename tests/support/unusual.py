@@ -5,10 +5,11 @@ from datetime import timedelta
 import numpy as np
 
 from healer.detection.forest import Forest
-from healer.detection.training import FeatureRow, Fitted
+from healer.detection.scorers import Fitted
 from healer.model import Finding, Part, Scope, Sensed, SignalKind, SlurmNode, Topology
-from healer.observations.telemetry import Telemetry
-from healer.sim.columns import MemoryColumns
+from healer.model.trained import FeatureRow
+from healer.observations.telemetry_windows import Telemetry
+from healer.sim.stores import MemoryColumns
 from tests.support.measured import CLUSTER, START, Sender, catalogue, shown, signal
 
 GPUS = 4

@@ -12,7 +12,7 @@ import typer
 from healer.actions import CHECKS, VERBS, WAITS
 from healer.commands.cli import build
 from healer.decisions import GUARDS
-from healer.detection.language.functions import FUNCTIONS
+from healer.detection.language.expr import FUNCTIONS
 from healer.model import (
     AlertRule,
     Alias,
@@ -47,12 +47,12 @@ from healer.model import (
     Xid74Bits,
 )
 from healer.rulebook.cases.detection_cases import DetectionCase
-from healer.rulebook.cases.forecast_cases import ForecastCase
 from healer.rulebook.cases.history_cases import At, HistoryCase, Told
+from healer.rulebook.cases.rule_cases import ForecastCase
 from healer.rulebook.ruleset import load
 from healer.settings import secret_names, setting_names
-from healer.signals.checkpoints import JobCheckpointBody
 from healer.signals.step_times import StepSample
+from healer.signals.wire import JobCheckpointBody
 from tests.support.api import Api
 
 ROOT = Path(__file__).parents[2]

@@ -18,7 +18,13 @@ import msgspec
 import structlog
 
 from healer import __version__
-from healer.adapters.bmc.words import failed_before_answer, reset_kinds, retry_after_s, said, task_words
+from healer.adapters.bmc.redfish_words import (
+    failed_before_answer,
+    reset_kinds,
+    retry_after_s,
+    said,
+    task_words,
+)
 from healer.model import Power, ResetKind
 from healer.ports.bmc import BmcError, BmcUnavailable
 

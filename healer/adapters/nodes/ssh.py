@@ -17,7 +17,7 @@ import structlog
 
 from healer.adapters.slurm import process
 from healer.ports.node_exec import NodeError, NodeUnavailable
-from healer.ports.slurm import SchedulerUnavailable
+from healer.ports.scheduling import SchedulerUnavailable
 
 log = structlog.get_logger()
 

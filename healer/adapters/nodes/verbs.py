@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from healer.adapters.nodes import answers
+from healer.adapters.nodes import node_answers as answers
 from healer.model import Bundle, Diagnosis, FabricState, JobOnNode, JobStacks, MemoryState
 from healer.ports.node_exec import NodeError, NodeUnavailable
 
@@ -38,6 +38,7 @@ class Channel(Protocol):
         ...
 
 
+# Wide: implements `ports.NodeExec`.
 class NodeVerbs:
     """`ports.NodeExec`. `level`: how deep DCGM's tests go, 1 to 4. `read_s`, `effect_s` bound one call."""
 

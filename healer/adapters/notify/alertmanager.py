@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from healer.adapters.notify.notice import Notice
 from healer.adapters.notify.talk import Talk
 from healer.model import Stage
+from healer.ports.outbound import Notice
 
 #: How often what is open is sent again, and how far ahead it then ends.
 REPOST_S = 60.0

@@ -12,9 +12,9 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import quote_plus
 
-from healer.adapters.notify.notice import Notice, as_markdown, cut, cut_bytes, links
+from healer.adapters.notify.notice import as_markdown, cut, cut_bytes, links
 from healer.adapters.notify.talk import Talk, code_in
-from healer.ports.outbound import DeliveryFailed
+from healer.ports.outbound import DeliveryFailed, Notice
 
 TEXT_MAX_BYTES = 18_000
 _TOO_OFTEN, _BUSY = (130101, 410100), -1

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from healer.adapters.notify.notice import Notice, cut, cut_bytes, label_of, links
+from healer.adapters.notify.notice import cut, cut_bytes, label_of, links
 from healer.adapters.notify.talk import Talk, code_in
 from healer.model import Severity, Stage
-from healer.ports.outbound import DeliveryFailed
+from healer.ports.outbound import DeliveryFailed, Notice
 
 TEXT_MAX_BYTES = 15_000
 _TOO_OFTEN = (11232, 9499001)

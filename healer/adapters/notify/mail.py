@@ -12,9 +12,9 @@ from email.message import EmailMessage
 from email.utils import format_datetime
 from hashlib import sha256
 
-from healer.adapters.notify.notice import Notice, as_html, cut, links
+from healer.adapters.notify.notice import as_html, cut, links
 from healer.adapters.webhook import TIMEOUT_S
-from healer.ports.outbound import DeliveryFailed
+from healer.ports.outbound import DeliveryFailed, Notice
 
 
 class Mail:

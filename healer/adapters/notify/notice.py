@@ -1,59 +1,11 @@
 """A message as the channels write it: the same words everywhere, cut to what each of them takes."""
 
 import html
-from datetime import datetime
 
-import msgspec
-
-from healer.model import Message, Severity, Stage
+from healer.ports.outbound import Notice
 
 #: What a message's line may begin with to be set in bold: `Where: gpu0017`.
 _LABEL_MAX = 24
-
-
-class Notice(msgspec.Struct, frozen=True, kw_only=True):
-    """`thread` is the same for all messages of one incident. `console` opens the incident or the run;
-    `approve` the page where a person signs in and approves."""
-
-    id: str
-    thread: str
-    cluster: str
-    title: str
-    lines: tuple[str, ...]
-    severity: Severity
-    page: bool
-    stage: Stage
-    node: str
-    at: datetime
-    console: str = ""
-    run: str = ""
-    preview: tuple[str, ...] = ()
-    approve: str = ""
-
-    @property
-    def text(self) -> str:
-        return "\n".join((self.title, *self.lines))
-
-
-def notice_of(message: Message, at: datetime, *, console_url: str = "", approve: str = "") -> Notice:
-    about = message.about
-    path = f"/incidents/{message.incident}" if message.incident else f"/runs/{about.run}" if about.run else ""
-    return Notice(
-        id=message.id,
-        thread=message.incident or message.id,
-        cluster=message.cluster,
-        title=" ".join(message.title.split()),
-        lines=tuple(line for line in message.text.split("\n") if line.strip()),
-        severity=message.severity,
-        page=message.page,
-        stage=about.stage,
-        node=about.node,
-        at=at,
-        console=f"{console_url.rstrip('/')}{path}" if console_url and path else "",
-        run=about.run,
-        preview=about.preview,
-        approve=approve,
-    )
 
 
 def label_of(line: str) -> tuple[str, str]:

@@ -5,9 +5,10 @@ The incident's id is the `dedup_key`: a repeat is the same alert there. 202 mean
 
 from typing import Any
 
-from healer.adapters.notify.notice import Notice, cut
+from healer.adapters.notify.notice import cut
 from healer.adapters.notify.talk import Talk
 from healer.model import Severity, Stage
+from healer.ports.outbound import Notice
 
 EVENTS_URL = "https://events.pagerduty.com/v2/enqueue"
 _SEVERITY = {Severity.P0: "critical", Severity.P1: "error", Severity.P2: "warning"}

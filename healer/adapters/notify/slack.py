@@ -9,10 +9,10 @@ from typing import Any
 
 import structlog
 
-from healer.adapters.notify.notice import Notice, cut, label_of
+from healer.adapters.notify.notice import cut, label_of
 from healer.adapters.notify.talk import Talk
 from healer.model import REJECTIONS, Severity, Stage
-from healer.ports.outbound import DeliveryFailed
+from healer.ports.outbound import DeliveryFailed, Notice
 
 log = structlog.get_logger()
 

@@ -6,10 +6,10 @@ what it wrote.
 
 from typing import Any
 
-from healer.adapters.notify.notice import Notice, as_markdown, cut, cut_bytes, links
+from healer.adapters.notify.notice import as_markdown, cut, cut_bytes, links
 from healer.adapters.notify.talk import Talk, code_in
 from healer.model import Stage
-from healer.ports.outbound import DeliveryFailed
+from healer.ports.outbound import DeliveryFailed, Notice
 
 MARKDOWN_MAX_BYTES = 4096
 TEXT_MAX_BYTES = 2048

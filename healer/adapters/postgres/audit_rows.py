@@ -1,15 +1,31 @@
-"""The audit's rows as nouns, for the sealer and for those who read the chain back."""
+"""The audit in PostgreSQL: its records, the chain of the sealer, and the whole of it read back."""
 
-from collections.abc import Sequence
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 
-from healer.adapters.postgres.tables import audit_chain, audit_checkpoints, audit_records
+from healer.adapters.postgres.engine import storable, storable_text
+from healer.adapters.postgres.tables import audit_chain, audit_checkpoints, audit_records, audit_unsealed
 from healer.model import AuditRecord, Checkpoint
+from healer.model.audit import Link
+from healer.ports.audit_store import ChainHead
 
+#: `pg_try_advisory_lock` key of the one sealer: the bytes of "healaudi".
+SEALER_LOCK = int.from_bytes(b"healaudi", "big")
+_READ_ROWS = 5000
+
+_APPEND = sa.text("""
+INSERT INTO audit_records (cluster, at, actor, verb, subject, data)
+SELECT one->>'cluster', (one->>'at')::timestamptz, one->>'actor', one->>'verb', one->>'subject', one->'data'
+FROM jsonb_array_elements(CAST(:rows AS jsonb)) WITH ORDINALITY AS given (one, place) ORDER BY place
+""")
 # The data is read as text and decoded by msgspec: one decoder for sealing, verifying and exporting.
 RECORD = (
     audit_records.c.id,
@@ -20,6 +36,34 @@ RECORD = (
     audit_records.c.subject,
     sa.cast(audit_records.c.data, sa.Text).label("text"),
 )
+_is_chained = sa.exists().where(audit_chain.c.record == audit_records.c.id)
+
+
+# --- records
+
+
+def append(conn: sa.Connection, record: AuditRecord) -> None:
+    """Stores the record in the caller's transaction; it is sealed within 1 s of the commit.
+
+    NUL, lone surrogates and figures that JSON lacks are replaced, so that what a record quotes never stops
+    the work it tells of. A time without a zone is a ValueError.
+    """
+    append_many(conn, [record])
+
+
+def append_many(conn: sa.Connection, records: Sequence[AuditRecord]) -> None:
+    """The same for several, in their order."""
+    if records:
+        conn.execute(_APPEND, {"rows": json.dumps([_row(record) for record in records])})
+
+
+def _row(record: AuditRecord) -> dict[str, object]:
+    if record.at.tzinfo is None:
+        raise ValueError(
+            f"an audit record's time needs a zone: {record.verb} {record.subject} at {record.at}"
+        )
+    texts = {name: storable_text(getattr(record, name)) for name in ("cluster", "actor", "verb", "subject")}
+    return {**texts, "at": record.at.isoformat(), "data": storable(record.data)}
 
 
 def record_of(row: Sequence[Any]) -> AuditRecord:
@@ -36,33 +80,161 @@ def record_of(row: Sequence[Any]) -> AuditRecord:
     )
 
 
-def head_of(conn: sa.Connection, cluster: str) -> sa.Row | None:
-    """`seq` and `hash` of the cluster's last link."""
-    return conn.execute(
-        sa.select(audit_chain.c.seq, audit_chain.c.hash)
-        .where(audit_chain.c.cluster == cluster)
-        .order_by(audit_chain.c.seq.desc())
-        .limit(1)
-    ).first()
+# --- the chain
 
 
-def heads_of(conn: sa.Connection) -> list[sa.Row]:
-    """`cluster`, `seq` and `hash` of every chain's last link."""
+class PostgresChain:
+    """`healer.ports.audit_store.ChainStore`, and `ChainReads`."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+        self._held: sa.Connection | None = None
+
+    def lock(self) -> bool:
+        self._held = self._engine.connect()
+        with self._resting() as conn:
+            is_mine = conn.scalar(sa.select(sa.func.pg_try_advisory_lock(SEALER_LOCK)))
+        if not is_mine:
+            self._held.close()
+            self._held = None
+        return bool(is_mine)
+
+    def drop(self) -> None:
+        # Never back into the pool: the session's lock must end with it.
+        conn, self._held = self._held, None
+        if conn is not None:
+            with contextlib.suppress(DBAPIError):
+                conn.invalidate()
+            conn.close()
+
+    def unlock(self) -> None:
+        # The server may take a while to see that the session is over: the next one need not wait for it.
+        with self._resting() as conn:
+            conn.execute(sa.select(sa.func.pg_advisory_unlock(SEALER_LOCK)))
+        self.drop()
+
+    def unsealed(self, limit: int) -> list[AuditRecord]:
+        waiting = (
+            sa.select(*RECORD)
+            .join(audit_unsealed, audit_unsealed.c.record == audit_records.c.id)
+            # Whoever queues a sealed record again must not stop the sealer.
+            .where(~_is_chained)
+            .order_by(audit_records.c.id)
+            .limit(limit)
+        )
+        with self._resting() as conn:
+            return [record_of(row) for row in conn.execute(waiting)]
+
+    def add(self, links: Sequence[Link]) -> None:
+        rows = [
+            {"cluster": at.cluster, "seq": at.seq, "record": at.record_id, "prev": at.prev, "hash": at.hash}
+            for at in links
+        ]
+        numbers = sa.literal([at.record_id for at in links], sa.ARRAY(sa.BigInteger))
+        sealed = audit_unsealed.c.record.in_(sa.select(sa.func.unnest(numbers)))
+        with self._resting() as conn:
+            conn.execute(sa.insert(audit_chain), rows)
+            conn.execute(sa.delete(audit_unsealed).where(sealed))
+
+    def heads(self) -> dict[str, ChainHead]:
+        with self._resting() as conn:
+            return heads_of(conn)
+
+    def head(self, cluster: str) -> ChainHead | None:
+        with self._resting() as conn:
+            return head_of(conn, cluster)
+
+    def signed_seq(self, cluster: str) -> int:
+        newest = sa.select(sa.func.max(audit_checkpoints.c.seq)).where(audit_checkpoints.c.cluster == cluster)
+        with self._resting() as conn:
+            return conn.scalar(newest) or 0
+
+    def checkpoints(self) -> list[Checkpoint]:
+        with self._resting() as conn:
+            return checkpoints_of(conn)
+
+    def add_checkpoint(self, checkpoint: Checkpoint) -> None:
+        bytes_of = {name: bytes.fromhex(getattr(checkpoint, name)) for name in ("hash", "signature")}
+        row = msgspec.structs.asdict(checkpoint) | bytes_of
+        with self._resting() as conn:
+            conn.execute(sa.insert(audit_checkpoints).values(row))
+
+    @contextmanager
+    def snapshot(self) -> Iterator["PostgresChainSnapshot"]:
+        with self._engine.connect() as plain:
+            conn = plain.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+            # All of it will be read: plan for the whole, not for the first rows.
+            conn.execute(sa.text("SET LOCAL cursor_tuple_fraction = 1"))
+            # An audit of years takes longer than any request may.
+            conn.execute(sa.text("SET LOCAL statement_timeout = 0"))
+            yield PostgresChainSnapshot(conn)
+            conn.rollback()
+
+    @contextmanager
+    def _resting(self) -> Iterator[sa.Connection]:
+        """The connection that holds the lock, in a transaction that ends here."""
+        assert self._held is not None, "the sealer's lock is not held"
+        with self._held.begin():
+            yield self._held
+
+
+class PostgresChainSnapshot:
+    """`healer.ports.audit_store.ChainSnapshot`."""
+
+    def __init__(self, conn: sa.Connection) -> None:
+        self._conn = conn
+
+    def links(self) -> Iterator[Link]:
+        chain = audit_chain.c
+        query = (
+            sa.select(chain.cluster.label("chain"), chain.seq, chain.prev, chain.hash, chain.record, *RECORD)
+            .select_from(audit_chain.outerjoin(audit_records, audit_records.c.id == chain.record))
+            .order_by(chain.cluster, chain.seq)
+        )
+        rows = self._conn.execute(query, execution_options={"yield_per": _READ_ROWS})
+        for chain_of, seq, prev, made, number, *record in rows:
+            yield Link(
+                cluster=chain_of,
+                seq=seq,
+                prev=prev,
+                hash=made,
+                record_id=number,
+                record=None if record[0] is None else record_of(record),
+            )
+
+    def heads(self) -> dict[str, ChainHead]:
+        return heads_of(self._conn)
+
+    def checkpoints(self) -> list[Checkpoint]:
+        return checkpoints_of(self._conn)
+
+    def unsealed(self) -> int:
+        return self._conn.scalar(sa.select(sa.func.count()).select_from(audit_unsealed)) or 0
+
+    def never_sealed(self) -> list[AuditRecord]:
+        # The trigger queues each in its own transaction.
+        is_waiting = sa.exists().where(audit_unsealed.c.record == audit_records.c.id)
+        lost = sa.select(*RECORD).where(~_is_chained, ~is_waiting).order_by(audit_records.c.id).limit(1000)
+        return [record_of(row) for row in self._conn.execute(lost)]
+
+
+def head_of(conn: sa.Connection, cluster: str) -> ChainHead | None:
+    """The cluster's last link."""
+    last = sa.select(audit_chain.c.seq, audit_chain.c.hash).where(audit_chain.c.cluster == cluster)
+    row = conn.execute(last.order_by(audit_chain.c.seq.desc()).limit(1)).first()
+    return ChainHead(*row) if row else None
+
+
+def heads_of(conn: sa.Connection) -> dict[str, ChainHead]:
+    """The last link of every cluster."""
     newest = sa.select(audit_chain.c.cluster, sa.func.max(audit_chain.c.seq).label("seq"))
     top = newest.group_by(audit_chain.c.cluster).subquery()
-    return list(
-        conn.execute(
-            sa.select(audit_chain.c.cluster, audit_chain.c.seq, audit_chain.c.hash)
-            .join(top, (top.c.cluster == audit_chain.c.cluster) & (top.c.seq == audit_chain.c.seq))
-            .order_by(audit_chain.c.cluster)
-        )
+    rows = conn.execute(
+        sa.select(audit_chain.c.cluster, audit_chain.c.seq, audit_chain.c.hash)
+        .join(top, (top.c.cluster == audit_chain.c.cluster) & (top.c.seq == audit_chain.c.seq))
+        .order_by(audit_chain.c.cluster)
     )
-
-
-def signed_seq(conn: sa.Connection, cluster: str) -> int:
-    """The newest checkpoint's seq; 0 without any."""
-    newest = sa.select(sa.func.max(audit_checkpoints.c.seq)).where(audit_checkpoints.c.cluster == cluster)
-    return conn.scalar(newest) or 0
+    return {cluster: ChainHead(seq, made) for cluster, seq, made in rows}
 
 
 def checkpoints_of(conn: sa.Connection) -> list[Checkpoint]:

@@ -15,8 +15,9 @@ from typing import TypeVar
 import msgspec
 import sqlalchemy as sa
 
-from healer.adapters.postgres import gate
+from healer.adapters.postgres import gate_facts as gate
 from healer.adapters.postgres.engine import ledger_errors
+from healer.adapters.postgres.gate_facts import Case, Judging, lost
 from healer.adapters.postgres.holding import (
     Locks,
     Taken,
@@ -26,8 +27,7 @@ from healer.adapters.postgres.holding import (
     prove,
     take,
 )
-from healer.adapters.postgres.judging import Case, Judging, lost
-from healer.adapters.postgres.lane import ALONE, Lane
+from healer.adapters.postgres.lane import Lane
 from healer.adapters.postgres.lines import Lines, store
 from healer.adapters.postgres.references import read_references
 from healer.adapters.postgres.snapshots import PostgresSnapshots
@@ -48,8 +48,10 @@ from healer.model import (
     Run,
     RunState,
     Ticket,
+    audit_record,
 )
 from healer.ports.clock import Clock
+from healer.ports.commanding import ALONE
 from healer.ports.lease import FRESH_S, LEASE, PROOFS, Left
 from healer.ports.transactions import GateTx, LeaseLost, LedgerAway
 
@@ -175,6 +177,7 @@ class Claims:
         return results
 
 
+# Wide: implements `ports.RunClaim`.
 class PostgresClaim:
     """`healer.ports.transactions.RunClaim`. Every write extends the lease, and takes with it what was kept
     for it."""
@@ -316,16 +319,10 @@ class PostgresClaim:
         )
         lines = Lines(commands=[] if tell is None else [self._named(tell)])
         if state in {RunState.stuck, *ENDED_RUN_STATES}:
-            lines.audits.append(
-                AuditRecord(
-                    cluster=self.run.cluster,
-                    at=now,
-                    actor=self.run.by,
-                    verb=f"run.{state}",
-                    subject=f"run/{self.run.id}",
-                    data={"why": why, "incident": self.run.incident, "playbook": self.run.playbook},
-                )
-            )
+            about = {"why": why, "incident": self.run.incident, "playbook": self.run.playbook}
+            run = self.run
+            record = audit_record(run.cluster, now, run.by, f"run.{state}", f"run/{run.id}", **about)
+            lines.audits.append(record)
         with ledger_errors():
             self._claims.lane.do(_Write(self.run, self._session, self._kept.then(lines), ends=True))
         self._kept = Lines()

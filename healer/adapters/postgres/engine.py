@@ -1,8 +1,9 @@
 """How healer talks to PostgreSQL: one engine per process, and errors translated at its edge."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -69,9 +70,65 @@ def own_connection(engine: sa.Engine) -> psycopg.Connection:
     return connection
 
 
-def storable(text: str) -> str:
-    """PostgreSQL's text holds no NUL, and no half of a surrogate pair."""
-    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+class OwnConnection:
+    """Such a connection, made when it is first needed and again after it broke."""
+
+    def __init__(
+        self,
+        engine: sa.Engine,
+        *,
+        prepare_threshold: int = 5,
+        begin: Callable[[psycopg.Connection], None] | None = None,
+    ) -> None:
+        self._engine, self._prepare_threshold, self._begin = engine, prepare_threshold, begin
+        self._connection: psycopg.Connection | None = None
+
+    def get(self) -> psycopg.Connection:
+        if self._connection is None or self._connection.closed:
+            connection = own_connection(self._engine)
+            connection.prepare_threshold = self._prepare_threshold
+            if self._begin is not None:
+                self._begin(connection)
+            self._connection = connection
+        return self._connection
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(psycopg.Error):
+                connection.close()
+
+
+def storable(value: Any) -> Any:
+    """The same data in the form that PostgreSQL's JSONB takes and gives back unchanged.
+
+    Nothing is lost for what it quotes: NUL and lone surrogates, which JSONB refuses and a kernel line may
+    hold, become U+FFFD, and figures that JSON does not know (NaN, infinity) become their names.
+    """
+    return _clean(msgspec.to_builtins(value, str_keys=True, enc_hook=str))
+
+
+def storable_text(text: str) -> str:
+    """Text without NUL and lone surrogates."""
+    if "\x00" in text:
+        text = text.replace("\x00", "\ufffd")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return storable_text(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {storable_text(str(name)): _clean(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_clean(item) for item in value]
+    return value
 
 
 #: SQLSTATEs, or classes of them, that tell of a server that is away, starting or stopping, or that takes
@@ -109,6 +166,13 @@ def translated() -> Iterator[None]:
         if error.connection_invalidated or state.startswith(_AWAY):
             raise Unavailable("the database does not answer: " + _first_line(error)) from error
         raise
+
+
+@contextmanager
+def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
+    """A connection for one short read; errors as `translated` tells them."""
+    with translated(), engine.connect() as conn:
+        yield conn
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import psycopg
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from healer.ports.api_answers import Event
+from healer.ports.answers import Event
 
 CHANNEL = "healer_events"
 KEPT = 2_000

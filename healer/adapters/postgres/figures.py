@@ -1,40 +1,61 @@
-"""Counts and times for /stats, /metrics and /readyz, straight from the rows."""
+"""Counts and times of incidents: for /stats and the page of reports, straight from the rows."""
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import JSONB
 
-from healer.adapters.postgres.engine import translated
-from healer.adapters.postgres.hits import hit_rows
-from healer.adapters.postgres.saved import saved
-from healer.adapters.postgres.snapshots import read_controller
-from healer.adapters.postgres.tables import (
-    decisions,
-    deliveries,
-    gate,
-    inbox,
-    incidents,
-    messages,
-    pauses,
-    runs,
-    slots,
-    snapshots,
-)
-from healer.model import HitBasis
-from healer.observations.controller import troubles
-from healer.ports.api_answers import Readiness, Spread, Stats
-from healer.ports.request_errors import Unavailable
+from healer.adapters.postgres.engine import reading
+from healer.adapters.postgres.own_health import gauges
+from healer.adapters.postgres.tables import audit_records, decisions, incidents, requeues, runs, slots
+from healer.model import HARDWARE, HitBasis, Review, RunState
+from healer.ports.answers import Group, Period, RuleFigures, Saved, Spread, Stats
 
+_DOC = incidents.c.doc
 #: Of an incident: when what began it happened, when its drain was read back, when it was first decided on.
-SEEN_AT = sa.cast(incidents.c.doc["evidence"][0]["at"].astext, sa.DateTime(timezone=True))
-DRAINED_AT = sa.cast(incidents.c.doc["drained_at"].astext, sa.DateTime(timezone=True))
-FIRST_DECISION = (
+_SEEN_AT = sa.cast(_DOC["evidence"][0]["at"].astext, sa.DateTime(timezone=True))
+_DRAINED_AT = sa.cast(_DOC["drained_at"].astext, sa.DateTime(timezone=True))
+_FIRST_DECISION = (
     sa.select(sa.func.min(decisions.c.at)).where(decisions.c.incident == incidents.c.id).scalar_subquery()
 )
+#: The jobs that an incident hit (`healer.model.incident.JobHit`); empty where nothing is known to be hit.
+_HIT_LIST = sa.func.coalesce(_DOC["hit"], sa.text("'[]'::jsonb"))
+_SHARES = (0.5, 0.9, 1.0)
 
-_ENDED = ("done", "undone", "rejected", "cancelled")
+#: With fewer incidents that people took up, their median is one person's one night.
+LEAST_TAKEN_UP = 5
+
+_HEALER = "healer"
+_BEGAN = (RunState.running, RunState.waiting, RunState.stuck, RunState.done, RunState.undone)
+#: How a person takes up an incident; a review or a note may come on Monday.
+_TAKES_UP = ("incident.acknowledged", "incident.resolve_asked", "run.approved", "run.started")
+_BY_HEALER_ALONE = sa.and_(runs.c.doc["by"].astext == _HEALER, runs.c.doc["approved_by"].astext.is_(None))
+
+
+class PostgresFigures:
+    """`healer.ports.queries.FigureQueries`."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+
+    def stats(self, clusters: Sequence[str] | None, since: datetime | None) -> Stats:
+        with reading(self._engine) as conn:
+            return stats(conn, clusters, since)
+
+    def period(self, cluster: str, since: datetime) -> Period:
+        with reading(self._engine) as conn:
+            return _period(conn, cluster, since)
+
+    def gauges(self, now: datetime) -> dict[str, Any]:
+        with reading(self._engine) as conn:
+            return gauges(conn, now)
+
+
+def _hit_rows() -> sa.TableValuedAlias:
+    """A row for each job that was hit, in the column `value`; joined to the incidents."""
+    return sa.func.jsonb_array_elements(_HIT_LIST).table_valued(sa.column("value", JSONB), name="hit")
 
 
 def stats(conn: sa.Connection, clusters: Sequence[str] | None, since: datetime | None) -> Stats:
@@ -47,8 +68,7 @@ def stats(conn: sa.Connection, clusters: Sequence[str] | None, since: datetime |
     if since is not None:
         where.append(incidents.c.opened >= since)
         slot_where.append(slots.c.granted_at >= since)
-    doc = incidents.c.doc
-    false = sa.and_(doc["review"].astext == "false_alarm", DRAINED_AT.is_not(None))
+    false = sa.and_(_DOC["review"].astext == "false_alarm", _DRAINED_AT.is_not(None))
     total = conn.execute(
         sa.select(
             sa.func.count(),
@@ -62,23 +82,23 @@ def stats(conn: sa.Connection, clusters: Sequence[str] | None, since: datetime |
         incidents=total[0],
         open=total[1],
         by_rule=_count(conn, incidents.c.rule, where),
-        by_cause=_count(conn, doc["cause"].astext, where),
+        by_cause=_count(conn, _DOC["cause"].astext, where),
         by_severity=_count(conn, incidents.c.severity, where),
-        detect=_spread(conn, incidents.c.opened - SEEN_AT, where),
-        decide=_spread(conn, FIRST_DECISION - incidents.c.opened, where),
-        drain=_spread(conn, DRAINED_AT - incidents.c.opened, where),
+        detect=_spread(conn, incidents.c.opened - _SEEN_AT, where),
+        decide=_spread(conn, _FIRST_DECISION - incidents.c.opened, where),
+        drain=_spread(conn, _DRAINED_AT - incidents.c.opened, where),
         to_return=_spread(conn, slots.c.released_at - slots.c.granted_at, slot_where),
         false_drains=total[2],
         gpu_hours_lost=None if lost.hours is None else round(lost.hours, 2),
         gpu_hours_at_most=None if lost.hours is None else round(lost.at_most or 0.0, 2),
         jobs_unknown=lost.unknown,
-        saved=saved(conn, where),
+        saved=_saved(conn, where),
     )
 
 
 def _lost(where: Sequence[sa.ColumnElement[bool]]) -> Any:
     """Each life of a job once, with the most that an incident tells: hours, those at most, jobs unknown."""
-    hit = hit_rows()
+    hit = _hit_rows()
     rows = sa.select(incidents.c.cluster, hit.c.value).select_from(incidents.join(hit, sa.true()))
     one = rows.where(*where).subquery()
     field = one.c.value
@@ -107,115 +127,193 @@ def _count(conn: sa.Connection, what: Any, where: Sequence[sa.ColumnElement[bool
 
 
 def _spread(conn: sa.Connection, span: Any, where: Sequence[sa.ColumnElement[bool]]) -> Spread:
-    seconds = sa.cast(sa.extract("epoch", span), sa.Float)
-    row = conn.execute(
-        sa.select(
-            sa.func.count(seconds),
-            sa.func.percentile_cont(0.5).within_group(seconds),
-            sa.func.percentile_cont(0.9).within_group(seconds),
-            sa.func.max(seconds),
-        ).where(*where)
-    ).one()
-    p50, p90, most = (None if value is None else float(value) for value in row[1:])
-    return Spread(count=row[0], p50_s=p50, p90_s=p90, max_s=most)
+    return _told(conn.execute(sa.select(*_spreads(_seconds(span))).where(*where)).one())
 
 
-def _dead_letters(conn: sa.Connection) -> dict[tuple[str, ...], float]:
-    """By cluster: what the webhooks did not take, and what channels did not."""
-    failed = [sa.select(table.c.cluster).where(table.c.state == "failed") for table in (messages, deliveries)]
-    letters = sa.union_all(*failed).subquery()
-    rows = conn.execute(sa.select(letters.c.cluster, sa.func.count()).group_by(letters.c.cluster))
-    return {(row[0],): row[1] for row in rows}
+# --- a period by class, cause and rule
 
 
-def gauges(conn: sa.Connection, now: datetime) -> dict[str, Any]:
-    """What `healer.api.metrics` shows: gauge -> {label values: number}."""
+def _period(conn: sa.Connection, cluster: str, since: datetime) -> Period:
+    """Of the incidents opened since then."""
+    where = [incidents.c.cluster == cluster, incidents.c.opened >= since]
+    returned, relapsed = conn.execute(_relapses(cluster, since)).one()
+    return Period(
+        since=since,
+        stats=stats(conn, [cluster], since),
+        by_class=_groups(conn, _DOC["fault_class"].astext, where),
+        by_cause=_groups(conn, _DOC["cause"].astext, where),
+        by_rule=_by_rule(conn, where),
+        returned=returned,
+        relapsed=relapsed,
+    )
 
-    def counted(columns: Sequence[Any], *where: sa.ColumnElement[bool]) -> dict[tuple[str, ...], float]:
-        found = conn.execute(sa.select(*columns, sa.func.count()).where(*where).group_by(*columns))
-        return {tuple(str(part or "") for part in row[:-1]): row[-1] for row in found}
 
-    waiting = conn.execute(
-        sa.select(inbox.c.cluster, sa.func.count(), sa.func.min(inbox.c.arrived_at))
-        .where(inbox.c.consumed_at.is_(None))
-        .group_by(inbox.c.cluster)
+def _groups(
+    conn: sa.Connection, key: sa.ColumnElement[Any], where: Sequence[sa.ColumnElement[bool]]
+) -> tuple[Group, ...]:
+    """The most frequent first."""
+    opened = incidents.c.opened
+    spans = {"detect": opened - _SEEN_AT, "decide": _FIRST_DECISION - opened, "drain": _DRAINED_AT - opened}
+    each = sa.select(key.label("key"), *(_seconds(span).label(name) for name, span in spans.items()))
+    one = each.where(*where).subquery()
+    asked = [part for name in spans for part in _spreads(one.c[name])]
+    counted = conn.execute(
+        sa.select(one.c.key, sa.func.count().label("count"), *asked)
+        .group_by(one.c.key)
+        .order_by(sa.desc("count"), one.c.key)
     ).all()
-    taken = conn.execute(sa.select(snapshots.c.cluster, snapshots.c.taken_at)).all()
-    breakers = conn.execute(sa.select(gate.c.cluster, gate.c.breaker["state"].astext)).all()
-    return {
-        "incidents_open": counted(
-            (incidents.c.cluster, incidents.c.severity), incidents.c.state != "resolved"
-        ),
-        "runs": counted((runs.c.cluster, runs.c.state), runs.c.state.not_in(_ENDED)),
-        "slots": counted((slots.c.cluster,), slots.c.released_at.is_(None)),
-        "pauses": counted(
-            (pauses.c.cluster,),
-            pauses.c.ended_at.is_(None),
-            sa.or_(pauses.c.until.is_(None), pauses.c.until > now),
-        ),
-        "messages_failed": _dead_letters(conn),
-        "inbox": {(row[0],): row[1] for row in waiting},
-        "inbox_age": {(row[0],): max(0.0, (now - row[2]).total_seconds()) for row in waiting},
-        "snapshot_age": {(row[0],): max(0.0, (now - row[1]).total_seconds()) for row in taken},
-        "breaker": {(row[0],): float(row[1] != "closed") for row in breakers},
-    }
+    back = _seconds(slots.c.released_at - slots.c.granted_at)
+    out = incidents.join(slots, slots.c.incident == incidents.c.id)
+    away = conn.execute(
+        sa.select(key, *_spreads(back))
+        .select_from(out)
+        .where(*where, slots.c.released_at.is_not(None))
+        .group_by(key)
+    )
+    returns = {row[0]: _told(row[1:]) for row in away}
+    width = len(_SHARES) + 1
+    return tuple(
+        Group(
+            name=row[0] or "unknown",
+            incidents=row[1],
+            **{name: _told(row[2 + at * width : 2 + (at + 1) * width]) for at, name in enumerate(spans)},
+            to_return=returns.get(row[0], Spread(count=0)),
+        )
+        for row in counted
+    )
 
 
-def part_lock(part: str, cluster: str) -> str:
-    """The name under which the one detector, or scraper, of a cluster holds its advisory lock
-    (hashtextextended of it)."""
-    return f"{part}:{cluster}"
+def _seconds(span: sa.ColumnElement[Any]) -> sa.ColumnElement[float]:
+    return sa.cast(sa.extract("epoch", span), sa.Float)
 
 
-_LOCK_HELD = sa.text(
-    "SELECT EXISTS (SELECT 1 FROM pg_locks, (SELECT hashtextextended(:name, 0) AS key) AS wanted "
-    "WHERE locktype = 'advisory' AND granted AND objsubid = 1 "
-    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
-    "AND classid::bigint = ((key >> 32) & 4294967295) AND objid::bigint = (key & 4294967295))"
-)
+def _spreads(seconds: sa.ColumnElement[float]) -> list[sa.ColumnElement[Any]]:
+    shares = (sa.func.percentile_cont(share).within_group(seconds) for share in _SHARES)
+    return [sa.func.count(seconds), *shares]
 
 
-def lock_held(conn: sa.Connection, name: str) -> bool:
-    return bool(conn.execute(_LOCK_HELD, {"name": name}).scalar())
+def _told(figures: Sequence[Any]) -> Spread:
+    count, *rest = figures
+    p50, p90, most = (None if one is None else float(one) for one in rest)
+    return Spread(count=count, p50_s=p50, p90_s=p90, max_s=most)
 
 
-def readiness(engine: sa.Engine, clusters: Sequence[str], now: datetime, *, stale_s: float) -> Readiness:
-    """Whether the whole can work: database, a fresh picture of Slurm, a living detector.
+def _by_rule(conn: sa.Connection, where: Sequence[sa.ColumnElement[bool]]) -> tuple[RuleFigures, ...]:
+    review, drained = _DOC["review"].astext, _DOC["drained_at"].astext.is_not(None)
+    false = review == Review.false_alarm.value
 
-    Of several clusters the checks bear the name (`slurm pod1`), and one that is well is enough: what is away
-    disturbs no other.
-    """
-    checks: dict[str, dict[str, Any]] = {}
-    well = 0
-    try:
-        with translated(), engine.connect() as conn:
-            checks["database"] = {"ok": True, "text": "answers"}
-            for cluster in clusters:
-                found = _of_cluster(conn, cluster, now, stale_s)
-                well += all(check["ok"] for check in found.values())
-                if len(clusters) > 1:
-                    found = {f"{name} {cluster}": check for name, check in found.items()}
-                checks |= found
-    except Unavailable as error:
-        return Readiness(ready=False, checks={"database": {"ok": False, "text": str(error)}})
-    return Readiness(ready=well > 0, checks=checks)
+    def count(wanted: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
+        return sa.func.count().filter(wanted)
+
+    rows = conn.execute(
+        sa.select(
+            incidents.c.rule,
+            sa.func.count().label("incidents"),
+            count(drained).label("drained"),
+            count(review == Review.true_fault.value).label("true_faults"),
+            count(false).label("false_alarms"),
+            count(sa.and_(false, drained)).label("false_drains"),
+        )
+        .where(*where)
+        .group_by(incidents.c.rule)
+        .order_by(sa.desc("incidents"), incidents.c.rule)
+    )
+    return tuple(RuleFigures(**row._mapping) for row in rows)
 
 
-def _of_cluster(
-    conn: sa.Connection, cluster: str, now: datetime, stale_s: float
-) -> dict[str, dict[str, Any]]:
-    """Slurm and the detector of one cluster."""
-    picture = conn.execute(sa.select(snapshots).where(snapshots.c.cluster == cluster)).first()
-    told = troubles(read_controller(conn, cluster))
-    held = lock_held(conn, part_lock("detector", cluster))
-    if picture is None:
-        slurm: dict[str, Any] = {"ok": False, "text": f"no picture of the cluster {cluster} yet"}
-    else:
-        age = (now - picture.taken_at) / timedelta(seconds=1)
-        text = picture.error or f"the picture is {age:.1f} s old"
-        slurm = {"ok": age <= stale_s, "text": text, "age_s": age, "limit_s": stale_s}
-    if told:
-        # A state and no failure: while the picture is fresh, healer can do its work.
-        slurm["troubles"] = [{"what": one.trouble, "since": one.since, "text": one.text} for one in told]
-    detector = {"ok": held, "text": "runs" if held else "no detector holds the lock"}
-    return {"slurm": slurm, "detector": detector}
+def _relapses(cluster: str, since: datetime) -> sa.Select[int, int]:
+    """Incidents whose node came back in the period, and those of them whose node had a hardware fault again
+    before its probation ended."""
+    probation = sa.cast(_DOC["probation_until"].astext, sa.DateTime(timezone=True))
+    later = incidents.alias("later")
+    again = sa.exists().where(
+        later.c.cluster == incidents.c.cluster,
+        later.c.node == incidents.c.node,
+        later.c.opened > incidents.c.closed,
+        later.c.opened < probation,
+        later.c.doc["fault_class"].astext.in_(sorted(HARDWARE)),
+        later.c.doc["merged_into"].astext.is_(None),
+        later.c.doc["review"].astext.is_distinct_from(Review.false_alarm.value),
+    )
+    return sa.select(sa.func.count(), sa.func.count().filter(again)).where(
+        incidents.c.cluster == cluster,
+        incidents.c.closed >= since,
+        _DOC["drained_at"].astext.is_not(None),
+        probation.is_not(None),
+    )
+
+
+# --- GPU-hours that restarts without a person saved, beside the time that people took where left to them.
+# Both sides are this site's own. Decision 59 says why, and what it leaves out.
+
+
+def _saved(conn: sa.Connection, where: Sequence[sa.ColumnElement[bool]]) -> Saved:
+    """Of the incidents of `where`."""
+    alone = _alone(where).subquery("alone")
+    people, median = conn.execute(_people(where)).one()
+    jobs = conn.execute(sa.select(sa.func.count()).select_from(alone)).scalar_one()
+    if people < LEAST_TAKEN_UP:
+        return Saved(jobs=jobs, people=people)
+    people_s = float(median)
+    earlier_s = sa.func.greatest(0.0, people_s - alone.c.took_s)
+    hours = conn.execute(sa.select(sa.func.sum(alone.c.gpus * earlier_s) / 3600.0)).scalar_one()
+    return Saved(jobs=jobs, people=people, people_s=people_s, gpu_hours=round(float(hours or 0.0), 2))
+
+
+def _alone(where: Sequence[sa.ColumnElement[bool]]) -> sa.Select[Any, Any]:
+    """Jobs restarted (read back) by a run that no person began or approved: their GPUs, seconds it took."""
+    done, hit = audit_records.alias("done"), _hit_rows()
+    life = sa.and_(
+        hit.c.value["job"].astext == requeues.c.job,
+        sa.func.coalesce(sa.cast(hit.c.value["restart"].astext, sa.Integer), 0) == requeues.c.restarts,
+    )
+    restarted = sa.and_(
+        done.c.cluster == requeues.c.cluster,
+        done.c.subject == "job/" + requeues.c.job,
+        done.c.verb == "job.requeued",
+        done.c.data["run"].astext == requeues.c.run,
+    )
+    return (
+        sa.select(
+            sa.func.coalesce(sa.cast(hit.c.value["gpus"].astext, sa.Integer), 0).label("gpus"),
+            sa.cast(sa.extract("epoch", done.c.at - incidents.c.opened), sa.Float).label("took_s"),
+        )
+        .select_from(
+            requeues.join(incidents, incidents.c.id == requeues.c.incident)
+            .join(runs, runs.c.id == requeues.c.run)
+            .join(done, restarted)
+            .join(hit, life)
+        )
+        .where(*where, _BY_HEALER_ALONE)
+    )
+
+
+def _people(where: Sequence[sa.ColumnElement[bool]]) -> sa.Select[Any, Any]:
+    """Incidents that hit a job and were left to people: how long until somebody took them up."""
+    said = audit_records.c.at
+    by_person = sa.and_(audit_records.c.actor != _HEALER, audit_records.c.verb.in_(_TAKES_UP))
+    healers = sa.exists().where(
+        runs.c.incident == incidents.c.id,
+        ~runs.c.shadow,
+        runs.c.state.in_([str(state) for state in _BEGAN]),
+        _BY_HEALER_ALONE,
+    )
+    its_runs = sa.select("run/" + runs.c.id).where(runs.c.incident == incidents.c.id)
+    first = sa.func.least(
+        _first(said, by_person, audit_records.c.subject == "incident/" + incidents.c.id),
+        _first(said, by_person, audit_records.c.subject.in_(its_runs)),
+    )
+    each = (
+        sa.select(sa.cast(sa.extract("epoch", first - incidents.c.opened), sa.Float).label("s"))
+        .where(*where, sa.func.jsonb_array_length(_HIT_LIST) > 0)
+        .where(~healers)
+        .subquery()
+    )
+    return sa.select(
+        sa.func.count(each.c.s).label("count"),
+        sa.func.percentile_cont(0.5).within_group(each.c.s).label("median_s"),
+    )
+
+
+def _first(at: sa.ColumnElement[Any], *those: sa.ColumnElement[bool]) -> sa.ScalarSelect[Any]:
+    return sa.select(sa.func.min(at)).where(*those).correlate(incidents).scalar_subquery()

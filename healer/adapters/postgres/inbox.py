@@ -6,6 +6,7 @@ is the row's identity and unique, so whatever is told twice is stored once.
 
 import contextlib
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 
@@ -14,9 +15,8 @@ import psycopg
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from healer.adapters.postgres.engine import own_connection, unstored
+from healer.adapters.postgres.engine import OwnConnection, unstored
 from healer.adapters.postgres.tables import inbox
-from healer.adapters.postgres.turns import COLUMNS, Turns
 from healer.model import Command, Component, Observation, ObservationKind
 from healer.ports.signal_stores import Arrival
 
@@ -38,10 +38,19 @@ RETURNING encode(digest, 'hex')
 
 #: Alerts that a detector reads when it starts: those that it remembers, each told again a few times.
 _ALERTS_READ = 100_000
-#: Of one node: those that are remembered of it (`observations.alerts`), each told again many times.
+#: Of one node: those that are remembered of it (`observations.heard_alerts`), each told again many times.
 _ALERTS_OF_NODE = 2_000
 #: Deadlocks in a row after which a batch is not tried again.
 _DEADLOCKS = 5
+
+#: Of a full batch, so much may be one node's while others wait.
+SHARE = 10
+#: Looks for others behind floods; so many nodes that flood one behind the other are told apart.
+_LOOKS = 8
+#: Ids are given before the commit: a row may become visible behind so many later ones.
+_SLACK = 20_000
+
+_COLUMNS = (inbox.c.id, inbox.c.cluster, inbox.c.kind, inbox.c.digest, inbox.c.arrived_at, inbox.c.doc)
 
 _encode = msgspec.json.Encoder().encode
 
@@ -50,8 +59,7 @@ class PostgresSignals:
     """The durable end of the API's group commit. One thread at a time; its connection is its own."""
 
     def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
-        self._connection: psycopg.Connection | None = None
+        self._connection = OwnConnection(engine, prepare_threshold=1)
 
     def store(self, arrivals: Sequence[Arrival]) -> list[bool]:
         """One INSERT, one commit. True where new. Raises Unavailable, or Unstorable where something of it is
@@ -67,12 +75,10 @@ class PostgresSignals:
             raise unstored(error) from error
 
     def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        self._connection.close()
 
     def _store(self, arrivals: Sequence[Arrival]) -> list[bool]:
-        connection = self._connect()
+        connection = self._connection.get()
         others = sorted({digest for arrival in arrivals for digest in arrival.also})
         known: set[str] = set()
         if others:
@@ -95,13 +101,6 @@ class PostgresSignals:
             result.append(digest in stored)
             stored.discard(digest)
         return result
-
-    def _connect(self) -> psycopg.Connection:
-        if self._connection is None or self._connection.closed:
-            connection = own_connection(self._engine)
-            connection.prepare_threshold = 1
-            self._connection = connection
-        return self._connection
 
 
 def insert_observations(connection: psycopg.Connection, observations: Sequence[Observation]) -> set[str]:
@@ -178,7 +177,7 @@ def observation_of(row: sa.Row) -> Observation:
 def unconsumed(conn: sa.Connection, cluster: str, limit: int) -> list[Observation]:
     """What the walk has not taken yet, oldest first."""
     rows = conn.execute(
-        sa.select(*COLUMNS)
+        sa.select(*_COLUMNS)
         .where(inbox.c.cluster == cluster, inbox.c.consumed_at.is_(None))
         .order_by(inbox.c.id)
         .limit(limit)
@@ -200,7 +199,7 @@ def alerts(
     one that tells very many hides no other's."""
     newest = (inbox.c.arrived_at.desc(), inbox.c.id.desc())
     place = sa.func.row_number().over(partition_by=inbox.c.node, order_by=newest)
-    told = sa.select(*COLUMNS, inbox.c.node, place.label("place")).where(
+    told = sa.select(*_COLUMNS, inbox.c.node, place.label("place")).where(
         inbox.c.cluster == cluster,
         inbox.c.kind == ObservationKind.alert.value,
         inbox.c.arrived_at >= since,
@@ -215,6 +214,74 @@ def alerts(
         .limit(limit)
     )
     return [observation_of(row) for row in reversed(conn.execute(wanted).all())]
+
+
+class Turns:
+    """What the walk of one cluster takes next: each node's rows in their order, no node's before all others.
+
+    By id alone, a node that floods its own events would hold up everybody's until all of them are walked.
+    """
+
+    def __init__(self, cluster: str) -> None:
+        self._cluster = cluster
+        #: Up to this id only `_floods` have rows that wait, but for those that became visible very late.
+        self._looked, self._floods = 0, frozenset[str]()
+
+    def take(self, conn: sa.Connection, limit: int) -> Sequence[sa.Row]:
+        """At most `limit` rows that wait, by id. Where more wait than that, a node has `limit / SHARE` of
+        them at most, unless there are not enough others."""
+        found = self._oldest(conn, limit)
+        share = max(1, limit // SHARE)
+        if len(found) < limit:
+            self._looked, self._floods = 0, frozenset()
+            return found
+        floods = _over(found, share)
+        if not floods:
+            return found
+        if not floods >= self._floods:
+            self._looked = 0  # what was passed over belongs to others now
+        last = conn.execute(sa.select(sa.func.max(inbox.c.id))).scalar() or 0
+        rows = {row.id: row for row in found}
+        for _ in range(_LOOKS):
+            others = self._oldest(conn, limit, floods, self._looked)
+            rows |= {row.id: row for row in others}
+            more = _over(others, share) - floods
+            if not more or len(others) < limit:
+                break
+            floods |= more
+        first = min((row.id for row in rows.values() if row.node not in floods), default=last + 1)
+        self._looked, self._floods = max(0, min(first - 1, last - _SLACK)), frozenset(floods)
+        return _in_turn([rows[one] for one in sorted(rows)], share, limit)
+
+    def _oldest(
+        self, conn: sa.Connection, limit: int, without: Iterable[str] = (), after: int = 0
+    ) -> Sequence[sa.Row]:
+        wanted = (
+            sa.select(*_COLUMNS, inbox.c.node)
+            .where(inbox.c.cluster == self._cluster, inbox.c.consumed_at.is_(None), inbox.c.id > after)
+            .order_by(inbox.c.id)
+            .limit(limit)
+        )
+        if nodes := sorted(without):
+            wanted = wanted.where(sa.or_(inbox.c.node.is_(None), inbox.c.node.not_in(nodes)))
+        return conn.execute(wanted).all()
+
+
+def _over(rows: Sequence[sa.Row], share: int) -> set[str]:
+    counts = Counter(row.node for row in rows if row.node is not None)
+    return {node for node, count in counts.items() if count > share}
+
+
+def _in_turn(rows: Sequence[sa.Row], share: int, limit: int) -> list[sa.Row]:
+    """By id: the first `share` of each node, then what else there is room for."""
+    taken: Counter[str] = Counter()
+    first: list[sa.Row] = []
+    rest: list[sa.Row] = []
+    for row in rows:
+        taken[row.node] += row.node is not None
+        (first if row.node is None or taken[row.node] <= share else rest).append(row)
+    chosen = first[:limit]
+    return sorted([*chosen, *rest[: limit - len(chosen)]], key=lambda row: row.id)
 
 
 class PostgresInbox:
@@ -236,7 +303,7 @@ class PostgresInbox:
     def since(self, moment: datetime) -> Iterator[Observation]:
         """Consumed or not, by arrival; read by a server-side cursor, so an hour of a storm fits."""
         statement = (
-            sa.select(*COLUMNS)
+            sa.select(*_COLUMNS)
             .where(inbox.c.cluster == self._cluster, inbox.c.arrived_at >= moment)
             .order_by(inbox.c.arrived_at, inbox.c.id)
         )

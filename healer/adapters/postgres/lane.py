@@ -13,13 +13,12 @@ from typing import Any, Generic, TypeVar
 import psycopg
 import sqlalchemy as sa
 
+from healer.ports.commanding import ALONE
+
 T = TypeVar("T")
 
 #: So many go together at most: the last one of them waits for all.
 MOST = 64
-
-#: A result that says: not together with others now. That item gets a turn of its own.
-ALONE = object()
 
 
 class _Waiting(Generic[T]):
@@ -46,8 +45,9 @@ class _Waiting(Generic[T]):
 class Lane(Generic[T]):
     """`work` carries items out on the connection and commits: a result for each, or the error that it is.
 
-    What is refused together is tried one by one, so that no item suffers from another: `work` must bear to be
-    called again with an item whose transaction was rolled back.
+    An item whose result is ALONE gets a turn of its own. What is refused together is tried one by one, so
+    that no item suffers from another: `work` must bear to be called again with an item whose transaction was
+    rolled back.
     """
 
     def __init__(

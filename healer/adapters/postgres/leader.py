@@ -4,8 +4,25 @@ from datetime import datetime
 
 import sqlalchemy as sa
 
-from healer.adapters.postgres.figures import part_lock
 from healer.adapters.postgres.tables import slots
+
+
+def part_lock(part: str, cluster: str) -> str:
+    """The name under which the one detector, or scraper, of a cluster holds its advisory lock
+    (hashtextextended of it)."""
+    return f"{part}:{cluster}"
+
+
+_LOCK_HELD = sa.text(
+    "SELECT EXISTS (SELECT 1 FROM pg_locks, (SELECT hashtextextended(:name, 0) AS key) AS wanted "
+    "WHERE locktype = 'advisory' AND granted AND objsubid = 1 "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
+    "AND classid::bigint = ((key >> 32) & 4294967295) AND objid::bigint = (key & 4294967295))"
+)
+
+
+def lock_held(conn: sa.Connection, name: str) -> bool:
+    return bool(conn.execute(_LOCK_HELD, {"name": name}).scalar())
 
 
 def try_lead(conn: sa.Connection, cluster: str, part: str = "detector") -> bool:

@@ -13,17 +13,24 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import IntegrityError
 
 from healer.adapters.postgres import (
-    audit,
-    controls,
+    audit_rows as audit,
+)
+from healer.adapters.postgres import (
+    control_rows as controls,
+)
+from healer.adapters.postgres import (
     fault_bursts,
-    forecasts,
-    gate,
     inbox,
-    messages,
+    outbox,
     references,
     rule_texts,
-    tickets,
     verdicts,
+)
+from healer.adapters.postgres import (
+    forecast_rows as forecasts,
+)
+from healer.adapters.postgres import (
+    gate_facts as gate,
 )
 from healer.adapters.postgres.checkpoints import newest_durable
 from healer.adapters.postgres.claims import Claims, PostgresClaim
@@ -31,7 +38,7 @@ from healer.adapters.postgres.engine import ledger_errors, translated
 from healer.adapters.postgres.lane import Lane
 from healer.adapters.postgres.lines import write_decisions, write_entries, write_runs
 from healer.adapters.postgres.proofs import proofs
-from healer.adapters.postgres.rows import logs_of
+from healer.adapters.postgres.run_queries import logs_of
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import findings as findings_table
 from healer.adapters.postgres.tables import inbox as inbox_table
@@ -194,6 +201,7 @@ class PostgresLedger:
             return list(rows.scalars())
 
 
+# Wide: implements `ports.WalkTx`, `GateTx` and `CommandTx` over one connection.
 class PostgresTx:
     """`healer.ports.WalkTx` and `CommandTx` on an open transaction."""
 
@@ -230,11 +238,7 @@ class PostgresTx:
     def merged_into(self, name: str) -> list[Incident]:
         rows = self.conn.execute(
             sa.select(incidents.c.doc)
-            .where(
-                incidents.c.cluster == self._cluster,
-                incidents.c.state == "resolved",
-                part_of == name,
-            )
+            .where(incidents.c.state == "resolved", part_of == name)
             .order_by(incidents.c.opened, incidents.c.id)
         )
         return [msgspec.convert(doc, Incident) for doc in rows.scalars()]
@@ -377,7 +381,7 @@ class PostgresTx:
         return set_run_state(self.conn, run, state, why=why, at=at, question=question, **change)
 
     def grant_slot(self, slot: Slot) -> None:
-        gate.grant_slot(self.conn, slot)
+        gate.grant_slots(self.conn, [slot])
 
     def release_slot(self, node: str, *, at: datetime, why: str) -> None:
         gate.release_slot(self.conn, self._cluster, node, at=at, why=why)
@@ -392,13 +396,13 @@ class PostgresTx:
         self.conn.execute(sa.insert(vetoes).values(cluster=self._cluster, **msgspec.structs.asdict(veto)))
 
     def queue_message(self, message: Message | Ticket) -> None:
-        messages.queue(self.conn, message, at=self._clock.now(), has_sink=self._has_sink)
+        outbox.queue(self.conn, message, at=self._clock.now(), has_sink=self._has_sink)
 
     def has_ticket(self, incident: str) -> bool:
-        return tickets.filed(self.conn, incident)
+        return outbox.has_ticket(self.conn, incident)
 
     def steps_of(self, incident: Incident) -> list[LogEntry]:
-        return tickets.steps_of(self.conn, incident)
+        return outbox.steps_of(self.conn, incident)
 
     def audit(self, record: AuditRecord) -> None:
         audit.append(self.conn, record)

@@ -10,7 +10,8 @@ from datetime import datetime
 import msgspec
 import sqlalchemy as sa
 
-from healer.adapters.postgres import audit, inbox, messages
+from healer.adapters.postgres import audit_rows as audit
+from healer.adapters.postgres import inbox, outbox
 from healer.model import (
     AuditRecord,
     Command,
@@ -101,7 +102,7 @@ def store(conn: sa.Connection, cluster: str, many: Sequence[Lines], *, at: datet
     _run(conn, _RELEASED, released, cluster=cluster)
     put_commands(conn, [one for lines in many for one in lines.commands])
     for message in (one for lines in many for one in lines.messages):
-        messages.queue(conn, message, at=at, has_sink=has_sink)
+        outbox.queue(conn, message, at=at, has_sink=has_sink)
 
 
 def write_runs(conn: sa.Connection, runs: Sequence[Run]) -> None:

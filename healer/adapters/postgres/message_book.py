@@ -6,12 +6,13 @@ from datetime import datetime
 import msgspec
 import sqlalchemy as sa
 
-from healer.adapters.postgres import audit
+from healer.adapters.postgres import audit_rows as audit
 from healer.adapters.postgres.engine import translated
-from healer.adapters.postgres.paging import after, encode
+from healer.adapters.postgres.paging import after
 from healer.adapters.postgres.tables import deliveries, delivery_log, messages
-from healer.model import TICKETS, WEBHOOK, AuditRecord, Delivery, Try
-from healer.ports.api_answers import Page
+from healer.model import TICKETS, WEBHOOK, Delivery, Try, audit_record
+from healer.ports.answers import Page
+from healer.ports.queries import encode_cursor
 from healer.ports.request_errors import Conflict, NotFound
 
 
@@ -47,7 +48,7 @@ class PostgresMessageBook:
             logs = _logs(conn, [row.number for row in rows[:limit] if row.number is not None])
         items = [_delivery(row, logs.get(row.number, ())) for row in rows[:limit]]
         last = rows[limit - 1] if len(rows) > limit else None
-        return Page(items=items, next_cursor=encode(last.at, last.key) if last else None)
+        return Page(items=items, next_cursor=encode_cursor(last.at, last.key) if last else None)
 
     def cluster_of(self, message: str) -> str:
         """The message's cluster. NotFound."""
@@ -90,15 +91,8 @@ class PostgresMessageBook:
         self, conn: sa.Connection, message: str, channels: Sequence[str], by: str, reason: str, now: datetime
     ) -> None:
         cluster = conn.execute(sa.select(messages.c.cluster).where(messages.c.id == message)).scalar_one()
-        record = AuditRecord(
-            cluster=cluster,
-            at=now,
-            actor=by,
-            verb="message.retried",
-            subject=f"message/{message}",
-            data={"reason": reason, "channels": sorted(channels)},
-        )
-        audit.append(conn, record)
+        why, subject = {"reason": reason, "channels": sorted(channels)}, f"message/{message}"
+        audit.append(conn, audit_record(cluster, now, by, "message.retried", subject, **why))
 
 
 def channels_told(conn: sa.Connection, incident: str) -> dict[str, list[sa.Row]]:

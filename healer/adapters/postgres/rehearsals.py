@@ -9,12 +9,12 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB, insert
 from sqlalchemy.exc import IntegrityError
 
-from healer.adapters.postgres.audit import append
+from healer.adapters.postgres.audit_rows import append
 from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.proofs import outcome
 from healer.adapters.postgres.tables import incidents, rehearsals, replay_proofs
-from healer.model import AuditRecord
-from healer.model.rehearsal import UNDER_WAY, Opened, Outcomes, Rehearsal, RehearsalState
+from healer.model import audit_record
+from healer.model.run import UNDER_WAY, Opened, Outcomes, Rehearsal, RehearsalState
 from healer.ports.request_errors import Conflict, NotFound
 
 #: A result lists every difference; it is kept for so long.
@@ -26,7 +26,7 @@ _LARGE = ("text", "before", "result")
 
 
 class PostgresRehearsals:
-    """`healer.ports.queries.Rehearsals` and `healer.processes.rehearsing.Book`."""
+    """`healer.ports.queries.Rehearsals` and `healer.processes.background.Book`."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
@@ -234,6 +234,4 @@ def _record(
     conn: sa.Connection, about: Rehearsal, at: datetime, actor: str, verb: str, data: dict[str, Any]
 ) -> None:
     subject = f"rehearsal/{about.id}"
-    append(
-        conn, AuditRecord(cluster=about.cluster, at=at, actor=actor, verb=verb, subject=subject, data=data)
-    )
+    append(conn, audit_record(about.cluster, at, actor, verb, subject, **data))

@@ -7,7 +7,8 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.exc import DBAPIError
 
-from healer.adapters.postgres import evidence, features, samples, unusual
+from healer.adapters.postgres import evidence, samples, unusual
+from healer.adapters.postgres import feature_rows as features
 from healer.adapters.postgres.tables import (
     delivery_log,
     fault_bursts,
@@ -22,7 +23,7 @@ from healer.adapters.postgres.tables import (
     unknown_series,
 )
 from healer.model.detection import ALERT_STAYS_MAX_H
-from healer.telling.news import FORGOTTEN
+from healer.ports.outbound import FORGOTTEN
 
 HEARTBEATS = timedelta(hours=1)
 #: What senders say again and again.

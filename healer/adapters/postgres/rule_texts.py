@@ -6,10 +6,10 @@ from datetime import datetime
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from healer.adapters.postgres import audit
+from healer.adapters.postgres import audit_rows as audit
 from healer.adapters.postgres.tables import rule_texts, runs
-from healer.decisions.trials import COUNTED
 from healer.model import AuditRecord, Trial
+from healer.model.gate import COUNTED
 
 _ROWS = {"name": rule_texts.c.name, "digest": rule_texts.c.digest}
 

@@ -17,9 +17,9 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from healer.adapters.postgres.engine import own_connection, unstored
 from healer.adapters.postgres.tables import SAMPLE_SLOTS
-from healer.model.samples import Report, StepBatch
+from healer.model.packed import PackedReport, pack_report, pack_steps, unpack_reports, unpack_steps
+from healer.model.telemetry import Report, StepBatch
 from healer.ports.transactions import LedgerAway
-from healer.signals.packed import PackedReport, pack_report, pack_steps, unpack_reports, unpack_steps
 
 log = structlog.get_logger()
 

@@ -38,7 +38,7 @@ class _Written(NamedTuple):
 
 
 class PostgresSnapshots:
-    """`healer.ports.slurm.Snapshots`. The body is written only when it changed; `taken_at` always."""
+    """`healer.ports.scheduling.Snapshots`. The body is written only when it changed; `taken_at` always."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine

@@ -8,10 +8,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from healer.adapters.postgres.audit import append
+from healer.adapters.postgres.audit_rows import append
 from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.tables import sessions, tokens
-from healer.model import AuditRecord, Role
+from healer.model import Role, audit_record
 from healer.ports.callers import Caller, Enrolled
 from healer.ports.request_errors import Conflict, Forbidden, TooMany
 
@@ -232,17 +232,8 @@ class PostgresTokens:
         cluster: str | None,
         data: dict[str, Any] | None = None,
     ) -> None:
-        append(
-            conn,
-            AuditRecord(
-                cluster=cluster or self._cluster,
-                at=at,
-                actor=by,
-                verb=verb,
-                subject=f"token/{token}",
-                data=data or {},
-            ),
-        )
+        where, subject = cluster or self._cluster, f"token/{token}"
+        append(conn, audit_record(where, at, by, verb, subject, **(data or {})))
 
     def _find(self, statement: sa.Select) -> Caller | None:
         with translated(), self._engine.connect() as conn:

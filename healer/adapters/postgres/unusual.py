@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres.tables import unusual_nodes
-from healer.model.unusual import Unusual
+from healer.model.telemetry import Unusual
 
 #: What is older says nothing of the node any more.
 KEPT = timedelta(days=1)

@@ -12,11 +12,13 @@ from healer.adapters.slurm import (
     parse_text,
     parse_topology,
     process,
-    words,
+)
+from healer.adapters.slurm import (
+    slurm_words as words,
 )
 from healer.adapters.slurm.commands import Commands, understanding
 from healer.model import Controller, Reservation, SlurmJob, SlurmNode, SlurmSnapshot
-from healer.ports.slurm import SchedulerRefused, SchedulerUnavailable, UnknownNode
+from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable, UnknownNode
 
 #: More jobs on one node than this are read in one list instead of one by one.
 _ONE_BY_ONE = 8

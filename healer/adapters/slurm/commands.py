@@ -8,8 +8,9 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from healer.adapters.slurm import parse_json, process, words
-from healer.ports.slurm import SchedulerUnavailable
+from healer.adapters.slurm import parse_json, process
+from healer.adapters.slurm import slurm_words as words
+from healer.ports.scheduling import SchedulerUnavailable
 
 _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin:/opt/slurm/bin"
 _VERSION = re.compile(r"slurm\S*\s+(\d+)\.(\d+)(\S*)")

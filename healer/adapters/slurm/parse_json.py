@@ -11,7 +11,9 @@ from datetime import datetime
 import msgspec
 import structlog
 
-from healer.adapters.slurm import hostlist, job_words, words
+from healer.adapters.slurm import job_words
+from healer.adapters.slurm import slurm_words as words
+from healer.adapters.slurm import strict_hostlist as hostlist
 from healer.model import SlurmJob, SlurmNode
 
 log = structlog.get_logger()
@@ -56,6 +58,7 @@ class Problem(msgspec.Struct, frozen=True):
     errno: _Int = None
 
 
+# Wide: one field for each field of Slurm's JSON that is read.
 class _Node(msgspec.Struct, frozen=True):
     name: str
     address: _Text = None
@@ -75,6 +78,7 @@ class _Node(msgspec.Struct, frozen=True):
     next_state_after_reboot_flags: list[str] = []
 
 
+# Wide: one field for each field of Slurm's JSON that is read.
 class _Job(msgspec.Struct, frozen=True):
     job_id: int
     job_state: str | list[str]

@@ -10,7 +10,8 @@ from itertools import pairwise
 
 import msgspec
 
-from healer.adapters.slurm import hostlist, words
+from healer.adapters.slurm import slurm_words as words
+from healer.adapters.slurm import strict_hostlist as hostlist
 from healer.adapters.slurm.parse_json import NotUnderstood, Problem, check_errors
 from healer.model import Reservation
 

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from datetime import datetime
 from itertools import pairwise
 
-from healer.adapters.slurm import hostlist, job_words, words
+from healer.adapters.slurm import job_words
+from healer.adapters.slurm import slurm_words as words
+from healer.adapters.slurm import strict_hostlist as hostlist
 from healer.model import SlurmJob, SlurmNode
 
 

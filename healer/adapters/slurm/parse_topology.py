@@ -6,7 +6,7 @@ topology/block prints BlockName, and a flat cluster nothing: both have no switch
 import re
 from collections.abc import Mapping
 
-from healer.adapters.slurm import hostlist
+from healer.adapters.slurm import strict_hostlist as hostlist
 from healer.adapters.slurm.parse_json import NotUnderstood
 from healer.model import BLOCK
 

@@ -13,7 +13,7 @@ import msgspec
 
 from healer.adapters.slurm import bounds
 from healer.model import Controller, Reservation, SlurmCall, SlurmJob, SlurmNode, SlurmSnapshot, Submission
-from healer.ports.slurm import (
+from healer.ports.scheduling import (
     Nodes,
     NotAvailable,
     Scheduler,
@@ -41,6 +41,7 @@ class _Rest(NamedTuple):
     why: str
 
 
+# Wide: implements `ports.Scheduler`.
 class PreferredScheduler:
     """`ports.Scheduler` over others. Safe for threads as far as they are.
 

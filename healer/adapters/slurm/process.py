@@ -11,7 +11,7 @@ from typing import IO
 import msgspec
 
 from healer.adapters.slurm import bounds
-from healer.ports.slurm import SchedulerUnavailable
+from healer.ports.scheduling import SchedulerUnavailable
 
 #: 10,000 nodes are 12 MB of text; jobs in JSON take about 5 kB each and more for many nodes.
 MOST_BYTES = 512 * 1024 * 1024

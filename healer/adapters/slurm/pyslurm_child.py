@@ -52,6 +52,7 @@ def read_job(job: Any) -> dict[str, Any]:
     return read(job, JOB) | {"layout": job.get_resource_layout_per_node()}
 
 
+# Wide: one method for each call that the child process answers.
 class Calls:
     """Everything that the parent may ask for, by name. `slurm` is the module pyslurm."""
 

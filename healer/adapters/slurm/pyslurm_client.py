@@ -11,11 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from healer.adapters.slurm import pyslurm_nouns, pyslurm_words, words
+from healer.adapters.slurm import pyslurm_nouns, pyslurm_words
+from healer.adapters.slurm import slurm_words as words
 from healer.adapters.slurm.commands import looking_first
 from healer.adapters.slurm.pyslurm_link import PyslurmLink
 from healer.model import Controller, Reservation, SlurmCall, SlurmJob, SlurmNode, SlurmSnapshot, Submission
-from healer.ports.slurm import Nodes, NotAvailable, SchedulerRefused, SchedulerUnavailable, UnknownNode
+from healer.ports.scheduling import Nodes, NotAvailable, SchedulerRefused, SchedulerUnavailable, UnknownNode
 
 _CHILD = Path(__file__).with_name("pyslurm_child.py")
 #: What the process needs of healer's environment; healer's own settings and secrets are not among it.
@@ -31,6 +32,7 @@ _NEVER = {
 _CLEAR = "pyslurm sends no empty text or list, so nothing can be cleared by it"
 
 
+# Wide: implements `ports.Scheduler`.
 class PyslurmScheduler:
     """`ports.Scheduler` over pyslurm. `timeout_s` bounds one call; a snapshot may take six times as long.
 

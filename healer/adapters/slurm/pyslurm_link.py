@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from healer.adapters.slurm import bounds
-from healer.ports.slurm import SchedulerUnavailable
+from healer.ports.scheduling import SchedulerUnavailable
 
 #: Loading pyslurm may take this long on a busy machine; a call meanwhile says so and sends nothing.
 _START_S = 30.0

@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from healer.adapters.slurm import hostlist, job_words, parse_reservations, words
+from healer.adapters.slurm import job_words, parse_reservations
+from healer.adapters.slurm import slurm_words as words
+from healer.adapters.slurm import strict_hostlist as hostlist
 from healer.model import Reservation, SlurmJob, SlurmNode
 
 
@@ -39,7 +41,6 @@ def job(record: Mapping[str, Any]) -> SlurmJob:
     reason = "" if record["state_reason"] in (None, "None") else record["state_reason"]
     reason, why = job_words.reason_and_why(reason.replace(" ", "_")) if " " in reason else (reason, "")
     priority = record["priority"] if isinstance(record["priority"], int) else None
-    array, het = record["array_id"], record["heterogeneous_id"]
     ended = job_words.has_ended(state)
     siblings = record["federation_siblings_active"]
     return SlurmJob(
@@ -74,11 +75,7 @@ def job(record: Mapping[str, Any]) -> SlurmJob:
         submit_line=record["submit_line"] or "",
         priority=priority,
         held_by=job_words.held_by(state, priority, reason, why),
-        array_job=str(array) if array else "",
-        # pyslurm shows no number for task 0, nor for tasks that wait together.
-        array_task=(record["array_task_id"] or 0) if array and not waits_together(record) else None,
-        het_job=str(het) if het else "",
-        het_offset=(record["heterogeneous_offset"] or 0) if het else None,
+        **_parts(record),
         origin=record["federation_origin"] or "",
         # Before 25.11 siblings are bits without names.
         siblings=tuple(siblings) if isinstance(siblings, list) else (),
@@ -86,6 +83,18 @@ def job(record: Mapping[str, Any]) -> SlurmJob:
         failed_node=record["failed_node"] or "",
         why=why,
     )
+
+
+def _parts(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Which task of an array and which part of a heterogeneous job it is."""
+    array, het = record["array_id"], record["heterogeneous_id"]
+    return {
+        "array_job": str(array) if array else "",
+        # pyslurm shows no number for task 0, nor for tasks that wait together.
+        "array_task": (record["array_task_id"] or 0) if array and not waits_together(record) else None,
+        "het_job": str(het) if het else "",
+        "het_offset": (record["heterogeneous_offset"] or 0) if het else None,
+    }
 
 
 def reservation(record: Mapping[str, Any]) -> Reservation:

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from healer.adapters.slurm import words
-from healer.ports.slurm import SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
+from healer.adapters.slurm import slurm_words as words
+from healer.ports.scheduling import SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
 
 #: The releases whose interface healer knows.
 _OLDEST, _NEWEST = (23, 11), (25, 11)

@@ -17,14 +17,16 @@ from healer.adapters.slurm import (
     rest_answers,
     rest_bodies,
     rest_limits,
-    words,
+)
+from healer.adapters.slurm import (
+    slurm_words as words,
 )
 from healer.adapters.slurm.commands import looking_first, understanding
 from healer.adapters.slurm.rest_answers import Answer
 from healer.adapters.slurm.rest_link import RestLink, Token, in_path
 from healer.adapters.slurm.rest_lists import KeptList
 from healer.model import Controller, Reservation, SlurmCall, SlurmJob, SlurmNode, SlurmSnapshot, Submission
-from healer.ports.slurm import Nodes, NotAvailable, SchedulerRefused, SchedulerUnavailable, UnknownNode
+from healer.ports.scheduling import Nodes, NotAvailable, SchedulerRefused, SchedulerUnavailable, UnknownNode
 
 _JOB = "It takes the job's owner, a coordinator of its account, or AdminLevel=Operator in accounting."
 _RESERVATION = "Reservations take AdminLevel=Operator in accounting, SlurmUser or root."
@@ -36,6 +38,7 @@ _ENDED = 2021
 _REVIVABLE = frozenset({"FAILED", "NODE_FAIL", "PENDING"})
 
 
+# Wide: implements `ports.Scheduler`.
 class RestScheduler:
     """`ports.Scheduler` over HTTP. `url`: `http://host:port`, `https://host/prefix` or `unix:///path`.
 

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import msgspec
 
-from healer.adapters.slurm import words
-from healer.ports.slurm import SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
+from healer.adapters.slurm import slurm_words as words
+from healer.ports.scheduling import SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
 
 #: Slurm's error numbers (slurm_errno.h). A token that is not taken, at slurmctld and at slurmrestd:
 _TOKEN_REFUSED = frozenset({1007, 9008})

@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from healer.adapters.slurm import words
+from healer.adapters.slurm import slurm_words as words
 from healer.model import Reservation, Submission
 
 _ENDLESS = {"set": True, "infinite": True, "number": 0}

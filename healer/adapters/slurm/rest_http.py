@@ -12,7 +12,7 @@ from urllib.parse import urlencode, urlsplit
 import httpcore
 
 from healer.adapters.slurm import bounds, process
-from healer.ports.slurm import SchedulerUnavailable
+from healer.ports.scheduling import SchedulerUnavailable
 
 #: Sent in pieces, so that who takes them slowly is noticed.
 _PIECE_BYTES = 64 * 1024

@@ -15,11 +15,12 @@ from urllib.parse import quote
 
 import msgspec
 
-from healer.adapters.slurm import bounds, parse_json, rest_answers, rest_http, words
+from healer.adapters.slurm import bounds, parse_json, rest_answers, rest_http
+from healer.adapters.slurm import slurm_words as words
 from healer.adapters.slurm.commands import looking_first
 from healer.adapters.slurm.rest_answers import Answer
-from healer.adapters.slurm.token import ends_at
-from healer.ports.slurm import SchedulerRefused, SchedulerUnavailable
+from healer.adapters.slurm.rest_token import ends_at
+from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
 
 #: Finding out what slurmrestd is takes milliseconds; one that hangs must leave the next adapter its time.
 _FOUND_S = 2.0

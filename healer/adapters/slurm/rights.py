@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from healer.adapters.slurm.commands import Commands
-from healer.ports.slurm import SchedulerUnavailable
+from healer.ports.scheduling import SchedulerUnavailable
 
 _TIMEOUT_S = 5.0
 _SLURM_USER = re.compile(r"^SlurmUser\s*=\s*([^\s(]+)", re.MULTILINE)

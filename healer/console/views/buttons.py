@@ -1,12 +1,14 @@
 """The presses a person may make: each posts JSON to the REST API, with a preview where it changes much."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import msgspec
 
-from healer.console.views.fleet import NodeKind, NodeRow
-from healer.console.views.runs import target
+from healer.console.views.fleet_view import NodeKind, NodeRow
+from healer.console.views.runs_view import target
 from healer.decisions import stands_beside
+from healer.engine.records import IncidentRecord
 from healer.model import (
     ENDED_RUN_STATES,
     Incident,
@@ -20,7 +22,7 @@ from healer.model import (
     Verb,
 )
 from healer.playbooks import BEGIN, UNDO
-from healer.ports.console_answers import IncidentDetail, OpenIncident
+from healer.ports.answers import OpenIncident
 
 #: Shown where they fit; `gpu-fatal` by hand is `drain` and `requeue`.
 #: On a node in service: the ones that are wanted often. All others stand under "More playbooks".
@@ -67,6 +69,12 @@ class Button(msgspec.Struct, frozen=True, kw_only=True):
     more: bool = False
 
 
+def _start(playbook: str, body: dict[str, str], **told: Any) -> Button:
+    """A press that starts the playbook; people see first what the guards say."""
+    where = f"/api/v1/playbooks/{playbook}/runs"
+    return Button(action=where, body=body, preview=where, preview_body={**body, "reason": "preview"}, **told)
+
+
 def may_respond(role: Role) -> bool:
     return role in _RESPOND
 
@@ -79,73 +87,36 @@ def run_buttons(run: Run, role: Role) -> tuple[Button, ...]:
     """What this role may press on this run."""
     if not may_act(role) or run.state in ENDED_RUN_STATES:
         return ()
-    base = f"/api/v1/runs/{run.id}"
-    on = {"cluster": run.cluster, **({"node": run.node} if run.node else {"job": run.job or ""})}
-    if run.incident:
-        on["incident"] = run.incident
     what = f"{run.playbook} {target(run)}"
-    buttons: list[Button] = []
+
+    def press(label: str, word: str, title: str, effect: str, **told: Any) -> Button:
+        return Button(label=label, action=f"/api/v1/runs/{run.id}/{word}", title=title, effect=effect, **told)
+
     if run.state in (RunState.waiting_approval, RunState.proposed):
-        buttons.append(
-            Button(
-                label=f"Approve {run.playbook}",
-                action=f"{base}/approve",
-                title=f"Approve {what}",
-                effect=f"healer starts {what} at once. Each step still asks the guards.",
-                preview=f"/api/v1/playbooks/{run.playbook}/runs",
-                preview_body={**on, "reason": "preview"},
-                primary=True,
-                key="p",
-            )
-        )
-        buttons.append(
-            Button(
-                label="Reject",
-                action=f"{base}/reject",
-                title=f"Reject {what}",
-                effect="This run ends here and nothing is done. The incident stays open.",
-            )
-        )
-        return tuple(buttons)
+        on = {"cluster": run.cluster, **({"node": run.node} if run.node else {"job": run.job or ""})}
+        if run.incident:
+            on["incident"] = run.incident
+        effect = f"healer starts {what} at once. Each step still asks the guards."
+        preview = f"/api/v1/playbooks/{run.playbook}/runs"
+        told = {"preview": preview, "preview_body": {**on, "reason": "preview"}, "primary": True, "key": "p"}
+        approve = press(f"Approve {run.playbook}", "approve", f"Approve {what}", effect, **told)
+        effect = "This run ends here and nothing is done. The incident stays open."
+        return approve, press("Reject", "reject", f"Reject {what}", effect)
+    buttons: list[Button] = []
     if run.state is RunState.waiting and run.question:
-        buttons.append(
-            Button(
-                label="Approve",
-                action=f"{base}/approve",
-                title=f"Approve {what}",
-                effect="The run goes on with its next step. Each step still asks the guards.",
-                primary=True,
-                key="p",
-            )
-        )
+        effect = "The run goes on with its next step. Each step still asks the guards."
+        buttons.append(press("Approve", "approve", f"Approve {what}", effect, primary=True, key="p"))
     if run.state is RunState.stuck:
-        buttons.append(
-            Button(
-                label="Try again",
-                action=f"{base}/retry",
-                title=f"Try {what} again",
-                effect="healer looks at the world anew and goes on from the step that did not succeed.",
-                primary=True,
-            )
-        )
-    buttons.append(
-        Button(
-            label="Cancel run",
-            action=f"{base}/cancel",
-            title=f"Cancel {what}",
-            effect="The run stops after the step it is in. What was done stays done; a drain stays.",
-        )
-    )
+        effect = "healer looks at the world anew and goes on from the step that did not succeed."
+        buttons.append(press("Try again", "retry", f"Try {what} again", effect, primary=True))
+    effect = "The run stops after the step it is in. What was done stays done; a drain stays."
+    buttons.append(press("Cancel run", "cancel", f"Cancel {what}", effect))
     if run.state in _AT_WORK:
-        buttons.append(
-            Button(
-                label="Take back",
-                action=f"{base}/undo",
-                title=f"Take back {what}",
-                effect="healer takes back what this run did, the last step first: its drain and its "
-                "reservation end. What cannot be taken back stays, and is named.",
-            )
+        effect = (
+            "healer takes back what this run did, the last step first: its drain and its "
+            "reservation end. What cannot be taken back stays, and is named."
         )
+        buttons.append(press("Take back", "undo", f"Take back {what}", effect))
     return tuple(buttons)
 
 
@@ -169,17 +140,14 @@ def from_here_buttons(run: Run, log: Iterable[LogEntry], role: Role) -> dict[str
 
 def resume_button(incident: Incident, node: str) -> Button:
     body = {"cluster": incident.cluster, "node": node, "incident": incident.id}
-    return Button(
-        label=f"Resume {node}",
-        action="/api/v1/playbooks/resume/runs",
-        title=f"Return {node} to service",
-        effect=f"healer lifts its own drain on {node}; new jobs may start there at once.",
-        body=body,
-        preview="/api/v1/playbooks/resume/runs",
-        preview_body={**body, "reason": "preview"},
-        primary=True,
-        key="r",
-    )
+    return _resume(body, label=f"Resume {node}", key="r")
+
+
+def _resume(body: dict[str, str], **told: Any) -> Button:
+    node = body["node"]
+    effect = f"healer lifts its own drain on {node}; new jobs may start there at once."
+    title = f"Return {node} to service"
+    return _start("resume", body, title=title, effect=effect, primary=True, **told)
 
 
 def acknowledge_button(incident: Incident) -> Button:
@@ -211,7 +179,7 @@ def review_buttons(incident: Incident) -> tuple[Button, ...]:
     )
 
 
-def split_buttons(detail: IncidentDetail, role: Role) -> dict[str, Button]:
+def split_buttons(detail: IncidentRecord, role: Role) -> dict[str, Button]:
     """By id of what was merged into the incident, and under an empty one for all of it."""
     merged = [one.id for one in detail.merged]
     if not may_respond(role) or not merged:
@@ -293,15 +261,12 @@ def quiet_buttons(incident: Incident, role: Role, open_ones: Iterable[OpenIncide
 
 def _by_hand(playbook: Playbook, body: dict[str, str], *, more: bool = False) -> Button:
     """Any playbook of the site's on this node: what it does stands in its own title."""
-    where = f"/api/v1/playbooks/{playbook.name}/runs"
-    return Button(
+    return _start(
+        playbook.name,
+        body,
         label=playbook.name.replace("-", " ").capitalize().replace("Gpu", "GPU"),
-        action=where,
         title=f"{playbook.title}: {body['node']}",
         effect=f"{len(playbook.steps)} steps; each that changes something asks the guards first.",
-        body=body,
-        preview=where,
-        preview_body={**body, "reason": "preview"},
         inputs=tuple(_field(name, one) for name, one in playbook.inputs.items()),
         more=more,
     )
@@ -340,33 +305,14 @@ def node_buttons(
     looks = tuple(_by_hand(one, body) for one in playbooks if _only_looks(one))
     if row.in_service:
         others = [one for one in playbooks if one.target == "node" and one.name not in _OWN_BUTTON]
+        effect = f"No new job starts on {row.name}; running jobs go on."
         return (
-            Button(
-                label="Drain",
-                action="/api/v1/playbooks/drain/runs",
-                title=f"Drain {row.name}",
-                effect=f"No new job starts on {row.name}; running jobs go on.",
-                body=body,
-                preview="/api/v1/playbooks/drain/runs",
-                preview_body={**body, "reason": "preview"},
-            ),
+            _start("drain", body, label="Drain", title=f"Drain {row.name}", effect=effect),
             *(_by_hand(one, body, more=one.name not in _FIRST) for one in others),
         )
     if row.kind is NodeKind.out_healer:
-        return (
-            Button(
-                label="Resume",
-                action="/api/v1/playbooks/resume/runs",
-                title=f"Return {row.name} to service",
-                effect=f"healer lifts its own drain on {row.name}; new jobs may start there at once.",
-                body=body,
-                preview="/api/v1/playbooks/resume/runs",
-                preview_body={**body, "reason": "preview"},
-                primary=True,
-            ),
-            *(_by_hand(one, body) for one in playbooks if one.name == "return-to-service"),
-            *looks,
-        )
+        tested = (_by_hand(one, body) for one in playbooks if one.name == "return-to-service")
+        return (_resume(body, label="Resume"), *tested, *looks)
     if row.kind is NodeKind.out_slurm:
         adopt = (_by_hand(one, body) for one in playbooks if one.name == "adopt-slurm-drain")
         return (*adopt, *looks)

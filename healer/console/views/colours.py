@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 
 from healer.console import words
-from healer.console.views.fleet import KIND_LETTERS, KIND_PAINT, KIND_WORDS, NodeKind, NodeRow
+from healer.console.views.fleet_view import KINDS, VERDICT_RANK, NodeRow
 from healer.detection.lemons import LIMIT
-from healer.model import NodeStatus, Verdict
-from healer.ports.console_answers import NodeGauges
+from healer.model import NodeStatus
+from healer.ports.answers import NodeGauges
 
 #: The code of a cell, or of one GPU in it, of which nothing is known; else the number of its bin.
 UNKNOWN = "-"
@@ -116,7 +116,6 @@ _SLURM = {
     NodeStatus.reboot_pending: 3, NodeStatus.draining: 4, NodeStatus.drained: 4, NodeStatus.down: 5,
     NodeStatus.invalid: 5, NodeStatus.silent: 5, NodeStatus.failing: 5,
 }  # fmt: skip
-_VERDICTS = {Verdict.healthy: "0", Verdict.watch: "1", Verdict.suspect: "2", Verdict.isolate: "3"}
 _HEAT, _HARDWARE, _LIMIT = ("thermal",), ("hw_",), ("power_cap", "setting", "sync_boost")
 
 
@@ -127,16 +126,16 @@ def shade(colour: Colour, row: NodeRow, told: Told) -> str:
         case Colour.service:
             return ""
         case Colour.verdict:
-            return _VERDICTS[row.verdict]
+            return str(VERDICT_RANK[row.verdict])
         case Colour.slurm:
             place = _SLURM.get(row.slurm.status)
             return UNKNOWN if place is None else str(place)
         case Colour.temperature:
             known = gauges.temperature_c if gauges else ()
-            return _per_gpu(known, row.gpus, lambda value: bisect.bisect(_TEMPERATURE_C, value))
+            return _per_gpu(known, row.slurm.gpus, lambda value: bisect.bisect(_TEMPERATURE_C, value))
         case Colour.throttle:
             known = gauges.reasons if gauges else ()
-            return _per_gpu(known, row.gpus, lambda value: _held(int(value), told.reasons))
+            return _per_gpu(known, row.slurm.gpus, lambda value: _held(int(value), told.reasons))
         case Colour.steps:
             pace = told.paces.get(row.name)
             return UNKNOWN if pace is None else str(bisect.bisect(_STEPS, pace))
@@ -208,8 +207,7 @@ def bins(colour: Colour, said: Callable[[str], str]) -> list[list[str]]:
 def kinds(said: Callable[[str], str]) -> dict[str, list[str]]:
     """The same of each kind of node, for where no code colours it. The last is what a search knows too."""
     return {
-        kind: [KIND_PAINT[kind], said(KIND_WORDS[kind]), KIND_LETTERS[kind], KIND_WORDS[kind]]
-        for kind in NodeKind
+        kind: [signs.paint, said(signs.words), signs.letter, signs.words] for kind, signs in KINDS.items()
     }
 
 
@@ -221,11 +219,14 @@ def cells(rows: Sequence[NodeRow], colour: Colour, told: Told) -> tuple[list[lis
     places: dict[tuple[str, ...], int] = {}
     found: list[list[Any]] = []
     for row in rows:
-        place = places.setdefault((row.pod, row.row, row.rack, row.switch), len(places))
+        node = row.slurm
+        place = places.setdefault(
+            (row.slurm.pod, row.slurm.row, row.slurm.rack, row.slurm.switch), len(places)
+        )
         worst_one = row.worst
         found.append(
             [
-                row.name, place, row.kind.value, row.verdict.value, row.state, row.gpus, list(row.bad_gpus),
+                row.name, place, row.kind.value, row.verdict.value, row.state, node.gpus, list(row.bad_gpus),
                 worst_one.value if worst_one else "", shade(colour, row, told),
             ]
         )  # fmt: skip

@@ -12,16 +12,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.detection.language import over_parts
-from healer.detection.language.expr import Expr
-from healer.detection.language.kept import NOTHING_KEPT, UNTOLD, Kept, is_same
-from healer.detection.language.meaning import KNOWN_SHARE, LEAST_PEERS, LEAST_SPREAD
-from healer.detection.language.truth import FALSE, TRUE, UNKNOWN, Past, Truth, of
+from healer.detection.language.expr import KNOWN_SHARE, LEAST_PEERS, LEAST_SPREAD, Expr
+from healer.detection.language.truth_columns import (
+    FALSE,
+    NOTHING_KEPT,
+    OVER_PARTS,
+    TRUE,
+    UNKNOWN,
+    UNTOLD,
+    Kept,
+    Past,
+    Truth,
+    is_same,
+    truth_of,
+)
 from healer.model import Scope
 from healer.observations.groups import peer_line, peer_median, peer_spread
 
 if TYPE_CHECKING:
-    from healer.observations.telemetry import Telemetry
+    from healer.observations.telemetry_windows import Telemetry
 
 Numbers = NDArray[np.float64]
 #: A window of so many numbers is read whole; beyond it, in blocks of rows that fit the processor's cache.
@@ -109,7 +118,7 @@ class Moment:
 
     def of(self, node: _Node) -> Any:
         with np.errstate(all="ignore"):
-            return self._get(node)
+            return self.get(node)
 
     def gone(self, scope: Scope) -> NDArray[np.bool_] | None:
         """Where Slurm no longer shows a row's node; None: nowhere."""
@@ -120,7 +129,7 @@ class Moment:
 
     # --- one node ----------------------------------------------------------------------------------------
 
-    def _get(self, node: _Node) -> Any:
+    def get(self, node: _Node) -> Any:
         value = self._values[node.index]
         if value is None:
             value = self._values[node.index] = self._made(node)
@@ -133,7 +142,7 @@ class Moment:
         if not args or node.past is not None:
             return self._read(node, kept)
         if kept.layout == self.layout and all(
-            self._get(arg) is one for arg, one in zip(args, kept.inputs, strict=False)
+            self.get(arg) is one for arg, one in zip(args, kept.inputs, strict=False)
         ):
             return kept.value
         value = _OPS[node.expr.op](self, node)
@@ -153,21 +162,20 @@ class Moment:
         node.kept = Kept(self.layout, UNTOLD if untold else (), value)
         return value
 
-    def _rows(self, scope: Scope | None) -> int:
-        assert scope is not None
-        return self.telemetry.axis(scope).n
+    def rows(self, expr: Expr) -> int:
+        return self.telemetry.axis(expr.axis).n
 
-    def _nan(self, node: _Node) -> NDArray[np.bool_] | None:
+    def unknown(self, node: _Node) -> NDArray[np.bool_] | None:
         """Where a number is unknown; None for a constant."""
         if node.expr.scope is None:
             return None
-        value = self._get(node)
+        value = self.get(node)
         if node.nan[0] is not value:
             node.nan = value, np.isnan(value)
         return node.nan[1]
 
-    def _either_nan(self, node: _Node) -> NDArray[np.bool_] | None:
-        one, other = (self._nan(arg) for arg in node.args)
+    def either_unknown(self, node: _Node) -> NDArray[np.bool_] | None:
+        one, other = (self.unknown(arg) for arg in node.args)
         if one is None or other is None:
             return other if one is None else one
         return one | other
@@ -179,196 +187,194 @@ class Moment:
             self._parents[key] = self.telemetry.axis(scope).parent(of_scope)
         return self._parents[key]
 
+    def signal(self, name: str) -> Numbers:
+        value = self.telemetry.value(name, self.now)
+        if name not in self._silent:
+            self._silent[name] = np.isnan(value)
+        return value
+
     def silent(self, signal: str) -> NDArray[np.bool_]:
         """Where nothing is known of a signal now: then nothing is known of its last minutes either."""
         if signal not in self._silent:
             self._silent[signal] = np.isnan(self.telemetry.value(signal, self.now))
         return self._silent[signal]
 
-    # --- leaves ------------------------------------------------------------------------------------------
 
-    def _number(self, node: _Node) -> float:
-        return node.expr.number
+# --- leaves ------------------------------------------------------------------------------------------
 
-    def _signal(self, node: _Node) -> Numbers:
-        value = self.telemetry.value(node.expr.name, self.now)
-        if node.expr.name not in self._silent:
-            self._silent[node.expr.name] = np.isnan(value)
-        return value
 
-    def _spec(self, node: _Node) -> Numbers:
-        assert node.expr.scope is not None
-        return self.telemetry.spec(node.expr.name, node.expr.scope)
+def _rate(moment: Moment, node: _Node) -> Numbers:
+    increase, covered = moment.telemetry.increase(node.expr.name, node.expr.seconds, moment.now)
+    return _heard(moment, node, increase / np.where(covered > 0, covered, np.nan), covered)
 
-    def _age(self, node: _Node) -> Numbers:
-        return self.telemetry.age_s(node.expr.name, self.now)
 
-    def _rate(self, node: _Node) -> Numbers:
-        increase, covered = self.telemetry.increase(node.expr.name, node.expr.seconds, self.now)
-        return self._heard(node, increase / np.where(covered > 0, covered, np.nan), covered)
+def _increase(moment: Moment, node: _Node) -> Numbers:
+    increase, covered = moment.telemetry.increase(node.expr.name, node.expr.seconds, moment.now)
+    # What has grown already has grown, however short the time; only "nothing yet" needs half the window.
+    seen = np.where(increase > 0, node.expr.seconds, covered)
+    return _heard(moment, node, increase.astype(np.float64), seen)
 
-    def _increase(self, node: _Node) -> Numbers:
-        increase, covered = self.telemetry.increase(node.expr.name, node.expr.seconds, self.now)
-        # What has grown already has grown, however short the time; only "nothing yet" needs half the window.
-        seen = np.where(increase > 0, node.expr.seconds, covered)
-        return self._heard(node, increase.astype(np.float64), seen)
 
-    def _heard(self, node: _Node, found: Numbers, covered: Numbers) -> Numbers:
-        # Not `covered < half`: where nothing is covered it is NaN.
-        found[~(covered >= KNOWN_SHARE * node.expr.seconds)] = np.nan
-        found[self.silent(node.expr.name)] = np.nan
+def _heard(moment: Moment, node: _Node, found: Numbers, covered: Numbers) -> Numbers:
+    # Not `covered < half`: where nothing is covered it is NaN.
+    found[~(covered >= KNOWN_SHARE * node.expr.seconds)] = np.nan
+    found[moment.silent(node.expr.name)] = np.nan
+    return found
+
+
+# --- over time ---------------------------------------------------------------------------------------
+
+
+def _over_time(moment: Moment, node: _Node) -> Any:
+    reduce = _OVER_TIME[node.expr.op]
+    window = moment.telemetry.window(node.expr.name, node.expr.seconds, moment.now)
+    slots, rows = window.shape
+    found = np.empty(rows, np.float64)
+    step = max(1, _BLOCK // max(slots, 1))
+    for begin in range(0, rows, step):
+        found[begin : begin + step] = reduce(window[:, begin : begin + step])
+    found[moment.silent(node.expr.name)] = np.nan
+    if not node.expr.truth:
         return found
+    return truth_of(found > 0, np.isnan(found))
 
-    # --- over time ---------------------------------------------------------------------------------------
 
-    def _over_time(self, node: _Node) -> Any:
-        reduce = _OVER_TIME[node.expr.op]
-        window = self.telemetry.window(node.expr.name, node.expr.seconds, self.now)
-        slots, rows = window.shape
-        found = np.empty(rows, np.float64)
-        step = max(1, _BLOCK // max(slots, 1))
-        for begin in range(0, rows, step):
-            found[begin : begin + step] = reduce(window[:, begin : begin + step])
-        found[self.silent(node.expr.name)] = np.nan
-        if not node.expr.truth:
-            return found
-        return of(found > 0, np.isnan(found))
+def _share(moment: Moment, node: _Node) -> Numbers:
+    past = node.past
+    assert past is not None
+    rows = moment.rows(node.expr)
+    known = past.known[:rows].astype(np.float64)
+    found = past.true[:rows] / known
+    found[known < KNOWN_SHARE * past.slots] = np.nan
+    return found
 
-    def _share(self, node: _Node) -> Numbers:
-        past = node.past
-        assert past is not None
-        rows = self._rows(node.expr.scope)
-        known = past.known[:rows].astype(np.float64)
-        found = past.true[:rows] / known
-        found[known < KNOWN_SHARE * past.slots] = np.nan
-        return found
 
-    def _count_over(self, node: _Node) -> Numbers:
-        past = node.past
-        assert past is not None
-        rows = self._rows(node.expr.scope)
-        found = past.true[:rows].astype(np.float64)
-        found[past.known[:rows] == 0] = np.nan
-        return found
+def _count_over(moment: Moment, node: _Node) -> Numbers:
+    past = node.past
+    assert past is not None
+    rows = moment.rows(node.expr)
+    found = past.true[:rows].astype(np.float64)
+    found[past.known[:rows] == 0] = np.nan
+    return found
 
-    # --- arithmetic --------------------------------------------------------------------------------------
 
-    def _two(self, node: _Node) -> tuple[Any, Any]:
-        return self._get(node.args[0]), self._get(node.args[1])
+# --- arithmetic --------------------------------------------------------------------------------------
 
-    def _divide(self, node: _Node) -> Numbers:
-        above, below = self._two(node)
-        found = np.asarray(above / np.asarray(below, np.float64), np.float64)
-        if not isinstance(below, float):
-            found[below == 0] = np.nan
-        return found
 
-    def _folded(self, function: Callable[[Any, Any], Any], node: _Node) -> Numbers:
-        found = self._get(node.args[0])
-        for arg in node.args[1:]:
-            found = function(found, self._get(arg))
-        return found
+def _two(moment: Moment, node: _Node) -> tuple[Any, Any]:
+    return moment.get(node.args[0]), moment.get(node.args[1])
 
-    # --- conditions --------------------------------------------------------------------------------------
 
-    def _equal(self, node: _Node) -> Truth:
-        one, other = self._two(node)
-        return of(one == other, self._either_nan(node))
+def _divide(moment: Moment, node: _Node) -> Numbers:
+    above, below = _two(moment, node)
+    found = np.asarray(above / np.asarray(below, np.float64), np.float64)
+    if not isinstance(below, float):
+        found[below == 0] = np.nan
+    return found
 
-    def _not_equal(self, node: _Node) -> Truth:
-        return np.uint8(2) - self._equal(node)
 
-    def _in(self, node: _Node) -> Truth:
-        value = self._get(node.args[0])
-        found = np.zeros(len(value), np.bool_)
-        for number in node.expr.numbers:
-            found |= value == number
-        return of(found, self._nan(node.args[0]))
+def _folded(moment: Moment, function: Callable[[Any, Any], Any], node: _Node) -> Numbers:
+    found = moment.get(node.args[0])
+    for arg in node.args[1:]:
+        found = function(found, moment.get(arg))
+    return found
 
-    def _has(self, node: _Node) -> Truth:
-        value, unknown = self._get(node.args[0]), self._nan(node.args[0])
-        bits = np.nan_to_num(value).astype(np.int64)
-        return of((bits & int(node.expr.number)) != 0, unknown)
 
-    def _known(self, node: _Node) -> Truth:
-        arg = node.args[0]
-        unknown = self._get(arg) == UNKNOWN if arg.expr.truth else self._nan(arg)
-        assert unknown is not None
-        return of(~unknown, None)
+# --- conditions --------------------------------------------------------------------------------------
 
-    def _first(self, node: _Node) -> Any:
-        found = self._get(node.args[0])
-        for arg in node.args[1:]:
-            unknown = found == UNKNOWN if node.expr.truth else np.isnan(found)
-            if not unknown.any():
-                break
-            found = np.where(unknown, self._get(arg), found)
-        return found
 
-    def _and(self, node: _Node) -> Truth:
-        found = self._get(node.args[0])
-        for arg in node.args[1:]:
-            if len(found) and found.max() == FALSE:
-                break  # false everywhere: the rest changes nothing
-            found = np.minimum(found, self._get(arg))
-        return found
+def _equal(moment: Moment, node: _Node) -> Truth:
+    one, other = _two(moment, node)
+    return truth_of(one == other, moment.either_unknown(node))
 
-    def _or(self, node: _Node) -> Truth:
-        found = self._get(node.args[0])
-        for arg in node.args[1:]:
-            if len(found) and found.min() == TRUE:
-                break
-            found = np.maximum(found, self._get(arg))
-        return found
 
-    # --- axes and peers ----------------------------------------------------------------------------------
+def _in(moment: Moment, node: _Node) -> Truth:
+    value = moment.get(node.args[0])
+    found = np.zeros(len(value), np.bool_)
+    for number in node.expr.numbers:
+        found |= value == number
+    return truth_of(found, moment.unknown(node.args[0]))
 
-    def _down(self, node: _Node) -> Any:
-        arg = node.args[0]
-        assert node.expr.scope is not None
-        assert arg.expr.scope is not None
-        value = self._get(arg)
-        parent = self.parent(node.expr.scope, arg.expr.scope)
-        nothing = UNKNOWN if node.expr.truth else np.nan
-        if not len(value):
-            return np.full(len(parent), nothing, value.dtype)
-        found = value[parent]
-        found[parent < 0] = nothing
-        return found
 
-    def _peers(self, node: _Node) -> Numbers:
-        assert node.expr.scope is not None
-        groups = self.telemetry.groups(node.expr.scope)
-        return peer_median(self._get(node.args[0]), groups, LEAST_PEERS)
+def _has(moment: Moment, node: _Node) -> Truth:
+    value, unknown = moment.get(node.args[0]), moment.unknown(node.args[0])
+    bits = np.nan_to_num(value).astype(np.int64)
+    return truth_of((bits & int(node.expr.number)) != 0, unknown)
 
-    def _rack_peers(self, node: _Node) -> Numbers:
-        assert node.expr.scope is not None
-        groups = self.telemetry.rack_groups(node.expr.scope)
-        return peer_median(self._get(node.args[0]), groups, LEAST_PEERS)
 
-    def _node_peers(self, node: _Node) -> Numbers:
-        assert node.expr.scope is not None
-        groups = self.telemetry.node_groups(node.expr.scope)
-        return peer_median(self._get(node.args[0]), groups, LEAST_PEERS)
+def _known(moment: Moment, node: _Node) -> Truth:
+    arg = node.args[0]
+    unknown = moment.get(arg) == UNKNOWN if arg.expr.truth else moment.unknown(arg)
+    assert unknown is not None
+    return truth_of(~unknown, None)
 
-    def _peers_at(self, node: _Node) -> Numbers:
-        assert node.expr.scope is not None
-        return peer_line(*self._two(node), self.telemetry.groups(node.expr.scope))
 
-    def _peer_z(self, node: _Node) -> Numbers:
-        assert node.expr.scope is not None
-        value = self._get(node.args[0])
-        median, spread = peer_spread(value, self.telemetry.groups(node.expr.scope), LEAST_PEERS)
-        spread = np.maximum(spread, LEAST_SPREAD * np.abs(median))
-        found = (value - median) / np.where(spread > 0, spread, np.nan)
-        return np.where((spread == 0) & (value == median), 0.0, found)
+def _first(moment: Moment, node: _Node) -> Any:
+    found = moment.get(node.args[0])
+    for arg in node.args[1:]:
+        unknown = found == UNKNOWN if node.expr.truth else np.isnan(found)
+        if not unknown.any():
+            break
+        found = np.where(unknown, moment.get(arg), found)
+    return found
 
-    def _over_parts(self, node: _Node) -> Any:
-        arg = node.args[0]
-        assert node.expr.scope is not None
-        assert arg.expr.scope is not None
-        parent = self.parent(arg.expr.scope, node.expr.scope)
-        return over_parts.OVER_PARTS[node.expr.op](self._get(arg), parent, self._rows(node.expr.scope))
+
+def _and(moment: Moment, node: _Node) -> Truth:
+    found = moment.get(node.args[0])
+    for arg in node.args[1:]:
+        if len(found) and found.max() == FALSE:
+            break  # false everywhere: the rest changes nothing
+        found = np.minimum(found, moment.get(arg))
+    return found
+
+
+def _or(moment: Moment, node: _Node) -> Truth:
+    found = moment.get(node.args[0])
+    for arg in node.args[1:]:
+        if len(found) and found.min() == TRUE:
+            break
+        found = np.maximum(found, moment.get(arg))
+    return found
+
+
+# --- axes and peers ----------------------------------------------------------------------------------
+
+
+def _down(moment: Moment, node: _Node) -> Any:
+    arg = node.args[0]
+    value = moment.get(arg)
+    parent = moment.parent(node.expr.axis, arg.expr.axis)
+    nothing = UNKNOWN if node.expr.truth else np.nan
+    if not len(value):
+        return np.full(len(parent), nothing, value.dtype)
+    found = value[parent]
+    found[parent < 0] = nothing
+    return found
+
+
+def _peers(moment: Moment, node: _Node) -> Numbers:
+    telemetry = moment.telemetry
+    groups = {"rack_peers": telemetry.rack_groups, "node_peers": telemetry.node_groups}
+    found = groups.get(node.expr.op, telemetry.groups)(node.expr.axis)
+    return peer_median(moment.get(node.args[0]), found, LEAST_PEERS)
+
+
+def _peers_at(moment: Moment, node: _Node) -> Numbers:
+    return peer_line(*_two(moment, node), moment.telemetry.groups(node.expr.axis))
+
+
+def _peer_z(moment: Moment, node: _Node) -> Numbers:
+    value = moment.get(node.args[0])
+    median, spread = peer_spread(value, moment.telemetry.groups(node.expr.axis), LEAST_PEERS)
+    spread = np.maximum(spread, LEAST_SPREAD * np.abs(median))
+    found = (value - median) / np.where(spread > 0, spread, np.nan)
+    return np.where((spread == 0) & (value == median), 0.0, found)
+
+
+def _over_parts(moment: Moment, node: _Node) -> Any:
+    arg = node.args[0]
+    parent = moment.parent(arg.expr.axis, node.expr.axis)
+    return OVER_PARTS[node.expr.op](moment.get(arg), parent, moment.rows(node.expr))
 
 
 def _is_there(value: Any) -> bool:
@@ -377,13 +383,13 @@ def _is_there(value: Any) -> bool:
 
 def _compare(function: Callable[[Any, Any], NDArray[np.bool_]]) -> Callable[[Moment, _Node], Truth]:
     def run(moment: Moment, node: _Node) -> Truth:
-        return of(function(*moment._two(node)), moment._either_nan(node))
+        return truth_of(function(*_two(moment, node)), moment.either_unknown(node))
 
     return run
 
 
 def _numbers(function: Callable[[Any, Any], Any]) -> Callable[[Moment, _Node], Numbers]:
-    return lambda moment, node: moment._folded(function, node)
+    return lambda moment, node: _folded(moment, function, node)
 
 
 def _mean(window: NDArray[np.float32]) -> Numbers:
@@ -429,41 +435,39 @@ _OVER_TIME: dict[str, Callable[[NDArray[np.float32]], Numbers]] = {
 }
 
 _OPS: dict[str, Callable[[Moment, _Node], Any]] = {
-    "number": Moment._number,
-    "signal": Moment._signal,
-    "spec": Moment._spec,
-    "age": Moment._age,
-    "rate": Moment._rate,
-    "increase": Moment._increase,
-    **dict.fromkeys(_OVER_TIME, Moment._over_time),
-    "share": Moment._share,
-    "count_over": Moment._count_over,
-    "neg": lambda moment, node: -moment._get(node.args[0]),
-    "abs": lambda moment, node: np.abs(moment._get(node.args[0])),
+    "number": lambda _, node: node.expr.number,
+    "signal": lambda moment, node: moment.signal(node.expr.name),
+    "spec": lambda moment, node: moment.telemetry.spec(node.expr.name, node.expr.axis),
+    "age": lambda moment, node: moment.telemetry.age_s(node.expr.name, moment.now),
+    "rate": _rate,
+    "increase": _increase,
+    **dict.fromkeys(_OVER_TIME, _over_time),
+    "share": _share,
+    "count_over": _count_over,
+    "neg": lambda moment, node: -moment.get(node.args[0]),
+    "abs": lambda moment, node: np.abs(moment.get(node.args[0])),
     "+": _numbers(np.add),
     "-": _numbers(np.subtract),
     "*": _numbers(np.multiply),
-    "/": Moment._divide,
+    "/": _divide,
     "min": _numbers(np.minimum),
     "max": _numbers(np.maximum),
-    "first": Moment._first,
+    "first": _first,
     "<": _compare(np.less),
     "<=": _compare(np.less_equal),
     ">": _compare(np.greater),
     ">=": _compare(np.greater_equal),
-    "==": Moment._equal,
-    "!=": Moment._not_equal,
-    "in": Moment._in,
-    "has": Moment._has,
-    "known": Moment._known,
-    "and": Moment._and,
-    "or": Moment._or,
-    "not": lambda moment, node: np.uint8(2) - moment._get(node.args[0]),
-    "down": Moment._down,
-    "peers": Moment._peers,
-    "peer_z": Moment._peer_z,
-    "rack_peers": Moment._rack_peers,
-    "node_peers": Moment._node_peers,
-    "peers_at": Moment._peers_at,
-    **dict.fromkeys(over_parts.OVER_PARTS, Moment._over_parts),
+    "==": _equal,
+    "!=": lambda moment, node: np.uint8(2) - _equal(moment, node),
+    "in": _in,
+    "has": _has,
+    "known": _known,
+    "and": _and,
+    "or": _or,
+    "not": lambda moment, node: np.uint8(2) - moment.get(node.args[0]),
+    "down": _down,
+    "peer_z": _peer_z,
+    **dict.fromkeys(("peers", "rack_peers", "node_peers"), _peers),
+    "peers_at": _peers_at,
+    **dict.fromkeys(OVER_PARTS, _over_parts),
 }

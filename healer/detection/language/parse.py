@@ -6,11 +6,29 @@ import operator
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from healer.detection.language import units
-from healer.detection.language.expr import Expr, ExpressionError, finer
-from healer.detection.language.functions import FUNCTIONS, LONGEST_WINDOW_S, OVER_PARTS
+from healer.detection.language.expr import (
+    FUNCTIONS,
+    LONGEST_WINDOW_S,
+    OVER_PARTS,
+    Expr,
+    ExpressionError,
+    finer,
+)
+from healer.detection.language.units import (
+    COUNT,
+    DURATION,
+    PLAIN,
+    RATIO,
+    SECONDS,
+    UNIT_WORDS,
+    Unit,
+    common_unit,
+    fits,
+    unit_hint,
+    unit_of_name,
+)
 from healer.model import OF_DEVICES, Scope, Signal, SignalKind
-from healer.rulebook.source import did_you_mean
+from healer.model.spelling import did_you_mean
 
 LONGEST_TEXT = 2000
 _DEEPEST = 40
@@ -111,7 +129,7 @@ class _Reader:
         found = self.any(node)
         if found.truth:
             return found
-        if found.unit == units.WORDS["bool"]:
+        if found.unit == UNIT_WORDS["bool"]:
             return Expr("!=", (found, _constant(0.0)), found.scope, truth=True)
         raise self.wrong(node, "expected a condition, this is a number", "compare it with something")
 
@@ -184,7 +202,7 @@ class _Reader:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.wrong(node, f"{value} is not part of the language")
         if (seconds := self.durations.get(self._column(node))) is not None:
-            return Expr("number", number=seconds, unit=units.DURATION)
+            return Expr("number", number=seconds, unit=DURATION)
         try:
             number = float(value)
         except OverflowError:
@@ -192,7 +210,7 @@ class _Reader:
         if not math.isfinite(number):
             raise self.wrong(node, "the number is too large")
         if self._column(node) in self.percents:
-            return Expr("number", number=number, unit=units.WORDS["%"])
+            return Expr("number", number=number, unit=UNIT_WORDS["%"])
         return _constant(number)
 
     def _signal(self, node: ast.AST) -> Expr:
@@ -209,7 +227,7 @@ class _Reader:
             raise self.wrong(
                 node, f"{signal.name} is of {about}, and the rule of {_WORDS_FOR_AXES[self.scope]}"
             )
-        return Expr("signal", scope=signal.scope, unit=units.WORDS[signal.unit], name=signal.name)
+        return Expr("signal", scope=signal.scope, unit=UNIT_WORDS[signal.unit], name=signal.name)
 
     def _countable(self, node: ast.AST) -> Expr:
         """A number that can be reckoned with: no words and no bits."""
@@ -227,7 +245,7 @@ class _Reader:
         left, right = self._countable(node.left), self._countable(node.right)
         if op in "+-":
             self._same_unit(node, left, right)
-            unit = units.common(left.unit, right.unit)
+            unit = common_unit(left.unit, right.unit)
         else:
             if op == "/" and right.op == "number" and right.number == 0:
                 raise self.wrong(node.right, "divides by zero")
@@ -237,7 +255,7 @@ class _Reader:
             return self._folded(node, op, left.number, right.number, unit)
         return made
 
-    def _folded(self, node: ast.AST, op: str, left: float, right: float, unit: units.Unit) -> Expr:
+    def _folded(self, node: ast.AST, op: str, left: float, right: float, unit: Unit) -> Expr:
         reckon: dict[str, Callable[[float, float], float]] = {
             "+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv,
         }  # fmt: skip
@@ -306,16 +324,14 @@ class _Reader:
         return float(words[word])
 
     def _same_unit(self, node: ast.AST, one: Expr, other: Expr) -> None:
-        if not units.fits(one.unit, other.unit):
+        if not fits(one.unit, other.unit):
             raise self.wrong(
-                node, f"{one.unit} and {other.unit} do not go together", units.hint(one.unit, other.unit)
+                node, f"{one.unit} and {other.unit} do not go together", unit_hint(one.unit, other.unit)
             )
 
     # --- axes --------------------------------------------------------------------------------------------
 
-    def _unified(
-        self, op: str, args: Sequence[Expr], *, truth: bool = False, unit: units.Unit = units.RATIO
-    ) -> Expr:
+    def _unified(self, op: str, args: Sequence[Expr], *, truth: bool = False, unit: Unit = RATIO) -> Expr:
         """One node over arguments of the finest of their axes."""
         scopes = [arg.scope for arg in args if arg.scope is not None]
         finest = scopes[0] if scopes else None
@@ -369,7 +385,7 @@ class _Reader:
             raise self.wrong(node.args[0], f"{signal.name} is no quantity ({signal.kind})", "changed(…)")
         if name == "changed" and not counter:
             return Expr(name, scope=found.scope, truth=True, name=signal.name, seconds=seconds)
-        unit = found.unit / units.SECONDS if name == "rate" else found.unit
+        unit = found.unit / SECONDS if name == "rate" else found.unit
         op = "increase" if counter and name != "rate" else name
         made = Expr(op, scope=found.scope, unit=unit, name=signal.name, seconds=seconds)
         if name == "changed":
@@ -380,7 +396,7 @@ class _Reader:
         arg, seconds = self.truth(node.args[0]), self._window(node.args[1])
         if arg.scope is None or any(one.op in ("share", "count_over") for one in arg.walk()):
             raise self.wrong(node.args[0], f"{name} of a {name} or of a constant says nothing")
-        unit = units.RATIO if name == "share" else units.COUNT
+        unit = RATIO if name == "share" else COUNT
         return Expr(name, (arg,), arg.scope, unit=unit, seconds=seconds)
 
     def _spec(self, node: ast.Call, name: str) -> Expr:
@@ -391,7 +407,7 @@ class _Reader:
             raise self.wrong(node.args[0], f"no GPU model has {word!r}", did_you_mean(word, self.specs))
         # Models are those of nodes, which is enough for links, jobs and nodes too.
         scope = Scope.gpu if self.scope is Scope.gpu else Scope.node
-        return Expr(name, scope=scope, unit=units.of_name(word), name=word)
+        return Expr(name, scope=scope, unit=unit_of_name(word), name=word)
 
     def _has(self, node: ast.Call, name: str) -> Expr:
         found, word = self._signal(node.args[0]), self._word(node.args[1])
@@ -415,7 +431,7 @@ class _Reader:
 
     def _age(self, node: ast.Call, name: str) -> Expr:
         found = self._signal(node.args[0])
-        return Expr(name, scope=found.scope, unit=units.SECONDS, name=found.name)
+        return Expr(name, scope=found.scope, unit=SECONDS, name=found.name)
 
     def _peers(self, node: ast.Call, name: str) -> Expr:
         arg = self._countable(node.args[0])
@@ -423,7 +439,7 @@ class _Reader:
             raise self.wrong(node.args[0], "only links, GPUs and nodes have peers")
         if name == "node_peers" and arg.scope is not Scope.gpu:
             raise self.wrong(node.args[0], "node_peers is of the GPUs of a node")
-        return Expr(name, (arg,), arg.scope, unit=units.RATIO if name == "peer_z" else arg.unit)
+        return Expr(name, (arg,), arg.scope, unit=RATIO if name == "peer_z" else arg.unit)
 
     def _peers_at(self, node: ast.Call, name: str) -> Expr:
         value, at = (self._countable(arg) for arg in node.args)
@@ -443,7 +459,7 @@ class _Reader:
         unit = args[0].unit
         for position, arg in enumerate(args[1:], start=1):
             self._same_unit(node.args[position], args[0], arg)
-            unit = units.common(unit, arg.unit)
+            unit = common_unit(unit, arg.unit)
         made = self._unified(name, args, unit=unit)
         if made.scope is None:
             raise self.wrong(node, f"{name} of constants: write the number")
@@ -464,12 +480,12 @@ class _Reader:
             )
         if name == "any_of":
             return Expr(name, (arg,), self.scope, truth=True)
-        unit = {"count_of": units.COUNT, "share_of": units.RATIO}.get(name, arg.unit)
+        unit = {"count_of": COUNT, "share_of": RATIO}.get(name, arg.unit)
         return Expr(name, (arg,), self.scope, unit=unit)
 
 
 def _constant(value: float) -> Expr:
-    return Expr("number", number=value, unit=units.PLAIN)
+    return Expr("number", number=value, unit=PLAIN)
 
 
 def _is_word(node: ast.AST) -> bool:

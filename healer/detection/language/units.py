@@ -33,7 +33,7 @@ DURATION = Unit((("s", 1),), plain=True)
 COUNT = Unit((("count", 1),))
 
 #: Every unit word of the catalogue. J is W·s and Hz 1/s, so that energy over time is power.
-WORDS: Mapping[str, Unit] = {
+UNIT_WORDS: Mapping[str, Unit] = {
     "ratio": RATIO,
     "J": Unit((("W", 1), ("s", 1))),
     "Hz": Unit((("s", -1),)),
@@ -61,19 +61,19 @@ def fits(one: Unit, other: Unit) -> bool:
     return one.dims == other.dims
 
 
-def common(one: Unit, other: Unit) -> Unit:
+def common_unit(one: Unit, other: Unit) -> Unit:
     """The unit of the sum of two that fit."""
     return other if one.plain else one
 
 
-def of_name(name: str) -> Unit:
+def unit_of_name(name: str) -> Unit:
     """`slowdown_temp_c` -> °C, `p2p_bytes_per_s` -> B/s; a name without a known ending is a count."""
     if name.endswith("_bytes_per_s"):
-        return WORDS["B/s"]
-    return WORDS[_ENDINGS.get(name.rpartition("_")[2], "count")]
+        return UNIT_WORDS["B/s"]
+    return UNIT_WORDS[_ENDINGS.get(name.rpartition("_")[2], "count")]
 
 
-def hint(one: Unit, other: Unit) -> str:
+def unit_hint(one: Unit, other: Unit) -> str:
     """How to bring two units together that do not fit; empty when nothing is known."""
     pair = {str(one), str(other)}
     if pair == {"%", "ratio"}:

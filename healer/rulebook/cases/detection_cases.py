@@ -5,8 +5,10 @@
 """
 
 import math
+import re
 from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,12 +30,75 @@ from healer.model import (
     SlurmSnapshot,
     Topology,
 )
-from healer.rulebook.cases.case_tracks import CaseWrong, Track
+from healer.model.spelling import did_you_mean
 from healer.rulebook.detection_rules import Placed
-from healer.rulebook.source import Source, did_you_mean
+from healer.rulebook.source import Source
+
+_PIECE = re.compile(
+    r"(?P<value>.*?)\s*(?:(?P<slope>[+-]\s*[\d.]+(?:e[+-]?\d+)?)/(?P<per>[smh]))?(?:(?:^|\s+)x\s+(?P<lasts>\S+))?"
+)
+_PER_S = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class CaseWrong(Exception):
+    """A case that cannot be run. `path` leads to what is wrong in it."""
+
+    def __init__(self, path: Sequence[str | int], text: str, hint: str = "") -> None:
+        super().__init__(text)
+        self.path, self.text, self.hint = tuple(path), text, hint
+
+
+class Track:
+    """How one series goes: `1755 x 2m, 1290`, `0 +31/m`, `- x 1m, 5`, `Completed`. None: nothing is sent."""
+
+    def __init__(self, signal: Signal, text: Any, path: Sequence[str | int]) -> None:
+        # Since when, from what, by how much per second.
+        self._pieces: list[tuple[float, float | None, float]] = []
+        wrong = partial(CaseWrong, path)
+        begin_s: float | None = 0.0
+        value: float | None = None
+        for piece in str(text).split(","):
+            match = _PIECE.fullmatch(piece.strip())
+            if match is None or not piece.strip():
+                raise wrong(f"{piece.strip()!r} is not a value", "as in 1755 x 2m, 1290 or 0 +31/m")
+            if begin_s is None:
+                raise wrong(f"{piece.strip()!r} comes after a value that lasts for ever", "give it `x 2m`")
+            if match["value"]:
+                value = _value(signal, match["value"], wrong)
+            slope = 0.0
+            if match["slope"]:
+                slope = float(match["slope"].replace(" ", "")) / _PER_S[match["per"]]
+            self._pieces.append((begin_s, value, slope))
+            if match["lasts"] is None:
+                begin_s = None
+                continue
+            try:
+                lasts_s = duration_s(match["lasts"])
+            except ValueError as error:
+                raise wrong(str(error)) from None
+            value = None if value is None else value + slope * lasts_s
+            begin_s += lasts_s
+
+    def __call__(self, passed_s: float) -> float | None:
+        begin_s, value, slope = next(one for one in reversed(self._pieces) if one[0] <= passed_s)
+        return None if value is None else value + slope * (passed_s - begin_s)
+
+
+def _value(signal: Signal, text: str, wrong: Any) -> float | None:
+    if text == "-":
+        return None
+    if text in signal.words:
+        return float(signal.words[text])
+    if signal.bits and all(bit in signal.bits for bit in text.split("|")):
+        return float(sum(signal.bits[bit] for bit in text.split("|")))
+    try:
+        return float(text)
+    except ValueError:
+        raise wrong(f"{text!r} is no value of {signal.name}", did_you_mean(text, signal.words)) from None
+
 
 if TYPE_CHECKING:
-    from healer.observations.telemetry import Telemetry
+    from healer.observations.telemetry_windows import Telemetry
 
 #: Case files of detection rules; all others are cases of lines and faults.
 DETECTION_CASES = "detection-*.yaml"
@@ -43,6 +108,7 @@ _LONGEST_S = 3600.0
 _MOST_SAMPLES = 720
 
 
+# Wide: the fields of one case of `rules/cases/detection-*.yaml`.
 class DetectionCase(msgspec.Struct, frozen=True, kw_only=True):
     """One case. `nodes` are n1, n2, …, each with `gpus` GPUs of `model`, `links` NVLinks per GPU and `ports`.
     `devices`: device -> its parts.
@@ -94,10 +160,7 @@ def run_detection_cases(
     source."""
     outcomes: list[Outcome] = []
     for source in sources:
-        for index, item in enumerate(source.items("cases")):
-            case = source.convert((index,), item, DetectionCase)
-            if case is None:
-                continue
+        for index, case in source.entries("cases", DetectionCase):
             rule = rules.get(case.rule)
             if rule is None:
                 hint = did_you_mean(case.rule, rules)
@@ -140,7 +203,9 @@ def _run(
     case: DetectionCase, rule: DetectionRule, catalogue: Catalogue, models: Sequence[GpuModel]
 ) -> tuple[str, bool]:
     from healer.detection.measured import RuleEngine
-    from healer.observations.telemetry import Telemetry
+    from healer.detection.protocol import Look
+    from healer.observations.steps import StepTimes
+    from healer.observations.telemetry_windows import Telemetry
 
     lasts_s, every_s = _seconds(case, "lasts"), _seconds(case, "every")
     within_s = _seconds(case, "within") if case.within else math.inf
@@ -148,7 +213,7 @@ def _run(
         raise CaseWrong(("lasts",), f"at most 1h and {_MOST_SAMPLES} samples")
     series = _all_series(case, catalogue)
     telemetry = Telemetry(_CLUSTER, catalogue, models)
-    engine = RuleEngine([rule], catalogue)
+    engine, steps = RuleEngine([rule], catalogue), StepTimes(_CLUSTER)
     snapshot, places = _slurm(case), _places(case)
     book = _Book([column for of_node in series.values() for column, _ in of_node])
     fired: dict[str, float] = {}
@@ -162,7 +227,7 @@ def _run(
         if of_slurm:
             telemetry.show(msgspec.structs.replace(snapshot, taken_at=now), places)
         _send(telemetry, book, series, passed_s, now)
-        sensed = engine.tick(telemetry, now, _all_watched(rule, telemetry))
+        sensed = engine.tick(Look(now, telemetry, steps, watched=_all_watched(rule, telemetry)))
         was_false = was_false or bool(sensed.clear_since)
         for finding in sensed.findings:
             fired.setdefault(part_name(finding.evidence[0].component), passed_s)
@@ -234,7 +299,7 @@ def _send(
 ) -> None:
     import numpy as np
 
-    from healer.model.samples import Report
+    from healer.model.telemetry import Report
 
     reports = []
     for node, tracks in series.items():

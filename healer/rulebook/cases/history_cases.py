@@ -28,15 +28,14 @@ from healer.model import (
     Severity,
 )
 from healer.observations import Picture
-from healer.rulebook.cases.case_tracks import CaseWrong
+from healer.rulebook.cases.detection_cases import CaseWrong
 from healer.rulebook.source import Source
 from healer.signals.identity import digest_of
-from healer.signals.serials import gpu_row
+from healer.signals.inventory import gpu_row
 from healer.signals.wire import kernel_log_observations
-from healer.sim.clock import SimClock
-from healer.sim.ledger import MemoryLedger
-from healer.sim.replay_slurm import ReplaySlurm
-from healer.sim.told_rows import Shown
+from healer.sim.memory_ledger import MemoryLedger
+from healer.sim.replay_slurm import ReplaySlurm, Shown
+from healer.sim.sim_clock import SimClock
 
 #: Case files of faults over time.
 HISTORY_CASES = "history-*.yaml"
@@ -134,10 +133,7 @@ def run_history_cases(
     """(source, index, case, why it does not hold). Cases that cannot be run are problems of their source."""
     results = []
     for source in sources:
-        for index, item in enumerate(source.items("cases")):
-            case = source.convert((index,), item, HistoryCase)
-            if case is None:
-                continue
+        for index, case in source.entries("cases", HistoryCase):
             try:
                 play = _Play(rules, case)
                 told = play.incidents()

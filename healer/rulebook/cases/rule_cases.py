@@ -4,32 +4,113 @@ A case has a `name` and `lines` of one node's kernel log, or a `fault` with its 
 tells it, or the labels of an `alert` of another system. `expect` names the findings in order; a field it
 leaves out may be anything. An empty list: no finding at all. `must_not` names what none of the findings may
 be. Each rule of `policies.yaml`, `escalations.yaml` and `forecasts.yaml` needs a case that expects it and
-one in which it must not be. Cases of detection rules, of faults over time and of forecasts have modules of
-their own beside this one.
+one in which it must not be. Cases of forecasts stand in `forecast-*.yaml` (docs/forecasts.md), judged by the
+same arithmetic as production. Cases of detection rules and of faults over time have modules of their own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from healer.detection import rule_for
-from healer.detection.alerts import entry_for, finding_of
-from healer.detection.kernel import findings
-from healer.model import FORECAST_FAULT, Cause, FaultClass, Finding, Remedy, Ruleset, SlurmNode
-from healer.rulebook.cases.detection_cases import DETECTION_CASES, run_detection_cases
-from healer.rulebook.cases.forecast_cases import FORECAST_CASES, ForecastCase, run_forecast_cases
+from healer.detection import PictureLook, read_all, rule_for
+from healer.detection.alert_findings import entry_for, finding_of
+from healer.detection.forecasts import likely, sentence
+from healer.detection.reported import line_findings
+from healer.model import (
+    FORECAST_FAULT,
+    Cause,
+    FaultClass,
+    Finding,
+    ForecastRule,
+    Foreseen,
+    Remedy,
+    Ruleset,
+    SlurmNode,
+)
+from healer.model.spelling import did_you_mean
+from healer.observations import Picture
+from healer.observations.trends import POINT_S, POINTS
+from healer.rulebook.cases.detection_cases import DETECTION_CASES, CaseWrong, run_detection_cases
 from healer.rulebook.cases.history_cases import HISTORY_CASES, HistoryCase, Told, run_history_cases
 from healer.rulebook.ruleset import RulesInvalid, case_sources, load
 from healer.rulebook.source import Problem, Source
-from healer.signals.alerts import Enveloped, Site, enveloped_observations
+from healer.signals.alert_bodies import Enveloped, Site, enveloped_observations
 from healer.signals.wire import kernel_text_observations
 
 _AT = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
 #: What marks an entry of `context.yaml` among the names that cases have to prove.
 _CONTEXT = "context:"
+
+
+FORECAST_CASES = "forecast-*.yaml"
+_PER_DAY = round(86400 / POINT_S)
+
+
+class ForecastCase(msgspec.Struct, frozen=True, kw_only=True):
+    """`days`: a value for each day, the newest last, or null where nobody knows; between two days it moves
+    evenly. `likely` to fail, within `from_days` to `to_days`."""
+
+    name: str
+    rule: str
+    days: tuple[float | None, ...]
+    likely: bool
+    from_days: float = 0.0
+    to_days: float | None = None
+
+
+def run_forecast_cases(
+    sources: Iterable[Source], rules: Ruleset
+) -> list[tuple[Source, int, ForecastCase, str]]:
+    """(source, index, case, why it does not hold). Cases that cannot be run are problems of their source."""
+    by_name = {one.rule: one for one in rules.forecasts}
+    results = []
+    for source in sources:
+        for index, case in source.entries("cases", ForecastCase):
+            rule = by_name.get(case.rule)
+            if rule is None:
+                hint = did_you_mean(case.rule, list(by_name))
+                source.problem((index, "rule"), f"rule: there is no forecast {case.rule}", hint)
+                continue
+            try:
+                results.append((source, index, case, _why_not_foretold(rule, case)))
+            except CaseWrong as error:
+                source.problem((index, *error.path), f"{case.name}: {error.text}", error.hint)
+    return results
+
+
+def _why_not_foretold(rule: ForecastRule, case: ForecastCase) -> str:
+    seen = likely(rule, _series(case))[0]
+    if (seen is not None) is not case.likely:
+        return f"came: {sentence(rule, seen)}" if seen else "it is not found likely to fail"
+    if seen is None:
+        return ""
+    return "" if case.from_days <= seen.days <= _most(rule, case) else f"came: {_told(rule, seen)}"
+
+
+def _most(rule: ForecastRule, case: ForecastCase) -> float:
+    return rule.within_days if case.to_days is None else case.to_days
+
+
+def _told(rule: ForecastRule, seen: Foreseen) -> str:
+    return f"in {seen.days:.1f} days: {sentence(rule, seen)}"
+
+
+def _series(case: ForecastCase) -> NDArray[np.float64]:
+    """(POINTS, 1), as the trends have it."""
+    most = POINTS // _PER_DAY
+    if not 0 < len(case.days) <= most:
+        raise CaseWrong(("days",), f"days: from 1 to {most}")
+    values = np.array([np.nan if day is None else day for day in case.days], np.float64)
+    at = np.arange(len(values) * _PER_DAY) / _PER_DAY
+    even = np.interp(at, np.arange(len(values)), values)  # a NaN makes its neighbours unknown too
+    points = np.full((POINTS, 1), np.nan)
+    points[POINTS - len(even) :, 0] = even
+    return points
 
 
 class Expected(msgspec.Struct, frozen=True, kw_only=True, rename={"fault_class": "class"}):
@@ -83,43 +164,42 @@ def run_cases(rules_dir: Path) -> list[CaseResult]:
     rules = load(rules_dir, prove=False)
     problems: list[Problem] = []
     results: list[CaseResult] = []
-    measured = case_sources(rules_dir, problems, DETECTION_CASES)
-    over_time = case_sources(rules_dir, problems, HISTORY_CASES)
-    foretold = case_sources(rules_dir, problems, FORECAST_CASES)
+    of_kind = (DETECTION_CASES, HISTORY_CASES, FORECAST_CASES)
+    measured, over_time, foretold = (case_sources(rules_dir, problems, kind) for kind in of_kind)
+
+    def note(source: Source, index: int, name: str, why: str) -> None:
+        results.append(CaseResult(file=source.name, line=source.line((index,)), name=name, why=why))
+
     names = {source.name for source in (*measured, *over_time, *foretold)}
     told: list[Case | HistoryCase] = []
     for source in case_sources(rules_dir, problems, "*.yaml"):
-        if source.name in names:
-            continue
-        for index, item in enumerate(source.items("cases")):
-            case = source.convert((index,), item, Case)
-            if case is None:
+        for index, case in source.entries("cases", Case) if source.name not in names else ():
+            if wrong := _wrong(case):
+                source.problem((index,), f"{case.name}: {wrong}")
                 continue
-            forms = (case.lines, case.fault is not None and case.fault_class is not None, case.alert)
-            if sum(map(bool, forms)) != 1:
-                text = f"{case.name}: a case has either lines, or fault and class, or an alert"
-                source.problem((index,), text)
-                continue
-            if case.expect is None and not case.must_not:
-                source.problem((index,), f"{case.name}: a case says what to expect, or what must not be")
-                continue
-            why = _why_not(rules, case)
             told.append(case)
-            results.append(CaseResult(file=source.name, line=source.line((index,)), name=case.name, why=why))
+            note(source, index, case.name, _why_not(rules, case))
     by_name = {rule.name: rule for rule in rules.detection}
     for one in run_detection_cases(measured, by_name, rules.catalogue, rules.gpu_models):
-        line = one.source.line((one.index,))
-        results.append(CaseResult(file=one.source.name, line=line, name=one.case.name, why=one.why))
+        note(one.source, one.index, one.case.name, one.why)
     for source, index, case, why in run_history_cases(over_time, rules):
         told.append(case)
-        results.append(CaseResult(file=source.name, line=source.line((index,)), name=case.name, why=why))
+        note(source, index, case.name, why)
     days: list[ForecastCase] = []
     for source, index, case, why in run_forecast_cases(foretold, rules):
         days.append(case)
-        results.append(CaseResult(file=source.name, line=source.line((index,)), name=case.name, why=why))
+        note(source, index, case.name, why)
     if problems:
         raise RulesInvalid(problems)
     return results + _unproven(rules_dir, rules, told, days)
+
+
+def _wrong(case: Case) -> str:
+    forms = (case.lines, case.fault is not None and case.fault_class is not None, case.alert)
+    if sum(map(bool, forms)) != 1:
+        return "a case has either lines, or fault and class, or an alert"
+    nothing = case.expect is None and not case.must_not
+    return "a case says what to expect, or what must not be" if nothing else ""
 
 
 def _unproven(
@@ -159,26 +239,18 @@ def _by_context(told: Sequence[Told], passed: Sequence[str]) -> Iterator[str]:
 def _to_prove(rules_dir: Path) -> Iterator[tuple[Source, tuple[str | int, ...], str]]:
     """(file, place in it, name) of the rules that cases have to prove."""
     problems: list[Problem] = []  # told already when the rules were loaded
-    source = Source(rules_dir / "policies.yaml", "policies.yaml", problems)
-    for index, item in enumerate(source.items("rules")):
-        yield source, (index,), str(item.get("name")) if isinstance(item, dict) else ""
-    path = rules_dir / "escalations.yaml"
-    if path.exists():
-        source = Source(path, path.name, problems)
-        for kind in ("repeats", "combinations"):
-            for index, item in enumerate((source.data or {}).get(kind, ())):
-                yield source, (kind, index), str(item.get("name"))
-    for name, before in (("sharing.yaml", ""), ("context.yaml", _CONTEXT)):
-        path = rules_dir / name
-        if path.exists():
-            source = Source(path, path.name, problems)
-            for index, item in enumerate(source.items("entries")):
-                yield source, (index,), f"{before}{item.get('name')}" if isinstance(item, dict) else before
-    path = rules_dir / "forecasts.yaml"
-    if path.exists():
-        source = Source(path, path.name, problems)
-        for index, item in enumerate(source.items("forecasts")):
-            yield source, (index,), f"{FORECAST_FAULT}{item.get('name') if isinstance(item, dict) else ''}"
+    for file, kind, before in (
+        ("policies.yaml", "", ""),
+        ("escalations.yaml", "repeats", ""),
+        ("escalations.yaml", "combinations", ""),
+        ("sharing.yaml", "", ""),
+        ("context.yaml", "", _CONTEXT),
+        ("forecasts.yaml", "", FORECAST_FAULT),
+    ):
+        source = Source.if_there(rules_dir / file, file, problems)
+        items = (source.data or {}).get(kind, ()) if kind else source.items("rules")
+        for index, item in enumerate(items):
+            yield source, (kind, index) if kind else (index,), f"{before}{item.get('name')}"
 
 
 def _why_not(rules: Ruleset, case: Case) -> str:
@@ -202,7 +274,9 @@ def _seen(rules: Ruleset, case: Case) -> list[dict[str, Any]]:
         text, lambda _c, _n: True, _AT, cluster="case", node="node", book=rules.kernel_lines
     )
     shown = {"node": SlurmNode(name="node", gpu_model=case.gpu_model, driver=case.driver)}
-    return [_shown(one) for one in findings(rules, accepted.observations, shown)]
+    lines = read_all(rules, accepted.observations, shown)
+    picture = Picture("case", watching_since=_AT)
+    return [_shown(one) for one in line_findings(PictureLook(rules, picture, _AT, lines))]
 
 
 def _of_alert(rules: Ruleset, labels: dict[str, str]) -> list[Finding]:

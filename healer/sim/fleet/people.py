@@ -14,11 +14,10 @@ from healer.model import Run, RunState
 from healer.playbooks import takes_restarts
 from healer.ports.people_commands import RunRequest
 from healer.ports.request_errors import Conflict, GuardRefused, Invalid
-from healer.ports.slurm import Scheduler
-from healer.sim.fleet.healing import Healer
+from healer.ports.scheduling import Scheduler
+from healer.sim.fleet.menders import Healer
 from healer.sim.fleet.schedule import Fault
-from healer.sim.fleet.site import CLUSTER, Record, Site
-from healer.sim.fleet.work import Spent
+from healer.sim.fleet.site import CLUSTER, Record, Site, Spent
 
 WHO = "people"
 #: What people ask for by hand for a node that stops or slows the job.

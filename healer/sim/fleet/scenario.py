@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import yaml
 
-from healer.sim.fleet.ways import WAYS
+from healer.sim.planted_faults import WAYS
+from healer.sim.slurm_nouns import SlurmTimes
 
 SHIPPED = Path(__file__).parent / "scenarios"
 
@@ -41,12 +42,9 @@ class Filler(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     runtime_s: float
 
 
-class SlurmSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Slurm's own waits, in seconds."""
+class SlurmSpec(SlurmTimes, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A node of a large fleet takes longer to boot."""
 
-    cred_expire_s: float = 120.0
-    completing_s: float = 0.5
-    slurmd_timeout_s: float = 300.0
     boot_s: float = 300.0
 
 
@@ -137,6 +135,7 @@ class Checks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     retry_min: float = 11.0
 
 
+# Wide: the fields of one file of `scenarios/`; what belongs together has a struct of its own.
 class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     title: str

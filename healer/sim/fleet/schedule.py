@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 import numpy as np
 
 from healer.sim.fleet.scenario import Cause, Scenario
-from healer.sim.fleet.ways import WAYS, Way
+from healer.sim.planted_faults import WAYS, Way
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
 #: The 90th percentile of the standard normal.

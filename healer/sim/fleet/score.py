@@ -1,12 +1,11 @@
 """The score card of one simulation: what was trained, what was found, and what it cost."""
 
-from collections.abc import Iterable
-from datetime import timedelta
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
 
 import msgspec
 
-from healer.sim.fleet.site import Record, Site
-from healer.sim.fleet.work import Spent
+from healer.sim.fleet.site import Record, Site, Spent
 
 
 class Times(msgspec.Struct, frozen=True):
@@ -17,6 +16,7 @@ class Times(msgspec.Struct, frozen=True):
     p95_s: float | None
 
 
+# Wide: the fields of one score card, as `healer simulate --json` prints them.
 class Card(msgspec.Struct, frozen=True, kw_only=True):
     """`spent`: share of the job's time by kind; `lost_gpu_hours`: of the job, by cause; both add up with
     `kept`. `relapsed`: of the nodes that returned, those that failed again within a day and within a week."""
@@ -83,13 +83,9 @@ def card_of(
         skipped=site.skipped,
         stopped_job=sum(one.stopped_job for one in records),
         by_cause=_counted(one.fault.cause for one in records),
-        detect=_times(
-            one for record in _broken(records) if (one := _after(record, record.told_at)) is not None
-        ),
-        decide=_times(
-            one for record in _broken(records) if (one := _after(record, record.out_at)) is not None
-        ),
-        restart=_times(one for record in records if (one := _restarted(record)) is not None),
+        detect=_times(_after(one, one.told_at) for one in records if _is_of_node(one)),
+        decide=_times(_after(one, one.out_at) for one in records if _is_of_node(one)),
+        restart=_times(_after(one, one.running_at) for one in records if one.stopped_job),
         drains=site.taken_out,
         wrong_drains=len(site.wrong),
         wrong_per_1000_node_days=round(1000 * len(site.wrong) / (scenario.nodes * scenario.days), 4),
@@ -107,12 +103,8 @@ def card_of(
     )
 
 
-def _broken(records: Iterable[Record]) -> Iterable[Record]:
-    """Faults of nodes: what somebody had to find."""
-    return (one for one in records if _is_of_node(one))
-
-
 def _is_of_node(record: Record) -> bool:
+    """What somebody had to find."""
     way = record.fault.way
     return (way.hardware or way.slower > 1) and record.fault.way_name != "unplanned-work"
 
@@ -123,13 +115,8 @@ def _is_missed(record: Record, site: Site) -> bool:
     return _is_of_node(record) and old and record.out_at is None and record.repaired_at is None
 
 
-def _after(record: Record, moment: object) -> float | None:
-    return None if moment is None else (moment - record.fault.at).total_seconds()  # type: ignore[operator]
-
-
-def _restarted(record: Record) -> float | None:
-    """Only what stopped the job: how long until it worked again."""
-    return _after(record, record.running_at) if record.stopped_job else None
+def _after(record: Record, moment: datetime | None) -> float | None:
+    return None if moment is None else (moment - record.fault.at).total_seconds()
 
 
 def _relapsed(returned: list[Record], records: list[Record], within: timedelta) -> dict[str, int]:
@@ -149,8 +136,8 @@ def _follows(other: Record, one: Record, within: timedelta) -> bool:
     return one.returned_at is not None and one.returned_at < other.fault.at <= one.returned_at + within
 
 
-def _times(seconds: Iterable[float]) -> Times:
-    known = sorted(seconds)
+def _times(seconds: Iterable[float | None]) -> Times:
+    known = sorted(one for one in seconds if one is not None)
     if not known:
         return Times(0, None, None)
     return Times(len(known), round(_quantile(known, 0.5), 1), round(_quantile(known, 0.95), 1))
@@ -169,3 +156,88 @@ def _counted(names: Iterable[str]) -> dict[str, int]:
 
 def _rounded(hours: dict[str, float]) -> dict[str, float]:
     return {name: round(value, 1) for name, value in sorted(hours.items(), key=lambda one: (-one[1], one[0]))}
+
+
+_TOP = 10
+
+
+def card_text(card: Card) -> str:
+    """What `healer simulate` prints of healer's own card."""
+    lines = [
+        f"{card.scenario}, seed {card.seed}: {card.nodes} nodes, {card.days:g} days, {card.mender}",
+        "",
+        f"effective training time   {card.effective:.4f}",
+        *_spent(card),
+        "",
+        f"faults                    {card.faults} ({card.stopped_job} stopped the job, "
+        f"{card.skipped} on nodes that were out)",
+        f"found after               {_times_text(card.detect)}",
+        f"node taken out after      {_times_text(card.decide)}",
+        f"job works again after     {_times_text(card.restart)}",
+        f"drains                    {card.drains}, of these wrong {card.wrong_drains} "
+        f"({card.wrong_per_1000_node_days:.3f} per 1000 node-days)",
+        f"missed                    {card.missed}",
+        f"undiagnosed; stuck runs   {card.undiagnosed}; {card.stuck}",
+        f"returned, failed again    {card.returned}, {card.relapsed_day} within a day, "
+        f"{card.relapsed_week} within a week{_why(card.relapsed_by)}",
+        f"nodes out of service      {card.node_hours_out:,.0f} node-hours",
+    ]
+    lines += ["", "people", *(f"  {name:24}{count}" for name, count in card.people.items())]
+    lines += ["", "GPU-hours of the job that were lost, by cause"]
+    causes = list(card.lost_gpu_hours.items())[:_TOP]
+    lines += [f"  {name:24}{hours:>14,.1f}" for name, hours in causes]
+    if card.incidents:
+        lines += ["", "incidents", *(f"  {name:40}{count}" for name, count in card.incidents.items())]
+    if card.fed:
+        told = ", ".join(f"{value:,g} {name}" for name, value in card.fed.items())
+        lines += ["", f"simulated: {told}"]
+    return "\n".join(lines)
+
+
+def _why(counted: dict[str, int]) -> str:
+    told = ", ".join(f"{count} {because}" for because, count in counted.items())
+    return f" ({told})" if told else ""
+
+
+def _spent(card: Card) -> list[str]:
+    return [f"  {kind:24}{card.spent[kind]:.4f}" for kind in map(str, Spent) if kind != Spent.kept]
+
+
+def _times_text(times: Times) -> str:
+    if times.median_s is None or times.p95_s is None:
+        return "never"
+    return f"{times.median_s:,.1f} s, 95 % within {times.p95_s:,.1f} s ({times.count})"
+
+
+def compared(cards: Sequence[Card]) -> str:
+    """One row each."""
+    head = (
+        "", "effective", "found, median", "works again, median", "drains", "wrong", "missed", "by people",
+        "out, node-h",
+    )  # fmt: skip
+    rows = [head] + [
+        (
+            card.mender,
+            f"{card.effective:.4f}",
+            _median_text(card.detect),
+            _median_text(card.restart),
+            str(card.drains),
+            str(card.wrong_drains),
+            str(card.missed),
+            str(sum(card.people.values())),
+            f"{card.node_hours_out:,.0f}",
+        )
+        for card in cards
+    ]
+    widths = [max(len(row[index]) for row in rows) for index in range(len(head))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) if index == 0 else cell.rjust(width) for index, (cell, width) in
+                  enumerate(zip(row, widths, strict=True))).rstrip()
+        for row in rows
+    )  # fmt: skip
+
+
+def _median_text(times: Times) -> str:
+    if times.median_s is None:
+        return "-"
+    return f"{times.median_s:.0f} s" if times.median_s < 600 else f"{times.median_s / 60:.0f} min"

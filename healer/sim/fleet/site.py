@@ -1,21 +1,162 @@
 """The simulated site: nodes that fail and are repaired, one large job, small ones, and Slurm between them.
 
-It knows what is really wrong. Who heals does not: it is told only what nodes say and show (`Mender`).
+It knows what is really wrong. Who heals does not: it gets only what nodes say and show (`Mender`). `Work`
+books each second of the large job as kept, lost, or spent on something. Effective training time is what was
+kept, divided by the wall time, as Llama 3 defines it (arXiv 2407.21783, section 3.3.4). Work counts as kept
+once a checkpoint holds it.
 """
 
-from collections.abc import Iterator
+import heapq
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from enum import StrEnum
 from typing import Protocol
 
 from healer.model import SlurmJob, SlurmNode, SlurmSnapshot
-from healer.sim.clock import SimClock
-from healer.sim.fleet.agenda import Agenda
-from healer.sim.fleet.scenario import Scenario
+from healer.sim.fleet.scenario import JobSpec, Scenario
 from healer.sim.fleet.schedule import Chance, Fault, base_faults
-from healer.sim.fleet.work import NOBODY, Spent, Work
 from healer.sim.nodes import SimNodes
-from healer.sim.slurm_core import SimScheduler
+from healer.sim.sim_clock import SimClock
+from healer.sim.sim_slurm import SimScheduler
+
+
+class Spent(StrEnum):
+    """Where the job's seconds go."""
+
+    #: Work that a checkpoint holds.
+    kept = "kept"
+    #: Work that no checkpoint holds yet: only at the end of the simulation.
+    open = "open"
+    #: Work that was done and had to be done again.
+    lost = "lost"
+    #: By how much steps took longer under a slow node.
+    slowed = "slowed"
+    checkpoints = "checkpoints"
+    #: It holds its nodes and goes no further.
+    stands = "stands"
+    #: It waits in Slurm's queue.
+    waits = "waits"
+    starts = "starts"
+
+
+#: What is nobody's fault.
+NOBODY = "none"
+
+
+class Work:
+    """The job's account. `be` says what it does from now on; everything before is booked then."""
+
+    def __init__(self, spec: JobSpec, start: datetime) -> None:
+        self._spec = spec
+        self._at = start
+        self._doing = Spent.waits
+        self._cause = "start"
+        self._slower, self._slow_cause = 1.0, NOBODY
+        #: Seconds of the cycle of work and checkpoint that went by, and of what each second of it was.
+        self._in_cycle = 0.0
+        self._unsaved: dict[tuple[Spent, str], float] = defaultdict(float)
+        self.spent: dict[tuple[Spent, str], float] = defaultdict(float)
+        self.saved = 0
+        self.saved_at: datetime | None = None
+
+    @property
+    def doing(self) -> Spent:
+        return self._doing
+
+    def be(
+        self, doing: Spent, cause: str, now: datetime, *, slower: float = 1.0, slow_cause: str = NOBODY
+    ) -> None:
+        """`doing`: `kept` for work, else `stands`, `waits` or `starts`, for the sake of `cause`."""
+        self.pass_to(now)
+        if self._doing is Spent.kept and doing is not Spent.kept:
+            self._lose(cause)
+        self._doing, self._cause = doing, cause
+        self._slower, self._slow_cause = slower, slow_cause
+
+    def pass_to(self, now: datetime) -> None:
+        left = (now - self._at).total_seconds()
+        if self._doing is not Spent.kept:
+            self.spent[self._doing, self._cause] += left
+            self._at = now
+            return
+        cycle = self._spec.checkpoint_s + self._spec.checkpoint_stall_s
+        while left > 0:
+            step = min(left, cycle - self._in_cycle)
+            self._work(self._in_cycle, self._in_cycle + step)
+            self._in_cycle += step
+            self._at += timedelta(seconds=step)
+            left -= step
+            if self._in_cycle >= cycle - 1e-6:
+                self._save()
+        self._at = now
+
+    def save(self, now: datetime) -> None:
+        """A checkpoint now, as before a stop that is planned."""
+        self.pass_to(now)
+        if self._doing is Spent.kept:
+            self._save()
+
+    def close(self, now: datetime) -> None:
+        """The end of the simulation: what no checkpoint holds is nobody's loss, and no gain yet."""
+        self.pass_to(now)
+        for seconds in self._unsaved.values():
+            self.spent[Spent.open, NOBODY] += seconds
+        self._unsaved.clear()
+
+    def total(self, kind: Spent) -> float:
+        """Seconds."""
+        return sum(seconds for (one, _), seconds in self.spent.items() if one is kind)
+
+    def by_cause(self) -> dict[str, float]:
+        """Seconds that a cause took, of any kind."""
+        found: dict[str, float] = defaultdict(float)
+        for (kind, cause), seconds in self.spent.items():
+            if seconds and kind not in {Spent.kept, Spent.open}:
+                found[cause] += seconds
+        return dict(found)
+
+    def _work(self, begin: float, end: float) -> None:
+        worked = max(0.0, min(end, self._spec.checkpoint_s) - begin)
+        stalled = (end - begin) - worked
+        self._unsaved[Spent.kept, NOBODY] += worked / self._slower
+        self._unsaved[Spent.slowed, self._slow_cause] += worked - worked / self._slower
+        self._unsaved[Spent.checkpoints, NOBODY] += stalled
+
+    def _save(self) -> None:
+        for key, seconds in self._unsaved.items():
+            self.spent[key] += seconds
+        self._unsaved.clear()
+        self._in_cycle = 0.0
+        self.saved += 1
+        self.saved_at = self._at
+
+    def _lose(self, cause: str) -> None:
+        self.spent[Spent.lost, cause] += sum(self._unsaved.values())
+        self._unsaved.clear()
+        self._in_cycle = 0.0
+
+
+class Agenda:
+    """Things due at the same moment are done in the order in which they were noted."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[datetime, int, Callable[[], None]]] = []
+        self._count = 0
+
+    def at(self, moment: datetime, do: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._heap, (moment, self._count, do))
+
+    def next(self) -> datetime | None:
+        return self._heap[0][0] if self._heap else None
+
+    def do_due(self, now: datetime) -> None:
+        while self._heap and self._heap[0][0] <= now:
+            _, _, do = heapq.heappop(self._heap)
+            do()
+
 
 CLUSTER = "pod1"
 #: NCCL's watchdog ends a job that hangs (its default, 10 min).
@@ -62,7 +203,6 @@ class Record:
 
     fault: Fault
     told_at: datetime | None = None
-    decided_at: datetime | None = None
     out_at: datetime | None = None
     running_at: datetime | None = None
     stopped_job: bool = False
@@ -71,6 +211,7 @@ class Record:
     returned_at: datetime | None = None
 
 
+# Wide: nodes, faults and jobs of one site settle together at each moment; a part alone says nothing.
 class Site:
     """One cluster through its whole simulated time. `mender` is set by whoever made it, before `begin`."""
 
@@ -81,12 +222,13 @@ class Site:
         self.clock = SimClock(scenario.start)
         self.agenda = Agenda()
         self.names = [f"gpu{number:04d}" for number in range(1, scenario.nodes + 1)]
-        spec = scenario.slurm
         self.slurm = SimScheduler(
-            CLUSTER, self.clock, list(_specs(scenario, self.names)), cred_expire_s=spec.cred_expire_s,
-            completing_s=spec.completing_s, slurmd_timeout_s=spec.slurmd_timeout_s, boot_s=spec.boot_s,
+            CLUSTER,
+            self.clock,
+            list(_specs(scenario, self.names)),
+            times=scenario.slurm,
             test_s=scenario.tests.takes_s,
-        )  # fmt: skip
+        )
         self.nodes = SimNodes(self.clock, diagnosis_s=scenario.tests.takes_s, gpus=scenario.gpus)
         self.chance = Chance(scenario, seed)
         self.seed = seed

@@ -10,8 +10,7 @@ from fractions import Fraction
 from healer.actions.under_test import TEST_JOBS
 from healer.decisions.sweeps import SWEEP_JOBS
 from healer.model import ENDED_RUN_STATES, LogEntry, RunState, Slot, StepEvent
-from healer.model.reasons import is_ours, slurm_kind
-from healer.model.reserved import is_our_reservation
+from healer.model.slurm import is_our_reservation, is_ours, slurm_kind
 from tests.support.schedules.world import NODES, RACK, SWEEPS, WRITE_S, Effect, World
 
 #: A drain of ours may stand so long before an incident or a run must speak for it (`forgotten.GRACE` and what

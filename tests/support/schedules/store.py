@@ -5,6 +5,7 @@ anything may happen. What dies with a session (locks, the detector's lead) and w
 everything committed) is as in `healer.adapters.postgres`.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
@@ -25,8 +26,8 @@ from healer.model import (
 )
 from healer.ports.lease import FRESH_S, LEASE, PROOFS, Left, is_unheard
 from healer.ports.transactions import LeaseLost, LedgerAway
-from healer.sim.checkpoints import MemoryCheckpoints
-from healer.sim.ledger import MemoryClaim, MemoryLedger, MemoryTx, Tables
+from healer.sim.memory_ledger import MemoryClaim, MemoryLedger, MemoryTx, Tables
+from healer.sim.stores import MemoryCheckpoints
 from tests.support.schedules.processes import Process, Session
 
 
@@ -138,7 +139,7 @@ class ProcessLedger(MemoryLedger):
         self.process.point("begin")
         self.alive()
         kept = self.tables
-        self.store.tables = kept.copied()
+        self.store.tables = _copy_of(kept)
         try:
             tx = ProcessTx(self)
             yield tx
@@ -194,6 +195,13 @@ class ProcessLedger(MemoryLedger):
 
     def alerts(self, moment: datetime) -> list[Observation]:
         return []
+
+
+def _copy_of(tables: Tables) -> Tables:
+    """Other processes see what a transaction writes once it is committed."""
+    copies = {name: copy.copy(value) for name, value in vars(tables).items()}
+    copies["log"] = {run: list(entries) for run, entries in tables.log.items()}
+    return Tables(**copies)
 
 
 class ProcessTx(MemoryTx):

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from healer.actions import Toolbox
 from healer.decisions import reset
 from healer.engine.drive import Driver
 from healer.model import (
@@ -25,13 +26,13 @@ from healer.model import (
 )
 from healer.playbooks import UNDO, stuck_at, touched
 from healer.ports.node_exec import NodeUnavailable
-from healer.ports.slurm import SchedulerError, SchedulerUnavailable
+from healer.ports.scheduling import SchedulerError, SchedulerUnavailable
 from healer.ports.transactions import LedgerAway
-from healer.processes.detector import Detector
-from healer.processes.left_jobs import left_jobs
-from healer.sim.ledger import MemoryLedger, MemoryTx
+from healer.processes.detector_loop import Detector, DetectorParts
+from healer.processes.scheduler import left_jobs
+from healer.sim.memory_ledger import MemoryLedger, MemoryTx
 from healer.sim.nodes import SimNodes
-from healer.sim.slurm_core import SimScheduler, sim_nodes
+from healer.sim.sim_slurm import SimScheduler, SlurmTimes, sim_nodes
 from tests.support.loop import CLUSTER, DEGRADED, FATAL, LOST, REMAP, START, TEARDOWN, lines, name, rules_in
 from tests.support.schedules.processes import IDLE, Chances, HostClock, Hub, Process, TrueClock
 from tests.support.schedules.store import ProcessLedger, Store
@@ -136,7 +137,11 @@ class World:
             for number, node in enumerate(sim_nodes(NODES))
         ]
         self.slurm = SimScheduler(
-            CLUSTER, self.true, racked, cred_expire_s=5, boot_s=10, test_s=40 if sweeps else 8
+            CLUSTER,
+            self.true,
+            racked,
+            times=SlurmTimes(cred_expire_s=5, boot_s=10),
+            test_s=40 if sweeps else 8,
         )
         self.nodes = SimNodes(self.true)
         self.store = Store(CLUSTER)
@@ -165,15 +170,18 @@ class World:
 
     def _work(self, process: Process) -> None:
         ledger = ProcessLedger(self.store, process)
-        driver = Driver(
-            ledger=_Watched(ledger, self, process),  # type: ignore[arg-type]
+        tools = Toolbox(
+            now=process.clock.now,
             scheduler=Hands(self, process, self.slurm, WRITES),  # type: ignore[arg-type]
-            rules=lambda: self.rules,
-            clock=process.clock,
-            checkpoint=lambda where: process.point(where.partition(":")[0]),
             nodes=Hands(self, process, self.nodes, NODE_WRITES),  # type: ignore[arg-type]
             checkpoints=self.store.checkpoints,
             picture=lambda: self.store.snapshot,
+        )
+        driver = Driver(
+            _Watched(ledger, self, process),  # type: ignore[arg-type]
+            lambda: self.rules,
+            tools,
+            checkpoint=lambda where: process.point(where.partition(":")[0]),
         )
         while True:
             if self.store.queue:
@@ -189,15 +197,17 @@ class World:
         self.store.leader = process.session
         ledger = ProcessLedger(self.store, process, leads=True)
         detector = Detector(
-            cluster=CLUSTER,
-            ledger=ledger,
-            inbox=ledger,  # type: ignore[arg-type]
-            snapshots=self.store,  # type: ignore[arg-type]
-            rules=lambda: self.rules,
-            clock=process.clock,
-            wait=lambda _: None,
-            poke=self._poke,
-            cleared=list(self.store.returned.items()),
+            DetectorParts(
+                cluster=CLUSTER,
+                ledger=ledger,
+                inbox=ledger,  # type: ignore[arg-type]
+                snapshots=self.store,  # type: ignore[arg-type]
+                rules=lambda: self.rules,
+                clock=process.clock,
+                wait=lambda _: None,
+                poke=self._poke,
+                cleared=list(self.store.returned.items()),
+            )
         )
         while True:
             try:

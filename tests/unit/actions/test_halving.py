@@ -6,7 +6,7 @@ from math import ceil, log2
 import numpy as np
 import pytest
 
-from healer.actions.halving import LEAST, Answer, Found, Wanted, search
+from healer.actions.group_job import LEAST, Answer, Found, Wanted, search
 from tests.support.loop import name
 
 FULL = 60.0

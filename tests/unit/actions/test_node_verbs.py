@@ -7,7 +7,7 @@ import pytest
 
 from healer.actions import VERBS, Again, Done, Failed
 from healer.model import Reservation, SlurmNode, Verb
-from healer.sim.slurm_core import SimScheduler
+from healer.sim.sim_slurm import SimScheduler
 from tests.support.loop import CLUSTER
 from tests.unit.actions.test_verbs import NODE, REASON, RUN, Desk
 
@@ -34,7 +34,7 @@ class Shown:
 def drained(*flags: str, **run: Any) -> Desk:
     desk = Desk(run=msgspec.structs.replace(RUN, **run))
     desk.slurm.drain(NODE, REASON)
-    desk.ctx = msgspec.structs.replace(desk.ctx, scheduler=Shown(desk.slurm, *flags))
+    desk.use(scheduler=Shown(desk.slurm, *flags))
     return desk
 
 

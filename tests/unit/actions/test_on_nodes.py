@@ -35,7 +35,8 @@ def desk(verb: Verb, error: NodeUnavailable | None) -> tuple[Desk, Broken]:
     nodes = Broken(made.clock, diagnosis_s=60)
     nodes.error = error
     step = Step(id="step", do=verb, input={"service": FABRIC_MANAGER} if verb is Verb.restart_service else {})
-    made.ctx = msgspec.structs.replace(made.ctx, nodes=nodes, step=step, key="r1:step:0")
+    made.use(nodes=nodes)
+    made.ctx = msgspec.structs.replace(made.ctx, step=step, key="r1:step:0")
     return made, nodes
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healer.actions.reason import MAX_LENGTH, drain_reason, holder_of, is_ours
+from healer.actions.base import MAX_LENGTH, drain_reason, holder_of, is_ours
 from healer.model import SlurmNode
 
 INCIDENT = "0123456789abcdef0123456789abcdef"

@@ -7,7 +7,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from healer.actions import CHECKS, VERBS, WAITS, Action, Again, Context, Done, Failed, Result, Skipped
+from healer.actions import (
+    CHECKS,
+    VERBS,
+    WAITS,
+    Action,
+    Again,
+    Context,
+    Done,
+    Failed,
+    Result,
+    Skipped,
+    StepClaim,
+    Toolbox,
+)
 from healer.model import (
     Command,
     Component,
@@ -23,10 +36,10 @@ from healer.model import (
     Ticket,
     Verb,
 )
-from healer.ports.slurm import SchedulerUnavailable
+from healer.ports.scheduling import SchedulerUnavailable
 from healer.ports.transactions import LeaseLost
-from healer.sim.clock import SimClock
-from healer.sim.slurm_core import SimScheduler
+from healer.sim.sim_clock import SimClock
+from healer.sim.sim_slurm import SimScheduler
 from tests.support.loop import CLUSTER, START, name
 
 NODE = name(1)
@@ -81,7 +94,16 @@ class Desk:
             "tell_detector": self.told.append,
             "release_slot": self.released.append,
         }
-        self.ctx = Context(**(given | context))
+        given |= context
+        boxes: dict[str, Any] = {
+            name: box(**{key: given.pop(key) for key in box.__struct_fields__ if key in given})
+            for name, box in (("tools", Toolbox), ("claim", StepClaim))
+        }
+        self.ctx = Context(**given, **boxes)
+
+    def use(self, **tools: Any) -> None:
+        """Other tools from here on."""
+        self.ctx = msgspec.structs.replace(self.ctx, tools=msgspec.structs.replace(self.ctx.tools, **tools))
 
     def act(self, action: Action) -> Result:
         """As the driver does it: look, do, read back."""

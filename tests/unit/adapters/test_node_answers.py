@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from healer.adapters.nodes import answers
+from healer.adapters.nodes import node_answers as answers
 from healer.ports.node_exec import NodeError
 
 ZERO = "00000000-0000-0000-0000-000000000000"

@@ -10,13 +10,12 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from healer.adapters.signing import (
     KEY_FILE,
     PUBLIC_FILE,
+    CheckpointFile,
     KeyUnreadable,
-    append_checkpoints,
-    load_checkpoints,
     load_signer,
     trusted_keys,
 )
-from healer.audit import sign_checkpoint
+from healer.audit import checkpoint_line, read_checkpoints, sign_checkpoint
 from tests.support.audit import START
 
 
@@ -59,11 +58,12 @@ def test_checkpoints_are_added_and_read_back(tmp_path: Path):
     signer, file = load_signer(tmp_path), tmp_path / "audit-checkpoints.jsonl"
     first = sign_checkpoint(signer, "pod1", 1, b"\1" * 32, START)
     second = sign_checkpoint(signer, "pod1", 2, b"\2" * 32, START)
-    assert load_checkpoints(file) == []
-    append_checkpoints(file, [])
+    kept = CheckpointFile(file)
+    assert kept.lines() == []
+    kept.append([])
     assert not file.exists()
-    append_checkpoints(file, [first])
+    kept.append([checkpoint_line(first)])
     with file.open("ab") as cut:
         cut.write(b'{"checkpoint":{"at"')
-    append_checkpoints(file, [second])
-    assert load_checkpoints(file) == [first, second]
+    kept.append([checkpoint_line(second)])
+    assert read_checkpoints(kept.lines()) == [first, second]

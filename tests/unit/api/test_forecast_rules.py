@@ -3,9 +3,9 @@
 import pytest
 
 from healer.api.problems import Problem
-from healer.api.rules import check_mode, rule_view
+from healer.api.rule_views import check_mode, rule_view
 from healer.model import ForecastScore, Mode
-from healer.ports.api_answers import RuleRecord
+from healer.ports.answers import RuleRecord
 from tests.support.loop import rules_in
 
 NAME = "forecast-rows-remapped"

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from healer.api.group_commit import Busy, GroupCommit, in_thread
+from healer.api.group_commit import Busy, GroupCommit, QueueBounds, in_thread
 from healer.model import Component, Observation, ObservationKind
 from healer.ports.request_errors import Unavailable
 from healer.ports.signal_stores import Arrival
@@ -83,7 +83,7 @@ def test_what_waits_is_written_together_and_answered_each() -> None:
 def test_a_batch_begins_before_all_that_came_with_it_is_read() -> None:
     async def go() -> None:
         store = MemoryStore()
-        commit = GroupCommit(in_thread(store.store), begin_at=4)
+        commit = GroupCommit(in_thread(store.store), QueueBounds(begin_at=4))
         commit.start()
         answers = await asyncio.gather(*(commit.add([arrival(number)]) for number in range(10)))
         assert answers == [[True]] * 10
@@ -98,7 +98,7 @@ def test_a_store_that_comes_back_loses_nothing(begin_at: int | None) -> None:
     async def go() -> None:
         store = MemoryStore()
         store.away = 3
-        commit = GroupCommit(in_thread(store.store), begin_at=begin_at)
+        commit = GroupCommit(in_thread(store.store), QueueBounds(begin_at=begin_at))
         commit.start()
         assert await commit.add([arrival(1)]) == [True]
         await commit.stop()
@@ -121,7 +121,7 @@ def test_a_store_that_cannot_begin_fails_those_who_wait_and_nobody_after(begin_a
                 raise RuntimeError("can't start new thread")
             return begin(arrivals)
 
-        commit = GroupCommit(refusing, begin_at=begin_at, wait_s=5.0)
+        commit = GroupCommit(refusing, QueueBounds(begin_at=begin_at, wait_s=5.0))
         commit.start()
         three = [commit.add([arrival(number)], owner=str(number)) for number in range(3)]
         told = await asyncio.gather(*three, return_exceptions=True)
@@ -137,7 +137,7 @@ def test_a_store_that_stays_away_is_told_not_swallowed() -> None:
     async def go() -> None:
         store = MemoryStore()
         store.away = 10_000
-        commit = GroupCommit(in_thread(store.store), wait_s=0.2)
+        commit = GroupCommit(in_thread(store.store), QueueBounds(wait_s=0.2))
         commit.start()
         with pytest.raises(Unavailable):
             await commit.add([arrival(1)])
@@ -154,7 +154,7 @@ def test_each_sender_waits_its_own_time_and_an_answer_ends_it() -> None:
     async def go() -> None:
         store = MemoryStore()
         store.gate.clear()
-        commit = GroupCommit(in_thread(store.store), wait_s=1.0)
+        commit = GroupCommit(in_thread(store.store), QueueBounds(wait_s=1.0))
         commit.start()
         loop = asyncio.get_running_loop()
 
@@ -185,7 +185,7 @@ def test_heartbeats_are_shed_before_fault_events() -> None:
     async def go() -> None:
         store = MemoryStore()
         store.gate.clear()
-        commit = GroupCommit(in_thread(store.store), queue=10)
+        commit = GroupCommit(in_thread(store.store), QueueBounds(queue=10))
         commit.start()
         first = asyncio.create_task(commit.add([arrival(number) for number in range(5)]))
         await asyncio.sleep(0)
@@ -223,8 +223,8 @@ def test_what_matters_less_stands_back_while_the_other_queue_is_half_full() -> N
     async def go() -> None:
         store, later = MemoryStore(), MemoryStore()
         store.gate.clear()
-        events = GroupCommit(in_thread(store.store), queue=10)
-        metrics = GroupCommit(in_thread(later.store), queue=10, before=(events,))
+        events = GroupCommit(in_thread(store.store), QueueBounds(queue=10))
+        metrics = GroupCommit(in_thread(later.store), QueueBounds(queue=10, before=(events,)))
         events.start()
         metrics.start()
         waiting = [asyncio.create_task(events.add([arrival(number) for number in range(5)]))]
@@ -247,7 +247,7 @@ def test_weights_bound_the_queue_and_the_batch() -> None:
     async def go() -> None:
         store = MemoryStore()
         store.gate.clear()
-        commit = GroupCommit(in_thread(store.store), queue=300, batch=100, weigh=lambda _: 60)
+        commit = GroupCommit(in_thread(store.store), QueueBounds(queue=300, batch=100, weigh=lambda _: 60))
         commit.start()
         waiting = [asyncio.create_task(commit.add([arrival(number)])) for number in range(5)]
         await asyncio.sleep(0)
@@ -266,7 +266,7 @@ def test_weights_bound_the_queue_and_the_batch() -> None:
 def test_the_first_of_a_batch_waits_for_others() -> None:
     async def go() -> None:
         store = MemoryStore()
-        commit = GroupCommit(in_thread(store.store), gather_s=0.2)
+        commit = GroupCommit(in_thread(store.store), QueueBounds(gather_s=0.2))
         commit.start()
         first = asyncio.create_task(commit.add([arrival(1)]))
         await asyncio.sleep(0.01)
@@ -282,7 +282,7 @@ def test_one_owner_holds_a_share_of_the_queue_and_keeps_nobody_out() -> None:
     async def go() -> None:
         store = MemoryStore()
         store.gate.clear()
-        commit = GroupCommit(in_thread(store.store), queue=100)
+        commit = GroupCommit(in_thread(store.store), QueueBounds(queue=100))
         commit.start()
         waiting = [
             asyncio.create_task(
@@ -310,7 +310,7 @@ def test_a_request_longer_than_its_share_is_taken_and_fills_no_more_than_that() 
     async def go() -> None:
         store = Recorded()
         store.gate.clear()
-        commit = GroupCommit(in_thread(store.store), queue=1_000, batch=1_000)
+        commit = GroupCommit(in_thread(store.store), QueueBounds(queue=1_000, batch=1_000))
         commit.start()
         big = asyncio.create_task(commit.add([arrival(n) for n in range(3_300)], owner="loud", share=0.1))
         await asyncio.sleep(0)
@@ -336,7 +336,7 @@ def test_slices_of_a_request_keep_their_order_through_a_store_that_was_away_and_
         store = Recorded()
         store.away, store.poison = 2, arrival(9_000).observation.digest
         store.gate.clear()
-        commit = GroupCommit(in_thread(store.store), batch=2_000)
+        commit = GroupCommit(in_thread(store.store), QueueBounds(batch=2_000))
         commit.start()
         big = asyncio.create_task(commit.add([arrival(n) for n in range(2_600)], owner="a", share=0.1))
         bad = asyncio.create_task(commit.add([arrival(9_000)], owner="b", share=0.1))
@@ -356,7 +356,7 @@ def test_a_request_whose_sender_gave_up_frees_its_place() -> None:
     async def go() -> None:
         store = MemoryStore()
         store.away = 10_000
-        commit = GroupCommit(in_thread(store.store), wait_s=0.2, queue=1_000)
+        commit = GroupCommit(in_thread(store.store), QueueBounds(wait_s=0.2, queue=1_000))
         commit.start()
         with pytest.raises(Unavailable):
             await commit.add([arrival(n) for n in range(1_600)], owner="a", share=0.1)

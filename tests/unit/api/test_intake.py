@@ -4,13 +4,14 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from healer.api import intake
-from healer.api.intake import REST, Body, Intake, Refused, Tally, Translators
+from healer.api import counters
+from healer.api.counters import REST, Tally
+from healer.api.intake import Body, Intake, Refused, Translators
 from healer.model import Ruleset, UnknownSeries
 from healer.ports.request_errors import Unavailable
-from healer.signals.measured import Unknown
+from healer.signals.series import Unknown
 from healer.signals.wire import BadBody
-from healer.sim.columns import MemoryColumns
+from healer.sim.stores import MemoryColumns
 from tests.support.api import RULES
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
@@ -102,7 +103,7 @@ def test_the_tally_keeps_what_could_not_be_written() -> None:
 
 
 def test_the_tally_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(intake, "NAMES", 2)
+    monkeypatch.setattr(counters, "NAMES", 2)
     book = Book()
     tally = Tally(book)
     tally.add("pod1", [(name, Unknown(why="x", count=1)) for name in "abcda"], NOW)

@@ -16,11 +16,11 @@ from starlette.requests import Request
 
 from healer.api import access as access_module
 from healer.api.access import Access
-from healer.api.entry import aside
+from healer.api.db_health import Crowded, Reach, Readying
 from healer.api.problems import Problem
-from healer.api.reach import Crowded, Reach, Readying
+from healer.api.request_preamble import aside
 from healer.model import Role
-from healer.ports.api_answers import Readiness
+from healer.ports.answers import Readiness
 from healer.ports.callers import Caller
 from healer.ports.request_errors import Unavailable
 from tests.support.api import Api

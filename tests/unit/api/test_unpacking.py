@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
 from healer.api.problems import Problem
-from healer.api.unpacking import MEMBERS_MAX, encoding_of, unpacked
+from healer.api.receiving import MEMBERS_MAX, packing_of, unpacked
 from tests.support.api import Api
 
 Served = tuple[Api, httpx.Client]
@@ -98,7 +98,7 @@ def test_a_frame_that_wants_a_huge_window_is_refused() -> None:
     ],
 )
 def test_the_header_is_read_whole(lines: list[str], means: str) -> None:
-    assert encoding_of(Headers(raw=[(b"content-encoding", one.encode()) for one in lines])) == means
+    assert packing_of(Headers(raw=[(b"content-encoding", one.encode()) for one in lines])) == means
 
 
 @pytest.mark.parametrize("named", ["br", "gzip, zstd", "gzip, gzip", "deflate"])

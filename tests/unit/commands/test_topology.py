@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 from healer.commands import Failed
 from healer.commands.cli import build
 from healer.rulebook.ruleset import load
-from tests.unit.topology.samples import IB, LLDP_LINES, LLDP_ONE
+from tests.support.topology_samples import IB, LLDP_LINES, LLDP_ONE
 
 SHIPPED = Path(__file__).parents[3] / "rules"
 HAND = '# ours\nplaces:\n  "gpu[0001-0002]": {rack: r01}\n'

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from fastapi.testclient import TestClient
 
-from healer.console.views.approvals import SHOWN, approval, most_urgent
-from healer.console.views.runs import run_row
+from healer.console.views.queue_view import SHOWN, approval, most_urgent
+from healer.console.views.runs_view import run_row
 from healer.model import (
     Answer,
     AnswerKind,
@@ -21,9 +21,9 @@ from healer.model import (
     Severity,
     Verb,
 )
-from healer.ports.console_answers import Standing
+from healer.ports.answers import Standing
 from tests.support.console_sample import CLUSTER, NOW, Sample
-from tests.support.console_site import SampleReads, Site, make_sample
+from tests.support.console_site import Site, make_sample, standing_of
 
 COOKIE = {"Cookie": "healer_session=cookie-good"}
 
@@ -34,9 +34,7 @@ def sample() -> Sample:
 
 
 def stands(sample: Sample) -> Standing:
-    found = SampleReads(sample).standing(CLUSTER)
-    assert found is not None
-    return found
+    return standing_of(sample)
 
 
 def run(name: str, minutes: int, incident: str | None, state: RunState = RunState.waiting_approval) -> Run:

@@ -3,7 +3,7 @@
 import pytest
 
 from healer.console.views.buttons import node_buttons
-from healer.console.views.fleet import NodeKind, NodeRow
+from healer.console.views.fleet_view import NodeKind, NodeRow
 from healer.model import Role, SlurmNode, Verdict
 from tests.support.loop import CLUSTER, name, shipped
 
@@ -11,8 +11,7 @@ from tests.support.loop import CLUSTER, name, shipped
 def row(kind: NodeKind = NodeKind.idle) -> NodeRow:
     return NodeRow(
         name=name(1), kind=kind, verdict=Verdict.healthy, slurm=SlurmNode(name=name(1)),
-        state="IDLE", reason="", reason_user="", gpus=8,
-        gpu_model="h100", driver="", pod="", rack="", switch="", bad_gpus=(), incidents=(),
+        bad_gpus=(), incidents=(),
     )  # fmt: skip
 
 

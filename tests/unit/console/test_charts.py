@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from healer.console import words
-from healer.console.views import charts
+from healer.console.views import charts_view
 from healer.model import Catalogue, Column, Part, Scope, Signal, SignalKind
 from healer.model.detection import Chart, ChartLine, ChartMark
-from healer.model.samples import Report
+from healer.model.telemetry import Report
 from tests.support.console_sample import NOW
 from tests.support.console_telemetry import SLOW_NODE, clock_chart, slow_node
 
@@ -55,7 +55,7 @@ COLUMNS = {gpu: Column("clock_mhz", Part(gpu=gpu)) for gpu in range(8)}
 
 def test_later_samples_of_the_same_part_continue_its_own_line() -> None:
     later = [report(3, 1.0), report(10, 1310.0), report(15, float("nan")), report(20, 1700.0, gpu=4)]
-    made = charts.continued(chart(), CATALOGUE, later, COLUMNS)
+    made = charts_view.continued(chart(), CATALOGUE, later, COLUMNS)
     assert made.times == (START, START + 5, START + 10)
     own, peers, fixed, moving = (line.values for line in made.lines)
     assert own == (1700.0, 1300.0, 1310.0)
@@ -70,25 +70,27 @@ def test_later_samples_of_the_same_part_continue_its_own_line() -> None:
 )
 def test_a_chart_that_cannot_be_continued_stays_as_it_was(fields: dict) -> None:
     made = chart(**fields)
-    assert charts.continued(made, CATALOGUE, [report(10, 1.0)], COLUMNS) == made
+    assert charts_view.continued(made, CATALOGUE, [report(10, 1.0)], COLUMNS) == made
 
 
 def test_samples_long_after_the_chart_are_left_out() -> None:
-    far = report(charts.LATER.total_seconds() + 60, 1.0)
-    assert charts.continued(chart(), CATALOGUE, [far], COLUMNS).times == (START, START + 5)
+    far = report(charts_view.LATER.total_seconds() + 60, 1.0)
+    assert charts_view.continued(chart(), CATALOGUE, [far], COLUMNS).times == (START, START + 5)
 
 
 def test_silence_breaks_the_line() -> None:
-    times, (values,) = charts.with_gaps((0.0, 5.0, 5.0 + charts.GAP_S + 1), [(1.0, 2.0, 3.0)], timed=True)
+    times, (values,) = charts_view.with_gaps(
+        (0.0, 5.0, 5.0 + charts_view.GAP_S + 1), [(1.0, 2.0, 3.0)], timed=True
+    )
     assert values == [1.0, 2.0, None, 3.0]
     assert times == sorted(times)
-    assert charts.with_gaps((0.0, 900.0), [(1.0, 2.0)], timed=False) == ([0.0, 900.0], [[1.0, 2.0]])
+    assert charts_view.with_gaps((0.0, 900.0), [(1.0, 2.0)], timed=False) == ([0.0, 900.0], [[1.0, 2.0]])
 
 
 def test_moments_outside_the_picture_are_told_and_not_drawn() -> None:
     at = datetime.fromtimestamp(START, UTC)
     marks = [ChartMark(at=at, label="opened"), ChartMark(at=at + timedelta(days=1), label="returned")]
-    view = charts.chart_view("c1", chart(), marks)
+    view = charts_view.chart_view("c1", chart(), marks)
     assert [(one.label, one.drawn) for one in view.moments] == [("opened", True), ("returned", False)]
     assert [mark["l"] for mark in view.data["m"]] == ["opened"]
 
@@ -98,8 +100,8 @@ def test_the_table_says_what_the_chart_says() -> None:
         times=tuple(START + 5 * slot for slot in range(180)),
         lines=(ChartLine(label="GPU 3", role="own", values=(*([1700.0] * 178), None, 1234.0)),),
     )
-    view = charts.chart_view("c1", many)
-    assert len(view.rows) <= charts.TWIN_ROWS + 1
+    view = charts_view.chart_view("c1", many)
+    assert len(view.rows) <= charts_view.TWIN_ROWS + 1
     assert view.rows[0] == ("03:00:00", "1,700 MHz")
     assert view.rows[-1] == ("03:14:55", "1,234 MHz")
     assert view.label == "Clock: GPU 3 ends at 1,234 MHz."
@@ -107,7 +109,7 @@ def test_the_table_says_what_the_chart_says() -> None:
 
 def test_what_is_no_number_is_drawn_as_unknown() -> None:
     odd = chart(lines=(ChartLine(label="x", role="own", values=(float("nan"), float("inf"))),))
-    view = charts.chart_view("c1", odd)
+    view = charts_view.chart_view("c1", odd)
     assert json.loads(json.dumps(view.data, allow_nan=False))["s"][0]["v"] == [None, None]
     assert view.label == "Clock: no values."
     assert view.rows[0][1] == "unknown"
@@ -120,31 +122,35 @@ def test_an_incident_shows_the_newest_finding_of_each_fault_and_four_charts_at_m
     many = tuple(msgspec.structs.replace(clock_chart(), gpu=gpu) for gpu in (0, 1, 2, 3))
     more = msgspec.structs.replace(clock, fault="other", charts=many)
     detail = msgspec.structs.replace(detail, findings=(older, *detail.findings, more))
-    shown = charts.incident_charts(detail, CATALOGUE)
+    shown = charts_view.incident_charts(detail, CATALOGUE)
     assert "older" not in [one.text for one in shown]
-    assert sum(len(one.charts) for one in shown) == charts.CHARTS_SHOWN
+    assert sum(len(one.charts) for one in shown) == charts_view.CHARTS_SHOWN
     assert [one.fault for one in shown if one.why] == ["unusual-node"]
-    assert len({chart.id for one in shown for chart in one.charts}) == charts.CHARTS_SHOWN
+    assert len({chart.id for one in shown for chart in one.charts}) == charts_view.CHARTS_SHOWN
 
 
 def test_a_signal_that_two_rules_watch_is_drawn_once() -> None:
     detail = slow_node(())
     clock = detail.findings[0]
     again = msgspec.structs.replace(clock, fault="other", text="again", at=clock.at - timedelta(seconds=9))
-    shown = charts.incident_charts(msgspec.structs.replace(detail, findings=(clock, again)), CATALOGUE)
+    shown = charts_view.incident_charts(msgspec.structs.replace(detail, findings=(clock, again)), CATALOGUE)
     assert [(one.fault, len(one.charts)) for one in shown] == [(clock.fault, 2), ("other", 0)]
 
 
 def test_the_moments_of_an_incident() -> None:
-    assert [mark.label for mark in charts.incident_moments(slow_node(()))] == ["opened", "decided", "drained"]
+    assert [mark.label for mark in charts_view.incident_moments(slow_node(()))] == [
+        "opened",
+        "decided",
+        "drained",
+    ]
 
 
 def test_later_samples_are_asked_for_while_they_are_kept() -> None:
     found = slow_node(()).findings
-    wanted = charts.later_since(found, NOW)
+    wanted = charts_view.later_since(found, NOW)
     assert wanted is not None and wanted[0] == SLOW_NODE
-    assert charts.later_since(found, NOW + timedelta(hours=3)) is None
-    assert charts.later_since((), NOW) is None
+    assert charts_view.later_since(found, NOW + timedelta(hours=3)) is None
+    assert charts_view.later_since((), NOW) is None
 
 
 @pytest.mark.parametrize(

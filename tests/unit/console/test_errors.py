@@ -159,10 +159,10 @@ def test_a_failure_of_our_own_asks_nothing_more(monkeypatch: pytest.MonkeyPatch)
     """What failed may be the very reading that the page's head would need."""
     site = Site(make_sample(4))
 
-    def away(_: object) -> None:
+    def away(*_: object) -> None:
         raise RuntimeError("the database is away")
 
-    monkeypatch.setattr(site.reads, "standing", away)
+    monkeypatch.setattr(site.queries.clusters, "state", away)
     answer = visitor(site).get("/")
     assert (answer.status_code, answer.headers["content-type"]) == (500, "text/html; charset=utf-8")
     assert "<h1>Something went wrong</h1>" in answer.text and 'id="nav"' not in answer.text

@@ -5,21 +5,20 @@ from datetime import timedelta
 import msgspec
 from fastapi.testclient import TestClient
 
-from healer.console.views import signals
-from healer.console.views.health import Arrives, Health, Row, health
+from healer.console.views import health_view
+from healer.console.views.health_view import Arrives, Health, Row, health
 from healer.model import Sender
-from healer.ports.console_answers import Standing
+from healer.ports.answers import Standing
 from healer.ports.self_health import Backlog, Own, Queue, Sink, Stored
 from tests.support.console_desk import own
 from tests.support.console_sample import CLUSTER, NOW
-from tests.support.console_site import SampleReads, Site, make_sample
+from tests.support.console_site import Site, make_sample, standing_of
 
 COOKIE = {"Cookie": "healer_session=cookie-good"}
 
 
 def stands(**changes: object) -> Standing:
-    found = SampleReads(make_sample(32)).standing(CLUSTER)
-    assert found is not None
+    found = standing_of(make_sample(32))
     return msgspec.structs.replace(found, **changes)
 
 
@@ -76,7 +75,7 @@ def test_what_waits_is_behind_only_when_it_waits_long() -> None:
         return row(told(msgspec.structs.replace(well(), stored=stored)), "x").tone
 
     assert (waiting(2), waiting(40)) == ("good", "warn")
-    full = Arrives(queues=tuple(signals.queue_rows([Queue("events", 99, 100, "entries")])))
+    full = Arrives(queues=tuple(health_view.queue_rows([Queue("events", 99, 100, "entries")])))
     found = row(told(well(), arrives=full), "To be written: events")
     assert (found.tone, found.text) == ("bad", "99 entries, 99% of its room")
 
@@ -97,7 +96,7 @@ def test_quiet_senders_are_named() -> None:
         at = NOW - timedelta(minutes=minutes)
         return Sender(cluster=CLUSTER, who=who, source="heartbeat", requests=9, first_seen=at, last_seen=at)
 
-    many = signals.sender_rows([sender("a", 1), *(sender(f"q{i}", 90) for i in range(20))], NOW)
+    many = health_view.sender_rows([sender("a", 1), *(sender(f"q{i}", 90) for i in range(20))], NOW)
     found = row(told(well(), arrives=Arrives(senders=tuple(many))), "Senders")
     assert found.text.startswith("not heard from: q0 (heartbeat), q1") and found.text.endswith("and 12 more")
 

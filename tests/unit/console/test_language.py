@@ -5,8 +5,16 @@ from pathlib import Path
 import pytest
 
 from healer.console import language
-from healer.console.language import MOST_CHARS, Catalogue, CatalogueError, checked, chosen, load
-from healer.console.patterns import Steps, pattern
+from healer.console.language import (
+    MOST_CHARS,
+    Catalogue,
+    CatalogueError,
+    Steps,
+    checked,
+    chosen,
+    load,
+    pattern,
+)
 
 CATALOGUE = Catalogue(
     {

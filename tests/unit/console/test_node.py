@@ -2,9 +2,10 @@
 
 from datetime import datetime, timedelta
 
+import msgspec
 import numpy as np
 
-from healer.console.views import node
+from healer.console.views import node_view
 from healer.model import (
     Catalogue,
     Column,
@@ -16,9 +17,10 @@ from healer.model import (
     Signal,
     SignalKind,
 )
-from healer.model.samples import Report
-from healer.ports.console_answers import OpenIncident
-from tests.support.console_sample import NOW
+from healer.model.telemetry import Report
+from healer.ports.answers import OpenIncident
+from tests.support import console_telemetry
+from tests.support.console_sample import CLUSTER, NOW
 
 
 def signal(name: str, unit: str, kind: SignalKind = SignalKind.gauge, **fields: object) -> Signal:
@@ -64,11 +66,10 @@ def measured(
     gpus: int = 0,
     incidents: tuple[OpenIncident, ...] = (),
     wanted: str = "",
-) -> node.Measured:
+) -> node_view.Measured:
     reports, columns = told(*rows)
-    return node.measured(
-        reports, columns, CATALOGUE, gpus=gpus, incidents=incidents, node="n1", signal=wanted, now=NOW
-    )
+    node = node_view.NodeNow(name="n1", gpus=gpus, incidents=incidents, now=NOW)
+    return node_view.measured(reports, columns, CATALOGUE, node, wanted)
 
 
 def gpu(name: str, index: int = 0) -> Column:
@@ -161,3 +162,12 @@ def test_one_signal_is_drawn_with_a_line_for_each_gpu_and_their_median() -> None
 def test_a_gpu_with_an_open_incident_carries_it() -> None:
     view = measured((5, gpu("gpu_temp_c"), 61), (5, gpu("gpu_temp_c", 1), 61), incidents=(incident(),))
     assert [len(row.incidents) for row in view.gpus] == [1, 0]
+
+
+def test_scores_kept_by_the_version_before_are_shown_without_scorers_that_are_gone() -> None:
+    told = console_telemetry.unusual(CLUSTER, "gpu0001")
+    assert told is not None
+    gone = msgspec.structs.replace(told.ways[1], way="residual")
+    shown = node_view.unusual_table(msgspec.structs.replace(told, ways=(*told.ways, gone)))
+    assert shown is not None
+    assert [row.name for row in shown.rows] == ["Distance", "Isolation forest"]

@@ -6,21 +6,20 @@ import msgspec
 import pytest
 from fastapi.testclient import TestClient
 
-from healer.console.views import caps, fleet, pauses, standing
-from healer.decisions.gate import limits
+from healer.console.views import fleet_view, pauses_view, standing_view
+from healer.decisions.capacity import limits
 from healer.model import Breaker, GateFacts, Guard, Pause, Reservation, Role, Run, RunState, Slot
+from healer.ports.answers import Standing
 from healer.ports.callers import Session
-from healer.ports.console_answers import Standing
 from tests.support import console_sample
 from tests.support.console_sample import CLUSTER, NOW, pause_records, shipped
-from tests.support.console_site import SampleReads, Site, make_sample
+from tests.support.console_site import Site, make_sample, standing_of
 
 COOKIE = {"Cookie": "healer_session=cookie-good"}
 
 
 def stands(**changes: object) -> Standing:
-    found = SampleReads(make_sample(32)).standing(CLUSTER)
-    assert found is not None
+    found = standing_of(make_sample(32))
     return msgspec.structs.replace(found, **changes)
 
 
@@ -45,7 +44,7 @@ def test_a_pause_names_the_runs_that_it_holds_up_and_no_others() -> None:
         paused("node", "gpu0004"),
         paused("node", "other"),
     )
-    rows = pauses.pause_rows(
+    rows = pauses_view.pause_rows(
         stands(pauses=given, asking=(held, between, asked)),
         Session(name="eve", role=Role.viewer, csrf=""),
         NOW,
@@ -57,12 +56,12 @@ def test_a_pause_names_the_runs_that_it_holds_up_and_no_others() -> None:
 
 def test_pauses_that_are_over_say_how_they_ended() -> None:
     records = pause_records()[::-1]
-    node, everything = pauses.past_pauses(records, (), NOW)
+    node, everything = pauses_view.past_pauses(records, (), NOW)
     assert (node.scope, node.ended) == ("node gpu0012", "jonas: upgraded & tested")
     assert node.ended_at == NOW - timedelta(hours=8.5)
     assert (everything.scope, everything.ended) == ("everything", "its time was over")
     still = msgspec.structs.replace(paused("all", ""), id="past-1")
-    assert [one.scope for one in pauses.past_pauses(records, (still,), NOW)] == ["node gpu0012"]
+    assert [one.scope for one in pauses_view.past_pauses(records, (still,), NOW)] == ["node gpu0012"]
 
 
 @pytest.mark.parametrize(
@@ -72,17 +71,17 @@ def test_pauses_that_are_over_say_how_they_ended() -> None:
 def test_who_is_bound_to_clusters_ends_no_pause_of_all(clusters: tuple[str, ...], ends: set[str]) -> None:
     here = msgspec.structs.replace(paused("rule", "gpu-lost"), id="pod1", cluster=CLUSTER)
     session = Session(name="mara", role=Role.operator, csrf="", clusters=clusters)
-    rows = pauses.pause_rows(stands(pauses=(paused("all", ""), here)), session, NOW)
+    rows = pauses_view.pause_rows(stands(pauses=(paused("all", ""), here)), session, NOW)
     assert {row.pause.id for row in rows if row.end is not None} == ends
 
 
 def test_a_pause_is_added_with_what_its_scope_needs() -> None:
     site = stands()
-    assert pauses.add_buttons(site, shipped(), Role.responder, NOW) == ()
-    buttons = {one.body["scope"]: one for one in pauses.add_buttons(site, shipped(), Role.operator, NOW)}
+    assert pauses_view.add_buttons(site, shipped(), Role.responder, NOW) == ()
+    buttons = {one.body["scope"]: one for one in pauses_view.add_buttons(site, shipped(), Role.operator, NOW)}
     assert set(buttons) == {"cluster", "rule", "playbook", "node", "partition"}
     assert buttons["cluster"].body["name"] == CLUSTER
-    more = pauses.add_buttons(site, shipped(), Role.operator, NOW, several=True)
+    more = pauses_view.add_buttons(site, shipped(), Role.operator, NOW, several=True)
     assert [one.body for one in more if one not in buttons.values()] == [{"scope": "all"}]
     assert [one.name for one in buttons["cluster"].inputs] == ["until"]
     name, until = buttons["partition"].inputs
@@ -94,14 +93,14 @@ def test_a_pause_is_added_with_what_its_scope_needs() -> None:
 
 def test_caps_count_as_the_gate_does_and_list_only_places_with_slots() -> None:
     site = stands()
-    strip = standing.strip(site, fleet.node_rows(site), NOW)
-    found = {one.name: one for one in caps.caps(site, strip, shipped())}
+    strip = standing_view.strip(site, fleet_view.node_rows(site), NOW)
+    found = {one.name: one for one in pauses_view.caps(site, strip, shipped())}
     assert (found["Slots"].used, found["Slots"].limit) == (strip.slots_used, strip.slots_limit)
     assert (found["Floor of service"].limit, found["Floor of service"].left) == (29, 0)
     racks = [name for name in found if name.startswith("Rack")]
     held = {slot.node for slot in site.slots if not slot.unusable}
     assert len(racks) == len(held) and found["Partition train"].used == len(held)
-    assert caps.caps(stands(snapshot=None), strip, shipped()) == []
+    assert pauses_view.caps(stands(snapshot=None), strip, shipped()) == []
 
 
 @pytest.mark.parametrize("shown", [(), ("MAINTENANCE",)])
@@ -110,7 +109,7 @@ def test_the_floor_counts_what_is_tested_and_what_is_about_to_go_as_the_gate_doe
 ) -> None:
     site = stands()
     assert site.snapshot is not None
-    idle = [row.name for row in fleet.node_rows(site) if row.kind is fleet.NodeKind.idle]
+    idle = [row.name for row in fleet_view.node_rows(site) if row.kind is fleet_view.NodeKind.idle]
     tested, leaving, upheld = idle[:3]
     nodes = dict(site.snapshot.nodes)
     nodes[tested] = msgspec.structs.replace(nodes[tested], state=(*nodes[tested].state, *shown))
@@ -123,16 +122,16 @@ def test_the_floor_counts_what_is_tested_and_what_is_about_to_go_as_the_gate_doe
     slot = Slot(cluster=CLUSTER, node=leaving, incident=None, run="r", granted_at=NOW)
     site = msgspec.structs.replace(site, snapshot=snapshot, slots=(*site.slots, slot))
 
-    rows = {row.name: row for row in fleet.node_rows(site)}
-    strip = standing.strip(site, list(rows.values()), NOW)
-    room = next(one for one in caps.caps(site, strip, shipped()) if one.name == "Floor of service")
+    rows = {row.name: row for row in fleet_view.node_rows(site)}
+    strip = standing_view.strip(site, list(rows.values()), NOW)
+    room = next(one for one in pauses_view.caps(site, strip, shipped()) if one.name == "Floor of service")
     facts = GateFacts(
         cluster=CLUSTER, snapshot=snapshot, slots=tuple(site.slots), breaker=Breaker(cluster=CLUSTER)
     )
     told = next(one for one in limits(facts, shipped(), NOW) if one.guard is Guard.floor)
     assert (room.used, room.limit) == (told.used, told.limit)
-    assert rows[tested].kind is fleet.NodeKind.out_healer
-    assert rows[upheld].kind is fleet.NodeKind.planned
+    assert rows[tested].kind is fleet_view.NodeKind.out_healer
+    assert rows[upheld].kind is fleet_view.NodeKind.planned
 
 
 @pytest.mark.parametrize(("share", "word"), [(0.15, "at 5 roots"), (1.0, "switched off")])
@@ -143,7 +142,7 @@ def test_the_breaker_says_when_it_opens(share: float, word: str) -> None:
         guards=msgspec.structs.replace(site.guards, breaker_share=share),
         breaker=Breaker(cluster=CLUSTER),
     )
-    view = caps.breaker_view(site)
+    view = pauses_view.breaker_view(site)
     assert view.word == "closed" and word in view.opens
 
 

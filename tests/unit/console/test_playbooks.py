@@ -8,13 +8,13 @@ import pytest
 from fastapi.testclient import TestClient
 
 from healer.actions import CHECKS, VERBS, WAITS
-from healer.console.runbooks import Runbooks, runbooks_dir
-from healer.console.views import playbooks
-from healer.console.views.step_words import CHECK_WORDS, VERB_WORDS, WAIT_WORDS
+from healer.console.render import Runbooks, runbooks_dir
+from healer.console.views import playbooks_view
+from healer.console.views.playbooks_view import CHECK_WORDS, VERB_WORDS, WAIT_WORDS
 from healer.model import Playbook, Role, Run, RunState, Step, Verb
-from healer.ports.console_answers import RuleBook
+from tests.support import console_site
 from tests.support.console_sample import CLUSTER, NOW, shipped
-from tests.support.console_site import SampleReads, Site, make_sample
+from tests.support.console_site import Site, make_sample
 
 COOKIE = {"Cookie": "healer_session=cookie-good"}
 
@@ -52,21 +52,21 @@ def test_every_verb_check_and_wait_has_words_and_says_truly_whether_it_is_undone
     ],
 )
 def test_a_playbook_says_what_it_takes_and_what_needs_a_person(name: str, takes: str, person: str) -> None:
-    found = playbooks.entry(shipped().playbooks[name], [], [], NOW)
+    found = playbooks_view.entry(shipped().playbooks[name], [], [], NOW)
     assert (found.takes, found.person) == (takes, person)
 
 
 def test_runs_are_counted_by_how_they_ended_and_shadow_runs_apart() -> None:
     ran = [run(RunState.done), run(RunState.done, shadow=True), run(RunState.stuck), run(RunState.done)]
     other = msgspec.structs.replace(run(RunState.cancelled), playbook="other")
-    found = playbooks.entry(playbook(), [], [other, *ran], NOW)
+    found = playbooks_view.entry(playbook(), [], [other, *ran], NOW)
     assert found.ended == "2 done, 1 stuck, 1 in shadow"
     assert found.last is not None and found.last.run is ran[0]
-    assert playbooks.entry(playbook(), [], [], NOW).last is None
+    assert playbooks_view.entry(playbook(), [], [], NOW).last is None
 
 
 def test_a_step_tells_its_limits_its_condition_and_what_is_undone() -> None:
-    drain, kept, test, wait, repair = playbooks.step_lines(
+    drain, kept, test, wait, repair = playbooks_view.step_lines(
         playbook(
             Step(id="drain", do=Verb.drain, timeout_s=30, retries=4),
             Step(id="kept", do=Verb.drain, undo="keep", verify="node_answers"),
@@ -128,14 +128,8 @@ def test_a_runbook_of_the_site_cannot_bring_html_or_scripts(tmp_path: Path) -> N
 def test_what_a_site_wrote_into_its_playbook_stays_text(monkeypatch: pytest.MonkeyPatch) -> None:
     evil = "<script>alert(1)</script>"
     one = playbook(Step(id="x", title=evil, do=Verb.notify, when=evil), title=evil)
-    known = SampleReads.rule_book
-
-    def with_it(self: SampleReads, cluster: str) -> RuleBook:
-        book = known(self, cluster)
-        rules = msgspec.structs.replace(book.rules, playbooks={**book.rules.playbooks, "one": one})
-        return msgspec.structs.replace(book, rules=rules)
-
-    monkeypatch.setattr(SampleReads, "rule_book", with_it)
+    rules = msgspec.structs.replace(shipped(), playbooks={**shipped().playbooks, "one": one})
+    monkeypatch.setattr(console_site, "shipped", lambda: rules)
     client = TestClient(Site(make_sample(8)).app)
     for path in ("/playbooks", "/playbooks/one"):
         page = client.get(path, headers=COOKIE).text

@@ -5,11 +5,11 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from healer.console.views.queue import Needs, Wanted, asking_ids, queue, queue_row
+from healer.console.views.queue_view import Needs, Wanted, asking_ids, queue, queue_row
 from healer.model import Component, Guard, Incident, IncidentState, Run, RunState, Severity
-from healer.ports.console_answers import OpenIncident
+from healer.ports.answers import OpenIncident
 from tests.support.console_sample import CLUSTER, NOW, Sample
-from tests.support.console_site import SampleReads, make_sample
+from tests.support.console_site import make_sample, standing_of
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +65,7 @@ def test_filters_leave_what_fits(wanted: Wanted, expected: list[str]) -> None:
 
 
 def test_only_a_run_that_wants_a_person_asks(sample: Sample) -> None:
-    standing = SampleReads(sample).standing(CLUSTER)
-    assert standing is not None
+    standing = standing_of(sample)
     states = {run.state for run in standing.asking if run.incident in asking_ids(standing.asking)}
     assert states == {RunState.proposed, RunState.waiting_approval, RunState.stuck}
 

@@ -6,17 +6,18 @@ import pytest
 from healer.console import words
 from healer.console.language import load
 from healer.console.render import web_dir
-from healer.console.views import audit, colours, fleet, incident, runs, standing, timeline
+from healer.console.views import colours, fleet_view, incident_view, runs_view, standing_view, timeline_view
 from healer.console.views.buttons import quiet_buttons, run_buttons
 from healer.console.views.colours import Colour, Told
-from healer.console.views.fleet import NodeKind, NodeRow
-from healer.console.views.report import report
+from healer.console.views.fleet_view import NodeKind, NodeRow
+from healer.console.views.incident_view import report
+from healer.engine.records import IncidentRecord
+from healer.incidents.incident_verdict import place
 from healer.model import AuditRecord, Component, Controller, Role, RunState, SlurmNode, StepEvent, Trouble
-from healer.ports.api_answers import Note
-from healer.ports.console_answers import IncidentDetail, NodeGauges, Standing
+from healer.ports.answers import NodeGauges, Note, Standing
 from tests.support import console_sample
 from tests.support.console_sample import CLUSTER, NOW, Sample
-from tests.support.console_site import SampleReads, make_sample
+from tests.support.console_site import make_sample, standing_of
 
 
 @pytest.fixture(scope="module")
@@ -25,12 +26,10 @@ def sample() -> Sample:
 
 
 def stands(sample: Sample) -> Standing:
-    found = SampleReads(sample).standing(CLUSTER)
-    assert found is not None
-    return found
+    return standing_of(sample)
 
 
-def detail_of(sample: Sample, rule: str) -> IncidentDetail:
+def detail_of(sample: Sample, rule: str) -> IncidentRecord:
     return next(detail for detail in sample.details.values() if detail.incident.rule == rule)
 
 
@@ -53,7 +52,7 @@ def detail_of(sample: Sample, rule: str) -> IncidentDetail:
 )
 def test_who_took_a_node_out(state: tuple[str, ...], reason: str, kind: NodeKind) -> None:
     node = SlurmNode(name="gpu0001", state=state, reason=reason)
-    assert fleet.kind_of(node, hold=None, known_bad=False) is kind
+    assert fleet_view.kind_of(node, hold=None, known_bad=False) is kind
 
 
 @pytest.mark.parametrize(
@@ -70,14 +69,14 @@ def test_who_took_a_node_out(state: tuple[str, ...], reason: str, kind: NodeKind
     ],
 )
 def test_slurms_state_in_words(sample: Sample, state: tuple[str, ...], reason: str, text: str) -> None:
-    row = fleet.node_rows(stands(sample))[0]
+    row = fleet_view.node_rows(stands(sample))[0]
     at = NOW - timedelta(hours=3) if reason else None
     shown = SlurmNode(name="gpu0001", state=state, reason=reason, reason_user="ann", reason_at=at)
     assert msgspec.structs.replace(row, slurm=shown).shown(NOW) == text
 
 
 def test_a_node_that_a_program_holds_names_the_program(sample: Sample) -> None:
-    row = fleet.node_rows(stands(sample))[0]
+    row = fleet_view.node_rows(stands(sample))[0]
     shown = SlurmNode(name="gpu0001", state=("IDLE", "DRAIN"), reason="NHC: check_hw", reason_user="root")
     assert msgspec.structs.replace(row, kind=NodeKind.out_person, slurm=shown).word == "out, by NHC"
 
@@ -89,7 +88,7 @@ def test_a_controller_in_trouble_is_a_banner_that_says_since_when(sample: Sample
         since=since,
     )  # fmt: skip
     now = msgspec.structs.replace(stands(sample), controller=seen)
-    shown = standing.strip(now, fleet.node_rows(now), NOW).banners
+    shown = standing_view.strip(now, fleet_view.node_rows(now), NOW).banners
     banners = [one for one in shown if "controller" in one.title]
     assert [(one.tone, one.title) for one in banners] == [
         ("warn", f"Slurm's controller: the backup since {words.utc(since[Trouble.backup])}"),
@@ -106,25 +105,25 @@ def test_a_dead_controller_is_told_once_also_when_the_picture_is_old(sample: Sam
     earlier = msgspec.structs.replace(fresh.snapshot, taken_at=NOW - timedelta(minutes=3))
     old = msgspec.structs.replace(fresh, snapshot=earlier, snapshot_error="No answer.")
     for shown in (fresh, old):
-        banners = standing.strip(shown, fleet.node_rows(shown), NOW).banners
+        banners = standing_view.strip(shown, fleet_view.node_rows(shown), NOW).banners
         assert len([one for one in banners if "No answer" in one.text]) == 1
 
 
 def test_a_known_bad_node_in_service_comes_first(sample: Sample) -> None:
-    rows = fleet.by_trouble(fleet.node_rows(stands(sample)))
+    rows = fleet_view.by_trouble(fleet_view.node_rows(stands(sample)))
     assert (rows[0].name, rows[0].kind) == ("gpu0009", NodeKind.bad_in_service)
     assert rows[0].bad_gpus == (6,)
     assert [row.kind for row in rows] == sorted((row.kind for row in rows), key=list(NodeKind).index)
 
 
 def test_search_takes_every_word(sample: Sample) -> None:
-    rows = fleet.node_rows(stands(sample))
-    assert [row.name for row in rows if fleet.matches(row, "R005 healer")] == ["gpu0017", "gpu0020"]
+    rows = fleet_view.node_rows(stands(sample))
+    assert [row.name for row in rows if fleet_view.matches(row, "R005 healer")] == ["gpu0017", "gpu0020"]
 
 
 def test_strip_counts_every_node_once(sample: Sample) -> None:
     now = stands(sample)
-    strip = standing.strip(now, fleet.node_rows(now), NOW)
+    strip = standing_view.strip(now, fleet_view.node_rows(now), NOW)
     out = strip.out_healer + strip.out_person + strip.out_slurm + strip.planned + strip.unknown
     assert strip.in_service + out == strip.nodes == 32
     assert (strip.floor, strip.slots_limit, strip.known_bad) == (29, 1, 1)
@@ -133,26 +132,26 @@ def test_strip_counts_every_node_once(sample: Sample) -> None:
 
 def test_strip_before_the_first_picture_and_after_the_last(sample: Sample) -> None:
     blind = msgspec.structs.replace(stands(sample), snapshot=None, snapshot_error="slurmctld refused")
-    strip = standing.strip(blind, fleet.node_rows(blind), NOW)
+    strip = standing_view.strip(blind, fleet_view.node_rows(blind), NOW)
     assert strip.nodes == 0
     assert not strip.below_floor
     assert strip.banners[0].text == "healer holds every action. slurmctld refused"
 
-    later = standing.strip(stands(sample), [], NOW + timedelta(minutes=3))
+    later = standing_view.strip(stands(sample), [], NOW + timedelta(minutes=3))
     assert later.stale
     assert later.banners[0].title == "Slurm was last seen 3 min ago"
 
 
 def test_place_names_the_smallest_part() -> None:
-    assert incident.place(Component(cluster="c", node="n1", gpu=3, pci="0000:9b:00")) == "GPU 3 of n1"
-    assert incident.place(Component(cluster="c", node="n1", switch="NVSwitch 2")) == "NVSwitch 2 of n1"
-    assert incident.place(Component(cluster="c", switch="leaf-3")) == "switch leaf-3"
-    assert incident.place(Component(cluster="c", job="4711")) == "job 4711"
-    assert incident.place(Component(cluster="c")) == "cluster c"
+    assert place(Component(cluster="c", node="n1", gpu=3, pci="0000:9b:00")) == "GPU 3 of n1"
+    assert place(Component(cluster="c", node="n1", switch="NVSwitch 2")) == "NVSwitch 2 of n1"
+    assert place(Component(cluster="c", switch="leaf-3")) == "switch leaf-3"
+    assert place(Component(cluster="c", job="4711")) == "job 4711"
+    assert place(Component(cluster="c")) == "cluster c"
 
 
 def left(sample: Sample, rule: str, role: Role = Role.operator) -> list[tuple[str, list[str]]]:
-    view = incident.incident_view(detail_of(sample, rule), stands(sample), role, NOW)
+    view = incident_view.view_incident(detail_of(sample, rule), stands(sample), role, NOW)
     return [(one.text, [button.label for button in one.buttons]) for one in view.left]
 
 
@@ -173,7 +172,7 @@ def test_what_is_left_for_a_person(sample: Sample) -> None:
 
 def test_a_viewer_gets_no_button(sample: Sample) -> None:
     for detail in sample.details.values():
-        view = incident.incident_view(detail, stands(sample), Role.viewer, NOW)
+        view = incident_view.view_incident(detail, stands(sample), Role.viewer, NOW)
         assert not [button for one in view.left for button in one.buttons]
         assert view.quiet == ()
 
@@ -184,7 +183,7 @@ def test_our_drain_without_a_run_waits_for_the_repair(sample: Sample) -> None:
         msgspec.structs.replace(one, run=msgspec.structs.replace(one.run, state=RunState.cancelled))
         for one in detail.runs
     )
-    view = incident.incident_view(
+    view = incident_view.view_incident(
         msgspec.structs.replace(detail, runs=ended), stands(sample), Role.operator, NOW
     )
     assert [button.action for one in view.left for button in one.buttons] == ["/api/v1/playbooks/resume/runs"]
@@ -199,7 +198,7 @@ def test_a_run_that_waits_for_the_repair_offers_the_return(sample: Sample) -> No
             for one in detail.runs
         )
         changed = msgspec.structs.replace(detail, runs=runs_now)
-        view = incident.incident_view(changed, stands(sample), Role.operator, NOW)
+        view = incident_view.view_incident(changed, stands(sample), Role.operator, NOW)
         return [button.label for one in view.left for button in one.buttons]
 
     assert labels(state=RunState.waiting, wake_at=None) == ["Resume gpu0017"]
@@ -213,7 +212,7 @@ def test_a_wait_that_looks_again_and_again_is_one_row(sample: Sample) -> None:
         msgspec.structs.replace(wait, at=wait.at + timedelta(seconds=second)) for second in range(60)
     )
     many = msgspec.structs.replace(detail.runs[0], log=looks)
-    rows = timeline.timeline(msgspec.structs.replace(detail, runs=(many,)))
+    rows = timeline_view.timeline(msgspec.structs.replace(detail, runs=(many,)))
     assert [row.detail for row in rows if row.kind == "step"] == [f"{wait.text} (looked 60 times)"]
 
 
@@ -221,7 +220,7 @@ def test_affected_parts_are_told_by_node() -> None:
     parts = [Component(cluster="c", node="n1", gpu=gpu) for gpu in range(4)]
     parts += [Component(cluster="c", node="n2", gpu=gpu) for gpu in (1, 5)]
     parts += [Component(cluster="c", node=f"m{number}") for number in range(8)]
-    told = incident.affected(tuple(parts), 3)
+    told = incident_view.affected(tuple(parts), 3)
     assert told == "n1 GPU 0 to 3, n2 GPU 1, 5, m0 and 7 more"
 
 
@@ -234,7 +233,7 @@ def test_an_audit_record_says_its_words_once() -> None:
         subject="node/gpu0001",
         data={"text": "Drained: healer:x", "reason": "healer:x", "guard": None, "state": ["IDLE", "DRAIN"]},
     )
-    row = audit.audit_row(record, "c")
+    row = timeline_view.audit_row(record, "c")
     assert (row.words, row.link) == ("Drained: healer:x", "/nodes/c/gpu0001")
     assert row.rest == (("state", '["IDLE", "DRAIN"]'),)
 
@@ -250,7 +249,7 @@ def test_an_approval_is_previewed_by_a_dry_run_of_its_playbook(sample: Sample) -
 
 def test_steps_are_folded_into_one_row_each(sample: Sample) -> None:
     detail = detail_of(sample, "gpu-lost")
-    rows = runs.steps(detail.runs[0].log, detail.incident.opened)
+    rows = runs_view.steps(detail.runs[0].log, detail.incident.opened)
     assert [(row.key, row.word, row.took) for row in rows] == [
         ("drain", "done", "12 ms"),
         ("list-jobs", "done", ""),
@@ -262,7 +261,7 @@ def test_steps_are_folded_into_one_row_each(sample: Sample) -> None:
 
 
 def test_timeline_is_in_order_and_says_each_day_once(sample: Sample) -> None:
-    rows = timeline.timeline(detail_of(sample, "gpu-lost"))
+    rows = timeline_view.timeline(detail_of(sample, "gpu-lost"))
     assert [row.at for row in rows] == sorted(row.at for row in rows)
     assert [row.day for row in rows if row.day] == ["Fri 20 Nov 2026"]
     assert rows[0].line.startswith("NVRM: Xid (PCI:0000:9b:00): 79")
@@ -272,7 +271,7 @@ def test_timeline_is_in_order_and_says_each_day_once(sample: Sample) -> None:
 
 
 def test_a_held_decision_names_its_guard(sample: Sample) -> None:
-    rows = timeline.timeline(detail_of(sample, "gpu-remap-failed"))
+    rows = timeline_view.timeline(detail_of(sample, "gpu-remap-failed"))
     decision = next(row for row in rows if row.kind == "decision")
     assert decision.summary == "15 guards asked: floor holds"
     assert decision.open
@@ -285,7 +284,7 @@ def test_report_makes_markup_of_a_log_inert(sample: Sample) -> None:
 
 
 def test_the_map_of_a_large_cluster_is_small() -> None:
-    rows = fleet.node_rows(stands(make_sample(1250)))
+    rows = fleet_view.node_rows(stands(make_sample(1250)))
     places, cells = colours.cells(rows, Colour.service, Told())
     assert (len(cells), len(places)) == (1250, 313)
     assert len(msgspec.json.encode([places, cells])) < 100_000
@@ -293,13 +292,13 @@ def test_the_map_of_a_large_cluster_is_small() -> None:
 
 def test_only_rows_of_which_something_else_is_said_are_made_anew(sample: Sample) -> None:
     now = stands(sample)
-    before = {row.name: row for row in fleet.node_rows(now)}
+    before = {row.name: row for row in fleet_view.node_rows(now)}
     assert now.snapshot is not None
     down = msgspec.structs.replace(now.snapshot.nodes["gpu0004"], state=("DOWN",))
     shown = msgspec.structs.replace(now.snapshot, nodes={**now.snapshot.nodes, "gpu0004": down})
     fewer = tuple(one for one in now.open_incidents if one.root.node != "gpu0009")
     later = msgspec.structs.replace(now, snapshot=shown, open_incidents=fewer, slots=())
-    rows = fleet.node_rows(later, before)
+    rows = fleet_view.node_rows(later, before)
     held = {slot.node for slot in now.slots}
     assert {row.name for row in rows if row is not before[row.name]} == {"gpu0004", "gpu0009", *held}
 
@@ -310,7 +309,7 @@ def cell_of(row: NodeRow, colour: Colour, **told: object) -> tuple[str, str]:
 
 
 def test_colours_tell_what_is_known_and_leave_the_rest_unknown(sample: Sample) -> None:
-    rows = {row.name: row for row in fleet.node_rows(stands(sample))}
+    rows = {row.name: row for row in fleet_view.node_rows(stands(sample))}
     row, nothing = rows["gpu0003"], NodeGauges()
     assert cell_of(row, Colour.service) == ("", "")
     assert cell_of(rows["gpu0009"], Colour.verdict) == ("3", "isolate")
@@ -355,8 +354,8 @@ def test_a_legend_counts_nodes_by_their_worst_and_the_unknown() -> None:
 
 
 def test_legend_counts_all_nodes(sample: Sample) -> None:
-    rows = fleet.node_rows(stands(sample))
-    assert sum(count for *_, count in fleet.legend(rows)) == 32
+    rows = fleet_view.node_rows(stands(sample))
+    assert sum(count for *_, count in fleet_view.legend(rows)) == 32
 
 
 def test_sample_is_the_same_each_time() -> None:

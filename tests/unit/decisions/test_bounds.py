@@ -2,8 +2,8 @@
 
 import pytest
 
-from healer.bootstrap.bound_check import told
-from healer.decisions.bounds import odd_bounds
+from healer.bootstrap.doctor_checks import warn_of_bound
+from healer.decisions.capacity import odd_bounds
 from healer.model import Guard, GuardSettings
 from tests.support.gate import NOW, facts, node, rules, slot
 
@@ -52,5 +52,5 @@ def test_one_node_has_caps_of_one() -> None:
 
 def test_it_says_what_and_where_to_change_it() -> None:
     (bound,) = odd_bounds(facts(32), rules(GuardSettings(requeues_per_job=0)), NOW)
-    seen = told("pod1", bound)
+    seen = warn_of_bound("pod1", bound)
     assert seen.ok and "requeue_cap always holds" in seen.text and "requeues_per_job" in seen.repair

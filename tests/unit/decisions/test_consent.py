@@ -8,7 +8,7 @@ from healer.decisions import judge
 from healer.decisions.consent import OPT_IN
 from healer.model import AnswerKind, Guard, Mode, Outcome, RunState, StepEvent, Verb
 from tests.support.gate import NOW, ago, answer, drain, facts, job, name, node, propose, requeue, rules, slot
-from tests.support.loop import LOST, Site
+from tests.support.loop import LOST, Site, equip
 
 DRAINED = node(1, state=("IDLE", "DRAIN"), reason="healer:gpu-lost inc:00000001 x")
 REST = [node(n) for n in range(2, 33)]
@@ -182,7 +182,7 @@ def test_a_job_that_ended_and_was_forgotten_before_its_requeue_holds_no_run_up()
         jobs_on=forgotten,
         annotate=site.slurm.annotate,
     )
-    site.driver.scheduler = site.scheduler
+    equip(site.driver, scheduler=site.scheduler)
     gone = site.slurm.add_job(nodes=1, required=[name(1)])
     site.run_for(20, *site.say(1, LOST))
     (run,) = site.runs

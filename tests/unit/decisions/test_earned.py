@@ -2,7 +2,7 @@
 
 import pytest
 
-from healer.decisions.earned import falls_back, lacks
+from healer.decisions.consent import falls_back, lacks
 from healer.model import Earn, Mode, Proof
 
 EARN = Earn()

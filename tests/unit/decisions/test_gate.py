@@ -17,7 +17,7 @@ from healer.model import (
     Step,
     Verb,
 )
-from healer.model.reasons import is_ours, slurm_kind
+from healer.model.slurm import is_ours, slurm_kind
 from tests.support.gate import (
     CLUSTER,
     DRAIN,

@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from healer.decisions.node_context import context_of
+from healer.decisions.node_facts import context_of
 from healer.engine.upkeep import note_inventories
-from healer.incidents.goings import ContextTable, table_of
+from healer.incidents.context import ContextTable, table_of
 from healer.model import (
     ContextKind,
     Inventory,
@@ -193,7 +193,7 @@ def test_the_table_has_the_entries_of_a_fault_in_their_order_and_is_one_for_a_se
 
 
 def test_the_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("healer.incidents.goings._FAULTS_KEPT", 10)
+    monkeypatch.setattr("healer.incidents.context._FAULTS_KEPT", 10)
     table = ContextTable(RULES.context)
     for number in range(25):
         assert [one.name for one in table.of(f"hook:{number}")][:1] == ["power-saving"]

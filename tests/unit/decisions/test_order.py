@@ -6,10 +6,10 @@ import pytest
 
 from healer.decisions import judge
 from healer.incidents import by_urgency
-from healer.incidents.severity import urgency_of
+from healer.incidents.impact import urgency_of
 from healer.model import Guard, GuardSettings, JobHit, Outcome, Severity, Urgency, Verb
 from healer.model.gate import Waiting
-from healer.model.words import HitBasis
+from healer.model.vocabulary import HitBasis
 from tests.support.gate import NOW, ago, drain, facts, incident, job, name, propose, rules, slot, snapshot
 
 #: Two nodes at once, and nothing else that binds.

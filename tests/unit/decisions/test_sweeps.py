@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from healer.decisions import judge
-from healer.decisions.bounds import odd_bounds
+from healer.decisions.capacity import odd_bounds
 from healer.decisions.sweeps import limit_of
 from healer.model import (
     Answer,

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from healer.decisions.remarks import Remark, remark_in, with_remark
-from healer.decisions.wishes import GRACE_MAX_S, Wish, agreed, wish_of
+from healer.decisions.comments import GRACE_MAX_S, Remark, Wish, agreed, remark_in, wish_of, with_remark
 from healer.model import Agreed, SlurmJob
 
 

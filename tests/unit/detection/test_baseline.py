@@ -10,6 +10,7 @@ import pytest
 from healer.detection.baseline import Baseline
 from healer.model import Component, Finding, SlurmJob, SlurmNode, SlurmSnapshot
 from healer.observations.steps import StepTimes
+from tests.support.looks import UNMEASURED, look
 from tests.support.steps import CLUSTER, START, batch, node_name
 
 PER, NODES = 8, 16
@@ -48,7 +49,7 @@ class Fleet:
             slurm = SlurmSnapshot(cluster=CLUSTER, taken_at=self.now, nodes=self.nodes, jobs=shown)
             told = [self._batch(name[1:], about) for name, about in jobs.items()]
             self.steps.update(told, slurm, self.now)
-            sensed = self.detector.tick(self.steps, slurm, self.now, self.watched)
+            sensed = self.detector.tick(look(self.now, steps=self.steps, slurm=slurm, watched=self.watched))
             self.found += sensed.findings
             self.clear = dict(sensed.clear_since)
 
@@ -116,7 +117,7 @@ def test_a_node_that_was_repaired_is_learnt_anew() -> None:
     fleet = Fleet()
     fleet.factor[4:6] = 1.1
     fleet.run(60, j1={"first": 0}, j2={"first": 8}, j3={"first": 4})
-    fleet.detector.forget(NAMES[4])
+    fleet.detector.forget(UNMEASURED, NAMES[4], fleet.now)
     fleet.factor[4] = 1.0
     before = len(fleet.found)
     fleet.run(100, j1={"first": 0}, j2={"first": 8}, j3={"first": 4})

@@ -9,6 +9,7 @@ import pytest
 from healer.detection.creep import JOB_CREEP, STRETCHES, Creep, Life
 from healer.model import Component, FaultClass, Finding
 from healer.observations.steps import StepTimes
+from tests.support.looks import look
 from tests.support.steps import CLUSTER, START, batch, slurm
 
 JOB = Component(cluster=CLUSTER, job="4711")
@@ -90,7 +91,7 @@ class Job:
                 work=work if self.work else np.nan, placed=self.work is not None,
             )  # fmt: skip
             self.steps.update([told], self.shown, self.now)
-            sensed = self.creep.tick(self.steps, self.shown, self.now, self.watched)
+            sensed = self.creep.tick(look(self.now, steps=self.steps, slurm=self.shown, watched=self.watched))
             found += sensed.findings
             self.clear = dict(sensed.clear_since)
         return found

@@ -32,10 +32,11 @@ from healer.model import (
     Switch,
     Topology,
 )
-from healer.model.samples import Report
+from healer.model.telemetry import Report
 from healer.observations import axes
-from healer.observations.telemetry import Telemetry
-from healer.sim.columns import MemoryColumns
+from healer.observations.telemetry_windows import Telemetry
+from healer.sim.stores import MemoryColumns
+from tests.support.looks import look
 
 START = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
 PLACES = Topology(
@@ -96,7 +97,7 @@ class Site:
         self.telemetry.update([report], self.book, self.now)
 
     def tick(self, seconds: float = 30.0) -> Sensed:
-        sensed = self.engine.tick(self.telemetry, self.now, self.watched)
+        sensed = self.engine.tick(look(self.now, self.telemetry, watched=self.watched))
         self.now += timedelta(seconds=seconds)
         return sensed
 

@@ -9,6 +9,7 @@ import pytest
 from healer.detection.divergence import Divergence
 from healer.model import Component, FaultClass, Finding
 from healer.observations.steps import StepTimes
+from tests.support.looks import UNMEASURED, look
 from tests.support.steps import CLUSTER, START, batch, slurm
 
 RANKS = 32
@@ -30,7 +31,7 @@ class Job:
             now = START + timedelta(seconds=5 * self.number + 1)
             one = batch(self.number, np.full(RANKS, 4.0), **told(self.number))
             self.steps.update([one], slurm(4), now)
-            sensed = self.detector.tick(self.steps, slurm(4), now, watched)
+            sensed = self.detector.tick(look(now, steps=self.steps, slurm=slurm(4), watched=watched))
             found += sensed.findings
             self.clear = dict(sensed.clear_since)
         return found
@@ -140,7 +141,7 @@ def test_a_node_that_came_back_begins_anew() -> None:
     job = Job()
     job.run(20, shared)
     assert len(job.run(3, apart([13]))) == 1
-    job.detector.forget("gpu0001")
+    job.detector.forget(UNMEASURED, "gpu0001", START)
     assert job.run(1, lambda step: {}) == []
     assert len(job.run(2, apart([13]))) == 1
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from healer.detection.kernel import read
+from healer.detection.readings import read
 from healer.model import FaultClass, Observation, Ruleset
 from healer.signals.wire import kernel_text_observations
 from tests.support.loop import CLUSTER, START, name, shipped

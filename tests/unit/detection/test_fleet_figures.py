@@ -25,7 +25,8 @@ from healer.model import (
     SlurmSnapshot,
 )
 from healer.ports.transactions import LedgerAway
-from healer.sim.columns import MemoryColumns
+from healer.sim.stores import MemoryColumns
+from tests.support.looks import UNMEASURED, look
 from tests.support.loop import shipped
 from tests.support.steps import CLUSTER, START, batch, node_name
 
@@ -124,7 +125,7 @@ class Fleet:
         nodes = {name: SlurmNode(name=name, state=("IDLE",), gpus=8, gpu_model="h100") for name in kinds(20)}
         slurm = SlurmSnapshot(cluster=CLUSTER, taken_at=self.now, nodes=nodes)
         asked = [(SLOWER_THAN_FLEET, Component(cluster=CLUSTER, node=one)) for one in watched]
-        return self.detector.tick(slurm, self.now, asked)
+        return self.detector.tick(look(self.now, slurm=slurm, watched=asked))
 
 
 def test_it_is_told_as_evidence_with_the_figures_that_a_person_can_check() -> None:
@@ -153,7 +154,7 @@ def test_it_is_over_when_a_later_test_is_half_way_back_and_not_when_nobody_knows
 def test_what_was_measured_before_a_repair_counts_no_more() -> None:
     site = Fleet(fleet({3: 610.0}))
     site.tick()
-    site.detector.forget(node_name(3), site.now)
+    site.detector.forget(UNMEASURED, node_name(3), site.now)
     assert site.detector.suspects == {} and site.tick().findings == ()
     site.told = fleet({3: 610.0}, at=site.now + timedelta(minutes=1))
     assert len(site.tick().findings) == 1

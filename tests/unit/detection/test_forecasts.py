@@ -23,12 +23,13 @@ from healer.model import (
     SlurmSnapshot,
     Topology,
 )
-from healer.model.samples import Report
-from healer.observations.telemetry import Telemetry
+from healer.model.telemetry import Report
+from healer.observations.telemetry_windows import Telemetry
 from healer.observations.trends import POINT_S
 from healer.rulebook.forecast_rules import read_forecasts
 from healer.rulebook.source import Problem, Source
-from healer.sim.columns import MemoryColumns
+from healer.sim.stores import MemoryColumns
+from tests.support.looks import look
 from tests.support.loop import rules_in
 
 START = datetime(2026, 11, 1, tzinfo=UTC)
@@ -72,7 +73,7 @@ class Days:
             )
 
     def look(self, hours: float = 2.0) -> Sensed:
-        sensed = self.forecasts.tick(self.telemetry, self.now, self.watched)
+        sensed = self.forecasts.tick(look(self.now, self.telemetry, watched=self.watched))
         self.told.append(sensed)
         self.now += timedelta(hours=hours)
         return sensed
@@ -209,10 +210,10 @@ def test_silence_is_no_sign_that_it_is_over() -> None:
 
 def test_another_gpu_in_its_place_has_no_past() -> None:
     days = Days("rows-remapped")
-    days.forecasts.parts(days.telemetry, [("n1", 2, "GPU-old")])
+    days.forecasts.know_parts(days.telemetry, [("n1", 2, "GPU-old")])
     grow(days, "row_remap_uncorrectable_rows", 6, lambda day: float(int(day)))
     days.watched = [("forecast-rows-remapped", BAD)]
-    days.forecasts.parts(days.telemetry, [("n1", 2, "GPU-new")])
+    days.forecasts.know_parts(days.telemetry, [("n1", 2, "GPU-new")])
     assert ("forecast-rows-remapped", BAD) in days.look().clear_since
     told = len(days.findings)
     grow(days, "row_remap_uncorrectable_rows", 2, lambda _: 0.0)

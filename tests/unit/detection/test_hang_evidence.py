@@ -4,13 +4,12 @@ from datetime import timedelta
 
 import pytest
 
-from healer.detection.gpu_rest import at_rest
-from healer.detection.links_down import KEPT
-from healer.detection.ports_down import ports_down
+from healer.detection.hangs import at_rest, ports_down
+from healer.detection.reported import LINKS_KEPT as KEPT
 from healer.model import Part, SlurmJob, Topology
-from healer.observations.telemetry import Telemetry
+from healer.observations.telemetry_windows import Telemetry
 from healer.signals.wire import kernel_log_observations
-from healer.sim.columns import MemoryColumns
+from healer.sim.stores import MemoryColumns
 from tests.support.loop import Site, name, rules_in, shipped
 from tests.support.measured import CLUSTER, Sender, after, job, node, shown
 

@@ -3,15 +3,18 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
 
 from healer.detection.hangs import Hangs
+from healer.detection.protocol import Look
 from healer.model import Component, FaultClass, Finding, LinkDown, SlurmSnapshot
-from healer.model.samples import DOING, StepBatch
+from healer.model.telemetry import DOING, StepBatch
 from healer.observations.steps import StepTimes
+from tests.support.looks import look
 from tests.support.steps import CLUSTER, START, batch, node_name, slurm
 
 RANKS, PER = 32, 8
@@ -29,7 +32,7 @@ class Job:
     links: Mapping[str, LinkDown] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.steps, self.detector = StepTimes(CLUSTER), Hangs()
+        self.steps, self.detector = StepTimes(CLUSTER), Hangs(lambda *_: self.rest)
         self.number, self.at_s = 0, 0.0
         self.found: list[Finding] = []
         self.clear: dict = {}
@@ -80,17 +83,13 @@ class Job:
             doing=np.full(len(rows), DOING.index(doing), np.int8),
         )
 
+    def look(self, **more: Any) -> Look:
+        return look(self.now, steps=self.steps, slurm=self.shown, **more)
+
     def take(self, *batches: StepBatch) -> None:
         self.shown = msgspec.structs.replace(self.shown, taken_at=self.now)
         self.steps.update(batches, self.shown, self.now)
-        sensed = self.detector.tick(
-            self.steps,
-            self.shown,
-            self.now,
-            self.watched,
-            at_rest=lambda _: self.rest,
-            links_down=lambda nodes: {name: self.links[name] for name in nodes if name in self.links},
-        )
+        sensed = self.detector.tick(self.look(watched=self.watched, links_down=self.links))
         self.found += sensed.findings
         self.clear = dict(sensed.clear_since)
 
@@ -262,7 +261,7 @@ def test_after_a_restart_of_healer_a_job_that_stood_is_known_again() -> None:
     job.run(40)
     says = {"collective": others(13), "compute": [13]}
     job.stand(30, says)
-    job.detector = Hangs()
+    job.detector = Hangs(lambda *_: job.rest)
     job.stand(40, says)
     assert len(job.found) == 1 and HANG not in job.clear
 
@@ -272,9 +271,7 @@ def test_while_healer_heard_nobody_nothing_stood() -> None:
     job.run(40)
     job.at_s += 1200
     job.shown = msgspec.structs.replace(job.shown, taken_at=job.now)
-    sensed = job.detector.tick(
-        job.steps, job.shown, job.now, listening_since=job.now - timedelta(seconds=20), at_rest=lambda _: True
-    )
+    sensed = job.detector.tick(job.look(listening_since=job.now - timedelta(seconds=20)))
     assert sensed.findings == ()
 
 
@@ -294,7 +291,4 @@ def test_a_look_between_ticks_tells_of_links_alone() -> None:
     job.stand(290, {"compute": others()})
     assert job.found == []
     elsewhere = {"gpu9999": LinkDown(at=job.now, text="Link down")}
-    look = job.detector.look(
-        job.steps, job.shown, job.now, lambda nodes: elsewhere if "gpu9999" in nodes else {}
-    )
-    assert look == (), "what its GPUs do is asked by ticks"
+    assert job.detector.glance(job.look(links_down=elsewhere)) == (), "what its GPUs do is asked by ticks"

@@ -17,7 +17,7 @@ from healer.detection.lemons import (
     scores,
     sentence,
 )
-from healer.incidents.past import past_of
+from healer.incidents.node_history import lemon_past
 from healer.model import (
     Component,
     FaultClass,
@@ -33,6 +33,7 @@ from healer.model import (
 )
 from healer.observations.job_marks import JobMarks
 from healer.ports.transactions import LedgerAway
+from tests.support.looks import look
 from tests.unit.actions.test_verbs import CLUSTER, INCIDENT, NODE, START
 
 DAY = timedelta(days=1)
@@ -186,7 +187,7 @@ def test_faults_of_the_hardware_count_and_notes_false_alarms_and_others_do_not()
         ),
         ticketed=frozenset({f"{7:032x}"}),
     )
-    told = past_of(history, NODE, START)
+    told = lemon_past(history, NODE, START)
     assert [fault for _, fault in told.faults] == ["xid-79", "nic-lost"]
     assert told.tickets == (ago(3),)
     assert told.out == pytest.approx(0.2 / 14)  # of the drain too
@@ -196,8 +197,8 @@ def test_what_a_person_or_a_repair_has_weighed_is_over_and_what_ended_by_itself_
     old, new = incident(1, 9), incident(3, 2)
     repaired = incident(2, 5, LEMON_NODE, closed=ago(4), closed_why="returned to service")
     by_itself = incident(2, 5, LEMON_NODE, closed=ago(4), closed_why="well again since 03:00:00 UTC")
-    assert len(past_of(NodeHistory(incidents=(old, repaired, new)), NODE, START).faults) == 1
-    assert len(past_of(NodeHistory(incidents=(old, by_itself, new)), NODE, START).faults) == 2
+    assert len(lemon_past(NodeHistory(incidents=(old, repaired, new)), NODE, START).faults) == 1
+    assert len(lemon_past(NodeHistory(incidents=(old, by_itself, new)), NODE, START).faults) == 2
 
 
 # --- telling ---
@@ -226,19 +227,19 @@ def test_a_lemon_is_told_each_hour_and_is_over_below_a_lower_limit() -> None:
     where = Component(cluster="c", node="n1")
     watched = frozenset({(LEMON_NODE, where)})
     book.pasts = [past(0, 1, 2, tickets=(ago(1),)), past(0, node="n2"), past(0, 1, 2, 3, node="gone")]
-    told = lemons.tick(picture(), START, ())
+    told = lemons.tick(look(START, slurm=picture(), watched=()))
     assert [(one.fault, one.component, one.fault_class) for one in told.findings] == [
         (LEMON_NODE, where, FaultClass.informational)
     ]
     assert [one.node for one in book.kept] == ["gone", "n1", "n2"]
-    assert lemons.tick(picture(), START + timedelta(minutes=5), watched).findings == ()
-    again = lemons.tick(picture(), START + EVERY, watched)
+    assert lemons.tick(look(START + timedelta(minutes=5), slurm=picture(), watched=watched)).findings == ()
+    again = lemons.tick(look(START + EVERY, slurm=picture(), watched=watched))
     assert again.findings[0].evidence[0].digest == told.findings[0].evidence[0].digest
     assert again.clear_since == {}
     assert book.asked == 2
     book.pasts = [past(0)]  # the others were false alarms
     assert book.kept[-1].score < OVER
-    over = lemons.tick(picture(), START + 2 * EVERY, watched)
+    over = lemons.tick(look(START + 2 * EVERY, slurm=picture(), watched=watched))
     assert (over.findings, dict(over.clear_since)) == ((), {(LEMON_NODE, where): START + 2 * EVERY})
 
 
@@ -247,9 +248,9 @@ def test_a_ledger_that_is_away_says_nothing_and_is_asked_again_soon() -> None:
     lemons = Lemons("c", JobMarks(), book.read, book.keep)
     watched = frozenset({(LEMON_NODE, Component(cluster="c", node="n1"))})
     book.away = True
-    told = lemons.tick(picture(), START, watched)
+    told = lemons.tick(look(START, slurm=picture(), watched=watched))
     assert (told.findings, told.clear_since) == ((), {})
-    lemons.tick(picture(), START + AWAY / 2, watched)
+    lemons.tick(look(START + AWAY / 2, slurm=picture(), watched=watched))
     assert book.asked == 1
     book.away, book.pasts = False, [past(0, 1, 2, tickets=(ago(1),))]
-    assert lemons.tick(picture(), START + AWAY, watched).findings
+    assert lemons.tick(look(START + AWAY, slurm=picture(), watched=watched)).findings

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from healer.detection.levels import LEARN, POINT_S, Levels, SavedLevels, threshold
+from healer.detection.level_shift import LEARN, POINT_S, Levels, SavedLevels, threshold
 
 ROWS = ("a", "b")
 COLUMNS = 50

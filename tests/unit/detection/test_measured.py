@@ -18,7 +18,8 @@ from healer.model import (
     Sensed,
     Severity,
 )
-from tests.unit.detection.language.fleet import Fleet
+from tests.support.language_fleet import Fleet
+from tests.support.looks import look
 
 HOT = Component(cluster="c", node="n1", gpu=2)
 CALM, WARM = [1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 9.0, 1.0]
@@ -53,7 +54,7 @@ class Site:
         series = ({"heat": heat} if heat else {}) | more
         if series:
             self.fleet.send_gpus("n1", **series)
-        self.sensed = self.engine.tick(self.fleet.telemetry, self.fleet.now, self.watched)
+        self.sensed = self.engine.tick(look(self.fleet.now, self.fleet.telemetry, watched=self.watched))
         return self.sensed
 
     def found(self, heat: list[float] | None, times: int) -> Iterator[tuple[int, Finding]]:
@@ -300,7 +301,7 @@ def test_what_held_at_a_node_that_came_back_begins_anew_and_is_another_fact() ->
     first = {finding.rule: finding for _, finding in site.found(WARM, 20)}
     assert set(first) == {"hot", "often-hot"}
     site.fleet.telemetry.forget("n1", site.fleet.now)
-    site.engine.forget(site.fleet.telemetry, "n1")
+    site.engine.forget(site.fleet.telemetry, "n1", site.fleet.now)
     assert list(site.found(None, 3)) == []
     again = list(site.found(WARM, 20))
     numbers = {finding.rule: number for number, finding in reversed(again)}
@@ -315,7 +316,7 @@ def test_a_node_that_came_back_leaves_the_holds_of_others() -> None:
         site.fleet.send_gpus("n2", heat=WARM)
         site.tick(WARM)
     site.fleet.telemetry.forget("n1", site.fleet.now)
-    site.engine.forget(site.fleet.telemetry, "n1")
+    site.engine.forget(site.fleet.telemetry, "n1", site.fleet.now)
     told = []
     for _ in range(4):
         site.fleet.send_gpus("n2", heat=WARM)
@@ -328,5 +329,5 @@ def test_a_value_that_stands_unchanged_over_a_return_is_told_anew() -> None:
     site = Site(rule(for_s=30))
     assert {finding.rule for _, finding in site.found(WARM, 10)} == {"hot"}
     site.fleet.telemetry.forget("n1", site.fleet.now)
-    site.engine.forget(site.fleet.telemetry, "n1")
+    site.engine.forget(site.fleet.telemetry, "n1", site.fleet.now)
     assert {finding.rule for _, finding in site.found(WARM, 20)} == {"hot"}

@@ -2,8 +2,7 @@
 
 import math
 
-from healer.detection.pace import BEFORE, BEFORE_LEAST, STEPS, Pace
-from healer.detection.streams import WARM_UP
+from healer.detection.streams import BEFORE, BEFORE_LEAST, PACE_STEPS, WARM_UP, Pace
 
 
 def told(pace: Pace, seconds: list[float]) -> Pace:
@@ -13,14 +12,14 @@ def told(pace: Pace, seconds: list[float]) -> Pace:
 
 
 def test_nothing_is_known_before_enough_steps_came() -> None:
-    pace = told(Pace(), [2.0] * (WARM_UP + STEPS + BEFORE_LEAST - 1))
+    pace = told(Pace(), [2.0] * (WARM_UP + PACE_STEPS + BEFORE_LEAST - 1))
     assert not pace.known
     assert told(pace, [2.0]).known
 
 
 def test_five_medians_in_a_row_above_ten_percent_are_slow() -> None:
     pace = told(Pace(), [2.0] * 60)
-    assert not told(pace, [2.4] * (STEPS + 1)).slow
+    assert not told(pace, [2.4] * (PACE_STEPS + 1)).slow
     assert told(pace, [2.4]).slow
     assert (pace.since, pace.before_s, pace.now_s) == (61, 2.0, 2.4)
 

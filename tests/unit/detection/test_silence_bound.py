@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import pytest
 
-from healer.detection import silence
+from healer.detection import PictureLook, silence
 from healer.model import Component, Observation, ObservationKind, SlurmNode, SlurmSnapshot, Topology
 from healer.observations import Picture
-from tests.support.loop import CLUSTER, START, name
+from tests.support.loop import CLUSTER, START, name, shipped
 
 NODES = 12
 
@@ -46,9 +46,9 @@ def test_what_is_found_is_what_a_look_at_each_moment_finds(seed: int) -> None:
         picture.show(SlurmSnapshot(cluster=CLUSTER, taken_at=now, nodes=shown))
         picture.update(beats, Topology())
         looks += picture.all_heard is None or not picture.all_heard.holds(shown, now)
-        found = silence.findings(picture, now)
+        found = silence.findings(PictureLook(shipped(), picture, now))
         kept, picture.all_heard = picture.all_heard, None
-        assert silence.findings(picture, now) == found
+        assert silence.findings(PictureLook(shipped(), picture, now)) == found
         picture.all_heard = kept
         told.append(len(found))
     assert max(told) > 0

@@ -9,6 +9,7 @@ import pytest
 from healer.detection.stragglers import Stragglers
 from healer.model import Component, FaultClass, Finding
 from healer.observations.steps import StepTimes
+from tests.support.looks import look
 from tests.support.steps import CLUSTER, START, batch, slurm
 
 RANKS = 64
@@ -42,7 +43,9 @@ class Job:
             told = batch(self.number, own, step_s=whole)
             told = replace(told, comm_s=whole - own - data_s, data_s=np.full(RANKS, data_s))
             self.steps.update([told], self.shown, self.now)
-            sensed = self.detector.tick(self.steps, self.shown, self.now, {PAIR, ("job-slow", WHERE)})
+            sensed = self.detector.tick(
+                look(self.now, steps=self.steps, slurm=self.shown, watched={PAIR, ("job-slow", WHERE)})
+            )
             self.found += sensed.findings
             self.clear = dict(sensed.clear_since)
 
@@ -97,5 +100,5 @@ def test_whole_steps_alone_do_not_tell_what_is_shared() -> None:
         job.number = step
         told = batch(step, None, ranks=RANKS, step_s=5.0 if step <= 60 else 7.0)
         job.steps.update([told], job.shown, job.now)
-        job.found += job.detector.tick(job.steps, job.shown, job.now).findings
+        job.found += job.detector.tick(look(job.now, steps=job.steps, slurm=job.shown)).findings
     assert {one.fault for one in job.found} == {"job-slow"}

@@ -7,6 +7,7 @@ import pytest
 
 from healer.detection.stragglers import Stragglers, score
 from healer.observations.steps import StepTimes
+from tests.support.looks import look
 from tests.support.steps import CLUSTER, START, batch, slurm
 
 
@@ -121,7 +122,7 @@ def test_the_detector_calls_the_same_gpu_at_the_same_step() -> None:
     for number, compute in enumerate(x):
         at = START + timedelta(seconds=5 * number + 6)
         steps.update([batch(number + 1, compute)], slurm(8), at)
-        if detector.tick(steps, slurm(8), at).findings and called is None:
+        if detector.tick(look(at, steps=steps, slurm=slurm(8))).findings and called is None:
             called = number
     assert called is not None
     assert first(score(x[:0], x), 11) == called

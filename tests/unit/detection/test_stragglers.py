@@ -11,6 +11,7 @@ import pytest
 from healer.detection.stragglers import Stragglers
 from healer.model import Component, FaultClass, Finding, Sense, SlurmNode, SlurmSnapshot
 from healer.observations.steps import StepTimes
+from tests.support.looks import UNMEASURED, look
 from tests.support.steps import CLUSTER, START, batch, slurm
 
 RANKS = 64
@@ -57,9 +58,8 @@ class Job:
         return self.found[before:]
 
     def tick(self, later_s: float = 0) -> None:
-        sensed = self.detector.tick(
-            self.steps, self.shown, self.now + timedelta(seconds=later_s), self.watched
-        )
+        at = self.now + timedelta(seconds=later_s)
+        sensed = self.detector.tick(look(at, steps=self.steps, slurm=self.shown, watched=self.watched))
         self.found += sensed.findings
         self.clear = dict(sensed.clear_since)
 
@@ -163,7 +163,7 @@ def test_a_node_that_came_back_is_slow_anew_and_its_job_goes_on_as_it_was() -> N
     job.run(60)
     slow = slower(slice(8, 16), 0.20)
     (first,) = job.run(20, slow)
-    job.detector.forget("gpu0001")
+    job.detector.forget(UNMEASURED, "gpu0001", job.now)
     job.tick()
     assert len(job.found) == 1
     assert ("straggler", on("gpu0001")) not in job.clear
@@ -176,7 +176,7 @@ def test_a_node_that_came_back_well_is_slow_no_more() -> None:
     job = Job()
     job.run(60)
     job.run(20, slower(slice(8, 16), 0.20))
-    job.detector.forget("gpu0001")
+    job.detector.forget(UNMEASURED, "gpu0001", job.now)
     assert job.run(30) == []
     assert not job.detector._watches["4711", 0].nodes.slow.any()
 

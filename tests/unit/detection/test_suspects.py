@@ -7,9 +7,9 @@ import pytest
 
 from healer.detection.suspects import Outcome, Suspects, first_half, posterior, suspects
 from healer.detection.tick import Senses
-from healer.incidents.open_faults import open_faults
+from healer.incidents.lifecycle import open_faults
 from healer.model import Component, FaultClass, Incident, SlurmJob, SlurmNode, SlurmSnapshot
-from healer.sim.columns import MemoryColumns
+from healer.sim.stores import MemoryColumns
 from tests.support.loop import shipped
 from tests.support.steps import CLUSTER, START, batch, node_name
 

@@ -1,5 +1,6 @@
 """The loop that drives a run: one effect each, whatever happens on the way."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -21,9 +22,9 @@ from healer.model import (
     StepEvent,
 )
 from healer.playbooks import UNDO, Do, Finish, Skip, Sleep, advance
-from healer.ports.slurm import SchedulerRefused, SchedulerUnavailable
-from healer.sim.ledger import MemoryClaim, Tables
-from healer.sim.slurm_core import SimScheduler
+from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
+from healer.sim.memory_ledger import MemoryClaim, Tables
+from healer.sim.sim_slurm import SimScheduler
 from tests.support.loop import FATAL, LOST, START, Crash, Site, later, name
 
 NODE = name(1)
@@ -524,7 +525,7 @@ def test_a_log_cut_anywhere_ends_the_same(cut: int) -> None:
 def kept_commits(site: Site) -> list[Tables]:
     """What the ledger held at each checkpoint: all that a crash there leaves."""
     kept: list[Tables] = []
-    site.on_checkpoint = lambda _: kept.append(site.ledger.tables.copied())
+    site.on_checkpoint = lambda _: kept.append(copy.deepcopy(site.ledger.tables))
     return kept
 
 

@@ -1,5 +1,7 @@
 """The one walk, by the law of safety: modes, severity, pages, the breaker, vetoes, and what people say."""
 
+import copy
+
 import msgspec
 import pytest
 
@@ -18,7 +20,7 @@ from healer.model import (
     RunState,
     Severity,
 )
-from healer.sim.ledger import MemoryTx
+from healer.sim.memory_ledger import MemoryTx
 from tests.support.loop import (
     APPLICATION,
     DEGRADED,
@@ -627,7 +629,7 @@ def test_the_same_batch_twice_changes_nothing() -> None:
     batch = site.say(1, LOST)
     site.walk(*batch)
     settled(site)
-    before = site.ledger.tables.copied()
+    before = copy.deepcopy(site.ledger.tables)
     site.walk(*batch)
     after = site.ledger.tables
     assert (after.incidents, after.runs, after.slots) == (before.incidents, before.runs, before.slots)
@@ -645,7 +647,7 @@ def test_a_walk_that_fails_leaves_nothing() -> None:
     assert site.incidents == []
     site.rules = rules_in()
     lost(site, 2)
-    kept = site.ledger.tables.copied()
+    kept = copy.deepcopy(site.ledger.tables)
     site.tell(CommandKind.review, incident=site.open_incidents[0].id, review="no such word")
     with pytest.raises(ValueError, match="no such word"):
         site.walk(*site.say(3, LOST))

@@ -22,7 +22,7 @@ from healer.model import (
     Step,
     Verb,
 )
-from healer.sim.slurm_core import SimScheduler
+from healer.sim.sim_slurm import SimScheduler
 from tests.support.loop import CLUSTER, FATAL, LOST, Site, name, rules_in
 
 

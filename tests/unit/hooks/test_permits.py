@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from healer.model import FaultClass, Mode, Observation, ObservationKind, Permit, RunState, SlurmNode
-from healer.model.permits import held_after_launch, permit_for
-from healer.signals.hooks import arrivals, hook_reports
+from healer.model.gate import held_after_launch, permit_for
+from healer.signals.hook_reports import arrivals, hook_reports
 from tests.support.loop import CLUSTER, LOST, START, Site, later, name
 
 NODE = name(1)

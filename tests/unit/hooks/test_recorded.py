@@ -7,9 +7,9 @@ from typing import Any
 from healer.model import Mode, Observation
 from healer.recordings.recorder import Recorder
 from healer.recordings.recording import read
-from healer.signals.hooks import arrivals, hook_reports
-from healer.sim.columns import MemoryColumns
-from healer.sim.replay import replay
+from healer.signals.hook_reports import arrivals, hook_reports
+from healer.sim.replaying import replay
+from healer.sim.stores import MemoryColumns
 from tests.support.loop import CLUSTER, LOST, later, name, rules_in
 
 NODE = name(1)

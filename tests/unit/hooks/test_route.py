@@ -12,9 +12,9 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from healer.adapters.postgres.gate import grant_slot
+from healer.adapters.postgres.gate_facts import grant_slots
 from healer.adapters.postgres.tables import pauses
-from healer.api.entry import aside
+from healer.api.request_preamble import aside
 from healer.model import Pause, Run, RunState, Slot, SlurmNode, Verdict
 from tests.support.api import CLUSTER, XID_79, Api, incident, save_incident, save_run, serving, snapshot
 from tests.support.wait import wait_until
@@ -72,7 +72,7 @@ def taken(api: Api, about: str, node: str = NODE, state: RunState = RunState.run
     )
     with api.engine.begin() as conn:
         save_run(conn, run)
-        grant_slot(conn, Slot(cluster=CLUSTER, node=node, incident=about, run=run.id, granted_at=now))
+        grant_slots(conn, [Slot(cluster=CLUSTER, node=node, incident=about, run=run.id, granted_at=now)])
 
 
 # --- stored ---
@@ -97,7 +97,7 @@ def test_lines_checks_and_samples_are_stored_before_the_answer(served: Served) -
     assert kinds["hook"]["failed"] == {"probe": "ERROR:  nhc:  disk"} and kinds["hook"]["passed"] == [
         "fs-full"
     ]
-    reports, _ = served[0].services.history.node_signals(
+    reports, _ = served[0].services.queries.signals.node_signals(
         CLUSTER, NODE, datetime.now(UTC) - timedelta(hours=1)
     )
     assert sorted(value for one in reports for value in one.values.tolist()) == [3.5, 61.0]

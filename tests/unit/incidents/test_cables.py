@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from healer.incidents import Correlator
+from healer.incidents import Book, take_findings
 from healer.model import (
     Component,
     Evidence,
@@ -78,8 +78,8 @@ class Fleet:
     def hear(self, *findings: Finding, at_s: float = 0) -> list[Incident]:
         """What is open after it."""
         open_ = [one for one in self.known.values() if one.is_open]
-        work = Correlator(self.rules, open_, self.picture, later(at_s), self.known.get)
-        work.take_all(findings)
+        work = Book(self.rules, open_, self.picture, later(at_s), self.known.get)
+        take_findings(work, findings)
         self.known |= work.changed
         assert not {one.merged_into for one in self.known.values() if one.merged_into} - self.known.keys()
         return [one for one in self.known.values() if one.is_open]

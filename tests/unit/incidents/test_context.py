@@ -8,8 +8,8 @@ import pytest
 
 from healer.model import ContextKind, Mode
 from healer.rulebook.ruleset import RulesInvalid, load
+from tests.stories.test_replay import actions, clock, job, jobs, kernel, nodes, played, row
 from tests.support.loop import LOST, SHIPPED, later, name, rules_in
-from tests.unit.test_replay import actions, clock, job, jobs, kernel, nodes, played, row
 
 
 def the_one(document: dict[str, Any]) -> dict[str, Any]:

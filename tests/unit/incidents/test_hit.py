@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from healer.incidents.hit import hits_wait, lives_lost, lost_together, lost_words, with_hits
+from healer.incidents.impact import hits_wait, lives_lost, lost_together, lost_words, with_hits
 from healer.model import (
     Component,
     Evidence,

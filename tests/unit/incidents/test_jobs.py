@@ -2,7 +2,7 @@
 
 import pytest
 
-from healer.incidents.jobs import hit_among, jobs_of
+from healer.incidents.impact import hit_among, jobs_of
 from healer.model import Component, RunState, SlurmJob, SlurmNode, SlurmSnapshot
 from tests.support.loop import CLUSTER, LOST, START, Site, beat, name
 

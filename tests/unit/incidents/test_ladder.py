@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from healer.incidents.remedies import rung_of
+from healer.incidents.part_history import rung_of
 from healer.model import REMEDY_LADDER, Cause, CommandKind, Incident, Mode, Remedy, RunState, Sense
 from tests.support.loop import Site, beat, name, rules_in
 

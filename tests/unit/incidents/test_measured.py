@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import msgspec
 
-from healer.incidents.senses import heard_with, senses_of, spoken
+from healer.incidents.growth import heard_with, senses_of, spoken
 from healer.model import EVIDENCE_KEPT, Component, FaultClass, IncidentState, Mode, Sense, Sensed
 from tests.support.loop import CLUSTER, DEGRADED, LOST, name
 from tests.support.slow import SlowSite, found, slow_rules

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from healer.incidents.open_index import OpenIndex
+from healer.incidents.book import OpenIndex
 from healer.model import Component, FaultClass, IncidentState
 from tests.support.gate import CLUSTER, incident, name
 

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 
 from healer.model import GuardSettings, Mode, Place, Topology
+from tests.stories.test_replay import actions, clock, job, jobs, kernel, nodes, played, row
 from tests.support.loop import CLUSTER, LOST, TEARDOWN, name, rules_in
-from tests.unit.test_replay import actions, clock, job, jobs, kernel, nodes, played, row
 
 Row = dict[str, Any]
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from healer.incidents.similar import similar_to
+from healer.incidents.node_history import similar_to
 from healer.model import Component, FaultClass, Incident, IncidentState, Review, Verb
-from healer.model.similar_incident import Same
+from healer.model.verdict import Same
 from tests.support.loop import CLUSTER, START
 
 MODELS = {"gpu0001": "h100", "gpu0002": "h100", "gpu0003": "a100"}

@@ -8,9 +8,16 @@ import pytest
 
 from healer.console.language import load
 from healer.console.render import web_dir
-from healer.incidents.aside import with_aside
-from healer.incidents.sentence import LONGEST, code_of, sure_words
-from healer.incidents.verdict import certainty_of, news, set_aside_of, verdict_of
+from healer.incidents.growth import with_set_aside
+from healer.incidents.incident_verdict import (
+    LONGEST,
+    certainty_of,
+    changed_verdict,
+    code_of,
+    list_set_aside,
+    sure_words,
+    verdict_of,
+)
 from healer.model import (
     Cause,
     Component,
@@ -66,7 +73,7 @@ def incident(**fields: Any) -> Incident:
     return Incident(**(given | fields))
 
 
-def said(**fields: Any) -> str:
+def verdict_sentence(**fields: Any) -> str:
     return verdict_of(incident(**fields), RULES).sentence
 
 
@@ -75,27 +82,29 @@ def crash(job: str = "4711", gpus: int = 64, nodes: int = 8) -> JobHit:
 
 
 def test_a_lost_gpu_in_one_breath() -> None:
-    assert said(unusable=True) == (
+    assert verdict_sentence(unusable=True) == (
         "GPU 3 of gpu0017 fell off the bus (Xid 79, certain); the node cannot be used until it is rebooted."
     )
 
 
 def test_the_jobs_other_nodes_are_said_to_be_well() -> None:
-    whole = said(hit=(crash(),))
+    whole = verdict_sentence(hit=(crash(),))
     assert "64 ranks of job 4711 crashed with it; its other 7 nodes are well." in whole
-    two_blamed = said(hit=(crash(),), nodes={"gpu0017": Verdict.isolate, "gpu0018": Verdict.isolate})
+    two_blamed = verdict_sentence(
+        hit=(crash(),), nodes={"gpu0017": Verdict.isolate, "gpu0018": Verdict.isolate}
+    )
     assert "are well" not in two_blamed
 
 
 def test_a_code_of_nobodys_catalogue() -> None:
     fields = {"fault": "xid-999", "fault_class": FaultClass.unknown, "title": "Xid 999: in no catalogue. x"}
-    assert said(**fields, confidence=0.5) == (
+    assert verdict_sentence(**fields, confidence=0.5) == (
         "No catalogue knows Xid 999 on GPU 3 of gpu0017; healer watches it and asks you once."
     )
 
 
 def test_an_application_blames_no_hardware() -> None:
-    one = said(
+    one = verdict_sentence(
         fault="xid-31",
         fault_class=FaultClass.application,
         title="Xid 31: GPU page fault (MMU)",
@@ -110,7 +119,7 @@ def test_an_application_blames_no_hardware() -> None:
 
 
 def test_names_keep_their_letters_and_a_node_speaks_for_itself() -> None:
-    one = said(
+    one = verdict_sentence(
         fault="node-silent", title="Node does not answer", root=Component(cluster=CLUSTER, node="gpu0009")
     )
     assert one.startswith("gpu0009 does not answer (certain)")
@@ -124,7 +133,7 @@ def test_names_keep_their_letters_and_a_node_speaks_for_itself() -> None:
 def test_no_sentence_is_longer_than_a_breath(
     title: str, fault_class: FaultClass, hit: tuple[JobHit, ...]
 ) -> None:
-    one = said(title=title, hit=hit, closed_why="y" * 300, fault_class=fault_class)
+    one = verdict_sentence(title=title, hit=hit, closed_why="y" * 300, fault_class=fault_class)
     assert len(one) <= LONGEST
     assert one.endswith(".")
 
@@ -223,7 +232,7 @@ def test_the_number_of_a_fault(fault: str, code: str) -> None:
 
 def test_teardowns_that_were_only_counted_are_set_aside_with_their_root() -> None:
     one = incident(counted={"xid-45": 1203, "xid-13": 2}, jobs_hit=("4711",))
-    told = {it.what: (it.count, it.why) for it in set_aside_of(one, RULES)}
+    told = {it.what: (it.count, it.why) for it in list_set_aside(one, RULES)}
     assert told == {
         "Xid 45": (1203, "teardown of job 4711 after Xid 79"),
         "Xid 13": (2, "follows from Xid 79"),
@@ -233,20 +242,20 @@ def test_teardowns_that_were_only_counted_are_set_aside_with_their_root() -> Non
 def test_more_of_the_same_is_no_news() -> None:
     before = incident(counted={"xid-45": 1})
     more = msgspec.structs.replace(before, counted={"xid-45": 1000}, updated=later(5), evidence_count=9)
-    assert news(before, more, RULES) is None
-    again = with_aside(before, SetAside(at=START, what="x", why="y"))
-    assert news(before, again, RULES) == verdict_of(again, RULES)
-    assert news(again, with_aside(again, SetAside(at=START, what="x", why="y")), RULES) is None
-    assert news(None, before, RULES) == verdict_of(before, RULES)
+    assert changed_verdict(before, more, RULES) is None
+    again = with_set_aside(before, SetAside(at=START, what="x", why="y"))
+    assert changed_verdict(before, again, RULES) == verdict_of(again, RULES)
+    assert changed_verdict(again, with_set_aside(again, SetAside(at=START, what="x", why="y")), RULES) is None
+    assert changed_verdict(None, before, RULES) == verdict_of(before, RULES)
 
 
 def test_a_second_sense_and_the_end_are_news() -> None:
     before = incident(confidence=0.8, evidence=(evidence(Sense.metrics),))
     heard = msgspec.structs.replace(before, heard=(Heard(sense=Sense.kernel, at=START),))
-    told = news(before, heard, RULES)
+    told = changed_verdict(before, heard, RULES)
     assert told is not None and told.certainty == 0.9
     over = msgspec.structs.replace(before, state=IncidentState.resolved, closed_why="returned by healer")
-    told = news(before, over, RULES)
+    told = changed_verdict(before, over, RULES)
     assert told is not None and "over: returned by healer" in told.sentence
 
 

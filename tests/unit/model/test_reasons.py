@@ -3,7 +3,7 @@
 import pytest
 
 from healer.model import OwnerKind
-from healer.model.reasons import is_none, owner_of, slurm_kind
+from healer.model.slurm import is_none, owner_of, slurm_kind
 
 SLURMS_OWN = [
     ("Not responding", "not-responding"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from healer.model import Component, Part, Place, Scope, SlurmJob, SlurmNode, Topology
-from healer.observations import allocation
+from healer.observations import axes as allocation
 from healer.observations.axes import GPUS_MAX, PARTS_MAX, Axes
 from tests.support.measured import CLUSTER, job, node, shown
 

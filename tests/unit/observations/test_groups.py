@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from healer.model import Part, Scope, SlurmJob, SlurmNode, Topology
 from healer.observations.groups import Groups, peer_band, peer_median, peer_spread
-from healer.observations.telemetry import Telemetry
-from healer.sim.columns import MemoryColumns
+from healer.observations.telemetry_windows import Telemetry
+from healer.sim.stores import MemoryColumns
 from tests.support.measured import CLUSTER, Sender, catalogue, job, node, shown
 
 #: Many equal values, some unknown.

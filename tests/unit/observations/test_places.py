@@ -5,7 +5,7 @@ from datetime import timedelta
 import msgspec
 
 from healer.model import Place, SlurmNode, SlurmSnapshot, Topology
-from healer.observations.places import Placing, with_places
+from healer.observations.slurm_poll import Placing, with_places
 from tests.support.loop import CLUSTER, START
 
 TREE = {"n1": ("leaf1", "spine"), "n2": ("leaf1", "spine"), "n3": ("leaf2", "spine")}

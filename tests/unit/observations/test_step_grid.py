@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from healer.model.samples import StepBatch
+from healer.model.telemetry import StepBatch
 from healer.observations.step_grid import STEPS_KEPT, deviation, grid, slowest
 from tests.support.console_sample import NOW
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from healer.model import SlurmSnapshot
-from healer.model.samples import StepBatch
-from healer.observations import lives as module
+from healer.model.telemetry import StepBatch
+from healer.observations import steps as module
 from healer.observations.steps import JobSteps, StepTimes, joined
 from tests.support.steps import CLUSTER, START, batch, slurm
 

@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from healer.playbooks.condition_checks import text_of
-from healer.playbooks.conditions import COMPARES, FACTS, OUTCOMES, ConditionError, parse, reads, truth
+from healer.playbooks.conditions import (
+    COMPARES,
+    FACTS,
+    OUTCOMES,
+    ConditionError,
+    parse,
+    reads,
+    text_of,
+    truth,
+)
 
 STEPS = {"test": "failed", "drain-it": "passed", "notify": "skipped"}
 KNOWS: dict[str, Any] = {

@@ -7,7 +7,7 @@ import jsonschema_rs
 import pytest
 import yaml
 
-from healer.rulebook.playbook_schema import playbook_schema
+from healer.rulebook.playbook_rules import playbook_schema
 from tests.support.up import ROOT
 
 FILES = sorted((ROOT / "rules" / "playbooks").glob("*.yaml"))

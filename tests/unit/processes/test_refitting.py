@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from healer.processes.refitting import EVERY, FIRST_AFTER, LONGEST, Refitting
+from healer.processes.background import FIRST_REFIT_AFTER, LONGEST_REFIT, REFIT_EVERY, Refitting
 
 START = datetime(2026, 11, 20, tzinfo=UTC)
 
@@ -41,7 +41,7 @@ def test_one_at_a_time_an_hour_apart() -> None:
     duty, clock, children = begun()
     duty()
     assert children == []
-    clock.at += FIRST_AFTER
+    clock.at += FIRST_REFIT_AFTER
     duty()
     clock.at += timedelta(minutes=20)
     duty()
@@ -49,7 +49,7 @@ def test_one_at_a_time_an_hour_apart() -> None:
     children[0].told = ""
     duty()
     assert [child.stopped for child in children] == [True]
-    clock.at = START + FIRST_AFTER + EVERY - timedelta(seconds=1)
+    clock.at = START + FIRST_REFIT_AFTER + REFIT_EVERY - timedelta(seconds=1)
     duty()
     assert len(children) == 1
     clock.at += timedelta(seconds=1)
@@ -61,12 +61,12 @@ def test_one_at_a_time_an_hour_apart() -> None:
 
 def test_one_that_fails_or_hangs_is_ended_and_tried_again_later() -> None:
     duty, clock, children = begun()
-    clock.at += FIRST_AFTER
+    clock.at += FIRST_REFIT_AFTER
     duty()
-    clock.at += LONGEST + timedelta(seconds=1)
+    clock.at += LONGEST_REFIT + timedelta(seconds=1)
     duty()
     assert children[0].stopped
-    clock.at += EVERY
+    clock.at += REFIT_EVERY
     duty()
     children[1].told = "the database is away"
     duty()

@@ -20,18 +20,18 @@ from healer.model import (
     Topology,
     Trouble,
 )
-from healer.observations.controller import POLL_S
-from healer.ports.slurm import NotAvailable, SchedulerUnavailable
+from healer.observations.slurm_poll import POLL_S
+from healer.ports.scheduling import NotAvailable, SchedulerUnavailable
 from healer.processes.scheduler import Duty, Poll, run_duties, sweep, woken_by
-from healer.sim.clock import SimClock
-from healer.sim.ledger import MemoryLedger
-from healer.sim.slurm_core import SimScheduler
+from healer.sim.memory_ledger import MemoryLedger
+from healer.sim.sim_clock import SimClock
+from healer.sim.sim_slurm import SimScheduler
 from tests.support.loop import CLUSTER, START, later, name, rules_in
 from tests.support.wait import wait_until
 
 
 class Kept:
-    """`healer.ports.slurm.Snapshots` in memory, and what failed."""
+    """`healer.ports.scheduling.Snapshots` in memory, and what failed."""
 
     def __init__(self) -> None:
         self.snapshot: SlurmSnapshot | None = None
@@ -43,6 +43,9 @@ class Kept:
 
     def latest(self, cluster: str) -> SlurmSnapshot | None:
         return self.snapshot
+
+    def failed(self, cluster: str, error: str) -> None:
+        self.failures.append(error)
 
     def put_controller(self, controller: Controller) -> None:
         self.state = controller
@@ -95,7 +98,7 @@ class Polled:
     def begin(self) -> None:
         """A process that starts."""
         self.poll = Poll(
-            self.slurm, self.kept, lambda: self.rules, self.kept.failures.append, CLUSTER,
+            self.slurm, self.kept, lambda: self.rules, CLUSTER,
             clock=self.clock, stopwatch=self.stopwatch,
         )  # fmt: skip
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from healer.model import ScrapeJob
+from healer.model import ScrapeJob, ScrapeRules, TargetGroup
 from healer.ports.pull import Target
-from healer.processes.targets import NoNode, first_due, next_due, node_of
+from healer.processes.scraper import NoNode, first_due, list_targets, next_due, node_of
 
 
 def target(number: int = 1, interval_s: float = 15, **more: object) -> Target:
@@ -65,3 +65,51 @@ def test_whose_a_target_is(one: Target, node: str | None) -> None:
 def test_a_target_of_nobody_says_so(one: Target, why: str) -> None:
     with pytest.raises(NoNode, match=why):
         node_of(one, "pod1", known)
+
+
+def listed(*jobs: ScrapeJob) -> list[Target]:
+    return list_targets(ScrapeRules(jobs=jobs), "pod1")
+
+
+def test_targets_are_those_of_the_job_and_of_its_groups_each_once() -> None:
+    group = TargetGroup(("h2:9100", "[::1]:9100"), {"rack": "r2"})
+    job = ScrapeJob(name="node", targets=("h1:9100", "h2:9100"), groups=(group,), labels={"rack": "r1"})
+    assert [(one.host, one.labels) for one in listed(job)] == [
+        ("h1", {"rack": "r1"}),
+        ("h2", {"rack": "r1"}),
+        ("::1", {"rack": "r2"}),
+    ]
+
+
+def test_what_is_another_clusters_is_not_fetched() -> None:
+    groups = (TargetGroup(("h1:1",), {"cluster": "pod2"}), TargetGroup(("h2:1",), {"cluster": "pod1"}))
+    jobs = (
+        ScrapeJob(name="a", groups=groups),
+        ScrapeJob(name="b", targets=("h3:1",), cluster="pod2"),
+        ScrapeJob(name="c", targets=("h4:1",), cluster="pod1"),
+    )
+    assert [one.host for one in listed(*jobs)] == ["h2", "h4"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "url"),
+    [
+        ({"__metrics_path__": "metrics"}, "http://h1:9100/metrics"),
+        ({"__metrics_path__": "@evil.example/x"}, "http://h1:9100/@evil.example/x"),
+        ({"__metrics_path__": ":80@evil.example/x"}, "http://h1:9100/:80@evil.example/x"),
+        ({"__metrics_path__": ".evil.example/x"}, "http://h1:9100/.evil.example/x"),
+        ({"__metrics_path__": ""}, "http://h1:9100/own"),
+        ({"__scheme__": "https"}, "https://h1:9100/own"),
+        ({"__scheme__": ""}, "http://h1:9100/own"),
+        ({"__address__": "evil.example:80"}, "http://h1:9100/own"),
+        (
+            {"__metrics_path__": "/snmp", "__param_target": "a b&c", "__param_module": "if_mib"},
+            "http://h1:9100/snmp?target=a+b%26c&module=if_mib",
+        ),
+        ({"__metrics_path__": "/snmp?x=1", "__param_target": "tor1"}, "http://h1:9100/snmp?x=1&target=tor1"),
+    ],
+)
+def test_labels_say_how_and_never_another_host(labels: dict[str, str], url: str) -> None:
+    (one,) = listed(ScrapeJob(name="node", path="/own", groups=(TargetGroup(("h1:9100",), labels),)))
+    assert one.url == url
+    assert not {"__scheme__", "__metrics_path__", "__param_target"} & one.labels.keys()

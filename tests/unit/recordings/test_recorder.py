@@ -9,17 +9,17 @@ import msgspec
 import numpy as np
 import pytest
 
-from healer.incidents.identity import incident_id
+from healer.incidents.book import incident_id
 from healer.model import Column, Observation, ObservationKind, Part, Reference, SlurmNode, SlurmSnapshot
 from healer.model.component import Component
-from healer.model.samples import Report, StepBatch
+from healer.model.telemetry import Report, StepBatch
 from healer.recordings.recorder import Recorder, without_secrets
 from healer.recordings.recording import read
 from healer.rulebook.ruleset import load
-from healer.signals.alerts import Site, alertmanager_observations
+from healer.signals.alert_bodies import Site, alertmanager_observations
 from healer.signals.wire import kernel_log_observations
-from healer.sim.columns import MemoryColumns
-from healer.sim.replay import replay
+from healer.sim.replaying import replay
+from healer.sim.stores import MemoryColumns
 
 RULES = Path(__file__).parents[3] / "rules"
 XID_79 = "NVRM: Xid (PCI:0000:9b:00): 79, pid=4711, name=python, GPU has fallen off the bus."

@@ -8,14 +8,13 @@ from pathlib import Path
 import pytest
 
 from healer.model import Component, Loss, Observation, ObservationKind, SlurmNode, SlurmSnapshot
-from healer.processes.recording import Recording
+from healer.processes.recording_queue import Recording
 from healer.recordings import recording_folder
 from healer.recordings.recorder import Recorder
 from healer.recordings.recording import BadRecording, Source, merged
-from healer.recordings.recording_folder import RecordingFolder, about
-from healer.recordings.recording_read import BadFrame, chosen, lines_of, recordings
-from healer.sim.clock import SimClock
-from healer.sim.columns import MemoryColumns
+from healer.recordings.recording_folder import BadFrame, RecordingFolder, about, chosen, lines_of, recordings
+from healer.sim.sim_clock import SimClock
+from healer.sim.stores import MemoryColumns
 
 START = datetime(2026, 11, 20, 3, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -177,7 +176,7 @@ def beat(number: int) -> Observation:
 def test_a_queue_that_is_full_loses_entries_counts_them_and_tells_the_picture_anew(tmp_path: Path) -> None:
     site, book = Site(tmp_path), Book()
     tap = Recording(
-        Recorder(site.folder, MemoryColumns()), rest=site.folder.rest, close=site.folder.close,
+        Recorder(site.folder, MemoryColumns()), site.folder,
         book=book, cluster="pod1", clock=site.clock, room=5,
     )  # type: ignore[arg-type]  # fmt: skip
     nodes = {"gpu0001": SlurmNode(name="gpu0001", state=("IDLE",))}

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from healer.model import Catalogue, Combine, Scope, SignalKind
-from healer.rulebook.catalogue import read_catalogue
+from healer.rulebook.signal_rules import read_catalogue
 from healer.rulebook.source import Problem, Source
-from tests.unit.signals.measuring import shipped
+from tests.support.measuring import shipped
 
 GOOD = """\
 - name: a_temp_c
@@ -27,7 +27,7 @@ def read(tmp_path: Path, text: str) -> tuple[Catalogue, list[str]]:
 
 
 def test_no_file_is_an_empty_catalogue() -> None:
-    assert read_catalogue(None) == Catalogue()
+    assert read_catalogue() == Catalogue()
 
 
 def test_several_files_are_one_catalogue(tmp_path: Path) -> None:

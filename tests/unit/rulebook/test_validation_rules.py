@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from healer.model import Remedy, Validation
+from healer.rulebook.playbook_rules import read_validation
 from healer.rulebook.source import Problem, Source
-from healer.rulebook.validation_rules import read_validation
 
 GOOD = """\
 depths:
@@ -33,7 +33,8 @@ def test_a_site_has_depths_of_its_own_or_none(tmp_path: Path) -> None:
     assert problems == []
     assert found.depths["soft"].tests == ("gpus", "burn")
     assert (found.depth_for(Remedy.restart_service), found.depth_for(None)) == ("quick", "soft")
-    assert read_validation(None, SCRIPTS) == Validation()
+    missing = Source.if_there(tmp_path / "none.yaml", "validation/depths.yaml", [])
+    assert read_validation(missing, SCRIPTS) == Validation()
 
 
 @pytest.mark.parametrize(

@@ -9,22 +9,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from healer.model import Component, Observation, ObservationKind
-from healer.signals.alerts import (
+from healer.signals.alert_bodies import (
+    ALERT,
     ALERTS_MAX,
+    EVENTS_MAX,
+    NVSENTINEL,
     Alerts,
     Enveloped,
     Site,
-    alertmanager_observations,
-    enveloped_observations,
-    told_again,
-)
-from healer.signals.cloudevents import (
-    ALERT,
-    EVENTS_MAX,
-    NVSENTINEL,
     alert_in,
+    alertmanager_observations,
     attributes_of,
+    enveloped_observations,
     events_of,
+    told_again,
 )
 from healer.signals.rejects import BadBody, BadEntry, Rejects
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from healer.model import Part
 from healer.signals import columnar
-from healer.signals.measured import Measured
+from healer.signals.series import Measured
 from healer.signals.wire import BadBody
-from tests.unit.signals.measuring import NOW, Bench, gpu, known
+from tests.support.measuring import NOW, Bench, gpu, known
 
 
 @pytest.fixture

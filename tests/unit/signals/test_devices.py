@@ -3,10 +3,10 @@
 import pytest
 
 from healer.model import Part
-from healer.signals import devices
-from healer.signals.devices import Devices, device_of, part_of, with_devices
-from healer.signals.measured import Measured
-from tests.unit.signals.measuring import NOW, Bench, known
+from healer.signals import hardware_names
+from healer.signals.hardware_names import Devices, device_of, part_of, with_devices
+from healer.signals.series import Measured
+from tests.support.measuring import NOW, Bench, known
 
 EXPORTERS = """\
 infiniband_switch_port_link_downed_total{guid="0x506b4b03005c2740",port="7",switch="leaf1"} 2
@@ -135,7 +135,7 @@ def test_no_device_bears_the_name_of_a_node(node: str) -> None:
     measured = take(bench, text)
     assert told(bench, measured) == {"@oss1": {("storage_healthy", "lustre"): 0}}
     assert measured.unrecognised == 1
-    assert measured.unknown["lustre_health_check"].why == devices.IS_A_NODE
+    assert measured.unknown["lustre_health_check"].why == hardware_names.IS_A_NODE
 
 
 def test_the_inlet_is_no_other_sensor_of_the_node() -> None:
@@ -150,7 +150,7 @@ def test_a_token_of_a_node_speaks_of_no_device() -> None:
     line = 'coolant_leak{device="cdu1"} 1\n'
     refused = take(bench, line, bound=True)
     assert (refused.reports, refused.unrecognised) == ([], 1)
-    assert refused.unknown["coolant_leak"].why == devices.NOT_YOURS
+    assert refused.unknown["coolant_leak"].why == hardware_names.NOT_YOURS
     # What one may not say is not remembered against another, nor for him who heard it from another.
     assert take(bench, line).samples == 1
     assert take(bench, line, bound=True).samples == 0
@@ -159,10 +159,10 @@ def test_a_token_of_a_node_speaks_of_no_device() -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ('coolant_leak{rack="r01"} 1', devices.NO_DEVICE),
-        ('switch_port_up{device="leaf1"} 1', devices.NO_PART),
+        ('coolant_leak{rack="r01"} 1', hardware_names.NO_DEVICE),
+        ('switch_port_up{device="leaf1"} 1', hardware_names.NO_PART),
         ('coolant_leak{device="cdu1",cluster="pod2"} 1', "of another cluster"),
-        ('coolant_leak{device="a b"} 1', devices.NO_DEVICE),
+        ('coolant_leak{device="a b"} 1', hardware_names.NO_DEVICE),
     ],
 )
 def test_what_names_no_device_is_told(line: str, why: str) -> None:
@@ -204,16 +204,16 @@ def test_a_request_of_what_may_be_no_device(device: str, bound: bool, why: str) 
 
 
 def test_no_more_devices_and_parts_than_the_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "DEVICES_MAX", 2)
-    monkeypatch.setattr(devices, "PARTS_MAX", 2)
-    monkeypatch.setattr(devices, "PART_NAMES_MAX", 3)
-    monkeypatch.setattr(devices, "PAIRS_MAX", 4)
+    monkeypatch.setattr(hardware_names, "DEVICES_MAX", 2)
+    monkeypatch.setattr(hardware_names, "PARTS_MAX", 2)
+    monkeypatch.setattr(hardware_names, "PART_NAMES_MAX", 3)
+    monkeypatch.setattr(hardware_names, "PAIRS_MAX", 4)
     book = Devices()
     assert [book.wrong("a", part) for part in (None, "1", "2", "2")] == [None] * 4
-    assert book.wrong("a", "3") == devices.TOO_MANY_PARTS
+    assert book.wrong("a", "3") == hardware_names.TOO_MANY_PARTS
     assert [book.wrong("b", part) for part in ("1", "3")] == [None] * 2
-    assert book.wrong("b", "4") == devices.TOO_MANY_PARTS
-    assert book.wrong("c", None) == devices.TOO_MANY_DEVICES
+    assert book.wrong("b", "4") == hardware_names.TOO_MANY_PARTS
+    assert book.wrong("c", None) == hardware_names.TOO_MANY_DEVICES
     assert book.wrong("b", "1") is None, "what is known stays known"
 
 
@@ -221,9 +221,9 @@ def test_a_flood_of_names_is_bounded_and_told() -> None:
     bench = Bench()
     lines = [f'switch_port_up{{device="d{number}",part="p{number}"}} 1' for number in range(3000)]
     measured = take(bench, "\n".join(lines) + "\n")
-    assert measured.samples == devices.PART_NAMES_MAX
-    assert measured.unrecognised == 3000 - devices.PART_NAMES_MAX
-    assert measured.unknown["switch_port_up"].why == devices.TOO_MANY_PARTS
+    assert measured.samples == hardware_names.PART_NAMES_MAX
+    assert measured.unrecognised == 3000 - hardware_names.PART_NAMES_MAX
+    assert measured.unknown["switch_port_up"].why == hardware_names.TOO_MANY_PARTS
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from healer.model import ObservationKind, Part
-from healer.signals.measured import Measured
+from healer.signals.series import Measured
 from healer.signals.wire import BadBody
-from tests.unit.signals.measuring import NOW, Bench, gpu, known
+from tests.support.measuring import NOW, Bench, gpu, known
 
 OLD = """\
 # HELP DCGM_FI_DEV_GPU_TEMP GPU temperature (in C).

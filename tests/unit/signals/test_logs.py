@@ -9,13 +9,21 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from healer.signals import journal, logs
-from healer.signals.journal import export_records, message_text
-from healer.signals.logs import Logged, json_records, kernel_records, record_of, telling
+from healer.signals import logs
+from healer.signals.logs import (
+    Logged,
+    export_records,
+    json_records,
+    kernel_records,
+    message_text,
+    of_the_kernel,
+    record_of,
+    small,
+    telling,
+)
 from healer.signals.rejects import BadBody, BadEntry
-from healer.signals.syslog import of_the_kernel, small
 from healer.signals.wire import kernel_log_observations, kernel_text_observations
-from tests.unit.signals.shipped import (
+from tests.support.shipped import (
     BOOT,
     LOST,
     by_logger,
@@ -364,7 +372,7 @@ def test_what_the_journal_exports_is_read_back(fields: list[tuple[str, bytes]]) 
 
 
 def test_numbers_of_the_journal() -> None:
-    assert [journal.number(one) for one in ("12", 12, "-1", "1e3", "", None, True, 2**63, "9" * 20)] == [
+    assert [logs.number(one) for one in ("12", 12, "-1", "1e3", "", None, True, 2**63, "9" * 20)] == [
         12, 12, None, None, None, None, None, None, None,
     ]  # fmt: skip
     with pytest.raises(BadEntry):

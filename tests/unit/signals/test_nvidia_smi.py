@@ -4,9 +4,9 @@
 import pytest
 
 from healer.model import Observation, ObservationKind, Part
-from healer.signals.measured import Measured
+from healer.signals.series import Measured
 from healer.signals.wire import BadBody
-from tests.unit.signals.measuring import NOW, Bench, gpu, known
+from tests.support.measuring import NOW, Bench, gpu, known
 
 HEAD = """<?xml version="1.0" ?>
 <!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd">

@@ -2,6 +2,7 @@
 
 import json
 import math
+import tracemalloc
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -17,15 +18,14 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 from healer.model import Part
-from healer.signals import otlp, otlp_json, otlp_logs, otlp_points
+from healer.signals import otlp_logs, otlp_metrics
 from healer.signals.logs import Logged, kernel_records
-from healer.signals.measured import Measured
-from healer.signals.otlp_names import candidates, labels_of
-from healer.signals.otlp_points import read_protobuf
+from healer.signals.otlp_metrics import candidates, labels_of, read_protobuf
 from healer.signals.otlp_values import DEPTH_MAX, any_value, message
 from healer.signals.protobuf import Torn
 from healer.signals.rejects import BadBody
-from tests.unit.signals.collected import (
+from healer.signals.series import Measured
+from tests.support.collected import (
     DELTA,
     as_json,
     gauge,
@@ -38,9 +38,9 @@ from tests.unit.signals.collected import (
     total,
     value,
 )
-from tests.unit.signals.measuring import NOW, Bench, gpu, known
-from tests.unit.signals.pushing import field, varint
-from tests.unit.signals.shipped import LOST, by_logger, journalctl
+from tests.support.measuring import NOW, Bench, gpu, known
+from tests.support.pushing import field, varint
+from tests.support.shipped import LOST, by_logger, journalctl
 
 NS = int(NOW.timestamp()) * 10**9
 #: What the collector's Prometheus receiver says of a target.
@@ -184,20 +184,20 @@ def test_series_of_equal_bytes_are_equal_series(bench: Bench) -> None:
 
 def test_too_much_is_refused(monkeypatch: pytest.MonkeyPatch, bench: Bench) -> None:
     many = metrics(SCRAPED, gauge("DCGM_FI_DEV_GPU_TEMP", *(point(1.0, {"gpu": str(n)}) for n in range(9))))
-    monkeypatch.setattr(otlp, "NEW_SERIES_MAX", 8)
+    monkeypatch.setattr(otlp_metrics, "NEW_SERIES_MAX", 8)
     with pytest.raises(BadBody, match="more than 8 new series"):
         take(bench, "protobuf", many)
-    monkeypatch.setattr(otlp_points, "POINTS_MAX", 8)
-    monkeypatch.setattr(otlp_json, "POINTS_MAX", 8)
+    monkeypatch.setattr(otlp_metrics, "POINTS_MAX", 8)
+    monkeypatch.setattr(otlp_metrics, "POINTS_MAX", 8)
     with pytest.raises(BadBody, match="more than 8 data points"):
         list(read_protobuf(many.SerializeToString()))
     with pytest.raises(BadBody, match="more than 8 data points"):
-        list(otlp_json.read_json(as_json(many)))
-    monkeypatch.setattr(otlp_points, "FIELDS_MAX", 20)
+        list(otlp_metrics.read_json(as_json(many)))
+    monkeypatch.setattr(otlp_metrics, "FIELDS_MAX", 20)
     with pytest.raises(BadBody, match="more than 20 fields"):
         list(read_protobuf(field(1, b"\x08\x00" * 21)))
     with pytest.raises(BadBody, match="objects"):
-        list(otlp_json.read_json(b"{" * (otlp_json.OBJECTS_MAX + 1)))
+        list(otlp_metrics.read_json(b"{" * (otlp_metrics.OBJECTS_MAX + 1)))
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_a_torn_message_is_refused(raw: bytes) -> None:
     with pytest.raises(BadBody):
         list(read_protobuf(raw))
     with pytest.raises(BadBody):
-        list(otlp_json.read_json(raw))
+        list(otlp_metrics.read_json(raw))
 
 
 def test_a_torn_point_is_refused(bench: Bench) -> None:
@@ -225,6 +225,33 @@ def test_odd_but_right_bytes_are_read(bench: Bench) -> None:
     metric = field(1, b"node_load1") + field(5, field(1, odd))
     taken = bench.translator.otlp(field(1, field(2, field(2, metric))), known, NOW, json=False)
     assert [(one.node, bench.values(one)) for one in taken.reports] == [("gpu0007", {("load1", Part()): 7})]
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [b"\x0a\x00" * 2**17, field(1, field(2, b"\x12\x00" * 2**17)), field(1, field(1, b"\x0a\x00" * 2**17))],
+    ids=["resources", "metrics", "attributes"],
+)
+def test_messages_of_nothing_take_no_memory(raw: bytes) -> None:
+    """Of 2 bytes each: a place kept for every one would be sixty times the body."""
+    tracemalloc.start()
+    try:
+        for read in (read_protobuf, otlp_logs.records):
+            with suppress(BadBody):
+                for _ in read(raw):
+                    pass
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 3 * len(raw)
+
+
+def test_too_many_scopes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, read in ((otlp_metrics, read_protobuf), (otlp_logs, otlp_logs.records)):
+        monkeypatch.setattr(module, "SCOPES_MAX", 2)
+        assert list(read(field(1, field(2, b"") * 2))) == []
+        with pytest.raises(BadBody, match="more than 2 scopes"):
+            list(read(field(1, field(2, b"") * 3)))
 
 
 # --- logs --------------------------------------------------------------------------------------------------
@@ -339,7 +366,7 @@ def test_null_is_as_left_out_in_metrics(bench: Bench) -> None:
     }
     (report,) = bench.translator.otlp(json.dumps(told).encode(), known, NOW, json=True).reports
     assert bench.values(report) == {("load1", Part()): 3.5}
-    assert list(otlp_json.read_json(b'{"resourceMetrics": null}')) == []
+    assert list(otlp_metrics.read_json(b'{"resourceMetrics": null}')) == []
 
 
 @pytest.mark.parametrize("field", ["asDouble", "asInt"])
@@ -408,7 +435,10 @@ POINTS = st.builds(
 @given(st.lists(POINTS, max_size=5))
 def test_points_are_those_of_the_package(points: list[Any]) -> None:
     request = metrics({"a": "b"}, gauge("one", *points), total("two", *points, unit="By"))
-    for raw, read in ((request.SerializeToString(), read_protobuf), (as_json(request), otlp_json.read_json)):
+    for raw, read in (
+        (request.SerializeToString(), read_protobuf),
+        (as_json(request), otlp_metrics.read_json),
+    ):
         for metric in read(raw):
             assert metric.read(metric.resource) == {"a": "b"}
             assert (metric.name, metric.grows) in {("one", False), ("two", True)}

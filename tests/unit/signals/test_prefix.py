@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from healer.signals.prefix import split_prefix
+from healer.signals.kernel_log import split_prefix
 
 SAID = "NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus."
 

@@ -12,7 +12,7 @@ from healer.model import Part
 from healer.signals import promql
 from healer.signals.promql import arriving, names_of, names_told, of_node, selector, step_for
 from healer.signals.rejects import BadBody
-from tests.unit.signals.measuring import NOW, Bench, gpu, known, shipped
+from tests.support.measuring import NOW, Bench, gpu, known, shipped
 
 AT = NOW.timestamp()
 GPU = {"__name__": "DCGM_FI_DEV_GPU_TEMP", "gpu": "2", "Hostname": "gpu0001"}

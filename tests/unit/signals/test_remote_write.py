@@ -11,14 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from healer.model import Part
-from healer.signals import order as orders
-from healer.signals import slots
-from healer.signals.measured import Measured
-from healer.signals.order import Order
-from healer.signals.remote_write import _outline, _outline_as_before, _Walker, read, unpacked, walk
+from healer.signals import remote_write, slots
+from healer.signals.remote_write import Order, _outline, _outline_as_before, _Walker, read, unpacked, walk
+from healer.signals.series import Measured
 from healer.signals.wire import BadBody
-from tests.unit.signals.measuring import NOW, Bench, gpu, known
-from tests.unit.signals.pushing import field, label, message, one, sample, snappy, varint
+from tests.support.measuring import NOW, Bench, gpu, known
+from tests.support.pushing import field, label, message, one, sample, snappy, varint
 
 MS = int(NOW.timestamp() * 1000)
 DCGM = {"UUID": "GPU-aa", "gpu": "2", "Hostname": "gpu0001", "instance": "10.0.0.7:9400", "job": "dcgm"}
@@ -346,8 +344,8 @@ def test_a_block_gets_the_slot_that_it_has_now() -> None:
 
 
 def test_what_is_known_of_the_order_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(orders, "_ORDER_MAX", 100)
-    monkeypatch.setattr(orders, "_ORDER_BYTES_MAX", 400)
+    monkeypatch.setattr(remote_write, "_ORDER_MAX", 100)
+    monkeypatch.setattr(remote_write, "_ORDER_BYTES_MAX", 400)
     known = {b"%4d" % number: number for number in range(1000)}
     blocks, order = list(known), Order()
     for begin in (0, 500, 40, 900, 3):
@@ -357,3 +355,10 @@ def test_what_is_known_of_the_order_is_bounded(monkeypatch: pytest.MonkeyPatch) 
         assert order._bytes <= 400
     assert _placed(order, blocks, known) == list(range(1000))
     assert len(order._blocks) <= 100
+
+
+def test_a_series_of_too_many_parts_is_refused(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_write, "PARTS_OF_SERIES_MAX", 3)
+    for part in (b"\x0a\x00", b"\x12\x00"):
+        with pytest.raises(BadBody, match="more than 3 labels and samples"):
+            bench.translator.remote_write(field(1, part * 20), known, NOW, packed=False)

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from healer.model import LineBook
+from healer.model import Cause, FaultClass, KernelLine, LineBook, Remedy
+from healer.model.kernel_lines import begins_with_text
 from healer.rulebook.line_rules import read_lines
 from healer.rulebook.source import Problem, Source
 from healer.signals.kernel_log import ParsedLine, parse_line
@@ -141,11 +142,12 @@ def test_no_line_makes_a_shape_slow(book: LineBook) -> None:
 @pytest.mark.parametrize(
     ("pattern", "why"),
     [
-        ("mlx5_core (a+)+ failed", "million steps"),
-        ("mlx5_core .* a .* b .* failed", "million steps"),
+        ("mlx5_core (?:a|\\w) failed|\\w+ lost", "begin with fixed text"),
+        ("(?:a )?\\w+ failed", "begin with fixed text"),
+        ("mlx5_core (?P<pid>a)(?P=pid)", "flags"),
         (".*unrecoverable error", "begin with fixed text"),
         ("mlx5_core (unclosed", "no regular expression"),
-        ("ab[0-9]c", "5 letters"),
+        ("mlx5_core a{2000}", "no regular expression: invalid repetition size"),
         ("mlx5_core (?P<colour>\\w)", "colour"),
         ("(?i)mlx5_core failed", "flags"),
     ],
@@ -160,6 +162,27 @@ def test_a_shape_that_cannot_be_used_is_named_by_its_line(tmp_path: Path, patter
     assert [(one.file, one.line) for one in problems] == [("kernel_lines.yaml", 2)]
     assert why in str(problems[0])
     assert not found.lines
+
+
+@pytest.mark.parametrize("pattern", ["(?:a )?b", "a{0,3}b", "(?:(?:a|b).*)?c", r"\[x\]", "(?P<pid>a)|b"])
+def test_a_pattern_that_begins_with_text_in_each_of_its_ways(pattern: str) -> None:
+    assert begins_with_text(pattern)
+
+
+def test_a_shape_that_backtracking_would_never_finish_is_matched(tmp_path: Path) -> None:
+    one = KernelLine(
+        name="one", pattern="mlx5_core (a+)+ failed", text="t", fault="f", fault_class=FaultClass.degraded,
+        component="nic", remedy=Remedy.none, cause=Cause.unclear, source="s",
+    )  # fmt: skip
+    book = LineBook((one,))
+    assert parse_line("mlx5_core " + "a" * 900, book) is None
+    found = parse_line("mlx5_core " + "a" * 900 + " failed", book)
+    assert found is not None and found.data["name"] == "one"
+
+
+def test_half_a_surrogate_pair_is_a_letter_like_others(book: LineBook) -> None:
+    assert seen(SAID[7] + "\r\n", book).content == SAID[7]
+    assert parse_line(SAID[7] + "\ud800", book) is None
 
 
 def test_what_accuses_no_hardware_may_begin_with_the_name_of_a_process(tmp_path: Path) -> None:

@@ -11,13 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healer.model import ObservationKind, Topology
+from healer.model.packed import pack_steps, unpack_steps
 from healer.observations.picture import Picture
-from healer.recordings.recorded_samples import steps_body
-from healer.signals.checkpoints import checkpoint_observations
-from healer.signals.packed import pack_steps, unpack_steps
+from healer.recordings.recorder import steps_body
 from healer.signals.step_times import Steps, step_batches
-from healer.signals.wire import BadBody
-from tests.unit.signals.measuring import NOW, known
+from healer.signals.wire import BadBody, checkpoint_observations
+from tests.support.measuring import NOW, known
 
 FULL = {
     "time": "2026-11-20T02:59:59Z",

@@ -12,9 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from healer.signals import templates
-from healer.signals.measured import Measured
+from healer.signals.series import Measured
 from healer.signals.templates import NO_SAMPLE, UNWANTED, Line, Template, Templates, begin_of
-from tests.unit.signals.measuring import NOW, Bench, known
+from tests.support.measuring import NOW, Bench, known
 
 TEXTS = (
     "# HELP DCGM_FI_DEV_GPU_TEMP GPU temperature (in C).",

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from tests.unit.signals.measuring import NOW, Bench
-from tests.unit.signals.measuring import known as known_here
-from tests.unit.signals.pushing import message, snappy
+from tests.support.measuring import NOW, Bench
+from tests.support.measuring import known as known_here
+from tests.support.pushing import message, snappy
 
 MS = int(NOW.timestamp() * 1000)
 

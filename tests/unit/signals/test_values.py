@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from healer.signals.values import clean, number
-from tests.unit.signals.measuring import shipped
+from tests.support.measuring import shipped
 
 INT32, FLOAT, INT64 = 0x7FFFFFF0, 2.0**47, 2.0**63
 

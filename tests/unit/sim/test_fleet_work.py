@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from healer.sim.fleet.scenario import JobSpec
-from healer.sim.fleet.work import NOBODY, Spent, Work
+from healer.sim.fleet.site import NOBODY, Spent, Work
 
 START = datetime(2026, 1, 5, tzinfo=UTC)
 SPEC = JobSpec(nodes=4, checkpoint_s=300, checkpoint_stall_s=0, startup_s=100)

@@ -1,6 +1,8 @@
 """The ledger in memory: a transaction that fails leaves nothing, whatever it wrote; what is left is found in
 the order of its coming."""
 
+import copy
+
 import msgspec
 import pytest
 
@@ -17,9 +19,9 @@ from healer.model import (
     StepEvent,
     Verb,
 )
-from healer.sim.clock import SimClock
-from healer.sim.ledger import MemoryLedger, MemoryTx
 from healer.sim.ledger_tables import Rows, Tables, Undo
+from healer.sim.memory_ledger import MemoryLedger, MemoryTx
+from healer.sim.sim_clock import SimClock
 from tests.support.ledgers import (
     CLUSTER,
     START,
@@ -69,7 +71,7 @@ def made() -> MemoryLedger:
 
 def test_what_a_failed_transaction_wrote_is_gone_from_every_table() -> None:
     ledger = made()
-    kept = ledger.tables.copied()
+    kept = copy.deepcopy(ledger.tables)
     with pytest.raises(RuntimeError, match="torn"), ledger.transaction() as tx:
         story(tx, 2)
         tx.release_slot(node(9), at=START, why="")
@@ -112,7 +114,7 @@ def test_runs_that_are_left_come_in_their_order() -> None:
     assert left(tables) == ["r3", "r2", "r0"]
     tables.runs["r1"] = row("r1")  # it stands where it stood
     del tables.runs["r2"]
-    assert left(tables) == left(tables.copied()) == ["r3", "r1", "r0"]
+    assert left(tables) == left(copy.deepcopy(tables)) == ["r3", "r1", "r0"]
 
 
 def test_an_incident_that_is_over_is_left_for_a_while_and_again_when_it_opens_anew() -> None:

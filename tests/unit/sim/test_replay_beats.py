@@ -9,7 +9,7 @@ import pytest
 from healer.model import Observation
 from healer.recordings.recording import Entry
 from healer.signals import wire
-from healer.sim.replay_beats import HEARTBEAT, Beats
+from healer.sim.replay_signals import HEARTBEAT, Beats
 from tests.support.loop import CLUSTER, START, name
 
 BOOT = "0F1E2D3C4B5A69788796A5B4C3D2E1F0"

@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from healer.model import Reservation, SlurmNode, Submission
-from healer.sim.clock import SimClock
-from healer.sim.slurm import SimScheduler, sim_nodes
+from healer.sim.sim_clock import SimClock
+from healer.sim.sim_slurm import SimScheduler, sim_nodes
 
 START = datetime(2026, 11, 20, 9, 0, tzinfo=UTC)
 

@@ -2,8 +2,8 @@
 
 from datetime import UTC, datetime
 
-from healer.sim.clock import SimClock
-from healer.sim.slurm_core import SimScheduler
+from healer.sim.sim_clock import SimClock
+from healer.sim.sim_slurm import SimScheduler
 
 START = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
 

@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from healer.sim.clock import SimClock
-from healer.sim.replay_slurm import ReplaySlurm
-from healer.sim.told_rows import shown
+from healer.sim.replay_slurm import ReplaySlurm, shown
+from healer.sim.sim_clock import SimClock
 
 START = datetime(2026, 11, 20, 3, tzinfo=UTC)
 

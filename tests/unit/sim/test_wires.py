@@ -8,13 +8,12 @@ import msgspec
 import pytest
 
 from healer.model import Catalogue, Column
-from healer.signals.measured import Measured
+from healer.signals.series import Measured
 from healer.signals.translate import Translator
-from healer.sim.columns import MemoryColumns
-from healer.sim.fleet_metrics import GPU_SIGNALS, PORT_SIGNALS
-from healer.sim.telemetry import SimTelemetry
-from healer.sim.wires import exposition, remote_write
+from healer.sim.sim_telemetry import GPU_SIGNALS, PORT_SIGNALS, SimTelemetry
+from healer.sim.stores import MemoryColumns
 from tests.support.loop import shipped
+from tests.support.wires import exposition, remote_write
 
 START = datetime(2026, 11, 20, 3, tzinfo=UTC)
 NOW = START + timedelta(seconds=5)

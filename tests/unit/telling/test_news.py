@@ -18,8 +18,9 @@ from healer.model import (
     Stage,
     StepEvent,
 )
+from healer.ports.outbound import BACK_OFF, FORGOTTEN, Raised
 from healer.telling import news
-from healer.telling.news import BACK_OFF, FORGOTTEN, Item, Raised, told_next
+from healer.telling.news import Item, told_next
 
 AT = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
 

@@ -27,7 +27,7 @@ from healer.topology.found import (
 )
 from healer.topology.infiniband import read_ibnetdiscover
 from healer.topology.lldp import read_lldp
-from tests.unit.topology.samples import IB, LLDP_LINES, LLDP_MANY, LLDP_ONE, LLDPD_PRINTED, SPINE
+from tests.support.topology_samples import IB, LLDP_LINES, LLDP_MANY, LLDP_ONE, LLDPD_PRINTED, SPINE
 
 
 def read_again(text: str, folder: Path) -> Topology:

@@ -4,8 +4,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from healer.ports.slurm import SchedulerRefused, SchedulerUnavailable
-from healer.sim.slurm import SimClient
+from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
+from healer.sim.sim_slurm import SimClient
 
 VERSION = os.environ.get("PYSLURM_FAKE_RELEASE", "24.11.0")
 LIBSLURM = os.environ.get("PYSLURM_FAKE_LIBSLURM", VERSION)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from healer.model import SlurmNode
-from healer.ports.slurm import SchedulerRefused
+from healer.ports.scheduling import SchedulerRefused
 from pyslurm._base import RPCError, rpc, seconds, sim, text
 
 _NODE_STATES = {

@@ -12,15 +12,15 @@ from healer.adapters.slurm import bounds
 from healer.adapters.slurm.preferred import REST_S, WRITE_S, OtherCluster, PreferredScheduler
 from healer.model import SlurmCall
 from healer.ports.lease import FRESH_S, LEASE_S
-from healer.ports.slurm import (
+from healer.ports.scheduling import (
     NotAvailable,
     SchedulerError,
     SchedulerRefused,
     SchedulerUnavailable,
     UnknownNode,
 )
-from healer.sim.clock import SimClock
-from healer.sim.slurm import SimScheduler
+from healer.sim.sim_clock import SimClock
+from healer.sim.sim_slurm import SimScheduler
 
 OURS = "healer:gpu-lost inc:1a2b3c4d GPU 3 fell off the bus (Xid 79)"
 DEAD = SchedulerUnavailable("connection refused", sent=False)

@@ -8,7 +8,7 @@ import pytest
 from healer.adapters.slurm import pyslurm_nouns, pyslurm_words
 from healer.adapters.slurm.pyslurm_child import JOB, NODE, read
 from healer.model import SlurmJob, SlurmNode
-from healer.ports.slurm import SchedulerRefused, SchedulerUnavailable, UnknownNode
+from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable, UnknownNode
 
 AT = datetime(2026, 11, 20, 9, 0, tzinfo=UTC)
 SECONDS = int(AT.timestamp())

@@ -5,8 +5,8 @@ import pytest
 from healer.detection.language import parse, units
 from healer.detection.language.expr import ExpressionError
 from healer.model import Scope
-from healer.rulebook.catalogue import UNITS
-from tests.unit.detection.language.fleet import SIGNALS
+from healer.rulebook.signal_rules import UNITS
+from tests.support.language_fleet import SIGNALS
 
 
 def wrong(text: str, scope: Scope = Scope.gpu) -> ExpressionError:
@@ -157,7 +157,7 @@ def test_garbage_is_an_expression_error_and_nothing_else() -> None:
 
 
 def test_every_unit_of_the_catalogue_can_be_reckoned_with() -> None:
-    assert set(UNITS) == set(units.WORDS)
+    assert set(UNITS) == set(units.UNIT_WORDS)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("2m", 120.0), ("200ms", 0.2), ("1.5h", 5400.0)])

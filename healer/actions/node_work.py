@@ -1,0 +1,275 @@
+"""What is done on a node itself: a service restarted, its tests run, its GPUs reset, its logs collected."""
+
+from collections.abc import Callable
+from hashlib import sha256
+
+import msgspec
+
+from healer.actions.base import Action, Again, Context, Done, Failed, Result, read_node
+from healer.model import Bundle, EvidenceFile, SlurmNode
+from healer.ports.evidence_book import EvidenceBroken
+from healer.ports.node_exec import NodeError, NodeExec, NodeUnavailable
+
+LOOK_AGAIN_S = 2.0
+
+#: What became of it, by the node's own word. NodeError where it was never begun, or was cut short.
+Look = Callable[[Context, NodeExec], Result]
+
+
+def no_way(ctx: Context, command: str) -> Failed:
+    """Handed to a person, with what to type there."""
+    text = (
+        f"healer has no way to work on {ctx.node} itself: none is configured, so nothing was done there. "
+        f"By hand, as root on {ctx.node}: `{command}`."
+    )
+    return Failed(text=text, final=True)
+
+
+def node_action(
+    start: Callable[[Context, NodeExec], None],
+    look: Look,
+    by_hand: Callable[[Context], str],
+    after_s: float = LOOK_AGAIN_S,
+) -> Action:
+    """Work on the node that goes on by itself: begun once under the step's key, then looked at.
+
+    `by_hand`: for a person, where healer has no way to the node."""
+
+    def probe(ctx: Context) -> Result | None:
+        if ctx.tools.nodes is None:
+            return no_way(ctx, by_hand(ctx))
+        try:
+            return look(ctx, ctx.tools.nodes)
+        except NodeUnavailable as error:
+            # Unknown whether it runs: to begin it again under the same key is nothing.
+            return Again(text=f"{ctx.node} did not answer: {error}", after_s=after_s) if ctx.asked else None
+        except NodeError:
+            return None
+
+    def begin(ctx: Context) -> Result | None:
+        assert ctx.tools.nodes is not None  # the probe has looked
+        ctx.fence()
+        try:
+            start(ctx, ctx.tools.nodes)
+        except NodeUnavailable as error:
+            # Unknown whether it began: looked for. Surely not (other work runs there): a little later.
+            return None if error.sent else Again(text=str(error), after_s=after_s)
+        except NodeError as error:
+            return Failed(text=str(error))
+        return None
+
+    def verify(ctx: Context) -> Result:
+        if ctx.tools.nodes is None:
+            return no_way(ctx, by_hand(ctx))
+        try:
+            return look(ctx, ctx.tools.nodes)
+        except NodeUnavailable as error:
+            return Again(text=f"{ctx.node} did not answer: {error}", after_s=after_s)
+        except NodeError as error:
+            return Failed(text=str(error))
+
+    return Action(probe=probe, do=begin, verify=verify)
+
+
+#: Tests run for minutes.
+TESTS_AGAIN_S = 5.0
+
+
+# --- restart_service ---
+
+
+def _service(ctx: Context) -> str:
+    return str(ctx.step.input["service"])
+
+
+def _restart_probe(ctx: Context) -> Result | None:
+    """Nothing tells that a restart is not needed; once asked for, only its outcome is looked at."""
+    if ctx.tools.nodes is None:
+        return no_way(ctx, f"systemctl restart {_service(ctx)}")
+    return _restarted(ctx) if ctx.asked else None
+
+
+def _restart(ctx: Context) -> Result | None:
+    assert ctx.tools.nodes is not None  # the probe has looked
+    ctx.fence()
+    try:
+        ctx.tools.nodes.restart_service(ctx.node, _service(ctx))
+    except NodeUnavailable as error:
+        # Unknown whether it happened: read back. Surely not: a service that is active proves no restart then.
+        return None if error.sent else Failed(text=str(error))
+    except NodeError as error:
+        return Failed(text=str(error))
+    return None
+
+
+def _restarted(ctx: Context) -> Result:
+    service = _service(ctx)
+    try:
+        active = ctx.tools.nodes is not None and ctx.tools.nodes.service_active(ctx.node, service)
+    except NodeUnavailable as error:
+        return Again(text=f"{ctx.node} did not answer: {error}", after_s=LOOK_AGAIN_S)
+    except NodeError as error:
+        return Failed(text=str(error))
+    if not active:
+        return Again(text=f"{service} is not active on {ctx.node} yet", after_s=LOOK_AGAIN_S)
+    return Done(text=f"{service} was restarted on {ctx.node} and is active", data={"service": service})
+
+
+# --- the node's own tests: `healer.actions.diagnose` ---
+
+
+def _tests_result(ctx: Context, nodes: NodeExec) -> Result:
+    told = nodes.diagnosis(ctx.node, ctx.key)
+    if told is None:
+        return Again(text=f"The tests of {ctx.node} run", after_s=TESTS_AGAIN_S)
+    return Done(text=f"{ctx.node}: {told.text}", data={"passed": told.passed, "failed": list(told.failed)})
+
+
+#: The node's own tests alone.
+OWN_TESTS = node_action(
+    lambda ctx, nodes: nodes.start_diagnosis(ctx.node, ctx.key),
+    _tests_result,
+    lambda _: "dcgmi diag -r 2",
+    TESTS_AGAIN_S,
+)
+
+
+# --- fabric_state ---
+
+
+def fabric_state(ctx: Context) -> Result:
+    """The NVLink fabric of the node is up on every GPU. It takes a while to come: `timeout_s` of the step."""
+    if ctx.tools.nodes is None:
+        return no_way(ctx, "nvidia-smi -q | grep -A 4 Fabric")
+    try:
+        told = ctx.tools.nodes.fabric_state(ctx.node)
+    except NodeError as error:
+        return Failed(text=f"The fabric of {ctx.node} could not be read: {error}")
+    data: dict[str, object] = {"passed": told.healthy, "state": told.state, "status": told.status}
+    text = f"{ctx.node}: {told.text or f'fabric {told.state}: {told.status}'}"
+    if not told.healthy and (ctx.tools.now() - ctx.began_at).total_seconds() < ctx.step.timeout_s:
+        return Again(text=text, after_s=LOOK_AGAIN_S)
+    return Done(text=text, data=data)
+
+
+# --- memory_health ---
+
+
+def memory_health(ctx: Context) -> Result:
+    """Yes: as many GPUs as Slurm counts, and none has a row that waits to be remapped or could not be. What
+    cannot be read is neither: a person is asked."""
+    if ctx.tools.nodes is None:
+        return no_way(ctx, "nvidia-smi -q -d ROW_REMAPPER,ECC")
+    node = read_node(ctx)
+    if not isinstance(node, SlurmNode):
+        return node
+    try:
+        told = ctx.tools.nodes.memory_state(ctx.node)
+    except NodeUnavailable as error:
+        if (ctx.tools.now() - ctx.began_at).total_seconds() < ctx.step.timeout_s:
+            return Again(text=f"{ctx.node} did not answer: {error}", after_s=LOOK_AGAIN_S)
+        return Failed(text=f"The memory of the GPUs of {ctx.node} could not be read: {error}")
+    except NodeError as error:
+        return Failed(text=str(error))
+    missing = 0 if node.gpus_shared else max(0, node.gpus - told.gpus)
+    faults = [*told.faults, *([f"it shows {told.gpus} of {node.gpus} GPUs"] if missing else [])]
+    if faults:
+        return Done(text=f"{ctx.node}: {'; '.join(faults)}", data={"passed": False, "faults": faults})
+    text = f"{ctx.node}: the memory of {told.gpus} GPUs is well, nothing is pending"
+    return Done(text=text, data={"passed": True})
+
+
+RESTART_SERVICE = Action(probe=_restart_probe, do=_restart, verify=_restarted)
+FABRIC_STATE = Action(verify=fabric_state, effect=False)
+MEMORY_HEALTH = Action(verify=memory_health, effect=False)
+
+
+ALL = "all"
+
+
+def _which(ctx: Context) -> str:
+    """The incident's own GPU by its address; all of them where that is not known, or where the step says so.
+    The node is empty, so more than one GPU costs no job anything."""
+    pci = ctx.incident.root.pci if ctx.incident is not None else None
+    if ctx.step.input.get("which") == ALL or not pci:
+        return ALL
+    return pci if "." in pci else f"{pci}.0"
+
+
+def _reset_by_hand(ctx: Context) -> str:
+    which = _which(ctx)
+    return "nvidia-smi --gpu-reset" + ("" if which == ALL else f" -i {which}")
+
+
+def _reset_result(ctx: Context, nodes: NodeExec) -> Result:
+    told = nodes.reset(ctx.node, ctx.key)
+    if told is None:
+        return Again(text=f"A GPU of {ctx.node} is being reset", after_s=LOOK_AGAIN_S)
+    return Done(text=f"{ctx.node}: {told.text}", data={"passed": told.passed, "failed": list(told.failed)})
+
+
+RESET_GPU = node_action(
+    lambda ctx, nodes: nodes.start_reset(ctx.node, ctx.key, _which(ctx)), _reset_result, _reset_by_hand
+)
+
+
+#: Pieces fetched at one visit (256 KB each, about 0.2 s): a worker's thread is not kept for a large file.
+PIECES = 16
+
+
+def _fetched(ctx: Context, nodes: NodeExec) -> Result:
+    """Goes on where the last visit, or a worker that died, left off."""
+    book = ctx.tools.evidence
+    assert book is not None  # the probe has looked
+    bundle = nodes.collection(ctx.node, ctx.key)
+    if bundle is None:
+        return Again(text=f"The logs of {ctx.node} are being collected", after_s=TESTS_AGAIN_S)
+    file = _file(ctx, bundle)
+    have = book.stored(file.id)
+    for _ in range(PIECES):
+        if have >= bundle.size_bytes:
+            break
+        ctx.fence()
+        data = nodes.read_collection(ctx.node, ctx.key, have)[: bundle.size_bytes - have]
+        if not data:
+            return Failed(text=f"The file on {ctx.node} ended after {have} of {bundle.size_bytes} bytes.")
+        book.add(file, have, data)
+        have += len(data)
+    if have < bundle.size_bytes:
+        return Again(text=f"{ctx.node}: {have} of {bundle.size_bytes} bytes are here", after_s=0.1)
+    try:
+        book.finish(file)
+    except EvidenceBroken as error:
+        return Failed(text=str(error))
+    text = f"{ctx.node}: {bundle.size_bytes / 1e6:.1f} MB are kept as {file.id} ({'; '.join(bundle.parts)})"
+    return Done(text=text, data={"evidence": file.id, "bytes": bundle.size_bytes, "sha256": bundle.sha256})
+
+
+def _file(ctx: Context, bundle: Bundle) -> EvidenceFile:
+    """The same file for whoever takes the run up."""
+    return EvidenceFile(
+        id=f"e{sha256(f'{ctx.key}|{bundle.sha256}'.encode()).hexdigest()[:23]}",
+        cluster=ctx.run.cluster,
+        node=ctx.node,
+        run=ctx.run.id,
+        incident=ctx.run.incident,
+        name=f"{ctx.node}-{ctx.began_at:%Y%m%dT%H%M%SZ}.txt.gz",
+        at=ctx.began_at,
+        bundle=bundle,
+    )
+
+
+_COLLECT = node_action(
+    lambda ctx, nodes: nodes.start_collection(ctx.node, ctx.key),
+    _fetched,
+    lambda _: "dmesg; nvidia-smi -q; nvidia-bug-report.sh",
+)
+
+
+def _probe_collect(ctx: Context) -> Result | None:
+    if ctx.tools.nodes is not None and ctx.tools.evidence is None:
+        return Failed(text="healer has no place to keep evidence here: nothing was collected.", final=True)
+    return _COLLECT.probe(ctx)
+
+
+COLLECT = msgspec.structs.replace(_COLLECT, probe=_probe_collect)

@@ -1,0 +1,158 @@
+"""Tickets and messages. They stand in healer's own list with a stable id; delivery is never waited for."""
+
+from datetime import datetime, timedelta
+
+from healer.actions.base import Action, Again, Context, Done, Result, Skipped
+from healer.decisions.comments import Remark, plain, remark_in, wish_of, with_remark
+from healer.incidents.incident_verdict import verdict_sentence
+from healer.model import (
+    About,
+    Incident,
+    LogEntry,
+    Message,
+    Severity,
+    SlurmJob,
+    StepEvent,
+    Ticket,
+    TicketStage,
+)
+from healer.ports.scheduling import NotAvailable, SchedulerRefused, SchedulerUnavailable
+from healer.telling.news import about
+
+_OVER = frozenset({StepEvent.done, StepEvent.skipped, StepEvent.failed})
+
+
+def outcome_of(log: tuple[LogEntry, ...], job: str, but: str = "") -> str:
+    """The last word of this run on the job; empty where it did nothing about it. `but`: a step left out."""
+    ended = (one for one in reversed(log) if one.event in _OVER and one.step != but)
+    return next((one.text for one in ended if one.step.partition(":")[2] == job), "")
+
+
+def line_for(ctx: Context, job: SlurmJob) -> str:
+    """`Xid 79: GPU fell off the bus on gpu0001. Job 4711 was requeued (restart 1) … (incident 0a1b2c3d)`."""
+    cause = ctx.incident.title if ctx.incident is not None else ctx.run.reason
+    did = outcome_of(ctx.log, ctx.job, ctx.part) or "Nothing was done to the job"
+    unknown = wish_of(job).unknown
+    asked = f". Not understood: {', '.join(unknown)}" if unknown else ""
+    incident = f" (incident {ctx.incident.short_id})" if ctx.incident is not None else ""
+    return plain(f"{cause} on {ctx.node}. {did}{asked}{incident}")
+
+
+def tell_owner(ctx: Context) -> Result:
+    """The owner of this step's job. The same line again is nothing."""
+    try:
+        job = ctx.tools.scheduler.job(ctx.job)
+        if job is None:
+            return Skipped(text=f"Slurm no longer knows job {ctx.job}: its owner could not be told there")
+        text = line_for(ctx, job)
+        if not job.batch and _notified(ctx, job, text):
+            return Done(text=f"Told {job.user or 'the owner'} on the job's terminal: {text}")
+        return _remarked(ctx, job, text)
+    except SchedulerUnavailable as error:
+        return Again(text=f"Slurm did not answer: {error}", after_s=2.0)
+    except (NotAvailable, SchedulerRefused) as error:
+        return Skipped(text=f"The owner of job {ctx.job} could not be told in Slurm: {error}")
+
+
+def _notified(ctx: Context, job: SlurmJob, text: str) -> bool:
+    """Slurm refuses where no program of the job listens, as after `salloc --no-shell`."""
+    ctx.fence()
+    try:
+        ctx.tools.scheduler.notify(job.id, f"healer: {text}")
+    except (NotAvailable, SchedulerRefused):
+        return False
+    return True
+
+
+def _remarked(ctx: Context, job: SlurmJob, text: str) -> Result:
+    wanted = with_remark(job.admin_comment, Remark(text=text, off=remark_in(job.admin_comment).off))
+    if wanted != job.admin_comment:
+        ctx.fence()
+        ctx.tools.scheduler.remark(job.id, wanted)
+    read = ctx.tools.scheduler.job(job.id)
+    if read is None or remark_in(read.admin_comment).text != text:
+        return Again(text=f"The remark does not show on job {job.id} yet", after_s=1.0)
+    return Done(text=f"Told {job.user or 'the owner'} in the job's admin comment: {text}")
+
+
+def _found(ctx: Context) -> list[str]:
+    """What steps of this run have brought up for people, each once."""
+    over = (one for one in ctx.log if one.event is StepEvent.done and one.data.get("evidence"))
+    return [f"Found: {text}" for text in dict.fromkeys(one.text for one in over)]
+
+
+def _held(one: Incident, now: datetime) -> list[str]:
+    """Whose drain it is about, and how long it has stood."""
+    if one.owner is None:
+        return []
+    since = one.owner_since or one.opened
+    hours = (now - since) / timedelta(hours=1)
+    age = f"{hours / 24:.0f} days" if hours >= 48 else f"{hours:.0f} h"
+    return [f"Held by {one.owner} since {since:%Y-%m-%d %H:%M} UTC ({age})"]
+
+
+def _story(ctx: Context) -> tuple[str, str]:
+    one = ctx.incident
+    if one is None:
+        title = f"{ctx.run.playbook} on {ctx.run.node or ctx.run.job}"
+        return title, "\n".join([ctx.run.reason, *_found(ctx)])
+    jobs = ", ".join(one.jobs_hit) or "none"
+    lines = [
+        verdict_sentence(one),
+        f"Where: {one.root}",
+        *_held(one, ctx.tools.now()),
+        *_found(ctx),
+        f"Jobs hit: {jobs}",
+        f"Remedy: {', '.join(one.remedy) or 'none'}",
+        *(f"Evidence: {evidence.line or evidence.text}" for evidence in one.evidence[:5]),
+    ]
+    return f"{one.severity} {one.root}: {one.title}", "\n".join(lines)
+
+
+def open_ticket(ctx: Context) -> Result:
+    """One for the incident: what a later run of it files is a note in the open ticket."""
+    title, text = _story(ctx)
+    one = ctx.incident
+    name = f"{ctx.run.incident or ctx.run.id}:ticket"
+    again = one is not None and one.run_count > 1
+    if again:
+        name = f"{name}:{ctx.run.id}"
+    ctx.claim.queue(
+        Ticket(
+            id=name,
+            cluster=ctx.run.cluster,
+            node=ctx.run.node,
+            incident=ctx.run.incident,
+            title=title,
+            text=text,
+            stage=TicketStage.updated if again else TicketStage.opened,
+            severity=one.severity if one else Severity.P3,
+            since=one.opened if one else ctx.run.created_at,
+        )
+    )
+    return Done(text=f"Ticket filed: {title}", data={"id": name})
+
+
+def notify(ctx: Context) -> Result:
+    """People, by the site's sinks; for each job its owner, in Slurm."""
+    if ctx.item is not None:
+        return tell_owner(ctx)
+    title, text = _story(ctx)
+    name = f"{ctx.run.incident or ctx.run.id}:{ctx.step.id}"
+    severity = ctx.incident.severity if ctx.incident else Severity.P3
+    ctx.claim.queue(
+        Message(
+            id=name,
+            cluster=ctx.run.cluster,
+            title=title,
+            text=text,
+            severity=severity,
+            incident=ctx.run.incident,
+            about=about(ctx.incident) if ctx.incident else About(node=ctx.run.node or ""),
+        )
+    )
+    return Done(text=f"Message queued: {title}", data={"id": name})
+
+
+TICKET = Action(verify=open_ticket)
+NOTIFY = Action(verify=notify)

@@ -1,0 +1,269 @@
+"""The batch job that runs tests on a node one after the other, and what it tells Slurm of them. Pure.
+
+A file that a job writes lies on its node, where healer cannot read it. What every Slurm hands back is the
+job's own record: the results go into its admin comment, which operators alone may set, after each test anew,
+so they stand there too when the time limit ends the job. The exit code is the verdict: 0 passed, 77 not
+tested, else failed. The comment is one line of at most 2,000 characters, parts divided by `; `:
+
+    healer-test/1; gpus:passed:2; gpu_count=8; versions:failed:1; driver=580.65.06; says versions …
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from hashlib import sha256
+
+import msgspec
+
+from healer.model import FACTS, FIGURE_SHARE, NOT_COMPARED, Reference, figures_in
+
+#: What a test ends with that could not be made: its program is missing, or there is nothing to be tested.
+NOT_TESTED = 77
+#: Of the results of one job, in characters. What is more is left out and said to be.
+ROOM = 2000
+#: Version of the comment's form; `test_results` reads it.
+FORM = "healer-test/1"
+
+_HEAD = """\
+# Made by healer of rules/validation: its tests, in their order.
+PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/opt/slurm/bin
+LC_ALL=C
+HEALER_TEST_DEPTH={depth}
+export PATH LC_ALL HEALER_TEST_DEPTH
+umask 077
+dir=$(mktemp -d) || exit {not_tested}
+trap 'rm -rf "$dir"' EXIT
+# Slurm ends a job by a signal, and then not every shell does what it should at its exit.
+trap 'exit 143' HUP INT TERM
+TMPDIR=$dir
+export TMPDIR
+told="{form}"
+printed=no
+
+# Slurm's record of this job, as it is by now.
+tell() {{
+    timeout 30 scontrol update JobId="$SLURM_JOB_ID" AdminComment="$told" >/dev/null 2>&1
+}}
+
+# One line that a test printed.
+note() {{
+    line=$1
+    set -f
+    # shellcheck disable=SC2086
+    set -- $line
+    set +f
+    case $1 in
+    healer-says) said=$(printf '%s' "${{line#* }}" | tr -c ' -~' ' ' | tr ';|"\\\\' ' ' | cut -c 1-160) ;;
+    healer-result)
+        part="; $2=$3"
+        case "$2 $3" in
+        [!a-z]* | *[!a-z0-9_]*" "* | *" "*[!A-Za-z0-9_.,:+/-]*) more="$more; cut" ;;
+        *)
+            if [ $# -eq 3 ] && [ ${{#2}} -le 40 ] && [ ${{#3}} -le 128 ] &&
+                [ $((${{#told}} + ${{#more}} + ${{#part}})) -le {room} ]; then
+                more="$more$part"
+            else
+                more="$more; cut"
+            fi
+            ;;
+        esac
+        ;;
+    esac
+}}
+
+# One test: its results join the others, its exit code is ours. The last line counts as what it says.
+run() {{ # NAME INTERPRETER…
+    name=$1
+    shift
+    began=$(date +%s)
+    {{
+        "$@" "$dir/$name" </dev/null 2>/dev/null
+        echo $? >"$dir/code"
+    }} | grep '^healer-' | {{ head -n 100; cat >/dev/null; }} >"$dir/lines"
+    more= said=
+    while read -r line; do note "$line"; done <"$dir/lines"
+    code=$(cat "$dir/code") || code={not_tested}
+    rm -f "$dir/code"
+    case $code in
+    0) outcome=passed ;;
+    {not_tested}) outcome=untested ;;
+    *) outcome=failed ;;
+    esac
+    [ -z "$more" ] || printed=yes
+    told="$told; $name:$outcome:$(($(date +%s) - began))$more"
+    [ -z "$said" ] || told="$told; says $name $said"
+    return "$code"
+}}
+
+"""
+
+# The first test decides: where it could not be made, nobody looked at what the node is there for. Others are
+# told and let go.
+_ONE = """\
+run {name} {interpreter}
+code=$?
+if tell; then heard=yes; else heard=no; fi
+[ $code -eq 0 ]{untested} || exit $code
+"""
+
+
+# Results that cannot be read prove nothing.
+_END = """\
+[ $heard = yes ] || [ $printed = no ] || exit {not_tested}
+exit 0
+"""
+
+
+def batch(tests: Mapping[str, str], depth: str = "") -> str:
+    """The script of a job that runs these tests (name to text) in their order, up to the first that fails.
+
+    `#SBATCH` lines at the head of a test count for the job. What a test prints is described in
+    docs/validation.md.
+    """
+    if not tests:
+        raise ValueError("no tests to run")
+    tag = "HEALER_" + sha256("\0".join(tests.values()).encode()).hexdigest()[:24]
+    asks = [line for body in tests.values() for line in _asks(body)]
+    head = _HEAD.format(depth=depth or "none", form=FORM, room=ROOM - 500, not_tested=NOT_TESTED)
+    bodies = [
+        f"cat >\"$dir/{name}\" <<'{tag}'\n{body.rstrip(chr(10))}\n{tag}\n" for name, body in tests.items()
+    ]
+    runs = [
+        _ONE.format(
+            name=name,
+            interpreter=_interpreter(body),
+            not_tested=NOT_TESTED,
+            untested="" if first else f" || [ $code -eq {NOT_TESTED} ]",
+        )
+        for first, (name, body) in zip([True] + [False] * len(tests), tests.items(), strict=False)
+    ]
+    return "\n".join(["#!/bin/sh", *asks, head, *bodies, *runs, _END.format(not_tested=NOT_TESTED)])
+
+
+def _asks(body: str) -> list[str]:
+    """What it asks of sbatch: as there, up to the first line that is no comment."""
+    found = []
+    for line in body.splitlines():
+        if line.startswith("#SBATCH"):
+            found.append(line)
+        elif line.strip() and not line.startswith("#"):
+            break
+    return found
+
+
+def _interpreter(body: str) -> str:
+    """Named, because /tmp may be mounted without the right to run what lies there."""
+    return body.partition("\n")[0].removeprefix("#!").strip() or "/bin/sh"
+
+
+# --- what a job told
+
+
+_TEST = re.compile(r"([a-z0-9][A-Za-z0-9_-]{0,39}):(passed|failed|untested):(\d{1,6})")
+_RESULT = re.compile(r"([a-z][a-z0-9_]{0,39})=([A-Za-z0-9_.,:+/-]{1,128})")
+_SAYS = re.compile(r"says (\S+) (.{1,160})")
+
+
+class Ended(StrEnum):
+    passed = "passed"
+    failed = "failed"
+    #: Its program is missing, or there was nothing to be tested.
+    untested = "untested"
+
+
+class Told(msgspec.Struct, frozen=True, kw_only=True):
+    """By test how it ended, and its seconds; the results by name; by test what it said. `whole` is False
+    where results were left out or a part could not be read."""
+
+    tests: dict[str, Ended] = {}
+    took_s: dict[str, int] = {}
+    results: dict[str, str] = {}
+    says: dict[str, str] = {}
+    whole: bool = True
+
+
+def told_in(comment: str) -> Told | None:
+    """None: it holds no results of ours."""
+    head, *parts = comment.split("; ")
+    if head != FORM:
+        return None
+    tests: dict[str, Ended] = {}
+    took_s: dict[str, int] = {}
+    results: dict[str, str] = {}
+    says: dict[str, str] = {}
+    whole = True
+    for part in parts:
+        if found := _TEST.fullmatch(part):
+            tests[found[1]], took_s[found[1]] = Ended(found[2]), int(found[3])
+        elif found := _RESULT.fullmatch(part):
+            results[found[1]] = found[2]
+        elif found := _SAYS.fullmatch(part):
+            says[found[1]] = found[2].strip()
+        else:
+            whole = False
+    return Told(tests=tests, took_s=took_s, results=results, says=says, whole=whole)
+
+
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """Sentences: `worse` of figures below those of the good node, `other` of facts that are not the same
+    there. `alike`: the names of what is as good."""
+
+    worse: tuple[str, ...] = ()
+    other: tuple[str, ...] = ()
+    alike: tuple[str, ...] = ()
+
+
+def compared(results: Mapping[str, str], reference: Reference | None) -> Compared:
+    """A fact has to be the same, a count (`_count`) at least as high, a rate (`_per_s`) at least 90 % of it.
+    What the reference does not have, or is no number where one belongs, is not compared."""
+    if reference is None:
+        return Compared()
+    worse, other, alike = [], [], []
+    for name, value in results.items():
+        if name in FACTS:
+            found, said = other, _other(name, value, reference)
+        else:
+            found, said = worse, _worse(name, value, reference)
+        if said is not None:
+            (found if said else alike).append(said or name)
+    return Compared(worse=tuple(worse), other=tuple(other), alike=tuple(alike))
+
+
+def _other(name: str, value: str, reference: Reference) -> str | None:
+    """Empty: the same as there; None: not compared."""
+    good = reference.facts.get(name)
+    if good is None or name in NOT_COMPARED:
+        return None
+    return "" if value == written(good) else f"{FACTS[name]} {value}, {reference.node} has {good}"
+
+
+def _worse(name: str, value: str, reference: Reference) -> str | None:
+    """Empty: as good as there; None: not compared."""
+    wanted, told = reference.figures.get(name), figures_in({name: value}).get(name)
+    if wanted is None or told is None:
+        return None
+    share = FIGURE_SHARE if name.endswith("_per_s") else 1.0
+    if told >= share * wanted:
+        return ""
+    of = f"{100 * told / wanted:.0f} % of " if wanted else ""
+    return f"{name} {value} is {of}{wanted:g} on {reference.node}"
+
+
+def written(fact: str) -> str:
+    """A fact as a test writes it: results hold no blanks."""
+    return re.sub(r"[^A-Za-z0-9_.,:+/-]+", "_", fact.replace(", ", ","))[:128]
+
+
+def sentence(told: Told, wanted: Sequence[str]) -> str:
+    """`gpus and links passed, dcgm untested (no dcgmi here), burn failed (…); not run: nccl`"""
+    parts = []
+    for outcome in Ended:
+        names = [
+            name + (f" ({told.says[name]})" if outcome is not Ended.passed and name in told.says else "")
+            for name, one in told.tests.items()
+            if one is outcome
+        ]
+        if names:
+            parts.append(f"{', '.join(names)} {outcome}")
+    left = [name for name in wanted if name not in told.tests]
+    return "; ".join([*parts, *([f"{', '.join(left)} not run"] if left else [])])

@@ -1,0 +1,211 @@
+"""Who sends what, what of it is not stored and what has no place, and what scrapers told last."""
+
+import zlib
+from collections.abc import Sequence
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import ARRAY, insert
+
+from healer.adapters.postgres.engine import reading, storable, translated
+from healer.adapters.postgres.tables import losses, scrapes, senders, unknown_series
+from healer.model import Loss, LossReason, ScrapeState, Sender, UnknownSeries
+
+#: Names that are kept of one cluster; what is more is counted under `REST`.
+MOST = 2000
+REST = "…"
+
+#: Advisory lock, with the cluster's hash: the bound is exact with several processes too.
+_LOCK = 0x756E6B6E
+
+_LOSS_KEY = ("cluster", "source", "reason", "who")
+_SENDER_KEY = ("cluster", "who", "source")
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(ScrapeState).decode
+
+
+class PostgresLosses:
+    """`healer.ports.signal_stores.LossBook`. Bounded by who may send: all else are closed lists."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+
+    def add(self, told: Sequence[Loss]) -> None:
+        rows = sorted(told, key=lambda one: (one.cluster, one.source, one.reason, one.who))
+        with translated(), self._engine.begin() as conn:
+            for one in rows:  # in one order, so that two processes never wait for each other
+                row = msgspec.structs.asdict(one)
+                row["reason"] = one.reason.value
+                row["example"] = storable(one.example)[:500]
+                statement = insert(losses).values(**row)
+                fresh = statement.excluded
+                conn.execute(
+                    statement.on_conflict_do_update(
+                        index_elements=list(_LOSS_KEY),
+                        set_={
+                            "count": losses.c.count + fresh.count,
+                            "last_seen": sa.func.greatest(losses.c.last_seen, fresh.last_seen),
+                            "example": fresh.example,
+                        },
+                    )
+                )
+
+    def losses(self, clusters: Sequence[str] | None, limit: int) -> list[Loss]:
+        wanted = sa.select(losses).order_by(
+            losses.c.last_seen.desc(), *(losses.c[name] for name in _LOSS_KEY)
+        )
+        if clusters is not None:
+            wanted = wanted.where(losses.c.cluster.in_(clusters))
+        with reading(self._engine) as conn:
+            rows = conn.execute(wanted.limit(limit))
+            return [
+                Loss(**{**row._mapping, "reason": LossReason(row.reason)})
+                for row in rows
+                if row.reason in LossReason.__members__
+            ]
+
+
+class PostgresSenders:
+    """`healer.ports.signal_stores.SenderBook`. Rows of tokens that send no more stay for a week:
+    `retention`."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+
+    def add(self, told: Sequence[Sender]) -> None:
+        if not told:
+            return
+        # In one order, so that two processes never wait for each other.
+        rows = sorted(told, key=lambda one: (one.cluster, one.who, one.source))
+        columns = list(senders.c)
+        arrays = [
+            sa.cast([getattr(one, column.name) for one in rows], ARRAY(column.type)) for column in columns
+        ]
+        fresh = sa.func.unnest(*arrays).table_valued(*(column.name for column in columns)).render_derived()
+        statement = insert(senders).from_select([one.name for one in columns], sa.select(*fresh.c))
+        new = statement.excluded
+        once = statement.on_conflict_do_update(
+            index_elements=list(_SENDER_KEY),
+            set_={
+                "requests": senders.c.requests + new.requests,
+                "bytes": senders.c.bytes + new.bytes,
+                "node": new.node,
+                "last_seen": sa.func.greatest(senders.c.last_seen, new.last_seen),
+            },
+        )
+        with translated(), self._engine.begin() as conn:
+            conn.execute(once)
+
+    def senders(self, clusters: Sequence[str] | None, limit: int, *, node: str | None = None) -> list[Sender]:
+        wanted = sa.select(senders).order_by(
+            senders.c.last_seen.desc(), *(senders.c[name] for name in _SENDER_KEY)
+        )
+        if clusters is not None:
+            wanted = wanted.where(senders.c.cluster.in_(clusters))
+        if node is not None:
+            wanted = wanted.where(senders.c.node == node)
+        with reading(self._engine) as conn:
+            return [Sender(**row._mapping) for row in conn.execute(wanted.limit(limit))]
+
+
+class PostgresUnknownSeries:
+    """`healer.ports.signal_stores.UnknownBook`."""
+
+    def __init__(self, engine: sa.Engine, *, most: int = MOST) -> None:
+        self._engine, self._most = engine, most
+
+    def add(self, series: Sequence[UnknownSeries]) -> None:
+        clusters = sorted({one.cluster for one in series})
+        with translated(), self._engine.begin() as conn:
+            for cluster in clusters:
+                lock = sa.text("SELECT pg_advisory_xact_lock(:kind, hashtext(:cluster))")
+                conn.execute(lock, {"kind": _LOCK, "cluster": cluster})
+                names = sa.select(unknown_series.c.name).where(unknown_series.c.cluster == cluster)
+                known = set(conn.execute(names).scalars())
+                for row in _bounded([one for one in series if one.cluster == cluster], known, self._most):
+                    _add(conn, row)
+
+    def series(self, clusters: Sequence[str] | None, limit: int) -> list[UnknownSeries]:
+        """The most frequent first; None: of all clusters."""
+        wanted = sa.select(unknown_series).order_by(
+            unknown_series.c.count.desc(), unknown_series.c.cluster, unknown_series.c.name
+        )
+        if clusters is not None:
+            wanted = wanted.where(unknown_series.c.cluster.in_(clusters))
+        with reading(self._engine) as conn:
+            return [UnknownSeries(**row._mapping) for row in conn.execute(wanted.limit(limit))]
+
+
+def _bounded(series: Sequence[UnknownSeries], known: set[str], most: int) -> list[UnknownSeries]:
+    """Sorted by name, as two processes must; names beyond the bound are one row."""
+    kept: dict[str, UnknownSeries] = {}
+    left = most - len(known - {REST})
+    for one in sorted(series, key=lambda one: one.name):
+        told = msgspec.structs.replace(one, name=storable(one.name))
+        if told.name not in known:
+            if left > 0:
+                left -= 1
+                known.add(told.name)
+            else:
+                told = msgspec.structs.replace(one, name=REST, why=f"more than {most} names", example={})
+        before = kept.get(told.name)
+        kept[told.name] = msgspec.structs.replace(told, count=told.count + (before.count if before else 0))
+    return [kept[name] for name in sorted(kept)]
+
+
+def _add(conn: sa.Connection, one: UnknownSeries) -> None:
+    row = msgspec.structs.asdict(one)
+    row["why"] = storable(one.why)
+    row["example"] = {storable(key): storable(str(value)) for key, value in one.example.items()}
+    statement = insert(unknown_series).values(**row)
+    conn.execute(
+        statement.on_conflict_do_update(
+            index_elements=["cluster", "name"],
+            set_={
+                "why": statement.excluded.why,
+                "count": unknown_series.c.count + statement.excluded.count,
+                "last_seen": sa.func.greatest(unknown_series.c.last_seen, statement.excluded.last_seen),
+                "example": statement.excluded.example,
+            },
+        )
+    )
+
+
+class PostgresScrapes:
+    """`healer.ports.pull.ScrapeBook`."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+
+    def put(self, state: ScrapeState) -> None:
+        statement = insert(scrapes).values(
+            cluster=state.cluster, at=state.at, body=zlib.compress(_encode(state), 1)
+        )
+        fresh = statement.excluded
+        with translated(), self._engine.begin() as conn:
+            # The next one comes in some seconds: nobody waits for the disk.
+            conn.execute(sa.text("SET LOCAL synchronous_commit = off"))
+            conn.execute(
+                statement.on_conflict_do_update(
+                    index_elements=["cluster"], set_={"at": fresh.at, "body": fresh.body}
+                )
+            )
+
+    def states(self, clusters: Sequence[str] | None) -> list[ScrapeState]:
+        wanted = sa.select(scrapes.c.body).order_by(scrapes.c.cluster)
+        if clusters is not None:
+            wanted = wanted.where(scrapes.c.cluster.in_(clusters))
+        with reading(self._engine) as conn:
+            return read_states(conn, wanted)
+
+
+def read_states(conn: sa.Connection, wanted: sa.Select) -> list[ScrapeState]:
+    """Those that can be read: a row of another version is left out until its scraper writes again."""
+    found: list[ScrapeState] = []
+    for body in conn.scalars(wanted):
+        try:
+            found.append(_decode(zlib.decompress(body)))
+        except (zlib.error, msgspec.DecodeError):
+            continue
+    return found

@@ -1,0 +1,305 @@
+"""Incidents, and all that hangs on one of them."""
+
+import threading
+from collections.abc import Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+import msgspec
+import sqlalchemy as sa
+
+from healer.adapters.postgres import verdicts
+from healer.adapters.postgres.engine import reading
+from healer.adapters.postgres.evidence import collected_for
+from healer.adapters.postgres.message_book import channels_told
+from healer.adapters.postgres.paging import after, contains
+from healer.adapters.postgres.run_queries import decisions_where, records_of
+from healer.adapters.postgres.snapshots import PostgresSnapshots
+from healer.adapters.postgres.tables import (
+    decisions,
+    findings,
+    incidents,
+    messages,
+    notes,
+    part_of,
+    run_log,
+    runs,
+)
+from healer.model import (
+    PROBATION,
+    Finding,
+    Incident,
+    IncidentState,
+    Message,
+    StepEvent,
+    Verb,
+)
+from healer.model.verdict import MAY_BE_ALIKE
+from healer.ports.answers import IncidentRows, Note, OpenIncident, Page, SentMessage, ToldAt
+from healer.ports.queries import IncidentQuery, encode_cursor
+
+#: The shortest beginning of an incident's id that may stand for it (what Slurm's reason shows).
+SHORT_ID = 8
+
+
+class PostgresIncidents:
+    """`healer.ports.queries.IncidentQueries`."""
+
+    def __init__(self, engine: sa.Engine, snapshots: PostgresSnapshots) -> None:
+        self._engine, self._snapshots = engine, snapshots
+
+    def page(self, query: IncidentQuery, *, limit: int, cursor: str | None = None) -> Page[Incident]:
+        where: list[sa.ColumnElement[bool]] = []
+        if query.clusters is not None:
+            where.append(incidents.c.cluster.in_(query.clusters))
+        if query.open is not None:
+            resolved = incidents.c.state == "resolved"
+            where.append(~resolved if query.open else resolved)
+        if query.states:
+            where.append(incidents.c.state.in_(query.states))
+        if query.severities:
+            where.append(incidents.c.severity.in_(query.severities))
+        if query.node:
+            where.append(about_node(query.node))
+        if query.text:
+            where.append(_holds_text(query.text))
+        if query.closed_since is not None:
+            where.append(incidents.c.closed >= query.closed_since)
+        with reading(self._engine) as conn:
+            return incident_page(conn, where, limit, cursor)
+
+    def named(self, ids: Sequence[str]) -> list[Incident]:
+        with reading(self._engine) as conn:
+            rows = conn.execute(sa.select(incidents.c.id, incidents.c.doc).where(incidents.c.id.in_(ids)))
+            docs = {row.id: row.doc for row in rows}
+        return [msgspec.convert(docs[name], Incident) for name in ids if name in docs]
+
+    def one(self, incident: str) -> Incident | None:
+        with reading(self._engine) as conn:
+            return _incident_named(conn, incident)
+
+    def rows(self, incident: str) -> IncidentRows | None:
+        with reading(self._engine) as conn:
+            found = _incident_named(conn, incident)
+            if found is None:
+                return None
+            judged = decisions_where(conn, decisions.c.incident == found.id)
+            return IncidentRows(
+                incident=found,
+                verdicts=tuple(verdicts.of(conn, found.id)),
+                findings=tuple(_findings_of(conn, found.id)),
+                decisions=tuple(judged),
+                runs=tuple(records_of(conn, found.id, judged)),
+                notes=tuple(_notes(conn, found.id)),
+                messages=tuple(_messages(conn, found.id)),
+                alike=tuple(may_be_alike(conn, found)),
+                collected=tuple(collected_for(conn, incident=found.id)),
+                merged=parts_of(conn, found.id),
+                snapshot=self._snapshots.read(conn, found.cluster),
+            )
+
+    def cures(self, ids: Sequence[str]) -> dict[str, list[Verb]]:
+        verb = run_log.c.doc["data"]["verb"].astext
+        done = (
+            sa.select(runs.c.incident, verb.label("verb"))
+            .join(run_log, run_log.c.run == runs.c.id)
+            .where(
+                runs.c.incident.in_(ids),
+                runs.c.shadow.is_(False),
+                run_log.c.event == str(StepEvent.done),
+                verb.is_not(None),
+            )
+            .order_by(run_log.c.seq)
+        )
+        found: dict[str, list[Verb]] = {}
+        with reading(self._engine) as conn:
+            for row in conn.execute(done):
+                found.setdefault(row.incident, []).append(Verb(row.verb))
+        return found
+
+
+def _incident_named(conn: sa.Connection, name: str) -> Incident | None:
+    doc = conn.execute(sa.select(incidents.c.doc).where(incidents.c.id == name)).scalar()
+    if doc is None and len(name) >= SHORT_ID and name.isalnum():
+        found = conn.execute(
+            sa.select(incidents.c.doc).where(incidents.c.id.startswith(name, autoescape=True)).limit(2)
+        )
+        docs = found.scalars().all()
+        doc = docs[0] if len(docs) == 1 else None
+    return None if doc is None else msgspec.convert(doc, Incident)
+
+
+def incident_page(
+    conn: sa.Connection, where: Sequence[sa.ColumnElement[bool]], limit: int, cursor: str | None = None
+) -> Page[Incident]:
+    statement = sa.select(incidents.c.opened, incidents.c.id, incidents.c.doc).where(*where)
+    rows = conn.execute(after(statement, incidents.c.opened, incidents.c.id, cursor).limit(limit + 1)).all()
+    more = encode_cursor(rows[limit - 1].opened, rows[limit - 1].id) if len(rows) > limit else None
+    return Page(items=[msgspec.convert(row.doc, Incident) for row in rows[:limit]], next_cursor=more)
+
+
+def about_node(node: str) -> sa.ColumnElement[bool]:
+    """Incidents that have their root on the node or speak of it."""
+    return sa.or_(incidents.c.node == node, incidents.c.doc["nodes"].has_key(node))
+
+
+def _holds_text(text: str) -> sa.ColumnElement[bool]:
+    pattern = contains(text)
+    doc = incidents.c.doc
+    places = [
+        incidents.c.rule,
+        doc["title"].astext,
+        doc["fault"].astext,
+        doc["nodes"].astext,
+        doc["jobs_hit"].astext,
+        doc["root"].astext,
+    ]
+    return sa.or_(
+        incidents.c.id.startswith(text, autoescape=True),
+        *(place.ilike(pattern, escape="\\") for place in places),
+    )
+
+
+def watched(
+    conn: sa.Connection, clusters: Sequence[str] | None, now: datetime, *those: sa.ColumnElement[bool]
+) -> list[Incident]:
+    """Open incidents, and those whose node is still on probation, the oldest first."""
+    where = [
+        *those,
+        sa.or_(
+            incidents.c.state != "resolved",
+            sa.and_(
+                incidents.c.closed > now - PROBATION,
+                incidents.c.doc["probation_until"].astext > now.isoformat(),
+            ),
+        ),
+    ]
+    if clusters is not None:
+        where.append(incidents.c.cluster.in_(clusters))
+    rows = conn.execute(sa.select(incidents.c.doc).where(*where).order_by(incidents.c.opened))
+    return [msgspec.convert(doc, Incident) for doc in rows.scalars()]
+
+
+def _findings_of(conn: sa.Connection, incident: str) -> list[Finding]:
+    rows = conn.execute(
+        sa.select(findings.c.doc).where(findings.c.incident == incident).order_by(findings.c.id).limit(200)
+    )
+    return [msgspec.convert(doc, Finding) for doc in rows.scalars()]
+
+
+def _notes(conn: sa.Connection, incident: str) -> list[Note]:
+    found = conn.execute(
+        sa.select(notes.c.at, notes.c.by, notes.c.text)
+        .where(notes.c.incident == incident)
+        .order_by(notes.c.id)
+    )
+    return [Note(at=row.at, by=row.by, text=row.text) for row in found]
+
+
+def _messages(conn: sa.Connection, incident: str) -> list[SentMessage]:
+    """Pages, notes and tickets alike: a ticket has no severity of its own."""
+    told = channels_told(conn, incident)
+    found = conn.execute(sa.select(messages).where(messages.c.incident == incident).order_by(messages.c.at))
+    return [
+        SentMessage(
+            at=row.at,
+            kind=row.kind,
+            state=row.state,
+            message=msgspec.convert({"severity": "P3", **row.doc}, Message),
+            error=row.error,
+            reference=row.reference,
+            page=row.page,
+            channels=tuple(
+                ToldAt(channel=one.channel, state=one.state, error=one.error, reference=one.reference)
+                for one in told.get(row.id, ())
+            ),
+        )
+        for row in found
+    ]
+
+
+#: Word for word as the index has it: a name that is a parameter would miss it.
+_fault: sa.ColumnElement[str] = sa.literal_column("(incidents.doc ->> 'fault')", sa.Text)
+
+
+def may_be_alike(conn: sa.Connection, incident: Incident) -> list[Incident]:
+    """Two walks down an index."""
+    alike = [_fault == incident.fault]
+    if incident.root.node is not None:
+        alike.append(incidents.c.node == incident.root.node)
+    docs = [
+        doc
+        for same in alike
+        for doc in conn.execute(
+            sa.select(incidents.c.doc)
+            .where(incidents.c.cluster == incident.cluster, same)
+            .order_by(incidents.c.opened.desc())
+            .limit(MAY_BE_ALIKE)
+        ).scalars()
+    ]
+    return [msgspec.convert(doc, Incident) for doc in docs]
+
+
+# --- open ones, as every page needs them: each is decoded once per version of its row and process
+
+#: The transaction that wrote the row: another one stands there after each write.
+_version: sa.ColumnElement[str] = sa.literal_column("incidents.xmin::text", sa.Text)
+
+_decode = msgspec.json.Decoder(OpenIncident).decode
+
+#: One number for all of them and their versions: 5,000 are compared without being fetched.
+_digest = sa.func.bit_xor(sa.func.hashtextextended(incidents.c.id + _version, 0))
+
+
+class OpenIncidents:
+    """Of all clusters. While nothing was written the answer is the very same tuple."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[str, _Known] = {}
+
+    def read(self, conn: sa.Connection, cluster: str) -> tuple[OpenIncident, ...]:
+        """The newest first."""
+        mine = [incidents.c.cluster == cluster, incidents.c.state != "resolved"]
+        stamp = tuple(conn.execute(sa.select(sa.func.count(), _digest).where(*mine)).one())
+        with self._lock:
+            known = self._known.get(cluster) or _Known((), {}, ())
+        if stamp == known.stamp:
+            return known.found
+        order = incidents.c.opened.desc(), incidents.c.id.desc()
+        heads = conn.execute(sa.select(incidents.c.id, _version).where(*mine).order_by(*order))
+        versions = {name: version for name, version in heads}
+        by_id = {one.id: one for one in known.found}
+        by_id |= _written(conn, [name for name in versions if known.versions.get(name) != versions[name]])
+        # One that was resolved between two of these looks is gone already.
+        found = (by_id[name] for name in versions if name in by_id)
+        now = _Known(stamp, versions, tuple(one for one in found if one.state is not IncidentState.resolved))
+        with self._lock:
+            self._known[cluster] = now
+        return now.found
+
+
+class _Known(NamedTuple):
+    stamp: tuple[int, ...]
+    versions: dict[str, str]
+    found: tuple[OpenIncident, ...]
+
+
+def _written(conn: sa.Connection, names: list[str]) -> dict[str, OpenIncident]:
+    if not names:
+        return {}
+    text = sa.cast(incidents.c.doc, sa.Text)
+    docs = conn.execute(
+        sa.select(text).where(incidents.c.id == sa.any_(sa.literal(names, sa.ARRAY(sa.Text))))
+    )
+    return {one.id: one for one in map(_decode, docs.scalars())}
+
+
+def parts_of(conn: sa.Connection, incident: str) -> tuple[OpenIncident, ...]:
+    """Those that ended as a part of this one, the oldest first."""
+    docs = conn.execute(
+        sa.select(sa.cast(incidents.c.doc, sa.Text))
+        .where(incidents.c.state == "resolved", part_of == incident)
+        .order_by(incidents.c.opened, incidents.c.id)
+    )
+    return tuple(map(_decode, docs.scalars()))

@@ -1,0 +1,184 @@
+"""The isolation forest's models: stored with their data, audited."""
+
+import zlib
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+import numpy as np
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+
+from healer.adapters.postgres.audit_rows import append
+from healer.adapters.postgres.tables import forest_classes, forest_models
+from healer.model import AuditRecord
+from healer.model.trained import ClassLook, Judged, Model, Trained, Version
+
+#: Of each class; older ones are forgotten. The audit keeps what they were.
+KEPT, KEPT_IN_FORCE = 10, 2
+#: What the audit tells of a model.
+_TOLD = (
+    *("hardware", "load", "params", "features", "definition"),
+    *("data_hash", "rows", "attested", "seen", "threshold"),
+)
+
+
+class PostgresModels:
+    """Models of one cluster."""
+
+    def __init__(self, engine: sa.Engine, cluster: str) -> None:
+        self._engine, self.cluster = engine, cluster
+
+    def save(
+        self,
+        trained: Trained,
+        *,
+        by: str,
+        at: datetime,
+        why: str = "",
+        judged: Judged | None = None,
+        against: str | None = None,
+    ) -> bool:
+        """Keeps it, and puts it in force unless it was refused; False when this very model is there already.
+        With its audit records in one commit.
+
+        `against`: the model in force that it was judged against. If a person has put another one in force
+        meanwhile, that stands."""
+        model, table = trained.model, forest_models.c
+        values = {
+            "id": model.id,
+            "cluster": model.cluster,
+            "hardware": model.hardware,
+            "load": model.load,
+            "trained_at": model.trained_at,
+            "doc": msgspec.to_builtins(model),
+            "data": zlib.compress(trained.data.astype("<f4").tobytes(), 6),
+        }
+        with self._engine.begin() as conn:
+            if conn.scalar(sa.select(table.id).where(table.id == model.id)) is not None:
+                return False
+            newest = _newest(conn, model)
+            if judged is not None and not judged.refused and newest is not None and newest.id != against:
+                why_not = "another model was put in force while this one was made"
+                judged = msgspec.structs.replace(judged, refused=why_not)
+            values["judged"] = msgspec.to_builtins(judged)
+            conn.execute(sa.insert(forest_models).values(values))
+            data = {name: values["doc"][name] for name in _TOLD}
+            _audit(conn, model, "model.trained", by, at, data | {"why": why})
+            if judged is not None and judged.refused:
+                _audit(conn, model, "model.refused", by, at, {"judged": values["judged"]})
+            else:
+                _put_in_force(conn, model, by=by, at=at, why=why, judged=values["judged"])
+            _forget(conn, model)
+        return True
+
+    def use(self, model: Model, *, by: str, at: datetime, why: str) -> None:
+        """Puts a kept version in force: back to an older one, or one that was refused. KeyError when it has
+        been forgotten since."""
+        with self._engine.begin() as conn:
+            _put_in_force(conn, model, by=by, at=at, why=why)
+
+    def in_force(self) -> list[Version]:
+        """The model in force of each class, without its data."""
+        was_in_force = forest_models.c.in_force_at
+        oldest_first = reversed(self._versions(was_in_force.is_not(None), by=was_in_force))
+        found = {(one.model.hardware, one.model.load): one for one in oldest_first}
+        return [found[name] for name in sorted(found)]
+
+    def versions(self) -> list[Version]:
+        """All that are kept, by class, the newest first."""
+        found = self._versions(by=forest_models.c.trained_at)
+        return sorted(found, key=lambda one: (one.model.hardware, one.model.load))
+
+    def find(self, start: str) -> list[Version]:
+        """Models whose id begins so; at most ten."""
+        table = forest_models.c
+        return self._versions(table.id.startswith(start, autoescape=True), by=table.trained_at)[:10]
+
+    def _versions(self, *where: sa.ColumnElement[bool], by: sa.ColumnElement) -> list[Version]:
+        table = forest_models.c
+        query = sa.select(table.doc.label("model"), table.in_force_at, table.in_force_by, table.judged).where(
+            table.cluster == self.cluster, *where
+        )
+        with self._engine.connect() as conn:
+            rows = conn.execute(query.order_by(by.desc(), table.id)).mappings()
+            return [msgspec.convert(row, Version) for row in rows]
+
+    def looks(self) -> list[ClassLook]:
+        """The last look at each class."""
+        table = forest_classes.c
+        query = sa.select(table.doc).where(table.cluster == self.cluster)
+        with self._engine.connect() as conn:
+            docs = conn.scalars(query.order_by(table.hardware, table.load)).all()
+        return [msgspec.convert(doc, ClassLook) for doc in docs]
+
+    def note(self, look: ClassLook) -> None:
+        row = {name: getattr(look, name) for name in ("cluster", "hardware", "load", "at")}
+        row["doc"] = msgspec.to_builtins(look)
+        statement = insert(forest_classes).values(row)
+        with self._engine.begin() as conn:
+            conn.execute(
+                statement.on_conflict_do_update(index_elements=["cluster", "hardware", "load"], set_=row)
+            )
+
+    def trained(self, model: Model) -> Trained:
+        """With its data. KeyError when it has been forgotten since."""
+        with self._engine.connect() as conn:
+            packed = conn.scalar(sa.select(forest_models.c.data).where(forest_models.c.id == model.id))
+        if packed is None:
+            raise KeyError(model.id)
+        data = np.frombuffer(zlib.decompress(packed), "<f4").astype(np.float32)
+        return Trained(model, data.reshape(model.rows, len(model.features)))
+
+
+def _of_class(model: Model) -> tuple[sa.ColumnElement[bool], ...]:
+    table = forest_models.c
+    return table.cluster == model.cluster, table.hardware == model.hardware, table.load == model.load
+
+
+def _newest(conn: sa.Connection, model: Model) -> sa.Row[Any, Any] | None:
+    """`id` and `in_force_at` of what is in force of its class; it stands until this transaction has ended."""
+    lock = sa.text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
+    conn.execute(lock, {"name": f"model {model.cluster}/{model.hardware}/{model.load}"})
+    table = forest_models.c
+    newest = sa.select(table.id, table.in_force_at).where(*_of_class(model), table.in_force_at.is_not(None))
+    return conn.execute(newest.order_by(table.in_force_at.desc(), table.id).limit(1)).first()
+
+
+def _put_in_force(
+    conn: sa.Connection,
+    model: Model,
+    *,
+    by: str,
+    at: datetime,
+    why: str,
+    judged: dict[str, Any] | None = None,
+) -> None:
+    table = forest_models.c
+    before = _newest(conn, model)
+    # Later than the one before, whatever the clocks of two hosts say.
+    at_least = before.in_force_at + timedelta(milliseconds=1) if before is not None else at
+    done = conn.execute(
+        sa.update(forest_models)
+        .where(table.id == model.id)
+        .values(in_force_at=max(at, at_least), in_force_by=by)
+    )
+    if not done.rowcount:
+        raise KeyError(model.id)
+    data = {"hardware": model.hardware, "load": model.load, "why": why, "judged": judged}
+    data["before"] = before.id if before is not None else None
+    _audit(conn, model, "model.in_force", by, at, data)
+
+
+def _forget(conn: sa.Connection, model: Model) -> None:
+    """All of the class but the newest, and what was in force last: that is the way back."""
+    table, of_class = forest_models.c, _of_class(model)
+    newest = sa.select(table.id).where(*of_class).order_by(table.trained_at.desc()).limit(KEPT)
+    used = sa.select(table.id).where(*of_class, table.in_force_at.is_not(None))
+    used = used.order_by(table.in_force_at.desc()).limit(KEPT_IN_FORCE)
+    conn.execute(sa.delete(forest_models).where(*of_class, table.id.not_in(newest), table.id.not_in(used)))
+
+
+def _audit(conn: sa.Connection, model: Model, verb: str, by: str, at: datetime, data: dict[str, Any]) -> None:
+    subject = f"model/{model.id}"
+    append(conn, AuditRecord(cluster=model.cluster, at=at, actor=by, verb=verb, subject=subject, data=data))

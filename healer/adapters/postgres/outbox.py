@@ -1,0 +1,301 @@
+"""Rows of messages and tickets on their way to sinks: the webhook, the ticket system, and each channel.
+
+A row of `messages` is `due` until a sink took it (`sent`) or five tries failed (`failed`); without a sink it
+is `listed`. Its way to each channel is a row of `deliveries`. `healer.engine.tell` says what becomes of them.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
+
+from healer.adapters.postgres import audit_rows as audit
+from healer.adapters.postgres.engine import storable, storable_text
+from healer.adapters.postgres.tables import (
+    channels,
+    deliveries,
+    delivery_log,
+    messages,
+    run_log,
+    runs,
+    threads,
+)
+from healer.model import AuditRecord, DeliveryState, Incident, LogEntry, Manner, Message, Stage, Ticket
+from healer.ports.outbound import Attempt, Notice, Outcome
+
+#: A claim ends after this: longer than the slowest send, so that two never send at once.
+_CLAIM_S = 60.0
+#: The same at a channel, where one process is at work at a time.
+_CHANNEL_CLAIM_S = 20.0
+#: A story longer than this is told by its end.
+_STEPS_MAX = 500
+
+
+def queue(
+    conn: sa.Connection, item: Message | Ticket, *, at: datetime, has_sink: bool, routed: bool = False
+) -> None:
+    """Puts it on the list in the caller's transaction; the same id again is nothing."""
+    is_message = isinstance(item, Message)
+    conn.execute(
+        insert(messages)
+        .values(
+            id=item.id,
+            cluster=item.cluster,
+            kind="message" if is_message else "ticket",
+            incident=item.incident,
+            page=isinstance(item, Message) and item.page,
+            at=at,
+            state="due" if has_sink else "listed",
+            next_try_at=at if has_sink else None,
+            doc=storable(item),
+            routed=routed,
+        )
+        .on_conflict_do_nothing(index_elements=["id"])
+    )
+
+
+class PostgresOutbox:
+    """`healer.ports.outbound.Outbox`."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+
+    def claim(self, *, messages: bool, tickets: bool, now: datetime) -> Attempt | None:
+        kinds = [name for name, wanted in (("message", messages), ("ticket", tickets)) if wanted]
+        with self._engine.begin() as conn:
+            row = conn.execute(_claimed(kinds, now)).first()
+            if row is None:
+                return None
+            name = _ticket_name(conn, row.incident) if row.kind == "ticket" else ""
+        return Attempt(
+            id=row.id,
+            cluster=row.cluster,
+            subject=f"{row.kind}/{row.id}",
+            doc=row.doc,
+            at=row.at,
+            page=row.page,
+            tries=row.tries,
+            reference=name,
+        )
+
+    def settle(self, attempt: Attempt, outcome: Outcome, record: AuditRecord | None, now: datetime) -> None:
+        with self._engine.begin() as conn:
+            if outcome.held_until is not None:
+                # The sink wants to be left alone: nothing of this kind loses a try to it.
+                kind, until = "ticket" if attempt.is_ticket else "message", outcome.held_until
+                same = (messages.c.state == "due", messages.c.kind == kind, messages.c.next_try_at < until)
+                conn.execute(sa.update(messages).where(*same).values(next_try_at=until))
+            if _mark(conn, messages, attempt, _values(outcome)) and record is not None:
+                audit.append(conn, record)
+
+
+def _claimed(kinds: Sequence[str], now: datetime) -> Any:
+    """Of the due rows of these kinds the most urgent one, claimed.
+
+    Of a ticket's rows the first that waits or is on its way: two of them at once could each find no ticket
+    and open one.
+    """
+    earlier = messages.alias("earlier")
+    waits = sa.exists().where(
+        earlier.c.incident == messages.c.incident,
+        earlier.c.kind == "ticket",
+        earlier.c.state == "due",
+        sa.tuple_(earlier.c.at, earlier.c.id) < sa.tuple_(messages.c.at, messages.c.id),
+    )
+    due = (
+        sa.select(messages.c.id)
+        .where(messages.c.state == "due", messages.c.next_try_at <= now, messages.c.kind.in_(kinds))
+        .where(sa.or_(messages.c.kind != "ticket", ~waits))
+        .order_by(messages.c.page.desc(), messages.c.next_try_at, messages.c.id)
+        .limit(1)
+        .with_for_update(skip_locked=True)
+    )
+    claim = {"tries": messages.c.tries + 1, "next_try_at": now + timedelta(seconds=_CLAIM_S)}
+    return sa.update(messages).where(messages.c.id.in_(due)).values(claim).returning(messages)
+
+
+def _ticket_name(conn: sa.Connection, incident: str | None) -> str:
+    """The name that the sink gave the incident's ticket before."""
+    if incident is None:
+        return ""
+    query = sa.select(messages.c.reference).where(
+        messages.c.incident == incident, messages.c.kind == "ticket", messages.c.reference.is_not(None)
+    )
+    return conn.scalar(query.order_by(messages.c.at, messages.c.id).limit(1)) or ""
+
+
+def has_ticket(conn: sa.Connection, incident: str) -> bool:
+    query = sa.select(messages.c.id).where(messages.c.incident == incident, messages.c.kind == "ticket")
+    return conn.execute(query.limit(1)).first() is not None
+
+
+def steps_of(conn: sa.Connection, incident: Incident) -> list[LogEntry]:
+    """Of all runs for it and of those on its node since it opened, oldest first; shadow runs did nothing."""
+    own = sa.select(runs.c.id).where(runs.c.incident == incident.id, ~runs.c.shadow)
+    on_node = sa.select(runs.c.id).where(
+        runs.c.cluster == incident.cluster,
+        runs.c.node == incident.root.node,
+        runs.c.created_at >= incident.opened,
+        ~runs.c.shadow,
+    )
+    meant = own if incident.root.node is None else own.union(on_node)
+    rows = conn.execute(
+        sa.select(run_log.c.seq, run_log.c.doc)
+        .where(run_log.c.run.in_(meant))
+        .order_by(run_log.c.seq.desc())
+        .limit(_STEPS_MAX)
+    )
+    return [msgspec.convert({**row.doc, "seq": row.seq}, LogEntry) for row in rows][::-1]
+
+
+# --- channels
+
+
+def waiting_channels(engine: sa.Engine, cluster: str, now: datetime) -> list[str]:
+    """Channels with something to tell now, those with a page first."""
+    is_page = sa.func.bool_or(deliveries.c.how == Manner.page)
+    named = sa.select(deliveries.c.channel).where(*_due(cluster, now)).group_by(deliveries.c.channel)
+    with engine.connect() as conn:
+        return list(conn.scalars(named.order_by(is_page.desc(), deliveries.c.channel)))
+
+
+class PostgresChannelOutbox:
+    """`healer.ports.outbound.ChannelOutbox`."""
+
+    def __init__(self, engine: sa.Engine, cluster: str, name: str) -> None:
+        self._engine, self._cluster, self.name = engine, cluster, name
+
+    @contextmanager
+    def alone(self) -> Iterator[bool]:
+        """A lock of the session, so that it goes with its process."""
+        asked = {"name": f"channel:{self._cluster}:{self.name}"}
+        with self._engine.connect() as conn:
+            lock = sa.text("SELECT pg_try_advisory_lock(hashtextextended(:name, 0))")
+            is_mine = bool(conn.execute(lock, asked).scalar_one())
+            conn.commit()
+            try:
+                yield is_mine
+            except BaseException:
+                conn.invalidate()  # with its session goes the lock
+                raise
+            if is_mine:
+                conn.execute(sa.text("SELECT pg_advisory_unlock(hashtextextended(:name, 0))"), asked)
+                conn.commit()
+
+    def claim(self, now: datetime) -> Attempt | None:
+        before = deliveries.alias()
+        is_first = ~sa.exists().where(
+            before.c.thread == deliveries.c.thread,
+            before.c.channel == deliveries.c.channel,
+            before.c.cluster == deliveries.c.cluster,
+            before.c.state == "due",
+            before.c.id < deliveries.c.id,
+            sa.or_(before.c.tries > 0, before.c.next_try_at <= now),
+        )
+        chosen = (
+            sa.select(deliveries.c.id)
+            .where(*_due(self._cluster, now), deliveries.c.channel == self.name, is_first)
+            .order_by((deliveries.c.how == Manner.page).desc(), deliveries.c.next_try_at, deliveries.c.id)
+            .limit(1)
+        )
+        claim = {"tries": deliveries.c.tries + 1, "next_try_at": now + timedelta(seconds=_CHANNEL_CLAIM_S)}
+        mine = deliveries.c.id == chosen.scalar_subquery()
+        with self._engine.begin() as conn:
+            row = conn.execute(sa.update(deliveries).where(mine).values(claim).returning(deliveries)).first()
+            if row is None:
+                return None
+            _log(conn, row.id, now, "begun", f"try {row.tries}")
+            doc = conn.execute(sa.select(messages.c.doc).where(messages.c.id == row.message)).scalar_one()
+            told = sa.select(threads.c.reference).where(*self._here, threads.c.thread == row.thread)
+            begun = (delivery_log.c.delivery == row.id, delivery_log.c.outcome == "begun")
+            return Attempt(
+                id=row.id,
+                cluster=row.cluster,
+                subject=f"message/{row.message}",
+                doc=doc,
+                at=row.at,
+                page=row.how == Manner.page,
+                tries=row.tries,
+                begun=conn.execute(sa.select(sa.func.count()).where(*begun)).scalar_one(),
+                channel=row.channel,
+                thread=row.thread,
+                stage=Stage(row.stage),
+                reference=conn.execute(told).scalar() or "",
+            )
+
+    def settle(
+        self,
+        attempt: Attempt,
+        outcome: Outcome,
+        record: AuditRecord | None,
+        now: datetime,
+        notice: Notice | None = None,
+    ) -> None:
+        key = {"cluster": self._cluster, "channel": self.name, "thread": attempt.thread}
+        shown = {"stage": attempt.stage, "reference": outcome.text, "told_at": now, "doc": storable(notice)}
+        ended_at = None if outcome.state is DeliveryState.due else now
+        with self._engine.begin() as conn:
+            if notice is not None:
+                conn.execute(upsert(threads, key, shown))
+            _log(conn, attempt.id, now, outcome.word, outcome.text)
+            if outcome.held_until is not None:
+                here = (channels.c.cluster == self._cluster, channels.c.name == self.name)
+                conn.execute(sa.update(channels).where(*here).values(held_until=outcome.held_until))
+            took = _mark(conn, deliveries, attempt, {**_values(outcome), "ended_at": ended_at})
+            if took and record is not None:
+                audit.append(conn, record)
+
+    def open_notices(self, before: datetime) -> list[Notice]:
+        # What is about no incident has no end that anybody tells: it ends by itself.
+        about_incident = threads.c.thread != threads.c.doc["id"].astext
+        is_open = (threads.c.told_at <= before, threads.c.stage != Stage.resolved, about_incident)
+        with self._engine.connect() as conn:
+            docs = conn.scalars(sa.select(threads.c.doc).where(*self._here, *is_open))
+            return [msgspec.convert(doc, Notice) for doc in docs]
+
+    def note_renewed(self, notices: Sequence[Notice], now: datetime) -> None:
+        these = threads.c.thread.in_([one.thread for one in notices])
+        with self._engine.begin() as conn:
+            conn.execute(sa.update(threads).where(*self._here, these).values(told_at=now))
+
+    @property
+    def _here(self) -> tuple[sa.ColumnElement[bool], ...]:
+        return threads.c.cluster == self._cluster, threads.c.channel == self.name
+
+
+def _due(cluster: str, now: datetime) -> tuple[sa.ColumnElement[bool], ...]:
+    held = sa.exists().where(
+        channels.c.cluster == deliveries.c.cluster,
+        channels.c.name == deliveries.c.channel,
+        channels.c.held_until > now,
+    )
+    is_due = (deliveries.c.state == "due", deliveries.c.next_try_at <= now, sa.not_(held))
+    return deliveries.c.cluster == cluster, *is_due
+
+
+def _log(conn: sa.Connection, delivery: str | int, now: datetime, outcome: str, text: str) -> None:
+    row = {"delivery": delivery, "at": now, "outcome": outcome, "text": storable_text(text)}
+    conn.execute(sa.insert(delivery_log).values(row))
+
+
+def _values(outcome: Outcome) -> dict[str, object]:
+    if outcome.is_failure:
+        told: dict[str, object] = {"error": storable_text(outcome.text)}
+    else:
+        told = {"error": None, "reference": outcome.text or None}
+    return {"state": outcome.state, "next_try_at": outcome.next_try_at, **told}
+
+
+def _mark(conn: sa.Connection, table: sa.Table, attempt: Attempt, values: dict[str, object]) -> bool:
+    """False when the claim had ended and somebody else has tried since: what they write counts."""
+    same = (table.c.id == attempt.id, table.c.state == "due", table.c.tries == attempt.tries)
+    return conn.execute(sa.update(table).where(*same).values(values)).rowcount == 1
+
+
+def upsert(table: sa.Table, key: dict[str, Any], values: dict[str, Any]) -> Any:
+    made = insert(table).values(**key, **values)
+    return made.on_conflict_do_update(index_elements=list(key), set_=values)

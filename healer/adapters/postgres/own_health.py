@@ -1,0 +1,185 @@
+"""What the database tells of healer itself: for its page of health, /metrics and /readyz."""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import aggregate_order_by
+
+from healer.adapters.postgres.arrivals import read_states
+from healer.adapters.postgres.engine import reading
+from healer.adapters.postgres.leader import lock_held, part_lock
+from healer.adapters.postgres.message_book import everything
+from healer.adapters.postgres.model_rows import PostgresModels
+from healer.adapters.postgres.retention import free_share
+from healer.adapters.postgres.snapshots import read_controller
+from healer.adapters.postgres.tables import (
+    audit_records,
+    audit_unsealed,
+    beats,
+    deliveries,
+    gate,
+    inbox,
+    incidents,
+    messages,
+    pauses,
+    runs,
+    scrapes,
+    slots,
+    snapshots,
+)
+from healer.ports.self_health import Backlog, ModelSeen, Pulse, Sink, Stored
+
+#: Messages older than this are history.
+SINKS_FOR = timedelta(days=7)
+_LEADING = ("detector", "scraper")
+_ENDED = ("done", "undone", "rejected", "cancelled")
+
+
+def pulses(engine: sa.Engine, clusters: Sequence[str]) -> list[Pulse]:
+    """Of each cluster. Raises Unavailable."""
+    with reading(engine) as conn:
+        found = conn.execute(
+            sa.select(snapshots.c.cluster, snapshots.c.taken_at, snapshots.c.error).where(
+                snapshots.c.cluster.in_(clusters)
+            )
+        )
+        pictures = {row.cluster: row for row in found}
+        return [
+            Pulse(
+                cluster=cluster,
+                taken_at=pictures[cluster].taken_at if cluster in pictures else None,
+                error=pictures[cluster].error or "" if cluster in pictures else "",
+                controller=read_controller(conn, cluster),
+                detector=lock_held(conn, part_lock("detector", cluster)),
+            )
+            for cluster in clusters
+        ]
+
+
+def _dead_letters(conn: sa.Connection) -> dict[tuple[str, ...], float]:
+    """By cluster: what the webhooks did not take, and what channels did not."""
+    failed = [sa.select(table.c.cluster).where(table.c.state == "failed") for table in (messages, deliveries)]
+    letters = sa.union_all(*failed).subquery()
+    rows = conn.execute(sa.select(letters.c.cluster, sa.func.count()).group_by(letters.c.cluster))
+    return {(row[0],): row[1] for row in rows}
+
+
+def gauges(conn: sa.Connection, now: datetime) -> dict[str, Any]:
+    """What `healer.api.metrics` shows: gauge -> {label values: number}."""
+
+    def counted(columns: Sequence[Any], *where: sa.ColumnElement[bool]) -> dict[tuple[str, ...], float]:
+        found = conn.execute(sa.select(*columns, sa.func.count()).where(*where).group_by(*columns))
+        return {tuple(str(part or "") for part in row[:-1]): row[-1] for row in found}
+
+    waiting = conn.execute(
+        sa.select(inbox.c.cluster, sa.func.count(), sa.func.min(inbox.c.arrived_at))
+        .where(inbox.c.consumed_at.is_(None))
+        .group_by(inbox.c.cluster)
+    ).all()
+    taken = conn.execute(sa.select(snapshots.c.cluster, snapshots.c.taken_at)).all()
+    breakers = conn.execute(sa.select(gate.c.cluster, gate.c.breaker["state"].astext)).all()
+    return {
+        "incidents_open": counted(
+            (incidents.c.cluster, incidents.c.severity), incidents.c.state != "resolved"
+        ),
+        "runs": counted((runs.c.cluster, runs.c.state), runs.c.state.not_in(_ENDED)),
+        "slots": counted((slots.c.cluster,), slots.c.released_at.is_(None)),
+        "pauses": counted(
+            (pauses.c.cluster,),
+            pauses.c.ended_at.is_(None),
+            sa.or_(pauses.c.until.is_(None), pauses.c.until > now),
+        ),
+        "messages_failed": _dead_letters(conn),
+        "inbox": {(row[0],): row[1] for row in waiting},
+        "inbox_age": {(row[0],): max(0.0, (now - row[2]).total_seconds()) for row in waiting},
+        "snapshot_age": {(row[0],): max(0.0, (now - row[1]).total_seconds()) for row in taken},
+        "breaker": {(row[0],): float(row[1] != "closed") for row in breakers},
+    }
+
+
+def stored(engine: sa.Engine, cluster: str, now: datetime) -> Stored:
+    """Raises Unavailable."""
+    with reading(engine) as conn:
+        version, size = conn.execute(
+            sa.text("SELECT current_setting('server_version'), pg_database_size(current_database())")
+        ).one()
+        said = conn.execute(sa.select(beats.c.part, beats.c.at).where(beats.c.cluster == cluster))
+        states = read_states(conn, sa.select(scrapes.c.body).where(scrapes.c.cluster == cluster))
+        return Stored(
+            version=version,
+            size_bytes=size,
+            free_share=free_share(engine),
+            controller=read_controller(conn, cluster),
+            beats={row.part: row.at for row in said},
+            leads=frozenset(part for part in _LEADING if lock_held(conn, part_lock(part, cluster))),
+            backlogs=tuple(_backlogs(conn, cluster, now)),
+            sinks=tuple(_sinks(conn, cluster, now)),
+            scrape=states[0] if states else None,
+            models=tuple(_models(engine, cluster)),
+        )
+
+
+def _backlogs(conn: sa.Connection, cluster: str, now: datetime) -> Iterator[Backlog]:
+    due = [runs.c.cluster == cluster, runs.c.state == "running"]
+    free = sa.or_(runs.c.lease_until.is_(None), runs.c.lease_until <= now)
+    ready = sa.or_(runs.c.wake_at.is_(None), runs.c.wake_at <= now)
+    since = sa.func.coalesce(runs.c.wake_at, runs.c.lease_until, runs.c.created_at)
+    unsealed = audit_unsealed.join(audit_records, audit_records.c.id == audit_unsealed.c.record)
+    asked: tuple[tuple[str, sa.Select[int, Any]], ...] = (
+        (
+            "Signals for the detector",
+            _waiting(inbox.c.arrived_at).where(inbox.c.cluster == cluster, inbox.c.consumed_at.is_(None)),
+        ),
+        ("Runs for the workers", _waiting(since).where(*due, free, ready)),
+        (
+            "Audit records for the seal",
+            _waiting(audit_records.c.at).select_from(unsealed).where(audit_records.c.cluster == cluster),
+        ),
+    )
+    for name, question in asked:
+        count, oldest = conn.execute(question).one()
+        yield Backlog(name=name, count=count, oldest=oldest)
+
+
+def _waiting(since: sa.ColumnElement[Any]) -> sa.Select[int, Any]:
+    return sa.select(sa.func.count(), sa.func.min(since))
+
+
+def _sinks(conn: sa.Connection, cluster: str, now: datetime) -> Iterator[Sink]:
+    told = everything()
+    state = told.c.state
+
+    def count(word: str) -> sa.ColumnElement[int]:
+        return sa.func.count().filter(state == word)
+
+    at = sa.func.coalesce(told.c.ended_at, told.c.at)
+    errors = sa.func.array_agg(aggregate_order_by(told.c.error, told.c.at.desc()))
+    wrong = errors.filter(state.in_(("failed", "due")), told.c.error.is_not(None))
+    newest = sa.func.max(at).filter(state == "sent")
+    rows = conn.execute(
+        sa.select(told.c.channel, count("sent"), count("due"), count("failed"), newest, wrong)
+        .where(told.c.cluster == cluster, told.c.at > now - SINKS_FOR, state != "listed")
+        .group_by(told.c.channel)
+        .order_by(told.c.channel)
+    )
+    for name, sent, due, failed, last, told_errors in rows:
+        error = told_errors[0] if told_errors else ""
+        yield Sink(name=name, sent=sent, due=due, failed=failed, last_sent=last, error=error)
+
+
+def _models(engine: sa.Engine, cluster: str) -> Iterator[ModelSeen]:
+    kept = PostgresModels(engine, cluster)
+    looks = {(one.hardware, one.load): one.told for one in kept.looks()}
+    for one in kept.in_force():
+        model = one.model
+        yield ModelSeen(
+            hardware=model.hardware,
+            load=model.load,
+            id=model.id,
+            trained_at=model.trained_at,
+            in_force_at=one.in_force_at,
+            by=one.in_force_by or "",
+            told=looks.get((model.hardware, model.load), ""),
+        )

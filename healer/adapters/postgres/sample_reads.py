@@ -1,0 +1,198 @@
+"""Samples for pages and checks: what the ring of the last hour still holds."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import sqlalchemy as sa
+
+from healer.adapters.postgres.columns import PostgresColumns
+from healer.adapters.postgres.engine import reading
+from healer.adapters.postgres.inbox import alerts
+from healer.adapters.postgres.samples import METRICS, STEPS, Row, unpacked
+from healer.adapters.postgres.tables import inbox, samples
+from healer.model import DEVICE_MARK, Column, LastHeard, Observation
+from healer.model.telemetry import Report, StepBatch
+from healer.ports.measurements import Devices
+from healer.ports.request_errors import Unavailable
+from healer.ports.transactions import LedgerAway
+
+#: Rows of one answer; more is cut, oldest first. A node that reports every second for an hour; a job of 1,000
+#: ranks whose nodes each tell their own for ten minutes.
+MOST_ROWS = {METRICS: 3600, STEPS: 20_000}
+
+#: Reports of each device in a list: of one moment there are several where several senders speak of it, or
+#: where Prometheus spreads its series over requests.
+_OF_A_DEVICE = 8
+#: From each name to the next by the index: the table holds an hour of all nodes' samples, few are of devices.
+DEVICES_FOUND = sa.text("""
+WITH RECURSIVE named (subject, number) AS (
+    (SELECT subject, 1 FROM samples
+     WHERE cluster = :cluster AND subject > :after ORDER BY subject LIMIT 1)
+    UNION ALL
+    SELECT (SELECT other.subject FROM samples AS other
+            WHERE other.cluster = :cluster AND other.subject > named.subject ORDER BY other.subject LIMIT 1),
+           named.number + 1
+    FROM named WHERE starts_with(named.subject, :mark) AND named.number <= :limit
+)
+SELECT named.subject, newest.at, newest.arrived_at, newest.body
+FROM named LEFT JOIN LATERAL (
+    SELECT one.at, one.arrived_at, one.body, one.id FROM samples AS one
+    WHERE one.cluster = :cluster AND one.subject = named.subject AND one.arrived_at > :since
+      AND one.kind = :kind
+    ORDER BY one.arrived_at DESC, one.id DESC LIMIT :most
+) AS newest ON true
+WHERE starts_with(named.subject, :mark)
+ORDER BY named.number, newest.arrived_at, newest.id
+""")
+
+#: Reports of a node (several senders), and batches of a job, of all that there are.
+_REPORTS, _BATCHES = 4, 1000
+#: As above, of many names.
+_NEWEST = sa.text("""
+SELECT wanted.name, one.at, one.arrived_at, one.body FROM unnest(CAST(:names AS text[])) AS wanted (name)
+CROSS JOIN LATERAL (
+    SELECT at, arrived_at, body, id FROM samples
+    WHERE cluster = :cluster AND subject = wanted.name AND arrived_at > :since AND kind = :kind
+    ORDER BY arrived_at DESC, id DESC LIMIT :most
+) AS one ORDER BY one.arrived_at, one.id
+""")
+
+#: Alerts of a node that a page looks through; each that fires is told again once an hour at most.
+ALERTS_READ = 2000
+
+
+class PostgresSignalReads:
+    """`healer.ports.measurements.SignalReads`."""
+
+    def __init__(self, engine: sa.Engine, columns: PostgresColumns) -> None:
+        self._engine, self._columns = engine, columns
+
+    def node_signals(
+        self, cluster: str, node: str, since: datetime
+    ) -> tuple[list[Report], dict[int, Column]]:
+        found, _ = unpacked(cluster, self._rows(cluster, METRICS, node, since))
+        ids = np.unique(np.concatenate([one.columns for one in found])).tolist() if found else []
+        return found, self._columns.columns(ids)
+
+    def devices(self, cluster: str, since: datetime, *, limit: int, after: str = "") -> Devices:
+        told = {
+            "cluster": cluster, "after": DEVICE_MARK + after, "mark": DEVICE_MARK, "limit": limit,
+            "since": since, "kind": METRICS, "most": _OF_A_DEVICE,
+        }  # fmt: skip
+        with reading(self._engine) as conn:
+            conn.execute(sa.text("SET LOCAL enable_seqscan = off"))  # as in `_rows`
+            rows = conn.execute(DEVICES_FOUND, told).all()
+        found: dict[str, list[Report]] = {row.subject.removeprefix(DEVICE_MARK): [] for row in rows}
+        more = len(found) > limit
+        if more:
+            found.popitem()
+        told_rows = [(METRICS, row.subject, row.at, row.arrived_at, row.body) for row in rows if row.body]
+        for one in unpacked(cluster, told_rows)[0]:
+            if (reports := found.get(one.node.removeprefix(DEVICE_MARK))) is not None:
+                reports.append(one)
+        every = [one.columns for reports in found.values() for one in reports]
+        ids = np.unique(np.concatenate(every)).tolist() if every else []
+        return Devices(reports=found, columns=self._columns.columns(ids), more=more)
+
+    def job_steps(self, cluster: str, job: str, since: datetime) -> list[StepBatch]:
+        return unpacked(cluster, self._rows(cluster, STEPS, job, since))[1]
+
+    def heard(self, cluster: str, node: str, since: datetime) -> LastHeard:
+        lost = sa.cast(inbox.c.doc["data"]["lost"].astext, sa.BigInteger)
+        told_at = sa.cast(inbox.c.doc["event_at"].astext, sa.DateTime(timezone=True))
+        # What told no time was given that of its arrival. The quickest word was delayed least on its way.
+        by_far = sa.cast(inbox.c.doc["data"]["ahead_s"].astext, sa.Float)  # it was dated by its arrival
+        ahead_s = sa.func.max(
+            sa.func.coalesce(by_far, sa.extract("epoch", told_at - inbox.c.arrived_at))
+        ).filter(sa.or_(told_at != inbox.c.arrived_at, by_far.is_not(None)))
+        spoken = (
+            sa.select(
+                inbox.c.kind,
+                sa.func.max(inbox.c.arrived_at).label("at"),
+                sa.func.max(lost).label("lost"),
+                ahead_s.label("ahead_s"),
+            )
+            .where(
+                inbox.c.cluster == cluster,
+                inbox.c.arrived_at > since,
+                inbox.c.node == node,
+                inbox.c.kind.in_(("heartbeat", "hook")),
+            )
+            .group_by(inbox.c.kind)
+        )
+        with reading(self._engine) as conn:
+            rows = {row.kind: row for row in conn.execute(spoken)}
+        beat, hook = rows.get("heartbeat"), rows.get("hook")
+        # A report of a hook may come late, from its spool: heartbeats never do.
+        ahead = [float(row.ahead_s) for row in (beat, hook) if row is not None and row.ahead_s is not None]
+        return LastHeard(
+            heartbeat_at=beat.at if beat else None,
+            hook_at=hook.at if hook else None,
+            lines_lost=(beat.lost or 0) if beat else 0,
+            clock_skew_s=max(ahead, default=None),
+        )
+
+    def alerts(self, cluster: str, node: str, since: datetime) -> list[Observation]:
+        with reading(self._engine) as conn:
+            return alerts(conn, cluster, since, node=node, limit=ALERTS_READ)
+
+    def fleet_reports(
+        self, cluster: str, nodes: Sequence[str], since: datetime
+    ) -> tuple[list[Report], dict[int, Column]]:
+        found, _ = unpacked(cluster, self._newest(cluster, METRICS, nodes, since, _REPORTS))
+        # Most reports share their columns.
+        apart = {id(one.columns): one.columns for one in found}
+        ids = np.unique(np.concatenate(list(apart.values()))).tolist() if apart else []
+        return found, self._columns.columns(ids)
+
+    def fleet_steps(self, cluster: str, jobs: Sequence[str], since: datetime) -> list[StepBatch]:
+        return unpacked(cluster, self._newest(cluster, STEPS, jobs, since, _BATCHES))[1]
+
+    def _newest(self, cluster: str, kind: str, names: Sequence[str], since: datetime, most: int) -> list[Row]:
+        asked = {"names": list(names), "cluster": cluster, "since": since, "kind": kind, "most": most}
+        with reading(self._engine) as conn:
+            conn.execute(sa.text("SET LOCAL enable_seqscan = off"))  # as in `_rows`
+            rows = conn.execute(_NEWEST, asked)
+            return [(kind, row.name, row.at, row.arrived_at, row.body) for row in rows]
+
+    def _rows(self, cluster: str, kind: str, subject: str, since: datetime) -> list[Row]:
+        table: Any = samples.c
+        wanted = (
+            sa.select(table.at, table.arrived_at, table.body)
+            .where(
+                table.cluster == cluster,
+                table.subject == subject,
+                table.arrived_at > since,
+                table.kind == kind,
+            )
+            .order_by(table.arrived_at.desc(), table.id.desc())
+            .limit(MOST_ROWS[kind])
+        )
+        with reading(self._engine) as conn:
+            # The partitions are never analysed, so the planner would guess; the index always fits here.
+            conn.execute(sa.text("SET LOCAL enable_seqscan = off"))
+            rows = conn.execute(wanted).all()
+        return [(kind, subject, row.at, row.arrived_at, row.body) for row in reversed(rows)]
+
+
+class PostgresReadings:
+    """`healer.ports.measurements.Readings` of one cluster."""
+
+    def __init__(self, reads: PostgresSignalReads, cluster: str) -> None:
+        self._reads, self._cluster = reads, cluster
+
+    def counters(self, subject: str, since: datetime) -> dict[Column, list[tuple[datetime, float]]]:
+        try:
+            reports, columns = self._reads.node_signals(self._cluster, subject, since)
+        except Unavailable as error:
+            raise LedgerAway(str(error)) from error
+        found: dict[Column, list[tuple[datetime, float]]] = defaultdict(list)
+        for report in reports:
+            for number, value in zip(report.columns.tolist(), report.values.tolist(), strict=True):
+                column = columns.get(number)
+                if column is not None and column.signal.endswith("_total") and not np.isnan(value):
+                    found[column].append((report.arrived_at, value))
+        return dict(found)

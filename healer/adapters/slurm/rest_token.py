@@ -1,0 +1,173 @@
+"""slurmrestd's tokens (JWT): out of a file that somebody renews, or out of a command that makes one.
+
+Both are asked before each request and told when Slurm refused one. Neither verifies a token, and neither ever
+shows one: errors name the file or the command, and when the token ends.
+"""
+
+import binascii
+import math
+import os
+import re
+import stat
+import threading
+from base64 import urlsafe_b64decode
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from healer.adapters.slurm import process
+from healer.ports.scheduling import SchedulerUnavailable
+
+#: `scontrol token` prints SLURM_JWT=…; three parts of base64url with dots between them (RFC 7519).
+_TOKEN = re.compile(r"(?:SLURM_JWT=)?([A-Za-z0-9_-]+\.([A-Za-z0-9_-]+)\.[A-Za-z0-9_-]*)")
+#: A token is some hundred bytes; with many claims of an identity provider a few thousand.
+_MOST_BYTES = 64 * 1024
+#: Renewed after this share of its life: a request may still be under way with it.
+_LIFE_USED = 0.75
+#: Until a renewal that failed is tried again.
+_TRY_AGAIN_S = 15.0
+
+
+class _Claims(msgspec.Struct, frozen=True):
+    """Unix seconds by the issuer's clock; None: without an end. `sun` is Slurm's claim for the user."""
+
+    exp: float | None = None
+    iat: float | None = None
+    sun: str | None = None
+
+
+class _Token(msgspec.Struct, frozen=True):
+    text: str
+    claims: _Claims
+
+    def renew_at(self, now: float) -> float:
+        """When one that was made or found at `now` is to be renewed.
+
+        The issuer's clock may differ: what is left by our clock is believed only where it is possible.
+        """
+        end, start = self.claims.exp, self.claims.iat
+        if end is None:
+            return math.inf
+        left = end - now
+        if start is not None and not 0 < left <= end - start:
+            left = end - start
+        return now + max(left, 0.0) * _LIFE_USED
+
+
+class FileToken:
+    """The token in a file: read again when the file has changed, or when Slurm refused what it held."""
+
+    def __init__(self, path: Path | str) -> None:
+        self._path = Path(path)
+        self._lock = threading.Lock()
+        self._seen: tuple[int, ...] | None = None
+        self._token = ""
+
+    def current(self, now: datetime) -> str:
+        """The token of now. SchedulerUnavailable says what is wrong with the file."""
+        with self._lock:
+            try:
+                with self._path.open("rb") as file:
+                    known = os.fstat(file.fileno())
+                    if known.st_mode & (stat.S_IROTH | stat.S_IWOTH):
+                        raise _away(
+                            f"{self._path} holds a token and others may read it: chmod 600 {self._path}"
+                        )
+                    seen = (known.st_dev, known.st_ino, known.st_mtime_ns, known.st_size)
+                    if seen != self._seen:
+                        self._token = _read(file.read(_MOST_BYTES), str(self._path)).text
+                        self._seen = seen
+            except OSError as error:
+                raise _away(f"the token file {self._path} cannot be read: {error.strerror}") from None
+            return self._token
+
+    def refused(self, token: str) -> None:
+        """Slurm did not take this one: the file is read again, also if it looks unchanged."""
+        with self._lock:
+            if token == self._token:
+                self._seen = None
+
+
+class CommandToken:
+    """The token that a command prints, such as `scontrol token username=healer lifespan=3600`.
+
+    It runs without a shell, in healer's own environment, and again after three quarters of the token's life
+    or when Slurm refused it.
+    """
+
+    def __init__(
+        self, argv: Sequence[str], timeout_s: float = 4.0, *, slurm_conf: Path | str | None = None
+    ) -> None:
+        """`slurm_conf` stands in its environment as SLURM_CONF: `scontrol token` then asks that Slurm."""
+        if not argv:
+            raise ValueError("the token command is empty")
+        self._argv, self._timeout_s = tuple(argv), timeout_s
+        self._more = {"SLURM_CONF": str(slurm_conf)} if slurm_conf else {}
+        self._lock = threading.Lock()
+        self._token = ""
+        self._failure = ""
+        self._renew_at = -math.inf
+
+    def current(self, now: datetime) -> str:
+        """The token of now. SchedulerUnavailable says what is wrong with the command."""
+        with self._lock:
+            at = now.timestamp()
+            if at >= self._renew_at:
+                try:
+                    token = self._made()
+                except SchedulerUnavailable as error:
+                    # Slurm may still take the old one: whoever makes tokens may be away for a while. Without
+                    # one all who ask meanwhile are told so at once.
+                    self._failure, self._renew_at = str(error), at + _TRY_AGAIN_S
+                else:
+                    self._token, self._renew_at = token.text, token.renew_at(at)
+            if not self._token:
+                raise SchedulerUnavailable(self._failure, sent=False)
+            return self._token
+
+    def refused(self, token: str) -> None:
+        """Slurm did not take this one: the next call makes another, unless there is another one already."""
+        with self._lock:
+            if token == self._token:
+                self._token, self._renew_at = "", -math.inf
+
+    def _made(self) -> _Token:
+        # Its arguments may hold a secret, and what it says of a failure may too.
+        name = f"the token command {self._argv[0]}"
+        try:
+            output = process.run(
+                self._argv, {**os.environ, **self._more}, self._timeout_s, most_bytes=_MOST_BYTES
+            )
+        except SchedulerUnavailable as error:
+            raise _away(f"{name} failed: {error}") from None
+        if output.code:
+            raise _away(f"{name} ended with {output.code}: run it by hand as healer's user to see why")
+        return _read(output.out, name)
+
+
+def ends_at(token: str) -> float | None:
+    """When a token ends, in Unix seconds by its issuer's clock; None without an end."""
+    return _read(token.encode(), "it").claims.exp
+
+
+def user_of(token: str) -> str:
+    """Whom a token is for; empty where it names nobody (an identity provider's may use another claim)."""
+    return _read(token.encode(), "it").claims.sun or ""
+
+
+def _read(raw: bytes, where: str) -> _Token:
+    found = _TOKEN.fullmatch(raw.decode("ascii", "replace").strip())
+    if found is None:
+        raise _away(f"{where} holds no token (a JWT, alone or after SLURM_JWT=)")
+    try:
+        padded = found[2] + "=" * (-len(found[2]) % 4)
+        claims = msgspec.json.decode(urlsafe_b64decode(padded), type=_Claims)
+    except (binascii.Error, msgspec.DecodeError, UnicodeDecodeError):
+        raise _away(f"{where} holds no token that can be read (its claims are no JSON)") from None
+    return _Token(found[1], claims)
+
+
+def _away(text: str) -> SchedulerUnavailable:
+    return SchedulerUnavailable(f"slurmrestd was not asked: {text}.", sent=False)

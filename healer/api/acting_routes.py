@@ -1,0 +1,441 @@
+"""What people order: on incidents, runs, rules, pauses and the breaker, and repairs of drift from Slurm.
+
+The gate judges; this only carries the words."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Query, Request
+from starlette.responses import Response
+
+from healer.api.access import ALLOWED, Admin, Operator, Responder, Viewer, confine, named_cluster
+from healer.api.documents import answers
+from healer.api.problems import Problem, field_error
+from healer.api.request_fields import (
+    ApproveBody,
+    BreakerBody,
+    Id,
+    MergeBody,
+    ModeBody,
+    NoteBody,
+    Nothing,
+    PauseBody,
+    Reason,
+    RetryBody,
+    ReviewBody,
+    RunBody,
+    SplitBody,
+    Word,
+    count_refusal,
+    once,
+)
+from healer.api.responses import answer
+from healer.api.rule_views import (
+    BreakerView,
+    RuleView,
+    breaker_view,
+    check_mode,
+    playbook_named,
+    rule_named,
+    rule_view,
+)
+from healer.api.services import Services, services_of
+from healer.model import Incident, Mode, Pause, Playbook, Review, Role, Run, RunState
+from healer.model.node import Drift, Reconciled
+from healer.ports.answers import Preview, RuleRecord
+from healer.ports.callers import Caller
+from healer.ports.people_commands import RunRequest
+from healer.ports.request_errors import GuardRefused, NotFound
+
+router = APIRouter(tags=["acting"])
+#: Bodies with a reason.
+Said = Nothing | Reason | ReviewBody | MergeBody | SplitBody
+#: How long an answer waits for the detector; after it, 202.
+WAIT_S = 2.0
+_POLL_S = (0.005, 0.01, 0.02, 0.04, 0.08)
+_DONE = answers(Incident, "the incident as it is now") | answers(
+    Incident, "stored, but the detector has not taken it yet", 202
+)
+
+
+def _own(request: Request, caller: Caller, id: str) -> Incident:
+    incident = services_of(request).queries.incidents.one(id)
+    if incident is None:
+        raise NotFound(f"there is no incident {id}")
+    job = caller.job if caller.job in incident.jobs_hit else None
+    confine(request, caller, cluster=incident.cluster, node=incident.root.node, job=job)
+    return incident
+
+
+def _give(request: Request, caller: Caller, id: str, body: Said, verb: str, **more: Any) -> Response:
+    """Gives the command to the detector and answers with the incident after it."""
+    services = services_of(request)
+    incident = _own(request, caller, id)
+    command = getattr(services.incidents, verb)
+
+    def act(identity: str) -> Response:
+        row = command(incident.id, by=caller.name, reason=body.reason or "", request=identity, **more)
+        taken = _taken(lambda: services.incidents.consumed(row))
+        return answer(request, services.queries.incidents.one(incident.id), 200 if taken else 202)
+
+    return once(request, caller, body, act)
+
+
+def _taken(consumed: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + WAIT_S
+    waits = iter(_POLL_S)
+    while not consumed():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(next(waits, _POLL_S[-1]))
+    return True
+
+
+@router.post("/incidents/{id}/acknowledge", responses=_DONE)
+def acknowledge(request: Request, caller: Responder, id: Id, body: Nothing | None = None) -> Response:
+    """Somebody has seen it and takes care."""
+    return _give(request, caller, id, body or Nothing(), "acknowledge")
+
+
+@router.post("/incidents/{id}/resolve", responses=_DONE)
+def resolve(request: Request, caller: Responder, id: Id, body: Reason) -> Response:
+    """Ends an incident by a person's word. A run that works on it is cancelled."""
+    return _give(request, caller, id, body, "resolve")
+
+
+@router.post("/incidents/{id}/reopen", responses=_DONE)
+def reopen(request: Request, caller: Responder, id: Id, body: Reason) -> Response:
+    """Opens a resolved incident again: it is decided anew."""
+    return _give(request, caller, id, body, "reopen")
+
+
+@router.post("/incidents/{id}/review", responses=_DONE)
+def review(request: Request, caller: Responder, id: Id, body: ReviewBody) -> Response:
+    """Whether it was a true fault: feeds its rule's precision. Too many false alarms end its mode auto."""
+    return _give(request, caller, id, body, "review", review=Review(body.review), cause=body.cause)
+
+
+@router.post("/incidents/{id}/merge", responses=_DONE)
+def merge(request: Request, caller: Responder, id: Id, body: MergeBody) -> Response:
+    """Ends this incident as a part of another one."""
+    into = _own(request, caller, body.into)
+    return _give(request, caller, id, body, "merge", into=into.id)
+
+
+@router.post("/incidents/{id}/split", responses=_DONE)
+def split(request: Request, caller: Responder, id: Id, body: SplitBody) -> Response:
+    """What was merged into it are incidents of their own again, and nothing but a person merges them anew."""
+    return _give(request, caller, id, body, "split", parts=body.incidents)
+
+
+@router.post("/incidents/{id}/note", responses=answers(Incident, "the incident"))
+def note(request: Request, caller: Responder, id: Id, body: NoteBody) -> Response:
+    """Adds a person's words to the incident."""
+    services = services_of(request)
+    incident = _own(request, caller, id)
+
+    def act(identity: str) -> Response:
+        services.incidents.note(incident.id, body.note, by=caller.name, request=identity)
+        return answer(request, services.queries.incidents.one(incident.id))
+
+    return once(request, caller, body, act)
+
+
+RUNS = "/api/v1/runs/"
+
+
+# --- runs ------------------------------------------------------------------------------------------------
+
+
+@router.post(
+    "/playbooks/{name}/runs",
+    responses=answers(Run, "the run; in state `held` when a guard holds it", 202)
+    | answers(Preview, "a dry run: the plan, what the guards say now, the jobs it would hit"),
+    status_code=202,
+)
+def start_run(
+    request: Request, caller: Responder, name: Id, body: RunBody, dry_run: Annotated[bool, Query()] = False
+) -> Response:
+    """Starts a playbook on a node or a job. A guard's Refuse is 409, its Hold a run in state `held`."""
+    services = services_of(request)
+    playbook = playbook_named(services.rules(), name)
+    cluster = named_cluster(services, caller, body.cluster)
+    _check_target(playbook, body)
+    confine(request, caller, cluster=cluster, node=body.node, job=body.job)
+    _check_level(request, caller, playbook)
+    _check_reach(request, caller, restart=body.restart, nodes=body.inputs.get("nodes"))
+    wanted = RunRequest(
+        id="preview",
+        playbook=name,
+        cluster=cluster,
+        by=caller.name,
+        reason=body.reason or "",
+        node=body.node,
+        job=body.job,
+        incident=body.incident,
+        inputs=body.inputs,
+        restart=tuple(body.restart),
+    )
+    if dry_run or body.dry_run:
+        return answer(request, services.runs.preview(wanted))
+    if not body.reason:
+        raise field_error("reason", "a run needs a reason")
+
+    def act(identity: str) -> Response:
+        run = services.runs.start(msgspec.structs.replace(wanted, id=identity))
+        return answer(request, run, 202, headers={"Location": RUNS + run.id})
+
+    return _guarded(request, caller, body, act)
+
+
+def _check_target(playbook: Playbook, body: RunBody) -> None:
+    other = "job" if playbook.target == "node" else "node"
+    if not getattr(body, playbook.target):
+        raise field_error(playbook.target, f"the playbook {playbook.name} needs a {playbook.target}")
+    if getattr(body, other):
+        raise field_error(other, f"the playbook {playbook.name} takes a {playbook.target}, not a {other}")
+
+
+def _check_level(request: Request, caller: Caller, playbook: Playbook) -> None:
+    least = Role.responder if playbook.level <= 1 else Role.operator
+    if caller.role not in ALLOWED[least]:
+        why = f"the playbook {playbook.name} needs the role {least.value}, yours is {caller.role.value}"
+        raise _refused(request, caller, why)
+
+
+def _check_reach(request: Request, caller: Caller, *, restart: Sequence[str], nodes: object = None) -> None:
+    """403: a token for one node or job reaches no jobs that span more, and no nodes beside."""
+    if (caller.node or caller.job) and (restart or nodes):
+        what = "restarts no jobs with a run" if restart else "names no nodes to search"
+        raise _refused(request, caller, f"this token is bound to a node or a job: it {what}")
+
+
+def _refused(request: Request, caller: Caller, why: str) -> Problem:
+    request.app.state.access.note_refusal(caller, f"POST {request.url.path[:200]}", why)
+    return Problem(403, why)
+
+
+def _guarded(
+    request: Request, caller: Caller, body: RunBody | Reason, act: Callable[[str], Response]
+) -> Response:
+    try:
+        return once(request, caller, body, act)
+    except GuardRefused as error:
+        count_refusal(error)
+        raise
+
+
+def _own_run(request: Request, caller: Caller, id: str) -> Run:
+    run = services_of(request).queries.runs.one(id)
+    if run is None:
+        raise NotFound(f"there is no run {id}")
+    confine(request, caller, cluster=run.cluster, node=run.node, job=run.job)
+    return run
+
+
+def _on_run(
+    request: Request, caller: Caller, id: str, body: Reason, verb: str, **more: str | Sequence[str] | None
+) -> Response:
+    run = _own_run(request, caller, id)
+    command = getattr(services_of(request).runs, verb)
+
+    def act(identity: str) -> Response:
+        changed: Run = command(run.id, by=caller.name, reason=body.reason, request=identity, **more)
+        status = 202 if changed.state is RunState.held else 200
+        return answer(request, changed, status, headers={"Location": RUNS + run.id})
+
+    return _guarded(request, caller, body, act)
+
+
+@router.post(
+    "/runs/{id}/approve",
+    responses=answers(Run, "the run goes on") | answers(Run, "a guard holds the run", 202),
+)
+def approve(request: Request, caller: Operator, id: Id, body: ApproveBody) -> Response:
+    """Approves a run that waits for it. For what cannot be undone, not by the person who asked for it.
+    `restart` names jobs on its node whose restart you agree to."""
+    _check_reach(request, caller, restart=body.restart)
+    return _on_run(request, caller, id, body, "approve", restart=body.restart)
+
+
+@router.post("/runs/{id}/reject", responses=answers(Run, "the run ends as rejected"))
+def reject(request: Request, caller: Operator, id: Id, body: Reason) -> Response:
+    """Refuses a run that waits for approval."""
+    return _on_run(request, caller, id, body, "reject")
+
+
+@router.post("/runs/{id}/cancel", responses=answers(Run, "the run is cancelled"))
+def cancel(request: Request, caller: Operator, id: Id, body: Reason) -> Response:
+    """Stops a run before its next step. A step under way is read back first."""
+    return _on_run(request, caller, id, body, "cancel")
+
+
+@router.post("/runs/{id}/retry", responses=answers(Run, "the run goes on"))
+def retry(request: Request, caller: Operator, id: Id, body: RetryBody) -> Response:
+    """Lets a stuck run go on where it stopped; with `step` one that is stuck or waits goes back to there."""
+    return _on_run(request, caller, id, body, "retry", step=body.step)
+
+
+@router.post("/runs/{id}/undo", responses=answers(Run, "the run takes back what it did"))
+def undo(request: Request, caller: Operator, id: Id, body: Reason) -> Response:
+    """Takes back what a run has done, the last step first; then it ends as `undone`."""
+    return _on_run(request, caller, id, body, "undo")
+
+
+# --- rules, pauses, breaker ------------------------------------------------------------------------------
+
+
+@router.post("/rules/{name}/mode", responses=answers(RuleView, "the rule with its new mode"))
+def set_mode(request: Request, caller: Admin, name: Id, body: ModeBody) -> Response:
+    """Sets how far a rule may go by itself, while running. Auto has to be earned (docs/gate.md): else 409."""
+    services = services_of(request)
+    rule = rule_named(services.rules(), name)
+    check_mode(rule, Mode(body.mode))
+    if caller.cluster or caller.node or caller.job:
+        confine(request, caller)
+
+    def act(identity: str) -> Response:
+        services.controls.set_mode(
+            rule, Mode(body.mode), by=caller.name, reason=body.reason, request=identity
+        )
+        known = services.queries.rules
+        record = known.records().get(name, RuleRecord())
+        return answer(request, rule_view(services.rules(), rule, record, known.trials()))
+
+    return once(request, caller, body, act)
+
+
+@router.post("/pauses", responses=answers(Pause, "the pause, in force", 201), status_code=201)
+def pause(request: Request, caller: Operator, body: PauseBody) -> Response:
+    """Stops healer from acting on its own in this scope, within a second, until ended or over."""
+    services = services_of(request)
+    _check_pause(services, caller, request, body)
+
+    def act(identity: str) -> Response:
+        made = services.controls.pause(
+            Pause(
+                id=identity,
+                scope=body.scope,
+                name=body.name or "",
+                by=caller.name,
+                reason=body.reason,
+                since=services.clock.now(),
+                until=body.until,
+                cluster=_pause_cluster(services, caller, body),
+            ),
+            request=identity,
+        )
+        return answer(request, made, 201, headers={"Location": f"/api/v1/pauses/{made.id}"})
+
+    return once(request, caller, body, act)
+
+
+def _check_pause(services: Services, caller: Caller, request: Request, body: PauseBody) -> None:
+    if body.scope == "all" and body.name:
+        raise field_error("name", "the scope all takes no name")
+    if body.scope not in {"all", "cluster"} and not body.name:
+        raise field_error("name", f"which {body.scope} is to be paused")
+    if body.until is not None and body.until <= services.clock.now():
+        raise field_error("until", "lies in the past")
+    cluster = body.name if body.scope == "cluster" and body.name else body.cluster
+    node = body.name if body.scope == "node" else None
+    confine(request, caller, cluster=cluster or caller.cluster, node=node)
+    known = services.rules()
+    if body.scope == "rule" and body.name:
+        rule_named(known, body.name)
+    if body.scope == "playbook" and body.name:
+        playbook_named(known, body.name)
+
+
+def _pause_cluster(services: Services, caller: Caller, body: PauseBody) -> str | None:
+    """A rule or everything is paused on all clusters unless one is named; a node always has one."""
+    if body.scope == "cluster":
+        return body.name or named_cluster(services, caller, body.cluster)
+    if body.scope in {"node", "partition"}:
+        return named_cluster(services, caller, body.cluster)
+    return body.cluster or caller.cluster
+
+
+@router.delete("/pauses/{id}", responses=answers(Pause, "the pause that ended"))
+def end_pause(
+    request: Request,
+    caller: Operator,
+    id: Id,
+    reason: Annotated[str, Query(max_length=2000)] = "",
+    body: Reason | None = None,
+) -> Response:
+    """Ends a pause. The reason may stand in the body or in the address."""
+    services = services_of(request)
+    standing = [one for one in services.queries.clusters.pauses(services.clock.now()) if one.id == id]
+    if not standing:
+        raise NotFound(f"no pause {id} is in force")
+    scope = standing[0]
+    confine(request, caller, cluster=scope.cluster, node=scope.name if scope.scope == "node" else None)
+    words = body or Reason(reason=reason or "no reason given")
+
+    def act(identity: str) -> Response:
+        ended = services.controls.end_pause(id, by=caller.name, reason=words.reason, request=identity)
+        return answer(request, ended)
+
+    return once(request, caller, words, act)
+
+
+@router.post("/breaker/reset", responses=answers(BreakerView, "the breaker, half-open"))
+def reset_breaker(request: Request, caller: Admin, body: BreakerBody) -> Response:
+    """After a storm: lets one canary through. A named person says why."""
+    services = services_of(request)
+    cluster = named_cluster(services, caller, body.cluster)
+    confine(request, caller, cluster=cluster)
+    if cluster not in {one.cluster for one in services.queries.clusters.breakers()}:
+        raise NotFound(f"there is no cluster {cluster}")
+
+    def act(identity: str) -> Response:
+        now_is = services.runs.reset_breaker(cluster, by=caller.name, reason=body.reason, request=identity)
+        return answer(request, breaker_view(now_is))
+
+    return once(request, caller, body, act)
+
+
+class DriftList(msgspec.Struct, frozen=True, kw_only=True):
+    """Empty where healer's book and Slurm agree."""
+
+    cluster: str
+    items: list[Drift]
+
+
+class RepairList(msgspec.Struct, frozen=True, kw_only=True):
+    """One answer for each drift that was there."""
+
+    cluster: str
+    items: list[Reconciled]
+
+
+class RepairBody(Reason):
+    """`cluster` may be left out where there is one."""
+
+    cluster: Word | None = None
+
+
+@router.get("/reconcile", responses=answers(DriftList, "where healer's book and Slurm do not agree"))
+def drift(request: Request, caller: Viewer, cluster: Annotated[str | None, Query()] = None) -> Response:
+    """What stands in Slurm and nobody works on, and what healer holds that Slurm does not show."""
+    services = services_of(request)
+    named = named_cluster(services, caller, cluster)
+    confine(request, caller, cluster=named)
+    return answer(request, DriftList(cluster=named, items=services.reconcile.drifts(named)))
+
+
+@router.post("/reconcile", responses=answers(RepairList, "what came of each repair"))
+def repair(request: Request, caller: Operator, body: RepairBody) -> Response:
+    """Repairs what is healer's own: each through the gate and in the audit. A person's word is left alone."""
+    services = services_of(request)
+    named = named_cluster(services, caller, body.cluster)
+    confine(request, caller, cluster=named)
+
+    def act(identity: str) -> Response:
+        done = services.reconcile.repair(named, by=caller.name, reason=body.reason, request=identity)
+        return answer(request, RepairList(cluster=named, items=done))
+
+    return once(request, caller, body, act)

@@ -1,0 +1,237 @@
+"""Reading routes about what is collected: evidence, the catalogue, unknown series, senders, losses, devices,
+and the targets that healer fetches itself."""
+
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from healer.api.access import Operator, Viewer, confine, own_clusters
+from healer.api.documents import answers
+from healer.api.node_views import VALUES, DeviceDetail, DeviceView, detail_of, list_of
+from healer.api.problems import field_error
+from healer.api.request_fields import Cursor, Id, Limit, Name
+from healer.api.responses import answer
+from healer.api.services import services_of
+from healer.model import (
+    DEVICE_MARK,
+    AuditRecord,
+    EvidenceFile,
+    Loss,
+    ScrapeState,
+    Sender,
+    Signal,
+    TargetState,
+    UnknownSeries,
+)
+from healer.ports.answers import Page
+from healer.ports.request_errors import NotFound
+
+router = APIRouter(tags=["reading"])
+_LISTED = answers(Page[EvidenceFile], "its files, oldest first")
+
+
+@router.get("/incidents/{id}/evidence", responses=_LISTED)
+def of_incident(request: Request, caller: Operator, id: Id) -> Response:
+    """What was collected for an incident."""
+    services = services_of(request)
+    found = services.queries.incidents.one(id)
+    if found is None:
+        raise NotFound(f"there is no incident {id}")
+    confine(request, caller, cluster=found.cluster, node=found.root.node)
+    return answer(request, Page(items=services.evidence.files(incident=found.id)))
+
+
+@router.get("/runs/{id}/evidence", responses=_LISTED)
+def of_run(request: Request, caller: Operator, id: Id) -> Response:
+    """What a run collected; the way to the files of one without an incident."""
+    services = services_of(request)
+    found = services.queries.runs.one(id)
+    if found is None:
+        raise NotFound(f"there is no run {id}")
+    confine(request, caller, cluster=found.cluster, node=found.node)
+    return answer(request, Page(items=services.evidence.files(run=found.id)))
+
+
+@router.get("/evidence/{id}", response_class=Response)
+def one(request: Request, caller: Operator, id: Id) -> Response:
+    """One file: text, packed with gzip. Who took it stands in the audit."""
+    services = services_of(request)
+    found = services.evidence.file(id)
+    if found is None:
+        raise NotFound(f"there is no evidence {id}: it was never whole, or is too old")
+    confine(request, caller, cluster=found.cluster, node=found.node)
+    data = services.evidence.content(found.id)
+    services.controls.audit(
+        AuditRecord(
+            cluster=found.cluster,
+            at=services.clock.now(),
+            actor=caller.name,
+            verb="evidence.taken",
+            subject=f"node/{found.node}",
+            data={"evidence": found.id, "incident": found.incident, "run": found.run},
+        )
+    )
+    headers = {"Content-Disposition": f'attachment; filename="{found.name}"', "Cache-Control": "no-store"}
+    return Response(data, media_type="application/gzip", headers=headers)
+
+
+@router.get("/signals/catalogue", responses=answers(Page[Signal], "signals by name"))
+def catalogue(request: Request, caller: Viewer) -> Response:
+    """The signals that rules may use, with the names under which each arrives."""
+    known = services_of(request).rules().catalogue.signals
+    return answer(request, Page(items=[known[name] for name in sorted(known)]))
+
+
+@router.get("/signals/unknown", responses=answers(Page[UnknownSeries], "the most frequent first"))
+def unknown(request: Request, caller: Viewer, *, cluster: Name = None, limit: Limit = 500) -> Response:
+    """What is sent and not stored: not in the catalogue, or of no node of the cluster."""
+    found = services_of(request).unknown.series(own_clusters(request, caller, cluster), limit)
+    return answer(request, Page(items=found))
+
+
+@router.get("/signals/senders", responses=answers(Page[Sender], "the latest first"))
+def senders(request: Request, caller: Viewer, *, cluster: Name = None, limit: Limit = 500) -> Response:
+    """Who sends what, by token and route, and when each was heard last."""
+    found = services_of(request).senders.senders(own_clusters(request, caller, cluster), limit)
+    return answer(request, Page(items=found))
+
+
+@router.get("/signals/losses", responses=answers(Page[Loss], "the latest first"))
+def losses(request: Request, caller: Viewer, *, cluster: Name = None, limit: Limit = 500) -> Response:
+    """What was sent and is not stored, by route, reason and sender."""
+    found = services_of(request).losses.losses(own_clusters(request, caller, cluster), limit)
+    return answer(request, Page(items=found))
+
+
+@router.get("/devices", responses=answers(Page[DeviceView], "devices by name"))
+def devices(
+    request: Request, caller: Viewer, *, cluster: Name = None, limit: Limit = 50, cursor: Cursor = None
+) -> Response:
+    """What is no node and was heard within the hour: switches, storage, PDUs, cooling, racks."""
+    services = services_of(request)
+    named = own_clusters(request, caller, cluster)
+    clusters = sorted(services.clusters or (services.cluster,)) if named is None else named
+    at, slash, after = (cursor or f"{clusters[0]}/").partition("/")
+    if not slash or at not in clusters:
+        raise field_error("cursor", "not one that this list gave")
+    since = services.clock.now() - VALUES
+    items: list[DeviceView] = []
+    for one in clusters[clusters.index(at) :]:
+        found = services.queries.signals.devices(
+            one, since, limit=limit - len(items), after=after if one == at else ""
+        )
+        items += list_of(one, found, services.rules().catalogue, services.clock.now())
+        if found.more:
+            return answer(request, Page(items=items, next_cursor=f"{one}/{items[-1].device}"))
+        if len(items) == limit and one != clusters[-1]:
+            following = clusters[clusters.index(one) + 1]
+            return answer(request, Page(items=items, next_cursor=f"{following}/"))
+    return answer(request, Page(items=items))
+
+
+@router.get("/devices/{cluster}/{device}", responses=answers(DeviceDetail, "the device"))
+def device(request: Request, caller: Viewer, cluster: Id, device: Id) -> Response:
+    """One device with the newest values of its parts."""
+    confine(request, caller, cluster=cluster)
+    services = services_of(request)
+    now = services.clock.now()
+    reports, columns = services.queries.signals.node_signals(cluster, DEVICE_MARK + device, now - VALUES)
+    if not reports:
+        minutes = int(VALUES.total_seconds() // 60)
+        raise NotFound(
+            f"nothing was heard of a device {device} of the cluster {cluster} for {minutes} minutes"
+        )
+    return answer(request, detail_of(cluster, device, reports, columns, services.rules().catalogue, now))
+
+
+class ScraperView(msgspec.Struct, frozen=True, kw_only=True):
+    """One cluster's scraper. `up`, `unknown` and `waiting` are targets; the other counts are since its start.
+
+    `at` is when it told so last: one that is older than some seconds does not run.
+    """
+
+    cluster: str
+    at: datetime
+    up: int
+    unknown: int
+    waiting: int
+    scrapes: int
+    failed: int
+    samples: int
+    troubles: tuple[str, ...] = ()
+
+
+class ScrapeView(msgspec.Struct, frozen=True, kw_only=True):
+    """`items` are targets and queries, those of which nothing came first; `more` of them are not shown."""
+
+    scrapers: list[ScraperView]
+    items: list[TargetState]
+    more: int = 0
+
+
+@router.get("/scrape", responses=answers(ScrapeView, "targets, those of which nothing came first"))
+def scrape(
+    request: Request,
+    caller: Viewer,
+    *,
+    cluster: Name = None,
+    job: Name = None,
+    up: bool | None = None,
+    limit: Limit = 500,
+) -> Response:
+    """What healer fetches itself: each target, when it was fetched last, and why nothing came."""
+    states = services_of(request).scrapes.states(own_clusters(request, caller, cluster))
+    targets = [one for state in states for one in state.targets]
+    wanted = [one for one in targets if job in (None, one.job) and up in (None, one.up)]
+    wanted.sort(key=lambda one: (one.up is not False, one.cluster, one.job, one.target))
+    unlisted = sum(state.more for state in states) if job is None and up is None else 0
+    view = ScrapeView(
+        scrapers=[_scraper(state) for state in states],
+        items=wanted[:limit],
+        more=len(wanted[limit:]) + unlisted,
+    )
+    return answer(request, view)
+
+
+def _scraper(state: ScrapeState) -> ScraperView:
+    ups = _ups(state.targets)
+    return ScraperView(
+        cluster=state.cluster,
+        at=state.at,
+        up=ups[True],
+        unknown=ups[False],
+        waiting=ups[None],
+        scrapes=state.scrapes,
+        failed=state.failed,
+        samples=state.samples,
+        troubles=state.troubles,
+    )
+
+
+def _ups(targets: Sequence[TargetState]) -> Counter[bool | None]:
+    return Counter(one.up for one in targets)
+
+
+def scrape_gauges(states: Sequence[ScrapeState], now: datetime) -> dict[str, dict[tuple[str, ...], Any]]:
+    """For /metrics: gauge -> {label values: number}."""
+    words = {True: "up", False: "unknown", None: "waiting"}
+    found: dict[str, dict[tuple[str, ...], Any]] = {
+        "scrape_targets": {},
+        "scrapes": {},
+        "scrape_samples": {},
+        "scrape_age": {},
+    }
+    for state in states:
+        ups = _ups(state.targets)
+        for up, word in words.items():
+            found["scrape_targets"][state.cluster, word] = ups[up]
+        found["scrapes"][state.cluster, "failed"] = state.failed
+        found["scrapes"][state.cluster, "done"] = state.scrapes - state.failed
+        found["scrape_samples"][(state.cluster,)] = state.samples
+        found["scrape_age"][(state.cluster,)] = (now - state.at).total_seconds()
+    return found

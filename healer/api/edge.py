@@ -1,0 +1,314 @@
+"""The edge of HTTP: connections that bring nothing end, and no answer leaves without its headers.
+
+uvicorn itself ends a connection that idles between two requests, and no other one: its protocol here has a
+time for a head, for a request, and between two. A peer may hold a share of all connections, so that one
+machine with too many keeps no other out. The outermost layer bounds bodies, and answers every error.
+"""
+
+import asyncio
+import collections
+import logging
+import resource
+from collections.abc import Callable, Sequence
+from enum import Enum
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+from prometheus_client import Counter
+from starlette import datastructures
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from healer.api.metrics import REGISTRY, REQUESTS
+from healer.api.problems import Errors, Problem, ending, problem_of
+from healer.api.receiving import WHOLE, WHOLE_S, check_encoding, packing_of, too_large, unpacked, whole
+
+#: From the first byte, or from the connection's beginning, until all headers are here.
+HEAD_S = 10.0
+#: From the headers to the end of the body; who reads it answers 408 long before (`receiving.WHOLE_S`).
+REQUEST_S = WHOLE_S + 15.0
+#: Between two requests.
+IDLE_S = 75
+#: File descriptors that are no connections of senders: database, rule files, listening sockets.
+_OWN_FILES = 256
+#: Of all connections those of one address; a proxy in front of many senders needs some hundred.
+PEER_SHARE, PEER_LEAST = 0.25, 200
+_ENDED = Counter(
+    "healer_connections_ended",
+    "Connections that were ended because they brought nothing, or were too many.",
+    ("why",),
+    registry=REGISTRY,
+)
+#: What is answered where no request comes to the application; the connection ends with it.
+_WRONG = Problem(400, "this is no request of HTTP/1.1, or a part of it is malformed or too long")
+_LATE = Problem(408, "the headers came too slowly")
+_FULL = Problem(503, "too many connections", headers={"Retry-After": "5"})
+
+
+class Bounds(NamedTuple):
+    """Connections at once, and of one address; seconds for a head, for a whole request, and between two."""
+
+    total: int
+    of_peer: int
+    head_s: float = HEAD_S
+    request_s: float = REQUEST_S
+    idle_s: int = IDLE_S
+
+
+def bounds_here() -> Bounds:
+    """What this process may hold open. Takes all that the system allows it, up to 65,536 files."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    total = max(wanted - _OWN_FILES, 64)
+    return Bounds(total, max(round(total * PEER_SHARE), min(PEER_LEAST, total)))
+
+
+class _Place(Enum):
+    head = 0  # of a request, or what stands before it
+    body = 1
+    end = 2
+
+
+class _Bounded(HttpToolsProtocol):
+    """uvicorn's protocol within `bounds`; `peers` counts the connections of each address."""
+
+    bounds: Bounds
+    peers: collections.Counter[str]
+    _timer: asyncio.TimerHandle | None = None
+    _peer: str | None = None
+    #: What the next bytes belong to.
+    _place = _Place.head
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        peer = self.client[0] if self.client else ""
+        if len(self.connections) > self.bounds.total or self.peers[peer] >= self.bounds.of_peer:
+            _ENDED.labels("too_many").inc()
+            self._last(_FULL)
+            return
+        self._peer = peer
+        self.peers[peer] += 1
+        self._within(self.bounds.head_s, self._head_is_late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop()
+        if self._peer is not None:
+            self.peers[self._peer] -= 1
+            if not self.peers[self._peer]:
+                del self.peers[self._peer]
+            self._peer = None
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._place is _Place.end and self._answered():
+            self._place = _Place.head  # the next request of this connection begins
+            self._stop()
+        super().data_received(data)
+        # A timer is made only where something is still to come: most requests come in one piece.
+        if self._timer is not None or self.transport.is_closing():
+            return
+        if self._place is _Place.body:
+            self._within(self.bounds.request_s, self._body_is_late)
+        elif not self._answered():
+            return
+        elif self._place is _Place.head:
+            self._within(self.bounds.head_s, self._head_is_late)
+        else:  # it was refused before its end had come, and uvicorn waited since its answer alone
+            self._within(self.bounds.idle_s, self.transport.close)
+
+    def send_400_response(self, msg: str) -> None:
+        if self.cycle is not None and self.cycle.response_started and not self._answered():
+            self.transport.close()  # within an answer another one would be a part of it
+        else:
+            self._last(_WRONG)
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._place = _Place.body
+        self._stop()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self.scope[WHOLE] = True  # type: ignore[typeddict-unknown-key]
+        self._place = _Place.end
+        self._stop()
+
+    def _last(self, problem: Problem) -> None:
+        answer = problem.response()
+        headers = [*self.server_state.default_headers, *answer.raw_headers, (b"connection", b"close")]
+        lines = [b"HTTP/1.1 %d %b" % (problem.status, HTTPStatus(problem.status).phrase.encode())]
+        lines += [b"%b: %b" % one for one in headers]
+        self.transport.write(b"\r\n".join([*lines, b"", bytes(answer.body)]))
+        self.transport.close()
+
+    def _answered(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _within(self, seconds: float, late: Callable[[], None]) -> None:
+        self._stop()
+        self._timer = self.loop.call_later(seconds, late)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _head_is_late(self) -> None:
+        self._timer = None
+        if not self.transport.is_closing():
+            _ENDED.labels("slow_head").inc()
+            self._last(_LATE)
+
+    def _body_is_late(self) -> None:
+        self._timer = None
+        if not self.transport.is_closing():
+            _ENDED.labels("slow_body").inc()
+            self.transport.abort()
+
+
+def bounded(bounds: Bounds) -> type[HttpToolsProtocol]:
+    """uvicorn's protocol within these bounds. For one event loop."""
+
+    class Bounded(_Bounded):
+        pass
+
+    Bounded.bounds, Bounded.peers = bounds, collections.Counter()
+    return Bounded
+
+
+def uvicorn_settings(bounds: Bounds | None = None) -> dict[str, Any]:
+    """What uvicorn is told of all this. What proxies say is read by the application."""
+    bounds = bounds or bounds_here()
+    return {
+        "http": bounded(bounds),
+        "timeout_keep_alive": bounds.idle_s,
+        # No route speaks it, and what a library for it answers by itself is no problem.
+        "ws": "none",
+        "backlog": 2048,
+        "proxy_headers": False,
+    }
+
+
+log = logging.getLogger("healer.api")
+Headers = Sequence[tuple[bytes, bytes]]
+#: Bodies of everything but signals.
+BODY_LIMIT = 64 * 1024
+_HEADERS = (
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+    ("X-Frame-Options", "DENY"),
+)
+#: What Slack sends, which has no session here: no form of another site can do anything by it.
+FORMS = {"chat/slack": "application/x-www-form-urlencoded"}
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+#: What an answer of the API may do in a browser: nothing. Pages set their own policy.
+_API_POLICY = "default-src 'none'; frame-ancestors 'none'"
+_PLAIN = tuple((name.lower().encode(), value.encode()) for name, value in _HEADERS)
+_STRICT = (
+    *_PLAIN,
+    (b"cache-control", b"private, no-cache"),
+    (b"content-security-policy", _API_POLICY.encode()),
+)
+
+
+class Edge:
+    """ASGI middleware, outside of everything. `prefix` is where the API begins; pages lie beside it.
+
+    The routes of signals bound and unpack their bodies themselves, and use `tell` and `failed` alone."""
+
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        self.app = app
+        self.prefix = prefix + "/"
+        self.signals = prefix + "/signals/"
+        self._counters: dict[tuple[str, int], Counter] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        told = {"started": False, "complete": False}
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                told["started"] = True
+                more = _STRICT if scope["path"].startswith(self.prefix) else _PLAIN
+                message["headers"] = self._dressed(message["headers"], more)
+                self._count(scope, message["status"])
+            elif message["type"] == "http.response.body" and not message.get("more_body", False):
+                told["complete"] = True
+            await send(message)
+
+        try:
+            if "\x00" in scope["path"]:
+                raise Problem(404, "no such address")
+            if not scope["path"].startswith(self.signals) and scope["method"] not in {"GET", "HEAD"}:
+                receive = await self._whole_body(scope, receive)
+            await self.app(scope, receive, answer)
+        except asyncio.CancelledError:  # by uvicorn alone, which would answer 500 as text
+            if told["started"]:
+                raise
+            await ending().response()(scope, receive, answer)
+        except Exception as error:
+            if told["complete"]:
+                # The handler of last resort has answered and logged; Starlette raises it once more.
+                return
+            if told["started"]:
+                raise
+            errors: Errors = scope["app"].state.errors
+            await (await errors.answer(Request(scope, receive), error))(scope, receive, answer)
+
+    async def tell(self, scope: Scope, answer: Response, send: Send) -> None:
+        """Sends a whole answer of the API to a POST, dressed as all others are."""
+        self._count(scope, answer.status_code)
+        headers = [*self._dressed(answer.raw_headers)]
+        await send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
+        await send({"type": "http.response.body", "body": answer.body})
+
+    def failed(self, scope: Scope, error: Exception) -> Response:
+        """The answer of the API that an error is."""
+        problem = problem_of(error)
+        if problem.status == 500:
+            log.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
+        return problem.response()
+
+    async def _whole_body(self, scope: Scope, receive: Receive) -> Receive:
+        """Reads the body before the routes see it, so that its size is bounded in one place."""
+        headers = datastructures.Headers(scope=scope)
+        length = headers.get("content-length", "")
+        packed = packing_of(headers)
+        check_encoding(packed)
+        if length.isascii() and length.isdigit() and int(length) > BODY_LIMIT:
+            raise too_large(BODY_LIMIT)
+        raw = await whole(receive, BODY_LIMIT)
+        kind = headers.get("content-type", "").split(";")[0].strip().lower()
+        wanted = FORMS.get(scope["path"].removeprefix(self.prefix), "application/json")
+        if raw and scope["path"].startswith(self.prefix) and kind != wanted:
+            raise Problem(415, f"the body must be {wanted}")
+        body = unpacked(raw, packed, BODY_LIMIT) if raw else b""
+        told = False
+
+        async def replay() -> Message:
+            nonlocal told
+            if told:
+                return await receive()
+            told = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        return replay
+
+    def _dressed(self, headers: Headers, more: Headers = _STRICT) -> Headers:
+        own = {name for name, _ in headers}
+        return [*headers, *(one for one in more if one[0] not in own)]
+
+    def _count(self, scope: Scope, status: int) -> None:
+        key = (scope["method"], status)
+        counter = self._counters.get(key)
+        if counter is None:
+            # An invented method must not become a series.
+            method = key[0] if key[0] in _METHODS else "other"
+            counter = self._counters[key] = REQUESTS.labels(method, str(key[1]))
+        counter.inc()

@@ -1,0 +1,226 @@
+"""The routes of events: raw, asynchronous, answered after the group commit. msgspec reads the bodies."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from healer.api.access import refuse
+from healer.api.group_commit import GroupCommit
+from healer.api.problems import Problem, field_error
+from healer.api.quotas import SENDER, place_of
+from healer.api.request_preamble import (
+    JSON,
+    Preamble,
+    aside,
+    confine,
+    decoded,
+    known_query,
+    media_type,
+    strange,
+)
+from healer.api.services import Services
+from healer.api.signal_answers import Accepted, Commit, accepted, count_answer, respond
+from healer.model import LossReason, Role
+from healer.ports.callers import Caller
+from healer.ports.signal_stores import Arrival
+from healer.signals import wire
+from healer.signals.logs import Logged, Record, export_records, json_records, kernel_records, record_of
+from healer.signals.wire import Known, checkpoint_observations
+
+#: Heartbeats of one node within this time of a stored one are counted as duplicates, not stored.
+HEARTBEAT_EVERY_S = 1.0
+#: Media types, and the parameters of the address with each.
+_LINES = {"application/json": frozenset[str](), "text/plain": frozenset({"cluster", "node", "boot_id"})}
+_BEATS = {"application/json": frozenset[str]()}
+
+
+class SignalRoutes:
+    """`POST /signals/…`. `commit` must have been started in the event loop that serves the routes."""
+
+    role = Role.signals
+
+    def __init__(self, services: Services, preamble: Preamble, commit: "GroupCommit[Arrival, bool]") -> None:
+        self._services = services
+        self._preamble = preamble
+        self._commit = commit
+        self._beats: dict[tuple[str, str | None], float] = {}
+
+    def routes(self, prefix: str) -> list[Route]:
+        return [
+            Route(f"{prefix}/signals/kernel-log", self.kernel_log, methods=["POST"]),
+            Route(f"{prefix}/signals/heartbeat", self.heartbeat, methods=["POST"]),
+            Route(f"{prefix}/signals/checkpoints", self.checkpoints, methods=["POST"]),
+        ]
+
+    async def kernel_log(self, request: Request) -> Response:
+        caller, known, kind, raw, cluster = await self._preamble.open(request, _LINES)
+        now = self._services.clock.now()
+        book = self._services.rules().kernel_lines
+        if kind == "text/plain":
+            query = request.query_params
+            cluster = await self._preamble.meant(caller, query.get("cluster"))
+            node = query.get("node")
+            if not node:
+                raise field_error("node", "a text body needs ?node= in the address")
+            await confine(request, caller, {(cluster, node)})
+            lines = raw.decode("utf-8", "replace")
+            parsed = wire.kernel_text_observations(
+                lines, known, now, cluster=cluster, node=node, boot_id=query.get("boot_id"), book=book
+            )
+        else:
+            body = wire.kernel_log_body(raw) or decoded(raw)
+            if caller.node or caller.cluster:
+                await confine(request, caller, wire.nodes_of_kernel_log(body, cluster=cluster))
+            parsed = wire.kernel_log_observations(body, known, now, cluster=cluster, book=book)
+        return await self._store(request, "kernel-log", parsed)
+
+    async def heartbeat(self, request: Request) -> Response:
+        caller, known, _, raw, cluster = await self._preamble.open(request, _BEATS)
+        body = decoded(raw)
+        await confine(request, caller, wire.nodes_of_heartbeats(body, cluster=cluster))
+        parsed = wire.heartbeat_observations(body, known, self._services.clock.now(), cluster=cluster)
+        return await self._store(request, "heartbeat", parsed, heartbeat=True)
+
+    async def checkpoints(self, request: Request) -> Response:
+        """What a job can go back to. Events too: a requeue may wait for one."""
+        caller, _ = await self._preamble.enter(request, of_jobs=True)
+        media_type(request, JSON, "application/json")
+        known_query(request, set())
+        if caller.node:
+            why = f"this token is bound to the node {caller.node}, not to a job"
+            await refuse(request, caller, why, await self._preamble.mentioned(request))
+        body = decoded(await self._preamble.body(request))
+        now = self._services.clock.now()
+        parsed = checkpoint_observations(body, now, cluster=self._preamble.default(caller))
+        told = [one.component for one in parsed.observations]
+        await confine(request, caller, jobs={(one.cluster, one.job or "") for one in told})
+        if why := strange((one.cluster for one in told), await self._preamble.clusters()):
+            raise wire.BadBody(why)
+        return await self._store(request, "checkpoints", parsed)
+
+    async def _store(
+        self, request: Request, route: str, parsed: wire.Accepted, *, heartbeat: bool = False
+    ) -> Response:
+        answer = await self.stored(route, request.scope[SENDER], parsed, heartbeat=heartbeat)
+        entries = answer.accepted + answer.duplicates + answer.unrecognised
+        self._preamble.meter.stored(request, entries, parsed.rejected, parsed.rejected_more)
+        return respond(answer)
+
+    async def stored(
+        self, route: str, caller: Caller, parsed: wire.Accepted, *, heartbeat: bool = False
+    ) -> Accepted:
+        """The answer, after the commit. Raises Problem 429 when too much waits."""
+        arrivals = [Arrival(one, parsed.alternatives.get(one.digest, ())) for one in parsed.observations]
+        repeats = 0
+        if heartbeat:
+            arrivals, repeats = self._coalesced(arrivals)
+        owner, share = place_of(caller)
+        with Commit(route, len(arrivals)):
+            new = await self._commit.add(arrivals, owner=owner, share=share, shed_first=heartbeat)
+        if heartbeat:
+            self._remember(arrivals)
+        count = sum(new)
+        answer = accepted(
+            count,
+            parsed.unrecognised,
+            parsed.rejected,
+            parsed.rejected_more,
+            duplicates=len(new) - count + repeats,
+        )
+        count_answer(route, answer)
+        return answer
+
+    def _coalesced(self, arrivals: list[Arrival]) -> tuple[list[Arrival], int]:
+        now = time.monotonic()
+        kept = []
+        for arrival in arrivals:
+            component = arrival.observation.component
+            if now - self._beats.get((component.cluster, component.node), float("-inf")) >= HEARTBEAT_EVERY_S:
+                kept.append(arrival)
+        return kept, len(arrivals) - len(kept)
+
+    def _remember(self, arrivals: list[Arrival]) -> None:
+        now = time.monotonic()
+        for arrival in arrivals:
+            component = arrival.observation.component
+            self._beats[(component.cluster, component.node)] = now
+
+
+_EXPORT = "application/vnd.fdo.journal"
+_JSON = frozenset(
+    {"application/json", "application/x-ndjson", "application/jsonl", "application/x-jsonlines"}
+)
+_KINDS = _JSON | {_EXPORT}
+
+
+class LogRoutes:
+    """Kernel lines go the way of all events; `take` is also that of OTLP."""
+
+    role = Role.signals
+
+    def __init__(self, services: Services, preamble: Preamble, signals: SignalRoutes) -> None:
+        self._services = services
+        self._preamble = preamble
+        self._signals = signals
+
+    def routes(self, prefix: str) -> list[Route]:
+        return [Route(f"{prefix}/signals/logs", self.logs, methods=["POST"])]
+
+    async def logs(self, request: Request) -> Response:
+        caller, known = await self._preamble.enter(request)
+        if request.headers.get("content-type", "").lower().startswith("text/plain"):
+            raise Problem(
+                415,
+                "text does not prove that the kernel wrote it: send JSON with _TRANSPORT or inputname,"
+                " or what is surely the kernel's to /signals/kernel-log",
+            )
+        kind = media_type(request, _KINDS, "application/json")
+        known_query(request, {"cluster", "node"})
+        raw = await self._preamble.body(request)
+        read = _exported if kind == _EXPORT else json_records
+        answer, _ = await self.take("logs", request, caller, known, len(raw), lambda: read(raw))
+        return respond(answer)
+
+    async def take(
+        self,
+        route: str,
+        request: Request,
+        caller: Caller,
+        known: Known,
+        size: int,
+        read: Callable[[], Iterable[Record]],
+    ) -> tuple[Accepted, Logged]:
+        """Stores the kernel lines of a body. `unrecognised` of the answer counts the others too.
+
+        Raises Problem and BadBody."""
+        query = request.query_params
+        wanted = query.get("cluster") or None
+        cluster = await self._preamble.meant(caller, wanted) if wanted else self._preamble.default(caller)
+        node = query.get("node") or caller.node
+        now = self._services.clock.now()
+
+        def parsed() -> Logged:
+            book = self._services.rules().kernel_lines
+            return kernel_records(read(), known, now, cluster=cluster, node=node, book=book)
+
+        logged = await aside(size, parsed)
+        if caller.node or caller.cluster:
+            await confine(request, caller, set(logged.nodes))
+        answer = await self._signals.stored(route, caller, logged.accepted)
+        told = logged.accepted
+        entries = answer.accepted + answer.duplicates + answer.unrecognised + logged.not_kernel
+        self._preamble.meter.stored(request, entries, told.rejected, told.rejected_more)
+        if logged.not_kernel:
+            self._preamble.meter.lose(
+                request, LossReason.not_kernel, logged.not_kernel, logged.example, at=cluster
+            )
+            answer = msgspec.structs.replace(answer, unrecognised=answer.unrecognised + logged.not_kernel)
+        return answer, logged
+
+
+def _exported(raw: bytes) -> Iterator[Record]:
+    return (record_of(index, fields) for index, fields in enumerate(export_records(raw)))

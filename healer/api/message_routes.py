@@ -1,0 +1,210 @@
+"""Messages to people: each with its deliveries and their repeat; and the buttons under one in Slack.
+
+The buttons are Approve and Reject, for people whom the site names.
+
+Slack signs each press with the app's signing secret (https://api.slack.com/authentication/verifying-requests):
+`v0=` and hex of HMAC-SHA256 over `v0:TIMESTAMP:BODY`, five minutes old at most. Who pressed is Slack's word;
+who that is to healer, and what they may do, stands in `people` of rules/notifications.yaml alone.
+"""
+
+import hashlib
+import hmac
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Annotated, Any
+from urllib.parse import parse_qs
+
+import msgspec
+import structlog
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.background import BackgroundTask
+from starlette.responses import Response
+
+from healer.api.access import ALLOWED, Responder, Viewer, confine, own_clusters
+from healer.api.documents import answers
+from healer.api.problems import Problem, field_error
+from healer.api.request_fields import Cursor, Id, Limit, Name, Reason, Word, once
+from healer.api.responses import answer
+from healer.api.services import Services, services_of
+from healer.model import REJECTIONS, Delivery, DeliveryState, Person, Role, Run, RunState
+from healer.ports.answers import Page
+from healer.ports.callers import Caller
+from healer.ports.request_errors import Conflict, Forbidden, GuardRefused, NotFound, Unavailable
+
+router = APIRouter()
+
+
+class RetryBody(Reason):
+    """`channel`: that one alone; else all that failed."""
+
+    # Part of its name in the OpenAPI document, which programs are generated from: there are two of this name.
+    __module__ = "healer.api.messages"
+
+    channel: Word | None = None
+
+
+class Retried(msgspec.Struct, frozen=True, kw_only=True):
+    """The deliveries that are due again."""
+
+    items: list[Delivery]
+
+
+@dataclass
+class MessageFilter:
+    state: Annotated[list[DeliveryState] | None, Query()] = None
+    channel: Name = None
+    incident: Name = None
+    cluster: Name = None
+    limit: Limit = 50
+    cursor: Cursor = None
+
+
+@router.get("/messages", tags=["reading"], responses=answers(Page[Delivery], "deliveries, newest first"))
+def messages(request: Request, caller: Viewer, wanted: Annotated[MessageFilter, Depends()]) -> Response:
+    """Each message at each sink, with every try. `state=failed` are the dead letters."""
+    page = services_of(request).messages.page(
+        clusters=own_clusters(request, caller, wanted.cluster),
+        state=wanted.state or (),
+        channel=wanted.channel,
+        incident=wanted.incident,
+        limit=wanted.limit,
+        cursor=wanted.cursor,
+    )
+    return answer(request, page)
+
+
+@router.post(
+    "/messages/{id}/retry", tags=["acting"], responses=answers(Retried, "what is delivered once more")
+)
+def retry(request: Request, caller: Responder, id: Id, body: RetryBody) -> Response:
+    """Delivers a dead letter once more; 409 where nothing of it failed."""
+    services = services_of(request)
+    confine(request, caller, cluster=services.messages.cluster_of(id))
+
+    def act(_: str) -> Response:
+        found = services.messages.retry(
+            id, channel=body.channel, by=caller.name, reason=body.reason, now=services.clock.now()
+        )
+        return answer(request, Retried(items=list(found)))
+
+    return once(request, caller, body, act)
+
+
+log = structlog.get_logger()
+FRESH = timedelta(minutes=5)
+BODY_MAX = 65_536
+_RUN_MAX = 64
+FILE = "rules/notifications.yaml"
+
+
+class Press:
+    """One press as it was read: whose, what, on which run. `key` is the same where Slack sends it again."""
+
+    def __init__(self, payload: Mapping[str, Any]) -> None:
+        actions = payload.get("actions")
+        action = actions[0] if isinstance(actions, list) and actions and isinstance(actions[0], dict) else {}
+        self.user = _text(_inner(payload, "user").get("id"))
+        self.reply_url = _text(payload.get("response_url"))
+        self.verb = _text(action.get("action_id"))
+        value = _text(action.get("value")) or _text(_inner(action, "selected_option").get("value"))
+        self.why, _, run = value.rpartition(":")
+        self.run = run[:_RUN_MAX]
+        told = f"slack\0{self.user}\0{_text(action.get('action_ts'))}\0{self.verb}\0{self.run}"
+        self.key = hashlib.sha256(told.encode()).hexdigest()[:32]
+
+
+def _inner(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    found = data.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) and value.isprintable() else ""
+
+
+@router.post("/chat/slack", tags=["acting"])
+async def slack(request: Request) -> Response:
+    """A press of a button in Slack, signed by Slack. What came of it is told to who pressed, there."""
+    services = services_of(request)
+    body = await _body(request)
+    _check_signature(services, request.headers, body)
+    press = Press(_payload(body))
+    if press.verb not in ("approve", "reject") or not press.run:
+        return Response()  # a link button, or another app's block: nothing to do
+    return Response(background=BackgroundTask(_answer, services, press))
+
+
+async def _body(request: Request) -> bytes:
+    found = bytearray()
+    async for part in request.stream():
+        found += part
+        if len(found) > BODY_MAX:
+            raise Problem(413, f"a press has at most {BODY_MAX} bytes")
+    return bytes(found)
+
+
+def _check_signature(services: Services, headers: Mapping[str, str], body: bytes) -> None:
+    """Without a secret there is no such route. All else that is wrong gets one and the same answer."""
+    secret = services.slack_secret
+    if secret is None:
+        raise Problem(404, "no buttons of Slack are set up: HEALER_SLACK_SIGNING_SECRET is not set")
+    stamp, given = headers.get("x-slack-request-timestamp", ""), headers.get("x-slack-signature", "")
+    fresh = stamp.isascii() and stamp.isdigit() and len(stamp) < 12
+    fresh = fresh and abs(services.clock.now().timestamp() - int(stamp)) <= FRESH.total_seconds()
+    made = hmac.new(secret.encode(), b"v0:" + stamp.encode() + b":" + body, hashlib.sha256).hexdigest()
+    if not fresh or not hmac.compare_digest(f"v0={made}".encode(), given.encode()):
+        raise Problem(401, "this is not signed by Slack, or it is too old")
+
+
+def _payload(body: bytes) -> Mapping[str, Any]:
+    try:
+        found = json.loads(parse_qs(body.decode(), max_num_fields=10)["payload"][0])
+    except (ValueError, KeyError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise field_error("payload", "has to be a JSON object")
+    return found
+
+
+def _answer(services: Services, press: Press) -> None:
+    """Slack wants its answer within 3 s, so this comes after it."""
+    try:
+        text = press_done(services, press)
+    except (Conflict, Forbidden, NotFound, Unavailable) as error:
+        text = f"Nothing was done: {error}"
+    except GuardRefused as error:
+        text = f"Nothing was done: the guard {error.answer.guard} refuses it. {error.answer.why}"
+    except Exception:
+        log.exception("a press in Slack failed", run=press.run)
+        text = "Nothing is known of it: healer's log says what went wrong. Look at the run's page."
+    services.tell_slack(press.reply_url, text)
+
+
+def press_done(services: Services, press: Press) -> str:
+    """What came of it, in one sentence. Raises what the runs raise."""
+    person = next((one for one in services.rules().notifications.people if one.slack == press.user), None)
+    if person is None:
+        return f"Nothing was done: healer does not know you. Your line under `people` in {FILE} is missing."
+    run = services.queries.runs.one(press.run)
+    if run is None or not _speaks_of(person, run):
+        return f"Nothing was done: there is no run {press.run[:12]} for you."
+    if person.role not in ALLOWED[Role.operator]:
+        return f"Nothing was done: it takes the role operator, yours is {person.role}."
+    caller = Caller(id=f"slack:{press.user}", name=person.name, role=person.role)
+    if press.verb == "approve":
+        done = services.runs.approve(run.id, by=caller.name, reason="approved in Slack", request=press.key)
+        held = f" It waits: {done.question}" if done.state is RunState.held and done.question else ""
+        return f"{caller.name} approved {_named(done)}.{held}"
+    reason = f"rejected in Slack: {REJECTIONS.get(press.why, 'without a reason')}"
+    done = services.runs.reject(run.id, by=caller.name, reason=reason, request=press.key)
+    return f"{caller.name} rejected {_named(done)}. Nothing is done; the incident stays open."
+
+
+def _named(run: Run) -> str:
+    return f"{run.playbook} on {run.node or f'job {run.job}'}"
+
+
+def _speaks_of(person: Person, run: Run) -> bool:
+    return not person.clusters or run.cluster in person.clusters

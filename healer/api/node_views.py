@@ -1,0 +1,392 @@
+"""Nodes and devices as answers show them: Slurm's word, healer's verdict, why, the newest values. Pure.
+
+JSON names are the field names."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from healer.api.request_fields import NodeFilter
+from healer.decisions.node_facts import context_of
+from healer.model import (
+    Catalogue,
+    Column,
+    DeviceKind,
+    FiringAlert,
+    Incident,
+    LastHeard,
+    LemonPart,
+    LemonScore,
+    NodeContext,
+    NodeStatus,
+    OwnerKind,
+    Part,
+    Reference,
+    Ruleset,
+    SlurmJob,
+    SlurmNode,
+    SlurmSnapshot,
+    Verdict,
+)
+from healer.model.slurm import is_ours
+from healer.model.telemetry import Report, Unusual
+from healer.observations.fault_history import jobs_by_gpu
+from healer.ports.answers import FleetRows, NodeRows, Page
+from healer.ports.measurements import Devices
+from healer.ports.queries import decode_cursor, encode_cursor
+
+
+class GpuView(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU of a node as far as it is known. `verdict` from the open incidents that name it.
+
+    `signals`: name in the catalogue -> newest value; what is older than its signal's `stale_s` is left out.
+    """
+
+    index: int
+    pci: str | None = None
+    uuid: str | None = None
+    #: The number on its board.
+    serial: str | None = None
+    #: The job that Slurm shows on it.
+    job: str | None = None
+    verdict: Verdict = Verdict.healthy
+    incidents: list[str] = []
+    model: str = ""
+    signals: dict[str, float] = {}
+    measured_at: datetime | None = None
+
+
+class LinkView(msgspec.Struct, frozen=True, kw_only=True):
+    """The newest values of one NVLink (`gpu` and `link`) or NIC port (`port`)."""
+
+    gpu: int | None = None
+    link: int | None = None
+    port: str | None = None
+    signals: dict[str, float] = {}
+
+
+# Wide: it is the JSON of one node, whose names programs hold on to; flat since the first version.
+class NodeView(msgspec.Struct, frozen=True, kw_only=True):
+    """`out_by` is healer, person, program, slurm or planned, None while in service. `owner` is who that is by
+    name, and `reason_age_s` how old the reason was when Slurm's picture was taken.
+
+    `status` is what Slurm's state comes to, `unknown_flags` what of it nobody knows: healer never resumes
+    such a node by itself. `switches` go from leaf to root. `may_run_jobs` is Slurm's own word; `why` explains
+    it in one sentence. `gpus`, `jobs`, `history`, `signals`, `links`, `heard` and `alerts` are filled for a
+    single node only; `measured_at` is when it last reported, None when nothing came in the last 15 minutes.
+    `context` is what goes on there now, by which its faults are judged (docs/rules.md, `context.yaml`).
+    `inventory` is what the node told of itself (driver, firmware, settings), `reference` the good node of its
+    kind, `differs` what of the inventory is otherwise there. `probation_until`: it came back of late,
+    and a fault of the same part is one severity more urgent until then. `lemon_score` is how much it fails
+    again and again (docs/detection.md, lemons), `lemon` what that comes from. `unusual` is how it stands
+    among its class in each way of looking at its features, for a single node only; None without a model.
+    """
+
+    cluster: str
+    name: str
+    verdict: Verdict
+    may_run_jobs: bool
+    why: str
+    status: NodeStatus = NodeStatus.unknown
+    unknown_flags: tuple[str, ...] = ()
+    switches: tuple[str, ...] = ()
+    out_by: str | None = None
+    owner: str | None = None
+    probation_until: datetime | None = None
+    context: tuple[NodeContext, ...] = ()
+    reason_age_s: float | None = None
+    known_bad_in_service: bool = False
+    slurm: SlurmNode
+    incidents: list[str] = []
+    gpus: list[GpuView] = []
+    jobs: list[SlurmJob] = []
+    history: list[Incident] = []
+    lemon_score: float = 0
+    lemon: tuple[LemonPart, ...] = ()
+    unusual: Unusual | None = None
+    taken_at: datetime | None = None
+    signals: dict[str, float] = {}
+    links: list[LinkView] = []
+    measured_at: datetime | None = None
+    heard: LastHeard | None = None
+    alerts: list[FiringAlert] = []
+    inventory: dict[str, str] = {}
+    reference: Reference | None = None
+    differs: dict[str, str] = {}
+
+
+_ORDER = list(Verdict)
+
+
+def node_page(rows: FleetRows, rules: Ruleset, now: datetime, wanted: NodeFilter) -> Page[NodeView]:
+    """By cluster and name."""
+    start = ("", "") if wanted.cursor is None else decode_cursor(wanted.cursor, tuple[str, str])
+    watched = by_node(rows.watched)
+    found: list[NodeView] = []
+    for cluster, picture in sorted(rows.snapshots.items()):
+        changed, lemons = rows.changed.get(cluster, {}), rows.lemons.get(cluster, {})
+        for name in sorted(picture.nodes):
+            if (cluster, name) <= start or (wanted.q and wanted.q.lower() not in name.lower()):
+                continue
+            view = node_view(picture, picture.nodes[name], watched.get((cluster, name), []))
+            if wanted.verdict and view.verdict not in wanted.verdict:
+                continue
+            if len(found) == wanted.limit:
+                return Page(items=found, next_cursor=encode_cursor(found[-1].cluster, found[-1].name))
+            context = context_of(rules, picture, picture.nodes[name], changed.get(name), now)
+            found.append(msgspec.structs.replace(view, context=context, **_lemon(lemons.get(name))))
+    return Page(items=found)
+
+
+def one_node(rows: NodeRows, rules: Ruleset, now: datetime) -> NodeView:
+    picture, node, watched = rows.snapshot, rows.node, list(rows.watched)
+    return msgspec.structs.replace(
+        node_view(picture, node, watched),
+        gpus=gpu_views(picture, node, watched, rules, rows.gpus),
+        jobs=picture.jobs_on(node.name),
+        history=list(rows.history),
+        **_lemon(rows.lemon),
+        unusual=rows.unusual,
+        context=context_of(rules, picture, node, rows.inventory, now),
+    )
+
+
+def _lemon(score: LemonScore | None) -> dict[str, Any]:
+    return {"lemon_score": score.score, "lemon": score.parts} if score is not None else {}
+
+
+def by_node(incidents: Iterable[Incident]) -> dict[tuple[str, str], list[Incident]]:
+    """(cluster, node) -> the incidents that speak of it."""
+    found: dict[tuple[str, str], list[Incident]] = {}
+    for one in incidents:
+        names = set(one.nodes) | ({one.root.node} if one.root.node else set())
+        for name in names:
+            found.setdefault((one.cluster, name), []).append(one)
+    return found
+
+
+def node_view(snapshot: SlurmSnapshot, node: SlurmNode, incidents: Sequence[Incident]) -> NodeView:
+    """`incidents` are the open ones about the node, and those it is on probation for."""
+    verdict = max(
+        (one.nodes.get(node.name, Verdict.healthy) for one in incidents),
+        key=_ORDER.index,
+        default=Verdict.healthy,
+    )
+    out_by, owner = _out_by(node), node.owner
+    return NodeView(
+        cluster=snapshot.cluster,
+        name=node.name,
+        verdict=verdict,
+        may_run_jobs=node.in_service,
+        why=_why(node, out_by, verdict, [one for one in incidents if one.is_open]),
+        status=node.status,
+        unknown_flags=node.unknown_flags,
+        switches=node.switches,
+        out_by=out_by,
+        owner=str(owner) if owner and out_by != "planned" else None,
+        reason_age_s=(snapshot.taken_at - node.reason_at).total_seconds() if node.reason_at else None,
+        known_bad_in_service=node.in_service and any(node.name in one.bad_nodes for one in incidents),
+        slurm=node,
+        probation_until=max(
+            (one.probation_until for one in incidents if one.probation_until is not None), default=None
+        ),
+        incidents=[one.id for one in incidents if one.is_open],
+        taken_at=snapshot.taken_at,
+    )
+
+
+def _out_by(node: SlurmNode) -> str | None:
+    if node.in_service:
+        return None
+    if node.planned and not is_ours(node.reason):
+        return "planned"
+    return node.owner.kind.value if node.owner else OwnerKind.slurm.value
+
+
+def _why(node: SlurmNode, out_by: str | None, verdict: Verdict, incidents: list[Incident]) -> str:
+    state = "+".join(node.state) or "UNKNOWN"
+    match out_by:
+        case None if not incidents:
+            return f"Slurm shows it {state}, and nothing is known against it."
+        case None:
+            return f"Slurm shows it {state}; healer's verdict is {verdict.value}: {incidents[-1].title}"
+        case "healer":
+            return f"healer took it out ({state}): {node.reason}"
+        case "planned":
+            return f"It is out by plan ({state})" + (f": {node.reason}" if node.reason else ".")
+        case "slurm":
+            return f"Slurm took it out ({state})" + (f": {node.reason}" if node.reason else ".")
+    who = str(node.owner)
+    return f"{who[:1].upper()}{who[1:]} took it out ({state}): {node.reason or 'no reason given'}"
+
+
+def gpu_views(
+    snapshot: SlurmSnapshot,
+    node: SlurmNode,
+    incidents: Sequence[Incident],
+    rules: Ruleset,
+    told: Mapping[int, Mapping[str, Any]],
+) -> list[GpuView]:
+    """One row per GPU that Slurm counts or an incident names. `told`: index -> what heartbeats said."""
+    jobs = jobs_by_gpu(snapshot, node.name)
+    by_model = rules.topology.gpu_pci.get(node.gpu_model, ())
+    named: dict[int, list[Incident]] = {}
+    for one in incidents:
+        if one.root.node == node.name and one.root.gpu is not None and one.is_open:
+            named.setdefault(one.root.gpu, []).append(one)
+    count = max([node.gpus, *(index + 1 for index in named), *(index + 1 for index in told)], default=0)
+    return [
+        GpuView(
+            index=index,
+            pci=told.get(index, {}).get("pci") or (by_model[index] if index < len(by_model) else None),
+            uuid=told.get(index, {}).get("uuid") or None,
+            serial=told.get(index, {}).get("serial") or None,
+            job=jobs.get(index),
+            verdict=max(
+                (one.nodes.get(node.name, Verdict.suspect) for one in named.get(index, ())),
+                key=_ORDER.index,
+                default=Verdict.healthy,
+            ),
+            incidents=[one.id for one in named.get(index, ())],
+        )
+        for index in range(count)
+    ]
+
+
+#: How far back a node's values and a job's steps are read.
+VALUES = timedelta(minutes=15)
+
+
+def with_signals(
+    view: NodeView,
+    reports: Sequence[Report],
+    columns: Mapping[int, Column],
+    catalogue: Catalogue,
+    now: datetime,
+) -> NodeView:
+    """The view with the newest values of the node, its GPUs and links. What is too old is left out."""
+    parts: dict[Part, dict[str, float]] = {}
+    seen: dict[Part, datetime] = {}
+    for report in sorted(reports, key=lambda one: one.at):
+        age_s = (now - report.at).total_seconds()
+        for number, value in zip(report.columns.tolist(), report.values.tolist(), strict=True):
+            column = columns.get(number)
+            signal = catalogue.signals.get(column.signal) if column else None
+            if column is None or signal is None or not math.isfinite(value):
+                continue
+            seen[column.part] = report.at
+            if age_s <= signal.stale_s:
+                parts.setdefault(column.part, {})[column.signal] = value
+    gpus = {gpu.index: gpu for gpu in view.gpus}
+    for part in seen:
+        if part.gpu is not None:
+            gpus.setdefault(part.gpu, GpuView(index=part.gpu))
+    return msgspec.structs.replace(
+        view,
+        gpus=[
+            msgspec.structs.replace(
+                gpu,
+                model=view.slurm.gpu_model,
+                signals=parts.get(Part(gpu=index), {}),
+                measured_at=seen.get(Part(gpu=index)),
+            )
+            for index, gpu in sorted(gpus.items())
+        ],
+        signals=parts.get(Part(), {}),
+        links=[
+            LinkView(gpu=part.gpu, link=part.link, port=part.port, signals=values)
+            for part, values in sorted(parts.items(), key=lambda item: _order(item[0]))
+            if part.link is not None or part.port is not None
+        ],
+        measured_at=max(seen.values(), default=None),
+    )
+
+
+def _order(part: Part) -> tuple[str, int, int]:
+    return part.port or "", -1 if part.gpu is None else part.gpu, -1 if part.link is None else part.link
+
+
+class DevicePartView(msgspec.Struct, frozen=True, kw_only=True):
+    """One port, target, sensor, outlet or directory of a device."""
+
+    part: str
+    signals: dict[str, float] = {}
+
+
+class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
+    """One device. `kinds`: of what its signals speak, mostly one. `signals`: name in the catalogue -> newest
+    value of the device as a whole; what is older than its signal's `stale_s` is left out. `parts`: how many
+    of its parts have a value. `measured_at`: when it told something last, None for over 15 minutes ago."""
+
+    cluster: str
+    device: str
+    kinds: tuple[DeviceKind, ...] = ()
+    measured_at: datetime | None = None
+    signals: dict[str, float] = {}
+    parts: int = 0
+
+
+class DeviceDetail(msgspec.Struct, frozen=True, kw_only=True):
+    """The same, with the newest values of each part, by its name."""
+
+    cluster: str
+    device: str
+    kinds: tuple[DeviceKind, ...] = ()
+    measured_at: datetime | None = None
+    signals: dict[str, float] = {}
+    parts: list[DevicePartView] = []
+
+
+def list_of(cluster: str, found: Devices, catalogue: Catalogue, now: datetime) -> list[DeviceView]:
+    """In the order in which they were found."""
+    details = (
+        detail_of(cluster, name, reports, found.columns, catalogue, now)
+        for name, reports in found.reports.items()
+    )
+    return [
+        DeviceView(
+            cluster=one.cluster,
+            device=one.device,
+            kinds=one.kinds,
+            measured_at=one.measured_at,
+            signals=one.signals,
+            parts=len(one.parts),
+        )
+        for one in details
+    ]
+
+
+def detail_of(
+    cluster: str,
+    device: str,
+    reports: Iterable[Report],
+    columns: Mapping[int, Column],
+    catalogue: Catalogue,
+    now: datetime,
+) -> DeviceDetail:
+    """Of reports in any order, of which the newest word on each signal counts."""
+    parts: dict[str, dict[str, float]] = {}
+    kinds: set[DeviceKind] = set()
+    measured_at: datetime | None = None
+    for report in sorted(reports, key=lambda one: one.at):
+        age_s = (now - report.at).total_seconds()
+        for number, value in zip(report.columns.tolist(), report.values.tolist(), strict=True):
+            column = columns.get(number)
+            signal = catalogue.signals.get(column.signal) if column else None
+            if column is None or signal is None or signal.device is None or not math.isfinite(value):
+                continue
+            measured_at = report.at
+            kinds.add(signal.device)
+            if age_s <= signal.stale_s:
+                parts.setdefault(column.part.port or "", {})[column.signal] = value
+    return DeviceDetail(
+        cluster=cluster,
+        device=device,
+        kinds=tuple(sorted(kinds)),
+        measured_at=measured_at,
+        signals=parts.pop("", {}),
+        parts=[DevicePartView(part=name, signals=parts[name]) for name in sorted(parts)],
+    )

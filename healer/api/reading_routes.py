@@ -1,0 +1,279 @@
+"""The reading routes: roles from viewer up. Lists are paged by cursor; unknown filters are 422."""
+
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Depends, Query, Request
+from starlette.responses import Response, StreamingResponse
+
+from healer.api.access import Viewer, confine, named_cluster, need, own_clusters
+from healer.api.documents import answers
+from healer.api.incident_views import (
+    STEPS,
+    IncidentDetail,
+    JobView,
+    RunDetail,
+    incident_detail,
+    job_view,
+    run_detail,
+    step_times,
+)
+from healer.api.node_views import VALUES, NodeView, node_page, one_node, with_signals
+from healer.api.problems import Problem
+from healer.api.request_fields import Cursor, Id, Limit, Name, NodeFilter
+from healer.api.responses import answer, event_stream
+from healer.api.rule_views import BreakerView, RuleView, breaker_view, playbook_list, rule_list
+from healer.api.services import Services, services_of
+from healer.detection.alert_findings import firing
+from healer.engine.records import incident_record, job_history
+from healer.model import AuditRecord, Incident, Pause, Playbook, Role, Run, differences, facts_with, kind_of
+from healer.model.detection import ALERT_STAYS_MAX_H
+from healer.ports.answers import AuditVerified, NodeRows, Page, Stats
+from healer.ports.callers import Caller
+from healer.ports.queries import AuditQuery, IncidentQuery, RunQuery
+from healer.ports.request_errors import NotFound
+
+router = APIRouter(tags=["reading"])
+#: Whatever fires was told within this time.
+ALERTS = timedelta(hours=ALERT_STAYS_MAX_H)
+IncidentStates = Literal["open", "mitigating", "verifying", "resolved"]
+RunStates = Literal[
+    "proposed", "waiting_approval", "held", "running", "waiting",
+    "done", "undone", "stuck", "rejected", "cancelled",
+]  # fmt: skip
+Severities = Literal["P0", "P1", "P2", "P3"]
+
+
+@router.get("/nodes", responses=answers(Page[NodeView], "nodes by name"))
+def nodes(request: Request, caller: Viewer, wanted: Annotated[NodeFilter, Depends()]) -> Response:
+    """Every node Slurm knows, with healer's verdict. `q` is a part of the name."""
+    services = services_of(request)
+    now = services.clock.now()
+    rows = services.queries.nodes.fleet(own_clusters(request, caller, wanted.cluster), now)
+    return answer(request, node_page(rows, services.rules(), now, wanted))
+
+
+@router.get("/nodes/{cluster}/{node}", responses=answers(NodeView, "the node"))
+def node(request: Request, caller: Viewer, cluster: Id, node: Id) -> Response:
+    """One node: verdict, Slurm's view, incidents, GPUs and links with their newest values, history; may it
+    run jobs, and why."""
+    confine(request, caller, cluster=cluster, node=node)
+    services = services_of(request)
+    now, rules, signals = services.clock.now(), services.rules(), services.queries.signals
+    rows = services.queries.nodes.rows(cluster, node, now)
+    if rows is None:
+        raise NotFound(f"Slurm knows no node {node} in the cluster {cluster}")
+    reports, columns = signals.node_signals(cluster, node, now - VALUES)
+    found = msgspec.structs.replace(
+        one_node(rows, rules, now),
+        heard=signals.heard(cluster, node, now - VALUES),
+        alerts=firing(rules, signals.alerts(cluster, node, now - ALERTS), now),
+        **_inventory(services, rows),
+    )
+    return answer(request, with_signals(found, reports, columns, rules.catalogue, now))
+
+
+def _inventory(services: Services, rows: NodeRows) -> dict[str, Any]:
+    """What the node told of itself, and how that differs from the good node of its kind."""
+    facts = facts_with(rows.node, rows.inventory.facts if rows.inventory else None)
+    known = {one.kind: one for one in services.queries.nodes.references(rows.snapshot.cluster)}
+    reference = known.get(kind_of(rows.node.gpu_model))
+    differs = differences(facts, reference) if reference is not None else {}
+    return {"inventory": facts, "reference": reference, "differs": differs}
+
+
+@router.get("/jobs/{cluster}/{job}", responses=answers(JobView, "the job"))
+def job(request: Request, caller: Viewer, cluster: Id, job: Id) -> Response:
+    """One job: its nodes, step times and checkpoints, the incidents that hit it, and what it lost."""
+    confine(request, caller, cluster=cluster, job=job)
+    services = services_of(request)
+    known = job_history(services.queries.jobs.rows(cluster, job), job, services.rules())
+    shown = known.snapshot.jobs.get(job) if known.snapshot else None
+    told = services.queries.signals.job_steps(cluster, job, services.clock.now() - STEPS)
+    found = job_view(cluster, job, known, step_times(told, shown.nodes if shown else ()))
+    if found is None:
+        raise NotFound(f"neither Slurm nor healer knows a job {job} in the cluster {cluster}")
+    return answer(request, found)
+
+
+@dataclass
+class IncidentFilter:
+    state: Annotated[list[IncidentStates] | None, Query()] = None
+    severity: Annotated[list[Severities] | None, Query()] = None
+    cluster: Name = None
+    node: Name = None
+    q: Name = None
+    limit: Limit = 50
+    cursor: Cursor = None
+
+
+@router.get("/incidents", responses=answers(Page[Incident], "incidents, newest first"))
+def incidents(request: Request, caller: Viewer, wanted: Annotated[IncidentFilter, Depends()]) -> Response:
+    """`state` and `severity` may be given several times; `q` is looked for in titles, nodes, jobs, faults."""
+    query = IncidentQuery(
+        clusters=own_clusters(request, caller, wanted.cluster),
+        states=wanted.state or (),
+        severities=wanted.severity or (),
+        node=wanted.node,
+        text=wanted.q or "",
+    )
+    page = services_of(request).queries.incidents.page
+    return answer(request, page(query, limit=wanted.limit, cursor=wanted.cursor))
+
+
+@router.get("/incidents/{id}", responses=answers(IncidentDetail, "the incident"))
+def incident(request: Request, caller: Viewer, id: Id) -> Response:
+    """One incident with findings, evidence, decisions, runs, timeline, jobs hit, similar ones and notes."""
+    services = services_of(request)
+    rows = services.queries.incidents.rows(id)
+    if rows is None:
+        raise NotFound(f"there is no incident {id}")
+    found = rows.incident
+    job = caller.job if caller.job in found.jobs_hit else None
+    confine(request, caller, cluster=found.cluster, node=found.root.node, job=job)
+    rules = services.rules()
+    return answer(request, incident_detail(incident_record(rows, rules, services.queries), rules))
+
+
+@dataclass
+class RunFilter:
+    state: Annotated[list[RunStates] | None, Query()] = None
+    cluster: Name = None
+    node: Name = None
+    incident: Name = None
+    limit: Limit = 50
+    cursor: Cursor = None
+
+
+@router.get("/runs", responses=answers(Page[Run], "runs, newest first"))
+def runs(request: Request, caller: Viewer, wanted: Annotated[RunFilter, Depends()]) -> Response:
+    """Runs of playbooks."""
+    query = RunQuery(
+        clusters=own_clusters(request, caller, wanted.cluster),
+        states=wanted.state or (),
+        node=wanted.node,
+        incident=wanted.incident,
+    )
+    page = services_of(request).queries.runs.page
+    return answer(request, page(query, limit=wanted.limit, cursor=wanted.cursor))
+
+
+@router.get("/runs/{id}", responses=answers(RunDetail, "the run"))
+def run(request: Request, caller: Viewer, id: Id) -> Response:
+    """One run: its steps with state, attempt, evidence and undo, and its log."""
+    services = services_of(request)
+    found = services.queries.runs.record(id)
+    if found is None:
+        raise NotFound(f"there is no run {id}")
+    confine(request, caller, cluster=found.run.cluster, node=found.run.node, job=found.run.job)
+    return answer(request, run_detail(found, services.rules()))
+
+
+@router.get("/rules", responses=answers(Page[RuleView], "rules in the order of the file"))
+def rules(request: Request, caller: Viewer) -> Response:
+    """The rules with the mode in force and their precision by the reviews so far."""
+    services = services_of(request)
+    known = services.queries.rules
+    return answer(request, Page(items=rule_list(services.rules(), known.records(), known.trials())))
+
+
+@router.get("/playbooks", responses=answers(Page[Playbook], "playbooks by name"))
+def playbooks(request: Request, caller: Viewer) -> Response:
+    """The playbooks with their steps."""
+    return answer(request, Page(items=playbook_list(services_of(request).rules())))
+
+
+@router.get("/pauses", responses=answers(Page[Pause], "pauses in force"))
+def pauses(request: Request, caller: Viewer) -> Response:
+    """Who paused what, why, and until when."""
+    services = services_of(request)
+    mine = own_clusters(request, caller)
+    found = services.queries.clusters.pauses(services.clock.now())
+    return answer(request, Page(items=[one for one in found if mine is None or one.cluster in {None, *mine}]))
+
+
+@router.get("/breaker", responses=answers(BreakerView, "the breaker"))
+def breaker(request: Request, caller: Viewer, cluster: Name = None) -> Response:
+    """The breaker of one cluster, with the roots it counts."""
+    services = services_of(request)
+    mine = own_clusters(request, caller, cluster) or [named_cluster(services, caller)]
+    for one in services.queries.clusters.breakers():
+        if one.cluster == mine[0]:
+            return answer(request, breaker_view(one))
+    raise NotFound(f"there is no cluster {mine[0]}")
+
+
+@dataclass
+class AuditFilter:
+    cluster: Name = None
+    subject: Name = None
+    actor: Name = None
+    verb: Name = None
+    limit: Limit = 50
+    cursor: Cursor = None
+
+
+@router.get("/audit", responses=answers(Page[AuditRecord], "audit records, newest first"))
+def audit(request: Request, caller: Viewer, wanted: Annotated[AuditFilter, Depends()]) -> Response:
+    """`verb` and `subject` match from the start: `incident.` or `node/gpu0001`."""
+    query = AuditQuery(
+        clusters=own_clusters(request, caller, wanted.cluster),
+        subject=wanted.subject or "",
+        actor=wanted.actor or "",
+        verb=wanted.verb or "",
+    )
+    page = services_of(request).queries.audit.page
+    return answer(request, page(query, limit=wanted.limit, cursor=wanted.cursor))
+
+
+@router.get("/audit/verify", responses=answers(AuditVerified, "the verdict on the chain"))
+def audit_verify(request: Request, caller: Viewer) -> Response:
+    """Walks the whole chain: every changed, missing or swapped record is named."""
+    confine(request, caller, cluster=caller.cluster)
+    return answer(request, services_of(request).audit.verify())
+
+
+@router.get("/audit/export", response_class=StreamingResponse)
+def audit_export(request: Request, caller: Annotated[Caller, need(Role.auditor)]) -> StreamingResponse:
+    """The chain as JSON Lines: another machine verifies it without the database."""
+    confine(request, caller)
+    lines = services_of(request).audit.export()
+    return StreamingResponse(
+        lines,
+        media_type="application/x-ndjson",
+        headers={"Content-Disposition": 'attachment; filename="healer-audit.jsonl"'},
+    )
+
+
+@router.get("/stats", responses=answers(Stats, "figures"))
+def stats(
+    request: Request, caller: Viewer, cluster: Name = None, since: Annotated[datetime | None, Query()] = None
+) -> Response:
+    """Counts by rule and cause, and the times to detect, decide, drain and return."""
+    if since is not None and since.tzinfo is None:
+        raise Problem(
+            422, "since: a time needs a zone, such as Z", errors=[{"field": "since", "detail": "no zone"}]
+        )
+    mine = own_clusters(request, caller, cluster)
+    return answer(request, services_of(request).queries.figures.stats(mine, since))
+
+
+@router.get("/events/stream", response_class=StreamingResponse)
+async def events(request: Request, caller: Viewer, cluster: Name = None) -> StreamingResponse:
+    """Server-sent events: incident, run, fleet, breaker, pause, audit; `reset` says: read all anew."""
+    if caller.node or caller.job:
+        raise Problem(403, "a token bound to a node or job cannot listen to everything")
+    if caller.cluster and cluster not in (None, caller.cluster):
+        raise Problem(403, f"this token is bound to the cluster {caller.cluster}")
+    last = request.headers.get("last-event-id", "")
+    last_id = int(last) if re.fullmatch(r"[0-9]{1,18}", last) else None
+    stream: AsyncIterator[bytes] = event_stream(request, caller, last_id, cluster or caller.cluster)
+    return StreamingResponse(
+        stream,
+        media_type="text/event-stream",
+        headers={"X-Accel-Buffering": "no", "Cache-Control": "no-store"},
+    )

@@ -1,0 +1,69 @@
+"""How answers leave: JSON by msgspec, with an ETag where something is read; and server-sent events."""
+
+import hashlib
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import msgspec
+from fastapi import Request
+from starlette.responses import Response
+
+from healer.api.access import Access
+from healer.api.problems import Problem
+from healer.api.services import services_of
+from healer.ports.callers import Caller
+from healer.ports.request_errors import Unavailable
+
+_encode = msgspec.json.Encoder(order="deterministic").encode
+
+
+class EncodedJson(Response):
+    """JSON that is encoded already. Its two headers are written down here: Response's own constructor costs
+    as much as to read a kernel line."""
+
+    def __init__(self, body: bytes, status: int = 202) -> None:
+        self.body, self.status_code, self.background = body, status, None
+        self.raw_headers = [(b"content-length", b"%d" % len(body)), (b"content-type", b"application/json")]
+
+
+def answer(
+    request: Request, value: Any, status: int = 200, *, headers: Mapping[str, str] | None = None
+) -> Response:
+    """`value` as JSON. A GET carries an ETag and is 304 when the caller has the same already."""
+    body = _encode(value)
+    if request.method != "GET":
+        return Response(body, status, headers=headers, media_type="application/json")
+    tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    mine = {"ETag": tag, **(headers or {})}
+    asked = request.headers.get("if-none-match", "")
+    if asked == "*" or tag in (one.strip().removeprefix("W/") for one in asked.split(",")):
+        return Response(None, 304, headers=mine)
+    return Response(body, status, headers=mine, media_type="application/json")
+
+
+_encode_event = msgspec.json.Encoder().encode
+
+
+async def event_stream(
+    request: Request, caller: Caller, last_id: int | None, cluster: str | None
+) -> AsyncIterator[bytes]:
+    """The bytes of the stream. It ends when the token or session no longer stands.
+
+    Events of other clusters than `cluster` are left out; None: all. A comment each 15 s keeps proxies from
+    closing.
+    """
+    services = services_of(request)
+    access: Access = request.app.state.access
+    yield b"retry: 1000\n\n"
+    async for event in services.events.listen(last_id):
+        if event is None:
+            try:
+                await access.caller(request)
+            except Problem:
+                return
+            except Unavailable:
+                pass
+            yield b": still here\n\n"
+        elif cluster is None or event.data.get("cluster") in {None, cluster}:
+            data = _encode_event(event.data)  # JSON never holds a line break
+            yield b"id: %d\nevent: %s\ndata: %s\n\n" % (event.id, event.kind.encode(), data)

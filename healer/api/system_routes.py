@@ -1,0 +1,102 @@
+"""What lies outside the prefix: liveness, readiness, metrics, and the API's own document."""
+
+import html
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from healer.api.access import need
+from healer.api.collection_routes import scrape_gauges
+from healer.api.documents import answers
+from healer.api.metrics import exposition
+from healer.api.responses import answer
+from healer.api.services import Services, services_of
+from healer.api.spooling import Spooling
+from healer.model import Role
+from healer.ports.answers import Readiness
+
+router = APIRouter()
+
+
+@router.get("/healthz", responses=answers(dict[str, str], "this process answers"))
+def healthz(request: Request) -> Response:
+    """This process answers; it says nothing of the others."""
+    return answer(request, {"status": "ok"})
+
+
+@router.get("/readyz", responses=answers(Readiness, "ready") | answers(Readiness, "not ready", 503))
+async def readyz(request: Request) -> Response:
+    """Whether healer as a whole can do its work: the database and its disk, Slurm's picture, the detector;
+    and what waits in the spool of this process."""
+    state = request.app.state
+    ready: Readiness = await state.ready.current()
+    own = process_checks(state)
+    ready = msgspec.structs.replace(ready, ready=ready.ready and "disk" not in own, checks=ready.checks | own)
+    return answer(request, ready, 200 if ready.ready else 503)
+
+
+def process_checks(state: Any) -> dict[str, dict[str, Any]]:
+    """What the process of this application knows by itself: its spool, and a disk that is full."""
+    disk_full: str = state.reach.disk_full
+    disk = {"disk": {"ok": False, "text": disk_full}} if disk_full else {}
+    return {"spool": _spooled(state.services, state.spooling)} | disk
+
+
+def _spooled(services: Services, spooling: Spooling | None) -> dict[str, Any]:
+    """A state and no failure, but for a spool that is not there, as good as full, or not taken back."""
+    if services.spool is None:
+        return {
+            "ok": False,
+            "text": "no signals can be spooled while the database is away: see the API's log",
+        }
+    state = services.spool.state()
+    if spooling is not None and spooling.stuck:
+        text = f"the database refuses what is spooled: {state.entries} entries stay there; see the API's log"
+        return {"ok": False, "text": text, "entries": state.entries, "bytes": state.size_bytes}
+    if state.since is None:
+        return {"ok": True, "text": "empty", "entries": 0, "bytes": 0}
+    return {
+        "ok": state.size_bytes < 0.9 * state.limit_bytes,
+        "text": f"{state.entries} entries wait for the database since {state.since:%Y-%m-%d %H:%M:%S} UTC",
+        "entries": state.entries,
+        "bytes": state.size_bytes,
+        "limit_bytes": state.limit_bytes,
+        "since": state.since,
+    }
+
+
+@router.get("/metrics", dependencies=[need(Role.viewer)], response_class=Response)
+def metrics(request: Request) -> Response:
+    """healer's own figures, as Prometheus reads them."""
+    services = services_of(request)
+    figures = dict(services.queries.figures.gauges(services.clock.now()))
+    figures |= scrape_gauges(services.scrapes.states(None), services.clock.now())
+    return Response(exposition(figures), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+@router.get("/openapi.json", include_in_schema=False)
+def openapi(request: Request) -> Response:
+    return answer(request, request.app.openapi())
+
+
+@router.get("/docs", include_in_schema=False)
+def docs(request: Request) -> Response:
+    """The document as one plain page: it works without network and without scripts."""
+    rows = []
+    for path, operations in request.app.openapi()["paths"].items():
+        for method, operation in operations.items():
+            names = ", ".join(one["name"] for one in operation.get("parameters", ()))
+            text = (operation.get("description") or operation.get("summary") or "").split("\n\n")[0]
+            cells = (method.upper(), path, names, text)
+            rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")
+    page = (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>healer: REST API</title>'
+        "<h1>healer: REST API</h1><p>The whole document: <a href='/openapi.json'>/openapi.json</a>.</p>"
+        "<table border='1' cellpadding='4'><tr><th>Method<th>Path<th>Parameters<th>What it does</tr>"
+        + "".join(rows)
+        + "</table></html>"
+    )
+    policy = {"Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'"}
+    return Response(page, media_type="text/html; charset=utf-8", headers=policy)

@@ -1,0 +1,123 @@
+"""The sealer: chains what is committed, and signs the chain's heads.
+
+Ids are handed out before commit, so a lower id may become visible after a higher one. The chain therefore
+follows visibility: what is there and unsealed is chained by id, and a late comer gets the next seq.
+"""
+
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+
+from healer.audit.chain import Signer, extend, genesis, sign_checkpoint
+from healer.audit.export import checkpoint_line, read_checkpoints
+from healer.model import AuditRecord
+from healer.model.audit import Link
+from healer.ports.audit_store import ChainHead, ChainStore, CheckpointFile
+
+#: Records per sealing transaction; a backlog is worked off in several.
+BATCH = 2000
+#: A checkpoint every so many links, or so many seconds after the first link that has none.
+CHECKPOINT_LINKS = 100
+CHECKPOINT_AFTER_S = 60.0
+
+
+class Sealer:
+    """Any number may run; one seals, and the others stand by. `checkpoint_file` gets every checkpoint too."""
+
+    def __init__(
+        self,
+        store: ChainStore,
+        signer: Signer,
+        *,
+        checkpoint_file: CheckpointFile | None = None,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._store, self._signer, self._file, self._now = store, signer, checkpoint_file, now
+        self._is_leading = False
+        #: By cluster: when its oldest unsigned link was sealed.
+        self._unsigned: dict[str, datetime] = {}
+
+    def seal_once(self) -> int:
+        """Seals all that is visible and signs what is due; the number of records sealed.
+
+        0 as well while another sealer is at work. With nothing new it costs one small query. Database errors
+        go to the caller, and the next call starts over.
+        """
+        try:
+            if not self._is_leading and not self._take_over():
+                return 0
+            total = 0
+            while count := self._seal_batch():
+                total += count
+                if count < BATCH:
+                    break
+            self._sign_due(CHECKPOINT_AFTER_S)
+            return total
+        except BaseException:
+            self._is_leading = False
+            self._store.drop()
+            raise
+
+    def close(self) -> None:
+        """Signs the heads and lets another sealer take over."""
+        if not self._is_leading:
+            return
+        self._is_leading = False
+        try:
+            self._sign_due(after_s=0)
+            self._store.unlock()
+        finally:
+            self._store.drop()
+
+    def _take_over(self) -> bool:
+        """What an earlier sealer left: links without a checkpoint, checkpoints that missed the file."""
+        store, now = self._store, self._now()
+        if not store.lock():
+            return False
+        heads = store.heads().items()
+        self._unsigned = {name: now for name, head in heads if head.seq > store.signed_seq(name)}
+        if self._file is not None:
+            known = {(item.cluster, item.seq) for item in read_checkpoints(self._file.lines())}
+            missed = [item for item in store.checkpoints() if (item.cluster, item.seq) not in known]
+            self._file.append(map(checkpoint_line, missed))
+        self._is_leading = True
+        return True
+
+    def _seal_batch(self) -> int:
+        records = self._store.unsealed(BATCH)
+        if not records:
+            return 0
+        by_cluster: dict[str, list[AuditRecord]] = {}
+        for record in records:
+            by_cluster.setdefault(record.cluster, []).append(record)
+        links: list[Link] = []
+        for cluster, those in by_cluster.items():
+            seq, last = self._store.head(cluster) or ChainHead(0, genesis(cluster))
+            links += extend(cluster, seq, last, those)
+        self._store.add(links)
+        now = self._now()
+        for cluster in by_cluster:
+            self._unsigned.setdefault(cluster, now)
+        self._sign_long(by_cluster)
+        return len(records)
+
+    def _sign_long(self, clusters: Iterable[str]) -> None:
+        """Signs the clusters whose unsigned end has grown long."""
+        for cluster in clusters:
+            head = self._store.head(cluster)
+            if head and head.seq - self._store.signed_seq(cluster) >= CHECKPOINT_LINKS:
+                self._sign(cluster)
+
+    def _sign_due(self, after_s: float) -> None:
+        before = self._now() - timedelta(seconds=after_s)
+        for cluster in [name for name, since in self._unsigned.items() if since <= before]:
+            self._sign(cluster)
+
+    def _sign(self, cluster: str) -> None:
+        head = self._store.head(cluster)
+        if head is not None and head.seq > self._store.signed_seq(cluster):
+            made = sign_checkpoint(self._signer, cluster, head.seq, head.hash, self._now().astimezone(UTC))
+            # Stored first: one in the file that the database lacks means that it was removed.
+            self._store.add_checkpoint(made)
+            if self._file is not None:
+                self._file.append([checkpoint_line(made)])
+        self._unsigned.pop(cluster, None)

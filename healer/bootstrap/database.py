@@ -1,0 +1,31 @@
+"""The database for commands, which choose no adapter themselves: its migrations, and the tokens in it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import sqlalchemy as sa
+
+from healer import bootstrap
+from healer.adapters.postgres.engine import translated
+from healer.adapters.postgres.migrate import MigrationError, current, head, upgrade
+from healer.adapters.postgres.node_queries import cluster_names
+from healer.adapters.postgres.tokens import PostgresTokens
+from healer.settings import Settings
+
+__all__ = ["MigrationError", "current", "head", "upgrade"]
+
+
+@contextmanager
+def tokens(settings: Settings) -> Iterator[PostgresTokens]:
+    """Raises healer.ports.request_errors.Unavailable when the database does not answer."""
+    db = bootstrap.engine(settings, name="healer token", pool_size=1)
+    try:
+        yield PostgresTokens(db, settings.each()[0].cluster or _only_cluster(db))
+    finally:
+        db.dispose()
+
+
+def _only_cluster(db: sa.Engine) -> str:
+    """Where the audit of tokens goes: the first cluster that Slurm has shown, before that one of our own."""
+    with translated(), db.connect() as conn:
+        return next(iter(cluster_names(conn)), "installation")

@@ -1,0 +1,159 @@
+"""The detector of one cluster on PostgreSQL: its walk, and its senses over samples in a thread beside it."""
+
+import threading
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+import sqlalchemy as sa
+import structlog
+
+from healer import bootstrap
+from healer.adapters.postgres import inbox as postgres_inbox
+from healer.adapters.postgres import snapshots as postgres_snapshots
+from healer.adapters.postgres.arrivals import PostgresLosses
+from healer.adapters.postgres.beats import Beat
+from healer.adapters.postgres.columns import PostgresColumns
+from healer.adapters.postgres.forecast_rows import PostgresTrends
+from healer.adapters.postgres.inbox import PostgresInbox
+from healer.adapters.postgres.leader import returned_nodes, try_lead
+from healer.adapters.postgres.node_scores import PostgresFleetFigures, PostgresLemons
+from healer.adapters.postgres.samples import PostgresSamples
+from healer.adapters.postgres.snapshots import PostgresSnapshots
+from healer.adapters.postgres.wake import Waker
+from healer.adapters.system_clock import SystemClock
+from healer.bootstrap.models import forest
+from healer.bootstrap.prometheus import history_of
+from healer.decisions.comments import remark_in
+from healer.detection.fleet_figures import FleetFigures
+from healer.detection.forest import Forest
+from healer.detection.lemons import Lemons
+from healer.detection.tick import Senses
+from healer.incidents.node_history import lemon_past
+from healer.model import NodePast, Ruleset, SlurmSnapshot
+from healer.observations import Picture
+from healer.observations.job_marks import JobMarks
+from healer.ports.measurements import Samples
+from healer.processes.detector_loop import Detector, DetectorParts
+from healer.processes.metric_history import WarmUp
+from healer.processes.recording_queue import Recording
+from healer.processes.rulebook import Rulebook
+from healer.processes.senses_loop import Chunk, Drops, SensesLoop, SensesParts, Warmed
+from healer.recordings.recorder import Recorder
+from healer.settings import Settings
+
+log = structlog.get_logger()
+
+
+def run_detector(settings: Settings) -> None:
+    """Waits to lead, then walks until stopped. A broken database connection ends it: it starts anew."""
+    stopped = bootstrap.until_stopped()
+    db = bootstrap.engine(settings, name="healer detector", pool_size=3)
+    cluster = bootstrap.cluster_name(settings)
+    rules = bootstrap.rulebook(settings)
+    connection = db.connect()
+    while not try_lead(connection, cluster):
+        if stopped.wait(1.0):
+            return
+    log.info("detector leads", cluster=cluster)
+    waker = Waker(db, [postgres_inbox.CHANNEL, postgres_snapshots.CHANNEL])
+    cleared = returned_nodes(connection, cluster)
+    connection.commit()
+    snapshots = PostgresSnapshots(db)  # one for both: each would decode every change of its own
+    recorder = _recording(settings, db, cluster)
+    parts = DetectorParts(
+        cluster=cluster,
+        ledger=bootstrap.ledger(settings, db, cluster, connection, snapshots),
+        inbox=PostgresInbox(db, cluster),
+        snapshots=snapshots,
+        rules=rules,
+        clock=SystemClock(),
+        wait=waker.wait,
+        poke=bootstrap.poke(settings, cluster),
+        cleared=cleared,
+        recorder=recorder,
+        beat=Beat(db, cluster, "detector"),
+    )
+    detector = Detector(parts)
+    if recorder is not None:
+        threading.Thread(target=recorder.run, args=(stopped,), name="recorder", daemon=True).start()
+    bootstrap.collect_less()
+    with forest(db, cluster) as trees:
+        senses = SensesLoop(_senses_parts(settings, db, parts, rules, detector.picture, trees))
+        detector.heard, detector.blind = senses.heard, lambda: senses.problem
+        threading.Thread(target=senses.run, args=(stopped,), name="senses", daemon=True).start()
+        detector.run(stopped.is_set)
+
+
+def _senses_parts(
+    settings: Settings,
+    db: sa.Engine,
+    parts: DetectorParts,
+    rules: Rulebook,
+    picture: Picture,
+    trees: Forest,
+) -> SensesParts:
+    """Fresh senses read the store anew: what a failure left half taken in is not kept."""
+    cluster, columns, past = parts.cluster, PostgresColumns(db), PostgresLemons(db, parts.cluster)
+    measured = PostgresFleetFigures(db, cluster)
+    reader: list[PostgresSamples] = []
+
+    def pasts(since: datetime, now: datetime) -> list[NodePast]:
+        return [lemon_past(told, node, now) for node, told in past.histories(since)]
+
+    def make(now_in_force: Ruleset) -> tuple[Senses, Samples]:
+        while reader:
+            reader.pop().close()
+        reader.append(PostgresSamples(db, cluster))
+        marks = JobMarks(own=lambda job: remark_in(job.admin_comment).off)
+        lemons = Lemons(cluster, marks, pasts, past.keep)
+        figures = FleetFigures(cluster, measured.read, measured.keep)
+        return Senses(cluster, now_in_force, columns, trees, lemons, figures), reader[0]
+
+    return SensesParts(
+        rules=rules,
+        prove=lambda: "" if rules.prove() else rules.problem,
+        make=make,
+        picture=picture,
+        clock=parts.clock,
+        note=parts.recorder.note_samples if parts.recorder else None,
+        warmed=_warmed(settings, columns, cluster),
+        drops=Drops(PostgresLosses(db), cluster),
+        trends=PostgresTrends(db, cluster),
+    )
+
+
+def _warmed(settings: Settings, columns: PostgresColumns, cluster: str) -> Warmed:
+    history = history_of(settings, columns, cluster)
+
+    def warmed(
+        rules: Ruleset, slurm: SlurmSnapshot | None, stored: Iterator[Chunk], now: datetime
+    ) -> Iterator[Chunk]:
+        return WarmUp(history(rules.catalogue), cluster, slurm).chunks(stored, now)
+
+    return warmed
+
+
+def _recording(settings: Settings, db: sa.Engine, cluster: str) -> Recording | None:
+    """Writes into the folder HEALER_RECORDING, for `healer replay`. One that cannot be written stops nothing:
+    `healer doctor` names it."""
+    if settings.recording is None:
+        return None
+    from healer.recordings.recording_folder import RecordingFolder
+
+    try:
+        folder = RecordingFolder(
+            settings.recording,
+            max_bytes=int(settings.recording_max_gb * 1e9),
+            max_age=timedelta(days=settings.recording_days),
+            now=SystemClock().now,
+        )
+    except OSError as error:
+        log.error("nothing is recorded", folder=str(settings.recording), error=str(error))
+        return None
+    return Recording(
+        Recorder(folder, PostgresColumns(db)),
+        folder,
+        book=PostgresLosses(db),
+        cluster=cluster,
+        clock=SystemClock(),
+    )

@@ -1,0 +1,433 @@
+"""What `healer doctor` asks by the adapters of this site: Slurm, nodes, BMCs, commands, guards, channels."""
+
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import NamedTuple
+
+import sqlalchemy as sa
+from sqlalchemy.exc import SQLAlchemyError
+
+from healer import bootstrap
+from healer.adapters.bmc.redfish import kinds_missing
+from healer.adapters.postgres.gate_facts import read_facts
+from healer.adapters.postgres.node_queries import cluster_names
+from healer.adapters.postgres.snapshots import PostgresSnapshots
+from healer.adapters.postgres.tables import deliveries, inbox
+from healer.adapters.slurm import rights
+from healer.adapters.slurm.preferred import PreferredScheduler
+from healer.adapters.slurm.rest_token import ends_at, user_of
+from healer.adapters.system_clock import SystemClock
+from healer.bootstrap.messaging import known_of, tickets
+from healer.decisions.capacity import Bound, odd_bounds
+from healer.embedded.user import EmbeddedError
+from healer.model import Channel, Mode, SlurmNode
+from healer.ports.bmc import BmcError
+from healer.ports.node_exec import NodeError
+from healer.ports.outbound import DeliveryFailed
+from healer.ports.scheduling import SchedulerError
+from healer.recordings.recording_folder import recordings
+from healer.rulebook import ruleset
+from healer.settings import Settings, SettingsError, guard_overrides, rules_folder
+
+#: How to come out of an adapter that does not answer.
+_WAYS_OUT = {
+    "rest": "Is slurmrestd up at HEALER_SLURM_REST_URL, and the token good? Its log says why it refused.",
+    "cli": "Is slurmctld up? SLURM_CONF right? munge running? May this user call scontrol?",
+    "pyslurm": "Is slurmctld up? SLURM_CONF right? munge running? pyslurm and libslurm of the same release?",
+    "sim": "Start `healer up`, or correct HEALER_SIM_SOCKET.",
+}
+
+
+class Look(NamedTuple):
+    """As `healer.commands.doctor.Check`."""
+
+    name: str
+    ok: bool
+    text: str
+    repair: str = ""
+
+
+def look_at_slurm(settings: Settings) -> list[Look]:
+    """Nothing is changed in Slurm. An adapter of the list that does not answer is a fault of its own."""
+    return [
+        found._replace(name=f"{one.cluster}: {found.name}") if settings.clusters else found
+        for one in settings.each()
+        for found in _slurm_of_cluster(one)
+    ]
+
+
+def _slurm_of_cluster(settings: Settings) -> list[Look]:
+    chain = bootstrap.scheduler(settings, cluster=settings.cluster)
+    found: list[Look] = []
+    answered = False
+    for adapter in chain.adapters:
+        name = f"slurm {adapter.name}"
+        user = "" if adapter.name == "sim" else rights.own_account()
+        if adapter.name == "rest":
+            token, user = _token(settings)
+            found.append(token)
+        try:
+            text = f"{adapter.describe()}, cluster {adapter.cluster_name()}"
+            # slurmrestd tells both also to a token that slurmctld does not take.
+            adapter.controller()
+            found.append(Look(name, True, text))
+        except SchedulerError as error:
+            found.append(Look(name, False, str(error), _WAYS_OUT[adapter.name]))
+            continue
+        answered = True
+        if user:
+            found.append(_rights(adapter.name, user, settings))
+    return found + _together(chain) if answered else found
+
+
+def _together(chain: PreferredScheduler) -> list[Look]:
+    try:
+        cluster, nodes = chain.cluster_name(), chain.snapshot().nodes.values()
+        lacks = chain.unavailable()
+    except SchedulerError as error:
+        return [Look("slurm", False, str(error), "Correct what is said of its adapters.")]
+    gpus = sum(1 for node in nodes if node.gpus)
+    text = f"cluster {cluster}, {len(nodes)} nodes, {gpus} with GPUs"
+    found = [Look("slurm", gpus > 0, text, "" if gpus else "healer only looks after nodes with Gres=gpu.")]
+    if lacks:
+        calls = "; ".join(f"{call} ({why})" for call, why in lacks.items())
+        hint = (
+            "What one adapter lacks another may have: `cli` has all of it, add it to HEALER_SLURM_ADAPTERS."
+        )
+        found.append(Look("slurm verbs", True, f"not available here: {calls}", hint))
+    return found
+
+
+def _token(settings: Settings) -> tuple[Look, str]:
+    """How long slurmrestd's token lasts, and whom it is for; empty where that is not told."""
+    now = datetime.now(UTC)
+    try:
+        token = bootstrap.slurm_token(settings).current(now)
+        end, user = ends_at(token), settings.slurm_user or user_of(token)
+    except SchedulerError as error:
+        return Look("slurm rest token", False, str(error), "Correct the token's file or command."), ""
+    whose = f"for {user}" if user else "for a user that it does not name"
+    if end is None:
+        return Look("slurm rest token", True, f"{whose}, without an end"), user
+    left_s = end - now.timestamp()
+    if left_s > 0:
+        return Look("slurm rest token", True, f"{whose}, {left_s / 60:.0f} minutes left by this clock"), user
+    way_out = "Renew it; if it is new, this clock and slurmctld's differ: synchronise them by NTP."
+    return Look("slurm rest token", False, f"{whose}, ended {-left_s / 60:.0f} minutes ago", way_out), user
+
+
+def _rights(adapter: str, user: str, settings: Settings) -> Look:
+    may, text, way_out = rights.of_account(user, settings.slurm_bin_dir, settings.slurm_conf)
+    if may is False and settings.mode in (Mode.off, Mode.shadow):
+        return Look(f"slurm {adapter} rights", True, f"{text}; enough for mode {settings.mode}", way_out)
+    return Look(f"slurm {adapter} rights", may is not False, text, way_out)
+
+
+NODE_ACTIONS = "node actions"
+
+
+def look_at_node_actions(settings: Settings) -> list[Look]:
+    """Nothing is changed on the node. A site need not let healer work on nodes: then people do it."""
+    return [
+        found._replace(name=f"{one.cluster}: {NODE_ACTIONS}") if settings.clusters else found
+        for one in settings.each()
+        for found in [_node_actions_of_cluster(one)]
+    ]
+
+
+def _node_actions_of_cluster(settings: Settings) -> Look:
+    try:
+        bootstrap.node_exec(settings)
+    except SettingsError as error:
+        return Look(NODE_ACTIONS, False, str(error), "Take one of the two away.")
+    if settings.sim_nodes_socket is not None:
+        return Look(NODE_ACTIONS, True, f"simulated nodes at {settings.sim_nodes_socket}")
+    if settings.ssh_key_file is None:
+        way_out = "Set HEALER_SSH_KEY_FILE, and install healer-node on the nodes: docs/nodes.md."
+        return Look(
+            NODE_ACTIONS, True, "none is configured: steps on a node itself are handed to a person", way_out
+        )
+    try:
+        nodes = bootstrap.scheduler(settings, cluster=settings.cluster).snapshot().gpu_nodes
+    except SchedulerError:
+        return Look(NODE_ACTIONS, True, "not tried: Slurm names no node", "Correct what is said of Slurm.")
+    node = chosen(nodes)
+    if node is None:
+        return Look(NODE_ACTIONS, True, "not tried: no node of Slurm answers")
+    return _asked(settings, node)
+
+
+def chosen(nodes: Sequence[SlurmNode]) -> str | None:
+    """One that Slurm reaches, as the first by name: the same at each look."""
+    return min((one.name for one in nodes if one.responding), default=None)
+
+
+def _asked(settings: Settings, node: str) -> Look:
+    assert settings.ssh_key_file is not None
+    try:
+        told = bootstrap.ssh_nodes(settings, settings.ssh_key_file).identify(node)
+    except NodeError as error:
+        return Look(NODE_ACTIONS, False, str(error), "docs/nodes.md says how a node is set up.")
+    gpus = told.get("gpus") or []
+    return Look(
+        NODE_ACTIONS, True, f"{node} answers by SSH: driver {told.get('driver', '?')}, {len(gpus)} GPUs"
+    )
+
+
+BMCS = "BMCs"
+
+
+def look_at_bmcs(settings: Settings) -> list[Look]:
+    """Nothing is switched. Where no BMC is configured there is nothing to look at."""
+    return [
+        found._replace(name=f"{one.cluster}: {BMCS}") if settings.clusters else found
+        for one in settings.each()
+        if one.bmc_url is not None
+        for found in [_bmcs_of_cluster(one)]
+    ]
+
+
+def _bmcs_of_cluster(settings: Settings) -> Look:
+    try:
+        bmc = bootstrap.bmc(settings)
+    except SettingsError as error:
+        return Look(BMCS, False, str(error))
+    assert bmc is not None  # it has an address
+    try:
+        nodes = bootstrap.scheduler(settings, cluster=settings.cluster).snapshot().gpu_nodes
+    except SchedulerError:
+        return Look(BMCS, True, "not tried: Slurm names no node", "Correct what is said of Slurm.")
+    node = chosen(nodes)
+    if node is None:
+        return Look(BMCS, True, "not tried: no node of Slurm answers")
+    repair = "docs/runbooks/power-cycle.md says what a BMC needs; until then a person switches power."
+    try:
+        power = bmc.power(node)
+    except BmcError as error:
+        return Look(BMCS, False, str(error), repair)
+    if lacks := kinds_missing(power.kinds):
+        return Look(BMCS, False, f"the BMC of {node} takes no PowerCycle, nor {' and '.join(lacks)}", repair)
+    return Look(
+        BMCS, True, f"{node} answers by Redfish: system {power.system}, power {power.state or 'unknown'}"
+    )
+
+
+HEARD_WITHIN = timedelta(minutes=15)
+_NAMED = 5
+
+
+def look_at_nodes(settings: Settings) -> list[Look]:
+    """No fault in itself: a site need not run the follower, and a node may be down on purpose."""
+    try:
+        db = bootstrap.engine(settings, name="healer doctor", pool_size=1)
+    except EmbeddedError:
+        return []
+    try:
+        with db.connect() as conn:
+            snapshots = PostgresSnapshots(db)
+            pictures = {name: snapshots.read(conn, name) for name in cluster_names(conn)}
+            heard = {(row.cluster, row.node) for row in conn.execute(_spoken())}
+    except SQLAlchemyError:
+        return []  # what is wrong with the database, its own check has said
+    finally:
+        db.dispose()
+    return [
+        heard_of_nodes(name, {one.name for one in picture.gpu_nodes}, heard)
+        for name, picture in pictures.items()
+        if picture is not None
+    ]
+
+
+def heard_of_nodes(cluster: str, nodes: set[str], heard: set[tuple[str, str]]) -> Look:
+    silent = sorted(name for name in nodes if (cluster, name) not in heard)
+    text = f"{len(nodes) - len(silent)} of {len(nodes)} nodes of {cluster} spoke in the last 15 min"
+    if not silent:
+        return Look("nodes", True, text)
+    named = ", ".join(silent[:_NAMED]) + (", …" if len(silent) > _NAMED else "")
+    repair = (
+        "Install follower and hooks there (`healer node-package`), or see why: journalctl -u healer-follow."
+    )
+    return Look("nodes", True, f"{text}; not {named}", repair)
+
+
+def _spoken() -> sa.Select:
+    spoke = (inbox.c.kind.in_(("heartbeat", "hook")), inbox.c.arrived_at > SystemClock().now() - HEARD_WITHIN)
+    return sa.select(inbox.c.cluster, inbox.c.node).where(*spoke).distinct()
+
+
+SITE_COMMANDS = "site commands"
+
+
+def look_at_site_commands(settings: Settings) -> list[Look]:
+    """Nothing is started. Rules that cannot be read are told elsewhere."""
+    try:
+        commands = ruleset.load(rules_folder(settings), prove=False).commands
+    except ruleset.RulesInvalid:
+        return []
+    if not commands:
+        return [Look(SITE_COMMANDS, True, "none: what only the site can do is handed to a person")]
+    return [_checked(name, one.argv[0]) for name, one in sorted(commands.items())]
+
+
+def _checked(name: str, program: str) -> Look:
+    title = f"{SITE_COMMANDS}: {name}"
+    if not Path(program).is_file():
+        return Look(
+            title,
+            False,
+            f"{program} is missing",
+            "Install it on this machine, or correct rules/commands.yaml.",
+        )
+    if not os.access(program, os.X_OK):
+        return Look(title, False, f"{program} may not be started by this user", f"chmod a+x {program}")
+    return Look(title, True, program)
+
+
+def look_at_guards(settings: Settings) -> list[Look]:
+    """A warning is no fault: a site may want it so. Nothing where rules or database cannot be read; their own
+    checks say why."""
+    try:
+        db = bootstrap.engine(settings, name="healer doctor", pool_size=1)
+    except EmbeddedError:
+        return []
+    try:
+        return [one for of in settings.each() for one in _guards_of(db, of, settings)]
+    except (SQLAlchemyError, ruleset.RulesInvalid):
+        return []
+    finally:
+        db.dispose()
+
+
+def _guards_of(db: sa.Engine, of: Settings, settings: Settings) -> list[Look]:
+    rules = ruleset.load(rules_folder(settings), overrides=guard_overrides(of), prove=False)
+    found = []
+    with db.connect() as conn:
+        known = cluster_names(conn)
+        for cluster in [of.cluster] if of.cluster else known:
+            facts = read_facts(conn, cluster, PostgresSnapshots(db), SystemClock().now())
+            found += [warn_of_bound(cluster, one) for one in odd_bounds(facts, rules, SystemClock().now())]
+    return found or ([Look("guards", True, "every cap can bind, and none always would")] if known else [])
+
+
+def warn_of_bound(cluster: str, bound: Bound) -> Look:
+    what = "always holds" if bound.always else "can never bind"
+    text = f"{cluster}: guard {bound.guard} {what}: {bound.text}"
+    return Look("guards", True, text, f"If that is not meant: {bound.setting} in rules/guards.yaml.")
+
+
+#: Dead letters of this time are told of.
+RECENT = timedelta(days=1)
+
+
+def look_at_channels(settings: Settings) -> list[Look]:
+    """Sends nothing. Nothing where the rules cannot be read: their own check says why."""
+    try:
+        named = ruleset.load(rules_folder(settings), prove=False).notifications.channels
+        if not named:
+            return []
+        db = bootstrap.engine(settings, name="healer doctor", pool_size=1)
+    except (ruleset.RulesInvalid, EmbeddedError):
+        return []
+    try:
+        told = told_of(db, SystemClock().now())
+    except SQLAlchemyError:
+        told = {}  # the database's own check says why
+    finally:
+        db.dispose()
+    return [said(settings, channel, told.get(channel.name)) for channel in named]
+
+
+def told_of(db: sa.Engine, now: datetime) -> dict[str, sa.Row]:
+    """By channel: when it was told last, what waits after a failed try, what was given up, and why."""
+    row = deliveries.c
+    failing = (row.state == "due") & row.error.is_not(None)
+    dead = (row.state == "failed") & (row.ended_at > now - RECENT)
+    query = sa.select(
+        row.channel,
+        sa.func.max(row.ended_at).filter(row.state == "sent").label("told"),
+        sa.func.count().filter(failing).label("failing"),
+        sa.func.count().filter(dead).label("dead"),
+        sa.func.max(row.error).filter(failing | dead).label("error"),
+    ).group_by(row.channel)
+    with db.connect() as conn:
+        return {one.channel: one for one in conn.execute(query)}
+
+
+def said(settings: Settings, channel: Channel, told: sa.Row | None) -> Look:
+    name = f"channel {channel.name}"
+    try:
+        known_of(settings, channel)
+    except SettingsError as error:
+        return Look(name, False, str(error), "Set it for the scheduler (docs/notifications.md).")
+    if told is None:
+        return Look(name, True, f"{channel.kind}: its secrets are there, and it was told nothing yet")
+    last = f"told last at {told.told:%Y-%m-%d %H:%M} UTC" if told.told else "never told anything"
+    if not told.failing and not told.dead:
+        return Look(name, True, f"{channel.kind}: {last}")
+    text = f"{channel.kind}: {last}; {told.failing} wait after a failed try, {told.dead} given up in 24 h"
+    repair = (
+        f"`healer messages --channel {channel.name}` lists them, `healer messages retry` sends one again."
+    )
+    return Look(name, False, f"{text}: {told.error}", repair)
+
+
+def look_at_tickets(settings: Settings) -> list[Look]:
+    """Opens nothing there. Without a ticket system there is nothing to look at."""
+    system = tickets(settings)
+    if system is None:
+        return []
+    try:
+        return [Look("tickets", True, system.check())]
+    except DeliveryFailed as error:
+        repair = (
+            "Correct HEALER_TICKETS_* or the rights of its user; tickets wait in healer's list meanwhile."
+        )
+        return [Look("tickets", False, str(error), repair)]
+
+
+#: The detector ends a frame every ten seconds where anything is told at all; heartbeats are.
+RECORDING_SILENT = timedelta(minutes=10)
+
+
+def look_at_recordings(settings: Settings) -> list[Look]:
+    """Whether each cluster is recorded, how much and since when, and what is wrong."""
+    return [_recording_of(one, one.cluster if settings.clusters else None) for one in settings.each()]
+
+
+def _recording_of(settings: Settings, cluster: str | None) -> Look:
+    name = f"recording {cluster}" if cluster else "recording"
+    folder = settings.recording
+    if folder is None:
+        return Look(name, True, "off (HEALER_RECORDING=on records for `healer replay`)")
+    found = recordings(folder)
+    nearest = next(path for path in (folder, *folder.parents) if path.exists())
+    if found.problem or not os.access(nearest, os.W_OK | os.X_OK):
+        why = found.problem or f"{nearest} cannot be written by this user"
+        return Look(name, False, why, f"Let healer's user write {folder}, or set another HEALER_RECORDING.")
+    if found.oldest is None or found.newest is None:
+        return Look(name, True, f"on, nothing in {folder} yet")
+    lost = sum(one.lost for one in found.files)
+    holes = f", {lost} entries lost" if lost else ""
+    since = f"{found.oldest:%Y-%m-%d %H:%M} UTC"
+    text = f"on, {found.bytes / 1e6:.1f} MB since {since} in {folder}{holes}"
+    if datetime.now(UTC) - found.newest > RECORDING_SILENT:
+        return Look(name, False, f"{text}; nothing since {found.newest:%Y-%m-%d %H:%M} UTC", _SILENT_REPAIR)
+    return Look(name, True, text)
+
+
+_SILENT_REPAIR = "The detector records: look whether it runs, and into its log."
+
+#: In the order in which `healer doctor` tells of them.
+LOOKS = (
+    look_at_slurm,
+    look_at_nodes,
+    look_at_node_actions,
+    look_at_bmcs,
+    look_at_site_commands,
+    look_at_guards,
+    look_at_tickets,
+    look_at_channels,
+    look_at_recordings,
+)

@@ -1,0 +1,341 @@
+"""What leaves this installation: news to channels, messages and tickets to sinks, the dead man's switch."""
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import sqlalchemy as sa
+import structlog
+
+from healer.adapters.notify.alertmanager import REPOST_S, Alertmanager
+from healer.adapters.notify.cloud_events import EventSink
+from healer.adapters.notify.dingtalk import DingTalkBot
+from healer.adapters.notify.feishu import FeishuBot
+from healer.adapters.notify.mail import Mail
+from healer.adapters.notify.pagerduty import EVENTS_URL, PagerDuty
+from healer.adapters.notify.slack import API, SlackChannel
+from healer.adapters.notify.webhook_sink import WebhookNotifier
+from healer.adapters.notify.wecom import WeComBot
+from healer.adapters.postgres.beats import DEAD_AFTER_S, beats_on
+from healer.adapters.postgres.event_feed import PostgresEventFeed
+from healer.adapters.postgres.outbox import PostgresChannelOutbox, PostgresOutbox, waiting_channels
+from healer.adapters.postgres.planning import planning
+from healer.adapters.system_clock import SystemClock
+from healer.adapters.tickets.desk import Desk, DeskTickets
+from healer.adapters.tickets.github import URL, GitHubDesk
+from healer.adapters.tickets.jira import JiraDesk
+from healer.adapters.tickets.servicenow import ServiceNowDesk
+from healer.adapters.tickets.webhook_desk import WebhookTickets
+from healer.adapters.webhook import SignedWebhook
+from healer.engine import tell
+from healer.engine.tell import deliver_due, deliver_events
+from healer.model import Channel, ChannelKind, Notifications, Ruleset
+from healer.ports.clock import Clock
+from healer.ports.outbound import DeliveryFailed, Teller, Tickets
+from healer.processes.scheduler import DELIVER_S, Duty
+from healer.settings import GITHUB, JIRA, SECRET_OF, URL_OF, Settings, SettingsError
+
+#: Kinds that work without a secret; e-mail needs one where it logs in.
+_MAY_LACK = (ChannelKind.feishu, ChannelKind.alertmanager, ChannelKind.email)
+
+
+class ChannelAccess(msgspec.Struct, frozen=True):
+    """A channel with what its references led to."""
+
+    channel: Channel
+    url: str
+    secret: str | None
+    #: A press can come back: Slack's signing secret is set.
+    buttons: bool = False
+
+
+class ChannelBook:
+    """Adapters by channel, kept as long as channel and secrets are the same: a file with a new secret is
+    taken at the next message, without a restart."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._made: dict[str, tuple[ChannelAccess, Teller]] = {}
+
+    def of(self, channel: Channel) -> Teller:
+        """DeliveryFailed where a secret is not there: it is tried again, and said."""
+        try:
+            known = known_of(self._settings, channel)
+        except SettingsError as error:
+            raise DeliveryFailed(str(error).rstrip(".")) from None
+        made = self._made.get(channel.name)
+        if made is None or made[0] != known:
+            made = self._made[channel.name] = (known, _MAKERS[channel.kind](known))
+        return made[1]
+
+
+def check_channels(settings: Settings, notifications: Notifications) -> None:
+    """Every channel has its secrets. SettingsError, in one sentence."""
+    for channel in notifications.channels:
+        known_of(settings, channel)
+
+
+def known_of(settings: Settings, channel: Channel) -> ChannelAccess:
+    url = channel.url
+    if channel.kind in URL_OF:
+        url = _secret(settings, channel, channel.url or URL_OF[channel.kind][0]) or ""
+    names = SECRET_OF.get(channel.kind, ())
+    secret = None
+    if names:
+        may_lack = channel.kind in _MAY_LACK and not channel.secret and not channel.user
+        secret = _secret(settings, channel, channel.secret or names[0], may_lack=may_lack)
+    return ChannelAccess(channel, url, secret, buttons=settings.slack_signing_secret is not None)
+
+
+def _secret(settings: Settings, channel: Channel, where: str, *, may_lack: bool = False) -> str | None:
+    """What stands in the setting or the file."""
+    whose = f"the channel {channel.name} of rules/notifications.yaml"
+    if not where.startswith("/"):
+        value: str | None = getattr(settings, where.removeprefix("HEALER_").lower())
+        if value is None and not may_lack:
+            raise SettingsError(f"{where} must be set: {whose} needs it.")
+        return value
+    try:
+        text = Path(where).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not UTF-8"
+        raise SettingsError(f"{where}, the secret of {whose}, cannot be read: {why}.") from None
+    if not text:
+        raise SettingsError(f"{where}, the secret of {whose}, is empty.")
+    return text
+
+
+def _slack(known: ChannelAccess) -> Teller:
+    return SlackChannel(
+        known.secret or "", known.channel.channel, url=known.url or API, buttons=known.buttons
+    )
+
+
+def _pagerduty(known: ChannelAccess) -> Teller:
+    return PagerDuty(known.secret or "", url=known.url or EVENTS_URL)
+
+
+def _mail(known: ChannelAccess) -> Teller:
+    channel = known.channel
+    host, _, port = channel.server.rpartition(":")
+    return Mail(
+        (host, int(port)),
+        channel.sender,
+        channel.to,
+        tls=channel.tls,
+        user=channel.user,
+        password=known.secret,
+    )
+
+
+_MAKERS: dict[ChannelKind, Callable[[ChannelAccess], Teller]] = {
+    ChannelKind.slack: _slack,
+    ChannelKind.wecom: lambda known: WeComBot(known.url, known.channel.mobiles),
+    ChannelKind.dingtalk: lambda known: DingTalkBot(known.url, known.secret or "", known.channel.mobiles),
+    ChannelKind.feishu: lambda known: FeishuBot(known.url, known.secret),
+    ChannelKind.pagerduty: _pagerduty,
+    ChannelKind.alertmanager: lambda known: Alertmanager(known.url, known.secret),
+    ChannelKind.email: _mail,
+}
+
+
+log = structlog.get_logger()
+
+#: Channels that are told at the same time, and the connections that it takes: two each, and one to plan.
+AT_ONCE = 6
+CONNECTIONS = 2 * AT_ONCE + 1
+
+
+class Telling:
+    """Callable: one round of one cluster. Each channel is told in a thread of its own, so that one that does
+    not answer delays no other."""
+
+    def __init__(
+        self, settings: Settings, db: sa.Engine, cluster: str, rules: Callable[[], Ruleset], clock: Clock
+    ) -> None:
+        self._db, self._cluster, self._rules, self._clock = db, cluster, rules, clock
+        self._book = ChannelBook(settings)
+        self._link_secret = settings.link_secret
+        self._busy: dict[str, threading.Thread] = {}
+
+    def __call__(self) -> None:
+        told, now = self._rules().notifications, self._clock.now()
+        with planning(self._db, self._cluster, now) as tx:
+            if tx is not None:
+                tell.plan(tx, self._cluster, told, now)
+        for name in self._to_tell(told):
+            channel = told.channel(name)
+            if channel is not None:
+                self._begin(channel, told)
+
+    def wait(self) -> None:
+        """Until all that was begun has ended."""
+        for thread in list(self._busy.values()):
+            thread.join()
+
+    def _to_tell(self, told: Notifications) -> list[str]:
+        """Those with something due, pages first; and Alertmanagers, whose alerts end unless renewed."""
+        if not told.channels:
+            return []
+        due = waiting_channels(self._db, self._cluster, self._clock.now())
+        managers = (one.name for one in told.channels if one.kind is ChannelKind.alertmanager)
+        return list(dict.fromkeys((*due, *managers)))
+
+    def _begin(self, channel: Channel, told: Notifications) -> None:
+        self._busy = {name: thread for name, thread in self._busy.items() if thread.is_alive()}
+        if channel.name in self._busy or len(self._busy) >= AT_ONCE:
+            return
+        thread = threading.Thread(
+            target=self._tell, args=(channel, told), name=f"channel {channel.name}", daemon=True
+        )
+        self._busy[channel.name] = thread
+        thread.start()
+
+    def _tell(self, channel: Channel, told: Notifications) -> None:
+        try:
+            outbox = PostgresChannelOutbox(self._db, self._cluster, channel.name)
+            tell.deliver_to(
+                outbox,
+                lambda: self._book.of(channel),
+                tell.Links(told.console_url, self._link_secret),
+                clock=self._clock,
+                chance=random.random,
+            )
+            if channel.kind is ChannelKind.alertmanager:
+                self._renew(channel, outbox)
+        except Exception:
+            log.exception("a channel could not be told", channel=channel.name)
+
+    def _renew(self, channel: Channel, outbox: PostgresChannelOutbox) -> None:
+        try:
+            teller = self._book.of(channel)
+            if isinstance(teller, Alertmanager):
+                tell.renew(outbox, teller, timedelta(seconds=REPOST_S), self._clock.now())
+        except DeliveryFailed as error:
+            log.warning("open alerts are not renewed", channel=channel.name, error=str(error))
+
+
+log = structlog.get_logger()
+
+#: How often it is looked whether the file names a switch, and tried again after a failure.
+ALIVE_S = 5.0
+#: The alert outlasts so many renewals: one that is late, or lost, alarms nobody.
+_LASTS = 4
+
+
+class Switch:
+    """Callable: the duty; it returns how long to rest. Whoever waits for the alert hears nothing more once a
+    part is dead, or this process is, or its machine or the way from it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        db: sa.Engine,
+        cluster: str,
+        rules: Callable[[], Ruleset],
+        stopwatch: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._db, self._cluster, self._rules, self._stopwatch = db, cluster, rules, stopwatch
+        self._book = ChannelBook(settings)
+        self._seen_at = stopwatch()
+
+    def seen(self, work: Callable[[], float | None]) -> Callable[[], float | None]:
+        """The scheduler's main duty: one that hangs, or fails each time, is dead too."""
+
+        def noted() -> float | None:
+            rest = work()
+            self._seen_at = self._stopwatch()
+            return rest
+
+        return noted
+
+    def __call__(self) -> float:
+        told = self._rules().notifications
+        channel = told.channel(told.alive.channel) if told.alive else None
+        if told.alive is None or channel is None:
+            return ALIVE_S
+        if (dead := self._dead()) is not None:
+            log.error("the dead man's switch is not held", dead=dead)
+            return ALIVE_S
+        try:
+            manager = self._book.of(channel)
+            if isinstance(manager, Alertmanager):
+                manager.alive((self._cluster,), timedelta(seconds=_LASTS * told.alive.every_s))
+        except DeliveryFailed as error:
+            log.warning("the dead man's switch could not be held", error=str(error))
+            return ALIVE_S
+        return told.alive.every_s
+
+    def _dead(self) -> str | None:
+        if self._stopwatch() - self._seen_at > DEAD_AFTER_S:
+            return "scheduler"
+        return None if beats_on(self._db, self._cluster, "detector") else "detector"
+
+
+def tickets(settings: Settings) -> Tickets | None:
+    """What brings tickets to the site's system; None: they stand in healer's own list alone."""
+    if settings.ticket_webhook_url is not None:
+        try:
+            return WebhookTickets(SignedWebhook(settings.ticket_webhook_url, settings.webhook_secret))
+        except ValueError as error:
+            raise SettingsError(f"{error}.") from None
+    return DeskTickets(_desk(settings)) if settings.tickets is not None else None
+
+
+def _desk(settings: Settings) -> Desk:
+    """`healer.settings` has seen that what each needs is set."""
+    url, project, token = (
+        settings.tickets_url or "",
+        settings.tickets_project or "",
+        settings.tickets_token or "",
+    )
+    user, closes_by = settings.tickets_user or "", settings.tickets_close or ""
+    if settings.tickets == JIRA:
+        kind = settings.tickets_type or "Task"
+        return JiraDesk(url, project, token=token, user=user, issue_type=kind, closes_by=closes_by)
+    if settings.tickets == GITHUB:
+        return GitHubDesk(project, token=token, url=url or URL)
+    return ServiceNowDesk(url, project or "incident", token=token, user=user, closes_by=closes_by)
+
+
+def delivery(
+    settings: Settings, db: sa.Engine, console_url: Callable[[], str] = lambda: ""
+) -> Callable[[], float | None]:
+    """One round of delivery at each call. What has no sink stays in our own list. `console_url`: as people of
+    the site reach the console, for the links in tickets."""
+    notify = _webhook(settings, settings.notify_webhook_url)
+    notifier = WebhookNotifier(notify) if notify else None
+    repairs = tickets(settings)
+    outbox, clock = PostgresOutbox(db), SystemClock()
+
+    def work() -> None:
+        url = console_url()
+        deliver_due(outbox, notifier, repairs, clock=clock, chance=random.random, console_url=url)
+
+    return work
+
+
+def event_duty(settings: Settings, db: sa.Engine, cluster: str) -> list[Duty]:
+    """Brings what is recorded to the site's address; no duty where none is set."""
+    webhook = _webhook(settings, settings.events_webhook_url)
+    if webhook is None:
+        return []
+    feed, sink, clock = PostgresEventFeed(db, cluster), EventSink(webhook), SystemClock()
+
+    def work() -> None:
+        deliver_events(feed, sink, clock=clock, chance=random.random)
+
+    return [Duty("events", DELIVER_S, work)]
+
+
+def _webhook(settings: Settings, url: str | None) -> SignedWebhook | None:
+    if url is None:
+        return None
+    try:
+        return SignedWebhook(url, settings.webhook_secret)
+    except ValueError as error:
+        raise SettingsError(f"{error}.") from None

@@ -1,0 +1,182 @@
+"""`healer replay` and `healer simulate`: recordings and scenarios through the walk on simulated parts."""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import structlog
+
+from healer.model import Mode, Ruleset
+from healer.recordings.recording import Entry, Source, merged, read
+from healer.recordings.recording_folder import chosen, ends_of, kind_of, lines_of
+from healer.rulebook import ruleset
+from healer.sim.compare import compare, differs
+from healer.sim.fleet.playing import MENDERS, simulate
+from healer.sim.fleet.scenario import BadScenario, Scenario, load, shipped
+from healer.sim.fleet.score import Card, card_text, compared
+from healer.sim.replay_report import since as report_since
+from healer.sim.replay_signals import SAMPLES
+from healer.sim.replaying import cluster_of, replay
+
+#: What the commands take from here: they choose no simulated part themselves.
+__all__ = [
+    "MENDERS",
+    "Span",
+    "card_text",
+    "compare",
+    "compared",
+    "differs",
+    "entries_of",
+    "listed",
+    "load",
+    "quiet",
+    "replayed",
+    "replayed_files",
+    "rules_for",
+    "simulated",
+    "span_of",
+]
+
+#: Told of the moment that the replay has come to, every so many entries.
+Progress = Callable[[datetime], None]
+_TELL_EVERY = 2000
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """Of which cluster and time a recording is."""
+
+    cluster: str
+    since: datetime
+    until: datetime
+
+
+def quiet() -> None:
+    """Standard output is the document's, and the same for the same input; warnings bear the time of day."""
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+
+
+def replayed(rules: Ruleset, lines: Iterable[str]) -> tuple[dict[str, Any], Span | None]:
+    """The document of the contract. Raises ValueError that names the line for a recording that is none."""
+    watch = _Watch(lambda _: None)
+    return replay(rules, watch.over(read(lines))), watch.span
+
+
+def replayed_files(
+    rules: Ruleset,
+    paths: Sequence[Path],
+    *,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    samples: bool = True,
+    progress: Progress = lambda _: None,
+) -> tuple[dict[str, Any], Span | None]:
+    """Of files and folders as one recording. What began before `since` is replayed from the file that holds
+    it, so that windows and Slurm's picture are known, and left out of the document."""
+    watch = _Watch(progress)
+    told = replay(rules, watch.over(entries_of(paths, since, until, samples=samples)))
+    span = watch.span
+    if since is None or span is None:
+        return told, span
+    return report_since(told, since), msgspec.structs.replace(span, since=max(span.since, since))
+
+
+def span_of(
+    paths: Sequence[Path], since: datetime | None, until: datetime | None
+) -> tuple[datetime, datetime] | None:
+    """From when to when these will be replayed, as far as that can be told without reading them."""
+    ends = [one for path in chosen(paths, since, until) if (one := ends_of(path)) is not None]
+    if not ends:
+        return None
+    last = max(last for _, last in ends)
+    return min(first for first, _ in ends), min(last, until) if until is not None else last
+
+
+def entries_of(
+    paths: Sequence[Path], since: datetime | None, until: datetime | None, *, samples: bool = True
+) -> Iterator[Entry]:
+    """By time; OSError and ValueError name the file, and where it can be the line."""
+    files = chosen(paths, since, until)
+    name = (lambda path: path.name) if len(files) > 1 else (lambda _: "")
+    for entry in merged([Source(name(path), kind_of(path), lines_of(path)) for path in files]):
+        if until is not None and entry.at > until:
+            return
+        if samples or entry.route not in SAMPLES:
+            yield entry
+
+
+class _Watch:
+    """Tells how far it is, and of which cluster and time the entries are."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._first = self._last = None
+        self._cluster: str | None = None
+
+    def over(self, entries: Iterable[Entry]) -> Iterator[Entry]:
+        for number, entry in enumerate(entries):
+            if number % _TELL_EVERY == 0:
+                self._progress(entry.at)
+            self._cluster = self._cluster or cluster_of(entry)
+            self._first, self._last = self._first or entry.at, entry.at
+            yield entry
+
+    @property
+    def span(self) -> Span | None:
+        if self._first is None or self._last is None:
+            return None
+        return Span(cluster=self._cluster or "", since=self._first, until=self._last)
+
+
+def listed() -> list[tuple[str, str]]:
+    """Names of the scenarios that ship, and what each is."""
+    return [(name, load(name).title) for name in shipped()]
+
+
+def rules_for(scenario: Scenario, folder: Path, settle_s: float) -> Ruleset:
+    """The rules, with the guards of the scenario. ruleset.RulesInvalid, BadScenario."""
+    try:
+        return ruleset.load(
+            folder, default_mode=Mode.auto, settle_s=settle_s, overrides=dict(scenario.guards)
+        )
+    except TypeError as error:
+        raise BadScenario(f"{scenario.name}: guards: {error}") from error
+
+
+def simulated(
+    scenario: Scenario,
+    rules: Ruleset,
+    seed: int,
+    menders: Sequence[str],
+    *,
+    file: BinaryIO | None = None,
+    progress: Callable[[str, float], None] | None = None,
+) -> Iterable[Card]:
+    """A card of each, one after the other."""
+    quiet()
+    for mender in menders:
+        tell = (lambda share, name=mender: progress(name, share)) if progress is not None else None
+        yield simulate(
+            scenario,
+            rules,
+            seed,
+            mender,
+            file=_RecordingFile(file) if file and mender == "healer" else None,
+            progress=tell,
+        )
+
+
+class _RecordingFile:
+    """A recording's file."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._new = file, True
+
+    def write(self, line: bytes, at: datetime, route: str, *, samples: bool = False) -> None:
+        self._file.write(line + b"\n")
+
+    def begun(self) -> bool:
+        new, self._new = self._new, False
+        return new

@@ -1,0 +1,84 @@
+"""The scraper of one cluster on PostgreSQL."""
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import sqlalchemy as sa
+import structlog
+
+from healer import bootstrap
+from healer.adapters.postgres.arrivals import PostgresLosses, PostgresScrapes, PostgresUnknownSeries
+from healer.adapters.postgres.columns import PostgresColumns
+from healer.adapters.postgres.inbox import PostgresSignals
+from healer.adapters.postgres.leader import try_lead
+from healer.adapters.postgres.samples import PostgresSamples
+from healer.adapters.postgres.snapshots import PostgresSnapshots
+from healer.adapters.pull.fetch import HttpFetch
+from healer.adapters.system_clock import SystemClock
+from healer.api.counters import Losses, Tally
+from healer.bootstrap.prometheus import prometheus_client
+from healer.model import SlurmSnapshot
+from healer.processes.scraper import Parts, Scraper
+from healer.settings import Settings
+
+log = structlog.get_logger()
+
+
+def run_scraper(settings: Settings) -> None:
+    """Waits to lead, then fetches until stopped. A broken database connection ends it: it starts anew."""
+    stopped = bootstrap.until_stopped()
+    db = bootstrap.engine(settings, name="healer scraper", pool_size=3)
+    cluster = bootstrap.cluster_name(settings)
+    connection = db.connect()
+    while not try_lead(connection, cluster, "scraper"):
+        if stopped.wait(1.0):
+            return
+    log.info("scraper leads", cluster=cluster)
+
+    def leads() -> None:
+        connection.execute(sa.text("SELECT 1"))
+        connection.commit()
+
+    _run_loop(lambda: _serve(settings, db, cluster, stopped.is_set, leads))
+
+
+async def _serve(
+    settings: Settings, db: sa.Engine, cluster: str, stopped: Callable[[], bool], leads: Callable[[], None]
+) -> None:
+    clock, snapshots = SystemClock(), PostgresSnapshots(db)
+    client = prometheus_client(settings)
+    fetch = HttpFetch()
+
+    def shown() -> dict[str, SlurmSnapshot]:
+        found = snapshots.latest(cluster)
+        return {cluster: found} if found is not None else {}
+
+    parts = Parts(
+        cluster=cluster,
+        rules=bootstrap.rulebook(settings),
+        fetch=fetch,
+        ask=client.query if client else None,
+        snapshots=shown,
+        samples=PostgresSamples(db, cluster),
+        columns=PostgresColumns(db),
+        signals=PostgresSignals(db),
+        book=PostgresScrapes(db),
+        tally=Tally(PostgresUnknownSeries(db)),
+        losses=Losses(PostgresLosses(db), clock.now),
+        clock=clock,
+    )
+    try:
+        await Scraper(parts).run(stopped, leads)
+    finally:
+        await fetch.close()
+
+
+def _run_loop(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    if sys.platform == "win32":
+        asyncio.run(main())
+        return
+    import uvloop
+
+    uvloop.run(main())

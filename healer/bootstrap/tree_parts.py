@@ -1,0 +1,139 @@
+"""Parts of `healer up` and `healer demo` alone: simulated Slurm and nodes, the demo's faults; the preload."""
+
+import random
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+import httpx
+from setproctitle import setproctitle
+
+from healer import bootstrap
+from healer.adapters.postgres.tokens import PostgresTokens
+from healer.embedded.tree import Part
+from healer.model import Role, SlurmSnapshot
+from healer.ports.scheduling import Scheduler, SchedulerError
+from healer.rulebook.proven import code_digest
+from healer.settings import SettingsError, load
+from healer.sim.nodes import NodesClient
+from healer.sim.nodes import main as run_nodes
+from healer.sim.sim_slurm import SimClient
+from healer.sim.sim_slurm import main as run_slurm
+
+
+def with_slurm(
+    parts: Sequence[Part], path: Path, nodes: int, cluster: str | None = None, *, several: bool = False
+) -> list[Part]:
+    """These parts after a simulated Slurm of so many `nodes` that listens at `path`. They begin when it does:
+    where HEALER_CLUSTER is not set they ask it for its name, and one that hears nothing ends the start.
+    `cluster`: its ClusterName, its own (pod1) where nothing is set. `several`: the part is named after it."""
+    called = ["--socket", str(path), "--nodes", str(nodes)] + ([f"--cluster={cluster}"] if cluster else [])
+    name = f"sim-slurm-{cluster}" if several else "sim-slurm"
+    return [Part(name, partial(run_slurm, called)), *(_after(part, path) for part in parts)]
+
+
+def _after(part: Part, path: Path) -> Part:
+    return replace(part, wanted=lambda: _listens(path) and part.wanted())
+
+
+def _listens(path: Path) -> bool:
+    """A socket that a killed one left behind does not count."""
+    with socket.socket(socket.AF_UNIX) as asked:
+        asked.settimeout(1)
+        try:
+            asked.connect(str(path))
+        except OSError:
+            return False
+    return True
+
+
+def demo_parts(nodes_socket: Path | None) -> tuple[Part, Part]:
+    """The simulated nodes, and what breaks them."""
+    nodes = partial(run_nodes, ["--socket", str(nodes_socket)])
+    return Part("sim-nodes", nodes), Part("demo-cluster", run_injector)
+
+
+def run_injector() -> None:
+    """The demo's cluster breaks, in a process of its own."""
+    from healer.sim.demo_story import PACE, Injector, RealSite, Senders, SimSite
+    from healer.sim.sim_telemetry import SimTelemetry
+
+    setproctitle("healer demo-cluster")
+    settings = load()
+    if settings.sim_nodes_socket is None:
+        raise SettingsError("HEALER_SIM_NODES_SOCKET must name the socket of the simulated nodes.")
+    url = f"http://{settings.listen}"
+    _wait_ready(url)
+    cluster = bootstrap.cluster_name(settings)
+    tokens = PostgresTokens(bootstrap.engine(settings, name="healer demo", pool_size=1), cluster)
+    scheduler = bootstrap.scheduler(settings)
+    first = scheduler.adapters[0]
+    site = SimSite(first) if isinstance(first, SimClient) else RealSite(scheduler.snapshot)
+    now = datetime.now(UTC)
+    chance = random.Random()  # noqa: S311 - which node breaks in a demo
+    shown = _first_picture(scheduler)
+    sensors = SimTelemetry(cluster, list(shown.nodes), start=now, seed=chance.getrandbits(32), pace=PACE)
+    senders = Senders(
+        url=url,
+        cluster=cluster,
+        token=tokens.create(role=Role.signals, name="demo nodes", now=now, by="demo"),
+        snapshot=site.snapshot,
+        sensors=sensors,
+        chance=chance,
+    )
+    technician = tokens.create(role=Role.operator, name="demo technician", now=now, by="demo")
+    headers = {"Authorization": f"Bearer {technician}"}
+    Injector(
+        people=httpx.Client(base_url=url, headers=headers, timeout=10, trust_env=False),
+        site=site,
+        senders=senders,
+        nodes=NodesClient(settings.sim_nodes_socket),
+        chance=chance,
+        say=lambda text: print(f"{datetime.now(UTC):%H:%M:%S} {text}", flush=True),
+    ).run()
+
+
+def _first_picture(scheduler: Scheduler) -> SlurmSnapshot:
+    while True:
+        try:
+            return scheduler.snapshot()
+        except SchedulerError:
+            time.sleep(0.2)
+
+
+def _wait_ready(url: str) -> None:
+    while True:
+        try:
+            if httpx.get(f"{url}/readyz", timeout=2, trust_env=False).status_code == 200:
+                return
+        except (httpx.HTTPError, SchedulerError):
+            pass
+        time.sleep(0.2)
+
+
+#: Each brings many others. What only some sites use is left out: the part that needs it imports it.
+_MODULES = (
+    "workers.app",  # before Celery, as it tells it what to leave alone
+    "workers.tasks",
+    "healer.bootstrap.detector_part",
+    "healer.bootstrap.web",
+    "celery.apps.worker",
+    "celery.concurrency.thread",
+    "celery.worker.consumer",
+    "redis",  # kombu hides that it is missing
+    "kombu.transport.redis",
+    "uvicorn.lifespan.on",
+    "uvicorn.loops.auto",
+    "httpx",
+)
+
+
+def preload() -> None:
+    for name in _MODULES:
+        import_module(name)
+    code_digest()

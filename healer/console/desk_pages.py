@@ -1,0 +1,145 @@
+"""The pages of the one who is on duty: approvals, pauses and caps, signals, reports, healer's own health."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from healer.console.pages import Here, PageRoute, Pages
+from healer.console.render import markdown_file
+from healer.console.views import health_view, node_view, pauses_view, queue_view, reports_view
+from healer.console.views.playbooks_view import takes
+from healer.console.views.runs_view import run_row
+from healer.ports.queries import AuditQuery, IncidentQuery, RunQuery
+
+#: Records of pauses that are looked at for those that are over.
+PAUSE_RECORDS = 200
+#: Senders, kinds of losses and unknown series that are looked at, and nodes of which the clock is asked for.
+ARRIVING_SHOWN, CLOCKS_SHOWN = 200, 20
+#: Runs that are looked at for those of the shift; it lists 100 of each kind at most.
+RUNS_READ = 300
+
+routes = APIRouter(route_class=PageRoute)
+#: Only where healer's own health is known.
+health_routes = APIRouter(route_class=PageRoute)
+
+
+@routes.get("/approvals")
+def approvals_page(request: Request, pages: Here) -> Response:
+    context = pages.context(request, "approvals")
+    standing, role = context["standing"], context["session"].role
+    rows = [run_row(run, context["now"]) for run in standing.asking]
+    waiting = queue_view.most_urgent(rows, standing)
+    taken = {name: takes(playbook) for name, playbook in pages.rules.playbooks.items()}
+    context |= {
+        "approvals": [
+            queue_view.approval(row, pages.queries.runs.record(row.run.id), standing, taken, role)
+            for row in waiting[: queue_view.SHOWN]
+        ],
+        "count": len(waiting),
+        "held": len(rows) - len(waiting),
+        "room": queue_view.room(pauses_view.caps(standing, context["strip"], pages.rules)),
+    }
+    return pages.show("approvals.html", context)
+
+
+@routes.get("/pauses")
+def pauses_page(request: Request, pages: Here) -> Response:
+    context = pages.context(request, "pauses")
+    standing, now, session = context["standing"], context["now"], context["session"]
+    several = len(context["clusters"]) > 1 and not session.clusters
+    asked = AuditQuery(clusters=[standing.cluster], verb="pause.")
+    records = pages.queries.audit.page(asked, limit=PAUSE_RECORDS).items
+    context |= {
+        "pauses": pauses_view.pause_rows(standing, session, now),
+        "past": pauses_view.past_pauses(records, standing.pauses, now),
+        "add": pauses_view.add_buttons(standing, pages.rules, session.role, now, several=several),
+        "caps": pauses_view.caps(standing, context["strip"], pages.rules),
+        "breaker": standing.breaker,
+        "breaker_view": pauses_view.breaker_view(standing),
+    }
+    return pages.show("pauses.html", context)
+
+
+@routes.get("/signals")
+def signals_page(request: Request, pages: Here) -> Response:
+    context = pages.context(request, "signals")
+    cluster, now = context["cluster"], context["now"]
+    arriving = pages.sources.arriving(cluster, ARRIVING_SHOWN)
+    named = list(dict.fromkeys(one.node for one in arriving.senders if one.node))[:CLOCKS_SHOWN]
+    since = now - node_view.WINDOW
+    context |= {
+        "losses": health_view.loss_rows(arriving.losses, now),
+        "senders": health_view.sender_rows(arriving.senders, now),
+        "senders_full": len(arriving.senders) == ARRIVING_SHOWN,
+        "queues": health_view.queue_rows(arriving.queues),
+        "skews": {name: pages.queries.signals.heard(cluster, name, since).clock_skew_s for name in named},
+    }
+    return pages.show("signals.html", context)
+
+
+@health_routes.get("/health")
+def health_page(request: Request, pages: Here) -> Response:
+    context, own = pages.context(request, "health"), pages.sources.own
+    assert own is not None  # else this route is not there
+    cluster, now = context["cluster"], context["now"]
+    arriving, known = pages.sources.arriving(cluster, ARRIVING_SHOWN), own(cluster)
+    arrives = health_view.Arrives(
+        losses=tuple(health_view.loss_rows(arriving.losses, now)),
+        senders=tuple(health_view.sender_rows(arriving.senders, now)),
+        queues=tuple(health_view.queue_rows(known.queues)),
+        unknown=tuple(pages.sources.unknown(cluster, ARRIVING_SHOWN)),
+    )
+    rules = pages.rules
+    context["health"] = health_view.health(
+        known, context["standing"], arrives, len(rules.rules), len(rules.playbooks), now
+    )
+    return pages.show("health.html", context)
+
+
+# --- reports: figures of a period, and the hand-over of a shift ---
+
+
+@routes.get("/reports")
+def reports_page(request: Request, pages: Here, period: str = "24h") -> Response:
+    context = _report_context(request, pages, period, "24h")
+    if "x-partial" in request.headers:
+        # A page that looks for news exchanges its strip; the figures stay as they were asked for.
+        return pages.show("base.html", context)
+    figures = pages.queries.figures.period(context["cluster"], context["since"])
+    return pages.show("reports.html", context | {"reports": reports_view.reports(figures)})
+
+
+@routes.get("/reports/handover")
+def handover_page(request: Request, pages: Here, period: str = "12h") -> Response:
+    context = _report_context(request, pages, period, "12h")
+    return pages.show("handover.html", context | {"shift": _handover(pages, context)})
+
+
+@routes.get("/reports/handover.md")
+def handover_text(request: Request, pages: Here, period: str = "12h") -> Response:
+    context = _report_context(request, pages, period, "12h")
+    text = reports_view.markdown(_handover(pages, context), pages.render.said)
+    return markdown_file(f"handover-{context['now']:%Y-%m-%d-%H%M}.md", text)
+
+
+def _report_context(request: Request, pages: Pages, period: str, usual: str) -> dict[str, Any]:
+    context = pages.context(request, "reports")
+    chosen = period if period in reports_view.PERIODS else usual
+    since = context["now"] - reports_view.PERIODS[chosen]
+    return context | {"period": chosen, "periods": reports_view.PERIOD_WORDS, "since": since}
+
+
+def _handover(pages: Pages, context: dict[str, Any]) -> reports_view.Handover:
+    mine, since, queries = [context["cluster"]], context["since"], pages.queries
+    ended = IncidentQuery(clusters=mine, open=False, closed_since=since)
+    people = AuditQuery(clusters=mine, people_since=since, but=reports_view.DOORS)
+    # One more than is listed, to know that there are more.
+    some = reports_view.SHOWN + 1
+    told = (
+        queries.incidents.page(ended, limit=some).items,
+        queries.runs.page(RunQuery(clusters=mine), limit=RUNS_READ).items,
+        queries.audit.page(people, limit=some).items,
+    )
+    return reports_view.handover(
+        context["standing"], context["strip"], context["rows"], told, since, context["now"]
+    )

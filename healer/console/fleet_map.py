@@ -1,0 +1,259 @@
+"""What the map of the fleet draws: its bodies, in each version that pages have, and what colours them.
+
+Each GPU's newest values, and how each node keeps pace with its peers, are looked up while somebody looks, for
+all who look, and not again for some seconds.
+"""
+
+import hashlib
+import itertools
+import math
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+import structlog
+from numpy.typing import NDArray
+
+from healer.console import language
+from healer.console.views.colours import Colour, Told, bins, cells, kinds
+from healer.console.views.fleet_view import NodeRow
+from healer.model import Column, Part, SlurmSnapshot, Verdict
+from healer.model.telemetry import Report, StepBatch
+from healer.observations.step_grid import deviation, grid, lately
+from healer.ports.answers import NodeGauges, Standing
+from healer.ports.queries import Queries
+
+log = structlog.get_logger()
+
+T = TypeVar("T")
+
+#: As long a page waits; figures that come later are in its next look.
+_WAIT_S = 0.1
+
+#: What is older is not told any more: senders have a cadence of a minute at most.
+GAUGES_LAST, PACES_LAST = timedelta(minutes=2), timedelta(seconds=60)
+#: Looked up again after so long.
+GAUGES_EVERY_S, PACES_EVERY_S = 5.0, 15.0
+_GPUS = 16
+
+#: What was looked up longer ago is not what stands now: then nothing is known.
+OLD_S = 60.0
+
+
+class Kept(Generic[T]):
+    """One mapping per cluster, the same object while it says the same. Nobody waits long for it: it is looked
+    up in a thread of its own, and until that has come what was known before stands, for `OLD_S`."""
+
+    def __init__(self, every_s: float, *, wait_s: float = _WAIT_S) -> None:
+        self._every_s, self._wait_s = every_s, wait_s
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[float, Mapping[str, T]]] = {}
+        self._looking: dict[str, threading.Thread] = {}
+
+    def get(self, cluster: str, look: Callable[[], Mapping[str, T]]) -> Mapping[str, T]:
+        with self._lock:
+            at, known = self._known.get(cluster, (-math.inf, {}))
+            if time.monotonic() - at < self._every_s:
+                return known
+            thread = self._looking.get(cluster)
+            if thread is None:
+                thread = threading.Thread(target=self._renew, args=(cluster, look), daemon=True)
+                thread.start()
+                self._looking[cluster] = thread
+        thread.join(self._wait_s)
+        with self._lock:
+            at, known = self._known.get(cluster, (-math.inf, {}))
+        return known if time.monotonic() - at < OLD_S else {}
+
+    def _renew(self, cluster: str, look: Callable[[], Mapping[str, T]]) -> None:
+        try:
+            found = look()
+        except Exception:
+            log.exception("the fleet's figures cannot be looked up", cluster=cluster)
+            found = {}  # unknown, rather than what was known once
+        with self._lock:
+            del self._looking[cluster]
+            _, before = self._known.get(cluster, (0.0, {}))
+            self._known[cluster] = time.monotonic(), before if found == before else found
+
+
+class FleetMeasures:
+    """By node of a cluster. The same mapping while nothing changed; nothing before Slurm's first picture."""
+
+    def __init__(self, queries: Queries, clock: Callable[[], datetime]) -> None:
+        self._queries, self._clock = queries, clock
+        self._gauges = Kept[NodeGauges](GAUGES_EVERY_S)
+        self._paces = Kept[float](PACES_EVERY_S)
+        self._lemons = Kept[float](PACES_EVERY_S)
+
+    def gauges(self, snapshot: SlurmSnapshot) -> Mapping[str, NodeGauges]:
+        """Of those that told any in the last minutes."""
+
+        def look() -> Mapping[str, NodeGauges]:
+            names = [node.name for node in snapshot.gpu_nodes]
+            since = self._clock() - GAUGES_LAST
+            return gauges(*self._queries.signals.fleet_reports(snapshot.cluster, names, since))
+
+        return self._gauges.get(snapshot.cluster, look)
+
+    def paces(self, snapshot: SlurmSnapshot) -> Mapping[str, float]:
+        """Of those in a job that tells compute times: the slowest rank's over the median of its peers."""
+
+        def look() -> Mapping[str, float]:
+            jobs = [name for name, job in snapshot.jobs.items() if job.active]
+            since = self._clock() - PACES_LAST
+            return paces(snapshot, self._queries.signals.fleet_steps(snapshot.cluster, jobs, since))
+
+        return self._paces.get(snapshot.cluster, look)
+
+    def lemons(self, snapshot: SlurmSnapshot) -> Mapping[str, float]:
+        """The scores; nothing is kept of a node without faults."""
+
+        def look() -> Mapping[str, float]:
+            kept = self._queries.nodes.lemons(snapshot.cluster)
+            return {
+                node.name: kept[node.name].score if node.name in kept else 0.0 for node in snapshot.gpu_nodes
+            }
+
+        return self._lemons.get(snapshot.cluster, look)
+
+
+def gauges(reports: Sequence[Report], columns: Mapping[int, Column]) -> dict[str, NodeGauges]:
+    row_of = {name: row for row, name in enumerate(dict.fromkeys(report.node for report in reports))}
+    table = np.full((len(row_of), 2 * _GPUS), np.nan)
+    for numbers, its in _by_columns(reports):
+        places, at = _wanted(columns, numbers)
+        if len(places):
+            for report in its:
+                row, values = table[row_of[report.node]], report.values[at]
+                known = ~np.isnan(values)
+                row[places[known]] = values[known]
+    halves = _told(table[:, :_GPUS]), _told(table[:, _GPUS:])
+    every = zip(row_of, *halves, strict=True)
+    return {name: NodeGauges(hot, held) for name, hot, held in every if hot or held}
+
+
+def _by_columns(reports: Sequence[Report]) -> Iterator[tuple[NDArray[np.int32], list[Report]]]:
+    """Reports of the same columns share them. The order stays among those that follow each other."""
+    for _, its in itertools.groupby(reports, key=lambda report: id(report.columns)):
+        found = list(its)
+        yield found[0].columns, found
+
+
+def _wanted(columns: Mapping[int, Column], numbers: NDArray[np.int32]) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Where in a node's row the values belong, and where they stand in the report."""
+    pairs = [
+        (_PLACES[columns[one]], at) for at, one in enumerate(numbers.tolist()) if columns.get(one) in _PLACES
+    ]
+    both = np.array(pairs, np.int64).reshape(-1, 2)
+    return both[:, 0], both[:, 1]
+
+
+_PLACES = {
+    Column(name, Part(gpu=gpu)): number * _GPUS + gpu
+    for number, name in enumerate(("gpu_temp_c", "clock_event_reasons"))
+    for gpu in range(_GPUS)
+}
+
+
+def _told(table: NDArray[np.float64]) -> list[tuple[float | None, ...]]:
+    """Each row up to its last known value."""
+    known = ~np.isnan(table)
+    ends = np.where(known.any(axis=1), _GPUS - known[:, ::-1].argmax(axis=1), 0)
+    whole = known.sum(axis=1) == ends
+    return [
+        tuple(row[:end]) if full else tuple(None if math.isnan(one) else one for one in row[:end])
+        for row, end, full in zip(table.tolist(), ends.tolist(), whole.tolist(), strict=True)
+    ]
+
+
+def paces(snapshot: SlurmSnapshot, batches: Sequence[StepBatch]) -> dict[str, float]:
+    told: dict[str, list[StepBatch]] = {}
+    for one in batches:
+        told.setdefault(one.job, []).append(one)
+    found: dict[str, float] = {}
+    for name, its in told.items():
+        found |= _paces_of(its, snapshot.jobs[name].nodes)
+    return found
+
+
+def _paces_of(batches: Sequence[StepBatch], nodes: Sequence[str]) -> dict[str, float]:
+    """Whole step times say when a job was slow, not who was: those nodes stay unknown."""
+    made = grid(batches, slurm_nodes=nodes)
+    if made is None or not made.has_compute:
+        return {}
+    found: dict[str, float] = {}
+    for node, above in zip(made.node.tolist(), lately(deviation(made)).tolist(), strict=True):
+        if node >= 0 and not math.isnan(above):
+            name = made.nodes[node]
+            found[name] = max(found.get(name, 0.0), 1 + above)
+    return found
+
+
+#: Versions that are kept, of all clusters and colours: a page that is further behind reads all anew.
+_KEPT = 64
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Body(NamedTuple):
+    """One version. `whole` is the body of a page that has none; `cells` what changes are told from."""
+
+    tag: str
+    places: list[list[str]]
+    cells: list[list[Any]]
+    whole: bytes
+
+
+class FleetBodies:
+    def __init__(self, said: Callable[[str], str]) -> None:
+        """`said`: a sentence in the language of the request."""
+        self._said = said
+        self._lock = threading.Lock()
+        self._newest: dict[tuple[str, Colour, str], tuple[tuple[object, Told], Body]] = {}
+        self._kept: OrderedDict[tuple[str, Colour, str], Body] = OrderedDict()
+
+    def now(self, stands: Standing, rows: Sequence[NodeRow], colour: Colour, told: Told) -> Body:
+        """Made anew only where the rows or what was measured are others than last time."""
+        key = stands.cluster, colour, language.current.get()
+        with self._lock:
+            made = self._newest.get(key)
+        if made is not None and made[0][0] is rows and made[0][1] == told:
+            return made[1]
+        body = _body(stands, rows, colour, told, self._said)
+        with self._lock:
+            self._newest[key] = (rows, told), body
+            self._kept[stands.cluster, colour, body.tag] = body
+            while len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        return body
+
+    def since(self, tag: str, stands: Standing, colour: Colour, body: Body) -> bytes | None:
+        """What a page that has `tag` needs; None: that version is not known, or is of another fleet."""
+        with self._lock:
+            before = self._kept.get((stands.cluster, colour, tag))
+        if before is None or before.places != body.places or len(before.cells) != len(body.cells):
+            return None
+        both = enumerate(zip(before.cells, body.cells, strict=True))
+        changed = [[place, new] for place, (old, new) in both if old is not new and old != new]
+        if any(before.cells[place][0] != new[0] for place, new in changed):
+            return None
+        return _encode({"tag": body.tag, "changed": changed})
+
+
+def _body(
+    stands: Standing, rows: Sequence[NodeRow], colour: Colour, told: Told, said: Callable[[str], str]
+) -> Body:
+    places, found = cells(rows, colour, told)
+    tag = hashlib.sha256(_encode([places, found])).hexdigest()[:16]
+    whole = {
+        "cluster": stands.cluster, "tag": tag, "groups": places, "nodes": found,
+        "bins": bins(colour, said), "kinds": kinds(said),
+        "verdicts": {one.value: said(one.value) for one in Verdict},
+    }  # fmt: skip
+    return Body(tag, places, found, _encode(whole))

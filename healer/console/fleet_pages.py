@@ -1,0 +1,80 @@
+"""The page of the fleet, and the body of its map."""
+
+from fastapi import APIRouter, Request, Response
+
+from healer.console.pages import FLEET_ROWS, Here, PageRoute, Pages
+from healer.console.render import one_of
+from healer.console.views import colours, fleet_view
+from healer.console.views.colours import COLOUR_WORDS, MEASURED, Colour, Told
+from healer.console.views.pauses_view import caps
+from healer.model import SlurmSnapshot
+
+_REASONS = "clock_event_reasons"
+
+routes = APIRouter(route_class=PageRoute)
+
+
+@routes.get("/")
+def fleet_page(
+    request: Request, pages: Here, q: str = "", place: str = "", colour: str = "", page: int = 1
+) -> Response:
+    context = pages.context(request, "fleet")
+    rows, standing = context["rows"], context["standing"]
+    by = one_of(Colour, colour) or Colour.service
+    told = _measured(pages, standing.snapshot, by)
+    found = fleet_view.by_trouble(row for row in rows if fleet_view.matches(row, q, place, pages.render.said))
+    worst: dict[str, int] = {}
+    if by is not Colour.service:
+        body = pages.bodies.now(standing, rows, by, told)
+        worst = {cell[0]: colours.worst(cell[8]) for cell in body.cells}
+        # Worst first by what is looked at; of what is alike the order stays.
+        found.sort(key=lambda row: -worst[row.name])
+    count = max(1, -(-len(found) // FLEET_ROWS))
+    number = min(max(page, 1), count)
+    shown = found[(number - 1) * FLEET_ROWS : number * FLEET_ROWS]
+    context |= {
+        "filters": {"colour": by.value if by is not Colour.service else "", "place": place, "q": q},
+        "colour": by,
+        "colours": COLOUR_WORDS,
+        "measured": by in MEASURED,
+        "found": len(found),
+        "shown": shown,
+        "says": {row.name: colours.says(by, row, told) for row in shown},
+        "pages": count,
+        "number": number,
+        "legend": fleet_view.legend(rows),
+        "scale": colours.counts(by, worst.values()),
+        "caps": caps(standing, context["strip"], standing.rules),
+    }
+    return pages.show("fleet.html", context)
+
+
+@routes.get("/fleet.json")
+def fleet_json(request: Request, pages: Here, colour: str = "", since: str = "") -> Response:
+    """All that the map draws. `since`, a tag that came before: only what changed, 204 for nothing."""
+    context = pages.context(request, "fleet")
+    by, standing = one_of(Colour, colour) or Colour.service, context["standing"]
+    body = pages.bodies.now(standing, context["rows"], by, _measured(pages, standing.snapshot, by))
+    headers = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+    if since == body.tag:
+        return Response(status_code=204, headers=headers)
+    changed = pages.bodies.since(since, standing, by, body) if since else None
+    return Response(changed or body.whole, media_type="application/json", headers=headers)
+
+
+def _measured(pages: Pages, snapshot: SlurmSnapshot | None, by: Colour) -> Told:
+    """What the colours are made of; nothing is looked up that is not shown."""
+    if snapshot is None:
+        return Told()
+    match by:
+        case Colour.temperature:
+            return Told(gauges=pages.measures.gauges(snapshot))
+        case Colour.throttle:
+            signal = pages.rules.catalogue.signals.get(_REASONS)
+            return Told(gauges=pages.measures.gauges(snapshot), reasons=signal.bits if signal else {})
+        case Colour.steps:
+            return Told(paces=pages.measures.paces(snapshot))
+        case Colour.lemon:
+            return Told(lemons=pages.measures.lemons(snapshot))
+        case _:
+            return Told()

@@ -1,0 +1,193 @@
+"""The pages of the machines that healer watches: nodes and jobs."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from healer.console import words
+from healer.console.pages import PAGE_ROWS, Here, PageRoute, Pages, asking_by_incident, missing
+from healer.console.views import incident_view, job_view, node_view
+from healer.console.views.buttons import node_buttons
+from healer.console.views.fleet_view import NodeRow
+from healer.console.views.node_view import NodeNow
+from healer.console.views.runs_view import run_row
+from healer.decisions.node_facts import context_of
+from healer.detection.alert_findings import firing
+from healer.detection.lemons import LIMIT
+from healer.engine.records import JobHistory, job_history
+from healer.model import (
+    FACTS,
+    FiringAlert,
+    Reference,
+    Ruleset,
+    SlurmJob,
+    SlurmSnapshot,
+    differences,
+    facts_with,
+    kind_of,
+)
+from healer.model.detection import ALERT_STAYS_MAX_H
+from healer.observations.fault_history import jobs_by_gpu
+from healer.observations.step_grid import StepGrid, deviation, grid
+from healer.ports.answers import NodeRows
+from healer.ports.pull import HistoryAway
+from healer.ports.queries import RunQuery
+
+#: Alerts of a node, those of one name together.
+ALERTS_SHOWN = 20
+#: What a node's chart may show of a Prometheus-compatible server.
+HOURS = {"6": "6 h", "24": "24 h", "168": "7 days"}
+
+routes = APIRouter(route_class=PageRoute)
+
+
+@routes.get("/nodes/{cluster}/{name}")
+def node_page(
+    request: Request, pages: Here, cluster: str, name: str, signal: str = "", hours: str = ""
+) -> Response:
+    context = pages.context(request, "node", cluster)
+    standing, now = context["standing"], context["now"]
+    row = next((row for row in context["rows"] if row.name == name), None)
+    known = pages.queries.nodes.rows(cluster, name, now) if row is not None else None
+    if row is None or known is None:
+        raise missing("No such node", f"Slurm shows no node {name} in {cluster}.")
+    asking = asking_by_incident(standing)
+    ran = pages.queries.runs.page(RunQuery(clusters=[cluster], node=name), limit=PAGE_ROWS)
+    context |= {
+        "row": row,
+        "going_on": context_of(pages.rules, known.snapshot, known.node, known.inventory, now),
+        "lemon": known.lemon,
+        "lemon_limit": LIMIT,
+        "unusual": node_view.unusual_table(known.unusual),
+        "fleet_figures": known.standing,
+        "incidents": [incident_view.incident_row(one, asking, now) for one in known.history],
+        "runs": [run_row(run, now) for run in ran.items],
+        "buttons": node_buttons(row, cluster, context["session"].role, standing.rules.playbooks.values()),
+        "probation": max(
+            (one.probation_until for one in known.history if one.probation_until and not one.is_open),
+            default=None,
+        ),
+        "veto": next((veto for veto in standing.vetoes if veto.node == name), None),
+        "heard": pages.queries.signals.heard(cluster, name, now - node_view.WINDOW),
+        "slot": next((slot for slot in standing.slots if slot.node == name), None),
+    }
+    context |= _shown_by_slurm(standing.snapshot, name)
+    context |= _made_of(known, pages.queries.nodes.references(cluster))
+    context |= _alerts(pages, standing.rules, cluster, name, now)
+    context |= _measured(pages, row, cluster, now, signal, hours)
+    return pages.show("node.html", context)
+
+
+def _shown_by_slurm(snapshot: SlurmSnapshot | None, name: str) -> dict[str, Any]:
+    if snapshot is None:
+        return {"slurm": None, "jobs": [], "gpu_jobs": {}, "reservations": []}
+    return {
+        "slurm": snapshot.nodes[name],
+        "jobs": snapshot.jobs_on(name),
+        "gpu_jobs": jobs_by_gpu(snapshot, name),
+        "reservations": [one for one in snapshot.reservations.values() if name in one.nodes],
+    }
+
+
+def _made_of(rows: NodeRows, references: Sequence[Reference]) -> dict[str, Any]:
+    """(what, the node's value, that of the good node where it is another) of each fact that is known."""
+    facts = facts_with(rows.node, rows.inventory.facts if rows.inventory else {})
+    kind = kind_of(rows.node.gpu_model)
+    reference = next((one for one in references if one.kind == kind), None)
+    differs = differences(facts, reference) if reference is not None else {}
+    lines = [
+        (FACTS[fact], facts[fact], reference.facts[fact] if reference is not None and fact in differs else "")
+        for fact in FACTS
+        if fact in facts
+    ]
+    return {"made_of": lines, "reference": reference}
+
+
+def _alerts(pages: Pages, rules: Ruleset, cluster: str, name: str, now: datetime) -> dict[str, Any]:
+    """What fires, what it is to healer, and how many more are like it: the newest of each name and place,
+    those that open an incident first."""
+    told = pages.queries.signals.alerts(cluster, name, now - timedelta(hours=ALERT_STAYS_MAX_H))
+    opening = {entry.name for entry in rules.alerts if entry.opens}
+    fires = firing(rules, told, now)
+    alike = Counter((one.name, str(one.component)) for one in fires)
+    newest: dict[tuple[str, str], FiringAlert] = {}
+    for one in fires:
+        newest.setdefault((one.name, str(one.component)), one)
+    shown = [
+        (one, words.alert_taken(one.rule if one.rule in opening else None), alike[key] - 1)
+        for key, one in sorted(newest.items(), key=lambda pair: pair[1].rule not in opening)[:ALERTS_SHOWN]
+    ]
+    return {"alerts": shown, "alerts_more": len(fires) - sum(1 + more for *_, more in shown)}
+
+
+def _measured(
+    pages: Pages, row: NodeRow, cluster: str, now: datetime, signal: str, wanted_hours: str
+) -> dict[str, Any]:
+    """What the node measured; and the chart over more hours than healer keeps, where a Prometheus-compatible
+    server is set."""
+    node = NodeNow(name=row.name, gpus=row.slurm.gpus, incidents=row.incidents, now=now)
+    catalogue = pages.rules.catalogue
+    reports, columns = pages.queries.signals.node_signals(cluster, row.name, now - node_view.WINDOW)
+    measured = node_view.measured(reports, columns, catalogue, node, signal)
+    charts = pages.sources.charts
+    remembers = charts is not None and charts.remembers(cluster)
+    told = {"measured": measured, "hours": 0, "hours_known": HOURS if remembers else {}, "history_away": ""}
+    drawn = catalogue.signals.get(measured.signal)
+    if charts is None or not remembers or wanted_hours not in HOURS or drawn is None:
+        return told
+    hours = int(wanted_hours)
+    try:
+        points = charts.points(cluster, row.name, drawn.name, now - timedelta(hours=hours), now)
+    except HistoryAway as error:
+        return told | {"hours": hours, "history_away": str(error)}
+    chart = node_view.remembered_chart(points, drawn, node, hours=hours)
+    return told | {"hours": hours, "measured": msgspec.structs.replace(measured, chart=chart)}
+
+
+# --- jobs ---
+
+
+@routes.get("/jobs/{cluster}/{job}")
+def job_page(request: Request, pages: Here, cluster: str, job: str) -> Response:
+    context, shown, history, steps = _read_job(request, pages, cluster, job)
+    asking = asking_by_incident(context["standing"])
+    rows = {row.name: row for row in context["rows"]}
+    context |= {
+        "id": job,
+        "shown": shown,
+        "view": job_view.view_job(shown, rows, steps, history),
+        "facts": job_view.facts(shown) if shown else [],
+        "history": history,
+        "incidents": [incident_view.incident_row(one, asking, context["now"]) for one in history.incidents],
+    }
+    return pages.show("job.html", context)
+
+
+@routes.get("/jobs/{cluster}/{job}/steps.json")
+def job_steps(request: Request, pages: Here, cluster: str, job: str) -> Response:
+    _, _, history, steps = _read_job(request, pages, cluster, job)
+    body = {}
+    if steps is not None:
+        checkpoints = job_view.checkpoint_steps(history, steps.restart)
+        body = job_view.picture(steps, deviation(steps), checkpoints, cluster)
+    return pages.json(request, json.dumps(body, separators=(",", ":"), allow_nan=False))
+
+
+def _read_job(
+    request: Request, pages: Pages, cluster: str, job: str
+) -> tuple[dict[str, Any], SlurmJob | None, JobHistory, StepGrid | None]:
+    """The page's context, Slurm's word, what healer knows, and its steps. Raises Stop and Problem."""
+    context = pages.context(request, "job", cluster)
+    snapshot = context["standing"].snapshot
+    shown = snapshot.jobs.get(job) if snapshot else None
+    history = job_history(pages.queries.jobs.rows(cluster, job), job, pages.rules)
+    batches = pages.queries.signals.job_steps(cluster, job, context["now"] - job_view.WINDOW)
+    steps = grid(batches, slurm_nodes=shown.nodes if shown else ())
+    if shown is None and steps is None and history.empty:
+        raise missing("No such job", f"Neither Slurm nor healer knows a job {job} in {cluster}.")
+    return context, shown, history, steps

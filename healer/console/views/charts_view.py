@@ -1,0 +1,329 @@
+"""Charts as a page shows them: what the script draws, the moments in it, and the same in a table.
+
+A chart comes whole with its finding. What the node measured since is added while it is still kept.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from healer.console import words
+from healer.engine.records import IncidentRecord
+from healer.model import Column, Outcome, Part, SignalKind, StepEvent
+from healer.model.detection import Chart, ChartLine, ChartMark
+from healer.model.finding import Finding
+from healer.model.telemetry import Catalogue
+
+if TYPE_CHECKING:
+    from healer.model.telemetry import Report
+
+
+#: As many as a person looks at.
+CHARTS_SHOWN = 4
+#: Rows of the table that says the same as a chart.
+TWIN_ROWS = 24
+#: So long after its last value a moment or a later sample still belongs into the picture.
+LATER = timedelta(minutes=30)
+#: A line that reports nothing for so long is broken, not drawn across.
+GAP_S = 120.0
+
+_ROLE_WORDS = {
+    "own": "this one",
+    "peers": "peers, median",
+    "low": "peers, low end",
+    "high": "peers, high end",
+    "threshold": "threshold",
+}
+
+
+class Moment(msgspec.Struct, frozen=True, kw_only=True):
+    """A moment beside a chart; `drawn` is False where it lies outside the picture."""
+
+    at: datetime
+    label: str
+    drawn: bool = True
+
+
+class ChartView(msgspec.Struct, frozen=True, kw_only=True):
+    """One figure. `data` is what `charts.js` draws, `head` and `rows` the table that says the same."""
+
+    id: str
+    title: str
+    label: str
+    data: dict[str, Any]
+    moments: tuple[Moment, ...] = ()
+    head: tuple[str, ...] = ()
+    rows: tuple[tuple[str, ...], ...] = ()
+    note: str = ""
+
+
+class ContributionRow(msgspec.Struct, frozen=True, kw_only=True):
+    feature: str
+    share: str
+    value: str
+    peers: str
+
+
+class FindingCharts(msgspec.Struct, frozen=True, kw_only=True):
+    """What one finding shows: its sentence, its charts, and why a model thought it unusual."""
+
+    fault: str
+    text: str
+    at: datetime
+    charts: tuple[ChartView, ...]
+    why: tuple[ContributionRow, ...]
+
+
+def newest_findings(findings: Sequence[Finding]) -> list[Finding]:
+    """The newest of each fault that has something to show: those with charts first, the newest first."""
+    found: dict[str, Finding] = {}
+    for finding in sorted(findings, key=lambda one: one.at, reverse=True):
+        if finding.charts or finding.contributions:
+            found.setdefault(finding.fault, finding)
+    return sorted(found.values(), key=lambda one: not one.charts)
+
+
+def shown_charts(findings: Sequence[Finding]) -> list[Chart]:
+    return [chart for finding in newest_findings(findings) for chart in finding.charts][:CHARTS_SHOWN]
+
+
+def later_since(findings: Sequence[Finding], now: datetime) -> tuple[str, datetime] | None:
+    """The node whose later samples continue the charts, and since when. None: nothing can be added."""
+    ends = [
+        (chart.times[-1], chart.node)
+        for chart in shown_charts(findings)
+        if chart.x == "time" and chart.times and chart.node and chart.signal
+    ]
+    if not ends:
+        return None
+    end, node = min(ends)
+    since = datetime.fromtimestamp(end, UTC)
+    return (node, since) if now - since < timedelta(hours=1) else None
+
+
+def incident_charts(
+    detail: IncidentRecord,
+    catalogue: Catalogue,
+    later: tuple[Sequence["Report"], Mapping[int, Column]] = ((), {}),
+) -> list[FindingCharts]:
+    """`later`: what the incident's node reported since, with the meaning of its columns."""
+    moments = incident_moments(detail)
+    shown: list[FindingCharts] = []
+    drawn: list[Chart] = []
+    for finding in newest_findings(detail.findings):
+        charts = []
+        # Two rules over one signal would draw the same line twice.
+        fresh = [chart for chart in finding.charts if not any(_same(chart, one) for one in drawn)]
+        for chart in fresh[: CHARTS_SHOWN - len(drawn)]:
+            name = f"chart-{len(shown)}-{len(charts)}"
+            charts.append(chart_view(name, continued(chart, catalogue, *later), moments))
+            drawn.append(chart)
+        if charts or finding.contributions or len(fresh) < len(finding.charts):
+            shown.append(
+                FindingCharts(
+                    fault=finding.fault,
+                    # A device's text begins with its name, which is written as it is.
+                    text=finding.text if finding.component.device else words.sentence(finding.text),
+                    at=finding.at,
+                    charts=tuple(charts),
+                    why=tuple(
+                        ContributionRow(
+                            feature=one.feature,
+                            share=f"{one.share:.0%}",
+                            value=words.figure(one.value),
+                            peers=words.figure(one.peers),
+                        )
+                        for one in finding.contributions
+                    ),
+                )
+            )
+    return shown
+
+
+def _same(one: Chart, other: Chart) -> bool:
+    def what(chart: Chart) -> tuple:
+        return chart.signal, chart.unit, chart.node, chart.gpu, chart.link, chart.port
+
+    return bool(one.signal) and what(one) == what(other)
+
+
+def incident_moments(detail: IncidentRecord) -> list[ChartMark]:
+    """What a person looks for in a chart: opened, decided, drained, returned."""
+    incident = detail.incident
+    found = [ChartMark(at=incident.opened, label="opened")]
+    decided = [one for one in detail.decisions if one.outcome is not Outcome.nothing]
+    if decided:
+        acts = next((one for one in decided if one.outcome is Outcome.act), None)
+        first = acts or decided[0]
+        found.append(ChartMark(at=first.at, label="decided" if acts else first.outcome.value))
+    for run in detail.runs:
+        if run.run.shadow:
+            continue
+        for entry in run.log:
+            if entry.event is StepEvent.done and entry.step in _STEP_LABELS:
+                found.append(ChartMark(at=entry.at, label=_STEP_LABELS[entry.step]))
+    if incident.closed:
+        found.append(ChartMark(at=incident.closed, label="resolved"))
+    return sorted(found, key=lambda one: one.at)
+
+
+_STEP_LABELS = {
+    "drain": "drained",
+    "restart": "restarted",
+    "reset": "reset",
+    "reboot": "rebooted",
+    "resume": "returned",
+}
+
+
+def continued(
+    chart: Chart, catalogue: Catalogue, reports: Sequence["Report"], columns: Mapping[int, Column]
+) -> Chart:
+    """The chart with what its own line measured since. Peers and counters end where the finding was made:
+    rates of a counter and the median of the fleet are the detector's work, not a page's."""
+    signal = catalogue.signals.get(chart.signal)
+    if chart.x != "time" or not chart.times or signal is None or signal.kind is not SignalKind.gauge:
+        return chart
+    own = next((line for line in chart.lines if line.role == "own"), None)
+    if own is None or signal.unit != chart.unit:
+        return chart
+    part = Part(gpu=chart.gpu, link=chart.link, port=chart.port)
+    more = [
+        (at, value)
+        for at, value in series(reports, columns, Column(signal=chart.signal, part=part))
+        if chart.times[-1] < at <= chart.times[-1] + LATER.total_seconds()
+    ]
+    if not more:
+        return chart
+    lines = tuple(
+        msgspec.structs.replace(line, values=(*line.values, *_after(line, more))) for line in chart.lines
+    )
+    return msgspec.structs.replace(chart, times=(*chart.times, *(at for at, _ in more)), lines=lines)
+
+
+def _after(line: ChartLine, more: list[tuple[float, float]]) -> list[float | None]:
+    if line.role == "own":
+        return [value for _, value in more]
+    # A threshold that never moved stands on; one that follows the peers ends with them.
+    fixed = line.role == "threshold" and len(set(line.values)) == 1
+    return [line.values[0] if fixed else None for _ in more]
+
+
+def series(
+    reports: Iterable["Report"], columns: Mapping[int, Column], column: Column
+) -> list[tuple[float, float]]:
+    """(s since 1970, value) of one column, by time; without what the sender did not know."""
+    wanted = [number for number, one in columns.items() if one == column]
+    found: list[tuple[float, float]] = []
+    for report in reports:
+        for number in wanted:
+            for value in report.values[report.columns == number].tolist():
+                if not math.isnan(value):
+                    found.append((report.at.timestamp(), value))
+    return sorted(found)
+
+
+def chart_view(
+    name: str, chart: Chart, moments: Sequence[ChartMark] = (), *, gap_s: float = GAP_S
+) -> ChartView:
+    """The figure of one chart with the moments of its incident drawn in."""
+    timed = chart.x == "time"
+    marks = _marks([*chart.marks, *moments]) if timed else _marks(chart.marks)
+    first, last = (chart.times[0], chart.times[-1]) if chart.times else (0.0, 0.0)
+    drawn = [mark for mark in marks if timed and _near(mark.at.timestamp(), first, last)]
+    listed = tuple(Moment(at=mark.at, label=mark.label, drawn=mark in drawn) for mark in marks)
+    times, values = with_gaps(chart.times, [line.values for line in chart.lines], timed=timed, gap_s=gap_s)
+    return ChartView(
+        id=name,
+        title=chart.title,
+        label=_label(chart),
+        data={
+            "unit": chart.unit,
+            "x": chart.x,
+            "t": times,
+            "s": [
+                {"l": line.label, "r": line.role, "v": [_short(value) for value in column]}
+                for line, column in zip(chart.lines, values, strict=True)
+            ],
+            "m": [{"t": round(mark.at.timestamp(), 1), "l": mark.label} for mark in drawn],
+        },
+        moments=listed,
+        head=(
+            "Time (UTC)" if timed else "Step",
+            *(f"{line.label} ({_ROLE_WORDS.get(line.role, line.role)})" for line in chart.lines),
+        ),
+        rows=tuple(_twin(chart, timed=timed)),
+    )
+
+
+def _near(at: float, first: float, last: float) -> bool:
+    """A drain half an hour after the last value is still worth the empty space; one a day later is not."""
+    return first - 60 <= at <= last + LATER.total_seconds()
+
+
+def _marks(marks: Iterable[ChartMark]) -> list[ChartMark]:
+    """By time; the same word at the same second once."""
+    found: dict[tuple[int, str], ChartMark] = {}
+    for mark in sorted(marks, key=lambda one: one.at):
+        found.setdefault((int(mark.at.timestamp()), mark.label), mark)
+    return list(found.values())
+
+
+def with_gaps(
+    times: Sequence[float],
+    lines: Sequence[Sequence[float | None]],
+    *,
+    timed: bool,
+    gap_s: float = GAP_S,
+) -> tuple[list[float], list[list[float | None]]]:
+    """An empty value wherever nothing came for `gap_s`: silence must not look like a straight line."""
+    at: list[float] = []
+    columns: list[list[float | None]] = [[] for _ in lines]
+    for index, moment in enumerate(times):
+        if timed and at and moment - at[-1] > gap_s:
+            at.append(round(at[-1] + 1, 1))
+            for column in columns:
+                column.append(None)
+        at.append(round(moment, 1))
+        for column, values in zip(columns, lines, strict=True):
+            column.append(values[index] if index < len(values) else None)
+    return at, columns
+
+
+def _short(value: float | None) -> float | None:
+    """Six digits are more than a screen has; NaN is not JSON."""
+    if value is None or not math.isfinite(value):
+        return None
+    return float(f"{value:.6g}")
+
+
+def _twin(chart: Chart, *, timed: bool) -> list[tuple[str, ...]]:
+    count = len(chart.times)
+    every = max(1, -(-count // TWIN_ROWS))
+    rows = []
+    for index in range(count):
+        if index % every and index != count - 1:
+            continue
+        at = chart.times[index]
+        when = datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S") if timed else f"{at:,.0f}"
+        cells = (_at(line.values, index) for line in chart.lines)
+        rows.append((when, *(words.figure(value, chart.unit) or "unknown" for value in cells)))
+    return rows
+
+
+def _at(values: Sequence[float | None], index: int) -> float | None:
+    return _short(values[index]) if index < len(values) else None
+
+
+def _label(chart: Chart) -> str:
+    """The chart in one sentence, for those who do not see it."""
+    ends = []
+    for role in ("own", "peers", "threshold"):
+        for line in chart.lines:
+            last = next((value for value in reversed(line.values) if _short(value) is not None), None)
+            if line.role == role and last is not None:
+                ends.append(f"{line.label} ends at {words.figure(last, chart.unit)}")
+    return f"{chart.title}: {', '.join(ends)}." if ends else f"{chart.title}: no values."

@@ -1,0 +1,251 @@
+"""The fleet: what each node is to a person, and the body of `/fleet.json` that the canvas draws."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from healer.console import words
+from healer.model import NodeStatus, OwnerKind, Severity, SlurmNode, Verdict
+from healer.model.slurm import is_none, is_our_reservation, only_ours, owner_of
+from healer.ports.answers import OpenIncident, Standing
+
+#: The mildest first.
+VERDICT_RANK = {verdict: rank for rank, verdict in enumerate(Verdict)}
+
+
+class NodeKind(StrEnum):
+    """What a node is to the person on call. The order is the order of the table, worst first."""
+
+    bad_in_service = "bad_in_service"
+    out_healer = "out_healer"
+    out_slurm = "out_slurm"
+    out_person = "out_person"
+    unknown = "unknown"
+    planned = "planned"
+    busy = "busy"
+    idle = "idle"
+
+
+class KindSigns(NamedTuple):
+    """How a kind is shown: in words; by a letter in its cell, so that colour is never the only sign; by a
+    colour of console.css."""
+
+    words: str
+    letter: str
+    paint: str
+
+
+KINDS = {
+    NodeKind.bad_in_service: KindSigns("known bad, in service", "!", "c-bad"),
+    NodeKind.out_healer: KindSigns("out, by healer", "H", "c-healer"),
+    NodeKind.out_slurm: KindSigns("out, by Slurm", "S", "c-slurm"),
+    NodeKind.out_person: KindSigns("out, by a person", "P", "c-person"),
+    NodeKind.unknown: KindSigns("unknown", "?", "c-unknown"),
+    NodeKind.planned: KindSigns("planned work", "M", "c-planned"),
+    NodeKind.busy: KindSigns("in service, busy", "", "c-busy"),
+    NodeKind.idle: KindSigns("in service, idle", "", "c-idle"),
+}
+
+_KIND_OF_OWNER = {
+    OwnerKind.healer: NodeKind.out_healer,
+    OwnerKind.slurm: NodeKind.out_slurm,
+    OwnerKind.program: NodeKind.out_person,
+    OwnerKind.person: NodeKind.out_person,
+}
+
+STATUS_WORDS = {
+    NodeStatus.invalid: "registered with less than configured",
+    NodeStatus.maintenance: "in maintenance",
+    NodeStatus.power_saving: "powered down to save power",
+    NodeStatus.powering_up: "powering up",
+    NodeStatus.rebooting: "rebooting",
+    NodeStatus.reboot_pending: "to be rebooted when idle",
+    NodeStatus.planned: "idle, kept free for a planned job",
+}
+
+
+class Hold(StrEnum):
+    """By what healer holds a node out: a slot, or our own reservation for tests."""
+
+    slot = "slot"
+    tests = "tests"
+
+
+_RANK = {kind: index for index, kind in enumerate(NodeKind)}
+
+
+class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One node as the map and the table show it. `places` are pod, row, rack and leaf as far as known."""
+
+    name: str
+    kind: NodeKind
+    verdict: Verdict
+    slurm: SlurmNode
+    bad_gpus: tuple[int, ...]
+    incidents: tuple[OpenIncident, ...]
+    hold: Hold | None = None
+
+    @property
+    def word(self) -> str:
+        owner = self.slurm.owner
+        if self.kind is NodeKind.out_person and owner and owner.kind is OwnerKind.program:
+            return f"out, by {owner.name}"
+        return KINDS[self.kind].words
+
+    def shown(self, now: datetime) -> str:
+        """Slurm's state in words: `drained by ann 3 h ago, not responding`."""
+        node, status = self.slurm, self.slurm.status
+        text = STATUS_WORDS.get(status, status.value)
+        if node.held and not node.planned and node.owner is not None:
+            text += f" by {node.owner}"
+            if node.reason_at is not None:
+                text += f" {words.ago(node.reason_at, now)}"
+        if "NOT_RESPONDING" in node.state and status is not NodeStatus.silent:
+            text += ", not responding"
+        if node.unknown_flags:
+            text += f", with {', '.join(node.unknown_flags)}, which healer does not know"
+        return text
+
+    @property
+    def state(self) -> str:
+        return "+".join(self.slurm.state) or "UNKNOWN"
+
+    @property
+    def letter(self) -> str:
+        return KINDS[self.kind].letter
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        node = self.slurm
+        return tuple(part for part in (node.pod, node.row, node.rack, node.switch) if part)
+
+    @property
+    def where(self) -> str:
+        return " · ".join(self.places)
+
+    @property
+    def in_service(self) -> bool:
+        return self.kind in (NodeKind.busy, NodeKind.idle, NodeKind.bad_in_service)
+
+    @property
+    def worst(self) -> Severity | None:
+        return min((incident.severity for incident in self.incidents), default=None)
+
+
+_NO_ROWS: Mapping[str, NodeRow] = {}
+
+
+def holds(standing: Standing) -> dict[str, Hold]:
+    """What healer holds each node by. Slurm shows a node in our reservation as planned work, or as usual."""
+    found = {slot.node: Hold.slot for slot in standing.slots}
+    snapshot = standing.snapshot
+    if snapshot is not None:
+        ours = (one for one in snapshot.reservations.values() if is_our_reservation(one))
+        names = {name for one in ours for name in one.nodes if name in snapshot.nodes}
+        found |= {name: Hold.tests for name in names if only_ours(snapshot, snapshot.nodes[name])}
+    return found
+
+
+def kind_of(node: SlurmNode, *, hold: Hold | None, known_bad: bool) -> NodeKind:
+    """Our own drain is known by its reason (`healer:`) too. As the floor's guard counts it."""
+    if node.planned and hold is not Hold.tests:
+        return NodeKind.planned
+    if not node.in_service or hold is Hold.tests:
+        return _out_by(node, held_by_us=hold is not None)
+    if known_bad:
+        return NodeKind.bad_in_service
+    return NodeKind.busy if node.busy else NodeKind.idle
+
+
+def _out_by(node: SlurmNode, *, held_by_us: bool) -> NodeKind:
+    if is_none(node.reason):
+        if held_by_us:
+            return NodeKind.out_healer
+        by_slurm = node.status in (NodeStatus.down, NodeStatus.invalid)
+        return NodeKind.out_slurm if by_slurm else NodeKind.unknown
+    return _KIND_OF_OWNER[owner_of(node.reason, node.reason_user).kind]
+
+
+def node_rows(standing: Standing, before: Mapping[str, NodeRow] = _NO_ROWS) -> list[NodeRow]:
+    """All GPU nodes, in Slurm's order. Empty before the first snapshot.
+
+    `before`: rows of an earlier standing; of a node of which nothing else is said the same row comes back.
+    """
+    if standing.snapshot is None:
+        return []
+    held = holds(standing)
+    by_node: dict[str, list[OpenIncident]] = {}
+    for incident in standing.open_incidents:
+        for name in incident.nodes or ([incident.root.node] if incident.root.node else []):
+            by_node.setdefault(name, []).append(incident)
+    rows: list[NodeRow] = []
+    for node in standing.snapshot.gpu_nodes:
+        incidents = tuple(sorted(by_node.get(node.name, ()), key=lambda incident: incident.severity))
+        hold, row = held.get(node.name), before.get(node.name)
+        same = row is not None and row.hold is hold and row.incidents == incidents
+        rows.append(row if row is not None and same and row.slurm == node else _row(node, incidents, hold))
+    return rows
+
+
+def _row(node: SlurmNode, incidents: tuple[OpenIncident, ...], hold: Hold | None) -> NodeRow:
+    verdicts = [incident.nodes.get(node.name, Verdict.healthy) for incident in incidents]
+    bad_gpus = {
+        incident.root.gpu
+        for incident in incidents
+        if incident.root.node == node.name and incident.root.gpu is not None
+    }
+    return NodeRow(
+        name=node.name,
+        kind=kind_of(
+            node,
+            hold=hold,
+            known_bad=any(node.name in incident.bad_nodes for incident in incidents),
+        ),
+        verdict=max(verdicts, key=VERDICT_RANK.__getitem__, default=Verdict.healthy),
+        slurm=node,
+        bad_gpus=tuple(sorted(bad_gpus)),
+        incidents=incidents,
+        hold=hold,
+    )
+
+
+def by_trouble(rows: Iterable[NodeRow]) -> list[NodeRow]:
+    """Worst first; nodes of one kind by verdict, then in Slurm's order."""
+    return sorted(rows, key=lambda row: (_RANK[row.kind], -VERDICT_RANK[row.verdict]))
+
+
+def matches(row: NodeRow, text: str, place: str = "", said: Callable[[str], str] = str) -> bool:
+    """Whether each word of the search box is found in the node's name, place, state, reason or kind, and it
+    stands in this place. `said`: the kind in the language of the one who searches."""
+    if place and place not in row.places:
+        return False
+    if not text:
+        return True
+    parts = (
+        row.name,
+        row.where,
+        row.state,
+        row.slurm.reason,
+        row.word,
+        said(row.word),
+        row.verdict,
+        row.slurm.driver,
+        row.slurm.gpu_model,
+    )
+    haystack = " ".join(parts).lower()
+    return all(word in haystack for word in text.lower().split())
+
+
+def legend(rows: list[NodeRow]) -> list[tuple[NodeKind, str, str, int]]:
+    """Kind, letter, words and number of nodes, for every kind that occurs and the two that always may."""
+    found = Counter(row.kind for row in rows)
+    always = (NodeKind.busy, NodeKind.idle)
+    return [
+        (kind, KINDS[kind].letter, KINDS[kind].words, found[kind])
+        for kind in NodeKind
+        if found[kind] or kind in always
+    ]

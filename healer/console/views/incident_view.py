@@ -1,0 +1,425 @@
+"""What is left for a person to do on an incident, most pressing first."""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+
+import msgspec
+
+from healer import model
+from healer.console import words
+from healer.console.views.buttons import (
+    Button,
+    acknowledge_button,
+    may_act,
+    may_respond,
+    quiet_buttons,
+    resume_button,
+    review_buttons,
+    run_buttons,
+)
+from healer.console.views.fleet_view import VERDICT_RANK
+from healer.console.views.runs_view import RunRow, StepRow, asks, run_row, steps, target
+from healer.console.views.timeline_view import timeline
+from healer.console.words import listed, plain
+from healer.engine.records import IncidentRecord
+from healer.incidents.impact import lost_together, lost_words
+from healer.incidents.incident_verdict import place, set_aside_words, sure_words
+from healer.model import (
+    ENDED_RUN_STATES,
+    Component,
+    Incident,
+    IncidentVerdict,
+    Role,
+    Run,
+    RunState,
+    SlurmJob,
+    SlurmNode,
+    StepEvent,
+    Verb,
+)
+from healer.model.slurm import SLURM, is_ours
+from healer.model.verdict import Same
+from healer.ports.answers import RunRecord, Standing
+
+
+class Left(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is left for a person. `tone` is ask, warn, bad or plain."""
+
+    tone: str
+    text: str
+    detail: str = ""
+    buttons: tuple[Button, ...] = ()
+
+
+def left_for_you(detail: IncidentRecord, node: SlurmNode | None, role: Role, now: datetime) -> list[Left]:
+    incident = detail.incident
+    left = [found for one in detail.runs if (found := _asked(one, detail, role, now)) is not None]
+    if incident.known_bad_in_service and incident.is_open:
+        left.append(
+            Left(
+                tone="bad",
+                text=_known_bad(incident),
+                detail=f"New jobs may come there. {_why_in_service(detail)}; a person can, in Slurm.",
+            )
+        )
+    if incident.owner and incident.is_open:
+        left.append(_owned(incident, incident.owner, now))
+    left += _return(detail, node, role)
+    if not may_respond(role):
+        return left
+    if incident.is_open and not incident.acknowledged_by:
+        acknowledge = (acknowledge_button(incident),)
+        left.append(Left(tone="plain", text="Nobody has acknowledged this yet.", buttons=acknowledge))
+    if not incident.is_open and incident.review is None:
+        left.append(
+            Left(
+                tone="plain",
+                text="Was this a true fault?",
+                detail=f"The answer counts for the precision of rule {incident.rule}.",
+                buttons=review_buttons(incident),
+            )
+        )
+    return left
+
+
+def _asked(one: RunRecord, detail: IncidentRecord, role: Role, now: datetime) -> Left | None:
+    """What the run wants from a person; None where it goes on, or has ended."""
+    run = one.run
+    if run.shadow or run.state in ENDED_RUN_STATES or not (asks(run) or run.state is RunState.held):
+        return None
+    row = run_row(run, now)
+    return Left(
+        tone="bad" if run.state is RunState.stuck else "ask" if asks(run) else "warn",
+        text=f"{run.playbook} {target(run)}: {row.word}.",
+        detail=row.why or _held_why(one, detail),
+        buttons=run_buttons(run, role),
+    )
+
+
+def _owned(incident: Incident, owner: str, now: datetime) -> Left:
+    age = f" {words.ago(incident.owner_since, now)}" if incident.owner_since else ""
+    if owner == SLURM.name:
+        text = f"Slurm itself took {incident.root.node} out{age}."
+        then = "A person may have healer test it and return it (adopt-slurm-drain)."
+    else:
+        text = f"{owner} drained {incident.root.node}{age} and owns it."
+        then = "healer never lifts a drain of others. Ask them, or resume the node in Slurm."
+    return Left(tone="plain", text=text, detail=then)
+
+
+def _known_bad(incident: Incident) -> str:
+    bad = incident.bad_nodes
+    if len(bad) == 1:
+        return f"{bad[0]} is known bad and still in service."
+    return f"{len(bad)} nodes are known bad and still in service: {words.names(bad, 5)}."
+
+
+def _why_in_service(detail: IncidentRecord) -> str:
+    stuck = any(one.run.state is RunState.stuck and not one.run.shadow for one in detail.runs)
+    return "healer could not drain it" if stuck else "A guard keeps healer from draining it"
+
+
+def _return(detail: IncidentRecord, node: SlurmNode | None, role: Role) -> list[Left]:
+    """Our own drain stands and no run works on the node: it waits for a person."""
+    incident = detail.incident
+    busy = any(_works(one) for one in detail.runs)
+    if node is None or busy or not node.drain or not is_ours(node.reason):
+        return []
+    if f"inc:{incident.short_id}" not in node.reason:
+        return []
+    return [
+        Left(
+            tone="ask",
+            text=f"{node.name} stays drained until it is repaired.",
+            detail="Resume it when it is; healer then watches its first hours.",
+            buttons=(resume_button(incident, node.name),) if may_act(role) else (),
+        )
+    ]
+
+
+def _works(one: RunRecord) -> bool:
+    """A run that goes on by itself. One that waits without a time to wake waits for the repair."""
+    run = one.run
+    if run.shadow or run.state in ENDED_RUN_STATES:
+        return False
+    return run.state is not RunState.waiting or run.wake_at is not None
+
+
+def _held_why(run: RunRecord, detail: IncidentRecord) -> str:
+    """The run's own last words, else those of the guard that holds it."""
+    if run.log and run.log[-1].text:
+        return run.log[-1].text
+    own = [one for one in (*detail.decisions, *run.decisions) if one.run in (None, run.run.id) and one.guard]
+    for decision in reversed(own):
+        for answer in decision.answers:
+            if answer.guard is decision.guard:
+                return f"Guard {answer.guard.value}: {answer.why}"
+        return decision.why
+    return ""
+
+
+#: What a similar incident shares with this one.
+SAME_WORDS = {
+    Same.part.value: "same part",
+    Same.node.value: "same node",
+    Same.model.value: "same fault and GPU model",
+    Same.fault.value: "same fault",
+}
+
+
+class JobHit(msgspec.Struct, frozen=True, kw_only=True):
+    """A job that the incident hit, as Slurm knows it now (all but the id empty when it no longer does)."""
+
+    id: str
+    name: str = ""
+    user: str = ""
+    partition: str = ""
+    state: str = ""
+    #: `2 nodes (gpu0003, gpu0004)`; empty while it has none.
+    nodes: str = ""
+    restarts: int = 0
+    known: bool = False
+    #: GPUs it held when it was hit, empty where Slurm did not tell, and what of its work was lost, in words.
+    gpus: str = ""
+    lost: str = ""
+    #: What became of this job, from the runs' logs: the step and its end, its sentence, and whether its owner
+    #: was told in Slurm; empty while nothing was done.
+    done: str = ""
+    said: str = ""
+    told: str = ""
+
+
+class RunView(msgspec.Struct, frozen=True, kw_only=True):
+    row: RunRow
+    steps: tuple[StepRow, ...]
+
+
+class VerdictView(msgspec.Struct, frozen=True, kw_only=True):
+    """`nodes` are names with their verdict; `why` and `aside` sentences; `retest` what decides for good."""
+
+    sentence: str
+    sure: str
+    cause: str
+    nodes: tuple[tuple[str, str], ...]
+    more_nodes: int
+    why: tuple[str, ...]
+    aside: tuple[str, ...]
+    retest: str
+
+
+class IncidentView(msgspec.Struct, frozen=True, kw_only=True):
+    incident: Incident
+    place: str
+    since: datetime
+    verdict: VerdictView
+    jobs: tuple[JobHit, ...]
+    more_jobs: int
+    lost: str
+    jobs_note: str
+    runs: tuple[RunView, ...]
+    left: tuple[Left, ...]
+    quiet: tuple[Button, ...]
+    slurm: SlurmNode | None
+    affected: str
+
+
+def affected(parts: tuple[Component, ...], show: int = 8) -> str:
+    """`gpu0015 GPU 0 to 3, gpu0016 and 60 more`: one entry per node, its GPUs together."""
+    gpus: dict[str, set[int]] = {}
+    for part in parts:
+        found = gpus.setdefault(part.node or str(part), set())
+        if part.gpu is not None:
+            found.add(part.gpu)
+    return words.names([f"{name}{_gpus(sorted(known))}" for name, known in gpus.items()], show)
+
+
+def _gpus(known: list[int]) -> str:
+    if len(known) > 2 and known[-1] - known[0] == len(known) - 1:
+        return f" GPU {known[0]} to {known[-1]}"
+    return f" GPU {', '.join(map(str, known))}" if known else ""
+
+
+#: Nodes and jobs that the page names; a fault of the fleet has a thousand.
+NODES_SHOWN = 8
+JOBS_SHOWN = 50
+
+
+def verdict_view(verdict: IncidentVerdict) -> VerdictView:
+    worst_first = sorted(verdict.nodes.items(), key=lambda pair: (-VERDICT_RANK[pair[1]], pair[0]))
+    return VerdictView(
+        sentence=verdict.sentence,
+        sure=sure(verdict),
+        cause=verdict.cause.value,
+        nodes=tuple((name, one.value) for name, one in worst_first[:NODES_SHOWN]),
+        more_nodes=max(0, len(worst_first) - NODES_SHOWN),
+        why=verdict.why,
+        aside=tuple(set_aside_words(one) for one in verdict.set_aside),
+        retest=verdict.retest.text if verdict.retest else "",
+    )
+
+
+def sure(verdict: IncidentVerdict) -> str:
+    """`certain`, `likely, 80 %`"""
+    return sure_words(verdict.certainty)
+
+
+def view_incident(
+    detail: IncidentRecord, standing: Standing | None, role: Role, now: datetime
+) -> IncidentView:
+    """`standing` gives Slurm's view of the node and of the jobs; without it they stay unknown."""
+    incident = detail.incident
+    snapshot = standing.snapshot if standing else None
+    node = snapshot.nodes.get(incident.root.node) if snapshot and incident.root.node else None
+    hit = {one.job: one for one in incident.hit}
+    jobs = tuple(
+        _job(job, snapshot.jobs if snapshot else {}, detail.runs, hit.get(job))
+        for job in sorted(incident.jobs_hit)[:JOBS_SHOWN]
+    )
+    return IncidentView(
+        incident=incident,
+        place=place(incident.root),
+        since=incident.opened,
+        verdict=verdict_view(detail.verdict),
+        jobs=jobs,
+        more_jobs=max(0, len(incident.jobs_hit) - JOBS_SHOWN),
+        lost=lost_together(incident.hit),
+        jobs_note=_jobs_note(incident),
+        runs=tuple(
+            RunView(row=run_row(run.run, now), steps=tuple(steps(run.log, incident.opened)))
+            for run in detail.runs
+        ),
+        left=tuple(left_for_you(detail, node, role, now)),
+        quiet=tuple(quiet_buttons(incident, role, standing.open_incidents if standing else ())),
+        slurm=node,
+        affected=affected(incident.affected),
+    )
+
+
+def _jobs_note(incident: Incident) -> str:
+    if incident.jobs_hit_final:
+        return "Listed after the drain was read back: no job could start on the node any more."
+    if incident.jobs_hit:
+        return "Best guess so far; the list is final once the drain was read back."
+    return ""
+
+
+def _job(
+    job: str, known: Mapping[str, SlurmJob], runs: tuple[RunRecord, ...], hit: model.JobHit | None
+) -> JobHit:
+    done = said = told = ""
+    for run in runs:
+        for entry in run.log:
+            if not (entry.step.endswith(f":{job}") or run.run.job == job):
+                continue
+            if entry.data.get("verb") == Verb.notify:
+                told = "Its owner was told in Slurm." if entry.event is StepEvent.done else entry.text
+            elif entry.text or not done:
+                done, said = f"{entry.step.split(':')[0]} {entry.event.value}", entry.text
+    if said and told:
+        said = f"{said.rstrip('.')}."  # another sentence follows
+    row = JobHit(
+        id=job,
+        user=hit.user if hit else "",
+        gpus=words.plural(hit.gpus, "GPU") if hit and hit.gpus else "",
+        lost=lost_words(hit) if hit else "",
+        done=done,
+        said=said,
+        told=told,
+    )
+    slurm = known.get(job)
+    if slurm is None:
+        return row
+    state = "+".join((slurm.state, *slurm.flags))
+    return msgspec.structs.replace(
+        row,
+        name=slurm.name,
+        user=slurm.user,
+        partition=slurm.partition,
+        state=f"{state} ({slurm.reason})" if slurm.reason and slurm.state == "PENDING" else state,
+        nodes=f"{words.plural(len(slurm.nodes), 'node')} ({words.names(slurm.nodes)})" if slurm.nodes else "",
+        restarts=slurm.restarts,
+        known=True,
+    )
+
+
+class IncidentRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the list."""
+
+    incident: Incident
+    place: str
+    jobs: str
+    left: str
+    tone: str
+
+
+def incident_row(incident: Incident, asking: Mapping[str, Run], now: datetime) -> IncidentRow:
+    """`asking`: incident id -> the run that wants a person."""
+    run = asking.get(incident.id)
+    left, tone = "", "plain"
+    if run is not None:
+        row = run_row(run, now)
+        left, tone = f"{run.playbook}: {row.word}", row.tone
+    elif incident.known_bad_in_service and incident.is_open:
+        left, tone = "known bad, in service", "bad"
+    elif incident.owner and incident.is_open:
+        left = f"owned by {incident.owner}"
+    elif incident.is_open and incident.acknowledged_by:
+        left = f"acknowledged by {incident.acknowledged_by}"
+    elif not incident.is_open and incident.review:
+        left = incident.review.value.replace("_", " ")
+    elif not incident.is_open:
+        left = "to review"
+    return IncidentRow(
+        incident=incident,
+        place=place(incident.root),
+        jobs=words.names(incident.jobs_hit, 2),
+        left=left,
+        tone=tone,
+    )
+
+
+def report(detail: IncidentRecord, now: datetime, said: Callable[[str], str] = str) -> str:
+    """`said`: a finished sentence in the language of the one who asks."""
+    incident = detail.incident
+    closed = f"{words.utc(incident.closed)}: {incident.closed_why or ''}" if incident.closed else "no"
+    verdict = verdict_view(detail.verdict)
+    lines = [
+        f"# {plain(said(incident.title))}: {said(place(incident.root))}",
+        "",
+        plain(said(verdict.sentence)),
+        "",
+        said(f"- Incident `{incident.id}` in cluster {incident.cluster}"),
+        said(f"- Rule {incident.rule}, fault {incident.fault}"),
+        said(
+            f"- Severity {incident.severity.value}, {incident.state.value}; {verdict.sure}, "
+            f"cause {verdict.cause}"
+        ),
+        plain(said(f"- Opened {words.utc(incident.opened)}; closed: {closed}")),
+        said(f"- Jobs hit: {', '.join(incident.jobs_hit) or 'none'}"),
+        said(f"- Lost: {lost_together(incident.hit) or 'not known'}"),
+        said(f"- Report made {words.utc(now)}"),
+        *listed("Why", verdict.why, said),
+        *listed("Set aside", verdict.aside, said),
+        *listed(
+            "Similar",
+            [f"{one.opened:%Y-%m-%d} {said(place(one.root))}: {said(one.ended)}" for one in detail.similar],
+            said,
+        ),
+        "",
+        said("## Timeline (UTC)"),
+        "",
+    ]
+    for row in timeline(detail):
+        if row.day:
+            lines += [f"### {said(row.day)}", ""]
+        lines.append(f"- `{row.clock}` ({said(row.offset)}) {said(row.kind)}: {plain(said(row.text))}")
+        if row.line:
+            lines += ["", "      " + row.line.replace("\n", " "), ""]
+        if row.detail:
+            lines.append(f"  {plain(row.detail if row.typed else said(row.detail))}")
+        lines += [
+            f"  - {guard.guard}: {said(guard.word)}. {plain(said(guard.why))}"
+            for guard in row.guards
+            if guard.word != "allow"
+        ]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,282 @@
+"""Step times of a job as a picture: rank by step, coloured by how much slower than its stage a rank was."""
+
+import base64
+import math
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from healer.console import words
+from healer.console.views.charts_view import ChartView, chart_view
+from healer.console.views.fleet_view import NodeRow
+from healer.engine.records import JobHistory
+from healer.model import SlurmJob
+from healer.model.detection import Chart, ChartLine, ChartMark
+from healer.observations import step_grid
+from healer.observations.step_grid import SLOW, Matrix, RankPace, StepGrid
+from healer.ports.answers import OpenIncident
+
+#: More ranks than that are drawn as nodes.
+RANK_ROWS = 256
+
+_NO_DEVIATION = -32_768
+_NO_SECONDS = 65_535
+_UNPLACED = 8
+
+
+class SlowRank(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the table of slowest ranks, in words."""
+
+    rank: int
+    node: str
+    gpu: str
+    stage: str
+    slower: str
+    last: str
+    compute: str
+    slow_steps: int
+    is_slow: bool
+
+
+def slow_rank(pace: RankPace) -> SlowRank:
+    return SlowRank(
+        rank=pace.rank,
+        node=pace.node or "",
+        gpu="" if pace.gpu is None else str(pace.gpu),
+        stage="" if pace.stage is None else str(pace.stage),
+        slower=percent(pace.slower),
+        last=percent(pace.last),
+        compute="" if pace.compute_s is None else f"{pace.compute_s:.3f} s",
+        slow_steps=pace.slow_steps,
+        is_slow=pace.slower > SLOW,
+    )
+
+
+def percent(share: float | None) -> str:
+    """`+18.2 %`, `−0.4 %`, empty when unknown."""
+    return "" if share is None else f"{share * 100:+.1f} %".replace("-", "−")
+
+
+def picture(made: StepGrid, away: Matrix, checkpoints: Sequence[int], cluster: str) -> dict[str, Any]:
+    """What `heatmap.js` draws. `dev` is int16 in 0.1 %, `sec` uint16 in `scale_s`, both little-endian rows.
+
+    More than `RANK_ROWS` ranks: one row per node, each cell its slowest rank.
+    """
+    seconds = made.compute_s if made.has_compute else made.step_s
+    groups = _rows(made)
+    dev = np.full((len(groups), len(made.step)), np.nan)
+    sec = np.full_like(dev, np.nan)
+    for index, members in enumerate(groups):
+        if len(members) == 1:
+            dev[index], sec[index] = away[members[0]], seconds[members[0]]
+            continue
+        filled = np.nan_to_num(away[members], nan=-np.inf)
+        worst = filled.argmax(axis=0)
+        columns = np.arange(len(made.step))
+        dev[index], sec[index] = away[members][worst, columns], seconds[members][worst, columns]
+    scale = max(float(sec[np.isfinite(sec)].max(initial=0.0)) / 65_000, 1e-6)
+    known = {int(step): index for index, step in enumerate(made.step)}
+    return {
+        "cluster": cluster,
+        "mode": "compute" if made.has_compute else "step",
+        "steps": made.step.tolist(),
+        "at": [round(float(one), 1) if math.isfinite(one) else None for one in made.at],
+        "rows": [_row_words(made, members) for members in groups],
+        "dev": _packed(dev * 1000, np.int16, -32_000, 32_000, _NO_DEVIATION),
+        "sec": _packed(sec / scale, np.uint16, 0, 65_000, _NO_SECONDS),
+        "scale_s": scale,
+        "checkpoints": sorted(known[step] for step in checkpoints if step in known),
+    }
+
+
+def _packed(values: Matrix, kind: type, low: int, high: int, none: int) -> str:
+    whole = np.where(np.isfinite(values), np.clip(np.round(values), low, high), none)
+    return base64.b64encode(whole.astype(np.dtype(kind).newbyteorder("<")).tobytes()).decode()
+
+
+def _rows(made: StepGrid) -> list[list[int]]:
+    """Rows of the picture: ranks grouped by node in the order of their first rank, or whole nodes."""
+    count = len(made.rank)
+    by_node: dict[tuple[int, int], list[int]] = {}
+    for row in range(count):
+        node = int(made.node[row])
+        by_node.setdefault((node, -1) if node >= 0 else (-1, row // _UNPLACED), []).append(row)
+    if count > RANK_ROWS:
+        return list(by_node.values())
+    return [[row] for members in by_node.values() for row in members]
+
+
+def _row_words(made: StepGrid, members: list[int]) -> dict[str, Any]:
+    first = members[0]
+    row: dict[str, Any] = {"r": int(made.rank[first])}
+    if len(members) > 1:
+        row["to"] = int(made.rank[members[-1]])
+        row["c"] = len(members)
+    elif made.gpu[first] >= 0:
+        row["g"] = int(made.gpu[first])
+    if made.node[first] >= 0:
+        row["n"] = made.nodes[made.node[first]]
+    if made.stage[first] >= 0:
+        row["s"] = int(made.stage[first])
+    return row
+
+
+#: Step times are read so far back, and no more than `step_grid.STEPS_KEPT` steps of them are drawn.
+WINDOW = timedelta(minutes=30)
+#: Nodes listed by name; those in trouble come first.
+NODES_SHOWN = 64
+_MARKS_SHOWN = 10
+
+
+class JobNode(msgspec.Struct, frozen=True, kw_only=True):
+    """One node of the job. `row` is None where Slurm no longer shows it."""
+
+    name: str
+    gpus: str
+    row: NodeRow | None
+    incidents: tuple[OpenIncident, ...]
+
+
+class StepsView(msgspec.Struct, frozen=True, kw_only=True):
+    """What the job told of its steps. `rows_are_nodes`: too many ranks to draw each."""
+
+    chart: ChartView
+    ranks: int
+    steps: int
+    rows_are_nodes: bool
+    whole_only: bool
+    placed_by_order: bool
+    slowest: tuple[SlowRank, ...]
+    last_at: datetime | None
+    speed: str
+
+
+class JobView(msgspec.Struct, frozen=True, kw_only=True):
+    nodes: tuple[JobNode, ...]
+    node_count: int
+    gpu_count: int
+    steps: StepsView | None
+
+
+def job_nodes(shown: SlurmJob | None, rows: dict[str, NodeRow]) -> list[JobNode]:
+    """Those with an open incident first, the rest in Slurm's order."""
+    found = [
+        JobNode(
+            name=name,
+            gpus=_gpus(shown.gpus.get(name, ())) if shown else "",
+            row=rows.get(name),
+            incidents=rows[name].incidents if name in rows else (),
+        )
+        for name in (shown.nodes if shown else ())
+    ]
+    return sorted(found, key=lambda one: not one.incidents)
+
+
+def _gpus(known: tuple[int, ...]) -> str:
+    """`0 to 7`, `0, 3`."""
+    if len(known) > 2 and known[-1] - known[0] == len(known) - 1:
+        return f"{known[0]} to {known[-1]}"
+    return ", ".join(map(str, known))
+
+
+def gpu_count(shown: SlurmJob | None, rows: dict[str, NodeRow]) -> int:
+    if shown is None:
+        return 0
+    return sum(
+        len(shown.gpus[name]) if name in shown.gpus else rows[name].slurm.gpus if name in rows else 0
+        for name in shown.nodes
+    )
+
+
+def facts(shown: SlurmJob) -> list[tuple[str, str]]:
+    """What only some jobs have: title and text, for those that are set."""
+    array = f"task {shown.array_task}" if shown.array_task is not None else "tasks that wait together"
+    told = (
+        ("Array", f"{shown.array_job}, {array}" if shown.array_job else ""),
+        ("Heterogeneous job", f"{shown.het_job}, part {shown.het_offset}" if shown.het_job else ""),
+        ("Held by", _HOLDERS.get(shown.held_by, "")),
+        ("Slurm says", shown.why),
+        ("Federation", _federation(shown)),
+        ("Must not use", words.names(shown.excluded, 8) if shown.excluded else ""),
+        ("Reservation", shown.reservation),
+        ("Depends on", shown.dependency),
+        ("Goes on without a failed node", "yes" if shown.no_kill else ""),
+        ("Failed node", shown.failed_node),
+        ("Exit code", shown.exit_code or ""),
+        ("Admin comment", shown.admin_comment),
+    )
+    return [(title, text) for title, text in told if text]
+
+
+_HOLDERS = {"user": "its owner", "admin": "an administrator or Slurm"}
+
+
+def _federation(shown: SlurmJob) -> str:
+    """`from pod1, copies in pod1, pod2`."""
+    told = [f"from {shown.origin}" if shown.origin else ""]
+    told.append(f"copies in {', '.join(shown.siblings)}" if shown.siblings else "")
+    return ", ".join(part for part in told if part)
+
+
+def view_job(
+    shown: SlurmJob | None, rows: dict[str, NodeRow], made: StepGrid | None, history: JobHistory
+) -> JobView:
+    nodes = job_nodes(shown, rows)
+    return JobView(
+        nodes=tuple(nodes[:NODES_SHOWN]),
+        node_count=len(nodes),
+        gpu_count=gpu_count(shown, rows),
+        steps=steps_view(made, history) if made is not None else None,
+    )
+
+
+def steps_view(made: StepGrid, history: JobHistory) -> StepsView:
+    away = step_grid.deviation(made)
+    step_s = np.asarray(step_grid.median_over_ranks(made.step_s))
+    known = step_s[np.isfinite(step_s)]
+    last = made.at[np.isfinite(made.at)]
+    return StepsView(
+        chart=_chart(made, step_s, history),
+        ranks=len(made.rank),
+        steps=len(made.step),
+        rows_are_nodes=len(made.rank) > RANK_ROWS,
+        whole_only=not made.has_compute,
+        placed_by_order=made.placed_by_order,
+        slowest=tuple(map(slow_rank, step_grid.slowest(made, away))) if made.has_compute else (),
+        last_at=datetime.fromtimestamp(float(last[-1]), UTC) if len(last) else None,
+        speed=words.figure(float(np.median(known[-step_grid.RECENT_STEPS :])), "s") if len(known) else "",
+    )
+
+
+def _chart(made: StepGrid, step_s: step_grid.Matrix, history: JobHistory) -> ChartView:
+    keep = np.isfinite(made.at)
+    lines = [ChartLine(label="step", role="own", values=_values(step_s[keep]))]
+    if made.has_compute:
+        compute = made.compute_s[:, keep]
+        middle = step_grid.median_over_ranks(compute)
+        slow = np.where(np.isfinite(compute).any(axis=0), np.nan_to_num(compute).max(axis=0), np.nan)
+        lines += [
+            ChartLine(label="compute, slowest rank", role="own", values=_values(slow)),
+            ChartLine(label="compute, median rank", role="peers", values=_values(middle)),
+        ]
+    marks = [
+        ChartMark(at=one.at, label="checkpoint" if one.durable else "checkpoint, not durable")
+        for one in history.checkpoints[-_MARKS_SHOWN:]
+    ]
+    marks += [ChartMark(at=one.opened, label=one.rule) for one in history.incidents if one.is_open]
+    marks += [ChartMark(at=one.at, label="requeued") for one in history.requeues]
+    times = tuple(float(at) for at in made.at[keep])
+    return chart_view(
+        "chart-steps", Chart(title="Time per step", unit="s", times=times, lines=tuple(lines)), marks
+    )
+
+
+def _values(found: step_grid.Matrix) -> tuple[float | None, ...]:
+    return tuple(None if math.isnan(one) else float(one) for one in found)
+
+
+def checkpoint_steps(history: JobHistory, restart: int) -> Sequence[int]:
+    return [one.step for one in history.checkpoints if one.durable and one.restart == restart]

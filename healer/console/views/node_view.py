@@ -1,0 +1,380 @@
+"""How a node stands among its class, by each scorer of the model."""
+
+import itertools
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from healer.console import words
+from healer.console.views.charts_view import GAP_S, ChartView, chart_view
+from healer.model import Column, Part, Signal, SignalKind
+from healer.model.detection import Chart, ChartLine, ChartMark
+from healer.model.telemetry import Catalogue, Unusual, WayScore
+from healer.ports.answers import OpenIncident
+from healer.ports.pull import Points
+
+if TYPE_CHECKING:
+    from healer.model.telemetry import Report
+
+
+#: What each scorer is called, and what its score is. Others are of an older version, and are not shown.
+SCORERS = {
+    "distance": ("Distance", "of all features together, by how they usually move"),
+    "forest": ("Isolation forest", "how few cuts part the node from its class, 0 to 1"),
+}
+
+
+class WayRow(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    what: str
+    score: str
+    threshold: str
+    middle: str
+    above: bool
+    decides: bool
+    parts: tuple[str, ...]
+
+
+class UnusualTable(msgspec.Struct, frozen=True, kw_only=True):
+    """`among`: the class in words; `model`: the beginning of its id."""
+
+    at: datetime
+    among: str
+    model: str
+    rows: tuple[WayRow, ...]
+
+
+def unusual_table(told: Unusual | None) -> UnusualTable | None:
+    if told is None:
+        return None
+    among = f"{told.scored} {told.hardware or 'nodes'} that are {told.load}"
+    rows = tuple(_score_row(one) for one in told.ways if one.way in SCORERS)
+    return UnusualTable(at=told.at, among=among, model=told.model[:12], rows=rows)
+
+
+def _score_row(one: WayScore) -> WayRow:
+    name, what = SCORERS[one.way]
+    return WayRow(
+        name=name,
+        what=what,
+        score=f"{one.score:.2f}",
+        threshold=f"{one.threshold:.2f}",
+        middle=f"{one.middle:.2f}",
+        above=one.score > one.threshold,
+        decides=one.decides,
+        parts=tuple(f"{part.feature} {part.away:+.1f} ({part.share:.0%})" for part in one.parts),
+    )
+
+
+#: What the page looks back.
+WINDOW = timedelta(minutes=15)
+#: Columns of the table: heading and signal of the catalogue.
+_GPU_FIGURES = (
+    ("Use", "gpu_util_percent"),
+    ("Temperature", "gpu_temp_c"),
+    ("Memory", "memory_temp_c"),
+    ("Power", "power_w"),
+    ("SM clock", "sm_clock_mhz"),
+)
+_CORRECTED, _UNCORRECTED = "ecc_sbe_volatile_total", "ecc_dbe_volatile_total"
+_REMAPS = (("row_remap_failed", "failed"), ("row_remap_pending", "pending"))
+_REMAPPED = "row_remap_uncorrectable_rows"
+_REASONS = "clock_event_reasons"
+#: First drawn, where the address asks for nothing.
+_FIRST_DRAWN = ("sm_clock_mhz", "gpu_temp_c")
+#: Counters of links whose growth is trouble; what counts traffic grows on every good day.
+_TROUBLE = ("err", "fail", "replay", "recover", "discard", "drop", "crc", "symbol", "down", "flap", "exceed")
+_DOWN = frozenset({"down", "inactive", "disabled", "off", "polling"})
+#: Reasons of a lower clock that are no trouble: nothing to do, a limit or a clock that somebody set.
+_CALM = ("idle", "setting", "sync_boost", "power_cap")
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """`known` is False where the value is too old to be believed; then `title` tells the old one."""
+
+    text: str
+    title: str = ""
+    known: bool = True
+
+
+class GpuRow(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    figures: tuple[Cell, ...]
+    ecc: Cell
+    ecc_bad: bool
+    remap: Cell
+    remap_bad: bool
+    throttle: str
+    throttle_bad: bool
+    seen: datetime | None
+    incidents: tuple[OpenIncident, ...]
+
+
+class LinkRow(msgspec.Struct, frozen=True, kw_only=True):
+    part: str
+    what: str
+    grown: str
+    total: str
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the page shows of a node's measurements. `head` names the figures of a `GpuRow`."""
+
+    seen: datetime | None
+    head: tuple[str, ...]
+    gpus: tuple[GpuRow, ...]
+    links: tuple[LinkRow, ...]
+    signals: tuple[tuple[str, str], ...]
+    signal: str
+    chart: ChartView | None
+
+
+class NodeNow(NamedTuple):
+    """Whose measurements these are: `gpus` is how many Slurm counts."""
+
+    name: str
+    gpus: int
+    incidents: Sequence[OpenIncident]
+    now: datetime
+
+    def bad(self, gpu: int | None = None) -> tuple[OpenIncident, ...]:
+        """Open incidents of its GPUs, or of this one."""
+        roots = ((one, one.root) for one in self.incidents if one.root.node == self.name)
+        return tuple(one for one, root in roots if root.gpu is not None and (gpu is None or root.gpu == gpu))
+
+
+class _Newest(msgspec.Struct, frozen=True):
+    at: datetime
+    value: float
+
+
+def measured(
+    reports: Sequence["Report"],
+    columns: Mapping[int, Column],
+    catalogue: Catalogue,
+    node: NodeNow,
+    signal: str,
+) -> Measured:
+    """`signal`: what the address asks to be drawn (empty: ours to choose)."""
+    found = _series(reports, columns)
+    newest = {column: values[-1] for column, values in found.items()}
+    choices = _choices(found, catalogue)
+    wanted = signal if signal in dict(choices) else _first([name for name, _ in choices])
+    present = [column.part.gpu for column in found if column.part.gpu is not None]
+    count = max([node.gpus, *(index + 1 for index in present)])
+    return Measured(
+        seen=max((one.at for one in newest.values()), default=None),
+        head=tuple(title for title, _ in _GPU_FIGURES),
+        gpus=tuple(_gpu_row(index, newest, catalogue, node) for index in range(count)) if present else (),
+        links=tuple(_link_rows(found, catalogue)),
+        signals=choices,
+        signal=wanted,
+        chart=_chart(found, catalogue.signals[wanted], node) if wanted else None,
+    )
+
+
+def _series(reports: Sequence["Report"], columns: Mapping[int, Column]) -> dict[Column, list[_Newest]]:
+    """Each column's known values by time."""
+    found: dict[Column, list[_Newest]] = {}
+    for report in sorted(reports, key=lambda one: one.at):
+        for number, value in zip(report.columns.tolist(), report.values.tolist(), strict=True):
+            if number in columns and not math.isnan(value):
+                found.setdefault(columns[number], []).append(_Newest(report.at, value))
+    return found
+
+
+def _choices(found: Mapping[Column, object], catalogue: Catalogue) -> tuple[tuple[str, str], ...]:
+    """Name and words of each signal that came, as the select lists them."""
+    names = {column.signal for column in found if column.signal in catalogue.signals}
+    return tuple((name, catalogue.signals[name].text or name) for name in catalogue.signals if name in names)
+
+
+def _first(names: Sequence[str]) -> str:
+    return next((name for name in _FIRST_DRAWN if name in names), names[0] if names else "")
+
+
+def _gpu_row(index: int, newest: Mapping[Column, _Newest], catalogue: Catalogue, node: NodeNow) -> GpuRow:
+    def read(name: str) -> tuple[Signal | None, _Newest | None]:
+        return catalogue.signals.get(name), newest.get(Column(name, Part(gpu=index)))
+
+    def fresh(name: str) -> float | None:
+        signal, value = read(name)
+        return value.value if signal and value and _is_fresh(signal, value, node.now) else None
+
+    corrected, uncorrected = fresh(_CORRECTED), fresh(_UNCORRECTED)
+    reasons, calm = _reasons(catalogue.signals.get(_REASONS), fresh(_REASONS))
+    return GpuRow(
+        index=index,
+        figures=tuple(_cell(*read(name), node.now) for _, name in _GPU_FIGURES),
+        ecc=_ecc(corrected, uncorrected),
+        ecc_bad=bool(uncorrected),
+        remap=_remap(fresh),
+        remap_bad=any(fresh(name) for name, _ in _REMAPS),
+        throttle=reasons,
+        throttle_bad=not calm,
+        seen=max((one.at for column, one in newest.items() if column.part.gpu == index), default=None),
+        incidents=node.bad(index),
+    )
+
+
+def _is_fresh(signal: Signal, value: _Newest, now: datetime) -> bool:
+    return (now - value.at).total_seconds() <= signal.stale_s
+
+
+def _cell(signal: Signal | None, value: _Newest | None, now: datetime) -> Cell:
+    if signal is None or value is None:
+        return Cell("–", "never told", known=False)
+    text = words.figure(value.value, signal.unit)
+    if _is_fresh(signal, value, now):
+        return Cell(text)
+    return Cell("–", f"last {text}, {words.ago(value.at, now)}", known=False)
+
+
+def _ecc(corrected: float | None, uncorrected: float | None) -> Cell:
+    if corrected is None and uncorrected is None:
+        return Cell("–", known=False)
+    parts = [
+        f"{words.number(count)} {word}"
+        for count, word in ((uncorrected, "uncorrected"), (corrected, "corrected"))
+        if count
+    ]
+    return Cell(", ".join(parts) or "none")
+
+
+def _remap(fresh: Callable[[str], float | None]) -> Cell:
+    states = {word: fresh(name) for name, word in _REMAPS}
+    rows = fresh(_REMAPPED)
+    if rows is None and all(value is None for value in states.values()):
+        return Cell("–", known=False)
+    told = [word for word, value in states.items() if value]
+    if rows:
+        told.append(words.plural(int(rows), "row"))
+    return Cell(", ".join(told) or "none")
+
+
+def _reasons(signal: Signal | None, mask: float | None) -> tuple[str, bool]:
+    """The set bits in words, and whether all of them are calm."""
+    if signal is None or mask is None:
+        return "–", True
+    whole = int(mask)
+    names = [name for name, bit in signal.bits.items() if bit and whole & bit == bit]
+    if not names:
+        return ("none" if not whole else f"bits {whole:#x}"), not whole
+    calm = all(any(word in name.lower() for word in _CALM) for name in names)
+    return ", ".join(name.replace("_", " ") for name in names), calm
+
+
+def _link_rows(found: Mapping[Column, Sequence[_Newest]], catalogue: Catalogue) -> Iterator[LinkRow]:
+    for column, values in sorted(found.items(), key=lambda item: _order(item[0])):
+        signal = catalogue.signals.get(column.signal)
+        if signal is None or (column.part.link is None and column.part.port is None):
+            continue
+        last = values[-1].value
+        if signal.kind is SignalKind.counter and any(word in signal.name for word in _TROUBLE):
+            grown = sum(step for _, step in _increases(values))
+            if grown > 0:
+                yield LinkRow(
+                    part=part_words(column.part),
+                    what=signal.text or signal.name,
+                    grown="+" + words.figure(grown, signal.unit),
+                    total=words.figure(last, signal.unit),
+                )
+        elif signal.kind is SignalKind.enum:
+            word = next((word for word, value in signal.words.items() if value == last), "")
+            if word.lower() in _DOWN:
+                yield LinkRow(
+                    part=part_words(column.part), what=signal.text or signal.name, grown="", total=word
+                )
+
+
+def _order(column: Column) -> tuple[str, int, int, str]:
+    part = column.part
+    return (part.port or "", -1 if part.gpu is None else part.gpu, part.link or 0, column.signal)
+
+
+def part_words(part: Part) -> str:
+    """`GPU 3`, `GPU 3 NVLink 4`, `mlx5_0/1`, or `node`."""
+    told = [f"GPU {part.gpu}"] if part.gpu is not None else []
+    told += [f"NVLink {part.link}"] if part.link is not None else []
+    told += [part.port] if part.port else []
+    return " ".join(told) or "node"
+
+
+def _increases(values: Sequence[_Newest]) -> Iterator[tuple[datetime, float]]:
+    """How much a counter grew up to each value. One that fell was reset: it grew by what it shows."""
+    for before, after in itertools.pairwise(values):
+        grown = after.value - before.value
+        yield after.at, grown if grown >= 0 else after.value
+
+
+def _chart(
+    found: Mapping[Column, list[_Newest]],
+    signal: Signal,
+    node: NodeNow,
+    *,
+    span: timedelta = WINDOW,
+    gap_s: float = GAP_S,
+) -> ChartView:
+    """One line per part that tells the signal, and the node's own median where there are three or more."""
+    parts = sorted((column for column in found if column.signal == signal.name), key=_order)[:_LINES_DRAWN]
+    counter = signal.kind is SignalKind.counter
+    drawn = {column.part: _per_minute(found[column]) if counter else found[column] for column in parts}
+    times = sorted({one.at for values in drawn.values() for one in values})
+    lines: list[ChartLine] = []
+    by_time: list[list[float]] = [[] for _ in times]
+    for part, values in drawn.items():
+        known = {one.at: one.value for one in values}
+        lines.append(
+            ChartLine(label=part_words(part), role="own", values=tuple(known.get(at) for at in times))
+        )
+        for index, at in enumerate(times):
+            if at in known:
+                by_time[index].append(known[at])
+    if len(lines) >= 3:
+        middle = tuple(statistics.median(values) if values else None for values in by_time)
+        lines.append(ChartLine(label="median here", role="peers", values=middle))
+    since = node.now - span
+    chart = Chart(
+        title=f"{words.sentence(signal.text or signal.name)}{', per minute' if counter else ''}",
+        unit=signal.unit,
+        times=tuple(at.timestamp() for at in times),
+        lines=tuple(lines),
+        marks=tuple(ChartMark(at=one.opened, label=one.rule) for one in node.incidents if one.opened > since),
+        signal=signal.name,
+        node=node.name,
+    )
+    view = chart_view("chart-signal", chart, gap_s=gap_s)
+    bad = {incident.root.gpu for incident in node.bad()}
+    for line, part in zip(view.data["s"], drawn, strict=False):
+        line["b"] = part.gpu in bad
+    return view
+
+
+def remembered_chart(points: Points, signal: Signal, node: NodeNow, *, hours: int) -> ChartView:
+    """The same of what a Prometheus-compatible server remembers; lines break where some points miss."""
+    found = {
+        column: [_Newest(datetime.fromtimestamp(at, UTC), value) for at, value in line]
+        for column, line in points.items()
+    }
+    steps = [
+        after - before for line in points.values() for (before, _), (after, _) in itertools.pairwise(line)
+    ]
+    gap_s = max(GAP_S, 4 * min(steps, default=0.0))
+    return _chart(found, signal, node, span=timedelta(hours=hours), gap_s=gap_s)
+
+
+#: More lines than that are a carpet; the table of links names those that matter.
+_LINES_DRAWN = 16
+
+
+def _per_minute(values: Sequence[_Newest]) -> list[_Newest]:
+    found = []
+    for before, (at, grown) in zip(values, _increases(values), strict=False):
+        spent_s = (at - before.at).total_seconds()
+        if spent_s > 0:
+            found.append(_Newest(at, grown * 60 / spent_s))
+    return found

@@ -1,0 +1,285 @@
+"""How much healer may still take out: the floor, each cap with what is left, and the breaker."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from healer.console import words
+from healer.console.views.buttons import Button, InputField, may_act
+from healer.console.views.standing_view import Strip, end_pause_button, pause_scope
+from healer.decisions.breaker import is_off, threshold
+from healer.decisions.capacity import hourly_limit, partition_limit, place_limit, slots_limit
+from healer.decisions.guards import concerns
+from healer.decisions.node_facts import fleet_of, nodes_at
+from healer.model import (
+    AuditRecord,
+    BreakerState,
+    GateFacts,
+    Pause,
+    Proposal,
+    Role,
+    Ruleset,
+    Run,
+    RunState,
+    Verb,
+)
+from healer.ports.answers import Standing
+from healer.ports.callers import Session
+
+#: Places in which healer holds slots, the fullest first.
+PLACES_SHOWN = 30
+
+_STATES = {
+    BreakerState.closed: ("closed", "good"),
+    BreakerState.open: ("open", "bad"),
+    BreakerState.half_open: ("half-open", "warn"),
+}
+
+
+class Cap(msgspec.Struct, frozen=True, kw_only=True):
+    """`room` is how many more nodes may go before this one holds; below 0 it is exceeded already."""
+
+    name: str
+    used: int
+    limit: int
+    room: int
+    text: str = ""
+
+    @property
+    def left(self) -> int:
+        return max(0, self.room)
+
+    @property
+    def tone(self) -> str:
+        return "bad" if not self.left else "warn" if self.left == 1 else "good"
+
+
+def caps(standing: Standing, strip: Strip, rules: Ruleset) -> list[Cap]:
+    """Of the whole cluster first, then of the places where healer holds slots. Empty before the first
+    picture of Slurm."""
+    if standing.snapshot is None or not strip.nodes:
+        return []
+    n, settings = len(fleet_of(standing.snapshot).names), standing.guards
+    slots, hourly = slots_limit(settings, n), hourly_limit(settings, n)
+    share = f"{settings.min_service_share:.0%}"
+    return [
+        Cap(
+            name="Floor of service",
+            used=strip.serving,
+            limit=strip.floor,
+            room=strip.serving - strip.floor,
+            text=f"nodes in service or planned; {share} must stay, whoever took the others out",
+        ),
+        Cap(
+            name="Slots",
+            used=strip.slots_used,
+            limit=slots,
+            room=slots - strip.slots_used,
+            text="nodes out by healer at once",
+        ),
+        Cap(
+            name="Slots an hour",
+            used=standing.granted_last_hour,
+            limit=hourly,
+            room=hourly - standing.granted_last_hour,
+            text="granted in the last 60 min",
+        ),
+        *sorted(_places(standing, rules), key=lambda one: (one.room, one.name))[:PLACES_SHOWN],
+    ]
+
+
+def _places(standing: Standing, rules: Ruleset) -> Iterator[Cap]:
+    snapshot, settings = standing.snapshot, standing.guards
+    if snapshot is None:
+        return
+    held = {slot.node for slot in standing.slots if not slot.unusable}
+    for kind, label in (("rack", "Rack"), ("switch", "Switch"), ("domain", "NVLink domain")):
+        for name, there in nodes_at(snapshot, rules, kind).items():
+            if used := len(held & there):
+                yield _place_cap(f"{label} {name}", used, place_limit(settings.rack_share, len(there)), there)
+    for name, there in fleet_of(snapshot).partitions.items():
+        if used := len(held & there):
+            limit = partition_limit(rules.guards_in(standing.cluster, name), len(there))
+            yield _place_cap(f"Partition {name}", used, limit, there)
+
+
+def _place_cap(name: str, used: int, limit: int, there: frozenset[str]) -> Cap:
+    text = f"out by healer of {words.plural(len(there), 'node')}"
+    return Cap(name=name, used=used, limit=limit, room=limit - used, text=text)
+
+
+class BreakerView(msgspec.Struct, frozen=True, kw_only=True):
+    """`opens` is when it opens, in words."""
+
+    word: str
+    tone: str
+    meaning: str
+    opens: str
+
+
+def breaker_view(standing: Standing) -> BreakerView:
+    word, tone = _STATES[standing.breaker.state]
+    meaning = {
+        BreakerState.closed: "healer may act.",
+        BreakerState.open: "healer takes no node out; it still detects, pages and returns nodes.",
+        BreakerState.half_open: "One canary may run; all else waits for its end.",
+    }[standing.breaker.state]
+    nodes = len(fleet_of(standing.snapshot).names) if standing.snapshot else 0
+    opens = (
+        "It is switched off (breaker_share 1.0)."
+        if is_off(standing.guards)
+        else f"It opens at {threshold(standing.guards, nodes)} roots of one fault class in 5 min, and when "
+        "more than half of the last ten removing steps failed. It never closes by itself."
+    )
+    return BreakerView(word=word, tone=tone, meaning=meaning, opens=opens)
+
+
+_LASTS = (1, 4, 12, 24, 72, 168)
+_USUAL_H = 4
+
+
+class PauseRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A pause that stands. `holds` are runs that a guard holds and that it concerns."""
+
+    pause: Pause
+    scope: str
+    holds: tuple[Run, ...]
+    end: Button | None
+
+
+class PastPause(msgspec.Struct, frozen=True, kw_only=True):
+    """`ended` says how: who ended it and why, or that its time was over."""
+
+    scope: str
+    by: str
+    reason: str
+    since: datetime
+    ended_at: datetime | None
+    ended: str
+
+
+def pause_rows(standing: Standing, session: Session, now: datetime) -> list[PauseRow]:
+    """Oldest first, as they were set."""
+    facts = GateFacts(cluster=standing.cluster, snapshot=standing.snapshot, breaker=standing.breaker)
+    held = [run for run in standing.asking if _held(run)]
+    return [
+        PauseRow(
+            pause=one,
+            scope=pause_scope(one),
+            holds=tuple(run for run in held if concerns(one, _next_step(run), facts, now)),
+            end=end_pause_button(one, session),
+        )
+        for one in standing.pauses
+    ]
+
+
+def _held(run: Run) -> bool:
+    """Before its first step, or at one of them."""
+    return run.state is RunState.held or (run.state is RunState.running and bool(run.question))
+
+
+def _next_step(run: Run) -> Proposal:
+    """As the gate knows the run; which step it is makes no difference to a pause."""
+    return Proposal(
+        cluster=run.cluster,
+        verb=Verb.drain,
+        node=run.node,
+        job=run.job,
+        rule=run.rule,
+        playbook=run.playbook,
+    )
+
+
+def past_pauses(records: Iterable[AuditRecord], stands: Sequence[Pause], now: datetime) -> list[PastPause]:
+    """From records `pause.…`, newest first as they come: those that are over."""
+    standing = {one.id for one in stands}
+    ends: dict[str, AuditRecord] = {}
+    found: list[PastPause] = []
+    for record in records:
+        name = record.subject.partition("/")[2]
+        if record.verb == "pause.ended":
+            ends.setdefault(name, record)
+        elif record.verb == "pause.set" and name not in standing:
+            found.append(_past(record, ends.get(name), now))
+    return found
+
+
+def _past(record: AuditRecord, end: AuditRecord | None, now: datetime) -> PastPause:
+    pause = msgspec.convert({"id": "", "name": "", **record.data}, Pause)
+    if end is not None:
+        why = end.data.get("reason") or ""
+        ended_at, ended = end.at, f"{end.actor}: {why}" if why else end.actor
+    else:
+        ended_at = pause.until if pause.until is not None and pause.until <= now else None
+        ended = "its time was over" if ended_at else "nobody told"
+    return PastPause(
+        scope=pause_scope(pause),
+        by=record.actor,
+        reason=pause.reason,
+        since=record.at,
+        ended_at=ended_at,
+        ended=ended,
+    )
+
+
+def add_buttons(
+    standing: Standing, rules: Ruleset, role: Role, now: datetime, *, several: bool = False
+) -> tuple[Button, ...]:
+    """One for each scope; each asks for what it needs and nothing else. `several`: there are other clusters
+    that this person may pause too."""
+    if not may_act(role):
+        return ()
+    cluster = standing.cluster
+    known = standing.snapshot.nodes.values() if standing.snapshot else ()
+    partitions = sorted({name for node in known for name in node.partitions})
+    choices: dict[str, Iterable[str]] = {
+        "rule": rules.by_name,
+        "playbook": sorted(rules.playbooks),
+        "node": (),
+        "partition": partitions,
+    }
+    return (
+        _add(cluster, {"scope": "cluster", "name": cluster}, _until(now)),
+        *((_add("all clusters", {"scope": "all"}, _until(now)),) if several else ()),
+        *(
+            _add(f"a {scope}", {"scope": scope, "cluster": cluster}, _which(scope, names), _until(now))
+            for scope, names in choices.items()
+        ),
+    )
+
+
+def _add(what: str, body: dict[str, str], *fields: InputField) -> Button:
+    return Button(
+        label=f"Pause {what}",
+        action="/api/v1/pauses",
+        title=f"Pause healer on {what}",
+        effect="Within a second healer starts no step there that takes capacity away. It still detects and "
+        "pages; runs that are at work stop before their next step.",
+        body=body,
+        inputs=fields,
+        flat=True,
+    )
+
+
+def _which(scope: str, names: Iterable[str]) -> InputField:
+    return InputField(
+        name="name", help=words.sentence(scope), default="", required=True, choices=tuple(names)
+    )
+
+
+def _until(now: datetime) -> InputField:
+    """Ends on whole minutes: the page is read anew every 20 s, and these with it."""
+    start = now.astimezone(UTC).replace(second=0, microsecond=0) + timedelta(minutes=1)
+    ends = [(hours, start + timedelta(hours=hours)) for hours in _LASTS]
+    return InputField(
+        name="until",
+        help="Until",
+        default=next(f"{end:%Y-%m-%dT%H:%MZ}" for hours, end in ends if hours == _USUAL_H),
+        required=False,
+        choices=(*(f"{end:%Y-%m-%dT%H:%MZ}" for _, end in ends), ""),
+        labels=(
+            *(f"{end:%a %H:%M} UTC, in {words.span(hours * 3600.0)}" for hours, end in ends),
+            "somebody ends it",
+        ),
+    )

@@ -1,0 +1,210 @@
+"""The queue of incidents: which come first and fit the filters, what healer does about each, who has it."""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from enum import StrEnum
+
+import msgspec
+
+from healer.console import words
+from healer.console.views.buttons import Button, run_buttons
+from healer.console.views.pauses_view import Cap
+from healer.console.views.runs_view import GuardRow, RunRow, asks, guard_rows, last_decision, run_row
+from healer.incidents.incident_verdict import place
+from healer.model import AnswerKind, Incident, IncidentState, Role, Run, Severity, SlurmJob
+from healer.ports.answers import OpenIncident, RunRecord, Standing
+
+#: Jobs that a row names.
+_JOBS = 2
+
+
+class Needs(StrEnum):
+    """Whom an open incident waits for: anybody's decision, somebody to take it, or the one who looks."""
+
+    decision = "decision"
+    nobody = "nobody"
+    me = "me"
+
+
+NEEDS_WORDS = {Needs.decision: "Asks a person", Needs.nobody: "Nobody has it", Needs.me: "Mine"}
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """The filters of the address. `me` is who looks."""
+
+    severity: Severity | None = None
+    state: IncidentState | None = None
+    needs: Needs | None = None
+    text: str = ""
+    me: str = ""
+
+
+class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
+    """`doing` is what healer does, `waits` for what, each empty where there is nothing to say."""
+
+    incident: Incident
+    place: str
+    jobs: str
+    doing: str
+    tone: str
+    waits: str
+    who: str
+
+
+def queue(found: Iterable[OpenIncident], asking: Collection[str], wanted: Wanted) -> list[OpenIncident]:
+    """Those that fit, the most urgent first. `asking`: ids of incidents whose run asks for a person."""
+    fit = [one for one in found if _fits(one, asking, wanted)]
+    fit.sort(key=lambda one: one.opened, reverse=True)
+    fit.sort(key=lambda one: _urgency(one, asking))
+    return fit
+
+
+def _urgency(one: OpenIncident, asking: Collection[str]) -> tuple[Severity, bool, bool, bool]:
+    """By severity; then what only a person can move, what is bad and serves, what nobody has."""
+    return (
+        one.severity,
+        one.id not in asking,
+        not one.known_bad_in_service,
+        one.acknowledged_by is not None,
+    )
+
+
+def _fits(one: OpenIncident, asking: Collection[str], wanted: Wanted) -> bool:
+    if wanted.severity not in (None, one.severity) or wanted.state not in (None, one.state):
+        return False
+    if wanted.needs is Needs.decision and one.id not in asking:
+        return False
+    if wanted.needs is Needs.nobody and one.acknowledged_by is not None:
+        return False
+    if wanted.needs is Needs.me and one.acknowledged_by != wanted.me:
+        return False
+    return not wanted.text or _holds(one, wanted.text.lower())
+
+
+def _holds(one: OpenIncident, text: str) -> bool:
+    """Where `IncidentQuery.text` is looked for: open and resolved ones are found by the same words."""
+    parts = (one.rule, one.title, one.fault, str(one.root), *one.nodes, *one.jobs_hit)
+    return one.id.startswith(text) or any(text in part.lower() for part in parts)
+
+
+def asking_ids(asking: Iterable[Run]) -> frozenset[str]:
+    return frozenset(run.incident for run in asking if run.incident and asks(run))
+
+
+def queue_row(incident: Incident, run: Run | None, now: datetime) -> QueueRow:
+    """`run`: the newest that works on the incident and has not ended."""
+    doing, tone, waits = _doing(incident, run, now)
+    return QueueRow(
+        incident=incident,
+        place=place(incident.root),
+        jobs=_jobs(incident),
+        doing=doing,
+        tone=tone,
+        waits=waits,
+        who=_who(incident),
+    )
+
+
+def _jobs(incident: Incident) -> str:
+    users: Mapping[str, str] = {one.job: one.user for one in incident.hit if one.user}
+    named = [f"{job} of {users[job]}" if job in users else job for job in incident.jobs_hit]
+    return words.names(named, _JOBS)
+
+
+def _doing(incident: Incident, run: Run | None, now: datetime) -> tuple[str, str, str]:
+    if not incident.is_open:
+        return "", "plain", incident.closed_why or ""
+    bad = "Known bad, and in service." if incident.known_bad_in_service else ""
+    if run is not None:
+        row = run_row(run, now)
+        held = f"Guard {incident.held_by} holds it." if incident.held_by and not row.why else ""
+        return f"{run.playbook}: {row.word}", row.tone, " ".join(filter(None, (bad, row.why, held)))
+    if incident.owner:
+        return "leaves the node to its owner", "plain", f"{incident.owner} keeps it drained."
+    if incident.held_by:
+        return (
+            "held back",
+            "bad" if bad else "warn",
+            " ".join(filter(None, (bad, f"Guard {incident.held_by}."))),
+        )
+    if bad:
+        return "cannot drain it", "bad", bad
+    if incident.settle_until > now:
+        return "gathers what belongs to it", "live", f"Decides {words.ago(incident.settle_until, now)}."
+    if incident.state is IncidentState.verifying:
+        return "watches the node", "live", ""
+    return "nothing of its own", "plain", ""
+
+
+def _who(incident: Incident) -> str:
+    if incident.is_open:
+        return incident.acknowledged_by or ""
+    if incident.merged_into:
+        return f"part of {incident.merged_into[:8]}"
+    return incident.review.value.replace("_", " ") if incident.review else "to review"
+
+
+#: So many with their previews; the page of runs has all.
+SHOWN = 20
+JOBS_SHOWN = 8
+
+
+class Approval(msgspec.Struct, frozen=True, kw_only=True):
+    """`against` are guards that held or refused it when it was last judged; `jobs` run on its node now, and
+    `jobs_more` are not listed."""
+
+    row: RunRow
+    severity: Severity | None
+    incident: OpenIncident | None
+    plan: tuple[str, ...]
+    takes: str
+    jobs: tuple[SlurmJob, ...]
+    jobs_more: int
+    jobs_known: bool
+    why: str
+    against: tuple[GuardRow, ...]
+    buttons: tuple[Button, ...]
+
+
+def most_urgent(rows: Sequence[RunRow], standing: Standing) -> list[RunRow]:
+    """By the severity of the incident, then the oldest. What a person asked for without one is like P2."""
+    known = {one.id: one for one in standing.open_incidents}
+
+    def order(row: RunRow) -> tuple[str, float]:
+        incident = known.get(row.run.incident or "")
+        return (incident.severity if incident else Severity.P2, row.run.created_at.timestamp())
+
+    return sorted((row for row in rows if row.asks), key=order)
+
+
+def approval(
+    row: RunRow, detail: RunRecord | None, standing: Standing, takes: Mapping[str, str], role: Role
+) -> Approval:
+    """`takes`: playbook -> what it takes of the cluster."""
+    run, picture = row.run, standing.snapshot
+    incident = next((one for one in standing.open_incidents if one.id == run.incident), None)
+    jobs: list[SlurmJob] = []
+    if picture is not None:
+        named = picture.jobs.get(run.job) if run.job else None
+        jobs = picture.jobs_on(run.node) if run.node else [named] if named else []
+    decision = last_decision(detail) if detail else None
+    against = [one for one in decision.answers if one.kind is not AnswerKind.allow] if decision else []
+    return Approval(
+        row=row,
+        severity=incident.severity if incident else None,
+        incident=incident,
+        plan=detail.plan if detail else (),
+        takes=takes.get(run.playbook, ""),
+        jobs=tuple(jobs[:JOBS_SHOWN]),
+        jobs_more=max(0, len(jobs) - JOBS_SHOWN),
+        jobs_known=picture is not None and (run.node is None or run.node in picture.nodes),
+        why=decision.why if decision else "",
+        against=tuple(guard_rows(tuple(against))),
+        # Keys would fit several of them: here each is pressed by itself.
+        buttons=tuple(msgspec.structs.replace(one, key="") for one in run_buttons(run, role)),
+    )
+
+
+def room(caps: Sequence[Cap]) -> str:
+    """`Floor of service: 3 left; Slots: 1 left; …`, of the whole cluster."""
+    return "; ".join(f"{cap.name}: {cap.left:,} left" for cap in caps[:3])

@@ -1,0 +1,263 @@
+"""Figures of a period as tables: how fast, how good, what it cost."""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+
+import msgspec
+
+from healer.console import words
+from healer.console.views.fleet_view import NodeKind, NodeRow
+from healer.console.views.runs_view import RunRow, asks, run_row
+from healer.console.views.standing_view import Strip
+from healer.console.views.timeline_view import AuditRow, audit_row
+from healer.console.words import listed, plain
+from healer.incidents.incident_verdict import place
+from healer.model import AuditRecord, Incident, Run
+from healer.ports.answers import Group, OpenIncident, Period, RuleFigures, Saved, Spread, Standing
+
+#: What stands in the address -> how long it is.
+PERIODS = {
+    "12h": timedelta(hours=12),
+    "24h": timedelta(hours=24),
+    "7d": timedelta(days=7),
+    "30d": timedelta(days=30),
+}
+PERIOD_WORDS = {"12h": "Last shift (12 h)", "24h": "24 h", "7d": "7 days", "30d": "30 days"}
+RULES_SHOWN = 100
+
+
+class TimeRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One way from one moment to the next; a dash where nothing was measured."""
+
+    name: str
+    meaning: str
+    count: int
+    median: str
+    p90: str
+    most: str
+
+
+class GroupRow(msgspec.Struct, frozen=True, kw_only=True):
+    """`median / p90` of each part."""
+
+    name: str
+    incidents: int
+    detect: str
+    decide: str
+    drain: str
+    to_return: str
+
+
+class RuleFiguresRow(msgspec.Struct, frozen=True, kw_only=True):
+    figures: RuleFigures
+    precision: str
+    tone: str
+
+
+class Reports(msgspec.Struct, frozen=True, kw_only=True):
+    times: tuple[TimeRow, ...]
+    facts: tuple[tuple[str, str, str], ...]
+    by_class: tuple[GroupRow, ...]
+    by_cause: tuple[GroupRow, ...]
+    rules: tuple[RuleFiguresRow, ...]
+    rules_more: int
+
+
+def reports(period: Period) -> Reports:
+    stats = period.stats
+    return Reports(
+        times=(
+            _time("Detect", "from the event to the incident", stats.detect),
+            _time("Decide", "from the incident to the first decision", stats.decide),
+            _time("Drain", "from the incident to the drain read back", stats.drain),
+            _time("Return", "from the slot granted to released", stats.to_return),
+        ),
+        facts=tuple(_facts(period)),
+        by_class=tuple(map(_group, period.by_class)),
+        by_cause=tuple(map(_group, period.by_cause)),
+        rules=tuple(map(_rule, period.by_rule[:RULES_SHOWN])),
+        rules_more=max(0, len(period.by_rule) - RULES_SHOWN),
+    )
+
+
+def _facts(period: Period) -> list[tuple[str, str, str]]:
+    """(what, figure, what it rests on)."""
+    stats = period.stats
+    rows = [("Incidents", words.number(stats.incidents), f"{words.number(stats.open)} of them still open")]
+    if stats.gpu_hours_lost is None:
+        lost, rests = "not known", "no job hit told what it lost"
+    else:
+        lost, rests = _hours(stats.gpu_hours_lost), "by the jobs hit, each life once"
+        if stats.gpu_hours_at_most:
+            at_most = _hours(stats.gpu_hours_at_most)
+            rests += f"; {at_most} of them at most, for want of a durable checkpoint"
+    if stats.jobs_unknown:
+        rests += f"; of {words.plural(stats.jobs_unknown, 'more job')} nobody knows"
+    rows.append(("GPU-hours lost", lost, rests))
+    rows.append(_saved(stats.saved))
+    drained = sum(one.drained for one in period.by_rule)
+    false = f"of {words.plural(drained, 'drain')}; those whose incident a person called a false alarm"
+    rows.append(("False drains", words.number(stats.false_drains), false))
+    again = f"{period.relapsed} of {words.plural(period.returned, 'node')} that came back"
+    rate = f"{period.relapsed / period.returned:.0%}" if period.returned else "–"
+    rows.append(("Relapses", rate, f"{again} had a hardware fault again within 7 days, so far"))
+    return rows
+
+
+def _saved(saved: Saved) -> tuple[str, str, str]:
+    alone = f"{words.plural(saved.jobs, 'job')} restarted by healer alone"
+    if saved.gpu_hours is None or saved.people_s is None:
+        few = f"people took up {saved.people} incidents with jobs: too few to compare with"
+        return "GPU-hours saved", "not known", f"{alone}; {few}"
+    took = f"the {words.span(saved.people_s)} in which people took up {saved.people} incidents left to them"
+    return "GPU-hours saved", _hours(saved.gpu_hours), f"{alone}, beside {took} (median)"
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.{0 if hours >= 100 else 1 if hours >= 1 else 2}f}"
+
+
+def _time(name: str, meaning: str, one: Spread) -> TimeRow:
+    return TimeRow(
+        name=name,
+        meaning=meaning,
+        count=one.count,
+        median=_span(one.p50_s),
+        p90=_span(one.p90_s),
+        most=_span(one.max_s),
+    )
+
+
+def _group(one: Group) -> GroupRow:
+    return GroupRow(
+        name=one.name.replace("_", " "),
+        incidents=one.incidents,
+        detect=_pair(one.detect),
+        decide=_pair(one.decide),
+        drain=_pair(one.drain),
+        to_return=_pair(one.to_return),
+    )
+
+
+def _pair(one: Spread) -> str:
+    return f"{_span(one.p50_s)} / {_span(one.p90_s)}" if one.count else "–"
+
+
+def _span(seconds: float | None) -> str:
+    """A dash for what was not measured. Clocks that differ make a way shorter than nothing: that is 0."""
+    return "–" if seconds is None else words.span(max(0.0, seconds))
+
+
+def _rule(one: RuleFigures) -> RuleFiguresRow:
+    if one.precision is None:
+        return RuleFiguresRow(figures=one, precision="not judged", tone="plain")
+    text = f"{one.precision:.0%} ({one.true_faults} of {one.true_faults + one.false_alarms})"
+    return RuleFiguresRow(figures=one, precision=text, tone="good" if one.precision >= 0.95 else "warn")
+
+
+#: So many of each list; the pages of incidents, runs and audit have all.
+SHOWN = 100
+#: Who came in, and with what: that is for the audit, not for the next shift.
+DOORS = ("access.", "session.", "token.")
+
+
+class Handover(msgspec.Struct, frozen=True, kw_only=True):
+    """Each list the most pressing, or else the newest, first. `cut` names the lists that were too long."""
+
+    cluster: str
+    since: datetime
+    until: datetime
+    strip: Strip
+    waits: tuple[RunRow, ...]
+    open: tuple[OpenIncident, ...]
+    known_bad: tuple[NodeRow, ...]
+    resolved: tuple[Incident, ...]
+    runs: tuple[RunRow, ...]
+    people: tuple[AuditRow, ...]
+    cut: tuple[str, ...]
+
+
+def handover(
+    standing: Standing,
+    strip: Strip,
+    rows: Sequence[NodeRow],
+    told: tuple[Sequence[Incident], Sequence[Run], Sequence[AuditRecord]],
+    since: datetime,
+    now: datetime,
+) -> Handover:
+    """`told`: incidents that ended since then, the newest runs, and the records of people since then."""
+    ended, runs, records = told
+    lists = {
+        "open incidents": sorted(standing.open_incidents, key=lambda one: (one.severity, one.opened)),
+        "incidents that ended": list(ended),
+        "runs": [run_row(one, now) for one in runs if one.created_at >= since and not one.shadow],
+        "words of people": [audit_row(one, standing.cluster) for one in records],
+    }
+    return Handover(
+        cluster=standing.cluster,
+        since=since,
+        until=now,
+        strip=strip,
+        waits=tuple(run_row(one, now) for one in standing.asking if asks(one)),
+        open=tuple(lists["open incidents"][:SHOWN]),
+        known_bad=tuple(row for row in rows if row.kind is NodeKind.bad_in_service)[:SHOWN],
+        resolved=tuple(lists["incidents that ended"][:SHOWN]),
+        runs=tuple(lists["runs"][:SHOWN]),
+        people=tuple(lists["words of people"][:SHOWN]),
+        cut=tuple(name for name, found in lists.items() if len(found) > SHOWN),
+    )
+
+
+def markdown(one: Handover, said: Callable[[str], str] = str) -> str:
+    """`said`: a finished sentence in the language of the one who asks."""
+    strip = one.strip
+    open_now = ", ".join(f"{count} {severity}" for severity, count in strip.open_by_severity if count)
+    parts = {
+        "Stands above all": [f"{banner.title} {banner.text}" for banner in strip.banners],
+        "Waits for a person": [f"{row.title}: {row.word}. {row.why}" for row in one.waits],
+        "Known bad and in service": [f"{row.name}: {_why_bad(row)}" for row in one.known_bad],
+        "Open": [_open(incident) for incident in one.open],
+        "Ended in this shift": [_ended(incident) for incident in one.resolved],
+        "Runs of this shift": [f"{_at(row.run.created_at)} {row.title}: {row.word}" for row in one.runs],
+        "What people did": [_person(row) for row in one.people],
+    }
+    lines = [
+        said(f"# Hand-over of {plain(one.cluster)}"),
+        "",
+        said(f"{words.utc(one.since)} to {words.utc(one.until)}"),
+        "",
+        said(f"- In service: {strip.in_service:,} of {strip.nodes:,} nodes (floor {strip.floor:,})"),
+        said(
+            f"- Out by healer {strip.out_healer}, by Slurm {strip.out_slurm}, by people {strip.out_person}; "
+            f"known bad in service {strip.known_bad}"
+        ),
+        said(f"- Slots held {strip.slots_used} of {strip.slots_limit}; open incidents: {open_now or 'none'}"),
+    ]
+    for title, rows in parts.items():
+        lines += listed(title, rows, said)
+    if one.cut:
+        lines += ["", said(f"The first {SHOWN} are listed of: {', '.join(one.cut)}.")]
+    return "\n".join(lines) + "\n"
+
+
+def _why_bad(row: NodeRow) -> str:
+    return ", ".join(one.title for one in row.incidents[:3])
+
+
+def _open(one: OpenIncident) -> str:
+    seen = f", {one.acknowledged_by} looks after it" if one.acknowledged_by else ""
+    return f"{one.severity.value} {place(one.root)}: {one.title} ({one.id[:8]}, {_at(one.opened)}){seen}"
+
+
+def _ended(one: Incident) -> str:
+    why = f": {one.closed_why}" if one.closed_why else ""
+    return f"{one.severity.value} {place(one.root)}: {one.title} ({one.short_id}){why}"
+
+
+def _person(row: AuditRow) -> str:
+    said = f": {row.words}" if row.words else ""
+    return f"{_at(row.record.at)} {row.record.actor} {row.record.verb} {row.name}{said}"
+
+
+def _at(moment: datetime) -> str:
+    return f"{moment:%m-%d %H:%M}"

@@ -1,0 +1,259 @@
+"""The rules as a table, and a change of them that was tried: what it would make new, lost or other."""
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import msgspec
+
+from healer.console import words
+from healer.console.views.buttons import Button, may_act
+from healer.decisions.consent import standing
+from healer.model import ForecastRule, Mode, Role, Rule, Scope
+from healer.model.detection import DetectionRule
+from healer.model.run import UNDER_WAY, Outcomes, Rehearsal, RehearsalState
+from healer.ports.answers import RuleBook, RuleRecord
+
+
+class RuleRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One rule. `watches` is printed in mono; `mode_from` says whose word the mode is."""
+
+    rule: Rule
+    record: RuleRecord
+    mode: Mode
+    mode_from: str
+    #: So many more runs wait for a person, as the rule or its playbook is new or changed.
+    first_runs: int
+    kind: str
+    scope: str
+    watches: str
+    held_for: str
+    models: str
+    remedy: str
+    source: str
+    cases: int
+    precision: str
+
+
+def rule_rows(book: RuleBook) -> list[RuleRow]:
+    """In the order in which they are asked: policies as in their file, then the detection rules."""
+    detection = {one.name: one for one in book.rules.detection}
+    forecasts = {one.rule: one for one in book.rules.forecasts}
+    return [_row(rule, detection.get(rule.name), forecasts.get(rule.name), book) for rule in book.rules.rules]
+
+
+def _row(rule: Rule, measured: DetectionRule | None, follows: ForecastRule | None, book: RuleBook) -> RuleRow:
+    record = book.records.get(rule.name, RuleRecord())
+    mode, mode_from = _mode(rule, book, record)
+    trial = standing(rule.name, rule.playbook, book.trials, book.rules)
+    followed = follows or measured
+    return RuleRow(
+        rule=rule,
+        record=record,
+        mode=mode,
+        mode_from=mode_from,
+        first_runs=trial.left if trial is not None and mode is Mode.auto else 0,
+        kind="foretold" if follows else "measured" if measured else "told",
+        scope=_scope(rule, followed),
+        watches=_watches(rule, measured, follows),
+        held_for=words.span(measured.for_s) if measured and measured.for_s else "",
+        models=", ".join(measured.models) if measured else "",
+        remedy=", ".join(one.value for one in rule.remedy),
+        source=measured.source if measured else follows.source if follows else "",
+        cases=book.cases.get(rule.name, 0),
+        precision=_precision(record),
+    )
+
+
+def _precision(record: RuleRecord) -> str:
+    """By what then happened, where something was foretold; else by people's reviews."""
+    if (score := record.forecasts) is not None:
+        told = f"{score.hits} of {score.hits + score.misses} came"
+        return f"{told}, {score.unforeseen} unforeseen" if score.unforeseen else told
+    reviewed = record.true_faults + record.false_alarms
+    return f"{record.true_faults} of {reviewed} true" if reviewed else ""
+
+
+def _watches(rule: Rule, measured: DetectionRule | None, follows: ForecastRule | None) -> str:
+    if follows is not None:
+        return follows.value or ", ".join(follows.counts)
+    return measured.when if measured else ", ".join(rule.faults)
+
+
+def _scope(rule: Rule, followed: DetectionRule | ForecastRule | None) -> str:
+    if followed is None:
+        return ", ".join(one.value for one in rule.classes)
+    return "GPU" if followed.scope is Scope.gpu else followed.scope.value
+
+
+def _mode(rule: Rule, book: RuleBook, record: RuleRecord) -> tuple[Mode, str]:
+    if record.mode is not None:
+        return record.mode, f"set by {record.mode_by}" if record.mode_by else "set while running"
+    if rule.mode is not None and rule.mode is book.rules.mode_of(rule):
+        return rule.mode, "by its file"
+    return book.rules.mode_of(rule), "by default"
+
+
+def fitting(rows: Sequence[RuleRow], *, text: str, mode: str, kind: str, state: str) -> list[RuleRow]:
+    """`state` is open (has open incidents) or fired (fired in 7 days); every word of `text` must be found."""
+    wanted = text.lower().split()
+    return [
+        row
+        for row in rows
+        if (not mode or row.mode.value == mode)
+        and (not kind or row.kind == kind)
+        and (state != "open" or row.record.open)
+        and (state != "fired" or row.record.fired)
+        and all(word in _haystack(row) for word in wanted)
+    ]
+
+
+def _haystack(row: RuleRow) -> str:
+    rule = row.rule
+    own = (
+        rule.name,
+        rule.title,
+        rule.severity.value,
+        row.watches,
+        rule.playbook or "",
+        row.scope,
+        row.remedy,
+    )
+    return " ".join(own).lower()
+
+
+# --- a change that was tried: what it would make new, lost or other ---
+
+Row = Mapping[str, Any]
+
+_PLACE = ("node", "gpu", "link", "nic", "switch")
+
+REHEARSAL_TONES = {
+    RehearsalState.queued: "plain",
+    RehearsalState.running: "ask",
+    RehearsalState.done: "good",
+    RehearsalState.failed: "bad",
+    RehearsalState.cancelled: "plain",
+}
+
+
+class Difference(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the page. `incident` is linked where it is a real one; `known` says what became of it."""
+
+    kind: str
+    rule: str
+    what: str
+    where: str
+    node: str
+    jobs: tuple[str, ...]
+    at: datetime
+    incident: str = ""
+    known: str = ""
+    note: str = ""
+
+
+def differences(result: Row, real: Mapping[str, bool | None]) -> dict[str, list[Difference]]:
+    """By heading, those without a row left out."""
+    incidents, actions = result["incidents"], result["actions"]
+    found = {
+        "Incidents only with the change": [_incident("new", one, real) for one in incidents["new"]],
+        "Incidents no longer": [_incident("lost", one, real) for one in incidents["lost"]],
+        "Incidents that would be other": [_changed(one, real) for one in incidents["changed"]],
+        "Actions only with the change": [_action("new", one, real) for one in actions["new"]],
+        "Actions no longer": [_action("lost", one, real) for one in actions["lost"]],
+        "Actions earlier or later": [_moved(one, real) for one in actions["moved"]],
+        "Held by another guard": [_held(one, real) for one in result["held"]],
+    }
+    return {title: rows for title, rows in found.items() if rows}
+
+
+def incidents_in(result: Row) -> list[str]:
+    """All ids that the page may link."""
+    rows = [row for part in ("incidents", "actions") for rows in result[part].values() for row in rows]
+    ids = (row.get("incident") or row.get("before_id") or row.get("id") for row in [*rows, *result["held"]])
+    return sorted({one for one in ids if one})
+
+
+def _incident(kind: str, one: Row, real: Mapping[str, bool | None], **more: Any) -> Difference:
+    note = f"part of {one['part_of'][:8]}" if one.get("part_of") else ""
+    told = {"kind": kind, "rule": one["rule"], "what": one["title"], "note": note} | more
+    root = one["root"]
+    place = ", ".join(f"{name} {root[name]}" for name in _PLACE if root.get(name) is not None)
+    at = datetime.fromisoformat(one["opened"])
+    name = one.get("before_id") or one["id"]
+    return Difference(
+        **told,
+        where=place,
+        node=root.get("node") or "",
+        jobs=tuple(one["jobs_hit"]),
+        at=at,
+        **_known(name, real),
+    )
+
+
+def _changed(one: Row, real: Mapping[str, bool | None]) -> Difference:
+    changes = (f"{name}: {_value_words(a)} → {_value_words(b)}" for name, (a, b) in one["changes"].items())
+    return _incident("changed", one, real, note="; ".join(changes))
+
+
+def _action(kind: str, one: Row, real: Mapping[str, bool | None], note: str = "") -> Difference:
+    held = one.get("held")
+    other = "before" if kind == "new" else "with the change"
+    note = note or (f"{other} held by {held['guard']}: {held['why']}" if held else "")
+    return Difference(
+        kind=kind,
+        rule=one["rule"],
+        what=one["action"],
+        where=f"job {one['job']}" if one["job"] else f"node {one['node']}" if one["node"] else "",
+        node=one["node"] or "",
+        jobs=(one["job"],) if one["job"] else (),
+        at=datetime.fromisoformat(one["at"]),
+        note=note,
+        **_known(one["incident"], real),
+    )
+
+
+def _moved(one: Row, real: Mapping[str, bool | None]) -> Difference:
+    seconds = one["later_s"]
+    return _action("moved", one, real, f"{abs(seconds):.0f} s {'later' if seconds > 0 else 'earlier'}")
+
+
+def _held(one: Row, real: Mapping[str, bool | None]) -> Difference:
+    return _action("held", one, real, f"{one['before']['guard']} → {one['guard']}: {one['why']}")
+
+
+def _known(incident: str | None, real: Mapping[str, bool | None]) -> dict[str, str]:
+    if not incident or incident not in real:
+        return {}
+    words = {True: "true fault", False: "false alarm", None: "not judged"}
+    return {"incident": incident, "known": words[real[incident]]}
+
+
+def _value_words(value: Any) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{name} {one}" for name, one in value.items()) or "none"
+    return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
+
+
+def rehearsal_buttons(tried: Rehearsal, outcomes: Sequence[Outcomes], role: Role) -> tuple[Button, ...]:
+    """Cancel while it is under way; afterwards, for an admin, to count what it opened as proof."""
+    base = f"/api/v1/rehearsals/{tried.id}"
+    if tried.state in UNDER_WAY and may_act(role):
+        told = "The replay stops; what it found so far is not kept."
+        return (Button(label="Cancel", action=f"{base}/cancel", title="Stop this replay", effect=told),)
+    judged = [one for one in outcomes if one.right + one.wrong and not one.counted_by]
+    if role is not Role.admin or not judged:
+        return ()
+    words = "; ".join(f"{one.rule}: {one.right} true faults, {one.wrong} false alarms" for one in judged)
+    return (
+        Button(
+            label="Count as proof",
+            action=f"{base}/proof",
+            title="Count this replay as proof",
+            effect=(
+                f"{words}. From now on each of these rules, as edited here, is judged by what it opened in "
+                "this replay and by what it opens once it is in force."
+            ),
+            body={"rules": [one.rule for one in judged]},
+        ),
+    )

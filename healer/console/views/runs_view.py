@@ -1,0 +1,190 @@
+"""Runs: their steps as one row each, and what a run wants from a person."""
+
+from datetime import datetime
+
+import msgspec
+
+from healer.console import words
+from healer.model import Answer, AnswerKind, Decision, LogEntry, Mode, Run, RunState, StepEvent
+from healer.playbooks import BEGIN, UNDO
+from healer.ports.answers import RunRecord
+
+RUN_WORDS = {state: state.value for state in RunState} | {
+    RunState.waiting_approval: "waits for approval",
+    RunState.held: "held by a guard",
+}
+
+EVENT_WORDS = {event: event.value for event in StepEvent} | {
+    StepEvent.waiting: "waits",
+    StepEvent.retry: "tries again",
+}
+
+
+class StepRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of a run, its log folded into one row. `took` is empty while the step has not ended."""
+
+    key: str
+    name: str
+    event: StepEvent
+    word: str
+    attempt: int
+    at: datetime
+    offset: str
+    took: str
+    text: str
+
+
+def steps(log: tuple[LogEntry, ...], start: datetime) -> list[StepRow]:
+    """In the order in which the steps first appear. `start` is what offsets count from."""
+    by_key: dict[str, list[LogEntry]] = {}
+    for entry in log:
+        if entry.step != BEGIN:  # what conditions rest on: no step
+            by_key.setdefault(entry.step, []).append(entry)
+    rows: list[StepRow] = []
+    for key, entries in by_key.items():
+        first, last = entries[0], entries[-1]
+        ended = last.event not in (StepEvent.started, StepEvent.waiting, StepEvent.held, StepEvent.retry)
+        text = next((entry.text for entry in reversed(entries) if entry.text), "")
+        rows.append(
+            StepRow(
+                key=key,
+                name=_name(key),
+                event=last.event,
+                word=EVENT_WORDS[last.event],
+                attempt=max(entry.attempt for entry in entries),
+                at=first.at,
+                offset=words.offset(first.at, start),
+                took=words.span((last.at - first.at).total_seconds()) if ended and last is not first else "",
+                text=text,
+            )
+        )
+    return rows
+
+
+def _name(key: str) -> str:
+    if key == UNDO:
+        return "take back"
+    head, _, own = key.partition(":")
+    return f"take back {own}" if head == UNDO else key
+
+
+class RunRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A run for a list or the top of its page. `target` is the node or `job 4711`."""
+
+    run: Run
+    title: str
+    target: str
+    word: str
+    tone: str
+    why: str
+    asks: bool
+
+
+def target(run: Run) -> str:
+    return run.node or (f"job {run.job}" if run.job else run.cluster)
+
+
+_TONES = {
+    RunState.stuck: "bad",
+    RunState.waiting_approval: "ask",
+    RunState.proposed: "ask",
+    RunState.held: "warn",
+    RunState.running: "live",
+    RunState.waiting: "live",
+    RunState.done: "good",
+}
+
+
+def run_row(run: Run, now: datetime) -> RunRow:
+    return RunRow(
+        run=run,
+        title=f"{run.playbook} {target(run)}",
+        target=target(run),
+        word=RUN_WORDS[run.state] + (" (shadow)" if run.shadow else ""),
+        tone=_TONES.get(run.state, "plain"),
+        why=why(run, now),
+        asks=asks(run),
+    )
+
+
+def asks(run: Run) -> bool:
+    """A person must do something before this run goes on (a held run may go on by itself)."""
+    return not run.shadow and (
+        run.state in (RunState.waiting_approval, RunState.proposed, RunState.stuck)
+        or (run.state is RunState.waiting and bool(run.question))
+    )
+
+
+def why(run: Run, now: datetime) -> str:
+    """One sentence: what the run waits for or why it stands. Empty when there is nothing to say."""
+    if run.question and run.state is not RunState.done:
+        return run.question
+    if run.state is RunState.waiting_approval:
+        return _approval(run.approve_until, now)
+    if run.state is RunState.proposed:
+        return f"Only a suggestion: rule {run.rule} is in mode {run.mode.value}."
+    if run.state is RunState.waiting and run.wake_at:
+        return f"Looks again {words.ago(run.wake_at, now)}."
+    return ""
+
+
+def _approval(until: datetime | None, now: datetime) -> str:
+    if until is None:
+        return "Waits until a person approves it."
+    if until <= now:
+        return f"The time to approve it ended {words.utc(until)}; healer does nothing by itself."
+    return f"Can be approved until {words.utc(until)} ({words.ago(until, now)})."
+
+
+class GuardRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One guard's answer as a table row."""
+
+    guard: str
+    kind: AnswerKind
+    word: str
+    used: str
+    limit: str
+    why: str
+    frees_at: datetime | None
+
+
+def guard_rows(answers: tuple[Answer, ...]) -> list[GuardRow]:
+    """In the order the guards were asked."""
+    return [
+        GuardRow(
+            guard=answer.guard.value,
+            kind=answer.kind,
+            word=answer.kind.value,
+            used=words.number(answer.used),
+            limit=words.number(answer.limit),
+            why=answer.why,
+            frees_at=answer.frees_at,
+        )
+        for answer in answers
+    ]
+
+
+def guards_summary(decision: Decision) -> str:
+    """`16 guards asked: slots holds` or `16 guards asked, all allow`."""
+    if not decision.answers:
+        return ""
+    against = [answer for answer in decision.answers if answer.kind is not AnswerKind.allow]
+    asked = f"{words.plural(len(decision.answers), 'guard')} asked"
+    if not against:
+        return f"{asked}, all allow"
+    return f"{asked}: {', '.join(f'{answer.guard.value} {answer.kind.value}s' for answer in against)}"
+
+
+def mode_note(mode: Mode) -> str:
+    """What a mode means, for a person who reads it at night."""
+    return {
+        Mode.off: "off: nothing is done",
+        Mode.shadow: "shadow: healer writes down what it would do and touches nothing",
+        Mode.suggest: "suggest: healer proposes, a person starts it",
+        Mode.approve: "approve: healer prepares, a person approves",
+        Mode.auto: "auto: healer acts alone",
+    }[mode]
+
+
+def last_decision(detail: RunRecord) -> Decision | None:
+    return detail.decisions[-1] if detail.decisions else None

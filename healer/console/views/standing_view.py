@@ -1,0 +1,195 @@
+"""The strip on every page: how many nodes serve, what is out and by whom, what the guards have left."""
+
+from datetime import datetime
+
+import msgspec
+
+from healer.console import words
+from healer.console.views.buttons import Button, may_act
+from healer.console.views.fleet_view import NodeKind, NodeRow
+from healer.console.views.runs_view import asks
+from healer.decisions.capacity import floor_limit, slots_limit
+from healer.model import Breaker, BreakerState, Mode, Pause, Severity, Trouble
+from healer.observations.slurm_poll import troubles
+from healer.ports.answers import Standing
+from healer.ports.callers import Session
+
+TROUBLE_WORDS = {
+    Trouble.away: "not to be read",
+    Trouble.other_cluster: "another cluster",
+    Trouble.backup: "the backup",
+    Trouble.slow: "slow",
+    Trouble.backlog: "behind",
+    Trouble.accounting: "without slurmdbd",
+    Trouble.passed_over: "asked by another way",
+}
+
+
+class Banner(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that everybody must know on every page. `tone` is bad or warn."""
+
+    tone: str
+    title: str
+    text: str
+    pause: Pause | None = None
+    breaker: bool = False
+
+
+# Wide: it is one row of figures on every page, each shown under a name of its own.
+class Strip(msgspec.Struct, frozen=True, kw_only=True):
+    nodes: int
+    in_service: int
+    floor: int
+    floor_share: float
+    out_healer: int
+    out_person: int
+    out_slurm: int
+    #: In service as Slurm shows it, and granted to be taken out: the floor counts them as gone.
+    leaving: int
+    planned: int
+    unknown: int
+    known_bad: int
+    open_by_severity: tuple[tuple[str, int], ...]
+    open_total: int
+    slots_used: int
+    slots_limit: int
+    slots_past_caps: int
+    asking: int
+    mode: Mode
+    snapshot_at: datetime | None
+    stale: bool
+    banners: tuple[Banner, ...]
+
+    @property
+    def serving(self) -> int:
+        """As the floor's guard counts: planned work serves, what has a slot does not."""
+        return self.in_service - self.leaving + self.planned
+
+    @property
+    def below_floor(self) -> bool:
+        return self.nodes > 0 and self.serving < self.floor
+
+
+def strip(standing: Standing, rows: list[NodeRow], now: datetime) -> Strip:
+    count = dict.fromkeys(NodeKind, 0)
+    for row in rows:
+        count[row.kind] += 1
+    severities = [incident.severity for incident in standing.open_incidents]
+    return Strip(
+        nodes=len(rows),
+        in_service=count[NodeKind.busy] + count[NodeKind.idle] + count[NodeKind.bad_in_service],
+        floor=floor_limit(standing.guards, len(rows)),
+        floor_share=standing.guards.min_service_share,
+        out_healer=count[NodeKind.out_healer],
+        out_person=count[NodeKind.out_person],
+        out_slurm=count[NodeKind.out_slurm],
+        leaving=sum(row.in_service and row.hold is not None for row in rows),
+        planned=count[NodeKind.planned],
+        unknown=count[NodeKind.unknown],
+        known_bad=count[NodeKind.bad_in_service],
+        open_by_severity=tuple((severity.value, severities.count(severity)) for severity in Severity),
+        open_total=len(severities),
+        slots_used=sum(not slot.unusable for slot in standing.slots),
+        slots_limit=slots_limit(standing.guards, len(rows)),
+        slots_past_caps=sum(slot.unusable for slot in standing.slots),
+        asking=sum(asks(run) for run in standing.asking),
+        mode=standing.default_mode,
+        snapshot_at=standing.snapshot.taken_at if standing.snapshot else None,
+        stale=_stale(standing, now),
+        banners=tuple(_banners(standing, now)),
+    )
+
+
+def _stale(standing: Standing, now: datetime) -> bool:
+    if standing.snapshot is None:
+        return True
+    return (now - standing.snapshot.taken_at).total_seconds() > standing.guards.stale_s
+
+
+def pause_scope(pause: Pause) -> str:
+    """`everything`, `cluster pod1`, `node gpu0017`, `rule gpu-lost`."""
+    return "everything" if pause.scope == "all" else f"{pause.scope} {pause.name}"
+
+
+def _banners(standing: Standing, now: datetime) -> list[Banner]:
+    found = [_pause_banner(pause, now) for pause in standing.pauses]
+    if standing.breaker.state is not BreakerState.closed:
+        found.append(_breaker_banner(standing.breaker))
+    found += _slurm_banners(standing, now)
+    if standing.rules_error:
+        found.append(
+            Banner(tone="warn", title="Changed rules were not taken", text=f"{standing.rules_error}")
+        )
+    return found
+
+
+def _pause_banner(pause: Pause, now: datetime) -> Banner:
+    until = f", until {words.utc(pause.until)}" if pause.until else ", until somebody ends it"
+    text = f"by {pause.by} {words.ago(pause.since, now)}{until}. Reason: {pause.reason}"
+    return Banner(tone="warn", title=f"Paused: {pause_scope(pause)}", text=text, pause=pause)
+
+
+def _breaker_banner(breaker: Breaker) -> Banner:
+    half = breaker.state is BreakerState.half_open
+    since = f" since {words.utc(breaker.since)}" if breaker.since else ""
+    text = breaker.why.rstrip(".") or words.plural(len(breaker.roots), "root")
+    return Banner(
+        tone="bad",
+        title=f"Breaker {'half-open' if half else 'open'}{since}",
+        text=f"{text}. healer takes no node out; it still detects, pages and returns nodes."
+        if not half
+        else f"{text}. One canary may run; all else waits for its end.",
+        breaker=True,
+    )
+
+
+def _slurm_banners(standing: Standing, now: datetime) -> list[Banner]:
+    found: list[Banner] = []
+    error = f" {standing.snapshot_error}" if standing.snapshot_error else ""
+    if standing.snapshot is None:
+        text = f"healer holds every action.{error}"
+        found.append(Banner(tone="bad", title="No picture of Slurm yet", text=text))
+    elif _stale(standing, now):
+        title = f"Slurm was last seen {words.ago(standing.snapshot.taken_at, now)}"
+        text = f"healer holds every action until it sees Slurm again.{error}"
+        found.append(Banner(tone="bad", title=title, text=text))
+    for told in troubles(standing.controller):
+        if told.trouble is Trouble.away and _stale(standing, now):
+            continue  # said above already, with what follows from it
+        title = f"Slurm's controller: {TROUBLE_WORDS[told.trouble]} since {words.utc(told.since)}"
+        text = f"{words.sentence(told.text)}. healer does nothing to a node because of it."
+        found.append(Banner(tone="warn", title=title, text=text))
+    return found
+
+
+def pause_button(cluster: str) -> Button:
+    return Button(
+        label="Pause",
+        action="/api/v1/pauses",
+        title=f"Pause healer on {cluster}",
+        effect="Within a second healer starts no step that takes capacity away. It still detects and pages.",
+        body={"scope": "cluster", "name": cluster, "cluster": cluster},
+    )
+
+
+def end_pause_button(pause: Pause, session: Session) -> Button | None:
+    """None for who may not end it: a pause of all clusters is not for somebody bound to some."""
+    if not may_act(session.role) or (session.clusters and pause.cluster not in session.clusters):
+        return None
+    return Button(
+        label="End",
+        action=f"/api/v1/pauses/{pause.id}",
+        method="DELETE",
+        title=f"End the pause of {pause_scope(pause)}",
+        effect="healer acts again at once; what waited is judged anew.",
+    )
+
+
+def reset_breaker_button(cluster: str) -> Button:
+    return Button(
+        label="Reset",
+        action="/api/v1/breaker/reset",
+        title="Reset the breaker",
+        effect="Half-open: one canary may run. The breaker closes when it works and opens again when not.",
+        body={"cluster": cluster},
+    )

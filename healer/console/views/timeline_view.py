@@ -1,0 +1,289 @@
+"""Audit records as rows: the words first, the rest behind one press."""
+
+import json
+from datetime import UTC, date, datetime
+
+import msgspec
+
+from healer.console import words
+from healer.console.views.runs_view import EVENT_WORDS, GuardRow, guard_rows, guards_summary, target
+from healer.engine.records import IncidentRecord
+from healer.model import AuditRecord, Component, Decision, LogEntry, Outcome, StepEvent
+from healer.ports.answers import ToldAt
+
+#: The keys that say in words what happened, best first.
+_WORDS = ("text", "why", "reason", "title", "note")
+
+
+class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
+    """`words` is the record's own sentence; `rest` the other values, as JSON where they are no text.
+
+    `link` is the page about the subject (empty where there is none), `name` how the subject is shown.
+    """
+
+    record: AuditRecord
+    words: str
+    rest: tuple[tuple[str, str], ...]
+    link: str
+    name: str
+
+
+def audit_row(record: AuditRecord, cluster: str) -> AuditRow:
+    data = {key: value for key, value in record.data.items() if value is not None}
+    first = next((key for key in _WORDS if isinstance(data.get(key), str) and data[key]), None)
+    words = str(data.pop(first)) if first else ""
+    rest = tuple(
+        (key, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+        for key, value in data.items()
+        # A value that the row says already is only noise here; the export has every byte.
+        if str(value) not in words and not record.subject.endswith(f"/{value}")
+    )
+    kind, _, name = record.subject.partition("/")
+    pages = {"incident": "/incidents/", "run": "/runs/", "node": f"/nodes/{cluster}/"}
+    last = name.rsplit("/", 1)[-1]
+    return AuditRow(
+        record=record,
+        words=words,
+        rest=rest,
+        link=pages[kind] + last if kind in pages and last else "",
+        name=f"{kind}/{name[:8]}" if kind in ("incident", "run") else record.subject,
+    )
+
+
+#: Audit verbs that the timeline already shows from better sources (decisions, run logs, notes, messages).
+_SHOWN_ELSEWHERE = ("decision.", "step.", "note.", "incident.note", "message.", "finding.", "evidence.")
+#: Of healer's own records only these; the rest repeats the runs' logs.
+_OWN = ("incident.",)
+
+_OUTCOME_WORDS = {
+    Outcome.act: "healer acts",
+    Outcome.held: "held",
+    Outcome.refused: "refused",
+    Outcome.nothing: "nothing is done",
+}
+
+_BAD_EVENTS = (StepEvent.failed, StepEvent.held)
+
+
+class TimelineRow(msgspec.Struct, frozen=True, kw_only=True):
+    """`kind` is evidence, finding, verdict, decision, step, person, healer or message; `line` is in mono."""
+
+    at: datetime
+    kind: str
+    tone: str
+    text: str
+    clock: str = ""
+    offset: str = ""
+    day: str = ""
+    line: str = ""
+    detail: str = ""
+    summary: str = ""
+    guards: tuple[GuardRow, ...] = ()
+    open: bool = False
+    #: `detail` is what a person typed: it is in no language of ours.
+    typed: bool = False
+
+
+def timeline(detail: IncidentRecord) -> list[TimelineRow]:
+    """Oldest first; rows of the same millisecond keep the order evidence, finding, verdict, decision,
+    step, others."""
+    rows = [*_seen(detail), *_judged(detail), *_decided(detail), *_done(detail), *_said(detail)]
+    rows.sort(key=lambda row: row.at)
+    start = detail.incident.opened
+    shown: list[TimelineRow] = []
+    today: date | None = None
+    for row in rows:
+        this_day = row.at.astimezone(UTC).date()
+        shown.append(
+            msgspec.structs.replace(
+                row,
+                clock=words.clock_ms(row.at),
+                offset=words.offset(row.at, start),
+                day=words.day(row.at) if this_day != today else "",
+            )
+        )
+        today = this_day
+    return shown
+
+
+def _seen(detail: IncidentRecord) -> list[TimelineRow]:
+    rows: list[TimelineRow] = []
+    for evidence in detail.incident.evidence:
+        late = ""
+        if evidence.arrived_at is not None:
+            late_s = (evidence.arrived_at - evidence.at).total_seconds()
+            late = f"arrived {words.span(late_s)} later" if late_s >= 0.001 else ""
+        rows.append(
+            TimelineRow(
+                at=evidence.at,
+                kind="evidence",
+                tone="plain",
+                text=_of(evidence.component, evidence.text),
+                line=evidence.line,
+                detail=late,
+            )
+        )
+    for finding in detail.findings:
+        sure = "surely unusable" if finding.unusable else f"confidence {finding.confidence:.0%}"
+        lines = words.plural(len(finding.evidence), "piece") + " of evidence"
+        rows.append(
+            TimelineRow(
+                at=finding.arrived_at,
+                kind="finding",
+                tone="plain",
+                text=f"{finding.fault} on {_of(finding.component, finding.text)}",
+                detail=f"rule {finding.rule}, {finding.fault_class.value}, {sure}, {lines}",
+            )
+        )
+    return rows
+
+
+def _judged(detail: IncidentRecord) -> list[TimelineRow]:
+    """Each verdict that reads otherwise than the one before it."""
+    rows: list[TimelineRow] = []
+    before = ""
+    for one in detail.verdicts:
+        said = one.verdict.sentence
+        if said != before:
+            rows.append(TimelineRow(at=one.at, kind="verdict", tone="plain", text=said))
+        before = said
+    return rows
+
+
+def _of(component: Component, text: str) -> str:
+    """With the place before it, unless the text begins with it, as that of a device does."""
+    return text if component.device and text.startswith(component.device) else f"{component}: {text}"
+
+
+def _decided(detail: IncidentRecord) -> list[TimelineRow]:
+    decisions: list[Decision] = list(detail.decisions)
+    known = {(decision.at, decision.run, decision.why) for decision in decisions}
+    for run in detail.runs:
+        decisions += [one for one in run.decisions if (one.at, one.run, one.why) not in known]
+    rows: list[TimelineRow] = []
+    for decision in decisions:
+        kept = decision.outcome in (Outcome.held, Outcome.refused)
+        verb = decision.proposal.verb.value if decision.proposal else decision.playbook or ""
+        where = _about(decision)
+        head = " ".join(part for part in (verb, where) if part)
+        rows.append(
+            TimelineRow(
+                at=decision.at,
+                kind="decision",
+                tone="warn" if kept else "plain",
+                text=f"{head}: {_OUTCOME_WORDS[decision.outcome]}"
+                if head
+                else _OUTCOME_WORDS[decision.outcome],
+                detail=decision.why,
+                summary=guards_summary(decision),
+                guards=tuple(guard_rows(decision.answers)),
+                open=kept,
+            )
+        )
+    return rows
+
+
+def _about(decision: Decision) -> str:
+    proposal = decision.proposal
+    if proposal is None:
+        return ""
+    return f"job {proposal.job}" if proposal.job else proposal.node or ""
+
+
+def _folded(log: tuple[LogEntry, ...]) -> list[tuple[LogEntry, int]]:
+    """Each entry with how often it was said again: a wait that looks every second is one row."""
+    folded: list[tuple[LogEntry, int]] = []
+    for entry in log:
+        if folded and entry.event in (StepEvent.waiting, StepEvent.held):
+            before, count = folded[-1]
+            if (before.step, before.event, before.text) == (entry.step, entry.event, entry.text):
+                folded[-1] = (before, count + 1)
+                continue
+        folded.append((entry, 1))
+    return folded
+
+
+def _done(detail: IncidentRecord) -> list[TimelineRow]:
+    rows: list[TimelineRow] = []
+    for run in detail.runs:
+        shadow = " (shadow: nothing is touched)" if run.run.shadow else ""
+        whose = f"{run.run.playbook} {target(run.run)}: " if len(detail.runs) > 1 else ""
+        for entry, count in _folded(run.log):
+            attempt = f", attempt {entry.attempt}" if entry.attempt > 1 else ""
+            again = f" (looked {count} times)" if count > 1 else ""
+            rows.append(
+                TimelineRow(
+                    at=entry.at,
+                    kind="step",
+                    tone="bad" if entry.event in _BAD_EVENTS else "plain",
+                    text=f"{whose}{entry.step} {EVENT_WORDS[entry.event]}{attempt}{shadow}",
+                    detail=entry.text + again,
+                )
+            )
+    return rows
+
+
+def _said(detail: IncidentRecord) -> list[TimelineRow]:
+    rows = [
+        TimelineRow(
+            at=note.at, kind="person", tone="person", text=f"{note.by} wrote", detail=note.text, typed=True
+        )
+        for note in detail.notes
+    ]
+    rows += [_record(one) for one in detail.records if _worth(one)]
+    for sent in detail.messages:
+        parts = [_WEBHOOK_WORDS.get(sent.state, sent.state), sent.reference, sent.error]
+        if sent.channels:
+            parts = [] if sent.state == "listed" else parts
+            parts += [_told(one) for one in sent.channels]
+        failed = sent.error or any(one.error and one.state != "sent" for one in sent.channels)
+        rows.append(
+            TimelineRow(
+                at=sent.at,
+                kind="message",
+                tone="bad" if failed else "plain",
+                text=f"{'page' if sent.message.page else sent.kind}: {sent.message.title}",
+                detail=". ".join(part for part in parts if part),
+            )
+        )
+    return rows
+
+
+#: How the delivery of a message stands, in words.
+_WEBHOOK_WORDS = {
+    "sent": "sent",
+    "due": "waits for delivery",
+    "listed": "in healer's own list (no sink is set)",
+}
+_CHANNEL_WORDS = {
+    "sent": "told",
+    "due": "waits",
+    "digest": "in the next digest",
+    "failed": "failed, healer messages retry delivers it once more",
+    "over": "not told: it was over before",
+    "folded": "not told: a newer one takes its place",
+}
+
+
+def _told(one: ToldAt) -> str:
+    words = f"{one.channel}: {_CHANNEL_WORDS.get(one.state, one.state)}"
+    return f"{words} ({one.error})" if one.error and one.state != "sent" else words
+
+
+def _worth(record: AuditRecord) -> bool:
+    if record.verb.startswith(_SHOWN_ELSEWHERE):
+        return False
+    return record.actor != "healer" or record.verb.startswith(_OWN)
+
+
+def _record(record: AuditRecord) -> TimelineRow:
+    ours = record.actor == "healer"
+    reason = record.data.get("reason") or record.data.get("why") or ""
+    return TimelineRow(
+        at=record.at,
+        kind="healer" if ours else "person",
+        tone="plain" if ours else "person",
+        text=f"{record.actor}: {record.verb.replace('.', ' ').replace('_', ' ')}",
+        detail=str(reason),
+        typed=not ours and bool(record.data.get("reason")),
+    )

@@ -1,0 +1,293 @@
+"""What stands in Slurm against what the ledger holds: drains that nothing speaks for, slots of nodes that are
+back or gone, and the list of all that stays. Ours alone.
+
+A drain that no run, no open incident and no slot of either accounts for was left by a run that was cancelled
+within it, or by an incident that a person resolved while it stood. Else nobody would know.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from datetime import datetime, timedelta
+from hashlib import sha256
+
+from healer.decisions.comments import kept_off, remark_in
+from healer.model import (
+    REMOVING_VERBS,
+    RETURNING_VERBS,
+    Component,
+    Evidence,
+    FaultClass,
+    Finding,
+    GateFacts,
+    Incident,
+    Ruleset,
+    Run,
+    RunState,
+    Sense,
+    Slot,
+    SlurmNode,
+    SlurmSnapshot,
+    Veto,
+)
+from healer.model.faults import HEALER_DRAIN
+from healer.model.node import Drift, DriftKind, Repair
+from healer.model.run import is_our_note
+from healer.model.slurm import is_none, is_our_reservation, is_ours, our_reservation, slurm_kind
+
+#: A run, a walk or a poll may still be at it.
+GRACE = timedelta(seconds=60)
+
+
+def forgotten_drains(
+    drains: Collection[SlurmNode],
+    facts: GateFacts,
+    runs: Collection[Run],
+    incidents: Collection[Incident],
+    now: datetime,
+) -> list[Finding]:
+    spoken_for = _spoken_for(facts, runs, incidents)
+    told = ((node, *_held_words(facts.snapshot, node)) for node in drains if node.name not in spoken_for)
+    return [
+        _finding_of(facts.cluster, node, word, since, now)
+        for node, word, since in told
+        if since is not None and now - since > GRACE
+    ]
+
+
+def _spoken_for(facts: GateFacts, runs: Collection[Run], incidents: Collection[Incident]) -> set[str | None]:
+    """Nodes of runs and of open incidents. The incident that says that nothing speaks for one does not."""
+    at_work, known = {run.id for run in runs}, {one.id for one in incidents}
+    nodes = {slot.node for slot in facts.slots if slot.run in at_work or slot.incident in known}
+    return (
+        nodes
+        | {run.node for run in runs if not run.shadow}
+        | {one.root.node for one in incidents if one.fault != HEALER_DRAIN}
+    )
+
+
+def _held_words(snapshot: SlurmSnapshot | None, node: SlurmNode) -> tuple[str, datetime | None]:
+    """What keeps it out, and since when."""
+    kept = our_reservation(snapshot, node.name)
+    if kept is None or _ours(node):
+        return f"Drained by healer, and nothing speaks for it any more: {node.reason}", node.reason_at
+    return f"In healer's reservation {kept.name} for tests, and nobody tests it any more", kept.since
+
+
+def _finding_of(cluster: str, node: SlurmNode, text: str, at: datetime, now: datetime) -> Finding:
+    where = Component(cluster=cluster, node=node.name)
+    digest = sha256(f"healer-drain|{cluster}|{node.name}|{text}|{at}".encode()).hexdigest()
+    return Finding(
+        rule="forgotten-drain",
+        fault=HEALER_DRAIN,
+        fault_class=FaultClass.informational,
+        component=where,
+        at=at,
+        arrived_at=now,
+        text=text,
+        confidence=1.0,
+        evidence=(Evidence(digest=digest, at=at, component=where, text=text, sense=Sense.slurm),),
+    )
+
+
+#: A picture younger than this is believed about what is not in it.
+FRESH = timedelta(seconds=10)
+#: Moments that two machines noted are told apart only beyond this.
+CLOCKS_DIFFER = timedelta(seconds=5)
+
+
+def find_vetoes(
+    facts: GateFacts, runs: Collection[Run], rules: Ruleset, now: datetime
+) -> list[tuple[Slot, Veto]]:
+    """Nodes that we had drained and that a person has resumed: a veto for a day (law 5)."""
+    returning = {run.node for run in runs if run.state is RunState.running and _returns(run, rules)}
+    found = []
+    for slot in facts.slots:
+        node = facts.snapshot.nodes.get(slot.node) if facts.snapshot else None
+        if facts.snapshot is None or node is None or node.drain or slot.node in returning:
+            continue
+        if our_reservation(facts.snapshot, slot.node) is not None:
+            continue  # its drain was lifted for our own tests
+        if node.held and (is_ours(node.reason) or is_none(node.reason) or slurm_kind(node.reason)):
+            continue  # DOWN, after a reboot that we asked for or by Slurm: nobody has it back yet
+        # The margin: the clocks of who polls and who drains may differ.
+        if slot.drained_at is None or facts.snapshot.taken_at - slot.drained_at < CLOCKS_DIFFER:
+            continue
+        until = now + timedelta(hours=rules.guards.veto_h)
+        found.append((slot, Veto(node=slot.node, by="A person", at=now, until=until)))
+    return found
+
+
+def _returns(run: Run, rules: Ruleset) -> bool:
+    """The run gives nodes back and takes nothing: only such a one lifts our drain by itself."""
+    playbook = rules.playbooks.get(run.playbook)
+    verbs = {step.do for step in playbook.steps} if playbook else set()
+    return bool(verbs & RETURNING_VERBS) and not verbs & REMOVING_VERBS and not run.shadow
+
+
+def slots_of_gone_nodes(facts: GateFacts, now: datetime) -> list[Slot]:
+    """Slots of nodes that a fresh picture of Slurm does not have: nothing of theirs is left to return."""
+    shown = facts.snapshot
+    if shown is None or not shown.nodes or now - shown.taken_at > FRESH:
+        return []
+    return [slot for slot in facts.slots if slot.node not in shown.nodes and slot.granted_at < shown.taken_at]
+
+
+def idle_slots(facts: GateFacts, runs: Collection[Run], run_of: Callable[[str], Run | None]) -> list[Slot]:
+    """Slots that were granted for a drain which never came, because its run has ended.
+
+    It may have ended between the call and its line in the log: only a picture that was taken since can tell.
+    """
+    active = {run.id for run in runs}
+    at_work = {run.node for run in runs if run.state is RunState.running and not run.shadow}
+    free = (slot for slot in facts.slots if slot.drained_at is None and slot.run not in active)
+    return [
+        slot for slot in free if slot.node not in at_work and not _may_be_out(slot, facts, run_of(slot.run))
+    ]
+
+
+def _may_be_out(slot: Slot, facts: GateFacts, run: Run | None) -> bool:
+    ended = run.ended_at if run is not None else None
+    shown = facts.snapshot.nodes.get(slot.node) if facts.snapshot is not None else None
+    if facts.snapshot is None or (ended is not None and facts.snapshot.taken_at - ended < CLOCKS_DIFFER):
+        return True
+    return shown is not None and shown.held and is_ours(shown.reason)
+
+
+def find_mismatches(
+    facts: GateFacts, runs: Collection[Run], incidents: Collection[Incident], now: datetime
+) -> list[Drift]:
+    """What is left behind: most of it ends by itself within a walk or two, so what is young is left out.
+
+    `runs`: those that have not ended; `incidents`: the open ones. By kind, then by node; nothing without a
+    picture.
+    """
+    if facts.snapshot is None:
+        return []
+    real = [run for run in runs if not run.shadow]
+    found = (
+        *_forgotten(facts, facts.snapshot, real, incidents, now),
+        *_slots(facts, facts.snapshot, real),
+        *_reservations(facts.snapshot, real, now),
+        *_notes(facts.snapshot, real),
+        *_exclusions(facts.snapshot, real, incidents),
+        *_runs(facts.snapshot, real, now),
+    )
+    order = list(DriftKind)
+    return sorted(found, key=lambda one: (order.index(one.kind), one.node or "", one.name))
+
+
+def _old(since: datetime | None, now: datetime) -> bool:
+    return since is not None and now - since > GRACE
+
+
+def _forgotten(
+    facts: GateFacts,
+    snapshot: SlurmSnapshot,
+    runs: list[Run],
+    incidents: Collection[Incident],
+    now: datetime,
+) -> Iterator[Drift]:
+    spoken_for = _spoken_for(facts, runs, incidents)
+    for node in snapshot.nodes.values():
+        if _ours(node) and node.name not in spoken_for and _old(node.reason_at, now):
+            yield Drift(
+                kind=DriftKind.forgotten_drain,
+                cluster=facts.cluster,
+                node=node.name,
+                what=f"Out by healer, and no run or open incident speaks for it: {node.reason}",
+                would=_VALIDATED,
+                repair=Repair.validate,
+                since=node.reason_at,
+            )
+
+
+_VALIDATED = "It is tested, and returns where it passes (playbook validate)."
+
+
+def _slots(facts: GateFacts, snapshot: SlurmSnapshot, runs: list[Run]) -> Iterator[Drift]:
+    working = {run.node for run in runs if run.state is RunState.running}
+    vetoed = {veto.node for veto in facts.vetoes}
+    for slot in facts.slots:
+        node = snapshot.nodes.get(slot.node)
+        back = node is not None and node.in_service and our_reservation(snapshot, slot.node) is None
+        seen = slot.drained_at is not None and snapshot.taken_at - slot.drained_at > GRACE
+        if back and seen and slot.node not in working | vetoed:
+            yield Drift(
+                kind=DriftKind.idle_slot,
+                cluster=facts.cluster,
+                node=slot.node,
+                name=slot.run,
+                what="It is in service, and still counts as out by healer",
+                would="Its slot is free again.",
+                repair=Repair.free_slot,
+                since=slot.drained_at,
+            )
+
+
+def _reservations(snapshot: SlurmSnapshot, runs: list[Run], now: datetime) -> Iterator[Drift]:
+    working = {run.node for run in runs}
+    for kept in snapshot.reservations.values():
+        if not is_our_reservation(kept) or not working.isdisjoint(kept.nodes) or not _old(kept.since, now):
+            continue
+        node = next((name for name in kept.nodes if name in snapshot.nodes), None)
+        yield Drift(
+            kind=DriftKind.left_reservation,
+            cluster=snapshot.cluster,
+            node=node,
+            name=kept.name,
+            what=f"The reservation {kept.name} for tests stands, and no run tests {', '.join(kept.nodes)}",
+            would=_VALIDATED if node else "It is ended.",
+            repair=Repair.validate if node else Repair.end_reservation,
+            since=kept.since,
+        )
+
+
+def _notes(snapshot: SlurmSnapshot, runs: list[Run]) -> Iterator[Drift]:
+    working = {run.node for run in runs}
+    for node in snapshot.nodes.values():
+        if not (is_our_note(node.extra) or is_our_note(node.comment)) or node.name in working:
+            continue
+        if _ours(node) or our_reservation(snapshot, node.name) is not None:
+            continue
+        yield Drift(
+            kind=DriftKind.left_note,
+            cluster=snapshot.cluster,
+            node=node.name,
+            what="healer's note stands on a node that healer does not hold",
+            would="The note is taken away.",
+            repair=Repair.clear_note,
+        )
+
+
+def _ours(node: SlurmNode) -> bool:
+    return node.held and is_ours(node.reason)
+
+
+def _exclusions(snapshot: SlurmSnapshot, runs: list[Run], incidents: Collection[Incident]) -> Iterator[Drift]:
+    bad = {name for one in incidents for name in one.bad_nodes}
+    at_work = {run.job for run in runs}
+    for job in kept_off(snapshot):
+        back = [node for node in remark_in(job.admin_comment).off if node not in bad]
+        if back and job.id not in at_work:
+            yield Drift(
+                kind=DriftKind.left_exclusion,
+                cluster=snapshot.cluster,
+                name=job.id,
+                what=f"healer keeps job {job.id} off {', '.join(back)}, which is not known bad any more",
+                would="The job may use them again (playbook release).",
+                repair=Repair.release,
+            )
+
+
+def _runs(snapshot: SlurmSnapshot, runs: list[Run], now: datetime) -> Iterator[Drift]:
+    for run in runs:
+        if run.node is not None and run.node not in snapshot.nodes and _old(run.created_at, now):
+            yield Drift(
+                kind=DriftKind.unknown_node,
+                cluster=snapshot.cluster,
+                node=run.node,
+                name=run.id,
+                what=f"The run of {run.playbook} ({run.state}) works on a node that Slurm does not know",
+                would="The run is cancelled.",
+                repair=Repair.cancel_run,
+                since=run.created_at,
+            )

@@ -1,0 +1,162 @@
+"""What a job's owner and healer write about it in Slurm.
+
+Owners: words in the comment (`sbatch --comment`) or `--extra`; `docs/jobs.md` is their page. A word that
+begins with `healer:` and means nothing is told to them.
+
+healer: its part of the admin comment, `… | healer: TEXT; off:gpu0007,gpu0008`. `off` names the nodes that
+healer excluded from the job, so that those can be taken back. What others wrote there is theirs, to the byte.
+"""
+
+import re
+from collections.abc import Collection
+from datetime import datetime
+
+import msgspec
+
+from healer.model import Agreed, Mode, Run, RunState, SlurmJob, SlurmSnapshot
+from healer.model.run import run_id
+
+_OURS = "healer: "
+_BETWEEN = " | "
+_OFF = re.compile(r"(?:^|; )off:([A-Za-z0-9_.,-]+)$")
+#: Longer than any sentence of ours; squeue cuts far earlier.
+LONGEST = 400
+
+
+class Remark(msgspec.Struct, frozen=True, kw_only=True):
+    """What healer says to a job's owner, and the nodes that it keeps the job off."""
+
+    text: str = ""
+    off: tuple[str, ...] = ()
+
+
+def remark_in(comment: str) -> Remark:
+    """Our part; an empty one where there is none."""
+    ours = next((part for part in comment.split(_BETWEEN) if part.startswith(_OURS)), "")
+    text = ours.removeprefix(_OURS).strip()
+    found = _OFF.search(text)
+    if found is None:
+        return Remark(text=text)
+    return Remark(text=text[: found.start()], off=tuple(found[1].split(",")))
+
+
+def with_remark(comment: str, remark: Remark) -> str:
+    """The comment with this as our part, which is gone where it says nothing; all else stays."""
+    parts = [part for part in comment.split(_BETWEEN) if not part.startswith(_OURS)] if comment else []
+    off = f"off:{','.join(remark.off)}" if remark.off else ""
+    said = "; ".join(part for part in (plain(remark.text), off) if part)
+    return _BETWEEN.join([*parts, f"{_OURS}{said}"] if said else parts)
+
+
+def plain(text: str) -> str:
+    """One printable line without what would divide it."""
+    line = "".join(letter if letter.isprintable() else " " for letter in text.replace("|", "/"))
+    return re.sub(r"\s+", " ", line).strip()[:LONGEST].rstrip()
+
+
+def kept_off(snapshot: SlurmSnapshot | None) -> list[SlurmJob]:
+    """Pending jobs that healer keeps off some nodes: only a pending job's list can be changed."""
+    jobs = snapshot.jobs.values() if snapshot is not None else ()
+    waiting = (
+        job for job in jobs if _OURS in job.admin_comment and job.state == "PENDING" and not job.active
+    )
+    return [job for job in waiting if remark_in(job.admin_comment).off]
+
+
+def take_backs(snapshot: SlurmSnapshot | None, known_bad: Collection[str], now: datetime) -> list[Run]:
+    """A run for each of them that is kept off a node which is not known bad in service any more.
+
+    Its id holds the hour: where one ended and something is left all the same, the next hour has another.
+    """
+    found = []
+    for job in kept_off(snapshot):
+        back = sorted(set(remark_in(job.admin_comment).off) - set(known_bad))
+        if not back or snapshot is None:
+            continue
+        told = f"off|{snapshot.cluster}|{job.id}|{job.restarts}|{','.join(back)}|{now:%Y%m%d%H}"
+        found.append(
+            Run(
+                id=run_id(told),
+                cluster=snapshot.cluster,
+                playbook="release",
+                state=RunState.running,
+                by="healer",
+                reason=f"{', '.join(back)} is not known bad in service any more",
+                created_at=now,
+                job=job.id,
+                mode=Mode.auto,
+                input={"restarts": job.restarts},
+            )
+        )
+    return found
+
+
+#: Its owner agrees that healer requeues and revives it, for more than a dead node or GPU (law 8).
+OPT_IN = "healer:requeue"
+#: Its owner, or what runs inside it, deals with faults: nothing is done to it.
+KEEP = "healer:keep"
+#: `healer:signal=USR1@60`: it saves its work on this signal, within so many seconds. An opt-in too.
+SIGNAL = "healer:signal="
+
+#: Signals that a job may ask for. KILL and STOP save nothing.
+SIGNALS = frozenset({"HUP", "INT", "TERM", "USR1", "USR2", "CONT", "URG"})
+#: As sbatch's own --signal has it without a time; and the longest that a bad node waits for one job.
+GRACE_S, GRACE_MAX_S = 60, 600
+
+_NUMBERS = {"1": "HUP", "2": "INT", "10": "USR1", "12": "USR2", "15": "TERM", "18": "CONT", "23": "URG"}
+_SIGNAL = re.compile(r"(?:SIG)?([A-Z0-9]+)(?:@(\d{1,6}))?")
+#: sbatch's own option: R and B say whom Slurm would signal.
+_OPTION = re.compile(r"(?:^|\s)--signal[= ](?:[RB]{1,2}:)?([A-Za-z0-9]+(?:@\d{1,6})?)(?=\s|$)")
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """`signal`: save your work on this one, within `grace_s`; empty: it knows none. `unknown`: words that
+    look like healer's and are none."""
+
+    requeue: bool = False
+    keep: bool = False
+    signal: str = ""
+    grace_s: int = 0
+    unknown: tuple[str, ...] = ()
+
+
+def wish_of(job: SlurmJob) -> Wish:
+    """The owner's words. sbatch's own --signal tells how the job saves its work, and agrees to nothing."""
+    requeue = keep = False
+    option = _OPTION.search(job.submit_line)
+    signal = (_signal(option[1].upper()) if option else None) or ("", 0)
+    unknown = []
+    for word in re.split(r"[\s,;]+", f"{job.comment} {job.extra}"):
+        found = _signal(word.removeprefix(SIGNAL)) if word.startswith(SIGNAL) else None
+        if word == OPT_IN:
+            requeue = True
+        elif word == KEEP:
+            keep = True
+        elif found is not None:
+            requeue, signal = True, found
+        elif word.startswith("healer:"):
+            unknown.append(word)
+    return Wish(requeue=requeue, keep=keep, signal=signal[0], grace_s=signal[1], unknown=tuple(unknown))
+
+
+def _signal(text: str) -> tuple[str, int] | None:
+    """`USR1@60` -> (USR1, 60); None where it is no signal that saves anything."""
+    match = _SIGNAL.fullmatch(text)
+    name = _NUMBERS.get(match[1], match[1]) if match else ""
+    if match is None or name not in SIGNALS:
+        return None
+    return name, min(int(match[2] or GRACE_S), GRACE_MAX_S)
+
+
+def agreed(job: SlurmJob, site: Agreed) -> str | None:
+    """Why healer may restart this job for more than a dead node: a sentence, or None where nobody said so."""
+    wish = wish_of(job)
+    if wish.keep:
+        return None
+    if wish.requeue:
+        return f"The comment of job {job.id} agrees to it ({OPT_IN})."
+    if job.partition in site.partitions:
+        return f"Jobs of partition {job.partition} agree to it (rules/guards.yaml)."
+    if job.qos in site.qos:
+        return f"Jobs of QOS {job.qos} agree to it (rules/guards.yaml)."
+    return None

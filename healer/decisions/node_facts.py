@@ -1,0 +1,249 @@
+"""Where a node stands, what the site has planned for it, which settings bind it, and what goes on there
+now."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
+from fnmatch import fnmatchcase
+from functools import lru_cache
+
+import msgspec
+
+from healer.incidents.context import PICTURE_LASTS, Activity, ContextTable, at_jobs, at_node, table_of
+from healer.model import (
+    ContextKind,
+    GateFacts,
+    GuardSettings,
+    Inventory,
+    Maintenance,
+    NodeContext,
+    Place,
+    Proposal,
+    Ruleset,
+    SlurmJob,
+    SlurmNode,
+    SlurmSnapshot,
+)
+from healer.model.rules import Topology
+from healer.model.slurm import ByIdentity, counted_nodes, only_ours
+
+_NUMBERS = re.compile(r"\[([0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*)\]")
+_FEATURE = "feature:"
+
+
+def settings_of(rules: Ruleset, cluster: str) -> GuardSettings:
+    return rules.cluster_guards.get(cluster, rules.guards)
+
+
+def node_of(proposal: Proposal, facts: GateFacts) -> SlurmNode | None:
+    """The proposal's node as Slurm's picture shows it; None without a picture, and for an unknown node."""
+    if facts.snapshot is None or proposal.node is None:
+        return None
+    return facts.snapshot.nodes.get(proposal.node)
+
+
+def job_of(proposal: Proposal, facts: GateFacts) -> SlurmJob | None:
+    if facts.snapshot is None or proposal.job is None:
+        return None
+    return facts.snapshot.jobs.get(proposal.job)
+
+
+def settings_of_node(rules: Ruleset, cluster: str, node: SlurmNode | None) -> list[GuardSettings]:
+    """The settings of each partition that the node is in; the strictest of them binds. Never empty."""
+    partitions = node.partitions if node else ()
+    return [rules.guards_in(cluster, name) for name in partitions] or [settings_of(rules, cluster)]
+
+
+def settings_of_job(rules: Ruleset, cluster: str, job: SlurmJob | None) -> GuardSettings:
+    return rules.guards_in(cluster, job.partition) if job else settings_of(rules, cluster)
+
+
+def place_of(rules: Ruleset, node: SlurmNode) -> Place:
+    """Rack, switch, NVLink domain: Slurm's picture first (a recording may carry them), then the site's
+    topology file."""
+    return _place_in(rules.topology, node)
+
+
+def _place_in(topology: Topology, node: SlurmNode) -> Place:
+    known = topology.places.get(node.name, Place())
+    return Place(
+        rack=node.rack or known.rack,
+        switch=node.switch or known.switch,
+        pod=node.pod or known.pod,
+        domain=node.domain or known.domain,
+    )
+
+
+def matches(pattern: str, node: SlurmNode) -> bool:
+    """One pattern of `protected` or `maintenance`: a name, a glob, a hostlist, or `feature:<glob>`.
+
+    `gpu[0001-0016,0020]` is a hostlist (digits only between the brackets, equal width); every other bracket
+    is the glob's.
+    """
+    if pattern.startswith(_FEATURE):
+        return any(fnmatchcase(feature, pattern[len(_FEATURE) :]) for feature in node.features)
+    return any(fnmatchcase(node.name, name) for name in _expand(pattern))
+
+
+@lru_cache(maxsize=256)
+def _expand(pattern: str) -> tuple[str, ...]:
+    return tuple(_names(pattern))
+
+
+def _names(pattern: str) -> Iterator[str]:
+    found = _NUMBERS.search(pattern)
+    if found is None:
+        yield pattern
+        return
+    head, tail = pattern[: found.start()], pattern[found.end() :]
+    for part in found[1].split(","):
+        first, _, last = part.partition("-")
+        for number in range(int(first), int(last or first) + 1):
+            for rest in _names(tail):
+                yield f"{head}{number:0{len(first)}d}{rest}"
+
+
+def window_of(windows: tuple[Maintenance, ...], node: SlurmNode, now: datetime) -> Maintenance | None:
+    """The window of planned work that the node is in now. `until` itself is outside."""
+    for window in windows:
+        begun = window.since is None or window.since <= now
+        over = window.until is not None and window.until <= now
+        if begun and not over and any(matches(pattern, node) for pattern in window.nodes):
+            return window
+    return None
+
+
+def may_be_planned(rules: Ruleset, cluster: str) -> bool:
+    """Whether the site's lists name any planned work for this cluster, now or ever."""
+    everywhere = (settings_of(rules, cluster), *rules.partition_guards.values())
+    return any(settings.maintenance for settings in everywhere)
+
+
+def planned_window(
+    rules: Ruleset, cluster: str, node: SlurmNode, now: datetime, snapshot: SlurmSnapshot | None
+) -> Maintenance | None:
+    """Planned work by the site's list (of the cluster or of the node's partitions) or by Slurm's own flag.
+
+    Our own reservation for tests is none.
+    """
+    for settings in (settings_of(rules, cluster), *settings_of_node(rules, cluster, node)):
+        if window := window_of(settings.maintenance, node, now):
+            return window
+    if node.planned and not only_ours(snapshot, node):
+        return Maintenance(nodes=(node.name,), why=f"Slurm shows it as {'+'.join(node.state)}")
+    return None
+
+
+def rides(proposal: Proposal, facts: GateFacts) -> bool:
+    """The node has its slot already, so this step takes nothing more."""
+    return proposal.ride or proposal.node in facts.held
+
+
+class Fleet(msgspec.Struct, frozen=True):
+    """Names of the nodes that caps and the floor count."""
+
+    names: frozenset[str]
+    #: Of these, by Slurm alone: where no new jobs may start; and those that are out by plan.
+    out: frozenset[str]
+    planned: frozenset[str]
+    #: partition -> its nodes
+    partitions: Mapping[str, frozenset[str]]
+
+    def in_partition(self, name: str) -> frozenset[str]:
+        return self.partitions.get(name, frozenset())
+
+
+def fleet_of(snapshot: SlurmSnapshot) -> Fleet:
+    return _fleet(ByIdentity(snapshot.nodes))
+
+
+def nodes_at(snapshot: SlurmSnapshot, rules: Ruleset, kind: str) -> Mapping[str, frozenset[str]]:
+    """Place -> its nodes, for places of this `kind`: rack, switch or domain."""
+    return _at(ByIdentity(snapshot.nodes), ByIdentity(rules.topology), kind)
+
+
+@lru_cache(maxsize=4)
+def _fleet(nodes: ByIdentity[Mapping[str, SlurmNode]]) -> Fleet:
+    fleet = counted_nodes(nodes)
+    return Fleet(
+        names=frozenset(node.name for node in fleet),
+        out=frozenset(node.name for node in fleet if not node.in_service),
+        planned=frozenset(node.name for node in fleet if node.planned),
+        partitions=_gathered((name, node) for node in fleet for name in node.partitions),
+    )
+
+
+@lru_cache(maxsize=12)
+def _at(
+    nodes: ByIdentity[Mapping[str, SlurmNode]], topology: ByIdentity[Topology], kind: str
+) -> Mapping[str, frozenset[str]]:
+    where = ((getattr(_place_in(topology.value, node), kind), node) for node in counted_nodes(nodes))
+    return _gathered((name, node) for name, node in where if name)
+
+
+def _gathered(pairs: Iterable[tuple[str, SlurmNode]]) -> Mapping[str, frozenset[str]]:
+    found: dict[str, set[str]] = {}
+    for name, node in pairs:
+        found.setdefault(name, set()).add(node.name)
+    return {name: frozenset(there) for name, there in found.items()}
+
+
+# --- what goes on, in plain words for people ----------------------------------------------------------------
+
+
+#: What begins with a moment, and lasts as long as `rules/context.yaml` has an entry for.
+_BEGINS = {
+    ContextKind.booted: "first minutes after boot",
+    ContextKind.new_driver: "driver update",
+    ContextKind.job_start: "start-up of its job",
+}
+
+
+def context_of(
+    rules: Ruleset, snapshot: SlurmSnapshot, node: SlurmNode, told: Inventory | None, now: datetime
+) -> tuple[NodeContext, ...]:
+    """`told`: what is kept of the node's own word. Nothing where Slurm's picture is too old to say."""
+    if now - snapshot.taken_at > PICTURE_LASTS:
+        return ()
+    table = table_of(rules.context)
+    found = at_node(
+        node,
+        planned=planned_window(rules, snapshot.cluster, node, now, snapshot),
+        booted_at=told.booted_at if told is not None else None,
+        driver=told.changed.get("driver") if told is not None else None,
+    )
+    if (started := at_jobs(snapshot.jobs_on(node.name))) is not None:
+        found.append(started)
+    shown = (_shown(one, table, snapshot, node, now) for one in found)
+    return tuple(one for one in shown if one is not None)
+
+
+def _shown(
+    one: Activity, table: ContextTable, snapshot: SlurmSnapshot, node: SlurmNode, now: datetime
+) -> NodeContext | None:
+    if one.since is None:
+        until = one.until
+        if one.kind is ContextKind.maintenance and until is None:
+            until = _reserved_until(snapshot, node)
+        return NodeContext(kind=one.kind, text=_with_end(one.text, until, now), until=until)
+    until = one.since + table.lasts(one.kind)
+    if now >= until:
+        return None
+    text = _with_end(_BEGINS[one.kind], until, now)
+    if one.kind is ContextKind.new_driver:
+        text = f"{text}: {one.text}"
+    return NodeContext(kind=one.kind, text=text, since=one.since, until=until)
+
+
+def _reserved_until(snapshot: SlurmSnapshot, node: SlurmNode) -> datetime | None:
+    """When Slurm's maintenance of the node ends; None where it tells no end, or none that all share."""
+    held = [one.until for one in snapshot.reservations.values() if one.maintenance and node.name in one.nodes]
+    ends = [until for until in held if until is not None]
+    return max(ends) if ends and len(ends) == len(held) else None
+
+
+def _with_end(text: str, until: datetime | None, now: datetime) -> str:
+    if until is None:
+        return text
+    day = "" if until.date() == now.date() else f"{until:%Y-%m-%d} "
+    return f"{text} until {day}{until:%H:%M} UTC"

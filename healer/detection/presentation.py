@@ -1,0 +1,278 @@
+"""What people see of a rule's finding: its figures with their units, its sentence and its chart."""
+
+import math
+import re
+from datetime import datetime
+
+import numpy as np
+from numpy.typing import NDArray
+
+from healer.detection.language.expr import LEAST_PEERS
+from healer.model import (
+    Catalogue,
+    Chart,
+    ChartLine,
+    ChartMark,
+    Component,
+    DetectionRule,
+    Scope,
+    Signal,
+    SignalKind,
+)
+from healer.observations.groups import peer_median
+from healer.observations.telemetry_windows import Telemetry
+
+#: Counters are told by their increase over this time.
+INCREASE_S = 300.0
+#: A whole has parts; so many are looked through for a sentence.
+_BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
+_TAIL = re.compile(r"(?:,? since |; |, in the GPU| of the GPU's life|, all ).*$")
+
+
+def label(signal: Signal) -> str:
+    """What a signal is called in a sentence, from its text: `port: symbols received wrongly; PAM4 …`."""
+    return _TAIL.sub("", signal.text.rpartition(": ")[2]) or signal.name
+
+
+def told(signal: Signal, value: float | None) -> str:
+    """`1,290 MHz`, `98 %`, `Completed`, `hw_slowdown`; `unknown` for None."""
+    if value is None or not math.isfinite(value):
+        return "unknown"
+    if signal.kind is SignalKind.bits:
+        names = [name for name, bit in signal.bits.items() if int(value) & bit]
+        return ", ".join(names) or "none"
+    if signal.kind is SignalKind.enum and signal.words:
+        return next((word for word, code in signal.words.items() if code == value), f"{value:g}")
+    if signal.unit == "bool":
+        return "yes" if value else "no"
+    return with_unit(value, signal.unit)
+
+
+def with_unit(value: float, unit: str) -> str:
+    if unit in ("B", "B/s"):
+        power = min(int(math.log(abs(value), 1024)), 4) if abs(value) >= 1 else 0
+        return f"{number(value / 1024**power)} {_BINARY[power]}{unit[1:]}"
+    if unit == "ratio":
+        return f"{number(100 * value)} %" if abs(value) >= 0.001 or value == 0 else f"{value:.1e}"
+    if unit.startswith("count"):
+        return f"{number(value)}{unit[5:]}"
+    return number(value) if unit in ("state", "bits", "bool", "a plain number") else f"{number(value)} {unit}"
+
+
+def number(value: float) -> str:
+    """Three figures are enough, but no digit of a larger whole number is lost."""
+    if value == round(value) or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) >= 0.001 else f"{value:.1e}"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+class Teller:
+    """Sentences of one tick."""
+
+    def __init__(self, telemetry: Telemetry, catalogue: Catalogue, now: datetime) -> None:
+        self.telemetry, self.signals, self.now = telemetry, catalogue.signals, now
+        self._medians: dict[str, np.ndarray] = {}
+
+    def sentence(
+        self,
+        rule: DetectionRule,
+        signal: Signal,
+        row: int,
+        limit: float | None,
+        held_s: float,
+        *,
+        peers: bool,
+    ) -> str:
+        """`GPU clock below its peers: clock of the SMs 1,290 MHz (peers 1,755 MHz, limit 1,492 MHz), …`"""
+        beside = []
+        if peers and (middle := self._peers(rule, signal, row)) is not None:
+            beside.append(f"peers {told(signal, middle)}")
+        if limit is not None and signal.kind is SignalKind.gauge and signal.unit != "bool":
+            beside.append(f"limit {told(signal, limit)}")
+        figures = [self.figure(rule.scope, signal, row) + (f" ({', '.join(beside)})" if beside else "")]
+        figures += [self.figure(rule.scope, self.signals[name], row) for name in rule.evidence]
+        lasted = f"; for {duration(held_s)}" if held_s >= 5 else ""
+        return f"{rule.title}: {', '.join(figures)}{lasted}"
+
+    def figure(self, scope: Scope, signal: Signal, row: int) -> str:
+        """One signal of a row: its own, its whole's, or the range over its parts."""
+        counter = signal.kind is SignalKind.counter
+        if counter:
+            values, _ = self.telemetry.increase(signal.name, INCREASE_S, self.now)
+        else:
+            values = self.telemetry.value(signal.name, self.now)
+        found = values[self._rows(scope, signal, row)]
+        known = found[~np.isnan(found)]
+        if not len(known):
+            return f"{label(signal)} unknown"
+        low, high = float(known.min()), float(known.max())
+        text = f"{label(signal)} {'+' if counter else ''}{told(signal, high)}"
+        if low != high:
+            text = f"{label(signal)} {told(signal, low)} to {told(signal, high)}"
+        return f"{text} in {duration(INCREASE_S)}" if counter else text
+
+    def _rows(self, scope: Scope, signal: Signal, row: int) -> np.ndarray:
+        """Rows of the signal's axis that belong to a row of `scope`."""
+        return rows_of(self.telemetry, scope, signal.scope, row)
+
+    def _peers(self, rule: DetectionRule, signal: Signal, row: int) -> float | None:
+        if signal.scope is not rule.scope or signal.kind is not SignalKind.gauge:
+            return None
+        if signal.name not in self._medians:
+            values = self.telemetry.value(signal.name, self.now)
+            groups = self.telemetry.groups(signal.scope)
+            self._medians[signal.name] = peer_median(values, groups, LEAST_PEERS)
+        value = float(self._medians[signal.name][row])
+        return None if math.isnan(value) else value
+
+
+def rows_of(telemetry: Telemetry, scope: Scope, other: Scope, row: int) -> np.ndarray:
+    """Rows of the axis `other` that a row of `scope` is part of, or that are parts of it."""
+    if scope is other:
+        return np.array([row])
+    up = int(telemetry.axis(scope).parent(other)[row])
+    if up >= 0:
+        return np.array([up])
+    return np.flatnonzero(telemetry.axis(other).parent(scope) == row)
+
+
+#: All that the rings hold.
+SPAN_S = 900.0
+#: Peers beyond this many are thinned out: a median of so many is the same picture.
+MOST_PEERS = 256
+_FIGURES = 5
+
+
+class Charts:
+    """Charts of one tick."""
+
+    def __init__(self, telemetry: Telemetry, catalogue: Catalogue, now: datetime) -> None:
+        self.telemetry, self.catalogue, self.now = telemetry, catalogue, now
+        self._windows: dict[str, NDArray[np.float32]] = {}
+
+    def of(
+        self,
+        rule: DetectionRule,
+        signal: Signal,
+        row: int,
+        limit: float | None,
+        began: datetime,
+        *,
+        grown: bool = False,
+    ) -> Chart | None:
+        """The last 15 min of `signal` for a row of the rule's axis. None: nothing is known of it.
+
+        `limit` is drawn across. A counter is drawn as its rate per second, `grown` as its growth.
+        """
+        rows = rows_of(self.telemetry, rule.scope, signal.scope, row)
+        if not len(rows):
+            return None
+        if signal.name not in self._windows:
+            self._windows[signal.name] = self.telemetry.window(signal.name, SPAN_S, self.now)
+        window = self._windows[signal.name]
+        times = self.telemetry.times(SPAN_S, self.now)
+        parts = rule.scope in (Scope.job, Scope.switch, Scope.rack, Scope.fabric)
+        if parts:
+            lines, shown = self._of_whole(signal, window, rows), None
+        else:
+            shown = int(rows[0]) if len(rows) == 1 else _farthest(window, rows)
+            lines = self._of_one(signal, window, shown)
+        counter = signal.kind is SignalKind.counter
+        curves = [(name, role, _curve(signal, column, grown=grown)) for name, role, column in lines]
+        known = np.flatnonzero(np.any([~np.isnan(curve) for _, _, curve in curves], axis=0))
+        if not len(known):
+            return None
+        if limit is not None:
+            curves.append(("limit", "threshold", np.full(len(times), limit)))
+        where = self.telemetry.axis(signal.scope).components()[shown] if shown is not None else None
+        return Chart(
+            title=_title(signal, where, counter and not grown),
+            unit=signal.unit + ("/s" if counter and not grown else ""),
+            times=tuple(times[known].tolist()),
+            lines=tuple(
+                ChartLine(label=name, role=role, values=_values(curve[known])) for name, role, curve in curves
+            ),
+            marks=(ChartMark(at=began, label="began"),),
+            signal=signal.name,
+            node=where.node if where else None,
+            gpu=where.gpu if where else None,
+            link=where.link if where else None,
+            port=where.nic if where else None,
+        )
+
+    def _of_one(
+        self, signal: Signal, window: NDArray[np.float32], row: int
+    ) -> list[tuple[str, str, NDArray[np.float64]]]:
+        lines = [("this one", "own", window[:, row].astype(np.float64))]
+        groups = self.telemetry.groups(signal.scope)
+        if groups.ids[row] >= 0:
+            peers = np.flatnonzero(groups.ids == groups.ids[row])
+            peers = peers[peers != row]
+            if len(peers) >= LEAST_PEERS:
+                lines += _band(window[:, _thinned(peers)], f"peers ({groups.labels[groups.ids[row]]})")
+        return lines
+
+    def _of_whole(
+        self, signal: Signal, window: NDArray[np.float32], rows: NDArray[np.int64]
+    ) -> list[tuple[str, str, NDArray[np.float64]]]:
+        """A job's, switch's or fabric's parts: their median stands for it."""
+        middle, *band = _band(window[:, _thinned(rows)], f"{len(rows)} {signal.scope}s")
+        return [(middle[0], "own", middle[2]), *band]
+
+
+def _thinned(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    return rows[:: max(1, -(-len(rows) // MOST_PEERS))]
+
+
+def _band(window: NDArray[np.float32], name: str) -> list[tuple[str, str, NDArray[np.float64]]]:
+    """Median and 10-90 % band per slot, of the known values (nearest rank)."""
+    ranked = np.sort(window, axis=0 if window.ndim == 1 else 1).astype(np.float64)
+    count = (~np.isnan(ranked)).sum(axis=1)
+    slots = np.arange(len(ranked))
+    found = []
+    for label_, role, share in ((name, "peers", 0.5), ("10 %", "low", 0.1), ("90 %", "high", 0.9)):
+        place = np.rint(share * np.maximum(count - 1, 0)).astype(np.int64)
+        found.append((label_, role, np.where(count > 0, ranked[slots, place], np.nan)))
+    return found
+
+
+def _farthest(window: NDArray[np.float32], rows: NDArray[np.int64]) -> int:
+    """Of several parts the one whose newest values lie farthest from the others'."""
+    known = window[-24:, rows]  # 2 min
+    last = np.full(len(rows), np.nan)
+    for slot in known:
+        last = np.where(np.isnan(slot), last, slot)
+    if np.isnan(last).all():
+        return int(rows[0])
+    return int(rows[np.nanargmax(np.abs(last - np.nanmedian(last)))])
+
+
+def _curve(signal: Signal, column: NDArray[np.float64], *, grown: bool) -> NDArray[np.float64]:
+    """A gauge as it is. A counter's growth in the window so far, or its rate per second since the value
+    before."""
+    if signal.kind is not SignalKind.counter:
+        return column
+    known = np.flatnonzero(~np.isnan(column))
+    if grown:
+        return np.where(np.isnan(column), np.nan, np.nancumsum(column))
+    found = np.full(len(column), np.nan)
+    found[known[1:]] = column[known[1:]] / (5.0 * np.diff(known))
+    return found
+
+
+def _values(curve: NDArray[np.float64]) -> tuple[float | None, ...]:
+    return tuple(None if np.isnan(one) else float(f"{one:.{_FIGURES}g}") for one in curve.tolist())
+
+
+def _title(signal: Signal, where: Component | None, rate: bool) -> str:
+    name = label(signal)
+    name = f"{name[:1].upper()}{name[1:]}{' per second' if rate else ''}"
+    if where is None:
+        return name
+    return f"{name}, {where}" + (f" port {where.nic}" if where.nic else "")

@@ -1,0 +1,328 @@
+"""What a kernel line means, by the catalogues. Pure. Who is to blame is not decided here."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import NamedTuple
+
+import msgspec
+
+from healer.model import (
+    CatalogueEntry,
+    Cause,
+    FaultClass,
+    GpuModel,
+    NvlinkRow,
+    Observation,
+    ObservationKind,
+    Remedy,
+    Ruleset,
+    SlurmNode,
+    Xid74Bits,
+)
+
+_MAJOR = re.compile(r"(\d{3})\.")
+_OF_ROW = ("text", "fault_class", "remedy", "cause", "unusable")
+
+
+def gpu_model(models: Sequence[GpuModel], shown: SlurmNode | None) -> str | None:
+    """The name in `gpu_models.yaml` of the node's GPUs, as Slurm names them; the first entry that fits."""
+    name = shown.gpu_model.lower() if shown is not None else ""
+    if not name:
+        return None
+    fits = (one.name for one in models if any(fnmatchcase(name, glob.lower()) for glob in one.match))
+    return next(fits, None)
+
+
+def driver_major(shown: SlurmNode | None) -> int | None:
+    """580 of `580.65.06`."""
+    match = _MAJOR.match(shown.driver) if shown is not None else None
+    return int(match[1]) if match else None
+
+
+def row_of(entry: CatalogueEntry, model: str | None) -> CatalogueEntry:
+    """The row as it is on this GPU model."""
+    if model is None:
+        return entry
+    for one in entry.by_model:
+        if any(fnmatchcase(model, glob) for glob in one.models):
+            told = {name: value for name in _OF_ROW if (value := getattr(one, name)) is not None}
+            return msgspec.structs.replace(entry, **told)
+    return entry
+
+
+#: Worst last. `application` and `unknown` do not occur in these tables.
+_BADNESS = (FaultClass.informational, FaultClass.degraded, FaultClass.fatal)
+#: The driver that laid out the first word anew.
+_NEW_LAYOUT = 575
+_LINK_DOWN = frozenset({"NETIR_LINK_EVT", "NETIR_LINK_DOWN"})
+
+
+class Reading(msgspec.Struct, frozen=True, kw_only=True):
+    """What one line means: the fault's name and class, and a sentence for people.
+
+    `remedy`, `cause`, `follows`, `beside` as in `Finding`; `server`: what stands elsewhere and is the root.
+    """
+
+    fault: str
+    fault_class: FaultClass
+    text: str
+    unusable: bool = False
+    teardown: bool = False
+    asked: str | None = None
+    explained: bool = True
+    remedy: Remedy | None = None
+    cause: Cause | None = None
+    follows: bool = False
+    beside: bool = False
+    server: str | None = None
+
+
+class Line(NamedTuple):
+    """An observation, and what it means; None: it names no fault."""
+
+    seen: Observation
+    reading: Reading | None
+
+
+def read_all(
+    rules: Ruleset, observations: Iterable[Observation], nodes: Mapping[str, SlurmNode] | None = None
+) -> list[Line]:
+    """Each observation with its reading, made once for all who need it.
+
+    `nodes` as Slurm shows them: what a code means may differ by GPU model and driver.
+    """
+    shown = nodes or {}
+    return [Line(seen, read(rules, seen, shown.get(seen.component.node or ""))) for seen in observations]
+
+
+def read(rules: Ruleset, seen: Observation, shown: SlurmNode | None = None) -> Reading | None:
+    """What a line means by the catalogues. None: it names no fault (identity, heartbeat, follow-up)."""
+    if seen.data.get("follow_up"):
+        return None
+    if seen.kind is ObservationKind.gpu_lost:
+        text = (
+            "GPU fell off the bus" if "fallen off the bus" in seen.text else "GPU missing: it did not start"
+        )
+        return Reading(fault="gpu-lost", fault_class=FaultClass.fatal, text=text, unusable=True)
+    if seen.kind is ObservationKind.kernel_line:
+        return _line(rules, seen)
+    if seen.code is None:
+        return None
+    if seen.kind is ObservationKind.xid:
+        return _xid(rules, seen, seen.code, shown)
+    if seen.kind is ObservationKind.sxid:
+        return _sxid(rules, seen, seen.code)
+    return None
+
+
+# --- lines without a code -------------------------------------------------------------------------------
+
+
+def _line(rules: Ruleset, seen: Observation) -> Reading | None:
+    entry = rules.kernel_lines.by_name.get(seen.data.get("name", ""))
+    if entry is None:
+        return None  # it was stored when the rules named such a line
+    told = ", ".join(str(seen.data[name]) for name in ("nic", "device", "process") if name in seen.data)
+    server = seen.data.get("server")
+    return Reading(
+        fault=entry.fault,
+        fault_class=entry.fault_class,
+        text=f"{entry.text}: {server or told}" if server or told else entry.text,
+        remedy=entry.remedy,
+        cause=entry.cause,
+        beside=not entry.opens,
+        server=server,
+    )
+
+
+# --- Xid -------------------------------------------------------------------------------------------------
+
+
+def _xid(rules: Ruleset, seen: Observation, code: int, shown: SlurmNode | None) -> Reading:
+    entry = rules.xids.get(code)
+    if entry is None:
+        text = f"Xid {code}: in no catalogue. {seen.text}".rstrip()
+        return Reading(fault=f"xid-{code}", fault_class=FaultClass.unknown, text=text, explained=False)
+    if code == 154 and (asked := _driver_asks(rules, seen)):
+        return asked
+    entry = row_of(entry, gpu_model(rules.gpu_models, shown))
+    reading = Reading(
+        fault=f"xid-{code}",
+        fault_class=entry.fault_class,
+        text=f"Xid {code}: {entry.text}",
+        unusable=entry.unusable,
+        teardown=entry.teardown,
+        explained=entry.fault_class is not FaultClass.unknown,
+        remedy=entry.remedy,
+        cause=entry.cause,
+    )
+    if "unit" in seen.data:
+        return _nvlink5(rules, seen, code, reading, driver_major(shown))
+    if code == 74:
+        return _xid74(rules, seen, reading)
+    if code == 45 and (cause := seen.data.get("caused_by")):
+        return msgspec.structs.replace(reading, text=f"{reading.text} (Xid {cause})")
+    if seen.data.get("rst"):
+        return _now_fatal(reading, "reset", "the driver asks for a GPU reset")
+    if seen.data.get("d_rst"):
+        text = f"{reading.text}; the driver asks to drain and then reset the GPU"
+        return msgspec.structs.replace(reading, asked="drain_and_reset", text=text)
+    return reading
+
+
+def _now_fatal(reading: Reading, asked: str, why: str) -> Reading:
+    """The driver's own word is stronger than the catalogue's."""
+    text = f"{reading.text}; {why}"
+    return msgspec.structs.replace(reading, fault_class=FaultClass.fatal, asked=asked, text=text)
+
+
+def _driver_asks(rules: Ruleset, seen: Observation) -> Reading | None:
+    """Xid 154 by its number, or by its words where a driver prints none, or one that is not known. None: an
+    unknown action."""
+    action, words = seen.data.get("recovery_action"), str(seen.data.get("recovery_words", ""))
+    ask = rules.driver_asks.get(action) if action is not None else None
+    if ask is None:
+        said = words.strip().casefold()
+        ask = next((one for one in rules.driver_asks.values() if one.words.casefold() == said), None)
+    if ask is None:
+        return None
+    return Reading(
+        fault=ask.fault,
+        fault_class=ask.fault_class,
+        text=f"Xid 154: {ask.text}",
+        asked=ask.asked,
+        remedy=ask.remedy,
+        cause=ask.cause,
+    )
+
+
+def _nvlink5(rules: Ruleset, seen: Observation, code: int, reading: Reading, driver: int | None) -> Reading:
+    unit, words = str(seen.data["unit"]), seen.data.get("words") or []
+    link = "" if seen.component.link is None else f", link {seen.component.link}"
+    text = f"{reading.text}: {unit}{link}"
+    reason = link_down_reason(unit, words)
+    if reason is not None:
+        text += f", reason {reason}"
+    row = nvlink_row(rules.nvlink5, code, unit, words, driver)
+    if row is None:
+        fatal = seen.data.get("fatal_word") == "Fatal"
+        return msgspec.structs.replace(
+            reading,
+            fault_class=FaultClass.fatal if fatal else FaultClass.degraded,
+            text=f"{text} ({seen.data.get('fatal_word')} by its line; in no table)",
+            # The Xid's own remedy is that of its usual rows; the word stands above it here too.
+            remedy=Remedy.drain_then_reset if fatal else Remedy.reset_gpu_when_idle,
+        )
+    mild = row.fault_class is not FaultClass.fatal
+    return msgspec.structs.replace(
+        reading,
+        fault_class=row.fault_class,
+        text=f"{text} ({row.note})" if row.note else text,
+        # The Xid's own remedy is that of its worst rows.
+        remedy=row.remedy or (Remedy.reset_gpu_when_idle if mild else Remedy.drain_then_reset),
+        cause=row.cause or reading.cause,
+        follows=row.follows,
+    )
+
+
+def _xid74(rules: Ruleset, seen: Observation, reading: Reading) -> Reading:
+    link = "" if seen.component.link is None else f", link {seen.component.link}"
+    fault_class, notes = xid74_reading(rules.xid74, seen.data.get("registers") or [])
+    text = f"{reading.text}{link}" + (f" ({'; '.join(notes)})" if notes else "")
+    return msgspec.structs.replace(reading, fault_class=fault_class or reading.fault_class, text=text)
+
+
+# --- SXid ------------------------------------------------------------------------------------------------
+
+
+def _sxid(rules: Ruleset, seen: Observation, code: int) -> Reading:
+    entry = rules.sxids.get(code)
+    word = seen.data.get("fatal_word")
+    known = entry.fault_class if entry else FaultClass.unknown
+    if word == "Fatal" or (entry and entry.always_fatal):
+        fault_class = FaultClass.fatal
+    elif word is None:
+        fault_class = known
+    elif word == "Correctable":
+        fault_class = FaultClass.informational
+    else:  # Non-fatal: no worse than degraded, whatever the catalogue says
+        fault_class = FaultClass.degraded if known is FaultClass.fatal else known
+    switch = f" on {seen.component.switch}" if seen.component.switch else ""
+    link = "" if seen.component.link is None else f", link {seen.component.link}"
+    text = entry.text if entry else f"in no catalogue. {seen.text}".rstrip()
+    return Reading(
+        fault=f"sxid-{code}",
+        fault_class=fault_class,
+        text=f"SXid {code}{switch}{link}: {text}",
+        explained=entry is not None or word == "Fatal",
+        # Where the word stands above the row: each fatal one asks for a new fabric, each milder for nothing.
+        remedy=entry.remedy
+        if entry and fault_class is known
+        else Remedy.reboot_node
+        if fault_class is FaultClass.fatal
+        else Remedy.none,
+        cause=entry.cause if entry else None,
+    )
+
+
+# --- bit tables: NVLink5 lines (Xid 144-150) and the registers of Xid 74 -----------------------------------
+
+
+def nvlink_row(
+    rows: Sequence[NvlinkRow], xid: int, unit: str, words: Sequence[int], driver: int | None = None
+) -> NvlinkRow | None:
+    """The first row that fits; None for a combination that nobody has written down.
+
+    `driver`: its major number, None where nobody tells; then either layout of the first word counts.
+    """
+    if not words:
+        return None
+    status = words[1] if len(words) > 1 else 0
+    named = set(unit.split("/"))
+    for row in rows:
+        if row.xid != xid or named.isdisjoint(row.units) or (row.status and status not in row.status):
+            continue
+        before, since = row.info
+        layouts = (before, since) if driver is None else (since,) if driver >= _NEW_LAYOUT else (before,)
+        if any((words[0] & mask) == value for mask, value in map(bit_pattern, layouts)):
+            return row
+    return None
+
+
+def link_down_reason(unit: str, words: Sequence[int]) -> int | None:
+    """Why a link went down, bits 25:20 of the first word; None where the line is about something else."""
+    if not words or _LINK_DOWN.isdisjoint(unit.split("/")):
+        return None
+    return words[0] >> 20 & 0x3F
+
+
+@lru_cache(maxsize=1024)
+def bit_pattern(pattern: str) -> tuple[int, int]:
+    """`----01…` (bit 31 first, `-` is any) -> (mask, value). Raises ValueError."""
+    if len(pattern) != 32 or not set(pattern) <= set("01-"):
+        raise ValueError("a bit pattern has 32 characters out of 0, 1 and -")
+    mask = int("".join("0" if bit == "-" else "1" for bit in pattern), 2)
+    return mask, int(pattern.replace("-", "0"), 2)
+
+
+def xid74_reading(
+    table: Sequence[Xid74Bits], registers: Sequence[int]
+) -> tuple[FaultClass | None, tuple[str, ...]]:
+    """(the class that the set bits make, what they mean). None: a bit that no row names, or none set."""
+    classes: list[FaultClass] = []
+    notes: list[str] = []
+    complete = True
+    for register, value in enumerate(registers):
+        for bit in (bit for bit in range(32) if value >> bit & 1):
+            row = next((row for row in table if row.register == register and bit in row.bits), None)
+            if row is None:
+                complete = False
+                notes.append(f"register {register} bit {bit}: no published meaning")
+            else:
+                classes.append(row.fault_class)
+                notes.append(row.text)
+    if not complete or not classes:
+        return None, tuple(dict.fromkeys(notes))
+    return max(classes, key=_BADNESS.index), tuple(dict.fromkeys(notes))

@@ -1,0 +1,235 @@
+"""What was reported of a node becomes findings: kernel lines, checks of hooks, tests, foreign drains."""
+
+from datetime import datetime, timedelta
+from hashlib import sha256
+
+from healer.detection.protocol import PictureLook, finding_from, rule_for
+from healer.detection.readings import Reading
+from healer.detection.watches import is_offline
+from healer.model import (
+    Command,
+    CommandKind,
+    Component,
+    Evidence,
+    FaultClass,
+    Finding,
+    LinkDown,
+    Observation,
+    ObservationKind,
+    OwnerKind,
+    Sense,
+    SlurmNode,
+    SlurmSnapshot,
+)
+from healer.model.faults import Trait, fault_is
+from healer.model.slurm import only_ours, slurm_kind
+from healer.observations import Picture
+from healer.signals.identity import digest_of
+
+#: A kernel line is a fact; what is unsure is the meaning of a code that no catalogue explains.
+CERTAIN = 1.0
+UNEXPLAINED = 0.5
+
+#: A link that was lost longer ago made no job stand just now.
+LINKS_KEPT = timedelta(minutes=10)
+
+
+def line_findings(walk: PictureLook) -> list[Finding]:
+    """One finding per line that names a fault which a rule takes."""
+    found = []
+    for seen, reading in walk.lines:
+        if reading is None:
+            continue
+        rule = rule_for(walk.rules, reading.fault, reading.fault_class)
+        if rule is not None:
+            found.append(_line_finding(rule.name, reading, seen))
+    return found
+
+
+def note_links(walk: PictureLook) -> None:
+    """Keeps in the picture which nodes lost a link, by their newest line."""
+    picture = walk.picture
+    for seen, reading in walk.lines:
+        if (
+            reading is not None
+            and fault_is(reading.fault, Trait.link_down)
+            and seen.component.node is not None
+        ):
+            text = seen.line or reading.text
+            picture.links_down[seen.component.node] = LinkDown(at=seen.arrived_at, text=text)
+    old = [node for node, one in picture.links_down.items() if walk.now - one.at > LINKS_KEPT]
+    for node in old:
+        del picture.links_down[node]
+
+
+def _line_finding(rule: str, reading: Reading, seen: Observation) -> Finding:
+    job = seen.data.get("job") or seen.component.job
+    evidence = Evidence(
+        digest=seen.digest,
+        at=seen.event_at,
+        component=seen.component,
+        text=reading.text,
+        sense=Sense.kernel,
+        line=seen.line,
+        arrived_at=seen.arrived_at,
+        job=str(job) if job else None,
+    )
+    root, affected = seen.component, ()
+    if reading.server is not None:
+        root = Component(cluster=seen.component.cluster, device=reading.server)
+        affected = (seen.component,)
+    return finding_from(
+        evidence,
+        rule=rule,
+        fault=reading.fault,
+        fault_class=reading.fault_class,
+        component=root,
+        affected=affected,
+        confidence=CERTAIN if reading.explained else UNEXPLAINED,
+        unusable=reading.unusable,
+        teardown=reading.teardown,
+        asked=reading.asked,
+        follows=reading.follows,
+        remedy=reading.remedy,
+        cause=reading.cause,
+        beside=reading.beside,
+    )
+
+
+#: What a fault of this kind begins with: `hook:probe`, `hook:fs-full` and so on.
+HOOK_FAULT = "hook:"
+
+
+def hook_findings(walk: PictureLook) -> list[Finding]:
+    """One for each check that failed and was not made again since."""
+    return [
+        _hook_finding(seen, name, str(text))
+        for seen, _ in walk.lines
+        if seen.kind is ObservationKind.hook
+        for name, text in seen.data.get("failed", {}).items()
+        if not _made_again(walk.picture, seen, name)
+    ]
+
+
+def _made_again(picture: Picture, seen: Observation, name: str) -> bool:
+    known = picture.node(seen.component.node or "").checks.get(name)
+    return known is not None and known[0] > seen.event_at
+
+
+def _hook_finding(seen: Observation, name: str, text: str) -> Finding:
+    # Without its job: the check is about the node, whoever ran there.
+    where = Component(cluster=seen.component.cluster, node=seen.component.node)
+    evidence = Evidence(
+        digest=digest_of("hook-check", seen.digest, name),
+        at=seen.event_at,
+        component=where,
+        text=text,
+        arrived_at=seen.arrived_at,
+        sense=Sense.hook,
+    )
+    return finding_from(
+        evidence, rule="", fault=f"{HOOK_FAULT}{name}", fault_class=FaultClass.degraded, confidence=1.0
+    )
+
+
+#: What a fault of this kind begins with: `node-test:answers`; `node-test:compared` where all tests passed and
+#: a figure is worse than on the good node.
+TEST_FAULT = "node-test:"
+#: Answers that no test of its own gave: a figure below the good node's; found by halves of a job's nodes.
+_FAILED = {"compared": "is worse than the good node", "together": "is slower than its like"}
+
+
+def test_findings(walk: PictureLook) -> list[Finding]:
+    """One for each test that failed."""
+    return [
+        _test_finding(walk.picture.cluster, one)
+        for one in walk.commands
+        if one.kind is CommandKind.test_failed
+    ]
+
+
+def _test_finding(cluster: str, told: Command) -> Finding:
+    node, test, says = (str(told.data[name]) for name in ("node", "test", "says"))
+    where = Component(cluster=cluster, node=node)
+    failed = _FAILED.get(test, f"failed the test {test}")
+    text = f"{node} {failed} while it was idle: {says}"
+    evidence = Evidence(
+        # Of one run the same, however often a worker that died told it.
+        digest=digest_of("node-test", str(told.data["run"]), test),
+        at=told.at,
+        component=where,
+        text=text,
+        arrived_at=told.at,
+        sense=Sense.hook,
+    )
+    return finding_from(
+        evidence,
+        rule="",
+        fault=f"{TEST_FAULT}{test}",
+        fault_class=FaultClass.degraded,
+        title=f"{node} {failed}",
+        confidence=1.0,
+        jobs=(str(told.data["job"]),) if told.data.get("job") else (),
+    )
+
+
+def drain_findings(walk: PictureLook) -> list[Finding]:
+    """One finding per node that somebody else holds out of service, when the picture changed. Planned work
+    is none."""
+    picture = walk.picture
+    if picture.slurm is None or not picture.nodes_changed:
+        return []
+    return [
+        _drain_finding(picture.cluster, node, fault, walk.now)
+        for node in picture.slurm.odd_nodes
+        if (fault := fault_of(node, picture.slurm)) is not None
+    ]
+
+
+def fault_of(node: SlurmNode, snapshot: SlurmSnapshot | None) -> str | None:
+    """The fault that a hold on the node is told as; None where nobody holds it, we do, or it is planned.
+
+    Our own tests are no plan: whoever drains a node amid them means it. A node that Slurm does not reach is
+    told by the watch over such nodes.
+    """
+    owner = node.owner
+    if owner is None or not node.held or is_offline(node):
+        return None
+    if node.planned and not only_ours(snapshot, node):
+        return None
+    match owner.kind:
+        case OwnerKind.healer:
+            return None
+        case OwnerKind.slurm:
+            return f"slurm-drain:{slurm_kind(node.reason) or 'not-responding'}"
+        case OwnerKind.program:
+            return f"foreign-drain:{owner.name.lower()}"
+        case OwnerKind.person:
+            return "person-drain"
+
+
+def _drain_finding(cluster: str, node: SlurmNode, fault: str, now: datetime) -> Finding:
+    at = node.reason_at or now
+    if fault_is(fault, Trait.slurm_drain):
+        text = f"Slurm itself took it out: {node.reason or 'not responding'}"
+    else:
+        text = f"Drained by {node.owner}: {node.reason or 'no reason given'}"
+    where = Component(cluster=cluster, node=node.name)
+    # Not the moment: Slurm moves it when it appends to a reason. A new reason is new evidence.
+    identity = f"drain|{cluster}|{node.name}|{node.reason}|{node.reason_at}"
+    evidence = Evidence(
+        digest=sha256(identity.encode()).hexdigest(),
+        at=at,
+        component=where,
+        text=f"{'+'.join(node.state)}: {node.reason}",
+        sense=Sense.slurm,
+    )
+    return finding_from(
+        evidence,
+        rule="",
+        fault=fault,
+        fault_class=FaultClass.informational,
+        arrived_at=now,
+        text=text,
+        confidence=1.0,
+    )

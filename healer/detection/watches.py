@@ -1,0 +1,367 @@
+"""Watches over Slurm's own picture and over what nodes are set to: what should not last becomes an incident.
+
+They drain nobody. How long a condition has to stand, and how long it has to be gone before its incident ends,
+comes from `rules/watches.yaml`.
+"""
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from fnmatch import fnmatchcase
+from hashlib import sha256
+from itertools import chain
+from typing import NamedTuple
+
+from healer.detection.protocol import PictureLook, finding_from
+from healer.detection.silence import is_fleet, together
+from healer.model import (
+    FACTS,
+    Component,
+    Evidence,
+    FaultClass,
+    Finding,
+    Reference,
+    Sense,
+    SlurmJob,
+    SlurmNode,
+    SlurmSnapshot,
+    Trouble,
+    WatchSettings,
+    differences,
+    kind_of,
+)
+from healer.model.faults import FLEET_OFFLINE, NODE_OFFLINE
+from healer.model.hostlist import compact
+from healer.model.slurm import is_none, slurm_kind
+from healer.observations import Picture, Standing
+
+#: Names that a sentence holds.
+_NAMED = 5
+
+BELOW, COMPLETING = "below-configured", "jobs-completing"
+WAITING, HELD = "jobs-waiting:", "jobs-held:"
+BACKLOG, ACCOUNTING = "controller-backlog", "accounting-away"
+
+
+class Condition(NamedTuple):
+    """`text` is a sentence without its full stop; `since` where Slurm itself tells when it began."""
+
+    fault: str
+    where: Component
+    title: str
+    text: str
+    for_s: float = 0
+    since: datetime | None = None
+    affected: tuple[str, ...] = ()
+    jobs: tuple[str, ...] = ()
+    #: What makes it news although it stands already; and who tells of it.
+    news: str = ""
+    sense: Sense = Sense.slurm
+
+
+def is_offline(node: SlurmNode) -> bool:
+    """Slurm does not reach it, and nobody wanted that: no drain, no reboot, no plan, no person's DOWN."""
+    if "NOT_RESPONDING" not in node.state or node.drain or node.planned:
+        return False
+    if {"REBOOT_ISSUED", "POWERING_UP"}.intersection(node.state) or node.base in {"FUTURE", "UNKNOWN"}:
+        return False
+    return is_none(node.reason) or slurm_kind(node.reason) == "not-responding"
+
+
+def standing_conditions(
+    picture: Picture, slurm: SlurmSnapshot, settings: WatchSettings
+) -> Iterator[Condition]:
+    yield from _offline(slurm, settings)
+    yield from _below(slurm)
+    yield from _waiting(slurm, settings)
+    yield from _completing(picture, slurm, settings)
+    yield from _held(slurm)
+    yield from _controller(picture, settings)
+
+
+# --- nodes -----------------------------------------------------------------------------------------------
+
+
+def _offline(slurm: SlurmSnapshot, settings: WatchSettings) -> Iterator[Condition]:
+    """One for the fleet or a place where many are away at once, and one for each other node."""
+    away = {node.name: node for node in slurm.odd_nodes if is_offline(node)}
+    if not away:
+        return
+    expected = [node for node in slurm.nodes.values() if not node.planned]
+    if is_fleet(len(away), len(expected)):
+        text = f"{len(away)} of {len(expected)} nodes do not answer Slurm: its network, or a roll-out"
+        yield _many(
+            FLEET_OFFLINE,
+            Component(cluster=slurm.cluster),
+            "Most nodes do not answer Slurm",
+            text,
+            away,
+            settings,
+        )
+        return
+    for one in together(away, [node.name for node in expected], slurm.nodes):
+        text = f"{len(one.nodes)} of {one.of} nodes {one.kind.words} {one.place} do not answer Slurm"
+        theirs = {name: away.pop(name) for name in one.nodes}
+        yield _many(f"{one.kind}-offline", one.root(slurm.cluster), text, text, theirs, settings)
+    for name, node in sorted(away.items()):
+        state = "+".join(node.state)
+        yield Condition(
+            NODE_OFFLINE, Component(cluster=slurm.cluster, node=name), "Node does not answer Slurm",
+            f"Slurm does not reach {name} ({state})", _offline_s(node, settings), node.reason_at,
+        )  # fmt: skip
+
+
+def _many(
+    fault: str, where: Component, title: str, text: str, away: dict[str, SlurmNode], settings: WatchSettings
+) -> Condition:
+    for_s = min(_offline_s(node, settings) for node in away.values())
+    return Condition(fault, where, title, text, for_s, affected=tuple(sorted(away)))
+
+
+def _offline_s(node: SlurmNode, settings: WatchSettings) -> float:
+    """Slurm has asked long enough before it says DOWN; one missed ping is shown too."""
+    return 0 if node.base == "DOWN" else settings.not_responding_s
+
+
+def _below(slurm: SlurmSnapshot) -> Iterator[Condition]:
+    """Nodes that register with less than slurm.conf says. One drained by Slurm for it is told as a drain."""
+    for node in slurm.odd_nodes:
+        if "INVALID_REG" not in node.state or (node.held and slurm_kind(node.reason) is not None):
+            continue
+        why = f": {node.reason}" if slurm_kind(node.reason) is not None else ""
+        text = f"{node.name} registers with less than Slurm's configuration says{why}"
+        yield Condition(
+            BELOW, Component(cluster=slurm.cluster, node=node.name), "Node offers less than configured", text
+        )
+
+
+# --- jobs ------------------------------------------------------------------------------------------------
+
+
+def _waiting(slurm: SlurmSnapshot, settings: WatchSettings) -> Iterator[Condition]:
+    """By partition and reason. What a job waits for by its owner's wish does not count."""
+    longest = timedelta(hours=settings.queued_h)
+    groups: dict[tuple[str, str], list[tuple[datetime, str]]] = defaultdict(list)
+    for job in slurm.jobs.values():
+        since = _eligible_since(job)
+        if since is None or slurm.taken_at - since < longest:
+            continue
+        if not any(fnmatchcase(job.reason, pattern) for pattern in settings.not_waiting):
+            groups[job.partition, job.reason or "no reason given"].append((since, job.id))
+    for (partition, reason), waiting in sorted(groups.items()):
+        waiting.sort()
+        hours = (slurm.taken_at - waiting[0][0]) / timedelta(hours=1)
+        title = f"Jobs wait in {partition or 'no partition'} for over {settings.queued_h:g} h: {reason}"
+        text = f"{len(waiting)} of them, the longest is {waiting[0][1]} with {hours:.1f} h"
+        fault = f"{WAITING}{partition}:{reason}"
+        yield Condition(fault, Component(cluster=slurm.cluster), title, text)
+
+
+def _eligible_since(job: SlurmJob) -> datetime | None:
+    """Since when it could run; None where it does not wait, somebody holds it, or Slurm does not tell."""
+    if job.state != "PENDING" or job.held_by or "COMPLETING" in job.flags:
+        return None
+    return max((at for at in (job.submit_at, job.eligible_at) if at is not None), default=None)
+
+
+def _completing(picture: Picture, slurm: SlurmSnapshot, settings: WatchSettings) -> Iterator[Condition]:
+    """By the nodes where jobs do not come to their end: an epilog hangs, a process cannot be killed."""
+    longest = timedelta(minutes=settings.completing_min)
+    stuck: dict[tuple[str, ...], list[tuple[datetime, str]]] = defaultdict(list)
+    for job, since in _completing_since(picture, slurm).items():
+        if slurm.taken_at - since >= longest:
+            stuck[slurm.jobs[job].nodes].append((since, job))
+    for nodes, jobs in sorted(stuck.items()):
+        jobs.sort()
+        ids = [job for _, job in jobs]
+        lone = Component(cluster=slurm.cluster, node=nodes[0])
+        where = lone if len(nodes) == 1 else Component(cluster=slurm.cluster, job=ids[0])
+        title = f"Job does not complete on {nodes[0] if len(nodes) == 1 else f'{len(nodes)} nodes'}"
+        text = f"{_spoken('Job', ids)} cannot complete on {', '.join(nodes[:_NAMED])}{_more(nodes)}"
+        yield Condition(COMPLETING, where, title, text, since=jobs[0][0], affected=nodes, jobs=tuple(ids))
+
+
+def _completing_since(picture: Picture, slurm: SlurmSnapshot) -> dict[str, datetime]:
+    """Each job that completes on some node. One that is requeued shows an end that lies ahead, and some show
+    none: those count from when they were first seen so."""
+    found = {}
+    for job in slurm.jobs.values():
+        if "COMPLETING" not in job.flags or not job.nodes:
+            continue
+        told = job.end_at if job.end_at is not None and job.end_at <= slurm.taken_at else None
+        found[job.id] = told or picture.completing.get(job.id, slurm.taken_at)
+    picture.completing = found
+    return found
+
+
+def _held(slurm: SlurmSnapshot) -> Iterator[Condition]:
+    """Jobs that Slurm holds because their launch failed: nobody asked for that, and they wait for ever."""
+    held: dict[str, list[str]] = defaultdict(list)
+    for job in slurm.jobs.values():
+        if job.held_by == "admin" and (
+            job.why.startswith("launch failed") or job.reason == "JobHoldMaxRequeue"
+        ):
+            held[job.partition].append(job.id)
+    for partition, ids in sorted(held.items()):
+        text = f"Slurm holds {_spoken('job', ids)} after a failed launch until somebody releases it"
+        title = f"Jobs held after failed launches in {partition or 'no partition'}"
+        where = Component(cluster=slurm.cluster)
+        yield Condition(f"{HELD}{partition}", where, title, text, jobs=tuple(ids))
+
+
+def _spoken(noun: str, ids: Sequence[str]) -> str:
+    """`Job 7`, `Jobs 7, 8 and 9`."""
+    if len(ids) == 1:
+        return f"{noun} {ids[0]}"
+    return f"{noun}s {', '.join(ids[:_NAMED])}{_more(ids)}"
+
+
+def _more(names: Sequence[str]) -> str:
+    return f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+
+
+# --- slurmctld -------------------------------------------------------------------------------------------
+
+
+def _controller(picture: Picture, settings: WatchSettings) -> Iterator[Condition]:
+    seen = picture.controller
+    if seen is None:
+        return
+    where = Component(cluster=picture.cluster)
+    if since := seen.since.get(Trouble.backlog):
+        text = f"{seen.threads or 0} requests are in work, and {seen.agent_queue or 0} messages wait to leave"
+        yield Condition(BACKLOG, where, "slurmctld is behind with its work", text, settings.backlog_s, since)
+    if since := seen.since.get(Trouble.accounting):
+        text = f"{seen.dbd_queue} records wait in slurmctld; they are lost once its queue is full"
+        yield Condition(ACCOUNTING, where, "slurmdbd does not answer", text, settings.accounting_s, since)
+
+
+#: Goes on with the fact and its value: all nodes with one old driver are one incident.
+DRIFT = "drift:"
+FABRIC_MANAGER = "fabric-manager-version"
+#: A roll-out or a reboot changes several facts of many nodes within minutes: told once it has settled.
+SETTLED_S = 120.0
+_PLAIN = re.compile(r"[^0-9A-Za-z._+-]+")
+
+
+def config_drifts(picture: Picture, slurm: SlurmSnapshot) -> Iterator[Condition]:
+    """One for each fact and value that differs, with all nodes that have it; and one for each fabric manager
+    whose version is not its driver's."""
+    found: dict[tuple[str, str], dict[str, Reference]] = defaultdict(dict)
+    if not picture.references and not any(one.facts for one in picture.nodes.values()):
+        return  # Slurm alone told of drivers, and there is nothing to compare that with
+    for name, node in slurm.nodes.items():
+        facts = picture.facts_of(name)
+        if not facts:
+            continue
+        reference = picture.references.get(kind_of(node.gpu_model))
+        if reference is not None:
+            for fact, value in differences(facts, reference).items():
+                found[fact, value][name] = reference
+        if one := _fabric_manager(slurm.cluster, name, facts):
+            yield one
+    for (fact, value), nodes in sorted(found.items()):
+        yield _config_drift(slurm.cluster, fact, value, nodes)
+
+
+def _config_drift(cluster: str, fact: str, value: str, nodes: Mapping[str, Reference]) -> Condition:
+    names = sorted(nodes)
+    listed = compact(names)
+    wanted = sorted({f"{one.facts[fact]} ({one.kind}, from {one.node})" for one in nodes.values()})
+    text = (
+        f"{FACTS[fact]} {value} on {len(names)} node{'s' if len(names) > 1 else ''}: {listed}; "
+        f"it should be {' or '.join(wanted)}"
+    )
+    return Condition(
+        fault=f"{DRIFT}{fact}:{_PLAIN.sub('-', value)[:60]}",
+        where=Component(cluster=cluster),
+        title=f"{FACTS[fact]} {value} instead of {wanted[0]}",
+        text=text,
+        for_s=SETTLED_S,
+        affected=tuple(names),
+        news=hashlib.sha256(text.encode()).hexdigest(),
+        sense=Sense.metrics,
+    )
+
+
+def _fabric_manager(cluster: str, node: str, facts: Mapping[str, str]) -> Condition | None:
+    """NVIDIA asks for exactly the driver's version: with another one the GPUs get no NVLink."""
+    manager, driver = facts.get("fabric_manager"), facts.get("driver")
+    if manager is None or driver is None or manager == driver:
+        return None
+    return Condition(
+        fault=FABRIC_MANAGER,
+        where=Component(cluster=cluster, node=node),
+        title="Fabric manager and driver are not of one version",
+        text=f"{node}: fabric manager {manager}, driver {driver}; they have to be the same",
+        for_s=SETTLED_S,
+        news=f"{manager}|{driver}",
+        sense=Sense.metrics,
+    )
+
+
+#: Slurm's picture is looked at when its nodes changed, and else this often.
+LOOK = timedelta(seconds=5)
+#: What still stands is told again: an incident that another one explained opens once that is over.
+AGAIN = timedelta(minutes=1)
+
+_OF_CONTROLLER = frozenset({BACKLOG, ACCOUNTING})
+
+
+def watch_findings(walk: PictureLook) -> list[Finding]:
+    """What has stood long enough and was not told lately. Notes in the picture what stands since when."""
+    picture, settings, now = walk.picture, walk.rules.watches, walk.now
+    if picture.slurm is None or not (picture.nodes_changed or _is_due(picture, now)):
+        return []
+    picture.looked_at = now
+    found = []
+    told = standing_conditions(picture, picture.slurm, settings)
+    for one in chain(told, config_drifts(picture, picture.slurm)):
+        known = picture.standing.setdefault(
+            (one.fault, one.where), Standing(one.since or picture.slurm.taken_at)
+        )
+        known.seen_at = now
+        if (now - known.since).total_seconds() < one.for_s:
+            continue
+        if known.told_at is None or now - known.told_at >= AGAIN:
+            found.append(_condition_finding(one, known.since, now))
+    _forget(picture, timedelta(seconds=settings.clear_s), now)
+    return found
+
+
+def _is_due(picture: Picture, now: datetime) -> bool:
+    return picture.looked_at is None or now - picture.looked_at >= LOOK
+
+
+def _forget(picture: Picture, clear: timedelta, now: datetime) -> None:
+    for (fault, where), known in list(picture.standing.items()):
+        if fault in _OF_CONTROLLER and picture.controller is None:
+            known.seen_at = now  # nobody tells whether it still stands
+        elif known.seen_at is None or now - known.seen_at >= clear:
+            del picture.standing[fault, where]
+
+
+def _condition_finding(one: Condition, since: datetime, now: datetime) -> Finding:
+    identity = f"watch|{one.fault}|{one.where}|{since.isoformat()}|{one.news}"
+    evidence = Evidence(
+        digest=sha256(identity.encode()).hexdigest(),
+        at=since,
+        component=one.where,
+        text=one.text,
+        arrived_at=now,
+        sense=one.sense,
+    )
+    return finding_from(
+        evidence,
+        rule="",
+        fault=one.fault,
+        fault_class=FaultClass.informational,
+        title=one.title,
+        confidence=1.0,
+        jobs=one.jobs,
+        affected=tuple(
+            Component(cluster=one.where.cluster, node=name) for name in one.affected if name != one.where.node
+        ),
+    )

@@ -1,0 +1,361 @@
+"""Decides every open incident, under the gate's lock, and sets going the runs that follow from it."""
+
+import re
+from collections.abc import Sequence
+from datetime import timedelta
+
+import msgspec
+
+from healer.decisions import (
+    SLOT_VERBS,
+    after,
+    beginning,
+    decide,
+    decision_key,
+    decision_of,
+    is_untouched,
+    judge,
+    kept_off,
+    known_bad_in_service,
+    new_run,
+    run_state_of,
+    severity_of,
+    stands_beside,
+    takes_canary,
+)
+from healer.decisions.book_mismatch import forgotten_drains
+from healer.decisions.sweeps import sweeping, with_one_more
+from healer.engine.upkeep import put_right, release, sweep, sweeps_due
+from healer.engine.walk_state import Walk
+from healer.incidents import by_urgency, our_drains, take_findings
+from healer.incidents.correlate import fold, held_by_breaker, of_wave, unfold, waves_that_act
+from healer.incidents.impact import hit_so_far
+from healer.model import (
+    AnswerKind,
+    BreakerState,
+    Command,
+    Decision,
+    FaultClass,
+    Finding,
+    GateFacts,
+    Guard,
+    Incident,
+    IncidentState,
+    Observation,
+    Outcome,
+    Rule,
+    Run,
+    RunState,
+    Severity,
+    Slot,
+)
+from healer.telling.news import approval_page, p0_page
+
+#: A P0 that lasts this long wakes a person, unless the breaker's own page already did.
+PAGE_AFTER = timedelta(seconds=10)
+
+
+def lock_gate_if_needed(walk: Walk, commands: Sequence[Command], findings: Sequence[Finding]) -> None:
+    """Takes the gate before any run's row, as people's commands do, if this walk may touch either."""
+    wanting = any(_wants_gate(walk, one) for one in walk.open_incidents()) or kept_off(walk.picture.slurm)
+    wanting = wanting or sweeps_due(walk)
+    if commands or findings or wanting or walk.tx.has_active_runs() or our_drains(walk.picture):
+        walk.facts = walk.tx.lock_gate()
+        walk.work.policies.modes = walk.facts.modes
+
+
+def decide_all(walk: Walk, batch: Sequence[Observation]) -> None:
+    """Decides every open incident, where the gate's lock is held because one of them may want an action."""
+    if walk.facts is None:
+        return
+    runs = walk.runs = {run.id: run for run in walk.tx.active_runs()}
+    put_right(walk)
+    unfold_released(walk)
+    walk.started += release(walk)
+    walk.started += sweep(walk)
+    drained, at_work = our_drains(walk.picture), list(runs.values())
+    take_findings(walk.work, forgotten_drains(drained, walk.gate, at_work, walk.open_incidents(), walk.now))
+    untold = walk.tx.spoken_of(batch)
+    for listed in by_urgency(walk.open_incidents(), walk.picture.slurm):
+        incident = walk.work.by_id[listed.id]  # one before it may have changed it
+        rule = walk.rules.by_name.get(incident.rule)
+        if (
+            rule is None
+            or not incident.is_open
+            or incident.stopped_by is not None
+            or incident.folded  # its parts were decided: they wait for the breaker
+            or incident.id in untold
+        ):
+            continue
+        active = runs.get(incident.run or "")
+        if active is not None and mode_now_forbids(walk, incident, rule, active):
+            end_untouched(walk, active, RunState.rejected, "the rule's mode has changed")
+            incident, active = walk.work.by_id[incident.id], None
+        if active is None and _is_done(walk, incident):
+            continue
+        make_room(walk, incident, rule)
+        decision = decide(incident, rule, walk.gate, walk.rules, walk.now, active)
+        if decision is not None:
+            _carry_out(walk, incident, rule, decision, active)
+        elif active is not None and not active.shadow:
+            _note_under_way(walk, incident, active)
+    for run in list(runs.values()):
+        if run.id in runs:
+            start_when_allowed(walk, run)
+    fold_held(walk)
+
+
+def _is_done(walk: Walk, incident: Incident) -> bool:
+    """Its playbook went through to the end, and nothing has reopened it since."""
+    run = walk.tx.run(incident.run) if incident.run else None
+    return run is not None and run.state is RunState.done and not run.shadow
+
+
+def _wants_gate(walk: Walk, incident: Incident) -> bool:
+    rule = walk.rules.by_name.get(incident.rule)
+    acts = rule is not None and (rule.playbook is not None or incident.drained_at is not None)
+    return acts or bool(incident.folded)
+
+
+def _carry_out(walk: Walk, incident: Incident, rule: Rule, decision: Decision, active: Run | None) -> None:
+    """Stores a decision that is new, and what follows: a run, its slot, the state of the incident."""
+    run = _run_for(walk, incident, rule, decision, active)
+    new = run is not None and active is None and run.id != incident.run
+    if new or active is not None:
+        set_going(walk, run, active, decision)
+    decision = msgspec.structs.replace(decision, run=run.id if run else decision.run)
+    key = decision_key(decision)
+    if key != incident.decision_key:
+        walk.tx.add_decision(decision)
+        data = {"why": decision.why, "guard": decision.guard, "run": decision.run, "incident": incident.id}
+        walk.audit(f"decision.{decision.outcome}", f"incident/{incident.id}", **data)
+    acting = run is not None and run.state is RunState.running and not run.shadow
+    changed = msgspec.structs.replace(
+        incident,
+        run=run.id if run else None,
+        run_count=incident.run_count + (1 if new else 0),
+        held_by=None if acting else decision.guard,
+        decision_key=key,
+        state=IncidentState.mitigating if acting else incident.state,
+    )
+    _note_urgency(walk, incident, changed, decision)
+
+
+def _note_under_way(walk: Walk, incident: Incident, run: Run) -> None:
+    """A run that got stuck is as urgent as one that a guard holds; one that goes on is not."""
+    if run.question is None:
+        _note_urgency(walk, incident, incident, None)
+        return
+    # Stuck, or begun and then held at the worker by a pause, the breaker or an old picture.
+    stuck = Decision(
+        at=walk.now,
+        cluster=incident.cluster,
+        incident=incident.id,
+        playbook=run.playbook,
+        outcome=Outcome.held,
+        why=f"{'stuck' if run.state is RunState.stuck else 'held'}: {run.question}",
+        run=run.id,
+    )
+    _note_urgency(walk, incident, incident, stuck)
+
+
+def _note_urgency(walk: Walk, before: Incident, incident: Incident, decision: Decision | None) -> None:
+    """How urgent the incident is by what was decided; by None while its run goes on. `before`: without it.
+
+    A P0 that lasts wakes a person, but not beside the page of the storm.
+    """
+    severity = severity_of(before, decision, walk.gate)
+    bad = decision is not None and known_bad_in_service(before, decision, walk.gate)
+    incident = msgspec.structs.replace(
+        incident,
+        jobs_hit=hit_so_far(before, walk.gate.snapshot) if bad else before.jobs_hit,
+        known_bad_in_service=bad,
+        severity=severity,
+        p0_since=(before.p0_since or walk.now) if severity is Severity.P0 else None,
+    )
+    lasts = incident.p0_since is not None and walk.now - incident.p0_since >= PAGE_AFTER
+    if lasts and walk.gate.breaker.state is not BreakerState.open:
+        walk.tx.queue_message(p0_page(incident, decision.why if decision else "works on it"))
+    if incident != before:
+        walk.work.put(msgspec.structs.replace(incident, updated=walk.now))
+
+
+def _run_for(
+    walk: Walk, incident: Incident, rule: Rule, decision: Decision, active: Run | None
+) -> Run | None:
+    """The run that this decision leads to, in the state it must have; None where there is none."""
+    if decision.outcome in {Outcome.nothing, Outcome.refused} or rule.playbook is None:
+        if active is not None:
+            walk.tx.set_run_state(active.id, RunState.rejected, why=decision.why, at=walk.now)
+        return None
+    if active is not None and decision.guard is None and decision.outcome is Outcome.held:
+        return active
+    mode = decision.proposal.mode if decision.proposal else walk.rules.mode_of(rule)
+    state, shadow = run_state_of(decision, mode)
+    if active is not None and shadow:
+        # The rule is only watched now: what waited for permission must not go for real.
+        walk.tx.set_run_state(active.id, RunState.rejected, why=decision.why, at=walk.now)
+        return None
+    if active is not None:
+        return msgspec.structs.replace(active, state=state)
+    beside = stands_beside(walk.rules.playbooks.get(rule.playbook))
+    return new_run(incident, rule.playbook, decision, mode, beside=beside)
+
+
+# --- runs that have taken nothing yet: they begin, leave their node to a worse fault, or wait on
+
+
+def _is_untouched(walk: Walk, run: Run) -> bool:
+    running = run.state is RunState.running
+    return running and is_untouched(run, walk.rules.playbooks.get(run.playbook), walk.gate)
+
+
+def end_untouched(walk: Walk, run: Run, state: RunState, why: str) -> None:
+    """Ends a run that has taken nothing; its incident is as if nothing had worked on it."""
+    walk.tx.set_run_state(run.id, state, why=why, at=walk.now)
+    del walk.runs[run.id]
+    incident = walk.work.by_id.get(run.incident or "")
+    if incident is not None and incident.run == run.id:
+        freed = msgspec.structs.replace(incident, run=None, state=IncidentState.open, updated=walk.now)
+        walk.work.put(freed)
+    about = {"incident": incident.id} if incident is not None else {}
+    walk.audit("run.left", f"run/{run.id}", why=why, node=run.node, **about)
+    walk.facts = _without(walk.gate, run)
+
+
+def _without(facts: GateFacts, run: Run) -> GateFacts:
+    """As if this run worked on no node."""
+    return msgspec.structs.replace(
+        facts, running={node: name for node, name in facts.running.items() if name != run.id}
+    )
+
+
+def mode_now_forbids(walk: Walk, incident: Incident, rule: Rule, run: Run) -> bool:
+    """The rule may do less by itself than when the run began to wait: what it allowed then is over."""
+    playbook = walk.rules.playbooks.get(run.playbook)
+    if run.by != "healer" or playbook is None or not _is_untouched(walk, run):
+        return False
+    mode = walk.gate.modes.get(rule.name) or walk.rules.mode_of(rule)
+    proposal = msgspec.structs.replace(beginning(run, playbook, incident), mode=mode)
+    answers = judge(proposal, walk.gate, walk.rules, walk.now).answers
+    kept = {answer.guard for answer in answers if answer.kind is not AnswerKind.allow}
+    return not kept.isdisjoint({Guard.mode, Guard.approval})
+
+
+def make_room(walk: Walk, incident: Incident, rule: Rule) -> None:
+    """A node with a fatal fault is not kept by a run that only waits for a good moment."""
+    other = walk.runs.get(walk.gate.running.get(incident.root.node or "", ""))
+    if other is None or other.id == incident.run or incident.fault_class is not FaultClass.fatal:
+        return
+    theirs = walk.work.by_id.get(other.incident or "")
+    milder = theirs is None or theirs.fault_class is not FaultClass.fatal
+    if not milder or not _is_untouched(walk, other):
+        return
+    active = walk.runs.get(incident.run or "")
+    decision = decide(incident, rule, _without(walk.gate, other), walk.rules, walk.now, active)
+    if decision is None or decision.outcome is not Outcome.act:
+        return
+    end_untouched(walk, other, RunState.done, f"leaves {other.node} to {incident.short_id}")
+    if theirs is not None:
+        walk.work.merge(walk.work.by_id[theirs.id], incident)
+
+
+def start_when_allowed(walk: Walk, run: Run) -> None:
+    """A person's run that a guard holds begins when it may; people are told of an approval that is late."""
+    waits = run.state in {RunState.waiting_approval, RunState.waiting}
+    if waits and run.approve_until and run.approve_until < walk.now:
+        walk.tx.queue_message(approval_page(run))
+    playbook = walk.rules.playbooks.get(run.playbook)
+    if run.state is not RunState.held or run.by == "healer" or playbook is None:
+        return
+    proposal = beginning(run, playbook, walk.work.by_id.get(run.incident or ""))
+    verdict = judge(proposal, walk.gate, walk.rules, walk.now)
+    at_work = None if run.beside else walk.gate.running.get(run.node or "")
+    other = walk.runs.get(at_work or "")
+    taken = at_work is not None and (other is None or not _is_untouched(walk, other))
+    if verdict.outcome is Outcome.held or taken:
+        why = f"another run works on {run.node}" if taken else verdict.why
+        if _words(why) != _words(run.question or ""):  # another guard: its figures alone are no news
+            walk.tx.set_run_state(run.id, run.state, why=why, at=walk.now, question=why)
+        return
+    decision = decision_of(proposal, verdict, walk.now)
+    walk.tx.add_decision(decision)
+    if verdict.outcome is Outcome.refused:
+        walk.tx.set_run_state(run.id, RunState.rejected, why=verdict.why, at=walk.now)
+        return
+    why = f"taken over by {run.by} with {run.playbook} ({run.id})"
+    if other is not None:
+        end_untouched(walk, other, RunState.done, why)
+    for other in walk.runs.values():
+        waits = other.state is RunState.waiting and other.id != run.id and not run.beside
+        if waits and other.node == run.node:
+            walk.tx.set_run_state(other.id, RunState.done, why=why, at=walk.now)
+    set_going(walk, msgspec.structs.replace(run, state=RunState.running), run, decision)
+
+
+def set_going(walk: Walk, run: Run | None, active: Run | None, decision: Decision) -> None:
+    if run is None:
+        return
+    if active is None:
+        walk.tx.create_run(run)
+    elif run.state is not active.state:
+        walk.tx.set_run_state(run.id, run.state, why=decision.why, at=walk.now)
+    was_running = active is not None and active.state is RunState.running
+    if run.state is not RunState.running or was_running:
+        return
+    walk.started.append(run.id)
+    if walk.gate.sweeps is not None and run.playbook in sweeping(walk.rules):
+        walk.facts = with_one_more(walk.gate, run)
+        return
+    if run.shadow or run.beside or decision.proposal is None or run.node is None:
+        return
+    walk.facts = msgspec.structs.replace(walk.gate, running={**walk.gate.running, run.node: run.id})
+    if decision.proposal.verb not in SLOT_VERBS or decision.proposal.begins:
+        return  # it takes the node later, or not at all, and is judged then
+    slot = Slot(
+        cluster=run.cluster,
+        node=run.node,
+        incident=run.incident,
+        run=run.id,
+        granted_at=walk.now,
+        unusable=decision.proposal.unusable,
+    )
+    walk.tx.grant_slot(slot)
+    canary = takes_canary(walk.gate, decision.proposal)
+    walk.facts = after(walk.gate, decision.proposal, run.id, walk.now)
+    if canary:
+        walk.tx.save_breaker(walk.gate.breaker)
+
+
+def _words(why: str) -> str:
+    return re.sub(r"\d+(\.\d+)?", "", why)
+
+
+# --- waves and the breaker: what it holds is folded into its wave, and unfolded after a reset
+
+
+def fold_held(walk: Walk) -> None:
+    """What the breaker holds now is folded into its wave."""
+    if walk.gate.breaker.state is not BreakerState.open:
+        return
+    for wave in list(waves_that_act(walk.work)):
+        held = held_by_breaker(of_wave(walk.work, wave))
+        held = [one for one in held if walk.withdraw(one, f"stands in the wave {wave.short_id}")]
+        if held:
+            fold(walk.work, wave, held)
+
+
+def unfold_released(walk: Walk) -> None:
+    """After a person's reset: half-open one of a wave, for the canary; closed all of them."""
+    if walk.gate.breaker.state is BreakerState.open:
+        return
+    for wave in [one for one in waves_that_act(walk.work) if one.folded]:
+        waits = any(one.stopped_by is None for one in of_wave(walk.work, wave))
+        half_open = walk.gate.breaker.state is BreakerState.half_open
+        if half_open and (waits or walk.gate.breaker.canary is not None):
+            continue
+        merged = walk.tx.merged_into(wave.id)
+        members = [one for one in merged if one.root.node in wave.folded]
+        members = members[:1] if half_open else members
+        walk.known |= {one.id: one for one in members if one.id not in walk.known}
+        unfold(walk.work, wave, members)

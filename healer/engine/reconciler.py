@@ -1,0 +1,127 @@
+"""Where healer's records and Slurm differ, and the repair of that: as people's commands, through the gate."""
+
+from collections.abc import Callable
+from datetime import datetime
+from hashlib import sha256
+
+from healer.actions.drain import our_notes
+from healer.decisions.book_mismatch import find_mismatches
+from healer.decisions.guards import pause, stale
+from healer.engine.command import Commands
+from healer.model import AnswerKind, AuditRecord, GateFacts, Proposal, Ruleset, Verb, audit_record
+from healer.model.node import Drift, Reconciled, Repair
+from healer.ports.clock import Clock
+from healer.ports.commanding import CommandTx
+from healer.ports.people_commands import RunRequest
+from healer.ports.request_errors import Conflict, GuardRefused, NotFound
+from healer.ports.scheduling import Scheduler, SchedulerError
+
+#: These are runs of playbooks: the gate judges them, and a worker does them.
+_PLAYBOOKS = {Repair.validate: "validate", Repair.release: "release"}
+
+
+class Reconciler:
+    """Raises Unavailable, and NotFound for a cluster that is none."""
+
+    def __init__(self, commands: Commands, rules: Callable[[], Ruleset], clock: Clock) -> None:
+        self._commands, self._rules, self._clock = commands, rules, clock
+
+    def drifts(self, cluster: str) -> list[Drift]:
+        with self._commands.site(cluster).ledger.command() as tx:
+            return _differences(tx, tx.read_gate(), self._clock.now())
+
+    def repair(self, cluster: str, *, by: str, reason: str, request: str) -> list[Reconciled]:
+        """Each that is healer's own, through the gate and into the audit."""
+        return [self._repair(drift, by, reason, request) for drift in self.drifts(cluster)]
+
+    def _repair(self, drift: Drift, by: str, reason: str, request: str) -> Reconciled:
+        about = f"{request}|{drift.kind}|{drift.node}|{drift.name}"
+        name = f"r{sha256(about.encode()).hexdigest()[:23]}"
+        try:
+            if drift.repair in _PLAYBOOKS:
+                return self._start(drift, by, reason, name)
+            if drift.repair is Repair.cancel_run:
+                self._commands.cancel(drift.name, by=by, reason=reason, request=name)
+                return Reconciled(drift=drift, done=True, text=f"run {drift.name} is cancelled")
+            return self._do_now(drift, by, reason)
+        except GuardRefused as error:
+            return Reconciled(drift=drift, done=False, text=f"{error.answer.guard}: {error}")
+        except (Conflict, NotFound, SchedulerError) as error:
+            return Reconciled(drift=drift, done=False, text=str(error))
+
+    def _start(self, drift: Drift, by: str, reason: str, name: str) -> Reconciled:
+        playbook = _PLAYBOOKS[drift.repair]
+        on_job = drift.repair is Repair.release
+        run = self._commands.start(
+            RunRequest(
+                id=name,
+                playbook=playbook,
+                cluster=drift.cluster,
+                by=by,
+                reason=reason,
+                node=None if on_job else drift.node,
+                job=drift.name if on_job else None,
+            )
+        )
+        return Reconciled(drift=drift, done=True, text=f"run {run.id} of {playbook}: {run.state}", run=run.id)
+
+    def _do_now(self, drift: Drift, by: str, reason: str) -> Reconciled:
+        """What takes nothing from anybody: at once, where the gate's lock shows that it still is so."""
+        now, site = self._clock.now(), self._commands.site(drift.cluster)
+        with site.ledger.command() as tx:
+            facts = tx.lock_gate()
+            if drift not in _differences(tx, facts, now):
+                return Reconciled(drift=drift, done=False, text="it is so no more")
+            asked = Proposal(cluster=drift.cluster, verb=Verb.undrain, node=drift.node, by=by)
+            for guard in (pause, stale):
+                answer = guard(asked, facts, self._rules(), now)
+                if answer.kind is not AnswerKind.allow:
+                    return Reconciled(drift=drift, done=False, text=f"{answer.guard}: {answer.why}")
+            if drift.repair is Repair.free_slot:
+                tx.release_slot(drift.node or "", at=now, why=f"{by}: {reason}")
+                tx.audit(_record(drift, now, by, reason))
+                return Reconciled(drift=drift, done=True, text=drift.would)
+        # Not under the lock: a slow Slurm would hold up every drain.
+        error = _repair_in_slurm(site.scheduler, drift)
+        with site.ledger.command() as tx:
+            tx.audit(_record(drift, self._clock.now(), by, reason, error))
+        return Reconciled(drift=drift, done=error is None, text=error or drift.would)
+
+
+def _differences(tx: CommandTx, facts: GateFacts, now: datetime) -> list[Drift]:
+    open_incidents = [incident for incident in tx.open_incidents() if incident.is_open]
+    return find_mismatches(facts, tx.active_runs(), open_incidents, now)
+
+
+def _repair_in_slurm(scheduler: Scheduler, drift: Drift) -> str | None:
+    """Does it, and reads it back whatever the call said; why it is not so, or None."""
+    said = ""
+    try:
+        if drift.repair is Repair.end_reservation:
+            scheduler.unreserve(drift.name)
+        else:
+            node = scheduler.node(drift.node or "")
+            if ours := our_notes(node):
+                scheduler.annotate(node.name, **dict.fromkeys(ours, ""))
+    except SchedulerError as error:
+        said = f": {error}"
+    try:
+        stands = _is_in_slurm(scheduler, drift)
+    except SchedulerError as error:
+        return f"whether it was done is not known: {error}"
+    return f"it stands in Slurm all the same{said}" if stands else None
+
+
+def _is_in_slurm(scheduler: Scheduler, drift: Drift) -> bool:
+    if drift.repair is Repair.end_reservation:
+        return drift.name in scheduler.snapshot().reservations
+    return bool(our_notes(scheduler.node(drift.node or "")))
+
+
+def _record(drift: Drift, at: datetime, by: str, reason: str, error: str | None = None) -> AuditRecord:
+    data = {"reason": reason, "what": drift.what, "name": drift.name}
+    if error is not None:
+        data |= {"repair": str(drift.repair), "text": error}
+    verb = f"reconcile.{drift.repair if error is None else 'failed'}"
+    subject = f"node/{drift.node}" if drift.node else f"reservation/{drift.name}"
+    return audit_record(drift.cluster, at, by, verb, subject, **data)

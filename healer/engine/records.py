@@ -1,0 +1,154 @@
+"""What the API and the console derive from stored rows, the same for both."""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, NamedTuple
+
+import msgspec
+
+from healer.incidents.impact import gpus_of, lives_lost
+from healer.incidents.incident_verdict import newest_verdict
+from healer.incidents.node_history import similar_to
+from healer.incidents.part_history import in_words
+from healer.model import AuditRecord, HitBasis, IncidentVerdict, JobHit, Ruleset, Similar
+from healer.observations.slurm_poll import troubles
+from healer.ports.answers import CheckpointSeen, IncidentRows, JobRows, Readiness, Requeue
+from healer.ports.queries import AuditQuery, Queries
+from healer.ports.request_errors import Unavailable
+from healer.ports.self_health import Pulse
+
+
+class IncidentRecord(IncidentRows, frozen=True, kw_only=True):
+    """An incident with what healer holds true of it now, up to five others like it (of the same part and node
+    first, then of the same fault), and audit records, oldest first."""
+
+    verdict: IncidentVerdict
+    similar: tuple[Similar, ...] = ()
+    records: tuple[AuditRecord, ...] = ()
+
+
+#: Audit records that are told of an incident, the newest.
+_RECORDS = 200
+
+
+def incident_record(
+    rows: IncidentRows, rules: Ruleset, queries: Queries, *, of_runs: bool = False
+) -> IncidentRecord:
+    """`of_runs`: with the audit records of its runs too."""
+    subjects = [f"incident/{rows.incident.id}"]
+    if of_runs:
+        subjects += [f"run/{one.run.id}" for one in rows.runs]
+    records = queries.audit.page(AuditQuery(subjects=subjects), limit=_RECORDS).items
+    nodes = rows.snapshot.nodes if rows.snapshot is not None else {}
+    similar = similar_to(
+        rows.incident,
+        rows.alike,
+        lambda node: nodes[node].gpu_model if node in nodes else "",
+        queries.incidents.cures,
+    )
+    return IncidentRecord(
+        **{name: getattr(rows, name) for name in IncidentRows.__struct_fields__},
+        verdict=newest_verdict(rows.verdicts, rows.incident, rules),
+        similar=tuple(similar),
+        records=tuple(reversed(records)),
+    )
+
+
+class JobHistory(JobRows, frozen=True, kw_only=True):
+    """What healer knows of a job. `gpu_hours_lost` is what its lives lost, as the incidents that hit it tell
+    (`Incident.hit`); None while that is not known. `gpu_hours_at_most`: it may be less."""
+
+    gpu_hours_lost: float | None = None
+    gpu_hours_at_most: bool = False
+
+
+def job_history(rows: JobRows, job: str, rules: Ruleset) -> JobHistory:
+    shown = rows.snapshot.jobs.get(job) if rows.snapshot else None
+    lost = gpu_hours_lost(
+        gpus_of(shown, rows.snapshot.nodes if rows.snapshot else {}),
+        rows.requeues,
+        rows.checkpoints,
+        hit=bool(rows.incidents),
+        lives=lives_lost(job, rows.incidents),
+    )
+    told = {name: getattr(rows, name) for name in JobRows.__struct_fields__}
+    told["errors"] = tuple(
+        msgspec.structs.replace(one, text=in_words(rules, one.fault)) for one in rows.errors
+    )
+    return JobHistory(**told, gpu_hours_lost=lost.hours, gpu_hours_at_most=lost.at_most)
+
+
+#: The life's work was lost, and how much is known.
+_LOST = frozenset({HitBasis.checkpoint, HitBasis.start})
+
+
+class Lost(NamedTuple):
+    """GPU-hours that a job lost; None: not known. `at_most`: a life told no durable checkpoint, so all of it
+    counts."""
+
+    hours: float | None
+    at_most: bool = False
+
+
+def gpu_hours_lost(
+    gpus: int,
+    again: Sequence[Requeue],
+    seen: Sequence[CheckpointSeen],
+    *,
+    hit: bool,
+    lives: Mapping[int, JobHit] | None = None,
+) -> Lost:
+    """What each life of the job lost: as its incidents tell it (`lives`), else GPUs × the time from the last
+    durable checkpoint of that life to its requeue.
+
+    None while it is not known: a job that an earlier version's incident hit and healer did not requeue, a
+    requeued life without a durable checkpoint, or a job whose GPUs Slurm does not tell.
+    """
+    known = {life: one for life, one in (lives or {}).items() if one.basis in _LOST}
+    unknown = {life for life, one in (lives or {}).items() if one.basis is HitBasis.unknown}
+    requeued = {one.restarts: one for one in again if one.restarts not in known}
+    if unknown - requeued.keys() or (hit and not lives and not again):
+        return Lost(None)
+    hours = sum((one.lost_gpu_hours or 0.0 for one in known.values()), 0.0)
+    for one in requeued.values():
+        saved = [
+            point.at
+            for point in seen
+            if point.durable and point.restart == one.restarts and point.at <= one.at
+        ]
+        if not saved or not gpus:
+            return Lost(None)
+        hours += gpus * (one.at - max(saved)).total_seconds() / 3600
+    return Lost(round(hours, 2), any(one.at_most for one in known.values()))
+
+
+def readiness(pulses: Callable[[], Sequence[Pulse]], now: datetime, *, stale_s: float) -> Readiness:
+    """Whether the whole can work: database, a fresh picture of Slurm, a living detector.
+
+    Of several clusters the checks bear the name (`slurm pod1`), and one that is well is enough: what is away
+    disturbs no other.
+    """
+    checks: dict[str, dict[str, Any]] = {"database": {"ok": True, "text": "answers"}}
+    try:
+        found = {one.cluster: _checks_of(one, now, stale_s) for one in pulses()}
+    except Unavailable as error:
+        return Readiness(ready=False, checks={"database": {"ok": False, "text": str(error)}})
+    for cluster, told in found.items():
+        checks |= {f"{name} {cluster}": check for name, check in told.items()} if len(found) > 1 else told
+    ready = any(all(check["ok"] for check in told.values()) for told in found.values())
+    return Readiness(ready=ready, checks=checks)
+
+
+def _checks_of(pulse: Pulse, now: datetime, stale_s: float) -> dict[str, dict[str, Any]]:
+    """Slurm and the detector of one cluster."""
+    if pulse.taken_at is None:
+        slurm: dict[str, Any] = {"ok": False, "text": f"no picture of the cluster {pulse.cluster} yet"}
+    else:
+        age = (now - pulse.taken_at).total_seconds()
+        text = pulse.error or f"the picture is {age:.1f} s old"
+        slurm = {"ok": age <= stale_s, "text": text, "age_s": age, "limit_s": stale_s}
+    if told := troubles(pulse.controller):
+        # A state and no failure: while the picture is fresh, healer can do its work.
+        slurm["troubles"] = [{"what": one.trouble, "since": one.since, "text": one.text} for one in told]
+    text = "runs" if pulse.detector else "no detector holds the lock"
+    return {"slurm": slurm, "detector": {"ok": pulse.detector, "text": text}}

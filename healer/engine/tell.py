@@ -1,0 +1,409 @@
+"""What people are told: which channels get which news and when, and its way to them.
+
+Planning finds what is news and puts it before the channels, one transaction a round; nothing is sent there.
+Delivery brings what is due to its sink: each try is noted before it begins, and no lock of the database is
+held while a sink is asked. No run and no walk waits for either. A sink may see a message twice (a crash
+after the send), by the same id; a channel that can be searched is asked for it first.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+import msgspec
+import structlog
+
+from healer.model import (
+    AuditRecord,
+    ChannelKind,
+    DeliveryState,
+    IncidentState,
+    Manner,
+    Message,
+    Notifications,
+    Stage,
+    Ticket,
+    Way,
+    audit_record,
+    ways,
+)
+from healer.ports.clock import Clock
+from healer.ports.outbound import (
+    Attempt,
+    ChannelOutbox,
+    DeliveryFailed,
+    EventFeed,
+    EventSink,
+    Fed,
+    NewsTx,
+    Notice,
+    Notifier,
+    Outbox,
+    Outcome,
+    PlanTx,
+    Put,
+    Renewer,
+    Teller,
+    Thread,
+    Tickets,
+    Unrouted,
+)
+from healer.telling import news
+from healer.telling.ticket_texts import linked
+
+log = structlog.get_logger()
+
+#: Tries of one delivery, or of one event that the sink refuses.
+MAX_TRIES = 5
+#: Messages or events of one call, so that a storm of them does not hold the caller for long.
+ROUND_MAX = 50
+#: Waits after the first to the fourth failure: 5 s, 30 s, 3 min, 18 min, each times 0.5 to 1.5.
+_FIRST_WAIT_S = 5.0
+_GROWTH = 6.0
+#: A sink may ask for a longer wait, up to this.
+_WAIT_MAX_S = 3600.0
+#: A feed that cannot be reached is tried as after the first refusal for so long, then as after the second.
+_SOON = timedelta(minutes=1)
+#: An event that is older when its turn comes is passed over: a feed that was off for a week begins with
+#: yesterday.
+_OLDEST = timedelta(hours=24)
+#: They write every message as a new one: who looks after it is no news there.
+_BOTS = (ChannelKind.wecom, ChannelKind.dingtalk, ChannelKind.feishu)
+#: Waiting deliveries of a channel that is named no longer.
+_UNNAMED = "rules/notifications.yaml names this channel no longer"
+
+# --- planning: incidents -> messages
+
+
+def plan(tx: PlanTx, cluster: str, told: Notifications, now: datetime) -> None:
+    """Finds what is news in this cluster and puts it before the channels."""
+    since = _note_channels(tx, told, now)
+    if since:
+        _tell_opened(tx, cluster, told, min(since.values()), now)
+        _tell_further(tx)
+    unrouted = tx.unrouted()
+    for one in unrouted:
+        if one.message is not None and since:
+            _route(tx, one, one.message, told, since, now)
+    tx.mark_routed([one.id for one in unrouted])
+    if since:
+        _gather_digests(tx, cluster, told, now)
+
+
+def _note_channels(tx: NewsTx, told: Notifications, now: datetime) -> dict[str, datetime]:
+    """Since when each channel is named: it is told what comes after that."""
+    known, named = tx.channels(), {one.name for one in told.channels}
+    for name in named - known.keys():
+        tx.name_channel(name)
+    for name in known.keys() - named:
+        tx.drop_channel(name, _UNNAMED)
+    return {name: known.get(name, now) for name in named}
+
+
+def _tell_opened(tx: NewsTx, cluster: str, told: Notifications, since: datetime, now: datetime) -> None:
+    """Those at P0 are paged for by the walk: only where healer cannot or may not act for a while."""
+    for incident, stage in tx.untold(since):
+        if incident.settle_until > now:
+            continue
+        if ways(told.routes, incident.severity, cluster, news.about(incident)):
+            tx.queue(news.opened(incident, now if stage else None))
+        tx.note_told(incident.id, incident.severity, Stage.opened)
+
+
+def _tell_further(tx: NewsTx) -> None:
+    for incident in tx.told_changed():
+        stage = Stage.acknowledged if incident.is_open else Stage.resolved
+        if tx.thread(incident.id).has_deliveries:
+            ended = None if incident.is_open else news.resolved(incident, tx.work_of(incident.id))
+            tx.queue(ended or news.acknowledged(incident))
+        tx.note_told(incident.id, incident.severity, stage)
+
+
+# --- planning: messages -> deliveries
+
+
+def _route(
+    tx: PlanTx, one: Unrouted, message: Message, told: Notifications, since: Mapping[str, datetime],
+    now: datetime,
+) -> None:  # fmt: skip
+    thread = tx.thread(message.incident or message.id)
+    if message.about.stage is not Stage.opened:
+        _follow(tx, one, message, told, thread, now)
+        return
+    is_over = thread.state is IncidentState.resolved
+    for way in ways(told.routes, message.severity, message.cluster, message.about):
+        if since[way.channel] > one.at:
+            continue
+        if way.how is Manner.digest and way.channel not in thread.standing:
+            _put(tx, message, one.at, way, DeliveryState.digest)
+        elif is_over:
+            _put(tx, message, one.at, way, DeliveryState.over, ended_at=now)
+        else:
+            due = _backed_off(tx, way.channel, alarm_of(message, way.how), now)
+            _put(tx, message, one.at, way, DeliveryState.due, next_try_at=due)
+    if message.incident is not None and thread.state is not None and not is_over:
+        # What the walk itself told of counts as told: no second message about its opening.
+        worst = min(thread.severity or message.severity, message.severity)
+        stage = thread.stage if thread.stage not in (None, Stage.resolved) else Stage.opened
+        tx.note_told(message.incident, worst, stage or Stage.opened)
+
+
+def _follow(
+    tx: PlanTx, one: Unrouted, message: Message, told: Notifications, thread: Thread, now: datetime
+) -> None:
+    """News of an incident go where it was told before, and nowhere else. Its end takes back what still waits
+    and was never tried."""
+    is_end = message.about.stage is Stage.resolved
+    if is_end:
+        _take_back(tx, message.incident or message.id)
+    for channel in told.channels:
+        name = channel.name
+        if name in thread.standing or name in thread.tried:
+            if is_end or channel.kind not in _BOTS:
+                _put(tx, message, one.at, Way(name, Manner.channel), DeliveryState.due, next_try_at=now)
+        elif is_end and name in thread.listed:
+            _put(tx, message, one.at, Way(name, Manner.digest), DeliveryState.digest)
+
+
+def _take_back(tx: PlanTx, thread: str) -> None:
+    """What reached no channel is over, and does not count as told."""
+    for channel, alarm, raised in tx.raised_untried(thread):
+        tx.save_raised(channel, alarm, news.taken_back(raised))
+    tx.end_untried(thread)
+
+
+def _backed_off(tx: PlanTx, channel: str, alarm: str, now: datetime) -> datetime:
+    """When it is told. An earlier one of the same alarm that still waits for its time gives way to it."""
+    took_place, raised = tx.fold_waiting(channel, alarm), tx.raised(channel, alarm)
+    if not took_place or raised is None:
+        raised = news.told_next(raised, now)
+        tx.save_raised(channel, alarm, raised)
+    return raised.last_at
+
+
+def alarm_of(message: Message, how: Manner) -> str:
+    """A page is no repeat of what was only told before."""
+    return f"{message.about.alarm or message.id} {how}"
+
+
+def _put(
+    tx: PlanTx, message: Message, at: datetime, way: Way, state: DeliveryState, **when: datetime
+) -> None:
+    alarm = alarm_of(message, way.how)
+    tx.put(Put(message=message, channel=way.channel, how=way.how, alarm=alarm, at=at, state=state, **when))
+
+
+def _gather_digests(tx: PlanTx, cluster: str, told: Notifications, now: datetime) -> None:
+    """One message of all that waits at a channel, once the oldest of it has waited long enough."""
+    oldest = tx.digests()
+    for channel in told.channels:
+        if channel.name not in oldest or now - oldest[channel.name] < timedelta(hours=told.digest_h):
+            continue
+        waiting = tx.in_digest(channel.name)
+        name = f"digest:{cluster}:{channel.name}:{now.isoformat()}"
+        items = [news.Item(message=message, incident=incident) for _, message, incident in waiting]
+        message = news.digest(name, cluster, items, told.console_url)
+        tx.queue(message, routed=True)
+        way = Way(channel.name, Manner.digest)
+        _put(tx, message, now, way, DeliveryState.due, next_try_at=now)
+        tx.end_digest([number for number, _, _ in waiting], name)
+
+
+# --- delivery
+
+
+class Links(NamedTuple):
+    """How people reach the console, and the secret that shows them a page without signing in."""
+
+    console_url: str = ""
+    secret: str | None = None
+
+
+def deliver_due(
+    outbox: Outbox,
+    notifier: Notifier | None,
+    tickets: Tickets | None,
+    *,
+    clock: Clock,
+    chance: Callable[[], float],
+    console_url: str = "",
+) -> int:
+    """Sends what is due to the webhook and the ticket system, pages first; the number that they took.
+
+    `chance` gives 0..1 for the jitter. A sink that failed once is left alone until the next call, so a dead
+    one costs one time-out; errors of the database go to the caller.
+    """
+    sent, messages_go, tickets_go = 0, True, True
+    for _ in range(ROUND_MAX):
+        attempt = outbox.claim(messages=messages_go, tickets=tickets_go, now=clock.now())
+        if attempt is None:
+            break
+        try:
+            reference = _send(attempt, notifier, tickets, console_url)
+        except DeliveryFailed as error:
+            if attempt.is_ticket:
+                tickets_go = False
+            else:
+                messages_go = False
+            now = clock.now()
+            outcome = failure(attempt, error, now, chance())
+            outbox.settle(attempt, outcome, _record(attempt, outcome, now), now)
+            continue
+        now = clock.now()
+        if reference is None:
+            outbox.settle(attempt, Outcome(state=DeliveryState.listed, word="listed"), None, now)
+        else:
+            outcome = Outcome(state=DeliveryState.sent, word="taken", text=reference)
+            outbox.settle(attempt, outcome, _record(attempt, outcome, now), now)
+            sent += 1
+    return sent
+
+
+def _send(
+    attempt: Attempt, notifier: Notifier | None, tickets: Tickets | None, console_url: str
+) -> str | None:
+    """The sink's own name for it ("" if it has none); None without a sink for this kind."""
+    _check_tries(attempt)
+    if attempt.is_ticket:
+        if tickets is None:
+            return None
+        ticket = linked(msgspec.convert(attempt.doc, Ticket), console_url)
+        # A search may not show yet what was opened a moment ago; the name does.
+        return tickets.tell(msgspec.structs.replace(ticket, reference=attempt.reference))
+    if notifier is None:
+        return None
+    notifier.send(msgspec.convert(attempt.doc, Message))
+    return ""
+
+
+def deliver_to(
+    outbox: ChannelOutbox,
+    teller: Callable[[], Teller],
+    links: Links,
+    *,
+    clock: Clock,
+    chance: Callable[[], float],
+) -> int:
+    """Tells what is due at this channel, pages first; the number that it took. After a failure the rest waits
+    for the next call. `teller` may raise DeliveryFailed; `chance` gives 0..1 for the jitter."""
+    sent = 0
+    with outbox.alone() as is_mine:
+        for _ in range(ROUND_MAX if is_mine else 0):
+            attempt = outbox.claim(clock.now())
+            if attempt is None:
+                break
+            try:
+                notice, outcome = _tell(attempt, teller, links)
+            except DeliveryFailed as error:
+                now = clock.now()
+                outcome = failure(attempt, error, now, chance(), may_end=not attempt.page)
+                outbox.settle(attempt, outcome, _record(attempt, outcome, now), now)
+                break
+            now = clock.now()
+            outbox.settle(attempt, outcome, _record(attempt, outcome, now), now, notice)
+            sent += 1
+    return sent
+
+
+def _tell(attempt: Attempt, teller: Callable[[], Teller], links: Links) -> tuple[Notice, Outcome]:
+    """Where it is not known what came of an earlier try, the channel is asked for that very message first."""
+    _check_tries(attempt)
+    channel = teller()
+    notice = news.notice_of(
+        msgspec.convert(attempt.doc, Message),
+        attempt.at,
+        page=attempt.page,
+        console_url=links.console_url,
+        link_secret=links.secret,
+        buttons=channel.has_buttons,
+    )
+    if attempt.begun > 1 and channel.can_find and (found := channel.find(notice, attempt.reference)):
+        return notice, Outcome(state=DeliveryState.sent, word="found", text=found)
+    reference = channel.tell(notice, attempt.reference)
+    return notice, Outcome(state=DeliveryState.sent, word="taken", text=reference)
+
+
+def renew(outbox: ChannelOutbox, channel: Renewer, every: timedelta, now: datetime) -> int:
+    """Sends the alerts of open incidents again, so that they end when healer does. DeliveryFailed."""
+    notices = outbox.open_notices(now - every)
+    if notices:
+        channel.renew(notices)
+        outbox.note_renewed(notices, now)
+    return len(notices)
+
+
+def failure(
+    attempt: Attempt, error: DeliveryFailed, now: datetime, chance: float, *, may_end: bool = False
+) -> Outcome:
+    """It is tried again, but not after the last try, nor (`may_end`) where the sink says that it never will
+    take it."""
+    wish = error.retry_after_s
+    held_until = now + timedelta(seconds=min(wish, _WAIT_MAX_S)) if wish else None
+    ends = attempt.tries >= MAX_TRIES or (may_end and error.refused)
+    wait_s = wait_after(attempt.tries, wish, chance)
+    return Outcome(
+        state=DeliveryState.failed if ends else DeliveryState.due,
+        word="refused" if error.refused else "failed",
+        text=str(error),
+        next_try_at=None if ends else now + timedelta(seconds=wait_s),
+        held_until=held_until,
+    )
+
+
+def wait_after(tries: int, retry_after_s: float | None, chance: float) -> float:
+    """Seconds to the next try after so many have failed. The sink's own wish counts if it is longer."""
+    wait_s = _FIRST_WAIT_S * _GROWTH ** (tries - 1) * (0.5 + chance)
+    return min(max(wait_s, retry_after_s or 0.0), _WAIT_MAX_S)
+
+
+def _check_tries(attempt: Attempt) -> None:
+    if attempt.tries > MAX_TRIES:
+        raise DeliveryFailed("the process that made the last try ended before its answer was noted")
+
+
+def _record(attempt: Attempt, outcome: Outcome, now: datetime) -> AuditRecord | None:
+    """What the audit keeps of an end; of a try that is followed by another one nothing."""
+    if outcome.state is DeliveryState.due:
+        return None
+    failed = outcome.state is DeliveryState.failed
+    verb = "message.failed" if failed else "message.sent"
+    if attempt.is_ticket and not failed:
+        verb = f"ticket.{attempt.doc.get('stage', 'opened')}"
+    where = {"channel": attempt.channel} if attempt.channel else {}
+    text = {"error" if failed else "reference": outcome.text}
+    about = {**where, "page": attempt.page, "tries": attempt.tries, **text}
+    return audit_record(attempt.cluster, now, "healer", verb, attempt.subject, **about)
+
+
+# --- events
+
+
+def deliver_events(feed: EventFeed, sink: EventSink, *, clock: Clock, chance: Callable[[], float]) -> int:
+    """Sends each sealed record of the audit, in order and at least once; the number that the sink took.
+
+    One that the sink refused `MAX_TRIES` times is passed over, so that it hears the next; while it cannot be
+    reached nothing is passed over but by age.
+    """
+    sent = 0
+    for _ in range(ROUND_MAX):
+        now, fed = clock.now(), feed.position()
+        if fed.next_try_at is not None and fed.next_try_at > now:
+            break
+        found = feed.next(fed.seq)
+        if found is None:
+            break
+        seq, record = found
+        try:
+            if now - record.at <= _OLDEST:
+                sink.send(seq, record)
+                sent += 1
+        except DeliveryFailed as error:
+            tries = fed.tries + 1 if error.refused else fed.tries
+            if tries < MAX_TRIES:
+                failures = tries if error.refused else 1 if now - record.at < _SOON else 2
+                wait_s = wait_after(failures, error.retry_after_s, chance())
+                feed.note(fed.seq, Fed(fed.seq, tries, now + timedelta(seconds=wait_s)))
+                break
+            log.warning("an event is passed over", cluster=feed.cluster, seq=seq, why=str(error))
+        feed.note(fed.seq, Fed(seq, 0, None))
+    return sent

@@ -1,0 +1,190 @@
+"""What was foretold, and what came of it: every forecast is written down once, and ends as a hit, a miss or
+void. A fault that nobody foretold is written down too: without it there is no recall."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from hashlib import sha256
+
+import msgspec
+
+from healer.model import (
+    OF_DEVICES,
+    Component,
+    Finding,
+    Forecast,
+    ForecastOutcome,
+    ForecastRule,
+    Ruleset,
+)
+from healer.observations import Picture
+from healer.observations.fault_history import REPLACED
+from healer.ports.transactions import WalkTx
+
+#: Open forecasts are looked at so often, for those whose time is over.
+LOOK = timedelta(minutes=10)
+#: The longest that an entry may look ahead: what ended longer ago says nothing about a new one.
+LOOK_BACK = timedelta(days=30)
+
+
+def settle_forecasts(
+    tx: WalkTx,
+    rules: Ruleset,
+    picture: Picture,
+    findings: Sequence[Finding],
+    placed: Sequence[tuple[str, Finding]],
+    now: datetime,
+) -> None:
+    """Writes down what this walk was told. Reads nothing where nothing of it is about a forecast.
+
+    `placed`: (incident, finding) of this walk."""
+    told = [(incident, one) for incident, one in placed if one.foreseen is not None]
+    faults = [
+        (one, proven)
+        for one in findings
+        if not one.beside and (proven := rules.forecasts_proven_by(one.fault))
+    ]
+    due = picture.forecasts_looked_at is None or now - picture.forecasts_looked_at >= LOOK
+    if not rules.forecasts or not (told or faults or due):
+        return
+    picture.forecasts_looked_at = now
+    known = {one.id: one for one in tx.forecasts(now - LOOK_BACK)}
+    by_rule = {one.rule: one for one in rules.forecasts}
+    for changes in (
+        lambda: _new(known.values(), by_rule, told, now),
+        lambda: _hits(known.values(), faults, picture, now),
+        lambda: _over(known.values(), picture, now),
+    ):
+        for changed in list(changes()):
+            known[changed.id] = changed
+            tx.save_forecast(changed)
+
+
+def _new(
+    known: Iterable[Forecast],
+    by_rule: dict[str, ForecastRule],
+    told: Sequence[tuple[str, Finding]],
+    now: datetime,
+) -> Iterable[Forecast]:
+    """One for each part and rule that has none open. Told again, it stays as it was first told."""
+    standing = {(one.rule, one.component) for one in known if one.outcome is ForecastOutcome.open}
+    for incident, finding in told:
+        rule, where = by_rule.get(finding.fault), finding.evidence[0].component
+        if rule is None or finding.foreseen is None or (rule.rule, where) in standing:
+            continue
+        standing.add((rule.rule, where))
+        yield Forecast(
+            id=_id(rule, where, finding.at),
+            cluster=where.cluster,
+            rule=rule.rule,
+            component=where,
+            told_at=finding.at,
+            until=finding.at + timedelta(days=rule.within_days),
+            seen=finding.foreseen,
+            limit=rule.limit,
+            incident=incident,
+        )
+
+
+def _hits(
+    known: Iterable[Forecast],
+    faults: Sequence[tuple[Finding, Sequence[ForecastRule]]],
+    picture: Picture,
+    now: datetime,
+) -> Iterable[Forecast]:
+    """The fault came that a forecast spoke of, or came and nobody had spoken of it."""
+    left = {one.id: one for one in known}
+    for finding, rules in faults:
+        where, names = finding.evidence[0].component, {rule.rule: rule for rule in rules}
+        mine = [
+            one
+            for one in left.values()
+            if one.rule in names and _is_there(names[one.rule], one.component, where, picture)
+        ]
+        for one in mine:
+            if one.outcome is not ForecastOutcome.open or one.told_at >= finding.at:
+                continue
+            why = f"{finding.fault} at {finding.at:%Y-%m-%d %H:%M} UTC: {finding.text}"[:300]
+            left[one.id] = msgspec.structs.replace(one, outcome=ForecastOutcome.hit, ended_at=now, why=why)
+            yield left[one.id]
+        if picture.sensed is None:
+            continue
+        # The same fault again, or what follows from it, is no second one.
+        spoken = [finding.at - (one.ended_at or one.told_at) for one in mine]
+        for rule in rules:
+            if _names_part(rule, where) and not any(
+                one <= timedelta(days=rule.within_days) for one in spoken
+            ):
+                missed = _unforeseen(rule, where, finding, now)
+                left[missed.id] = missed
+                yield missed
+
+
+def _over(known: Iterable[Forecast], picture: Picture, now: datetime) -> Iterable[Forecast]:
+    """Its time is up and nothing came, or nobody can tell any more."""
+    shown = picture.slurm.nodes if picture.slurm is not None else None
+    for one in known:
+        if one.outcome is not ForecastOutcome.open:
+            continue
+        node = one.component.node
+        if node is not None and shown is not None and node not in shown:
+            why = f"{node} left the cluster"
+            yield msgspec.structs.replace(one, outcome=ForecastOutcome.void, ended_at=now, why=why)
+        elif _is_replaced(one, picture):
+            why = "the part was replaced before anybody could see"
+            yield msgspec.structs.replace(one, outcome=ForecastOutcome.void, ended_at=now, why=why)
+        elif one.until <= now:
+            why = "its time passed, and no such fault came"
+            yield msgspec.structs.replace(one, outcome=ForecastOutcome.miss, ended_at=now, why=why)
+
+
+def _is_replaced(one: Forecast, picture: Picture) -> bool:
+    """Another GPU was told to stand there since."""
+    node, gpu = picture.nodes.get(one.component.node or ""), one.component.gpu
+    address = node.gpus.address(gpu) if node is not None and gpu is not None else None
+    if node is None or address is None:
+        return False
+    bursts = (burst for (_, fault), burst in picture.history.on(node.name) if fault == REPLACED)
+    return any(burst.pci == address and burst.began_at > one.told_at for burst in bursts)
+
+
+def _unforeseen(rule: ForecastRule, where: Component, finding: Finding, now: datetime) -> Forecast:
+    why = f"{finding.fault} came, and nothing had been foretold"
+    return Forecast(
+        id=_id(rule, where, finding.at),
+        cluster=where.cluster,
+        rule=rule.rule,
+        component=where,
+        told_at=finding.at,
+        until=finding.at,
+        seen=None,
+        limit=rule.limit,
+        outcome=ForecastOutcome.unforeseen,
+        ended_at=now,
+        why=why,
+    )
+
+
+def _id(rule: ForecastRule, where: Component, at: datetime) -> str:
+    return sha256(f"{rule.rule}|{where.cluster}|{where!r}|{at.isoformat()}".encode()).hexdigest()[:24]
+
+
+def _names_part(rule: ForecastRule, where: Component) -> bool:
+    if rule.scope in OF_DEVICES:
+        return where.device is not None
+    return where.node is not None and (
+        where.gpu is not None or where.pci is not None or where.nic is not None
+    )
+
+
+def _is_there(rule: ForecastRule, foretold: Component, told: Component, picture: Picture) -> bool:
+    """A fault of the very part; one that names the node alone is taken for any part of it."""
+    if rule.scope in OF_DEVICES:
+        return foretold.device == told.device and told.part in (None, foretold.part)
+    if foretold.node != told.node or told.node is None:
+        return False
+    if foretold.nic is not None:
+        return told.nic in (None, foretold.nic) and told.gpu is None
+    gpu = told.gpu
+    if gpu is None and told.pci is not None and told.node in picture.nodes:
+        gpu = picture.nodes[told.node].gpus.index(told.pci, expected=0)
+    return gpu == foretold.gpu or (gpu is None and told.pci is None and told.nic is None)

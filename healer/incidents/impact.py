@@ -1,0 +1,305 @@
+"""Which jobs a fault hits, as far as Slurm's picture tells."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from datetime import datetime, timedelta
+
+import msgspec
+
+from healer.incidents.growth import MEASURED, ended_work
+from healer.model import (
+    HARDWARE,
+    Component,
+    FaultClass,
+    Finding,
+    HitBasis,
+    Incident,
+    JobCheckpoint,
+    JobHit,
+    SlurmJob,
+    SlurmNode,
+    SlurmSnapshot,
+    Urgency,
+)
+from healer.observations import Picture
+
+#: A job that ended so shortly before or after a root on its node ended because of it.
+CRASH_WINDOW = timedelta(minutes=2)
+
+
+def jobs_of(
+    snapshot: SlurmSnapshot | None, where: Component, *, one_gpu: bool = False
+) -> tuple[list[SlurmJob], bool]:
+    """Jobs that the fault at `where` hits by Slurm's picture, and whether that is certain: `hit_among`."""
+    if snapshot is None or where.node is None:
+        return [], False
+    shown = snapshot.nodes.get(where.node)
+    jobs = snapshot.jobs_on(where.node)
+    return hit_among(jobs, where, node_gpus=shown.gpus if shown else 0, one_gpu=one_gpu)
+
+
+def hit_among(
+    jobs: Sequence[SlurmJob], where: Component, *, node_gpus: int = 0, one_gpu: bool = False
+) -> tuple[list[SlurmJob], bool]:
+    """Those of the jobs on the node that the fault at `where` hits. False: nobody can say which of them.
+
+    Only a job on the faulty GPU is hit; one that holds no GPU of the node never is. Where the GPU's index is
+    not known, a lone job is hit for certain only if it holds all `node_gpus` (0: not known), or if it is
+    the only job at all and nobody tells its GPUs. `one_gpu`: the signal speaks of one GPU although it names
+    none; else a place without a GPU is the whole node.
+    """
+    if where.job is not None:
+        return [job for job in jobs if job.id == where.job], True
+    if where.pci is None and where.gpu is None and not one_gpu:
+        return list(jobs), True
+    node = where.node or ""
+    holders = [job for job in jobs if job.gpus.get(node) != ()]
+    not_told = [job for job in holders if node not in job.gpus]
+    if where.gpu is not None:
+        owners = [job for job in holders if where.gpu in job.gpus.get(node, ())]
+        if owners or not not_told:
+            return owners, True
+        return not_told, len(jobs) == 1
+    if len(holders) > 1:
+        return holders, False
+    if not_told:
+        return not_told, len(jobs) == 1
+    return holders, all(0 < node_gpus <= len(job.gpus[node]) for job in holders)
+
+
+def hit_so_far(incident: Incident, snapshot: SlurmSnapshot | None) -> tuple[str, ...]:
+    """Those known, and those at work there now: a node that must stay in service takes job after job."""
+    if incident.jobs_hit_final:
+        return incident.jobs_hit
+    now = jobs_of(snapshot, incident.root)[0]
+    return tuple(sorted({*incident.jobs_hit, *(job.id for job in now)}))
+
+
+def moments_of(incident: Incident) -> tuple[datetime, ...]:
+    """When the fault was, by the host's own clock and by ours: they may differ."""
+    return (*(one.at for one in incident.evidence[:1]), incident.opened)
+
+
+def crashed_among(jobs: Iterable[SlurmJob], where: Component, moments: Sequence[datetime]) -> list[SlurmJob]:
+    """Those whose work the fault at `where` had ended by the time that anybody looked: a crash is faster than
+    any log shipper.
+
+    They ended FAILED or NODE_FAIL there within 2 minutes of it. On a shared node Slurm may still tell their
+    GPUs; where it does not, nobody can say more, and nothing is done without their owner's word anyway.
+    """
+    return [job for job in jobs if _crashed(job, where, moments)]
+
+
+def _crashed(job: SlurmJob, where: Component, moments: Sequence[datetime]) -> bool:
+    node = where.node or ""
+    # The leader of a heterogeneous job ends with the component that was here.
+    here = node in {*job.nodes, job.failed_node} or bool(job.het_job)
+    if not job.crashed or not here or job.end_at is None:
+        return False
+    gpus = job.gpus.get(node)
+    if gpus is not None and where.gpu is not None and where.gpu not in gpus:
+        return False
+    return any(abs(job.end_at - at) <= CRASH_WINDOW for at in moments)
+
+
+class Hits:
+    """Who is hit where, by one pass's picture of Slurm."""
+
+    def __init__(self, picture: Picture) -> None:
+        self._picture = picture
+        self._known: dict[tuple[Component, bool], frozenset[str]] = {}
+
+    def jobs(self, finding: Finding) -> Set[str]:
+        """Those that the signal names, else those that Slurm's picture is sure of."""
+        if finding.jobs:
+            return frozenset(finding.jobs)
+        key = finding.component, finding.of_one_gpu
+        known = self._known.get(key)
+        if known is None:
+            hit, certain = jobs_of(self._picture.slurm, finding.component, one_gpu=key[1])
+            known = self._known[key] = frozenset(job.leader for job in hit) if certain else frozenset()
+        return known
+
+    def named(self, finding: Finding) -> set[str]:
+        """Those that the finding itself names."""
+        return set(finding.jobs) | ({finding.component.job} if finding.component.job else set())
+
+    def at_begin(self, finding: Finding, now: datetime) -> tuple[str, ...]:
+        """With those that the fault ended before it was told."""
+        hit, where = set(self.jobs(finding) or self.named(finding)), finding.component
+        slurm = self._picture.slurm
+        if finding.fault_class is FaultClass.fatal and slurm is not None and where.node:
+            failed = slurm.failed_on(where.node)
+            hit |= {job.leader for job in crashed_among(failed, where, (finding.evidence[0].at, now))}
+        return tuple(sorted(hit))
+
+    def with_more(self, incident: Incident, finding: Finding) -> tuple[str, ...]:
+        """The incident's, with those that one more finding of it hits."""
+        if incident.jobs_hit_final or finding.fault_class not in HARDWARE:
+            return incident.jobs_hit
+        if incident.fault_class is FaultClass.fatal and finding.evidence[0].sense in MEASURED:
+            return incident.jobs_hit  # it makes a fault of one GPU no wider
+        return tuple(sorted({*incident.jobs_hit, *self.jobs(finding)}))
+
+
+#: A fault of the whole fleet hits thousands: a page names the first, and figures say that there are more.
+HITS_KEPT = 200
+
+#: The newest durable checkpoint of a job.
+NewestDurable = Callable[[str], JobCheckpoint | None]
+
+
+def hits_wait(incident: Incident) -> bool:
+    """Something may still be learnt of the jobs that it hit."""
+    if not incident.jobs_hit and not incident.hit:
+        return False
+    known = {one.job for one in incident.hit}
+    return known != set(incident.jobs_hit[:HITS_KEPT]) or any(not one.settled for one in incident.hit)
+
+
+def with_hits(
+    incident: Incident, snapshot: SlurmSnapshot | None, newest: NewestDurable, now: datetime
+) -> Incident:
+    """Notes the jobs hit as Slurm shows them, and what they lost once their work has ended.
+
+    A job that Slurm does not show any more, and that was not noted before, stays unknown. Jobs that turned
+    out not to be hit are dropped. What ended a life otherwise than by this incident costs nothing here.
+    """
+    known = {one.job: one for one in incident.hit}
+    hits = []
+    for job in incident.jobs_hit[:HITS_KEPT]:
+        shown = snapshot.jobs.get(job) if snapshot is not None else None
+        one = known.get(job)
+        if one is None:
+            one = _noted(job, shown, snapshot.nodes if snapshot is not None else {})
+        hits.append(one if one.settled else _settled(one, shown, incident, newest, now))
+    return incident if tuple(hits) == incident.hit else msgspec.structs.replace(incident, hit=tuple(hits))
+
+
+def _noted(job: str, shown: SlurmJob | None, nodes: Mapping[str, SlurmNode]) -> JobHit:
+    if shown is None:
+        return JobHit(job=job, basis=HitBasis.unknown)
+    return JobHit(
+        job=job,
+        basis=HitBasis.runs_on,
+        user=shown.user,
+        gpus=gpus_of(shown, nodes),
+        nodes=len(shown.nodes),
+        restart=shown.restarts,
+        started_at=shown.start_at,
+    )
+
+
+def gpus_of(job: SlurmJob | None, nodes: Mapping[str, SlurmNode]) -> int:
+    """GPUs that the job holds now; 0 when it holds none or Slurm does not tell."""
+    if job is None:
+        return 0
+    return sum(
+        len(job.gpus[name]) if name in job.gpus else nodes[name].gpus if name in nodes else 0
+        for name in job.nodes
+    )
+
+
+def _fault_at(incident: Incident) -> datetime | None:
+    """When a fatal fault that was told ended the work on its GPU; None: its jobs may go on."""
+    if not ended_work(incident):
+        return None
+    return min((one.at for one in incident.evidence if one.fatal), default=None)
+
+
+def _settled(
+    one: JobHit, shown: SlurmJob | None, incident: Incident, newest: NewestDurable, now: datetime
+) -> JobHit:
+    """With what the job lost, once its work has ended."""
+    ended_at = _ended_at(one, shown, incident, now)
+    runs = shown is not None and shown.restarts == one.restart and shown.active
+    if ended_at is None and shown is None:
+        return msgspec.structs.replace(one, basis=HitBasis.unknown)
+    if ended_at is None:
+        return one if runs else msgspec.structs.replace(one, basis=HitBasis.ended, lost_gpu_hours=0.0)
+    saved = newest(one.job)
+    if saved is None or saved.restart != one.restart:
+        return _lost(one, one.started_at, ended_at, HitBasis.start)
+    if saved.at > ended_at and runs:
+        return one  # it has saved since: its work went on
+    return _lost(one, min(saved.at, ended_at), ended_at, HitBasis.checkpoint)
+
+
+def _ended_at(one: JobHit, shown: SlurmJob | None, incident: Incident, now: datetime) -> datetime | None:
+    """When this incident ended the job's work: by a fatal fault, by healer's restart for it, or by a crash
+    near in time. None: its work goes on, or ended otherwise."""
+    fault_at = _fault_at(incident)
+    if fault_at is not None and (one.started_at is None or one.started_at <= fault_at):
+        return fault_at
+    if shown is None:
+        return None
+    if shown.restarts > one.restart:
+        return now if incident.run_count else None
+    ended_at = shown.end_at if shown.crashed else None
+    near = (one.at for one in incident.evidence if ended_at and abs(ended_at - one.at) <= CRASH_WINDOW)
+    return ended_at if any(near) else None
+
+
+def _lost(one: JobHit, since: datetime | None, ended_at: datetime, basis: HitBasis) -> JobHit:
+    if since is None or not one.gpus:
+        return msgspec.structs.replace(one, basis=HitBasis.unknown, ended_at=ended_at)
+    hours = max(0.0, (ended_at - since).total_seconds()) / 3600
+    return msgspec.structs.replace(
+        one, basis=basis, ended_at=ended_at, since=since, lost_gpu_hours=round(one.gpus * hours, 2)
+    )
+
+
+def lives_lost(job: str, incidents: Iterable[Incident]) -> dict[int, JobHit]:
+    """By life of the job: what it lost by these incidents. A life ends once, however many hit it."""
+    found: dict[int, JobHit] = {}
+    for one in (hit for incident in incidents for hit in incident.hit if hit.job == job):
+        before = found.get(one.restart)
+        if before is None or (one.lost_gpu_hours or -1.0) > (before.lost_gpu_hours or -1.0):
+            found[one.restart] = one
+    return found
+
+
+def lost_words(one: JobHit) -> str:
+    """`64 GPU-hours lost since the checkpoint of 02:41 UTC`, `at most 64 GPU-hours lost, …`"""
+    match one.basis:
+        case HitBasis.checkpoint:
+            return f"{_hours(one.lost_gpu_hours)} lost since the checkpoint of {one.since:%d %b %H:%M} UTC"
+        case HitBasis.start:
+            return f"at most {_hours(one.lost_gpu_hours)} lost: it told no durable checkpoint"
+        case HitBasis.runs_on:
+            return "runs on, nothing lost so far"
+        case HitBasis.ended:
+            return "nothing lost by this: it ended otherwise"
+        case HitBasis.unknown:
+            return "loss unknown: Slurm does not tell its GPUs or its start"
+
+
+def lost_together(hit: Iterable[JobHit]) -> str:
+    """`96 GPU-hours lost, 64 of them at most`; empty where nothing is known of any job."""
+    known = [one for one in hit if one.lost_gpu_hours is not None]
+    whole = sum(one.lost_gpu_hours or 0.0 for one in known)
+    at_most = sum(one.lost_gpu_hours or 0.0 for one in known if one.at_most)
+    if not known:
+        return ""
+    if at_most == whole and whole:
+        return f"at most {_hours(whole)} lost"
+    return f"{_hours(whole)} lost" + (f", {_figure(at_most)} of them at most" if at_most else "")
+
+
+def _hours(hours: float | None) -> str:
+    return f"{_figure(hours or 0.0)} GPU-hours"
+
+
+def _figure(hours: float) -> str:
+    return f"{hours:,.0f}" if hours >= 100 or hours == int(hours) else f"{hours:.3g}"
+
+
+def urgency_of(incident: Incident, snapshot: SlurmSnapshot | None) -> Urgency:
+    shown = snapshot.jobs if snapshot is not None else {}
+    sizes = [len(shown[job].nodes) for job in incident.jobs_hit if job in shown]
+    sizes += [hit.nodes for hit in incident.hit]  # Slurm soon forgets jobs
+    least = 1 if incident.jobs_hit else 0
+    return Urgency(severity=incident.severity, size=max([least, *sizes]), since=incident.opened)
+
+
+def by_urgency(incidents: Iterable[Incident], snapshot: SlurmSnapshot | None) -> list[Incident]:
+    return sorted(incidents, key=lambda one: (*urgency_of(one, snapshot).order, one.id))

@@ -1,0 +1,462 @@
+"""The verdict on an incident: nodes, cause, how sure, in one sentence, and why. Pure.
+
+It is reckoned from the incident and the rules alone, so that the same incident gives the same verdict
+wherever it is read, and so that whether it changed can be seen from the incident before and after.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+
+import msgspec
+
+from healer.incidents.growth import apart, ended_work, spoken
+from healer.incidents.part_history import ladder_for
+from healer.model import (
+    REMEDY_LADDER,
+    CatalogueEntry,
+    Cause,
+    Component,
+    Evidence,
+    FaultClass,
+    HitBasis,
+    Incident,
+    IncidentVerdict,
+    JobHit,
+    Remedy,
+    Retest,
+    Ruleset,
+    Sense,
+    SetAside,
+    Verdict,
+    VerdictAt,
+)
+from healer.model.faults import Trait, code_of, fault_is, once
+
+#: Longer than this nobody reads in one breath, and a pager cuts it.
+LONGEST = 200
+
+#: What stands before the fault's own words in a line's title: `Xid 79: `, `SXid 20034 on NVSwitch 2: `.
+_TITLE_HEAD = re.compile(r"^S?Xid \d+(?: on [^:,]+)?(?:, link \d+)?: ")
+#: A title that is a clause about the thing itself: its subject gives way to the place.
+_SUBJECT = re.compile(
+    r"^(?:An? |The )?(GPU|node|NVSwitch|NVLink|switch|job) (?=(?:has|is|was|does|did|cannot|could|fell|"
+    r"failed|stopped|answers|offers|waits|went|goes|moves|draws|stays|takes|asks|receives|throws|computes|"
+    r"multiplies|works|tells|gives)\b)",
+    re.IGNORECASE,
+)
+#: First words that keep their capital within a sentence, beside those with a capital further on (`RoCE`).
+_NAMES = frozenset({"Slurm", "Prometheus", "Lustre"})
+#: The same without a verb: `GPU memory above its limit`, `GPU page fault (MMU)`.
+_BARE = re.compile(r"^GPU (?=[a-z\d])")
+
+#: What `healer.detection.reported` says of a code without a row.
+_NOT_LISTED = "in no catalogue"
+
+_UNTIL = {
+    Remedy.restart_service: "its service is restarted",
+    Remedy.reset_gpu_when_idle: "the GPU is reset",
+    Remedy.drain_then_reset: "the GPU is reset",
+    Remedy.reboot_node: "it is rebooted",
+    Remedy.power_cycle: "it is power-cycled",
+    Remedy.replace: "the part is replaced",
+}
+_MAY_WAIT = {
+    Remedy.requeue_job: "it may wait: the job can be requeued",
+    Remedy.restart_service: "it may wait for a restart of the service",
+    Remedy.reset_gpu_when_idle: "it may wait until the GPU is idle and reset",
+    Remedy.drain_then_reset: "it may wait until the node is empty and the GPU reset",
+    Remedy.reboot_node: "it may wait for a reboot",
+    Remedy.power_cycle: "it may wait for a power cycle",
+    Remedy.replace: "the part is to be replaced",
+}
+
+
+def sure_words(certainty: float) -> str:
+    """`certain`, `very likely, 95 %`, `likely, 80 %`, `unsure, 50 %`."""
+    if certainty >= 0.98:
+        return "certain"
+    word = "very likely" if certainty >= 0.9 else "likely" if certainty >= 0.7 else "unsure"
+    return f"{word}, {certainty:.0%}".replace("%", " %")
+
+
+def place(root: Component) -> str:
+    """`GPU 3 of gpu0017`, `NVSwitch 2 of gpu0005`, `gpu0009`, `switch leaf-3`, `pdu-r01`, `job 4711`."""
+    part = ""
+    if root.gpu is not None:
+        part = f"GPU {root.gpu}"
+    elif root.link is not None:
+        part = f"{root.switch} link {root.link}" if root.switch else f"NVLink {root.link}"
+    elif root.nic:
+        part = root.nic
+    elif root.switch and root.node:
+        part = root.switch
+    elif root.pci:
+        part = f"the device at {root.pci}"
+    elif root.part and root.device:
+        part = root.part
+    whole = root.node or (f"switch {root.switch}" if root.switch else "") or root.device or ""
+    if not whole:
+        whole = f"job {root.job}" if root.job else f"cluster {root.cluster}"
+    return f"{part} of {whole}" if part else whole
+
+
+def sentence_of(incident: Incident, certainty: float) -> str:
+    """At most 200 characters: what is broken, how sure, what follows, whom it hit if there is room."""
+    if incident.fault_class is FaultClass.unknown and incident.is_open and code_of(incident.fault):
+        return _fitted([_unknown(incident)], ["healer watches it and asks you once"], [""])
+    sure = ", ".join(one for one in (code_of(incident.fault), sure_words(certainty)) if one)
+    whole = _subject(incident)
+    short = whole[: whole.find(": ", whole.find(": ") + 2)] if whole.count(": ") > 1 else whole
+    heads = [f"{head} ({sure})" for head in (whole, short)]
+    room = LONGEST - len(sure) - len("… ().")
+    if len(whole) > room:
+        heads = [f"{whole[:room].rstrip()}… ({sure})"]
+    return _fitted(heads, [_follows(incident), ""], _jobs(incident))
+
+
+def _fitted(heads: list[str], follows: list[str], jobs: list[str]) -> str:
+    """The first that fits: the jobs are given up last but for the head, and the whole of a head first."""
+    for tail in follows:
+        for told in jobs:
+            for head in heads:
+                text = "; ".join(part for part in (head, tail, told) if part)
+                if len(text) < LONGEST:
+                    return f"{begun(text)}."
+    head = heads[-1]
+    return f"{begun(head if len(head) < LONGEST else f'{head[: LONGEST - 2]}…')}."
+
+
+def begun(text: str) -> str:
+    """With a capital, unless it begins with a name."""
+    return text[:1].upper() + text[1:] if text.partition(" ")[0].isalpha() else text
+
+
+def _unknown(incident: Incident) -> str:
+    code, where = code_of(incident.fault), _where(incident)
+    if _NOT_LISTED in incident.title:
+        return f"No catalogue knows {code} on {where}"
+    return f"The catalogue leaves open what {code} on {where} means ({_TITLE_HEAD.sub('', incident.title)})"
+
+
+def _where(incident: Incident) -> str:
+    """Xids are told of GPUs alone, also where only the address is known."""
+    root, where = incident.root, place(incident.root)
+    of_gpu = code_of(incident.fault).startswith("Xid") or fault_is(incident.fault, Trait.of_one_gpu)
+    if of_gpu and root.node and place(root) == root.node and incident.root.pci is None:
+        gpus = len({one.pci for one in incident.affected if one.node == root.node and one.pci})
+        return f"{gpus} GPUs of {root.node}" if gpus > 1 else f"a GPU of {root.node}"
+    return where.replace("the device at ", "the GPU at ") if of_gpu else where
+
+
+def _subject(incident: Incident) -> str:
+    """Where, and what: `GPU 3 of gpu0017 fell off the bus`, `gpu0009: memory above its limit`."""
+    where = _where(incident)
+    what = " ".join(_TITLE_HEAD.sub("", incident.title).split()).rstrip(".")
+    root = incident.root
+    named = root.node or root.device or root.switch or root.job
+    if named and re.search(rf"\b{re.escape(named)}\b", what):
+        return what
+    found = _SUBJECT.match(what)
+    of_gpus = where.endswith(f"GPUs of {named}") or where == f"a GPU of {named}"
+    if found and (found[1].lower() in _kinds(incident) or (of_gpus and found[1] == "GPU")):
+        return f"{where} {what[found.end() :]}"
+    return f"{where}: {_within(_BARE.sub('', what))}"
+
+
+def _within(text: str) -> str:
+    """Without its capital, unless that is a name's."""
+    first = text.partition(" ")[0]
+    name = first in _NAMES or (len(first) > 1 and not first[1:].islower())
+    return text if name else text[:1].lower() + text[1:]
+
+
+def _kinds(incident: Incident) -> set[str]:
+    """What the root is, in the words of titles."""
+    root = incident.root
+    part = {
+        "gpu": root.gpu is not None or root.pci is not None,
+        "nvlink": root.link is not None,
+        "nvswitch": root.switch is not None and root.node is not None,
+        "switch": root.part is None and (root.device or root.switch) is not None and root.node is None,
+        "job": root.job is not None and root.node is None,
+    }
+    kinds = {kind for kind, so in part.items() if so}
+    return kinds or ({"node"} if root.node and not root.nic else set())
+
+
+_NOT_THE_NODE = {
+    Cause.application: "the job's own doing: no hardware is blamed",
+    Cause.storage: "not the nodes, but the storage that they wait for",
+    Cause.fabric: "not the nodes, but what they share",
+    Cause.maintenance: "planned work: nothing is done",
+}
+
+
+def _follows(incident: Incident) -> str:
+    if incident.merged_into is not None:
+        return f"explained by incident {incident.merged_into[:8]}"
+    if not incident.is_open:
+        return f"over: {_within(incident.closed_why)}" if incident.closed_why else "it is over"
+    blamed = max(incident.nodes.values(), key=list(Verdict).index, default=Verdict.healthy)
+    remedy = next((one for one in incident.remedy if one in REMEDY_LADDER), Remedy.none)
+    if incident.cause is Cause.maintenance or blamed is Verdict.healthy:
+        no_node = "" if incident.root.node else "no node is blamed"
+        return _NOT_THE_NODE.get(incident.cause, no_node)
+    if blamed is Verdict.isolate:
+        node = "the node" if len(incident.nodes) == 1 else f"its {len(incident.nodes)} nodes"
+        may = "cannot be used" if incident.unusable else "should take no jobs"
+        return f"{node} {may} until {_UNTIL.get(remedy, 'a person has looked')}"
+    return _MAY_WAIT.get(remedy, "it may wait") if blamed is Verdict.suspect else "healer watches it"
+
+
+def _jobs(incident: Incident) -> list[str]:
+    """Whose work ended with it, and that the job's other nodes are well where only one is blamed: the whole,
+    then shorter ones."""
+    lost = [one for one in incident.hit if one.ended_at is not None]
+    how = "crashed with it" if ended_work(incident) else "lost work by it"
+    if len(lost) > 1:
+        return [f"{len(lost)} jobs {how}", ""]
+    if lost:
+        told = f"{_job(lost[0])} {how}"
+        return [told + _others(lost[0], incident), told, ""]
+    running = [one for one in incident.hit if one.basis is HitBasis.runs_on]
+    lone = len(running) == 1 and running[0].job != incident.root.job
+    if lone and fault_is(incident.fault, Trait.contained):
+        return [f"Slurm shows job {running[0].job} at work", ""]
+    return [f"job {running[0].job} runs on", ""] if lone else [""]
+
+
+def _job(one: JobHit) -> str:
+    return f"{one.gpus} ranks of job {one.job}" if one.gpus > 1 else f"job {one.job}"
+
+
+def _others(one: JobHit, incident: Incident) -> str:
+    blamed = sum(verdict is not Verdict.healthy for verdict in incident.nodes.values())
+    if one.nodes < 2 or blamed != 1:
+        return ""
+    return f"; its other {f'{one.nodes - 1} nodes are' if one.nodes > 2 else 'node is'} well"
+
+
+#: Where an earlier version opened the incident, its findings' confidence is not known.
+_UNTOLD = 0.8
+#: A code that no catalogue explains, however often it is told.
+_UNEXPLAINED_AT_MOST = 0.5
+#: That a line is the program's doing is the vendor's rule of thumb: hardware may look the same once.
+_APPLICATION_AT_MOST = 0.8
+#: Only other systems' alerts tell of it: nobody here has seen what they were drawn from.
+_ALERT_AT_MOST = 0.6
+#: Lines and figures that are told in full, and how long each may be.
+_LINES = 4
+_LINE_LENGTH = 240
+
+
+def verdict_of(incident: Incident, rules: Ruleset, model: str = "") -> IncidentVerdict:
+    """`model`: the GPU model of the root's node, where it is known: its re-test may differ."""
+    certainty = certainty_of(incident)
+    return IncidentVerdict(
+        nodes=dict(sorted(incident.nodes.items())),
+        cause=incident.cause,
+        certainty=certainty,
+        sentence=sentence_of(incident, certainty),
+        why=tuple(_why(incident, rules)),
+        set_aside=list_set_aside(incident, rules),
+        retest=_retest(incident, rules, model),
+    )
+
+
+def newest_verdict(kept: Sequence[VerdictAt], incident: Incident, rules: Ruleset) -> IncidentVerdict:
+    """As it was kept last, with what was counted since; reckoned where an earlier version kept none."""
+    if not kept:
+        return verdict_of(incident, rules)
+    return msgspec.structs.replace(kept[-1].verdict, set_aside=list_set_aside(incident, rules))
+
+
+def verdict_sentence(incident: Incident) -> str:
+    """The verdict's sentence alone: what a page or a ticket begins with."""
+    return sentence_of(incident, certainty_of(incident))
+
+
+#: All that a verdict is reckoned from, but for what is only counted and who told of it last.
+_INPUTS = (
+    "nodes", "cause", "rule", "fault", "fault_class", "title", "root", "remedy", "unusable", "confidence",
+    "hit", "jobs_hit", "evidence", "state", "closed_why", "set_aside",
+)  # fmt: skip
+
+
+def changed_verdict(
+    before: Incident | None, after: Incident, rules: Ruleset, model_of: Callable[[str], str] = lambda _: ""
+) -> IncidentVerdict | None:
+    """The verdict, where it is worth a row of its own; a count that only grew is none.
+
+    A storm changes counts alone, thousands of times: then nothing is reckoned. `model_of` gives the GPU model
+    of a node, empty where it is not known.
+    """
+    if before is not None and not _may_differ(before, after):
+        return None
+    model = model_of(after.root.node) if after.root.node else ""
+    verdict = verdict_of(after, rules, model)
+    if before is None or _without_counts(verdict_of(before, rules, model)) != _without_counts(verdict):
+        return verdict
+    return None
+
+
+def _may_differ(before: Incident, after: Incident) -> bool:
+    if any(getattr(before, name) != getattr(after, name) for name in _INPUTS):
+        return True
+    return before.counted.keys() != after.counted.keys() or _senses(before) != _senses(after)
+
+
+def _without_counts(verdict: IncidentVerdict) -> IncidentVerdict:
+    aside = tuple(msgspec.structs.replace(one, count=1) for one in verdict.set_aside)
+    return msgspec.structs.replace(verdict, set_aside=aside)
+
+
+def certainty_of(incident: Incident) -> float:
+    """0..1, two digits: the surest finding; each further sense that agrees halves the doubt.
+
+    Surely unusable (law 2) is 1. What nobody explains, what other systems alone tell, and that a fault is the
+    program's own are never sure.
+    """
+    if incident.unusable:
+        return 1.0
+    senses = _senses(incident)
+    doubt = 1 - (_UNTOLD if incident.confidence is None else incident.confidence)
+    sure = 1 - doubt * 0.5 ** max(0, len(senses) - 1)
+    if incident.fault_class is FaultClass.unknown:
+        sure = min(sure, _UNEXPLAINED_AT_MOST)
+    if incident.fault_class is FaultClass.application or incident.cause is Cause.application:
+        sure = min(sure, _APPLICATION_AT_MOST)
+    if senses == (Sense.alert,):
+        sure = min(sure, _ALERT_AT_MOST)
+    return round(sure, 2)
+
+
+def _senses(incident: Incident) -> tuple[Sense, ...]:
+    """Those that ever told of it."""
+    return apart({one.sense for one in (*incident.heard, *incident.evidence)})
+
+
+# --- why ---------------------------------------------------------------------------------------------------
+
+
+def _why(incident: Incident, rules: Ruleset) -> Iterator[str]:
+    """Lines and figures, then who agrees, then what the catalogue and the rule say, each with its source."""
+    senses = _senses(incident)
+    yield from (_told(one) for one in _speaking(incident))
+    if len(senses) > 1:
+        agreed = spoken(senses)
+        yield f"{agreed[:1].upper()}{agreed[1:]} agree"
+    yield from _catalogue(incident, rules)
+    yield from _rule(incident, rules)
+    if incident.unusable and incident.is_open:
+        yield "Surely unusable: it is no capacity any more, so the caps on slots do not bind (law 2)"
+
+
+def _speaking(incident: Incident) -> list[Evidence]:
+    """How it began, the first word of each sense, and the first that is fatal: never the newest, which would
+    change with every line."""
+    found: dict[tuple[Sense, bool, str], Evidence] = {}
+    for one in incident.evidence:
+        found.setdefault((one.sense, one.fatal, one.text), one)
+    first = sorted(found.values(), key=lambda one: (one is not incident.evidence[0], not one.fatal))
+    senses = {one.sense for one in first[:_LINES]}
+    more = [one for one in first[_LINES:] if one.sense not in senses]
+    return [*first[:_LINES], *more[:2]]
+
+
+def _told(one: Evidence) -> str:
+    text = one.line or one.text
+    cut = text if len(text) <= _LINE_LENGTH else f"{text[: _LINE_LENGTH - 1]}…"
+    where = "" if one.component.node and one.component.node in text else f" of {one.component}"
+    return f"{_HEARD[one.sense]}{where}, {one.at:%H:%M:%S} UTC: {' '.join(cut.split())}"
+
+
+_HEARD = {
+    Sense.kernel: "Kernel line",
+    Sense.metrics: "Metrics",
+    Sense.step_times: "Step times",
+    Sense.forest: "Model of its class",
+    Sense.silence: "Silence",
+    Sense.slurm: "Slurm's view",
+    Sense.hook: "The node's own check",
+    Sense.alert: "Alert of another system",
+    Sense.history: "healer's own record",
+}
+
+
+def _entry(fault: str, rules: Ruleset) -> tuple[str, CatalogueEntry] | None:
+    """The catalogue's row of a fault and the file that it stands in."""
+    word, _, number = code_of(fault).partition(" ")
+    rows = {"Xid": rules.xids, "SXid": rules.sxids}.get(word, {})
+    entry = rows.get(int(number)) if number else None
+    return (f"{word.lower()}.yaml", entry) if entry is not None else None
+
+
+def _catalogue(incident: Incident, rules: Ruleset) -> Iterator[str]:
+    if fault_is(incident.fault, Trait.driver_ask):
+        ask = next((one for one in rules.driver_asks.values() if one.fault == incident.fault), None)
+        if ask is not None:
+            yield f"The driver's own word wins over every catalogue: {ask.text} (xid154.yaml, row {ask.code})"
+        return
+    found = _entry(incident.fault, rules)
+    if found is None:
+        return
+    file, entry = found
+    other = next((one for one in entry.by_model if one.text and one.text in incident.title), None)
+    note = f" {entry.note.partition('. ')[0].rstrip('.')}." if entry.note else ""
+    yield (
+        f"{code_of(incident.fault)} ({entry.name}) is {entry.fault_class}: {entry.text}. "
+        f"{entry.source}; {file}, row {entry.code}.{note}"
+    )
+    if other is not None:
+        yield f"On this GPU model: {other.text} ({other.source}; {file}, row {entry.code})"
+    elif entry.fault_class is not incident.fault_class:
+        yield f"What this line itself says makes it {incident.fault_class}"
+
+
+def _rule(incident: Incident, rules: Ruleset) -> Iterator[str]:
+    rule = rules.by_name.get(incident.rule)
+    if rule is None:
+        return
+    measured = next((one for one in rules.detection if one.name == rule.name), None)
+    alert = next((one for one in rules.alerts if one.name == rule.name), None)
+    source = measured.source if measured else alert.source if alert else "policies.yaml"
+    when = f": {' '.join(measured.when.split())}" if measured else ""
+    yield f"Rule {rule.name}, {rule.title}{when} ({source})"
+
+
+# --- what was set aside, what decides ----------------------------------------------------------------------
+
+
+def set_aside_words(one: SetAside) -> str:
+    """`1,203 × Xid 45: teardown of job 4711 after Xid 95`"""
+    times = f"{one.count:,} × " if one.count > 1 else ""
+    return begun(f"{times}{one.what}: {one.why}")
+
+
+def list_set_aside(incident: Incident, rules: Ruleset) -> tuple[SetAside, ...]:
+    """What was noted as set aside, and what was only counted: 1,203 × Xid 45."""
+    told = {one.what for one in incident.set_aside}
+    counted = (_counted(fault, count, incident, rules) for fault, count in sorted(incident.counted.items()))
+    return (*incident.set_aside, *(one for one in counted if one.what not in told))
+
+
+def _counted(fault: str, count: int, incident: Incident, rules: Ruleset) -> SetAside:
+    found = _entry(fault, rules)
+    teardown = found is not None and found[1].teardown
+    after = code_of(incident.fault) or incident.title.partition(": ")[0]
+    jobs = ", ".join(incident.jobs_hit[:3])
+    if teardown and jobs:
+        why = f"teardown of job {jobs} after {after}"
+    elif teardown:
+        why = f"teardown after {after}"
+    else:
+        why = f"follows from {after}"
+    return SetAside(at=incident.opened, what=code_of(fault) or fault, why=why, count=count)
+
+
+def _retest(incident: Incident, rules: Ruleset, model: str) -> Retest | None:
+    """What decides whether it is transient or permanent; None where nobody has written that down."""
+    fault = once(incident.fault)
+    ladder = ladder_for(rules, fault, incident.fault_class, model)
+    return ladder.retest if ladder is not None else None

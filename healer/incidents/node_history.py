@@ -1,0 +1,185 @@
+"""What a node has had, in one sentence: for whoever decides whether it is a lemon. Pure."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+
+from healer.incidents.lifecycle import ended_by_itself
+from healer.model import HARDWARE, Component, Incident, NodeHistory, NodePast, Review, Severity, Verb
+from healer.model.faults import Trait, fault_is
+from healer.model.verdict import Same, Similar
+
+#: So many are told.
+SIMILAR_SHOWN = 5
+
+
+#: Steps that may have made it well: what was done last before the end gets the credit.
+_CURES = {
+    Verb.restart_service: "a restart of the service",
+    Verb.reset_gpu: "a GPU reset",
+    Verb.reboot: "a reboot",
+    Verb.power_cycle: "a power cycle",
+    Verb.reroute: "a reroute",
+}
+
+
+def similar_to(
+    incident: Incident,
+    others: Iterable[Incident],
+    model_of: Callable[[str], str],
+    cures: Callable[[Sequence[str]], Mapping[str, Sequence[Verb]]] = lambda _: {},
+    limit: int = SIMILAR_SHOWN,
+) -> list[Similar]:
+    """Those of the same part and node first, each group newest first.
+
+    `model_of` gives a node's GPU model, empty where it is not known; `cures` the verbs that were done for
+    incidents, oldest first. What was merged into another incident is told with that one.
+    """
+    found: dict[str, tuple[Same, Incident]] = {}
+    for other in others:
+        if other.id == incident.id or other.merged_into is not None:
+            continue
+        same = _same(incident, other, model_of)
+        if same is not None:
+            found[other.id] = (same, other)
+    own = (Same.part, Same.node)
+    alike = sorted(found.values(), key=lambda pair: pair[1].opened, reverse=True)
+    told = [*(one for one in alike if one[0] in own), *(one for one in alike if one[0] not in own)][:limit]
+    done = cures([other.id for _, other in told])
+    return [_told(same, other, done.get(other.id, ())) for same, other in told]
+
+
+def _same(incident: Incident, other: Incident, model_of: Callable[[str], str]) -> Same | None:
+    here, there = incident.root, other.root
+    if here.node is not None and here.node == there.node:
+        if _part(here) and _part(here) & _part(there):
+            return Same.part
+        return Same.node if other.rule == incident.rule else None
+    if here.device is not None and (here.device, here.part) == (there.device, there.part):
+        return Same.part
+    if other.fault != incident.fault:
+        return None
+    models = {model_of(one.node) if one.node else "" for one in (here, there)}
+    if len(models) == 1:
+        return Same.fault if models == {""} else Same.model
+    return Same.fault if "" in models else None
+
+
+def _part(root: Component) -> set[object]:
+    """Names of a part of a node: its GPU goes by index and by address."""
+    names = {("gpu", root.gpu), ("pci", root.pci), ("nic", root.nic), ("switch", root.switch)}
+    return {one for one in names if one[1] is not None}
+
+
+def _told(same: Same, other: Incident, verbs: Sequence[Verb]) -> Similar:
+    helped = next((verb for verb in reversed(verbs) if verb in _CURES), None)
+    return_s = None
+    if other.probation_until is not None and other.drained_at is not None and other.closed is not None:
+        return_s = (other.closed - other.drained_at).total_seconds()
+    return Similar(
+        id=other.id,
+        cluster=other.cluster,
+        same=same,
+        rule=other.rule,
+        fault=other.fault,
+        title=other.title,
+        root=other.root,
+        opened=other.opened,
+        closed=other.closed,
+        state=other.state,
+        severity=other.severity,
+        review=other.review,
+        review_cause=other.review_cause,
+        ended=_ended(other, helped, return_s),
+        helped=helped if other.closed is not None else None,
+        return_s=return_s,
+    )
+
+
+def _ended(other: Incident, helped: Verb | None, return_s: float | None) -> str:
+    if other.is_open:
+        return "still open"
+    parts = [(other.closed_why or "closed").rstrip(".")]
+    if return_s is not None:
+        parts.append(f"back {_span_words(return_s)} after the drain")
+    if helped is not None:
+        parts.append(f"after {_CURES[helped]}")
+    if other.review is not None:
+        cause = f" ({other.review_cause})" if other.review_cause else ""
+        parts.append(f"reviewed: {other.review.value.replace('_', ' ')}{cause}")
+    return "; ".join(parts)
+
+
+def _span_words(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if minutes < 2:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
+
+
+#: For so long back the time out of service counts.
+_OUT_DAYS = timedelta(days=14)
+
+
+def out_of_service(history: NodeHistory, since: datetime, now: datetime) -> timedelta:
+    """How long the node was held by anybody since then, as its incidents tell: from healer's drain, or from
+    when somebody else's stood, to their end. Times that overlap count once."""
+    spans = sorted(span for one in history.incidents if (span := _span(one, since, now)) is not None)
+    total, until = timedelta(0), since
+    for began, ended in spans:
+        total += max(timedelta(0), ended - max(began, until))
+        until = max(until, ended)
+    return total
+
+
+def _span(one: Incident, since: datetime, now: datetime) -> tuple[datetime, datetime] | None:
+    began = one.drained_at
+    if began is None and fault_is(one.fault, Trait.drain):
+        began = one.owner_since or one.opened
+    return (max(began, since), one.closed or now) if began is not None else None
+
+
+def summarize_node(history: NodeHistory, node: str, since: datetime, now: datetime, *, but: str = "") -> str:
+    """`but`: the incident that asks, which is no past."""
+    faults = Counter(
+        one.fault for one in history.incidents if one.id != but and not fault_is(one.fault, Trait.drain)
+    )
+    drains = sum(fault_is(one.fault, Trait.drain) for one in history.incidents)
+    hours = out_of_service(history, since, now) / timedelta(hours=1)
+    days = (now - since) / timedelta(days=1)
+    named = ", ".join(f"{fault} {count}x" for fault, count in faults.most_common(10))
+    tickets = len(history.ticketed - {but})
+    what = f"{faults.total()} incidents ({named})" if faults else "no incident of a fault"
+    return (
+        f"{node} in {days:g} days: {what}, {tickets} repair tickets, taken out {drains} times by others, "
+        f"{hours:.1f} h out of service"
+    )
+
+
+def lemon_past(history: NodeHistory, node: str, now: datetime) -> NodePast:
+    """What of a node's history its score as a lemon rests on: faults of its hardware that are more than a
+    note (P3), none that a person called a false alarm. What was before a person, or a repair, ended an
+    incident of a lemon was weighed then, and is over."""
+    weighed = max(
+        (
+            one.closed
+            for one in history.incidents
+            if fault_is(one.fault, Trait.lemon) and one.closed is not None and not ended_by_itself(one)
+        ),
+        default=None,
+    )
+    since = max(now - _OUT_DAYS, weighed) if weighed is not None else now - _OUT_DAYS
+    own = [one for one in history.incidents if weighed is None or one.opened > weighed]
+    faults = [one for one in own if _is_fault(one, node)]
+    return NodePast(
+        node=node,
+        faults=tuple((one.opened, one.fault) for one in faults),
+        tickets=tuple(one.opened for one in own if one.id in history.ticketed),
+        out=min(1.0, out_of_service(history, since, now) / _OUT_DAYS) if faults else 0.0,
+    )
+
+
+def _is_fault(one: Incident, node: str) -> bool:
+    hardware = one.fault_class in HARDWARE and one.severity < Severity.P3 and one.root.node == node
+    named = fault_is(one.fault, Trait.of_past) or fault_is(one.fault, Trait.drain)
+    return hardware and not named and one.review is not Review.false_alarm

@@ -1,0 +1,560 @@
+"""What a part has had: the walk notes it, and finds what is over, what came too often and what
+means more together.
+"""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from hashlib import sha256
+
+import msgspec
+
+from healer.detection.readings import Line, Reading, gpu_model
+from healer.incidents.impact import crashed_among, jobs_of
+from healer.model import (
+    HARDWARE,
+    REMEDY_LADDER,
+    Combination,
+    Component,
+    Evidence,
+    FaultBurst,
+    FaultClass,
+    Finding,
+    GoneAfter,
+    Incident,
+    Ladder,
+    Observation,
+    ObservationKind,
+    Remedy,
+    Repeat,
+    Ruleset,
+    Same,
+    Sense,
+    SlurmSnapshot,
+)
+from healer.model.faults import ASKS_NOTHING, REPEATS, SERVER_AWAY, SERVER_BACK, fits
+from healer.observations import Picture
+from healer.observations.fault_history import ONE_MOMENT, REPLACED, SETTLED, Key, Noted
+
+
+def rung_of(remedy: tuple[Remedy, ...]) -> Remedy:
+    """What of it stands on the ladder; none where all of it stands beside."""
+    return next((one for one in remedy if one in REMEDY_LADDER), Remedy.none)
+
+
+def model_on(rules: Ruleset, picture: Picture, node: str) -> str:
+    """The node's GPU model as `rules/gpu_models.yaml` names it, else as Slurm does; empty: not known."""
+    shown = picture.slurm.nodes.get(node) if picture.slurm is not None else None
+    return gpu_model(rules.gpu_models, shown) or (shown.gpu_model if shown is not None else "")
+
+
+def _is_for(models: tuple[str, ...], model: str) -> bool:
+    return not models or fits(model, models)
+
+
+def ladder_for(rules: Ruleset, fault: str, fault_class: FaultClass, model: str = "") -> Ladder | None:
+    for one in rules.ladders:
+        if one.classes and fault_class not in one.classes:
+            continue
+        if fits(fault, one.faults) and _is_for(one.models, model):
+            return one
+    return None
+
+
+def repeats_for(rules: Ruleset, fault: str, model: str) -> list[Repeat]:
+    """The first entry for each place: one GPU, one unit of it, the whole node."""
+    found: dict[str, Repeat] = {}
+    for one in rules.escalations.repeats:
+        if one.same not in found and fits(fault, one.faults) and _is_for(one.models, model):
+            found[one.same] = one
+    return list(found.values())
+
+
+def in_words(rules: Ruleset, fault: str) -> str:
+    """`Xid 43: …`: the code and what its catalogue says of it; of other faults the title."""
+    kind, _, code = fault.partition("-")
+    entries = rules.xids if kind == "xid" else rules.sxids if kind == "sxid" else {}
+    entry = entries.get(int(code)) if code.isdigit() else None
+    return f"{label(rules, fault)}: {entry.text}" if entry is not None else label(rules, fault)
+
+
+def label(rules: Ruleset, fault: str) -> str:
+    """A fault for people: `Xid 13`, or its rule's title."""
+    kind, _, code = fault.partition("-")
+    if code.isdigit() and kind in ("xid", "sxid"):
+        return f"{'Xid' if kind == 'xid' else 'SXid'} {code}"
+    ask = next((one for one in rules.driver_asks.values() if one.fault == fault), None)
+    if ask is not None:
+        return f"Xid 154 ({ask.words})"
+    rule = rules.by_name.get(fault)
+    return rule.title if rule is not None else fault
+
+
+#: What is measured or checked is told again and again while it stands: one event as long as it does.
+_SENSES = frozenset({Sense.metrics, Sense.hook})
+_INVENTORIES = frozenset({ObservationKind.heartbeat, ObservationKind.gpu_inventory})
+#: Clients of servers that are remembered.
+SERVERS_KEPT = 100_000
+
+
+People = tuple[tuple[str, ...], tuple[str, ...]]
+
+
+def note(
+    rules: Ruleset,
+    picture: Picture,
+    batch: Sequence[Observation],
+    lines: Sequence[Line],
+    findings: Sequence[Finding],
+) -> None:
+    """Takes in all of a walk: `lines` are those of `batch` that speak of now."""
+    _identify(picture, batch)
+    people = _People(picture.slurm)
+    order = {one.digest: place for place, one in enumerate(batch)}
+    told = [(seen, reading) for seen, reading in lines if reading is not None]
+    for seen, reading in sorted(
+        told, key=lambda one: (one[0].arrived_at, one[0].event_at, order.get(one[0].digest, 0))
+    ):
+        _line(rules, picture, seen, reading, people)
+    for one in findings:
+        told = bool(one.evidence) and one.evidence[0].sense in _SENSES and not one.beside
+        if told and one.fault_class in HARDWARE and one.component.device is None:
+            _measured(picture, one, people)
+
+
+def part_of(picture: Picture, where: Component) -> str:
+    """What of its node a component is, as the history names parts."""
+    address = picture.node(where.node).gpus.address(where.gpu) if where.node else None
+    return picture.history.part(where, address)
+
+
+class _People:
+    """Whose work is on a part, looked up once in a walk."""
+
+    def __init__(self, slurm: SlurmSnapshot | None) -> None:
+        self.slurm = slurm
+        self._known: dict[Component, People] = {}
+
+    def at(self, where: Component, at: datetime, job: str | None = None) -> People:
+        """(jobs, users): the job that the line itself names, else those that Slurm shows there."""
+        if self.slurm is None or where.node is None:
+            return ((job,), ()) if job else ((), ())
+        if job is not None:
+            known = self.slurm.jobs.get(job)
+            return (job,), ((known.user,) if known is not None and known.user else ())
+        place = Component(cluster=where.cluster, node=where.node, gpu=where.gpu, pci=where.pci)
+        if place not in self._known:
+            jobs, certain = jobs_of(self.slurm, place, one_gpu=True)
+            if not jobs:
+                jobs = crashed_among(self.slurm.failed_on(where.node), place, (at,))
+            if not certain and len(jobs) > 1:
+                jobs = []
+            ids, users = (one.leader for one in jobs), (one.user for one in jobs if one.user)
+            self._known[place] = tuple(dict.fromkeys(ids)), tuple(dict.fromkeys(users))
+        return self._known[place]
+
+
+def _identify(picture: Picture, batch: Sequence[Observation]) -> None:
+    for seen in batch:
+        node = seen.component.node
+        if node is None:
+            continue
+        if seen.kind is ObservationKind.gpu_identity:
+            known, uuid = picture.node(node), str(seen.data.get("uuid", ""))
+            if seen.component.pci and uuid and not known.is_history(seen):
+                at = known.moment(seen.event_at, seen.arrived_at)
+                picture.history.identify(node, seen.component.pci, uuid, at, seen.boot_id)
+        elif seen.kind in _INVENTORIES:
+            for gpu in seen.data.get("gpus") or ():
+                pci, uuid, serial = (str(gpu.get(name) or "") for name in ("pci", "uuid", "serial"))
+                if pci:
+                    picture.history.identify(node, pci, uuid, seen.arrived_at, seen.boot_id, serial)
+
+
+def _line(rules: Ruleset, picture: Picture, seen: Observation, reading: Reading, people: _People) -> None:
+    where = seen.component
+    if where.node is None:
+        return
+    if reading.server is not None:
+        _server(picture, reading, where.node, seen.arrived_at)
+    job, at = (
+        seen.data.get("job") or where.job,
+        picture.node(where.node).moment(seen.event_at, seen.arrived_at),
+    )
+    jobs, users = people.at(where, at, str(job) if job else None)
+    new = Noted(
+        node=where.node,
+        part=part_of(picture, where),
+        fault=reading.fault,
+        fault_class=reading.fault_class,
+        at=at,
+        component=where,
+        boot_id=seen.boot_id,
+        jobs=jobs,
+        users=users,
+        unit=_unit(seen),
+    )
+    picture.history.note(new)
+    ask = next((one for one in rules.driver_asks.values() if one.asked == reading.asked), None)
+    if ask is not None and ask.fault != reading.fault:  # RST or D-RST in another line asks as Xid 154 does
+        picture.history.note(
+            msgspec.structs.replace(new, fault=ask.fault, fault_class=ask.fault_class, unit="")
+        )
+
+
+def _server(picture: Picture, reading: Reading, node: str, at: datetime) -> None:
+    """The newest word of each of its clients: whether a server is away."""
+    name = reading.server or ""
+    if reading.fault == SERVER_AWAY:
+        picture.servers_back.pop((name, node), None)
+    elif reading.fault == SERVER_BACK:
+        picture.servers_back[name, node] = at
+        if len(picture.servers_back) > SERVERS_KEPT:
+            del picture.servers_back[next(iter(picture.servers_back))]
+
+
+def _unit(seen: Observation) -> str:
+    if seen.component.link is not None:
+        return f"link {seen.component.link}"
+    gpc, tpc = seen.data.get("gpc"), seen.data.get("tpc")
+    return f"GPC {gpc} TPC {tpc}" if gpc is not None and tpc is not None else ""
+
+
+def _measured(picture: Picture, one: Finding, people: _People) -> None:
+    where = one.component
+    if where.node is None:
+        return
+    jobs, users = people.at(where, one.arrived_at)
+    picture.history.note(
+        Noted(
+            node=where.node,
+            part=part_of(picture, where),
+            fault=one.fault,
+            fault_class=one.fault_class,
+            at=one.arrived_at,
+            component=where,
+            boot_id=picture.node(where.node).boot_id,
+            jobs=jobs,
+            users=users,
+            unit=f"link {where.link}" if where.link is not None else "",
+            measured=True,
+        )
+    )
+
+
+#: A node that has got another GPU runs at most so long before that is told here.
+STARTS_WITHIN = timedelta(minutes=5)
+_ENDED_BY_BOOT = frozenset({GoneAfter.reset, GoneAfter.boot})
+
+
+class Cleared(msgspec.Struct, frozen=True, kw_only=True):
+    """Why it is over. `proven`: the fault itself cannot have outlived that; else a test has to tell.
+    `replaced`: by another part. `done`: the highest rung of the ladder that somebody must have done."""
+
+    why: str
+    proven: bool = True
+    replaced: bool = False
+    done: Remedy = Remedy.none
+
+
+def is_late(rules: Ruleset, picture: Picture, finding: Finding) -> bool:
+    """A line that comes after the word that took it back: it opens nothing again."""
+    where = finding.component
+    if where.node is None or not finding.evidence or not finding.evidence[0].line:
+        return False
+    hardware = finding.fault_class in HARDWARE
+    if not hardware and not any(fits(finding.fault, one.faults) for one in rules.escalations.cancels):
+        return False  # a storm of teardowns: nothing takes them back
+    at = picture.node(where.node).moment(finding.at, finding.arrived_at)
+    part = part_of(picture, where)
+    told = FaultBurst(
+        cluster=where.cluster,
+        node=where.node,
+        part=part,
+        fault=finding.fault,
+        fault_class=finding.fault_class,
+        began_at=at,
+        last_at=_as_noted(picture.history.of(where.node, part, finding.fault), at),
+        pci=where.pci,
+    )
+    found = _taken_back(rules, picture, part, told)
+    if (found is not None and found.proven) or _is_settled(picture, part, told):
+        return True
+    return _is_of_the_one_before(picture, part, told)
+
+
+def _is_of_the_one_before(picture: Picture, part: str, told: FaultBurst) -> bool:
+    """A line of the GPU that stood at the address until another one took its place.
+
+    What says that it is the new one's: it belongs to the present boot, or it is younger than the last word
+    of the old one, and than the time before the new one was told in which that may have run already.
+    """
+    swapped = picture.history.of(told.node, part, REPLACED)
+    if not swapped or told.pci is None:
+        return False
+    noted = picture.history.of(told.node, part, told.fault)
+    boot = next((one.boot_id for one in noted if one.began_at <= told.last_at <= one.last_at), None)
+    if boot is not None and boot == picture.node(told.node).boot_id:
+        return False
+    others = (one for key, one in picture.history.on(told.node) if key[0] != part and one.pci == told.pci)
+    last_word = max((one.last_at for one in others), default=None)
+    at, since = told.last_at, swapped[-1].began_at
+    return at < since - STARTS_WITHIN or (last_word is not None and at <= last_word < since)
+
+
+def note_settled(picture: Picture, incident: Incident, by: str, at: datetime) -> None:
+    """A person resolved it: what was logged of this fault before that and comes late is no news. For repeats
+    it counts all the same."""
+    root = incident.root
+    if root.node is None:
+        return
+    noted = Noted(
+        node=root.node,
+        part=part_of(picture, root),
+        fault=f"{SETTLED}{incident.fault}",
+        fault_class=FaultClass.informational,
+        at=at,
+        component=root,
+        users=(by,),
+    )
+    picture.history.note(noted)
+
+
+def _is_settled(picture: Picture, part: str, burst: FaultBurst) -> bool:
+    told = picture.history.of(burst.node, part, f"{SETTLED}{burst.fault}")
+    return any(burst.last_at <= one.last_at for one in told)
+
+
+def _as_noted(bursts: Sequence[FaultBurst], at: datetime) -> datetime:
+    """The history tells lines of one moment apart by a hair."""
+    return next((one.last_at for one in bursts if at <= one.last_at < at + ONE_MOMENT), at)
+
+
+def find_cleared(rules: Ruleset, picture: Picture, part: str, burst: FaultBurst) -> Cleared | None:
+    """None: as far as anybody knows it still stands."""
+    return (
+        _replaced(picture, burst)
+        or _taken_back(rules, picture, part, burst)
+        or _booted(rules, picture, burst)
+    )
+
+
+def _replaced(picture: Picture, burst: FaultBurst) -> Cleared | None:
+    if burst.pci is None:
+        return None
+    now = picture.history.gpu_at(burst.node, burst.pci)
+    if now is None or now == burst.part:
+        return None
+    told = picture.history.of(burst.node, now, REPLACED)
+    if not told or told[-1].last_at <= burst.last_at:
+        return None
+    return Cleared(why=f"another GPU stands at {burst.pci} now ({now})", replaced=True, done=Remedy.replace)
+
+
+def _taken_back(rules: Ruleset, picture: Picture, part: str, burst: FaultBurst) -> Cleared | None:
+    def is_later(by: str) -> bool:
+        told = picture.history.of(burst.node, part, by)
+        return bool(told) and told[-1].last_at > burst.last_at
+
+    for cancel in rules.escalations.cancels:
+        if fits(burst.fault, cancel.faults) and is_later(cancel.by):
+            done = Remedy.drain_then_reset if cancel.by == ASKS_NOTHING else Remedy.none
+            return Cleared(why=cancel.text, done=done)
+    if burst.fault_class in HARDWARE and is_later(ASKS_NOTHING):
+        ladder = _ladder(rules, picture, burst)
+        proven = ladder is not None and ladder.gone_after is GoneAfter.reset
+        return Cleared(
+            why="the driver asks for nothing any more", proven=proven, done=Remedy.drain_then_reset
+        )
+    return None
+
+
+def _booted(rules: Ruleset, picture: Picture, burst: FaultBurst) -> Cleared | None:
+    node = picture.node(burst.node)
+    anew = node.booted_at is not None and node.booted_at > burst.last_at
+    if burst.boot_id is not None and node.boot_id is not None:
+        heard = node.boot_heard_at
+        anew = burst.boot_id != node.boot_id and heard is not None and heard >= burst.last_at
+    if not anew:
+        return None
+    ladder = _ladder(rules, picture, burst)
+    gone_after = ladder.gone_after if ladder is not None else GoneAfter.test
+    if gone_after in _ENDED_BY_BOOT:
+        return Cleared(why="the node has booted anew", done=Remedy.reboot_node)
+    seen = burst.pci and node.boot_id and node.gpus.is_seen(burst.pci, node.boot_id)
+    if gone_after is GoneAfter.seen and seen:
+        return Cleared(why="the node has booted anew, and the GPU is there again", done=Remedy.reboot_node)
+    return Cleared(why="the node has booted anew", proven=False, done=Remedy.reboot_node)
+
+
+def _ladder(rules: Ruleset, picture: Picture, burst: FaultBurst) -> Ladder | None:
+    return ladder_for(rules, burst.fault, burst.fault_class, model_on(rules, picture, burst.node))
+
+
+def with_history(
+    rules: Ruleset,
+    picture: Picture,
+    batch: Sequence[Observation],
+    lines: Sequence[Line],
+    findings: Sequence[Finding],
+    now: datetime,
+) -> list[Finding]:
+    """Notes what a walk was told; returns its findings without those that are over already, and with those
+    that only the history knows. An error of an application that became a repeat is that one's evidence."""
+    picture.history.begin()
+    note(rules, picture, batch, lines, findings)
+    kept = [one for one in findings if not is_late(rules, picture, one)]
+    found: dict[tuple[str, str, str], Finding] = {}
+    more: list[Finding] = []
+    for key, burst in picture.history.touched:
+        model = model_on(rules, picture, burst.node)
+        for entry in repeats_for(rules, burst.fault, model):
+            if (repeat := _repeat(rules, picture, entry, key, burst, now)) is not None:
+                found.setdefault((burst.node, *key), repeat)
+        more += _combined(rules, picture, key, burst, now)
+    left = []
+    for one in kept:
+        where = (one.component.node or "", part_of(picture, one.component), one.fault)
+        repeat = found.get(where) if one.component.node and one.fault_class not in HARDWARE else None
+        if repeat is None:
+            left.append(one)
+        else:
+            found[where] = msgspec.structs.replace(repeat, evidence=(*repeat.evidence, *one.evidence))
+    return [*left, *found.values(), *more]
+
+
+# --- repeats ---------------------------------------------------------------------------------------------
+
+
+def _repeat(
+    rules: Ruleset, picture: Picture, entry: Repeat, key: Key, burst: FaultBurst, now: datetime
+) -> Finding | None:
+    if not _counts(picture, entry, key[0], burst):
+        return None
+    bursts = _alike(picture, entry, key, burst)
+    jobs = {job for one in bursts for job in one.jobs}
+    users = {user for one in bursts for user in one.users}
+    if len(bursts) < entry.bursts or len(jobs) < entry.jobs or len(users) < entry.users:
+        return None
+    figures = _figures(bursts, jobs, users)
+    text = f"{label(rules, burst.fault)} on {_place(entry, burst)}{figures} within {entry.within_h:g} h"
+    name = (key[0], burst.fault, str(burst.began_at))
+    return _history_finding(entry, f"{REPEATS}{burst.fault}", burst, text, name, now)
+
+
+def _alike(picture: Picture, entry: Repeat, key: Key, burst: FaultBurst) -> list[FaultBurst]:
+    """The bursts that count together with this one, itself among them."""
+    part = None if entry.same is Same.node else key[0]
+    since = burst.last_at - entry.within
+    cleared = picture.node(burst.node).cleared_at
+    found = []
+    for (where, fault), one in picture.history.on(burst.node, part):
+        alike = fits(fault, entry.faults) if entry.together else fault == burst.fault
+        if not alike or one.last_at < since or one.began_at > burst.last_at:
+            continue
+        if cleared is not None and one.last_at <= cleared:
+            continue  # it was tested or repaired since
+        if entry.same is Same.unit and one.units != burst.units:
+            continue
+        if entry.one_boot and one.boot_id != burst.boot_id:
+            continue
+        if _counts(picture, entry, where, one):
+            found.append(one)
+    return found
+
+
+def _counts(picture: Picture, entry: Repeat, part: str, burst: FaultBurst) -> bool:
+    """Not what a worse fault explains, nor what its job had elsewhere as well."""
+    if entry.same is Same.unit and len(burst.units) != 1:
+        return False
+    if entry.alone and not picture.history.is_alone(part, burst):
+        return False
+    return not picture.history.is_explained(burst)
+
+
+def _place(entry: Repeat, burst: FaultBurst) -> str:
+    if entry.same is Same.node:
+        return burst.node
+    return f"{_gpu(burst)} {burst.units[0]}" if entry.same is Same.unit else _gpu(burst)
+
+
+def _gpu(burst: FaultBurst) -> str:
+    if burst.gpu is not None:
+        return f"GPU {burst.gpu}"
+    return f"GPU {burst.pci}" if burst.pci else burst.part or burst.node
+
+
+def _figures(bursts: Sequence[FaultBurst], jobs: set[str], users: set[str]) -> str:
+    """` in 3 jobs of 2 users`; how often, where that is more, or nobody knows whose jobs they were."""
+    times = f", {len(bursts)} times" if len(bursts) != len(jobs) else ""
+    of_users = f" of {_many(len(users), 'user')}" if users else ""
+    return f"{times} in {_many(len(jobs), 'job')}{of_users}" if jobs else times
+
+
+def _many(number: int, what: str) -> str:
+    return f"{number} {what}" + ("s" if number != 1 else "")
+
+
+# --- combinations ----------------------------------------------------------------------------------------
+
+
+def _combined(rules: Ruleset, picture: Picture, key: Key, burst: FaultBurst, now: datetime) -> list[Finding]:
+    found = []
+    for entry in rules.escalations.combinations:
+        own = next((group for group in entry.faults if fits(burst.fault, group)), None)
+        if own is None:
+            continue
+        parts = [_near(picture, entry, key, burst, group) for group in entry.faults if group is not own]
+        if None in parts:
+            continue
+        all_of = [burst, *(one for one in parts if one is not None)]
+        names = sorted(label(rules, one.fault) for one in all_of)
+        begun = sorted(str(one.began_at) for one in all_of)
+        text = f"{' and '.join(names)} on {_gpu(burst)}"
+        found.append(_history_finding(entry, entry.name, burst, text, (key[0], *begun), now))
+    return found
+
+
+def _near(
+    picture: Picture, entry: Combination, key: Key, burst: FaultBurst, group: tuple[str, ...]
+) -> FaultBurst | None:
+    """The newest burst of these faults on the part that is near enough."""
+    near = [
+        one
+        for (_, fault), one in picture.history.on(burst.node, key[0])
+        if fits(fault, group)
+        and one.began_at - entry.within <= burst.last_at
+        and burst.began_at <= one.last_at + entry.within
+    ]
+    return max(near, key=lambda one: one.last_at, default=None)
+
+
+def _history_finding(
+    entry: Repeat | Combination,
+    fault: str,
+    burst: FaultBurst,
+    text: str,
+    name: Sequence[str],
+    now: datetime,
+) -> Finding:
+    """`text`: the figures; `name`: what makes it another event on the burst's node."""
+    where, at = Component(cluster=burst.cluster, node=burst.node, gpu=burst.gpu, pci=burst.pci), burst.last_at
+    if isinstance(entry, Repeat) and entry.same is Same.node:
+        where = Component(cluster=burst.cluster, node=burst.node)
+    named = ("history", entry.name, burst.cluster, burst.node, *name)
+    digest = sha256("|".join(named).encode()).hexdigest()
+    whole = f"{text}: {entry.title}"
+    evidence = Evidence(
+        digest=digest, at=at, component=where, text=whole, sense=Sense.history, arrived_at=now
+    )
+    return Finding(
+        rule=entry.name,
+        fault=fault,
+        fault_class=entry.fault_class,
+        component=where,
+        at=at,
+        arrived_at=now,
+        text=whole,
+        title=text,
+        confidence=1.0,
+        evidence=(evidence,),
+    )

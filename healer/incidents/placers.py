@@ -1,0 +1,440 @@
+"""Where a finding belongs among the open incidents: placers in order, the first that answers decides.
+
+A placer looks a few incidents up in the book's index and changes nothing. Below it the judges that it asks:
+whether a finding has the cause of an open incident, and what a new root explains.
+"""
+
+from collections.abc import Callable, Iterator, Set
+from datetime import datetime, timedelta
+from enum import Enum
+from typing import NamedTuple
+
+from healer.incidents.book import Book, Policies
+from healer.incidents.growth import NEAR, is_near, is_untouched, move_root, rank_of, rank_told
+from healer.incidents.shared import explains, goes_on
+from healer.model import (
+    HARDWARE,
+    WAVE_FAULT,
+    Component,
+    FaultClass,
+    Finding,
+    Incident,
+    IncidentState,
+    Rule,
+    Verdict,
+)
+from healer.model.faults import HANG, JOB_SLOW, SERVER_AWAY, Trait, are_of_other_parts, fault_is, faults_with
+
+_OF_JOBS = frozenset({JOB_SLOW, HANG})
+_WAITING = frozenset(faults_with(Trait.waits_for_files))
+
+
+class Way(Enum):
+    beside = "beside"  # evidence for whoever reads the incident, and no worse for it
+    count = "count"  # means nothing of its own there
+    wait = "wait"  # a teardown whose root has not been told yet
+    join = "join"  # more of the same
+    join_nodes = "join_nodes"  # the same, with the finding's node
+    cover = "cover"  # of a part of what the incident covers
+    open = "open"  # an incident of its own
+    move = "move"  # the incident as it is under the root that the finding names
+    drop = "drop"  # was told before, or there is nothing to tell it beside
+
+
+class Placement(NamedTuple):
+    """`incident`: the one it goes to; for `open` and `move` as it is to be."""
+
+    way: Way
+    incident: Incident | None = None
+
+
+Placer = Callable[[Finding, Book], Placement | None]
+
+
+def stand_beside(finding: Finding, book: Book) -> Placement | None:
+    """Evidence for whoever reads the incident at its place: of hardware, or else the oldest."""
+    if not finding.beside:
+        return None
+    there = list(book.at(finding.component.node, (), finding.component))
+    incident = next((one for one in there if one.fault_class in HARDWARE), there[0] if there else None)
+    return Placement(Way.beside, incident) if incident is not None else Placement(Way.drop)
+
+
+def explain_job(finding: Finding, book: Book) -> Placement | None:
+    """A slow job on a node with a fault of hardware; one that stands, on a node with a fatal one."""
+    if finding.fault not in _OF_JOBS:
+        return None
+    jobs = book.hits.named(finding)
+    hard = (one for one in book.these(book.index.hard(None, jobs)) if _is_under(one, jobs, book))
+    fatal_only = finding.fault == HANG
+    return _first(Way.count, (one for one in hard if not fatal_only or one.fault_class is FaultClass.fatal))
+
+
+def explain_wait(finding: Finding, book: Book) -> Placement | None:
+    """A process that waits in the kernel on a node that has told of a file server that is away."""
+    node = finding.component.node
+    if node is None or finding.fault not in _WAITING:
+        return None
+    away = book.these(book.index.of_fault(SERVER_AWAY))
+    return _first(Way.count, (one for one in away if any(part.node == node for part in one.affected)))
+
+
+def explain_effect(finding: Finding, book: Book) -> Placement | None:
+    """A teardown, what follows from a fault elsewhere, or a program's error, near its root in time."""
+    effect = finding.teardown or finding.follows or finding.fault_class is FaultClass.application
+    if not effect or finding.fault in _OF_JOBS or finding.fault in _WAITING:
+        return None
+    jobs = book.hits.jobs(finding)
+    hard = book.these(book.index.hard(finding.component.node, jobs))
+    found = _first(Way.count, (one for one in hard if is_near(one, finding)))
+    if found is None and finding.teardown:
+        soft = book.these(book.index.find(None, jobs, None))
+        errors = (one for one in soft if one.fault_class is FaultClass.application)
+        found = _first(Way.count, (one for one in errors if is_near(one, finding)))
+    return found
+
+
+def await_root(finding: Finding, book: Book) -> Placement | None:
+    return Placement(Way.wait) if finding.teardown else None
+
+
+def join_unknown_code(finding: Finding, book: Book) -> Placement | None:
+    """A code that no catalogue explains: people are asked once, not once per node."""
+    if finding.fault_class is not FaultClass.unknown or not fault_is(finding.fault, Trait.coded):
+        return None
+    asked = book.these(book.index.of_fault(finding.fault))
+    return _first(Way.join, (one for one in asked if one.fault_class is FaultClass.unknown))
+
+
+def join_same_cause(finding: Finding, book: Book) -> Placement | None:
+    where = finding.component
+    jobs = book.hits.jobs(finding) if finding.fault_class is FaultClass.application else ()
+    there = book.at(where.node, jobs, where)
+    return _first(Way.join, (one for one in there if is_same(Pair(one, finding, book.policies))))
+
+
+def join_folded_wave(finding: Finding, book: Book) -> Placement | None:
+    """The wave in which the incident of the finding's node and rule is folded."""
+    wave = folded_into(book, finding)
+    return Placement(Way.cover, wave) if wave is not None else None
+
+
+def join_broken_place(finding: Finding, book: Book) -> Placement | None:
+    """A place that is broken explains its nodes; one that is surely unusable is told of itself (law 2)."""
+    if finding.unusable:
+        return None
+    for sharing, place in book.places.keys(finding.fault, finding.component):
+        named = Component(cluster=book.picture.cluster, device=place)
+        for root in dict.fromkeys((book.places.root(sharing.place, place), named)):
+            for one in book.at(None, (), root):
+                if sharing in book.places.of_itself(one.fault) and explains(one, finding):
+                    return Placement(Way.cover, one)
+    return None
+
+
+def join_wave(finding: Finding, book: Book) -> Placement | None:
+    """A wave of faults that healer does nothing about by itself, and that no job is known to cause."""
+    if finding.unusable:
+        return None
+    rule = book.policies.of(finding)
+    about_jobs = finding.fault_class is FaultClass.application and book.hits.jobs(finding)
+    wave = None if rule.playbook or about_jobs else wave_of(book, rule, finding.component.node)
+    return Placement(Way.cover, wave) if wave is not None else None
+
+
+def join_unseen_place(finding: Finding, book: Book) -> Placement | None:
+    """Nodes of one job ask within the settling time for what belongs to a place (the IMEX domain) whose name
+    is not known: it is one thing. What healer works on, and what names its place, stays its own."""
+    if finding.unusable or not book.places.is_unseen(finding.fault, finding.component):
+        return None
+    jobs = frozenset(book.hits.jobs(finding))
+    just_now = book.now - timedelta(seconds=book.rules.settle_s)
+    for one in book.these(book.index.of_fault(finding.fault)):
+        together = one.opened >= just_now and not jobs.isdisjoint(one.jobs_hit)
+        if together and is_untouched(one) and book.places.is_unseen(one.fault, one.root):
+            return Placement(Way.join_nodes, one)
+    return None
+
+
+def open_own(finding: Finding, book: Book) -> Placement:
+    """A new incident, or the one that has just opened and follows from this finding's fault."""
+    new = book.opened(finding)
+    if _is_known(new, finding, book):
+        return Placement(Way.drop)
+    before = next(_moving(new, finding, book), None)
+    return Placement(Way.open, new) if before is None else Placement(Way.move, move_root(before, new))
+
+
+PLACERS: tuple[Placer, ...] = (
+    stand_beside,
+    explain_job,
+    explain_wait,
+    explain_effect,
+    await_root,
+    join_unknown_code,
+    join_same_cause,
+    join_folded_wave,
+    join_broken_place,
+    join_wave,
+    join_unseen_place,
+    open_own,
+)
+
+
+def placement_of(finding: Finding, book: Book) -> Placement:
+    for placer in PLACERS:
+        if (placement := placer(finding, book)) is not None:
+            return placement
+    raise AssertionError("open_own takes every finding")
+
+
+def _first(way: Way, incidents: Iterator[Incident]) -> Placement | None:
+    found = next(incidents, None)
+    return Placement(way, found) if found is not None else None
+
+
+def _is_under(incident: Incident, jobs: Set[str], book: Book) -> bool:
+    """None of the jobs works elsewhere. One that was restarted on other nodes has left that fault behind,
+    though the incident that names it may be open for days."""
+    node, slurm = incident.root.node, book.picture.slurm
+    shown = [slurm.jobs[name] for name in sorted(jobs) if name in slurm.jobs] if slurm is not None else []
+    return node is not None and not any(job.nodes and node not in job.nodes for job in shown)
+
+
+def _is_known(new: Incident, finding: Finding, book: Book) -> bool:
+    """Its evidence was told before. What still stands (a silence, a drain) opens again once what it was
+    merged into is over."""
+    known = book.told_before(new.id)
+    if known is None or known.merged_into is None or finding.fault_class is not FaultClass.informational:
+        return known is not None
+    explained_by = book.told_before(known.merged_into)
+    return explained_by is not None and explained_by.is_open
+
+
+def _moving(new: Incident, finding: Finding, book: Book) -> Iterator[Incident]:
+    """Incidents that have just opened, that nobody has decided on, and whose root the finding names."""
+    if finding.fault_class in HARDWARE:
+        for other in book.at(new.root.node, new.jobs_hit, new.root):
+            both = Both(other, new, book.policies)
+            if book.now - other.opened <= NEAR and is_untouched(other) and is_explained(both):
+                yield other
+
+
+def wave_of(book: Book, rule: Rule, node: str | None) -> Incident | None:
+    """The open wave that a fault of this rule on this node now belongs to."""
+    known = book.these(book.index.of_fault(f"{WAVE_FAULT}{rule.name}"))
+    return next((one for one in known if goes_on(one, node, book.picture, book.now)), None)
+
+
+def folded_into(book: Book, finding: Finding) -> Incident | None:
+    """The wave in which the incident of the finding's node and rule stands: this is more of it. That the node
+    is surely unusable is news, where it was not known."""
+    node, rule = finding.component.node, book.policies.of(finding)
+    for one in book.these(book.index.of_fault(f"{WAVE_FAULT}{rule.name}")):
+        if node in one.folded and not (finding.unusable and one.nodes.get(node or "") is not Verdict.isolate):
+            return one
+    return None
+
+
+# --- whether a finding has the cause of an open incident: the first judge that knows decides ----------------
+
+
+#: A root that was told so late is still one, where the senders' clocks put it beside what followed from it.
+LATE = timedelta(minutes=10)
+
+
+class Pair(NamedTuple):
+    """An open incident of the finding's node, job, place or cable, and the finding."""
+
+    incident: Incident
+    finding: Finding
+    policies: Policies
+
+    @property
+    def same_node(self) -> bool:
+        node = self.finding.component.node
+        return node is not None and self.incident.root.node == node
+
+    @property
+    def hardware(self) -> bool:
+        return self.finding.fault_class in HARDWARE and self.incident.fault_class in HARDWARE
+
+
+def is_same(pair: Pair) -> bool:
+    for judge in _JUDGES:
+        if (answer := judge(pair)) is not None:
+            return answer
+    return False
+
+
+def _persons_word(pair: Pair) -> bool | None:
+    """A person stopped healer on a node that still worked: that it is gone now is news."""
+    one = pair.incident
+    return False if one.stopped_by is not None and pair.finding.unusable and not one.unusable else None
+
+
+def _exactly(pair: Pair) -> bool | None:
+    one, finding = pair.incident, pair.finding
+    alike = one.fault == finding.fault and one.rule == finding.rule and one.root == finding.component
+    return True if alike else None
+
+
+def _unusual(pair: Pair) -> bool | None:
+    beside = (
+        fault_is(pair.finding.fault, Trait.evidence)
+        and pair.incident.fault_class in HARDWARE
+        and pair.same_node
+    )
+    return True if beside else None
+
+
+def _root_came_late(pair: Pair) -> bool | None:
+    """A GPU is gone, and what was told first of its node follows from that."""
+    one, finding = pair.incident, pair.finding
+    late = (
+        pair.same_node
+        and fault_is(finding.fault, Trait.lost_gpu)
+        and fault_is(one.fault, Trait.follows_lost_gpu)
+    )
+    return False if late and is_untouched(one) and is_near(one, finding) else None
+
+
+def _of_the_node(pair: Pair) -> bool | None:
+    """Worse news about the node is a new incident under the rule that may act on it; it takes the milder one
+    in. Anything else belongs to what is already known of the node."""
+    one, finding, policies = pair
+    if not (pair.hardware and pair.same_node):
+        return None
+    if are_of_other_parts(one.fault, finding.fault) and not is_near(one, finding):
+        return False
+    alike = one.fault_class is finding.fault_class
+    ours = policies.of(finding).name
+    weaker = alike and policies.weaker(one.rule, ours)
+    milder = rank_told(finding) <= rank_of(one) or (alike and policies.weaker(ours, one.rule))
+    return milder and not (weaker and is_free(one))
+
+
+def _of_the_cable(pair: Pair) -> bool | None:
+    """The other end tells of the same cable: the end that says more is the root."""
+    if not pair.hardware or pair.incident.root == pair.finding.component:
+        return None
+    worse = rank_told(pair.finding) > rank_of(pair.incident)
+    return not (worse and is_untouched(pair.incident))
+
+
+def _of_the_rule(pair: Pair) -> bool | None:
+    return pair.incident.rule == pair.finding.rule and not fault_is(pair.finding.fault, Trait.several_at_once)
+
+
+_JUDGES = (
+    _persons_word,
+    _exactly,
+    _unusual,
+    _root_came_late,
+    _of_the_node,
+    _of_the_cable,
+    _of_the_rule,
+)
+
+
+def is_free(incident: Incident) -> bool:
+    """Nothing works on it: what its rule left behind is a shadow's run, or one that waits for leave."""
+    return incident.state is IncidentState.open
+
+
+# --- what a new root explains ------------------------------------------------------------------------------
+
+
+class Both(NamedTuple):
+    """`root` is new; `other` was open before it, of the same node, the same cable, or a job that it hits and
+    with no hardware to blame."""
+
+    other: Incident
+    root: Incident
+    policies: Policies
+
+    @property
+    def same_node(self) -> bool:
+        return self.other.root.node is not None and self.other.root.node == self.root.root.node
+
+    @property
+    def less(self) -> bool:
+        return rank_of(self.other) < rank_of(self.root)
+
+
+def are_apart(both: Both) -> bool:
+    """Of one node, and neither comes from the other: GPU, network and disks, told at different times."""
+    far = abs(both.root.opened - both.other.opened) > NEAR
+    return far and both.same_node and are_of_other_parts(both.other.fault, both.root.fault)
+
+
+def is_weaker(both: Both) -> bool:
+    """What is only watched of the node, or unusual: it goes whatever works on it, and its evidence stays."""
+    other, root, policies = both
+    watched = other.fault_class is root.fault_class is FaultClass.degraded and both.same_node
+    weaker = watched and policies.weaker(other.rule, root.rule)
+    return (weaker and is_free(other)) or (fault_is(other.fault, Trait.evidence) and both.same_node)
+
+
+def worse_while_busy(both: Both) -> bool:
+    """Worse news of a node or a job that a run works on: that one ends as it can."""
+    worse = (both.same_node and both.less) or _hung_job(both)
+    return both.other.run is not None and worse
+
+
+def is_explained(both: Both) -> bool:
+    """Whether the new root is what the other one comes from; nothing works on that."""
+    return any(explain(both) for explain in _EXPLAINS)
+
+
+def _milder(both: Both) -> bool:
+    hardware = both.other.fault_class in HARDWARE and both.root.fault_class is FaultClass.fatal
+    return hardware and both.same_node and both.less
+
+
+def _followed(both: Both) -> bool:
+    gone = fault_is(both.root.fault, Trait.lost_gpu)
+    follows = fault_is(both.other.fault, Trait.follows_lost_gpu)
+    return gone and follows and both.same_node and is_untouched(both.other)
+
+
+def _slow_job(both: Both) -> bool:
+    return both.other.fault == JOB_SLOW and both.other.root.job in both.root.jobs_hit
+
+
+def _hung_job(both: Both) -> bool:
+    fatal = both.root.fault_class is FaultClass.fatal and both.root.root.node is not None
+    return fatal and both.other.fault == HANG and both.other.root.job in both.root.jobs_hit
+
+
+def _sympathetic(both: Both) -> bool:
+    """Errors of the job's processes just before."""
+    other, root = both.other, both.root
+    lately = root.opened - other.opened <= NEAR or (
+        root.opened - other.opened <= LATE and abs(_told_at(root) - _told_at(other)) <= NEAR
+    )
+    ours = both.same_node or not set(other.jobs_hit).isdisjoint(root.jobs_hit)
+    return other.fault_class is FaultClass.application and lately and ours
+
+
+def _told_at(incident: Incident) -> datetime:
+    """When it was by the clock of whoever told it first."""
+    return incident.evidence[0].at if incident.evidence else incident.opened
+
+
+def packets_lost(both: Both) -> bool:
+    """Links of a job's other nodes lost what came from the part that broke."""
+    other, root = both.other, both.root
+    lately = abs(root.opened - other.opened) <= NEAR and is_untouched(other)
+    lost = fault_is(other.fault, Trait.loses_packets) and other.fault_class is FaultClass.degraded
+    broke = root.fault_class is FaultClass.fatal and fault_is(root.fault, Trait.breaks_links)
+    return lately and lost and broke and not set(other.jobs_hit).isdisjoint(root.jobs_hit)
+
+
+def _other_end(both: Both) -> bool:
+    """Of two ends of a cable the one that says more."""
+    hardware = both.other.fault_class in HARDWARE and both.other.fault != JOB_SLOW
+    return hardware and not both.same_node and both.other.root != both.root.root and both.less
+
+
+_EXPLAINS = (_milder, _followed, _slow_job, _hung_job, _sympathetic, _other_end)

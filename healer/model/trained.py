@@ -1,0 +1,140 @@
+"""Models of what is usual in a class of nodes (GPU model, load), and the feature history they are made from.
+
+Not in `healer.model` itself: these need numpy, which the command line must not load.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+#: Scorers of a model. The threshold of the distance raises `unusual-node`; the forest is shown beside it.
+DISTANCE, FOREST = "distance", "forest"
+DECIDES = DISTANCE
+#: Who puts models in force by the schedule.
+HEALER = "healer"
+
+Matrix = NDArray[np.float32]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FeatureRow:
+    """The features of one class of nodes at one moment. `matrix`: (nodes, features), NaN unknown."""
+
+    cluster: str
+    hardware: str
+    load: str
+    at: datetime
+    nodes: tuple[str, ...]
+    features: tuple[str, ...]
+    matrix: Matrix
+
+
+class Params(msgspec.Struct, frozen=True, kw_only=True):
+    """All that makes a model besides its data: the forest, and how a threshold follows from the scores of
+    nodes held out (one in `held_out`): their quantile, and `margin` of its distance to the middle on top. A
+    node's scores of one day resemble each other, so a thousand nodes pass the bare quantile every hour."""
+
+    n_estimators: int = 100
+    max_samples: int = 256
+    seed: int = 0
+    quantile: float = 0.999
+    margin: float = 0.25
+    held_out: int = 3
+
+
+class Limit(msgspec.Struct, frozen=True):
+    """Where a scorer's scores lie: the threshold, and the score by quantile."""
+
+    threshold: float
+    quantiles: dict[str, float]
+
+
+# Wide: stored as one value: what it was made from, how it was fitted, and the limits that came of it.
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """One model of one class. `id` is the SHA-256 over data, features and parameters.
+
+    `rows` samples were used, of `attested` healthy ones among `seen`. The first `fitted` of the data are what
+    scorers are fitted to; the rest gave `threshold` and `quantiles`, and those of scorers that do not decide
+    (`beside`; models of older versions name some that are gone).
+    """
+
+    id: str
+    cluster: str
+    hardware: str
+    load: str
+    features: tuple[str, ...]
+    #: How those features are made (`detection.features.definition`).
+    definition: str
+    params: Params
+    data_hash: str
+    threshold: float
+    quantiles: dict[str, float]
+    trained_at: datetime
+    rows: int
+    fitted: int
+    attested: int
+    seen: int
+    nodes: int
+    beside: dict[str, Limit] = {}
+
+    def limit(self, scorer: str) -> Limit:
+        return Limit(self.threshold, self.quantiles) if scorer == DECIDES else self.beside[scorer]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trained:
+    """A model with its data: (rows, features), no gaps."""
+
+    model: Model
+    data: Matrix
+
+
+class Drifted(msgspec.Struct, frozen=True, kw_only=True):
+    """A feature whose values do not lie as they did in training: `index` is beyond `limit`."""
+
+    feature: str
+    index: float
+    limit: float
+
+
+class Judged(msgspec.Struct, frozen=True, kw_only=True):
+    """Two models on the same healthy samples. `above`: share called unusual; `found`: share of the deviations
+    put into them that is. `before` is of the model in force; None where there is none."""
+
+    samples: int
+    above: float
+    found: float
+    above_before: float | None = None
+    found_before: float | None = None
+    refused: str = ""
+
+
+class Version(msgspec.Struct, frozen=True, kw_only=True):
+    """A stored model. `in_force_at`, `in_force_by`: when it was last put in force, and by whom (`HEALER`: by
+    its schedule); `judged`: how it did against the one before."""
+
+    model: Model
+    in_force_at: datetime | None = None
+    in_force_by: str | None = None
+    judged: Judged | None = None
+
+    @property
+    def by_person(self) -> bool:
+        return self.in_force_by not in (None, HEALER)
+
+
+class ClassLook(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of the last look at a class. `tried_at`: when a model was last made anew, or could not be;
+    `told` is one sentence; `drifted` are features that do not lie as in training."""
+
+    cluster: str
+    hardware: str
+    load: str
+    at: datetime
+    told: str
+    tried_at: datetime | None = None
+    drifted: tuple[Drifted, ...] = ()

@@ -1,0 +1,498 @@
+"""What each part of a node has had over the last days, as bursts: behind repeats, ladders and heals.
+
+Pure state of its caller's. One walk notes, then keeps: what a walk noted that failed is forgotten (`begin`).
+"""
+
+import re
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from operator import itemgetter
+
+import msgspec
+
+from healer.model import Component, FaultBurst, FaultClass, SlurmSnapshot
+from healer.model.faults import Trait, fault_is
+
+#: What the name of a part begins with that is known by its UUID, and by its serial number alone.
+BY_UUID = "GPU-"
+BY_SERIAL = "SN-"
+#: A UUID without the driver's prefix, as some senders tell it.
+_BARE = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+
+
+class GpuPart(msgspec.Struct, frozen=True, kw_only=True):
+    """The GPU at one address. `first`, the name by which it was known first, stays as long as the part."""
+
+    uuid: str = ""
+    serial: str = ""
+    first: str = ""
+
+    @property
+    def name(self) -> str:
+        """What the history calls it."""
+        return self.uuid or f"{BY_SERIAL}{self.serial}"
+
+
+def part_named(name: str) -> GpuPart | None:
+    """The part behind a name that was kept; None for what is no name of a GPU."""
+    if name.startswith(BY_UUID):
+        return GpuPart(uuid=name, first=name)
+    if name.startswith(BY_SERIAL):
+        return GpuPart(serial=name.removeprefix(BY_SERIAL), first=name)
+    return None
+
+
+def told(uuid: str, serial: str) -> GpuPart | None:
+    """The part that a node tells of; None where it tells neither. Words such as N/A are no UUID."""
+    if _BARE.fullmatch(uuid):
+        uuid = f"{BY_UUID}{uuid.lower()}"
+    uuid = uuid if uuid.startswith(BY_UUID) else ""
+    if not uuid and not serial:
+        return None
+    part = GpuPart(uuid=uuid, serial=serial)
+    return msgspec.structs.replace(part, first=part.name)
+
+
+def is_another(before: GpuPart, now: GpuPart) -> bool:
+    """Whether they are two GPUs, for certain."""
+    if before.uuid and now.uuid:
+        return before.uuid != now.uuid
+    return bool(before.serial and now.serial) and before.serial != now.serial
+
+
+def same(before: GpuPart, now: GpuPart) -> GpuPart:
+    """All that is known of one GPU; what was told last wins."""
+    return GpuPart(uuid=now.uuid or before.uuid, serial=now.serial or before.serial, first=before.first)
+
+
+def jobs_by_gpu(snapshot: SlurmSnapshot, node: str) -> dict[int, str]:
+    """GPU index -> the job that holds it, as far as Slurm tells. A PCI address gets its index by `GpuMap`."""
+    return {index: job.id for job in snapshot.jobs_on(node) for index in job.gpus.get(node, ())}
+
+
+class GpuMap:
+    """PCI address -> index on one node, learned from what the node tells.
+
+    Three sources, the strongest first: an inventory the node sends with its heartbeat; the site's topology
+    file, by GPU model; the complete set of identity lines of one boot, in PCI order (the order in which
+    nvidia-smi and Slurm's autodetection count). An incomplete set says nothing: a wrong index would requeue
+    the wrong job.
+    """
+
+    def __init__(self) -> None:
+        self._inventory: dict[str, int] = {}
+        self._listed: str | None = None
+        self._seen: dict[str, str] = {}
+        self._boot: str | None = None
+
+    def inventory(self, gpus: Sequence[Mapping[str, object]], boot_id: str | None = None) -> None:
+        """What the node itself listed: `[{"index": 0, "pci": "0000:18:00", "uuid": "GPU-…"}, …]`."""
+        self._listed = boot_id
+        told = {str(gpu["pci"]): gpu["index"] for gpu in gpus if gpu.get("pci") is not None}
+        self._inventory = {pci: index for pci, index in told.items() if isinstance(index, int)}
+
+    def heard(self, gpus: Sequence[Mapping[str, object]]) -> None:
+        """What telemetry's labels told: it may be some of the node's GPUs, and does not speak of the rest.
+
+        A GPU that has an index now takes it from the one that had it: counting begins anew when one is lost.
+        """
+        for gpu in gpus:
+            pci, index = gpu.get("pci"), gpu.get("index")
+            if isinstance(pci, str) and isinstance(index, int):
+                self._inventory = {p: i for p, i in self._inventory.items() if i != index}
+                self._inventory[pci] = index
+
+    def identity(self, pci: str, uuid: str, boot_id: str | None) -> None:
+        """One `NVRM: GPU at PCI:…` line, printed once per GPU and boot."""
+        if boot_id != self._boot:
+            self._seen, self._boot = {}, boot_id
+        self._seen[pci] = uuid
+
+    def address(self, gpu: int | None) -> str | None:
+        """The PCI address of the GPU with this index, where the node has told it."""
+        return next((pci for pci, index in self._inventory.items() if index == gpu), None)
+
+    def is_seen(self, pci: str, boot_id: str) -> bool:
+        """Whether the node has told of the GPU at this address in this boot."""
+        named = self._boot == boot_id and pci in self._seen
+        return named or (self._listed == boot_id and pci in self._inventory)
+
+    def index(self, pci: str, *, expected: int, from_topology: Sequence[str] = ()) -> int | None:
+        """Index of the GPU at `pci`, None when it is not known. `expected`: GPUs that Slurm configures."""
+        if pci in self._inventory:
+            return self._inventory[pci]
+        if pci in from_topology:
+            return list(from_topology).index(pci)
+        if expected > 0 and len(self._seen) == expected and pci in self._seen:
+            return sorted(self._seen).index(pci)
+        return None
+
+
+#: Older ones judge nothing any more: the longest look back is that for lemons.
+KEPT = timedelta(days=7)
+#: Lines so close together are one event (a.4 of the facts, as NVSentinel joins them).
+GAP = timedelta(minutes=3)
+#: A part that is gone or hangs repeats its fault for as long as anybody asks it.
+STICKY_GAP = timedelta(hours=3)
+#: What is measured is told every 5 min while it stands.
+MEASURED_GAP = timedelta(minutes=6)
+#: A root explains what comes so shortly before it, and after it.
+NEAR = timedelta(seconds=30)
+
+#: Of jobs and users, of units, and of bursts of one fault on one part, and of one node.
+PEOPLE_KEPT = 16
+UNITS_KEPT = 8
+BURSTS_KEPT = 64
+NODE_KEPT = 1000
+JOBS_KEPT = 50_000
+ROOTS_KEPT = 32
+
+#: The fault of a burst that says: another part stands at this address now.
+REPLACED = "part-replaced"
+#: What begins the fault of a burst that says: a person has settled the fault behind it, up to then.
+SETTLED = "settled:"
+#: A hair: lines of one moment stay in the order in which they came.
+_NEXT = timedelta(microseconds=1)
+ONE_MOMENT = timedelta(milliseconds=1)
+_RANK = {FaultClass.degraded: 1, FaultClass.fatal: 2}
+
+Key = tuple[str, str]
+
+
+class Noted(msgspec.Struct, frozen=True, kw_only=True):
+    """One line or finding, as the history takes it. `at` is by our clock. `part` as `History.part` says."""
+
+    node: str
+    part: str
+    fault: str
+    fault_class: FaultClass
+    at: datetime
+    component: Component
+    boot_id: str | None = None
+    jobs: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+    unit: str = ""
+    measured: bool = False
+
+    @property
+    def gap(self) -> timedelta:
+        if fault_is(self.fault, Trait.sticky):
+            return STICKY_GAP
+        return MEASURED_GAP if self.measured else GAP
+
+
+# Wide: one record of bursts, and each question that incidents, repeats and ladders ask of it.
+class History:
+    """Bursts of one cluster by node, part and fault."""
+
+    def __init__(self, cluster: str) -> None:
+        self.cluster = cluster
+        self._nodes: dict[str, dict[Key, tuple[FaultBurst, ...]]] = defaultdict(dict)
+        #: (node, PCI address) -> the GPU that was last told to be there.
+        self._gpus: dict[tuple[str, str], GpuPart] = {}
+        #: What this walk has changed, whole, until it is kept.
+        self._fresh: dict[str, dict[Key, tuple[FaultBurst, ...]]] = defaultdict(dict)
+        self._fresh_gpus: dict[tuple[str, str], GpuPart] = {}
+        self._changed: dict[tuple[str, Key], dict[datetime, FaultBurst]] = defaultdict(dict)
+        self._last: dict[tuple[str, str], tuple[str, datetime]] = {}
+        #: (job, fault) -> where it was told; two places are enough to know that it was told at several.
+        self._places: dict[tuple[str, str], set[tuple[str, str]]] = {}
+        #: Job -> hardware faults of its nodes: class, begin and end.
+        self._roots: dict[str, dict[tuple[str, Key, datetime], FaultBurst]] = {}
+        self._placed: dict[str, set[tuple[str, Key]]] = defaultdict(set)
+
+    # --- keeping ----------------------------------------------------------------------------------------
+
+    def load(self, bursts: Iterable[FaultBurst]) -> None:
+        """After a restart: what was kept before."""
+        for one in sorted(bursts, key=lambda one: (one.last_at, one.began_at)):
+            if one.pci and (part := part_named(one.part)) is not None:
+                self._learn(one.node, one.pci, part)
+            key = (self._whole(one.node, one.part, one.pci), one.fault)
+            known = self._nodes[one.node]
+            known[key] = tuple(sorted((*known.get(key, ()), one), key=_begin))
+            self._index(one, key)
+        for node in self._nodes:
+            self._bound(node)
+        self._gpus |= self._fresh_gpus
+        self._fresh_gpus = {}
+
+    def begin(self) -> None:
+        """A new walk: what the last one noted and did not keep never was."""
+        self._fresh, self._changed, self._fresh_gpus = defaultdict(dict), defaultdict(dict), {}
+
+    def keep(self) -> None:
+        """The walk's transaction is through."""
+        for node, fresh in self._fresh.items():
+            self._nodes[node] |= fresh
+            self._bound(node)
+        self._gpus |= self._fresh_gpus
+        self.begin()
+
+    def gpus(self) -> list[tuple[str, str, str]]:
+        """(node, PCI address, name) of the GPUs that nodes have listed; each keeps its first name for as long
+        as it stands there. From any thread."""
+        return [(node, pci, one.first) for (node, pci), one in list(self._gpus.items())]
+
+    @property
+    def changed(self) -> list[FaultBurst]:
+        """The rows that this walk has to write."""
+        return [one for bursts in self._changed.values() for one in bursts.values()]
+
+    @property
+    def touched(self) -> list[tuple[Key, FaultBurst]]:
+        """The bursts that this walk began or went on with, by the part they belong to now."""
+        return [(key, one) for (_, key), bursts in self._changed.items() for one in bursts.values()]
+
+    # --- parts ------------------------------------------------------------------------------------------
+
+    def part(self, where: Component, pci: str | None = None) -> str:
+        """What of the node it is about; `pci`: the address of its GPU, where the component does not say."""
+        pci = where.pci or pci
+        if where.switch:
+            return where.switch
+        if where.nic:
+            return where.nic
+        if pci is not None:
+            return self.gpu_at(where.node or "", pci) or pci
+        return f"gpu{where.gpu}" if where.gpu is not None else ""
+
+    def gpu_at(self, node: str, pci: str) -> str | None:
+        """The part at an address, by its UUID or else its serial number; None where nobody told."""
+        known = self._known_at(node, pci)
+        return known.name if known is not None else None
+
+    def _known_at(self, node: str, pci: str) -> GpuPart | None:
+        return self._fresh_gpus.get((node, pci)) or self._gpus.get((node, pci))
+
+    def identify(
+        self, node: str, pci: str, uuid: str, at: datetime, boot_id: str | None = None, serial: str = ""
+    ) -> None:
+        """The node told which GPU stands at an address. Another than before is a new part, which starts
+        clean; what was noted by the address or the serial number alone was this GPU's."""
+        part = told(uuid, serial)
+        if part is not None and self._learn(node, pci, part):
+            where = Component(cluster=self.cluster, node=node, pci=pci)
+            self.note(
+                Noted(
+                    node=node,
+                    part=part.name,
+                    fault=REPLACED,
+                    fault_class=FaultClass.informational,
+                    at=at,
+                    component=where,
+                    boot_id=boot_id,
+                )
+            )
+
+    def _learn(self, node: str, pci: str, part: GpuPart) -> bool:
+        """True where another GPU was known there."""
+        before = self._known_at(node, pci)
+        if before is not None and is_another(before, part):
+            self._fresh_gpus[node, pci] = part
+            return True
+        now = same(before, part) if before is not None else part
+        if now == before:
+            return False
+        self._fresh_gpus[node, pci] = now
+        was = before.name if before is not None else pci
+        if was != now.name:
+            for known in (self._nodes, self._fresh):
+                self._rename(known[node], was, now.name)
+        return False
+
+    def _rename(self, known: dict[Key, tuple[FaultBurst, ...]], before: str, part: str) -> None:
+        for key in [key for key in known if key[0] == before]:
+            moved = known.pop(key)
+            now = (part, key[1])
+            known[now] = tuple(sorted((*known.get(now, ()), *moved), key=_begin))
+            for one in moved:
+                self._index(one, now)
+
+    def _whole(self, node: str, part: str, pci: str | None) -> str:
+        """What is kept under an address or a serial number is that of the GPU which turned out to be it."""
+        known = self._known_at(node, pci) if pci else None
+        if known is None:
+            return part
+        return known.name if part in {pci, f"{BY_SERIAL}{known.serial}"} else part
+
+    # --- noting -----------------------------------------------------------------------------------------
+
+    def note(self, new: Noted) -> FaultBurst:
+        """Counts it to the burst it belongs to, or begins one."""
+        at = self._in_order(new)
+        key = (new.part, new.fault)
+        known = self._of(new.node, key)
+        place = next((i for i in range(len(known) - 1, -1, -1) if _goes_on(known[i], at, new)), None)
+        if place is None:
+            burst = FaultBurst(
+                cluster=self.cluster,
+                node=new.node,
+                part=new.part,
+                fault=new.fault,
+                fault_class=new.fault_class,
+                began_at=at,
+                last_at=at,
+                boot_id=new.boot_id,
+                pci=new.component.pci,
+                gpu=new.component.gpu,
+                jobs=new.jobs[:PEOPLE_KEPT],
+                users=new.users[:PEOPLE_KEPT],
+                units=(new.unit,) if new.unit else (),
+            )
+            oldest = at - KEPT
+            kept = tuple(sorted((*(one for one in known if one.last_at >= oldest), burst), key=_begin))
+            self._put(new.node, key, kept[-BURSTS_KEPT:], burst)
+            return burst
+        before = known[place]
+        burst = msgspec.structs.replace(
+            before,
+            count=before.count + 1,
+            began_at=before.began_at,
+            last_at=max(before.last_at, at),
+            fault_class=_worse(before.fault_class, new.fault_class),
+            boot_id=new.boot_id or before.boot_id,
+            pci=new.component.pci or before.pci,
+            gpu=before.gpu if new.component.gpu is None else new.component.gpu,
+            jobs=_more(before.jobs, new.jobs, PEOPLE_KEPT),
+            users=_more(before.users, new.users, PEOPLE_KEPT),
+            units=_more(before.units, (new.unit,) if new.unit else (), UNITS_KEPT),
+        )
+        self._put(new.node, key, (*known[:place], burst, *known[place + 1 :]), burst)
+        return burst
+
+    def place(self, node: str, part: str, fault: str, incident: str, is_over: Callable[[str], bool]) -> None:
+        """The walk has put what it was told where it belongs. `is_over`: an incident that has ended; what
+        comes after that is another event, however near."""
+        key = (part, fault)
+        for began, burst in list(self._changed.get((node, key), {}).items()):
+            if burst.incident == incident:
+                continue
+            known = self._of(node, key)
+            kept = next(
+                (one for one in self._nodes.get(node, {}).get(key, ()) if one.began_at == began), None
+            )
+            if kept is not None and kept.incident and kept.last_at < burst.last_at and is_over(kept.incident):
+                apart = msgspec.structs.replace(
+                    burst, began_at=burst.last_at, count=burst.count - kept.count, incident=incident
+                )
+                bursts = tuple(kept if one.began_at == began else one for one in known)
+                self._put(node, key, tuple(sorted((*bursts, apart), key=_begin)), apart)
+                del self._changed[node, key][began]
+            else:
+                placed = msgspec.structs.replace(burst, incident=incident)
+                bursts = tuple(placed if one.began_at == began else one for one in known)
+                self._put(node, key, bursts, placed)
+
+    def _in_order(self, new: Noted) -> datetime:
+        """Its moment, a hair later where another fault of the part was told at the same one."""
+        where = (new.node, new.part)
+        fault, at = self._last.get(where, ("", new.at - _NEXT))
+        moment = new.at
+        if fault != new.fault and moment <= at < moment + ONE_MOMENT:
+            moment = at + _NEXT
+        self._last[where] = (new.fault, moment)
+        return moment
+
+    def _put(self, node: str, key: Key, bursts: tuple[FaultBurst, ...], burst: FaultBurst) -> None:
+        self._fresh[node][key] = bursts
+        self._changed[node, key][burst.began_at] = burst
+        self._index(burst, key)
+
+    def _index(self, burst: FaultBurst, key: Key) -> None:
+        for job in burst.jobs:
+            places = self._places.setdefault((job, burst.fault), set())
+            if len(places) < 2:
+                places.add((burst.node, key[0]))
+            if _is_root(burst):
+                roots = self._roots.setdefault(job, {})
+                if len(roots) < ROOTS_KEPT:
+                    roots[burst.node, key, burst.began_at] = burst
+        if burst.incident is not None:
+            self._placed[burst.incident].add((burst.node, key))
+        for index in (self._places, self._roots, self._placed):
+            if len(index) > JOBS_KEPT:
+                del index[next(iter(index))]  # pyright: ignore[reportArgumentType]
+
+    def _bound(self, node: str) -> None:
+        """What is too old goes, and of a node with too much its oldest: once a walk, whatever it noted."""
+        known = self._nodes[node]
+        ends = sorted((one.last_at, key, n) for key, bursts in known.items() for n, one in enumerate(bursts))
+        old = bisect_left(ends, ends[-1][0] - KEPT, key=itemgetter(0)) if ends else 0
+        gone: dict[Key, set[int]] = defaultdict(set)
+        for _, key, n in ends[: max(old, len(ends) - NODE_KEPT)]:
+            gone[key].add(n)
+        for key, numbers in gone.items():
+            rest = tuple(one for n, one in enumerate(known.pop(key)) if n not in numbers)
+            if rest:
+                known[key] = rest
+
+    # --- asking -----------------------------------------------------------------------------------------
+
+    def _of(self, node: str, key: Key) -> tuple[FaultBurst, ...]:
+        fresh = self._fresh.get(node, {}).get(key)
+        return fresh if fresh is not None else self._nodes.get(node, {}).get(key, ())
+
+    def of(self, node: str, part: str, fault: str) -> tuple[FaultBurst, ...]:
+        """Bursts of one fault on one part, the oldest first."""
+        return self._of(node, (part, fault))
+
+    def on(self, node: str, part: str | None = None) -> Iterator[tuple[Key, FaultBurst]]:
+        """All bursts of a part, or of the whole node."""
+        keys = {*self._nodes.get(node, ()), *self._fresh.get(node, ())}
+        for key in sorted(keys):
+            if part is None or key[0] == part:
+                for one in self._of(node, key):
+                    yield key, one
+
+    def placed_in(self, incident: str) -> list[tuple[str, FaultBurst]]:
+        """The bursts that went into an incident, each with its part."""
+        return [
+            (key[0], one)
+            for node, key in sorted(self._placed.get(incident, ()))
+            for one in self._of(node, key)
+            if one.incident == incident
+        ]
+
+    def is_alone(self, part: str, burst: FaultBurst) -> bool:
+        """None of its jobs had the same fault on another part."""
+        told = (self._places.get((job, burst.fault), set()) for job in burst.jobs)
+        return all(places <= {(burst.node, part)} for places in told)
+
+    def is_explained(self, burst: FaultBurst) -> bool:
+        """A worse fault that the driver told of its node, or of a node of one of its jobs, came with it."""
+        roots = [one for _, one in self.on(burst.node) if _is_root(one)]
+        for job in burst.jobs:
+            roots += self._roots.get(job, {}).values()
+        rank = _RANK.get(burst.fault_class, 0)
+        return any(
+            _RANK[root.fault_class] > rank
+            and root.began_at - NEAR <= burst.last_at
+            and burst.began_at <= root.last_at + NEAR
+            for root in roots
+        )
+
+
+def _begin(burst: FaultBurst) -> tuple[datetime, datetime]:
+    return burst.began_at, burst.last_at
+
+
+def _goes_on(burst: FaultBurst, at: datetime, new: Noted) -> bool:
+    """Another boot is another event, however near."""
+    boots = {burst.boot_id, new.boot_id} - {None}
+    return len(boots) < 2 and burst.began_at - new.gap <= at <= burst.last_at + new.gap
+
+
+def _is_root(burst: FaultBurst) -> bool:
+    return burst.fault_class in _RANK and fault_is(burst.fault, Trait.root)
+
+
+def _worse(one: FaultClass, other: FaultClass) -> FaultClass:
+    return max(one, other, key=lambda fault_class: _RANK.get(fault_class, 0))
+
+
+def _more(known: tuple[str, ...], new: tuple[str, ...], kept: int) -> tuple[str, ...]:
+    added = tuple(one for one in dict.fromkeys(new) if one not in known)
+    return (*known, *added)[:kept] if added else known

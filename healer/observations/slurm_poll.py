@@ -1,0 +1,164 @@
+"""What the poll of Slurm finds: how slurmctld does, how often it may be asked, and where its nodes stand.
+
+How it does is a state for people and for the pace of the poll. Nothing is done to a node because of it.
+"""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import NamedTuple
+
+import msgspec
+
+from healer.model import BLOCK, Controller, Place, SlurmNode, SlurmSnapshot, Topology, Trouble, WatchSettings
+
+#: Slurm is asked at most this often, and no more than a tenth of the time, but rests no longer than
+#: `REST_MAX_S`: a picture older than `stale_s` (30 s) holds everything.
+POLL_S = 2.0
+REST_MAX_S = 10.0
+#: While one of these stands each rest is twice as long as the one before.
+_PRESSED = frozenset({Trouble.slow, Trouble.backlog})
+
+
+class Told(NamedTuple):
+    """One trouble for a page: `text` is a sentence without its full stop."""
+
+    trouble: Trouble
+    since: datetime
+    text: str
+
+
+def noted(
+    seen: Controller, before: Controller | None, limits: WatchSettings, *, other_cluster: bool = False
+) -> Controller:
+    """`seen` with its troubles, each since the poll that first showed it.
+
+    While it does not answer its figures are the last known ones, and what they showed goes on.
+    """
+    if seen.problem and before is not None:
+        seen = msgspec.structs.replace(
+            before, at=seen.at, problem=seen.problem, adapter=seen.adapter, fallbacks=seen.fallbacks
+        )
+    known: Mapping[Trouble, datetime] = before.since if before else {}
+    shown = [one for one in Trouble if _stands(one, seen, before, limits, other_cluster)]
+    return msgspec.structs.replace(seen, since={one: known.get(one, seen.at) for one in shown})
+
+
+def _stands(
+    trouble: Trouble, seen: Controller, before: Controller | None, limits: WatchSettings, other_cluster: bool
+) -> bool:
+    match trouble:
+        case Trouble.away:
+            return bool(seen.problem) and not other_cluster
+        case Trouble.other_cluster:
+            return other_cluster
+        case Trouble.backup:
+            return seen.role == "backup"
+        case Trouble.slow:
+            return (seen.answer_s or 0) > limits.slow_s
+        case Trouble.backlog:
+            return (seen.threads or 0) >= limits.threads or (seen.agent_queue or 0) >= limits.agent_queue
+        case Trouble.accounting:
+            return _grows(seen, before)
+        case Trouble.passed_over:
+            return bool(seen.fallbacks)
+
+
+def _grows(seen: Controller, before: Controller | None) -> bool:
+    """slurmdbd takes nothing: its queue has grown, and not fallen since. One that works empties it."""
+    queue = seen.dbd_queue or 0
+    last = before.dbd_queue if before else None
+    if before is None or last is None or queue == 0:
+        return False
+    return queue > last or (queue == last and Trouble.accounting in before.since)
+
+
+def troubles(controller: Controller | None) -> list[Told]:
+    """What a page says of it, the worst first; empty while all is well or nothing is known."""
+    if controller is None:
+        return []
+    return [
+        Told(one, controller.since[one], _text(one, controller)) for one in Trouble if one in controller.since
+    ]
+
+
+def _text(trouble: Trouble, seen: Controller) -> str:
+    match trouble:
+        case Trouble.away:
+            return f"Slurm cannot be read: {seen.problem.rstrip('.')}"
+        case Trouble.other_cluster:
+            return seen.problem.rstrip(".")
+        case Trouble.backup:
+            return f"The backup controller{f' {seen.host}' if seen.host else ''} has taken over"
+        case Trouble.slow:
+            return f"slurmctld takes {seen.answer_s or 0:.1f} s to answer"
+        case Trouble.backlog:
+            waits = f"{seen.agent_queue} messages wait to leave" if seen.agent_queue is not None else ""
+            works = f"{seen.threads} requests are in work" if seen.threads is not None else ""
+            return f"slurmctld is behind: {' and '.join(part for part in (works, waits) if part)}"
+        case Trouble.accounting:
+            return f"slurmdbd takes no records: {seen.dbd_queue} wait in slurmctld"
+        case Trouble.passed_over:
+            passed = "; ".join(one.rstrip(".") for one in seen.fallbacks)
+            return f"Slurm is asked by {seen.adapter or 'the next adapter'}: {passed}"
+
+
+def rest_s(spent_s: float, controller: Controller, last_s: float) -> float:
+    """How long to leave slurmctld alone after a poll that took `spent_s`, `last_s` being the rest before it.
+
+    Nine tenths of the time; longer and longer while it is slow or behind, and at once as before after that.
+    """
+    wanted = max(POLL_S, 10 * spent_s)
+    if not _PRESSED.isdisjoint(controller.since):
+        wanted = max(wanted, 2 * last_s)
+    return min(REST_MAX_S, wanted)
+
+
+#: Node -> its switches, leaf first; or the block of topology/block, marked as one.
+Switches = Mapping[str, tuple[str, ...]]
+
+
+class Placing:
+    """Puts places on pictures. While nothing has changed, the same mapping of nodes comes out again."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Mapping[str, SlurmNode], Topology, Switches, Mapping[str, SlurmNode]] | None = None
+
+    def placed(self, snapshot: SlurmSnapshot, topology: Topology, switches: Switches) -> SlurmSnapshot:
+        last = self._last
+        same = last and last[0] is snapshot.nodes and last[1] is topology and last[2] is switches
+        if last and same:
+            return msgspec.structs.replace(snapshot, nodes=last[3])
+        found = with_places(snapshot, topology, switches)
+        self._last = (snapshot.nodes, topology, switches, found.nodes)
+        return found
+
+
+def with_places(snapshot: SlurmSnapshot, topology: Topology, switches: Switches) -> SlurmSnapshot:
+    """Where the picture itself says nothing: what the file says, and else what Slurm's own tree says."""
+    if not topology.places and not switches:
+        return snapshot
+    nodes = {
+        name: placed(node, topology.place(snapshot.cluster, name), switches.get(name, ()))
+        for name, node in snapshot.nodes.items()
+    }
+    return msgspec.structs.replace(snapshot, nodes=nodes)
+
+
+def placed(node: SlurmNode, place: Place, above: tuple[str, ...] = ()) -> SlurmNode:
+    """A block of Slurm's is what the site says that it is: nodes that share one NVLink domain."""
+    blocks = tuple(name.removeprefix(BLOCK) for name in above if name.startswith(BLOCK))
+    above = tuple(name for name in above if not name.startswith(BLOCK))
+    leaf = node.switch or place.switch or (above[0] if above else "")
+    if place == Place() and not leaf and not blocks:
+        return node
+    return msgspec.structs.replace(
+        node,
+        rack=node.rack or place.rack,
+        switch=leaf,
+        pod=node.pod or place.pod,
+        domain=node.domain or place.domain or (blocks[0] if blocks else ""),
+        pdu=node.pdu or place.pdu,
+        row=node.row or place.row,
+        # Of a leaf that Slurm does not put above the node its tree says nothing.
+        switches=above[above.index(leaf) :] if leaf in above else (leaf,) if leaf else (),
+    )

@@ -1,0 +1,619 @@
+"""The last 15 minutes of everything measured in one cluster, as arrays over its GPUs, nodes and links.
+
+One thread owns it. Arrays that it gives are valid until the next `update` or `show`.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from fnmatch import fnmatch
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from healer.model import (
+    OF_DEVICES,
+    Catalogue,
+    Column,
+    Component,
+    GpuModel,
+    Part,
+    Scope,
+    Signal,
+    SignalKind,
+    SlurmSnapshot,
+    Topology,
+    device_named,
+)
+from healer.model.telemetry import Report
+from healer.observations.axes import (
+    GPUS_MAX,
+    ROWS_MAX,
+    Axes,
+    Axis,
+    derived_signals,
+    grown,
+    place_jobs,
+    place_nodes,
+)
+from healer.observations.groups import Groups, groups_of, node_groups_of, rack_groups_of
+from healer.observations.report_order import (
+    AHEAD_S,
+    BACK_S,
+    NO_ROOM,
+    NOT_LOOKED_UP,
+    UNKNOWN,
+    Clocks,
+    ClockStepped,
+    Layout,
+    Layouts,
+    Place,
+    Stretch,
+    in_rounds,
+)
+from healer.observations.rings import SLOT_S, SLOTS, Rings, Run, slot_of
+from healer.ports.measurements import ColumnBook
+
+#: Signals live on these.
+MEASURED = (Scope.gpu, Scope.node, Scope.link, Scope.device, Scope.device_part)
+SIGNALS_MAX = 200
+#: Of the windows of one axis. 100,000 GPUs with 70 signals fit.
+BYTES_MAX = 8 << 30
+#: Samples that are put into the windows at once: some arrays of so many fit into a processor's own cache.
+TOGETHER = 8192
+#: Rows that lie side by side are taken as one, signal by signal, where they are so many on average: for few
+#: rows many calls cost more than they save.
+RUN_LEAST = 512
+
+
+@dataclass(slots=True)
+class Counts:
+    """Of this process. `late`: samples older than the windows, or of a time that a repair ended.
+    `out_of_order`: not newer than the last of their series, or told twice. `future`: reports whose clock, or
+    that of the host where they arrived, was ahead. `unknown_columns`: samples of series that the catalogue
+    does not know. `dropped`: samples for which there was no room, of another cluster, or of a node that told
+    of more moments than are looked at."""
+
+    reports: int = 0
+    samples: int = 0
+    late: int = 0
+    out_of_order: int = 0
+    future: int = 0
+    unknown_columns: int = 0
+    dropped: int = 0
+
+
+# Wide: the one reading side of all windows: values, windows, rows and peers of one moment belong together.
+class Telemetry:
+    """What rules, models and charts read."""
+
+    def __init__(self, cluster: str, catalogue: Catalogue, gpu_models: Sequence[GpuModel] = ()) -> None:
+        self.cluster = cluster
+        self.counts = Counts()
+        #: Signals that anybody told so far.
+        self.told: set[str] = set()
+        self._axes = Axes(cluster)
+        #: By the name of a report's node, or of a device with its mark. Rows never move.
+        self._rows: dict[str, tuple[Scope, int]] = {}
+        #: Of nodes and of devices, by their rows.
+        self._clocks = {Scope.node: Clocks(), Scope.device: Clocks()}
+        # Two for each axis: gauges (enums and bit masks too), counters. A column's place is a number in here.
+        self._rings = [(scope, Rings(counters=counters)) for scope in MEASURED for counters in (False, True)]
+        self._groups: dict[Scope, tuple[int, Groups]] = {}
+        self._rack_groups: dict[Scope, tuple[int, Groups]] = {}
+        self._node_groups: dict[Scope, tuple[int, Groups]] = {}
+        self._specs: dict[str, NDArray[np.float64]] = {}
+        self._layouts = Layouts(self._place)
+        self._snapshot: SlurmSnapshot | None = None
+        self._shown_s = -math.inf
+        self._places: Topology | None = None
+        #: Rows of Slurm's nodes, and what they are told of by it: signal -> values by those rows.
+        self._derived: tuple[NDArray[np.int32], dict[str, NDArray]] = (np.zeros(0, np.int32), {})
+        #: By node row: samples up to this moment, s since 1970, speak of what is over.
+        self._over = np.full(0, -np.inf)
+        self._catalogue = catalogue
+        self.models(gpu_models)
+
+    def models(self, gpu_models: Sequence[GpuModel]) -> None:
+        """What GPU models are made for, from now on."""
+        self._gpu_models = tuple(gpu_models)
+        self._specs.clear()
+
+    @property
+    def layout(self) -> int:
+        """Another number whenever rows, or what belongs to what, have changed."""
+        return self._axes.version
+
+    @property
+    def reports(self) -> int:
+        """Taken in so far."""
+        return self.counts.reports
+
+    # --- Slurm ---
+
+    def show(self, snapshot: SlurmSnapshot, places: Topology, now: datetime | None = None) -> None:
+        """Takes in what Slurm shows. Cheap when nodes and jobs are those of the last time.
+
+        A picture from a host whose clock is ahead is one of `now`.
+        """
+        before, at_s = self._snapshot, snapshot.taken_at.timestamp()
+        if now is not None:
+            at_s = min(at_s, now.timestamp())
+        if before is not None and at_s < self._shown_s:
+            return
+        self._snapshot, self._shown_s = snapshot, at_s
+        moved = before is None or snapshot.nodes is not before.nodes or places is not self._places
+        if moved:
+            self._places = places
+            place_nodes(self._axes, snapshot, places)
+            self._specs.clear()
+            gpus = sum(min(node.gpus, GPUS_MAX) for node in snapshot.nodes.values())
+            self._reserve(Scope.gpu, min(gpus, ROWS_MAX[Scope.gpu]))
+        if moved or before is None or snapshot.jobs is not before.jobs:
+            loads = place_jobs(self._axes, snapshot)
+            self._derived = derived_signals(self._axes, snapshot, loads)
+        self._put_derived(at_s)
+
+    def _put_derived(self, at_s: float) -> None:
+        """Signals that Slurm's picture gives, as samples of the moment it was taken."""
+        rows, told = self._derived
+        self._enter(at_s)
+        for name, values in told.items():
+            signal = self._catalogue.signals.get(name)
+            if signal is None or not signal.derived or (rings := self._room_for(signal)) is None:
+                continue
+            self._reserve(signal.scope, self._axes.axis(signal.scope).n)
+            known = np.flatnonzero(~np.isnan(values))
+            number = np.full(len(known), rings.signals[name])
+            rings.put(number, rows[known], values[known], np.full(len(known), at_s))
+
+    # --- samples ---
+
+    def forget(self, node: str, until: datetime) -> None:
+        """The node was repaired, returned or booted then: what was measured before is over, now and when it
+        comes late."""
+        row = self._axes.node(node)
+        if row is None:
+            return
+        until_s = until.timestamp()
+        self._over = grown(self._over, row + 1, -np.inf)
+        self._over[row] = max(self._over[row], until_s)
+        for scope, rings in self._rings:
+            rows = self._axes.of_node(scope, row)
+            rings.forget(rows[rows < rings.rows], until_s)
+
+    def update(self, reports: Sequence[Report], book: ColumnBook, now: datetime | None = None) -> None:
+        """Takes in reports, in the order of their times. A report that comes again counts once.
+
+        Nothing is dated after `now`, this process's clock. Of one node the newest 8 moments of a call count.
+        """
+        now_s = math.inf if now is None else now.timestamp()
+        nodes: tuple[list[int], list[Report]] = [], []
+        devices: tuple[list[int], list[Report]] = [], []
+        for report in reports:
+            of, row = self._row_of(report)
+            if row is None:
+                self.counts.dropped += len(report.values)
+                continue
+            rows, own = nodes if of is Scope.node else devices
+            rows.append(row)
+            own.append(report)
+        self.counts.reports += len(reports)
+        for of, (rows, own) in ((Scope.node, nodes), (Scope.device, devices)):
+            numbers = np.array(rows, np.int32)
+            at_s = np.array([one.at.timestamp() for one in own])
+            arrived_s = np.array([one.arrived_at.timestamp() for one in own])
+            made = in_rounds(numbers, self._clocks[of].date(numbers, at_s, arrived_s, now_s), own)
+            self.counts.out_of_order += made.repeated
+            self.counts.dropped += made.surplus
+            if made.rounds:
+                self._enter(max(float(one.times.max()) for one in made.rounds))
+            for one in made.rounds:
+                self._take(of, one.nodes, one.times, one.reports, book)
+        self.counts.future = sum(one.future for one in self._clocks.values())
+
+    def _row_of(self, report: Report) -> tuple[Scope, int | None]:
+        """Whether it is of a node or of a device, and which; None: of another cluster, or too many."""
+        if report.cluster != self.cluster:
+            return Scope.node, None
+        known = self._rows.get(report.node)
+        if known is not None:
+            return known
+        device = device_named(report.node)
+        if device is None:
+            of, row = Scope.node, self._axes.node(report.node)
+        else:
+            of, row = Scope.device, self._axes.device(device)
+        if row is not None:
+            self._rows[report.node] = of, row
+        return of, row
+
+    @property
+    def slow_clocks(self) -> int:
+        """Nodes whose samples come steadily late by more than 30 s and are dated by that lag."""
+        return sum(one.slow for one in self._clocks.values())
+
+    def check_clock(self, now: datetime) -> None:
+        """Raises ClockStepped when what is known lies in the future: this process's clock went back."""
+        latest = slot_of(now.timestamp() + BACK_S)
+        if any(rings.head is not None and rings.head > latest for _, rings in self._rings):
+            raise ClockStepped(f"it is {now:%H:%M:%S} UTC, and windows go beyond that")
+
+    def _take(
+        self, of: Scope, nodes: NDArray, times: NDArray, reports: Sequence[Report], book: ColumnBook
+    ) -> None:
+        """One round: reports of different nodes (or devices), as few sets of numpy operations as they have
+        layouts."""
+        self._over = grown(self._over, self._axes.axis(Scope.node).n, -np.inf)
+        over = times <= self._over[nodes] if of is Scope.node else np.zeros(len(nodes), bool)
+        groups, others = self._layouts.alike(reports, book)
+        for indexes, layout in groups:
+            values = np.array([reports[index].values for index in indexes])
+            self._take_alike(of, nodes[indexes], times[indexes], values, over[indexes], layout)
+        if others:
+            self._take_mixed(
+                of, nodes[others], times[others], [reports[one] for one in others], over[others], book
+            )
+
+    def _take_alike(
+        self, of: Scope, nodes: NDArray, times: NDArray, values: NDArray, over: NDArray, layout: Layout
+    ) -> None:
+        """`values` (k, m): k reports of m columns."""
+        told = np.isfinite(values)
+        if over.any():
+            self.counts.late += int(np.count_nonzero(told[over]))
+            told[over] = False
+        self.counts.unknown_columns += int(np.count_nonzero(told[:, layout.unknown]))
+        self.counts.dropped += int(np.count_nonzero(told[:, layout.no_room]))
+        whole = bool(told.all())
+        for stretch in layout.stretches:
+            some = told[:, stretch.at]
+            if self._fits(of, stretch.ring, int(np.count_nonzero(some))):
+                self._put_alike(stretch, nodes, times, values, None if whole else some)
+
+    def _put_alike(
+        self, stretch: Stretch, nodes: NDArray, times: NDArray, values: NDArray, told: NDArray | None
+    ) -> None:
+        """A few signals at a time: what is worked on stays in the processor's cache. `told` (k, s, p):
+        which samples there are; None: all."""
+        scope, rings = self._rings[stretch.ring]
+        parts = len(stretch.part)
+        at_s = np.repeat(times, parts)
+        node, part = np.repeat(nodes, parts), np.tile(stretch.part, len(nodes))
+        rows = np.full(len(node), -1, np.int32)
+        # A part of which nothing is told gets no row.
+        heard = slice(None) if told is None else told.any(axis=1).reshape(-1)
+        rows[heard] = self._axes.rows(scope, node[heard], part[heard])
+        self._reserve(scope, self._axes.axis(scope).n)
+        runs = self._runs(rings, rows, at_s)
+        if runs:
+            self._put_runs(rings, stretch, rows, values, runs, told)
+            return
+        step = max(1, TOGETHER // len(rows))
+        for first in range(0, len(stretch.signal), step):
+            some = slice(first, first + step)
+            samples = values[:, stretch.at[some]].swapaxes(0, 1).reshape(-1, len(rows))
+            there = None if told is None else told[:, some].swapaxes(0, 1).reshape(-1, len(rows))
+            self._put(rings, stretch.signal[some, np.newaxis], rows, samples, at_s, there)
+
+    def _runs(self, rings: Rings, rows: NDArray, at_s: NDArray) -> list[tuple[slice, Run]]:
+        """Stretches of `rows` that lie side by side; none where they are many, or where some have no room or
+        are late: what is looked up cell by cell knows all cases."""
+        edges = [0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)]
+        if len(rows) < RUN_LEAST * (len(edges) - 1) or rows.min() < 0 or rings.is_late(float(at_s.min())):
+            return []
+        return [(slice(a, b), Run(at_s[a:b])) for a, b in pairwise(edges)]
+
+    def _put_runs(
+        self,
+        rings: Rings,
+        stretch: Stretch,
+        rows: NDArray,
+        values: NDArray,
+        runs: Sequence[tuple[slice, Run]],
+        told: NDArray | None,
+    ) -> None:
+        for number, (signal, at) in enumerate(zip(stretch.signal, stretch.at, strict=True)):
+            # A view is a third of the cost of a choice.
+            beside = at[-1] - at[0] == len(at) - 1 and bool((np.diff(at) == 1).all())
+            samples = (values[:, at[0] : at[-1] + 1] if beside else values[:, at]).reshape(-1)
+            there = None if told is None else told[:, number].reshape(-1)
+            for part, run in runs:
+                some = None if there is None else there[part]
+                repeated = rings.put_run(int(signal), int(rows[part.start]), samples[part], run, some)
+                if repeated is None:
+                    self._put(rings, np.array([signal]), rows[part], samples[part], run.at_s, some)
+                    continue
+                self.counts.samples += len(run.at_s) if some is None else int(np.count_nonzero(some))
+                self.counts.out_of_order += repeated
+
+    def _take_mixed(
+        self,
+        of: Scope,
+        nodes: NDArray,
+        times: NDArray,
+        reports: Sequence[Report],
+        over: NDArray,
+        book: ColumnBook,
+    ) -> None:
+        """Reports that tell each something else, sample by sample."""
+        values = np.concatenate([one.values for one in reports])
+        columns, ring = self._layouts.looked_up(np.concatenate([one.columns for one in reports]), book)
+        report = np.repeat(np.arange(len(reports), dtype=np.int32), [len(one.columns) for one in reports])
+        told = np.isfinite(values)
+        late = over[report]
+        self.counts.late += int(np.count_nonzero(late & told))
+        told &= ~late
+        self.counts.unknown_columns += int(
+            np.count_nonzero(told & ((ring == UNKNOWN) | (ring == NOT_LOOKED_UP)))
+        )
+        self.counts.dropped += int(np.count_nonzero(told & (ring == NO_ROOM)))
+        for number in range(len(self._rings)):
+            chosen = np.flatnonzero((ring == number) & told)
+            if len(chosen) and self._fits(of, number, len(chosen)):
+                where, column = report[chosen], columns[chosen]
+                scope, rings = self._rings[number]
+                rows = self._axes.rows(scope, nodes[where], self._layouts.part[column])
+                self._reserve(scope, self._axes.axis(scope).n)
+                self._put(rings, self._layouts.signal[column], rows, values[chosen], times[where])
+
+    def _fits(self, of: Scope, number: int, count: int) -> bool:
+        """Whether a ring is for reports of nodes, or of devices; counts what is told of the wrong one."""
+        fits = (self._rings[number][0] in OF_DEVICES) is (of is Scope.device)
+        self.counts.unknown_columns += 0 if fits else count
+        return fits
+
+    def _put(
+        self,
+        rings: Rings,
+        signal: NDArray,
+        rows: NDArray,
+        values: NDArray,
+        at_s: NDArray,
+        told: NDArray | None = None,
+    ) -> None:
+        """Samples for one of the rings, at most one of a series: see `Rings.put` for the shapes. Rows below 0
+        have no room. `told`: which there are; None: all."""
+        self.counts.samples += values.size if told is None else int(np.count_nonzero(told))
+        if rows.min(initial=0) < 0:
+            there = np.broadcast_to(True, values.shape) if told is None else told
+            told = there & (rows >= 0)
+            self.counts.dropped += int(np.count_nonzero(there)) - int(np.count_nonzero(told))
+        if told is not None:
+            signal, rows, at_s = (np.broadcast_to(one, values.shape) for one in (signal, rows, at_s))
+            signal, rows, values, at_s = signal[told], rows[told], values[told], at_s[told]
+        late, repeated = rings.put(signal, rows, values, at_s)
+        self.counts.late += late
+        self.counts.out_of_order += repeated
+
+    def _place(self, column: Column) -> Place | int:
+        """Where a column's samples go; UNKNOWN or NO_ROOM."""
+        signal = self._catalogue.signals.get(column.signal)
+        part = None if signal is None or signal.derived else self._part_of(signal.scope, column)
+        if signal is None or part is None:
+            return UNKNOWN
+        rings = self._room_for(signal)
+        if rings is None:
+            return NO_ROOM
+        number = next(place for place, (_, one) in enumerate(self._rings) if one is rings)
+        return Place(number, rings.signals[signal.name], part)
+
+    def _part_of(self, scope: Scope, column: Column) -> int | None:
+        """The number of the part on its axis; None if the signal cannot live there."""
+        part = column.part
+        if scope in (Scope.node, Scope.device):
+            return 0 if part == Part() else None
+        if scope is Scope.device_part:
+            return self._axes.device_part(part.port)
+        if scope is Scope.gpu:
+            fits = part.gpu is not None and part.link is None and 0 <= part.gpu < GPUS_MAX
+            return part.gpu if fits else None
+        return self._axes.part(part)
+
+    # --- room ---
+
+    def _ring(self, signal: Signal) -> Rings:
+        counters = signal.kind is SignalKind.counter
+        for scope, rings in self._rings:
+            if scope is signal.scope and rings.counters == counters:
+                return rings
+        raise KeyError(f"{signal.name}: nothing is measured of a {signal.scope}")
+
+    def _room_for(self, signal: Signal) -> Rings | None:
+        """The rings of this signal, None when there is no room left for it; `_reserve` comes before `put`."""
+        if signal.scope not in MEASURED:
+            return None
+        rings = self._ring(signal)
+        if signal.name in rings.signals:
+            return rings
+        axis = self._axes.axis(signal.scope)
+        both = [one for scope, one in self._rings if scope is signal.scope]
+        if sum(len(one.signals) for one in both) >= SIGNALS_MAX:
+            return None
+        row_bytes = SLOTS * (sum(one.cell_bytes for one in both) + (6 if rings.counters else 4))
+        most = min(ROWS_MAX[signal.scope], BYTES_MAX // row_bytes)
+        if most < max(axis.n, rings.rows):
+            return None
+        axis.most = most
+        rings.add(signal.name)
+        self.told.add(signal.name)
+        return rings
+
+    def _reserve(self, scope: Scope, rows: int) -> None:
+        for of, rings in self._rings:
+            if of is scope:
+                rings.reserve(rows)
+
+    def _enter(self, at_s: float) -> None:
+        for _, rings in self._rings:
+            rings.advance(slot_of(at_s))
+
+    # --- reading ---
+
+    def axis(self, scope: Scope) -> Axis:
+        return self._axes.axis(scope)
+
+    def rows_of(self, node: str, scope: Scope) -> NDArray[np.int64]:
+        """Rows of a node and of its GPUs or links; none for one never heard of."""
+        row = self._axes.axis(Scope.node).row(Component(cluster=self.cluster, node=node))
+        return np.zeros(0, np.int64) if row is None else self._axes.of_node(scope, row)
+
+    def nodes_behind(self, where: Component) -> list[str]:
+        """Nodes of this cluster that a device, or a part of it, stands before, as far as anybody tells."""
+        if where.device is None:
+            return []
+        names = set(self._places.behind(where.device, where.part)) if self._places is not None else set()
+        leaf = self._axes.axis(Scope.switch).row(Component(cluster=self.cluster, switch=where.device))
+        nodes = self._axes.axis(Scope.node)
+        if leaf is not None and where.part is None:
+            rows = np.flatnonzero(nodes.parent(Scope.switch) == leaf).tolist()
+            names |= {name for row in rows if (name := nodes.components()[row].node)}
+        known = self._snapshot.nodes if self._snapshot is not None else {}
+        return sorted(name for name in names if name in known)
+
+    def is_gone(self, where: Component) -> bool:
+        """Slurm shows that node no more, or that job at work no more; False where it does not tell."""
+        shown = self._snapshot
+        if shown is None or not shown.nodes:
+            return False
+        if where.node is not None:
+            return where.node not in shown.nodes
+        job = shown.jobs.get(where.job) if where.job is not None else None
+        return where.job is not None and (job is None or not job.active)
+
+    def scope_of(self, signal: str) -> Scope | None:
+        """Where the signal lives; None for one that nobody has told yet, or that the catalogue lacks."""
+        known = self._catalogue.signals.get(signal)
+        if known is None or known.scope not in MEASURED or signal not in self._ring(known).signals:
+            return None
+        return known.scope
+
+    def value(self, signal: str, now: datetime) -> NDArray[np.float64]:
+        """(n,) the last value, NaN where unknown, older than the signal's `stale_s`, or of the future."""
+        last, at_s, stale_s = self._last(signal)
+        age_s = now.timestamp() - at_s
+        return np.where((age_s <= stale_s) & (age_s >= -AHEAD_S), last, np.nan)
+
+    def heard_s(self, signal: str) -> NDArray[np.float64]:
+        """(n,) the time of the last value, s since 1970; -inf where there never was one."""
+        return self._last(signal)[1]
+
+    def age_s(self, signal: str, now: datetime) -> NDArray[np.float64]:
+        """(n,) seconds since the last value, NaN where there never was one."""
+        _, at_s, _ = self._last(signal)
+        age_s = np.maximum(now.timestamp() - at_s, 0.0).astype(np.float64)
+        age_s[np.isinf(age_s)] = np.nan
+        return age_s
+
+    def window(self, signal: str, seconds: float, now: datetime) -> NDArray[np.float32]:
+        """(k, n) slots of 5 s, oldest first, the one of `now` last; NaN where nothing came. Counters: growth.
+
+        Values beyond 2^24 are rounded (a bit mask's `value` is exact). ValueError beyond 15 minutes.
+        """
+        rings, number, n = self._found(signal)
+        slots = _slots(seconds)
+        if number is None:
+            return np.full((slots, n), np.nan, np.float32)
+        return rings.window(number, n, slots, slot_of(now.timestamp()))
+
+    def increase(
+        self, signal: str, seconds: float, now: datetime
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Of a counter: (n,) growth told by the samples of the window, and (n,) the seconds that it grew in.
+
+        Growth is since the sample before, so the first may reach back beyond the window: by one interval of
+        the sender, or over a gap of at most 15 minutes. Growth over those seconds is the rate. Growth is NaN
+        and the seconds 0 where nothing is known.
+        """
+        rings, number, n = self._found(signal)
+        if not rings.counters:
+            raise ValueError(f"{signal} is no counter")
+        slots = _slots(seconds)
+        if number is None:
+            return np.full(n, np.nan), np.zeros(n)
+        return rings.growth(number, n, slots, slot_of(now.timestamp()))
+
+    def times(self, seconds: float, now: datetime) -> NDArray[np.float64]:
+        """(k,) when each slot of such a window began, in seconds since 1970."""
+        slots, end = _slots(seconds), slot_of(now.timestamp())
+        return np.arange(end - slots + 1, end + 1, dtype=np.float64) * SLOT_S
+
+    def spec(self, name: str, scope: Scope = Scope.gpu) -> NDArray[np.float64]:
+        """(n,) what the GPU model of a GPU's, link's or node's node is made for; NaN where unknown."""
+        by_model = self._specs.get(name)
+        if by_model is None:
+            found = [self._model(model) for model in self._axes.models]
+            told = [model.values.get(name, np.nan) if model else np.nan for model in found]
+            by_model = self._specs[name] = np.array([*told, np.nan])  # the last is read by -1
+        node = self._axes.axis(scope).parent(Scope.node)
+        return by_model[np.where(node >= 0, self._axes.model[node], -1)]
+
+    def is_model(self, globs: Sequence[str], scope: Scope = Scope.gpu) -> NDArray[np.bool_]:
+        """(n,) whether the GPU model, as Slurm names it, fits one of `globs`; False where unknown."""
+        told = [any(fnmatch(name.lower(), glob.lower()) for glob in globs) for name in self._axes.models]
+        by_model = np.array([*told, False])  # the last is read by -1
+        node = self._axes.axis(scope).parent(Scope.node)
+        return by_model[np.where(node >= 0, self._axes.model[node], -1)]
+
+    def groups(self, scope: Scope) -> Groups:
+        """Who is whose peer now."""
+        known = self._groups.get(scope)
+        if known is None or known[0] != self._axes.version:
+            known = self._groups[scope] = (self._axes.version, groups_of(self._axes, scope))
+        return known[1]
+
+    def rack_groups(self, scope: Scope) -> Groups:
+        """Who stands beside whom in a rack now."""
+        known = self._rack_groups.get(scope)
+        if known is None or known[0] != self._axes.version:
+            known = self._rack_groups[scope] = (self._axes.version, rack_groups_of(self._axes, scope))
+        return known[1]
+
+    def node_groups(self, scope: Scope) -> Groups:
+        """Which GPUs are of one node now."""
+        known = self._node_groups.get(scope)
+        if known is None or known[0] != self._axes.version:
+            known = self._node_groups[scope] = (self._axes.version, node_groups_of(self._axes, scope))
+        return known[1]
+
+    def model_of(self, scope: Scope = Scope.gpu) -> list[str]:
+        """(n,) GPU model as Slurm names it, empty where unknown."""
+        names = [*self._axes.models, ""]
+        node = self._axes.axis(scope).parent(Scope.node)
+        return [names[model] for model in np.where(node >= 0, self._axes.model[node], -1).tolist()]
+
+    @property
+    def nbytes(self) -> int:
+        """Of all windows."""
+        return sum(rings.nbytes for _, rings in self._rings)
+
+    def _model(self, name: str) -> GpuModel | None:
+        low = name.lower()
+        for model in self._gpu_models:
+            if any(fnmatch(low, pattern.lower()) for pattern in model.match):
+                return model
+        return None
+
+    def _found(self, name: str) -> tuple[Rings, int | None, int]:
+        """KeyError for a name that the catalogue does not have."""
+        signal = self._catalogue.signals[name]
+        rings = self._ring(signal)
+        n = self._axes.axis(signal.scope).n
+        self._reserve(signal.scope, n)
+        return rings, rings.signals.get(name), n
+
+    def _last(self, name: str) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+        rings, number, n = self._found(name)
+        stale_s = self._catalogue.signals[name].stale_s
+        if number is None:
+            return np.full(n, np.nan), np.full(n, -np.inf), stale_s
+        return *rings.last(number, n), stale_s
+
+
+def _slots(seconds: float) -> int:
+    slots = max(1, -int(-seconds // SLOT_S))
+    if slots > SLOTS:
+        raise ValueError(f"a window of {seconds:g} s is longer than {SLOTS * SLOT_S:g} s")
+    return slots

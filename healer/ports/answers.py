@@ -1,0 +1,476 @@
+"""What the API and the console read, where it is more than a noun; JSON names are the field names."""
+
+from datetime import datetime
+from typing import Any, Generic, NamedTuple, TypeVar
+
+import msgspec
+
+from healer.model import (
+    Answer,
+    Breaker,
+    Broken,
+    Checkpoint,
+    Component,
+    Controller,
+    Decision,
+    EvidenceFile,
+    Finding,
+    ForecastScore,
+    GuardSettings,
+    Incident,
+    IncidentState,
+    Inventory,
+    LemonScore,
+    Limit,
+    LogEntry,
+    Loss,
+    Message,
+    Mode,
+    NodeStanding,
+    Pause,
+    Playbook,
+    Review,
+    Ruleset,
+    Run,
+    Sender,
+    Severity,
+    Slot,
+    SlurmJob,
+    SlurmNode,
+    SlurmSnapshot,
+    Trial,
+    Verdict,
+    VerdictAt,
+    Veto,
+)
+from healer.model.incident import bad_nodes
+from healer.model.telemetry import Unusual
+from healer.ports.self_health import Queue
+
+T = TypeVar("T")
+
+
+class Page(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+    """One page of a list; `next_cursor` is None on the last."""
+
+    items: list[T]
+    next_cursor: str | None = None
+
+
+# What a person wrote on an incident. A docstring here would be a part of /openapi.json.
+class Note(msgspec.Struct, frozen=True, kw_only=True):
+    at: datetime
+    by: str
+    text: str
+
+
+class OpenIncident(msgspec.Struct, frozen=True, kw_only=True):
+    """The few fields of an unresolved incident that every page needs (header figures, the fleet map)."""
+
+    id: str
+    severity: Severity
+    state: IncidentState
+    rule: str
+    title: str
+    root: Component
+    opened: datetime
+    nodes: dict[str, Verdict] = {}
+    known_bad_in_service: bool = False
+    folded: tuple[str, ...] = ()
+    owner: str | None = None
+    acknowledged_by: str | None = None
+    fault: str = ""
+    jobs_hit: tuple[str, ...] = ()
+
+    @property
+    def bad_nodes(self) -> tuple[str, ...]:
+        return bad_nodes(self.root, self.folded, self.nodes) if self.known_bad_in_service else ()
+
+
+class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
+    """What is stored of how one cluster stands. Read on every page, so it must be cheap (under 10 ms at 1,250
+    nodes).
+
+    `snapshot` is Slurm's latest picture (None before the first), `snapshot_version` its row's version and
+    `snapshot_error` the poller's last error, empty when the last poll worked. `controller` is how slurmctld
+    does, None before the first poll. `slots` are those held now, `granted_last_hour` counts slots granted in
+    the last 60 min (not those by law 2). `pauses` and `vetoes` are those in force. `asking` are runs that
+    want a person: waiting for approval, proposed, stuck, held, or waiting with a question; oldest first.
+    `detector_at` is when the detector last showed that it lives, None when unknown.
+    """
+
+    cluster: str
+    breaker: Breaker
+    snapshot: SlurmSnapshot | None = None
+    snapshot_version: int = 0
+    snapshot_error: str = ""
+    controller: Controller | None = None
+    slots: tuple[Slot, ...] = ()
+    granted_last_hour: int = 0
+    pauses: tuple[Pause, ...] = ()
+    vetoes: tuple[Veto, ...] = ()
+    open_incidents: tuple[OpenIncident, ...] = ()
+    asking: tuple[Run, ...] = ()
+    detector_at: datetime | None = None
+
+
+class Standing(ClusterState, frozen=True, kw_only=True):
+    """How one cluster stands now, under the rules in force; `guards` are its own of them. `rules_error` is
+    the reason why changed rule files were not taken, empty when the current set is theirs."""
+
+    rules: Ruleset
+    guards: GuardSettings
+    default_mode: Mode
+    rules_error: str = ""
+
+
+class ToldAt(msgspec.Struct, frozen=True, kw_only=True):
+    """One channel of a message: `healer.model.DeliveryState`."""
+
+    channel: str
+    state: str
+    error: str | None = None
+    reference: str | None = None
+
+
+class SentMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A page, note or ticket and how its delivery stands: `state` (due, sent, failed, listed: no sink) is
+    that of the generic webhook, or of the tickets."""
+
+    at: datetime
+    kind: str
+    state: str
+    message: Message
+    error: str | None = None
+    reference: str | None = None
+    page: bool = False
+    channels: tuple[ToldAt, ...] = ()
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A run with its whole log, oldest first, and the decisions taken for it (each gate's answer).
+
+    `plan`: the titles of its playbook's steps as they are now.
+    """
+
+    run: Run
+    log: tuple[LogEntry, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    plan: tuple[str, ...] = ()
+
+
+class IncidentRows(msgspec.Struct, frozen=True, kw_only=True):
+    """One incident with all that is stored of it. All lists oldest first.
+
+    `verdicts`: the newest 50. `alike` may be like it: the newest of its node and of its fault. `merged` ended
+    as a part of this one. `collected` are the files of its nodes.
+    """
+
+    incident: Incident
+    verdicts: tuple[VerdictAt, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    runs: tuple[RunRecord, ...] = ()
+    notes: tuple[Note, ...] = ()
+    messages: tuple[SentMessage, ...] = ()
+    alike: tuple[Incident, ...] = ()
+    collected: tuple[EvidenceFile, ...] = ()
+    merged: tuple[OpenIncident, ...] = ()
+    snapshot: SlurmSnapshot | None = None
+
+
+class FleetRows(msgspec.Struct, frozen=True, kw_only=True):
+    """What lists of nodes show. By cluster: Slurm's picture, and by node what it told of itself where that
+    changed of late, and the lemons' scores. `watched` are open incidents and those on probation."""
+
+    snapshots: dict[str, SlurmSnapshot]
+    watched: tuple[Incident, ...] = ()
+    changed: dict[str, dict[str, Inventory]] = {}
+    lemons: dict[str, dict[str, LemonScore]] = {}
+
+
+class NodeRows(msgspec.Struct, frozen=True, kw_only=True):
+    """All that is stored of one node. `watched` are its open incidents and those it is on probation for,
+    `history` its newest 50; `gpus` what its last heartbeat said of each, by index; `standing` what its tests
+    measured beside other nodes."""
+
+    snapshot: SlurmSnapshot
+    node: SlurmNode
+    watched: tuple[Incident, ...] = ()
+    history: tuple[Incident, ...] = ()
+    gpus: dict[int, dict[str, Any]] = {}
+    inventory: Inventory | None = None
+    lemon: LemonScore | None = None
+    unusual: Unusual | None = None
+    standing: NodeStanding | None = None
+
+
+class CheckpointSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint as the job told it. A requeue goes back to the newest durable one."""
+
+    at: datetime
+    step: int
+    restart: int = 0
+    durable: bool = True
+    path: str = ""
+    sha256: str | None = None
+
+
+class Requeue(msgspec.Struct, frozen=True, kw_only=True):
+    """One requeue of a job by healer: which of its lives was ended, and for which incident."""
+
+    at: datetime
+    restarts: int
+    incident: str | None = None
+    run: str | None = None
+
+
+class JobDone(msgspec.Struct, frozen=True, kw_only=True):
+    """One sentence of what healer did to a job, or why it did nothing, from a run's log.
+
+    `event` is done, skipped or failed. `step` is the step's id: `requeue`, `revive`, `owner` …
+    """
+
+    at: datetime
+    step: str
+    event: str
+    text: str
+    run: str
+    incident: str | None = None
+
+
+class JobErrors(msgspec.Struct, frozen=True, kw_only=True):
+    """Lines of one code that the driver logged on the job's GPUs while it ran, as of its own programs.
+
+    They are counted, and say nothing against a node: Xid 43 and 45 come whenever a program fails or is ended.
+    `lines` in all, on `nodes` nodes (`node` is one of them), from `since` to `until`. `text` is the
+    catalogue's, where it was looked up.
+    """
+
+    fault: str
+    lines: int
+    nodes: int
+    node: str
+    since: datetime
+    until: datetime
+    text: str = ""
+
+
+class JobRows(msgspec.Struct, frozen=True, kw_only=True):
+    """What is stored of a job. `incidents` that hit it newest first, the rest oldest first; `checkpoints` are
+    the last 50 told; `errors` of its own programs in the last 7 days, the most frequent first."""
+
+    snapshot: SlurmSnapshot | None = None
+    incidents: tuple[Incident, ...] = ()
+    requeues: tuple[Requeue, ...] = ()
+    done: tuple[JobDone, ...] = ()
+    errors: tuple[JobErrors, ...] = ()
+    checkpoints: tuple[CheckpointSeen, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        return not (self.incidents or self.requeues or self.done or self.errors or self.checkpoints)
+
+
+class RuleRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What running made of one rule. `mode` was set while running, None: the file's or the default.
+
+    `incidents` it opened, `open` are so now; `reviews` by what people said of them. `last_at` and
+    `last_incident`: when it last fired, and for which. `fired` counts its findings of the last 7 days, where
+    that was asked for.
+    """
+
+    mode: Mode | None = None
+    mode_by: str | None = None
+    mode_reason: str | None = None
+    mode_at: datetime | None = None
+    incidents: int = 0
+    open: int = 0
+    reviews: dict[Review, int] = {}
+    last_at: datetime | None = None
+    last_incident: str | None = None
+    fired: int = 0
+    forecasts: ForecastScore | None = None
+
+    @property
+    def true_faults(self) -> int:
+        return self.reviews.get(Review.true_fault, 0)
+
+    @property
+    def false_alarms(self) -> int:
+        return self.reviews.get(Review.false_alarm, 0)
+
+
+class RuleBook(msgspec.Struct, frozen=True, kw_only=True):
+    """The rules in force and what became of each. `cases` counts the cases beside the files, by rule."""
+
+    rules: Ruleset
+    records: dict[str, RuleRecord] = {}
+    cases: dict[str, int] = {}
+    trials: tuple[Trial, ...] = ()
+
+
+class ChainState(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the audit chain ends: last sealed record, how many wait for the seal, last signed checkpoint."""
+
+    cluster: str
+    seq: int = 0
+    hash: str = ""
+    unsealed: int = 0
+    checkpoint: Checkpoint | None = None
+
+
+class AuditVerified(msgspec.Struct, frozen=True, kw_only=True):
+    ok: bool
+    broken: list[Broken] = []
+    records: int = 0
+
+
+class Arriving(NamedTuple):
+    """How signals arrive at one cluster: each list the latest first."""
+
+    losses: list[Loss]
+    senders: list[Sender]
+    queues: list[Queue]
+
+
+class NodeGauges(msgspec.Struct, frozen=True):
+    """Each GPU's newest temperature and the reasons of a lower clock as bits; None: not told of late."""
+
+    temperature_c: tuple[float | None, ...] = ()
+    reasons: tuple[float | None, ...] = ()
+
+
+class RestartOffer(msgspec.Struct, frozen=True, kw_only=True):
+    """A job on the node that the run would wait for, and whose restart may be agreed to with the run.
+
+    `possible`: no guard refuses it now; `why` is the guards' sentence. `JOB:RESTARTS` names this very life.
+    """
+
+    job: str
+    restarts: int
+    name: str
+    user: str
+    nodes: int
+    possible: bool
+    why: str
+
+
+class Preview(msgspec.Struct, frozen=True, kw_only=True):
+    """What a run would do, and what the gate says to it now. `outcome` is act, held or refused."""
+
+    playbook: Playbook
+    cluster: str
+    node: str | None
+    job: str | None
+    outcome: str
+    why: str
+    answers: list[Answer] = []
+    jobs_hit: list[SlurmJob] = []
+    #: Name them in `restart` as the run is started or approved: only then they are restarted.
+    restarts: list[RestartOffer] = []
+    limits: list[Limit] = []
+    slurm: SlurmNode | None = None
+    #: Steps, by id, that would ask a person here: no adapter can do them with this Slurm.
+    not_available: dict[str, str] = {}
+
+
+class Spread(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds. None where nothing was measured."""
+
+    count: int
+    p50_s: float | None = None
+    p90_s: float | None = None
+    max_s: float | None = None
+
+
+class Saved(msgspec.Struct, frozen=True, kw_only=True):
+    """What restarts without a person saved: over the `jobs` that healer restarted alone, GPUs × (`people_s`,
+    the median time in which people took up the `people` incidents left to them, less the time that healer
+    took). `gpu_hours` and `people_s` None: people took up too few to say."""
+
+    jobs: int = 0
+    people: int = 0
+    people_s: float | None = None
+    gpu_hours: float | None = None
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts and times of the incidents opened since `since`.
+
+    detect: event to incident; decide: incident to first decision; drain: incident to drain read back;
+    to_return: slot granted to released. `gpu_hours_lost` by the jobs that these incidents hit, each life once
+    (`gpu_hours_at_most` of them since the job began, for want of a durable checkpoint); `jobs_unknown` more
+    were hit of which nobody knows.
+    """
+
+    since: datetime | None
+    incidents: int
+    open: int
+    by_rule: dict[str, int]
+    by_cause: dict[str, int]
+    by_severity: dict[str, int]
+    detect: Spread
+    decide: Spread
+    drain: Spread
+    to_return: Spread
+    false_drains: int
+    gpu_hours_lost: float | None = None
+    gpu_hours_at_most: float | None = None
+    jobs_unknown: int = 0
+    saved: Saved = Saved()
+
+
+class Group(msgspec.Struct, frozen=True, kw_only=True):
+    """Incidents of one cause or one class of fault, and how long each part took, as `Stats` has it."""
+
+    name: str
+    incidents: int = 0
+    detect: Spread
+    decide: Spread
+    drain: Spread
+    to_return: Spread
+
+
+class RuleFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Of one rule's incidents of the period: how many drained a node, and what people said of them."""
+
+    rule: str
+    incidents: int = 0
+    drained: int = 0
+    true_faults: int = 0
+    false_alarms: int = 0
+    false_drains: int = 0
+
+    @property
+    def precision(self) -> float | None:
+        judged = self.true_faults + self.false_alarms
+        return self.true_faults / judged if judged else None
+
+
+class Period(msgspec.Struct, frozen=True, kw_only=True):
+    """`returned` nodes that healer brought back in the period, and how many of those had a hardware fault
+    again within their probation."""
+
+    since: datetime
+    stats: Stats
+    by_class: tuple[Group, ...] = ()
+    by_cause: tuple[Group, ...] = ()
+    by_rule: tuple[RuleFigures, ...] = ()
+    returned: int = 0
+    relapsed: int = 0
+
+
+class Readiness(msgspec.Struct, frozen=True, kw_only=True):
+    """`ready` is False while any of `checks` fails; each is {"ok", "text", …figures}."""
+
+    ready: bool
+    checks: dict[str, dict[str, Any]]
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """`kind` is incident, run, fleet, breaker, pause, audit, or reset (fetch all anew)."""
+
+    id: int
+    kind: str
+    data: dict[str, Any]

@@ -1,0 +1,239 @@
+"""Slurm, as healer asks for it. Each adapter implements all of it, and says what it cannot do here."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from healer.model import Controller, Reservation, SlurmCall, SlurmJob, SlurmNode, SlurmSnapshot, Submission
+
+
+class SchedulerError(Exception):
+    """Slurm refused or could not be asked. The text is one sentence for people, with Slurm's own words."""
+
+
+class SchedulerUnavailable(SchedulerError):
+    """No answer, or none in time: it is unknown whether anything happened. Read back before any retry.
+
+    `sent` is False where it is certain that nothing left this machine or that Slurm turned it away at the
+    door (no connection, no valid token): another adapter may be asked for the same thing at once.
+    """
+
+    def __init__(self, text: str, *, sent: bool = True) -> None:
+        super().__init__(text)
+        self.sent = sent
+
+
+#: ESLURM_ACCESS_DENIED, ESLURM_USER_ID_MISSING (slurm_errno.h).
+_NO_RIGHT = frozenset({2002, 2010})
+
+
+class SchedulerRefused(SchedulerError):
+    """Slurm understood and said no. `code` is Slurm's error number where it is known (d.4 of the facts)."""
+
+    def __init__(self, text: str, code: int | None = None) -> None:
+        super().__init__(text)
+        self.code = code
+
+    @property
+    def no_right(self) -> bool:
+        """Access denied, invalid user id: Slurm's word on the account. Asking again is of no use."""
+        return self.code in _NO_RIGHT
+
+
+class UnknownNode(SchedulerRefused):
+    """Slurm has no node of that name."""
+
+
+class NotAvailable(SchedulerError):
+    """This adapter has no way to do it with this Slurm. Nothing was sent; another adapter may be able to.
+
+    Its text begins "not available here: " and ends with the reason.
+    """
+
+    def __init__(self, call: SlurmCall, why: str) -> None:
+        super().__init__(f"not available here: {why}")
+        self.call, self.why = call, why
+
+
+#: One node, or several that are named in one call where Slurm can (else in one call each, in this order).
+Nodes = str | Sequence[str]
+
+
+# Wide: one method for each question and change that healer has for Slurm; four adapters implement all of
+# them.
+class Scheduler(Protocol):
+    """Slurm. Every call is bounded in time; nothing is done twice by the adapter itself.
+
+    Writes return when Slurm has answered; that is never proof: callers read back. Names are checked before
+    they reach Slurm: host lists, ALL, options and the like are an UnknownNode (or SchedulerRefused with 2017
+    for a job), and nothing is sent. Texts are one printable line; anything else, and an empty reason, is a
+    ValueError. Everything may raise SchedulerUnavailable, SchedulerRefused and NotAvailable.
+    """
+
+    name: str
+
+    def describe(self) -> str:
+        """One line: adapter and version, e.g. `cli, Slurm 22.05.8`. Raises SchedulerUnavailable."""
+        ...
+
+    def unavailable(self) -> Mapping[SlurmCall, str]:
+        """What this adapter cannot do with this Slurm, and why, in words that name release and way out."""
+        ...
+
+    def cluster_name(self) -> str: ...
+
+    # --- reading
+
+    def snapshot(self) -> SlurmSnapshot:
+        """All nodes, reservations and jobs that slurmctld still knows. One call each whatever the size."""
+        ...
+
+    def reserved(self) -> Mapping[str, Reservation]:
+        """All reservations by name, read now. One call."""
+        ...
+
+    def node(self, name: str) -> SlurmNode:
+        """One node, read now. Raises UnknownNode."""
+        ...
+
+    def job(self, job: str) -> SlurmJob | None:
+        """One job, read now, with GPU indices by node; None when slurmctld no longer knows it."""
+        ...
+
+    def jobs_on(self, node: str) -> list[SlurmJob]:
+        """Jobs that hold the node now (running, suspended, completing), with GPU indices."""
+        ...
+
+    def controller(self) -> Controller:
+        """Which slurmctld answers, how fast, and what waits in its queues."""
+        ...
+
+    def topology(self) -> Mapping[str, tuple[str, ...]]:
+        """Node -> its switches, leaf first; empty where Slurm knows no tree."""
+        ...
+
+    # --- nodes
+
+    def drain(self, nodes: Nodes, reason: str) -> None:
+        """Sets DRAIN with this reason."""
+        ...
+
+    def undrain(self, nodes: Nodes) -> None:
+        """Clears DRAIN alone."""
+        ...
+
+    def resume(self, nodes: Nodes) -> None:
+        """Clears DRAIN, FAIL and DOWN. Refused (2180) on a node in service."""
+        ...
+
+    def down(self, nodes: Nodes, reason: str) -> None:
+        """Sets DOWN: jobs on the node are requeued or failed at once (d.8, 6)."""
+        ...
+
+    def reboot(self, nodes: Nodes, reason: str) -> None:
+        """`reboot ASAP nextstate=DOWN`: boots when idle and stays out until it is resumed (d.8, 7).
+
+        SchedulerRefused names the nodes that Slurm skipped, also where Slurm called that a success (d.8, 8).
+        """
+        ...
+
+    def cancel_reboot(self, nodes: Nodes) -> None: ...
+
+    def annotate(self, node: str, *, comment: str | None = None, extra: str | None = None) -> None:
+        """Sets the node's comment and extra text; None leaves one as it is, "" clears it."""
+        ...
+
+    # --- reservations
+
+    def reserve(self, reservation: Reservation) -> None:
+        """Makes it, from now on, over running jobs where `maintenance`. The same name again is refused."""
+        ...
+
+    def change_reservation(self, name: str, nodes: Sequence[str]) -> None:
+        """It holds exactly these nodes from now on. None at all is a ValueError: unreserve it."""
+        ...
+
+    def unreserve(self, name: str) -> None:
+        """Ends it. One that is gone is a SchedulerRefused with 2053 (invalid reservation)."""
+        ...
+
+    # --- jobs
+
+    def requeue(self, job: str) -> None:
+        """`requeue Incomplete`: nothing happens to a job that is not running or suspended."""
+        ...
+
+    def revive(self, job: str) -> None:
+        """Plain `requeue`, for a job that has ended: it runs again from its beginning or its checkpoint.
+
+        Refused for any that did not end FAILED or NODE_FAIL: Slurm itself would run a good one again too.
+        """
+        ...
+
+    def start_now(self, job: str) -> None:
+        """Takes away the begin time that a requeue sets; has an effect only after COMPLETING."""
+        ...
+
+    def hold(self, job: str) -> None: ...
+
+    def release(self, job: str) -> None:
+        """Ends a hold, also the one that Slurm puts on a job whose launch failed."""
+        ...
+
+    def exclude(self, job: str, nodes: Sequence[str]) -> None:
+        """A pending job must not use exactly these nodes from now on; none: it may use all (d.8, 14)."""
+        ...
+
+    def signal(self, job: str, name: str) -> None:
+        """Sends `USR1` or the like to the batch script and all steps of a running job, else it is refused.
+
+        A job runs before its program does: a signal in its first second ends a script that has no trap yet.
+        """
+        ...
+
+    def notify(self, job: str, text: str) -> None:
+        """Writes one line to the terminal of a job that has one (srun, salloc), or to a batch job's output.
+
+        Slurm takes one that comes before the program runs, and loses it.
+        """
+        ...
+
+    def remark(self, job: str, text: str) -> None:
+        """Sets the job's admin comment, which its owner sees in squeue and sacct."""
+        ...
+
+    def submit(self, submission: Submission) -> str:
+        """Submits a batch job; its id."""
+        ...
+
+    def cancel(self, job: str) -> None:
+        """Ends it. Nothing happens to one that has ended; one that Slurm never knew is refused (2017)."""
+        ...
+
+
+class Snapshots(Protocol):
+    """Slurm's latest picture, written by the poller, read by the detector, the API and the gate."""
+
+    def put(self, snapshot: SlurmSnapshot) -> None: ...
+    def latest(self, cluster: str) -> SlurmSnapshot | None: ...
+
+    def failed(self, cluster: str, error: str) -> None:
+        """A poll gave no picture, and why."""
+        ...
+
+    def put_controller(self, controller: Controller) -> None:
+        """How slurmctld does: beside the picture, because its figures change with every poll."""
+        ...
+
+    def controller(self, cluster: str) -> Controller | None: ...
+
+
+def whole_job(scheduler: Scheduler, name: str) -> SlurmJob | None:
+    """The job; the leader where it is a component of a heterogeneous one, which Slurm restarts as a whole."""
+    job = scheduler.job(name)
+    return scheduler.job(job.leader) if job is not None and job.leader != job.id else job
+
+
+def whole_jobs(scheduler: Scheduler, jobs: Iterable[SlurmJob]) -> list[SlurmJob]:
+    """Each heterogeneous job once, as its leader; by id."""
+    leaders = (scheduler.job(one.leader) or one if one.leader != one.id else one for one in jobs)
+    return sorted({one.id: one for one in leaders}.values(), key=lambda one: one.id)

@@ -1,0 +1,185 @@
+"""The detector's loop: wake, walk, poke. One per cluster; it commits on the connection with its lock."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import structlog
+
+from healer.engine.walk import walk
+from healer.model import AuditRecord, Observation, Ruleset, Sensed, Trial
+from healer.model.detection import ALERT_STAYS_MAX_H
+from healer.observations import Picture
+from healer.observations.fault_history import KEPT
+from healer.ports.clock import Clock
+from healer.ports.scheduling import Snapshots
+from healer.ports.signal_stores import Inbox
+from healer.ports.transactions import Ledger, LedgerAway, Poke
+from healer.processes.recording_queue import Recording
+from healer.telling.news import blind_page
+
+log = structlog.get_logger()
+
+#: How much of the inbox rebuilds the picture after a restart.
+REBUILD = timedelta(minutes=15)
+#: Alerts stand for longer: as long as a rule may want them to.
+ALERTS = timedelta(hours=ALERT_STAYS_MAX_H)
+BATCH = 5000
+#: The backstop when no notification came, and the pace of what depends on time alone.
+TICK_S = 1.0
+#: How slurmctld does matters after a minute: it is asked for this often.
+CONTROLLER_EVERY = timedelta(seconds=5)
+#: The first runs of what is new or changed are counted this often.
+TRIALS_EVERY = timedelta(seconds=5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DetectorParts:
+    """What a detector works with. `wait(seconds)` returns early when the inbox or Slurm's picture changed;
+    `beat` is called after each walk that went through; `cleared` are nodes that were returned, and when."""
+
+    cluster: str
+    ledger: Ledger
+    inbox: Inbox
+    snapshots: Snapshots
+    rules: Callable[[], Ruleset]
+    clock: Clock
+    wait: Callable[[float], None]
+    poke: Poke
+    cleared: Iterable[tuple[str, datetime]] = ()
+    recorder: Recording | None = None
+    beat: Callable[[], None] = lambda: None
+
+
+class Detector:
+    """One detector. `heard` gives what the ticks over the fleet found since it was last asked, `blind` why
+    they look at nothing (empty: they do)."""
+
+    def __init__(self, parts: DetectorParts) -> None:
+        self.heard: Callable[[], Sensed | None] = lambda: None
+        self.blind: Callable[[], str] = lambda: ""
+        self._parts = parts
+        self.cluster, self.ledger, self.clock = parts.cluster, parts.ledger, parts.clock
+        now = self.clock.now()
+        self._told_blind = ""
+        self._noted, self._noted_at = "", now
+        self._trials: list[Trial] = []
+        self.picture = Picture(self.cluster, watching_since=now)
+        self._controller_at = now - CONTROLLER_EVERY
+        self._show()
+        for node, at in parts.cleared:
+            self.picture.clear(node, at)
+        self.picture.history.load(self.ledger.bursts(now - KEPT))
+        self.picture.load_inventories(self.ledger.inventories())
+        self._rebuild(now)
+
+    def _rebuild(self, now: datetime) -> None:
+        """What was walked before only refreshes what is known; beats older than the restart do not count."""
+        known = [*self._parts.inbox.alerts(now - ALERTS), *self._parts.inbox.since(now - REBUILD)]
+        self.picture.update(known, self._parts.rules().topology, rebuild=True)
+        log.info("picture rebuilt", cluster=self.cluster, signals=len(known))
+
+    def _show(self) -> None:
+        snapshot = self._parts.snapshots.latest(self.cluster)
+        if snapshot is not None:
+            self.picture.show(snapshot)
+        now = self.clock.now()
+        if abs(now - self._controller_at) >= CONTROLLER_EVERY:
+            self.picture.controller, self._controller_at = self._parts.snapshots.controller(self.cluster), now
+
+    def run(self, stopped: Callable[[], bool]) -> None:
+        while not stopped():
+            more = self.once()
+            if not more:
+                self._parts.wait(self._rest_s())
+
+    def _rest_s(self) -> float:
+        settles_at = self.picture.settles_at
+        if settles_at is None:
+            return TICK_S
+        return min(TICK_S, max(0.0, (settles_at - self.clock.now()).total_seconds()))
+
+    def once(self) -> bool:
+        """One walk. True when the inbox holds more than one batch."""
+        batch: list[Observation] = self._parts.inbox.unconsumed(BATCH)
+        self._show()
+        now = self.clock.now()
+        rules = self._rules(now)
+        if (recorder := self._parts.recorder) is not None:
+            facts = {node.name: node.facts for node in self.picture.nodes.values()}
+            references = self.picture.references
+            recorder.note(batch, self.picture.slurm, now, facts=facts, references=references)
+        self._walk(rules, batch, now, self.heard())
+        self._tell_if_blind(now)
+        self._parts.beat()
+        return len(batch) == BATCH
+
+    def _rules(self, now: datetime) -> Ruleset:
+        """Those of now. What changed in them is on record before anything is decided by it."""
+        rules = self._parts.rules()
+        due = self._trials and abs(now - self._noted_at) >= TRIALS_EVERY
+        if due or rules.version != self._noted:
+            self._trials = self.ledger.note_texts(rules.texts, rules.guards.trial_runs, now)
+            self._noted, self._noted_at = rules.version, now
+        return rules
+
+    def _tell_if_blind(self, now: datetime) -> None:
+        problem = self.blind()
+        if problem and problem != self._told_blind:
+            with self.ledger.transaction() as tx:
+                tx.queue_message(blind_page(self.cluster, problem, now))
+        self._told_blind = problem
+
+    def _walk(
+        self, rules: Ruleset, batch: Sequence[Observation], now: datetime, sensed: Sensed | None = None
+    ) -> None:
+        try:
+            started = walk(self.ledger, rules, self.picture, batch, now, sensed)
+        except LedgerAway:
+            raise
+        except Exception:
+            if not batch and sensed is None:
+                raise
+            if sensed is not None:
+                # What still stands is found again; it must not stop the signals.
+                log.exception(
+                    "a walk failed; the tick's findings are left out", findings=len(sensed.findings)
+                )
+                self._walk(rules, batch, now)
+                return
+            log.exception("a walk failed; its signals are walked one by one", signals=len(batch))
+            # What fails without any signal is no signal's fault, and ends the process.
+            self._walk(rules, [], now)
+            for one in batch:
+                self._walk_alone(rules, one, now)
+            return
+        if started:
+            self._parts.poke(started)
+
+    def _walk_alone(self, rules: Ruleset, one: Observation, now: datetime) -> None:
+        """One bad signal must not stop the others for ever: it is set aside, on record."""
+        try:
+            started = walk(self.ledger, rules, self.picture, [one], now)
+        except LedgerAway:
+            raise
+        except Exception as error:
+            log.exception("a signal cannot be walked", digest=one.digest, kind=one.kind)
+            with self.ledger.transaction() as tx:
+                tx.consume([one])
+                tx.audit(
+                    AuditRecord(
+                        cluster=self.cluster,
+                        at=now,
+                        actor="healer",
+                        verb="signal.set_aside",
+                        subject=f"node/{one.component.node}",
+                        data={
+                            "digest": one.digest,
+                            "line": one.line,
+                            "why": f"{type(error).__name__}: {error}",
+                        },
+                    )
+                )
+        else:
+            if started:
+                self._parts.poke(started)

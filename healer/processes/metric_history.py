@@ -1,0 +1,223 @@
+"""What a Prometheus-compatible server remembers: points of charts, and what windows lack at a start."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timedelta
+
+import msgspec
+import numpy as np
+import structlog
+
+from healer.model import Catalogue, SlurmSnapshot
+from healer.model.telemetry import Report
+from healer.ports.measurements import ColumnBook
+from healer.ports.pull import AnswerTooLong, HistoryAway, Known, MetricHistory, Points, PromqlServer
+from healer.processes.senses_loop import Chunk
+from healer.signals.promql import arriving, names_of, names_told, of_node, selector
+from healer.signals.rejects import BadBody
+from healer.signals.translate import Translator
+
+#: Names in one question: of 10,000 GPUs a name has some 40,000 samples in a minute, 1 MB of answer.
+NAMES_TOGETHER = 10
+#: Which names the server has is asked again after so long.
+NAMES_S = 300.0
+
+
+class PromqlHistory:
+    """`healer.ports.pull.MetricHistory` of one cluster. For one thread."""
+
+    name = "prometheus"
+
+    def __init__(
+        self,
+        server: PromqlServer,
+        catalogue: Catalogue,
+        book: ColumnBook,
+        cluster: str,
+        matchers: str = "",
+    ) -> None:
+        """`matchers`: which of the server's series are this cluster's, as they stand in a selector."""
+        self._matchers = matchers
+        self._server, self._catalogue, self._book = server, catalogue, book
+        self._translator = Translator(catalogue, book, cluster)
+        self._names: tuple[float, list[str]] | None = None
+
+    def between(
+        self, since: datetime, until: datetime, known: Known, *, go_on: Callable[[], bool] = lambda: True
+    ) -> list[Report]:
+        # Raw samples, by a range selector: their own times, and no point that nobody measured. A query_range
+        # would repeat each value for up to five minutes after its series ended.
+        span_s = max(1, round((until - since).total_seconds()))
+        _check(go_on)
+        names = self._known_names(since)
+        found: list[Report] = []
+        for first in range(0, len(names), NAMES_TOGETHER):
+            found += self._samples(names[first : first + NAMES_TOGETHER], span_s, until, known, go_on)
+        return sorted(found, key=lambda one: one.at)
+
+    def _samples(
+        self, names: Sequence[str], span_s: int, until: datetime, known: Known, go_on: Callable[[], bool]
+    ) -> list[Report]:
+        _check(go_on)
+        try:
+            raw = self._server.query(f"{selector(names, self._matchers)}[{span_s}s]", until)
+        except AnswerTooLong:
+            if len(names) == 1:
+                return []  # one name alone is too much: the windows fill without it
+            half = len(names) // 2
+            parts = (names[:half], names[half:])
+            return [one for part in parts for one in self._samples(part, span_s, until, known, go_on)]
+        return self._reports(raw, known, until)
+
+    def _reports(self, raw: bytes, known: Known, until: datetime) -> list[Report]:
+        try:
+            measured = self._translator.queried(raw, known, until)
+        except BadBody as error:
+            raise HistoryAway(str(error)) from None
+        # When they came to the server is not known; they were measured then.
+        return [msgspec.structs.replace(one, arrived_at=one.at) for one in measured.reports]
+
+    def _known_names(self, since: datetime) -> list[str]:
+        """The catalogue's names that the server has."""
+        if self._names is None or time.monotonic() - self._names[0] > NAMES_S:
+            try:
+                told = names_told(self._server.names(since, since + timedelta(minutes=15)))
+            except BadBody as error:
+                raise HistoryAway(str(error)) from None
+            wanted = arriving(self._catalogue)
+            self._names = (time.monotonic(), sorted(name for name in set(told) if name in wanted))
+        return self._names[1]
+
+    def node(
+        self, node: str, signal: str, since: datetime, until: datetime, step_s: int, known: Known
+    ) -> Points:
+        told = self._catalogue.signals.get(signal)
+        names = names_of(told) if told is not None else []
+        if not names:
+            return {}
+        raw = self._server.query_range(of_node(names, node, self._matchers), since, until, step_s)
+        try:
+            lines = self._translator.charted(raw, known)
+        except BadBody as error:
+            raise HistoryAway(str(error)) from None
+        own = {number: line for ((_, where), number), line in lines.items() if where == node}
+        return {
+            column: list(zip(*(one.tolist() for one in own[number]), strict=True))
+            for number, column in self._book.columns(own).items()
+            if column.signal == signal
+        }
+
+
+def _check(go_on: Callable[[], bool]) -> None:
+    if not go_on():
+        raise HistoryAway("the time is over in which the Prometheus-compatible server is asked")
+
+
+log = structlog.get_logger()
+
+WARM_SPAN = timedelta(minutes=15)
+WARM_STEP = timedelta(minutes=1)
+#: All of it, but for the question that is under way; after that the windows fill by themselves.
+WARM_MOST_S = 30.0
+#: A minute lacks nothing when the store has rows of so many of Slurm's nodes in it.
+ENOUGH_SHARE = 0.9
+#: Samples taken from the server: 10,000 GPUs x 40 signals every 15 s for 15 minutes.
+SAMPLES_MAX = 25_000_000
+
+
+class WarmUp:
+    """One start. A server that does not answer is asked no more: it is said in the log."""
+
+    def __init__(
+        self,
+        history: MetricHistory,
+        cluster: str,
+        snapshot: SlurmSnapshot | None,
+        *,
+        stopwatch: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._history, self._cluster = history, cluster
+        self._nodes = frozenset(snapshot.nodes) if snapshot is not None else frozenset[str]()
+        self._stopwatch = stopwatch
+        self._until_s = stopwatch() + WARM_MOST_S
+        self._over = not history.name or not self._nodes
+        self.samples = self.minutes = 0
+
+    def chunks(self, stored: Iterator[Chunk], now: datetime) -> Iterator[Chunk]:
+        """What the store has, with what it lacks between, by the minute. `stored` ends with its rows."""
+        if self._over:
+            yield from stored
+            return
+        held: list[Report] = []
+        ended = False
+        start = now - WARM_SPAN
+        while start < now:
+            end = start + WARM_STEP
+            while not ended and not _reaches(held, end):
+                chunk = next(stored, None)
+                if chunk is None:
+                    ended = True
+                    break
+                held += chunk[0]
+                if chunk[1]:
+                    yield [], chunk[1]
+            own = [one for one in held if one.arrived_at < end]
+            held = [one for one in held if one.arrived_at >= end]
+            more = self._lacking(own, start, min(end, now))
+            yield sorted([*own, *more], key=_arrival), []
+            start = end
+        if held:
+            yield held, []
+        yield from stored
+        if self.samples:
+            log.info("windows warmed up", samples=self.samples, minutes=self.minutes, cluster=self._cluster)
+
+    def _lacking(self, own: Sequence[Report], start: datetime, end: datetime) -> list[Report]:
+        told = {one.node for one in own if len(one.columns)}
+        if self._over or len(told & self._nodes) >= ENOUGH_SHARE * len(self._nodes):
+            return []
+        if not self._in_time() or self.samples > SAMPLES_MAX:
+            self._end(f"more than {WARM_MOST_S:g} s or {SAMPLES_MAX} samples: the rest fills by itself")
+            return []
+        try:
+            found = self._history.between(start, end, self._known, go_on=self._in_time)
+        except HistoryAway as error:
+            self._end(str(error))
+            return []
+        fresh = list(_without(found, own))
+        self.samples += sum(len(one.columns) for one in fresh)
+        self.minutes += bool(fresh)
+        return fresh
+
+    def _in_time(self) -> bool:
+        return self._stopwatch() <= self._until_s
+
+    def _known(self, cluster: str, node: str) -> bool:
+        return cluster == self._cluster and node in self._nodes
+
+    def _end(self, why: str) -> None:
+        self._over = True
+        log.warning("the windows are not warmed up any further", why=why, cluster=self._cluster)
+
+
+def _arrival(report: Report) -> datetime:
+    return report.arrived_at
+
+
+def _reaches(held: Sequence[Report], end: datetime) -> bool:
+    """Whether rows came that are later: then all of before have come, as far as hosts agree on the time."""
+    return bool(held) and held[-1].arrived_at >= end + timedelta(seconds=5)
+
+
+def _without(found: Sequence[Report], own: Sequence[Report]) -> Iterator[Report]:
+    """The server's reports without the series that the store has of the same node."""
+    columns: dict[str, list[np.ndarray]] = {}
+    for one in own:
+        columns.setdefault(one.node, []).append(one.columns)
+    known = {node: np.unique(np.concatenate(parts)) for node, parts in columns.items()}
+    for one in found:
+        kept = ~np.isin(one.columns, known[one.node]) if one.node in known else None
+        if kept is None:
+            yield one
+        elif kept.any():
+            yield Report(one.cluster, one.node, one.at, one.arrived_at, one.columns[kept], one.values[kept])

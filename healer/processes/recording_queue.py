@@ -1,0 +1,132 @@
+"""Recording beside the walk and the ticks, never in their way: a full queue loses entries and counts them."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from functools import partial
+from typing import Protocol
+
+import structlog
+
+from healer.model import Loss, LossReason, Observation, Reference, SlurmSnapshot
+from healer.model.telemetry import Report, StepBatch
+from healer.ports.clock import Clock
+from healer.ports.signal_stores import LossBook
+from healer.recordings.recorder import Recorder
+
+log = structlog.get_logger()
+
+SOURCE = "recorder"
+#: Observations, reports and batches that may wait: a minute and more of 1,250 nodes, some 60 MB of reports.
+ROOM = 20_000
+#: The writer looks so often whether a frame has waited long enough; losses are told so often.
+REST_S, TELL_S = 1.0, 60.0
+
+
+class Folder(Protocol):
+    """`rest` writes what waited long enough, and tells how many lines the disk refused since."""
+
+    def rest(self) -> int: ...
+    def close(self) -> None: ...
+
+
+class Recording:
+    """What the detector's threads tell it, one writer's thread hands on to the recorder."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        folder: Folder,
+        *,
+        book: LossBook,
+        cluster: str,
+        clock: Clock,
+        room: int = ROOM,
+    ) -> None:
+        self._recorder, self._folder = recorder, folder
+        self._book, self._cluster, self._clock, self._room = book, cluster, clock, room
+        self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
+        self._size = 0
+        self._woken = threading.Condition()
+        self._lost = 0  # since the writer last heard
+        self._untold = 0  # since people last heard
+        self._told_at = clock.now()
+
+    # --- from the detector's threads
+
+    def note(
+        self,
+        batch: Sequence[Observation],
+        snapshot: SlurmSnapshot | None,
+        now: datetime,
+        *,
+        facts: Mapping[str, Mapping[str, str]],
+        references: Mapping[str, Reference],
+    ) -> None:
+        """As `Recorder.note`."""
+        # The picture's own dictionaries go on changing while these wait.
+        told = {node: dict(known) for node, known in facts.items() if known}
+        job = partial(self._recorder.note, batch, snapshot, now, facts=told, references=dict(references))
+        self._put(len(batch), job)
+
+    def note_samples(self, reports: Sequence[Report], batches: Sequence[StepBatch], now: datetime) -> None:
+        """As `Recorder.note_samples`."""
+        self._put(len(reports) + len(batches), partial(self._recorder.note_samples, reports, batches, now))
+
+    def _put(self, count: int, job: Callable[[], None]) -> None:
+        with self._woken:
+            if self._size and self._size + count > self._room:
+                self._lost += count
+                return
+            self._waiting.append((count, job))
+            self._size += max(1, count)
+            self._woken.notify()
+
+    # --- the writer's thread
+
+    def run(self, stopped: threading.Event) -> None:
+        while not stopped.is_set():
+            self.once(REST_S)
+        while self._waiting:
+            self.once(0)
+        self._folder.close()
+
+    def once(self, wait_s: float) -> None:
+        """Writes what waits; then, or after `wait_s` of nothing, frames that are due."""
+        with self._woken:
+            if not self._waiting:
+                self._woken.wait(wait_s)
+            jobs, self._waiting = self._waiting, deque()
+            self._size, lost, self._lost = 0, self._lost, 0
+        for count, job in jobs:
+            try:
+                job()
+            except Exception:  # nothing that cannot be written may stop what follows
+                log.exception("an entry cannot be recorded", entries=count)
+                lost += count
+        lost += self._folder.rest()
+        if lost:
+            self._untold += lost
+            self._recorder.note_lost(lost, self._clock.now())
+        self._tell()
+
+    def _tell(self) -> None:
+        now = self._clock.now()
+        if not self._untold or abs((now - self._told_at).total_seconds()) < TELL_S:
+            return
+        loss = Loss(
+            cluster=self._cluster,
+            source=SOURCE,
+            reason=LossReason.not_recorded,
+            count=self._untold,
+            first_seen=now,
+            last_seen=now,
+            example="entries that came faster than they could be written, or that the disk refused",
+        )
+        try:
+            self._book.add([loss])
+        except Exception as error:  # the database is away: the same is told the next time
+            log.warning("what was not recorded could not be told", error=str(error)[:200])
+            return
+        self._untold, self._told_at = 0, now

@@ -1,0 +1,328 @@
+"""The tick's thread of the detector: samples in, findings out, beside the walk and never in its way."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import structlog
+
+from healer.detection.tick import TICK_S, Senses
+from healer.model import Loss, LossReason, Ruleset, Sensed, SlurmSnapshot
+from healer.model.telemetry import Report, StepBatch
+from healer.observations import NodePicture, Picture
+from healer.observations.report_order import BACK_S, ClockStepped
+from healer.observations.telemetry_windows import Counts
+from healer.ports.clock import Clock
+from healer.ports.measurements import Samples, TrendBook
+from healer.ports.signal_stores import LossBook
+from healer.ports.transactions import LedgerAway
+
+log = structlog.get_logger()
+
+WINDOWS = "windows"
+_DROP_WORDS = {
+    LossReason.late: "samples older than the windows of 15 min, or of before a repair",
+    LossReason.out_of_order: "samples not newer than the last of their series, or told twice",
+    LossReason.series_limit: "samples for which the windows have no room, or too many moments at once",
+}
+
+
+class Drops:
+    """Of one cluster. `tell` never raises: the windows matter more."""
+
+    def __init__(self, book: LossBook, cluster: str) -> None:
+        self._book, self._cluster = book, cluster
+        self._told: dict[LossReason, int] = {}
+
+    def tell(self, counts: Counts, now: datetime) -> None:
+        """`counts` grow while the windows live, and begin at 0 with new ones."""
+        found = {
+            LossReason.late: counts.late,
+            LossReason.out_of_order: counts.out_of_order,
+            LossReason.series_limit: counts.dropped,
+        }
+        if any(count < self._told.get(reason, 0) for reason, count in found.items()):
+            self._told = {}
+        losses = [
+            Loss(
+                cluster=self._cluster,
+                source=WINDOWS,
+                reason=reason,
+                count=count - self._told.get(reason, 0),
+                first_seen=now,
+                last_seen=now,
+                example=_DROP_WORDS[reason],
+            )
+            for reason, count in found.items()
+            if count > self._told.get(reason, 0)
+        ]
+        if not losses:
+            return
+        try:
+            self._book.add(losses)
+        except Exception as error:  # the database is away: the same is told the next time
+            log.warning("what the windows dropped could not be told", error=str(error)[:200])
+            return
+        self._told = found
+
+
+log = structlog.get_logger()
+
+#: Samples are read more often than they are looked at: reading them all at once would delay the look.
+READ_S = 1.0
+#: Rows in one reading that say that there is no more to read.
+FEW = 1000
+#: One look reads on for at most so long, and a rebuild: who sends more than can be read must not stop both.
+READ_ON_S = 2.0
+REBUILD_S = 300.0
+#: Told of what was read, before it is looked at: the recorder.
+Note = Callable[[Sequence[Report], Sequence[StepBatch], datetime], None]
+
+Chunk = tuple[list[Report], list[StepBatch]]
+#: (rules, Slurm's picture, the store's rows, now) -> those rows, with what they lack between.
+Warmed = Callable[[Ruleset, SlurmSnapshot | None, Iterator[Chunk], datetime], Iterator[Chunk]]
+
+
+def as_stored(
+    _rules: Ruleset, _slurm: SlurmSnapshot | None, stored: Iterator[Chunk], _now: datetime
+) -> Iterator[Chunk]:
+    """Nobody else remembers anything."""
+    return stored
+
+
+#: After an error (the database is away, a rule of ours fails) the next look is so far away.
+PAUSE_S = 5.0
+
+
+UNPROVEN = "Nothing measured is looked at: the detection rules do not do what their cases say."
+#: One failed tick is a hiccup of the database; so many in a row are told to people.
+FAILURES = 2
+
+#: What forecasts follow is written down so often, and at the end.
+KEEP_TRENDS = timedelta(hours=1)
+#: Which GPU is which part is looked up so often.
+KNOW_PARTS = timedelta(minutes=5)
+
+#: The log tells of the ticks so often.
+TELL_S = 60.0
+
+
+class TickPace:
+    """What the ticks of the last minute were like."""
+
+    def __init__(self, begun: datetime) -> None:
+        self._begun = begun
+        self._ticks = self._reports = 0
+        self._oldest: datetime | None = None
+        self._lag_s = self._took_s = 0.0
+
+    def read(self, reports: Sequence[Report]) -> None:
+        self._reports += len(reports)
+        if reports:
+            oldest = min(one.arrived_at for one in reports)
+            self._oldest = oldest if self._oldest is None else min(oldest, self._oldest)
+
+    def ticked(self, begun: datetime, done: datetime) -> dict[str, float] | None:
+        """What to log, once a minute: the longest time from arrival to the end of the tick that looked at it,
+        and the longest tick."""
+        self._ticks += 1
+        self._took_s = max(self._took_s, (done - begun).total_seconds())
+        if self._oldest is not None:
+            self._lag_s = max(self._lag_s, (done - self._oldest).total_seconds())
+        self._oldest = None
+        if (done - self._begun).total_seconds() < TELL_S:
+            return None
+        told = {"ticks": self._ticks, "reports": self._reports, "lag_s": round(self._lag_s, 3)}
+        told["took_s"] = round(self._took_s, 3)
+        self._begun, self._ticks, self._reports, self._lag_s, self._took_s = done, 0, 0, 0.0, 0.0
+        return told
+
+
+@dataclass(frozen=True, kw_only=True)
+class SensesParts:
+    """What the ticks work with.
+
+    `make` gives fresh senses and a reader that begins with the last 15 minutes: at the start and after an
+    error. `prove` says why the rules do not do what their cases say, nothing when they do.
+    """
+
+    rules: Callable[[], Ruleset]
+    prove: Callable[[], str]
+    make: Callable[[Ruleset], tuple[Senses, Samples]]
+    picture: Picture
+    clock: Clock
+    note: Note | None = None
+    warmed: Warmed = as_stored
+    drops: Drops | None = None
+    trends: TrendBook | None = None
+
+
+class SensesLoop:
+    """Reads samples, ticks, and keeps what was found until the walk fetches it with `heard`."""
+
+    def __init__(self, parts: SensesParts) -> None:
+        self._parts, self._picture, self._clock = parts, parts.picture, parts.clock
+        now = self._clock.now()
+        self._proven = False
+        self._refused: str | None = None
+        self._trends_at = self._parts_at = now
+        #: Why nothing is looked for, for people; empty while all is well.
+        self.problem = ""
+        self._failed = 0
+        self._heard: list[Sensed] = []
+        self._lock = threading.Lock()
+        self._senses: Senses | None = None
+        self._samples: Samples | None = None
+        self._ticked: datetime | None = None
+        self._pace = TickPace(now)
+
+    def heard(self) -> Sensed | None:
+        """All that was found since the last call, as one. Called by the walk's thread."""
+        with self._lock:
+            told, self._heard = self._heard, []
+        if not told:
+            return None
+        findings = tuple(one for sensed in told for one in sensed.findings)
+        return Sensed(at=told[-1].at, findings=findings, clear_since=told[-1].clear_since)
+
+    def run(self, stopped: threading.Event) -> None:
+        while not stopped.is_set():
+            try:
+                self.once()
+            except Exception as error:
+                # Whatever it was: windows are rebuilt from the store, and the walk goes on meanwhile.
+                log.exception("the tick failed; the windows are built anew")
+                self._failed += 1
+                if self._failed >= FAILURES:
+                    why = f"{type(error).__name__}: {str(error)[:300]}"
+                    self.problem = f"Nothing measured is looked at: the tick fails again and again. {why}"
+                self._senses = None
+                stopped.wait(PAUSE_S)
+            stopped.wait(READ_S)
+        self._keep_trends(self._clock.now())
+
+    def once(self) -> None:
+        """Reads what is new, and ticks when it is time."""
+        rules = self._parts.rules()
+        if not self._may_look(rules):
+            return
+        if self._senses is None or self._samples is None or not self._senses.follow(rules):
+            self._senses, self._samples = self._rebuild(rules)
+        try:
+            self._look(self._senses, self._samples)
+        except ClockStepped as error:
+            # No window, hold or age of a time that has not come yet says anything.
+            log.warning("the clock went back; the windows are built anew", error=str(error))
+            self._senses = self._ticked = None
+
+    def _look(self, senses: Senses, samples: Samples) -> None:
+        slurm = self._picture.slurm
+        now = self._read(senses, samples, slurm)
+        if self._ticked is not None and (now - self._ticked).total_seconds() < TICK_S:
+            self._glance(senses, slurm, now)
+            return
+        self._ticked = now
+        if now - self._parts_at >= KNOW_PARTS:
+            self._parts_at = now
+            senses.know_parts(self._picture)
+        if now - self._trends_at >= KEEP_TRENDS:
+            self._keep_trends(now)
+        if not senses.has_samples:
+            self._well()
+            return
+        sensed = senses.tick(
+            slurm, now, self._picture.watched, dict(self._picture.links_down), self._picture.faults
+        )
+        self._well()
+        with self._lock:
+            self._heard.append(sensed)
+        told = self._pace.ticked(now, self._clock.now())
+        if told is not None:
+            log.info("ticks", **told, slow_clocks=senses.telemetry.slow_clocks)
+            if self._parts.drops is not None:
+                self._parts.drops.tell(senses.telemetry.counts, now)
+
+    def _glance(self, senses: Senses, slurm: SlurmSnapshot | None, now: datetime) -> None:
+        """Between two ticks: a link that was lost waits for none."""
+        links_down = dict(self._picture.links_down)
+        sensed = senses.look(slurm, now, links_down) if links_down else None
+        if sensed is not None:
+            with self._lock:
+                self._heard.append(sensed)
+
+    def _read(self, senses: Senses, samples: Samples, slurm: SlurmSnapshot | None) -> datetime:
+        """Takes in what is new, up to now; returns the moment of the last reading."""
+        begun = self._clock.now()
+        while True:
+            reports, batches = samples.new()
+            now = self._clock.now()
+            if self._ticked is not None and (self._ticked - now).total_seconds() > BACK_S:
+                raise ClockStepped(f"it is {now:%H:%M:%S} UTC, and the last look was {self._ticked:%H:%M:%S}")
+            if self._parts.note is not None and (reports or batches):
+                self._parts.note(reports, batches, now)
+            self._pace.read(reports)
+            senses.renew(self._nodes(), now)
+            senses.take(reports, batches, slurm, now)
+            if len(reports) + len(batches) < FEW or (now - begun).total_seconds() >= READ_ON_S:
+                return now
+
+    def _keep_trends(self, now: datetime) -> None:
+        """What forecasts follow takes days to learn again. A database that is away makes it late, no more."""
+        if self._parts.trends is None or self._senses is None:
+            return
+        self._trends_at = now
+        try:
+            self._parts.trends.write(self._senses.pack(), now)
+        except LedgerAway as error:
+            log.warning("trends not kept", why=str(error))
+
+    def _well(self) -> None:
+        self.problem, self._failed = "", 0
+
+    def _nodes(self) -> list[NodePicture]:
+        """In one step: the walk's thread adds nodes meanwhile."""
+        return list(self._picture.nodes.values())
+
+    def _may_look(self, rules: Ruleset) -> bool:
+        """Rules are proven before anything is looked for with them; kernel lines are walked meanwhile.
+
+        Later sets come proven: changed files are taken in no other way.
+        """
+        if not self._proven and rules.version != self._refused:
+            why = self._parts.prove()
+            self._proven = not why
+            self._refused = rules.version if why else None
+            self.problem = f"{UNPROVEN} {why}" if why else ""
+        return self._proven
+
+    def _rebuild(self, rules: Ruleset) -> tuple[Senses, Samples]:
+        """Fresh senses with full windows: from the store, and what it lacks from what others remember."""
+        begun, rows = self._clock.now(), 0
+        senses, samples = self._parts.make(rules)
+        if self._parts.trends is not None and (lost := senses.load(self._parts.trends.read())):
+            log.warning("trends begin anew: what was kept cannot be read", rules=lost)
+        stored = self._stored(samples, begun)
+        for reports, batches in self._parts.warmed(rules, self._picture.slurm, stored, begun):
+            now = self._clock.now()
+            senses.renew(self._nodes(), now)
+            senses.rebuild(reports, batches, self._picture.slurm, now)
+            rows += len(reports) + len(batches)
+        took_s = (self._clock.now() - begun).total_seconds()
+        log.info("windows rebuilt", rows=rows, took_s=round(took_s, 3))
+        return senses, samples
+
+    def _stored(self, samples: Samples, begun: datetime) -> Iterator[Chunk]:
+        """The store's rows. While one part is taken in, the database gives the next."""
+        with ThreadPoolExecutor(1, thread_name_prefix="samples") as reader:
+            coming = reader.submit(samples.new)
+            while True:
+                reports, batches = coming.result()
+                late = (self._clock.now() - begun).total_seconds() >= REBUILD_S
+                last = late or len(reports) + len(batches) < FEW
+                if not last:
+                    coming = reader.submit(samples.new)
+                yield reports, batches
+                if last:
+                    return

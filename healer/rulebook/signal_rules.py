@@ -1,0 +1,320 @@
+"""Loads `rules/signals*.yaml`, which signals exist and how they arrive, and `rules/scrape.yaml`, what healer
+fetches itself. Their format: docs/signals.md, docs/pull.md."""
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from healer.model import (
+    OF_DEVICES,
+    Alias,
+    Catalogue,
+    Combine,
+    DeviceKind,
+    Scope,
+    ScrapeJob,
+    ScrapeQuery,
+    ScrapeRules,
+    Signal,
+    SignalKind,
+    TargetGroup,
+)
+from healer.model.hostlist import expand
+from healer.model.spelling import did_you_mean
+from healer.rulebook.source import Problem, Source
+
+#: Units a signal may have. Those of time, data and counts can be multiplied and divided in rules.
+UNITS = (
+    "°C", "W", "J", "V", "A", "Hz", "MHz", "%", "ratio", "count", "bool", "s", "ns", "B", "B/s", "Mb/s",
+    "rpm", "packets", "rows", "state", "bits", "/s", "dBm", "l/min", "kPa",
+)  # fmt: skip
+#: NVLinks of one GPU that a `{link}` in an alias stands for: 18 on Hopper and Blackwell.
+LINKS = 18
+#: Where signals live; the other scopes are for rules.
+_SCOPES = (Scope.gpu, Scope.node, Scope.link, Scope.device, Scope.device_part)
+_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
+_ALIAS = re.compile(r"(?:[a-zA-Z_:][a-zA-Z0-9_:{}]{0,199}|nvidia-smi:[a-zA-Z0-9_/]{1,150})")
+
+
+class _Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of the file: as `Signal`, with plain words allowed as aliases."""
+
+    name: str
+    unit: str
+    kind: SignalKind
+    scope: Scope
+    text: str
+    source: str
+    aliases: tuple[str | Alias, ...] = ()
+    words: dict[str, int] = {}
+    bits: dict[str, int] = {}
+    stale_s: float = 90.0
+    derived: bool = False
+    combine: Combine = Combine.last
+    device: DeviceKind | None = None
+
+
+def read_catalogue(*sources: Source) -> Catalogue:
+    """The catalogue of one or more files, empty without any; what is wrong goes to their problems."""
+    signals: dict[str, Signal] = {}
+    arriving: dict[str, tuple[str, float]] = {}
+    told: dict[tuple[Any, ...], str] = {}
+    entries = [(source, *one) for source in sources for one in enumerate(source.items("signals"))]
+    for source, index, item in entries:
+        entry = source.convert((index,), item, _Entry)
+        if entry is None:
+            continue
+        _check(source, index, entry)
+        if entry.name in signals:
+            source.problem((index, "name"), f"the signal {entry.name} stands here twice")
+        aliases = tuple(Alias(name=one) if isinstance(one, str) else one for one in entry.aliases)
+        own = () if entry.derived else (Alias(name=entry.name),)
+        for number, alias in enumerate((*own, *aliases)):
+            # An NVLink's number or a device's name tells whose it is: so one name may serve several.
+            whose = entry.scope if entry.scope in (Scope.link, *OF_DEVICES) else None
+            key = (alias.name, tuple(sorted(alias.labels.items())), whose)
+            place = (index, "aliases", number - len(own)) if number >= len(own) else (index, "name")
+            if key in told:
+                source.problem(place, f"{alias.name} is a name of {told[key]} already")
+                continue
+            told[key] = entry.name
+            if not alias.labels and "{" not in alias.name:
+                arriving.setdefault(alias.name, (entry.name, alias.scale))
+        signals[entry.name] = msgspec.convert(msgspec.structs.asdict(entry) | {"aliases": aliases}, Signal)
+    return Catalogue(signals=signals, arriving=arriving)
+
+
+def _check(source: Source, index: int, entry: _Entry) -> None:
+    def wrong(field: str, text: str, hint: str = "", number: int | None = None) -> None:
+        source.problem((index, field) if number is None else (index, field, number), f"{field}: {text}", hint)
+
+    if not _NAME.fullmatch(entry.name):
+        wrong("name", f"{entry.name!r} has to be small letters, digits and _, at most 64")
+    if entry.unit not in UNITS:
+        hint = did_you_mean(entry.unit, UNITS) or f"one of {' '.join(UNITS)}"
+        wrong("unit", f"{entry.unit!r} is no unit that healer knows", hint)
+    if entry.scope not in _SCOPES:
+        text = f"a signal lives on a gpu, node, link, device or device_part, not on a {entry.scope}"
+        wrong("scope", text)
+    if (entry.scope in OF_DEVICES) is not (entry.device is not None):
+        kinds = ", ".join(DeviceKind)
+        wrong("device", "a signal of a device, and only that, says which kind it is of", f"one of {kinds}")
+    if (entry.kind is SignalKind.bits) != bool(entry.bits):
+        wrong("kind", "a bit mask, and only a bit mask, has bits", "give bits: {name: value}")
+    if entry.words and entry.kind is not SignalKind.enum:
+        wrong("words", "only an enum has words")
+    for word, bit in entry.bits.items():
+        if bit <= 0 or bit & (bit - 1):
+            wrong("bits", f"{word} is {bit}, not one bit")
+    if entry.stale_s <= 0:
+        wrong("stale_s", "has to be more than 0")
+    if entry.derived and entry.aliases:
+        wrong("aliases", "a derived signal never arrives")
+    for number, one in enumerate(entry.aliases):
+        name = one if isinstance(one, str) else one.name
+        if not _ALIAS.fullmatch(name) or ("{" in name and name.count("{link}") != name.count("{")):
+            wrong("aliases", f"{name!r} is no name of a series", number=number)
+        if "{link}" in name and entry.scope is not Scope.link:
+            wrong("aliases", f"{name} speaks of links, and the signal does not", number=number)
+        if not isinstance(one, str) and one.part and entry.scope is not Scope.device_part:
+            wrong("aliases", f"{name} names a part, and the signal is of a {entry.scope}", number=number)
+        if not isinstance(one, str) and one.scale == 0:
+            wrong("aliases", "a scale of 0 makes every value 0", number=number)
+
+
+# --- what healer scrapes itself
+
+#: Targets of one file; the largest clusters have some exporters on each of 12,500 nodes.
+TARGETS_MAX = 50_000
+JOBS_MAX, QUERIES_MAX = 200, 500
+QUERY_MAX_CHARS = 4096
+INTERVAL_MIN_S, INTERVAL_MAX_S = 1.0, 3600.0
+SCHEMES = ("http", "https")
+
+_JOB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,99}")
+#: `host:port`; an IPv6 address stands in brackets.
+_TARGET = re.compile(r"(?P<host>\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9._-]{1,253}):(?P<port>[0-9]{1,5})")
+_SECTIONS = ("jobs", "queries")
+_FILE_SD = (
+    "file_sd: healer reads no files of targets any more; write their entries under groups, in this file"
+)
+
+
+def read_scrape(source: Source | None, catalogue: Catalogue, folder: Path) -> ScrapeRules:
+    """The file's jobs and queries; what is wrong goes to its problems. Paths in it begin at `folder`."""
+    if source is None or source.data is None:
+        return ScrapeRules()
+    data = source.mapping((), source.data, "a mapping with jobs and queries")
+    for name in data:
+        if name not in _SECTIONS:
+            source.problem((name,), f"unknown field {name}", did_you_mean(str(name), _SECTIONS))
+    return ScrapeRules(
+        jobs=tuple(_jobs(source, _list(source, data, "jobs", JOBS_MAX), folder)),
+        queries=tuple(_queries(source, _list(source, data, "queries", QUERIES_MAX), catalogue)),
+    )
+
+
+def wants_scraper(file: Path) -> Callable[[], bool]:
+    """Whether the file has anything to fetch, asked as often as one likes: it is read when it changed.
+
+    A file with mistakes has nothing: the parts that load all rules say what is wrong with it.
+    """
+    seen: list[tuple[int, int] | bool | None] = [None, False]
+
+    def wanted() -> bool:
+        try:
+            told = file.stat()
+            stamp = (told.st_mtime_ns, told.st_size)
+            if stamp != seen[0]:
+                problems: list[Problem] = []
+                data = Source(file, file.name, problems).data
+                seen[:] = [stamp, isinstance(data, dict) and any(data.get(name) for name in _SECTIONS)]
+        except OSError:
+            seen[:] = [None, False]
+        return bool(seen[1])
+
+    return wanted
+
+
+def address(text: str) -> tuple[str, int] | None:
+    """(host, port) of a target, the host without brackets; None when it is none."""
+    match = _TARGET.fullmatch(text)
+    if match is None or not 0 < int(match["port"]) < 65536:
+        return None
+    return match["host"].strip("[]"), int(match["port"])
+
+
+def _list(source: Source, data: dict[str, object], name: str, most: int) -> list[object]:
+    found = data.get(name)
+    if found is None:
+        return []
+    if not isinstance(found, list):
+        source.problem((name,), f"{name}: expected a list")
+        return []
+    if len(found) > most:
+        source.problem((name,), f"{name}: at most {most}, and here are {len(found)}")
+    return found[:most]
+
+
+def _jobs(source: Source, items: Sequence[object], folder: Path) -> list[ScrapeJob]:
+    jobs: dict[str, ScrapeJob] = {}
+    count = 0
+    for index, item in enumerate(items):
+        path = ("jobs", index)
+        if isinstance(item, dict) and "file_sd" in item:
+            source.problem((*path, "file_sd"), _FILE_SD)
+            continue
+        job = source.convert(path, item, ScrapeJob)
+        if job is None:
+            continue
+        _check_job(source, path, job)
+        if job.name in jobs:
+            source.problem((*path, "name"), f"the job {job.name} stands here twice")
+        targets = _targets(source, (*path, "targets"), job.targets)
+        groups = _groups(source, (*path, "groups"), job.groups)
+        count += len(targets) + sum(len(one.targets) for one in groups)
+        jobs[job.name] = msgspec.structs.replace(
+            job,
+            targets=targets,
+            timeout_s=min(job.timeout_s, job.interval_s),
+            groups=groups,
+            tls_ca_file=job.tls_ca_file and str(folder / job.tls_ca_file),
+            bearer_token_file=job.bearer_token_file and str(folder / job.bearer_token_file),
+        )
+    if count > TARGETS_MAX:
+        source.problem(("jobs",), f"jobs: {count} targets, at most {TARGETS_MAX}")
+    return list(jobs.values())
+
+
+def _check_job(source: Source, path: tuple[str, int], job: ScrapeJob) -> None:
+    def wrong(field: str, text: str, hint: str = "") -> None:
+        source.problem((*path, field), f"{field}: {text}", hint)
+
+    if not _JOB_NAME.fullmatch(job.name):
+        wrong("name", f"{job.name!r} has to be letters, digits, _, . and -, at most 64")
+    if not job.targets and not job.groups:
+        source.problem(path, f"the job {job.name} has neither targets nor groups")
+    if not INTERVAL_MIN_S <= job.interval_s <= INTERVAL_MAX_S:
+        wrong("interval_s", f"from {INTERVAL_MIN_S:g} to {INTERVAL_MAX_S:g}")
+    if not job.timeout_s > 0:
+        wrong("timeout_s", "has to be more than 0")
+    if job.scheme not in SCHEMES:
+        wrong("scheme", f"{job.scheme!r} is neither http nor https", did_you_mean(job.scheme, SCHEMES))
+    if not job.path.startswith("/"):
+        wrong("path", "has to begin with /")
+    if job.tls_ca_file and job.scheme == "http":
+        wrong("tls_ca_file", "needs scheme: https")
+    _check_labels(source, (*path, "labels"), job.labels)
+    if not _LABEL.fullmatch(job.node):
+        wrong("node", f"{job.node!r} is neither host nor series nor the name of a label")
+
+
+def _groups(
+    source: Source, path: Sequence[str | int], groups: Sequence[TargetGroup]
+) -> tuple[TargetGroup, ...]:
+    """The groups with their hostlists expanded, together at most a little more than TARGETS_MAX."""
+    found: list[TargetGroup] = []
+    count = 0
+    for index, group in enumerate(groups):
+        _check_labels(source, (*path, index, "labels"), group.labels)
+        targets = _targets(source, (*path, index, "targets"), group.targets)
+        found.append(TargetGroup(targets, group.labels))
+        count += len(targets)
+        if count > TARGETS_MAX:
+            break  # the caller says so
+    return tuple(found)
+
+
+def _check_labels(source: Source, path: Sequence[str | int], labels: dict[str, str]) -> None:
+    for label in labels:
+        if not _LABEL.fullmatch(label):
+            source.problem(path, f"labels: {label!r} is no name of a label")
+    scheme = labels.get("__scheme__") or SCHEMES[0]
+    if scheme not in SCHEMES:
+        text = f"labels: __scheme__ {scheme[:100]!r} is neither http nor https"
+        source.problem((*path, "__scheme__"), text, did_you_mean(scheme, SCHEMES))
+
+
+def _targets(source: Source, path: Sequence[str | int], texts: Sequence[str]) -> tuple[str, ...]:
+    found: list[str] = []
+    for index, text in enumerate(texts):
+        try:
+            names = expand(text)
+        except ValueError as error:
+            source.problem((*path, index), f"targets: {error}")
+            continue
+        bad = next((one for one in names if address(one) is None), None)
+        if bad is not None:
+            hint = "such as gpu[0001-0016]:9400"
+            source.problem((*path, index), f"targets: {bad[:100]!r} is not a host and a port", hint)
+            continue
+        found += names
+        if len(found) > TARGETS_MAX:
+            break  # told by whoever counts them; a few more lines may stand for millions
+    return tuple(dict.fromkeys(found))
+
+
+def _queries(source: Source, items: Sequence[object], catalogue: Catalogue) -> list[ScrapeQuery]:
+    found: list[ScrapeQuery] = []
+    for index, item in enumerate(items):
+        path = ("queries", index)
+        query = source.convert(path, item, ScrapeQuery)
+        if query is None:
+            continue
+        signal = catalogue.signals.get(query.signal)
+        if signal is None:
+            hint = did_you_mean(query.signal, catalogue.signals)
+            source.problem((*path, "signal"), f"signal: the catalogue has no {query.signal}", hint)
+        elif signal.derived:
+            text = f"signal: {query.signal} is derived by healer and never arrives"
+            source.problem((*path, "signal"), text)
+        if not query.query.strip() or len(query.query) > QUERY_MAX_CHARS:
+            source.problem((*path, "query"), f"query: from 1 to {QUERY_MAX_CHARS} characters")
+        if not 5 <= query.interval_s <= INTERVAL_MAX_S:
+            source.problem((*path, "interval_s"), f"interval_s: from 5 to {INTERVAL_MAX_S:g}")
+        found.append(query)
+    return found

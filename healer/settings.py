@@ -1,0 +1,657 @@
+"""Settings: `HEALER_*` in the environment and in one TOML file (`HEALER_CONFIG`), same names.
+
+The environment wins. A wrong or unknown setting is a SettingsError of one sentence that names it. An empty
+value counts as not set.
+Settings marked secret may be given as `NAME_FILE`, the path of a file that holds the value.
+One healer for several clusters has a table `[clusters.NAME]` for each in the file; what stands there is that
+cluster's alone and wins over all else.
+"""
+
+import difflib
+import math
+import os
+import re
+import shlex
+import shutil
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, get_type_hints
+from urllib.parse import urlsplit
+
+import msgspec
+
+from healer import data_folder
+from healer.model.routes import ChannelKind
+from healer.model.vocabulary import Mode
+
+#: ClusterName of Slurm has at most 40 characters; ours stands in names of files and queues too.
+_CLUSTER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,39}")
+
+
+WEBHOOK, JIRA, GITHUB, SERVICENOW = "webhook", "jira", "github", "servicenow"
+TICKET_SYSTEMS = (WEBHOOK, JIRA, GITHUB, SERVICENOW)
+
+
+class SettingsError(Exception):
+    """A setting is wrong or unknown. The text is one sentence that names it."""
+
+
+# --- what a value may be ---------------------------------------------------------------------------------
+
+ADAPTERS = ("rest", "cli", "pyslurm", "sim")
+DEFAULT_LISTEN = "127.0.0.1:8080"
+ON = "on"
+
+
+class Listen(msgspec.Struct, frozen=True):
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def parse_text(text: str) -> str:
+    return text
+
+
+def parse_path(text: str) -> Path:
+    return Path(text).expanduser().absolute()
+
+
+def parse_recording(text: str) -> Path:
+    """A folder; the word `on` alone stands for the data directory's own."""
+    folder = Path(ON) if text == ON else parse_path(text)
+    if folder.is_file():
+        raise ValueError(f"a folder or `{ON}`: recordings are many files")
+    return folder
+
+
+def parse_listen(text: str) -> Listen:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"an address and a port, like {DEFAULT_LISTEN}")
+    return Listen(host.removeprefix("[").removesuffix("]"), int(port))
+
+
+def number_between(low: float, high: float, *, open_low: bool = False) -> Callable[[str], float]:
+    words = f"a number {'above' if open_low else 'from'} {low:g} to {high:g}"
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError(words) from None
+        if not math.isfinite(value) or not low <= value <= high or (open_low and value == low):
+            raise ValueError(words)
+        return value
+
+    return parse
+
+
+def whole_between(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or not low <= int(text) <= high:
+            raise ValueError(f"a whole number from {low} to {high}")
+        return int(text)
+
+    return parse
+
+
+def parse_user(text: str) -> str:
+    """As useradd(8) allows it: it becomes a word of a command line."""
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", text):
+        raise ValueError("the name of a user")
+    return text
+
+
+def parse_nodes(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) < 1:
+        raise ValueError("a whole number of nodes, at least 1")
+    return int(text)
+
+
+def parse_mode(text: str) -> Mode:
+    try:
+        return Mode(text)
+    except ValueError:
+        raise ValueError(f"one of {', '.join(Mode)}") from None
+
+
+def parse_adapters(text: str) -> tuple[str, ...]:
+    names = tuple(word.strip() for word in text.split(","))
+    if not set(names) <= set(ADAPTERS) or len(set(names)) != len(names):
+        raise ValueError(f"a comma list of {', '.join(ADAPTERS)}, each at most once")
+    return names
+
+
+def parse_database(text: str) -> str:
+    for scheme in ("postgresql+psycopg://", "postgresql://", "postgres://"):
+        if text.startswith(scheme):
+            return "postgresql+psycopg://" + text.removeprefix(scheme)
+    raise ValueError("a PostgreSQL URL, like postgresql://healer@db.example/healer")
+
+
+def parse_broker(text: str) -> str:
+    """What Celery takes. `unix://` is redis-py's word for a socket, `redis+socket://` Celery's."""
+    if text.startswith("unix://"):
+        return "redis+socket://" + text.removeprefix("unix://")
+    if text.startswith(("redis://", "rediss://", "redis+socket://", "sqla+postgresql+psycopg://")):
+        return text
+    raise ValueError("a Redis URL, like redis://redis.example:6379/0")
+
+
+def parse_web(text: str) -> str:
+    if not text.startswith(("http://", "https://")) or len(text.split("://", 1)[1]) == 0:
+        raise ValueError("an http or https URL")
+    return text
+
+
+def parse_bmc(text: str) -> str:
+    """Where the BMC of a node is, with `{node}` in it. A password never goes over the network in clear."""
+    parts = urlsplit(text)
+    here = parts.hostname in {"127.0.0.1", "localhost", "::1"}
+    secure = parts.scheme == "https" or (parts.scheme == "http" and here)
+    plain = not (parts.query or parts.fragment or "@" in parts.netloc)
+    if not secure or not plain or text.count("{node}") != 1 or set(text) & set(" \t"):
+        raise ValueError("an https URL with {node} in it, like https://{node}-bmc")
+    return text
+
+
+#: What HEALER_BMC_TLS may be: a certificate is checked, or any is believed.
+CHECKED, UNCHECKED = "checked", "unchecked"
+
+
+def parse_tls(text: str) -> str:
+    if text not in (CHECKED, UNCHECKED):
+        raise ValueError(f"{CHECKED} or {UNCHECKED}")
+    return text
+
+
+#: Matchers of a PromQL selector, as they stand between its braces.
+_MATCHERS = re.compile(r'[A-Za-z_]\w*(?:=|!=|=~|!~)"[^"\\]*"(?:,[A-Za-z_]\w*(?:=|!=|=~|!~)"[^"\\]*")*')
+
+
+def parse_matchers(text: str) -> str:
+    if not _MATCHERS.fullmatch(text):
+        raise ValueError('matchers as in PromQL, like slurm_cluster="pod1"')
+    return text
+
+
+def parse_slurmrestd(text: str) -> str:
+    scheme, _, rest = text.partition("://")
+    if scheme not in {"http", "https", "unix"} or not rest or (scheme == "unix" and rest[0] != "/"):
+        raise ValueError(
+            "an http, https or unix URL, like http://slurm.example:6820 or unix:///run/slurmrestd"
+        )
+    return text
+
+
+def parse_command(text: str) -> tuple[str, ...]:
+    """A command and its arguments, split as a shell would; no shell ever sees it."""
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError:
+        words = ()
+    if not words:
+        raise ValueError("a command and its arguments, with quotes that close")
+    return words
+
+
+def parse_tickets(text: str) -> str:
+    """Raises ValueError with the words that follow "must be"."""
+    if text not in TICKET_SYSTEMS:
+        raise ValueError(f"one of {', '.join(TICKET_SYSTEMS)}")
+    return text
+
+
+# --- the settings ----------------------------------------------------------------------------------------
+
+
+class Reads(NamedTuple):
+    """How a field is read from text. `parse` raises ValueError with the words that follow "must be".
+
+    The value of a secret is never repeated, and may stand in the file that `NAME_FILE` names."""
+
+    parse: Callable[[str], Any]
+    secret: bool = False
+
+
+Text = Annotated[str | None, Reads(parse_text)]
+Secret = Annotated[str | None, Reads(parse_text, secret=True)]
+OptionalPath = Annotated[Path | None, Reads(parse_path)]
+Web = Annotated[str | None, Reads(parse_web)]
+SecretWeb = Annotated[str | None, Reads(parse_web, secret=True)]
+Share = Annotated[float | None, Reads(number_between(0, 1, open_low=True))]
+
+
+# Wide: one field for each setting that a site may write; each has its parser beside it.
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """All settings of a server process. None: not set, the default of `docs/settings.md` holds.
+
+    `clusters` are the whole settings of each cluster, by name, where the file has tables of them; then what
+    stands here of Slurm belongs to none. `slurm_conf` can stand in a table alone.
+
+    One object with many fields, as it mirrors a flat list: each field is `HEALER_` and its name, and the
+    table of a cluster may replace what belongs to several groups at once.
+    """
+
+    # --- this process and its site
+    data_dir: Annotated[Path, Reads(parse_path)]
+    listen: Annotated[Listen, Reads(parse_listen)]
+    slurm_adapters: Annotated[tuple[str, ...], Reads(parse_adapters)]
+    mode: Annotated[Mode, Reads(parse_mode)] = Mode.shadow
+    settle_s: Annotated[float, Reads(number_between(0, 60))] = 2.0
+    database_url: Annotated[str | None, Reads(parse_database, secret=True)] = None
+    redis_url: Annotated[str | None, Reads(parse_broker, secret=True)] = None
+    rules_dir: OptionalPath = None
+    cluster: Text = None
+    # --- Slurm
+    slurm_rest_url: Annotated[str | None, Reads(parse_slurmrestd)] = None
+    slurm_token_file: OptionalPath = None
+    slurm_token_command: Annotated[tuple[str, ...] | None, Reads(parse_command)] = None
+    slurm_user: Text = None
+    munge_socket: OptionalPath = None
+    slurm_bin_dir: OptionalPath = None
+    slurm_conf: Path | None = None
+    sim_socket: OptionalPath = None
+    sim_nodes_socket: OptionalPath = None
+    # --- the ways to nodes: ssh and BMC
+    ssh_key_file: OptionalPath = None
+    ssh_known_hosts: OptionalPath = None
+    ssh_user: Annotated[str | None, Reads(parse_user)] = None
+    ssh_port: Annotated[int | None, Reads(whole_between(1, 65535))] = None
+    ssh_config: OptionalPath = None
+    ssh_diagnose_level: Annotated[int | None, Reads(whole_between(1, 4))] = None
+    bmc_url: Annotated[str | None, Reads(parse_bmc)] = None
+    bmc_user: Text = None
+    bmc_password: Secret = None
+    bmc_ca_file: OptionalPath = None
+    bmc_tls: Annotated[str, Reads(parse_tls)] = CHECKED
+    bmc_system: Text = None
+    # --- recordings
+    recording: Annotated[Path | None, Reads(parse_recording)] = None
+    recording_max_gb: Annotated[float, Reads(number_between(0.1, 100_000))] = 50.0
+    recording_days: Annotated[float, Reads(number_between(0.1, 400))] = 30.0
+    # --- what stands above rules/guards.yaml
+    guard_max_share: Share = None
+    guard_max_nodes: Annotated[int | None, Reads(parse_nodes)] = None
+    guard_min_service_share: Annotated[float | None, Reads(number_between(0, 1))] = None
+    guard_share_per_hour: Share = None
+    guard_rack_share: Share = None
+    guard_partition_share: Share = None
+    guard_repeat_h: Annotated[float | None, Reads(number_between(0, 8760))] = None
+    breaker_share: Share = None
+    # --- webhooks
+    notify_webhook_url: SecretWeb = None
+    ticket_webhook_url: SecretWeb = None
+    # --- the ticket system
+    tickets: Annotated[str | None, Reads(parse_tickets)] = None
+    tickets_url: Web = None
+    tickets_project: Text = None
+    tickets_user: Text = None
+    tickets_token: Secret = None
+    tickets_type: Text = None
+    tickets_close: Text = None
+    # --- what goes out, and what proves it
+    events_webhook_url: SecretWeb = None
+    webhook_secret: Secret = None
+    slack_token: Secret = None
+    slack_signing_secret: Secret = None
+    link_secret: Secret = None
+    wecom_url: SecretWeb = None
+    dingtalk_url: SecretWeb = None
+    dingtalk_secret: Secret = None
+    feishu_url: SecretWeb = None
+    feishu_secret: Secret = None
+    pagerduty_key: Secret = None
+    alertmanager_token: Secret = None
+    smtp_password: Secret = None
+    # --- Prometheus
+    prometheus_url: Web = None
+    prometheus_token_file: OptionalPath = None
+    prometheus_match: Annotated[str, Reads(parse_matchers)] = ""
+    clusters: "dict[str, Settings]" = {}
+
+    def each(self) -> "list[Settings]":
+        """The settings of every cluster: one where there are no tables."""
+        return list(self.clusters.values()) or [self]
+
+    def of(self, cluster: str | None) -> "Settings":
+        """Those of this cluster; it must be named where there are several. SettingsError lists them."""
+        if not self.clusters:
+            if cluster is None or self.cluster in (None, cluster):
+                return self if cluster is None else msgspec.structs.replace(self, cluster=cluster)
+            raise SettingsError(f"healer looks after the cluster {self.cluster}, not {cluster}.")
+        known = ", ".join(self.clusters)
+        if cluster is None and len(self.clusters) == 1:
+            return next(iter(self.clusters.values()))
+        if cluster is None:
+            raise SettingsError(f"--cluster says which cluster is meant: one of {known}.")
+        if cluster not in self.clusters:
+            raise SettingsError(f"{cluster} is no cluster of HEALER_CONFIG: it has {known}.")
+        return self.clusters[cluster]
+
+
+#: Settings that hold what proves a channel of rules/notifications.yaml, and the addresses that are secrets.
+SECRET_OF: dict[ChannelKind, tuple[str, ...]] = {
+    ChannelKind.slack: ("HEALER_SLACK_TOKEN",),
+    ChannelKind.dingtalk: ("HEALER_DINGTALK_SECRET",),
+    ChannelKind.feishu: ("HEALER_FEISHU_SECRET",),
+    ChannelKind.pagerduty: ("HEALER_PAGERDUTY_KEY",),
+    ChannelKind.alertmanager: ("HEALER_ALERTMANAGER_TOKEN",),
+    ChannelKind.email: ("HEALER_SMTP_PASSWORD",),
+}
+URL_OF: dict[ChannelKind, tuple[str, ...]] = {
+    ChannelKind.wecom: ("HEALER_WECOM_URL",),
+    ChannelKind.dingtalk: ("HEALER_DINGTALK_URL",),
+    ChannelKind.feishu: ("HEALER_FEISHU_URL",),
+}
+
+
+def guard_overrides(settings: Settings) -> dict[str, Any]:
+    """What was set of `model.GuardSettings`, by its field names: it stands above `rules/guards.yaml`."""
+    names = {name: name.removeprefix("guard_") for name in Settings.__struct_fields__ if "guard_" in name}
+    names["breaker_share"] = "breaker_share"
+    return {field: value for name, field in names.items() if (value := getattr(settings, name)) is not None}
+
+
+def rules_folder(settings: Settings) -> Path:
+    """The site's rules, or those that ship: `rules/` of the checkout or of an installed package."""
+    return settings.rules_dir or shipped_rules()
+
+
+def shipped_rules() -> Path:
+    """`rules/` of the checkout or of an installed package."""
+    return data_folder("rules")
+
+
+def load(
+    environ: Mapping[str, str] = os.environ,
+    *,
+    which: Callable[[str], str | None] = shutil.which,
+    **overrides: str | None,
+) -> Settings:
+    """Reads, checks and completes the settings. `overrides`: options of the command line, by field name."""
+    where = environ.get("HEALER_CONFIG", "")
+    file, tables = _from_file(where) if where else ({}, {})
+    given = file | {n: v for n, v in environ.items() if n.startswith("HEALER_")}
+    given |= {f"HEALER_{field.upper()}": value for field, value in overrides.items() if value is not None}
+    values = _parsed(given)
+    default: tuple[str, ...] = ("cli",) if which("scontrol") else ("sim",)
+    values.setdefault("data_dir", default_data_dir(environ))
+    values.setdefault("listen", parse_listen(DEFAULT_LISTEN))
+    values.setdefault("slurm_adapters", default)
+    if tables and "cluster" in values:
+        raise SettingsError(f"HEALER_CLUSTER and the tables of clusters in {where} are both set: keep one.")
+    clusters = {name: _of_table(where, name, table, values) for name, table in tables.items()}
+    _check_apart(clusters)
+    if not clusters:
+        _check_rest(values)
+        _check_bmc(values)
+    if (problem := _ticket_problem(values)) is not None:
+        raise SettingsError(problem)
+    values.setdefault("sim_socket", own_sim_socket(values["data_dir"]))
+    _place_recording(values)
+    return Settings(**values, clusters=clusters)
+
+
+def _parsed(given: Mapping[str, str]) -> dict[str, Any]:
+    """Values by field."""
+    values: dict[str, Any] = {}
+    for name, text in _without_files({n: v for n, v in given.items() if v != ""}).items():
+        if name in _OF_CLIENTS:
+            continue
+        reads = _READS[name]
+        try:
+            values[name.removeprefix("HEALER_").lower()] = reads.parse(text)
+        except ValueError as error:
+            shown = "" if reads.secret else f", not {text!r}"
+            raise SettingsError(f"{name} must be {error}{shown}.") from None
+    return values
+
+
+# --- several clusters ------------------------------------------------------------------------------------
+
+#: How the settings begin that may differ between clusters.
+_OF_A_CLUSTER = tuple(f"HEALER_{way}_" for way in ("SLURM", "MUNGE", "SIM", "SSH", "BMC", "PROMETHEUS"))
+#: Two clusters with the same one of these would be one Slurm twice, or write one file over another.
+_APART = ("slurm_rest_url", "slurm_conf", "munge_socket", "sim_socket", "sim_nodes_socket", "recording")
+
+
+def _may_differ(setting: str) -> bool:
+    """Whether it may stand in a table of a cluster."""
+    if setting in ("SLURM_CONF", "HEALER_RECORDING", "HEALER_MODE", "HEALER_BMC_PASSWORD_FILE"):
+        return True
+    return setting in _READS and setting.startswith(_OF_A_CLUSTER)
+
+
+def _of_table(where: str, name: str, table: object, around: Mapping[str, Any]) -> Settings:
+    """One cluster's settings: its table above all that stands around it."""
+    title = f"{where} [clusters.{name}]"
+    if not _CLUSTER_NAME.fullmatch(name):
+        raise SettingsError(f"{title}: {name!r} cannot be the ClusterName of a Slurm.")
+    if not isinstance(table, dict):
+        raise SettingsError(f"{where}: clusters.{name} must be a table, [clusters.{name}].")
+    try:
+        for setting in table:
+            if not _may_differ(setting):
+                raise SettingsError(_elsewhere(setting))
+        given = {setting: _as_text(setting, value) for setting, value in table.items()}
+        conf = given.pop("SLURM_CONF", "")
+        own = _parsed(given) | ({"slurm_conf": parse_path(conf)} if conf else {})
+        tokens = {"slurm_token_file", "slurm_token_command"}
+        replaced = tokens if tokens & own.keys() else set()
+        values: dict[str, Any] = {k: value for k, value in around.items() if k not in replaced} | own
+        _check_rest(values)
+        _check_bmc(values)
+    except SettingsError as error:
+        raise SettingsError(f"{title}: {error}") from None
+    values.setdefault("sim_socket", own_sim_socket(values["data_dir"], name))
+    values["cluster"] = name
+    _place_recording(values)
+    return Settings(**values)
+
+
+def _place_recording(values: dict[str, Any]) -> None:
+    """`on` is a folder of the data directory, one for each cluster of the tables."""
+    if values.get("recording") == Path(ON):
+        values["recording"] = Path(values["data_dir"], "recordings", values.get("cluster") or "")
+
+
+def _elsewhere(setting: str) -> str:
+    if setting in setting_names():
+        return f"{setting} holds for all clusters: it stands above the tables, or in the environment."
+    return _unknown(setting)
+
+
+def _check_apart(clusters: Mapping[str, Settings]) -> None:
+    for field in _APART:
+        seen: dict[object, str] = {}
+        for name, settings in clusters.items():
+            value = getattr(settings, field)
+            setting = "SLURM_CONF" if field == "slurm_conf" else f"HEALER_{field.upper()}"
+            if value is not None and value in seen:
+                raise SettingsError(
+                    f"The clusters {seen[value]} and {name} have the same {setting}: each needs its own."
+                )
+            seen[value] = name
+
+
+def _check_rest(values: Mapping[str, Any]) -> None:
+    if "rest" not in values["slurm_adapters"]:
+        return
+    needs = "HEALER_SLURM_ADAPTERS names rest, which needs"
+    if "slurm_rest_url" not in values:
+        raise SettingsError(f"{needs} HEALER_SLURM_REST_URL.")
+    tokens = {"slurm_token_file", "slurm_token_command"} & values.keys()
+    if not tokens:
+        raise SettingsError(f"{needs} HEALER_SLURM_TOKEN_FILE or HEALER_SLURM_TOKEN_COMMAND.")
+    if len(tokens) > 1:
+        raise SettingsError("HEALER_SLURM_TOKEN_FILE and HEALER_SLURM_TOKEN_COMMAND are both set: keep one.")
+
+
+def _check_bmc(values: Mapping[str, Any]) -> None:
+    if "bmc_url" in values and not {"bmc_user", "bmc_password"} <= values.keys():
+        raise SettingsError("HEALER_BMC_URL needs HEALER_BMC_USER and HEALER_BMC_PASSWORD_FILE.")
+
+
+def default_data_dir(environ: Mapping[str, str]) -> Path:
+    """/var/lib/healer for root, else `healer` in the user's state folder (XDG base directories)."""
+    if os.geteuid() == 0:
+        return Path("/var/lib/healer")
+    state = environ.get("XDG_STATE_HOME") or Path(environ.get("HOME", "/tmp"), ".local/state")  # noqa: S108
+    return Path(state) / "healer"
+
+
+def own_sim_socket(data_dir: Path, cluster: str = "") -> Path:
+    """Where `healer up` offers its own simulated Slurm when HEALER_SIM_SOCKET names no other."""
+    return data_dir / (f"sim-slurm-{cluster}.sock" if cluster else "sim-slurm.sock")
+
+
+def _from_file(where: str) -> tuple[dict[str, str], dict[str, Any]]:
+    """The settings of the file as texts, and its tables of clusters."""
+    try:
+        document = tomllib.loads(Path(where).read_text())
+    except OSError as error:
+        raise SettingsError(f"HEALER_CONFIG names {where}, which cannot be read: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"HEALER_CONFIG: {where} is not TOML: {error}.") from None
+    tables = document.pop("clusters", {})
+    if not isinstance(tables, dict):
+        raise SettingsError(f"{where}: clusters must be tables, like [clusters.pod1].")
+    try:
+        return {name: _as_text(name, value) for name, value in document.items()}, tables
+    except SettingsError as error:
+        raise SettingsError(f"{where}: {error}") from None
+
+
+def _as_text(name: str, value: object) -> str:
+    """A value of the file in the form it has in the environment."""
+    if (
+        name not in setting_names()
+        and name.removesuffix("_FILE") not in setting_names()
+        and name != "SLURM_CONF"
+    ):
+        raise SettingsError(_unknown(name))
+    if isinstance(value, str):
+        return value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return ",".join(value)
+    raise SettingsError(f"{name} must be a text or a number.")
+
+
+def _without_files(given: Mapping[str, str]) -> dict[str, str]:
+    """Replaces every `NAME_FILE` of a secret by the value in its file, and refuses unknown names."""
+    values: dict[str, str] = {}
+    for name, text in given.items():
+        plain = name.removesuffix("_FILE")
+        if name in _READS or name in _OF_CLIENTS:
+            values[name] = text
+        elif name != plain and plain in secret_names():
+            if given.get(plain):
+                raise SettingsError(f"{plain} and {name} are both set: keep one.")
+            try:
+                values[plain] = Path(text).read_text().strip()
+            except (OSError, UnicodeDecodeError) as error:
+                raise SettingsError(f"{name} names {text}, which cannot be read: {error}.") from None
+            if not values[plain]:
+                raise SettingsError(f"{name} names {text}, which is empty.")
+        else:
+            raise SettingsError(_unknown(name))
+    return values
+
+
+def _unknown(name: str) -> str:
+    short = name.upper().removeprefix("HEALER_")
+    names = [known.removeprefix("HEALER_") for known in setting_names()]
+    close = difflib.get_close_matches(short, names, n=1, cutoff=0.7)
+    return f"{name} is not a setting of healer" + (f"; did you mean HEALER_{close[0]}?" if close else ".")
+
+
+# --- the ticket system -----------------------------------------------------------------------------------
+
+#: What each takes beside HEALER_TICKETS and the token, and whether it must be set.
+_TICKETS_TAKE = {
+    JIRA: {"url": True, "project": True, "user": False, "type": False, "close": False},
+    GITHUB: {"url": False, "project": True},
+    SERVICENOW: {"url": True, "project": False, "user": False, "close": False},
+}
+_TICKETS_PROJECTS = {
+    JIRA: (re.compile(r"[A-Za-z][A-Za-z0-9_]*"), "a project's key, like OPS"),
+    GITHUB: (re.compile(r"[A-Za-z0-9-]+/[A-Za-z0-9._-]+"), "owner/repository"),
+    SERVICENOW: (re.compile(r"[a-z][a-z0-9_]*"), "a table, like incident"),
+}
+_TICKETS_BESIDE = ("url", "project", "user", "token", "type", "close")
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+def _ticket_problem(values: Mapping[str, Any]) -> str | None:
+    """What is wrong with HEALER_TICKETS and the settings beside it; `values` by field, where they are set."""
+    which = values.get("tickets")
+    given = [name for name in _TICKETS_BESIDE if f"tickets_{name}" in values]
+    if which in (None, WEBHOOK):
+        if given:
+            wanted = "one of jira, github, servicenow in HEALER_TICKETS"
+            return f"{_ticket_name(given[0])} is set, which needs {wanted}."
+        if which == WEBHOOK and "ticket_webhook_url" not in values:
+            return "HEALER_TICKETS is webhook, which needs HEALER_TICKET_WEBHOOK_URL."
+        return None
+    if "ticket_webhook_url" in values:
+        return f"HEALER_TICKETS is {which} and HEALER_TICKET_WEBHOOK_URL is set: keep one."
+    takes = {**_TICKETS_TAKE[which], "token": True}
+    for name, needed in takes.items():
+        if needed and name not in given:
+            return f"HEALER_TICKETS is {which}, which needs {_ticket_name(name)}."
+    for name in given:
+        if name not in takes:
+            return f"HEALER_TICKETS is {which}, which has no use for {_ticket_name(name)}."
+    token = values["tickets_token"]
+    if "tickets_user" not in values and not (token.isascii() and token.isprintable()):
+        return "HEALER_TICKETS_TOKEN must be printable ASCII on one line."
+    return _project_problem(which, values) or _url_problem(values)
+
+
+def _project_problem(which: str, values: Mapping[str, Any]) -> str | None:
+    form, words = _TICKETS_PROJECTS[which]
+    project = values.get("tickets_project")
+    if project is None or form.fullmatch(project):
+        return None
+    return f"HEALER_TICKETS_PROJECT must be {words}, not {project!r}."
+
+
+def _url_problem(values: Mapping[str, Any]) -> str | None:
+    """The token goes with each request."""
+    url = urlsplit(values.get("tickets_url") or "https://api.github.com")
+    if "@" in url.netloc or url.query or url.fragment:
+        return "HEALER_TICKETS_URL must be an address alone, without user, query or fragment."
+    if url.scheme != "https" and url.hostname not in _LOOPBACK:
+        return "HEALER_TICKETS_URL must begin with https://: the token goes with each request."
+    return None
+
+
+def _ticket_name(field: str) -> str:
+    return f"HEALER_TICKETS_{field.upper()}"
+
+
+_READS: dict[str, Reads] = {
+    f"HEALER_{field.upper()}": reads
+    for field, hint in get_type_hints(Settings, include_extras=True).items()
+    for reads in getattr(hint, "__metadata__", ())
+}
+#: Where settings are read from, and what belongs to clients and hooks: no server reads them as its settings.
+_OF_CLIENTS = ("HEALER_CONFIG", "HEALER_URL", "HEALER_TOKEN", "HEALER_TOKEN_FILE", "HEALER_HOOK_SPOOL")
+
+
+def setting_names() -> tuple[str, ...]:
+    """All names that are no error, without the `_FILE` forms."""
+    return (*_READS, *_OF_CLIENTS)
+
+
+def secret_names() -> tuple[str, ...]:
+    """The names that may also be given as `NAME_FILE`."""
+    return tuple(name for name, reads in _READS.items() if reads.secret)

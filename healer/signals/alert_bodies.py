@@ -1,0 +1,474 @@
+"""Alerts of other systems -> observations of kind `alert`.
+
+`POST /signals/alertmanager` takes Alertmanager's webhook (version 4) and Grafana's variant of it (version 1,
+with `orgId` and more around the alerts). Alertmanager sends the whole group again after each change and every
+`repeat_interval`, so an alert's identity is its cluster, fingerprint, status and moment, never the address of
+who sent it: two Alertmanagers that share their work both tell of the same alert.
+
+What an alert means is not decided here: `rules/alerts.yaml` and `healer.detection.alerts`.
+
+CloudEvents 1.0 carry alerts, and bodies of healer's own routes. Three modes of the HTTP binding: one event as
+JSON (`application/cloudevents+json`), several (`application/cloudevents-batch+json`), and an event whose
+attributes are headers (`ce-…`) around its data.
+"""
+
+import base64
+import binascii
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from urllib.parse import unquote
+
+import msgspec
+
+from healer.model import Component, Observation, ObservationKind
+from healer.signals.hardware_names import wrong_port
+from healer.signals.identity import digest_of
+from healer.signals.kernel_log import normal_pci
+from healer.signals.rejects import BadBody, BadEntry, Rejected, Rejects, utc_time
+from healer.signals.series import CLUSTER_LABELS, NODE_LABELS, check_labels, gpu_index, home_of
+from healer.signals.wire import Known, believed
+
+#: Alerts of one request: a group of a whole cluster's nodes is far below this.
+ALERTS_MAX = 10_000
+#: Labels that name a switch, where none names a node: SNMP exporters and Slurm's own word.
+SWITCH_LABELS = ("switch", "sysname", "sysName")
+#: What of the annotations is kept, the first that is there, and so many characters of it.
+_ANNOTATIONS = ("summary", "message", "description")
+TEXT_MAX = 500
+URL_MAX = 1000
+#: An alert is noted as told again once in so many seconds: the bound for its silence counts in hours.
+AGAIN_S = 3600
+#: The versions of the webhook: Alertmanager's, and the one that Grafana writes beside its `orgId`.
+_VERSION, _GRAFANA = "4", "1"
+_FIRST_YEAR = 1970
+#: A fingerprint is a hash in hex; what is longer is hashed, so that no sender chooses what is stored.
+_FINGERPRINT = re.compile(r"[0-9a-f]{8,64}")
+
+
+class Alert(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """One alert as Alertmanager sends it. `ends_at` is the year 1 while it fires."""
+
+    status: Literal["firing", "resolved"]
+    labels: dict[str, str]
+    starts_at: str
+    ends_at: str | None = None
+    annotations: dict[str, str] = {}
+    fingerprint: Annotated[str, msgspec.Meta(max_length=256)] = ""
+    generator_url: str = msgspec.field(default="", name="generatorURL")
+
+
+class AlertGroup(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
+    """The body of the webhook. What else stands in it is not read: the alerts repeat what matters."""
+
+    version: str
+    alerts: list[Alert]
+    receiver: str = ""
+    external_url: str = msgspec.field(default="", name="externalURL")
+    truncated_alerts: int = 0
+
+
+class Alerts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a request holds: each alert is an observation, unrecognised, or rejected by its index.
+
+    `lost`: how many the sender itself says that it left out.
+    """
+
+    observations: tuple[Observation, ...] = ()
+    unrecognised: int = 0
+    rejected: tuple[Rejected, ...] = ()
+    rejected_more: int = 0
+    lost: int = 0
+
+    def nodes(self) -> set[tuple[str, str]]:
+        """Every (cluster, node or "") that is spoken of: for tokens bound to one of them."""
+        return {(one.component.cluster, one.component.node or "") for one in self.observations}
+
+
+class Site(msgspec.Struct, frozen=True):
+    """Which things there are. `cluster` is that of alerts which name none (empty: they have to), `served` are
+    all of ours; `switch` says whether a cluster has such a switch."""
+
+    cluster: str
+    served: tuple[str, ...]
+    known: Known
+    switch: Known
+
+
+def alertmanager_observations(body: Any, site: Site, now: datetime) -> Alerts:
+    """`body` is the decoded JSON of one group. Raises BadBody."""
+    alerts, lost, source = _group(body)
+    heap = _Heap(site, now)
+    for index, item in enumerate(alerts):
+        heap.take(index, item, source)
+    return heap.done(lost)
+
+
+class Enveloped(msgspec.Struct, frozen=True, kw_only=True):
+    """An alert that came in an envelope of its own: `id` and `source` are its identity, `index` the number
+    under which it is rejected."""
+
+    index: int
+    alert: Any
+    source: str
+    id: str
+
+
+def enveloped_observations(items: Iterable[Enveloped], site: Site, now: datetime) -> Alerts:
+    """Alerts of several senders. Raises nothing: what is wrong is rejected."""
+    heap = _Heap(site, now)
+    for one in items:
+        heap.take(one.index, one.alert, one.source, one.id)
+    return heap.done(0)
+
+
+def told_again(seen: Observation) -> Observation:
+    """The same alert, told again: stored at most once an hour, so that its silence can be known."""
+    hour = int(seen.arrived_at.timestamp()) // AGAIN_S
+    data = seen.data | {"again": seen.digest}
+    return msgspec.structs.replace(seen, digest=digest_of("alert-again", seen.digest, hour), data=data)
+
+
+def _group(body: Any) -> tuple[list[Any], int, str]:
+    """(the alerts, how many were left out, who sent them)."""
+    if not isinstance(body, dict):
+        raise BadBody("the body: expected an object with `version` and `alerts`, as Alertmanager sends it")
+    version, alerts = body.get("version"), body.get("alerts")
+    if version != _VERSION and not (version == _GRAFANA and "orgId" in body):
+        told = repr(version)[:50]
+        raise BadBody(f'version: {told}; Alertmanager\'s "{_VERSION}" is taken, and Grafana\'s "{_GRAFANA}"')
+    if not isinstance(alerts, list):
+        raise BadBody("alerts: expected a list")
+    if len(alerts) > ALERTS_MAX:
+        raise BadBody(f"alerts: {len(alerts)} of them, at most {ALERTS_MAX} are taken in one request")
+    lost = body.get("truncatedAlerts", 0)
+    if type(lost) is not int or not 0 <= lost < 2**53:
+        raise BadBody("truncatedAlerts: expected a number, 0 or more")
+    return alerts, lost, str(body.get("externalURL") or "")[:URL_MAX]
+
+
+class _Heap:
+    """Sorts the alerts of one request."""
+
+    def __init__(self, site: Site, now: datetime) -> None:
+        self.site, self.now = site, now
+        self.rejects = Rejects()
+        self.seen: list[Observation] = []
+        self.unrecognised = 0
+
+    def take(self, index: int, item: Any, source: str, name: str = "") -> None:
+        try:
+            alert = msgspec.convert(item, Alert)
+            where = _where(alert.labels, self.site)
+            if where is None:
+                self.unrecognised += 1
+            else:
+                self.seen.append(_observation(alert, where, self.now, source, name))
+        except (BadEntry, msgspec.ValidationError) as error:
+            self.rejects.add(index, error)
+
+    def done(self, lost: int) -> Alerts:
+        return Alerts(
+            observations=tuple(self.seen),
+            unrecognised=self.unrecognised,
+            rejected=self.rejects.sorted(),
+            rejected_more=self.rejects.more,
+            lost=lost,
+        )
+
+
+def _where(labels: Mapping[str, str], site: Site) -> Component | None:
+    """The node, else the switch, that the labels name, with its part; None when they name nothing of ours.
+
+    The words are those of series (`healer.signals.series`).
+    """
+    if why := check_labels(dict(labels)):
+        raise BadEntry(f"labels: {why}")
+    if not labels.get("alertname"):
+        raise BadEntry("labels: `alertname` is missing")
+    named = next((labels[name] for name in CLUSTER_LABELS if labels.get(name) in site.served), None)
+    cluster = named or site.cluster
+    if not cluster:
+        told = ", ".join(site.served)
+        raise BadEntry(f"labels: no `cluster`; healer looks after several and guesses none: {told}")
+    home = home_of(labels, site.known, cluster)
+    if not isinstance(home, str):
+        return _part(labels, *home)
+    for name in SWITCH_LABELS:
+        switch = labels.get(name)
+        if switch and site.switch(cluster, switch):
+            return Component(cluster=cluster, switch=switch)
+    return None
+
+
+def _part(labels: Mapping[str, str], cluster: str, node: str) -> Component:
+    device, port = labels.get("device", ""), labels.get("port", "")
+    nic = f"{device}/{port}" if device and port else device
+    return Component(
+        cluster=cluster,
+        node=node,
+        gpu=gpu_index(labels.get("gpu")),
+        pci=normal_pci(labels.get("pci_bus_id") or ""),
+        nic=nic if nic and wrong_port(nic) is None else None,
+    )
+
+
+def _observation(alert: Alert, where: Component, now: datetime, source: str, envelope: str) -> Observation:
+    told = _moment("startsAt", alert.starts_at)
+    begun = believed(told, now)
+    if begun.year < _FIRST_YEAR:
+        raise BadEntry(f"startsAt: {alert.starts_at[:40]} is no moment at which an alert began")
+    firing = alert.status == "firing"
+    ended = None if firing or not alert.ends_at else believed(_moment("endsAt", alert.ends_at), now)
+    if ended is not None and ended < begun:
+        ended = None  # the year 1, or a clock that leapt: that it is over counts, not when
+    fingerprint = alert.fingerprint
+    if not _FINGERPRINT.fullmatch(fingerprint):
+        fingerprint = digest_of("fingerprint", fingerprint, *sorted(alert.labels.items()))[:32]
+    # Two of our clusters may have nodes of the same names, and so the same labels. The moment is the one that
+    # was told: what a clock that is ahead repeats is a repeat too.
+    same = ("alert", where.cluster, fingerprint, f"{told.timestamp():.3f}", alert.status)
+    if envelope:
+        same = ("alert-event", where.cluster, source, envelope)
+    # Whoever sends chooses the fingerprint and the envelope: another node's alert is another one.
+    here = (where.node or "", where.switch or "", str(where.gpu), where.pci or "", where.nic or "")
+    url = alert.generator_url
+    return Observation(
+        digest=digest_of(*same, *here),
+        kind=ObservationKind.alert,
+        component=where,
+        event_at=begun if firing else (ended or now),
+        arrived_at=now,
+        text=alert.labels["alertname"],
+        data={
+            "status": alert.status,
+            "fingerprint": fingerprint,
+            "starts_at": begun.isoformat(),
+            **({"ends_at": ended.isoformat()} if ended else {}),
+            "labels": alert.labels,
+            "summary": _said(alert.annotations),
+            "source": source,
+            "url": url if url.startswith(("http://", "https://")) and len(url) <= URL_MAX else "",
+        },
+    )
+
+
+def _moment(name: str, text: str) -> datetime:
+    try:
+        return utc_time(text)
+    except BadEntry as error:
+        raise BadEntry(f"{name}: {str(error).removeprefix('time: ')}") from None
+
+
+def _said(annotations: Mapping[str, str]) -> str:
+    """One line for people."""
+    told = next((annotations[name] for name in _ANNOTATIONS if annotations.get(name)), "")
+    return " ".join(told[: 4 * TEXT_MAX].split())[:TEXT_MAX]
+
+
+STRUCTURED = "application/cloudevents+json"
+BATCH = "application/cloudevents-batch+json"
+#: Events of one request. Each may hold a whole body of another route.
+EVENTS_MAX = 1000
+#: Attributes are short: the specification asks senders to keep an event's context far below this.
+ATTRIBUTE_MAX = 1024
+#: Our own types -> the route whose body `data` is.
+ROUTES = {
+    f"io.healer.signal.{route}.v1": route
+    for route in ("kernel-log", "heartbeat", "checkpoints", "step-times", "metrics")
+}
+ALERT = "io.healer.alert.v1"
+#: What NVSentinel's event exporter sends (its data: `healthEvent`); read from its public sources of 2026, not
+#: tried with a running one.
+NVSENTINEL = "com.nvidia.nvsentinel.health.v1"
+#: Its kinds of what is hit -> the labels of series.
+_ENTITIES = {"PCI": "pci_bus_id", "GPU_UUID": "UUID", "GPU": "gpu", "NIC": "device"}
+#: Labels that say which GPU or port is hit, and those that name a place at all: an alert of one place is not
+#: ended by the end of another's.
+_PARTS = ("pci_bus_id", "UUID", "uuid", "gpu_uuid", "gpu", "nvlink", "device", "port")
+_PLACES = (*CLUSTER_LABELS, *NODE_LABELS, *SWITCH_LABELS, *_PARTS)
+#: Words in `data.status` of any other event that say that it is over.
+_OVER = frozenset({"resolved", "ok", "recovered", "cleared"})
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL)
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+#: Fields of `data` that become labels of an event that `rules/alerts.yaml` names.
+_LABELS_MAX = 48
+_REQUIRED = ("specversion", "id", "source", "type")
+_STRINGS = (*_REQUIRED, "subject", "time", "datacontenttype", "dataschema")
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """One event. `index` is its number in the request, `data` decoded JSON (None where there is none)."""
+
+    index: int
+    id: str
+    source: str
+    type: str
+    subject: str = ""
+    time: str | None = None
+    data: Any = None
+
+
+def events_of(body: Any, *, batch: bool, rejects: Rejects) -> list[Event]:
+    """The events of decoded JSON, one or a list of them. Wrong ones are rejected. Raises BadBody."""
+    if batch and not isinstance(body, list):
+        raise BadBody("the body: a batch is a list of events")
+    if not batch and not isinstance(body, dict):
+        raise BadBody("the body: expected one event; a list of them is application/cloudevents-batch+json")
+    items = body if batch else [body]
+    if len(items) > EVENTS_MAX:
+        raise BadBody(f"the body: {len(items)} events, at most {EVENTS_MAX} are taken in one request")
+    found: list[Event] = []
+    for index, item in enumerate(items):
+        try:
+            found.append(_event(index, item))
+        except BadEntry as error:
+            rejects.add(index, error)
+    return found
+
+
+def attributes_of(headers: Mapping[str, str]) -> dict[str, str]:
+    """The attributes of an event in binary mode, from `ce-…` headers (names in small letters).
+
+    A value in quotes is unquoted first, then percent-decoded once (HTTP binding 1.0.2, 3.1.3.2).
+    """
+    return {
+        name.removeprefix("ce-"): unquote(_unquoted(value), errors="replace")
+        for name, value in headers.items()
+        if name.startswith("ce-")
+    }
+
+
+def _unquoted(value: str) -> str:
+    """A header's quoted-string (RFC 9110, 5.6.4) without its quotes and escapes; any other value as it is."""
+    quoted = _QUOTED.fullmatch(value.strip())
+    return value if quoted is None else _ESCAPED.sub(r"\1", quoted[1])
+
+
+def _event(index: int, item: Any) -> Event:
+    if not isinstance(item, dict):
+        raise BadEntry("expected an object with `specversion`, `id`, `source` and `type`")
+    for name in _STRINGS:
+        value = item.get(name)
+        if value is None and name not in _REQUIRED:
+            continue
+        if not isinstance(value, str) or not value:
+            raise BadEntry(f"{name}: {'missing' if value is None else 'has to be a text that is not empty'}")
+        if len(value) > ATTRIBUTE_MAX:
+            raise BadEntry(f"{name}: more than {ATTRIBUTE_MAX} characters")
+    if item["specversion"] != "1.0":
+        raise BadEntry(f"specversion: {item['specversion'][:20]}; 1.0 is understood")
+    if item.get("time") is not None:
+        utc_time(item["time"])
+    kind = str(item.get("datacontenttype") or "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise BadEntry(f"datacontenttype: {kind[:60]}; JSON is understood")
+    return Event(
+        index=index,
+        id=item["id"],
+        source=item["source"],
+        type=item["type"],
+        subject=item.get("subject") or "",
+        time=item.get("time"),
+        data=_unpacked(item["data_base64"]) if "data_base64" in item else item.get("data"),
+    )
+
+
+def _unpacked(text: Any) -> Any:
+    try:
+        return msgspec.json.decode(base64.b64decode(text, validate=True))
+    except (TypeError, ValueError, binascii.Error, RecursionError):
+        raise BadEntry("data_base64: is not JSON in base64") from None
+
+
+# --- events that are alerts ------------------------------------------------------------------------------
+
+
+def alert_in(event: Event, named: Sequence[str], now: datetime) -> Enveloped | None:
+    """The alert that an event tells of; None where its type says nothing to healer.
+
+    `named`: the types that `rules/alerts.yaml` takes of those in the request. Raises BadEntry.
+    """
+    if event.type == ALERT:
+        alert = _own(event, now)
+    elif event.type == NVSENTINEL:
+        alert = _nvsentinel(event, now)
+    elif event.type in named:
+        alert = _other(event, now)
+    else:
+        return None
+    return Enveloped(index=event.index, alert=alert, source=event.source, id=event.id)
+
+
+def _object(event: Event) -> dict[str, Any]:
+    if not isinstance(event.data, dict):
+        raise BadEntry("data: expected an object")
+    return event.data
+
+
+def _own(event: Event, now: datetime) -> dict[str, Any]:
+    """As Alertmanager tells one: `status`, `labels`, `annotations`, `startsAt`."""
+    told = {"status": "firing", "startsAt": event.time or now.isoformat()} | _object(event)
+    labels = told.get("labels")
+    if isinstance(labels, dict) and not told.get("fingerprint"):
+        same = sorted((str(name), str(value)) for name, value in labels.items())
+        told["fingerprint"] = digest_of("event", event.source, *same)
+    return told
+
+
+def _nvsentinel(event: Event, now: datetime) -> dict[str, Any]:
+    health = _object(event).get("healthEvent")
+    if not isinstance(health, dict):
+        raise BadEntry("data: `healthEvent` is missing")
+    labels = {
+        "alertname": _word(health.get("checkName")),
+        "node": _word(health.get("nodeName")) or event.subject,
+        "agent": _word(health.get("agent")),
+        "component": _word(health.get("componentClass")),
+        "fatal": "true" if health.get("isFatal") is True else "false",
+        "action": _word(health.get("recommendedAction")),
+        "event_type": event.type,
+    }
+    codes, entities = health.get("errorCode"), health.get("entitiesImpacted")
+    if isinstance(codes, list) and codes:
+        labels["error_code"] = ",".join(_word(one) for one in codes[:8])
+    for entity in entities[:16] if isinstance(entities, list) else ():
+        if isinstance(entity, dict) and (label := _ENTITIES.get(_word(entity.get("entityType")))):
+            labels.setdefault(label, _word(entity.get("entityValue")))
+    hit = [labels.get(name, "") for name in _PARTS]
+    return {
+        "status": "resolved" if health.get("isHealthy") is True else "firing",
+        "labels": {name: value for name, value in labels.items() if value},
+        "annotations": {"summary": _word(health.get("message"), 500)},
+        "startsAt": event.time or now.isoformat(),
+        "fingerprint": digest_of("event", event.source, labels["alertname"], labels["node"], *hit),
+    }
+
+
+def _other(event: Event, now: datetime) -> dict[str, Any]:
+    """Of a type that the site's rules name: the plain fields of its data are the labels."""
+    data = event.data if isinstance(event.data, dict) else {}
+    plain = [
+        (name, _word(value)) for name, value in data.items() if isinstance(value, str | int | float | bool)
+    ]
+    labels = dict(plain[:_LABELS_MAX])
+    if event.subject:
+        labels.setdefault("node", event.subject)
+    summary = labels.get("message") or labels.get("summary") or ""
+    over = str(data.get("status", "")).lower() in _OVER
+    return {
+        "status": "resolved" if over else "firing",
+        "labels": labels | {"alertname": event.type},
+        "annotations": {"summary": summary},
+        "startsAt": event.time or now.isoformat(),
+        "fingerprint": digest_of(
+            "event", event.source, event.type, event.subject, *(labels.get(name, "") for name in _PLACES)
+        ),
+    }
+
+
+def _word(value: Any, most: int = 200) -> str:
+    if value is None or isinstance(value, dict | list):
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)[:most]

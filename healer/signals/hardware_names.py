@@ -1,0 +1,293 @@
+"""Which GPUs, NVLinks, ports and devices are taken: a forged name would be a series of its own for ever."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+from healer.model import DEVICE_MARK, device_named
+from healer.signals.inventory import Where
+from healer.signals.wire import Known
+
+# --- parts --------------------------------------------------------------------------------------------------
+#
+#  Which GPUs and NVLinks of a node are taken: a forged index would be a series of its own for ever.
+
+#: (cluster, node) -> how many GPUs Slurm shows there; None where it does not tell.
+Shown = Callable[[str, str], int | None]
+
+#: A node has so many GPUs at least: a site may leave one that is broken out of Slurm's configuration.
+GPUS_LEAST = 8
+#: Of a node of which Slurm tells no number, as HGX-2 has.
+GPUS_UNKNOWN = 16
+#: Of any node: what a label of two digits can say, and more than any machine has.
+GPUS_MOST = 64
+#: NVLinks of one GPU: 12 on A100, 18 on H100, H200 and B200, and room for the next model.
+NVLINKS_MAX = 36
+
+GPU_BEYOND = "a GPU beyond those that Slurm shows of this node"
+LINK_BEYOND = f"an NVLink beyond the {NVLINKS_MAX} that a GPU can have"
+
+
+def unknown_shape(cluster: str, node: str) -> int | None:
+    """Where nobody asks Slurm."""
+    return None
+
+
+class Parts:
+    """What of a node may be told."""
+
+    def __init__(self, shown: Shown = unknown_shape) -> None:
+        self._shown = shown
+
+    def gpus(self, where: Where) -> int:
+        """Indexes below this are taken."""
+        shown = self._shown(*where)
+        return GPUS_UNKNOWN if not shown else min(max(shown, GPUS_LEAST), GPUS_MOST)
+
+    def wrong(self, where: Where, gpu: int | None, link: int | None) -> str | None:
+        """Why this GPU, or this NVLink of it, is not taken."""
+        if link is not None and link >= NVLINKS_MAX:
+            return LINK_BEYOND
+        # Most are asked for one of the first GPUs: then no picture is looked at.
+        if gpu is not None and gpu >= GPUS_LEAST and gpu >= self.gpus(where):
+            return GPU_BEYOND
+        return None
+
+
+# --- ports --------------------------------------------------------------------------------------------------
+#
+#  Names of ports: those of hardware, and no more of one node than a machine can have.
+#
+# Every container brings an interface, and each name would be a series of its own for ever: so what is taken
+# is named like hardware (drivers, systemd's predictable names, rdma-core), not merely unlike what is known
+# as virtual.
+
+#: Ports of one node: 8 GPUs with two NICs each, storage and management are below 32.
+PORTS_MAX = 64
+#: Nodes whose ports are remembered, then all are forgotten at once.
+_NODES_MAX = 50_000
+
+VIRTUAL = "virtual interface"
+NO_PORT = "not the name of a hardware port, such as mlx5_0/1 or eth0"
+TOO_MANY = f"more than {PORTS_MAX} ports of this node"
+#: Different names of ports in one cluster: machines of one kind have the same ones.
+NAMES_MAX = 512
+#: While fewer names are known, any node may bring them; then one may bring so many that nobody told before:
+#: no few nodes use up what all share, and machines of a new kind are soon known.
+NAMES_FREE, NAMES_OF_NODE = 128, 8
+TOO_MANY_NAMES = f"more than {NAMES_MAX} different names of ports in this cluster"
+TOO_MANY_NEW = f"more than {NAMES_OF_NODE} names of ports that only this node told"
+#: Reasons that may be gone with what other nodes tell.
+PASSING = frozenset({TOO_MANY, TOO_MANY_NEW})
+
+#: Drivers' names of RDMA devices and of NICs, and systemd's (not `eni`: clouds' pod interfaces).
+_HARDWARE = re.compile(
+    r"(?=[A-Za-z_-]*[0-9])"
+    r"(?:mlx|ib|bnxt|hfi|opa|en(?!i)|eth|em|bond|efa|irdma|roce|rdma|iwp|hsn|cxi|mana|qedr)"
+    r"[A-Za-z0-9_-]{1,36}(?:/[0-9]{1,3})?"
+)
+#: Interfaces of containers, bridges and tunnels: only for the reason that is told.
+_VIRTUAL = re.compile(
+    r"(?:lo$|docker|veth|vnet|vmnet|virbr|br-|cbr|cni|cali|cilium|lxc|lxd|flannel|weave|ovs|genev|vxlan|tunl|"
+    r"tap|tun|dummy|eni|azv|gke|kube|podman|nodelocaldns|ifb|macv|ipv|wg|sit|gre|erspan)"
+)
+
+
+def wrong_port(name: str) -> str | None:
+    """Why a port of this name is not taken: `mlx5_0/1` (device and port) or `eth0` (interface) are."""
+    if _HARDWARE.fullmatch(name):
+        return None
+    return VIRTUAL if _VIRTUAL.match(name) else NO_PORT
+
+
+class Ports:
+    """The ports that nodes told: the first `PORTS_MAX` of each are taken."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[Where, dict[str, None]] = {}
+        self._names: set[str] = set()
+        #: How many of the names a node brought after the free ones.
+        self._brought: Counter[Where] = Counter()
+
+    def wrong(self, where: Where, names: Iterable[str]) -> dict[str, str]:
+        """Why some of these ports of the node are not taken, by name; learns the others."""
+        node = self._nodes.get(where)
+        if node is None:
+            if len(self._nodes) >= _NODES_MAX:
+                self._nodes.clear()
+            node = self._nodes[where] = {}
+        wrong: dict[str, str] = {}
+        for name in names:
+            if name in node:
+                continue
+            if why := wrong_port(name):
+                wrong[name] = why
+            elif len(node) >= PORTS_MAX:
+                wrong[name] = TOO_MANY
+            elif name not in self._names and len(self._names) >= NAMES_MAX:
+                wrong[name] = TOO_MANY_NAMES
+            elif not self._may_bring(where, name):
+                wrong[name] = TOO_MANY_NEW
+            else:
+                self._names.add(name)
+                node[name] = None
+        return wrong
+
+    def _may_bring(self, where: Where, name: str) -> bool:
+        if name in self._names or len(self._names) < NAMES_FREE:
+            return True
+        if self._brought[where] >= NAMES_OF_NODE:
+            return False
+        self._brought[where] += 1
+        return True
+
+
+# --- devices ------------------------------------------------------------------------------------------------
+
+#: Labels that may name the device, the surest first: healer's own; infiniband_exporter; UFM and its agents;
+#: SNMP's system group; gnmic (`source`); Prometheus' target. The first that is a name counts.
+DEVICE_LABELS = (
+    "device",
+    "switch",
+    "device_name",
+    "node_description",
+    "node_desc",
+    "sysName",
+    "source",
+    "hostname",
+    "host",
+    "node_guid",
+    "guid",
+    "instance",
+)
+#: Labels that may name the part: healer's own; ports (UFM, infiniband_exporter, SNMP's interfaces, gnmic);
+#: outlets and phases of PDUs; parts and sensors of gnmic, SNMP and Redfish; Lustre's targets, behind those,
+#: since gnmic's `target` is the whole switch; sensors of ipmi_exporter; directories.
+PART_LABELS = (
+    "part",
+    "port_num",
+    "port",
+    "ifName",
+    "ifDescr",
+    "interface_name",
+    "interface",
+    "outlet",
+    "phase",
+    "component_name",
+    "entPhysicalName",
+    "entPhysicalDescr",
+    "sensor",
+    "target",
+    "name",
+    "path",
+    "fileset",
+    "ifIndex",
+    "entPhysicalIndex",
+)
+#: Devices of one cluster, names of parts over all of them (each with each signal is a column), and parts of
+#: one device. 10,000 GPUs have some 500 switches of 64 ports, and 100 racks with a dozen other devices.
+DEVICES_MAX = 5_000
+PART_NAMES_MAX = 2_048
+PARTS_MAX = 1_024
+#: Pairs of a device and a part.
+PAIRS_MAX = 100_000
+
+NO_DEVICE = "no label names a device"
+NO_PART = "no label names a part of the device"
+IS_A_NODE = "bears the name of a node of the cluster, and a node is no device"
+NOT_YOURS = "a token that is bound to a node speaks of no device"
+TOO_MANY_DEVICES = f"more than {DEVICES_MAX} devices, or than {PAIRS_MAX} parts of them"
+TOO_MANY_PARTS = f"more than {PARTS_MAX} parts of this device, or than {PART_NAMES_MAX} names of parts"
+
+_DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,63}")
+_PART = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,98}[\x21-\x7e])?")
+_GUID = re.compile(r"(?:0x)?([0-9a-fA-F]{10,16})")
+#: As managed switches describe themselves to the subnet manager: `MF0;leaf1:MQM8700/U1`.
+_MANAGED = re.compile(r"MF0;([^:;]{1,64}):.*")
+
+
+def device_name(label: str, value: str) -> str | None:
+    """A device's name as we write it; None for what names none.
+
+    `leaf1:9116` -> `leaf1`, `MF0;leaf1:MQM8700/U1` -> `leaf1`, GUIDs as `0x` and 16 digits.
+    """
+    if label in ("guid", "node_guid", "source") and (guid := _GUID.fullmatch(value)):
+        return f"0x{guid[1].lower():0>16}"
+    if managed := _MANAGED.fullmatch(value):
+        value = managed[1]
+    elif label in ("instance", "source") and value.count(":") == 1:
+        value = value.partition(":")[0]
+    return value if _DEVICE.fullmatch(value) else None
+
+
+def device_of(labels: Mapping[str, str]) -> str | None:
+    """The device that a series is of."""
+    told = ((label, labels[label]) for label in DEVICE_LABELS if labels.get(label))
+    return next((name for label, value in told if (name := device_name(label, value))), None)
+
+
+def part_of(labels: Mapping[str, str], own: str = "") -> str | None:
+    """The part of the device. `own`: the label that the alias names, or several that together tell it:
+    `component_name/channel_index`."""
+    if own:
+        told = [labels.get(label, "").strip() for label in own.split("/")]
+        name = "/".join(told)
+        return name if all(told) and _PART.fullmatch(name) else None
+    values = (labels.get(label, "").strip() for label in PART_LABELS)
+    return next((value for value in values if _PART.fullmatch(value)), None)
+
+
+def with_devices(known: Known, *, bound: bool) -> Known:
+    """`known` that says yes to devices too, but for a sender whose token is bound to a node (`bound`)."""
+
+    def also(cluster: str, name: str) -> bool:
+        return known(cluster, name) if device_named(name) is None else not bound
+
+    return also
+
+
+def refused(device: str, cluster: str, known: Known) -> str | None:
+    """Why the sender may not speak of this device, or it is none: exporters that run on a node name that node
+    where their series name no device, and 1,250 nodes are no 1,250 switches or file systems."""
+    if not known(cluster, DEVICE_MARK + device):
+        return NOT_YOURS
+    names = {device, device.partition(".")[0]}
+    return IS_A_NODE if any(known(cluster, name) for name in names) else None
+
+
+def wrong_device(device: str, cluster: str, known: Known) -> str | None:
+    """Why a request may not be of this device as a whole."""
+    if not _DEVICE.fullmatch(device):
+        return "device: not a name of a device: letters, digits and . _ : -, at most 64"
+    why = refused(device, cluster, known)
+    return f"device: {why}" if why else None
+
+
+class Devices:
+    """The devices that were named, and their parts. Never forgets, and never holds more than the bounds."""
+
+    def __init__(self) -> None:
+        self._devices: dict[str, set[int]] = {}
+        self._parts: dict[str, int] = {}
+        self._pairs = 0
+
+    def wrong(self, device: str, part: str | None) -> str | None:
+        """Why it is not taken; learns it otherwise."""
+        known = self._devices.get(device)
+        if known is None and len(self._devices) >= DEVICES_MAX:
+            return TOO_MANY_DEVICES
+        if part is None:
+            self._devices.setdefault(device, set())
+            return None
+        number = self._parts.get(part)
+        if number is not None and known is not None and number in known:
+            return None
+        if number is None and len(self._parts) >= PART_NAMES_MAX:
+            return TOO_MANY_PARTS
+        if known is not None and len(known) >= PARTS_MAX:
+            return TOO_MANY_PARTS
+        if self._pairs >= PAIRS_MAX:
+            return TOO_MANY_DEVICES
+        self._devices.setdefault(device, set()).add(self._parts.setdefault(part, len(self._parts)))
+        self._pairs += 1
+        return None

@@ -1,0 +1,217 @@
+"""`POST /signals/hooks/…`: what Slurm's prolog, epilog and health check saw of their node.
+
+A report is taken apart into what other routes take too: kernel lines, columnar samples, nvidia-smi's XML.
+What is left is the hook's own observation: its checks, each with a text where it failed, and for which life
+of which job it ran.
+"""
+
+import re
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from healer.model import Component, Observation, ObservationKind
+from healer.signals.identity import digest_of
+from healer.signals.rejects import BadBody, BadEntry, Rejected, Rejects
+from healer.signals.wire import Known, event_time, kernel_log_observations, normal_boot_id, wrong_node
+
+HOOKS = ("prolog", "epilog", "health-check")
+#: Reports of one request: a node's spool holds what one request takes (1 MB), of 400 bytes at least each.
+REPORTS_MAX = 5_000
+CHECKS_MAX = 32
+#: What was measured longer ago is not taken for what is so now; kernel lines and checks keep their own time.
+FRESH = timedelta(seconds=60)
+_CHECK = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
+_Id = Annotated[str, msgspec.Meta(pattern=r"^[\x21-\x7e]{1,128}$")]
+_Text = Annotated[str, msgspec.Meta(max_length=500)]
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+
+
+class HookCheck(msgspec.Struct, frozen=True, kw_only=True):
+    """One local check of the node. `text` says what is wrong; empty: it passed."""
+
+    name: str
+    text: _Text = ""
+
+
+class HookLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """One kernel line of the node, as in `POST /signals/kernel-log`."""
+
+    line: str
+    time: str | None = None
+    seq: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
+
+
+class HookReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one run of a hook saw. `id` is the same when the hook runs twice for the same life of a job.
+
+    `hook` is the one that it comes of, where that is not the route's: a spool holds reports of all three.
+    `restarts` is that life's restart count. `host` and `ports` are columnar samples, `inventory` what the
+    node is made of, `nvidia_smi` the XML of `nvidia-smi -q -x`. `refused` names the check for which the hook
+    failed without having been answered.
+    """
+
+    node: _Name
+    id: _Id | None = None
+    hook: Literal["prolog", "epilog", "health-check"] | None = None
+    cluster: _Name | None = None
+    time: str | None = None
+    boot_id: _Name | None = None
+    job: str | int | None = None
+    restarts: Annotated[int, msgspec.Meta(ge=0, le=2**31)] | None = None
+    kernel: tuple[HookLine, ...] = ()
+    host: dict[str, float | None] = {}
+    ports: dict[str, dict[str, float | None]] = {}
+    nvidia_smi: str = ""
+    inventory: dict[_Name, _Text] = {}
+    checks: Annotated[tuple[HookCheck, ...], msgspec.Meta(max_length=CHECKS_MAX)] = ()
+    refused: str = ""
+
+
+class HookSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """One report, taken apart. `samples` is a body of `POST /signals/metrics`, b"" where it holds none."""
+
+    cluster: str
+    node: str
+    hook: str
+    key: str
+    at: datetime
+    observation: Observation
+    lines: tuple[Observation, ...] = ()
+    alternatives: dict[str, tuple[str, ...]] = {}
+    samples: bytes = b""
+    xml: bytes = b""
+    job: str | None = None
+    restarts: int | None = None
+    refused: str = ""
+
+
+class HooksSeen(msgspec.Struct, frozen=True, kw_only=True):
+    reports: tuple[HookSeen, ...] = ()
+    unrecognised: int = 0
+    rejected: tuple[Rejected, ...] = ()
+    rejected_more: int = 0
+
+
+def hook_reports(body: Any, hook: str, known: Known, now: datetime, *, cluster: str) -> HooksSeen:
+    """One report or a list of them, oldest first; `cluster` where a report names none. Raises BadBody."""
+    seen: list[HookSeen] = []
+    rejects, unrecognised = Rejects(), 0
+    for index, item in enumerate(_items(body)):
+        try:
+            report = msgspec.convert(item, HookReport)
+            one, strange = _seen(report, report.hook or hook, known, now, report.cluster or cluster)
+        except (BadEntry, msgspec.ValidationError) as error:
+            rejects.add(index, error)
+        else:
+            seen.append(one)
+            unrecognised += strange
+    return HooksSeen(
+        reports=tuple(seen),
+        unrecognised=unrecognised,
+        rejected=rejects.sorted(),
+        rejected_more=rejects.more,
+    )
+
+
+def nodes_of_hooks(body: Any, *, cluster: str) -> set[tuple[str, str]]:
+    """Every (cluster, node) that the body names, for tokens bound to one of them."""
+    told = [item for item in _items(body) if isinstance(item, dict)]
+    return {(str(item.get("cluster") or cluster), str(item.get("node") or "")) for item in told}
+
+
+def _items(body: Any) -> list[Any]:
+    items = body if isinstance(body, list) else [body]
+    if not isinstance(body, dict | list):
+        raise BadBody("the body: expected an object with `node`, or a list of them")
+    if len(items) > REPORTS_MAX:
+        raise BadBody(f"the body: a list of {len(items)} reports, at most {REPORTS_MAX} are taken")
+    return items
+
+
+def _seen(report: HookReport, hook: str, known: Known, now: datetime, cluster: str) -> tuple[HookSeen, int]:
+    if wrong := wrong_node(cluster, report.node, known):
+        raise BadEntry(wrong)
+    at = event_time(report.time, now) or now
+    boot_id = normal_boot_id(report.boot_id)
+    job = None if report.job is None else str(report.job)
+    for name, text in (("boot_id", boot_id), ("job", job)):
+        if text is not None and not re.fullmatch(r"[\x21-\x7e]{1,256}", text):
+            raise BadEntry(f"{name}: 1 to 256 printable ASCII characters without spaces")
+    for check in report.checks:
+        if not _CHECK.fullmatch(check.name):
+            raise BadEntry(
+                f"checks: {check.name[:40]!r} is no name of a check: small letters, digits and dashes"
+            )
+    entries = [msgspec.to_builtins(one) for one in report.kernel]
+    around = {"cluster": cluster, "node": report.node, "boot_id": boot_id, "entries": entries}
+    lines = kernel_log_observations(around, known, now, cluster=cluster)
+    if lines.rejected:
+        raise BadEntry(f"kernel: {lines.rejected[0].reason}")
+    key = report.id or digest_of(at.isoformat())[:32]
+    fresh = now - at <= FRESH
+    return (
+        HookSeen(
+            cluster=cluster,
+            node=report.node,
+            hook=hook,
+            key=key,
+            at=at,
+            observation=_observation(report, hook, cluster, key, at, now, boot_id=boot_id, job=job),
+            lines=lines.observations,
+            alternatives=lines.alternatives,
+            samples=_samples(report, cluster) if fresh else b"",
+            xml=report.nvidia_smi.encode() if fresh else b"",
+            job=job,
+            restarts=report.restarts,
+            refused=report.refused
+            if report.refused in {one.name for one in report.checks if one.text}
+            else "",
+        ),
+        lines.unrecognised,
+    )
+
+
+def _observation(
+    report: HookReport,
+    hook: str,
+    cluster: str,
+    key: str,
+    at: datetime,
+    now: datetime,
+    *,
+    boot_id: str | None,
+    job: str | None,
+) -> Observation:
+    data: dict[str, Any] = {"hook": hook, "id": key}
+    if failed := {one.name: one.text for one in report.checks if one.text}:
+        data["failed"] = failed
+    if passed := [one.name for one in report.checks if not one.text]:
+        data["passed"] = passed
+    return Observation(
+        digest=digest_of("hook", cluster, report.node, hook, key),
+        kind=ObservationKind.hook,
+        component=Component(cluster=cluster, node=report.node, job=job),
+        event_at=at,
+        arrived_at=now,
+        boot_id=boot_id,
+        data=data,
+    )
+
+
+def _samples(report: HookReport, cluster: str) -> bytes:
+    if not (report.host or report.ports or report.inventory):
+        return b""
+    told = {"cluster": cluster, "node": report.node, "host": report.host, "ports": report.ports}
+    told |= {"inventory": report.inventory} if report.inventory else {}
+    return msgspec.json.encode(told if report.time is None else told | {"time": report.time})
+
+
+def arrivals(seen: HooksSeen) -> Iterator[tuple[Observation, tuple[str, ...]]]:
+    """(observation, other digests under which it may be stored already) of everything to be stored."""
+    for one in seen.reports:
+        for line in one.lines:
+            yield line, one.alternatives.get(line.digest, ())
+        yield one.observation, ()

@@ -1,0 +1,546 @@
+"""`POST /signals/otlp/v1/metrics`: ExportMetricsServiceRequest, protobuf or JSON -> reports.
+
+Gauges and cumulative sums are samples. A series is known by its name and the raw bytes of its own and its
+resource's attributes, so those are read once. Delta sums, histograms and summaries are refused: a delta that
+is sent again after a lost answer would count twice, and the catalogue has no histogram.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from struct import unpack_from
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from healer.signals.otlp_values import SCOPES_MAX, JsonPair, attributes, json_attributes, real, text, whole
+from healer.signals.protobuf import FIXED64, LENGTH, VARINT, Torn, fields, varint
+from healer.signals.rejects import BadBody, Rejects, check_marks, sentence
+from healer.signals.series import Measured, Placer
+from healer.signals.slots import NOT_TOLD, Samples, Slots
+from healer.signals.wire import Known
+
+# --- otlp names ---------------------------------------------------------------------------------------------
+#
+#  Names and labels of OTLP -> those of Prometheus, which the catalogue's aliases are.
+#
+# By the rules that the collector's own Prometheus exporters follow (OpenTelemetry's specification,
+# "Prometheus and OpenMetrics Compatibility"): dots become `_`, the unit and `_total` are put behind the
+# name. A collector that scraped an exporter has the exporter's names already.
+
+#: UCUM -> the word in a Prometheus name.
+_UNITS = {
+    "d": "days", "h": "hours", "min": "minutes", "s": "seconds", "ms": "milliseconds", "us": "microseconds",
+    "ns": "nanoseconds", "By": "bytes", "KiBy": "kibibytes", "MiBy": "mebibytes", "GiBy": "gibibytes",
+    "KBy": "kilobytes", "MBy": "megabytes", "GBy": "gigabytes", "V": "volts", "A": "amperes", "J": "joules",
+    "W": "watts", "Cel": "celsius", "Hz": "hertz", "%": "percent", "1": "ratio",
+}  # fmt: skip
+_OTHER = re.compile(r"[^a-zA-Z0-9:]+")
+_BRACES = re.compile(r"\{[^}]*\}")
+#: Names remembered, with what they came to.
+_REMEMBERED = 5_000
+
+
+class SeriesNames:
+    """Which name of the catalogue a metric has. `known`: whether the catalogue has a name."""
+
+    def __init__(self, known: Callable[[str], bool]) -> None:
+        self._known = known
+        self._found: dict[tuple[str, str, bool], str] = {}
+
+    def of(self, name: str, unit: str, grows: bool) -> str:
+        """The first of `candidates` that is known; the name itself where none is."""
+        key = (name[:256], unit[:64], grows)
+        found = self._found.get(key)
+        if found is None:
+            if len(self._found) >= _REMEMBERED:
+                self._found.clear()
+            found = next((one for one in candidates(*key) if self._known(one)), key[0])
+            self._found[key] = found
+        return found
+
+
+def candidates(name: str, unit: str, grows: bool) -> Iterator[str]:
+    """What a metric may be called, the name as it came first. `grows`: a monotonic sum."""
+    yield name
+    plain = _OTHER.sub("_", name).strip("_")
+    stem = plain.removesuffix("_total")
+    with_unit = _with_unit(stem, unit, grows)
+    for one in dict.fromkeys((stem, with_unit)):
+        if grows:
+            yield f"{one}_total"
+        yield one
+
+
+def _with_unit(stem: str, unit: str, grows: bool) -> str:
+    """`node_network_receive`, `By` -> `node_network_receive_bytes`."""
+    whole, slash, part = _BRACES.sub("", unit).partition("/")
+    word = "" if whole == "1" and (grows or slash) else _UNITS.get(whole, "")
+    if word and not stem.endswith(f"_{word}"):
+        stem = f"{stem}_{word}"
+    per = {"s": "second", "min": "minute", "h": "hour"}.get(part) if slash else None
+    return f"{stem}_per_{per}" if per and not stem.endswith(f"_per_{per}") else stem
+
+
+def labels_of(resource: dict[str, Any], point: dict[str, Any]) -> dict[str, str]:
+    """Labels as series of Prometheus have them: those of the point, behind them those of the resource.
+
+    The resource names the node in its own words: `service.instance.id`, where it is `host:port` as the
+    collector's Prometheus receiver writes it, then `k8s.node.name`, then `host.name`, which is often that
+    of the collector.
+    """
+    labels = {_label(name): word(value) for name, value in point.items()}
+    around = {_label(name): word(value) for name, value in resource.items()}
+    instance = word(resource.get("service.instance.id"))
+    host, colon, port = instance.rpartition(":")
+    if colon and port.isascii() and port.isdigit() and host:
+        labels.setdefault("hostname", host)
+    for label, name in (("node", "k8s.node.name"), ("host", "host.name")):
+        if told := word(resource.get(name)):
+            labels.setdefault(label, told)
+    _of_hardware(labels)
+    for name, value in around.items():
+        labels.setdefault(name, value)
+    return labels
+
+
+def _of_hardware(labels: dict[str, str]) -> None:
+    """`hw.id` of a GPU (semantic conventions of hardware) is what the vendor's tools call it: an index, a
+    UUID or a PCI address."""
+    told = labels.get("hw_id", "")
+    if told.isascii() and told.isdigit():
+        labels.setdefault("gpu", told)
+    elif told.startswith("GPU-"):
+        labels.setdefault("UUID", told)
+    elif told.count(":") == 2:
+        labels.setdefault("pci_bus_id", told)
+
+
+def _label(name: str) -> str:
+    return name.replace(".", "_").replace("-", "_").replace("/", "_")
+
+
+def word(value: Any) -> str:
+    """A value as Prometheus' labels write it."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "" if value is None or isinstance(value, bytes | list | dict) else str(value)
+
+
+# --- otlp points --------------------------------------------------------------------------------------------
+#
+#  ExportMetricsServiceRequest in protobuf -> its metrics with their points. opentelemetry-proto 1.x.
+#
+# Attributes are passed on as the bytes they are, and read only for a series that nobody knows yet.
+
+#: Data points of one request, and fields in all: a collector sends 8,192 points of some 10 fields at once.
+POINTS_MAX, FIELDS_MAX = 500_000, 6_000_000
+DELTA, CUMULATIVE = 1, 2
+#: `flags`: this point says that there is no value.
+NO_VALUE = 1
+
+DELTAS = "a sum of delta temporality: send cumulative ones (the collector's deltatocumulative processor)"
+NO_TEMPORALITY = "a sum that does not tell its temporality"
+HISTOGRAMS = "a histogram or summary: the catalogue has gauges and sums alone"
+#: Tags of a point's fields.
+_START, _TIME, _VALUE, _ATTRIBUTE = 0x11, 0x19, 0x21, 0x3A
+
+NOTHING = "a metric without points that are known here"
+
+
+class Point(NamedTuple):
+    """`block` stands for the attributes: see `Metric.read`. `at_ms` is since 1970, or NOT_TOLD."""
+
+    block: bytes
+    value: float
+    at_ms: int
+
+
+class Metric(NamedTuple):
+    """`resource` stands for the resource's attributes, `read` gives those of a block. `refused`: why its
+    points, `held` of them, are not taken; empty where they are. `grows`: a monotonic sum."""
+
+    resource: bytes
+    read: Callable[[bytes], dict[str, Any]]
+    name: str
+    unit: str
+    grows: bool
+    refused: str
+    held: int
+    points: Iterable[Point]
+
+
+def milliseconds(nanos: int) -> int:
+    return nanos // 1_000_000 if nanos else NOT_TOLD
+
+
+def why_refused(temporality: int) -> str:
+    """Why a sum is not taken; empty where it is."""
+    return {CUMULATIVE: "", DELTA: DELTAS}.get(temporality, NO_TEMPORALITY)
+
+
+def read_protobuf(raw: bytes) -> Iterator[Metric]:
+    """The metrics of a body. Raises BadBody, also after some of them."""
+    try:
+        yield from _Reader(raw).metrics()
+    except Torn as error:
+        raise BadBody(f"the body is not an ExportMetricsServiceRequest: {error}") from None
+
+
+def read_protobuf_attributes(block: bytes) -> dict[str, Any]:
+    """Attributes of a point (field 7) or of a resource (field 1). Raises Torn."""
+    told = fields(block, 0, len(block))
+    return attributes(block, ((b, e) for field, kind, _, b, e in told if kind == LENGTH and field in (1, 7)))
+
+
+class _Reader:
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.points_left, self.fields_left = POINTS_MAX, FIELDS_MAX
+
+    def fields(self, start: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
+        for one in fields(self.data, start, end):
+            self.fields_left -= 1
+            if self.fields_left < 0:
+                raise BadBody(f"the body has more than {FIELDS_MAX} fields: send it in several requests")
+            yield one
+
+    def spans(self, start: int, end: int, wanted: int) -> Iterator[tuple[int, int]]:
+        for field, kind, _, begin, stop in self.fields(start, end):
+            if (field, kind) == (wanted, LENGTH):
+                yield begin, stop
+
+    def metrics(self) -> Iterator[Metric]:
+        for start, end in self.spans(0, len(self.data), 1):
+            told: list[tuple[int, int]] = []
+            scopes: list[tuple[int, int]] = []
+            for field, kind, _, begin, stop in self.fields(start, end):
+                if kind == LENGTH and field == 1:
+                    told = [(begin, stop)]
+                elif kind == LENGTH and field == 2:
+                    scopes.append((begin, stop))
+                    if len(scopes) > SCOPES_MAX:
+                        raise BadBody(f"a resource has more than {SCOPES_MAX} scopes")
+            resource = b"".join(self.data[b:e] for b, e in told)
+            for begin, stop in scopes:
+                for b, e in self.spans(begin, stop, 2):
+                    yield self._metric(b, e, resource)
+
+    def _metric(self, start: int, end: int, resource: bytes) -> Metric:
+        name = unit = ""
+        form = begin = stop = 0
+        for field, kind, _, b, e in self.fields(start, end):
+            if kind != LENGTH:
+                continue
+            if field == 1:
+                name = text(self.data[b:e])
+            elif field == 3:
+                unit = text(self.data[b:e])
+            elif field in (5, 7, 9, 10, 11):
+                form, begin, stop = field, b, e
+        spans: list[tuple[int, int]] = []
+        temporality, grows = 0, False
+        for field, kind, _, b, e in self.fields(begin, stop):
+            if kind == LENGTH and field == 1:
+                spans.append((b, e))
+                if len(spans) > self.points_left:
+                    raise BadBody(
+                        f"the body has more than {POINTS_MAX} data points: send it in several requests"
+                    )
+            elif kind == VARINT and form == 7 and field == 2:
+                temporality, _ = varint(self.data, b, e)
+            elif kind == VARINT and form == 7 and field == 3:
+                grows = self.data[b] != 0
+        self.points_left -= len(spans)
+        refused = {5: "", 7: why_refused(temporality), 0: NOTHING}.get(form, HISTOGRAMS)
+        points = () if refused else map(self._point, spans)
+        return Metric(resource, read_protobuf_attributes, name, unit, grows, refused, len(spans), points)
+
+    def _point(self, span: tuple[int, int]) -> Point:
+        """One NumberDataPoint. The shortest forms of its usual fields are read here, all others by `fields`:
+        this runs once for each point."""
+        data, (place, end) = self.data, span
+        value, nanos, flags = float("nan"), 0, 0
+        parts: list[bytes] = []
+        first = last = place
+        while place < end:
+            tag = data[place]
+            if tag == _ATTRIBUTE and place + 1 < end and data[place + 1] < 0x80:
+                start, place = place, place + 2 + data[place + 1]
+                if start != last:
+                    parts.append(data[first:last])
+                    first = start
+                last = place
+                continue
+            if tag == _VALUE and place + 9 <= end:
+                (value,) = unpack_from("<d", data, place + 1)
+            elif tag == _TIME and place + 9 <= end:
+                (nanos,) = unpack_from("<Q", data, place + 1)
+            elif tag != _START or place + 9 > end:
+                field, kind, start, begin, stop = next(self.fields(place, end))
+                if (field, kind) == (7, LENGTH):
+                    if start != last:
+                        parts.append(data[first:last])
+                        first = start
+                    last = stop
+                elif (field, kind) == (6, FIXED64):
+                    value = float(unpack_from("<q", data, begin)[0])
+                elif (field, kind) == (8, VARINT):
+                    flags, _ = varint(data, begin, stop)
+                place = stop
+                continue
+            place += 9
+        if place > end:
+            raise Torn("a field that is longer than its message")
+        block = b"".join((*parts, data[first:last]))
+        return Point(block, value if not flags & NO_VALUE else float("nan"), milliseconds(nanos))
+
+
+# --- otlp json ----------------------------------------------------------------------------------------------
+#
+# The same of a body in JSON: names in camelCase, 64-bit numbers as text.
+
+#: Objects of a large body: a point has some 20.
+OBJECTS_MAX = 2_000_000
+_WORDS = {"AGGREGATION_TEMPORALITY_DELTA": DELTA, "AGGREGATION_TEMPORALITY_CUMULATIVE": CUMULATIVE}
+
+
+class _Number(msgspec.Struct, rename="camel", gc=False):
+    time_unix_nano: int | str | None = None
+    as_double: float | str | None = None
+    as_int: int | str | None = None
+    flags: int | None = None
+    attributes: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _Gauge(msgspec.Struct, rename="camel", gc=False):
+    data_points: list[_Number] | None = None
+
+
+class _Sum(msgspec.Struct, rename="camel", gc=False):
+    data_points: list[_Number] | None = None
+    aggregation_temporality: int | str | None = None
+    is_monotonic: bool | None = None
+
+
+class _Other(msgspec.Struct, rename="camel", gc=False):
+    data_points: list[msgspec.Raw] | None = None
+
+
+class _Metric(msgspec.Struct, rename="camel", gc=False):
+    name: str | None = None
+    unit: str | None = None
+    gauge: _Gauge | None = None
+    sum: _Sum | None = None
+    histogram: _Other | None = None
+    exponential_histogram: _Other | None = None
+    summary: _Other | None = None
+
+
+class _Resource(msgspec.Struct, gc=False):
+    attributes: msgspec.Raw = msgspec.Raw(b"")
+
+
+class _ScopeMetrics(msgspec.Struct, gc=False):
+    metrics: list[_Metric] | None = None
+
+
+class _ResourceMetrics(msgspec.Struct, rename="camel", gc=False):
+    resource: _Resource | None = None
+    scope_metrics: list[_ScopeMetrics] | None = None
+
+
+class _Metrics(msgspec.Struct, rename="camel", gc=False):
+    resource_metrics: list[_ResourceMetrics] | None = None
+
+
+_decode = msgspec.json.Decoder(_Metrics).decode
+_pairs = msgspec.json.Decoder(list[JsonPair] | None).decode
+
+
+def read_json(raw: bytes) -> Iterator[Metric]:
+    """The metrics of a body. Raises BadBody, also after some of them."""
+    check_marks(raw, objects=(b"{", OBJECTS_MAX))
+    try:
+        body = _decode(raw)
+        left = POINTS_MAX
+        for resource in body.resource_metrics or ():
+            block = bytes(resource.resource.attributes) if resource.resource else b""
+            for scope in resource.scope_metrics or ():
+                for one in scope.metrics or ():
+                    metric = _metric(one, block)
+                    left -= metric.held
+                    if left < 0:
+                        raise BadBody(f"the body has more than {POINTS_MAX} data points")
+                    yield metric
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, Torn) as error:
+        raise BadBody(f"the body is not OTLP in JSON: {sentence(error)}") from None
+
+
+def read_json_attributes(block: bytes) -> dict[str, Any]:
+    """Raises Torn and msgspec.DecodeError."""
+    return json_attributes(_pairs(block)) if block else {}
+
+
+def _metric(one: _Metric, resource: bytes) -> Metric:
+    if one.gauge is not None:
+        points, refused, grows = one.gauge.data_points or (), "", False
+    elif one.sum is not None:
+        told = one.sum.aggregation_temporality
+        refused = why_refused(_WORDS.get(told, 0) if isinstance(told, str) else told or 0)
+        points, grows = one.sum.data_points or (), bool(one.sum.is_monotonic)
+    else:
+        other = one.histogram or one.exponential_histogram or one.summary
+        points, grows = (other.data_points or ()) if other else (), False
+        refused = HISTOGRAMS if other else NOTHING
+    taken = () if refused else (_point(point) for point in points if isinstance(point, _Number))
+    return Metric(
+        resource, read_json_attributes, one.name or "", one.unit or "", grows, refused, len(points), taken
+    )
+
+
+def _point(point: _Number) -> Point:
+    if point.flags and point.flags & NO_VALUE:
+        value = float("nan")
+    elif point.as_double is not None:
+        value = real(point.as_double)
+    else:
+        value = float("nan") if point.as_int is None else float(whole(point.as_int))
+    return Point(bytes(point.attributes), value, milliseconds(whole(point.time_unix_nano)))
+
+
+# --- otlp ---------------------------------------------------------------------------------------------------
+
+#: Series of one body that are not known yet: reading them is many times the work.
+NEW_SERIES_MAX = 200_000
+#: Attributes of one resource: they are labels of all its series, and a series has at most 64.
+ATTRIBUTES_MAX = 128
+#: Bytes of them, as they stand in the body: each known resource is kept.
+RESOURCE_BYTES_MAX = 16_384
+#: Resources that are known by a number; then all are numbered anew.
+_RESOURCES_MAX = 50_000
+
+
+class Otlp:
+    """Bodies of OTLP metrics -> reports. Remembers series, bounded."""
+
+    def __init__(self, placer: Placer) -> None:
+        self.slots: Slots[bytes] = Slots(placer, whole=False)
+        self.names = SeriesNames(placer.names.__contains__)
+        self._resources: dict[bytes, int] = {}
+        self._numbered = 0
+
+    def take(self, raw: bytes, known: Known, now: datetime, *, json: bool) -> Measured:
+        """Raises BadBody. An index in `rejected` is a data point's number, from 0."""
+        self.slots.forget(now)
+        reading = _Reading(self, known)
+        try:
+            block, number = None, 0
+            for metric in read_json(raw) if json else read_protobuf(raw):
+                if metric.resource is not block:  # the same bytes for all metrics of a resource
+                    block, number = metric.resource, self.resource(metric.resource, json=json)
+                reading.take(metric, number)
+        except Torn as error:  # of a point: they are read one by one
+            raise BadBody(f"a data point cannot be read: {error}") from None
+        return reading.done(now)
+
+    def resource(self, block: bytes, *, json: bool) -> int:
+        """A number that no other resource ever has. Raises BadBody."""
+        if len(block) > RESOURCE_BYTES_MAX:
+            raise BadBody(f"a resource has {len(block)} bytes of attributes, at most {RESOURCE_BYTES_MAX}")
+        key = (b"j" if json else b"p") + block
+        found = self._resources.get(key)
+        if found is None:
+            if len(self._resources) >= _RESOURCES_MAX:
+                self._resources.clear()
+            found = self._resources[key] = self._numbered
+            self._numbered += 1
+        return found
+
+
+class _Reading:
+    """One request."""
+
+    def __init__(self, otlp: Otlp, known: Known) -> None:
+        self.otlp, self.slots, self.known = otlp, otlp.slots, known
+        self.out, self.rejects = Measured(), Rejects()
+        self.index = self.new = 0
+        self._slots: list[int] = []
+        self._values: list[float] = []
+        self._times: list[int] = []
+        self._lines: dict[int, int] = {}
+        #: The resource whose attributes were read last, and those.
+        self._block: bytes | None = None
+        self._around: dict[str, Any] | None = None
+
+    def take(self, metric: Metric, resource: int) -> None:
+        if metric.refused:
+            for _ in range(metric.held):
+                self.rejects.add(self.index, f"{metric.name[:200]}: {metric.refused}")
+                self.index += 1
+            return
+        name = self.otlp.names.of(metric.name, metric.unit, metric.grows)
+        # Lengths first: no two series have the same bytes.
+        head = b"%d:%d:" % (resource, len(name)) + name.encode("utf-8", "surrogatepass")
+        find, refused = self.slots.known.get, self.slots.refused.get
+        for point in metric.points:
+            key = head + point.block
+            slot = find(key)
+            if slot is None:
+                slot = refused(key)
+            if slot is None:
+                slot = self._unknown(key, name, metric, point)
+            if slot is not None:
+                self._lines[len(self._slots)] = self.index
+                self._slots.append(slot)
+                self._values.append(point.value)
+                self._times.append(point.at_ms)
+            self.index += 1
+
+    def _unknown(self, key: bytes, name: str, metric: Metric, point: Point) -> int | None:
+        """The slot of a series that is not known; None when nobody wants it, which is counted."""
+        labels = self._labels(metric, point)
+        if self.slots.unwanted(name[:200], labels, self.out):
+            return None
+        self.new += 1
+        if self.new > NEW_SERIES_MAX:
+            raise BadBody(f"the body has more than {NEW_SERIES_MAX} new series: send it in several requests")
+        return self.slots.add(key, name, labels(), self.known)
+
+    def _labels(self, metric: Metric, point: Point) -> Callable[[], dict[str, str]]:
+        def read() -> dict[str, str]:
+            around = self._attributes(metric)
+            try:
+                return labels_of(around, metric.read(point.block)) if around is not None else {}
+            except (Torn, ValueError, RecursionError):
+                # A series whose attributes cannot be read names no node; it is told so.
+                return {}
+
+        return read
+
+    def _attributes(self, metric: Metric) -> dict[str, Any] | None:
+        """Those of the metric's resource, read once for all of its series; None where they cannot be read.
+        Raises BadBody."""
+        if metric.resource is not self._block:
+            self._block, self._around = metric.resource, None
+            try:
+                self._around = metric.read(metric.resource)
+            except (Torn, ValueError, RecursionError):
+                return None
+            if len(self._around) > ATTRIBUTES_MAX:
+                raise BadBody(f"a resource has {len(self._around)} attributes, at most {ATTRIBUTES_MAX}")
+        return self._around
+
+    def done(self, now: datetime) -> Measured:
+        samples = Samples(
+            np.array(self._slots, np.int32),
+            np.array(self._values, np.float64),
+            np.array(self._times, np.int64),
+        )
+        self.slots.report(samples, self.known, now, self.out, lines=self._lines, rejects=self.rejects)
+        nodes = {(one.cluster, one.node) for one in self.out.reports}
+        self.out.inventory = self.slots.placer.gpus.inventory(nodes, now)
+        return self.out

@@ -1,0 +1,350 @@
+"""The demo's story: what breaks in its cluster, when, and who mends it.
+
+The senders send what real nodes would send, through the public API; the site's users submit their jobs to the
+Slurm of the demo. `say` tells the reader what is being broken, before healer does. One thread beats and
+measures; the story's thread breaks things meanwhile, under one lock."""
+
+import itertools
+import random
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+import httpx
+
+from healer.model import SlurmJob, SlurmNode, SlurmSnapshot
+from healer.model.slurm import is_ours
+from healer.ports.node_exec import NodeError
+from healer.sim.fleet_steps import Pace
+from healer.sim.nodes import SimNodes
+from healer.sim.planted_faults import PCI, TEARDOWN, WAYS
+from healer.sim.sim_telemetry import SimTelemetry
+
+#: Heartbeats and metrics are sent so often.
+ROUND_S = 5.0
+
+
+class Senders:
+    """All nodes of one cluster. `snapshot` is asked each round for nodes and jobs."""
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        cluster: str,
+        token: str,
+        snapshot: Callable[[], SlurmSnapshot],
+        sensors: SimTelemetry,
+        chance: random.Random,
+    ) -> None:
+        self.cluster, self._snapshot, self._chance = cluster, snapshot, chance
+        headers = {"Authorization": f"Bearer {token}"}
+        self._http = httpx.Client(base_url=url, headers=headers, timeout=10, trust_env=False)
+        self._sensors = sensors
+        self._lock = threading.Lock()
+        self._boots: dict[str, str] = {}
+        self._seq = 0
+
+    def start(self) -> None:
+        threading.Thread(target=self._rounds, daemon=True).start()
+
+    def _rounds(self) -> None:
+        due = time.monotonic()
+        while True:
+            try:
+                self.round()
+            except (httpx.HTTPError, OSError, RuntimeError) as error:
+                print(f"senders: {error}", file=sys.stderr, flush=True)
+            due = max(due + ROUND_S, time.monotonic())
+            time.sleep(max(0.0, due - time.monotonic()))
+
+    def round(self) -> None:
+        """One heartbeat of every node, and what all measured since the last round."""
+        snapshot = self._snapshot()
+        self._post("heartbeat", [self._heartbeat(name) for name in snapshot.nodes])
+        with self._lock:
+            self._sensors.show(snapshot)
+            sent = self._sensors.advance(datetime.now(UTC))
+        self._post("metrics", sent.metrics)
+        if sent.step_times:
+            self._post("step-times", sent.step_times)
+        for body in sent.checkpoints:
+            self._post("checkpoints", body)
+
+    def lines(self, node: str, lines: Sequence[str]) -> None:
+        """Kernel lines of the node's current boot."""
+        now = datetime.now(UTC).isoformat()
+        entries = []
+        for line in lines:
+            self._seq += 1
+            entries.append({"time": now, "seq": self._seq, "line": line})
+        body = {"cluster": self.cluster, "node": node, "boot_id": self._boot(node), "entries": entries}
+        self._post("kernel-log", body)
+
+    # --- what is wrong with them
+
+    def plant(self, fault: str, node: str, gpu: int | None = None) -> None:
+        with self._lock:
+            self._sensors.plant(fault, node, gpu)
+
+    def mend(self, node: str) -> None:
+        with self._lock:
+            self._sensors.mend(node)
+
+    def hang(self, job: str) -> None:
+        """No step any more in this life of the job."""
+        with self._lock:
+            self._sensors.hang(job)
+
+    def boot(self, node: str) -> None:
+        """The node comes up anew, whole."""
+        with self._lock:
+            self._sensors.mend(node)
+            self._sensors.reboot(node)
+        self._boots.pop(node, None)
+        self._post("heartbeat", self._heartbeat(node))
+
+    def _heartbeat(self, node: str) -> dict[str, Any]:
+        gpus = [{"index": index, "pci": pci} for index, pci in enumerate(PCI)]
+        return {"cluster": self.cluster, "node": node, "boot_id": self._boot(node), "gpus": gpus}
+
+    def _boot(self, node: str) -> str:
+        return self._boots.setdefault(node, f"{self._chance.getrandbits(128):032x}")
+
+    def _post(self, route: str, body: Any) -> None:
+        answer = self._http.post(f"/api/v1/signals/{route}", json=body)
+        if answer.status_code >= 300:
+            raise RuntimeError(f"{route}: {answer.status_code} {answer.text[:300]}")
+
+
+# --- the story
+
+#: The jobs of the demo agree to be requeued for a slow node too (law of consent).
+COMMENT = "healer:requeue"
+
+
+class Site(Protocol):
+    """What the story needs of a Slurm."""
+
+    def submit(self, name: str, nodes: int, gpus: int) -> None: ...
+    def snapshot(self) -> SlurmSnapshot: ...
+    def person_drain(self, node: str, reason: str) -> None: ...
+
+
+class RealSite:
+    """Users of a real Slurm: sbatch, and an administrator's scontrol."""
+
+    def __init__(self, snapshot: Callable[[], SlurmSnapshot]) -> None:
+        self.snapshot = snapshot
+
+    def submit(self, name: str, nodes: int, gpus: int) -> None:
+        command = f"sbatch --parsable --requeue -J {name} -N{nodes} --gres=gpu:{gpus} -o /dev/null"
+        _run([*shlex.split(command), f"--comment={COMMENT}", "--wrap", "sleep 86400"])
+
+    def person_drain(self, node: str, reason: str) -> None:
+        _run(["scontrol", "update", f"NodeName={node}", "State=DRAIN", f"Reason={reason}"])
+
+
+class SimSite:
+    """Users of the simulated Slurm."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    def submit(self, name: str, nodes: int, gpus: int) -> None:
+        self._client.add_job(name=name, nodes=nodes, gpus=gpus, comment=COMMENT)
+
+    def snapshot(self) -> SlurmSnapshot:
+        return self._client.snapshot()
+
+    def person_drain(self, node: str, reason: str) -> None:
+        self._client.person_drain(node, reason, "bob")
+
+
+def _run(command: Sequence[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]}: {done.stderr.strip()}")
+
+
+FIRST_FAULT_S = 5.0
+#: So long the technician takes; real ones take days.
+REPAIR_S = 15.0
+PACE_S = 60.0
+#: So long healer tests a slow node once it is empty; the technician lets it.
+TESTS_S = 25.0
+#: A slow node waits for its job's checkpoint: the technician is patient.
+PATIENCE_S = 900.0
+#: Steps of two seconds and a checkpoint each minute: real jobs are slower, and so would be the demo.
+PACE = Pace(compute_s=1.7, collective_s=0.25, checkpoint_every=25, checkpoint_s=3.0)
+
+_JOBS = (
+    ("pretrain-70b", 8, 8),
+    ("pretrain-8b", 4, 8),
+    ("finetune", 2, 8),
+    ("finetune", 2, 8),
+    ("evaluate", 1, 8),
+    ("notebook", 1, 1),
+    ("notebook", 1, 1),
+)
+
+
+#: What breaks, one after the other: what the demo calls it, and how it shows.
+FAULTS = {
+    "off the bus": WAYS["off-the-bus"],
+    "double-bit ECC": WAYS["double-bit"],
+    "GSP time-out": WAYS["gsp-timeout"],
+}
+
+
+class Injector:
+    """Breaks things one after the other, and is the technician who mends them: `people` is the technician's
+    way to the API."""
+
+    def __init__(
+        self,
+        *,
+        people: httpx.Client,
+        site: Site,
+        senders: Senders,
+        nodes: SimNodes,
+        chance: random.Random,
+        say: Callable[[str], None],
+    ) -> None:
+        self._people, self._site, self._chance, self._say = people, site, chance, say
+        self._senders, self._nodes = senders, nodes
+        self._broken: set[str] = set()
+
+    def run(self) -> None:
+        """Never returns by itself."""
+        for name, nodes, gpus in _JOBS:
+            self._site.submit(name, nodes, gpus)
+        self._senders.start()
+        time.sleep(FIRST_FAULT_S)
+        self._break("off the bus", on="pretrain-8b")
+        time.sleep(PACE_S / 2)
+        self._application_error()
+        self._administrator()
+        self._slow_node()
+        time.sleep(PACE_S)
+        self._fabric_manager()
+        for fault in itertools.islice(itertools.cycle(FAULTS), 1, None):
+            time.sleep(PACE_S)
+            self._break(fault)
+
+    # --- what breaks ---
+
+    def _break(self, fault: str, on: str | None = None) -> None:
+        job = self._victim(on)
+        if job is None:
+            return
+        node, gpu = job.nodes[0], self._chance.choice(job.gpus.get(job.nodes[0], tuple(range(8))))
+        pci = PCI[gpu]
+        self._say(f"breaking {node} GPU {gpu}: {fault} under job {job.id} ({job.name})")
+        self._broken.add(node)
+        self._senders.lines(node, [line.format(pci=pci) for line in FAULTS[fault].lines])
+        self._senders.hang(job.id)
+        for other in job.nodes:  # what the crash of the job leaves on all its nodes
+            self._senders.lines(other, [TEARDOWN.format(pci=one) for one in PCI[:4]])
+        self._call_technician(node, "GPU board replaced")
+
+    def _slow_node(self) -> None:
+        """Nothing in the kernel log: the job is slow, its GPU is hot, and both senses have to agree."""
+        job = self._victim("pretrain-70b")
+        if job is None:
+            return
+        node, gpu = job.nodes[len(job.nodes) // 2], self._chance.randrange(8)
+        self._say(
+            f"slowing {node} GPU {gpu}: a cold plate came loose; it throttles by heat, and job {job.id} "
+            f"({job.name}) waits for it at each step. healer needs some minutes to be sure, then waits for "
+            "the next checkpoint"
+        )
+        self._broken.add(node)
+        self._nodes.plant(node, f"GPU {gpu} throttles by heat")
+        self._senders.plant("thermal-throttle", node, gpu)
+        self._call_technician(node, f"cold plate of GPU {gpu} mounted again", after_s=TESTS_S + REPAIR_S)
+
+    def _fabric_manager(self) -> None:
+        idle = self._idle()
+        if not idle:
+            return
+        node = idle[-1]  # jobs fill a cluster from its first node on: this one stays empty
+        self._say(f"the fabric manager of {node} dies; healer may restart it, nobody else will")
+        self._broken.add(node)
+        self._nodes.plant(node, "fabric-manager")
+        self._senders.plant("fabric-manager-down", node)
+        threading.Thread(target=self._until_restarted, args=(node,), daemon=True).start()
+
+    def _application_error(self) -> None:
+        job = self._victim("evaluate")
+        if job is not None:
+            self._say(f"job {job.id} ({job.name}) reads past its memory: an error of the program")
+            self._senders.lines(job.nodes[0], [line.format(pci=PCI[0]) for line in WAYS["program"].lines])
+
+    def _administrator(self) -> None:
+        idle = self._idle()
+        if idle:
+            self._say(f"an administrator drains {idle[-1]} for a power supply; healer must leave it alone")
+            self._broken.add(idle[-1])
+            self._site.person_drain(idle[-1], "PSU 2 makes noise - bob")
+
+    def _victim(self, name: str | None) -> SlurmJob | None:
+        for _ in range(60):
+            running = [job for job in self._site.snapshot().jobs.values() if job.state == "RUNNING"]
+            fit = [job for job in running if not self._broken.intersection(job.nodes)]
+            named = [job for job in fit if job.name == name] if name else fit
+            if named or fit:
+                return self._chance.choice(sorted(named or fit, key=lambda job: int(job.id)))
+            time.sleep(1)
+        return None
+
+    def _idle(self) -> list[str]:
+        shown = self._site.snapshot().nodes
+        return [
+            name
+            for name, node in shown.items()
+            if node.base == "IDLE" and not node.drain and name not in self._broken
+        ]
+
+    # --- who mends it ---
+
+    def _call_technician(self, node: str, done: str, after_s: float = REPAIR_S) -> None:
+        threading.Thread(target=self._repair, args=(node, done, after_s), daemon=True).start()
+
+    def _repair(self, node: str, done: str, after_s: float) -> None:
+        """The technician: waits until healer has emptied the node and tested it, mends, boots, says so."""
+        if not self._until(node, lambda shown: shown.drain and is_ours(shown.reason) and not shown.busy):
+            return
+        time.sleep(after_s)
+        self._nodes.mend(node)
+        self._senders.boot(node)
+        body = {"cluster": self._senders.cluster, "node": node, "reason": done}
+        answer = self._people.post("/api/v1/playbooks/resume/runs", json=body)
+        self._say(f"the technician gives {node} back: {done} ({answer.status_code})")
+        self._broken.discard(node)
+
+    def _until(self, node: str, met: Callable[[SlurmNode], bool]) -> bool:
+        end = time.monotonic() + PATIENCE_S
+        while time.monotonic() < end:
+            time.sleep(1)
+            if met(self._site.snapshot().nodes[node]):
+                return True
+        return False
+
+    def _until_restarted(self, node: str) -> None:
+        """What the sensors show follows the service: whoever restarts it ends the fault."""
+        while True:
+            time.sleep(ROUND_S / 2)
+            try:
+                if "fabric-manager" not in self._nodes.faults(node):
+                    break
+            except NodeError:
+                continue
+        self._senders.mend(node)
+        self._say(f"the fabric manager of {node} runs again")
+        self._broken.discard(node)

@@ -1,0 +1,394 @@
+"""Who heals the simulated site: healer itself, and what it is compared with (nobody, threshold checks, and
+whoever drains at the first sign).
+
+`Healer` is the walk and the driver of production, when something is to be walked. Signals go through the wire
+forms. Between two walks time leaps: while nothing new happens the pause doubles, from a second to a quarter
+of an hour; what is known to be due (settling, a run's wait, Slurm's next event) is walked at its moment.
+
+The others are simple policies of our own over the same faults, Slurm, jobs and people. None of them tests a
+node before it returns; people bring nodes back in their working hours.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+
+from healer.model import Incident, Observation, Rule, Ruleset, Run, RunState, Sensed, SlurmNode
+from healer.model.slurm import is_ours
+from healer.ports.scheduling import Scheduler, SchedulerRefused, SchedulerUnavailable
+from healer.recordings.recorder import Recorder
+from healer.signals.wire import heartbeat_observations, kernel_log_observations
+from healer.sim.fleet.schedule import DAY_S, Fault
+from healer.sim.fleet.site import CLUSTER, Site
+from healer.sim.loop import Loop
+from healer.sim.planted_faults import PCI, TEARDOWN
+from healer.sim.sim_slurm import SimScheduler
+from healer.sim.stores import MemoryEvidence, SimCommands
+
+
+class Controller:
+    """`ports.Scheduler`: the simulated Slurm, or nobody who answers."""
+
+    def __init__(self, slurm: SimScheduler) -> None:
+        self._slurm = slurm
+        self.away = False
+
+    def __getattr__(self, call: str) -> Any:
+        if self.away:
+            return _unanswered
+        return getattr(self._slurm, call)
+
+
+def _unanswered(*_args: object, **_fields: object) -> Any:
+    raise SchedulerUnavailable("slurmctld does not answer.", sent=False)
+
+
+#: The pause between two walks while nothing happens, in seconds; with runs at work and without.
+FIRST_S, LONGEST_AT_WORK_S, LONGEST_S = 1.0, 240.0, 900.0
+#: Each pause is so many times the one before.
+GROWTH = 3.0
+#: A run that waits may note something at every look: after so many looks in a row pauses grow all the same.
+LONGEST_STREAK = 20
+#: A line is on its way for so long: a follower sends at once, and the network takes its time.
+ON_THE_WAY_S = 0.2
+#: Heartbeats: each 10 s; after a leap the last five are told.
+BEAT_S, BEATS_TOLD = 10.0, 5
+#: So long before a node falls silent it is listened to.
+NEAR_BEATS_S = 300.0
+#: Silence is judged after three missed beats and 30 s at least: walks are due then.
+SILENCE_DUE_S = (31.0, 36.0, 41.0)
+#: Nodes of a job that tell of its end by Xid 45.
+TEARDOWN_NODES = 3
+
+
+class Healer:
+    """`Mender`: healer. Whoever made it moves the site's clock and calls `turn`."""
+
+    name = "healer"
+
+    def __init__(self, site: Site, rules: Ruleset, recorder: Recorder | None = None) -> None:
+        self.site, self.rules, self._recorder = site, rules, recorder
+        self.controller = Controller(site.slurm)
+        self.loop = Loop(
+            CLUSTER,
+            site.clock,
+            cast(Scheduler, self.controller),
+            lambda: self.rules,
+            site.nodes,
+            lambda: None if self.controller.away else site.snapshot(),
+            evidence=MemoryEvidence(),
+            commands=SimCommands(site.clock),
+            picture=lambda: self.ledger.snapshot,
+        )
+        self.ledger, self.picture = self.loop.ledger, self.loop.picture
+        self._batch: list[Observation] = []
+        #: Findings of the windows over sensors, each to be walked by itself.
+        self.sensed: list[Sensed] = []
+        self._beating: set[str] = set(site.names) if site.scenario.telemetry.beats == "all" else set()
+        self.deaf = False
+        self._pause_s = FIRST_S
+        self._walked_at = self._next_beat = site.now
+        self._due = site.now
+        self._marks: tuple[object, ...] = ()
+        #: So many walks in a row had something to note.
+        self._streak = 0
+        self.walks = self.beats = self.lines = 0
+        #: For the windows, and for people.
+        self.on_near: Callable[[Fault], None] = lambda fault: None
+        self.on_told: Callable[[Fault], None] = lambda fault: None
+
+    # --- what nodes say ---
+
+    def near(self, fault: Fault) -> None:
+        self.on_near(fault)
+        if fault.way.silent:
+            early = max(self.site.now, fault.at - timedelta(seconds=NEAR_BEATS_S))
+            self.site.agenda.at(early, lambda: self._listen(fault.node))
+
+    def told(self, fault: Fault) -> None:
+        self._streak = 0
+        self.on_told(fault)
+        at = self.site.later(ON_THE_WAY_S)
+        if fault.way.lines:
+            lines = [line.format(pci=PCI[fault.gpu]) for line in fault.way.lines]
+            self.site.agenda.at(at, lambda: self._lines(fault.node, lines))
+            if fault.way.stops:
+                ends = self.site.later(self.site.scenario.job.fails_s)
+                self.site.agenda.at(ends, lambda: self._teardown(fault))
+        if fault.way.silent:
+            for seconds in SILENCE_DUE_S:
+                self.site.agenda.at(self.site.later(seconds), self.wake)
+        self.wake()
+
+    def said(self, node: str, line: str) -> None:
+        self._lines(node, [line])
+
+    def wake(self) -> None:
+        """There is something to walk now. When the next walk is due depends on what comes of it."""
+        self._due = self.site.now
+
+    def hear(self, told: Iterable[Observation]) -> None:
+        self._batch += told
+
+    def _lines(self, node: str, lines: Sequence[str]) -> None:
+        if "unreachable" in self.site.nodes.faults(node) and not lines[0].startswith("Kernel panic"):
+            return
+        now = self.site.now
+        entries = [{"line": line, "time": now.isoformat()} for line in lines]
+        body: dict[str, Any] = {"cluster": CLUSTER, "node": node, "entries": entries}
+        told = kernel_log_observations(body, self._known, now, cluster=CLUSTER, book=self.rules.kernel_lines)
+        self.lines += len(lines)
+        self.hear(told.observations)
+        self.wake()
+
+    def _teardown(self, fault: Fault) -> None:
+        """The end of the job's program, as its other nodes tell it."""
+        job = self.site.snapshot().jobs[self.site.job]
+        if job.state != "RUNNING" or fault.node not in job.nodes:
+            return
+        others = [name for name in job.nodes if name != fault.node][
+            :: max(1, len(job.nodes) // TEARDOWN_NODES)
+        ]
+        for name in others[:TEARDOWN_NODES]:
+            self._lines(name, [TEARDOWN.format(pci=PCI[0])])
+
+    def _listen(self, node: str) -> None:
+        self._beating.add(node)
+        now = self.site.now
+        for number in range(9, 0, -1):
+            self._beat(node, now - timedelta(seconds=BEAT_S * number))
+
+    def hush(self, node: str) -> None:
+        """The node is not listened to any more: nobody has promised beats of it from now on."""
+        if self.site.scenario.telemetry.beats == "near" and node in self._beating:
+            self._beating.discard(node)
+            self.picture.node(node).beats.clear()
+
+    def _beat(self, node: str, at: datetime) -> None:
+        body = {"cluster": CLUSTER, "node": node, "time": at.isoformat()}
+        self.hear(heartbeat_observations(body, self._known, at, cluster=CLUSTER).observations)
+        self.beats += 1
+
+    def _tell_beats(self, now: datetime) -> None:
+        if self.deaf or not self._beating:
+            return
+        gone_s = (now - self._walked_at).total_seconds()
+        count = min(BEATS_TOLD, int(gone_s // BEAT_S) + (1 if gone_s >= BEAT_S else 0))
+        if self._next_beat > now:
+            return
+        self._next_beat = now + timedelta(seconds=BEAT_S)
+        for name in sorted(self._beating):
+            if "unreachable" not in self.site.nodes.faults(name):
+                for number in reversed(range(max(1, count))):
+                    self._beat(name, now - timedelta(seconds=BEAT_S * number))
+
+    @staticmethod
+    def _known(_cluster: str, node: str) -> bool:
+        return node.startswith("gpu")
+
+    # --- time ---
+
+    def due(self) -> datetime | None:
+        return self._due
+
+    def turn(self) -> None:
+        """Walks and drives until nothing more is due at this moment."""
+        now = self.site.now
+        if now < self._due and not self._batch and not self.sensed:
+            return
+        self._tell_beats(now)
+        batch, self._batch = self._batch, []
+        looks, self.sensed = self.sensed or [None], []
+        self.loop.look()
+        if self._recorder is not None:
+            self._recorder.note(batch, self.ledger.snapshot, now)
+            if not batch:
+                self._recorder.note_moment(now)
+        self.loop.checkpoints.hear(batch)
+        for sensed in looks:
+            self.walks += self.loop.walk(batch, sensed)
+            batch = []
+        self._walked_at = now
+        self._plan(now)
+
+    def _plan(self, now: datetime) -> None:
+        tables = self.ledger.tables
+        marks = (len(tables.incidents), len(tables.decisions), sum(map(len, tables.log.values())))
+        self._streak = self._streak + 1 if marks != self._marks else 0
+        fresh = 0 < self._streak <= LONGEST_STREAK
+        self._marks = marks
+        self._pause_s = FIRST_S if fresh else self._pause_s * GROWTH
+        at_work = any(run.state is RunState.running for run in tables.runs.values())
+        self._pause_s = min(self._pause_s, LONGEST_AT_WORK_S if at_work else LONGEST_S)
+        due = now + timedelta(seconds=self._pause_s)
+        settles = self.picture.settles_at
+        self._due = min(due, settles) if settles is not None and settles > now else due
+
+    def owns(self, node: SlurmNode) -> bool:
+        return is_ours(node.reason)
+
+    # --- what it knows, for people and the score card ---
+
+    @property
+    def incidents(self) -> dict[str, Incident]:
+        return self.ledger.tables.incidents
+
+    @property
+    def runs(self) -> dict[str, Run]:
+        return self.ledger.tables.runs
+
+
+def with_rules(rules: Ruleset, changed: Mapping[str, Mapping[str, Any]]) -> Ruleset:
+    """The rules with other fields in some of them. ValueError: there is no such rule."""
+    if unknown := sorted(changed.keys() - rules.by_name.keys()):
+        raise ValueError(f"no rule {unknown[0]!r}")
+    told = [msgspec.to_builtins(one) | dict(changed.get(one.name, {})) for one in rules.rules]
+    return msgspec.structs.replace(rules, rules=msgspec.convert(told, tuple[Rule, ...]))
+
+
+WHO = "operator"
+SATURDAY = 5
+#: Xids and their kin reach whoever acts at the first sign after so long.
+SIGN_S = 1.0
+
+
+class Nobody:
+    """No automation: Slurm's own (a node that does not answer goes DOWN, its job is requeued), and people."""
+
+    name = "nobody"
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.did: dict[str, int] = {}
+
+    def near(self, fault: Fault) -> None:
+        return None
+
+    def told(self, fault: Fault) -> None:
+        self._people_find(fault)
+
+    def said(self, node: str, line: str) -> None:
+        return None
+
+    def due(self) -> datetime | None:
+        return None
+
+    def turn(self) -> None:
+        return None
+
+    def owns(self, node: SlurmNode) -> bool:
+        return node.reason_user == WHO
+
+    # --- people ---
+
+    def _people_find(self, fault: Fault) -> None:
+        """What stops the job is looked for at once, anything else when somebody happens to see it."""
+        if not (fault.way.hardware or fault.way.slower > 1) or fault.way_name == "unplanned-work":
+            return
+        seconds = fault.find_s if self.site.records[fault.id].stopped_job else fault.notice_s
+
+        def found() -> None:
+            if fault in self.site.active.get(fault.node, ()) and not self.site.slurm.node(fault.node).drain:
+                self._count("found by hand")
+                self._take_out(fault.node, "found by hand", retry_s=0)
+
+        self.site.agenda.at(self.site.later(seconds), found)
+
+    def _take_out(self, node: str, why: str, *, retry_s: float | None, start: bool = False) -> None:
+        """Drains; the large job on it is requeued after `retry_s`, None: it is left alone."""
+        self.site.slurm.person_drain(node, why, WHO)
+        record = [one for one in self.site.records.values() if one.fault.node == node][-1:]
+        for one in record:
+            one.told_at = one.told_at or self.site.now
+        job = self.site.snapshot().jobs[self.site.job]
+        if retry_s is not None and job.state == "RUNNING" and node in job.nodes:
+            life = job.restarts
+            self.site.agenda.at(self.site.later(retry_s), lambda: self._restart(life, start))
+        faults = self.site.active.get(node, ())
+        repair_s = max(
+            (one.repair_s for one in faults if one.way.hardware or one.way.slower > 1), default=0.0
+        )
+        answer_s = self.site.scenario.people.answer_min * 60
+        moment = working(self.site.later(repair_s + answer_s), self.site.scenario.people.works)
+        self.site.agenda.at(moment, lambda: self._bring_back(node))
+
+    def _restart(self, life: int, start: bool) -> None:
+        job = self.site.snapshot().jobs[self.site.job]
+        if job.state == "RUNNING" and job.restarts == life:
+            self.site.slurm.requeue(job.id)
+            if start:
+                self.site.slurm.start_now(job.id)
+
+    def _bring_back(self, node: str) -> None:
+        self._count("nodes brought back")
+        self.site.mend(node)
+        try:
+            self.site.slurm.resume(node)
+        except SchedulerRefused:
+            return  # somebody else did
+
+    def _count(self, what: str) -> None:
+        self.did[what] = self.did.get(what, 0) + 1
+
+
+class Thresholds(Nobody):
+    """Checks on each node each few minutes, as NHC makes them: any that fails drains. Nothing is requeued;
+    the job's owner tries again every few minutes."""
+
+    name = "thresholds"
+
+    def __init__(self, site: Site) -> None:
+        super().__init__(site)
+        spec, scenario = site.scenario.checks, site.scenario
+        rng = np.random.default_rng([site.seed, 9])
+        count = rng.poisson(spec.false_per_1000_node_days * scenario.nodes * scenario.days / 1000)
+        for second in sorted(rng.uniform(0, scenario.days * DAY_S, count).tolist()):
+            node = site.names[int(rng.integers(scenario.nodes))]
+            site.agenda.at(scenario.start + timedelta(seconds=second), self._fails(node))
+
+    def told(self, fault: Fault) -> None:
+        super().told(fault)
+        if fault.way.checked and not fault.way.silent:
+            each = self.site.scenario.checks.every_s
+            gone = (self.site.now - self.site.scenario.start).total_seconds()
+            self.site.agenda.at(self.site.later(each - gone % each), self._fails(fault.node, fault))
+
+    def _fails(self, node: str, fault: Fault | None = None):
+        def drain() -> None:
+            stands = fault is None or fault in self.site.active.get(node, ())
+            if stands and not self.site.slurm.node(node).held:
+                real = bool(self.site.active.get(node))
+                retry_s = self.site.scenario.checks.retry_min * 60 if real else None
+                self._take_out(node, "check: failed", retry_s=retry_s)
+
+        return drain
+
+
+class FirstSign(Nobody):
+    """Any line of the kernel or the driver, any sensor, any silence: drained and requeued at once."""
+
+    name = "first sign"
+
+    def told(self, fault: Fault) -> None:
+        super().told(fault)
+        way = fault.way
+        if way.lines or way.sensors or way.port_down:
+            self.site.agenda.at(self.site.later(SIGN_S), lambda: self._sign(fault.node))
+
+    def said(self, node: str, line: str) -> None:
+        self._sign(node)
+
+    def _sign(self, node: str) -> None:
+        if not self.site.slurm.node(node).held:
+            self._take_out(node, "check: first sign", retry_s=0, start=True)
+
+
+def working(moment: datetime, hours: tuple[int, int]) -> datetime:
+    """The moment itself, or the beginning of the next working day's hours."""
+    begin, end = hours
+    while moment.weekday() >= SATURDAY or moment.hour >= end:
+        moment = (moment + timedelta(days=1)).replace(hour=begin, minute=0, second=0, microsecond=0)
+    return moment if moment.hour >= begin else moment.replace(hour=begin, minute=0, second=0, microsecond=0)

@@ -1,0 +1,418 @@
+"""One scenario under healer and under each of those that it is compared with, and what happens at the site
+besides nodes that fail by themselves: planned stops, lines that mean nothing, what a scenario plants."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+import numpy as np
+
+from healer.decisions.consent import falls_back
+from healer.model import (
+    ENDED_RUN_STATES,
+    Component,
+    Incident,
+    Mode,
+    Observation,
+    ObservationKind,
+    Proof,
+    Reference,
+    Ruleset,
+)
+from healer.recordings.recorder import File, Recorder
+from healer.signals.identity import digest_of
+from healer.sim.fleet.menders import FirstSign, Healer, Nobody, Thresholds, with_rules
+from healer.sim.fleet.people import People
+from healer.sim.fleet.scenario import BadScenario, Happening, Scenario
+from healer.sim.fleet.schedule import DAY_S, Fault
+from healer.sim.fleet.score import Card, card_of
+from healer.sim.fleet.site import CLUSTER, Site
+from healer.sim.fleet.windows import Windows
+from healer.sim.memory_ledger import Tables
+from healer.sim.planted_faults import INNOCENT, PCI, TEARDOWN
+from healer.sim.stores import MemoryColumns
+
+#: So many times at one moment; more is a loop that does not end.
+_AT_ONE_MOMENT = 1000
+
+
+def play(
+    site: Site, after: Iterable[Callable[[], None]] = (), progress: Callable[[float], None] | None = None
+) -> None:
+    """Until the scenario's end. `after` is called after each moment, `progress` with the share done."""
+    after = tuple(after)
+    mender, end, total = site.mender, site.end, site.scenario.days
+    site.slurm.tick()
+    again = 0
+    while True:
+        site.agenda.do_due(site.now)
+        site.settle()
+        mender.turn()
+        site.settle()
+        for look in after:
+            look()
+        if progress is not None:
+            progress((site.now - site.scenario.start).total_seconds() / 86_400 / total)
+        then = _next(site)
+        again = again + 1 if then <= site.now else 0
+        if again > _AT_ONE_MOMENT:
+            raise RuntimeError(f"time stands still at {site.now}")
+        if then >= end:
+            break
+        if then > site.now:
+            site.clock.set(then)
+            site.slurm.tick()
+    site.clock.set(end)
+    site.slurm.tick()
+    site.settle()
+    site.work.close(end)
+
+
+def _next(site: Site) -> datetime:
+    dues = (site.agenda.next(), site.slurm.next_due(), site.mender.due(), site.ready_at())
+    return max(site.now, min((due for due in dues if due is not None), default=site.end))
+
+
+#: The longest that a guard looks back is a day; a finished run and its log are of no use after two.
+KEPT = timedelta(days=2)
+#: Repeats of faults are judged over a week (`observations/fault_history.py`).
+BURSTS_KEPT = timedelta(days=8)
+
+
+def forget(tables: Tables, now: datetime) -> set[str]:
+    """The ids of the runs that went."""
+    old = now - KEPT
+    gone = {
+        run.id
+        for run in tables.runs.values()
+        if run.state in ENDED_RUN_STATES and (run.ended_at or run.created_at) < old
+    }
+    tables.runs = {name: run for name, run in tables.runs.items() if name not in gone}
+    tables.log = {name: log for name, log in tables.log.items() if name not in gone}
+    closed = {one.id for one in tables.incidents.values() if not one.is_open and (one.closed or now) < old}
+    tables.incidents = {name: one for name, one in tables.incidents.items() if name not in closed}
+    tables.verdicts = {name: one for name, one in tables.verdicts.items() if name not in closed}
+    tables.findings = [(name, one) for name, one in tables.findings if name not in closed]
+    tables.decisions = [one for one in tables.decisions if one.at >= old]
+    tables.granted = [one for one in tables.granted if one.granted_at >= old]
+    tables.requeues = [one for one in tables.requeues if one.at >= old]
+    tables.requeued_by = {key: run for key, run in tables.requeued_by.items() if run not in gone}
+    tables.remedies = [one for one in tables.remedies if one.at >= old]
+    tables.audit = [one for one in tables.audit if one.at >= old]
+    tables.messages = {name: one for name, one in tables.messages.items() if one.incident not in closed}
+    tables.sent = [(at, one) for at, one in tables.sent if at >= old]
+    tables.bursts = {key: one for key, one in tables.bursts.items() if one.last_at >= now - BURSTS_KEPT}
+    return gone
+
+
+#: What is compared, in the order of the table.
+MENDERS = ("healer", "nobody", "thresholds", "first sign")
+_OTHERS = {one.name: one for one in (Nobody, Thresholds, FirstSign)}
+#: What is over is forgotten each day.
+TIDY = timedelta(days=1)
+
+Progress = Callable[[float], None] | None
+
+
+def simulate(
+    scenario: Scenario,
+    rules: Ruleset,
+    seed: int,
+    mender: str,
+    *,
+    file: File | None = None,
+    progress: Progress = None,
+) -> Card:
+    """The same scenario, rules, seed and mender give the same card. Only healer writes a recording."""
+    if mender == Healer.name:
+        return _Healed(scenario, rules, seed, file).play(progress)
+    site = Site(scenario, seed)
+    other = site.mender = _OTHERS[mender](site)
+    Happenings(site)
+    site.begin()
+    play(site, progress=progress)
+    return card_of(site, people=other.did)
+
+
+class _Healed:
+    """healer with all that stands around it."""
+
+    def __init__(self, scenario: Scenario, rules: Ruleset, seed: int, file: File | None) -> None:
+        self.site = Site(scenario, seed)
+        recorder = Recorder(file, MemoryColumns()) if file is not None else None
+        self.healer = self.site.mender = Healer(self.site, with_rules(rules, scenario.rules), recorder)
+        self.people = People(self.site, self.healer)
+        self.windows = Windows(self.site, self.healer, recorder)
+        self.reviews = Reviews(self.site, self.healer)
+        self._known: dict[str, str] = {}
+        self._tidied = self.site.now
+
+    def play(self, progress: Progress) -> Card:
+        Happenings(self.site)
+        self.site.begin()
+        play(
+            self.site,
+            (self._note, self.windows.stands.look, self.people.look, self.reviews.look, self._tidy),
+            progress,
+        )
+        self._note()
+        healer = self.healer
+        node_days = self.site.scenario.nodes * self.site.scenario.days
+        return card_of(
+            self.site,
+            people=self.people.did | self.reviews.did,
+            undiagnosed=len(self.people.undiagnosed),
+            stuck=len(self.people.stuck),
+            incidents=dict(Counter(self._known.values())),
+            fed={
+                "walks": healer.walks,
+                "kernel lines": healer.lines,
+                "heartbeats": healer.beats,
+                "measured node-hours": self.windows.node_hours,
+                "measured share": self.windows.node_hours / (24 * node_days),
+            },
+        )
+
+    def _note(self) -> None:
+        """When a fault was first told, and which incidents there were: before anything is forgotten."""
+        for name, one in self.healer.incidents.items():
+            if self._known.get(name) != _word(one):
+                if name not in self._known:
+                    self._found(one)
+                self._known[name] = _word(one)
+
+    def _found(self, incident: Incident) -> None:
+        named = {incident.root.node, *(one.node for one in incident.affected)}
+        for node in [name for name in self.site.active if name in named]:
+            for fault in self.site.active[node]:
+                record = self.site.records[fault.id]
+                if record.told_at is None and incident.opened >= fault.at:
+                    record.told_at = self.site.now
+
+    def _tidy(self) -> None:
+        now = self.site.now
+        if now - self._tidied < TIDY:
+            return
+        self._tidied = now
+        self.people.forget(forget(self.healer.ledger.tables, now))
+
+
+class Reviews:
+    """People judge what healer did to a node: a rule that was wrong too often asks first from then on, as in
+    production (`decisions/consent.py`)."""
+
+    def __init__(self, site: Site, healer: Healer) -> None:
+        self.site, self.healer = site, healer
+        self._wrong_seen = 0
+        self._judged: dict[str, list[bool]] = {}
+        self.did: dict[str, int] = {}
+
+    def look(self) -> None:
+        new = self.site.wrong[self._wrong_seen :]
+        self._wrong_seen = len(self.site.wrong)
+        for at, node, _ in new:
+            rule = self._rule_of(node, at)
+            if rule is not None:
+                answer_s = self.site.scenario.people.answer_min * 60
+                self.site.agenda.at(self.site.later(answer_s), self._judge(rule))
+
+    def _rule_of(self, node: str, at: datetime) -> str | None:
+        mine = [one for one in self.healer.incidents.values() if one.root.node == node and one.opened <= at]
+        return mine[-1].rule if mine else None
+
+    def _judge(self, rule: str) -> Callable[[], None]:
+        def false_alarm() -> None:
+            self.did["false alarms told"] = self.did.get("false alarms told", 0) + 1
+            self._judged.setdefault(rule, []).append(False)
+            earn = self.healer.rules.guards.earn
+            wrong = len(self._judged[rule][-earn.incidents :])
+            modes = self.healer.ledger.tables.modes
+            known = self.healer.rules.by_name.get(rule)
+            mode = modes.get(rule) or (self.healer.rules.mode_of(known) if known is not None else Mode.shadow)
+            if falls_back(mode, Proof(wrong=wrong), earn):
+                modes[rule] = Mode.approve
+                self.did["rules fallen back"] = self.did.get("rules fallen back", 0) + 1
+            self.healer.wake()
+
+        return false_alarm
+
+
+def _word(incident: Incident) -> str:
+    return f"{incident.rule} (part of another)" if incident.merged_into else incident.rule
+
+
+NEW_DRIVER = "590.48.01"
+STORAGE_LINE = "nfs: server 10.1.2.3 not responding, still trying"
+#: Under a brown-out of the storage steps wait for data.
+STORAGE_SLOWER = 1.4
+#: Lines of a storm come within so many seconds.
+STORM_S = 20.0
+
+
+class Happenings:
+    """Notes in the site's agenda all that the scenario plants. `FIRST` numbers the faults of it."""
+
+    FIRST = 1_000_000
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self._rng = np.random.default_rng([site.seed, 7])
+        self._number = self.FIRST
+        self._plan_stops()
+        self._innocent()
+        for one in site.scenario.happenings:
+            do = _KINDS.get(one.what)
+            if do is None:
+                raise BadScenario(f"nothing happens as {one.what!r}; there are {', '.join(_KINDS)}")
+            at = site.scenario.start + timedelta(hours=one.at_h)
+            do(self, one, at)
+
+    def _moments(self, count: int) -> list[datetime]:
+        seconds = self._rng.uniform(0, self.site.scenario.days * DAY_S, count)
+        return [self.site.scenario.start + timedelta(seconds=one) for one in sorted(seconds.tolist())]
+
+    def _plan_stops(self) -> None:
+        scenario = self.site.scenario
+        for at in self._moments(round(scenario.planned_stops_per_day * scenario.days)):
+            self.site.agenda.at(at, self._stop)
+
+    def _stop(self) -> None:
+        site = self.site
+        site.stop_planned(site.later(site.scenario.planned_stop_min * 60))
+
+    def _innocent(self) -> None:
+        scenario = self.site.scenario
+        count = int(self._rng.poisson(scenario.telemetry.innocent_per_day * scenario.days))
+        for at in self._moments(count):
+            node = self.site.names[int(self._rng.integers(scenario.nodes))]
+            line = INNOCENT[int(self._rng.integers(len(INNOCENT)))].format(
+                pci=PCI[int(self._rng.integers(8))]
+            )
+            self.site.agenda.at(at, self._says(node, line))
+
+    def _says(self, node: str, line: str) -> Callable[[], None]:
+        return lambda: self.site.mender.said(node, line)
+
+    # --- by hand ---
+
+    def _fault(self, node: str, way: str, at: datetime, **changed: object) -> Fault:
+        self._number += 1
+        drawn = self.site.chance.draw(self._number, at, node, way=way, because="planted")
+        return replace(drawn, **changed)  # type: ignore[arg-type]
+
+    def fault(self, one: Happening, at: datetime) -> None:
+        """Nodes of the large job, one after the other from `place` on, fail in the same way at once."""
+        for node in self._nodes(one):
+            self.site.expect(self._fault(node, one.way, at))
+
+    def passing(self, one: Happening, at: datetime) -> None:
+        """The same, and after `minutes` all is well again by itself: power or a switch is back."""
+        nodes = self._nodes(one)
+        for node in nodes:
+            self.site.expect(self._fault(node, one.way, at, took=True, again_s=None))
+
+        def back() -> None:
+            for node in nodes:
+                self.site.mend(node)
+
+        self.site.agenda.at(at + timedelta(minutes=one.minutes), back)
+
+    def storm(self, one: Happening, at: datetime) -> None:
+        """A GPU falls off the bus, and the end of the job is told by Xid 45 from everywhere."""
+        (root, *others) = self._nodes(one)
+        self.site.expect(self._fault(root, one.way, at))
+        for number, node in enumerate(others):
+            late = timedelta(seconds=1 + STORM_S * number / max(1, len(others)))
+            for gpu in PCI:
+                self.site.agenda.at(at + late, self._says(node, TEARDOWN.format(pci=gpu)))
+
+    def storage(self, one: Happening, at: datetime) -> None:
+        """The file server does not answer: nodes say so, and steps wait for their data."""
+
+        def begin() -> None:
+            self.site.shared_slow = STORAGE_SLOWER, "storage"
+            for node in self._nodes(one):
+                self.site.mender.said(node, STORAGE_LINE)
+
+        def over() -> None:
+            self.site.shared_slow = 1.0, "none"
+            for node in self._nodes(one):
+                self.site.mender.said(node, "nfs: server 10.1.2.3 OK")
+
+        self.site.agenda.at(at, begin)
+        self.site.agenda.at(at + timedelta(minutes=one.minutes), over)
+
+    def controller_away(self, one: Happening, at: datetime) -> None:
+        self._switch(at, one.minutes, lambda healer, away: setattr(healer.controller, "away", away))
+
+    def deaf(self, one: Happening, at: datetime) -> None:
+        """What brings the signals breaks: nothing arrives, and all nodes are well."""
+        self._switch(at, one.minutes, lambda healer, deaf: setattr(healer, "deaf", deaf))
+
+    def _switch(self, at: datetime, minutes: float, turn: Callable[[Healer, bool], None]) -> None:
+        healer = self.site.mender
+        if not isinstance(healer, Healer):
+            return  # the others hear and act by no way that could break
+
+        def set_to(on: bool) -> Callable[[], None]:
+            def do() -> None:
+                turn(healer, on)
+                healer.wake()
+
+            return do
+
+        self.site.agenda.at(at, set_to(True))
+        self.site.agenda.at(at + timedelta(minutes=minutes), set_to(False))
+
+    def driver(self, one: Happening, at: datetime) -> None:
+        """A roll-out: node after node tells another driver than the good one's."""
+        healer = self.site.mender
+        if not isinstance(healer, Healer):
+            return
+        nodes = self._nodes(one)
+        good = {"driver": "580.65.06"}
+        healer.ledger.tables.references["h100"] = Reference(
+            kind="h100", cluster=CLUSTER, node=self.site.names[0], by="ann", at=self.site.now, facts=good
+        )
+        for number, node in enumerate(nodes):
+            late = timedelta(minutes=one.minutes * number / max(1, len(nodes)))
+            self.site.agenda.at(at + late, self._tells(healer, node, {"driver": NEW_DRIVER}))
+
+    def _tells(self, healer: Healer, node: str, facts: dict[str, str]) -> Callable[[], None]:
+        def do() -> None:
+            now = self.site.now
+            told = Observation(
+                digest=digest_of("inventory", node, now.isoformat()),
+                kind=ObservationKind.inventory,
+                component=Component(cluster=CLUSTER, node=node),
+                event_at=now,
+                arrived_at=now,
+                data={"facts": facts},
+            )
+            healer.hear([told])
+            healer.wake()
+
+        return do
+
+    def _nodes(self, one: Happening) -> list[str]:
+        """`place`: a rack, a switch, or the first node; `nodes`: how many from there on, 0: all of it."""
+        shown = self.site.snapshot().nodes.values()
+        here = [node.name for node in shown if one.place in {node.rack, node.switch, node.name}]
+        if not here:
+            raise BadScenario(f"{one.what}: the fleet has no rack, switch or node {one.place!r}")
+        if one.nodes:
+            first = self.site.names.index(here[0])
+            here = self.site.names[first : first + one.nodes]
+        return here
+
+
+_KINDS: dict[str, Callable[[Happenings, Happening, datetime], None]] = {
+    "fault": Happenings.fault,
+    "passing-fault": Happenings.passing,
+    "xid45-storm": Happenings.storm,
+    "storage-brownout": Happenings.storage,
+    "controller-away": Happenings.controller_away,
+    "signals-lost": Happenings.deaf,
+    "driver-rollout": Happenings.driver,
+}

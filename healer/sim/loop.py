@@ -1,0 +1,60 @@
+"""healer over a ledger in memory: walk and driver of production, at the moments that its owner chooses."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from healer.actions import Toolbox
+from healer.engine.drive import Driver
+from healer.engine.walk import walk
+from healer.model import Observation, Ruleset, Sensed, SlurmSnapshot
+from healer.observations import Picture
+from healer.ports.scheduling import Scheduler
+from healer.sim.memory_ledger import MemoryLedger
+from healer.sim.nodes import SimNodes
+from healer.sim.sim_clock import SimClock
+from healer.sim.stores import MemoryCheckpoints
+
+
+class Loop:
+    """`snapshot` is Slurm's picture at this moment, None while nobody can have it; `ports` are the driver's
+    others."""
+
+    def __init__(
+        self,
+        cluster: str,
+        clock: SimClock,
+        scheduler: Scheduler,
+        rules: Callable[[], Ruleset],
+        nodes: SimNodes,
+        snapshot: Callable[[], SlurmSnapshot | None],
+        **ports: Any,
+    ) -> None:
+        self._clock, self._rules, self._snapshot = clock, rules, snapshot
+        self.ledger = MemoryLedger(cluster, clock)
+        self.checkpoints = self.ledger.checkpoints = MemoryCheckpoints()
+        self.picture = Picture(cluster, watching_since=clock.now())
+        tools = Toolbox(
+            now=clock.now, scheduler=scheduler, nodes=nodes, checkpoints=self.checkpoints, **ports
+        )
+        self._driver = Driver(self.ledger, rules, tools)
+
+    def look(self) -> None:
+        """Takes in what Slurm shows now."""
+        snapshot = self._snapshot()
+        if snapshot is not None:
+            self.picture.show(snapshot)
+            self.ledger.snapshot = snapshot
+
+    def walk(self, batch: Sequence[Observation], sensed: Sensed | None = None) -> int:
+        """Walks and drives until nothing more is due at this moment. How many walks that took."""
+        now, walks = self._clock.now(), 0
+        while True:
+            self.look()
+            told = [*batch, *self.ledger.take_commands()]
+            walk(self.ledger, self._rules(), self.picture, told, now, sensed)
+            batch, sensed, walks = (), None, walks + 1
+            due = sorted(self.ledger.due_runs(now))
+            for run in due:
+                self._driver.drive(run)
+            if not due and not self.ledger.tables.commands:
+                return walks

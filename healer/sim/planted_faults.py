@@ -1,0 +1,278 @@
+"""Faults that are planted in simulated telemetry, what each does to what is measured, and the ways in which
+a broken node shows: what it says, what its sensors show, and what a job on it comes to.
+
+A fault is planted by name on a node, a GPU of it, or (`fleet-warm`) on all. Its effects are plain arrays of
+shape (nodes, GPUs), (nodes, ports) or (nodes,), computed again when a fault comes or goes. A cause (a row of
+Llama 3's table) shows in one of several ways; their texts are those of the driver and the kernel."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import Field, dataclass, fields
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
+
+
+class Fault(StrEnum):
+    """What may be planted."""
+
+    #: Bad cooling: at work the GPU reaches its slowdown limit, the clock falls, its rank takes 18 % longer.
+    thermal_throttle = "thermal-throttle"
+    #: 18 % slower with no trace in any metric: only step times tell.
+    slow_gpu = "slow-gpu"
+    #: The clock stands a quarter too low, without heat.
+    clock_low = "clock-low"
+    #: A little less of that: the clock stands 16 % too low, and its rank takes 10 % longer.
+    clock_lower = "clock-lower"
+    fabric_manager_down = "fabric-manager-down"
+    ecc_uncorrectable = "ecc-uncorrectable"
+    remap_pending = "remap-pending"
+    remap_failed = "remap-failed"
+    pcie_width = "pcie-width"
+    pcie_replays = "pcie-replays"
+    nvlink_crc = "nvlink-crc"
+    ib_errors = "ib-errors"
+    gpu_missing = "gpu-missing"
+    #: Nothing comes from the node any more; the node itself is well.
+    sensor_gone = "sensor-gone"
+    #: The hall gets 9 °C warmer: everybody's sensors say so, and no node is to blame.
+    fleet_warm = "fleet-warm"
+
+
+#: How much longer a rank on a throttled, slow or low-clocked GPU computes (published_figures 4: 5-20 %).
+SLOWER = 1.18
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    fault: Fault
+    node: str | None
+    gpu: int | None = None
+
+
+# Wide: one array for each thing that a fault changes in what is measured.
+@dataclass(slots=True)
+class Effects:
+    """What all planted faults together do. Rates are per second, factors multiply."""
+
+    throttle: Bools  # (nodes, GPUs): at work it is held at the slowdown limit
+    clock: Floats  # (nodes, GPUs) factor
+    compute: Floats  # (nodes, GPUs) factor on a step's compute time
+    warmer_c: Floats  # (nodes, GPUs)
+    ecc_uncorrectable: Floats  # (nodes, GPUs) rate
+    remap_pending: Bools
+    remap_failed: Bools
+    pcie_width: Floats
+    pcie_replays: Floats
+    nvlink_crc: Floats
+    missing: Bools  # (nodes, GPUs)
+    ib_symbols: Floats  # (nodes, ports) rate
+    ib_recoveries: Floats
+    ib_receive: Floats
+    ib_discards: Floats
+    fabric_down: Bools  # (nodes,)
+    silent: Bools  # (nodes,)
+
+
+#: What a field is without any fault; the others are 0 or False.
+_USUAL = {"clock": 1.0, "compute": 1.0, "pcie_width": 16.0}
+_OF_PORTS = ("ib_symbols", "ib_recoveries", "ib_receive", "ib_discards")
+_OF_NODES = ("fabric_down", "silent")
+
+
+def no_effects(nodes: int, gpus: int, ports: int) -> Effects:
+    def usual(field: Field[Any]) -> NDArray[Any]:
+        shape = (nodes,) if field.name in _OF_NODES else (nodes, ports if field.name in _OF_PORTS else gpus)
+        return np.full(shape, _USUAL.get(field.name, 0.0), dtype=bool if field.type == Bools else float)
+
+    return Effects(**{field.name: usual(field) for field in fields(Effects)})
+
+
+_At = tuple[int | slice, int | slice]
+_BY_GPU = {
+    Fault.thermal_throttle, Fault.slow_gpu, Fault.clock_low, Fault.clock_lower, Fault.ecc_uncorrectable,
+    Fault.remap_pending,
+    Fault.remap_failed, Fault.pcie_width, Fault.pcie_replays, Fault.nvlink_crc, Fault.gpu_missing,
+}  # fmt: skip
+
+
+def _clock_low(effects: Effects, at: _At) -> None:
+    effects.clock[at] = 0.75
+    effects.compute[at] = SLOWER
+
+
+def _clock_lower(effects: Effects, at: _At) -> None:
+    effects.clock[at] = 0.84
+    effects.compute[at] = 1.10
+
+
+def _setter(field: str, value: float | bool) -> Callable[[Effects, _At], None]:
+    def put(effects: Effects, at: _At) -> None:
+        getattr(effects, field)[at] = value
+
+    return put
+
+
+def _node_setter(field: str) -> Callable[[Effects, _At], None]:
+    def put(effects: Effects, at: _At) -> None:
+        getattr(effects, field)[at[0]] = True
+
+    return put
+
+
+def _ib_errors(effects: Effects, at: _At) -> None:
+    """A bad cable on the first port. Thresholds of peers: facts, gpu_faults_and_peers c.8."""
+    effects.ib_symbols[at[0], 0] = 60.0
+    effects.ib_recoveries[at[0], 0] = 0.5
+    effects.ib_receive[at[0], 0] = 40.0
+    effects.ib_discards[at[0], 0] = 250.0
+
+
+_APPLY: dict[Fault, Callable[[Effects, _At], None]] = {
+    Fault.thermal_throttle: _setter("throttle", True),
+    Fault.slow_gpu: _setter("compute", SLOWER),
+    Fault.clock_low: _clock_low,
+    Fault.clock_lower: _clock_lower,
+    Fault.fabric_manager_down: _node_setter("fabric_down"),
+    Fault.ecc_uncorrectable: _setter("ecc_uncorrectable", 0.1),
+    Fault.remap_pending: _setter("remap_pending", True),
+    Fault.remap_failed: _setter("remap_failed", True),
+    Fault.pcie_width: _setter("pcie_width", 8.0),
+    Fault.pcie_replays: _setter("pcie_replays", 12.0),
+    Fault.nvlink_crc: _setter("nvlink_crc", 400.0),
+    Fault.ib_errors: _ib_errors,
+    Fault.gpu_missing: _setter("missing", True),
+    Fault.sensor_gone: _node_setter("silent"),
+    Fault.fleet_warm: _setter("warmer_c", 9.0),
+}
+
+
+def effects_of(planted: Sequence[Planted], nodes: dict[str, int], gpus: int, ports: int) -> Effects:
+    """`nodes` gives each node's row. A fault without a GPU is on all GPUs of its node."""
+    effects = no_effects(len(nodes), gpus, ports)
+    for one in planted:
+        row = slice(None) if one.node is None else nodes[one.node]
+        gpu = slice(None) if one.gpu is None else one.gpu
+        _APPLY[one.fault](effects, (row, gpu))
+    return effects
+
+
+def checked(fault: str, node: str | None, gpu: int | None, nodes: dict[str, int], gpus: int) -> Planted:
+    """ValueError that names what is wrong."""
+    try:
+        which = Fault(fault)
+    except ValueError as error:
+        raise ValueError(f"no fault named {fault!r}; there are {', '.join(Fault)}") from error
+    if node is None and which is not Fault.fleet_warm:
+        raise ValueError(f"{which} needs a node")
+    if node is not None and node not in nodes:
+        raise ValueError(f"no node named {node!r}")
+    if gpu is not None and (which not in _BY_GPU or not 0 <= gpu < gpus):
+        raise ValueError(f"{which} has no GPU {gpu}")
+    return Planted(which, node, gpu)
+
+
+#: PCI addresses of GPU 0 … 7 on simulated nodes.
+PCI = tuple(f"0000:{bus}:00" for bus in ("18", "2a", "3a", "5d", "9a", "ab", "ba", "db"))
+
+
+class Way(NamedTuple):
+    """`stops`: a synchronous job on the node goes no further. `slower` multiplies its step. `hardware`: the
+    node is broken until somebody repairs it; otherwise the fault is over once the job has ended.
+
+    `lines` take `{pci}`. `silent`: nothing answers on the node. `sensors` and `port_down`: what its exporter
+    shows. `wrong_numbers`: its rank tells another gradient norm than all others, and the job's own check of
+    its loss stops it after `stops_after_s`. `planted`: what the node's own tests find. `checked`: a threshold
+    check each 5 min would see it.
+    """
+
+    stops: bool = True
+    slower: float = 1.0
+    hardware: bool = True
+    lines: tuple[str, ...] = ()
+    silent: bool = False
+    sensors: tuple[Fault, ...] = ()
+    port_down: bool = False
+    wrong_numbers: bool = False
+    stops_after_s: float = 0.0
+    planted: str = "broken"
+    checked: bool = True
+
+
+def _xid(code: int, text: str) -> str:
+    return f"NVRM: Xid (PCI:{{pci}}): {code}, pid=4242, name=python3, {text}"
+
+
+_DBE = _xid(48, "An uncorrectable double bit error (DBE) has been detected on GPU in the framebuffer.")
+
+WAYS: dict[str, Way] = {
+    "off-the-bus": Way(lines=(_xid(79, "GPU has fallen off the bus."),)),
+    "gsp-timeout": Way(
+        lines=(
+            _xid(119, "Timeout after 6s of waiting for RPC response from GPU3 GSP! Expected function 76."),
+        )
+    ),
+    "pmu-halt": Way(lines=(_xid(62, "0000(0000) 00000000 00000000"),)),
+    "nvlink-fatal": Way(
+        lines=(_xid(74, "NVLink: fatal error detected on link 6(0x10000, 0x0, 0x0, 0x0, 0x0, 0x0, 0x0)"),)
+    ),
+    "double-bit": Way(
+        lines=(_DBE, _xid(63, "Row Remapper: New row marked for remapping, reset gpu to activate."))
+    ),
+    "remap-failed": Way(lines=(_DBE, _xid(64, "Failed to persist row remap table - Row Remapper error"))),
+    "uncontained": Way(lines=(_xid(95, "Uncontained ECC error"),)),
+    "nic-dead": Way(
+        lines=(
+            "mlx5_core 0000:5c:00.0: poll_health:819:(pid 0): "
+            "device's health compromised - reached miss count",
+        )
+    ),
+    # The port loses its link and nothing in the kernel calls that a fault: its state alone tells.
+    "port-down": Way(lines=("mlx5_core 0000:5c:00.0 ib0: Link down",), port_down=True),
+    # It comes back by itself; the transport had given up before (about 7 s, published_figures 0).
+    "port-flap": Way(lines=("mlx5_core 0000:5c:00.0 ib0: Link down",), hardware=False, checked=False),
+    "silent": Way(silent=True),
+    "panic": Way(lines=("Kernel panic - not syncing: Fatal exception in interrupt",), silent=True),
+    "machine-check": Way(
+        lines=("mce: [Hardware Error]: CPU 12: Machine Check Exception: 5 Bank 4: b200000000070005",)
+    ),
+    "host-memory": Way(lines=("Memory failure: 0x1c5a3f: recovery action for dirty LRU page: Failed",)),
+    "pcie-fatal": Way(
+        lines=(
+            "nvidia {pci}: AER: PCIe Bus Error: severity=Uncorrectable (Fatal), "
+            "type=Transaction Layer, (Requester ID)",
+        )
+    ),
+    "disk": Way(lines=("EXT4-fs (md0): Remounting filesystem read-only",)),
+    "throttle": Way(stops=False, slower=1.18, sensors=(Fault.thermal_throttle,), checked=False),
+    "clock-low": Way(stops=False, slower=1.18, sensors=(Fault.clock_low,), checked=False),
+    "clock-lower": Way(stops=False, slower=1.10, sensors=(Fault.clock_lower,), checked=False),
+    "slow": Way(stops=False, slower=1.18, sensors=(Fault.slow_gpu,), checked=False),
+    # No line, no sensor: only what the ranks computed.
+    "corruption": Way(checked=False, wrong_numbers=True, stops_after_s=120.0),
+    # The job's own doing, or nobody's: it starts anew in its allocation.
+    "program": Way(
+        hardware=False,
+        checked=False,
+        lines=(_xid(31, "Ch 0000000b, intr 00000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted"),),
+    ),
+    "hang": Way(hardware=False, checked=False),
+    # Somebody has to work on the host and takes it away now.
+    "unplanned-work": Way(checked=False),
+}
+
+#: What the end of a job leaves on its other nodes, and lines that mean nothing, on any node at any time.
+TEARDOWN = _xid(45, "Ch 00000008")
+INNOCENT = (
+    _xid(
+        31, "Ch 0000000b, intr 00000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted @ 0x7f4b_1a000000"
+    ),
+    _xid(43, "Ch 00000008"),
+    "mce: [Hardware Error]: Machine check events logged",
+    "EDAC MC0: 3 CE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0",
+    "nvidia 0000:9b:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)",
+)

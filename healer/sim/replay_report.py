@@ -1,0 +1,230 @@
+"""What a replay prints: incidents, actions, what was held, and the difference to what was done."""
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from healer.incidents.incident_verdict import newest_verdict
+from healer.incidents.node_history import similar_to
+from healer.model import (
+    Decision,
+    Incident,
+    LogEntry,
+    Message,
+    Outcome,
+    Ruleset,
+    Run,
+    Similar,
+    SlurmSnapshot,
+    StepEvent,
+    Verb,
+)
+from healer.model.verdict import MAY_BE_ALIKE
+from healer.sim.memory_ledger import Tables
+
+
+def report(
+    tables: Tables, rules: Ruleset, shown: SlurmSnapshot | None, recorded_drains: Mapping[str, datetime]
+) -> dict[str, Any]:
+    """`shown` is Slurm's last picture: it tells which GPU model a node has."""
+    actions = _actions(tables)
+    told = _Told(tables, rules, shown)
+    by_opening = sorted(tables.incidents.values(), key=_by_opening)
+    return {
+        "incidents": [told.incident(one) for one in by_opening if one.merged_into is None],
+        "merged": [_merged(one) for one in by_opening if one.merged_into is not None],
+        "actions": actions,
+        "held": _held(tables),
+        "differences": _differences(actions, recorded_drains),
+    }
+
+
+def since(document: dict[str, Any], at: datetime) -> dict[str, Any]:
+    """The document without what opened or was done before: that only led up to it."""
+    by = {"incidents": "opened", "merged": "opened", "actions": "at", "held": "at"}
+    kept = {
+        name: [row for row in document[name] if datetime.fromisoformat(row[field]) >= at]
+        for name, field in by.items()
+    }
+    moments = ("recorded", "replayed")
+    kept["differences"] = [
+        row
+        for row in document["differences"]
+        if any(row[name] and datetime.fromisoformat(row[name]) >= at for name in moments)
+    ]
+    return document | kept
+
+
+def _merged(one: Incident) -> dict[str, Any]:
+    """What turned out to be a part of another incident. What was held or done under its name keeps that."""
+    return {
+        "id": one.id,
+        "into": one.merged_into,
+        "rule": one.rule,
+        "opened": moment(one.opened),
+        "closed": moment(one.closed) if one.closed else None,
+        "root": msgspec.to_builtins(one.root),
+        "why": one.closed_why,
+    }
+
+
+def _by_opening(incident: Incident) -> tuple[datetime, str]:
+    return incident.opened, incident.id
+
+
+def moment(at: datetime) -> str:
+    """RFC 3339 in UTC, with as many digits of a second as there are."""
+    return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+class _Told:
+    """Incidents with their verdict, and with those like them."""
+
+    def __init__(self, tables: Tables, rules: Ruleset, shown: SlurmSnapshot | None) -> None:
+        self._tables, self._rules = tables, rules
+        self._nodes = shown.nodes if shown is not None else {}
+        self._done = _done_by_incident(tables)
+        self._alike: dict[tuple[str, str | None], list[Incident]] = {}
+        for one in sorted(tables.incidents.values(), key=_by_opening, reverse=True):
+            for key in {("fault", one.fault), ("node", one.root.node)}:
+                self._alike.setdefault(key, []).append(one)
+
+    def incident(self, one: Incident) -> dict[str, Any]:
+        kept = self._tables.verdicts.get(one.id, ())
+        verdict = newest_verdict(kept, one, self._rules)
+        return _incident(one) | {
+            "hit": msgspec.to_builtins(one.hit),
+            "verdict": msgspec.to_builtins(verdict),
+            "similar": [
+                {"id": other.id, "same": str(other.same), "ended": other.ended}
+                for other in self._similar(one)
+            ],
+        }
+
+    def _similar(self, one: Incident) -> list[Similar]:
+        same_node = self._alike[("node", one.root.node)] if one.root.node is not None else []
+        near = [*self._alike[("fault", one.fault)][:MAY_BE_ALIKE], *same_node[:MAY_BE_ALIKE]]
+        return similar_to(one, near, self._model_of, self._cures)
+
+    def _model_of(self, node: str) -> str:
+        return self._nodes[node].gpu_model if node in self._nodes else ""
+
+    def _cures(self, names: Sequence[str]) -> dict[str, list[Verb]]:
+        return {name: self._done.get(name, []) for name in names}
+
+
+def _done_by_incident(tables: Tables) -> dict[str, list[Verb]]:
+    """The verbs that its runs did, oldest first."""
+    found: dict[str, list[Verb]] = {}
+    for run in tables.runs.values():
+        if run.incident is not None and not run.shadow:
+            log = tables.log.get(run.id, [])
+            done = [one for one in log if one.event is StepEvent.done and "verb" in one.data]
+            found.setdefault(run.incident, []).extend(Verb(one.data["verb"]) for one in done)
+    return found
+
+
+def _incident(one: Incident) -> dict[str, Any]:
+    return {
+        "id": one.id,
+        "rule": one.rule,
+        "opened": moment(one.opened),
+        "severity": one.severity,
+        "cause": one.cause,
+        "root": msgspec.to_builtins(one.root),
+        "affected": msgspec.to_builtins(one.affected),
+        "nodes": {name: str(verdict) for name, verdict in sorted(one.nodes.items())},
+        "remedy": list(one.remedy),
+        "jobs_hit": list(one.jobs_hit),
+        "closed": moment(one.closed) if one.closed else None,
+        "evidence": [
+            {
+                "at": moment(e.at),
+                "component": msgspec.to_builtins(e.component),
+                "text": e.text,
+                "line": e.line,
+            }
+            for e in one.evidence
+        ],
+        "title": one.title,
+        "state": str(one.state),
+        "owner": one.owner,
+        "counted": dict(sorted(one.counted.items())),
+        "known_bad_in_service": one.known_bad_in_service,
+    }
+
+
+def _actions(tables: Tables) -> list[dict[str, Any]]:
+    found = []
+    for run_id, log in tables.log.items():
+        run = tables.runs[run_id]
+        found += [_action(run, entry) for entry in log if _acted(run, entry)]
+    for at, message in tables.sent:
+        if isinstance(message, Message) and message.page:
+            known = tables.incidents.get(message.incident or "")
+            node = known.root.node if known else None
+            found.append(_row(at, "notify", node=node, job=None, incident=message.incident, mode="auto"))
+    return sorted(
+        found, key=lambda row: (row["at"], row["incident"] or "")
+    )  # stable: a run's own order stays
+
+
+def _acted(run: Run, entry: LogEntry) -> bool:
+    """A word to the owner of a job is no action: it stands in Slurm beside the job, and nobody acts on it."""
+    acted = entry.event is StepEvent.done and not run.shadow
+    told = entry.data.get("verb") == Verb.notify and ":" in entry.step
+    return acted and not told and "verb" in entry.data
+
+
+def _action(run: Run, entry: LogEntry) -> dict[str, Any]:
+    job = entry.step.partition(":")[2] or run.job
+    verb = str(entry.data["verb"])
+    return _row(entry.at, verb, node=run.node, job=job or None, incident=run.incident, mode=str(run.mode))
+
+
+def _row(
+    at: datetime, action: str, *, node: str | None, job: str | None, incident: str | None, mode: str
+) -> dict[str, Any]:
+    return {
+        "at": moment(at), "action": action, "node": node, "job": job, "incident": incident, "mode": mode,
+    }  # fmt: skip
+
+
+def _held(tables: Tables) -> list[dict[str, Any]]:
+    """Each guard that kept an action back, once per incident, action and target."""
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for decision in tables.decisions:
+        if decision.outcome not in {Outcome.held, Outcome.refused} or decision.proposal is None:
+            continue
+        row = _held_row(decision)
+        key = (row["incident"], row["action"], row["node"], row["job"], row["guard"])
+        rows.setdefault(key, row)
+    return sorted(rows.values(), key=lambda row: (row["at"], row["incident"] or "", row["action"]))
+
+
+def _held_row(decision: Decision) -> dict[str, Any]:
+    asked = decision.proposal
+    assert asked is not None
+    return {
+        "at": moment(decision.at),
+        "action": str(asked.verb),
+        "node": asked.node,
+        "job": asked.job,
+        "incident": asked.incident,
+        "guard": str(decision.guard),
+        "why": decision.why,
+    }
+
+
+def _differences(
+    actions: list[dict[str, Any]], recorded_drains: Mapping[str, datetime]
+) -> list[dict[str, Any]]:
+    """Nodes that healer drained in the recording and not now, or the other way round."""
+    now = {row["node"]: row["at"] for row in reversed(actions) if row["action"] == "drain"}
+    rows = []
+    for node in sorted({*now, *recorded_drains} - (now.keys() & recorded_drains.keys())):
+        then = recorded_drains.get(node)
+        rows.append({"node": node, "recorded": moment(then) if then else None, "replayed": now.get(node)})
+    return rows

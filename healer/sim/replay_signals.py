@@ -1,0 +1,305 @@
+"""Recorded signals -> observations, by the API's own decoders: events of all routes, and heartbeats.
+
+Nearly all lines of a recording are beats that say "still here" and nothing else: `Beats` reads these by a
+short way that makes of them what the decoder of the API would."""
+
+import base64
+import binascii
+from collections.abc import Callable, Container, Iterable, Mapping
+from datetime import datetime, timedelta
+from fnmatch import fnmatchcase
+
+import msgspec
+from msgspec.structs import replace
+
+from healer.model import Component, Observation, ObservationKind, Ruleset
+from healer.recordings.recording import Entry
+from healer.signals import otlp_logs, wire
+from healer.signals.alert_bodies import (
+    ROUTES,
+    Alerts,
+    Enveloped,
+    Event,
+    Site,
+    alert_in,
+    alertmanager_observations,
+    enveloped_observations,
+    events_of,
+    told_again,
+)
+from healer.signals.hook_reports import arrivals, hook_reports
+from healer.signals.logs import Record, export_records, json_records, kernel_records, record_of
+from healer.signals.rejects import BadEntry, Rejects
+
+COLUMNAR = "signals/metrics"
+TEXT = "signals/openmetrics"
+REMOTE_WRITE = "signals/prometheus/write"
+NVIDIA_SMI = "signals/nvidia-smi"
+OTLP_METRICS = "signals/otlp/v1/metrics"
+STEP_TIMES = "signals/step-times"
+CHECKPOINTS = "signals/checkpoints"
+
+#: Samples wait for the next tick; nothing has to be walked when they come.
+SAMPLES = frozenset({COLUMNAR, TEXT, REMOTE_WRITE, NVIDIA_SMI, OTLP_METRICS, STEP_TIMES})
+MEASURED = SAMPLES | {CHECKPOINTS}
+
+
+HOOKS_ROUTE = "signals/hooks/"
+
+
+class EventRoutes:
+    """`sampled` takes entries of samples that events carry; `told` holds the digests of what came before."""
+
+    def __init__(
+        self,
+        cluster: str,
+        rules: Ruleset,
+        site: Callable[[str], Site],
+        sampled: Callable[[Entry], list[Observation]],
+        told: Container[str],
+    ) -> None:
+        self._cluster, self._rules, self._site = cluster, rules, site
+        self._sampled, self._told = sampled, told
+        self._routes: Mapping[str, Callable[[Entry, Site], wire.Accepted]] = {
+            "signals/kernel-log": self._kernel_log,
+            "signals/heartbeat": self._heartbeat,
+            "signals/logs": self._logs,
+            "signals/otlp/v1/logs": self._otlp_logs,
+            "signals/alertmanager": self._alertmanager,
+            "signals/cloudevents": self._cloudevents,
+        }
+
+    def parsed(self, entry: Entry) -> wire.Accepted | None:
+        """None for a route that is none of these. Raises ValueError for a body that is none of its route."""
+        site = self._site(entry.query.get("cluster") or self._cluster)
+        if entry.route in MEASURED:
+            return wire.Accepted(observations=tuple(self._sampled(entry)))
+        if entry.route.startswith(HOOKS_ROUTE):
+            return self._hooks(entry, site)
+        take = self._routes.get(entry.route)
+        return None if take is None else take(entry, site)
+
+    # --- kernel lines ---
+
+    def _kernel_log(self, entry: Entry, site: Site) -> wire.Accepted:
+        query, book = entry.query, self._rules.kernel_lines
+        body = wire.kernel_log_body(entry.raw) or entry.body
+        if not isinstance(body, str):
+            return wire.kernel_log_observations(body, site.known, entry.at, cluster=site.cluster, book=book)
+        return wire.kernel_text_observations(
+            body,
+            site.known,
+            entry.at,
+            cluster=site.cluster,
+            node=query.get("node", ""),
+            boot_id=query.get("boot_id"),
+            book=book,
+        )
+
+    def _heartbeat(self, entry: Entry, site: Site) -> wire.Accepted:
+        return wire.heartbeat_observations(entry.body, site.known, entry.at, cluster=site.cluster)
+
+    def _logs(self, entry: Entry, site: Site) -> wire.Accepted:
+        """JSON as it is; in a string JSON lines, or the journal's export format."""
+        body = entry.body
+        if not isinstance(body, str):
+            return self._records(json_records(entry.raw), entry, site)
+        raw = body.encode()
+        if raw.lstrip().startswith((b"{", b"[")):
+            return self._records(json_records(raw), entry, site)
+        exported = (record_of(index, fields) for index, fields in enumerate(export_records(raw)))
+        return self._records(exported, entry, site)
+
+    def _otlp_logs(self, entry: Entry, site: Site) -> wire.Accepted:
+        """OTLP's JSON as it is; protobuf as base64 in a string."""
+        body = entry.body
+        records = (
+            otlp_logs.records(unpacked(body)) if isinstance(body, str) else otlp_logs.json_records(entry.raw)
+        )
+        return self._records(records, entry, site)
+
+    def _records(self, records: Iterable[Record], entry: Entry, site: Site) -> wire.Accepted:
+        return kernel_records(
+            records,
+            site.known,
+            entry.at,
+            cluster=site.cluster,
+            node=entry.query.get("node"),
+            book=self._rules.kernel_lines,
+        ).accepted
+
+    # --- alerts and envelopes ---
+
+    def _alertmanager(self, entry: Entry, site: Site) -> wire.Accepted:
+        return self._with_what_goes_on(alertmanager_observations(entry.body, site, entry.at))
+
+    def _with_what_goes_on(self, alerts: Alerts) -> wire.Accepted:
+        """As the API stores it: that it was told again keeps an alert from being over."""
+        again = [
+            told_again(one)
+            for one in alerts.observations
+            if one.data["status"] == "firing" and one.digest in self._told
+        ]
+        return wire.Accepted(
+            observations=(*alerts.observations, *again),
+            unrecognised=alerts.unrecognised,
+            rejected=alerts.rejected,
+            rejected_more=alerts.rejected_more,
+        )
+
+    def _cloudevents(self, entry: Entry, site: Site) -> wire.Accepted:
+        """Each inner body to its own route; the others as alerts."""
+        rejects = Rejects()
+        body = entry.body
+        events = events_of(body, batch=isinstance(body, list), rejects=rejects)
+        inner = [one for one in events if one.type in ROUTES]
+        others = [one for one in events if one.type not in ROUTES]
+        items, unrecognised = self._alerts_in(others, entry, rejects)
+        told = self._with_what_goes_on(enveloped_observations(items, site, entry.at))
+        taken = [told]
+        for event in inner:
+            held = replace(entry, route=f"signals/{ROUTES[event.type]}", raw=msgspec.json.encode(event.data))
+            try:
+                taken += [one for one in (self.parsed(held),) if one is not None]
+            except ValueError as error:  # what a body alone has wrong is that event's
+                rejects.add(event.index, error)
+        return wire.Accepted(
+            observations=tuple(seen for one in taken for seen in one.observations),
+            unrecognised=unrecognised + sum(one.unrecognised for one in taken),
+            rejected=(*rejects.sorted(), *(why for one in taken for why in one.rejected)),
+            rejected_more=rejects.more + sum(one.rejected_more for one in taken),
+            alternatives={key: also for one in taken for key, also in one.alternatives.items()},
+        )
+
+    def _alerts_in(self, events: list[Event], entry: Entry, rejects: Rejects) -> tuple[list[Enveloped], int]:
+        globs = {glob for one in self._rules.alerts for glob in one.alert}
+        named = [
+            kind for kind in {one.type for one in events} if any(fnmatchcase(kind, glob) for glob in globs)
+        ]
+        items: list[Enveloped] = []
+        unrecognised = 0
+        for event in events:
+            try:
+                item = alert_in(event, named, entry.at)
+            except BadEntry as error:
+                rejects.add(event.index, error)
+                continue
+            unrecognised += item is None
+            items += [item] if item is not None else []
+        return items, unrecognised
+
+    # --- hooks ---
+
+    def _hooks(self, entry: Entry, site: Site) -> wire.Accepted:
+        """Their samples take the way of all samples."""
+        hook = entry.route.removeprefix(HOOKS_ROUTE)
+        seen = hook_reports(entry.body, hook, site.known, entry.at, cluster=site.cluster)
+        inventory: list[Observation] = []
+        for one in seen.reports:
+            if one.samples:
+                inventory += self._sampled(replace(entry, route=COLUMNAR, raw=one.samples))
+            if one.xml:
+                query = {"cluster": one.cluster, "node": one.node}
+                raw = msgspec.json.encode(one.xml.decode())
+                inventory += self._sampled(replace(entry, route=NVIDIA_SMI, raw=raw, query=query))
+        told = list(arrivals(seen))
+        return wire.Accepted(
+            observations=(*inventory, *(one for one, _ in told)),
+            unrecognised=seen.unrecognised,
+            rejected=seen.rejected,
+            rejected_more=seen.rejected_more,
+            alternatives={one.digest: also for one, also in told if also},
+        )
+
+
+def unpacked(text: str) -> bytes:
+    """A body of bytes, as a recording holds it. Raises ValueError."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except binascii.Error as error:
+        raise ValueError(f"the body is not base64: {error}") from error
+
+
+HEARTBEAT = "signals/heartbeat"
+#: So long, and up to twice as long, the names of beats that told their time are remembered, as in production.
+KNOWN = timedelta(hours=1)
+
+
+class Beats:
+    """What came of one cluster, and which of it is new."""
+
+    def __init__(self, cluster: str, start: datetime) -> None:
+        self._cluster = cluster
+        self._decode = msgspec.json.Decoder(list[wire.Heartbeat] | wire.Heartbeat).decode
+        #: (boot id as told) -> as it is known; node -> itself as a part, once its name was found to be one.
+        self._boots: dict[str | None, str | None] = {None: None}
+        self._parts: dict[str, Component] = {}
+        #: Node -> when it was heard last, and with which boot id: the same once more is the same beat.
+        self._last: dict[str, tuple[datetime, str | None]] = {}
+        self._newer: set[str] = set()
+        self._older: set[str] = set()
+        self._since = start
+
+    def plain(self, entry: Entry, known: wire.Known) -> list[Observation] | None:
+        """Those that are new, of a body of nothing but plain beats of nodes that are `known`; None for any
+        other body: the API's own decoder tells what is wrong with it, or what else it says."""
+        try:
+            told = self._decode(entry.raw)
+        except msgspec.DecodeError:
+            return None
+        found = []
+        for beat in told if isinstance(told, list) else (told,):
+            if beat.time is not None or beat.gpus or beat.lost:
+                return None
+            if beat.cluster != self._cluster and beat.cluster is not None:
+                return None
+            if not known(self._cluster, beat.node):
+                return None
+            part = self._parts.get(beat.node) or self._part(beat.node, known)
+            if part is None or (beat.boot_id not in self._boots and not self._learn(beat.boot_id)):
+                return None
+            found.append((part, self._boots[beat.boot_id]))
+        return [
+            _observed(part, boot_id, entry.at)
+            for part, boot_id in found
+            if self._is_first(part.node or "", boot_id, entry.at)
+        ]
+
+    def is_new(self, beat: Observation) -> bool:
+        """Of one that the API's decoder read."""
+        if beat.arrived_at - self._since > KNOWN:
+            self._newer, self._older, self._since = set(), self._newer, beat.arrived_at
+        is_new = beat.digest not in self._newer and beat.digest not in self._older
+        self._newer.add(beat.digest)
+        return is_new
+
+    def _is_first(self, node: str, boot_id: str | None, at: datetime) -> bool:
+        now = at, boot_id
+        if self._last.get(node) == now:
+            return False
+        self._last[node] = now
+        return True
+
+    def _part(self, node: str, known: wire.Known) -> Component | None:
+        if wire.wrong_node(self._cluster, node, known):
+            return None
+        part = self._parts[node] = Component(cluster=self._cluster, node=node)
+        return part
+
+    def _learn(self, boot_id: str | None) -> bool:
+        normal = wire.normal_boot_id(boot_id)
+        if not wire.is_id(normal):
+            return False
+        self._boots[boot_id] = normal
+        return True
+
+
+def _observed(part: Component, boot_id: str | None, at: datetime) -> Observation:
+    return Observation(
+        digest=f"beat|{part.node}",
+        kind=ObservationKind.heartbeat,
+        component=part,
+        event_at=at,
+        arrived_at=at,
+        boot_id=boot_id,
+    )

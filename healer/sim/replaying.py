@@ -1,0 +1,267 @@
+"""Replay: a recording through the same walk and the same driver, in simulated time.
+
+The same input gives the same bytes: no clock, no chance, no order of threads.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import structlog
+
+from healer.model import Observation, ObservationKind, Reference, Ruleset, SlurmNode
+from healer.model.slurm import is_ours
+from healer.recordings.recorder import LOST
+from healer.recordings.recording import BadRecording, Entry
+from healer.signals.alert_bodies import Site
+from healer.sim.loop import Loop
+from healer.sim.nodes import SimNodes
+from healer.sim.replay_report import report
+from healer.sim.replay_signals import HEARTBEAT, MEASURED, SAMPLES, Beats, EventRoutes
+from healer.sim.replay_slurm import ReplaySlurm, shown
+from healer.sim.sim_clock import SimClock
+
+if TYPE_CHECKING:
+    from healer.sim.replay_samples import RecordedSamples
+
+log = structlog.get_logger()
+
+#: After news, time passes in steps of this, so that settling, waits and pages happen when they are due.
+FINE_S = 1.0
+#: Signals that come in thousands a second and that no walk has to see at once.
+_MANY = SAMPLES | {HEARTBEAT}
+#: When all has been quiet for a minute, in steps of this.
+COARSE_S = 60.0
+QUIET_S = 60.0
+#: A good node's facts, for drift: `{"kind": "h100", "facts": {"driver": "580.65"}}`.
+REFERENCE = "reference"
+_LEAST = timedelta(microseconds=1)
+
+
+# Wide: everything that one replay goes through from its first entry to its report.
+class Replay:
+    """One replay of one cluster. Feed it entries by time, then `finish`."""
+
+    def __init__(self, rules: Ruleset, cluster: str, start: datetime) -> None:
+        self.rules, self.cluster = rules, cluster
+        self.clock = SimClock(start)
+        self.slurm = ReplaySlurm(cluster, self.clock)
+        nodes = SimNodes(self.clock, diagnosis_s=0, gpus=64)  # every action succeeds at once, on any node
+        self.loop = Loop(cluster, self.clock, self.slurm, lambda: self.rules, nodes, self.slurm.snapshot)
+        self.ledger, self.picture = self.loop.ledger, self.loop.picture
+        #: None until the recording brings a sample: without any, no tick is due and numpy is not loaded.
+        self.samples: RecordedSamples | None = None
+        self.heartbeats = Beats(cluster, start)
+        #: Those that came since the last walk: thousands a second are walked once a second.
+        self.beats: list[Observation] = []
+        self.walked_at = start
+        self.known: set[str] = set()
+        #: Entries that the recorder itself says are missing.
+        self.lost = 0
+        self.events = EventRoutes(cluster, rules, self._site, self._sampled, self.known)
+        self.quiet_since = start
+        self.rejected = 0
+        #: The first of them: the line of the recording, and why.
+        self.rejected_first = ""
+        self.ignored: dict[str, int] = {}
+        #: Nodes that the recording itself shows with a drain of healer: what was done.
+        self.recorded_drains: dict[str, datetime] = {}
+
+    def feed(self, entries: Iterable[Entry]) -> None:
+        for at, group in itertools.groupby(entries, key=lambda entry: entry.at):
+            batch = list(group)
+            only_many = all(entry.route in _MANY for entry in batch)
+            if only_many and at - self.walked_at < timedelta(seconds=FINE_S):
+                self.beats.extend(one for entry in batch for one in self._signals(entry))
+                self.quiet_since = at
+                continue
+            self._pass_time(at)
+            for entry in batch:
+                if entry.route == LOST:
+                    with _named(entry):
+                        self.lost += int(entry.body["entries"])
+                elif entry.route.startswith("slurm/"):
+                    with _named(entry):
+                        self._show(entry)
+                elif entry.route == REFERENCE:
+                    with _named(entry):
+                        self._refer(entry)
+            seen = [one for entry in batch for one in self._signals(entry)]
+            before = self._told()
+            self._walk(seen)
+            if before != self._told() or any(_is_news(entry) for entry in batch):
+                self.quiet_since = at
+
+    def finish(self) -> dict[str, Any]:
+        """Lets what has just happened settle, then reports."""
+        self._pass_time(self.clock.now() + timedelta(seconds=self.rules.settle_s + FINE_S))
+        return report(self.ledger.tables, self.rules, self.ledger.snapshot, self.recorded_drains)
+
+    def _pass_time(self, until: datetime) -> None:
+        """Moves the clock to just before `until`, walking on the way."""
+        while True:
+            quiet_s = (self.clock.now() - self.quiet_since).total_seconds()
+            step = timedelta(seconds=FINE_S if quiet_s < QUIET_S else COARSE_S)
+            then = self._not_after_the_tick(self.clock.now() + step)
+            if then >= until:
+                break
+            self.clock.set(then)
+            self._walk([])
+        if until > self.clock.now():
+            self.clock.set(until)
+
+    def _not_after_the_tick(self, then: datetime) -> datetime:
+        due = self.samples.next_tick(self.clock.now()) if self.samples is not None else None
+        return then if due is None else min(then, max(due, self.clock.now() + _LEAST))
+
+    def _show(self, entry: Entry) -> None:
+        if entry.route == "slurm/nodes":
+            for node in self.slurm.show_nodes(shown(entry.body, "nodes"), self.rules.topology):
+                self._note_drain(node, entry.at)
+        elif entry.route == "slurm/jobs":
+            self.slurm.show_jobs(shown(entry.body, "jobs"))
+        else:
+            self.ignored[entry.route] = self.ignored.get(entry.route, 0) + 1
+
+    def _refer(self, entry: Entry) -> None:
+        """What nodes of a kind should be, from now on (`healer learn`)."""
+        body = entry.body if isinstance(entry.body, dict) else {}
+        told = {"cluster": self.cluster, "node": "", "by": "", "at": entry.at} | body
+        reference = msgspec.convert(told, Reference)
+        self.ledger.tables.references[reference.kind] = reference
+        self.picture.references_at = None
+
+    def _note_drain(self, node: SlurmNode, at: datetime) -> None:
+        if node.drain and is_ours(node.reason):
+            self.recorded_drains.setdefault(node.name, node.reason_at or at)
+
+    def _signals(self, entry: Entry) -> list[Observation]:
+        if entry.route == HEARTBEAT and not entry.query:
+            plain = self.heartbeats.plain(entry, self._is_known)
+            if plain is not None:
+                return plain
+        with _named(entry):
+            if entry.route in MEASURED:
+                return self._fresh(self._sampled(entry), {})
+            parsed = self.events.parsed(entry)
+        if parsed is None:
+            if entry.route not in ("clock", REFERENCE, LOST) and not entry.route.startswith("slurm/"):
+                self.ignored[entry.route] = self.ignored.get(entry.route, 0) + 1
+            return []
+        self.rejected += len(parsed.rejected) + parsed.rejected_more
+        if parsed.rejected and not self.rejected_first:
+            first = parsed.rejected[0]
+            self.rejected_first = f"{entry.place}, entry {first.index}: {first.reason}"
+        if entry.known_as and len(entry.known_as) == len(parsed.observations):
+            named = zip(parsed.observations, entry.known_as, strict=True)
+            return self._fresh([msgspec.structs.replace(one, digest=name) for one, name in named], {})
+        return self._fresh(parsed.observations, parsed.alternatives)
+
+    def _fresh(
+        self, observations: Iterable[Observation], alternatives: Mapping[str, Sequence[str]]
+    ) -> list[Observation]:
+        """Without those that were told before."""
+        fresh = []
+        for one in observations:
+            if one.kind is ObservationKind.heartbeat:
+                if self.heartbeats.is_new(one):
+                    fresh.append(one)
+                continue
+            names = {one.digest, *alternatives.get(one.digest, ())}
+            if self.known.isdisjoint(names):
+                fresh.append(one)
+            self.known.add(one.digest)
+        return fresh
+
+    def _sampled(self, entry: Entry) -> list[Observation]:
+        if self.samples is None:
+            from healer.sim.replay_samples import RecordedSamples
+
+            self.samples = RecordedSamples(self.cluster, self.rules, self._is_known, entry.at)
+        told = self.samples.take(entry)
+        self.loop.checkpoints.hear(told)
+        return told
+
+    def _site(self, cluster: str) -> Site:
+        return Site(cluster, (self.cluster,), self._is_known, self._is_switch)
+
+    def _is_switch(self, _: str, name: str) -> bool:
+        shown = self.slurm.nodes.values()
+        return name in self.rules.topology.switches or any(
+            name == one.switch or name in one.switches for one in shown
+        )
+
+    def _is_known(self, cluster: str, node: str) -> bool:
+        """A recording that never shows Slurm's nodes does not say which there are."""
+        return cluster == self.cluster and (node in self.slurm.nodes or not self.slurm.nodes)
+
+    def _walk(self, seen: list[Observation]) -> None:
+        """Walks and drives until nothing more is due at this moment."""
+        now = self.walked_at = self.clock.now()
+        batch, self.beats = [*self.beats, *seen], []
+        self.loop.checkpoints.hear(batch)
+        self.loop.look()
+        sensed = self.samples.tick(self.picture, now) if self.samples is not None else None
+        written = self.ledger.tables.logged
+        self.loop.walk(batch, sensed)
+        if self.ledger.tables.logged != written:  # a run that only looks whether it may go on is no news
+            self.quiet_since = now
+
+    def _told(self) -> tuple[int, int]:
+        """Grows with what a walk found: ends of channels that are only counted are no news."""
+        return len(self.ledger.tables.findings), len(self.ledger.tables.audit)
+
+
+def replay(rules: Ruleset, entries: Iterable[Entry]) -> dict[str, Any]:
+    """The whole document of the contract. An empty recording gives an empty one."""
+    stream: Iterator[Entry] = iter(entries)
+    held: list[Entry] = []
+    cluster = None
+    for entry in stream:
+        held.append(entry)
+        cluster = cluster_of(entry)
+        if cluster is not None:
+            break
+    if not held:
+        return {"incidents": [], "merged": [], "actions": [], "held": [], "differences": []}
+    run = Replay(rules, cluster or "cluster", held[0].at)
+    run.feed(itertools.chain(held, stream))
+    document = run.finish()
+    for route, count in sorted(run.ignored.items()):
+        log.warning("entries of a route that replay does not know yet", route=route, entries=count)
+    if run.lost:
+        log.warning("the recording has holes: entries that the recorder lost", entries=run.lost)
+    rejected = run.rejected + (run.samples.rejected if run.samples is not None else 0)
+    if rejected:
+        log.warning("signals rejected", entries=rejected, first=run.rejected_first)
+    if run.samples is not None and run.samples.unrecognised:
+        log.warning("samples that the catalogue has no name for", samples=run.samples.unrecognised)
+    return document
+
+
+def _is_news(entry: Entry) -> bool:
+    """Slurm's picture, and what is judged by its silence: due soon after it, whatever the walk made of it."""
+    return entry.route.startswith("slurm/") or entry.route in _MANY
+
+
+@contextmanager
+def _named(entry: Entry) -> Iterator[None]:
+    """A body that is not what its route takes is an error that names the line."""
+    try:
+        yield
+    except KeyError as error:
+        raise BadRecording(f"{entry.place}: {entry.route}: a row has no {error}") from error
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise BadRecording(f"{entry.place}: {entry.route}: {error}") from error
+
+
+def cluster_of(entry: Entry) -> str | None:
+    """The cluster that it names, if any."""
+    body = entry.body
+    first = body[0] if isinstance(body, list) and body else body
+    if isinstance(first, dict) and first.get("cluster"):
+        return str(first["cluster"])
+    return entry.query.get("cluster")

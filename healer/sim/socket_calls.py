@@ -1,0 +1,207 @@
+"""Calls of one simulated world from several processes: a server on a unix socket, and its client.
+
+The class that is served says what may be called, and the types of arguments and answers. Each line is one
+JSON value: `{"call": NAME, "args": [...], "kwargs": {...}}` asks, `{"ok": VALUE}` or `{"error": KIND, "text":
+..., "code": ...}` answers. Only who may open the socket (mode 0600) can use it.
+"""
+
+import contextlib
+import functools
+import inspect
+import os
+import signal
+import socket
+import socketserver
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import msgspec
+
+
+class Gone(Exception):
+    """The server did not answer, or not in time: unless `sent` is False nobody knows what happened."""
+
+    def __init__(self, text: str, *, sent: bool) -> None:
+        super().__init__(text)
+        self.sent = sent
+
+
+class CallFailed(Exception):
+    """The call was answered with an error: the name of its class, its words, its number where it has one."""
+
+    def __init__(self, kind: str, text: str, code: int | None) -> None:
+        super().__init__(text)
+        self.kind, self.text, self.code = kind, text, code
+
+
+class _Request(msgspec.Struct, forbid_unknown_fields=True):
+    call: str
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+
+
+class _Reply(msgspec.Struct, omit_defaults=True):
+    ok: msgspec.Raw = msgspec.Raw(b"null")
+    error: str = ""
+    text: str = ""
+    code: int | None = None
+
+
+@functools.cache
+def _calls(served: type) -> dict[str, dict[str, Any]]:
+    """Public methods of the class by name, with the types of their arguments and of what they return."""
+    methods = inspect.getmembers(served, inspect.isfunction)
+    return {name: get_type_hints(method) for name, method in methods if not name.startswith("_")}
+
+
+class CallServer:
+    """Serves the methods of `target` until `stop`. Sends back `errors`, and what was wrong with arguments."""
+
+    def __init__(self, target: object, socket_path: Path | str, errors: tuple[type[Exception], ...]) -> None:
+        self.path = Path(socket_path)
+        self.path.unlink(missing_ok=True)
+
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                # A client that went away is no trouble of the server's.
+                with contextlib.suppress(ConnectionError):
+                    for line in self.rfile:
+                        self.wfile.write(_answer(target, errors, line) + b"\n")
+
+        class Server(socketserver.ThreadingUnixStreamServer):
+            daemon_threads = True
+            block_on_close = False
+            request_queue_size = 128  # a worker's threads connect at the same moment
+
+        # Under its name only when it listens: who waits for the file may connect at once.
+        unnamed = self.path.with_name(f"{self.path.name}.{os.getpid()}")
+        unnamed.unlink(missing_ok=True)
+        self._server = Server(str(unnamed), Handler)
+        unnamed.chmod(0o600)
+        unnamed.rename(self.path)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self.path.unlink(missing_ok=True)
+        self._thread.join()
+
+    def run(self) -> None:
+        """Serves until SIGTERM or SIGINT comes."""
+        signals = {signal.SIGTERM, signal.SIGINT}
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+        self.start()
+        signal.sigwait(signals)
+        self.stop()
+
+
+class CallClient:
+    """Has the methods of the class `served`. Their errors come back as `error_of` makes them.
+
+    Calls at the same time have a connection each, made when it is first needed and kept for the next one.
+    A failed call is never sent twice; after it all connections are made anew.
+    """
+
+    def __init__(
+        self,
+        served: type,
+        socket_path: Path | str,
+        timeout_s: float,
+        error_of: Callable[["Gone | CallFailed"], Exception],
+    ) -> None:
+        self._served, self._error_of = served, error_of
+        self._path = str(socket_path)
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._idle: list[_Connection] = []
+
+    def close(self) -> None:
+        """Those that nobody is using."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for one in idle:
+            one.close()
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("_") or name not in _calls(self._served):
+            raise AttributeError(name)
+        return functools.partial(self._call, name)
+
+    def _call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        answer = _calls(self._served).get(name, {}).get("return")
+        try:
+            return msgspec.json.decode(self._asked(name, args, kwargs), type=answer)
+        except (Gone, CallFailed) as error:
+            raise self._error_of(error) from error
+
+    def _asked(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> msgspec.Raw:
+        line = msgspec.json.encode(_Request(name, list(args), kwargs)) + b"\n"
+        with self._lock:
+            connection = self._idle.pop() if self._idle else None
+        sent = connection is not None
+        try:
+            connection = connection or _Connection(self._path, self._timeout_s)
+            sent = True
+            told = connection.asked(line)
+        except OSError as error:
+            if connection is not None:
+                connection.close()
+            self.close()
+            raise Gone(f"{self._path} did not answer: {error}.", sent=sent) from error
+        with self._lock:
+            self._idle.append(connection)
+        reply = msgspec.json.decode(told, type=_Reply)
+        if reply.error:
+            raise CallFailed(reply.error, reply.text, reply.code)
+        return reply.ok
+
+
+class _Connection:
+    def __init__(self, path: str, timeout_s: float) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(timeout_s)
+        try:
+            self._socket.connect(path)
+        except OSError:
+            self._socket.close()
+            raise
+        self._file = self._socket.makefile("rwb")
+
+    def asked(self, line: bytes) -> bytes:
+        self._file.write(line)
+        self._file.flush()
+        told = self._file.readline()
+        if not told.endswith(b"\n"):
+            raise ConnectionError("it hung up")
+        return told
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.close()
+        self._socket.close()
+
+
+def _answer(target: object, errors: tuple[type[Exception], ...], line: bytes) -> bytes:
+    try:
+        request = msgspec.json.decode(line, type=_Request)
+        types = _calls(type(target)).get(request.call)
+        if types is None:
+            raise ValueError(f"no call named {request.call}")
+        method = getattr(target, request.call)
+        given = inspect.signature(method).bind(*request.args, **request.kwargs)
+        for name, value in given.arguments.items():
+            if isinstance(kind := types.get(name), type) and issubclass(kind, msgspec.Struct):
+                given.arguments[name] = msgspec.convert(value, kind)
+        value = method(*given.args, **given.kwargs)
+        reply = _Reply(ok=msgspec.Raw(msgspec.json.encode(value)))
+    except (ValueError, TypeError) as error:
+        reply = _Reply(error="ValueError", text=str(error))
+    except errors as error:
+        reply = _Reply(error=type(error).__name__, text=str(error), code=getattr(error, "code", None))
+    return msgspec.json.encode(reply)

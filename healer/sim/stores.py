@@ -1,0 +1,134 @@
+"""What a process keeps in memory for replay, simulation and tests: checkpoints, files, site commands, and the
+numbers of series."""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+
+from healer.model import Column, CommandSeen, EvidenceFile, JobCheckpoint, Observation, ObservationKind
+from healer.ports.clock import Clock
+from healer.ports.evidence_book import EvidenceBroken
+from healer.ports.measurements import TooManyColumns
+from healer.ports.site_commands import CommandFailed
+
+
+class MemoryCheckpoints:
+    """`healer.ports.transactions.Checkpoints`. Of each job only what `newest_durable` answers is kept."""
+
+    def __init__(self) -> None:
+        self._newest: dict[str, JobCheckpoint] = {}
+
+    def take(self, told: Iterable[JobCheckpoint]) -> None:
+        """Durable ones only."""
+        for one in told:
+            known = self._newest.get(one.job)
+            if known is None or (known.restart, known.step, known.at) < (one.restart, one.step, one.at):
+                self._newest[one.job] = one
+
+    def hear(self, signals: Iterable[Observation]) -> None:
+        """Takes the checkpoints among these signals."""
+        self.take(
+            JobCheckpoint(
+                job=one.component.job or "",
+                restart=int(one.data["restart"]),
+                step=int(one.data["step"]),
+                path=str(one.data["path"]),
+                at=one.event_at,
+                arrived_at=one.arrived_at,
+            )
+            for one in signals
+            if one.kind is ObservationKind.checkpoint and one.data["durable"]
+        )
+
+    def newest_durable(self, job: str) -> JobCheckpoint | None:
+        return self._newest.get(job)
+
+
+class MemoryEvidence:
+    """`healer.ports.evidence_book.EvidenceBook`."""
+
+    def __init__(self) -> None:
+        self._pieces: dict[str, dict[int, bytes]] = {}
+        self._finished: dict[str, EvidenceFile] = {}
+
+    def stored(self, file: str) -> int:
+        return len(self._joined(file))
+
+    def add(self, file: EvidenceFile, start: int, data: bytes) -> None:
+        if file.id not in self._finished:
+            self._pieces.setdefault(file.id, {}).setdefault(start, data)
+
+    def finish(self, file: EvidenceFile) -> None:
+        if hashlib.sha256(self._joined(file.id)).hexdigest() != file.bundle.sha256:
+            self._pieces.pop(file.id, None)
+            raise EvidenceBroken(f"The bytes of {file.id} are not those that {file.node} told of: dropped.")
+        self._finished.setdefault(file.id, file)
+
+    def files(self, *, incident: str | None = None, run: str | None = None) -> list[EvidenceFile]:
+        fits = (one for one in self._finished.values() if one.incident == incident or incident is None)
+        return sorted((one for one in fits if run in (None, one.run)), key=lambda one: (one.at, one.id))
+
+    def file(self, file: str) -> EvidenceFile | None:
+        return self._finished.get(file)
+
+    def content(self, file: str) -> bytes:
+        return self._joined(file) if file in self._finished else b""
+
+    def _joined(self, file: str) -> bytes:
+        pieces = self._pieces.get(file, {})
+        return b"".join(pieces[start] for start in sorted(pieces))
+
+
+class SimCommands:
+    """`healer.ports.site_commands.SiteCommands`. `plant` says what a program answers; others are missing."""
+
+    def __init__(self, clock: Clock, *, takes_s: float = 5.0) -> None:
+        self._clock, self._takes = clock, timedelta(seconds=takes_s)
+        self._answers: dict[str, tuple[int | None, str]] = {}
+        self._runs: dict[str, tuple[datetime, tuple[str, ...], CommandSeen]] = {}
+
+    def plant(self, program: str, code: int | None = 0, output: str = "") -> None:
+        """None: it never ends by itself, and is killed at the end of its time."""
+        self._answers[program] = (code, output)
+
+    def started(self) -> list[tuple[str, ...]]:
+        """The words of each that was started, in their order."""
+        return [argv for _, argv, _ in self._runs.values()]
+
+    def start(self, key: str, argv: tuple[str, ...], timeout_s: float) -> None:
+        if key in self._runs:
+            return
+        if argv[0] not in self._answers:
+            raise CommandFailed(f"{argv[0]} is missing, or healer's user may not start it")
+        code, output = self._answers[argv[0]]
+        seen = CommandSeen(state="timed_out" if code is None else "ended", code=code, output=output)
+        ends = timedelta(seconds=timeout_s) if code is None else self._takes
+        self._runs[key] = (self._clock.now() + ends, argv, seen)
+
+    def look(self, key: str) -> CommandSeen:
+        if key not in self._runs:
+            return CommandSeen(state="never")
+        ends_at, _, seen = self._runs[key]
+        return seen if self._clock.now() >= ends_at else CommandSeen(state="running")
+
+
+class MemoryColumns:
+    """`ports.ColumnBook` of one process. Numbers count from 1."""
+
+    def __init__(self, limit: int = 100_000) -> None:
+        self._limit = limit
+        self._ids: dict[Column, int] = {}
+        self._columns: dict[int, Column] = {}
+
+    def ids(self, columns: Sequence[Column]) -> list[int]:
+        new = dict.fromkeys(column for column in columns if column not in self._ids)
+        if len(self._ids) + len(new) > self._limit:
+            raise TooManyColumns(f"more than {self._limit} different series")
+        for column in new:
+            number = len(self._ids) + 1
+            self._ids[column] = number
+            self._columns[number] = column
+        return [self._ids[column] for column in columns]
+
+    def columns(self, ids: Iterable[int]) -> dict[int, Column]:
+        return {number: self._columns[number] for number in ids if number in self._columns}

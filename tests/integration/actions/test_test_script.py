@@ -1,0 +1,187 @@
+"""The job that healer submits: its tests in their order, and what comes back of them. Real processes."""
+
+import os
+import signal
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from healer.actions.test_form import ROOM, Ended, Told, batch, compared, sentence, told_in
+from healer.model import Reference, figures_in
+from tests.support.node_tests import SMI, VALIDATION, Bench, shipped
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.heavy
+
+PASSES = "#!/bin/sh\necho healer-result driver 580.65.06\necho noise\necho healer-says all well\n"
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    found = Bench(tmp_path)
+    found.slurm()
+    return found
+
+
+def ending(code: int) -> str:
+    return f"#!/bin/sh\nexit {code}\n"
+
+
+def test_results_come_back_and_the_exit_code_decides(bench: Bench) -> None:
+    code, told = bench.job({"versions": PASSES, "bare": ending(0)})
+    assert code == 0 and told is not None
+    assert told.tests == {"versions": Ended.passed, "bare": Ended.passed}
+    assert (told.results, told.says, told.whole) == (
+        {"driver": "580.65.06"},
+        {"versions": "all well"},
+        True,
+    )
+
+
+def test_the_first_that_fails_ends_it_with_its_code(bench: Bench) -> None:
+    code, told = bench.job({"a": ending(0), "b": ending(3), "c": ending(0)})
+    assert code == 3 and told is not None
+    assert told.tests == {"a": Ended.passed, "b": Ended.failed}
+    assert sentence(told, ["a", "b", "c"]) == "a passed; b failed; c not run"
+
+
+def test_what_could_not_be_tested_is_told_and_the_first_one_decides(bench: Bench) -> None:
+    code, told = bench.job({"a": ending(0), "b": ending(77)})
+    assert code == 0 and told is not None and told.tests["b"] is Ended.untested
+    code, told = bench.job({"a": ending(77), "b": ending(0)})
+    assert code == 77 and told is not None and told.tests == {"a": Ended.untested}
+
+
+def test_results_that_nobody_can_read_prove_nothing(bench: Bench) -> None:
+    bench.put("scontrol", "exit 1")
+    assert bench.job({"versions": PASSES})[0] == 77
+    assert bench.job({"bare": ending(0)})[0] == 0, "a test without results has its exit code alone"
+    assert bench.job({"bare": ending(5)})[0] == 5
+
+
+def test_a_test_that_is_killed_has_failed_and_one_that_reads_does_not_eat_the_others(bench: Bench) -> None:
+    assert bench.job({"a": "#!/bin/sh\nkill -9 $$\n"})[0] == 137
+    assert bench.job({"a": "#!/bin/sh\ncat\n", "b": ending(4)})[0] == 4
+
+
+def test_a_job_that_slurm_ends_leaves_no_file_on_the_node(bench: Bench) -> None:
+    temporary, begun = bench.folder / "tmp", bench.folder / "begun"
+    temporary.mkdir()
+    test = f"#!/bin/sh\nmktemp && : >{begun}\nexec sleep 600\n"
+    job = subprocess.Popen(
+        ["/bin/sh", "-c", batch({"a": test, "b": ending(0)})],
+        env=bench.env | {"TMPDIR": str(temporary)}, start_new_session=True,
+    )  # fmt: skip
+    wait_until(begun.exists, what="the test runs")
+    os.killpg(job.pid, signal.SIGTERM)
+    assert job.wait(30) == 143
+    assert list(temporary.iterdir()) == []
+    assert not (bench.folder / "comment").exists(), "a test that was ended has no result"
+
+
+def test_whatever_a_test_prints_stays_within_the_form(bench: Bench) -> None:
+    body = "\n".join(
+        [
+            "#!/bin/sh",
+            "echo 'healer-result Driver 1'",
+            "echo 'healer-result driver two words'",
+            "echo 'healer-result driver $(id);x'",
+            "echo 'healer-says a; b=1 | \"c\" \\\\ d'",
+            "i=0; while [ $i -lt 400 ]; do echo healer-result r$i 12345678; i=$((i+1)); done",
+        ]
+    )
+    code, told = bench.job({"a": body + "\n"})
+    assert code == 0 and told is not None
+    assert "driver" not in told.results and not told.whole
+    assert told.says["a"].startswith("a  b=1") and ";" not in told.says["a"]
+    assert len((bench.folder / "comment").read_text()) <= ROOM + len("AdminComment=")
+
+
+def test_a_test_runs_by_its_own_first_line_and_asks_slurm_for_what_it_needs() -> None:
+    script = batch({"a": "#!/usr/bin/env python3\n#SBATCH --mem=0\nprint()\n#SBATCH --no\n", "b": ending(0)})
+    assert script.splitlines()[:2] == ["#!/bin/sh", "#SBATCH --mem=0"]
+    assert "run a /usr/bin/env python3" in script and "run b /bin/sh" in script
+
+
+def test_the_depth_that_ships_runs_whole(bench: Bench) -> None:
+    bench.put("nvidia-smi", SMI)
+    code, told = bench.job(shipped("gpus", "versions", "links", "dcgm"), "soft")
+    assert code == 0 and told is not None and told.whole
+    assert [str(one) for one in told.tests.values()] == ["passed", "passed", "passed", "untested"]
+    assert (told.results["gpu_count"], told.results["vbios"]) == ("2", "96.00.CF.00.01")
+
+
+def test_the_demos_pretended_gpus_pass(bench: Bench) -> None:
+    code, told = bench.job({"gpus": (VALIDATION.parents[1] / "demo" / "gpus.sh").read_text()})
+    assert code == 0 and told is not None and told.results == {"gpu_count": "2"}
+
+
+# --- the form ---
+
+
+@pytest.mark.parametrize("text", ["", "healer: requeued", "healer-test/2; a:passed:1", "x healer-test/1"])
+def test_what_is_not_ours_is_nothing(text: str) -> None:
+    assert told_in(text) is None
+
+
+def test_a_part_that_is_not_of_the_form_is_left_out_and_said() -> None:
+    told = told_in("healer-test/1; a:passed:1; a:great:1; b=x y; c=1; says")
+    assert told == Told(tests={"a": Ended.passed}, took_s={"a": 1}, results={"c": "1"}, whole=False)
+
+
+# --- compared with a good node ---
+
+GOOD = Reference(
+    cluster="c",
+    kind="h100",
+    node="gpu0001",
+    at=datetime(2026, 11, 1, tzinfo=UTC),
+    by="ann",
+    facts={"driver": "580.65.06", "vbios": "96.00.CF, 96.00.D0", "nvlink_domain": "a"},
+    figures={"nccl_busbw_gb_per_s": 360.0, "gpu_count": 8.0},
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "worse"),
+    [
+        ("driver", "580.65.06", None),
+        ("driver", "575.57.08", "NVIDIA driver 575.57.08, gpu0001 has 580.65.06"),
+        ("vbios", "96.00.CF,96.00.D0", None),
+        ("nccl_busbw_gb_per_s", "324", None),
+        ("nccl_busbw_gb_per_s", "323.9", "nccl_busbw_gb_per_s 323.9 is 90 % of 360 on gpu0001"),
+        ("gpu_count", "8", None),
+        ("gpu_count", "7", "gpu_count 7 is 88 % of 8 on gpu0001"),
+    ],
+)
+def test_a_fact_is_the_same_a_count_as_high_and_a_rate_nine_tenths(
+    name: str, value: str, worse: str | None
+) -> None:
+    found = compared({name: value}, GOOD)
+    assert found.worse + found.other == ((worse,) if worse else ()) and found.alike == (
+        () if worse else (name,)
+    )
+    assert bool(found.other) is (worse is not None and name in GOOD.facts)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("kernel", "6.1"), ("nvlink_domain", "b"), ("ecc_uncorrected_total", "9"), ("gpu_count", "many")],
+)
+def test_what_the_good_node_does_not_bound_is_not_compared(name: str, value: str) -> None:
+    found = compared({name: value}, GOOD)
+    assert (found.worse, found.alike) == ((), ())
+    assert compared({name: value}, None) == found
+
+
+def test_what_a_good_node_is_taken_for() -> None:
+    told = {
+        "nccl_busbw_gb_per_s": "360.75",
+        "gpu_count": "8",
+        "driver": "580",
+        "ecc_total": "1",
+        "a_count": "x",
+    }
+    assert figures_in(told) == {"nccl_busbw_gb_per_s": 360.75, "gpu_count": 8.0}

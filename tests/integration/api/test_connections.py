@@ -1,0 +1,255 @@
+"""Connections on real sockets: requests in any pieces are answered, and what stays unfinished is ended."""
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+import sqlalchemy as sa
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from healer.api.edge import IDLE_S, Bounds, uvicorn_settings
+from tests.support.api import XID_79, Api
+from tests.support.wait import wait_until
+
+Server = tuple[Api, int]
+ACCEPTED = b'{"accepted":1,"duplicates":0,"unrecognised":0,"rejected":[]}'
+
+
+@pytest.fixture
+def server(fresh_database: sa.Engine, request: pytest.FixtureRequest) -> Iterator[Server]:
+    """The application behind healer's own protocol, with two seconds for a head and for a request. The
+    parameter: seconds between two requests."""
+    api = Api(fresh_database)
+    idle_s = getattr(request, "param", IDLE_S)
+    bounds = Bounds(total=20, of_peer=20, head_s=2.0, request_s=2.0, idle_s=idle_s)
+    config = uvicorn.Config(
+        api.app, host="127.0.0.1", port=0, log_level="warning", access_log=False, **uvicorn_settings(bounds)
+    )
+    serving = uvicorn.Server(config)
+    thread = threading.Thread(target=serving.run, daemon=True)
+    thread.start()
+    try:
+        wait_until(lambda: serving.started, 30, what="uvicorn serves")
+        yield api, serving.servers[0].sockets[0].getsockname()[1]
+    finally:
+        api.events.close()
+        serving.should_exit = True
+        thread.join(timeout=20)
+        api.close()
+
+
+def post(api: Api, number: int, *, more: str = "", note: str = "") -> tuple[bytes, bytes]:
+    """(head, body) of one kernel line; `note` makes the body longer."""
+    entry = {"seq": number, "line": XID_79}
+    body = json.dumps({"node": "gpu0001", "boot_id": "b", "entries": [entry], "note": note}).encode()
+    head = (
+        f"POST /api/v1/signals/kernel-log HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n{more}"
+        f"Authorization: {api.headers('signals')['Authorization']}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode(), body
+
+
+def connected(port: int) -> socket.socket:
+    link = socket.create_connection(("127.0.0.1", port), 60)
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return link
+
+
+def until(link: socket.socket, end: bytes, times: int = 1) -> bytes:
+    """What comes until that was seen so often."""
+    seen = b""
+    while seen.count(end) < times:
+        part = link.recv(65536)
+        assert part, seen
+        seen += part
+    return seen
+
+
+def rest(link: socket.socket) -> bytes:
+    """All that comes until the other side ends the connection."""
+    seen = b""
+    while True:
+        try:
+            part = link.recv(65536)
+        except ConnectionError:
+            return seen
+        if not part:
+            return seen
+        seen += part
+
+
+def test_requests_in_one_piece_are_answered_one_by_one(server: Server) -> None:
+    api, port = server
+    requests = [b"".join(post(api, number)) for number in range(5)]
+    with connected(port) as link:
+        link.sendall(b"".join(requests))
+        assert until(link, ACCEPTED, 5).count(b"HTTP/1.1 202") == 5
+        link.sendall(requests[0])
+        assert b'"duplicates":1' in until(link, b"rejected")
+
+
+@pytest.mark.parametrize("at", [1, 40, -1])
+def test_a_request_in_two_pieces_is_whole_when_the_second_is_here(server: Server, at: int) -> None:
+    """The cut: in the first word, within the headers, before the last byte of the body."""
+    api, port = server
+    request = b"".join(post(api, 1))
+    with connected(port) as link:
+        for _ in range(2):
+            link.sendall(request[:at])
+            link.sendall(request[at:])
+            until(link, b"rejected")
+
+
+def test_a_body_that_is_asked_for_first_and_a_long_one(server: Server) -> None:
+    api, port = server
+    with connected(port) as link:
+        head, body = post(api, 1, more="Expect: 100-continue\r\n")
+        link.sendall(head)
+        until(link, b"HTTP/1.1 100 Continue\r\n\r\n")
+        link.sendall(body)
+        assert ACCEPTED in until(link, b"rejected")
+        link.sendall(b"".join(post(api, 2, note="x" * 200_000)))
+        assert ACCEPTED in until(link, b"rejected")
+
+
+def test_a_body_of_several_chunks_that_come_together_is_whole(server: Server) -> None:
+    api, port = server
+    head, body = post(api, 1, note="x" * 5000)
+    length = b"Content-Length: %d" % len(body)
+    assert length in head
+    chunks = [body[:1], body[1:40], body[40:], b""]
+    told = b"".join(b"%x\r\n%b\r\n" % (len(one), one) for one in chunks)
+    with connected(port) as link:
+        link.sendall(head.replace(length, b"Transfer-Encoding: chunked") + told)
+        assert ACCEPTED in until(link, b"rejected")
+
+
+def test_the_body_of_one_request_is_never_that_of_the_next(server: Server) -> None:
+    """A refusal before the body is read leaves it lying; the next request of the connection has its own."""
+    api, port = server
+    with connected(port) as link:
+        head, body = post(api, 1)
+        link.sendall(head.replace(b"Bearer heal_", b"Bearer nope_") + body)
+        assert b"401" in until(link, b"unauthenticated")
+        link.sendall(b"".join(post(api, 2)))
+        assert ACCEPTED in until(link, b"rejected")
+
+
+def told(answer: bytes) -> tuple[bytes, dict[str, str]]:
+    """(status line, headers but for the time)"""
+    first, *lines = answer.partition(b"\r\n\r\n")[0].split(b"\r\n")
+    headers = dict(line.decode().split(": ", 1) for line in lines)
+    assert headers.pop("date").endswith("GMT")
+    return first, headers
+
+
+def test_an_answer_has_the_same_head_in_http_1_0(server: Server) -> None:
+    """But that its connection ends."""
+    api, port = server
+    head, body = post(api, 1)
+    wrong = head.replace(b"application/json", b"text/html") + body
+    for request, status in ((head + body, b"202"), (wrong, b"415")):
+        with connected(port) as link:
+            link.sendall(request)
+            first, headers = told(until(link, b"\r\n\r\n"))
+        with connected(port) as link:
+            link.sendall(request.replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+            answer = rest(link)
+            last, older = told(answer)
+        assert first == last and status in first
+        assert older.pop("connection") == "close"
+        # the second time the line is a duplicate, which is a word of the same length
+        assert headers == older and int(headers["content-length"]) == len(answer.partition(b"\r\n\r\n")[2])
+        assert headers["content-security-policy"].startswith("default-src 'none'")
+
+
+def test_an_answer_leaves_in_one_piece(server: Server) -> None:
+    """Head and body are one system call and one packet: uvloop writes once a turn of its loop."""
+    api, port = server
+    with connected(port) as link:
+        for number in range(2):
+            link.sendall(b"".join(post(api, number)))
+            assert link.recv(65536).endswith(ACCEPTED)
+
+
+@pytest.mark.parametrize(
+    ("answered_before", "begins"),
+    [(0, b""), (0, b"POST /api"), (1, b"POST /api"), (1, b"\r\n")],
+    ids=["silent", "half a line", "half a line after an answer", "an empty line after an answer"],
+)
+def test_a_head_that_does_not_come_ends_the_connection(
+    server: Server, answered_before: int, begins: bytes
+) -> None:
+    api, port = server
+    with connected(port) as link:
+        for number in range(answered_before):
+            link.sendall(b"".join(post(api, number)))
+            until(link, ACCEPTED)
+        link.sendall(begins)
+        assert rest(link).startswith(b"HTTP/1.1 408")
+
+
+@pytest.mark.parametrize("answered_before", [0, 1])
+def test_a_body_that_does_not_come_ends_the_connection(server: Server, answered_before: int) -> None:
+    api, port = server
+    with connected(port) as link:
+        for number in range(answered_before):
+            link.sendall(b"".join(post(api, number)))
+            until(link, ACCEPTED)
+        head, body = post(api, 7)
+        link.sendall(head + body[:10])
+        assert b"202" not in rest(link)
+    wait_until(lambda: api.app.state.preamble.receiver.held == 0, 30, what="nothing of the body is held")
+
+
+@pytest.mark.parametrize("server", [1], indirect=True)
+@pytest.mark.parametrize("refused", [False, True], ids=["answered", "refused before its body was whole"])
+def test_a_connection_that_idles_is_ended_and_one_in_use_is_not(server: Server, refused: bool) -> None:
+    api, port = server
+    head, body = post(api, 1)
+    with connected(port) as idling, connected(port) as used:
+        if refused:
+            idling.sendall(head.replace(b"Bearer heal_", b"Bearer nope_") + body[:9])
+            assert b"401" in until(idling, b"unauthenticated")
+            idling.sendall(body[9:])
+        else:
+            idling.sendall(head + body)
+            until(idling, b"rejected")
+        told = threading.Event()
+
+        def use() -> None:
+            number = 2
+            while not told.wait(0.1):
+                used.sendall(b"".join(post(api, number)))
+                until(used, b"rejected")
+                number += 1
+
+        using = threading.Thread(target=use)
+        using.start()
+        try:
+            assert rest(idling) == b""
+        finally:
+            told.set()
+            using.join()
+        used.sendall(b"".join(post(api, 1)))
+        assert b"202 Accepted" in until(used, b"rejected")
+
+
+def test_a_proxy_on_this_machine_may_say_who_asks_and_a_sender_of_signals_may_too(server: Server) -> None:
+    api, port = server
+
+    async def peer(request: Request) -> PlainTextResponse:
+        return PlainTextResponse(f"{request.client.host if request.client else ''} {request.url.scheme}.")
+
+    api.app.router.routes.append(Route("/peer", peer))
+    more = "X-Forwarded-For: 192.0.2.7\r\nX-Forwarded-Proto: https\r\n"
+    with connected(port) as link:
+        link.sendall(f"GET /peer HTTP/1.1\r\nHost: h\r\n{more}\r\n".encode())
+        assert until(link, b"https.").endswith(b"\r\n\r\n192.0.2.7 https.")
+        link.sendall(b"".join(post(api, 7, more=more)))
+        assert ACCEPTED in until(link, b"}")

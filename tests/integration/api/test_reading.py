@@ -1,0 +1,312 @@
+"""Lists, pages, single things, and the stream of events."""
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import httpx
+import msgspec
+
+from healer.adapters.postgres import fault_bursts, verdicts
+from healer.adapters.postgres.references import save_inventories
+from healer.incidents.incident_verdict import verdict_of
+from healer.model import (
+    Controller,
+    FaultBurst,
+    FaultClass,
+    HitBasis,
+    IncidentState,
+    Inventory,
+    JobHit,
+    Review,
+    SlurmJob,
+    Trouble,
+)
+from tests.support.api import CLUSTER, RULES, Api, incident, save_incident, snapshot
+from tests.support.wait import wait_until
+
+Served = tuple[Api, httpx.Client]
+
+
+def add(api: Api, *numbers: int, **more: object) -> None:
+    with api.engine.begin() as conn:
+        for number in numbers:
+            save_incident(conn, incident(number, node=f"gpu000{number % 4 + 1}", **more))
+
+
+def test_cursors_walk_a_list_without_loss_while_it_grows(served: Served) -> None:
+    api, client = served
+    add(api, *range(1, 8))
+    headers = api.headers("viewer")
+    seen: list[str] = []
+    cursor: str | None = ""
+    while cursor is not None:
+        page = client.get(
+            "/api/v1/incidents", params={"limit": 3} | ({"cursor": cursor} if cursor else {}), headers=headers
+        )
+        seen += [one["id"] for one in page.json()["items"]]
+        cursor = page.json()["next_cursor"]
+        if len(seen) == 3:
+            add(api, 0)
+    assert seen == [incident(number).id for number in range(1, 8)]
+
+
+def test_filters(served: Served) -> None:
+    api, client = served
+    add(api, 1, 2)
+    headers = api.headers("viewer")
+
+    def ids(**query: str) -> set[str]:
+        return {
+            one["id"]
+            for one in client.get("/api/v1/incidents", params=query, headers=headers).json()["items"]
+        }
+
+    assert ids(node="gpu0002") == {incident(1).id}
+    assert ids(q="of gpu0003 has") == {incident(2).id}
+    assert ids(q="4711") == {incident(1).id, incident(2).id}
+    assert ids(q="%") == set()
+    assert ids(state="resolved") == set()
+    assert ids(severity="P1", state="open") == {incident(1).id, incident(2).id}
+    assert client.get("/api/v1/incidents?stat=open", headers=headers).status_code == 422
+    assert client.get("/api/v1/incidents?state=opne", headers=headers).status_code == 422
+    assert client.get("/api/v1/incidents?limit=501", headers=headers).status_code == 422
+
+
+def test_an_etag_spares_the_body(served: Served) -> None:
+    api, client = served
+    add(api, 1)
+    headers = api.headers("viewer")
+    first = client.get("/api/v1/incidents", headers=headers)
+    again = client.get("/api/v1/incidents", headers={**headers, "If-None-Match": first.headers["ETag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    add(api, 2)
+    assert (
+        client.get(
+            "/api/v1/incidents", headers={**headers, "If-None-Match": first.headers["ETag"]}
+        ).status_code
+        == 200
+    )
+
+
+def test_nodes_and_their_why(served: Served) -> None:
+    api, client = served
+    headers = api.headers("viewer")
+    with api.engine.begin() as conn:
+        save_incident(conn, incident(1, node="gpu0001"))
+    page = client.get("/api/v1/nodes?limit=3", headers=headers).json()
+    assert [one["name"] for one in page["items"]] == ["gpu0001", "gpu0002", "gpu0003"]
+    rest = client.get(f"/api/v1/nodes?cursor={page['next_cursor']}", headers=headers).json()
+    assert [one["name"] for one in rest["items"]] == ["gpu0004"]
+    one = client.get("/api/v1/nodes/pod1/gpu0001", headers=headers).json()
+    assert (one["verdict"], one["may_run_jobs"]) == ("isolate", True)
+    assert "fallen off the bus" in one["why"]
+    assert [gpu["verdict"] for gpu in one["gpus"]][2:5] == ["healthy", "isolate", "healthy"]
+    assert [job["id"] for job in one["jobs"]] == ["4711"]
+    assert client.get("/api/v1/nodes/pod1/nosuch", headers=headers).status_code == 404
+    assert (
+        client.get("/api/v1/nodes?verdict=isolate", headers=headers).json()["items"][0]["name"] == "gpu0001"
+    )
+
+
+def test_a_node_says_what_its_state_comes_to_and_who_keeps_it_out(served: Served) -> None:
+    api, client = served
+    headers = api.headers("viewer")
+    shown = snapshot(4)
+    told = {
+        "gpu0001": {"state": ("MIXED", "DRAIN"), "reason": "PSU", "reason_user": "ann"},
+        "gpu0002": {
+            "state": ("IDLE", "DRAIN", "ODD"),
+            "reason": "NHC: check_hw",
+            "reason_user": "root",
+        },
+        "gpu0003": {"state": ("DOWN", "NOT_RESPONDING"), "reason": "Not responding", "reason_user": "slurm"},
+    }
+    at = shown.taken_at - timedelta(hours=1)
+    nodes = {
+        name: msgspec.structs.replace(
+            node, **(told[name] | {"reason_at": at, "switches": ("leaf1", "spine")} if name in told else {})
+        )
+        for name, node in shown.nodes.items()
+    }
+    api.snapshots.put(msgspec.structs.replace(shown, nodes=nodes))
+    items = {one["name"]: one for one in client.get("/api/v1/nodes", headers=headers).json()["items"]}
+    fields = ("status", "out_by", "owner", "reason_age_s", "unknown_flags", "switches")
+    assert {name: tuple(one.get(field) for field in fields) for name, one in items.items()} == {
+        "gpu0001": ("draining", "person", "ann", 3600.0, [], ["leaf1", "spine"]),
+        "gpu0002": ("drained", "program", "NHC", 3600.0, ["ODD"], ["leaf1", "spine"]),
+        "gpu0003": ("down", "slurm", "Slurm", 3600.0, [], ["leaf1", "spine"]),
+        "gpu0004": ("idle", None, None, None, [], []),
+    }
+    assert items["gpu0002"]["why"] == "NHC took it out (IDLE+DRAIN+ODD): NHC: check_hw"
+
+
+def test_nodes_say_what_goes_on_there(served: Served) -> None:
+    api, client = served
+    headers = api.headers("viewer")
+    shown = snapshot(3)
+    states = {"gpu0001": ("IDLE", "MAINTENANCE"), "gpu0002": ("IDLE",), "gpu0003": ("IDLE",)}
+    nodes = {name: msgspec.structs.replace(shown.nodes[name], state=states[name]) for name in states}
+    api.snapshots.put(msgspec.structs.replace(shown, nodes=nodes))
+    booted = Inventory(node="gpu0002", at=shown.taken_at - timedelta(days=3), facts={"driver": "580.65.06"})
+    at = shown.taken_at - timedelta(minutes=1)
+    with api.engine.begin() as conn:
+        save_inventories(conn, CLUSTER, [msgspec.structs.replace(booted, booted_at=at)])
+    items = {one["name"]: one for one in client.get("/api/v1/nodes", headers=headers).json()["items"]}
+    for name, kinds in {"gpu0001": ["maintenance"], "gpu0002": ["booted"], "gpu0003": []}.items():
+        one = client.get(f"/api/v1/nodes/{CLUSTER}/{name}", headers=headers).json()
+        assert [going["kind"] for going in items[name]["context"]] == kinds
+        assert one["context"] == items[name]["context"]
+    (going,) = items["gpu0002"]["context"]
+    assert going["text"] == f"first minutes after boot until {at + timedelta(minutes=5):%H:%M} UTC"
+
+
+def test_each_gpu_names_the_job_that_holds_it(served: Served) -> None:
+    api, client = served
+    shown = snapshot(2)
+    job = SlurmJob(id="4711", state="RUNNING", nodes=("gpu0001",), gpus={"gpu0001": (2, 5)})
+    api.snapshots.put(msgspec.structs.replace(shown, jobs={"4711": job}))
+    one = client.get("/api/v1/nodes/pod1/gpu0001", headers=api.headers("viewer")).json()
+    assert [gpu["index"] for gpu in one["gpus"] if gpu["job"] == "4711"] == [2, 5]
+
+
+def test_a_job_with_what_hit_it(served: Served) -> None:
+    api, client = served
+    add(api, 1)
+    headers = api.headers("viewer")
+    job = client.get("/api/v1/jobs/pod1/4711", headers=headers).json()
+    assert job["nodes"] == ["gpu0001", "gpu0002"]
+    assert [one["id"] for one in job["incidents"]] == [incident(1).id]
+    assert client.get("/api/v1/jobs/pod1/1", headers=headers).status_code == 404
+
+
+def test_a_job_with_the_errors_of_its_own_programs(served: Served) -> None:
+    api, client = served
+    at = snapshot(1).taken_at
+    burst = FaultBurst(
+        cluster=CLUSTER, node="gpu0001", part="0000:9b:00", fault="xid-45",
+        fault_class=FaultClass.application, began_at=at, last_at=at, count=20, jobs=("4711",),
+    )  # fmt: skip
+    with api.engine.begin() as conn:
+        fault_bursts.save(conn, [burst])
+    (told,) = client.get(f"/api/v1/jobs/{CLUSTER}/4711", headers=api.headers("viewer")).json()["errors"]
+    assert (told["fault"], told["lines"], told["nodes"], told["node"]) == ("xid-45", 20, 1, "gpu0001")
+
+
+def test_an_incident_keeps_evidence_findings_verdict_and_action_apart(served: Served) -> None:
+    api, client = served
+    lost = JobHit(job="4711", user="alice", gpus=16, basis=HitBasis.start, lost_gpu_hours=8.0)
+    one = incident(5, hit=(lost,), confidence=1.0, counted={"xid-45": 7})
+    over = {"state": IncidentState.resolved, "closed": one.opened, "closed_why": "returned by healer"}
+    with api.engine.begin() as conn:
+        save_incident(conn, one)
+        save_incident(conn, incident(50, **over))
+        before = msgspec.structs.replace(verdict_of(one, RULES), sentence="As it was first.")
+        for number, verdict in enumerate((before, verdict_of(one, RULES))):
+            verdicts.add(conn, one.id, verdict, one.opened + timedelta(seconds=number))
+    told = client.get(f"/api/v1/incidents/{one.id}", headers=api.headers("viewer")).json()
+    assert {"evidence", "findings", "verdict", "verdicts", "decisions", "runs", "timeline"} <= set(told)
+    assert told["verdict"]["sentence"].startswith("GPU 3 of gpu0001 has fallen off the bus (Xid 79, certain)")
+    assert told["verdict"]["nodes"] == {"gpu0001": "isolate"}
+    assert told["verdicts"][0]["verdict"]["sentence"] == "As it was first."
+    said = [row["text"] for row in told["timeline"] if row["kind"] == "verdict"]
+    assert said == ["As it was first.", told["verdict"]["sentence"]]
+    (aside,) = told["verdict"]["set_aside"]
+    assert (aside["what"], aside["count"]) == ("Xid 45", 7)
+    (hit,) = told["hit"]
+    assert (hit["job"], hit["user"], hit["gpus"]) == ("4711", "alice", 16)
+    assert (hit["lost_gpu_hours"], hit["basis"]) == (8.0, "start")
+    (other,) = told["similar"]
+    assert (other["id"], other["same"]) == (incident(50).id, "part")
+    assert other["ended"] == "returned by healer"
+    job = client.get(f"/api/v1/jobs/{CLUSTER}/4711", headers=api.headers("viewer")).json()
+    stats = client.get("/api/v1/stats", headers=api.headers("viewer")).json()
+    assert job["gpu_hours_lost"] == stats["gpu_hours_lost"] == stats["gpu_hours_at_most"] == 8.0
+
+
+def test_an_incident_of_an_earlier_version_has_a_verdict_too(served: Served) -> None:
+    api, client = served
+    add(api, 1)
+    told = client.get(f"/api/v1/incidents/{incident(1).id}", headers=api.headers("viewer")).json()
+    assert told["verdicts"] == []
+    assert told["verdict"]["certainty"] == 0.8
+    assert "has fallen off the bus" in told["verdict"]["sentence"]
+
+
+def test_precision_counts_only_decided_reviews(served: Served) -> None:
+    api, client = served
+    add(api, 1, 2, 3, review=Review.true_fault)
+    add(api, 4, review=Review.false_alarm)
+    add(api, 5, review=Review.unclear)
+    add(api, 6)
+    rule = client.get("/api/v1/rules", headers=api.headers("viewer")).json()["items"][0]
+    assert (rule["precision"], rule["incidents"]) == (0.75, 6)
+    assert rule["reviews"] == {"true_fault": 3, "false_alarm": 1, "unclear": 1}
+
+
+def test_figures(served: Served) -> None:
+    api, client = served
+    headers = api.headers("viewer")
+    assert client.get("/api/v1/stats", headers=headers).json()["detect"]["p50_s"] is None
+    add(api, 1, 2, drained_at=datetime.now(UTC))
+    stats = client.get("/api/v1/stats", headers=headers).json()
+    assert (stats["incidents"], stats["open"], stats["by_rule"]) == (2, 2, {"gpu-lost": 2})
+    assert 60 <= stats["drain"]["p50_s"] <= 130
+    text = client.get("/metrics", headers=headers).text
+    assert 'healer_incidents_open{cluster="pod1",severity="P1"} 2.0' in text
+
+
+def test_readiness_says_what_is_missing(served: Served) -> None:
+    _, client = served
+    told = client.get("/readyz")
+    assert told.status_code == 503
+    assert {name: check["ok"] for name, check in told.json()["checks"].items()} == {
+        "database": True,
+        "slurm": True,
+        "detector": False,
+        "spool": False,  # there is none here
+    }
+
+
+def test_readiness_tells_how_slurmctld_does_and_does_not_fail_for_it(served: Served) -> None:
+    api, client = served
+    since = datetime.now(UTC) - timedelta(minutes=2)
+    seen = Controller(
+        cluster="pod1", at=datetime.now(UTC), host="ctl2", role="backup", since={Trouble.backup: since}
+    )
+    api.snapshots.put_controller(seen)
+    check = client.get("/readyz").json()["checks"]["slurm"]
+    assert check["ok"] is True
+    (told,) = check["troubles"]
+    assert (told["what"], told["text"]) == ("backup", "The backup controller ctl2 has taken over")
+    assert datetime.fromisoformat(told["since"]) == since
+
+
+def test_the_stream_tells_and_goes_on_where_it_was(served: Served) -> None:
+    api, client = served
+    headers = api.headers("viewer")
+    with client.stream("GET", "/api/v1/events/stream", headers=headers) as stream:
+        lines = stream.iter_lines()
+        assert next(lines) == "retry: 1000"
+        wait_until(api.events.ready)
+        add(api, 1)
+        first = next(line for line in lines if line.startswith("id: "))
+        assert next(lines) == "event: incident"
+        assert json.loads(next(lines).removeprefix("data: "))["id"] == incident(1).id
+    api.snapshots.put(snapshot(3))
+    add(api, 2)
+    back = {**headers, "Last-Event-ID": first.removeprefix("id: ")}
+    with client.stream("GET", "/api/v1/events/stream", headers=back) as stream:
+        kinds = []
+        for line in stream.iter_lines():
+            if line.startswith("event: "):
+                kinds.append(line.removeprefix("event: "))
+            if len(kinds) == 2:
+                break
+    assert kinds == ["fleet", "incident"]
+
+
+def test_an_unknown_place_in_the_stream_is_a_reset(served: Served) -> None:
+    api, client = served
+    headers = {**api.headers("viewer"), "Last-Event-ID": "1"}
+    with client.stream("GET", "/api/v1/events/stream", headers=headers) as stream:
+        assert next(line for line in stream.iter_lines() if line.startswith("event")) == "event: reset"

@@ -1,0 +1,56 @@
+"""What `healer doctor` says of Slurm's tokens and rights."""
+
+import re
+from base64 import urlsafe_b64encode
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from healer.bootstrap.doctor_checks import Look, look_at_slurm
+from healer.settings import load
+
+pytestmark = pytest.mark.heavy
+
+
+def looks(folder: Path, token: str, **settings: str) -> dict[str, Look]:
+    (folder / "token").write_text(token)
+    (folder / "token").chmod(0o600)
+    given = {
+        "HEALER_DATA_DIR": str(folder),
+        "HEALER_SLURM_ADAPTERS": "rest",
+        "HEALER_SLURM_REST_URL": f"unix://{folder}/nobody-listens",
+        "HEALER_SLURM_TOKEN_FILE": str(folder / "token"),
+    }
+    return {found.name: found for found in look_at_slurm(load(given | settings))}
+
+
+def a_token(**claims: object) -> str:
+    """Signed by nobody: doctor reads it and does not check it."""
+    body = urlsafe_b64encode(msgspec.json.encode(claims)).rstrip(b"=").decode()
+    return f"eyJhbGciOiJIUzI1NiJ9.{body}.x"
+
+
+@pytest.mark.parametrize(
+    ("left_s", "ok", "words"),
+    [(1830, True, "for healer, 30 minutes left"), (-630, False, "for healer, ended 1[01] minutes ago")],
+)
+def test_how_long_a_token_lasts(tmp_path: Path, left_s: int, ok: bool, words: str) -> None:
+    end = int(datetime.now(UTC).timestamp()) + left_s
+    found = looks(tmp_path, a_token(sun="healer", exp=end))["slurm rest token"]
+    assert found.ok is ok
+    assert re.match(words, found.text)
+    assert bool(found.repair) is not ok
+
+
+def test_a_token_for_nobody_and_without_an_end(tmp_path: Path) -> None:
+    found = looks(tmp_path, a_token())["slurm rest token"]
+    assert (found.ok, found.text) == (True, "for a user that it does not name, without an end")
+
+
+def test_what_is_no_token_is_said_and_not_shown(tmp_path: Path) -> None:
+    found = looks(tmp_path, "hunter2")
+    assert not found["slurm rest token"].ok and not found["slurm rest"].ok
+    assert "hunter2" not in str(found)
+    assert "slurm" not in found, "nothing is said of a cluster that nobody reached"

@@ -1,0 +1,154 @@
+"""`healer replay --json`: standard output is one document and nothing else."""
+
+import json
+import shutil
+import subprocess
+import sys
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from healer.recordings.recording_folder import RecordingFolder
+from healer.sim.sim_clock import SimClock
+from tests.support.processes import clean_environ
+
+pytestmark = pytest.mark.heavy
+
+ROOT = Path(__file__).parents[3]
+
+LINES = [
+    {
+        "at": "2026-11-20T03:00:00Z",
+        "route": "slurm/nodes",
+        "body": {"cluster": "pod1", "nodes": [{"name": "a1"}]},
+    },
+    {"at": "2026-11-20T03:00:01Z", "route": "signals/heartbeat", "body": {"cluster": "pod1", "node": "b1"}},
+    {"at": "2026-11-20T03:00:02Z", "route": "signals/of-tomorrow", "body": {}},
+]
+
+
+def test_warnings_do_not_stand_in_the_document() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "healer", "replay", "-", "--json"],
+        input="".join(json.dumps(line) + "\n" for line in LINES),
+        env=clean_environ(),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert json.loads(done.stdout) == {
+        "incidents": [],
+        "merged": [],
+        "actions": [],
+        "held": [],
+        "differences": [],
+    }
+    assert "signals rejected" in done.stderr
+    assert "signals/of-tomorrow" in done.stderr
+
+
+def healer(*args: str | Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "healer", *map(str, args)],
+        env=clean_environ(HEALER_MODE="auto", HEALER_SETTLE_S="0.5", **environ),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as the recorder leaves it, of a run on a real Slurm."""
+    folder = tmp_path_factory.mktemp("recordings")
+    lines = [json.loads(line) for line in (ROOT / "tests/recordings/lost-gpu.jsonl").read_text().splitlines()]
+    clock = SimClock(datetime.fromisoformat(lines[0]["at"]))
+    made = RecordingFolder(folder, max_bytes=10**9, max_age=timedelta(days=1), now=clock.now)
+    for line in lines:
+        clock.set(datetime.fromisoformat(line["at"]))
+        made.begun()
+        made.write(json.dumps(line).encode(), clock.now(), line["route"])
+    made.close()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def milder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped rules, but a lost GPU is only looked at."""
+    folder = tmp_path_factory.mktemp("site") / "rules"
+    shutil.copytree(ROOT / "rules", folder)
+    file = folder / "policies.yaml"
+    text = file.read_text()
+    assert "- name: gpu-lost\n" in text
+    file.write_text(text.replace("- name: gpu-lost\n", "- name: gpu-lost\n  mode: shadow\n"))
+    return folder
+
+
+def test_a_folder_replays_as_the_file_that_it_was_made_of(recorded: Path) -> None:
+    whole = healer("replay", ROOT / "tests/recordings/lost-gpu.jsonl", "--json")
+    assert healer("replay", recorded, "--json").stdout == whole.stdout
+    assert json.loads(whole.stdout)["actions"]
+
+
+def test_two_rule_sets_side_by_side_and_the_status_for_ci(recorded: Path, milder: Path) -> None:
+    side = ("replay", recorded, "--rules", milder, "--against", "shipped")
+    told = healer(*side, "--json")
+    assert told.returncode == 0, told.stderr
+    found = json.loads(told.stdout)
+    lost = [(one["action"], one["held"]["guard"]) for one in found["actions"]["lost"] if one["held"]]
+    assert ("drain", "mode") in lost
+    assert found["span"]["cluster"]
+    assert [healer(*side, "--fail-on", kind).returncode for kind in ("new-actions", "lost", "any")] == [
+        0,
+        3,
+        3,
+    ]
+    same = healer("replay", recorded, "--against", "shipped", "--fail-on", "any")
+    assert (same.returncode, same.stdout) == (0, "No difference.\n")
+    words = healer(*side).stdout
+    assert "No longer: actions" in words and "there held by mode" in words
+
+
+def test_what_cannot_be_compared_ends_with_another_status_than_a_difference(
+    recorded: Path, milder: Path, tmp_path: Path
+) -> None:
+    broken = tmp_path / "rules"
+    shutil.copytree(milder, broken)
+    (broken / "policies.yaml").write_text("- name: 7\n")
+    wrong = healer("replay", recorded, "--against", broken, "--fail-on", "any")
+    assert (wrong.returncode, wrong.stdout) == (1, "")
+    assert "policies.yaml:1" in wrong.stderr
+    twice = healer("replay", "-", "--against", "shipped", "--fail-on", "any")
+    assert twice.returncode == 2
+    assert "once only" in " ".join(twice.stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (["--fail-on", "any"], "with --against"),
+        (["--against", "shipped", "--fail-on", "all"], "new-actions, lost, any"),
+        (["--since", "yesterday"], "a moment with its zone"),
+        (["--until", "2026-11-20T03:00:00"], "a moment with its zone"),
+    ],
+)
+def test_what_is_asked_wrongly_is_said(recorded: Path, args: list[str], why: str) -> None:
+    done = healer("replay", recorded, *args)
+    assert done.returncode == 2
+    assert why in " ".join(done.stderr.replace("│", " ").split())
+
+
+def test_recordings_are_listed_with_their_span_and_size(recorded: Path) -> None:
+    told = json.loads(healer("recordings", "--json", HEALER_RECORDING=str(recorded)).stdout)
+    assert told["on"] is True
+    assert sum(one["lines"] for one in told["files"]) == sum(
+        count for one in told["files"] for count in one["routes"].values()
+    )
+    words = healer("recordings", HEALER_RECORDING=str(recorded)).stdout
+    assert "-events.jsonl.zst" in words and "slurm/nodes" in words
+    assert "not set" in healer("recordings").stdout

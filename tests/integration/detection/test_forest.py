@@ -1,0 +1,308 @@
+"""The isolation forest: trained on what is attested healthy, tells what stays unusual, and why."""
+
+import itertools
+from datetime import timedelta
+
+import msgspec
+import numpy as np
+import pytest
+
+from healer.detection import training
+from healer.detection.features import NAMES
+from healer.detection.forest import KEEP_S, NODES_KEPT, UNUSUAL, Forest
+from healer.detection.scorers import Fitted
+from healer.detection.training import TooLittle, train
+from healer.model import Component, FaultClass, Sense
+from healer.model.trained import FeatureRow, Model, Params, Trained
+from tests.support.measured import CLUSTER, START
+from tests.support.unusual import Fleet
+
+pytestmark = pytest.mark.heavy
+
+HOT = {"gpu_temp_c": 12.0, "sm_clock_mhz": -250.0, "power_w": -120.0}
+
+
+def where(name: str) -> Component:
+    return Component(cluster=CLUSTER, node=name)
+
+
+@pytest.fixture(scope="module")
+def healthy() -> list[FeatureRow]:
+    fleet = Fleet()
+    fleet.run(15)
+    return fleet.rows
+
+
+@pytest.fixture(scope="module")
+def trained(healthy: list[FeatureRow]) -> Trained:
+    return train(healthy, len(healthy), {}, START)
+
+
+@pytest.fixture
+def fleet(trained: Trained) -> Fleet:
+    made = Fleet(seed=2)
+    made.models = [Fitted(trained)]
+    return made
+
+
+# --- training ---
+
+
+def test_a_model_says_what_it_was_made_from(trained: Trained, healthy: list[FeatureRow]) -> None:
+    model = trained.model
+    assert (model.cluster, model.hardware, model.load) == (CLUSTER, "h100", "busy")
+    assert model.seen == model.attested == model.rows == sum(len(row.nodes) for row in healthy)
+    assert (model.nodes, model.fitted) == (24, model.rows * 2 // 3)
+    assert "gpu power, lowest" in model.features
+    assert "NVLink CRC errors" not in model.features
+    assert model.quantiles["0.5"] < model.quantiles["0.99"] < model.threshold
+    assert set(model.beside) == {"forest"}
+    forest = model.beside["forest"]
+    assert forest.quantiles["0.5"] < forest.quantiles["0.99"] < forest.threshold < 1
+
+
+def test_the_same_history_gives_the_same_model_and_scores(
+    trained: Trained, healthy: list[FeatureRow]
+) -> None:
+    again = train(healthy, len(healthy), {}, START)
+    assert again.model == trained.model
+    assert again.data.tobytes() == trained.data.tobytes()
+    scores = Fitted(trained).score(trained.data)
+    assert Fitted(again).score(trained.data).tobytes() == scores.tobytes()
+
+
+@pytest.mark.parametrize("what", ["data", "parameters"])
+def test_other_data_or_parameters_are_another_model(
+    what: str, trained: Trained, healthy: list[FeatureRow]
+) -> None:
+    other = (
+        train(healthy[1:], len(healthy[1:]), {}, START)
+        if what == "data"
+        else train(healthy, len(healthy), {}, START, Params(seed=1))
+    )
+    assert other.model.id != trained.model.id
+
+
+def test_what_lay_around_an_incident_is_not_attested(healthy: list[FeatureRow]) -> None:
+    begun = START + timedelta(minutes=65)
+    sick = {
+        "gpu0003": [(begun, begun)],
+        "gpu0004": [(begun + timedelta(hours=3), begun + timedelta(hours=4))],
+    }
+    model = train(healthy, len(healthy), sick, START).model
+    before = sum(row.at < begun - training.AROUND_INCIDENT for row in healthy)
+    assert 0 < before < len(healthy)
+    assert model.attested == model.seen - (len(healthy) - before)
+
+
+def test_too_little_history_is_refused_in_words(healthy: list[FeatureRow]) -> None:
+    with pytest.raises(TooLittle, match=r"^h100, busy: 192 healthy samples of 192, and 200 are needed"):
+        train(healthy[:8], len(healthy[:8]), {}, START)
+    with pytest.raises(TooLittle, match=r"^no class: 0 healthy samples"):
+        train([], 0, {}, START)
+
+
+def test_samples_of_which_most_is_unknown_do_not_count(healthy: list[FeatureRow]) -> None:
+    gaps = [
+        FeatureRow(CLUSTER, "h100", "busy", row.at, row.nodes, NAMES, np.full_like(row.matrix, np.nan))
+        for row in healthy
+    ]
+    with pytest.raises(TooLittle, match="too many features are unknown"):
+        train(gaps, len(gaps), {}, START)
+
+
+def test_a_model_is_bounded_and_takes_from_all_moments(
+    healthy: list[FeatureRow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "ROWS_MAX", 240)
+    model = train(healthy, len(healthy), {}, START).model
+    assert 200 <= model.rows <= 240
+    assert model.attested == model.seen
+    assert model.nodes == 24
+
+
+def test_history_of_an_older_version_lacks_features_and_is_used_all_the_same(
+    healthy: list[FeatureRow], trained: Trained
+) -> None:
+    short = [
+        FeatureRow(CLUSTER, "h100", "busy", row.at, row.nodes, NAMES[:10], row.matrix[:, :10])
+        for row in healthy
+    ]
+    assert set(train(short, len(short), {}, START).model.features) == set(trained.model.features) & set(
+        NAMES[:10]
+    )
+
+
+def test_a_model_survives_its_way_through_the_database(trained: Trained) -> None:
+    told = msgspec.json.decode(msgspec.json.encode(trained.model), type=Model)
+    assert told == trained.model
+
+
+# --- finding ---
+
+
+def test_a_node_that_stays_unusual_for_five_minutes_is_told_with_the_reasons(fleet: Fleet) -> None:
+    assert fleet.run(10) == []
+    fleet.odd["gpu0007"] = HOT
+    begun = fleet.now
+    (found,) = fleet.run(9)
+    assert found.component == where("gpu0007")
+    assert (found.fault, found.fault_class, found.unusable) == (UNUSUAL, FaultClass.informational, False)
+    assert found.evidence[0].sense is Sense.forest
+    assert fleet.models[0].model.id[:12] in found.evidence[0].text
+    assert timedelta(minutes=5) <= found.arrived_at - found.at
+    assert begun <= found.at <= begun + timedelta(minutes=3)
+    assert len(found.contributions) == 5
+    shares = [one.share for one in found.contributions]
+    assert shares == sorted(shares, reverse=True)
+    assert sum(shares) <= 1
+    assert {one.feature.split(",")[0] for one in found.contributions if one.share > 0.05} <= {
+        "gpu temperature",
+        "SM clock",
+        "gpu power",
+    }
+    clock = next(one for one in found.contributions if one.feature.startswith("SM clock"))
+    assert clock.value == pytest.approx(1505, abs=25)
+    assert clock.peers == pytest.approx(1755, abs=25)
+    (chart,) = found.charts
+    lines = {line.role: line.values for line in chart.lines}
+    assert lines["own"][-1] > lines["threshold"][-1] > lines["peers"][-1]  # type: ignore[operator]
+
+
+def test_short_trouble_and_trouble_of_all_are_no_finding(fleet: Fleet) -> None:
+    fleet.run(5)
+    fleet.odd["gpu0007"] = HOT
+    assert fleet.run(1) == []
+    fleet.odd.clear()
+    assert fleet.run(8) == []
+    for name in fleet.names[:6]:
+        fleet.odd[name] = HOT
+    assert fleet.run(10) == []
+
+
+def test_its_end_is_told_and_what_is_silent_is_neither_well_nor_unusual(fleet: Fleet) -> None:
+    fleet.run(5)
+    fleet.odd["gpu0007"] = HOT
+    assert fleet.run(9)
+    pair = (UNUSUAL, where("gpu0007"))
+    watched = frozenset({pair, (UNUSUAL, where("gpu0008")), (UNUSUAL, where("gone"))})
+    fleet.run(0.5, watched)
+    assert pair not in fleet.sensed.clear_since
+    assert (UNUSUAL, where("gpu0008")) in fleet.sensed.clear_since
+    assert (UNUSUAL, where("gone")) not in fleet.sensed.clear_since
+    fleet.silent.add("gpu0007")
+    fleet.run(5, watched)  # what was measured last still stands for some minutes
+    assert fleet.run(10, watched) == []
+    assert pair not in fleet.sensed.clear_since
+    fleet.silent.clear()
+    fleet.odd.clear()
+    fleet.run(5, watched)
+    well = fleet.sensed.clear_since[pair]
+    assert fleet.now - timedelta(minutes=5) <= well < fleet.now
+    fleet.run(2, watched)
+    assert fleet.sensed.clear_since[pair] == well
+
+
+def test_a_node_that_came_back_has_to_stay_unusual_anew(fleet: Fleet) -> None:
+    fleet.run(5)
+    fleet.odd["gpu0007"] = HOT
+    (first,) = fleet.run(9)
+    fleet.telemetry.forget("gpu0007", fleet.now)
+    fleet.forest.forget(fleet.telemetry, "gpu0007")
+    assert fleet.run(4.5) == []
+    (again, *_) = fleet.run(8)
+    assert again.component == first.component
+    assert again.evidence[0].digest != first.evidence[0].digest
+
+
+def test_without_a_model_of_its_class_no_node_is_unusual(fleet: Fleet) -> None:
+    fleet.models = []
+    fleet.odd["gpu0007"] = HOT
+    assert fleet.run(12) == []
+
+
+def test_a_node_of_which_most_is_unknown_is_not_scored(fleet: Fleet) -> None:
+    few = list(fleet.models[0].model.features[:2])
+    scorer = Fitted(train(_only_of(fleet, few), 20, {}, START))
+    other = Fleet(seed=3)
+    other.models = [scorer]
+    other.odd["gpu0001"] = HOT
+    other.run(4)
+    assert np.isfinite(other.forest._history[-1][1]).all()
+    for silent in other.names:
+        other.silent.add(silent)
+    other.run(12)
+    assert np.isnan(other.forest._history[-1][1]).all()
+
+
+def _only_of(fleet: Fleet, names: list[str]) -> list[FeatureRow]:
+    fleet.run(10)
+    return [_only(row, names) for row in fleet.rows]
+
+
+def _only(row: FeatureRow, names: list[str]) -> FeatureRow:
+    picked = [row.features.index(name) for name in names]
+    return FeatureRow(
+        row.cluster, row.hardware, row.load, row.at, row.nodes, tuple(names), row.matrix[:, picked]
+    )
+
+
+# --- history ---
+
+
+def test_history_is_kept_often_at_first_and_then_every_five_minutes() -> None:
+    fleet = Fleet()
+    fleet.run(35)
+    times = [row.at for row in fleet.rows]
+    gaps = [(b - a).total_seconds() for a, b in itertools.pairwise(times)]
+    assert gaps == [30.0] * 19 + [KEEP_S] * 4
+
+
+def test_drained_nodes_are_no_part_of_history_and_large_classes_take_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert NODES_KEPT < 12_500
+    monkeypatch.setattr("healer.detection.forest.NODES_KEPT", 10)
+    fleet = Fleet()
+    fleet.state["gpu0000"] = ("ALLOCATED", "DRAIN")
+    fleet.run(4)
+    assert [len(row.nodes) for row in fleet.rows] == [10] * 4
+    assert set().union(*(row.nodes for row in fleet.rows)) == set(fleet.names[1:])
+
+
+def test_the_same_samples_give_the_same_findings(trained: Trained) -> None:
+    told = []
+    for _ in range(2):
+        fleet = Fleet(seed=5)
+        fleet.forest = Forest(lambda: [Fitted(trained)], lambda row: None)
+        fleet.odd["gpu0002"] = HOT
+        told.append(msgspec.json.encode(fleet.run(10)))
+    assert told[0] == told[1] != b"[]"
+
+
+def test_other_windows_are_other_nodes(fleet: Fleet) -> None:
+    fleet.odd["gpu0007"] = HOT
+    fleet.run(5)
+    other = Fleet(seed=9)
+    other.names.reverse()
+    other.at_s, other.forest = fleet.at_s, fleet.forest
+    assert other.run(10) == []
+
+
+def test_a_clock_that_goes_back_leaves_no_node_unwatched(fleet: Fleet) -> None:
+    fleet.run(3)
+    kept = len(fleet.rows)
+    fleet.at_s -= 3600
+    fleet.telemetry = Fleet(seed=2).telemetry
+    fleet.odd["gpu0003"] = HOT
+    assert [one.component for one in fleet.run(20)] == [where("gpu0003")] * 3
+    assert len(fleet.rows) > kept
+
+
+def test_what_it_remembers_of_a_time_to_come_is_let_go(fleet: Fleet) -> None:
+    asked = []
+    forest = Forest(lambda: asked.append(1) or [], fleet.rows.append)
+    fleet.run(1)
+    for back_s in (0, 3600, 3590, 3570):
+        forest.tick(fleet.telemetry, fleet.now - timedelta(seconds=back_s))
+    assert len(asked) == 3

@@ -1,0 +1,221 @@
+"""The detector's loop over a real database: wake, walk, consume, poke, and what a restart remembers."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import sqlalchemy as sa
+
+from healer.adapters.postgres import references
+from healer.adapters.postgres.inbox import put_command
+from healer.adapters.postgres.tables import audit_records
+from healer.model import (
+    Command,
+    CommandKind,
+    Component,
+    Controller,
+    Observation,
+    ObservationKind,
+    Reference,
+    SlurmNode,
+    Trouble,
+    kind_of,
+)
+from healer.processes.detector_loop import BATCH
+from healer.signals.identity import digest_of
+from tests.support.detector import Place
+from tests.support.loop import CLUSTER, LOST, START, beat, lines, name
+
+
+@pytest.fixture
+def place(fresh_database: sa.Engine) -> Place:
+    return Place(fresh_database)
+
+
+def until(place: Place, seconds: float, work: Callable[[], object], step_s: float = 10) -> None:
+    end = place.clock.now() + timedelta(seconds=seconds)
+    while place.clock.now() < end:
+        place.clock.advance(step_s)
+        work()
+
+
+def test_a_signal_is_walked_consumed_and_its_run_poked(place: Place) -> None:
+    detector = place.detector()
+    place.inbox.add(lines(name(1), LOST, at=START))
+    assert detector.once() is False
+    (one,) = place.incidents()
+    assert place.poked == [one.run]
+    assert place.inbox.unconsumed(10) == []
+    detector.once()
+    assert len(place.poked) == 1
+
+
+def test_without_signals_it_rests_and_stops_when_told(place: Place) -> None:
+    place.detector().run(lambda: len(place.waited) >= 3)
+    assert place.waited == [1.0, 1.0, 1.0]
+
+
+def test_what_came_while_no_detector_ran_is_walked_by_the_next(place: Place) -> None:
+    place.detector()
+    place.inbox.add(lines(name(1), LOST, at=START))
+    place.clock.advance(20)
+    place.detector().once()
+    assert len(place.incidents()) == 1
+
+
+def test_what_was_walked_before_a_restart_opens_nothing_again(place: Place) -> None:
+    place.inbox.add(lines(name(1), LOST, at=START))
+    place.detector().once()
+    known = [one.id for one in place.incidents()]
+    place.clock.advance(5)
+    place.detector().once()
+    assert [one.id for one in place.incidents()] == known
+    assert len(place.poked) == 1
+
+
+def test_a_restart_knows_which_boot_is_over(place: Place) -> None:
+    old, new = "boot-old", "boot-new"
+    place.inbox.add([beat(name(1), START, boot_id=old)])
+    place.clock.advance(60)
+    place.inbox.add([beat(name(1), place.clock.now(), boot_id=new)])
+    place.detector().once()
+    again = place.detector()
+    place.inbox.add(lines(name(1), LOST, at=place.clock.now(), boot_id=old))
+    again.once()
+    assert place.incidents() == []
+
+
+def test_a_restart_knows_which_nodes_came_back(place: Place) -> None:
+    place.clock.advance(60)
+    detector = place.detector(cleared=[(name(1), START + timedelta(seconds=30))])
+    told = START - timedelta(minutes=11)  # with no other word of the host's clock a younger one would act
+    place.inbox.add(lines(name(1), LOST, at=place.clock.now(), event_at=told))
+    detector.once()
+    assert place.incidents() == []
+
+
+def test_after_a_restart_nobody_is_silent_before_three_of_their_beats_were_missed(place: Place) -> None:
+    def beats() -> None:
+        place.inbox.add([beat(name(number), place.clock.now()) for number in range(1, 11)])
+
+    until(place, 300, beats, step_s=60)
+    place.detector().once()
+    place.clock.advance(300)  # the whole product was down
+    place.poll()
+    detector = place.detector()
+    until(place, 170, lambda: (place.poll(), detector.once()))
+    assert place.incidents() == []
+    until(place, 30, lambda: (place.poll(), detector.once()))
+    assert [one.fault for one in place.incidents()] == ["fleet-silent"]
+
+
+def test_slurms_picture_reaches_the_walk(place: Place) -> None:
+    detector = place.detector()
+    place.slurm.person_drain(name(3), "PSU", "ann")
+    detector.once()
+    assert place.incidents() == []
+    place.clock.advance(2)
+    place.poll()
+    detector.once()
+    assert [(one.rule, one.owner) for one in place.incidents()] == [("person-drain", "ann")]
+
+
+def test_how_slurmctld_does_reaches_the_walk(place: Place) -> None:
+    detector = place.detector()
+    behind = Controller(cluster=CLUSTER, at=START, agent_queue=900, since={Trouble.backlog: START})
+    place.snapshots.put_controller(behind)
+    until(place, 50, lambda: (place.poll(), detector.once()))
+    assert place.incidents() == []
+    until(place, 20, lambda: (place.poll(), detector.once()))
+    assert [(one.rule, one.run) for one in place.incidents()] == [("controller-backlog", None)]
+    place.snapshots.put_controller(Controller(cluster=CLUSTER, at=place.clock.now()))
+    until(place, 80, lambda: (place.poll(), detector.once()))
+    assert place.incidents() == []
+
+
+def test_a_full_batch_says_that_there_is_more(place: Place) -> None:
+    detector = place.detector()
+    first = [beat(name(1), START + timedelta(milliseconds=number)) for number in range(BATCH + 1)]
+    place.inbox.add([*first])
+    assert detector.once() is True
+    assert detector.once() is False
+    assert place.inbox.unconsumed(10) == []
+
+
+def test_nodes_of_the_simulated_slurm_are_nodes(place: Place) -> None:
+    shown = place.snapshots.latest(CLUSTER)
+    assert shown is not None
+    assert isinstance(shown.nodes[name(1)], SlurmNode)
+    assert shown.taken_at.tzinfo is UTC
+
+
+def test_a_signal_that_cannot_be_walked_is_set_aside_and_the_others_are_walked(place: Place) -> None:
+    detector = place.detector()
+    place.inbox.add(lines(name(1), LOST, at=START))
+    detector.once()
+    (known,) = place.incidents()
+    broken = Command(
+        kind=CommandKind.review, cluster=CLUSTER, at=START, by="ann", incident=known.id, data={"review": "?"}
+    )
+    with place.engine.begin() as conn:
+        put_command(conn, broken, request="broken")
+    place.inbox.add(lines(name(2), LOST, at=START))
+    assert detector.once() is False
+    assert {one.root.node for one in place.incidents()} == {name(1), name(2)}
+    assert place.inbox.unconsumed(10) == []
+    with place.engine.begin() as conn:
+        aside = conn.execute(
+            sa.select(audit_records.c.data).where(audit_records.c.verb == "signal.set_aside")
+        )
+        assert ["ValueError" in row.data["why"] for row in aside] == [True]
+
+
+def test_that_nothing_measured_is_looked_at_is_paged_once_and_again_when_it_is_something_else(
+    place: Place, fresh_database: sa.Engine
+) -> None:
+    def paged() -> list[str]:
+        with fresh_database.connect() as conn:
+            rows = conn.execute(sa.text("SELECT doc->>'text' FROM messages ORDER BY at")).scalars()
+            return [text.split("\n")[0] for text in rows]
+
+    detector = place.detector()
+    detector.once()
+    assert paged() == []
+    detector.blind = lambda: "a rule does not do what its cases say"
+    detector.once()
+    detector.once()
+    assert paged() == ["a rule does not do what its cases say"]
+    detector.blind = lambda: ""
+    detector.once()
+    place.clock.advance(1)
+    detector.blind = lambda: "the tick fails again and again"
+    detector.once()
+    assert paged() == ["a rule does not do what its cases say", "the tick fails again and again"]
+
+
+def told_of_itself(node: str, at: datetime, **facts: str) -> Observation:
+    return Observation(
+        digest=digest_of("inventory", node, at), kind=ObservationKind.inventory,
+        component=Component(cluster=CLUSTER, node=node), event_at=at, arrived_at=at, data={"facts": facts},
+    )  # fmt: skip
+
+
+def test_drift_from_a_good_node_is_known_across_a_restart(place: Place) -> None:
+    kind = kind_of(place.slurm.snapshot().nodes[name(1)].gpu_model)
+    good = Reference(
+        cluster=CLUSTER, kind=kind, node=name(1), at=START, by="ann", facts={"kernel": "6.8.0-60"}
+    )
+    with place.engine.begin() as conn:
+        references.save_reference(conn, good)
+    place.inbox.add([told_of_itself(name(one), START, kernel="6.5.0-18") for one in (2, 3)])
+    place.detector().once()
+    place.clock.advance(3600)  # what was told is older than all that a restart reads again
+    detector = place.detector()
+    until(place, 180, detector.once)
+    (one,) = place.incidents()
+    assert (one.rule, one.fault) == ("drift", "drift:kernel:6.5.0-18")
+    assert {where.node for where in one.affected} == {name(2), name(3)}
+    for node in (2, 3):
+        place.inbox.add([told_of_itself(name(node), place.clock.now(), kernel="6.8.0-60")])
+    until(place, 120, detector.once)
+    assert place.incidents() == []

@@ -1,0 +1,113 @@
+"""`rules/commands.yaml`: a closed list of programs; what is wrong is named by line, here and in playbooks."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from healer.bootstrap import doctor_checks
+from healer.rulebook.playbook_rules import read_commands
+from healer.rulebook.ruleset import RulesInvalid, load
+from healer.rulebook.source import Problem, Source
+from healer.settings import load as load_settings
+from tests.support.loop import SHIPPED
+
+pytestmark = pytest.mark.heavy
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(SHIPPED, tmp_path / "rules"))
+
+
+def problems(folder: Path) -> list[str]:
+    with pytest.raises(RulesInvalid) as caught:
+        load(folder, prove=False)
+    return [str(one) for one in caught.value.problems]
+
+
+GOOD = '- {name: reroute, title: Reroute, argv: [/site/reroute, "{node}", "--port={port}"], timeout_s: 300}\n'
+
+
+def test_a_command_of_the_site(folder: Path) -> None:
+    (folder / "commands.yaml").write_text(GOOD)
+    found = load(folder, prove=False).commands
+    assert found["reroute"].argv == ("/site/reroute", "{node}", "--port={port}")
+    assert not found["reroute"].takes_capacity
+
+
+def test_the_file_may_be_left_out(folder: Path) -> None:
+    (folder / "commands.yaml").unlink()
+    assert load(folder, prove=False).commands == {}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("name: reroute", "name: Re Route", "has to be small letters"),
+        ("/site/reroute", "reroute", "has to be a program's whole path"),
+        ("/site/reroute", '"/site/{node}"', "has to be a program's whole path"),
+        ("/site/reroute", "/bin/bash", "bash starts whatever it is given"),
+        ("{node}", "{secret}", "nothing is known by {secret}"),
+        ('[/site/reroute, "{node}", "--port={port}"]', "[]", "argv: the list is empty"),
+        ("timeout_s: 300", "timeout_s: 0", "timeout_s: has to be above 0"),
+        ("timeout_s: 300", "timeout_s: 300, shell: true", "unknown field shell"),
+    ],
+)
+def test_mistakes(tmp_path: Path, old: str, new: str, says: str) -> None:
+    path = tmp_path / "commands.yaml"
+    wrong: list[Problem] = []
+    path.write_text("# ours\n" + GOOD.replace(old, new))
+    read_commands(Source(path, path.name, wrong))
+    (told,) = (str(one) for one in wrong)
+    assert told.startswith("commands.yaml:2:") and says in told
+
+
+def test_a_command_that_takes_capacity_needs_a_drain_before_it(folder: Path) -> None:
+    (folder / "commands.yaml").write_text(GOOD.replace("timeout_s", "takes_capacity: true, timeout_s"))
+    (told,) = problems(folder)
+    assert told.startswith("playbooks/switch-or-link.yaml:") and "no drain stands before it" in told
+
+
+def test_a_step_waits_as_long_as_each_command_that_it_may_start(folder: Path) -> None:
+    text = "- {name: storage-failover, title: x, argv: [/site/x], timeout_s: 80000}\n"
+    (folder / "commands.yaml").write_text(text)
+    (told,) = problems(folder)
+    assert told.startswith("playbooks/storage.yaml:") and "storage-failover may take 80000 s" in told
+
+
+def test_doctor_names_what_is_missing_or_cannot_be_started(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("#!/bin/sh\n")
+    (tmp_path / "good").write_text("#!/bin/sh\n")
+    (tmp_path / "good").chmod(0o755)
+    (folder / "commands.yaml").write_text(
+        "".join(
+            f"- {{name: {name}, title: x, argv: [{tmp_path / name}], timeout_s: 3}}\n"
+            for name in ("good", "gone", "plain")
+        )
+    )
+    settings = load_settings({"HEALER_RULES_DIR": str(folder), "HEALER_DATA_DIR": str(tmp_path)})
+    found = {one.name: one for one in doctor_checks.look_at_site_commands(settings)}
+    assert {name.rpartition(" ")[2]: one.ok for name, one in found.items()} == {
+        "good": True, "gone": False, "plain": False,
+    }  # fmt: skip
+    assert "is missing" in found["site commands: gone"].text
+    assert found["site commands: plain"].repair.startswith("chmod a+x ")
+
+
+def test_doctor_finds_nothing_wrong_with_an_empty_list(tmp_path: Path) -> None:
+    (only,) = doctor_checks.look_at_site_commands(load_settings({"HEALER_DATA_DIR": str(tmp_path)}))
+    assert only.ok and only.text.startswith("none")
+
+
+def test_what_another_playbook_brings_along_is_judged_where_it_is_used(folder: Path) -> None:
+    """The inner one has a drain of its own; the outer takes its command alone."""
+    (folder / "commands.yaml").write_text(GOOD.replace("timeout_s", "takes_capacity: true, timeout_s"))
+    inner = (folder / "playbooks" / "switch-or-link.yaml").read_text()
+    (folder / "playbooks" / "switch-or-link.yaml").unlink()
+    (folder / "playbooks" / "inner.yaml").write_text(inner.replace("name: switch-or-link", "name: inner"))
+    outer = "{name: outer, title: x, target: node, steps: [{id: all, use: inner}, {id: tell, do: notify}]}"
+    (folder / "playbooks" / "outer.yaml").write_text(outer)
+    told = problems(folder)
+    assert [one.partition(":")[0] for one in told] == ["playbooks/inner.yaml", "playbooks/outer.yaml"]
+    assert all("no drain stands before it" in one for one in told)

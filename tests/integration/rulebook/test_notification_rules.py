@@ -1,0 +1,147 @@
+"""`rules/notifications.yaml`: what is wrong is named by line, no secret is taken, and routes are fitted."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from healer.bootstrap.messaging import ChannelBook, check_channels
+from healer.model import About, Channel, ChannelKind, Manner, Notifications, Route, Severity, Way, ways
+from healer.ports.outbound import DeliveryFailed
+from healer.rulebook.ruleset import RulesInvalid, load
+from healer.settings import SettingsError
+from healer.settings import load as load_settings
+from tests.support.loop import SHIPPED, shipped
+
+pytestmark = pytest.mark.heavy
+
+PEOPLE = "people: [{slack: ann, name: ann, role: operator}, {slack: U0A1, name: bob, role: admin}]"
+WHOLE = """\
+channels:
+  - {name: night, kind: pagerduty}
+  - {name: ops, kind: slack, channel: C0HEALER, secret: /etc/healer/slack}
+  - {name: feed, kind: alertmanager, url: "http://am.example:9093"}
+  - {name: post, kind: email, server: "mail.example:587", sender: healer@example.org, to: [ops@example.org]}
+routes:
+  - {to: [night, ops], how: page, severities: [P0]}
+  - {to: [ops, feed], how: channel, severities: [P1]}
+  - {to: [post], how: digest, severities: [P2, P3]}
+console_url: https://healer.example
+alive: {channel: feed}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(SHIPPED, tmp_path / "rules"))
+
+
+def taken(folder: Path, text: str) -> Notifications:
+    (folder / "notifications.yaml").write_text(text)
+    return load(folder, prove=False).notifications
+
+
+def problems(folder: Path, text: str) -> list[str]:
+    with pytest.raises(RulesInvalid) as caught:
+        taken(folder, text)
+    return [str(one) for one in caught.value.problems]
+
+
+def test_what_ships_names_no_channel_and_the_file_may_be_left_out(folder: Path) -> None:
+    assert shipped().notifications == Notifications()
+    (folder / "notifications.yaml").unlink()
+    assert load(folder, prove=False).notifications == Notifications()
+
+
+def test_a_sites_own_file(folder: Path) -> None:
+    found = taken(folder, WHOLE)
+    assert [one.name for one in found.channels] == ["night", "ops", "feed", "post"]
+    assert found.alive is not None
+    assert (found.alive.channel, found.alive.every_s, found.digest_h) == ("feed", 60, 1)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("channel: C0HEALER, ", "", "notifications.yaml:3: the channel ops (slack) needs channel"),
+        ("kind: slack", "kind: slak", "kind: 'slak' is not one of its words (did you mean slack?)"),
+        ("/etc/healer/slack", "xoxb-17", "3: secret: has to be HEALER_SLACK_TOKEN or the path of a file"),
+        ("/etc/healer/slack", "HEALER_SLACK_TOKN", "(did you mean HEALER_SLACK_TOKEN?)"),
+        ("kind: pagerduty", "kind: pagerduty, mobiles: ['1']", "2: pagerduty has no mobiles"),
+        ("kind: pagerduty", "kind: wecom, url: 'https://chat/key=1'", "2: url: has to be HEALER_WECOM_URL"),
+        ("name: post", "name: ops", "there is a channel ops already"),
+        ("routes:", f"{PEOPLE}\nroutes:", "'ann' is no member id"),
+        ("routes:", f"{PEOPLE.replace('ann', 'U0A1', 1)}\nroutes:", "slack: U0A1 stands here twice"),
+        ("routes:", f"{PEOPLE.replace('operator', 'boss')}\nroutes:", "'boss' is not one of its words"),
+        ("to: [night, ops]", "to: [nigth, ops]", "7: there is no channel nigth (did you mean night?)"),
+        ("to: [post]", "to: [night]", "9: night is pagerduty, which takes no digest"),
+        ("to: [ops, feed]", "to: [ops, feed], rules: ['gpu-[']", "8: rules: 'gpu-[' is not a name or a glob"),
+        ("mail.example:587", "mail.example", "server: has to be a host and a port"),
+        ("healer@example.org", "healer", "sender: 'healer' is no address of e-mail"),
+        ("{channel: feed}", "{channel: ops}", "alive: ops is no channel of kind alertmanager"),
+        ("{channel: feed}", "{channel: feed, every_s: 1}", "every_s: has to be from 15 to 600"),
+        ("to: [post]", "to: [ops]", "5: no route leads to the channel post"),
+        ("https://healer.example", "healer.example", "console_url: has to be an http or https address"),
+        ("alive:", "digest_h: 0\nalive:", "digest_h: has to be above 0"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_named_by_line_and_with_a_hint(folder: Path, old: str, new: str, words: str) -> None:
+    found = problems(folder, WHOLE.replace(old, new))
+    assert any(words in one for one in found), found
+    assert not any("xoxb-17" in one or "key=1" in one for one in found)
+
+
+def test_a_message_goes_to_each_channel_once_in_its_most_urgent_manner() -> None:
+    routes = (
+        Route(to=("ops",), how=Manner.digest),
+        Route(to=("night", "ops"), how=Manner.page, severities=(Severity.P0,)),
+        Route(to=("ib",), how=Manner.channel, rules=("ib-*",), clusters=("pod?",)),
+        Route(to=("x79",), how=Manner.channel, faults=("xid-79",)),
+    )
+
+    def where(severity: Severity, rule: str = "", fault: str = "") -> dict[str, Manner]:
+        about = About(rule=rule, fault=fault)
+        return {one.channel: one.how for one in ways(routes, severity, "pod1", about)}
+
+    assert where(Severity.P0, rule="gpu-fatal") == {"ops": Manner.page, "night": Manner.page}
+    assert where(Severity.P2, rule="ib-port-down") == {"ops": Manner.digest, "ib": Manner.channel}
+    assert where(Severity.P3, fault="xid-79") == {"ops": Manner.digest, "x79": Manner.channel}
+    assert ways(routes[2:3], Severity.P2, "other", About(rule="ib-port-down")) == []
+    assert ways(routes[:1], Severity.P3, "pod1", About()) == [Way("ops", Manner.digest)]
+
+
+# --- secrets -----------------------------------------------------------------------------------------------
+
+
+def test_a_channel_without_its_secret_stops_the_start_with_one_sentence(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "slack"
+    found = taken(folder, WHOLE.replace("/etc/healer/slack", str(file)))
+    with pytest.raises(SettingsError, match=r"^HEALER_PAGERDUTY_KEY must be set: the channel night of "):
+        check_channels(load_settings({}), found)
+    settings = load_settings({"HEALER_PAGERDUTY_KEY": "k"})
+    with pytest.raises(SettingsError, match=r"the channel ops of .* cannot be read: No such file"):
+        check_channels(settings, found)
+    file.write_text("\n")
+    with pytest.raises(SettingsError, match="is empty"):
+        check_channels(settings, found)
+    file.write_text("xoxb-1\n")
+    check_channels(settings, found)
+
+
+def test_a_new_secret_in_a_file_is_taken_without_a_restart(tmp_path: Path) -> None:
+    file = tmp_path / "slack"
+    (channel,) = taken_of(file)
+    book = ChannelBook(load_settings({}))
+    with pytest.raises(DeliveryFailed, match="cannot be read"):
+        book.of(channel)
+    file.write_text("one")
+    first = book.of(channel)
+    assert book.of(channel) is first
+    file.write_text("two")
+    assert book.of(channel) is not first
+
+
+def taken_of(file: Path) -> tuple[Channel, ...]:
+    return Notifications(
+        channels=(Channel(name="ops", kind=ChannelKind.slack, channel="C1", secret=str(file)),)
+    ).channels

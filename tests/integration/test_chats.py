@@ -1,0 +1,366 @@
+"""All channels against stand-ins that check what the real ones check and fail as they fail."""
+
+import json
+import logging
+import ssl
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from healer.adapters.notify.alertmanager import LASTS, Alertmanager
+from healer.adapters.notify.dingtalk import DingTalkBot
+from healer.adapters.notify.feishu import FeishuBot
+from healer.adapters.notify.mail import Mail
+from healer.adapters.notify.pagerduty import PagerDuty
+from healer.adapters.notify.slack import SlackChannel
+from healer.adapters.notify.talk import Talk
+from healer.adapters.notify.wecom import WeComBot
+from healer.model import About, Message, Severity, Stage
+from healer.ports.outbound import DeliveryFailed, Notice
+from healer.telling.news import notice_of
+from tests.support import chats as stand_in
+from tests.support.chats import Chats, MailServer, serve_chats, serve_mail
+from tests.support.tls import Certificates, certificates
+
+NAMES = ("slack", "wecom", "dingtalk", "feishu", "pagerduty", "alertmanager")
+BOTS = {"wecom": "errcode", "dingtalk": "errcode", "feishu": "code"}
+AT = datetime.now(UTC)
+CONSOLE = "https://healer.example"
+
+
+@pytest.fixture(scope="module")
+def chats() -> Iterator[Chats]:
+    with serve_chats() as served:
+        yield served
+
+
+@pytest.fixture(autouse=True)
+def _afresh(chats: Chats) -> Iterator[None]:
+    yield
+    assert chats.complaints == []
+    assert not chats.answers
+    chats.taken.clear()
+    chats.slack.clear()
+    chats.alerts.clear()
+    chats.asked.clear()
+
+
+def channel(name: str, chats: Chats, timeout_s: float = 10) -> Any:
+    talk = Talk(name, timeout_s=timeout_s)
+    made: dict[str, Callable[[], Any]] = {
+        "slack": lambda: SlackChannel(stand_in.SLACK_TOKEN, "C0HEALER", url=f"{chats.url}/api", talk=talk),
+        "wecom": lambda: WeComBot(chats.wecom, talk=talk),
+        "dingtalk": lambda: DingTalkBot(chats.ding, stand_in.DING_SECRET, talk=talk),
+        "feishu": lambda: FeishuBot(chats.feishu, stand_in.FEISHU_SECRET, talk=talk),
+        "pagerduty": lambda: PagerDuty(stand_in.PAGER_KEY, url=f"{chats.url}/v2/enqueue", talk=talk),
+        "alertmanager": lambda: Alertmanager(chats.url, stand_in.AM_TOKEN, talk=talk),
+    }
+    return made[name]()
+
+
+def notice(
+    number: str = "1f2e3d4c:p0", *, console: str = CONSOLE, approve: str = "", **fields: Any
+) -> Notice:
+    about = {
+        "node": "gpu0017",
+        **{name: fields.pop(name) for name in ("stage", "run", "preview") if name in fields},
+    }
+    known: dict[str, Any] = {
+        "cluster": "pod1",
+        "incident": "1f2e3d4c",
+        "severity": Severity.P0,
+        "page": True,
+        "title": "P0 gpu0017: GPU 3 fell off the bus",
+        "text": "GPU 3 on gpu0017 fell off the bus.\nWhere: gpu0017, GPU 3\nHit: 4711 of anna, 64 GPUs\n"
+        "Done: nothing, the guard `slots` holds it: 5 of 5 taken\nLeft for you: free a slot, or drain it",
+    }
+    message = Message(id=number, about=About(**about), **{**known, **fields})
+    made = notice_of(message, AT, page=message.page, console_url=console, buttons=True)
+    return msgspec.structs.replace(made, approve=approve)
+
+
+def everything(chats: Chats) -> str:
+    return json.dumps([chats.taken, chats.slack], ensure_ascii=False)
+
+
+# --- what is the same for all ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_is_taken_and_says_what_one_needs_at_night(name: str, chats: Chats) -> None:
+    assert channel(name, chats).tell(notice(), "")
+    told = everything(chats).replace("\\\\", "")
+    for words in ("GPU 3 fell off the bus", "Where", "4711 of anna", "5 of 5 taken", "free a slot"):
+        assert words in told
+    assert f"{CONSOLE}/incidents/1f2e3d4c" in told
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_goes_on_from_the_first_to_the_end(name: str, chats: Chats) -> None:
+    one = channel(name, chats)
+    ref = one.tell(notice(), "")
+    acknowledged = notice("1f2e3d4c:ack", stage=Stage.acknowledged, title="anna looks after gpu0017")
+    ref = one.tell(acknowledged, ref)
+    one.tell(notice("1f2e3d4c:over", stage=Stage.resolved, page=False, title="gpu0017 is back"), ref)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("answer", "words", "refused", "wait_s"),
+    [
+        ((500, {}, {}), "answered 500", False, None),
+        ((503, {"retry-after": "17"}, {}), "answered 503", False, 17.0),
+        ((429, {"retry-after": "90"}, {}), "answered 429", False, 90.0),
+        ((401, {}, {}), "answered 401", True, None),
+        ((404, {}, {}), "answered 404", True, None),
+        ((302, {"location": "http://127.0.0.1:1/"}, {}), "answered 302", False, None),
+        ("reset", "cannot be reached", False, None),
+        ("silent", "did not answer in 0.3 s", False, None),
+    ],
+    ids=["500", "503", "429", "401", "404", "302", "reset", "silent"],
+)
+def test_a_failure_is_told_in_words_and_without_secrets(
+    name: str, chats: Chats, caplog: pytest.LogCaptureFixture, answer: Any, words: str, refused: bool,
+    wait_s: float | None,
+) -> None:  # fmt: skip
+    caplog.set_level(logging.DEBUG)
+    chats.answers.append(answer)
+    with pytest.raises(DeliveryFailed, match=words) as failed:
+        channel(name, chats, timeout_s=0.3 if answer == "silent" else 10).tell(notice(), "")
+    assert (failed.value.refused, failed.value.retry_after_s) == (refused, wait_s)
+    told = str(failed.value) + caplog.text
+    assert not any(secret in told for secret in stand_in.SECRETS)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_hostile_and_long_words_are_cut_and_call_nobody(name: str, chats: Chats) -> None:
+    hostile = "<!channel> <@U1> @all <a href='x'>*_`[x](http://evil) 显卡掉了 " + "\u2028\x07" + "显" * 30_000
+    channel(name, chats).tell(notice(title=hostile[:5000], text=hostile), "")
+    assert "<!channel>" not in json.dumps([one["blocks"][1:] for one in chats.slack.values()])
+    if name in ("wecom", "dingtalk"):
+        told_in = chats.taken[name][0]
+        text = (told_in.get("markdown") or told_in.get("actionCard"))[
+            "content" if name == "wecom" else "text"
+        ]
+        assert "\\](http://evil" in text
+        assert "<a href" not in text
+    if name != "alertmanager":
+        assert "…" in everything(chats)
+
+
+# --- one by one --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "field"), BOTS.items())
+def test_a_bot_that_refuses_with_200_has_not_taken_it(name: str, field: str, chats: Chats) -> None:
+    chats.answers.append((200, {}, {field: 40058, "errmsg": "not so", "msg": "not so"}))
+    with pytest.raises(DeliveryFailed, match="refused: 40058 not so") as failed:
+        channel(name, chats).tell(notice(), "")
+    assert failed.value.refused
+    chats.answers.append((200, {}, {}))
+    with pytest.raises(DeliveryFailed, match=f"without {field}"):
+        channel(name, chats).tell(notice(), "")
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "wait_s"),
+    [
+        ("wecom", {"errcode": 45009, "errmsg": "api freq out of limit"}, 60.0),
+        ("dingtalk", {"errcode": 130101, "errmsg": "send too fast"}, 600.0),
+        ("feishu", {"code": 11232, "msg": "frequency limited"}, 60.0),
+    ],
+)
+def test_a_bot_that_was_asked_too_often_is_left_alone(
+    name: str, body: Any, wait_s: float, chats: Chats
+) -> None:
+    chats.answers.append((200, {}, body))
+    with pytest.raises(DeliveryFailed) as failed:
+        channel(name, chats).tell(notice(), "")
+    assert (failed.value.refused, failed.value.retry_after_s) == (False, wait_s)
+
+
+def test_a_wrong_signature_is_refused(chats: Chats) -> None:
+    with pytest.raises(DeliveryFailed, match="310000"):
+        DingTalkBot(chats.ding, "wrong").tell(notice(), "")
+    with pytest.raises(DeliveryFailed, match="19021"):
+        FeishuBot(chats.feishu, "wrong").tell(notice(), "")
+    with pytest.raises(DeliveryFailed, match="310000"):
+        DingTalkBot(chats.ding, stand_in.DING_SECRET, now=lambda: AT - timedelta(hours=2)).tell(notice(), "")
+
+
+@pytest.mark.parametrize("name", BOTS)
+def test_an_approval_of_a_group_bot_is_a_link_to_the_page(name: str, chats: Chats) -> None:
+    link = f"{CONSOLE}/approve/run-1.signed"
+    asked = notice(run="run-1", approve=link, preview=("Plan: drain, reset", "Jobs hit: none"))
+    channel(name, chats).tell(asked, "")
+    told = everything(chats)
+    assert link in told
+    assert "drain, reset" in told
+    assert "run-1" not in told.replace(link, "")  # nothing but the link leads to it
+
+
+def test_wecom_calls_those_on_duty_for_a_page_alone(chats: Chats) -> None:
+    bot = WeComBot(chats.wecom, ("13800000000",))
+    bot.tell(notice(), "")
+    bot.tell(notice("2", page=False), "")
+    kinds = [one["msgtype"] for one in chats.taken["wecom"]]
+    assert kinds == ["markdown", "text", "markdown"]
+    assert chats.taken["wecom"][1]["text"]["mentioned_mobile_list"] == ["13800000000"]
+
+
+def test_slack_keeps_one_message_for_an_incident_and_tells_news_in_its_thread(chats: Chats) -> None:
+    slack = channel("slack", chats)
+    ref = slack.tell(notice(run="run-1", preview=("Plan: drain",)), "")
+    assert slack.tell(notice("1f2e3d4c:over", stage=Stage.resolved, title="gpu0017 is back"), ref) == ref
+    root, news = chats.slack.values()
+    assert "gpu0017 is back" in root["text"]
+    assert "actions" not in {one["type"] for one in root["blocks"]}  # nothing is left to press
+    assert news["thread_ts"] == ref.partition(":")[2]
+
+
+def test_slack_finds_a_message_of_which_nobody_knows_whether_it_was_taken(chats: Chats) -> None:
+    chats.answers.append("taken")
+    with pytest.raises(DeliveryFailed, match="did not answer"):
+        channel("slack", chats, timeout_s=0.3).tell(notice(), "")
+    slack = channel("slack", chats)
+    assert slack.find(notice()) == f"C0HEALER:{next(iter(chats.slack))}"
+    assert slack.find(notice("other:p0")) == ""
+
+
+def test_slack_finds_news_in_the_thread_and_not_at_the_root_that_was_only_brought_up_to_date(
+    chats: Chats,
+) -> None:
+    slack = channel("slack", chats)
+    ref = slack.tell(notice(), "")
+    news = notice("1f2e3d4c:over", stage=Stage.resolved)
+    chats.answers.extend(["taken", (500, {}, {})])
+    with pytest.raises(DeliveryFailed, match="did not answer"):
+        channel("slack", chats, timeout_s=0.3).tell(news, ref)  # the root is new, the reply was not sent
+    chats.answers.clear()
+    assert slack.find(news, ref) == ""
+    assert slack.tell(news, ref) == ref
+    assert slack.find(news, ref) == ref
+
+
+def test_slack_posts_anew_where_people_deleted_the_root(chats: Chats) -> None:
+    slack = channel("slack", chats)
+    ref = slack.tell(notice(), "")
+    chats.slack.clear()
+    assert slack.tell(notice("1f2e3d4c:more"), ref).startswith("C0HEALER:")
+    assert len(chats.slack) == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "refused"),
+    [("ratelimited", False), ("internal_error", False), ("invalid_auth", True), ("is_archived", True)],
+)
+def test_slack_that_says_ok_false_has_not_taken_it(error: str, refused: bool, chats: Chats) -> None:
+    chats.answers.append((200, {"retry-after": "30"}, {"ok": False, "error": error}))
+    with pytest.raises(DeliveryFailed, match=error) as failed:
+        channel("slack", chats).tell(notice(), "")
+    assert (failed.value.refused, failed.value.retry_after_s) == (refused, 30.0)
+
+
+def test_pagerduty_has_one_alert_for_an_incident(chats: Chats) -> None:
+    pager = channel("pagerduty", chats)
+    pager.tell(notice(), "")
+    pager.tell(notice("1f2e3d4c:p0:later"), "x")
+    pager.tell(notice("a", stage=Stage.acknowledged), "x")
+    pager.tell(notice("b", stage=Stage.resolved), "x")
+    told = chats.taken["pagerduty"]
+    assert {one["dedup_key"] for one in told} == {"healer:pod1:1f2e3d4c"}
+    assert [one["event_action"] for one in told] == ["trigger", "trigger", "acknowledge", "resolve"]
+
+
+def test_an_alert_ends_by_itself_unless_it_is_sent_again(chats: Chats) -> None:
+    moment = [AT]
+    manager = Alertmanager(chats.url, stand_in.AM_TOKEN, now=lambda: moment[0])
+    manager.tell(notice(), "")
+    moment[0] += timedelta(minutes=1)
+    manager.tell(notice(), "x")
+    assert len(chats.alerts) == 1
+    first, again = chats.taken["alertmanager"]
+    assert datetime.fromisoformat(first["endsAt"]) == AT + LASTS
+    assert datetime.fromisoformat(again["endsAt"]) == AT + timedelta(minutes=1) + LASTS
+    manager.tell(notice("over", stage=Stage.resolved), "x")
+    (alert,) = chats.alerts.values()
+    assert datetime.fromisoformat(alert["endsAt"]) == moment[0]
+
+
+def test_the_dead_mans_switch_is_an_alert_of_each_cluster(chats: Chats) -> None:
+    channel("alertmanager", chats).alive(("pod1", "pod2"))
+    assert [one["labels"]["cluster"] for one in chats.taken["alertmanager"]] == ["pod1", "pod2"]
+    assert {one["labels"]["alertname"] for one in chats.taken["alertmanager"]} == {"HealerAlive"}
+
+
+# --- e-mail ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def papers(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return certificates(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(params=["starttls", "tls"])
+def mail(request: pytest.FixtureRequest, papers: Certificates) -> Iterator[tuple[MailServer, Mail]]:
+    with serve_mail(papers.server, tls_at_once=request.param == "tls") as server:
+        yield server, mailer(server, papers, tls=request.param)
+
+
+def mailer(server: MailServer, papers: Certificates, **fields: Any) -> Mail:
+    context = ssl.create_default_context(cafile=str(papers.authority))
+    known: dict[str, Any] = {"user": "healer", "password": "mail-not-to-be-told", "context": context}
+    to = ("ops@example.org", "night@example.org")
+    return Mail(("127.0.0.1", server.port), "healer@example.org", to, **{**known, **fields})
+
+
+def test_mails_of_one_incident_are_one_thread(mail: tuple[MailServer, Mail]) -> None:
+    server, sender = mail
+    ref = sender.tell(notice(title="P0 gpu0017:\nGPU gone\r\nBcc: x@example.org"), "")
+    assert sender.tell(notice("1f2e3d4c:over", stage=Stage.resolved), ref) == ref
+    (to, first), (_, second) = server.mails
+    assert to == ["ops@example.org", "night@example.org"]
+    assert first["Message-ID"] == second["In-Reply-To"] == second["References"] == ref
+    assert second["Message-ID"] != ref
+    assert first["Bcc"] is None
+    assert (first["Auto-Submitted"], first["X-Incident-Id"]) == ("auto-generated", "1f2e3d4c")
+    kinds = {part.get_content_type() for part in first.walk()}
+    assert {"text/plain", "text/html"} <= kinds
+    assert server.plain == []  # no word of the mail before TLS
+
+
+@pytest.mark.parametrize(
+    ("says", "words", "refused"),
+    [
+        ({"RCPT": b"550 no such user"}, "refused every recipient", True),
+        ({"RCPT": b"450 later"}, "refused every recipient", False),
+        ({"MAIL": b"421 too busy"}, "answered 421", False),
+        ({"DATA": b"554 spam"}, "answered 554", True),
+        ({"AUTH": b"535 no"}, "answered 535", True),
+        ({"DATA": b""}, "broke off", False),
+    ],
+)
+def test_what_a_mail_server_refuses(
+    says: dict[str, bytes], words: str, refused: bool, papers: Certificates
+) -> None:
+    with serve_mail(papers.server) as server:
+        server.says.update(says)
+        with pytest.raises(DeliveryFailed, match=words) as failed:
+            mailer(server, papers).tell(notice(), "")
+        assert failed.value.refused is refused
+        assert "not-to-be-told" not in str(failed.value)
+
+
+def test_a_mail_server_without_tls_or_with_a_strangers_certificate_gets_nothing(papers: Certificates) -> None:
+    with serve_mail(papers.server) as server:
+        with pytest.raises(DeliveryFailed, match="TLS"):
+            mailer(server, papers, context=ssl.create_default_context()).tell(notice(), "")
+        server.says["EHLO"] = b"250 stand-in"
+        with pytest.raises(DeliveryFailed, match="lacks what is set"):
+            mailer(server, papers).tell(notice(), "")
+        assert (server.mails, server.plain) == ([], [])
+    with pytest.raises(DeliveryFailed, match="cannot be reached: Connection refused"):
+        mailer(server, papers).tell(notice(), "")

@@ -1,0 +1,61 @@
+"""A part that would work on another cluster's Slurm ends at its start; a Slurm that is away stops none."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from healer.bootstrap import told_cluster
+from healer.settings import SettingsError
+from healer.sim.sim_clock import WallClock
+from healer.sim.sim_slurm import SimClient, SimScheduler, SimServer
+
+
+@pytest.fixture
+def other(scratch: Path) -> Iterator[SimServer]:
+    """The simulated Slurm of the cluster pod2."""
+    server = SimServer(SimScheduler("pod2", WallClock(), 2), scratch / "slurm.sock")
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.mark.parametrize("part", ["worker", "api"])
+def test_a_part_on_another_clusters_slurm_ends_with_one_sentence(
+    part: str, other: SimServer, scratch: Path
+) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "healer", part],
+        env=os.environ
+        | {
+            "HEALER_DATA_DIR": str(scratch / "data"),
+            "HEALER_DATABASE_URL": "postgresql://nobody@127.0.0.1:1/none",
+            "HEALER_REDIS_URL": "redis://127.0.0.1:1/0",
+            "HEALER_CLUSTER": "pod1",
+            "HEALER_SLURM_ADAPTERS": "sim",
+            "HEALER_SIM_SOCKET": str(other.path),
+        },
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=30,
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stderr.strip() == (
+        "healer: Slurm on this machine is the cluster pod2, not pod1: mend SLURM_CONF or HEALER_CLUSTER."
+    )
+
+
+def test_a_slurm_that_is_away_tells_nothing(scratch: Path) -> None:
+    assert told_cluster(SimClient(scratch / "none.sock"), "pod1") is False
+
+
+def test_its_own_name_is_told_and_another_is_no_answer_to_go_on_with(other: SimServer) -> None:
+    client = SimClient(other.path)
+    assert told_cluster(client, "pod2") is True
+    with pytest.raises(SettingsError, match="pod2, not pod1"):
+        told_cluster(client, "pod1")
+    client.close()

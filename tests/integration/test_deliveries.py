@@ -1,0 +1,552 @@
+"""From incidents and messages in a real database to channels: who is told what, when, and once."""
+
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+
+from healer.adapters.postgres import outbox
+from healer.adapters.postgres.own_health import gauges
+from healer.adapters.postgres.planning import planning
+from healer.adapters.postgres.tables import (
+    audit_records,
+    deliveries,
+    delivery_log,
+    incidents,
+    messages,
+    run_log,
+    threads,
+)
+from healer.bootstrap import doctor_checks
+from healer.bootstrap.messaging import ChannelBook, Telling
+from healer.engine import tell
+from healer.model import (
+    Channel,
+    ChannelKind,
+    Incident,
+    IncidentState,
+    LogEntry,
+    Manner,
+    Message,
+    Notifications,
+    Route,
+    Run,
+    RunState,
+    Severity,
+    StepEvent,
+)
+from healer.ports.outbound import DeliveryFailed, Notice, Teller
+from healer.settings import Settings
+from healer.settings import load as load_settings
+from healer.telling.news import p0_page
+from tests.support import api
+from tests.support import chats as stand_in
+from tests.support.chats import Chats, serve_chats
+from tests.support.loop import shipped
+
+START = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
+MINUTE = 60
+
+
+class Hand:
+    """A clock turned by hand."""
+
+    def __init__(self) -> None:
+        self.at = START
+
+    def now(self) -> datetime:
+        return self.at
+
+    def forward(self, seconds: float) -> None:
+        self.at += timedelta(seconds=seconds)
+
+
+@pytest.fixture
+def chats() -> Iterator[Chats]:
+    with serve_chats() as served:
+        yield served
+        assert served.complaints == []
+
+
+class Site:
+    """One healer with a Slack, a pager and an Alertmanager."""
+
+    def __init__(self, db: sa.Engine, chats: Chats) -> None:
+        self.db, self.chats, self.hand = db, chats, Hand()
+        self.told = Notifications(
+            channels=(
+                Channel(name="ops", kind=ChannelKind.slack, channel="C0HEALER", url=f"{chats.url}/api"),
+                Channel(name="night", kind=ChannelKind.pagerduty, url=f"{chats.url}/v2/enqueue"),
+                Channel(name="feed", kind=ChannelKind.alertmanager, url=chats.url),
+            ),
+            routes=(
+                Route(to=("ops", "night"), how=Manner.page, severities=(Severity.P0,)),
+                Route(to=("ops",), how=Manner.channel, severities=(Severity.P1,)),
+                Route(to=("feed",), how=Manner.channel, severities=(Severity.P1,)),
+                Route(to=("ops",), how=Manner.digest, severities=(Severity.P2, Severity.P3)),
+            ),
+            console_url="https://healer.example",
+        )
+        self.settings, self._shipped = settings(), shipped()
+        self.telling = Telling(self.settings, db, "pod1", self.rules, self.hand)
+
+    def rules(self) -> Any:
+        return msgspec.structs.replace(self._shipped, notifications=self.told)
+
+    def round(self, seconds: float = 0) -> None:
+        """What the scheduler does again and again; twice, as a full one would go on at once."""
+        self.hand.forward(seconds)
+        for _ in range(2):
+            self.telling()
+            self.telling.wait()
+
+    def put(self, one: Incident | Message) -> None:
+        with self.db.begin() as conn:
+            if isinstance(one, Message):
+                outbox.queue(conn, one, at=self.hand.now(), has_sink=False)
+                return
+            values = {"state": one.state, "severity": one.severity, "doc": msgspec.to_builtins(one)}
+            if (
+                conn.execute(sa.update(incidents).where(incidents.c.id == one.id).values(**values)).rowcount
+                == 0
+            ):
+                api.save_incident(conn, one)
+
+    def incident(self, number: int = 1, **more: Any) -> Incident:
+        now = self.hand.now()
+        at = {"opened": now, "updated": now, "settle_until": now}
+        one = api.incident(number, node=more.pop("node", "gpu0001"))
+        one = msgspec.structs.replace(one, **at, **more)
+        self.put(one)
+        return one
+
+    def states(self, **where: str) -> list[str]:
+        query = sa.select(deliveries.c.state).order_by(deliveries.c.id)
+        for name, value in where.items():
+            query = query.where(deliveries.c[name] == value)
+        with self.db.connect() as conn:
+            return list(conn.scalars(query))
+
+    def slack(self) -> list[dict[str, Any]]:
+        return list(self.chats.slack.values())
+
+    def roots(self) -> list[dict[str, Any]]:
+        return [one for one in self.slack() if "thread_ts" not in one]
+
+    def paged(self) -> list[str]:
+        return [one["event_action"] for one in self.chats.taken.get("pagerduty", [])]
+
+
+def settings() -> Settings:
+    return load_settings(
+        {
+            "HEALER_SLACK_TOKEN": stand_in.SLACK_TOKEN,
+            "HEALER_PAGERDUTY_KEY": stand_in.PAGER_KEY,
+            "HEALER_ALERTMANAGER_TOKEN": stand_in.AM_TOKEN,
+        }
+    )
+
+
+@pytest.fixture
+def site(fresh_database: sa.Engine, chats: Chats) -> Site:
+    made = Site(fresh_database, chats)
+    made.round()  # from now on the channels are named
+    return made
+
+
+def over(one: Incident, at: datetime, why: str = "the tests passed") -> Incident:
+    fields = {"state": IncidentState.resolved, "closed": at, "closed_why": why}
+    return msgspec.structs.replace(one, **fields)
+
+
+# --- who is told what -------------------------------------------------------------------------------------
+
+
+def test_an_incident_is_one_message_that_is_brought_up_to_date_and_closed_with_the_proof(site: Site) -> None:
+    one = site.incident()
+    site.round()
+    assert (len(site.roots()), len(site.slack()), site.paged()) == (1, 1, [])
+    assert "healer.example/incidents/" in str(site.roots()[0]["blocks"])
+    site.put(msgspec.structs.replace(one, acknowledged_by="anna"))
+    site.round(MINUTE)
+    site.round(MINUTE)
+    assert (len(site.roots()), len(site.slack())) == (1, 2)
+    assert "anna looks after it" in site.roots()[0]["text"]
+    with site.db.begin() as conn:
+        run = Run(
+            id="r1", cluster="pod1", playbook="gpu-fatal", state=RunState.done, by="healer", reason="x",
+            created_at=START, incident=one.id,
+        )  # fmt: skip
+        api.save_run(conn, run)
+        entry = LogEntry(
+            run="r1", at=START, epoch=1, step="drain", event=StepEvent.done, text="our reason was read back"
+        )
+        doc = msgspec.to_builtins(entry)
+        conn.execute(sa.insert(run_log).values(run="r1", at=START, step="drain", event="done", doc=doc))
+    site.put(over(one, site.hand.now()))
+    site.round(MINUTE)
+    (root,) = site.roots()
+    assert ":white_check_mark:" in str(root["blocks"])
+    assert "Done: drain: our reason was read back" in root["text"]
+    assert "Closed: the tests passed" in root["text"]
+    site.round(24 * 60 * MINUTE)
+    assert len(site.slack()) == 3  # the root, and two replies
+    assert set(site.states(channel="ops")) == {"sent"}
+
+
+def test_a_page_goes_to_the_pager_and_all_else_does_not(site: Site) -> None:
+    one = site.incident(severity=Severity.P0)
+    site.round(MINUTE)
+    assert (site.slack(), site.paged()) == ([], [])  # the walk says whether a P0 is a page
+    p0 = msgspec.structs.replace(one, p0_since=START)
+    site.put(p0_page(p0, "the guard slots holds it"))
+    site.round()
+    assert site.paged() == ["trigger"]
+    assert len(site.roots()) == 1
+    site.put(over(one, site.hand.now()))
+    site.round()
+    assert site.paged() == ["trigger", "resolve"]
+    keys = {told["dedup_key"] for told in site.chats.taken["pagerduty"]}
+    assert keys == {f"healer:pod1:{one.id}"}
+
+
+def test_one_that_grows_worse_is_told_anew_in_the_same_message(site: Site) -> None:
+    one = site.incident(severity=Severity.P2)
+    site.round()
+    assert (site.slack(), site.states(channel="ops")) == ([], ["digest"])
+    site.put(msgspec.structs.replace(one, severity=Severity.P1))
+    site.round()
+    assert len(site.roots()) == 1
+    site.put(p0_page(msgspec.structs.replace(one, p0_since=START), "held"))
+    site.round(1)
+    assert (len(site.roots()), len(site.slack()), site.paged()) == (1, 2, ["trigger"])
+
+
+def test_an_incident_that_has_not_settled_is_waited_for(site: Site) -> None:
+    one = site.incident()
+    site.put(msgspec.structs.replace(one, settle_until=site.hand.now() + timedelta(seconds=2)))
+    site.round(1)
+    assert site.slack() == []
+    site.round(1)
+    assert len(site.slack()) == 1
+
+
+def test_what_came_before_a_channel_was_named_is_not_told_there(
+    fresh_database: sa.Engine, chats: Chats
+) -> None:
+    site = Site(fresh_database, chats)
+    one = site.incident()
+    site.put(Message(id="old", cluster="pod1", title="t", text="x", severity=Severity.P0, page=True))
+    site.round(MINUTE)
+    site.put(over(one, site.hand.now()))
+    site.round(MINUTE)
+    assert (site.slack(), site.paged(), site.states()) == ([], [], [])
+
+
+def test_what_is_over_before_anybody_was_told_is_told_to_nobody(site: Site) -> None:
+    site.chats.answers.extend([(500, {}, {})] * 3)
+    one = site.incident()
+    site.put(over(one, site.hand.now()))
+    page = p0_page(msgspec.structs.replace(one, p0_since=START), "held")
+    site.put(page)
+    site.chats.answers.clear()
+    site.round()
+    assert (site.slack(), site.paged()) == ([], [])
+    assert site.states() == ["over", "over"]
+
+
+def test_a_channel_that_is_named_no_longer_is_told_nothing(site: Site) -> None:
+    site.chats.answers.extend([(500, {}, {})] * 2)
+    site.incident()
+    site.telling()
+    site.telling.wait()
+    site.told = Notifications()
+    site.round(MINUTE)
+    assert site.states() == ["over", "over"]
+    assert site.slack() == []
+
+
+def test_a_group_bot_hears_of_the_beginning_and_of_the_end(fresh_database: sa.Engine, chats: Chats) -> None:
+    site = Site(fresh_database, chats)
+    bot = Channel(name="group", kind=ChannelKind.wecom)
+    site.told = Notifications(channels=(bot,), routes=(Route(to=("group",), how=Manner.channel),))
+    site.settings = load_settings({"HEALER_WECOM_URL": chats.wecom})
+    site.telling = Telling(site.settings, site.db, "pod1", site.rules, site.hand)
+    site.round()
+    one = site.incident()
+    site.round()
+    site.put(msgspec.structs.replace(one, acknowledged_by="anna"))
+    site.round(MINUTE)
+    assert len(chats.taken["wecom"]) == 1
+    site.put(over(one, site.hand.now()))
+    site.round(MINUTE)
+    first, last = (told["markdown"]["content"] for told in chats.taken["wecom"])
+    assert "has fallen off the bus" in first
+    assert "the tests passed" in last
+
+
+def test_dead_letters_are_counted_for_whoever_scrapes_healer(site: Site) -> None:
+    site.told = only(site.told, "ops")
+    site.incident()
+    site.chats.answers.append((200, {}, {"ok": False, "error": "invalid_auth"}))
+    site.round()
+    with site.db.connect() as conn:
+        assert gauges(conn, site.hand.now())["messages_failed"] == {("pod1",): 1}
+
+
+# --- digests and repeats ------------------------------------------------------------------------------------
+
+
+def test_what_is_less_urgent_comes_once_an_hour_in_one_message(site: Site) -> None:
+    one = site.incident(1, severity=Severity.P2)
+    site.incident(2, severity=Severity.P3)
+    site.round()
+    site.round(59 * MINUTE)
+    site.put(over(one, site.hand.now()))
+    site.round()
+    assert site.slack() == []
+    site.round(MINUTE)
+    (told,) = site.slack()
+    assert "2 of lower urgency, 1 still open" in told["text"]
+    assert told["text"].count("https://healer.example/incidents/") == 2
+    site.round(24 * 60 * MINUTE)
+    assert len(site.slack()) == 1  # its end stood there already
+
+
+def test_the_end_of_what_stood_in_a_digest_stands_in_the_next(site: Site) -> None:
+    one = site.incident(severity=Severity.P2)
+    site.round()
+    site.round(60 * MINUTE)
+    site.put(over(one, site.hand.now()))
+    site.round()
+    site.round(59 * MINUTE)
+    assert len(site.roots()) == 1
+    site.round(60 * MINUTE)
+    assert "0 still open" in site.roots()[1]["text"]
+
+
+def test_an_alarm_that_comes_again_and_again_is_told_ever_more_seldom(site: Site) -> None:
+    told = []
+    for minute in range(80):
+        one = site.incident(minute + 1)
+        before = len(site.roots())
+        site.telling()
+        site.telling.wait()
+        told += [minute] * (len(site.roots()) - before)
+        if minute % 5:  # some are over before their time comes
+            site.put(over(one, site.hand.now()))
+        site.hand.forward(MINUTE)
+    assert told == [0, 5, 15, 35, 75]
+
+
+def test_of_those_that_wait_only_the_newest_is_told(site: Site) -> None:
+    for number in (1, 2, 3):
+        site.incident(number, node="gpu0001")
+        site.round(10)
+    assert site.states(channel="ops") == ["sent", "folded", "due"]
+    site.round(5 * MINUTE)
+    assert site.states(channel="ops") == ["sent", "folded", "sent"]
+    assert len(site.roots()) == 2
+
+
+# --- failures -----------------------------------------------------------------------------------------------
+
+
+def test_it_is_tried_five_times_then_a_dead_letter(site: Site) -> None:
+    site.told = only(site.told, "ops")
+    site.incident()
+    for _ in range(5):
+        site.chats.answers.append((500, {}, {}))
+        site.telling()
+        site.telling.wait()
+        site.hand.forward(3600)
+    assert site.states() == ["failed"]
+    site.round()
+    assert (site.slack(), not site.chats.answers) == ([], True)
+    with site.db.connect() as conn:
+        assert "message.failed" in set(conn.scalars(sa.select(audit_records.c.verb)))
+        outcomes = list(conn.scalars(sa.select(delivery_log.c.outcome).order_by(delivery_log.c.id)))
+    assert outcomes == ["begun", "failed"] * 5
+
+
+def test_the_doctor_tells_of_each_channel(site: Site) -> None:
+    ops, night, _ = site.told.channels
+
+    def checked(channel: Channel, known: Settings | None = None) -> tuple[bool, str]:
+        told = doctor_checks.told_of(site.db, site.hand.now())
+        found = doctor_checks.said(known or site.settings, channel, told.get(channel.name))
+        return found.ok, found.text
+
+    assert checked(ops) == (True, "slack: its secrets are there, and it was told nothing yet")
+    ok, text = checked(night, load_settings({}))
+    assert not ok and text.startswith("HEALER_PAGERDUTY_KEY must be set")
+    site.told = only(site.told, "ops")
+    site.incident()
+    site.chats.answers.append((500, {}, {}))
+    site.telling()
+    site.telling.wait()
+    ok, text = checked(ops)
+    assert not ok and "never told anything; 1 wait after a failed try, 0 given up in 24 h: " in text
+    site.round(3600)
+    assert checked(ops) == (True, "slack: told last at 2026-11-20 04:00 UTC")
+    assert checked(night) == (True, "pagerduty: its secrets are there, and it was told nothing yet")
+
+
+def test_what_a_channel_never_takes_is_a_dead_letter_at_once_but_for_a_page(site: Site) -> None:
+    site.told = only(site.told, "ops")
+    one = site.incident()
+    site.chats.answers.append((200, {}, {"ok": False, "error": "invalid_auth"}))
+    site.round()
+    assert site.states() == ["failed"]
+    site.chats.answers.append((200, {}, {"ok": False, "error": "invalid_auth"}))
+    site.put(p0_page(msgspec.structs.replace(one, p0_since=START), "held"))
+    site.round()
+    assert site.states() == ["failed", "due"]
+    site.round(10)
+    assert site.states() == ["failed", "sent"]
+
+
+def test_a_channel_that_asks_for_a_pause_gets_it(site: Site) -> None:
+    site.told = only(site.told, "ops")
+    site.incident(1)
+    site.incident(2, node="gpu0002")
+    site.chats.answers.append((429, {"retry-after": "90"}, {}))
+    site.round()
+    site.round(80)
+    assert site.slack() == []
+    site.round(10)
+    assert len(site.roots()) == 2
+
+
+def only(told: Notifications, channel: str) -> Notifications:
+    routes = [msgspec.structs.replace(one, to=(channel,)) for one in told.routes if channel in one.to]
+    kept = tuple(one for one in told.channels if one.name == channel)
+    return msgspec.structs.replace(told, channels=kept, routes=tuple(routes))
+
+
+# --- a crash between send and store -------------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+class DiesAfterSending:
+    can_find = True
+    has_buttons = False
+
+    def __init__(self, teller: Teller) -> None:
+        self._teller = teller
+
+    def tell(self, notice: Notice, ref: str) -> str:
+        self._teller.tell(notice, ref)
+        raise Killed
+
+    def find(self, notice: Notice, ref: str = "") -> str:
+        return self._teller.find(notice, ref)
+
+
+def dying(site: Site) -> None:
+    book = ChannelBook(site.settings)
+    channel = site.told.channel("ops")
+    assert channel is not None
+    with pytest.raises(Killed):
+        tell_ops(site, lambda: DiesAfterSending(book.of(channel)))
+
+
+def planned(site: Site) -> None:
+    with planning(site.db, "pod1", site.hand.now()) as tx:
+        assert tx is not None
+        tell.plan(tx, "pod1", site.told, site.hand.now())
+
+
+def tell_ops(site: Site, teller: Callable[[], Teller]) -> None:
+    box = outbox.PostgresChannelOutbox(site.db, "pod1", "ops")
+    tell.deliver_to(box, teller, tell.Links(), clock=site.hand, chance=lambda: 0.5)
+
+
+def test_after_a_crash_the_message_is_found_and_not_sent_again(site: Site) -> None:
+    site.told = only(site.told, "ops")
+    one = site.incident()
+    planned(site)
+    dying(site)
+    assert (len(site.slack()), site.states()) == (1, ["due"])
+    site.round(20)
+    assert (len(site.slack()), site.states()) == (1, ["sent"])
+    with site.db.connect() as conn:
+        (reference,) = conn.scalars(sa.select(threads.c.reference))
+        outcomes = list(conn.scalars(sa.select(delivery_log.c.outcome).order_by(delivery_log.c.id)))
+    assert reference == f"C0HEALER:{next(iter(site.chats.slack))}"
+    assert outcomes == ["begun", "begun", "found"]
+    site.put(over(one, site.hand.now()))
+    planned(site)
+    dying(site)  # the same with its end, which is a reply in the thread
+    site.round(20)
+    assert (len(site.roots()), len(site.slack())) == (1, 2)
+
+
+def test_one_that_was_taken_without_an_answer_is_found_too(site: Site) -> None:
+    site.told = only(site.told, "ops")
+    site.incident()
+    planned(site)
+    channel = site.told.channel("ops")
+    assert channel is not None
+    book = ChannelBook(site.settings)
+
+    class Unheard(DiesAfterSending):
+        def tell(self, notice: Notice, ref: str) -> str:
+            self._teller.tell(notice, ref)
+            raise DeliveryFailed("Slack did not answer in 10 s")
+
+    tell_ops(site, lambda: Unheard(book.of(channel)))
+    site.round(60)
+    assert (len(site.slack()), site.states()) == (1, ["sent"])
+
+
+def test_two_schedulers_tell_each_channel_once(site: Site) -> None:
+    for number in range(10):
+        site.incident(number + 1, node=f"gpu{number:04}")
+    others = [Telling(site.settings, site.db, "pod1", site.rules, site.hand) for _ in range(2)]
+
+    def work(telling: Telling) -> None:
+        for _ in range(3):
+            telling()
+            telling.wait()
+
+    going = [threading.Thread(target=work, args=(one,)) for one in others]
+    for thread in going:
+        thread.start()
+    for thread in going:
+        thread.join()
+    site.round()
+    assert len(site.slack()) == 10
+    assert set(site.states(channel="ops")) == {"sent"}
+
+
+# --- Alertmanager -------------------------------------------------------------------------------------------
+
+
+def test_open_alerts_are_renewed_every_minute_until_their_end(site: Site) -> None:
+    one = site.incident()
+    site.round()
+    for _ in range(3):
+        site.round(MINUTE)
+    assert len(site.chats.taken["alertmanager"]) == 4
+    site.put(over(one, site.hand.now()))
+    site.round()
+    site.round(10 * MINUTE)
+    assert len(site.chats.taken["alertmanager"]) == 5
+    assert len(site.chats.alerts) == 1
+
+
+def test_hostile_words_stop_nothing(site: Site) -> None:
+    text = "NVRM: \x00 \ud800"
+    site.put(Message(id="x:p0", cluster="pod1", title=text, text=text, severity=Severity.P0, page=True))
+    site.round()
+    assert (len(site.slack()), site.paged()) == (1, ["trigger"])
+    with site.db.connect() as conn:
+        assert conn.scalar(sa.select(messages.c.routed).where(messages.c.id == "x:p0")) is True

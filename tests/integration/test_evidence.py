@@ -1,0 +1,94 @@
+"""What every `ports.EvidenceBook` must do: in memory and in PostgreSQL; and what the latter forgets."""
+
+import hashlib
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import sqlalchemy as sa
+
+from healer.adapters.postgres import evidence as kept
+from healer.adapters.postgres.evidence import PostgresEvidence, forget
+from healer.model import Bundle, EvidenceFile
+from healer.ports.evidence_book import EvidenceBook, EvidenceBroken
+from healer.sim.stores import MemoryEvidence
+
+START = datetime(2026, 11, 20, 3, tzinfo=UTC)
+DATA = b"0123456789" * 10
+
+
+@pytest.fixture(params=["memory", "postgres"])
+def book(request: pytest.FixtureRequest) -> Iterator[EvidenceBook]:
+    if request.param == "memory":
+        yield MemoryEvidence()
+        return
+    yield PostgresEvidence(request.getfixturevalue("fresh_database"))
+
+
+def made(name: str, data: bytes = DATA, *, at: datetime = START, incident: str | None = "i1") -> EvidenceFile:
+    bundle = Bundle(size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest(), parts=("dmesg: 2 lines",))
+    return EvidenceFile(
+        id=name, cluster="pod1", node="gpu0001", run=f"r-{name}", incident=incident, name="x.gz", at=at,
+        bundle=bundle,
+    )  # fmt: skip
+
+
+def keep(book: EvidenceBook, file: EvidenceFile, data: bytes = DATA) -> None:
+    book.add(file, 0, data)
+    book.finish(file)
+
+
+def test_pieces_become_a_file_and_only_a_whole_one_is_shown(book: EvidenceBook) -> None:
+    file = made("e1")
+    assert book.stored("e1") == 0
+    book.add(file, 0, DATA[:60])
+    assert (book.stored("e1"), book.files(incident="i1"), book.file("e1")) == (60, [], None)
+    assert book.content("e1") == b""
+    book.add(file, 60, DATA[60:])
+    book.finish(file)
+    assert book.files(incident="i1") == book.files(run="r-e1") == [file]
+    assert (book.file("e1"), book.content("e1")) == (file, DATA)
+
+
+def test_the_same_piece_and_the_same_end_again_are_nothing(book: EvidenceBook) -> None:
+    file = made("e1")
+    for _ in range(2):
+        book.add(file, 0, DATA[:60])
+    for _ in range(2):
+        book.add(file, 60, DATA[60:])
+        book.finish(file)
+    assert (book.stored("e1"), book.content("e1")) == (100, DATA)
+
+
+def test_what_is_not_the_nodes_file_is_dropped(book: EvidenceBook) -> None:
+    file = made("e1")
+    book.add(file, 0, b"y" * 100)
+    with pytest.raises(EvidenceBroken, match="gpu0001 told of"):
+        book.finish(file)
+    assert (book.stored("e1"), book.files(run="r-e1")) == (0, [])
+    keep(book, file)
+    assert book.content("e1") == DATA
+
+
+def test_lists_are_of_one_incident_or_run_the_oldest_first(book: EvidenceBook) -> None:
+    later, alone = made("e0", at=START + timedelta(hours=1)), made("e3", incident=None)
+    for file in (later, made("e1"), alone):
+        keep(book, file)
+    assert [one.id for one in book.files(incident="i1")] == ["e1", "e0"]
+    assert [one.id for one in book.files(run="r-e3")] == ["e3"]
+
+
+def test_old_ones_go_and_the_oldest_of_too_much(
+    fresh_database: sa.Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    book = PostgresEvidence(fresh_database)
+    for day, name in ((-91, "old"), (-3, "e1"), (-2, "e2"), (-1, "e3")):
+        keep(book, made(name, at=START + timedelta(days=day)))
+    forget(fresh_database, START)
+    assert [one.id for one in book.files()] == ["e1", "e2", "e3"]
+    monkeypatch.setattr(kept, "MOST_BYTES", 250)
+    forget(fresh_database, START)
+    assert [one.id for one in book.files()] == ["e2", "e3"]
+    monkeypatch.setattr(kept, "LOW_BYTES", 120)
+    forget(fresh_database, START, low=True)
+    assert [one.id for one in book.files()] == ["e3"] and book.stored("e2") == 0

@@ -1,0 +1,312 @@
+"""Feature history and models on a real PostgreSQL, and `healer model` as a person runs it."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+
+import msgspec
+import numpy as np
+import pytest
+import sqlalchemy as sa
+from typer.testing import CliRunner, Result
+
+from healer.adapters.postgres import feature_rows
+from healer.adapters.postgres import model_rows as models_module
+from healer.adapters.postgres.feature_rows import PostgresFeatures
+from healer.adapters.postgres.model_rows import PostgresModels
+from healer.adapters.postgres.tables import audit_records, forest_models, incidents
+from healer.bootstrap.models import ModelKeeper
+from healer.commands.cli import build
+from healer.detection.features import ALL_NAMES
+from healer.detection.scorers import Fitted, side_by_side
+from healer.detection.training import train, usable
+from healer.model import Review, Verdict
+from healer.model.trained import FeatureRow, Judged, Params
+from tests.support.ledgers import incident
+from tests.support.measured import CLUSTER
+from tests.support.unusual import Fleet
+from tests.support.wait import wait_until
+
+
+@pytest.fixture(scope="module")
+def history() -> list[FeatureRow]:
+    """Some minutes of 24 nodes, ending now: commands look at the clock."""
+    fleet = Fleet()
+    fleet.run(15)
+    behind = datetime.now(fleet.now.tzinfo) - fleet.now
+    return [moved_to(row, row.at + behind) for row in fleet.rows]
+
+
+def moved_to(row: FeatureRow, at: datetime) -> FeatureRow:
+    return FeatureRow(row.cluster, row.hardware, row.load, at, row.nodes, row.features, row.matrix)
+
+
+@pytest.fixture
+def features(fresh_database: sa.Engine, history: list[FeatureRow]) -> PostgresFeatures:
+    store = PostgresFeatures(fresh_database, CLUSTER)
+    for row in history:
+        store.put(row)
+    return store
+
+
+def test_rows_come_back_as_they_were_put_and_in_their_order(
+    features: PostgresFeatures, history: list[FeatureRow]
+) -> None:
+    begin = history[0].at
+    assert features.classes(begin) == [("h100", "busy", len(history))]
+    back = list(features.read("h100", "busy", begin))
+    assert [row.at for row in back] == [row.at for row in history]
+    assert (back[3].nodes, back[3].features) == (history[3].nodes, ALL_NAMES)
+    assert np.array_equal(np.isnan(back[3].matrix), np.isnan(history[3].matrix))
+    assert np.nanmax(np.abs(back[3].matrix - history[3].matrix)) < 0.005
+    assert [row.at for row in features.newest("h100", "busy", begin, 2)] == [
+        history[-1].at,
+        history[-2].at,
+    ]
+    assert list(features.read("h100", "idle", begin)) == []
+    assert list(features.read("h100", "busy", history[-1].at + timedelta(seconds=1))) == []
+
+
+def test_history_is_dropped_after_two_weeks(features: PostgresFeatures, history: list[FeatureRow]) -> None:
+    edge = history[5].at + feature_rows.KEPT
+    with features._engine.begin() as conn:
+        feature_rows.forget(conn, edge)
+    assert [row.at for row in features.read("h100", "busy", history[0].at)] == [row.at for row in history[5:]]
+
+
+def test_who_was_sick_when(features: PostgresFeatures, history: list[FeatureRow]) -> None:
+    now = history[-1].at
+    hour = timedelta(hours=1)
+    told = [
+        incident(1, nodes={"gpu0001": Verdict.suspect, "gpu0002": Verdict.suspect}, opened=now - hour),
+        incident(2, nodes={"gpu0003": Verdict.isolate}, opened=now - 3 * hour, closed=now - 2 * hour),
+        incident(3, nodes={"gpu0004": Verdict.watch}, opened=now - hour, review=Review.false_alarm),
+        incident(4, nodes={}, opened=now - 90 * 24 * hour, closed=now - 80 * 24 * hour),
+        incident(5, nodes={}, opened=now - hour, cluster="other"),
+    ]
+    with features._engine.begin() as conn:
+        for one in told:
+            conn.execute(
+                sa.insert(incidents).values(
+                    id=one.id,
+                    cluster=one.cluster,
+                    rule=one.rule,
+                    state=one.state,
+                    severity=one.severity,
+                    node={2: None, 4: "gpu0009", 5: "gpu0008"}.get(told.index(one) + 1, "gpu0005"),
+                    opened=one.opened,
+                    updated=one.updated,
+                    closed=one.closed,
+                    doc=msgspec.to_builtins(one),
+                )
+            )
+    open_still = [(now - hour, now)]
+    assert features.sick(now - 7 * 24 * hour, now) == {
+        "gpu0001": open_still,
+        "gpu0002": open_still,
+        "gpu0005": open_still,
+        "gpu0003": [(now - 3 * hour, now - 2 * hour)],
+    }
+
+
+def test_a_model_comes_back_with_its_data_and_scores_the_same(
+    fresh_database: sa.Engine, history: list[FeatureRow]
+) -> None:
+    now = history[-1].at
+    store = PostgresModels(fresh_database, CLUSTER)
+    made = train(history, len(history), {}, now)
+    assert store.save(made, by="anna", at=now)
+    assert not store.save(made, by="anna", at=now)
+    ((model, version),) = [(one.model, one) for one in store.in_force()]
+    assert (model, version.in_force_by, version.judged) == (made.model, "anna", None)
+    back = store.trained(model)
+    assert back.data.tobytes() == made.data.tobytes()
+    assert Fitted(back).score(made.data[:9]).tobytes() == Fitted(made).score(made.data[:9]).tobytes()
+    assert [one.model for one in store.find(model.id[:8])] == [model]
+    assert store.find("%") == []
+    assert PostgresModels(fresh_database, "other").in_force() == []
+    with fresh_database.connect() as conn:
+        told = conn.execute(sa.select(audit_records).order_by(audit_records.c.id)).all()
+    assert [(one.actor, one.verb) for one in told] == [("anna", "model.trained"), ("anna", "model.in_force")]
+    assert {one.subject for one in told} == {f"model/{model.id}"}
+    assert told[0].data["data_hash"] == model.data_hash
+
+
+def test_a_model_of_the_version_before_is_used_as_it_was(
+    fresh_database: sa.Engine, history: list[FeatureRow]
+) -> None:
+    """It names two scorers that are gone, and a parameter of one of them."""
+    now, store = history[-1].at, PostgresModels(fresh_database, CLUSTER)
+    made = train(history, len(history), {}, now)
+    store.save(made, by="anna", at=now)
+    doc = msgspec.to_builtins(made.model)
+    doc["params"]["kept"] = 0.9
+    doc["beside"] |= {name: doc["beside"]["forest"] for name in ("robust", "residual")}
+    with fresh_database.begin() as conn:
+        conn.execute(sa.update(forest_models).values(doc=doc))
+    keeper = ModelKeeper(fresh_database, CLUSTER)
+    keeper._look()
+    (fitted,) = keeper.forest()._models()
+    assert (fitted.model.id, fitted.model.threshold) == (made.model.id, made.model.threshold)
+    assert fitted.score(made.data[:9]).tobytes() == Fitted(made).score(made.data[:9]).tobytes()
+    shown = side_by_side(fitted, history[-1])
+    assert {way.way for one in shown for way in one.ways} == {"distance", "forest"}
+
+
+def test_only_the_newest_models_of_a_class_are_kept(
+    fresh_database: sa.Engine, history: list[FeatureRow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models_module, "KEPT", 2)
+    store = PostgresModels(fresh_database, CLUSTER)
+    made = [
+        train(history, len(history), {}, history[-1].at + timedelta(minutes=seed), Params(seed=seed))
+        for seed in range(3)
+    ]
+    for one in made:
+        store.save(one, by="anna", at=one.model.trained_at)
+    assert [one.model for one in store.in_force()] == [made[2].model]
+    with fresh_database.connect() as conn:
+        kept = set(conn.scalars(sa.select(forest_models.c.id)))
+    assert kept == {one.model.id for one in made[1:]}
+    with pytest.raises(KeyError):
+        store.trained(made[0].model)
+
+
+@pytest.fixture
+def keeper(fresh_database: sa.Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelKeeper]:
+    monkeypatch.setattr("healer.bootstrap.models.LOOK_S", 0.05)
+    made, stopped = ModelKeeper(fresh_database, CLUSTER), threading.Event()
+    thread = threading.Thread(target=made.run, args=(stopped,))
+    thread.start()
+    yield made
+    stopped.set()
+    thread.join(10)
+
+
+def test_the_detector_writes_history_and_takes_up_a_newer_model(
+    keeper: ModelKeeper, fresh_database: sa.Engine, history: list[FeatureRow]
+) -> None:
+    forest = keeper.forest()
+    for row in history[:3]:
+        forest._keep(row)  # as its tick does
+    store = PostgresFeatures(fresh_database, CLUSTER)
+    wait_until(lambda: store.classes(history[0].at) == [("h100", "busy", 3)])
+    assert list(forest._models()) == []
+    models = PostgresModels(fresh_database, CLUSTER)
+    for seed in range(2):
+        at = history[-1].at + timedelta(minutes=seed)
+        one = train(history, len(history), {}, at, Params(seed=seed))
+        models.save(one, by="anna", at=at)
+        wait_until(lambda wanted=one: [s.model.id for s in forest._models()] == [wanted.model.id])
+
+
+def test_a_model_of_other_features_is_named_once_and_not_used(
+    fresh_database: sa.Engine, history: list[FeatureRow], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("healer.bootstrap.models.log.warning", lambda text, **_: told.append(text))
+    monkeypatch.setattr("healer.bootstrap.models.usable", lambda _: False)
+    now = history[-1].at
+    PostgresModels(fresh_database, CLUSTER).save(train(history, len(history), {}, now), by="anna", at=now)
+    keeper = ModelKeeper(fresh_database, CLUSTER)
+    for _ in range(2):
+        keeper._look()
+    assert told == ["a model of another version is not used: the scheduler makes a new one"]
+    assert list(keeper.forest()._models()) == []
+
+
+def test_a_model_made_from_other_features_is_not_used(history: list[FeatureRow]) -> None:
+    model = train(history, len(history), {}, history[-1].at).model
+    assert usable(model)
+    assert not usable(msgspec.structs.replace(model, definition="older"))
+    assert not usable(msgspec.structs.replace(model, features=("gone",)))
+
+
+# --- the command ---
+
+Healer = Callable[..., Result]
+
+
+@pytest.fixture
+def healer(fresh_database: sa.Engine) -> Healer:
+    url = fresh_database.url.render_as_string(hide_password=False)
+
+    def run(*arguments: str) -> Result:
+        env = {"HEALER_DATABASE_URL": url, "HEALER_CLUSTER": CLUSTER}
+        return CliRunner().invoke(build(), ["model", *arguments], env=env)
+
+    return run
+
+
+def test_train_and_show(healer: Healer, features: PostgresFeatures) -> None:
+    dry = healer("train", "--dry-run")
+    assert dry.exit_code == 0, dry.output
+    assert "h100, busy: would be trained; attested: " in dry.output
+    assert "no model of pod1 yet" in healer("show").output
+    done = json.loads(healer("train", "--json").stdout)
+    (model,) = done["models"]
+    assert (model["stored"], done["refused"], done["dry_run"]) == (True, [], False)
+    again = healer("train")
+    assert "is in force already" in again.output
+    (shown,) = json.loads(healer("show", "--json").stdout)["models"]
+    assert shown["id"] == model["id"]
+    assert shown["scored"] == 24
+    assert shown["above"] == 0
+    assert 0 <= shown["drift"] < 2.5
+    assert shown["hint"] == ""
+    told = healer("show", model["id"][:10]).output
+    assert f"attested   {model['attested']} of {model['seen']} samples" in told
+    assert "feature    gpu temperature, mean" in told
+
+
+def test_show_says_when_the_class_has_changed(
+    healer: Healer, features: PostgresFeatures, history: list[FeatureRow]
+) -> None:
+    assert healer("train").exit_code == 0
+    last = history[-1]
+    for number in range(24):
+        moved = np.where(np.isnan(last.matrix), np.nan, last.matrix + 4).astype(np.float32)
+        at = last.at + timedelta(seconds=number)
+        features.put(FeatureRow(CLUSTER, last.hardware, last.load, at, last.nodes, last.features, moved))
+    (shown,) = json.loads(healer("show", "--json").stdout)["models"]
+    assert shown["above"] > 12
+    assert "train again" in shown["hint"]
+
+
+def test_what_cannot_be_done_is_said_in_one_sentence(
+    healer: Healer, fresh_database: sa.Engine, history: list[FeatureRow]
+) -> None:
+    none = healer("train")
+    assert none.exit_code == 1
+    assert "no history of pod1 since 7d" in str(none.exception)
+    store = PostgresFeatures(fresh_database, CLUSTER)
+    for row in history[:2]:
+        store.put(row)
+    few = healer("train")
+    assert few.exit_code == 1
+    assert "no model: h100, busy: 48 healthy samples of 48, and 200 are needed" in few.stdout
+    gone = healer("show", "0123")
+    assert "there is no model 0123" in str(gone.exception)
+    wrong = healer("train", "--since", "soon")
+    assert wrong.exit_code == 2
+    assert "--since" in wrong.output
+
+
+def test_what_a_person_put_in_force_meanwhile_stands(
+    fresh_database: sa.Engine, history: list[FeatureRow]
+) -> None:
+    now = history[-1].at
+    store = PostgresModels(fresh_database, CLUSTER)
+    first, second, third = (train(history[less:], len(history), {}, now) for less in (0, 1, 2))
+    well = Judged(samples=100, above=0.0, found=1.0)
+    assert store.save(first, by="healer", at=now, judged=well, against=None)
+    store.save(second, by="anna", at=now)
+    assert store.save(third, by="healer", at=now, judged=well, against=first.model.id)
+    assert [one.model.id for one in store.in_force()] == [second.model.id]
+    (kept,) = [one for one in store.versions() if one.model.id == third.model.id]
+    assert kept.judged is not None and "while this one was made" in kept.judged.refused
+    assert store.save(
+        train(history[3:], len(history), {}, now), by="healer", at=now, judged=well, against=second.model.id
+    )
+    assert store.in_force()[0].model.id not in {first.model.id, second.model.id, third.model.id}

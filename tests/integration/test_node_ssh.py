@@ -1,0 +1,414 @@
+"""healer-node behind a real sshd: what goes wrong is told apart, and a node that hangs blocks nobody."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from healer import bootstrap
+from healer.adapters.nodes.ssh import AT_ONCE, Ssh
+from healer.adapters.nodes.verbs import NodeVerbs
+from healer.bootstrap import doctor_checks
+from healer.ports.node_exec import NodeError, NodeUnavailable
+from healer.settings import Settings, SettingsError, load
+from healer.sim.sim_clock import WallClock
+from healer.sim.sim_slurm import SimScheduler, SimServer
+from tests.support.node_ssh import SshSite, keygen, ssh_site
+from tests.support.processes import clean_environ, free_port, living, name_of
+from tests.support.wait import wait_until
+
+FM = "nvidia-fabricmanager"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[SshSite]:
+    with ssh_site(tmp_path / "site") as one:
+        yield one
+
+
+def refusal(call: object, kind: type[NodeError] = NodeError) -> NodeError:
+    with pytest.raises(NodeError) as told:
+        call()  # type: ignore[operator]
+    assert type(told.value) is kind, told.value
+    return told.value
+
+
+# --- the way there
+
+
+def test_a_node_tells_who_it_is(site: SshSite) -> None:
+    site.node("gpu0001")
+    told = site.exec().identify("gpu0001")
+    assert told["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert len(told["gpus"]) == 2
+
+
+def test_a_host_key_that_changed_stops_everything(site: SshSite) -> None:
+    node = site.node("gpu0001")
+    node.stop()
+    for path in (node.host_key, node.host_key.with_suffix(".pub")):
+        path.unlink()
+    keygen(node.host_key)
+    node.start()
+    told = refusal(lambda: site.exec().restart_service("gpu0001", FM))
+    assert "is not the one in" in str(told) and "ssh-keygen -R gpu0001" in str(told)
+    assert node.programs.asked("systemctl") == []
+
+
+def test_a_host_key_that_nobody_knows_is_never_learnt(site: SshSite) -> None:
+    site.node("gpu0001")
+    site.known_hosts.write_text("")
+    told = refusal(lambda: site.exec().fabric_state("gpu0001"))
+    assert "host key of gpu0001 is not known" in str(told)
+    assert site.known_hosts.read_text() == ""
+
+
+def test_another_nodes_host_key_does_not_do(site: SshSite) -> None:
+    """A node that took another's address is not that other."""
+    one, two = site.node("gpu0001"), site.node("gpu0002")
+    site.config.write_text("")
+    site.address("gpu0001", two.port)
+    assert "is not the one in" in str(refusal(lambda: site.exec().restart_service("gpu0001", FM)))
+    assert one.programs.asked("systemctl") + two.programs.asked("systemctl") == []
+
+
+def test_a_wrong_key_is_told(site: SshSite) -> None:
+    site.node("gpu0001")
+    other = keygen(site.folder / "other")
+    told = refusal(lambda: site.exec(key_file=other).fabric_state("gpu0001"))
+    assert "does not take healer's key" in str(told)
+
+
+def test_a_key_that_cannot_be_read_is_told(site: SshSite) -> None:
+    site.node("gpu0001")
+    missing = site.exec(key_file=site.folder / "nothing")
+    told = refusal(lambda: missing.fabric_state("gpu0001"))
+    assert "HEALER_SSH_KEY_FILE names" in str(told) and "cannot be read" in str(told)
+    site.key.chmod(0o644)
+    told = refusal(lambda: site.exec().fabric_state("gpu0001"))
+    assert "readable by healer's user alone" in str(told)
+
+
+def test_a_key_with_a_passphrase_asks_nobody(site: SshSite) -> None:
+    site.node("gpu0001")
+    subprocess.run(["ssh-keygen", "-q", "-p", "-N", "secret words", "-f", str(site.key)], check=True)
+    refusal(lambda: site.exec().fabric_state("gpu0001"))
+
+
+@pytest.mark.parametrize("why", ["nobody listens", "no such name"])
+def test_a_node_that_cannot_be_reached_was_surely_not_asked(site: SshSite, why: str) -> None:
+    site.address("gpu0001" if why == "nobody listens" else "gpu0002", free_port())
+    told = refusal(lambda: site.exec().restart_service("gpu0001", FM), NodeUnavailable)
+    assert isinstance(told, NodeUnavailable) and told.sent is False
+    assert "gpu0001 cannot be reached by SSH" in str(told)
+
+
+def test_a_node_without_healer_node_is_told(site: SshSite) -> None:
+    node = site.node("gpu0001")
+    node.forced = "/nowhere/healer-node"
+    node.authorize(site.key)
+    assert "healer-node is missing on gpu0001" in str(refusal(lambda: site.exec().fabric_state("gpu0001")))
+
+
+def test_a_node_that_does_not_force_the_command_is_told(site: SshSite) -> None:
+    node = site.node("gpu0001")
+    node.forced = "/bin/echo hello"
+    node.authorize(site.key)
+    told = refusal(lambda: site.exec().fabric_state("gpu0001"))
+    assert "did not run healer-node" in str(told) and "authorized_keys must force" in str(told)
+
+
+@pytest.mark.parametrize("name", ["-oProxyCommand=id", "a b", "", "../x", "gpu1;id", "gpu1\n"])
+def test_a_name_that_is_none_never_reaches_ssh(site: SshSite, name: str) -> None:
+    assert "is no name of a node" in str(refusal(lambda: site.exec().fabric_state(name)))
+
+
+# --- what the node answers
+
+
+def test_a_service_that_is_not_on_the_list_is_refused_by_the_node(site: SshSite) -> None:
+    node = site.node("gpu0001")
+    told = refusal(lambda: site.exec().restart_service("gpu0001", "sshd"))
+    assert "no service that healer may touch" in str(told) and "/etc/healer-node.conf" in str(told)
+    assert node.programs.log()[-1]["event"] == "refused"
+
+
+def test_a_program_that_fails_gives_its_words(site: SshSite) -> None:
+    node = site.node("gpu0001")
+    node.programs.mode("nvidia-smi", "fail")
+    told = refusal(lambda: site.exec().fabric_state("gpu0001"))
+    assert "nvidia-smi: it went wrong" in str(told)
+
+
+def test_a_program_that_hangs_leaves_it_unknown(site: SshSite) -> None:
+    node = site.node("gpu0001")
+    node.programs.mode("systemctl", "hang")
+    node.programs.configure(SYSTEMCTL_S="0.3")
+    told = refusal(lambda: site.exec().restart_service("gpu0001", FM), NodeUnavailable)
+    assert isinstance(told, NodeUnavailable) and told.sent is True
+    wait_until(lambda: not living(node.programs.pids("systemctl")), 10, what="nothing is left of it")
+
+
+def test_a_restart_that_succeeds_late_is_read_back(site: SshSite) -> None:
+    node, nodes = site.node("gpu0001"), site.exec()
+    node.programs.mode("systemctl", "late")
+    nodes.restart_service("gpu0001", FM)
+    assert nodes.service_active("gpu0001", FM) is False
+    node.programs.finish()
+    wait_until(lambda: nodes.service_active("gpu0001", FM), 20, what="it is active")
+
+
+def test_both_ends_write_down_the_same_call(site: SshSite, capsys: pytest.CaptureFixture[str]) -> None:
+    node = site.node("gpu0001")
+    site.exec().restart_service("gpu0001", FM)
+    here = capsys.readouterr().out
+    begun, done = node.programs.log()
+    assert (begun["event"], done["event"]) == ("begins", "done")
+    assert (done["verb"], done["as"], done["from"]) == ("service-restart", "healer", "127.0.0.1")
+    assert len(done["id"]) == 16 and done["id"] in here
+
+
+# --- what a stolen key could do
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["service-restart slurmd; rm -rf /"], ["id\nidentify"], ["sh"], [], ["-oLogLevel=DEBUG", "identify"],
+        ["--conf", "/tmp/x", "identify"], ["scp", "-t", "/etc"], ["$(identify)"],
+    ],
+)  # fmt: skip
+def test_the_key_opens_nothing_else(site: SshSite, words: list[str]) -> None:
+    node = site.node("gpu0001")
+    done = by_hand(site, "gpu0001", words)
+    assert done.returncode == 126
+    assert json.loads(done.stdout)["code"] == "refused"
+    assert [entry["event"] for entry in node.programs.log()] == ["refused"]
+    assert node.programs.asked("systemctl") == []
+
+
+def test_the_key_opens_no_tunnel_terminal_or_file_transfer(site: SshSite) -> None:
+    node = site.node("gpu0001")
+    for options in (["-tt"], ["-s"], ["-A"], ["-oSendEnv=LC_ALL"]):
+        done = by_hand(site, "gpu0001", ["sftp" if options == ["-s"] else "identify"], *options)
+        assert done.returncode in {0, 126, 255}
+        assert done.stdout.strip()[:1] in {b"", b"{"}
+    done = by_hand(site, "gpu0001", ["identify"], "-W", f"127.0.0.1:{node.port}", clear="no")
+    assert done.returncode != 0 and b"SSH-2.0" not in done.stdout
+    assert node.programs.asked("systemctl") == []
+
+
+def by_hand(
+    site: SshSite, node: str, words: list[str], *options: str, clear: str = "yes"
+) -> "subprocess.CompletedProcess[bytes]":
+    """As whoever has healer's key may try it."""
+    own = site.ssh().command(node, (), 10)
+    own = [word.replace("ClearAllForwardings=yes", f"ClearAllForwardings={clear}") for word in own]
+    command = [*own[:-2], *options, "--", node, *words]
+    return subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=60, check=False)
+
+
+# --- tests that outlive whoever started them
+
+
+def test_tests_go_on_when_the_client_is_killed_and_the_second_start_is_the_same(site: SshSite) -> None:
+    node, ssh = site.node("gpu0001"), site.ssh()
+    command = ssh.command("gpu0001", ("diagnose-start", "r1:test:0", "2"), 60)
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as client:
+        wait_until(lambda: node.programs.asked("dcgmi"), 20, what="the tests run")
+        client.kill()
+    # All of the connection dies too.
+    subprocess.run(["pkill", "-KILL", "-P", str(node.process.pid)], check=False)  # type: ignore[union-attr]
+    nodes = site.exec()
+    nodes.start_diagnosis("gpu0001", "r1:test:0")
+    assert nodes.diagnosis("gpu0001", "r1:test:0") is None
+    node.programs.finish()
+    node.programs.ended("diagnose-show", "r1:test:0")
+    told = nodes.diagnosis("gpu0001", "r1:test:0")
+    assert told is not None and told.passed
+    assert node.programs.asked("dcgmi") == ["diag -r 2 -j"]
+
+
+def test_a_node_that_other_tests_have_is_asked_later(site: SshSite) -> None:
+    node, nodes = site.node("gpu0001"), site.exec()
+    nodes.start_diagnosis("gpu0001", "k1")
+    told = refusal(lambda: nodes.start_diagnosis("gpu0001", "k2"), NodeUnavailable)
+    assert isinstance(told, NodeUnavailable) and told.sent is False and "busy" in str(told)
+    node.programs.finish()
+    node.programs.ended("diagnose-show", "k1")
+    nodes.start_diagnosis("gpu0001", "k2")
+    assert node.programs.diagnoses("gpu0001") == ["k1", "k2"]
+
+
+def test_tests_that_were_cut_short_begin_again_under_their_key(site: SshSite) -> None:
+    node, nodes = site.node("gpu0001"), site.exec()
+    nodes.start_diagnosis("gpu0001", "k")
+    wait_until(lambda: node.programs.asked("dcgmi"), 20, what="the tests run")
+    keepers = [
+        int(entry.name)
+        for entry in Path("/proc").glob("[0-9]*")
+        if str(node.programs.conf) in name_of(int(entry.name))
+    ]
+    for pid in [*keepers, *node.programs.pids("dcgmi")]:
+        os.kill(pid, signal.SIGKILL)
+    node.programs.ended("diagnose-show", "k")
+    assert "cut short" in str(refusal(lambda: nodes.diagnosis("gpu0001", "k")))
+    nodes.start_diagnosis("gpu0001", "k")
+    assert nodes.diagnosis("gpu0001", "k") is None
+
+
+# --- a node that hangs
+
+
+class Silent:
+    """Takes connections and never says a word."""
+
+    def __init__(self, site: SshSite, name: str) -> None:
+        self.socket = socket.create_server(("127.0.0.1", 0), backlog=64)
+        site.address(name, self.socket.getsockname()[1])
+
+
+def test_nodes_that_hang_block_nobody(site: SshSite) -> None:
+    site.node("gpu0001")
+    names = [f"gpu01{number:02}" for number in range(3 * AT_ONCE)]
+    hanging = [Silent(site, name) for name in names]
+    ssh = Ssh(site.settings(), pause_s=600)
+    nodes = NodeVerbs(ssh)
+    told: dict[str, str] = {}
+
+    def one(name: str) -> None:
+        told[name] = str(refusal(lambda: nodes.fabric_state(name), NodeUnavailable))
+
+    threads = [threading.Thread(target=one, args=(name,)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert told.keys() == set(names)
+    turned_away = {name for name, text in told.items() if "was not asked" in text}
+    assert turned_away, "they did not wait until the others were given up"
+    for name in set(names) - turned_away:  # those are left alone for a while
+        assert "a moment ago" in str(refusal(lambda name=name: nodes.fabric_state(name), NodeUnavailable))
+    assert NodeVerbs(ssh, read_s=40).fabric_state("gpu0001").healthy
+    for other in hanging:
+        other.socket.close()
+
+
+def test_a_node_is_asked_one_thing_at_a_time(site: SshSite) -> None:
+    node, nodes = site.node("gpu0001"), site.exec()
+    node.programs.mode("nvidia-smi", "hang")
+    first = threading.Thread(target=lambda: refusal(lambda: nodes.fabric_state("gpu0001")))
+    first.start()
+    wait_until(lambda: node.programs.asked("nvidia-smi"), 20, what="the first call hangs")
+    told = refusal(lambda: nodes.service_active("gpu0001", FM), NodeUnavailable)
+    assert isinstance(told, NodeUnavailable) and told.sent is False and "another call" in str(told)
+    (hanging,) = node.programs.pids("nvidia-smi")
+    os.kill(hanging, signal.SIGKILL)
+    first.join(60)
+    assert nodes.service_active("gpu0001", FM)
+
+
+def test_a_node_that_hung_is_asked_again_and_is_well(site: SshSite) -> None:
+    node, nodes = site.node("gpu0001"), NodeVerbs(site.ssh())
+    assert node.process is not None
+    node.process.send_signal(signal.SIGSTOP)
+    try:
+        refusal(lambda: nodes.restart_service("gpu0001", FM), NodeUnavailable)
+    finally:
+        node.process.send_signal(signal.SIGCONT)
+
+    def well() -> bool:
+        try:
+            return nodes.service_active("gpu0001", FM)
+        except NodeUnavailable:
+            return False
+
+    wait_until(well, 20, what="it answers again")
+
+
+# --- as a site sets it up
+
+
+def configured(site: SshSite, tmp_path: Path, **more: str) -> Settings:
+    return load({name: value for name, value in (environ(site, tmp_path) | more).items() if value})
+
+
+def environ(site: SshSite, tmp_path: Path) -> dict[str, str]:
+    return {
+        "HEALER_DATA_DIR": str(tmp_path),
+        "HEALER_SLURM_ADAPTERS": "sim",
+        "HEALER_SIM_SOCKET": str(tmp_path / "slurm.sock"),
+        "HEALER_SSH_KEY_FILE": str(site.key),
+        "HEALER_SSH_KNOWN_HOSTS": str(site.known_hosts),
+        "HEALER_SSH_CONFIG": str(site.config),
+        "HEALER_SSH_USER": site.settings().user,
+    }
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Iterator[list[str]]:
+    """A simulated Slurm; the names of its nodes."""
+    scheduler = SimScheduler("pod1", WallClock(), 2)
+    server = SimServer(scheduler, tmp_path / "slurm.sock")
+    server.start()
+    yield sorted(scheduler.snapshot().nodes)
+    server.stop()
+
+
+def test_doctor_asks_one_node(site: SshSite, slurm: list[str], tmp_path: Path) -> None:
+    node = site.node(slurm[0])
+    (told,) = doctor_checks.look_at_node_actions(configured(site, tmp_path))
+    assert (told.ok, told.repair) == (True, "")
+    assert told.text == f"{slurm[0]} answers by SSH: driver 570.124.06, 2 GPUs"
+    node.stop()
+    (told,) = doctor_checks.look_at_node_actions(configured(site, tmp_path))
+    assert not told.ok and "cannot be reached by SSH" in told.text and "docs/nodes.md" in told.repair
+
+
+def test_doctor_answers_one_document(site: SshSite, slurm: list[str], tmp_path: Path) -> None:
+    """What it logs of the call is no part of it."""
+    site.node(slurm[0])
+    done = subprocess.run(
+        [sys.executable, "-m", "healer", "doctor", "--json"],
+        env=clean_environ(**environ(site, tmp_path)), capture_output=True, timeout=120, check=False,
+    )  # fmt: skip
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    assert checks[doctor_checks.NODE_ACTIONS]["ok"]
+    assert b"node call" in done.stderr
+
+
+def test_doctor_says_where_nothing_is_set_up(site: SshSite, tmp_path: Path) -> None:
+    (told,) = doctor_checks.look_at_node_actions(configured(site, tmp_path, HEALER_SSH_KEY_FILE=""))
+    assert told.ok and "handed to a person" in told.text and "HEALER_SSH_KEY_FILE" in told.repair
+    (told,) = doctor_checks.look_at_node_actions(configured(site, tmp_path, HEALER_SIM_NODES_SOCKET="/x"))
+    assert not told.ok and "both set" in told.text
+
+
+def test_the_level_of_the_tests_is_the_sites(site: SshSite, tmp_path: Path) -> None:
+    node = site.node("gpu0001")
+    nodes = bootstrap.node_exec(configured(site, tmp_path, HEALER_SSH_DIAGNOSE_LEVEL="3"))
+    assert nodes is not None and nodes.name == "ssh"
+    nodes.start_diagnosis("gpu0001", "k")
+    wait_until(lambda: node.programs.asked("dcgmi") == ["diag -r 3 -j"], 20, what="the tests run")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("USER", "-oProxyCommand=id"),
+        ("USER", "a b"),
+        ("PORT", "0"),
+        ("PORT", "65536"),
+        ("DIAGNOSE_LEVEL", "5"),
+    ],
+)
+def test_a_wrong_setting_is_told(setting: str, value: str) -> None:
+    with pytest.raises(SettingsError, match=f"HEALER_SSH_{setting} must be"):
+        load({f"HEALER_SSH_{setting}": value})

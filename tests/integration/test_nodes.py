@@ -1,0 +1,318 @@
+"""What every `ports.NodeExec` must do: simulated nodes in this process and over their socket, and healer-node
+behind a real sshd."""
+
+import gzip
+import hashlib
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from healer.model import GpuActivity, JobOnNode, JobStacks, RecorderFile, Stack
+from healer.ports.node_exec import NodeError, NodeExec, NodeUnavailable
+from healer.sim.nodes import FABRIC_MANAGER, NodesClient, NodesServer, SimNodes
+from healer.sim.sim_clock import SimClock
+from tests.support.node_ssh import SshNode, ssh_site
+from tests.support.stand_ins import StandIns
+
+NODE = "gpu0007"
+TAKES_S = 10.0
+
+
+class World(Protocol):
+    """What drives the nodes."""
+
+    def plant(self, node: str, fault: str, /) -> None: ...
+    def faults(self, node: str, /) -> list[str]: ...
+    def restarts(self, node: str, /) -> int: ...
+    def diagnoses(self, node: str, /) -> list[str]: ...
+    def resets(self, node: str, /) -> list[str]: ...
+    def collections(self, node: str, /) -> list[str]: ...
+
+
+class Advancing(Protocol):
+    def advance(self, seconds: float, /) -> object: ...
+
+
+class Bench:
+    """One way to reach the nodes, and the nodes themselves."""
+
+    def __init__(self, nodes: NodeExec, world: World, clock: Advancing) -> None:
+        self.nodes, self.world, self.clock = nodes, world, clock
+
+
+class RealWorld:
+    """A node behind sshd: `unreachable` ends its sshd, the rest is its programs' matter."""
+
+    def __init__(self, node: SshNode) -> None:
+        self._node, self._of = node, node.programs
+        self.programs = node.programs
+
+    def plant(self, node: str, fault: str) -> None:
+        if fault == "unreachable":
+            self._node.stop()
+        self._of.plant(node, fault)
+
+    def faults(self, node: str) -> list[str]:
+        return self._of.faults(node)
+
+    def restarts(self, node: str) -> int:
+        return self._of.restarts(node)
+
+    def diagnoses(self, node: str) -> list[str]:
+        return self._of.diagnoses(node)
+
+    def resets(self, node: str) -> list[str]:
+        return self._of.resets(node)
+
+    def collections(self, node: str) -> list[str]:
+        return self._of.collections(node)
+
+
+class RealClock:
+    """The tests end when so much time has been let pass, however long it took."""
+
+    def __init__(self, of: StandIns) -> None:
+        self._of, self._passed_s = of, 0.0
+
+    def advance(self, seconds: float) -> None:
+        self._passed_s += seconds
+        if self._passed_s >= TAKES_S:
+            self._of.finish()
+            for key in self._of.diagnoses(NODE):
+                self._of.ended("diagnose-show", key)
+            for key in self._of.resets(NODE):
+                self._of.ended("gpu-reset-show", key)
+            for key in self._of.collections(NODE):
+                self._of.ended("collect-show", key)
+
+
+@pytest.fixture(params=["in process", "socket", "ssh"])
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    if request.param == "ssh":
+        with ssh_site(tmp_path / "site") as site:
+            node = site.node(NODE)
+            yield Bench(site.exec(), RealWorld(node), RealClock(node.programs))
+        return
+    clock = SimClock(datetime(2026, 11, 20, 3, tzinfo=UTC))
+    world = SimNodes(clock, diagnosis_s=TAKES_S, gpus=2)
+    if request.param == "in process":
+        yield Bench(world, world, clock)
+        return
+    server = NodesServer(world, tmp_path / "nodes.sock")
+    server.start()
+    client = NodesClient(server.path)
+    yield Bench(client, world, clock)
+    client.close()
+    server.stop()
+
+
+def test_a_well_node_runs_its_services_and_its_fabric_is_up(bench: Bench) -> None:
+    assert bench.nodes.service_active(NODE, FABRIC_MANAGER)
+    assert bench.nodes.fabric_state(NODE).healthy
+    assert bench.nodes.fabric_state(NODE).state == "Completed"
+
+
+def test_a_restart_brings_a_dead_fabric_manager_back(bench: Bench) -> None:
+    bench.world.plant(NODE, "fabric-manager")
+    assert not bench.nodes.service_active(NODE, FABRIC_MANAGER)
+    assert not bench.nodes.fabric_state(NODE).healthy
+    bench.nodes.restart_service(NODE, FABRIC_MANAGER)
+    assert bench.nodes.service_active(NODE, FABRIC_MANAGER)
+    assert bench.nodes.fabric_state(NODE).healthy
+    assert bench.world.faults(NODE) == []
+
+
+def test_memory_is_told_and_a_reset_remaps_what_waits(bench: Bench) -> None:
+    well = bench.nodes.memory_state(NODE)
+    assert (well.gpus, well.faults) == (2, ())
+    bench.world.plant(NODE, "remap-pending")
+    told = bench.nodes.memory_state(NODE)
+    assert told.gpus == 2 and "a row waits to be remapped" in told.faults[0]
+    bench.nodes.start_reset(NODE, "r1:reset:0", "all")
+    bench.clock.advance(TAKES_S)
+    assert bench.nodes.memory_state(NODE).faults == ()
+
+
+@pytest.mark.parametrize(("fault", "left"), [("remap-failed", 2), ("gpu-missing", 1)])
+def test_what_no_reset_mends_is_still_told(bench: Bench, fault: str, left: int) -> None:
+    bench.world.plant(NODE, fault)
+    told = bench.nodes.memory_state(NODE)
+    assert told.gpus == left
+    assert any("could not be remapped" in one for one in told.faults) == (fault == "remap-failed")
+
+
+def test_a_restart_does_not_mend_a_broken_fabric(bench: Bench) -> None:
+    bench.world.plant(NODE, "fabric")
+    bench.nodes.restart_service(NODE, FABRIC_MANAGER)
+    state = bench.nodes.fabric_state(NODE)
+    assert (state.healthy, state.status) == (False, "NVLink failure")
+    assert bench.nodes.service_active(NODE, FABRIC_MANAGER)
+
+
+def test_the_restart_of_another_service_leaves_the_fabric_manager_dead(bench: Bench) -> None:
+    bench.world.plant(NODE, "fabric-manager")
+    bench.nodes.restart_service(NODE, "nvidia-dcgm")
+    assert not bench.nodes.service_active(NODE, FABRIC_MANAGER)
+
+
+def test_tests_run_for_a_while_and_then_tell(bench: Bench) -> None:
+    bench.nodes.start_diagnosis(NODE, "r1:validate")
+    assert bench.nodes.diagnosis(NODE, "r1:validate") is None
+    bench.clock.advance(TAKES_S)
+    told = bench.nodes.diagnosis(NODE, "r1:validate")
+    assert told is not None and told.passed and told.failed == ()
+
+
+def test_tests_find_a_fault_of_the_hardware_and_name_it(bench: Bench) -> None:
+    bench.world.plant(NODE, "slow-gpu-3")
+    bench.nodes.start_diagnosis(NODE, "r1:validate")
+    bench.clock.advance(TAKES_S)
+    told = bench.nodes.diagnosis(NODE, "r1:validate")
+    assert told is not None and not told.passed
+    assert told.failed == ("slow-gpu-3",)
+
+
+def test_the_same_key_again_starts_nothing_anew(bench: Bench) -> None:
+    bench.nodes.start_diagnosis(NODE, "r1:validate")
+    bench.clock.advance(TAKES_S - 1)
+    bench.nodes.start_diagnosis(NODE, "r1:validate")
+    bench.clock.advance(1)
+    assert bench.nodes.diagnosis(NODE, "r1:validate") is not None
+    assert bench.world.diagnoses(NODE) == ["r1:validate"]
+
+
+def test_a_key_that_was_never_started_is_an_error_and_no_result(bench: Bench) -> None:
+    with pytest.raises(NodeError, match="never asked"):
+        bench.nodes.diagnosis(NODE, "r2:validate")
+
+
+def test_a_node_that_does_not_answer_is_told_apart_from_one_that_refuses(bench: Bench) -> None:
+    bench.world.plant(NODE, "unreachable")
+    for call in (
+        lambda: bench.nodes.restart_service(NODE, FABRIC_MANAGER),
+        lambda: bench.nodes.service_active(NODE, FABRIC_MANAGER),
+        lambda: bench.nodes.fabric_state(NODE),
+        lambda: bench.nodes.start_diagnosis(NODE, "k"),
+        lambda: bench.nodes.diagnosis(NODE, "k"),
+        lambda: bench.nodes.job_stacks(NODE, "9"),
+        lambda: bench.nodes.job_on_node(NODE, "9"),
+    ):
+        with pytest.raises(NodeUnavailable, match=NODE):
+            call()
+
+
+def test_nobody_serves_the_socket(tmp_path: Path) -> None:
+    with pytest.raises(NodeUnavailable, match="did not answer"):
+        NodesClient(tmp_path / "nothing.sock").fabric_state(NODE)
+
+
+def test_a_call_that_is_none_is_refused(tmp_path: Path) -> None:
+    server = NodesServer(SimNodes(SimClock(datetime(2026, 11, 20, 3, tzinfo=UTC))), tmp_path / "n.sock")
+    server.start()
+    try:
+        client = NodesClient(server.path)
+        with pytest.raises(ValueError, match="no call named _node"):
+            client._call("_node", NODE)
+        client.close()
+    finally:
+        server.stop()
+
+
+# --- a job that hangs --------------------------------------------------------------------------------------
+
+
+def hangs(bench: Bench) -> None:
+    """Job 4711 has a rank on the node that stands in `wait`, and the recorder has written of it."""
+    if isinstance(bench.world, SimNodes):
+        at = datetime(2026, 11, 20, 3, tzinfo=UTC)
+        gpu = GpuActivity(pci="00000000:10:00.0", util_percent=100, power_w=182.41, power_limit_w=700)
+        files = (RecorderFile(rank=12, at=at, data=b"as pickled"),)
+        stack = Stack(pid=11, threads={"MainThread": ("wait (work.py:12)", "step (train.py:9)")})
+        shown = JobOnNode(processes=1, gpus=(gpu, gpu), dumps=files)
+        bench.world.put_job(NODE, "4711", shown, JobStacks(processes=1, stacks=(stack,)))
+        return
+    assert isinstance(bench.world, RealWorld)
+    programs = bench.world.programs
+    programs.process(11, "python3", cgroup="/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0")
+    programs.configure(RECORDER=str(programs.world / "rank_"))
+    (programs.world / "rank_12").write_bytes(b"as pickled")
+
+
+def test_where_a_job_stands_and_what_its_recorder_has_left(bench: Bench) -> None:
+    hangs(bench)
+    told = bench.nodes.job_stacks(NODE, "4711")
+    assert (told.processes, told.text) == (1, "")
+    assert [(one.pid, one.threads["MainThread"][0]) for one in told.stacks] == [(11, "wait (work.py:12)")]
+    seen = bench.nodes.job_on_node(NODE, "4711")
+    assert [(one.rank, one.data) for one in seen.dumps] == [(12, b"as pickled")]
+    assert [(one.util_percent, one.power_w, one.power_limit_w) for one in seen.gpus] == [
+        (100, 182.41, 700)
+    ] * 2
+    assert seen.processes == 1
+
+
+def test_a_job_that_is_not_on_the_node(bench: Bench) -> None:
+    assert bench.nodes.job_stacks(NODE, "9").text == "no Python process of job 9 is here"
+    seen = bench.nodes.job_on_node(NODE, "9")
+    assert (seen.processes, seen.dumps, seen.text) == (0, (), "no process of job 9 is here")
+
+
+# --- the reset of a GPU ------------------------------------------------------------------------------------
+
+
+def test_a_reset_ends_what_a_reset_ends(bench: Bench) -> None:
+    bench.world.plant(NODE, "gpu-hung")
+    bench.nodes.start_reset(NODE, "r1", "0000:10:00.0")
+    bench.nodes.start_reset(NODE, "r1", "0000:10:00.0")
+    bench.clock.advance(TAKES_S)
+    told = bench.nodes.reset(NODE, "r1")
+    assert told is not None and told.passed, told
+    assert "0000:10:00.0" in told.text
+    assert bench.world.faults(NODE) == [] and bench.world.resets(NODE) == ["r1"]
+
+
+def test_a_reset_that_does_not_work_says_so(bench: Bench) -> None:
+    bench.world.plant(NODE, "gpu-hung")
+    bench.world.plant(NODE, "reset-fails")
+    bench.nodes.start_reset(NODE, "r1", "all")
+    bench.clock.advance(TAKES_S)
+    told = bench.nodes.reset(NODE, "r1")
+    assert told is not None and not told.passed and "could not be reset" in told.text
+    assert bench.world.faults(NODE) == ["gpu-hung", "reset-fails"]
+
+
+def test_a_reset_that_nobody_asked_for_is_an_error_and_so_is_a_node_that_is_away(bench: Bench) -> None:
+    with pytest.raises(NodeError, match="never asked for r9"):
+        bench.nodes.reset(NODE, "r9")
+    bench.world.plant(NODE, "unreachable")
+    with pytest.raises(NodeUnavailable):
+        bench.nodes.start_reset(NODE, "r1", "all")
+
+
+# --- what is collected on it -------------------------------------------------------------------------------
+
+
+def test_logs_are_collected_once_and_read_piece_by_piece(bench: Bench) -> None:
+    bench.nodes.start_collection(NODE, "r1:collect:0")
+    bench.nodes.start_collection(NODE, "r1:collect:0")
+    bench.clock.advance(TAKES_S)
+    bundle = bench.nodes.collection(NODE, "r1:collect:0")
+    assert bundle is not None and any(part.startswith("dmesg: ") for part in bundle.parts)
+    data = b""
+    while piece := bench.nodes.read_collection(NODE, "r1:collect:0", len(data)):
+        data += piece
+    assert (len(data), hashlib.sha256(data).hexdigest()) == (bundle.size_bytes, bundle.sha256)
+    text = gzip.decompress(data).decode()
+    assert text.startswith("===== dmesg") and "s3cr3t" not in text
+    assert bench.world.collections(NODE) == ["r1:collect:0"]
+
+
+def test_logs_that_nobody_asked_for_are_an_error_and_so_is_a_node_that_is_away(bench: Bench) -> None:
+    with pytest.raises(NodeError, match="never asked for r9"):
+        bench.nodes.collection(NODE, "r9")
+    bench.world.plant(NODE, "unreachable")
+    with pytest.raises(NodeUnavailable):
+        bench.nodes.start_collection(NODE, "r1")

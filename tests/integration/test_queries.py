@@ -1,0 +1,485 @@
+"""What the API and the pages read, on a real PostgreSQL."""
+
+import dataclasses
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+from sqlalchemy import event
+
+from healer.adapters.postgres.beats import Beat
+from healer.adapters.postgres.columns import PostgresColumns
+from healer.adapters.postgres.figures import stats
+from healer.adapters.postgres.inbox import PostgresInbox
+from healer.adapters.postgres.incident_queries import may_be_alike, parts_of
+from healer.adapters.postgres.leader import try_lead
+from healer.adapters.postgres.lines import write_entries, write_runs
+from healer.adapters.postgres.own_health import stored
+from healer.adapters.postgres.read_queries import postgres_queries
+from healer.adapters.postgres.samples import PostgresSamples
+from healer.adapters.postgres.snapshots import PostgresSnapshots
+from healer.adapters.postgres.tables import (
+    audit_records,
+    findings,
+    inbox,
+    incidents,
+    messages,
+    part_of,
+    requeues,
+    rule_modes,
+    slots,
+)
+from healer.console.pages import Pages, Sources
+from healer.engine.records import JobHistory, job_history
+from healer.incidents.node_history import similar_to
+from healer.model import (
+    Component,
+    FaultClass,
+    Finding,
+    HitBasis,
+    Incident,
+    IncidentState,
+    JobHit,
+    LogEntry,
+    Mode,
+    Observation,
+    ObservationKind,
+    Review,
+    Role,
+    Run,
+    RunState,
+    StepEvent,
+)
+from healer.ports.answers import Arriving, OpenIncident
+from healer.ports.callers import Session
+from healer.ports.queries import AuditQuery, IncidentQuery, Queries
+from healer.ports.self_health import Sink
+from tests.support.api import CLUSTER, RULES, incident, save_incident, save_run, snapshot
+from tests.support.console_telemetry import steps_of
+
+NOW = datetime.now(UTC)
+
+
+def queries_of(engine: sa.Engine) -> Queries:
+    return postgres_queries(
+        engine, snapshots=PostgresSnapshots(engine), columns=PostgresColumns(engine), rules=lambda: RULES
+    )
+
+
+def known_of(engine: sa.Engine, cluster: str, job: str) -> JobHistory:
+    return job_history(queries_of(engine).jobs.rows(cluster, job), job, RULES)
+
+
+def found_at(conn: sa.Connection, owner: str, at: datetime, rule: str = "gpu-lost") -> None:
+    place = Component(cluster=CLUSTER, node="gpu0001")
+    finding = Finding(
+        rule=rule, fault="xid-79", fault_class=incident(1).fault_class, component=place, at=at,
+        arrived_at=at, text="", confidence=1, evidence=(),
+    )  # fmt: skip
+    conn.execute(sa.insert(findings).values(incident=owner, at=at, doc=msgspec.to_builtins(finding)))
+
+
+def checkpoint(number: int, at: datetime, *, durable: bool = True, restart: int = 0) -> Observation:
+    return Observation(
+        digest=f"{number:064x}",
+        kind=ObservationKind.checkpoint,
+        component=Component(cluster=CLUSTER, job="4711"),
+        event_at=at,
+        arrived_at=at,
+        data={"restart": restart, "step": number, "path": f"/c/{number}", "durable": durable},
+    )
+
+
+def test_a_rule_tells_when_it_fired_and_in_which_mode(fresh_database: sa.Engine) -> None:
+    old = incident(60 * 24 * 30, state=IncidentState.resolved, review=Review.false_alarm)
+    now_open = incident(5)
+    with fresh_database.begin() as conn:
+        save_incident(conn, old)
+        save_incident(conn, now_open)
+        save_incident(conn, msgspec.structs.replace(incident(7), cluster="pod2"))
+        found_at(conn, old.id, old.opened)
+        found_at(conn, now_open.id, now_open.opened)
+        found_at(conn, now_open.id, now_open.opened + timedelta(minutes=2))
+        found_at(conn, now_open.id, now_open.opened + timedelta(minutes=3), rule="gpu-hot")
+        conn.execute(
+            sa.insert(rule_modes).values(rule="gpu-lost", mode="approve", by="mara", reason="new", at=NOW)
+        )
+    records = queries_of(fresh_database).rules.records(CLUSTER, fired_since=NOW - timedelta(days=7))
+    record = records["gpu-lost"]
+    assert (record.mode, record.mode_by) == (Mode.approve, "mara")
+    assert (record.open, record.fired, record.false_alarms, record.true_faults) == (1, 2, 1, 0)
+    assert record.last_at == now_open.opened + timedelta(minutes=2)
+    assert record.last_incident == now_open.id
+    # It joined an incident of another rule, and fired all the same.
+    joined = records["gpu-hot"]
+    assert (joined.open, joined.fired, joined.last_incident) == (0, 1, now_open.id)
+    # Of all clusters, by what was opened alone.
+    told = queries_of(fresh_database).rules.records()["gpu-lost"]
+    assert (told.incidents, told.open, told.reviews) == (3, 2, {Review.false_alarm: 1})
+    assert (told.last_at, told.fired, told.mode_reason) == (now_open.opened, 0, "new")
+
+
+def test_a_quiet_cluster_has_no_record(fresh_database: sa.Engine) -> None:
+    assert queries_of(fresh_database).rules.records(CLUSTER) == {}
+
+
+def test_a_job_tells_what_hit_it_and_what_it_can_go_back_to(fresh_database: sa.Engine) -> None:
+    PostgresSnapshots(fresh_database).put(snapshot())
+    PostgresInbox(fresh_database, CLUSTER).add(
+        [
+            checkpoint(100, NOW - timedelta(minutes=90)),
+            checkpoint(200, NOW - timedelta(minutes=60)),
+            checkpoint(250, NOW - timedelta(minutes=40), durable=False),
+        ]
+    )
+    with fresh_database.begin() as conn:
+        save_incident(conn, incident(1))
+        conn.execute(
+            sa.insert(requeues).values(
+                cluster=CLUSTER, job="4711", restarts=0, incident=incident(1).id, run="run-1",
+                at=NOW - timedelta(minutes=30),
+            )
+        )  # fmt: skip
+    known = known_of(fresh_database, CLUSTER, "4711")
+    assert [one.id for one in known.incidents] == [incident(1).id]
+    assert [(one.step, one.durable) for one in known.checkpoints] == [(100, True), (200, True), (250, False)]
+    assert [one.run for one in known.requeues] == ["run-1"]
+    # 16 GPUs, half an hour of work since the last durable checkpoint.
+    assert known.gpu_hours_lost == 8.0
+    assert known_of(fresh_database, CLUSTER, "1").empty
+    assert known_of(fresh_database, "pod2", "4711").empty
+
+
+def test_a_job_tells_in_sentences_what_was_done_to_it(fresh_database: sa.Engine) -> None:
+    one = incident(1)
+    with fresh_database.begin() as conn:
+        save_incident(conn, one)
+        told: dict[str, dict[str, Any]] = {
+            "r1": {"node": "gpu0001", "incident": one.id},
+            "r2": {"playbook": "requeue", "job": "4711", "by": "ann"},
+            "r3": {"playbook": "requeue", "job": "4712", "by": "ann"},
+        }
+        for name, fields in told.items():
+            given: dict[str, Any] = {"playbook": "gpu-fatal", "by": "healer"}
+            given |= {"id": name, "cluster": CLUSTER, "state": RunState.running, "created_at": NOW}
+            write_runs(conn, [Run(reason="x", **(given | fields))])
+        for run, step, event, text in (
+            ("r1", "requeue:4711", StepEvent.started, ""),
+            ("r1", "requeue:4711", StepEvent.skipped, "Job 4711 asks not to be requeued."),
+            ("r1", "requeue:14711", StepEvent.done, "Another job."),
+            ("r1", "ticket", StepEvent.done, "Ticket filed."),
+            ("r2", "requeue", StepEvent.done, "Job 4711 was requeued."),
+            ("r3", "requeue", StepEvent.done, "Job 4712 was requeued."),
+        ):
+            write_entries(conn, [LogEntry(run=run, at=NOW, epoch=1, step=step, event=event, text=text)])
+    done = known_of(fresh_database, CLUSTER, "4711").done
+    assert [(one.step, one.event, one.text, one.run) for one in done] == [
+        ("requeue", "skipped", "Job 4711 asks not to be requeued.", "r1"),
+        ("requeue", "done", "Job 4711 was requeued.", "r2"),
+    ]
+    assert (done[0].incident, done[1].incident) == (one.id, None)
+
+
+def test_steps_of_a_job_come_back(fresh_database: sa.Engine) -> None:
+    samples = PostgresSamples(fresh_database, CLUSTER)
+    batches = [
+        dataclasses.replace(one, arrived_at=NOW)
+        for one in steps_of("4711", ("gpu0001", "gpu0002"), ranks_per_node=2, steps=4)
+    ]
+    samples.put_steps(batches)
+    samples.close()
+    found = queries_of(fresh_database).signals.job_steps(CLUSTER, "4711", NOW - timedelta(minutes=30))
+    assert [one.step[0] for one in found] == [one.step[0] for one in batches]
+    assert found[0].compute_s.tolist() == pytest.approx(batches[0].compute_s.tolist())
+
+
+def lost_by(basis: HitBasis, hours: float | None, restart: int = 0) -> JobHit:
+    return JobHit(job="4711", basis=basis, restart=restart, gpus=8, lost_gpu_hours=hours)
+
+
+def test_figures_and_the_job_agree_on_what_was_lost(fresh_database: sa.Engine) -> None:
+    one, other, third = (
+        msgspec.structs.replace(incident(number), jobs_hit=("4711",), hit=hit)
+        for number, hit in (
+            (1, (lost_by(HitBasis.checkpoint, 4.0),)),
+            (2, (lost_by(HitBasis.checkpoint, 3.0), lost_by(HitBasis.start, 2.5, 1))),
+            (3, (JobHit(job="9", basis=HitBasis.unknown),)),
+        )
+    )
+    with fresh_database.begin() as conn:
+        assert stats(conn, [CLUSTER], None).gpu_hours_lost is None
+        for each in (one, other, third):
+            save_incident(conn, each)
+        told = stats(conn, [CLUSTER], None)
+    known = known_of(fresh_database, CLUSTER, "4711")
+    assert (known.gpu_hours_lost, known.gpu_hours_at_most) == (6.5, True)
+    assert (told.gpu_hours_lost, told.gpu_hours_at_most, told.jobs_unknown) == (6.5, 2.5, 1)
+
+
+def test_what_healer_restarted_alone_is_set_beside_how_long_people_took(fresh_database: sa.Engine) -> None:
+    def one(number: int, job: str, gpus: int) -> Incident:
+        hit = JobHit(job=job, basis=HitBasis.start, gpus=gpus, restart=1)
+        return msgspec.structs.replace(incident(number), jobs_hit=(job,), hit=(hit,))
+
+    def said(told: Incident, by: str, verb: str, about: str, after: timedelta, **data: str) -> None:
+        when = {"cluster": CLUSTER, "at": told.opened + after}
+        conn.execute(sa.insert(audit_records).values(**when, actor=by, verb=verb, subject=about, data=data))
+
+    def restarted(told: Incident, after: timedelta, approved_by: str | None = None) -> None:
+        job = told.jobs_hit[0]
+        run = Run(
+            id=f"run-{job}", cluster=CLUSTER, playbook="gpu-fatal", state=RunState.done, by="healer",
+            reason="x", created_at=told.opened, incident=told.id, job=job, approved_by=approved_by,
+        )  # fmt: skip
+        save_run(conn, run)
+        use = {"cluster": CLUSTER, "job": job, "restarts": 1, "incident": told.id, "run": run.id}
+        conn.execute(sa.insert(requeues).values(**use, at=told.opened))
+        said(told, "healer", "job.requeued", f"job/{job}", after, run=run.id)
+
+    quick, late, approved = one(1, "11", 64), one(2, "12", 8), one(3, "13", 512)
+    left = [one(10 + number, str(20 + number), 8) for number in range(4)]
+    with fresh_database.begin() as conn:
+        for each in (quick, late, approved, *left):
+            save_incident(conn, each)
+        restarted(quick, timedelta(minutes=1))
+        restarted(late, timedelta(hours=2))
+        restarted(approved, timedelta(minutes=21), approved_by="ann")
+        # Somebody looks on Monday at what was settled at night: no measure of how soon people come.
+        said(quick, "ann", "incident.acknowledged", f"incident/{quick.id}", timedelta(days=2))
+        for each, minutes in zip(left, (10, 31, 40, 5), strict=True):
+            said(each, "bob", "incident.noted", f"incident/{each.id}", timedelta(minutes=1))
+            said(each, "bob", "incident.acknowledged", f"incident/{each.id}", timedelta(minutes=minutes))
+            said(each, "bob", "incident.resolve_asked", f"incident/{each.id}", timedelta(hours=9))
+        few = stats(conn, [CLUSTER], None).saved
+        said(approved, "ann", "run.approved", "run/run-13", timedelta(minutes=20))
+        told = stats(conn, [CLUSTER], None).saved
+        none = stats(conn, ["pod2"], None).saved
+    assert (few.jobs, few.people, few.people_s, few.gpu_hours) == (2, 4, None, None)
+    # The median of 5, 10, 20, 31 and 40 min: 64 GPUs stood 19 min less, and the late one saved nothing.
+    assert (told.jobs, told.people, told.people_s) == (2, 5, 1200.0)
+    assert told.gpu_hours == round(64 * 19 / 60, 2)
+    assert (none.jobs, none.people, none.gpu_hours) == (0, 0, None)
+
+
+def test_similar_ones_are_found_by_index_among_thousands(fresh_database: sa.Engine) -> None:
+    here = incident(1)
+    with fresh_database.begin() as conn:
+        save_incident(conn, here)
+        conn.exec_driver_sql(
+            """
+            INSERT INTO incidents (id, cluster, rule, state, severity, node, opened, updated, doc)
+            SELECT md5(n::text), cluster, rule, state, severity, 'x' || mod(n, 1250),
+              opened - n * interval '1 min', updated,
+              doc || jsonb_build_object('id', md5(n::text), 'fault', 'xid-' || mod(n, 100),
+                'root', jsonb_build_object('cluster', cluster, 'node', 'x' || mod(n, 1250)))
+            FROM incidents, generate_series(1, 6000) AS n
+            """
+        )
+        conn.exec_driver_sql("ANALYZE incidents")
+        plans: list[str] = []
+
+        def explained(_conn: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+            if "FROM incidents" in statement and not statement.startswith("EXPLAIN"):
+                cursor.execute(f"EXPLAIN {statement}", parameters)
+                plans.append("\n".join(row[0] for row in cursor.fetchall()))
+
+        event.listen(conn, "before_cursor_execute", explained)
+        found = similar_to(here, may_be_alike(conn, here), lambda _: "")
+    assert len(found) == 5
+    assert {one.fault for one in found} == {here.fault}
+    assert len(plans) == 2
+    assert all("Index Scan" in plan and "Seq Scan" not in plan for plan in plans), plans
+
+
+def test_the_parts_of_an_incident_are_found_by_index_among_thousands(fresh_database: sa.Engine) -> None:
+    here, part = incident(1), msgspec.structs.replace(incident(2), state=IncidentState.resolved)
+    with fresh_database.begin() as conn:
+        save_incident(conn, here)
+        save_incident(conn, msgspec.structs.replace(part, merged_into=here.id))
+        conn.exec_driver_sql(
+            """
+            INSERT INTO incidents (id, cluster, rule, state, severity, node, opened, updated, doc)
+            SELECT md5(n::text), cluster, rule, 'resolved', severity, node, opened, updated,
+              doc || jsonb_build_object('id', md5(n::text))
+            FROM incidents, generate_series(1, 6000) AS n WHERE state <> 'resolved'
+            """
+        )
+        conn.exec_driver_sql("ANALYZE incidents")
+        query = sa.select(incidents.c.id).where(
+            incidents.c.state == "resolved", part_of == sa.bindparam("into")
+        )
+        plan = conn.execute(sa.text(f"EXPLAIN {query}"), {"state_1": "resolved", "into": here.id}).scalars()
+        assert "incidents_merged" in "\n".join(plan)
+        found = [one.id for one in parts_of(conn, here.id)]
+    assert found == [part.id]
+
+
+def write_again(engine: sa.Engine, one: Incident) -> None:
+    with engine.begin() as conn:
+        values = {"state": one.state, "doc": msgspec.to_builtins(one)}
+        conn.execute(sa.update(incidents).where(incidents.c.id == one.id).values(values))
+
+
+def test_open_incidents_are_read_anew_only_where_they_were_written(fresh_database: sa.Engine) -> None:
+    PostgresSnapshots(fresh_database).put(snapshot())
+    old, new = incident(9), incident(5)
+    with fresh_database.begin() as conn:
+        save_incident(conn, old)
+        save_incident(conn, new)
+    queries = queries_of(fresh_database)
+
+    def shown() -> tuple[OpenIncident, ...]:
+        return queries.clusters.state(CLUSTER, NOW).open_incidents
+
+    first = shown()
+    assert [one.id for one in first] == [new.id, old.id] and shown() is first
+    write_again(fresh_database, msgspec.structs.replace(new, acknowledged_by="ann"))
+    second = shown()
+    assert [one.acknowledged_by for one in second] == ["ann", None] and second[1] is first[1]
+    over = msgspec.structs.replace(old, state=IncidentState.resolved, merged_into=new.id, closed=NOW)
+    write_again(fresh_database, over)
+    assert [one.id for one in shown()] == [new.id]
+    rows = queries.incidents.rows(new.id)
+    assert rows is not None and [one.id for one in rows.merged] == [old.id]
+    assert [one.id for one in queries.incidents.named([old.id, "gone", new.id])] == [old.id, new.id]
+
+
+def test_the_run_at_work_is_the_newest_that_has_not_ended(fresh_database: sa.Engine) -> None:
+    one, other = incident(9), incident(5)
+    made = {"shadow": True, "state": RunState.running}, {"state": RunState.held}, {"state": RunState.done}
+    with fresh_database.begin() as conn:
+        for number, fields in enumerate(made):
+            run = Run(
+                id=f"r{number}", cluster=CLUSTER, playbook="drain", by="healer", reason="", incident=one.id,
+                created_at=NOW + timedelta(seconds=number), **fields,  # type: ignore[arg-type]
+            )  # fmt: skip
+            save_run(conn, run)
+    found = queries_of(fresh_database).runs.at_work([one.id, other.id])
+    assert {name: run.id for name, run in found.items()} == {one.id: "r1"}
+
+
+def test_a_storm_of_held_runs_hides_none_that_asks(fresh_database: sa.Engine) -> None:
+    PostgresSnapshots(fresh_database).put(snapshot())
+    with fresh_database.begin() as conn:
+        for number in range(70):
+            state = RunState.held if number else RunState.stuck
+            at = NOW - timedelta(hours=1) + timedelta(seconds=number)
+            save_run(
+                conn,
+                Run(
+                    id=f"r{number}", cluster=CLUSTER, playbook="drain", state=state, by="healer", reason="x",
+                    created_at=at, node=f"gpu{number:04d}",
+                ),
+            )  # fmt: skip
+    state = queries_of(fresh_database).clusters.state(CLUSTER, NOW)
+    assert [one.id for one in state.asking[:2]] == ["r0", "r20"]
+
+
+def test_a_cluster_that_slurm_never_showed_has_its_page_too(fresh_database: sa.Engine) -> None:
+    PostgresSnapshots(fresh_database).put(snapshot())
+    modes = {"pod1": Mode.auto, "pod2": Mode.suggest}
+    sources = Sources(
+        queries=queries_of(fresh_database),
+        rules=lambda: RULES,
+        clock=lambda: NOW,
+        unknown=lambda *_: [],
+        arriving=lambda *_: Arriving([], [], []),
+        modes=modes,
+        cases=lambda: {"gpu-lost": 3},
+    )
+    pages = Pages(sources, lambda _: None)
+    assert pages.clusters(Session(name="mara", role=Role.viewer)) == ["pod1", "pod2"]
+    away, here = pages.standing("pod2"), pages.standing("pod1")
+    assert (away.snapshot, away.default_mode, here.default_mode) == (None, Mode.suggest, Mode.auto)
+    book = pages.rule_book("pod2")
+    assert (book.rules.default_mode, book.cases) == (Mode.suggest, {"gpu-lost": 3})
+
+
+def test_what_the_database_tells_of_healer_itself(fresh_database: sa.Engine) -> None:
+    Beat(fresh_database, CLUSTER, "scheduler")()
+    with fresh_database.begin() as conn:
+        for number, (state, error) in enumerate((("sent", None), ("failed", "403"), ("due", None))):
+            told = {"cluster": CLUSTER, "kind": "page", "page": True, "at": NOW, "routed": True}
+            conn.execute(
+                sa.insert(messages).values(id=f"m{number}", state=state, error=error, doc={}, **told)
+            )
+        signal = {"cluster": CLUSTER, "kind": "log", "digest": b"x", "doc": {}}
+        conn.execute(sa.insert(inbox).values(arrived_at=NOW - timedelta(minutes=1), **signal))
+    with fresh_database.connect() as leader:
+        assert try_lead(leader, CLUSTER)
+        told = stored(fresh_database, CLUSTER, NOW)
+    assert told.leads == {"detector"} and list(told.beats) == ["scheduler"]
+    assert told.sinks == (Sink(name="webhook", sent=1, due=1, failed=1, last_sent=NOW, error="403"),)
+    waits = {one.name: (one.count, one.oldest) for one in told.backlogs}
+    assert waits["Signals for the detector"] == (1, NOW - timedelta(minutes=1))
+    assert waits["Runs for the workers"] == (0, None)
+    assert told.size_bytes > 0 and told.scrape is None and told.models == ()
+
+
+def came_back(number: int, node: str, **more: Any) -> Incident:
+    """Opened `number` minutes ago, drained after half a minute, back after ten."""
+    told = incident(number, node=node, state=IncidentState.resolved, **more)
+    back = told.opened + timedelta(minutes=10)
+    return msgspec.structs.replace(
+        told,
+        drained_at=told.opened + timedelta(seconds=30),
+        closed=back,
+        probation_until=back + timedelta(days=7),
+    )
+
+
+def test_a_period_counts_by_class_and_rule_and_who_failed_again(fresh_database: sa.Engine) -> None:
+    first = came_back(60, "gpu0001", review=Review.false_alarm)
+    again = came_back(30, "gpu0001", review=Review.true_fault)
+    fine = came_back(50, "gpu0002")
+    mild = msgspec.structs.replace(
+        incident(20, node="gpu0002"), rule="gpu-hot", fault_class=FaultClass.informational
+    )
+    older, elsewhere = came_back(3000, "gpu0003"), msgspec.structs.replace(incident(5), cluster="pod2")
+    with fresh_database.begin() as conn:
+        for one in (first, again, fine, mild, older, elsewhere):
+            save_incident(conn, one)
+        held = {"cluster": CLUSTER, "node": "gpu0001", "run": "r", "unusable": False}
+        conn.execute(
+            sa.insert(slots).values(
+                incident=first.id, granted_at=first.opened, released_at=first.closed, **held
+            )
+        )
+    told = queries_of(fresh_database).figures.period(CLUSTER, NOW - timedelta(hours=2))
+    assert (told.stats.incidents, told.stats.false_drains) == (4, 1)
+    fatal, informational = told.by_class
+    assert (fatal.name, fatal.incidents, fatal.drain.count, fatal.drain.p50_s) == ("fatal", 3, 3, 30.0)
+    assert (fatal.to_return.count, fatal.to_return.p90_s) == (1, 600.0)
+    assert (informational.name, informational.drain.count) == ("informational", 0)
+    assert sum(one.incidents for one in told.by_cause) == 4
+    lost = told.by_rule[0]
+    judged = (lost.true_faults, lost.false_alarms, lost.false_drains)
+    assert (lost.rule, lost.incidents, lost.drained, judged) == ("gpu-lost", 3, 3, (1, 1, 1))
+    # gpu0001 failed again after its first return; gpu0002 only told something mild.
+    assert (told.returned, told.relapsed) == (3, 1)
+    empty = queries_of(fresh_database).figures.period(CLUSTER, NOW + timedelta(hours=1))
+    assert (empty.by_class, empty.by_rule, empty.returned) == ((), (), 0)
+
+
+def test_a_shift_is_told_by_what_ended_and_what_people_did_in_it(fresh_database: sa.Engine) -> None:
+    since = NOW - timedelta(hours=12)
+    early, late = came_back(3000, "gpu0001"), came_back(60, "gpu0002")
+    with fresh_database.begin() as conn:
+        for one in (early, late):
+            save_incident(conn, one)
+        for hours, actor in ((20, "mara"), (3, "healer"), (2, "mara"), (1, "jonas")):
+            record = {"actor": actor, "verb": "x.y", "subject": "node/gpu0001", "data": {}}
+            at = NOW - timedelta(hours=hours)
+            conn.execute(sa.insert(audit_records).values(cluster=CLUSTER, at=at, **record))
+    queries, mine = queries_of(fresh_database), [CLUSTER]
+    closed = IncidentQuery(clusters=mine, open=False, closed_since=since)
+    ended = queries.incidents.page(closed, limit=9).items
+    assert [one.id for one in ended] == [late.id]
+    people = queries.audit.page(AuditQuery(clusters=mine, people_since=since), limit=9).items
+    assert [one.actor for one in people] == ["jonas", "mara"]
+    none = AuditQuery(clusters=mine, people_since=since, but=("access.", "x."))
+    assert queries.audit.page(none, limit=9).items == []
+    everything = AuditQuery(clusters=mine, people_since=NOW - timedelta(days=9))
+    assert len(queries.audit.page(everything, limit=9).items) == 3

@@ -1,0 +1,84 @@
+"""Who sends what, kept in PostgreSQL: summed by token and route, the latest first."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+import pytest
+import sqlalchemy as sa
+
+from healer.adapters.postgres.arrivals import PostgresSenders
+from healer.adapters.postgres.retention import tidy
+from healer.api.counters import PAIRS, REST, Senders
+from healer.model import Role, Sender
+from healer.ports.callers import Caller
+from healer.ports.request_errors import Unavailable
+
+AT = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
+
+
+def sent(
+    who: str, source: str = "metrics", *, cluster: str = "pod1", node: str = "", at: datetime = AT
+) -> Sender:
+    return Sender(
+        cluster=cluster, who=who, source=source, node=node, requests=2, bytes=100, first_seen=at, last_seen=at
+    )
+
+
+def test_what_is_told_again_is_added(fresh_database: sa.Engine) -> None:
+    book = PostgresSenders(fresh_database)
+    book.add([])
+    book.add([sent("b"), sent("a", node="gpu0001"), sent("a", "kernel-log"), sent("c", cluster="pod2")])
+    later = AT + timedelta(minutes=1)
+    book.add([sent("a", node="gpu0001", at=later)])
+    first, *rest = book.senders(["pod1"], 10)
+    assert first == Sender(
+        cluster="pod1", who="a", source="metrics", node="gpu0001", requests=4, bytes=200,
+        first_seen=AT, last_seen=later,
+    )  # fmt: skip
+    assert [(one.who, one.source) for one in rest] == [("a", "kernel-log"), ("b", "metrics")]
+    assert len(book.senders(None, 10)) == 4 and len(book.senders(None, 2)) == 2
+    assert [one.who for one in book.senders(None, 10, node="gpu0001")] == ["a"]
+
+
+def test_one_who_sends_no_more_is_forgotten_after_a_week(fresh_database: sa.Engine) -> None:
+    book = PostgresSenders(fresh_database)
+    book.add([sent("gone"), sent("here", at=AT + timedelta(days=3))])
+    tidy(fresh_database, AT + timedelta(days=8))
+    assert [one.who for one in book.senders(None, 10)] == ["here"]
+
+
+def test_ten_thousand_senders_are_one_statement(fresh_database: sa.Engine) -> None:
+    book = PostgresSenders(fresh_database)
+    many = [sent(f"node pod1/gpu{number:05d}") for number in range(10_000)]
+    book.add(many)
+    book.add(many)
+    assert {one.requests for one in book.senders(None, 20_000)} == {4}
+
+
+def test_a_process_sums_up_and_keeps_what_it_could_not_write(fresh_database: sa.Engine) -> None:
+    class Book(PostgresSenders):
+        away = True
+
+        def add(self, told: Sequence[Sender]) -> None:
+            if self.away:
+                raise Unavailable("away")
+            super().add(told)
+
+    book = Book(fresh_database)
+    told = Senders(book, lambda: AT, "pod1")
+    caller = Caller(id="1", name="prometheus", role=Role.signals)
+    told.heard(caller, "metrics", 10)
+    with pytest.raises(Unavailable):
+        told.flush()
+    told.heard(caller, "metrics", 5)
+    book.away = False
+    told.flush()
+    assert [(one.requests, one.bytes) for one in book.senders(None, 10)] == [(2, 15)]
+
+
+def test_pairs_of_one_process_are_bounded(fresh_database: sa.Engine) -> None:
+    told = Senders(PostgresSenders(fresh_database), lambda: AT, "pod1")
+    for number in range(PAIRS + 5):
+        told.heard(Caller(id=str(number), name=str(number), role=Role.signals), "metrics", 1)
+    assert len(told._counted) == PAIRS + 1
+    assert told._counted["pod1", REST, "metrics"].requests == 5

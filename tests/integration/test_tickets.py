@@ -1,0 +1,507 @@
+"""All ticket systems against stand-ins that check what the real ones check and fail as they fail."""
+
+import logging
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from healer.adapters.tickets import calls
+from healer.adapters.tickets.desk import DeskTickets, key_of, mark_of
+from healer.adapters.tickets.github import GitHubDesk
+from healer.adapters.tickets.jira import JiraDesk
+from healer.adapters.tickets.servicenow import ServiceNowDesk
+from healer.adapters.tickets.webhook_desk import WebhookTickets
+from healer.adapters.webhook import SignedWebhook
+from healer.model import Severity, Ticket, TicketStage
+from healer.ports.outbound import DeliveryFailed, Tickets
+from tests.support import desks
+from tests.support.desks import TOKEN, USER, Desk, serve_desk
+
+MADE: dict[str, Callable[[], Desk]] = {
+    "webhook": desks.SiteHook,
+    "jira-cloud": lambda: desks.Jira(cloud=True),
+    "jira-dc": lambda: desks.Jira(cloud=False),
+    "github": desks.GitHub,
+    "servicenow": desks.ServiceNow,
+}
+NAMES = {
+    "webhook": "REPAIR-1", "jira-cloud": "OPS-1", "jira-dc": "OPS-1", "github": "site/repairs#1",
+    "servicenow": "INC0000001",
+}  # fmt: skip
+#: Those that look before they write.
+SYSTEMS = tuple(name for name in MADE if name != "webhook")
+#: Where each creates: method and the end of the path.
+CREATES = {
+    "webhook": ("POST", "/tickets"), "jira-cloud": ("POST", "/issue"), "jira-dc": ("POST", "/issue"),
+    "github": ("POST", "/issues"), "servicenow": ("POST", "/incident"),
+}  # fmt: skip
+NOTES = {
+    "jira-cloud": ("POST", "/comment"), "jira-dc": ("POST", "/comment"), "github": ("POST", "/comments"),
+    "servicenow": ("PATCH", ""),
+}  # fmt: skip
+SINCE = datetime.now(UTC) - timedelta(minutes=1)
+
+
+@pytest.fixture(params=MADE)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def desk(name: str) -> Iterator[Any]:
+    with serve_desk(MADE[name]()) as served:
+        yield served
+        assert served.complaints == []
+        assert not served.fails
+        assert not served.answers
+
+
+systems = pytest.mark.parametrize("name", SYSTEMS)
+
+
+def tickets(name: str, desk: Desk, *, timeout_s: float = 10, token: str = TOKEN, **more: Any) -> Tickets:
+    if name == "webhook":
+        return WebhookTickets(SignedWebhook(f"{desk.url}/tickets", token, timeout_s=timeout_s))
+    made: dict[str, Callable[[], Any]] = {
+        "jira-cloud": lambda: JiraDesk(
+            desk.url, "OPS", user=USER, token=token, timeout_s=timeout_s, **more
+        ),
+        "jira-dc": lambda: JiraDesk(desk.url, "OPS", token=token, timeout_s=timeout_s, **more),
+        "github": lambda: GitHubDesk("site/repairs", url=desk.url, token=token, timeout_s=timeout_s),
+        "servicenow": lambda: ServiceNowDesk(
+            desk.url, user=USER, token=token, timeout_s=timeout_s, **more
+        ),
+    }  # fmt: skip
+    return DeskTickets(made[name]())
+
+
+def ticket(stage: str = "opened", **fields: Any) -> Ticket:
+    known: dict[str, Any] = {
+        "id": "1f2e3d4c:ticket" if stage == "opened" else f"1f2e3d4c:ticket:{stage}",
+        "cluster": "pod1",
+        "node": "gpu0017",
+        "incident": "1f2e3d4c",
+        "title": "P0 gpu0017, GPU 3: GPU fell off the bus",
+        "text": "GPU 3 of gpu0017 fell off the bus (Xid 79, certain).\nEvidence: NVRM: Xid 79",
+        "severity": Severity.P0,
+        "since": SINCE,
+    }
+    return Ticket(stage=TicketStage(stage), **{**known, **fields})
+
+
+def later(stage: str, text: str, **fields: Any) -> Ticket:
+    return ticket(stage, text=text, **fields)
+
+
+# --- one ticket, from its opening to its end ---------------------------------------------------------------
+
+
+def test_an_incident_has_one_ticket_which_is_updated_and_closed_with_the_proof(name: str, desk: Desk) -> None:
+    one = tickets(name, desk)
+    ref = one.tell(ticket())
+    assert ref == NAMES[name]
+    assert one.tell(later("updated", "Now GPU 4 too", reference=ref)) == ref
+    assert desk.open_tickets() == 1
+    assert one.tell(later("closed", "GPU 3 replaced, its tests passed", reference=ref)) == ref
+    assert desk.open_tickets() == 0
+    (text,) = desk.texts()
+    for words in ("gpu0017, GPU 3", "fell off the bus", "Xid 79", "Now GPU 4 too", "tests passed"):
+        assert words in text
+
+
+def test_it_opens_again_when_the_fault_comes_back(name: str, desk: Desk) -> None:
+    one = tickets(name, desk)
+    ref = one.tell(ticket())
+    one.tell(later("closed", "replaced", reference=ref))
+    one.tell(later("reopened", "it is back", reference=ref))
+    assert desk.open_tickets() == 1
+    one.tell(later("closed", "replaced again", id="1f2e3d4c:ticket:closed:2", reference=ref))
+    assert desk.open_tickets() == 0
+    (text,) = desk.texts()
+    assert "it is back" in text and "replaced again" in text
+
+
+@pytest.mark.parametrize("stage", ["opened", "updated", "closed", "reopened"])
+def test_every_delivery_may_come_twice(name: str, stage: str, desk: Desk) -> None:
+    one = tickets(name, desk)
+    ref = one.tell(ticket())
+    told = ticket() if stage == "opened" else later(stage, "what happened once", reference=ref)
+    assert one.tell(told) == one.tell(msgspec.structs.replace(told, reference="")) == ref
+    (text,) = desk.texts()
+    # ServiceNow keeps the proof as its close notes as well.
+    times = 0 if stage == "opened" else 2 if (name, stage) == ("servicenow", "closed") else 1
+    assert text.count("what happened once") == times
+
+
+def test_what_comes_first_opens_it(name: str, desk: Desk) -> None:
+    one = tickets(name, desk)
+    ref = one.tell(later("closed", "replaced, its tests passed"))
+    assert desk.open_tickets() == 0
+    assert one.tell(ticket()) == ref
+    assert (len(desk.texts()), desk.open_tickets()) == (1, 0)
+
+
+def test_two_incidents_have_two_tickets(name: str, desk: Desk) -> None:
+    one = tickets(name, desk)
+    first = one.tell(ticket())
+    assert one.tell(ticket(id="1f2e3d4:ticket", incident="1f2e3d4")) != first
+    assert len(desk.texts()) == 2
+
+
+def test_a_person_may_close_it_before(name: str, desk: Desk) -> None:
+    one = tickets(name, desk)
+    ref = one.tell(ticket())
+    desk.edit(closed=True)
+    one.tell(later("updated", "still hot", reference=ref))
+    assert desk.open_tickets() == 0  # what healer notes opens nothing again
+    one.tell(later("closed", "replaced", reference=ref))
+    assert desk.open_tickets() == 0
+    assert "replaced" in desk.texts()[0]
+
+
+# --- after a crash, or an answer that was lost -------------------------------------------------------------
+
+
+def test_created_but_the_line_was_cut_it_is_found_again(name: str, desk: Desk) -> None:
+    desk.fails[CREATES[name]] = "taken"
+    with pytest.raises(DeliveryFailed) as failed:
+        tickets(name, desk).tell(ticket())
+    assert not failed.value.refused
+    # Jira's search lags, so nothing is tried before it does not.
+    assert failed.value.retry_after_s == (60.0 if name.startswith("jira") else None)
+    assert tickets(name, desk).tell(ticket()) == NAMES[name]
+    assert len(desk.texts()) == 1
+
+
+@systems
+def test_noted_but_the_line_was_cut_it_is_not_noted_again(name: str, desk: Desk) -> None:
+    one = tickets(name, desk)
+    ref = one.tell(ticket())
+    path = "1".zfill(32) if name == "servicenow" else NOTES[name][1]
+    desk.fails[NOTES[name][0], path] = "taken"
+    told = later("updated", "what happened once", reference=ref)
+    with pytest.raises(DeliveryFailed):
+        one.tell(told)
+    one.tell(told)
+    assert desk.texts()[0].count("what happened once") == 1
+
+
+@systems
+def test_closed_but_the_line_was_cut_the_next_try_sees_that_it_is(name: str, desk: Desk) -> None:
+    one = tickets(name, desk)
+    ref = one.tell(ticket())
+    told = later("closed", "replaced", reference=ref)
+    one.tell(told)
+    before = len(desk.asked)
+    one.tell(told)
+    assert {method for method, _ in desk.asked[before:]} == {"GET"}
+
+
+# --- failures ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "words", "refused", "wait_s"),
+    [
+        ((500, {}, {}), "answered 500", False, None),
+        ((502, {"content-type": "text/html"}, b"<html>"), "answered 502 Bad Gateway", False, None),
+        ((503, {"retry-after": "17"}, {}), "answered 503", False, 17.0),
+        ((429, {"retry-after": "90"}, {}), "answered 429", False, 90.0),
+        ((400, {}, {}), "answered 400", True, None),
+        ((401, {}, {}), "answered 401", True, None),
+        ((403, {}, {}), "answered 403", True, None),
+        ((404, {}, {}), "answered 404", True, None),
+        ((302, {"location": "http://127.0.0.1:1/"}, {}), "answered 302", False, None),
+        ("reset", "cannot be reached", False, None),
+        ("silent", r"did not answer in 0\.3 s", False, None),
+    ],
+    ids=["500", "502", "503", "429", "400", "401", "403", "404", "302", "reset", "silent"],
+)
+def test_a_failure_is_told_in_words_and_without_secrets(
+    name: str, desk: Desk, caplog: pytest.LogCaptureFixture, answer: Any, words: str, refused: bool,
+    wait_s: float | None,
+) -> None:  # fmt: skip
+    caplog.set_level(logging.DEBUG)
+    desk.answers.append(answer)
+    with pytest.raises(DeliveryFailed, match=words) as failed:
+        tickets(name, desk, timeout_s=0.3 if answer == "silent" else 10).tell(ticket())
+    assert (failed.value.refused, failed.value.retry_after_s) == (refused, wait_s)
+    told = str(failed.value) + repr(failed.value.__cause__) + caplog.text
+    assert TOKEN not in told
+    assert desks.BASIC.split()[1] not in told
+    assert desk.texts() == []
+
+
+@systems
+def test_a_conflict_is_tried_again(name: str, desk: Desk) -> None:
+    desk.fails[CREATES[name]] = (409, {}, {})
+    with pytest.raises(DeliveryFailed, match="answered 409") as failed:
+        tickets(name, desk).tell(ticket())
+    assert not failed.value.refused
+    tickets(name, desk).tell(ticket())
+    assert len(desk.texts()) == 1
+
+
+def test_a_wrong_token_is_told_in_the_systems_own_words(name: str, desk: Desk) -> None:
+    with pytest.raises(DeliveryFailed, match="answered 401") as failed:
+        tickets(name, desk, token="wrong-but-not-to-be-told-either").tell(ticket())
+    assert failed.value.refused
+    assert "wrong-but" not in str(failed.value)
+
+
+@systems
+@pytest.mark.parametrize("body", [b"<html>Sign in</html>", b"", b"[[1]]", b'"x"'])
+def test_a_look_that_answers_no_json_opens_nothing(name: str, desk: Desk, body: bytes) -> None:
+    desk.answers.append((200, {"content-type": "text/html"}, body))
+    with pytest.raises(DeliveryFailed, match="answered 200 with what is no JSON") as failed:
+        tickets(name, desk).tell(ticket())
+    assert not failed.value.refused
+    assert desk.texts() == []
+
+
+@systems
+def test_a_creation_that_answers_no_json_is_looked_for_again(name: str, desk: Desk) -> None:
+    desk.fails[CREATES[name]] = (201, {}, b"<html>")
+    with pytest.raises(DeliveryFailed, match="answered 201 with what is no JSON object"):
+        tickets(name, desk).tell(ticket())
+    desk.fails[CREATES[name]] = (201, {}, {"unexpected": True, "result": None})
+    with pytest.raises(DeliveryFailed, match="answered without"):
+        tickets(name, desk).tell(ticket())
+
+
+@systems
+def test_a_delivery_ends_before_its_claim_does(
+    name: str, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "BUDGET_S", 0.0)
+    with pytest.raises(DeliveryFailed, match="did not answer everything in 0 s"):
+        tickets(name, desk).tell(ticket())
+    assert desk.asked == []
+
+
+@systems
+def test_an_answer_without_an_end_is_not_read(name: str, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "_ANSWER_MAX", 10_000)
+    desk.answers.append((200, {}, b"[" * 20_000))
+    with pytest.raises(DeliveryFailed, match="answers without an end"):
+        tickets(name, desk).tell(ticket())
+    assert desk.texts() == []
+
+
+@systems
+def test_a_ticket_that_is_gone_is_not_opened_anew(name: str, desk: Desk) -> None:
+    gone = {"github": "site/repairs#9", "servicenow": "INC0000009"}.get(name, "OPS-9")
+    with pytest.raises(DeliveryFailed) as failed:
+        tickets(name, desk).tell(later("updated", "x", reference=gone))
+    assert failed.value.refused
+    assert desk.texts() == []
+
+
+# --- texts from outside ------------------------------------------------------------------------------------
+
+
+def test_hostile_and_long_words_are_taken_and_call_nobody(name: str, desk: Desk) -> None:
+    hostile = (
+        "@everyone ```` ``` {noformat} [code]<b>[/code] [~admin] <script> \x00\x07\ud800\r\n显卡 "
+        + "显" * 70_000
+    )
+    one = tickets(name, desk)
+    if name == "webhook":
+        hostile = hostile.replace("\ud800", "")  # what is queued has none (`healer.audit.storable`)
+    ref = one.tell(ticket(title=hostile, text=hostile))
+    one.tell(later("closed", hostile, title=hostile, reference=ref))
+    assert (len(desk.texts()), desk.open_tickets()) == (1, 0)
+    if isinstance(desk, desks.GitHub):
+        body = desk.issues[0]["body"]
+        assert body.startswith("`````text\n") and "\n`````\n" in body
+    if isinstance(desk, desks.Jira) and not desk.cloud:
+        assert desk.issues["OPS-1"]["fields"]["description"].count("{noformat}") == 2
+    if isinstance(desk, desks.ServiceNow):
+        assert "[code]" not in desk.records[0]["work_notes"]
+
+
+def test_a_key_stands_in_every_query_as_it_is() -> None:
+    assert key_of(ticket()) == "healer-1f2e3d4c"
+    odd = key_of(ticket(id='x" OR project = "SECRET^ORactive=true 1:ticket'))
+    assert odd.removeprefix("healer-").isalnum() and len(odd) == 39
+    assert mark_of("a") != mark_of("b")
+
+
+# --- one by one --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["jira-cloud", "jira-dc"])
+def test_jira_names_the_fields_that_it_refuses(name: str, desk: desks.Jira) -> None:
+    with pytest.raises(
+        DeliveryFailed, match="answered 400 Bad Request: issuetype: Specify a valid"
+    ) as failed:
+        tickets(name, desk, issue_type="Repair").tell(ticket())
+    assert failed.value.refused
+
+
+@pytest.mark.parametrize("name", ["jira-cloud", "jira-dc"])
+@pytest.mark.parametrize(
+    ("required", "closes_by", "status", "resolution"),
+    [(False, "", "Done", None), (True, "", "Done", "Fixed"), (False, "won't do", "Won't Do", None)],
+)
+def test_jira_closes_by_what_the_workflow_offers(
+    name: str, desk: desks.Jira, required: bool, closes_by: str, status: str, resolution: str | None
+) -> None:
+    desk.resolution_required = required
+    one = tickets(name, desk, closes_by=closes_by)
+    one.tell(later("closed", "replaced", reference=one.tell(ticket())))
+    issue = desk.issues["OPS-1"]
+    assert (issue["status"]["name"], issue["resolution"]) == (status, resolution)
+
+
+@pytest.mark.parametrize("name", ["jira-cloud"])
+def test_jira_without_a_way_to_the_end_is_told_with_the_proof_noted(name: str, desk: desks.Jira) -> None:
+    desk.only_ways = [{"id": "11", "name": "Start", "to": {"name": "x", "statusCategory": {"key": "new"}}}]
+    one = tickets(name, desk)
+    ref = one.tell(ticket())
+    with pytest.raises(DeliveryFailed, match="Jira offers no way to an end for OPS-1, only Start"):
+        one.tell(later("closed", "tests passed", reference=ref))
+    assert "tests passed" in desk.texts()[0]
+
+
+@pytest.mark.parametrize("name", ["jira-cloud", "jira-dc"])
+def test_jira_a_name_that_is_kept_needs_no_search(name: str, desk: desks.Jira) -> None:
+    one = tickets(name, desk)
+    ref = one.tell(ticket())
+    desk.indexed = False  # as it is for some seconds
+    assert one.tell(later("closed", "replaced", reference=ref)) == ref
+    assert len(desk.issues) == 1
+
+
+@pytest.mark.parametrize("name", ["github"])
+@pytest.mark.parametrize(
+    ("answer", "least_s", "most_s"),
+    [
+        ((403, {"x-ratelimit-remaining": "0", "x-ratelimit-reset": "in 90 s"}, {"message": "rate"}), 80, 90),
+        ((429, {"x-ratelimit-remaining": "0", "x-ratelimit-reset": "1"}, {}), 1, 1),
+        ((403, {}, {"message": "You have exceeded a secondary rate limit"}), 60, 60),
+        ((403, {"retry-after": "30"}, {"message": "secondary"}), 30, 30),
+        ((429, {}, {}), 60, 60),
+    ],
+)
+def test_github_limits_are_waited_for(
+    name: str, desk: Desk, answer: Any, least_s: float, most_s: float
+) -> None:
+    status, headers, body = answer
+    if headers.get("x-ratelimit-reset") == "in 90 s":
+        headers = {**headers, "x-ratelimit-reset": str(int(datetime.now(UTC).timestamp()) + 90)}
+    desk.answers.append((status, headers, body))
+    with pytest.raises(DeliveryFailed) as failed:
+        tickets(name, desk).tell(ticket())
+    assert not failed.value.refused
+    assert failed.value.retry_after_s is not None
+    assert least_s <= failed.value.retry_after_s <= most_s
+
+
+@pytest.mark.parametrize("name", ["github"])
+def test_github_looks_through_all_that_is_newer_and_takes_no_pull_request(
+    name: str, desk: desks.GitHub
+) -> None:
+    line = f"Ticket key: {key_of(ticket())}"
+    desk.add("older than the incident", line + "0", datetime.now(UTC) - timedelta(days=90))
+    desk.add("a pull request", line, pull_request={})
+    desk.add("without a text", None)
+    mine = desk.add("mine", f"```text\nx\n```\n\n{line}")
+    for number in range(250):
+        desk.add(f"other {number}", f"{line}{number}")
+    assert tickets(name, desk).tell(ticket()) == f"site/repairs#{mine['number']}"
+    assert desk.searched == []
+
+
+@pytest.mark.parametrize("name", ["github"])
+def test_github_searches_where_the_list_is_too_long(name: str, desk: desks.GitHub) -> None:
+    mine = desk.add("mine", f"x\n\nTicket key: {key_of(ticket())}", datetime.now(UTC) - timedelta(days=90))
+    for number in range(100):
+        desk.add(f"other {number}", "x")
+    assert tickets(name, desk).tell(ticket(since=None)) == f"site/repairs#{mine['number']}"
+    desk.incomplete = True
+    with pytest.raises(DeliveryFailed, match="did not come to an end"):
+        tickets(name, desk).tell(ticket(since=None))
+    assert len(desk.issues) == 101
+
+
+@pytest.mark.parametrize("name", ["servicenow"])
+def test_servicenow_says_of_nothing_that_there_is_no_record(name: str, desk: desks.ServiceNow) -> None:
+    desk.says_no_record = True
+    assert tickets(name, desk).tell(ticket()) == "INC0000001"
+
+
+@pytest.mark.parametrize("name", ["servicenow"])
+def test_servicenow_is_closed_when_its_record_says_so(name: str, desk: desks.ServiceNow) -> None:
+    desk.keeps = {"state"}
+    one = tickets(name, desk)
+    ref = one.tell(ticket())
+    with pytest.raises(DeliveryFailed, match="left INC0000001 open: a rule of the site kept its state"):
+        one.tell(later("closed", "replaced", reference=ref))
+    desk.keeps = set()
+    one.tell(later("closed", "replaced", reference=ref))
+    record = desk.records[0]
+    assert (record["state"], record["close_code"], record["close_notes"]) == (
+        "6", "Solution provided", "replaced",
+    )  # fmt: skip
+    assert (record["urgency"], record["impact"], record["correlation_display"]) == ("1", "1", "healer")
+
+
+@pytest.mark.parametrize("name", ["servicenow"])
+def test_servicenow_takes_an_oauth_token_too(name: str, desk: desks.ServiceNow) -> None:
+    one = DeskTickets(ServiceNowDesk(desk.url, token=TOKEN))
+    assert one.tell(ticket()) == "INC0000001"
+    assert one.check() == (
+        "ServiceNow: reads incident; whether healer may create there shows at the first ticket"
+    )
+
+
+# --- what doctor asks --------------------------------------------------------------------------------------
+
+
+def test_a_check_opens_nothing_and_says_what_healer_may(name: str, desk: Desk) -> None:
+    told = tickets(name, desk).check()
+    assert desk.texts() == []
+    words = {
+        "webhook": "a webhook of the site",
+        "jira-cloud": "Jira Cloud: may create a Task in OPS",
+        "jira-dc": "Jira Data Center: may create a Task in OPS",
+        "github": "GitHub: may create issues in site/repairs",
+        "servicenow": "ServiceNow: reads incident; may create there by the role itil",
+    }
+    assert told.startswith(words[name])
+
+
+@pytest.mark.parametrize("name", ["jira-cloud", "jira-dc"])
+def test_jira_says_what_healer_lacks(name: str, desk: desks.Jira) -> None:
+    with pytest.raises(DeliveryFailed, match="OPS has no issue type Repair, only Task, Bug"):
+        tickets(name, desk, issue_type="Repair").check()
+    desk.lacks = {"CREATE_ISSUES"}
+    with pytest.raises(DeliveryFailed, match="healer lacks CREATE_ISSUES in OPS"):
+        tickets(name, desk).check()
+
+
+@pytest.mark.parametrize("name", ["github"])
+def test_github_says_what_healer_lacks(name: str, desk: desks.GitHub) -> None:
+    words = "Resource not accessible by personal access token"
+    desk.fails["POST", "/issues"] = (403, {}, {"message": words})
+    with pytest.raises(DeliveryFailed, match=words):
+        tickets(name, desk).check()
+    desk.about = {"has_issues": False}
+    with pytest.raises(DeliveryFailed, match="no issues switched on"):
+        tickets(name, desk).check()
+    desk.about = {"archived": True}
+    with pytest.raises(DeliveryFailed, match="archived"):
+        tickets(name, desk).check()
+
+
+@pytest.mark.parametrize("name", ["servicenow"])
+@pytest.mark.parametrize("roles", [None, []])
+def test_servicenow_rights_that_are_not_told_are_not_known(
+    name: str, desk: desks.ServiceNow, roles: Any
+) -> None:
+    desk.roles = roles
+    assert tickets(name, desk).check().endswith("shows at the first ticket")

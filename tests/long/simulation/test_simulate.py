@@ -1,0 +1,236 @@
+"""`healer simulate`, scaled down: each scenario shows what it must; the same seed gives the same bytes."""
+
+import io
+from collections import Counter
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from healer.bootstrap.offline import card_text, compared, load, replayed, rules_for, simulated
+from healer.model import Ruleset
+from healer.sim.fleet.playing import MENDERS, simulate
+from healer.sim.fleet.scenario import FaultSpec, Happening, Scenario
+from healer.sim.fleet.score import Card
+from healer.sim.fleet.site import Spent
+from tests.support.loop import SHIPPED, shipped
+
+SEED = 1
+
+
+def rules_of(scenario: Scenario) -> Ruleset:
+    guards = msgspec.structs.replace(shipped().guards, **scenario.guards)
+    return msgspec.structs.replace(shipped(), guards=guards)
+
+
+@lru_cache
+def healed(name: str) -> Card:
+    scenario = load(name, days=0.16)
+    return simulate(scenario, rules_of(scenario), SEED, "healer")
+
+
+def scaled(
+    scenario: Scenario, *, nodes: int, days: float, more: Mapping[str, object] | None = None
+) -> Scenario:
+    """A small one of the same kind: the job takes the same share of the fleet."""
+    share = scenario.job.nodes / scenario.nodes
+    job = msgspec.structs.replace(scenario.job, nodes=max(1, int(nodes * share)))
+    small = msgspec.structs.replace(scenario, nodes=nodes, days=days, job=job, fillers=())
+    return msgspec.structs.replace(small, **(more or {}))
+
+
+def small(**fields: object) -> Scenario:
+    """A day of 64 nodes that fail thirty times as often as Llama 3's."""
+    scenario = load("llama3-54d", days=None)
+    faults = msgspec.structs.replace(scenario.faults, per_node_day=0.1)
+    guards = scenario.guards | {
+        "rack_share": 1.0,
+        "share_per_hour": 1.0,
+        "max_share": 0.2,
+        "min_service_share": 0.5,
+    }
+    more: Mapping[str, object] = {"faults": faults, "guards": guards, **fields}
+    return scaled(scenario, nodes=64, days=1.0, more=more)
+
+
+@lru_cache
+def of_small(mender: str) -> Card:
+    scenario = small()
+    return simulate(scenario, rules_of(scenario), SEED, mender)
+
+
+# --- the large one, small ---
+
+
+def test_the_same_seed_gives_the_same_bytes() -> None:
+    scenario = small(days=0.5)
+    first, again = (simulate(scenario, rules_of(scenario), SEED, "healer") for _ in range(2))
+    assert msgspec.json.encode(first) == msgspec.json.encode(again)
+    assert card_text(first) == card_text(again)
+
+
+def test_another_seed_is_another_day() -> None:
+    scenario = small(days=0.2)
+    assert simulate(scenario, shipped(), 1, "nobody") != simulate(scenario, shipped(), 2, "nobody")
+
+
+@pytest.mark.parametrize("mender", MENDERS)
+def test_gpu_hours_add_up(mender: str) -> None:
+    card = of_small(mender)
+    kept = (card.spent[Spent.kept] + card.spent[Spent.open]) * card.job_gpu_hours
+    assert kept + sum(card.lost_gpu_hours.values()) == pytest.approx(card.job_gpu_hours, rel=1e-3)
+    assert sum(card.spent.values()) == pytest.approx(1.0, abs=1e-3)
+    assert card.effective == card.spent[Spent.kept]
+
+
+def test_healer_finds_fast_and_wrongs_nobody() -> None:
+    card = of_small("healer")
+    assert card.stopped_job >= 3
+    assert card.wrong_drains == 0
+    assert card.missed == 0
+    assert card.stuck == 0
+    assert card.detect.median_s is not None
+    assert card.detect.median_s < 5
+
+
+def test_healer_trains_more_than_those_it_is_compared_with() -> None:
+    cards = [of_small(mender) for mender in MENDERS]
+    assert all(cards[0].effective > other.effective for other in cards[1:])
+    assert cards[3].wrong_drains > cards[0].wrong_drains  # whoever drains at the first sign
+    assert [line.split("  ")[0] for line in compared(cards).splitlines()[1:]] == list(MENDERS)
+
+
+def test_they_all_meet_the_same_faults() -> None:
+    """Up to what was out of service when it came, and what follows from a return."""
+    scenario = small(days=0.3)
+    rules = rules_of(scenario)
+    met = [simulate(scenario, rules, SEED, mender) for mender in ("nobody", "thresholds")]
+    assert met[0].by_cause == met[1].by_cause
+
+
+# --- each of the others ---
+
+
+def test_a_rack_without_power_is_one_incident_and_no_drain() -> None:
+    card = healed("rack-power")
+    assert card.faults == 8
+    assert card.incidents == {"place-silent": 1}
+    assert card.drains == 0
+
+
+def test_a_leaf_switch_is_one_root() -> None:
+    card = healed("leaf-switch")
+    assert card.faults == 16
+    assert card.incidents == {"leaf-switch": 1, "hang": 1}, "and the job that stands for it"
+    assert card.wrong_drains == 0
+
+
+def test_a_roll_out_is_said_and_drains_nobody() -> None:
+    card = healed("driver-rollout")
+    assert card.incidents == {"drift": 1}
+    assert (card.drains, card.people) == (0, {})
+
+
+def test_a_storm_of_xid_45_is_one_incident_and_one_drain() -> None:
+    card = healed("xid45-storm")
+    assert card.fed["kernel lines"] > 1500
+    assert card.incidents == {"gpu-lost": 1}
+    assert (card.drains, card.wrong_drains) == (1, 0)
+
+
+def test_a_node_that_is_a_tenth_slower_is_found_and_leaves_at_a_checkpoint() -> None:
+    card = healed("slow-node-10pct")
+    assert card.incidents == {"straggler": 1}
+    assert (card.drains, card.wrong_drains, card.missed) == (1, 0, 0)
+    assert card.decide.median_s is not None
+    assert card.decide.median_s < 600
+    assert card.people == {}
+
+
+def test_slow_storage_is_the_servers() -> None:
+    card = healed("storage-brownout")
+    assert card.incidents == {"storage-away": 1}
+    assert card.drains == 0
+    assert card.spent[Spent.slowed] > 0
+
+
+def test_while_slurm_is_away_nothing_is_done_and_then_at_once() -> None:
+    card = healed("controller-outage")
+    assert card.incidents == {"gpu-lost": 1}
+    assert (card.drains, card.wrong_drains, card.missed) == (1, 0, 0)
+    # The GPU is gone 6 min after Slurm, which is away for 30 min.
+    assert card.decide.median_s == pytest.approx(24 * 60, abs=60)
+
+
+def test_lost_signals_drain_nobody() -> None:
+    card = healed("telemetry-loss")
+    assert card.incidents == {"signals-lost": 1}
+    assert card.drains == 0
+
+
+def test_a_bad_rule_does_little_harm_before_it_asks_first() -> None:
+    scenario = load("bad-rule", days=0.4)
+    card = simulate(scenario, rules_of(scenario), SEED, "healer")
+    assert 1 <= card.wrong_drains <= 5
+    assert card.people["rules fallen back"] == 1
+    assert card.incidents["gpu-application"] > 2 * card.wrong_drains
+
+
+# --- a job that stands ---
+
+
+def one_fault(way: str) -> Card:
+    """The large job on 64 nodes, and one fault two hours later. People answer as soon as they usually do."""
+    usual = load("llama3-54d", days=None)
+    fields = {
+        "faults": FaultSpec(per_node_day=0.0),
+        "happenings": (Happening(at_h=2.0, what="fault", way=way, place="gpu0005", nodes=1),),
+        "planned_stops_per_day": 0.0,
+        "people": msgspec.structs.replace(usual.people, sigma=0.0),
+    }
+    return simulate(scaled(usual, nodes=64, days=0.2, more=fields), rules_of(usual), SEED, "healer")
+
+
+def test_whoever_starts_a_test_restarts_the_job_that_stands_there() -> None:
+    card = one_fault("corruption")
+    assert card.people["restarts agreed to"] == 1
+    assert card.restart.median_s is not None
+    # The answer to the page, and the restart; not the repair of the node, which takes hours.
+    assert card.restart.median_s < 15 * 60
+
+
+def test_a_job_that_stands_on_a_drained_node_is_a_hang_that_people_may_end() -> None:
+    card = one_fault("host-memory")
+    assert card.incidents.keys() >= {"host-unfit", "hang"}
+    assert card.drains == 1
+    assert card.people["approvals"] == 2, "to look at the job, and to restart it"
+    assert card.restart.median_s is not None
+    assert card.restart.median_s < 30 * 60
+
+
+def test_a_job_that_works_again_by_itself_is_not_restarted_by_people() -> None:
+    card = one_fault("hang")
+    assert card.incidents["hang"] == 1
+    assert card.people == {"rejections": 1}
+    assert card.restart.median_s == pytest.approx(600 + 100, abs=1), "NCCL's watchdog, and a start"
+
+
+# --- what the command gives ---
+
+
+def test_a_recording_replays_to_the_same_incident() -> None:
+    scenario = msgspec.structs.replace(load("xid45-storm", days=0.1), nodes=240)
+    file = io.BytesIO()
+    (card,) = simulated(scenario, rules_of(scenario), SEED, ["healer"], file=file)  # type: ignore[arg-type]
+    document, _ = replayed(rules_of(scenario), io.StringIO(file.getvalue().decode()))
+    assert Counter(one["rule"] for one in document["incidents"]) == card.incidents
+    assert [one["action"] for one in document["actions"] if one["action"] == "drain"] == ["drain"]
+    assert card.drains == 1
+
+
+def test_a_guard_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    scenario = msgspec.structs.replace(load("xid45-storm", days=0.1), guards={"max_noodles": 3})
+    with pytest.raises(ValueError, match="max_noodles"):
+        rules_for(scenario, SHIPPED, 2.0)

@@ -1,0 +1,154 @@
+"""A node that is known bad and must stay in service: jobs that are put back are kept off it, for as long."""
+
+from typing import cast
+
+import msgspec
+import pytest
+
+from healer.model import Run, RunState, SlurmCall
+from healer.ports.scheduling import NotAvailable, Scheduler
+from tests.support.jobs import NODE, Lacking, guards, job_of, site_of
+from tests.support.loop import LOST, Crash, Site, equip, name
+
+BAD, OWN = name(2), name(9)
+
+
+def bad_in_service() -> tuple[Site, str]:
+    """gpu0002 is lost and must stay: 8 of 10 nodes is the floor, and ann has two. A job has lost its place on
+    gpu0001 to ann's next drain, and all others are full; (the site, the job)."""
+    site = site_of(settings=guards(min_service_share=0.8, share_per_hour=1.0, max_share=0.5))
+    for number in (9, 10):
+        site.slurm.person_drain(name(number), "RMA", "ann")
+    for number in (3, 4, 5, 6, 7, 8, 10):
+        site.slurm.add_job(required=[name(number)])
+    job = site.slurm.add_job(excluded=[OWN])
+    assert job_of(site, job).nodes == (NODE,)
+    site.slurm.remark(job, "ask bob")
+    site.run_for(20, *site.say(2, LOST))
+    assert [one.root.node for one in site.open_incidents if one.known_bad_in_service] == [BAD]
+    site.slurm.person_drain(NODE, "cabling", "ann")
+    by_hand(site, job)
+    return site, job
+
+
+def by_hand(site: Site, job: str) -> Run:
+    """ann requeues the job."""
+    run = Run(
+        id=f"r-hand-{len(site.runs)}", cluster="pod1", playbook="requeue", state=RunState.running, by="ann",
+        reason="hangs", created_at=site.now, job=job, input={"restarts": job_of(site, job).restarts},
+    )  # fmt: skip
+    with site.ledger.transaction() as tx:
+        tx.create_run(run)
+    return run
+
+
+def test_pitfall_14_a_job_is_kept_off_a_known_bad_node_and_exactly_that_is_taken_back() -> None:
+    site, job = bad_in_service()
+    site.run_for(20)
+    shown = job_of(site, job)
+    assert (shown.state, shown.restarts, shown.excluded) == ("PENDING", 1, (OWN, BAD))
+    assert shown.admin_comment == f"ask bob | healer: off:{BAD}"
+    site.slurm.resume(name(9))
+    site.slurm.resume(name(10))
+    site.run_for(20)
+    assert site.node(2).drain, "there is room now: it goes out"
+    shown = job_of(site, job)
+    assert (shown.state, shown.excluded, shown.admin_comment) == ("PENDING", (OWN,), "ask bob")
+    (run,) = [one for one in site.runs if one.playbook == "release"]
+    assert run.state is RunState.done
+    assert site.audited("job.released") == 1
+
+
+def test_what_a_known_bad_node_takes_in_is_hit_too() -> None:
+    site, _ = bad_in_service()
+    taken = site.slurm.add_job(required=[BAD])
+    site.run_for(10)
+    (incident,) = [one for one in site.open_incidents if one.root.node == BAD]
+    assert taken in incident.jobs_hit
+    assert not incident.jobs_hit_final
+
+
+def test_a_take_back_whose_job_began_to_run_meanwhile_is_over_and_blocks_no_later_one() -> None:
+    site, job = bad_in_service()
+    site.run_for(20)
+    site.pause()
+    site.slurm.resume(name(9))
+    site.slurm.resume(name(10))
+    site.run_for(5)
+    with site.ledger.transaction() as tx:
+        tx.save_incident(
+            msgspec.structs.replace(
+                next(one for one in site.open_incidents if one.root.node == BAD), known_bad_in_service=False
+            )
+        )
+    site.run_for(2)
+    (run,) = [one for one in site.runs if one.playbook == "release"]
+    site.slurm.resume(NODE)  # the job starts
+    site.end_pause()
+    site.run_for(400, step_s=5)
+    assert job_of(site, job).state == "RUNNING"
+    assert site.ledger.tables.runs[run.id].state is RunState.done
+    site.slurm.requeue(job)
+    site.run_for(20)
+    assert job_of(site, job).excluded == (OWN,)
+
+
+def test_what_cannot_be_taken_back_while_the_job_runs_is_when_it_waits_again() -> None:
+    site, job = bad_in_service()
+    site.run_for(20)
+    site.slurm.resume(NODE)
+    site.run_for(5)
+    assert job_of(site, job).nodes == (NODE,)
+    site.slurm.resume(name(9))
+    site.slurm.resume(name(10))
+    site.run_for(20)
+    assert site.node(2).drain
+    assert job_of(site, job).excluded == (OWN, BAD)
+    assert [one for one in site.runs if one.playbook == "release"] == []
+    site.slurm.requeue(job)
+    site.run_for(20)
+    assert job_of(site, job).excluded == (OWN,)
+
+
+def kept_off_checkpoints() -> list[str]:
+    site, _ = bad_in_service()
+    site.run_for(20)
+    site.slurm.resume(name(9))
+    site.slurm.resume(name(10))
+    site.run_for(20)
+    return [one for one in dict.fromkeys(site.checkpoints) if "drain" not in one]
+
+
+@pytest.mark.parametrize("where", kept_off_checkpoints())
+def test_a_crash_at_any_line_leaves_no_exclusion_behind(where: str) -> None:
+    site, job = bad_in_service()
+    died = []
+
+    def die(at: str) -> None:
+        if at == where and not died:
+            died.append(at)
+            raise Crash(at)
+
+    site.on_checkpoint = die
+    for resumes in (False, True):
+        if resumes:
+            site.slurm.resume(name(9))
+            site.slurm.resume(name(10))
+        try:
+            site.run_for(20)
+        except Crash:
+            site.run_for(20)
+    assert died
+    shown = job_of(site, job)
+    assert (shown.restarts, shown.excluded, shown.admin_comment) == (1, (OWN,), "ask bob")
+
+
+def test_where_nothing_can_be_excluded_the_job_starts_all_the_same_and_it_is_said() -> None:
+    site, job = bad_in_service()
+    error = NotAvailable(SlurmCall.remark, "Slurm 20.11 keeps no admin comment")
+    equip(site.driver, scheduler=cast(Scheduler, Lacking(site.slurm, error, "remark")))
+    site.run_for(20)
+    assert job_of(site, job).nodes == (BAD,)
+    (run,) = [one for one in site.runs if one.by == "ann"]
+    said = [one.text for one in site.log(run.id, "requeue")]
+    assert any("could not be kept off gpu0002: not available here" in text for text in said)

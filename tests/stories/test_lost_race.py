@@ -1,0 +1,138 @@
+"""Somebody's drain came first, and Slurm has no compare-and-set; what healer writes beside its drains."""
+
+import json
+from typing import Any
+
+from healer.model import Message, RunState, SlurmCall
+from healer.ports.scheduling import NotAvailable, SchedulerUnavailable
+from tests.support.loop import LOST, Site, name
+from tests.support.under_test import Written
+
+NODE = name(1)
+
+
+class Racing(Written):
+    """Ann drains in the instant between healer's look and its drain, and a poll falls into that instant."""
+
+    site: Site
+
+    def drain(self, node: str, reason: str) -> None:
+        if "drain" not in self.writes and self.site.node(1).reason == "":
+            self.slurm.person_drain(node, "PSU", "ann")
+            self.site.clock.advance(0.01)
+            self.site.look()
+        self.writes.append("drain")
+        self.slurm.drain(node, reason)
+
+
+def racing() -> Site:
+    site = Site(10, scheduler=Racing)
+    Racing.site = site
+    site.walk(*site.say(1, LOST))
+    site.clock.advance(2)
+    site.walk()
+    return site
+
+
+def test_the_words_that_ours_replaced_stand_again() -> None:
+    site = racing()
+    site.run_for(5)
+    assert site.node(1).drain and site.node(1).reason == "PSU"
+    (run,) = site.runs
+    assert run.state is RunState.stuck
+    assert "ann's drain of gpu0001 came first (PSU)" in (run.question or "")
+    assert site.ledger.tables.slots == {}
+    assert site.audited("step.failed") == 1
+    told = [one for one in site.ledger.tables.messages.values() if one.id.endswith(":lost-race")]
+    assert len(told) == 1 and isinstance(told[0], Message)
+
+
+def test_tried_again_it_asks_for_a_slot_anew_and_hers_still_stands() -> None:
+    site = racing()
+    site.run_for(5)
+    (run,) = site.runs
+    site.retry(run.id, "drain")
+    site.run_for(10)
+    assert site.node(1).reason == "PSU"
+    assert site.ledger.tables.slots == {}
+    assert site.scheduler.writes.count("drain") == 2, "ours, and hers put back"
+
+
+def test_a_drain_of_hers_that_she_lifted_before_is_no_lost_race() -> None:
+    site = Site(10)
+    site.slurm.person_drain(NODE, "PSU", "ann")
+    site.look()
+    site.slurm.resume(NODE)
+    site.clock.advance(60)
+    site.run_for(10, *site.say(1, LOST))
+    assert site.node(1).reason.startswith("healer:gpu-lost")
+
+
+def test_words_that_only_a_poll_saw_and_no_step_are_told_in_their_incident() -> None:
+    """The poll's picture came when the drain had been read back: hers is gone, and somebody must ask her."""
+    site = Site(10)
+    site.slurm.person_drain(NODE, "PSU", "ann")
+    site.walk()
+    site.slurm.drain(NODE, "healer:gpu-lost inc:00000001 x")
+    site.walk()
+    (hers,) = (one for one in site.incidents if one.fault == "person-drain")
+    assert hers.closed_why == "healer's drain stands where ann's stood: ask whether theirs still holds"
+
+
+# --- what is written beside the drain ---
+
+
+def faulty(site: Site) -> Site:
+    site.run_for(20, *site.say(1, LOST))
+    return site
+
+
+def test_other_programs_find_the_incident_beside_the_drain_until_the_node_is_back() -> None:
+    site = faulty(Site(10))
+    told = json.loads(site.node(1).extra)
+    assert told["healer"] | {"since": ""} == {
+        "incident": site.incident.short_id,
+        "rule": "gpu-lost",
+        "since": "",
+        "state": "waiting",
+    }
+    site.ask("resume", 1)
+    site.run_for(10)
+    assert site.node(1).in_service and site.node(1).extra == ""
+
+
+def test_what_stands_there_already_is_not_ours_to_replace() -> None:
+    site = Site(10)
+    site.slurm.annotate(NODE, extra="rack key 7")
+    faulty(site)
+    assert site.node(1).extra == "rack key 7"
+    site.ask("resume", 1)
+    site.run_for(10)
+    assert site.node(1).extra == "rack key 7"
+
+
+class _NoExtra(Written):
+    def annotate(self, node: str, **texts: Any) -> None:
+        if "extra" in texts:
+            raise NotAvailable(SlurmCall.annotate, "no such field")
+        self.slurm.annotate(node, **texts)
+
+
+class _Away(Written):
+    def annotate(self, node: str, **_: Any) -> None:
+        raise SchedulerUnavailable("no answer")
+
+
+def test_without_that_field_it_stands_in_the_comment() -> None:
+    site = faulty(Site(10, scheduler=_NoExtra))
+    assert json.loads(site.node(1).comment)["healer"]["rule"] == "gpu-lost"
+    site.ask("resume", 1)
+    site.run_for(10)
+    assert site.node(1).comment == ""
+
+
+def test_that_it_cannot_be_written_fails_nothing() -> None:
+    site = faulty(Site(10, scheduler=_Away))
+    (run,) = site.runs
+    assert run.state is RunState.waiting
+    assert site.node(1).drain

@@ -1,0 +1,158 @@
+"""Hot spares: one node of the site's reservation takes the place of one that is lost."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from healer.decisions.reservations import choose, hops
+from healer.model import Guard, Reservation, SlurmJob, SlurmNode, Spares
+from healer.ports.scheduling import SchedulerRefused
+from healer.sim.sim_slurm import SimScheduler, sim_nodes
+from tests.support.jobs import NODE, Lacking, Unheard, guards, job_of, lose
+from tests.support.loop import LOST, Crash, Site, name, rules_in
+
+
+def spare_fleet() -> list[SlurmNode]:
+    """gpu0001 … gpu0005 and the spare gpu0010 under leaf1, the rest and the spare gpu0009 under leaf2."""
+    leafs = {number: "leaf1" if number <= 5 or number == 10 else "leaf2" for number in range(1, 11)}
+    return [
+        msgspec.structs.replace(node, switch=leafs[number], switches=(leafs[number], "spine"))
+        for number, node in enumerate(sim_nodes(10), 1)
+    ]
+
+
+def with_spares(scheduler: Callable[[SimScheduler], Any] | None = None, **settings: Any) -> tuple[Site, str]:
+    """A job on the eight nodes that are no spares; (the site, the job)."""
+    spares = guards(spares=Spares(reservation="spares"), min_service_share=0.5, **settings)
+    site = Site(spare_fleet(), rules=rules_in(guards=spares), scheduler=scheduler)
+    site.slurm.reserve(Reservation(name="spares", nodes=(name(9), name(10)), users=("root",)))
+    job = site.slurm.add_job(nodes=8)
+    assert name(9) not in job_of(site, job).nodes
+    return site, job
+
+
+def reserved(site: Site) -> tuple[str, ...]:
+    return site.slurm.snapshot().reservations["spares"].nodes
+
+
+def test_a_spare_of_the_same_leaf_takes_the_place_of_the_lost_node_until_it_is_a_spare_itself() -> None:
+    site, job = with_spares()
+    run = lose(site)
+    assert reserved(site) == (NODE, name(9))
+    assert name(10) in job_of(site, job).nodes
+    row = next(one for one in site.log(run.id) if one.data.get("spare"))
+    assert row.text == "gpu0010 of the reservation spares takes the place of gpu0001"
+    (decision,) = [one for one in site.ledger.tables.decisions if one.proposal and one.proposal.job == job]
+    (answer,) = [one for one in decision.answers if one.guard is Guard.reserved]
+    assert answer.why == "2 of 2 spares in spares are free; gpu0010 takes the place of gpu0001."
+    site.slurm.resume(NODE)  # repaired
+    assert site.node(1).state == ("IDLE", "RESERVED")
+    assert len(reserved(site)) == 2
+
+
+def test_without_a_spare_the_job_waits_like_any_other() -> None:
+    site, job = with_spares()
+    for number in (9, 10):
+        site.slurm.person_drain(name(number), "RMA", "ann")
+    run = lose(site)
+    assert job_of(site, job).state == "PENDING"
+    assert reserved(site) == (name(9), name(10))
+    assert any("No spare is left in spares that fits gpu0001" in one.text for one in site.log(run.id))
+
+
+def test_a_spare_that_slurm_does_not_let_go_holds_nothing_up() -> None:
+    error = SchedulerRefused("Requested nodes are busy", 2016)
+    site, job = with_spares(lambda slurm: Lacking(slurm, error, "change_reservation"))
+    run = lose(site)
+    assert job_of(site, job).restarts == 1
+    assert any("Requested nodes are busy" in one.text for one in site.log(run.id))
+
+
+def test_a_spare_whose_change_was_never_answered_is_known_as_handed_over() -> None:
+    site, _ = with_spares(lambda slurm: Unheard(slurm, "change_reservation"))
+    run = lose(site)
+    assert reserved(site) == (NODE, name(9))
+    (row,) = [one for one in site.log(run.id) if "spare" in one.data]
+    assert (row.data["spare"], row.text) == (
+        name(10), "gpu0010 of the reservation spares takes the place of gpu0001"
+    )  # fmt: skip
+
+
+def spare_checkpoints() -> list[str]:
+    site, _ = with_spares()
+    lose(site)
+    return list(dict.fromkeys(site.checkpoints))
+
+
+@pytest.mark.parametrize("where", spare_checkpoints())
+def test_a_crash_at_any_line_takes_one_spare_for_one_node(where: str) -> None:
+    site, job = with_spares()
+    died = []
+
+    def die(at: str) -> None:
+        if at == where and not died:
+            died.append(at)
+            raise Crash(at)
+
+    site.on_checkpoint = die
+    with pytest.raises(Crash):
+        site.run_for(30, *site.say(1, LOST))
+    site.run_for(30)
+    assert reserved(site) == (NODE, name(9))
+    assert job_of(site, job).restarts == 1
+
+
+# --- which one ----------------------------------------------------------------------------------------------
+
+LOST_ONE = SlurmNode(
+    name=NODE, gpus=8, gpu_model="h100", partitions=("train", "all"), switches=("leaf1", "spine1", "core")
+)
+JOB = SlurmJob(id="1", state="PENDING", partition="train", excluded=("gpu0019",))
+
+
+def spare(number: int, *switches: str, **fields: Any) -> SlurmNode:
+    return msgspec.structs.replace(LOST_ONE, name=name(number), switches=switches, **fields)
+
+
+@pytest.mark.parametrize(
+    ("spares", "chosen"),
+    [
+        ([spare(12, "leaf2", "spine1", "core"), spare(13, "leaf1", "spine1", "core")], 13),
+        ([spare(12, "leaf4", "spine2", "core"), spare(13, "leaf2", "spine1", "core")], 13),
+        ([spare(12), spare(13, "leaf4", "spine2", "core")], 13),
+        ([spare(13), spare(12)], 12),  # nothing is known of any: by name
+        ([spare(12, "leaf1", gpu_model="a100"), spare(13, "leaf2")], 13),
+        ([spare(12, "leaf1", gpus=4), spare(13, "leaf2")], 13),
+        ([spare(12, "leaf1", partitions=("debug",)), spare(13, "leaf2")], 13),
+        ([spare(12, "leaf1", partitions=("train",)), spare(13, "leaf2")], 12),
+        ([spare(19, "leaf1"), spare(13, "leaf2")], 13),  # the owner does not want that one
+        ([LOST_ONE], None),
+        ([], None),
+    ],
+)
+def test_the_nearest_that_the_job_can_use(spares: list[SlurmNode], chosen: int | None) -> None:
+    found = choose(LOST_ONE, JOB, spares)
+    assert (found.name if found else None) == (name(chosen) if chosen else None)
+
+
+def test_hops_are_levels_up_to_a_switch_that_both_are_under() -> None:
+    assert [hops(LOST_ONE, spare(2, *path)) for path in (("leaf1",), ("leaf9", "spine1"), ("leaf9",))] == [
+        0, 1, 99,
+    ]  # fmt: skip
+
+
+def test_a_protected_node_is_no_spare() -> None:
+    site, job = with_spares(protected=(name(10),))
+    lose(site)
+    assert reserved(site) == (NODE, name(10))
+    assert name(9) in job_of(site, job).nodes
+
+
+def test_a_spare_that_is_lost_itself_is_made_up_for_by_nobody() -> None:
+    site, job = with_spares()
+    run = lose(site, node=9)
+    assert reserved(site) == (name(9), name(10))
+    assert job_of(site, job).restarts == 0
+    assert not any("spare" in one.data for one in site.log(run.id))

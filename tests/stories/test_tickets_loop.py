@@ -1,0 +1,134 @@
+"""An incident's ticket from its fault to its end: filed by the run, told news, closed, open again."""
+
+from typing import Any
+
+import msgspec
+
+from healer.model import (
+    CommandKind,
+    Incident,
+    IncidentState,
+    LogEntry,
+    Mode,
+    Run,
+    RunState,
+    StepEvent,
+    Ticket,
+    TicketStage,
+)
+from healer.telling.ticket_texts import proof, stage_after, ticket_after
+from tests.support.ledgers import incident as made
+from tests.support.loop import CLUSTER, LOST, START, Site, later
+
+
+def faulty(mode: Mode = Mode.auto) -> Site:
+    """A fatal line on the first of ten nodes under a job; its run has filed a ticket."""
+    site = Site(10, mode=mode)
+    site.slurm.add_job(nodes=2)
+    site.walk(*site.say(1, LOST))
+    site.run_for(20)
+    return site
+
+
+def tickets(site: Site) -> list[Ticket]:
+    return [one for _, one in site.ledger.tables.sent if isinstance(one, Ticket)]
+
+
+def entry(number: int = 0, event: StepEvent = StepEvent.done, text: str = "") -> LogEntry:
+    return LogEntry(
+        run="r", at=later(number), epoch=0, step=f"s{number}", event=event, text=text or f"text {number}"
+    )
+
+
+def test_a_run_files_one_ticket_and_a_person_closes_it_with_what_was_done() -> None:
+    site = faulty()
+    (filed,) = tickets(site)
+    assert (filed.stage, filed.key) == (TicketStage.opened, site.incident.id)
+    assert (filed.severity, filed.since) == (site.incident.severity, site.incident.opened)
+    site.tell(CommandKind.resolve, incident=site.incident.id, reason="GPU 3 replaced")
+    site.walk()
+    site.run_for(5)
+    closed = tickets(site)[-1]
+    assert (closed.stage, closed.key) == (TicketStage.closed, filed.key)
+    assert [one.stage for one in tickets(site)].count(TicketStage.closed) == 1
+    for words in ("resolved by ann: GPU 3 replaced", "What was done and seen", " drain: ", " requeue:"):
+        assert words in closed.text
+
+
+def test_the_nodes_return_is_part_of_the_proof_however_soon_the_detector_hears_of_it() -> None:
+    site = faulty()
+    site.on_checkpoint = lambda _: site.walk()  # it walks wherever the run could be overtaken
+    (waits,) = [one for one in site.runs if one.state is RunState.waiting]
+    back = Run(
+        id="r-resume", cluster=CLUSTER, playbook="resume", state=RunState.running, by="ann",
+        reason="PSU replaced", created_at=site.now, node=waits.node, rule=waits.rule,
+    )  # fmt: skip
+    with site.ledger.transaction() as tx:
+        tx.set_run_state(waits.id, RunState.done, why="taken over", at=site.now)
+        tx.create_run(back)
+    site.run_for(10)
+    closed = tickets(site)[-1]
+    assert closed.stage is TicketStage.closed
+    assert "returned to service by ann: PSU replaced" in closed.text
+    assert " resume: " in closed.text
+
+
+def test_open_again_it_is_told_and_closed_again() -> None:
+    site = faulty()
+    name = site.incident.id
+    for reason in ("replaced", "replaced again"):
+        site.tell(CommandKind.resolve, incident=name, reason=reason)
+        site.walk()
+        site.clock.advance(60)
+        site.tell(CommandKind.reopen, incident=name, reason="it is back")
+        site.walk()
+        site.clock.advance(60)
+    stages = [one.stage for one in tickets(site) if one.stage is not TicketStage.updated]
+    assert stages == ["opened", "closed", "reopened", "closed", "reopened"]
+    assert len({one.id for one in tickets(site)}) == len(tickets(site))
+
+
+def test_without_a_ticket_nobody_is_told_of_its_end() -> None:
+    site = faulty(Mode.shadow)
+    site.tell(CommandKind.resolve, incident=site.incident.id, reason="looked at")
+    site.walk()
+    assert tickets(site) == []
+
+
+# --- pure --------------------------------------------------------------------------------------------------
+
+
+def incident(**fields: Any) -> Incident:
+    return msgspec.structs.replace(made(), run_count=1, **fields)
+
+
+def test_news_is_what_changes_the_sentence() -> None:
+    before = incident()
+    over = {"state": IncidentState.resolved, "closed": START, "closed_why": "well again"}
+    assert stage_after(None, before) is None
+    assert stage_after(before, msgspec.structs.replace(before, updated=later(9))) is None
+    assert stage_after(before, incident(confidence=0.6)) is TicketStage.updated
+    assert stage_after(before, incident(**over)) is TicketStage.closed
+    assert stage_after(incident(**over), before) is TicketStage.reopened
+    assert stage_after(incident(**over), incident(**over)) is None
+    never = msgspec.structs.replace(before, run_count=0)
+    assert stage_after(never, msgspec.structs.replace(never, **over)) is None
+
+
+def test_the_same_news_is_one_delivery() -> None:
+    first = ticket_after(incident(), TicketStage.updated, [], START)
+    assert ticket_after(incident(), TicketStage.updated, [], later(60)).id == first.id
+    other = ticket_after(incident(confidence=0.6), TicketStage.updated, [], START)
+    assert other.id != first.id
+    assert other.key == first.key
+
+
+def test_the_proof_tells_effects_and_failures_and_keeps_both_ends() -> None:
+    events = [StepEvent.started, StepEvent.waiting, StepEvent.failed, StepEvent.done]
+    told = proof(incident(), [entry(n, event) for n, event in enumerate(events)])
+    assert "s2: failed: text 2" in told and "s3: text 3" in told
+    assert "s0" not in told and "s1" not in told
+    long = proof(incident(), [entry(n) for n in range(100)])
+    assert "s0: " in long and "s99: " in long and "… 60 more" in long and "s50: " not in long
+    assert "healer did nothing itself" in proof(incident(), [])
+    assert "It goes on as incident abc" in proof(incident(merged_into="abc"), [])

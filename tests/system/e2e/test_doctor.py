@@ -1,0 +1,69 @@
+"""`healer doctor` where Slurm is reached in two ways and one of them is dead."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from healer.embedded.embedded_slurm import RealSlurm, free_ports
+
+
+def doctor(folder: Path, **settings: str) -> tuple[int, dict[str, dict[str, Any]]]:
+    """Its exit code, and what it says of Slurm by name."""
+    done = subprocess.run(
+        [sys.executable, "-m", "healer", "doctor", "--json"],
+        env={"PATH": os.environ["PATH"], "HEALER_DATA_DIR": str(folder), **settings},
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    return done.returncode, {name: check for name, check in checks.items() if name.startswith("slurm")}
+
+
+@pytest.mark.slurm
+def test_a_dead_way_to_slurm_is_said_in_words_and_the_living_one_is_used(
+    real_slurm: RealSlurm,
+    tmp_path: Path,
+) -> None:
+    token = tmp_path / "token"
+    # {"sun": "healer", "exp": 4102444800}, signed by nobody: doctor reads it and does not check it.
+    token.write_text("eyJhbGciOiJIUzI1NiJ9.eyJzdW4iOiJoZWFsZXIiLCJleHAiOjQxMDI0NDQ4MDB9.x")
+    token.chmod(0o600)
+    port = free_ports(1)
+    code, told = doctor(
+        tmp_path,
+        SLURM_CONF=str(real_slurm.slurm_conf),
+        HEALER_SLURM_ADAPTERS="rest,cli",
+        HEALER_SLURM_REST_URL=f"http://127.0.0.1:{port}",
+        HEALER_SLURM_TOKEN_FILE=str(token),
+    )
+    assert code == 1
+    assert {name: check["ok"] for name, check in told.items()} == {
+        "slurm rest token": True,
+        "slurm rest": False, "slurm cli": True, "slurm cli rights": True, "slurm": True,
+    }  # fmt: skip
+    assert told["slurm rest token"]["text"].startswith("for healer, ")
+    assert f"127.0.0.1:{port}" in told["slurm rest"]["text"]
+    assert "HEALER_SLURM_REST_URL" in told["slurm rest"]["repair"]
+    assert told["slurm cli"]["text"].endswith("cluster pod1")
+    assert told["slurm cli rights"]["text"] == "root may drain"
+    assert told["slurm"]["text"] == "cluster pod1, 32 nodes, 32 with GPUs"
+
+
+def test_all_ways_dead_leaves_nothing_to_say_of_the_cluster(tmp_path: Path) -> None:
+    (tmp_path / "pyslurm.py").write_text(
+        "raise ImportError('libslurmfull.so: cannot open shared object file')"
+    )
+    code, told = doctor(
+        tmp_path,
+        HEALER_SLURM_ADAPTERS="sim,pyslurm",
+        HEALER_SIM_SOCKET=str(tmp_path / "nobody"),
+        PYTHONPATH=str(tmp_path),
+    )
+    assert code == 1
+    assert {name: check["ok"] for name, check in told.items()} == {"slurm sim": False, "slurm pyslurm": False}
+    assert "cannot load the libslurm" in told["slurm pyslurm"]["text"]
+    assert all(check["repair"] for check in told.values())

@@ -1,0 +1,96 @@
+"""What is derived of stored rows, for the API and the console."""
+
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+import pytest
+
+from healer.engine.records import gpu_hours_lost, readiness
+from healer.model import Controller, HitBasis, JobHit, Trouble
+from healer.ports.answers import CheckpointSeen, Requeue
+from healer.ports.request_errors import Unavailable
+from healer.ports.self_health import Pulse
+
+NOW = datetime(2026, 11, 20, 3, 16, tzinfo=UTC)
+
+SAVED = CheckpointSeen(at=NOW - timedelta(hours=2), step=10)
+AGAIN = Requeue(at=NOW - timedelta(hours=1), restarts=0)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "again", "seen", "hit", "lost"),
+    [
+        (8, [], [], False, 0.0),
+        (8, [], [], True, None),
+        (8, [AGAIN], [SAVED], True, 8.0),
+        (0, [AGAIN], [SAVED], True, None),
+        (8, [AGAIN], [], True, None),
+        (8, [AGAIN], [msgspec.structs.replace(SAVED, durable=False)], True, None),
+        (8, [AGAIN], [msgspec.structs.replace(SAVED, restart=1)], True, None),
+        (8, [AGAIN], [msgspec.structs.replace(SAVED, at=NOW)], True, None),
+        (8, [AGAIN, msgspec.structs.replace(AGAIN, restarts=1, at=NOW)], [SAVED], True, None),
+        (
+            8,
+            [AGAIN, msgspec.structs.replace(AGAIN, restarts=1, at=NOW)],
+            [SAVED, msgspec.structs.replace(SAVED, restart=1, at=NOW - timedelta(minutes=15))],
+            True,
+            10.0,
+        ),
+    ],
+)
+def test_lost_hours_are_told_only_when_they_are_known(
+    gpus: int, again: list[Requeue], seen: list[CheckpointSeen], hit: bool, lost: float | None
+) -> None:
+    assert gpu_hours_lost(gpus, again, seen, hit=hit).hours == lost
+
+
+def lost_by(basis: HitBasis, hours: float | None, restart: int = 0) -> JobHit:
+    return JobHit(job="4711", basis=basis, restart=restart, gpus=8, lost_gpu_hours=hours)
+
+
+@pytest.mark.parametrize(
+    ("lives", "again", "lost"),
+    [
+        ([lost_by(HitBasis.checkpoint, 4.0), lost_by(HitBasis.start, 2.0, 1)], [AGAIN], (6.0, True)),
+        ([lost_by(HitBasis.runs_on, None)], [], (0.0, False)),
+        ([lost_by(HitBasis.runs_on, None)], [AGAIN], (8.0, False)),
+        ([lost_by(HitBasis.unknown, None)], [], (None, False)),
+        ([lost_by(HitBasis.ended, 0.0)], [], (0.0, False)),
+    ],
+)
+def test_what_incidents_tell_of_a_life_stands_above_its_requeue(
+    lives: list[JobHit], again: list[Requeue], lost: tuple[float | None, bool]
+) -> None:
+    by_life = {one.restart: one for one in lives}
+    assert gpu_hours_lost(8, again, [SAVED], hit=True, lives=by_life) == lost
+
+
+def pulse(cluster: str, age_s: float = 2, **fields: object) -> Pulse:
+    taken = {"taken_at": NOW - timedelta(seconds=age_s), "detector": True}
+    return Pulse(cluster=cluster, **(taken | fields))  # type: ignore[arg-type]
+
+
+def test_one_cluster_that_is_well_is_enough() -> None:
+    found = readiness(lambda: [pulse("pod1"), pulse("pod2", age_s=31)], NOW, stale_s=30)
+    assert found.ready and set(found.checks) == {
+        "database", "slurm pod1", "detector pod1", "slurm pod2", "detector pod2",
+    }  # fmt: skip
+    assert found.checks["slurm pod2"]["ok"] is False
+    alone = readiness(lambda: [pulse("pod1", detector=False)], NOW, stale_s=30)
+    assert not alone.ready and alone.checks["detector"]["text"] == "no detector holds the lock"
+
+
+def test_a_trouble_of_slurm_is_told_while_the_picture_is_fresh() -> None:
+    slow = Controller(cluster="pod1", at=NOW, answer_s=9.0, since={Trouble.slow: NOW})
+    found = readiness(lambda: [pulse("pod1", controller=slow)], NOW, stale_s=30)
+    assert found.ready and [one["what"] for one in found.checks["slurm"]["troubles"]] == ["slow"]
+
+
+def test_without_a_database_nothing_is_ready() -> None:
+    def away() -> list[Pulse]:
+        raise Unavailable("the database does not answer")
+
+    found = readiness(away, NOW, stale_s=30)
+    assert not found.ready and found.checks == {
+        "database": {"ok": False, "text": "the database does not answer"}
+    }

@@ -1,0 +1,48 @@
+"""What did not carry is told once each, and counted."""
+
+from datetime import UTC, datetime
+
+from healer.incidents.growth import SET_ASIDE_KEPT, with_set_aside
+from healer.model import Component, FaultClass, Incident, SetAside
+
+AT = datetime(2026, 11, 20, 3, tzinfo=UTC)
+GPU = Component(cluster="pod1", node="gpu0001", gpu=3)
+
+
+def incident() -> Incident:
+    return Incident(
+        id="a" * 32,
+        cluster="pod1",
+        rule="gpu-lost",
+        fault="xid-79",
+        fault_class=FaultClass.fatal,
+        title="GPU has fallen off the bus",
+        root=GPU,
+        opened=AT,
+        updated=AT,
+        settle_until=AT,
+    )
+
+
+def aside(what: str, where: Component = GPU, count: int = 1) -> SetAside:
+    return SetAside(at=AT, what=what, why="teardown", component=where, count=count)
+
+
+def test_the_same_thing_again_only_counts() -> None:
+    one = with_set_aside(with_set_aside(incident(), aside("Xid 45")), aside("Xid 45", count=3))
+    assert [(it.what, it.count, it.component) for it in one.set_aside] == [("Xid 45", 4, GPU)]
+
+
+def test_told_of_two_components_it_stands_for_neither_alone() -> None:
+    other = Component(cluster="pod1", node="gpu0002", gpu=1)
+    one = with_set_aside(with_set_aside(incident(), aside("Xid 45")), aside("Xid 45", other))
+    assert [(it.count, it.component) for it in one.set_aside] == [(2, None)]
+
+
+def test_only_the_first_twenty_are_kept_and_those_still_count() -> None:
+    one = incident()
+    for number in range(30):
+        one = with_set_aside(one, aside(f"Xid {number}"))
+    assert len(one.set_aside) == SET_ASIDE_KEPT
+    again = with_set_aside(with_set_aside(one, aside("Xid 29")), aside("Xid 0"))
+    assert [it.count for it in again.set_aside] == [2, *[1] * 19]

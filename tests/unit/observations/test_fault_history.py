@@ -1,0 +1,293 @@
+"""Faults over time: what a restart keeps, what a walk that failed leaves, storms, and what a test decides.
+
+What repeats, combines, climbs and heals is told by `rules/cases/history-*.yaml`.
+"""
+
+from datetime import timedelta
+
+import pytest
+
+from healer.model import (
+    Cause,
+    CommandKind,
+    Component,
+    FaultClass,
+    Incident,
+    Mode,
+)
+from healer.observations import Picture
+from healer.observations.fault_history import BURSTS_KEPT, NODE_KEPT, REPLACED, History, Noted
+from tests.support.loop import CLUSTER, FATAL, REMAP, START, Site, beat, later, name
+
+HUNG = "NVRM: Xid (PCI:0000:9b:00): 119, pid=7, Timeout after 6s of waiting for RPC response from GPU3 GSP!"
+CONTAINED = "NVRM: Xid (PCI:0000:9b:00): 94, pid=7, Contained: CE User Channel (0x9). RST: No, D-RST: No"
+_CHANGED = "NVRM: Xid (PCI:0000:9b:00): 154, pid=7, name=a, GPU recovery action changed from"
+ASKED = f"{_CHANGED} 0x0 (None) to 0x1 (GPU Reset Required)"
+NOTHING = f"{_CHANGED} 0x1 (GPU Reset Required) to 0x0 (None)"
+
+
+def restarted(site: Site) -> None:
+    """The detector starts anew: all it knows of the past is in the ledger."""
+    site.picture = Picture(CLUSTER, watching_since=site.now)
+    site.picture.history.load(site.ledger.bursts(site.now - timedelta(days=7)))
+
+
+def said(site: Site, *steps: tuple[float, str], restarts: bool) -> list[tuple[str, str, tuple[str, ...]]]:
+    """(rule, fault, remedy) of all incidents, with a restart before each step or none."""
+    for hours, line in steps:
+        site.clock.advance(hours * 3600)
+        if restarts:
+            restarted(site)
+        site.run_for(3, *site.say(1, line, boot_id="b1"))
+    found = site.ledger.tables.incidents.values()
+    return [(one.rule, one.fault, tuple(map(str, one.remedy))) for one in found]
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        ((0.1, CONTAINED), (3, CONTAINED)),
+        ((0.1, ASKED), (0.2, NOTHING), (2, ASKED)),
+        ((0.1, HUNG), (1, NOTHING), (1, HUNG)),
+    ],
+)
+def test_a_restart_of_the_detector_changes_no_verdict(steps: tuple[tuple[float, str], ...]) -> None:
+    kept = said(Site(4, mode=Mode.shadow), *steps, restarts=False)
+    assert said(Site(4, mode=Mode.shadow), *steps, restarts=True) == kept
+    assert len(kept) > 1
+
+
+def test_a_walk_that_failed_leaves_no_burst() -> None:
+    site = Site(4, mode=Mode.shadow)
+    batch = site.say(1, CONTAINED)
+    consume = site.ledger.__class__.transaction
+
+    class Down(Exception):
+        pass
+
+    def fails(*_: object) -> None:
+        raise Down
+
+    site.ledger.transaction = fails  # type: ignore[method-assign]
+    with pytest.raises(Down):
+        site.walk(*batch)
+    site.ledger.transaction = consume.__get__(site.ledger)  # type: ignore[method-assign]
+    site.walk(*batch)
+    (burst,) = site.ledger.bursts(START - timedelta(days=1))
+    assert burst.count == 1
+
+
+# --- the history itself -------------------------------------------------------------------------------------
+
+
+def noted(fault: str, minutes: float, part: str = "0000:9b:00", **fields: object) -> Noted:
+    where = Component(cluster=CLUSTER, node=name(1), pci="0000:9b:00")
+    given = {"node": name(1), "part": part, "fault": fault, "fault_class": FaultClass.degraded}
+    return Noted(**{"component": where, "at": later(minutes * 60)} | given | fields)  # type: ignore[arg-type]
+
+
+def test_lines_that_come_close_together_are_one_event() -> None:
+    history = History(CLUSTER)
+    for minutes in (0, 2.9, 5.8, 8.9, 20):
+        history.note(noted("xid-31", minutes))
+    bursts = history.of(name(1), "0000:9b:00", "xid-31")
+    assert [one.count for one in bursts] == [3, 1, 1]
+
+
+def test_a_gpu_that_hangs_repeats_itself_for_hours() -> None:
+    history = History(CLUSTER)
+    for minutes in (0, 170, 340, 530):
+        history.note(noted("xid-119", minutes))
+    assert [one.count for one in history.of(name(1), "0000:9b:00", "xid-119")] == [3, 1]
+
+
+def test_a_late_line_belongs_to_the_burst_of_its_time() -> None:
+    history = History(CLUSTER)
+    for minutes in (0, 60, 1):
+        history.note(noted("xid-31", minutes))
+    assert [one.count for one in history.of(name(1), "0000:9b:00", "xid-31")] == [2, 1]
+
+
+def test_another_boot_is_another_event() -> None:
+    history = History(CLUSTER)
+    history.note(noted("xid-31", 0, boot_id="b1"))
+    history.note(noted("xid-31", 1, boot_id="b2"))
+    assert len(history.of(name(1), "0000:9b:00", "xid-31")) == 2
+
+
+def test_what_was_noted_by_address_is_the_gpus_that_is_named_there_first() -> None:
+    history = History(CLUSTER)
+    history.note(noted("xid-63", 0))
+    history.keep()
+    history.identify(name(1), "0000:9b:00", "GPU-a", later(60))
+    assert len(history.of(name(1), "GPU-a", "xid-63")) == 1
+    history.identify(name(1), "0000:9b:00", "GPU-b", later(120))
+    assert history.part(Component(cluster=CLUSTER, node=name(1), pci="0000:9b:00")) == "GPU-b"
+    assert history.of(name(1), "GPU-b", "xid-63") == ()
+
+
+PCI = "0000:9b:00"
+HERE = Component(cluster=CLUSTER, node=name(1), pci=PCI)
+WHOLE = "GPU-0b11d014-1685-04bd-26ed-5fc0bc1c44ae"
+S1, S2 = "1650522005114", "1650522005115"
+
+
+@pytest.mark.parametrize(
+    ("words", "part", "replaced"),
+    [
+        ([("", S1), ("", S2)], f"SN-{S2}", 1),
+        ([("", S1), ("", S1)], f"SN-{S1}", 0),
+        ([("", S1), ("GPU-a", "")], "GPU-a", 0),
+        ([("GPU-a", S1), ("", S2)], f"SN-{S2}", 1),
+        ([("GPU-a", S1), ("", S2), ("GPU-b", S2)], "GPU-b", 1),
+        ([("GPU-a", S1), ("GPU-b", ""), ("", S2)], "GPU-b", 1),
+        # Two GPUs of one board have its number; a UUID is one GPU's.
+        ([("GPU-a", S1), ("GPU-b", S1)], "GPU-b", 1),
+        ([("GPU-a", S1), ("GPU-a", S2)], "GPU-a", 0),
+        ([("GPU-a", ""), ("", S1)], "GPU-a", 0),
+        ([("GPU-a", ""), ("[N/A]", ""), ("", "")], "GPU-a", 0),
+        ([(WHOLE.removeprefix("GPU-").upper(), ""), (WHOLE, "")], WHOLE, 0),
+    ],
+)
+def test_which_part_stands_at_an_address(words: list[tuple[str, str]], part: str, replaced: int) -> None:
+    history = History(CLUSTER)
+    for number, (uuid, serial) in enumerate(words):
+        history.identify(name(1), PCI, uuid, later(60 * number), serial=serial)
+    assert history.part(HERE) == part
+    assert len(history.of(name(1), part, REPLACED)) == replaced
+    history.keep()
+    assert len(history.of(name(1), part, REPLACED)) == replaced
+
+
+def test_a_part_known_by_its_serial_number_outlives_a_restart() -> None:
+    history = History(CLUSTER)
+    history.identify(name(1), PCI, "", later(0), serial=S1)
+    history.note(noted("xid-64", 1, part=history.part(HERE)))
+    again = History(CLUSTER)
+    again.load(history.changed)
+    assert again.part(HERE) == f"SN-{S1}"
+    again.identify(name(1), PCI, "", later(3600), serial=S2)
+    assert again.of(name(1), f"SN-{S2}", REPLACED)
+
+
+def test_the_name_of_a_part_for_trends_changes_with_the_part_alone() -> None:
+    history = History(CLUSTER)
+    told = []
+    for uuid, serial in (("", S1), ("GPU-a", S1), ("GPU-a", ""), ("GPU-b", "")):
+        history.identify(name(1), PCI, uuid, later(0), serial=serial)
+        history.keep()
+        told += history.gpus()
+    assert [part for _, _, part in told] == [f"SN-{S1}"] * 3 + ["GPU-b"]
+
+
+def test_a_part_keeps_a_bound_of_bursts() -> None:
+    history = History(CLUSTER)
+    for number in range(BURSTS_KEPT + 9):
+        history.note(noted("xid-31", number * 10))
+    bursts = history.of(name(1), "0000:9b:00", "xid-31")
+    assert len(bursts) == BURSTS_KEPT
+    assert bursts[-1].began_at == later((BURSTS_KEPT + 8) * 600)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_node_keeps_a_bound_of_bursts_and_the_newest_stay(restarted: bool) -> None:
+    """A node that tells of another GPU with each line; loaded at a restart they were bounded one by one, with
+    a look at all for each: minutes of the detector's time."""
+    history, count = History(CLUSTER), 20 * NODE_KEPT
+    for number in range(count):
+        history.note(noted("xid-31", number / 60, part=f"{number:08x}:00:00"))
+    if restarted:
+        rows, history = history.changed, History(CLUSTER)
+        history.load(rows)
+    history.keep()
+    parts = [key[0] for key, _ in history.on(name(1))]
+    assert parts == [f"{number:08x}:00:00" for number in range(count - NODE_KEPT, count)]
+
+
+def test_a_week_is_looked_back_and_no_longer() -> None:
+    history = History(CLUSTER)
+    for number, minutes in enumerate((0, 60, 7 * 24 * 60 + 1)):
+        history.note(noted("xid-31", minutes, part=f"{number:08x}:00:00"))
+    history.keep()
+    assert len(list(history.on(name(1)))) == 2
+
+
+def test_a_storm_of_teardowns_is_one_row_for_each_gpu() -> None:
+    site = Site(4, mode=Mode.shadow)
+    line = "NVRM: Xid (PCI:0000:9b:00): 45, pid={}, name=python, Ch 00000008"
+    batch = [one for node in (1, 2) for one in site.say(node, *(line.format(pid) for pid in range(1000)))]
+    site.walk(*batch)
+    bursts = site.ledger.bursts(START - timedelta(days=1))
+    assert [(one.node, one.count) for one in bursts] == [(name(1), 1000), (name(2), 1000)]
+
+
+# --- what a test decides ------------------------------------------------------------------------------------
+
+
+def the_one(site: Site) -> Incident:
+    (incident,) = site.ledger.tables.incidents.values()
+    return incident
+
+
+def opened(site: Site) -> Incident:
+    site.run_for(3, *site.say(1, FATAL, boot_id="b1"))
+    return the_one(site)
+
+
+@pytest.mark.parametrize(("tests", "cause"), [("passed", Cause.transient), (None, Cause.unclear)])
+def test_a_node_that_returns_after_its_tests_had_a_transient_fault(tests: str | None, cause: Cause) -> None:
+    site = Site(4, mode=Mode.shadow)
+    incident = opened(site)
+    assert incident.cause is Cause.unclear
+    told = {"node": name(1), **({"tests": tests} if tests else {})}
+    site.tell(CommandKind.node_returned, incident=incident.id, **told)
+    site.walk()
+    assert the_one(site).cause is cause
+
+
+def test_a_fault_that_outlives_its_remedy_is_permanent() -> None:
+    site = Site(4, mode=Mode.shadow)
+    incident = opened(site)
+    site.tell(CommandKind.run_changed, incident=incident.id, state="waiting", run="r1", tests="failed")
+    site.walk()
+    assert the_one(site).cause is Cause.permanent
+
+
+def test_what_is_back_to_normal_while_a_run_is_at_work_is_noted_and_stays_open() -> None:
+    site = Site(10)
+    site.run_for(5, *site.say(1, ASKED, boot_id="b1"))
+    assert the_one(site).drained_at is not None
+    site.clock.advance(600)
+    site.run_for(3, *site.say(1, NOTHING, boot_id="b1"))
+    incident = the_one(site)
+    assert incident.is_open
+    assert [one.what for one in incident.set_aside] == ["the driver asks for nothing any more"]
+
+
+def test_a_run_that_only_waits_goes_with_its_cause() -> None:
+    site = Site(10, mode=Mode.approve)
+    site.run_for(5, *site.say(1, ASKED, boot_id="b1"))
+    assert [str(run.state) for run in site.runs] == ["waiting_approval"]
+    site.clock.advance(600)
+    site.run_for(3, *site.say(1, NOTHING, boot_id="b1"))
+    assert not the_one(site).is_open
+    assert [str(run.state) for run in site.runs] == ["rejected"]
+
+
+def test_a_new_serial_number_on_a_drained_node_is_noted_and_its_tests_decide() -> None:
+    site = Site(4, mode=Mode.auto)
+    inventory = {"index": 3, "pci": PCI, "uuid": ""}
+    site.walk(beat(name(1), site.now, boot_id="b1", gpus=[inventory | {"serial": S1}]))
+    site.run_for(12, *site.say(1, REMAP, boot_id="b1"), step_s=3)
+    assert site.node(1).drain
+    site.clock.advance(3600)
+    site.walk(beat(name(1), site.now, boot_id="b2", gpus=[inventory | {"serial": S2}]))
+    one = site.incident
+    assert one.fault == "xid-64"
+    assert [(aside.what, aside.why) for aside in one.set_aside] == [
+        (f"another GPU stands at {PCI} now (SN-{S2})", "healer is at work on it: its tests decide")
+    ]
+    # The old GPU's line comes late, by a shipper that knows no boots.
+    late = site.say(1, REMAP + " again", event_at=site.now - timedelta(minutes=50))
+    site.walk(*late)
+    assert site.incident == one

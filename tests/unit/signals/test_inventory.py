@@ -1,0 +1,52 @@
+"""Which GPU has which index: learned by node, and changes told by node."""
+
+from healer.signals.inventory import GpuNames
+from tests.support.measuring import NOW
+
+A, B = ("pod1", "gpu0001"), ("pod1", "gpu0002")
+
+
+def test_only_the_node_that_turned_out_otherwise_changed() -> None:
+    gpus = GpuNames()
+    one, two = gpus.changes(), gpus.changes()
+    for where in (A, B):
+        gpus.learn(where, 0, "GPU-a", "0000:18:00")
+    assert (one, two) == (set(), set())
+    gpus.learn(B, 3, "GPU-a", None)
+    assert (one, two) == ({B}, {B})
+    one.clear()
+    assert (one, two) == (set(), {B})
+    assert (gpus.index(A, "GPU-a", None), gpus.index(B, "GPU-a", None)) == (0, 3)
+
+
+def rows(gpus: GpuNames) -> list[dict[str, object]]:
+    return [row for told in gpus.inventory([A], NOW) for row in told.data["gpus"]]
+
+
+def test_a_serial_number_is_told_once_and_goes_with_its_gpu() -> None:
+    gpus = GpuNames()
+    row = {"index": 0, "pci": "0000:18:00", "uuid": "GPU-a", "serial": "1650522005114"}
+    gpus.learn(A, 0, "GPU-a", "0000:18:00", "1650522005114")
+    assert rows(gpus) == [row]
+    gpus.learn(A, 0, "GPU-a", "0000:18:00", "N/A")
+    gpus.learn(A, 0, "GPU-a", "0000:18:00")
+    assert rows(gpus) == []
+    gpus.learn(A, 0, "GPU-b", "0000:18:00")
+    assert rows(gpus) == [{"index": 0, "pci": "0000:18:00", "uuid": "GPU-b"}]
+
+
+def test_another_serial_number_alone_is_told_at_once() -> None:
+    gpus = GpuNames()
+    for serial in ("1650522005114", "1650522005115"):
+        gpus.learn(A, 0, None, "0000:18:00", serial)
+        assert [row["serial"] for row in rows(gpus)] == [serial]
+
+
+def test_a_uuid_that_is_none_is_not_learned() -> None:
+    """What is learned is stored as JSON, which in PostgreSQL holds no NUL."""
+    gpus = GpuNames()
+    for uuid in ("GPU\0a", "GPU a", "x" * 65, "\ud800"):
+        gpus.learn(A, 0, uuid, "0000:18:00")
+        assert gpus.index(A, uuid, None) is None
+    (told,) = gpus.inventory([A], NOW)
+    assert told.data["gpus"] == [{"index": 0, "pci": "0000:18:00", "uuid": ""}]

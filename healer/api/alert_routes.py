@@ -15,10 +15,9 @@ from healer.api.access import TOGETHER, Foreign, note, refuse
 from healer.api.db_health import Fleet
 from healer.api.group_commit import GroupCommit
 from healer.api.problems import problem_of
-from healer.api.quotas import place_of
 from healer.api.request_preamble import JSON, Preamble, aside, confine, decoded, known_query, media_type
 from healer.api.services import Services
-from healer.api.signal_answers import Accepted, Commit, accepted, count_answer, respond
+from healer.api.signal_answers import Accepted, accepted, counted, respond, store
 from healer.model import LossReason, Role
 from healer.ports.callers import Caller
 from healer.ports.signal_stores import Arrival
@@ -93,24 +92,20 @@ class AlertRoutes:
 
     async def stored(self, route: str, request: Request, caller: Caller, told: Alerts) -> Accepted:
         """The answer, after the commit. Raises Problem 429 when too much waits."""
-        owner, share = place_of(caller)
-        with Commit(route, len(told.observations), lost=1):
-            arrivals = [Arrival(one) for one in told.observations]
-            new = await self._commit.add(arrivals, owner=owner, share=share)
-            # That it goes on is no news to the sender, and has to be known all the same.
-            goes_on = [
-                Arrival(told_again(one))
-                for one, is_new in zip(told.observations, new, strict=True)
-                if not is_new and one.data["status"] == "firing"
-            ]
-            if goes_on:
-                await self._commit.add(goes_on, owner=owner, share=share, shed_first=True)
+        arrivals = [Arrival(one) for one in told.observations]
+        new = await store(self._commit, route, arrivals, caller, lost=1)
+        # That it goes on is no news to the sender, and has to be known all the same.
+        goes_on = [
+            Arrival(told_again(one))
+            for one, is_new in zip(told.observations, new, strict=True)
+            if not is_new and one.data["status"] == "firing"
+        ]
+        if goes_on:
+            await store(self._commit, route, goes_on, caller, lost=1, shed_first=True)
         left_out = "truncatedAlerts: Alertmanager left them out (max_alerts)"
         self._preamble.meter.lose(request, LossReason.sender, told.lost, left_out)
         count, repeats = sum(new), len(new) - sum(new)
-        answer = accepted(count, told.unrecognised, told.rejected, told.rejected_more, duplicates=repeats)
-        count_answer(route, answer)
-        return answer
+        return counted(route, count, told.unrecognised, told.rejected, told.rejected_more, duplicates=repeats)
 
 
 class CloudEventRoutes:

@@ -11,7 +11,7 @@ from starlette.routing import Route
 from healer.api.access import refuse
 from healer.api.group_commit import GroupCommit
 from healer.api.problems import Problem, field_error
-from healer.api.quotas import SENDER, place_of
+from healer.api.quotas import SENDER
 from healer.api.request_preamble import (
     JSON,
     Preamble,
@@ -23,7 +23,7 @@ from healer.api.request_preamble import (
     strange,
 )
 from healer.api.services import Services
-from healer.api.signal_answers import Accepted, Commit, accepted, count_answer, respond
+from healer.api.signal_answers import Accepted, counted, respond, store
 from healer.model import LossReason, Role
 from healer.ports.callers import Caller
 from healer.ports.signal_stores import Arrival
@@ -118,21 +118,18 @@ class SignalRoutes:
         repeats = 0
         if heartbeat:
             arrivals, repeats = self._coalesced(arrivals)
-        owner, share = place_of(caller)
-        with Commit(route, len(arrivals)):
-            new = await self._commit.add(arrivals, owner=owner, share=share, shed_first=heartbeat)
+        new = await store(self._commit, route, arrivals, caller, shed_first=heartbeat)
         if heartbeat:
             self._remember(arrivals)
         count = sum(new)
-        answer = accepted(
+        return counted(
+            route,
             count,
             parsed.unrecognised,
             parsed.rejected,
             parsed.rejected_more,
             duplicates=len(new) - count + repeats,
         )
-        count_answer(route, answer)
-        return answer
 
     def _coalesced(self, arrivals: list[Arrival]) -> tuple[list[Arrival], int]:
         now = time.monotonic()

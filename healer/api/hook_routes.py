@@ -14,11 +14,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from healer.api.group_commit import GroupCommit
-from healer.api.quotas import place_of
 from healer.api.request_preamble import JSON, Preamble, aside, confine, decoded, known_query, media_type
 from healer.api.sample_routes import MeasuringRoutes
 from healer.api.services import Services
-from healer.api.signal_answers import Commit, HookAnswer, count_results, respond, shown
+from healer.api.signal_answers import HookAnswer, count_results, respond, shown, store
 from healer.model import HookAsk, Permit, Role, Verdict
 from healer.model.gate import DRAINING_HOOKS
 from healer.ports.callers import Caller
@@ -109,13 +108,9 @@ class HookRoutes:
     async def _store(self, hook: str, caller: Caller, seen: HooksSeen) -> Sequence[bool]:
         """Whether each observation was new, the last report last. All is stored when this returns."""
         told = [Arrival(one, also) for one, also in arrivals(seen)]
-        owner, share = place_of(caller)
-        with Commit(f"hooks/{hook}", len(told)):
-            samples = [
-                asyncio.create_task(self._measure(one)) for one in seen.reports if one.samples or one.xml
-            ]
-            new = await self._commit.add(told, owner=owner, share=share)
-            await asyncio.gather(*samples)
+        samples = [asyncio.create_task(self._measure(one)) for one in seen.reports if one.samples or one.xml]
+        new = await store(self._commit, f"hooks/{hook}", told, caller)
+        await asyncio.gather(*samples)
         for one in seen.reports:
             if one.refused and one.hook in DRAINING_HOOKS:
                 await self._preamble.reach.ask(self._services.hooks.note_own, _ask(one), one.refused, one.at)

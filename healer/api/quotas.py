@@ -16,7 +16,6 @@ from typing import NamedTuple
 from starlette.requests import Request
 
 from healer.api.counters import Losses, Senders
-from healer.api.group_commit import SHARE, SHARE_OF_BOUND
 from healer.api.problems import Problem
 from healer.model import LossReason
 from healer.ports.callers import Caller
@@ -107,7 +106,7 @@ class Quotas:
 
     def check(self, caller: Caller, kind: Kind, now: float) -> None:
         """Raises OverQuota while the token owes more than this kind may."""
-        account = self._accounts.get(owner_of(caller))
+        account = self._accounts.get(caller.owner)
         if account is None:
             return
         if account.caller is caller and account.bytes >= 0 and account.entries >= 0 and account.series >= 0:
@@ -125,7 +124,7 @@ class Quotas:
 
     def spend(self, caller: Caller, now: float, *, size: int = 0, entries: int = 0, series: int = 0) -> None:
         """Charges what a request was: bytes unpacked, entries (lines, samples, events), new series."""
-        owner = owner_of(caller)
+        owner = caller.owner
         account = self._accounts.get(owner)
         if account is None:
             rates = rates_of(caller)
@@ -204,16 +203,6 @@ class Meter:
         cluster = at or caller.cluster or self._cluster
         route = route_of(request.scope["path"])
         self.losses.add(route, reason, count, cluster=cluster, who=caller.name, example=example)
-
-
-def owner_of(caller: Caller) -> str:
-    """What quotas and shares are counted for: the token; of a job, which may have many tokens, the job."""
-    return f"job {caller.cluster} {caller.job}" if caller.job else caller.id
-
-
-def place_of(caller: Caller) -> tuple[str, float]:
-    """In a queue: whose place this caller takes, and which share of the queue that one may hold."""
-    return owner_of(caller), SHARE_OF_BOUND if caller.node or caller.job else SHARE
 
 
 def rates_of(caller: Caller) -> Rates:

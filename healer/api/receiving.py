@@ -17,7 +17,6 @@ from starlette.datastructures import Headers
 from starlette.types import Receive
 
 from healer.api.problems import Problem
-from healer.api.quotas import owner_of
 from healer.ports.callers import Caller
 
 #: What a body may be packed as; the names are HTTP's.
@@ -181,7 +180,7 @@ class Receiver:
             most = (OPEN_OF_NODE, HELD_OF_NODE)
         elif caller.job is not None:
             most = (OPEN_OF_JOB, HELD_OF_JOB)
-        owner = owner_of(caller)
+        owner = caller.owner
         with self._place(owner, most[0]):
             return await self._read(receive, limit, owner, most[1], came)
 

@@ -17,15 +17,6 @@ from healer.ports.request_errors import Unavailable
 _encode = msgspec.json.Encoder(order="deterministic").encode
 
 
-class EncodedJson(Response):
-    """JSON that is encoded already. Its two headers are written down here: Response's own constructor costs
-    as much as to read a kernel line."""
-
-    def __init__(self, body: bytes, status: int = 202) -> None:
-        self.body, self.status_code, self.background = body, status, None
-        self.raw_headers = [(b"content-length", b"%d" % len(body)), (b"content-type", b"application/json")]
-
-
 def answer(
     request: Request, value: Any, status: int = 200, *, headers: Mapping[str, str] | None = None
 ) -> Response:

@@ -28,7 +28,7 @@ from healer.api.request_preamble import (
     strange,
 )
 from healer.api.services import Services
-from healer.api.signal_answers import Commit, accepted, count_answer, count_results, respond
+from healer.api.signal_answers import count_results, counted, respond, store
 from healer.model import Component, LossReason, Observation, Role
 from healer.model.telemetry import StepBatch
 from healer.ports.callers import Caller
@@ -278,8 +278,7 @@ class MeasuringRoutes:
         if queue is self.metrics and self._preamble.reach.away:
             # They come again, and windows tell that they are late: nobody waits, and no disk is filled.
             raise Unavailable("the database does not answer; metrics are not kept meanwhile")
-        with Commit(route, 1):
-            outcome = (await queue.add((body,)))[0]
+        outcome = (await store(queue, route, (body,)))[0]
         if isinstance(outcome, BadBody):
             raise outcome
         return outcome
@@ -392,6 +391,4 @@ def _confine_steps(caller: Caller, steps: Steps) -> None:
 def _answer(
     route: str, count: int, unrecognised: int, rejected: Sequence[wire.Rejected], rejected_more: int
 ) -> Response:
-    answer = accepted(count, unrecognised, rejected, rejected_more)
-    count_answer(route, answer)
-    return respond(answer)
+    return respond(counted(route, count, unrecognised, rejected, rejected_more))

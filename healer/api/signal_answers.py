@@ -2,15 +2,16 @@
 
 import time
 from collections.abc import Sequence
-from types import TracebackType
+from typing import Any, TypeVar
 
 import msgspec
+from starlette.responses import Response
 
-from healer.api.group_commit import Busy
+from healer.api.group_commit import SHARE, SHARE_OF_BOUND, Busy, GroupCommit
 from healer.api.metrics import COMMIT_S, SIGNALS
 from healer.api.problems import Problem
-from healer.api.responses import EncodedJson
 from healer.model import Verdict
+from healer.ports.callers import Caller
 from healer.signals import wire
 from healer.signals.hook_reports import HOOKS
 
@@ -26,6 +27,7 @@ _COUNTERS = {
     for route in _SAMPLES
 }
 _encode = msgspec.json.Encoder().encode
+R = TypeVar("R")
 
 
 class Rejected(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,6 +44,15 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
     unrecognised: int
     rejected: list[Rejected] = []
     rejected_more: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class EncodedJson(Response):
+    """202 with JSON that is encoded already. Its two headers are written here: Response's own constructor
+    costs as much as to read a kernel line."""
+
+    def __init__(self, body: bytes) -> None:
+        self.body, self.status_code, self.background = body, 202, None
+        self.raw_headers = [(b"content-length", b"%d" % len(body)), (b"content-type", b"application/json")]
 
 
 class HookAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,15 +84,22 @@ def shown(rejected: Sequence[wire.Rejected]) -> list[Rejected]:
     return [Rejected(index=one.index, reason=one.reason) for one in rejected]
 
 
+def counted(
+    route: str,
+    count: int,
+    unrecognised: int,
+    rejected: Sequence[wire.Rejected],
+    more: int,
+    *,
+    duplicates: int = 0,
+) -> Accepted:
+    """`accepted`, and counted as results of the route."""
+    count_results(route, count, duplicates, unrecognised, len(rejected) + more)
+    return accepted(count, unrecognised, rejected, more, duplicates=duplicates)
+
+
 def respond(answer: Accepted | HookAnswer) -> EncodedJson:
-    """202."""
     return EncodedJson(_encode(answer))
-
-
-def count_answer(route: str, answer: Accepted) -> None:
-    more = 0 if answer.rejected_more is msgspec.UNSET else answer.rejected_more
-    rejected = len(answer.rejected) + more
-    count_results(route, answer.accepted, answer.duplicates, answer.unrecognised, rejected)
 
 
 def count_results(route: str, *counts: int) -> None:
@@ -92,28 +110,29 @@ def count_results(route: str, *counts: int) -> None:
             counters[result].inc(count)
 
 
-class Commit:
-    """Around what waits for a commit: measures it, and makes 429 of a queue that is full.
+async def store(
+    queue: GroupCommit[Any, R],
+    route: str,
+    items: Sequence[Any],
+    caller: Caller | None = None,
+    *,
+    lost: int | None = None,
+    shed_first: bool = False,
+) -> Sequence[R]:
+    """The store's result for each item, after the commit. `caller`: whose share of the queue they take.
 
-    A class, as each request of ten thousand a second passes here."""
-
-    __slots__ = ("_entries", "_lost", "_route", "_started")
-
-    def __init__(self, route: str, entries: int, *, lost: int | None = None) -> None:
-        """`lost`: how many entries are counted as lost where the queue is full; all without it."""
-        self._route, self._entries = route, entries
-        self._lost = entries if lost is None else lost
-
-    def __enter__(self) -> None:
-        self._started = time.perf_counter()
-
-    def __exit__(
-        self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None
-    ) -> None:
-        if error is None:
-            COMMIT_S.observe(time.perf_counter() - self._started)
-        elif isinstance(error, Busy):
-            _COUNTERS[self._route]["shed"].inc(self._entries)
-            problem = Problem(429, str(error), headers={"Retry-After": str(error.retry_after_s)})
-            problem.lost = self._lost
-            raise problem from None
+    Raises Problem 429 when the queue is full: then `lost` entries are counted as lost, all without it.
+    """
+    owner, share = "", 1.0
+    if caller is not None:
+        owner, share = caller.owner, SHARE_OF_BOUND if caller.node or caller.job else SHARE
+    started = time.perf_counter()
+    try:
+        results = await queue.add(items, owner=owner, share=share, shed_first=shed_first)
+    except Busy as error:
+        _COUNTERS[route]["shed"].inc(len(items))
+        problem = Problem(429, str(error), headers={"Retry-After": str(error.retry_after_s)})
+        problem.lost = len(items) if lost is None else lost
+        raise problem from None
+    COMMIT_S.observe(time.perf_counter() - started)
+    return results

@@ -22,6 +22,13 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     quota: float = 1.0
     #: Set for a console session: unsafe methods must bring it as X-Healer-CSRF.
     csrf: str | None = None
+    #: What quotas and shares are counted for: the token; of a job, which may have many tokens, the job.
+    owner: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.owner:  # once per caller, as ten thousand requests a second ask for it
+            owner = f"job {self.cluster} {self.job}" if self.job else self.id
+            msgspec.structs.force_setattr(self, "owner", owner)
 
 
 class Credential(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ import msgspec
 from healer.actions import release
 from healer.actions.base import Action, Again, Context, Done, Failed, Result, Skipped, is_ours, read_slurm
 from healer.decisions.comments import wish_of
-from healer.decisions.reservations import choose, free_spares
+from healer.decisions.sweeps import choose, free_spares
 from healer.incidents.impact import crashed_among, moments_of
 from healer.model import LogEntry, Reservation, SlurmJob, SlurmNode, SlurmSnapshot, StepEvent
 from healer.ports.scheduling import NotAvailable, SchedulerRefused, SchedulerUnavailable, whole_job

@@ -28,7 +28,6 @@ from healer.api import (
 )
 from healer.api.access import Access
 from healer.api.alert_routes import AlertRoutes, CloudEventRoutes
-from healer.api.counters import Losses, Senders, Tally, loss_of
 from healer.api.db_health import Fleet, Reach, Readying
 from healer.api.edge import Edge
 from healer.api.event_routes import LogRoutes, SignalRoutes
@@ -36,7 +35,7 @@ from healer.api.group_commit import BEGIN_AT, GroupCommit, QueueBounds, in_threa
 from healer.api.hook_routes import HookRoutes
 from healer.api.metrics import QUEUED, spool_figures
 from healer.api.otlp_routes import OtlpRoutes
-from healer.api.quotas import SENDER, Meter, route_of
+from healer.api.quotas import SENDER, Losses, Meter, Senders, Tally, loss_of, route_of
 from healer.api.request_preamble import Preamble
 from healer.api.sample_routes import MeasuringRoutes
 from healer.api.services import Services

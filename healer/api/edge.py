@@ -23,7 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from healer.api.metrics import REGISTRY, REQUESTS
 from healer.api.problems import Errors, Problem, ending, problem_of
-from healer.api.receiving import WHOLE, WHOLE_S, check_encoding, packing_of, too_large, unpacked, whole
+from healer.api.request_preamble import WHOLE, WHOLE_S, check_encoding, packing_of, too_large, unpacked, whole
 
 #: From the first byte, or from the connection's beginning, until all headers are here.
 HEAD_S = 10.0

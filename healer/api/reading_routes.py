@@ -28,7 +28,7 @@ from healer.api.request_fields import Cursor, Id, Limit, Name, NodeFilter
 from healer.api.responses import answer, event_stream
 from healer.api.rule_views import BreakerView, RuleView, breaker_view, playbook_list, rule_list
 from healer.api.services import Services, services_of
-from healer.detection.alert_findings import firing
+from healer.detection.reported import firing
 from healer.engine.records import incident_record, job_history
 from healer.model import AuditRecord, Incident, Pause, Playbook, Role, Run, differences, facts_with, kind_of
 from healer.model.detection import ALERT_STAYS_MAX_H

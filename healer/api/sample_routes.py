@@ -11,10 +11,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from healer.api.access import foreign, refuse
-from healer.api.counters import Tally
 from healer.api.group_commit import Busy, GroupCommit, QueueBounds, in_thread
 from healer.api.intake import Body, Intake, Refused, Translators
 from healer.api.problems import Problem, field_error
+from healer.api.quotas import Tally
 from healer.api.request_preamble import (
     JSON,
     UNPACKED_LIMIT,

@@ -17,8 +17,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import structlog
 
-from healer.api.counters import Losses
 from healer.api.db_health import Reach
+from healer.api.quotas import Losses
 from healer.api.services import Services
 from healer.model import LossReason
 from healer.model.packed import pack_steps, unpack_steps

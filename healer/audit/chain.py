@@ -18,7 +18,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from healer.model import AuditRecord, Checkpoint
-from healer.model.audit import Link
+from healer.model.run import Link
 
 _encode = msgspec.json.Encoder(order="sorted").encode
 _CHECKPOINT_PREFIX = b"healer audit checkpoint\n"

@@ -14,7 +14,7 @@ import msgspec
 from healer.audit.chain import canonical, moment, record_bytes
 from healer.audit.verify import Report, examine
 from healer.model import AuditRecord, Broken, Checkpoint
-from healer.model.audit import Link
+from healer.model.run import Link
 from healer.ports.answers import AuditVerified
 from healer.ports.audit_store import ChainReads, CheckpointFile
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from healer.audit.chain import Signer, extend, genesis, sign_checkpoint
 from healer.audit.export import checkpoint_line, read_checkpoints
 from healer.model import AuditRecord
-from healer.model.audit import Link
+from healer.model.run import Link
 from healer.ports.audit_store import ChainHead, ChainStore, CheckpointFile
 
 #: Records per sealing transaction; a backlog is worked off in several.

@@ -13,7 +13,7 @@ import msgspec
 
 from healer.audit.chain import genesis, link, moment, record_bytes, signature_holds
 from healer.model import AuditRecord, Broken, Checkpoint
-from healer.model.audit import Link
+from healer.model.run import Link
 
 #: Broken places named per cluster; after that only their number. More are not read, and memory is bounded.
 NAMED_MAX = 1000

@@ -17,7 +17,7 @@ from healer.adapters.postgres.samples import PostgresSamples
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.pull.fetch import HttpFetch
 from healer.adapters.system_clock import SystemClock
-from healer.api.counters import Losses, Tally
+from healer.api.quotas import Losses, Tally
 from healer.bootstrap.prometheus import prometheus_client
 from healer.model import SlurmSnapshot
 from healer.processes.scraper import Parts, Scraper

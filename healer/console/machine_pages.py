@@ -17,8 +17,8 @@ from healer.console.views.fleet_view import NodeRow
 from healer.console.views.node_view import NodeNow
 from healer.console.views.runs_view import run_row
 from healer.decisions.node_facts import context_of
-from healer.detection.alert_findings import firing
 from healer.detection.lemons import LIMIT
+from healer.detection.reported import firing
 from healer.engine.records import JobHistory, job_history
 from healer.model import (
     FACTS,

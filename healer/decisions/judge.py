@@ -6,8 +6,7 @@ from datetime import datetime
 import msgspec
 
 from healer.decisions import capacity, consent, guards
-from healer.decisions.reservations import reserved
-from healer.decisions.sweeps import sweep
+from healer.decisions.sweeps import reserved, sweep
 from healer.model import (
     NODE_REMOVING,
     RESTARTING_VERBS,

@@ -8,8 +8,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from healer.detection import silence
-from healer.detection.alert_findings import alert_findings
 from healer.detection.baseline import Baseline
 from healer.detection.creep import Creep
 from healer.detection.divergence import Divergence
@@ -22,9 +20,16 @@ from healer.detection.lemons import Lemons
 from healer.detection.measured import RuleEngine
 from healer.detection.protocol import Detector, PictureLook, rule_for
 from healer.detection.readings import read_all
-from healer.detection.reported import drain_findings, hook_findings, line_findings, note_links, test_findings
+from healer.detection.reported import (
+    alert_findings,
+    drain_findings,
+    hook_findings,
+    line_findings,
+    note_links,
+    test_findings,
+)
 from healer.detection.stragglers import Stragglers
-from healer.detection.watches import watch_findings
+from healer.detection.watches import silence_findings, watch_findings
 from healer.model import Finding, Ruleset
 from healer.model.faults import Trait, fault_is
 
@@ -55,7 +60,7 @@ class OverWindows(NamedTuple):
 DETECTORS: tuple[OverPicture | OverWindows, ...] = (
     OverPicture(line_findings),
     OverPicture(hook_findings),
-    OverPicture(silence.findings),
+    OverPicture(silence_findings),
     OverPicture(drain_findings),
     OverPicture(watch_findings),
     OverPicture(test_findings),

@@ -25,8 +25,7 @@ from healer.decisions import (
 )
 from healer.decisions.book_mismatch import forgotten_drains
 from healer.decisions.sweeps import sweeping, with_one_more
-from healer.engine.upkeep import put_right, release, sweep, sweeps_due
-from healer.engine.walk_state import Walk
+from healer.engine.upkeep import Walk, put_right, release, sweep, sweeps_due
 from healer.incidents import by_urgency, our_drains, take_findings
 from healer.incidents.correlate import fold, held_by_breaker, of_wave, unfold, waves_that_act
 from healer.incidents.impact import hit_so_far

@@ -19,8 +19,7 @@ from healer.model import (
     Verb,
     audit_record,
 )
-from healer.playbooks.advance import Do, jobs_agreed, jobs_all
-from healer.playbooks.inputs import taken
+from healer.playbooks.advance import Do, jobs_agreed, jobs_all, taken
 
 _PAST = {
     Verb.drain: "node.drained",

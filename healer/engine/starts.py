@@ -43,7 +43,7 @@ from healer.model import (
     audit_record,
 )
 from healer.playbooks import takes_restarts
-from healer.playbooks.inputs import InputInvalid, taken
+from healer.playbooks.advance import InputInvalid, taken
 from healer.ports.answers import RestartOffer
 from healer.ports.clock import Clock
 from healer.ports.commanding import ALONE, CommandTx

@@ -49,7 +49,7 @@ from healer.ports.outbound import (
     Unrouted,
 )
 from healer.telling import news
-from healer.telling.ticket_texts import linked
+from healer.telling.news import linked
 
 log = structlog.get_logger()
 

@@ -13,8 +13,7 @@ import msgspec
 from healer.decisions.node_facts import planned_window
 from healer.detection import PictureLook, detect, read_all
 from healer.engine.decide_incidents import decide_all, lock_gate_if_needed
-from healer.engine.upkeep import note_inventories, open_on
-from healer.engine.walk_state import Walk
+from healer.engine.upkeep import Walk, note_inventories, open_on
 from healer.incidents import (
     apply_command,
     clear_since,
@@ -35,9 +34,9 @@ from healer.incidents.lifecycle import (
     is_untreated,
     note_cleared,
     open_faults,
+    place_and_climb,
 )
 from healer.incidents.part_history import model_on, note_settled, with_history
-from healer.incidents.relapses import place_and_climb
 from healer.model import (
     ENDED_RUN_STATES,
     Command,
@@ -59,8 +58,7 @@ from healer.model.faults import Trait, fault_is
 from healer.model.gate import permit_for
 from healer.observations import Picture
 from healer.ports.transactions import Ledger
-from healer.telling.news import opened_message
-from healer.telling.ticket_texts import stage_after, ticket_after
+from healer.telling.news import opened_message, stage_after, ticket_after
 
 
 def walk(

@@ -1,32 +1,51 @@
 """All nouns, no logic. Import them from here: `from healer.model import Incident`."""
 
-from healer.model.audit import AuditRecord, Broken, Checkpoint, audit_record
-from healer.model.component import DEVICE_MARK, Component, JobCheckpoint, device_named
+from healer.model.component import (
+    BLOCK,
+    DEVICE_MARK,
+    SHARED_FAULT,
+    WAVE_FAULT,
+    WAVE_RULE,
+    Component,
+    JobCheckpoint,
+    PlaceKind,
+    Sharing,
+    device_named,
+    storm_size,
+)
 from healer.model.detection import (
     AlertRule,
+    Bundle,
     Chart,
     ChartLine,
     ChartMark,
     Contribution,
     DetectionRule,
+    Evidence,
+    EvidenceFile,
+    Finding,
     FiringAlert,
     Forecast,
     ForecastRule,
     ForecastScore,
     Foreseen,
     GpuModel,
-)
-from healer.model.detection import Outcome as ForecastOutcome
-from healer.model.faults import FORECAST_FAULT
-from healer.model.finding import (
-    Bundle,
-    Evidence,
-    EvidenceFile,
-    Finding,
     LinkDown,
     Observation,
     ObservationKind,
     Sensed,
+)
+from healer.model.detection import Outcome as ForecastOutcome
+from healer.model.faults import (
+    FORECAST_FAULT,
+    Cancel,
+    Combination,
+    Escalations,
+    FaultBurst,
+    GoneAfter,
+    Ladder,
+    Repeat,
+    Same,
 )
 from healer.model.gate import (
     Answer,
@@ -50,16 +69,6 @@ from healer.model.gate import (
     Urgency,
     Veto,
     Waiting,
-)
-from healer.model.history import (
-    Cancel,
-    Combination,
-    Escalations,
-    FaultBurst,
-    GoneAfter,
-    Ladder,
-    Repeat,
-    Same,
 )
 from healer.model.incident import (
     EVIDENCE_FIRST,
@@ -101,15 +110,6 @@ from healer.model.node import (
     figures_in,
     kind_of,
     rates_in,
-)
-from healer.model.places import (
-    BLOCK,
-    SHARED_FAULT,
-    WAVE_FAULT,
-    WAVE_RULE,
-    PlaceKind,
-    Sharing,
-    storm_size,
 )
 from healer.model.routes import (
     REJECTIONS,
@@ -160,7 +160,16 @@ from healer.model.rules import (
     WatchSettings,
     Xid74Bits,
 )
-from healer.model.run import APPROVAL_LASTS, LogEntry, Run, StepEvent
+from healer.model.run import (
+    APPROVAL_LASTS,
+    AuditRecord,
+    Broken,
+    Checkpoint,
+    LogEntry,
+    Run,
+    StepEvent,
+    audit_record,
+)
 from healer.model.slurm import (
     Controller,
     Figure,

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from healer.model.component import Component
-from healer.model.finding import Evidence
+from healer.model.detection import Evidence
 from healer.model.verdict import SetAside
 from healer.model.vocabulary import (
     Cause,

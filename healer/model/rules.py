@@ -9,13 +9,12 @@ from functools import cached_property
 
 import msgspec
 
-from healer.model.component import Component
+from healer.model.component import Component, Sharing
 from healer.model.detection import AlertRule, DetectionRule, ForecastRule, GpuModel
+from healer.model.faults import Escalations, Ladder
 from healer.model.gate import Maintenance, digest
-from healer.model.history import Escalations, Ladder
 from healer.model.kernel_lines import NO_LINES, LineBook
 from healer.model.node import SiteCommand
-from healer.model.places import Sharing
 from healer.model.routes import Notifications
 from healer.model.telemetry import Catalogue, ScrapeRules, Validation
 from healer.model.vocabulary import Cause, FaultClass, Mode, Remedy, Severity, Verb

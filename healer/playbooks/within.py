@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from healer.model import Playbook, Step
+from healer.playbooks.advance import InputInvalid, only_place, placed, taken
 from healer.playbooks.conditions import Both, ConditionError, parse, renamed, text_of
-from healer.playbooks.inputs import InputInvalid, only_place, placed, taken
 
 DEEPEST = 5
 MOST_STEPS = 200

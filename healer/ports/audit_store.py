@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 from healer.model import AuditRecord, Checkpoint
-from healer.model.audit import Link
+from healer.model.run import Link
 
 
 class ChainHead(NamedTuple):

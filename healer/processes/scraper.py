@@ -19,11 +19,11 @@ from zlib import crc32
 import msgspec
 import structlog
 
-from healer.api.counters import Losses, Tally
 from healer.api.group_commit import Busy, GroupCommit, QueueBounds, in_thread
 from healer.api.intake import Body, Intake, Refused, Translators
 from healer.api.problems import Problem
-from healer.api.receiving import unpacked
+from healer.api.quotas import Losses, Tally
+from healer.api.request_preamble import unpacked
 from healer.model import (
     DEVICE_MARK,
     LossReason,

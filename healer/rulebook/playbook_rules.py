@@ -26,9 +26,8 @@ from healer.model import (
     Verb,
 )
 from healer.model.spelling import did_you_mean
-from healer.playbooks.advance import JOB_LISTS, RESERVED
+from healer.playbooks.advance import JOB_LISTS, RESERVED, InputInvalid, only_place, places_of, value_of
 from healer.playbooks.conditions import ConditionError, Ended, Fixed, leaves, parse, wrong_with
-from healer.playbooks.inputs import InputInvalid, only_place, places_of, value_of
 from healer.playbooks.within import Within, inlined
 from healer.rulebook.source import Source
 

@@ -11,7 +11,7 @@ from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.inbox import PostgresInbox, alerts, consume
 from healer.adapters.postgres.retention import AGAIN, tidy
 from healer.adapters.postgres.sample_reads import PostgresSignalReads
-from healer.detection.alert_findings import firing
+from healer.detection.reported import firing
 from healer.model import Observation
 from healer.signals.alert_bodies import Site, alertmanager_observations, told_again
 from tests.support.loop import CLUSTER, name, rules_in

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres.arrivals import PostgresSenders
 from healer.adapters.postgres.retention import tidy
-from healer.api.counters import PAIRS, REST, Senders
+from healer.api.quotas import PAIRS, REST, Senders
 from healer.model import Role, Sender
 from healer.ports.callers import Caller
 from healer.ports.request_errors import Unavailable

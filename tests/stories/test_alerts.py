@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from healer.detection.alert_findings import firing
+from healer.detection.reported import firing
 from healer.incidents.correlate import BESIDE_KEPT
 from healer.incidents.growth import senses_of
 from healer.model import (
@@ -26,7 +26,7 @@ from healer.model import (
     Severity,
 )
 from healer.model.detection import ALERT_STAYS_H
-from healer.observations.heard_alerts import ALERTS_MAX, OF_NODE_MAX, Alerts
+from healer.observations.picture import ALERTS_MAX, OF_NODE_MAX, Alerts
 from healer.recordings.recording import read
 from healer.rulebook.ruleset import RulesInvalid, load
 from healer.signals.alert_bodies import Site as Where

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from healer.decisions.reservations import choose, hops
+from healer.decisions.sweeps import choose, hops
 from healer.model import Guard, Reservation, SlurmJob, SlurmNode, Spares
 from healer.ports.scheduling import SchedulerRefused
 from healer.sim.sim_slurm import SimScheduler, sim_nodes

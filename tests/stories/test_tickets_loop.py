@@ -16,7 +16,7 @@ from healer.model import (
     Ticket,
     TicketStage,
 )
-from healer.telling.ticket_texts import proof, stage_after, ticket_after
+from healer.telling.news import proof_text, stage_after, ticket_after
 from tests.support.ledgers import incident as made
 from tests.support.loop import CLUSTER, LOST, START, Site, later
 
@@ -125,10 +125,10 @@ def test_the_same_news_is_one_delivery() -> None:
 
 def test_the_proof_tells_effects_and_failures_and_keeps_both_ends() -> None:
     events = [StepEvent.started, StepEvent.waiting, StepEvent.failed, StepEvent.done]
-    told = proof(incident(), [entry(n, event) for n, event in enumerate(events)])
+    told = proof_text(incident(), [entry(n, event) for n, event in enumerate(events)])
     assert "s2: failed: text 2" in told and "s3: text 3" in told
     assert "s0" not in told and "s1" not in told
-    long = proof(incident(), [entry(n) for n in range(100)])
+    long = proof_text(incident(), [entry(n) for n in range(100)])
     assert "s0: " in long and "s99: " in long and "… 60 more" in long and "s50: " not in long
-    assert "healer did nothing itself" in proof(incident(), [])
-    assert "It goes on as incident abc" in proof(incident(merged_into="abc"), [])
+    assert "healer did nothing itself" in proof_text(incident(), [])
+    assert "It goes on as incident abc" in proof_text(incident(merged_into="abc"), [])

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from healer.adapters.signing import Ed25519Signer
 from healer.audit import extend, genesis
 from healer.model import AuditRecord
-from healer.model.audit import Link
+from healer.model.run import Link
 
 START = datetime(2026, 11, 20, 3, 0, 0, 250_000, tzinfo=UTC)
 

@@ -32,8 +32,7 @@ from healer.model import (
     UnknownSeries,
     Verdict,
 )
-from healer.model.detection import Chart, ChartLine, ChartMark, Contribution
-from healer.model.finding import Evidence, Finding
+from healer.model.detection import Chart, ChartLine, ChartMark, Contribution, Evidence, Finding
 from healer.model.telemetry import FeatureShare, Report, StepBatch, Unusual, WayScore
 from healer.ports.answers import (
     Arriving,

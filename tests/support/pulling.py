@@ -20,7 +20,7 @@ from healer.adapters.postgres.samples import PostgresSamples
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.pull.fetch import HttpFetch
 from healer.adapters.system_clock import SystemClock
-from healer.api.counters import Losses, Tally
+from healer.api.quotas import Losses, Tally
 from healer.model import Part, Ruleset, ScrapeRules, ScrapeState, SlurmNode, SlurmSnapshot, TargetState
 from healer.processes.scraper import Parts, Scraper
 from tests.support.loop import CLUSTER, rules_in

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from healer.adapters.postgres.engine import storable, storable_text
 from healer.adapters.postgres.tables import audit_chain, audit_checkpoints, audit_records, audit_unsealed
 from healer.model import AuditRecord, Checkpoint
-from healer.model.audit import Link
+from healer.model.run import Link
 from healer.ports.audit_store import ChainHead
 
 #: `pg_try_advisory_lock` key of the one sealer: the bytes of "healaudi".

@@ -13,8 +13,7 @@ import msgspec
 from healer.console import words
 from healer.engine.records import IncidentRecord
 from healer.model import Column, Outcome, Part, SignalKind, StepEvent
-from healer.model.detection import Chart, ChartLine, ChartMark
-from healer.model.finding import Finding
+from healer.model.detection import Chart, ChartLine, ChartMark, Finding
 from healer.model.telemetry import Catalogue
 
 if TYPE_CHECKING:

@@ -18,9 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from healer.detection import PictureLook, read_all, rule_for
-from healer.detection.alert_findings import entry_for, finding_of
 from healer.detection.forecasts import likely, sentence
-from healer.detection.reported import line_findings
+from healer.detection.reported import entry_for, finding_of, line_findings
 from healer.model import (
     FORECAST_FAULT,
     Cause,

@@ -13,8 +13,8 @@ import pytest
 import sqlalchemy as sa
 
 from healer.adapters.spool import FileSpool
-from healer.api.counters import Losses
 from healer.api.db_health import Reach
+from healer.api.quotas import Losses
 from healer.api.spooling import REFUSED_MAX, Lane, Spooling, events_lane, steps_lane
 from healer.model import Component, Loss, LossReason, Observation, ObservationKind
 from healer.ports.disk_queue import Spooled

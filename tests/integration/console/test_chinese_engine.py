@@ -54,8 +54,7 @@ WORDS: list[type[StrEnum]] = [
 #: Files whose texts no page shows, and why.
 UNSHOWN = {
     "tell_people.py": "the bodies of tickets and messages, in their readers' language; words for owners",
-    "news.py": "the bodies of messages",
-    "ticket_texts.py": "the bodies of tickets",
+    "news.py": "the bodies of messages and tickets",
     "telemetry_windows.py": "for who calls it wrongly",
     "language": "for who writes a rule, beside the line that is wrong",
 }
@@ -99,11 +98,11 @@ SILENT = {
 def _modules() -> list[Path]:
     found = modules(
         "decisions", "actions", "playbooks", "incidents", "telling/news.py",
-        "telling/ticket_texts.py", "detection", "observations", "adapters/bmc",
+        "telling/news.py", "detection", "observations", "adapters/bmc",
         "adapters/nodes", "adapters/commands", "engine/drive.py", "engine/walk.py",
         "engine/decide_incidents.py",
         "engine/permission.py", "ports/lease.py", "engine/upkeep.py",
-        "model/node.py", "model/routes.py", "model/places.py",
+        "model/node.py", "model/routes.py", "model/component.py",
     )  # fmt: skip
     return [
         one for one in found if one.name not in {"__init__.py", *UNSHOWN} and one.parent.name not in UNSHOWN

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from healer.adapters import munge
-from healer.api import enroll_routes, receiving
+from healer.api import enroll_routes, request_preamble
 from healer.api.problems import Problem
 from healer.api.request_preamble import decoded
 from healer.model import LineBook, Observation, packed
@@ -331,14 +331,14 @@ DECODERS = (
     Decoder("scrape_yaml", _in_file(".yaml", scrape_yaml), seeds.SCRAPE_YAML, ()),
     Decoder(
         "gzip",
-        _plain(lambda raw: receiving.unpacked(raw, "gzip", UNPACKED_MAX)),
+        _plain(lambda raw: request_preamble.unpacked(raw, "gzip", UNPACKED_MAX)),
         seeds.GZIP,
         (Problem,),
         False,
     ),
     Decoder(
         "zstd",
-        _plain(lambda raw: receiving.unpacked(raw, "zstd", UNPACKED_MAX)),
+        _plain(lambda raw: request_preamble.unpacked(raw, "zstd", UNPACKED_MAX)),
         seeds.ZSTD,
         (Problem,),
         False,

@@ -4,9 +4,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from healer.api import counters
-from healer.api.counters import REST, Tally
+from healer.api import quotas
 from healer.api.intake import Body, Intake, Refused, Translators
+from healer.api.quotas import REST, Tally
 from healer.model import Ruleset, UnknownSeries
 from healer.ports.request_errors import Unavailable
 from healer.signals.series import Unknown
@@ -103,7 +103,7 @@ def test_the_tally_keeps_what_could_not_be_written() -> None:
 
 
 def test_the_tally_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(counters, "NAMES", 2)
+    monkeypatch.setattr(quotas, "NAMES", 2)
     book = Book()
     tally = Tally(book)
     tally.add("pod1", [(name, Unknown(why="x", count=1)) for name in "abcda"], NOW)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import pytest
 from starlette.types import Message
 
-from healer.api import receiving
+from healer.api import request_preamble
 from healer.api.problems import Problem
-from healer.api.receiving import (
+from healer.api.request_preamble import (
     HELD_OF_JOB,
     HELD_OF_NODE,
     OPEN_OF_NODE,
@@ -88,7 +88,7 @@ def test_too_long_is_told_before_the_rest_comes() -> None:
 
 
 def test_what_stalls_or_drips_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receiving, "GRACE_S", 0.01)
+    monkeypatch.setattr(request_preamble, "GRACE_S", 0.01)
 
     async def run() -> None:
         for feed in (Feed(), Feed(b"a"), Feed(*[b"a"] * 5)):
@@ -122,7 +122,7 @@ def test_a_token_holds_so_many_bytes_and_all_together_no_more_than_theirs() -> N
         assert await receiver.body(Feed(b"x", end=True), 10, OTHER) == b"x"
         many = [
             Caller(id=str(number), name=str(number), role=Role.signals, node="n")
-            for number in range(receiving.HELD // HELD_OF_NODE - 1)
+            for number in range(request_preamble.HELD // HELD_OF_NODE - 1)
         ]
         begun += await held(receiver, many, HELD_OF_NODE)
         with pytest.raises(Crowded):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from starlette.datastructures import Headers
 
 from healer.api.problems import Problem
-from healer.api.receiving import MEMBERS_MAX, packing_of, unpacked
+from healer.api.request_preamble import MEMBERS_MAX, packing_of, unpacked
 from tests.support.api import Api
 
 Served = tuple[Api, httpx.Client]

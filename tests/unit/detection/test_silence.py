@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from healer.detection import PictureLook, rule_for
-from healer.detection.silence import findings
+from healer.detection.watches import silence_findings
 from healer.model import FaultClass, Finding, SlurmNode, SlurmSnapshot, Topology
 from healer.observations import Picture
 from tests.support.loop import CLUSTER, START, beat, later, name, shipped
@@ -41,7 +41,7 @@ def node(number: int, *state: str, **fields: object) -> SlurmNode:
 
 
 def found(picture: Picture, seconds: float = LAST) -> list[Finding]:
-    return findings(PictureLook(shipped(), picture, later(seconds)))
+    return silence_findings(PictureLook(shipped(), picture, later(seconds)))
 
 
 def test_a_node_that_slurm_does_not_reach_either_is_surely_unusable() -> None:

@@ -6,7 +6,8 @@ from datetime import timedelta
 
 import pytest
 
-from healer.detection import PictureLook, silence
+from healer.detection import PictureLook
+from healer.detection.watches import silence_findings
 from healer.model import Component, Observation, ObservationKind, SlurmNode, SlurmSnapshot, Topology
 from healer.observations import Picture
 from tests.support.loop import CLUSTER, START, name, shipped
@@ -46,9 +47,9 @@ def test_what_is_found_is_what_a_look_at_each_moment_finds(seed: int) -> None:
         picture.show(SlurmSnapshot(cluster=CLUSTER, taken_at=now, nodes=shown))
         picture.update(beats, Topology())
         looks += picture.all_heard is None or not picture.all_heard.holds(shown, now)
-        found = silence.findings(PictureLook(shipped(), picture, now))
+        found = silence_findings(PictureLook(shipped(), picture, now))
         kept, picture.all_heard = picture.all_heard, None
-        assert silence.findings(PictureLook(shipped(), picture, now)) == found
+        assert silence_findings(PictureLook(shipped(), picture, now)) == found
         picture.all_heard = kept
         told.append(len(found))
     assert max(told) > 0

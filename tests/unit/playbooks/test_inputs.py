@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from healer.model import Input, InputType, Playbook, Step, Verb
-from healer.playbooks.inputs import InputInvalid, filled, taken
+from healer.playbooks.advance import InputInvalid, filled, taken
 
 BOOK = Playbook(
     name="book",

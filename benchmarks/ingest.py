@@ -64,7 +64,8 @@ class Load:
 def rounds_of(nodes: range, rounds: int) -> list[list[dict[str, Any]]]:
     """Scrapes of these nodes, the last one now."""
     start = datetime.now(UTC) - timedelta(seconds=APART_S * rounds)
-    sensors = SimTelemetry(CLUSTER, [f"gpu{one:04d}" for one in nodes], start=start, quiet=True)
+    sensors = SimTelemetry(CLUSTER, [f"gpu{one:04d}" for one in nodes], start=start)
+    sensors.quiet = True
     return [sensors.advance(start + timedelta(seconds=APART_S * (one + 1))).metrics for one in range(rounds)]
 
 

@@ -44,7 +44,9 @@ class _Exporter(asyncio.Protocol):
 
 def serve(port: int, nodes: list[str]) -> None:
     now = datetime.now(UTC)
-    (sent,) = [SimTelemetry(CLUSTER, nodes, start=now, quiet=True).advance(now)]
+    sensors = SimTelemetry(CLUSTER, nodes, start=now)
+    sensors.quiet = True
+    sent = sensors.advance(now)
     pages = {}
     for body in sent.metrics:
         text = exposition(body).encode()

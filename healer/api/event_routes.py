@@ -67,10 +67,8 @@ class SignalRoutes:
             if not node:
                 raise field_error("node", "a text body needs ?node= in the address")
             await confine(request, caller, {(cluster, node)})
-            lines = raw.decode("utf-8", "replace")
-            parsed = wire.kernel_text_observations(
-                lines, known, now, cluster=cluster, node=node, boot_id=query.get("boot_id"), book=book
-            )
+            lines, source = raw.decode("utf-8", "replace"), wire.NodeBoot(cluster, node, query.get("boot_id"))
+            parsed = wire.kernel_text_observations(lines, known, now, source, book=book)
         else:
             body = wire.kernel_log_body(raw) or decoded(raw)
             if caller.node or caller.cluster:

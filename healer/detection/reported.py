@@ -1,8 +1,8 @@
 """What was reported of a node becomes findings: kernel lines, checks of hooks, tests, foreign drains, alerts.
 
 An alert is the conclusion of another system, drawn from figures or lines that healer mostly reads itself. So
-it is no sense that could agree with another one (`healer.incidents.growth`). An alert that no entry names opens
-nothing: it is evidence beside an incident that is open at its place, and on the node's page.
+it is no sense that could agree with another one (`healer.incidents.growth`). An alert that no entry names
+opens nothing: it is evidence beside an incident that is open at its place, and on the node's page.
 """
 
 from collections.abc import Iterable

@@ -191,15 +191,12 @@ class _Reading:
             np.array(self._numbers(text, words) + [one.value for one in careful], np.float64),
             np.array([NOT_TOLD] * len(found) + [one.time for one in careful], np.int64),
         )
-        lines: dict[int, int] = {}
         if careful:  # of a series that is told twice the last line counts
             numbers += [one.line for one in careful]
             order = np.argsort(np.array(numbers), kind="stable")
-            samples = Samples(samples.slots[order], samples.values[order], samples.times[order])
             lines = dict(enumerate(sorted(numbers)))
-        self.slots.report(
-            samples, self.known, self.now, self.out, where=self.where, lines=lines, rejects=self.rejects
-        )
+            samples = Samples(samples.slots[order], samples.values[order], samples.times[order], lines)
+        self.slots.report(samples, self.known, self.now, self.out, where=self.where, rejects=self.rejects)
         return not self.rejects.count and all(one.time == NOT_TOLD for one in careful)
 
     def _numbers(self, text: str, words: list[str]) -> list[float]:

@@ -159,7 +159,15 @@ def _seen(report: HookReport, hook: str, known: Known, now: datetime, cluster: s
             hook=hook,
             key=key,
             at=at,
-            observation=_observation(report, hook, cluster, key, at, now, boot_id=boot_id, job=job),
+            observation=Observation(
+                digest=digest_of("hook", cluster, report.node, hook, key),
+                kind=ObservationKind.hook,
+                component=Component(cluster=cluster, node=report.node, job=job),
+                event_at=at,
+                arrived_at=now,
+                boot_id=boot_id,
+                data={"hook": hook, "id": key, **_results(report)},
+            ),
             lines=lines.observations,
             alternatives=lines.alternatives,
             samples=_samples(report, cluster) if fresh else b"",
@@ -174,31 +182,11 @@ def _seen(report: HookReport, hook: str, known: Known, now: datetime, cluster: s
     )
 
 
-def _observation(
-    report: HookReport,
-    hook: str,
-    cluster: str,
-    key: str,
-    at: datetime,
-    now: datetime,
-    *,
-    boot_id: str | None,
-    job: str | None,
-) -> Observation:
-    data: dict[str, Any] = {"hook": hook, "id": key}
-    if failed := {one.name: one.text for one in report.checks if one.text}:
-        data["failed"] = failed
-    if passed := [one.name for one in report.checks if not one.text]:
-        data["passed"] = passed
-    return Observation(
-        digest=digest_of("hook", cluster, report.node, hook, key),
-        kind=ObservationKind.hook,
-        component=Component(cluster=cluster, node=report.node, job=job),
-        event_at=at,
-        arrived_at=now,
-        boot_id=boot_id,
-        data=data,
-    )
+def _results(report: HookReport) -> dict[str, Any]:
+    """The checks that failed, with their texts, and those that passed; without a check, nothing."""
+    failed = {one.name: one.text for one in report.checks if one.text}
+    passed = [one.name for one in report.checks if not one.text]
+    return ({"failed": failed} if failed else {}) | ({"passed": passed} if passed else {})
 
 
 def _samples(report: HookReport, cluster: str) -> bytes:

@@ -13,6 +13,7 @@ Cluster and node always belong to it. Digests are SHA-256 in hex.
 import hashlib
 from collections.abc import Iterable
 from datetime import datetime
+from typing import NamedTuple
 
 import msgspec
 
@@ -41,23 +42,24 @@ def _packed(parts: Iterable[object]) -> bytes:
     return b"".join([b"%d:%b" % (len(word), word) for word in words])
 
 
-def identify(
-    cluster: str,
-    node: str,
-    content: str,
-    *,
-    boot_id: str | None,
-    seq: int | None,
-    stamp: str | None,
-    event_at: datetime | None,
-    arrived_at: datetime,
-) -> Identity:
-    """The identity of one event. `event_at` is what the sender told, None when it told nothing.
+class Origin(NamedTuple):
+    """Which node sent an event, and what counts its events: None where the sender gives no such thing."""
+
+    cluster: str
+    node: str
+    boot_id: str | None = None
+    seq: int | None = None
+    stamp: str | None = None
+
+
+def identify(origin: Origin, content: str, *, event_at: datetime | None, arrived_at: datetime) -> Identity:
+    """The identity of one event. `event_at` is the sender's time, None without one.
 
     Form 4 counts arrival in whole minutes: the digest is that of the minute of arrival, the alternatives
     those of the ten minutes before. So the window is exact to a minute, and the store needs no other rule
     than "unique".
     """
+    cluster, node, boot_id, seq, stamp = origin
     where = (cluster, node)
     if boot_id and seq is not None:
         return Identity(digest_of("seq", *where, boot_id, seq))

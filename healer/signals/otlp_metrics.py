@@ -539,8 +539,9 @@ class _Reading:
             np.array(self._slots, np.int32),
             np.array(self._values, np.float64),
             np.array(self._times, np.int64),
+            self._lines,
         )
-        self.slots.report(samples, self.known, now, self.out, lines=self._lines, rejects=self.rejects)
+        self.slots.report(samples, self.known, now, self.out, rejects=self.rejects)
         nodes = {(one.cluster, one.node) for one in self.out.reports}
         self.out.inventory = self.slots.placer.gpus.inventory(nodes, now)
         return self.out

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -97,11 +98,14 @@ _HOW = {Combine.last: 0, Combine.max: 1, Combine.min: 2, Combine.sum: 3}
 
 
 class Samples(NamedTuple):
-    """slots: (n,) int32; values: (n,) float64; times: (n,) int64, ms since 1970 or NOT_TOLD."""
+    """slots: (n,) int32; values: (n,) float64; times: (n,) int64, ms since 1970 or NOT_TOLD.
+
+    `lines`: the line of a sample by its place, for what is rejected; where there is none the place itself."""
 
     slots: NDArray[np.int32]
     values: NDArray[np.float64]
     times: NDArray[np.int64]
+    lines: Mapping[int, int] = MappingProxyType({})
 
 
 class _Rows(NamedTuple):
@@ -286,12 +290,10 @@ class Slots(Generic[K]):
         out: Measured,
         *,
         where: Where | None = None,
-        lines: Mapping[int, int] | None = None,
         rejects: Rejects | None = None,
     ) -> None:
-        """Adds the samples' reports, and what is rejected to `rejects`. `where`: all are of this node.
-        `lines`: line by place, for what is told as rejected."""
-        rejects, lines = rejects or Rejects(), lines or {}
+        """Adds the samples' reports, and what is rejected to `rejects`. `where`: all are of this node."""
+        rejects, lines = rejects or Rejects(), samples.lines
         for place, why in self._reported(samples, known, now, out, where):
             rejects.add(lines.get(place, place), why)
         out.reject(rejects)

@@ -9,12 +9,12 @@ import functools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
 from healer.model import NO_LINES, Component, LineBook, Observation, ObservationKind
-from healer.signals.identity import digest_of, identify
+from healer.signals.identity import Origin, digest_of, identify
 from healer.signals.inventory import gpu_row, normal_serial
 from healer.signals.kernel_log import NO_YEAR, ParsedLine, normal_pci, parse_batch
 from healer.signals.rejects import BadBody, BadEntry, Rejected, Rejects, utc_time
@@ -131,20 +131,26 @@ def kernel_log_observations(
     return heap.done()
 
 
+class NodeBoot(NamedTuple):
+    """The node that printed a text, and its boot where that is known."""
+
+    cluster: str
+    node: str
+    boot_id: str | None = None
+
+
 def kernel_text_observations(
     text: str,
     known: Known,
     now: datetime,
+    source: NodeBoot,
     *,
-    cluster: str,
-    node: str,
-    boot_id: str | None = None,
     book: LineBook = NO_LINES,
 ) -> Accepted:
     """Plain lines of one node. Blank lines are no entries; an index is a line's number, from 0.
     Raises BadBody for far too many."""
     heap = _Heap(known, now, book)
-    outer = {"cluster": cluster, "node": node, "boot_id": boot_id}
+    outer = source._asdict()
     check_entries(text.count("\n"), LINES_MAX, "lines")
     for index, line in enumerate(text.split("\n")):
         if line.strip():
@@ -383,16 +389,9 @@ def believed(told: datetime, now: datetime) -> datetime:
 def _observation(taken: _Taken, line: ParsedLine, now: datetime) -> tuple[Observation, tuple[str, ...]]:
     entry = taken.entry
     told = taken.at or _stamp_time(line, now)
-    identity = identify(
-        taken.cluster,
-        taken.node,
-        line.content,
-        boot_id=taken.boot_id,
-        seq=entry.seq if entry.seq is not None else line.seq,
-        stamp=line.stamp,
-        event_at=told,
-        arrived_at=now,
-    )
+    seq = entry.seq if entry.seq is not None else line.seq
+    origin = Origin(taken.cluster, taken.node, taken.boot_id, seq, line.stamp)
+    identity = identify(origin, line.content, event_at=told, arrived_at=now)
     data = dict(line.data)
     at = believed(told, now) if told else now
     if told and at != told:

@@ -86,15 +86,8 @@ class EventRoutes:
         body = wire.kernel_log_body(entry.raw) or entry.body
         if not isinstance(body, str):
             return wire.kernel_log_observations(body, site.known, entry.at, cluster=site.cluster, book=book)
-        return wire.kernel_text_observations(
-            body,
-            site.known,
-            entry.at,
-            cluster=site.cluster,
-            node=query.get("node", ""),
-            boot_id=query.get("boot_id"),
-            book=book,
-        )
+        source = wire.NodeBoot(site.cluster, query.get("node", ""), query.get("boot_id"))
+        return wire.kernel_text_observations(body, site.known, entry.at, source, book=book)
 
     def _heartbeat(self, entry: Entry, site: Site) -> wire.Accepted:
         return wire.heartbeat_observations(entry.body, site.known, entry.at, cluster=site.cluster)

@@ -269,7 +269,7 @@ class Sent:
 class SimTelemetry:
     """The senders of one simulated cluster. Not safe to call from several threads.
 
-    Inlet temperatures differ by rack, of eight nodes each. `quiet`: no scrape is ever lost or late.
+    Inlet temperatures differ by rack, of eight nodes each.
     """
 
     def __init__(
@@ -281,12 +281,13 @@ class SimTelemetry:
         seed: int = 0,
         gpus: int = 8,
         pace: Pace | None = None,
-        quiet: bool = False,
     ) -> None:
         self.cluster = cluster
         self.names = list(nodes)
         self._rows = {name: row for row, name in enumerate(self.names)}
-        self._gpus, self._quiet = gpus, quiet
+        self._gpus = gpus
+        #: No scrape is ever lost or late.
+        self.quiet = False
         self._chance = np.random.default_rng([seed, 1])
         rack_of = [str(row // 8) for row in range(len(self.names))]
         self._fleet = FleetMetrics(
@@ -381,7 +382,7 @@ class SimTelemetry:
     def _harm(self) -> tuple[set[int], set[int]]:
         """Rows whose scrape is lost, and rows whose scrape comes with the next: nothing to worry about."""
         drawn = self._chance.random(len(self.names))
-        if self._quiet:
+        if self.quiet:
             return set(), set()
         lost = np.flatnonzero(drawn < LOST_SHARE).tolist()
         late = np.flatnonzero((drawn >= LOST_SHARE) & (drawn < LOST_SHARE + LATE_SHARE)).tolist()

@@ -43,7 +43,8 @@ class Sensors:
             headers={"Authorization": f"Bearer {site.token('signals', 'sensors')}"},
             timeout=20,
         )
-        self._sim = SimTelemetry(CLUSTER, nodes, start=datetime.now(UTC), seed=SEED, pace=PACE, quiet=True)
+        self._sim = SimTelemetry(CLUSTER, nodes, start=datetime.now(UTC), seed=SEED, pace=PACE)
+        self._sim.quiet = True
         self._lock = threading.Lock()
         self._waits_for_restart: set[str] = set()
         #: Node -> what is done to its body before it is sent: faults that the simulation does not know.
@@ -124,7 +125,8 @@ def healthy_history(
     telemetry = Telemetry(CLUSTER, rules.catalogue, rules.gpu_models)
     forest = Forest(lambda: (), rows.append)
     at = until - timedelta(seconds=30 * rounds)
-    sim = SimTelemetry(CLUSTER, nodes, start=at, seed=SEED, pace=PACE, quiet=True)
+    sim = SimTelemetry(CLUSTER, nodes, start=at, seed=SEED, pace=PACE)
+    sim.quiet = True
     sim.show(snapshot)
     for _ in range(rounds):
         at += timedelta(seconds=30)

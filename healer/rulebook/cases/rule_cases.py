@@ -39,7 +39,7 @@ from healer.rulebook.cases.history_cases import HISTORY_CASES, HistoryCase, Told
 from healer.rulebook.ruleset import RulesInvalid, case_sources, load
 from healer.rulebook.source import Problem, Source
 from healer.signals.alert_bodies import Enveloped, Site, enveloped_observations
-from healer.signals.wire import kernel_text_observations
+from healer.signals.wire import NodeBoot, kernel_text_observations
 
 _AT = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
 #: What marks an entry of `context.yaml` among the names that cases have to prove.
@@ -270,7 +270,7 @@ def _seen(rules: Ruleset, case: Case) -> list[dict[str, Any]]:
         return [_shown(one) for one in _of_alert(rules, case.alert)]
     text = "\n".join(case.lines)
     accepted = kernel_text_observations(
-        text, lambda _c, _n: True, _AT, cluster="case", node="node", book=rules.kernel_lines
+        text, lambda _c, _n: True, _AT, NodeBoot("case", "node"), book=rules.kernel_lines
     )
     shown = {"node": SlurmNode(name="node", gpu_model=case.gpu_model, driver=case.driver)}
     lines = read_all(rules, accepted.observations, shown)

@@ -26,7 +26,8 @@ class Fleet:
         self.slurm = SimScheduler("pod1", self.clock, 16)
         self.job = self.slurm.add_job(name="pretrain", nodes=8)
         names = list(self.slurm.snapshot().nodes)
-        self.sensors = SimTelemetry("pod1", names, start=START, seed=seed, quiet=True, **options)
+        self.sensors = SimTelemetry("pod1", names, start=START, seed=seed, **options)
+        self.sensors.quiet = True
         self.sensors.show(self.slurm.snapshot())
 
     def run(self, seconds: float, each: float = 5.0) -> list[Sent]:

@@ -88,7 +88,7 @@ def kernel_log(raw: bytes) -> Any:
 
 def kernel_text(raw: bytes) -> Any:
     return wire.kernel_text_observations(
-        words(raw), known, NOW, cluster=CLUSTER, node=seeds.NODE, book=shapes()
+        words(raw), known, NOW, wire.NodeBoot(CLUSTER, seeds.NODE), book=shapes()
     )
 
 

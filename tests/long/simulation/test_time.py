@@ -7,7 +7,12 @@ import pytest
 import sqlalchemy as sa
 
 from healer.model import Observation
-from healer.signals.wire import heartbeat_observations, kernel_log_observations, kernel_text_observations
+from healer.signals.wire import (
+    NodeBoot,
+    heartbeat_observations,
+    kernel_log_observations,
+    kernel_text_observations,
+)
 from tests.support.detector import Place
 from tests.support.loop import CLUSTER, LOST, START, name
 
@@ -27,7 +32,7 @@ def place(fresh_database: sa.Engine) -> Place:
 def text(place: Place, lines: str, *, node: int = 1, boot_id: str | None = BOOT) -> int:
     """Lines as a shipper sends them, now; how many were new."""
     taken = kernel_text_observations(
-        lines, lambda *_: True, place.clock.now(), cluster=CLUSTER, node=name(node), boot_id=boot_id
+        lines, lambda *_: True, place.clock.now(), NodeBoot(CLUSTER, name(node), boot_id)
     )
     return place.inbox.add(list(taken.observations))
 

@@ -4,7 +4,7 @@ import pytest
 
 from healer.detection.readings import read
 from healer.model import FaultClass, Observation, Ruleset
-from healer.signals.wire import kernel_text_observations
+from healer.signals.wire import NodeBoot, kernel_text_observations
 from tests.support.loop import CLUSTER, START, name, shipped
 
 RULES = shipped()
@@ -14,7 +14,7 @@ _DECODED = {74, *range(144, 151), 154}
 
 def seen(line: str) -> Observation:
     told = kernel_text_observations(
-        line, lambda *_: True, START, cluster=CLUSTER, node=name(1), book=RULES.kernel_lines
+        line, lambda *_: True, START, NodeBoot(CLUSTER, name(1)), book=RULES.kernel_lines
     )
     (one,) = told.observations
     return one

@@ -14,7 +14,7 @@ from healer.detection.reported import line_findings
 from healer.model import Component, FaultClass, Finding, Observation, ObservationKind, Ruleset
 from healer.observations import Picture
 from healer.rulebook.ruleset import load
-from healer.signals.wire import heartbeat_observations, kernel_text_observations
+from healer.signals.wire import NodeBoot, heartbeat_observations, kernel_text_observations
 
 NOW = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
 X = "NVRM: Xid (PCI:0000:9b:00): "
@@ -26,9 +26,7 @@ def rules() -> Ruleset:
 
 
 def observed(*lines: str) -> tuple[Observation, ...]:
-    taken = kernel_text_observations(
-        "\n".join(lines), lambda _c, _n: True, NOW, cluster="pod1", node="gpu0001"
-    )
+    taken = kernel_text_observations("\n".join(lines), lambda _c, _n: True, NOW, NodeBoot("pod1", "gpu0001"))
     return taken.observations
 
 

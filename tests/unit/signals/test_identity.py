@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from healer.signals.identity import Identity, digest_of, identify
+from healer.signals.identity import Identity, Origin, digest_of, identify
 
 NOW = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
 
@@ -16,7 +16,8 @@ def of(**changes: Any) -> Identity:
         "cluster": "pod1", "node": "gpu0001", "content": "NVRM: x", "boot_id": None, "seq": None, "stamp": None,
         "event_at": None, "arrived_at": NOW,
     } | changes  # fmt: skip
-    return identify(told.pop("cluster"), told.pop("node"), told.pop("content"), **told)
+    times = {name: told.pop(name) for name in ("event_at", "arrived_at")}
+    return identify(content=told.pop("content"), origin=Origin(**told), **times)
 
 
 def test_boot_and_sequence_are_enough() -> None:

@@ -22,7 +22,7 @@ from healer.signals.logs import (
     telling,
 )
 from healer.signals.rejects import BadBody, BadEntry
-from healer.signals.wire import kernel_log_observations, kernel_text_observations
+from healer.signals.wire import NodeBoot, kernel_log_observations, kernel_text_observations
 from tests.support.shipped import (
     BOOT,
     LOST,
@@ -89,7 +89,7 @@ def test_the_export_format_gives_it_too() -> None:
 
 def test_a_line_that_came_as_text_or_by_the_follower_is_the_same_event() -> None:
     stamped = f"[6781753.400584] {LOST}"
-    text = kernel_text_observations(stamped, known, NOW, cluster="pod1", node="gpu0001", boot_id=BOOT)
+    text = kernel_text_observations(stamped, known, NOW, NodeBoot("pod1", "gpu0001", BOOT))
     followed = {"node": "gpu0001", "boot_id": BOOT_ID, "entries": [{"line": stamped, "time": AT.isoformat()}]}
     by_follower = kernel_log_observations(followed, known, NOW, cluster="pod1")
     digests = {one.observations[0].digest for one in (text, by_follower, take(journalctl()).accepted)}

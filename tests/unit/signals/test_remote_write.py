@@ -234,7 +234,7 @@ _messages = st.lists(_series | st.builds(field, st.integers(2, 4), st.binary(max
 
 
 def _told(samples: object) -> list[tuple[int, bytes, int]]:
-    slots, values, times = samples  # type: ignore[misc]
+    slots, values, times, _ = samples  # type: ignore[misc]
     rows = zip(slots.tolist(), values.tolist(), times.tolist(), strict=True)
     return sorted((slot, struct.pack("<d", value), time) for slot, value, time in rows)
 

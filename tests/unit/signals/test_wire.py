@@ -13,6 +13,7 @@ from healer.model import ObservationKind
 from healer.signals.wire import (
     Accepted,
     BadBody,
+    NodeBoot,
     heartbeat_observations,
     kernel_log_body,
     kernel_log_observations,
@@ -126,7 +127,7 @@ def test_a_body_of_far_too_many_entries_is_refused_whole() -> None:
     with pytest.raises(BadBody, match="100001 entries"):
         heartbeat_observations([1] * 100_001, known, NOW, cluster="pod1")
     with pytest.raises(BadBody, match="250001 lines"):
-        kernel_text_observations("\n" * 250_001, known, NOW, cluster="pod1", node="gpu0001")
+        kernel_text_observations("\n" * 250_001, known, NOW, NodeBoot("pod1", "gpu0001"))
 
 
 @pytest.mark.parametrize(
@@ -248,13 +249,13 @@ def test_an_old_stamp_is_old_also_when_the_sender_tells_no_time(line: str, event
 
 def test_plain_text() -> None:
     taken = kernel_text_observations(
-        f"{LOST}\n\nhello\r\n{LOST[:-1]}\n", known, NOW, cluster="pod1", node="gpu0001"
+        f"{LOST}\n\nhello\r\n{LOST[:-1]}\n", known, NOW, NodeBoot("pod1", "gpu0001")
     )
     assert (len(taken.observations), taken.unrecognised, taken.rejected) == (2, 1, ())
 
 
 def test_plain_text_of_an_unknown_node_rejects_line_by_line() -> None:
-    taken = kernel_text_observations(f"{LOST}\n\n{LOST}", known, NOW, cluster="pod1", node="login1")
+    taken = kernel_text_observations(f"{LOST}\n\n{LOST}", known, NOW, NodeBoot("pod1", "login1"))
     assert [one.index for one in taken.rejected] == [0, 2]
 
 

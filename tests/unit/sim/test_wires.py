@@ -25,7 +25,8 @@ def known(_cluster: str, node: str) -> bool:
 
 @lru_cache
 def scrape() -> list[dict[str, Any]]:
-    sensors = SimTelemetry("pod1", ["gpu0001", "gpu0002"], start=START, quiet=True)
+    sensors = SimTelemetry("pod1", ["gpu0001", "gpu0002"], start=START)
+    sensors.quiet = True
     return sensors.advance(NOW).metrics
 
 

@@ -24,8 +24,17 @@ from healer.incidents.growth import MEASURED, not_looked, senses_of, spoken, too
 from healer.incidents.impact import crashed_among, hit_among, moments_of
 from healer.incidents.lifecycle import CLEAR_FOR
 from healer.incidents.node_history import out_of_service, summarize_node
-from healer.model import CommandKind, Component, Evidence, Incident, SlurmJob, SlurmNode
-from healer.model.slurm import is_ours, slurm_kind
+from healer.model import (
+    OUTAGE_PLACES,
+    CommandKind,
+    Component,
+    Evidence,
+    Incident,
+    SlurmJob,
+    SlurmNode,
+    SlurmSnapshot,
+)
+from healer.model.slurm import is_none, is_ours, slurm_kind
 from healer.ports.scheduling import SchedulerUnavailable, UnknownNode, whole_jobs
 
 
@@ -190,7 +199,8 @@ def still_slow(ctx: Context) -> Result:
 
 
 def still_silent(ctx: Context) -> Result:
-    """Whether nothing is heard of the node and Slurm does not reach it either: one alone takes no node.
+    """Whether nothing is heard of the node and Slurm does not reach it either: one alone takes no node. It
+    waits while Slurm does not reach others of its places: that is their outage.
 
     Reached again: the run is over, once the stored picture shows so too, for by that the incident ends. A
     person who asks for it needs neither.
@@ -202,8 +212,8 @@ def still_silent(ctx: Context) -> Result:
     if not isinstance(node, SlurmNode):
         return node
     state = "+".join(node.state)
+    picture = ctx.tools.picture()
     if node.responding:
-        picture = ctx.tools.picture()
         shown = picture.nodes.get(node.name) if picture is not None else None
         text = f"Slurm reaches {node.name} again ({state}): nothing is done"
         if shown is not None and shown.responding:
@@ -212,7 +222,27 @@ def still_silent(ctx: Context) -> Result:
     if one.clear_since is not None:
         heard = f"{node.name} speaks again since {one.clear_since:%H:%M:%S} UTC"
         return Done(text=f"{heard}: nothing is done, though Slurm does not reach it", data={"ends_run": True})
+    if others := unreached_beside(node.name, picture):
+        named = ", ".join(others[:3])
+        text = f"Slurm does not reach {named} of the same place either: waits for their outage to end"
+        return Again(text=text, after_s=5.0)
     return Done(text=f"Nothing is heard of {node.name}, and Slurm does not reach it ({state})")
+
+
+def unreached_beside(name: str, picture: SlurmSnapshot | None) -> list[str]:
+    """Nodes of its switch, rack, PDU or NVLink domain that Slurm does not reach, and that nobody holds."""
+    shown = picture.nodes.get(name) if picture is not None else None
+    if picture is None or shown is None:
+        return []
+    places = [(kind, place) for kind in OUTAGE_PLACES if (place := getattr(shown, kind))]
+    return [
+        other.name
+        for other in picture.nodes.values()
+        if other.name != name
+        and not (other.responding or other.planned)
+        and (is_none(other.reason) or slurm_kind(other.reason))
+        and any(getattr(other, kind) == place for kind, place in places)
+    ]
 
 
 def cleared(ctx: Context) -> Done | Again | None:

@@ -28,8 +28,9 @@ from healer.detection.reported import (
     note_links,
     test_findings,
 )
+from healer.detection.silence import silence_findings
 from healer.detection.stragglers import Stragglers
-from healer.detection.watches import silence_findings, watch_findings
+from healer.detection.watches import watch_findings
 from healer.model import Finding, Ruleset
 from healer.model.faults import Trait, fault_is
 

@@ -34,6 +34,7 @@ from healer.incidents.lifecycle import (
     is_untreated,
     note_cleared,
     open_faults,
+    outage_of,
     place_and_climb,
 )
 from healer.incidents.part_history import model_on, note_settled, with_history
@@ -54,7 +55,7 @@ from healer.model import (
     SlurmNode,
     TicketStage,
 )
-from healer.model.faults import Trait, fault_is
+from healer.model.faults import PLACES_SILENT, Trait, fault_is
 from healer.model.gate import permit_for
 from healer.observations import Picture
 from healer.ports.transactions import Ledger
@@ -116,6 +117,8 @@ def _remember(walk: Walk, findings: Sequence[Finding]) -> None:
     settling = (one.settle_until for one in walk.open_incidents() if one.settle_until > walk.now)
     picture.settles_at = min(settling, default=None)
     picture.faults = open_faults(known)
+    silent = [one for one in walk.open_incidents() if one.fault in PLACES_SILENT]
+    picture.outages = tuple(outage_of(one) for one in silent)
     watched = (one for one in walk.open_incidents() if is_measured(walk.rules, one))
     picture.watched = frozenset((one.fault, one.root) for one in watched)
 

@@ -36,9 +36,11 @@ from healer.incidents.placers import (
     worse_while_busy,
 )
 from healer.incidents.shared import (
+    EXPLAINS_FOR,
     GOES_ON,
     covers,
     grown_wave,
+    is_of_outage,
     is_shared,
     may_be_of_wave,
     place_finding,
@@ -63,7 +65,7 @@ from healer.model import (
     Sharing,
     Verdict,
 )
-from healer.model.faults import Trait, fault_is, silences_behind, wave_rule
+from healer.model.faults import PLACES_SILENT, Trait, fault_is, silences_behind, wave_rule
 
 #: So many pieces of one sense are kept beside an incident that they did not open.
 BESIDE_KEPT = 10
@@ -147,10 +149,16 @@ def _join(book: Book, incident: Incident, finding: Finding) -> None:
         severity=incident.severity if watched else min(incident.severity, rule.severity),
         jobs_hit=book.hits.with_more(incident, finding),
         updated=book.now,
+        title=finding.headline if _has_grown(incident, finding) else incident.title,
     )
     book.put(other_root(joined, finding))
     book.placed.append((incident.id, finding))
     cover_silences(book, book.by_id[incident.id])
+
+
+def _has_grown(incident: Incident, finding: Finding) -> bool:
+    """More nodes of a place went silent than its title says."""
+    return finding.fault in PLACES_SILENT and len(finding.affected) > len(incident.affected)
 
 
 def _open(book: Book, incident: Incident, finding: Finding, *, new: bool) -> None:
@@ -275,6 +283,12 @@ def cover_silences(book: Book, one: Incident) -> None:
     for fault in sorted(silences_behind(one.fault)):
         for other in book.these(book.index.of_fault(fault)):
             if other.run is None and covers(one, other):
+                book.merge(other, one)
+    for node in [part.node for part in one.affected] if one.fault in PLACES_SILENT else ():
+        for other in book.at(node, (), None):
+            told_just_before = one.opened - other.opened <= EXPLAINS_FOR
+            hard = other.unusable or other.fault_class is FaultClass.fatal
+            if is_of_outage(other.fault) and told_just_before and not hard and is_free(other):
                 book.merge(other, one)
     place = one.root.device or one.root.switch
     for sharing in book.places.of_itself(one.fault) if place else ():

@@ -8,7 +8,7 @@ from hashlib import sha256
 import msgspec
 
 from healer.detection.reported import fault_of
-from healer.detection.watches import is_fleet
+from healer.detection.silence import is_fleet
 from healer.incidents.book import Book
 from healer.incidents.correlate import take_finding
 from healer.incidents.growth import last_heard, with_set_aside
@@ -35,6 +35,7 @@ from healer.model import (
     Incident,
     IncidentState,
     Ladder,
+    PlaceKind,
     Remedy,
     Review,
     Ruleset,
@@ -60,6 +61,7 @@ from healer.model.faults import (
 )
 from healer.model.slurm import is_our_reservation, is_ours
 from healer.observations import Picture
+from healer.observations.picture import Outage
 
 #: Incidents that nobody acts on end by themselves after this long without new evidence.
 QUIET = {
@@ -261,9 +263,8 @@ def _gone(incident: Incident, picture: Picture, now: datetime) -> str | None:
             return "Slurm reaches the node again"  # its sender alone is silent, which is told by itself
         return None
     if incident.fault in PLACES_SILENT:
-        if all(_speaks(picture, one.node, incident, now) for one in incident.affected if one.node):
-            return "the nodes speak again"
-        return None
+        over = all(_is_back(picture, one.node, incident, now) for one in incident.affected if one.node)
+        return "the nodes speak again" if over else None
     if incident.fault == SERVER_AWAY and _server_is_back(picture, incident):
         return "the server answers all that told of it"
     if incident.fault == FLEET_SILENT:
@@ -291,6 +292,20 @@ def _speaks(picture: Picture, node: str, incident: Incident, now: datetime) -> b
     known = picture.node(node)
     heard = bool(known.beats) and known.beats[-1] > incident.opened
     return heard and known.silent_since(now) is None
+
+
+def _is_back(picture: Picture, node: str, incident: Incident, now: datetime) -> bool:
+    """Whether the outage of its place is over for this node: it keeps its cadence, or is judged alone."""
+    if node in picture.silent_alone:
+        return True
+    return _speaks(picture, node, incident, now) and picture.node(node).keeps_cadence(now)
+
+
+def outage_of(incident: Incident) -> Outage:
+    """Of an incident of a silent place."""
+    kind = PlaceKind(incident.fault.removesuffix("-silent"))
+    nodes = frozenset(one.node for one in incident.affected if one.node)
+    return Outage(kind, incident.root.switch or incident.root.device or "", nodes)
 
 
 def _server_is_back(picture: Picture, incident: Incident) -> bool:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from healer.incidents.book import Book, Policies
 from healer.incidents.growth import NEAR, is_near, is_untouched, move_root, rank_of, rank_told
-from healer.incidents.shared import explains, goes_on
+from healer.incidents.shared import explains, goes_on, is_of_outage
 from healer.model import (
     HARDWARE,
     WAVE_FAULT,
@@ -23,7 +23,16 @@ from healer.model import (
     Rule,
     Verdict,
 )
-from healer.model.faults import HANG, JOB_SLOW, SERVER_AWAY, Trait, are_of_other_parts, fault_is, faults_with
+from healer.model.faults import (
+    HANG,
+    JOB_SLOW,
+    PLACES_SILENT,
+    SERVER_AWAY,
+    Trait,
+    are_of_other_parts,
+    fault_is,
+    faults_with,
+)
 
 _OF_JOBS = frozenset({JOB_SLOW, HANG})
 _WAITING = frozenset(faults_with(Trait.waits_for_files))
@@ -119,6 +128,19 @@ def join_folded_wave(finding: Finding, book: Book) -> Placement | None:
     return Placement(Way.cover, wave) if wave is not None else None
 
 
+def join_outage(finding: Finding, book: Book) -> Placement | None:
+    """What members of an outage tell of links, packets and file servers belongs to it."""
+    if finding.unusable or finding.fault_class is FaultClass.fatal or finding.component.node is None:
+        return None
+    if not is_of_outage(finding.fault):
+        return None
+    for fault in sorted(PLACES_SILENT):
+        for one in book.these(book.index.of_fault(fault)):
+            if any(part.node == finding.component.node for part in one.affected):
+                return Placement(Way.cover, one)
+    return None
+
+
 def join_broken_place(finding: Finding, book: Book) -> Placement | None:
     """A place that is broken explains its nodes; one that is surely unusable is told of itself (law 2)."""
     if finding.unusable:
@@ -174,6 +196,7 @@ PLACERS: tuple[Placer, ...] = (
     join_unknown_code,
     join_same_cause,
     join_folded_wave,
+    join_outage,
     join_broken_place,
     join_wave,
     join_unseen_place,

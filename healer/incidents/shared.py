@@ -29,7 +29,18 @@ from healer.model import (
     SlurmNode,
     storm_size,
 )
-from healer.model.faults import FLEET_OFFLINE, FLEET_SILENT, Trait, code_of, fault_is, fits, silences_behind
+from healer.model.faults import (
+    FLEET_OFFLINE,
+    FLEET_SILENT,
+    PLACES_SILENT,
+    SERVER_AWAY,
+    Trait,
+    code_of,
+    fault_is,
+    fits,
+    silences_behind,
+    traits_of,
+)
 from healer.observations import Picture
 
 #: For so long after its last news a place that is broken explains the faults of its nodes.
@@ -354,9 +365,20 @@ def wave_fields(wave: Wave, rule: Rule) -> dict[str, Any]:
 _WHOLE_FLEET = frozenset({FLEET_SILENT, FLEET_OFFLINE})
 
 
+#: What nodes tell when their place's power or network goes away.
+_OF_OUTAGE = frozenset({Trait.network, Trait.link_down, Trait.loses_packets, Trait.waits_for_files})
+
+
+def is_of_outage(fault: str) -> bool:
+    return fault == SERVER_AWAY or not _OF_OUTAGE.isdisjoint(traits_of(fault))
+
+
 def covers(one: Incident, other: Incident) -> bool:
-    """Whether `one` explains the silence of `other`."""
+    """Whether `one` explains the silence of `other`. A node that is judged alone after its place's outage has
+    died in it."""
     if other.fault not in silences_behind(one.fault):
+        return False
+    if one.fault in PLACES_SILENT and other.unusable and other.opened > one.opened:
         return False
     if one.fault in _WHOLE_FLEET:
         return True

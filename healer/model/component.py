@@ -99,6 +99,10 @@ class PlaceKind(StrEnum):
         return _WORDS[self]
 
 
+#: What two nodes share whose silences are one outage (law 2). A row is too large: two of its nodes may die
+#: apart.
+OUTAGE_PLACES = (PlaceKind.switch, PlaceKind.rack, PlaceKind.pdu, PlaceKind.domain)
+
 _WORDS = {
     PlaceKind.pdu: "on PDU",
     PlaceKind.rack: "in rack",

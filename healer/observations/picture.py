@@ -23,6 +23,7 @@ from healer.model import (
     LinkDown,
     Observation,
     ObservationKind,
+    PlaceKind,
     Reference,
     Sense,
     Sensed,
@@ -43,6 +44,8 @@ LATENESS_MAX = timedelta(minutes=10)
 SILENCE_AFTER = timedelta(seconds=30)
 #: Beats needed before a sender has a cadence that it could fail to keep.
 BEATS_FOR_CADENCE = 3
+#: A beat that is late by half its cadence and this is overdue.
+OVERDUE_S = 2.0
 COUNTED_KEPT = 100_000
 #: Checks of one node that are remembered; a report holds half as many.
 CHECKS_KEPT = 64
@@ -65,6 +68,8 @@ class NodePicture:
     cleared_at: datetime | None = None
     booted_at: datetime | None = None
     beats: deque[datetime] = field(default_factory=lambda: deque(maxlen=9))
+    #: When it was heard again after its last silence.
+    back_at: datetime | None = None
     gpus: GpuMap = field(default_factory=GpuMap)
     #: Arrival less the sender's own time: of the last heartbeats, and the least of any line of this boot.
     beats_late: deque[timedelta] = field(default_factory=lambda: deque(maxlen=9))
@@ -87,7 +92,27 @@ class NodePicture:
 
     def beat(self, at: datetime) -> None:
         if not self.beats or at > self.beats[-1]:
+            if self.silent_since(at) is not None:
+                self.back_at = at
             self.beats.append(at)
+
+    def is_overdue(self, now: datetime) -> bool:
+        """Whether its next beat is late, though it is not silent yet."""
+        if len(self.beats) < BEATS_FOR_CADENCE:
+            return False
+        return (now - self.beats[-1]).total_seconds() > 1.5 * self._cadence_s() + OVERDUE_S
+
+    def keeps_cadence(self, now: datetime) -> bool:
+        """Whether it is heard, and was for so long since it came back that a silence would have shown."""
+        if not self.beats or self.silent_since(now) is not None:
+            return False
+        return self.back_at is None or now - self.back_at > self._missed_after()
+
+    def _cadence_s(self) -> float:
+        return median((b - a).total_seconds() for a, b in itertools.pairwise(self.beats))
+
+    def _missed_after(self) -> timedelta:
+        return max(SILENCE_AFTER, timedelta(seconds=3 * self._cadence_s()))
 
     def silent_since(self, now: datetime, listening_since: datetime | None = None) -> datetime | None:
         """The last beat, if three are missing now; None for a sender that never kept a cadence.
@@ -96,10 +121,8 @@ class NodePicture:
         """
         if len(self.beats) < BEATS_FOR_CADENCE or now - self.beats[-1] <= SILENCE_AFTER:
             return None
-        cadence_s = median((b - a).total_seconds() for a, b in itertools.pairwise(self.beats))
-        missed = max(SILENCE_AFTER, timedelta(seconds=3 * cadence_s))
         last = self.beats[-1]
-        return last if now - max(last, listening_since or last) > missed else None
+        return last if now - max(last, listening_since or last) > self._missed_after() else None
 
     def is_history(self, seen: Observation) -> bool:
         """Whether a line speaks of a time that is over: an earlier boot, or before a repair.
@@ -202,6 +225,14 @@ class Standing:
     told_at: datetime | None = None
 
 
+class Outage(NamedTuple):
+    """An open incident of a place whose nodes are silent: those told of so far."""
+
+    kind: PlaceKind
+    place: str
+    nodes: frozenset[str]
+
+
 class AllHeard(NamedTuple):
     """Nobody of these nodes can be silent until then: each spoke since."""
 
@@ -222,6 +253,9 @@ class Picture:
         self.watching_since = watching_since
         #: What the last look for silence found; None: somebody is, or a sender is new.
         self.all_heard: AllHeard | None = None
+        #: Outages that the last walk left open, and the silent nodes that were judged alone: their last word.
+        self.outages: tuple[Outage, ...] = ()
+        self.silent_alone: dict[str, datetime] = {}
         self.slurm: SlurmSnapshot | None = None
         #: How slurmctld does, as the last poll found it.
         self.controller: Controller | None = None

@@ -1,6 +1,9 @@
 """A node that is silent for us and for Slurm: out of service, and back by an approved power cycle."""
 
+import msgspec
+
 from healer.model import Guard, Mode, Run, RunState, Severity, StepEvent
+from healer.sim.sim_slurm import sim_nodes
 from tests.support.loop import beat, equip, name, rules_in
 from tests.support.power import PowerSite
 
@@ -188,3 +191,24 @@ def test_shadow_goes_to_the_approval_and_touches_nothing() -> None:
 def test_the_rule_names_the_playbook() -> None:
     rules = rules_in()
     assert rules.by_name["node-silent"].playbook == "silent-node"
+
+
+def test_others_of_its_place_that_slurm_loses_before_the_drain_hold_it() -> None:
+    rack = [msgspec.structs.replace(one, rack="r1") for one in sim_nodes(NODES)]
+    site = PowerSite(nodes=rack, slurmd_timeout_s=60)
+    for _ in range(4):
+        speak(site)
+    site.slurm.silence(NODE)
+    while not site.runs:
+        site.walk(*[beat(name(number), site.now) for number in range(2, NODES + 1)])
+        site.clock.advance(10)
+    site.slurm.silence(name(2))
+    for _ in range(6):
+        speak(site, 1, 2)
+    assert not site.node(1).drain
+    assert "waits for their outage to end" in site.last(own(site).id).text
+    site.slurm.answer(name(2))
+    for _ in range(6):
+        speak(site, 1)
+    assert site.node(1).drain
+    assert not site.node(2).drain

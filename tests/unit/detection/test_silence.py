@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from healer.detection import PictureLook, rule_for
-from healer.detection.watches import silence_findings
+from healer.detection.silence import silence_findings
 from healer.model import FaultClass, Finding, SlurmNode, SlurmSnapshot, Topology
 from healer.observations import Picture
 from tests.support.loop import CLUSTER, START, beat, later, name, shipped

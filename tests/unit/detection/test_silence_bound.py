@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from healer.detection import PictureLook
-from healer.detection.watches import silence_findings
+from healer.detection.silence import silence_findings
 from healer.model import Component, Observation, ObservationKind, SlurmNode, SlurmSnapshot, Topology
 from healer.observations import Picture
 from tests.support.loop import CLUSTER, START, name, shipped

@@ -308,7 +308,7 @@ def test_a_cause_that_is_gone_takes_what_waited_for_leave_with_it() -> None:
         site.clock.advance(10)
     site.pause()
     site.slurm.silence(name(1))
-    for _ in range(6):
+    for _ in range(8):
         site.walk(*[beat(name(number), site.now) for number in range(2, 11)])
         site.clock.advance(10)
     assert [run.state for run in site.runs] == [RunState.held]

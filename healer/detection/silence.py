@@ -1,0 +1,296 @@
+"""Silence: a sender that kept its own cadence and stopped. Slurm is asked before a node is blamed.
+
+Nodes of one place that are away at the same time are one outage. It begins with its first node and lasts
+until its last one is back and has kept its cadence; meanwhile none of them is judged alone (law 2). A node
+is judged alone where all others of its switch, rack, PDU and NVLink domain are heard, and none came back just
+now.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from datetime import datetime, timedelta
+from functools import cached_property
+from hashlib import sha256
+from typing import NamedTuple
+
+from healer.detection.protocol import PictureLook
+from healer.model import OUTAGE_PLACES, Component, Evidence, FaultClass, Finding, PlaceKind, Sense, SlurmNode
+from healer.observations.picture import SILENCE_AFTER, AllHeard, NodePicture, Outage, Picture
+
+#: So many nodes of one place away, and at least half of those expected there, mean the place.
+PLACE_NODES = 3
+
+
+class Together(NamedTuple):
+    """`nodes` by name; `of` is how many are expected there."""
+
+    kind: PlaceKind
+    place: str
+    nodes: list[str]
+    of: int
+
+    def root(self, cluster: str) -> Component:
+        """A rack, a PDU and a domain go by their names, as their own telemetry does."""
+        if self.kind is PlaceKind.switch:
+            return Component(cluster=cluster, switch=self.place)
+        return Component(cluster=cluster, device=self.place)
+
+
+def together(
+    away: Collection[str], expected: Collection[str], nodes: Mapping[str, SlurmNode]
+) -> list[Together]:
+    """The places, each node in one at most: the one with the most of them, of these the one that has lost the
+    largest share, and of these the switch: a network that is away is commoner than a rack without power."""
+    left, found = set(away), []
+    while best := _best_place(left, expected, nodes):
+        found.append(best)
+        left -= set(best.nodes)
+    return found
+
+
+def _best_place(away: set[str], expected: Collection[str], nodes: Mapping[str, SlurmNode]) -> Together | None:
+    groups: dict[tuple[PlaceKind, str], list[str]] = defaultdict(list)
+    for name in sorted(away):
+        for kind in PlaceKind:
+            if place := getattr(nodes[name], kind):
+                groups[kind, place].append(name)
+    large = {key for key, names in groups.items() if len(names) >= PLACE_NODES}
+    sizes: dict[tuple[PlaceKind, str], int] = defaultdict(int)
+    for name in expected if large else ():
+        for kind in PlaceKind:
+            sizes[kind, getattr(nodes[name], kind)] += 1
+    fits = [
+        Together(kind, place, groups[kind, place], sizes[kind, place])
+        for kind, place in sorted(large)
+        if len(groups[kind, place]) * 2 >= sizes[kind, place]
+    ]
+    return max(fits, key=_likelihood, default=None)
+
+
+def _likelihood(one: Together) -> tuple[int, float, bool, int]:
+    share = len(one.nodes) / max(1, one.of)
+    return len(one.nodes), share, one.kind is PlaceKind.switch, -list(PlaceKind).index(one.kind)
+
+
+#: This share of all senders silent at once means that we ourselves do not hear (and at least three).
+FLEET_SHARE = 0.5
+#: A node is judged alone only so long after its last word: the others of its place may follow.
+ALONE_AFTER = 2 * SILENCE_AFTER
+#: The last minutes of law 2: a node that came back within them says that its place was away.
+JUST_BACK = timedelta(minutes=5)
+
+
+def silence_findings(walk: PictureLook) -> list[Finding]:
+    """One finding per silent node, or one for what they share. Empty until we have listened long enough."""
+    picture, now = walk.picture, walk.now
+    if picture.slurm is None or now - picture.watching_since <= SILENCE_AFTER:
+        return []
+    known = picture.slurm.nodes
+    if picture.all_heard is not None and picture.all_heard.holds(known, now):
+        return []
+    senders = {node.name: node for node in picture.senders() if _is_expected(known.get(node.name))}
+    since_of = ((name, node.silent_since(now, picture.watching_since)) for name, node in senders.items())
+    silent = {name: since for name, since in since_of if since is not None}
+    picture.silent_alone = {name: at for name, at in picture.silent_alone.items() if silent.get(name) == at}
+    if not silent:
+        first = min((node.beats[-1] for node in senders.values()), default=now)
+        picture.all_heard = AllHeard(known, first + SILENCE_AFTER)
+        return []
+    if is_fleet(len(silent), len(senders)) and _slurm_disagrees(picture, silent):
+        return [_silent_fleet(picture, silent, len(senders), now)]
+    return list(_Silence(walk, senders, silent).findings())
+
+
+class _Silence:
+    """One look at who is silent. `silent`: the last word of each."""
+
+    def __init__(
+        self, walk: PictureLook, senders: Mapping[str, NodePicture], silent: Mapping[str, datetime]
+    ) -> None:
+        assert walk.picture.slurm is not None
+        self._picture, self._now = walk.picture, walk.now
+        self._nodes, self._senders, self._silent = walk.picture.slurm.nodes, senders, silent
+        #: Those that are not explained yet.
+        self._left = {name: at for name, at in silent.items() if name not in walk.picture.silent_alone}
+
+    def findings(self) -> Iterator[Finding]:
+        for name, since in sorted(self._picture.silent_alone.items()):
+            yield _silent_node(self._picture, name, since, self._now, self._others_back_at(name, since))
+        for outage in self._picture.outages:
+            yield from self._going_on(outage)
+        for one in together(self._left, self._senders, self._nodes):
+            yield self._of_place(one)
+        while (several := self._several()) is not None:
+            yield self._of_place(several)
+        for name, since in sorted(self._left.items()):
+            yield from self._single(name, since)
+
+    def _of_place(self, what: Together) -> Finding:
+        nodes = {name: self._silent[name] for name in what.nodes}
+        for name in nodes:
+            self._left.pop(name, None)
+        return _silent_place(self._picture, what, nodes, self._now)
+
+    def _going_on(self, outage: Outage) -> Iterator[Finding]:
+        """The outage that is known already, while a node of it is away that is not judged alone."""
+        here = {*outage.nodes, *self._at.get((outage.kind, outage.place), ())}
+        away = sorted(here & self._left.keys())
+        if len(away) > 1 or any(self._is_troubled(name) for name in away):
+            yield self._of_place(Together(outage.kind, outage.place, away, len(here)))
+
+    def _several(self) -> Together | None:
+        """Nodes of one place that Slurm does not reach either: too few to say that the place is broken, and
+        too many for a fault of their own. Those judged alone at about the same time count."""
+        dead = [
+            name
+            for name, since in self._silent.items()
+            if not self._nodes[name].responding and self._now - since >= ALONE_AFTER
+        ]
+        groups: dict[tuple[PlaceKind, str], list[str]] = defaultdict(list)
+        for name in sorted(dead):
+            for place in self._places_of(name):
+                groups[place].append(name)
+        found = []
+        for (kind, place), names in groups.items():
+            left = [name for name in names if name in self._left]
+            near = [name for name in names if any(self._is_near(name, other) for other in left)]
+            if left and len(near) > 1:
+                found.append(Together(kind, place, near, len(self._at[kind, place])))
+        return max(found, key=_likelihood, default=None)
+
+    def _single(self, name: str, since: datetime) -> Iterator[Finding]:
+        if self._nodes[name].responding:
+            yield _silent_node(self._picture, name, since, self._now, None)
+        elif self._now - since >= ALONE_AFTER and not self._is_troubled(name):
+            self._picture.silent_alone[name] = since
+            yield _silent_node(self._picture, name, since, self._now, self._others_back_at(name, since))
+
+    def _is_troubled(self, name: str) -> bool:
+        """Others of its places are silent, are about to be, or came back within the last minutes."""
+        return any(self._is_away(other, name) for other in self._neighbours(name))
+
+    def _is_away(self, other: str, name: str) -> bool:
+        sender = self._senders[other]
+        if other in self._silent:
+            return self._is_near(other, name)
+        just_back = sender.back_at is not None and self._now - sender.back_at < JUST_BACK
+        return just_back or sender.is_overdue(self._now)
+
+    def _is_near(self, other: str, name: str) -> bool:
+        """A node that was judged alone explains nothing that begins later."""
+        alone = other in self._picture.silent_alone
+        return not alone or abs(self._silent[other] - self._silent[name]) <= JUST_BACK
+
+    def _others_back_at(self, name: str, since: datetime) -> datetime | None:
+        """When the last other of its places came back that was away with it."""
+        back = (self._senders[other].back_at for other in self._neighbours(name))
+        return max((at for at in back if at is not None and at > since), default=None)
+
+    def _neighbours(self, name: str) -> set[str]:
+        return {other for place in self._places_of(name) for other in self._at.get(place, ())} - {name}
+
+    def _places_of(self, name: str) -> list[tuple[PlaceKind, str]]:
+        shown = self._nodes[name]
+        return [(kind, place) for kind in OUTAGE_PLACES if (place := getattr(shown, kind))]
+
+    @cached_property
+    def _at(self) -> dict[tuple[PlaceKind, str], list[str]]:
+        """The senders of each place that somebody silent stands at or an outage goes on."""
+        wanted = {place for name in self._silent for place in self._places_of(name)}
+        wanted |= {(one.kind, one.place) for one in self._picture.outages}
+        found: dict[tuple[PlaceKind, str], list[str]] = defaultdict(list)
+        for name in self._senders if wanted else ():
+            for place in self._places_of(name):
+                if place in wanted:
+                    found[place].append(name)
+        return dict(found)
+
+
+def is_fleet(silent: int, senders: int) -> bool:
+    return silent >= max(3, FLEET_SHARE * senders)
+
+
+def _is_expected(node: SlurmNode | None) -> bool:
+    """Whether anybody expects the node to speak: known to Slurm and not out by plan."""
+    return node is not None and not node.planned
+
+
+def _slurm_disagrees(picture: Picture, silent: dict[str, datetime]) -> bool:
+    """Slurm still hears most of them: then it is our way of hearing that broke."""
+    assert picture.slurm is not None
+    heard = sum(1 for name in silent if picture.slurm.nodes[name].responding)
+    return heard * 2 > len(silent)
+
+
+def _silence_evidence(
+    cluster: str, node: str, since: datetime, text: str, others_back_at: datetime | None = None
+) -> Evidence:
+    identity = f"silence|{cluster}|{node}|{since.isoformat()}"
+    if others_back_at is not None:
+        identity += f"|{others_back_at.isoformat()}"
+    digest = sha256(identity.encode()).hexdigest()
+    where = Component(cluster=cluster, node=node)
+    return Evidence(digest=digest, at=since, component=where, text=text, sense=Sense.silence)
+
+
+def _silent_node(
+    picture: Picture, name: str, since: datetime, now: datetime, others_back_at: datetime | None
+) -> Finding:
+    """`others_back_at`: when the others of its place were back that had been away with it. Since then its
+    silence is news: what was told of it before was the outage's."""
+    assert picture.slurm is not None
+    shown = picture.slurm.nodes[name]
+    agrees = not shown.responding
+    state = "+".join(shown.state)
+    text = (
+        f"No signal since {since:%H:%M:%S} UTC, and Slurm does not reach it either ({state})"
+        if agrees
+        else f"Its sender went silent at {since:%H:%M:%S} UTC; Slurm still reaches the node ({state})"
+    )
+    return Finding(
+        rule="",
+        fault="node-silent" if agrees else "sender-silent",
+        fault_class=FaultClass.fatal if agrees else FaultClass.informational,
+        component=Component(cluster=picture.cluster, node=name),
+        at=since,
+        arrived_at=now,
+        text=text,
+        confidence=0.95 if agrees else 0.5,
+        evidence=(_silence_evidence(picture.cluster, name, since, text, others_back_at),),
+        unusable=agrees,
+    )
+
+
+def _silent_place(picture: Picture, what: Together, nodes: dict[str, datetime], now: datetime) -> Finding:
+    text = f"{len(nodes)} nodes {what.kind.words} {what.place} went silent together"
+    return Finding(
+        rule="",
+        fault=f"{what.kind}-silent",
+        fault_class=FaultClass.degraded,
+        component=what.root(picture.cluster),
+        at=min(nodes.values()),
+        arrived_at=now,
+        text=text,
+        confidence=0.8,
+        evidence=tuple(
+            _silence_evidence(picture.cluster, n, at, f"{n} silent") for n, at in sorted(nodes.items())
+        ),
+        affected=tuple(Component(cluster=picture.cluster, node=name) for name in sorted(nodes)),
+    )
+
+
+def _silent_fleet(picture: Picture, silent: dict[str, datetime], senders: int, now: datetime) -> Finding:
+    since = min(silent.values())
+    text = f"{len(silent)} of {senders} senders went silent at once while Slurm still reaches the nodes"
+    first = min(silent, key=lambda name: (silent[name], name))
+    return Finding(
+        rule="",
+        fault="fleet-silent",
+        fault_class=FaultClass.informational,
+        component=Component(cluster=picture.cluster),
+        at=since,
+        arrived_at=now,
+        text=text,
+        confidence=0.9,
+        evidence=(_silence_evidence(picture.cluster, first, silent[first], text),),
+    )

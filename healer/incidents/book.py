@@ -284,7 +284,7 @@ class Book:
             evidence=kept(finding.evidence),
             evidence_count=len(finding.evidence),
             unusable=finding.unusable,
-            node_was_out=shown is not None and not shown.in_service,
+            node_was_out=shown is not None and (shown.planned or not shown.in_service),
             owner=(owner.name or "unknown") if owner else None,
             owner_since=foreign.reason_at if foreign else None,
         )

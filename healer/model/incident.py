@@ -78,8 +78,8 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """One cause. `id` is a hash of cluster, rule, root and opening evidence, so a replay gives the same.
 
     `nodes` holds a verdict for each node the incident speaks of; `counted` what was only counted
-    (fault -> number); `owner` the person whose drain stands on the node; `node_was_out` tells that the node
-    was out of service already when the incident opened (then it is no root of a storm).
+    (fault -> number); `owner` the person whose drain stands on the node; `node_was_out`: the node
+    was out of service or under planned work when the incident opened, so it is no root of a storm.
     """
 
     id: str

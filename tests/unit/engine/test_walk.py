@@ -20,6 +20,7 @@ from healer.model import (
     RunState,
     Severity,
 )
+from healer.model.slurm import Reservation
 from healer.sim.memory_ledger import MemoryTx
 from tests.support.loop import (
     APPLICATION,
@@ -351,6 +352,20 @@ def test_a_storm_opens_the_breaker_with_one_page_and_nothing_more_goes() -> None
     assert len(site.pages) == 1
     assert site.pages[0].id.startswith("breaker:pod1:")
     assert site.audited("breaker.opened") == 1
+
+
+def test_what_arose_under_maintenance_is_no_storm_when_it_ends() -> None:
+    site = Site(60)
+    under_work = tuple(name(number) for number in range(1, 6))
+    site.slurm.reserve(Reservation(name="firmware", nodes=under_work, users=("root",), maintenance=True))
+    site.run_for(1)
+    site.walk(*[seen for number in range(1, 6) for seen in site.say(number, LOST)])
+    site.run_for(30)
+    site.slurm.unreserve("firmware")
+    site.run_for(10)
+    site.run_for(60, *site.say(9, LOST))
+    assert site.ledger.tables.breaker is None or site.ledger.tables.breaker.state is BreakerState.closed
+    assert site.node(9).drain
 
 
 def test_after_a_persons_reset_one_canary_goes_and_its_success_closes_the_breaker() -> None:

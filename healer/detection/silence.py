@@ -86,15 +86,15 @@ def silence_findings(walk: PictureLook) -> list[Finding]:
     if picture.slurm is None or now - picture.watching_since <= SILENCE_AFTER:
         return []
     known = picture.slurm.nodes
-    if picture.all_heard is not None and picture.all_heard.holds(known, now):
+    if picture.silence.all_heard is not None and picture.silence.all_heard.holds(known, now):
         return []
     senders = {node.name: node for node in picture.senders() if _is_expected(known.get(node.name))}
     since_of = ((name, node.silent_since(now, picture.watching_since)) for name, node in senders.items())
     silent = {name: since for name, since in since_of if since is not None}
-    picture.silent_alone = {name: at for name, at in picture.silent_alone.items() if silent.get(name) == at}
+    picture.silence.alone = {name: at for name, at in picture.silence.alone.items() if silent.get(name) == at}
     if not silent:
         first = min((node.beats[-1] for node in senders.values()), default=now)
-        picture.all_heard = AllHeard(known, first + SILENCE_AFTER)
+        picture.silence.all_heard = AllHeard(known, first + SILENCE_AFTER)
         return []
     if is_fleet(len(silent), len(senders)) and _slurm_disagrees(picture, silent):
         return [_silent_fleet(picture, silent, len(senders), now)]
@@ -111,12 +111,12 @@ class _Silence:
         self._picture, self._now = walk.picture, walk.now
         self._nodes, self._senders, self._silent = walk.picture.slurm.nodes, senders, silent
         #: Those that are not explained yet.
-        self._left = {name: at for name, at in silent.items() if name not in walk.picture.silent_alone}
+        self._left = {name: at for name, at in silent.items() if name not in walk.picture.silence.alone}
 
     def findings(self) -> Iterator[Finding]:
-        for name, since in sorted(self._picture.silent_alone.items()):
+        for name, since in sorted(self._picture.silence.alone.items()):
             yield _silent_node(self._picture, name, since, self._now, self._others_back_at(name, since))
-        for outage in self._picture.outages:
+        for outage in self._picture.silence.outages:
             yield from self._going_on(outage)
         for one in together(self._left, self._senders, self._nodes):
             yield self._of_place(one)
@@ -162,7 +162,7 @@ class _Silence:
         if self._nodes[name].responding:
             yield _silent_node(self._picture, name, since, self._now, None)
         elif self._now - since >= ALONE_AFTER and not self._is_troubled(name):
-            self._picture.silent_alone[name] = since
+            self._picture.silence.alone[name] = since
             yield _silent_node(self._picture, name, since, self._now, self._others_back_at(name, since))
 
     def _is_troubled(self, name: str) -> bool:
@@ -178,7 +178,7 @@ class _Silence:
 
     def _is_near(self, other: str, name: str) -> bool:
         """A node that was judged alone explains nothing that begins later."""
-        alone = other in self._picture.silent_alone
+        alone = other in self._picture.silence.alone
         return not alone or abs(self._silent[other] - self._silent[name]) <= JUST_BACK
 
     def _others_back_at(self, name: str, since: datetime) -> datetime | None:
@@ -197,7 +197,7 @@ class _Silence:
     def _at(self) -> dict[tuple[PlaceKind, str], list[str]]:
         """The senders of each place that somebody silent stands at or an outage goes on."""
         wanted = {place for name in self._silent for place in self._places_of(name)}
-        wanted |= {(one.kind, one.place) for one in self._picture.outages}
+        wanted |= {(one.kind, one.place) for one in self._picture.silence.outages}
         found: dict[tuple[PlaceKind, str], list[str]] = defaultdict(list)
         for name in self._senders if wanted else ():
             for place in self._places_of(name):

@@ -118,7 +118,7 @@ def _remember(walk: Walk, findings: Sequence[Finding]) -> None:
     picture.settles_at = min(settling, default=None)
     picture.faults = open_faults(known)
     silent = [one for one in walk.open_incidents() if one.fault in PLACES_SILENT]
-    picture.outages = tuple(outage_of(one) for one in silent)
+    picture.silence.outages = tuple(outage_of(one) for one in silent)
     watched = (one for one in walk.open_incidents() if is_measured(walk.rules, one))
     picture.watched = frozenset((one.fault, one.root) for one in watched)
 

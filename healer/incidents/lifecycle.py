@@ -296,7 +296,7 @@ def _speaks(picture: Picture, node: str, incident: Incident, now: datetime) -> b
 
 def _is_back(picture: Picture, node: str, incident: Incident, now: datetime) -> bool:
     """Whether the outage of its place is over for this node: it keeps its cadence, or is judged alone."""
-    if node in picture.silent_alone:
+    if node in picture.silence.alone:
         return True
     return _speaks(picture, node, incident, now) and picture.node(node).keeps_cadence(now)
 

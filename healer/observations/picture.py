@@ -56,6 +56,7 @@ def late_by(seen: Observation) -> timedelta:
     return seen.arrived_at - seen.event_at - timedelta(seconds=seen.data.get("ahead_s", 0.0))
 
 
+# Wide: one record for each node, filled by all kinds of signals.
 @dataclass
 class NodePicture:
     """What is known of one node. `cleared_at`: a resume, reset or repair; older lines are history.
@@ -243,6 +244,18 @@ class AllHeard(NamedTuple):
         return nodes is self.nodes and now <= self.until
 
 
+@dataclass
+class Silences:
+    """What is known of who is silent."""
+
+    #: What the last look found; None: somebody is silent, or a sender is new.
+    all_heard: AllHeard | None = None
+    #: Outages that the last walk left open.
+    outages: tuple[Outage, ...] = ()
+    #: Nodes that were judged alone: when each was last heard.
+    alone: dict[str, datetime] = field(default_factory=dict)
+
+
 # Wide: what the walk hands from stage to stage and from one walk to the next; nothing else holds what is now.
 class Picture:
     """The fleet of one cluster as healer knows it now."""
@@ -251,11 +264,7 @@ class Picture:
         self.cluster = cluster
         #: No silence is judged before the detector itself has listened long enough.
         self.watching_since = watching_since
-        #: What the last look for silence found; None: somebody is, or a sender is new.
-        self.all_heard: AllHeard | None = None
-        #: Outages that the last walk left open, and the silent nodes that were judged alone: their last word.
-        self.outages: tuple[Outage, ...] = ()
-        self.silent_alone: dict[str, datetime] = {}
+        self.silence = Silences()
         self.slurm: SlurmSnapshot | None = None
         #: How slurmctld does, as the last poll found it.
         self.controller: Controller | None = None
@@ -407,7 +416,7 @@ class Picture:
     def _heartbeat(self, node: NodePicture, seen: Observation) -> None:
         node.beat(seen.arrived_at)
         if len(node.beats) <= BEATS_FOR_CADENCE:
-            self.all_heard = None
+            self.silence.all_heard = None
         if seen.boot_id:
             # A clock that is ahead must not make the next boot look old.
             node.heard_boot(seen.boot_id, min(seen.event_at, seen.arrived_at), seen.arrived_at)

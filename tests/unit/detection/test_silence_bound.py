@@ -46,11 +46,11 @@ def test_what_is_found_is_what_a_look_at_each_moment_finds(seed: int) -> None:
         now = START + timedelta(seconds=second)
         picture.show(SlurmSnapshot(cluster=CLUSTER, taken_at=now, nodes=shown))
         picture.update(beats, Topology())
-        looks += picture.all_heard is None or not picture.all_heard.holds(shown, now)
+        looks += picture.silence.all_heard is None or not picture.silence.all_heard.holds(shown, now)
         found = silence_findings(PictureLook(shipped(), picture, now))
-        kept, picture.all_heard = picture.all_heard, None
+        kept, picture.silence.all_heard = picture.silence.all_heard, None
         assert silence_findings(PictureLook(shipped(), picture, now)) == found
-        picture.all_heard = kept
+        picture.silence.all_heard = kept
         told.append(len(found))
     assert max(told) > 0
     assert told.count(0) > 50

@@ -15,7 +15,7 @@ from healer.adapters.postgres.gate_facts import read_facts
 from healer.adapters.postgres.node_queries import cluster_names
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import deliveries, inbox
-from healer.adapters.slurm import rights
+from healer.adapters.slurm import commands
 from healer.adapters.slurm.preferred import PreferredScheduler
 from healer.adapters.slurm.rest_token import ends_at, user_of
 from healer.adapters.system_clock import SystemClock
@@ -64,7 +64,7 @@ def _slurm_of_cluster(settings: Settings) -> list[Look]:
     answered = False
     for adapter in chain.adapters:
         name = f"slurm {adapter.name}"
-        user = "" if adapter.name == "sim" else rights.own_account()
+        user = "" if adapter.name == "sim" else commands.own_account()
         if adapter.name == "rest":
             token, user = _token(settings)
             found.append(token)
@@ -119,7 +119,7 @@ def _token(settings: Settings) -> tuple[Look, str]:
 
 
 def _rights(adapter: str, user: str, settings: Settings) -> Look:
-    may, text, way_out = rights.of_account(user, settings.slurm_bin_dir, settings.slurm_conf)
+    may, text, way_out = commands.rights_of(user, settings.slurm_bin_dir, settings.slurm_conf)
     if may is False and settings.mode in (Mode.off, Mode.shadow):
         return Look(f"slurm {adapter} rights", True, f"{text}; enough for mode {settings.mode}", way_out)
     return Look(f"slurm {adapter} rights", may is not False, text, way_out)

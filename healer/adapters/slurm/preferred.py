@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from healer.adapters.slurm import bounds
+from healer.adapters.slurm import process
 from healer.model import Controller, Reservation, SlurmCall, SlurmJob, SlurmNode, SlurmSnapshot, Submission
 from healer.ports.scheduling import (
     Nodes,
@@ -214,20 +214,13 @@ class PreferredScheduler:
         return self._first(call, ask)[1]
 
     def _do(self, call: SlurmCall, do: Callable[[Scheduler], T]) -> T:
-        return self._first(call, do, write=True)[1]
+        with process.within(WRITE_S):
+            return self._first(call, do, write=True)[1]
 
     def _first(
         self, call: SlurmCall, ask: Callable[[Scheduler], T], *, write: bool = False
     ) -> tuple[int, T, dict[int, SchedulerError]]:
         """The first adapter that can, its answer, and the errors of those asked before it."""
-        if write:
-            with bounds.within(WRITE_S):
-                return self._in_order(call, ask, write=True)
-        return self._in_order(call, ask, write=False)
-
-    def _in_order(
-        self, call: SlurmCall, ask: Callable[[Scheduler], T], *, write: bool
-    ) -> tuple[int, T, dict[int, SchedulerError]]:
         begun = self._stopwatch()
         errors: dict[int, SchedulerError] = {}
         for number in self._order():

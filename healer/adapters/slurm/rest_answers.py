@@ -9,6 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from healer.adapters.slurm import slurm_words as words
+from healer.adapters.slurm.parse_json import Problem
 from healer.ports.scheduling import SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
 
 #: Slurm's error numbers (slurm_errno.h). A token that is not taken, at slurmctld and at slurmrestd:
@@ -23,12 +24,6 @@ T = TypeVar("T")
 
 class _Number(msgspec.Struct, frozen=True):
     number: int = 0
-
-
-class Problem(msgspec.Struct, frozen=True):
-    error: str | None = None
-    description: str | None = None
-    error_number: int | None = None
 
 
 class Slurm(msgspec.Struct, frozen=True):

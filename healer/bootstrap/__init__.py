@@ -359,9 +359,9 @@ def collect_less() -> None:
 
 def run_scheduler(settings: Settings) -> None:
     from healer.bootstrap.messaging import ALIVE_S, CONNECTIONS, Switch, check_channels
-    from healer.bootstrap.refit import duty as refits
+    from healer.bootstrap.models import duty as refits
     from healer.bootstrap.rehearse import duty as rehearsals
-    from healer.processes.background import REFIT_S, REHEARSE_S
+    from healer.processes.scheduler import REFIT_S, REHEARSE_S
 
     rules = rulebook(settings)
     check_channels(settings, rules().notifications)

@@ -5,7 +5,7 @@ takes both. Fields that are not named here are ignored. Text and pyslurm fill th
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
@@ -379,13 +379,11 @@ def job(record: JobRecord, gpus: dict[str, tuple[int, ...]] | None = None) -> Sl
     """`gpus` where another shape than JSON shows them."""
     state, flags = words.job_state(record.job_state)
     on = words.expand_hosts(record.nodes or "")
-    reason, why = (
-        "" if record.state_reason in (None, "None") else record.state_reason,
-        record.state_description or "",
-    )
+    reason = "" if record.state_reason in (None, "None") else record.state_reason
+    why = record.state_description or ""
     priority = _number(record.priority, absent=-1)
     array, het = _number(record.array_job_id), _number(record.het_job_id)
-    task = _number(record.array_task_id, absent=-1)
+    task, uid = _number(record.array_task_id, absent=-1), _number(record.user_id, absent=-1)
     ended = words.has_ended(state)
     return SlurmJob(
         id=str(record.job_id),
@@ -398,7 +396,7 @@ def job(record: JobRecord, gpus: dict[str, tuple[int, ...]] | None = None) -> Sl
         batch=record.batch_flag,
         name=record.name or "",
         user=record.user_name or "",
-        uid=None if (uid := _number(record.user_id, absent=-1)) < 0 else uid,
+        uid=uid if uid >= 0 else None,
         partition=record.partition or "",
         qos=record.qos or "",
         comment=record.comment or "",

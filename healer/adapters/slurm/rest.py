@@ -292,13 +292,13 @@ class RestScheduler(SlurmAdapter):
     def _requeue(self, job: SlurmJob, flags: list[str]) -> None:
         name = words.command_id(job)
         answer = self._write("/jobs/requeue", f"requeue job {name}", {"jobs": [name], "flags": flags}, _JOB)
-        rest_answers.check_requeued(answer, f"Slurm did not requeue job {name}", _JOB)
+        rest_answers.check_jobs(answer, f"Slurm did not requeue job {name}", _JOB)
 
     def _end(self, call: SlurmCall, job: str, verb: str, body: Mapping[str, Any]) -> None:
         self._must_have(call)
         action, jobs = f"{verb} job {job}", [words.command_id(self._single(job))]
         answer = self._link.call(Request("DELETE", "/jobs", {"jobs": jobs, **body}), action, _JOB)
-        rest_answers.check_ended(answer, f"Slurm did not {action}", _JOB)
+        rest_answers.check_jobs(answer, f"Slurm did not {action}", _JOB)
 
     def _has_reservation(self, name: str) -> bool:
         with looking_first():

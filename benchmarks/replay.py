@@ -20,7 +20,7 @@ from typing import Any
 
 from healer.bootstrap.offline import quiet, replayed_files, span_of
 from healer.model import Mode, Ruleset
-from healer.processes.background import share_of
+from healer.processes.scheduler import share_of
 from healer.recordings.recording_folder import RecordingFolder, recordings
 from healer.rulebook import ruleset
 from healer.settings import shipped_rules

@@ -207,7 +207,7 @@ def main() -> None:
                 if adapter == "sim":
                     measure(SimBench(nodes), options.count, options.jobs)
                 elif adapter == "cli":
-                    with RealSlurm(folder / "s", nodes, slurmd_timeout_s=300) as cluster:
+                    with RealSlurm(folder / "s", nodes, conf={"SlurmdTimeout": "300"}) as cluster:
                         measure(CliBench(cluster), options.count, options.jobs)
                 else:
                     newest = TrixieSlurm(folder / "s", nodes)

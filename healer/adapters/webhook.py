@@ -1,4 +1,4 @@
-"""A signed POST to a site's own address: what the notification and the ticket sink share.
+"""A signed POST to a site's own address: pages and messages, tickets, and what healer records.
 
 The body is a CloudEvents 1.0 document in JSON. The signature follows Standard Webhooks: `webhook-id`,
 `webhook-timestamp` (Unix seconds) and `webhook-signature: v1,` + base64 of HMAC-SHA256 over
@@ -22,6 +22,7 @@ import httpx
 import msgspec
 
 from healer import __version__
+from healer.model import AuditRecord, Message, Ticket
 from healer.ports.outbound import DeliveryFailed
 
 TIMEOUT_S = 10.0
@@ -31,6 +32,10 @@ _ANSWER_MAX = 64 * 1024
 _LATER = (408, 425, 429)
 #: Standard Webhooks: what follows is base64.
 _SECRET_PREFIX = "whsec_"  # noqa: S105
+
+_REFERENCE_MAX = 200
+#: Deliveries to sinks of our own; who takes the feed would be told of itself.
+_OWN = ("message.",)
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -76,11 +81,7 @@ class SignedWebhook:
 
     def _read(self, response: httpx.Response) -> Answer:
         if not response.is_success:
-            raise DeliveryFailed(
-                f"the sink answered {response.status_code} {response.reason_phrase}".rstrip(),
-                retry_after_s=_retry_after(response.headers.get("retry-after"), self._now()),
-                refused=response.is_client_error and response.status_code not in _LATER,
-            )
+            raise bad_answer("the sink", response, retry_after_s(response, self._now()))
         content, deadline = b"", time.monotonic() + self._timeout_s
         # What is left, or packed wrongly, does not matter: the sink has taken the message.
         with contextlib.suppress(httpx.DecodingError):
@@ -89,6 +90,83 @@ class SignedWebhook:
                 if len(content) > _ANSWER_MAX or time.monotonic() > deadline:
                     break
         return Answer(body=_object(content), location=response.headers.get("location", ""))
+
+
+class WebhookNotifier:
+    """`healer.ports.outbound.Notifier` (HEALER_NOTIFY_WEBHOOK_URL)."""
+
+    def __init__(self, webhook: SignedWebhook) -> None:
+        self._webhook = webhook
+
+    def send(self, message: Message) -> None:
+        """Any 2xx means taken. DeliveryFailed otherwise."""
+        kind = "page" if message.page else "message"
+        data = msgspec.to_builtins(message)
+        del data["about"]  # for channels that draw; a receiver of data has the incident's id
+        self._webhook.post(cloud_event(message.id, kind, message.cluster, message.incident, data))
+
+
+class WebhookTickets:
+    """`healer.ports.outbound.Tickets` (HEALER_TICKET_WEBHOOK_URL). The sink knows a delivery that it has
+    already by the event's id, and the ticket by the data's `key`."""
+
+    def __init__(self, webhook: SignedWebhook) -> None:
+        self._webhook = webhook
+
+    def tell(self, ticket: Ticket) -> str:
+        """The answer's `reference` (JSON body), else its Location, else what was known, else our own id.
+        DeliveryFailed."""
+        data = {**msgspec.to_builtins(ticket), "key": ticket.key}
+        answer = self._webhook.post(cloud_event(ticket.id, "ticket", ticket.cluster, ticket.incident, data))
+        return _reference(answer) or ticket.reference or ticket.id
+
+    def check(self) -> str:
+        """There is no request that would open nothing."""
+        return "a webhook of the site; it is not asked, since any request would open a ticket"
+
+
+def _reference(answer: Answer) -> str:
+    given = answer.body.get("reference")
+    if isinstance(given, int) and not isinstance(given, bool):
+        given = str(given)
+    text = given if isinstance(given, str) and given else answer.location
+    return text[:_REFERENCE_MAX]
+
+
+class EventSink:
+    """What healer records (HEALER_EVENTS_WEBHOOK_URL), one record at a time. The same record has the same id
+    at every try."""
+
+    def __init__(self, webhook: SignedWebhook) -> None:
+        self._webhook = webhook
+
+    def send(self, seq: int, record: AuditRecord) -> None:
+        """Any 2xx means taken. DeliveryFailed otherwise."""
+        if not record.verb.startswith(_OWN):
+            self._webhook.post(event_of(seq, record))
+
+
+def event_of(seq: int, record: AuditRecord) -> dict[str, Any]:
+    """A CloudEvents 1.0 document: `type` by the record's verb, `subject` the node's name, else what it is
+    about. `id` is the record's place in its cluster's chain."""
+    kind, _, name = record.subject.partition("/")
+    subject = name if kind == "node" and name else record.subject
+    return {
+        "specversion": "1.0",
+        "id": f"{record.cluster}:{seq}",
+        "source": f"/healer/{record.cluster}",
+        "type": f"io.healer.{record.verb}.v1",
+        **({"subject": subject} if subject else {}),
+        "time": record.at.isoformat(),
+        "datacontenttype": "application/json",
+        "data": {
+            "cluster": record.cluster,
+            "actor": record.actor,
+            "verb": record.verb,
+            "subject": record.subject,
+            "data": record.data,
+        },
+    }
 
 
 def cloud_event(
@@ -127,13 +205,32 @@ def failed_before_answer(who: str, error: Exception, timeout_s: float) -> Delive
     if isinstance(error, httpx.TimeoutException):
         return DeliveryFailed(f"{who} did not answer in {timeout_s:g} s")
     if isinstance(error, httpx.RequestError):
-        return DeliveryFailed(f"{who} cannot be reached: {_cause(error)}")
+        return DeliveryFailed(f"{who} cannot be reached: {system_words(error) or type(error).__name__}")
     return DeliveryFailed(f"the address of {who} is not a URL", refused=True)
 
 
+def bad_answer(who: str, response: httpx.Response, wait_s: float | None) -> DeliveryFailed:
+    """An answer that is no 2xx."""
+    return DeliveryFailed(
+        f"{who} answered {response.status_code} {response.reason_phrase}".rstrip(),
+        retry_after_s=wait_s,
+        refused=response.is_client_error and response.status_code not in _LATER,
+    )
+
+
 def retry_after_s(response: httpx.Response, now: datetime | None = None) -> float | None:
-    """How long the other side asks to be left alone; None where it does not say."""
-    return _retry_after(response.headers.get("retry-after"), now or datetime.now(UTC))
+    """How long the other side asks to be left alone, in seconds or as a date (RFC 9110, 10.2.3). None where
+    it says neither."""
+    value = response.headers.get("retry-after")
+    if not value:
+        return None
+    if value.strip().isdigit():
+        return float(value)
+    try:
+        until = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    return max(0.0, (until.astimezone(UTC) - (now or datetime.now(UTC))).total_seconds())
 
 
 def _key(secret: str | None) -> bytes | None:
@@ -145,19 +242,6 @@ def _key(secret: str | None) -> bytes | None:
         raise ValueError("HEALER_WEBHOOK_SECRET starts with whsec_, but what follows is not base64") from None
 
 
-def _retry_after(value: str | None, now: datetime) -> float | None:
-    """Seconds, or a date (RFC 9110, 10.2.3). What is neither counts as not said."""
-    if not value:
-        return None
-    if value.strip().isdigit():
-        return float(value)
-    try:
-        until = parsedate_to_datetime(value)
-    except ValueError:
-        return None
-    return max(0.0, (until.astimezone(UTC) - now).total_seconds())
-
-
 def _object(content: bytes) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(content)
@@ -166,11 +250,11 @@ def _object(content: bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _cause(error: httpx.RequestError) -> str:
-    """The system's words (`Connection refused`) if there are any, never the address."""
+def system_words(error: BaseException) -> str | None:
+    """`Connection refused`: the system's own words of a failure, where there are any; never an address."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror
         cause = cause.__cause__ or cause.__context__
-    return type(error).__name__
+    return None

@@ -151,8 +151,8 @@ def slurm_users(settings: Settings) -> tuple[str, ...]:
 
     Raises SchedulerError while a token cannot be read.
     """
+    from healer.adapters.slurm.commands import own_account
     from healer.adapters.slurm.rest_token import user_of
-    from healer.adapters.slurm.rights import own_account
 
     found = []
     for name in settings.slurm_adapters:
@@ -359,9 +359,9 @@ def collect_less() -> None:
 
 def run_scheduler(settings: Settings) -> None:
     from healer.bootstrap.messaging import ALIVE_S, CONNECTIONS, Switch, check_channels
-    from healer.bootstrap.refit import duty as refits
+    from healer.bootstrap.models import duty as refits
     from healer.bootstrap.rehearse import duty as rehearsals
-    from healer.processes.background import REFIT_S, REHEARSE_S
+    from healer.processes.scheduler import REFIT_S, REHEARSE_S
 
     rules = rulebook(settings)
     check_channels(settings, rules().notifications)
@@ -500,7 +500,7 @@ def _log_as_json() -> None:
 def slurm_tree(text: str) -> Mapping[str, tuple[str, ...]]:
     """Node -> its switches, leaf first, from the output of `scontrol show topology`. Raises ValueError."""
     from healer.adapters.slurm.parse_json import NotUnderstood
-    from healer.adapters.slurm.parse_topology import switches
+    from healer.adapters.slurm.parse_text import switches
 
     try:
         return switches(text)

@@ -1,7 +1,8 @@
 """What `healer doctor` asks by the adapters of this site: Slurm, nodes, BMCs, commands, guards, channels."""
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from healer.adapters.postgres.gate_facts import read_facts
 from healer.adapters.postgres.node_queries import cluster_names
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import deliveries, inbox
-from healer.adapters.slurm import rights
+from healer.adapters.slurm import commands
 from healer.adapters.slurm.preferred import PreferredScheduler
 from healer.adapters.slurm.rest_token import ends_at, user_of
 from healer.adapters.system_clock import SystemClock
@@ -49,13 +50,32 @@ class Look(NamedTuple):
     repair: str = ""
 
 
-def look_at_slurm(settings: Settings) -> list[Look]:
-    """Nothing is changed in Slurm. An adapter of the list that does not answer is a fault of its own."""
+def _each_cluster(settings: Settings, look: Callable[[Settings], list[Look]]) -> list[Look]:
+    """Under the cluster's name where there are several."""
     return [
         found._replace(name=f"{one.cluster}: {found.name}") if settings.clusters else found
         for one in settings.each()
-        for found in _slurm_of_cluster(one)
+        for found in look(one)
     ]
+
+
+@contextlib.contextmanager
+def _database(settings: Settings) -> Iterator[sa.Engine | None]:
+    """None where there is none to ask; what is wrong with it, its own check says."""
+    try:
+        db = bootstrap.engine(settings, name="healer doctor", pool_size=1)
+    except EmbeddedError:
+        yield None
+        return
+    try:
+        yield db
+    finally:
+        db.dispose()
+
+
+def look_at_slurm(settings: Settings) -> list[Look]:
+    """Nothing is changed in Slurm. An adapter of the list that does not answer is a fault of its own."""
+    return _each_cluster(settings, _slurm_of_cluster)
 
 
 def _slurm_of_cluster(settings: Settings) -> list[Look]:
@@ -64,7 +84,7 @@ def _slurm_of_cluster(settings: Settings) -> list[Look]:
     answered = False
     for adapter in chain.adapters:
         name = f"slurm {adapter.name}"
-        user = "" if adapter.name == "sim" else rights.own_account()
+        user = "" if adapter.name == "sim" else commands.own_account()
         if adapter.name == "rest":
             token, user = _token(settings)
             found.append(token)
@@ -119,7 +139,7 @@ def _token(settings: Settings) -> tuple[Look, str]:
 
 
 def _rights(adapter: str, user: str, settings: Settings) -> Look:
-    may, text, way_out = rights.of_account(user, settings.slurm_bin_dir, settings.slurm_conf)
+    may, text, way_out = commands.rights_of(user, settings.slurm_bin_dir, settings.slurm_conf)
     if may is False and settings.mode in (Mode.off, Mode.shadow):
         return Look(f"slurm {adapter} rights", True, f"{text}; enough for mode {settings.mode}", way_out)
     return Look(f"slurm {adapter} rights", may is not False, text, way_out)
@@ -130,11 +150,7 @@ NODE_ACTIONS = "node actions"
 
 def look_at_node_actions(settings: Settings) -> list[Look]:
     """Nothing is changed on the node. A site need not let healer work on nodes: then people do it."""
-    return [
-        found._replace(name=f"{one.cluster}: {NODE_ACTIONS}") if settings.clusters else found
-        for one in settings.each()
-        for found in [_node_actions_of_cluster(one)]
-    ]
+    return _each_cluster(settings, lambda one: [_node_actions_of_cluster(one)])
 
 
 def _node_actions_of_cluster(settings: Settings) -> Look:
@@ -149,14 +165,19 @@ def _node_actions_of_cluster(settings: Settings) -> Look:
         return Look(
             NODE_ACTIONS, True, "none is configured: steps on a node itself are handed to a person", way_out
         )
+    node = _some_node(settings, NODE_ACTIONS)
+    if isinstance(node, Look):
+        return node
+    return _asked(settings, node)
+
+
+def _some_node(settings: Settings, title: str) -> str | Look:
+    """A node to try it on, or why there is none."""
     try:
         nodes = bootstrap.scheduler(settings, cluster=settings.cluster).snapshot().gpu_nodes
     except SchedulerError:
-        return Look(NODE_ACTIONS, True, "not tried: Slurm names no node", "Correct what is said of Slurm.")
-    node = chosen(nodes)
-    if node is None:
-        return Look(NODE_ACTIONS, True, "not tried: no node of Slurm answers")
-    return _asked(settings, node)
+        return Look(title, True, "not tried: Slurm names no node", "Correct what is said of Slurm.")
+    return chosen(nodes) or Look(title, True, "not tried: no node of Slurm answers")
 
 
 def chosen(nodes: Sequence[SlurmNode]) -> str | None:
@@ -181,12 +202,7 @@ BMCS = "BMCs"
 
 def look_at_bmcs(settings: Settings) -> list[Look]:
     """Nothing is switched. Where no BMC is configured there is nothing to look at."""
-    return [
-        found._replace(name=f"{one.cluster}: {BMCS}") if settings.clusters else found
-        for one in settings.each()
-        if one.bmc_url is not None
-        for found in [_bmcs_of_cluster(one)]
-    ]
+    return _each_cluster(settings, lambda one: [] if one.bmc_url is None else [_bmcs_of_cluster(one)])
 
 
 def _bmcs_of_cluster(settings: Settings) -> Look:
@@ -195,13 +211,9 @@ def _bmcs_of_cluster(settings: Settings) -> Look:
     except SettingsError as error:
         return Look(BMCS, False, str(error))
     assert bmc is not None  # it has an address
-    try:
-        nodes = bootstrap.scheduler(settings, cluster=settings.cluster).snapshot().gpu_nodes
-    except SchedulerError:
-        return Look(BMCS, True, "not tried: Slurm names no node", "Correct what is said of Slurm.")
-    node = chosen(nodes)
-    if node is None:
-        return Look(BMCS, True, "not tried: no node of Slurm answers")
+    node = _some_node(settings, BMCS)
+    if isinstance(node, Look):
+        return node
     repair = "docs/runbooks/power-cycle.md says what a BMC needs; until then a person switches power."
     try:
         power = bmc.power(node)
@@ -220,19 +232,16 @@ _NAMED = 5
 
 def look_at_nodes(settings: Settings) -> list[Look]:
     """No fault in itself: a site need not run the follower, and a node may be down on purpose."""
-    try:
-        db = bootstrap.engine(settings, name="healer doctor", pool_size=1)
-    except EmbeddedError:
-        return []
-    try:
-        with db.connect() as conn:
-            snapshots = PostgresSnapshots(db)
-            pictures = {name: snapshots.read(conn, name) for name in cluster_names(conn)}
-            heard = {(row.cluster, row.node) for row in conn.execute(_spoken())}
-    except SQLAlchemyError:
-        return []  # what is wrong with the database, its own check has said
-    finally:
-        db.dispose()
+    with _database(settings) as db:
+        if db is None:
+            return []
+        try:
+            with db.connect() as conn:
+                snapshots = PostgresSnapshots(db)
+                pictures = {name: snapshots.read(conn, name) for name in cluster_names(conn)}
+                heard = {(row.cluster, row.node) for row in conn.execute(_spoken())}
+        except SQLAlchemyError:
+            return []
     return [
         heard_of_nodes(name, {one.name for one in picture.gpu_nodes}, heard)
         for name, picture in pictures.items()
@@ -288,16 +297,11 @@ def _checked(name: str, program: str) -> Look:
 def look_at_guards(settings: Settings) -> list[Look]:
     """A warning is no fault: a site may want it so. Nothing where rules or database cannot be read; their own
     checks say why."""
-    try:
-        db = bootstrap.engine(settings, name="healer doctor", pool_size=1)
-    except EmbeddedError:
-        return []
-    try:
-        return [one for of in settings.each() for one in _guards_of(db, of, settings)]
-    except (SQLAlchemyError, ruleset.RulesInvalid):
-        return []
-    finally:
-        db.dispose()
+    with _database(settings) as db:
+        try:
+            return [one for of in settings.each() for one in _guards_of(db, of, settings)] if db else []
+        except (SQLAlchemyError, ruleset.RulesInvalid):
+            return []
 
 
 def _guards_of(db: sa.Engine, of: Settings, settings: Settings) -> list[Look]:
@@ -325,17 +329,17 @@ def look_at_channels(settings: Settings) -> list[Look]:
     """Sends nothing. Nothing where the rules cannot be read: their own check says why."""
     try:
         named = ruleset.load(rules_folder(settings), prove=False).notifications.channels
-        if not named:
-            return []
-        db = bootstrap.engine(settings, name="healer doctor", pool_size=1)
-    except (ruleset.RulesInvalid, EmbeddedError):
+    except ruleset.RulesInvalid:
         return []
-    try:
-        told = told_of(db, SystemClock().now())
-    except SQLAlchemyError:
-        told = {}  # the database's own check says why
-    finally:
-        db.dispose()
+    if not named:
+        return []
+    with _database(settings) as db:
+        if db is None:
+            return []
+        try:
+            told = told_of(db, SystemClock().now())
+        except SQLAlchemyError:
+            told = {}
     return [said(settings, channel, told.get(channel.name)) for channel in named]
 
 

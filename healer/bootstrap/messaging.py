@@ -12,25 +12,21 @@ import sqlalchemy as sa
 import structlog
 
 from healer.adapters.notify.alertmanager import REPOST_S, Alertmanager
-from healer.adapters.notify.cloud_events import EventSink
-from healer.adapters.notify.dingtalk import DingTalkBot
-from healer.adapters.notify.feishu import FeishuBot
+from healer.adapters.notify.group_bots import DingTalkBot, FeishuBot, WeComBot
 from healer.adapters.notify.mail import Mail
 from healer.adapters.notify.pagerduty import EVENTS_URL, PagerDuty
 from healer.adapters.notify.slack import API, SlackChannel
-from healer.adapters.notify.webhook_sink import WebhookNotifier
-from healer.adapters.notify.wecom import WeComBot
 from healer.adapters.postgres.beats import DEAD_AFTER_S, beats_on
 from healer.adapters.postgres.event_feed import PostgresEventFeed
 from healer.adapters.postgres.outbox import PostgresChannelOutbox, PostgresOutbox, waiting_channels
 from healer.adapters.postgres.planning import planning
 from healer.adapters.system_clock import SystemClock
+from healer.adapters.tickets.calls import Access
 from healer.adapters.tickets.desk import Desk, DeskTickets
 from healer.adapters.tickets.github import URL, GitHubDesk
 from healer.adapters.tickets.jira import JiraDesk
 from healer.adapters.tickets.servicenow import ServiceNowDesk
-from healer.adapters.tickets.webhook_desk import WebhookTickets
-from healer.adapters.webhook import SignedWebhook
+from healer.adapters.webhook import EventSink, SignedWebhook, WebhookNotifier, WebhookTickets
 from healer.engine import tell
 from healer.engine.tell import deliver_due, deliver_events
 from healer.model import Channel, ChannelKind, Notifications, Ruleset
@@ -115,31 +111,14 @@ def _slack(known: ChannelAccess) -> Teller:
     )
 
 
-def _pagerduty(known: ChannelAccess) -> Teller:
-    return PagerDuty(known.secret or "", url=known.url or EVENTS_URL)
-
-
-def _mail(known: ChannelAccess) -> Teller:
-    channel = known.channel
-    host, _, port = channel.server.rpartition(":")
-    return Mail(
-        (host, int(port)),
-        channel.sender,
-        channel.to,
-        tls=channel.tls,
-        user=channel.user,
-        password=known.secret,
-    )
-
-
 _MAKERS: dict[ChannelKind, Callable[[ChannelAccess], Teller]] = {
     ChannelKind.slack: _slack,
     ChannelKind.wecom: lambda known: WeComBot(known.url, known.channel.mobiles),
     ChannelKind.dingtalk: lambda known: DingTalkBot(known.url, known.secret or "", known.channel.mobiles),
     ChannelKind.feishu: lambda known: FeishuBot(known.url, known.secret),
-    ChannelKind.pagerduty: _pagerduty,
+    ChannelKind.pagerduty: lambda known: PagerDuty(known.secret or "", url=known.url or EVENTS_URL),
     ChannelKind.alertmanager: lambda known: Alertmanager(known.url, known.secret),
-    ChannelKind.email: _mail,
+    ChannelKind.email: lambda known: Mail(known.channel, known.secret),
 }
 
 
@@ -219,8 +198,6 @@ class Telling:
             log.warning("open alerts are not renewed", channel=channel.name, error=str(error))
 
 
-log = structlog.get_logger()
-
 #: How often it is looked whether the file names a switch, and tried again after a failure.
 ALIVE_S = 5.0
 #: The alert outlasts so many renewals: one that is late, or lost, alarms nobody.
@@ -288,18 +265,17 @@ def tickets(settings: Settings) -> Tickets | None:
 
 def _desk(settings: Settings) -> Desk:
     """`healer.settings` has seen that what each needs is set."""
-    url, project, token = (
-        settings.tickets_url or "",
-        settings.tickets_project or "",
-        settings.tickets_token or "",
+    access = Access(
+        url=settings.tickets_url or (URL if settings.tickets == GITHUB else ""),
+        project=settings.tickets_project or "",
+        token=settings.tickets_token or "",
+        user=(settings.tickets_user or "") if settings.tickets != GITHUB else "",
+        kind=settings.tickets_type or "Task",
+        closes_by=settings.tickets_close or "",
     )
-    user, closes_by = settings.tickets_user or "", settings.tickets_close or ""
     if settings.tickets == JIRA:
-        kind = settings.tickets_type or "Task"
-        return JiraDesk(url, project, token=token, user=user, issue_type=kind, closes_by=closes_by)
-    if settings.tickets == GITHUB:
-        return GitHubDesk(project, token=token, url=url or URL)
-    return ServiceNowDesk(url, project or "incident", token=token, user=user, closes_by=closes_by)
+        return JiraDesk(access)
+    return GitHubDesk(access) if settings.tickets == GITHUB else ServiceNowDesk(access)
 
 
 def delivery(

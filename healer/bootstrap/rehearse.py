@@ -6,7 +6,6 @@ The folder holds what was asked, both rule sets, how far it is, and in the end t
 import os
 import resource
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -20,7 +19,7 @@ from healer.adapters.system_clock import SystemClock
 from healer.bootstrap.offline import Span, compare, quiet, replayed_files
 from healer.model import Ruleset
 from healer.model.run import Opened, Rehearsal
-from healer.processes.background import share_of
+from healer.processes.scheduler import Program, Rehearsing, share_of
 from healer.recordings.recording_folder import recordings
 from healer.rulebook import ruleset
 from healer.settings import Settings, guard_overrides, load, rules_folder
@@ -43,18 +42,12 @@ class Ask(msgspec.Struct, frozen=True):
     samples: bool
 
 
-class Process:
-    """`healer.processes.background.Child`."""
+class Process(Program):
+    """`healer.processes.scheduler.RehearsalChild`."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        with (folder / _ERRORS).open("wb") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(folder)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-            )
+        super().__init__("healer.bootstrap.rehearse", str(folder), (folder / _ERRORS).open("w+b"))
 
     def progress(self) -> float:
         try:
@@ -63,18 +56,15 @@ class Process:
             return 0.0
 
     def result(self) -> Mapping[str, Any] | str | None:
-        status = self._process.poll()
+        status = self.status()
         if status is None:
             return None
         if status == 0:
             return msgspec.json.decode((self._folder / _RESULT).read_bytes())
-        lines = (self._folder / _ERRORS).read_text(errors="replace").strip().splitlines()
-        return lines[-1][:500] if lines else f"the process that replayed it ended with {status}"
+        return self.last_words() or f"the process that replayed it ended with {status}"
 
     def stop(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+        super().stop()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
@@ -191,9 +181,8 @@ def _tell(folder: Path, share: float) -> None:
 
 
 def duty(settings: Settings, engine: Any, cluster: str) -> Any:
-    """For the scheduler: see `healer.processes.background`."""
+    """For the scheduler: see `healer.processes.scheduler`."""
     from healer.adapters.postgres.rehearsals import PostgresRehearsals
-    from healer.processes.background import Rehearsing
 
     def start(asked: Rehearsal) -> Process:
         return begin(settings, cluster, asked)

@@ -120,7 +120,7 @@ def use(
 
 def refit(cluster: str | None = _CLUSTER, *, json: bool = AS_JSON) -> None:
     """Look now whether models are due or their classes have drifted, as the scheduler does each hour."""
-    from healer.bootstrap.refit import look_once
+    from healer.bootstrap.models import look_once
 
     with _failing_in_words():
         looks = look_once(load(), cluster)

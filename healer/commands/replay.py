@@ -242,7 +242,7 @@ def _played(
 def _progress(span: tuple[datetime, datetime] | None) -> Callable[[datetime], None]:
     """Told every few seconds, to people who watch: never on standard output."""
     from healer.console.words import span as words
-    from healer.processes.background import Pace, share_of
+    from healer.processes.scheduler import Pace, share_of
 
     pace, told_s = Pace(), time.monotonic()
     every_s = TOLD_S if sys.stderr.isatty() else TOLD_TO_A_LOG_S

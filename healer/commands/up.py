@@ -42,7 +42,7 @@ def run_tree(settings: Settings) -> None:
 
     from healer.bootstrap import tree_parts
     from healer.commands.cli import main
-    from healer.embedded.tree import Tree, healer_parts
+    from healer.embedded.tree import Calls, Tree, healer_parts
     from healer.embedded.user import FolderUnusable
 
     setproctitle("healer up")
@@ -61,7 +61,7 @@ def run_tree(settings: Settings) -> None:
             f"no Slurm is used {f'for {name}' if name else 'here'}: "
             f"a simulated cluster of {SIM_NODES} nodes stands in"
         )
-    Tree(settings, environ, parts=parts, say=_say, load=tree_parts.preload).run()
+    Tree(settings, environ, parts, Calls(say=_say, load=tree_parts.preload)).run()
 
 
 def _say(text: str) -> None:
@@ -155,7 +155,7 @@ def _slurm(wanted: str, folder: Path, nodes: int, settings: Settings) -> "RealSl
     if why is not None:
         raise Failed(why)
     _say(f"cluster: {nodes} nodes of a REAL Slurm on this machine, 8 pretended GPUs each")
-    return RealSlurm(folder / "slurm", nodes=nodes, cluster=settings.cluster or CLUSTER)
+    return RealSlurm(folder / "slurm", nodes, conf={"ClusterName": settings.cluster or CLUSTER})
 
 
 def _environ(folder: Path, settings: Settings, real: "RealSlurm | None") -> dict[str, str]:
@@ -184,7 +184,7 @@ def _run_demo(settings: Settings, nodes: int, real: "RealSlurm | None") -> None:
 
     from healer.bootstrap import tree_parts
     from healer.commands.cli import main
-    from healer.embedded.tree import Tree, healer_parts
+    from healer.embedded.tree import Calls, Tree, healer_parts
 
     parts = healer_parts(settings, main)
     if real is None:
@@ -194,15 +194,8 @@ def _run_demo(settings: Settings, nodes: int, real: "RealSlurm | None") -> None:
     parts = [sim_nodes, *parts, faults]
     setproctitle("healer demo")
     story = _Story(settings.data_dir / "log" / "demo-cluster.log")
-    Tree(
-        settings,
-        os.environ,
-        parts=parts,
-        say=_say,
-        load=tree_parts.preload,
-        on_tick=story.tell,
-        on_ready=_ready,
-    ).run()
+    calls = Calls(say=_say, load=tree_parts.preload, on_tick=story.tell, on_ready=_ready)
+    Tree(settings, os.environ, parts, calls).run()
 
 
 class _Story:

@@ -32,7 +32,6 @@ _SOCKETS = ("run/munge.sock.lock", "spool/gpu0001/gpu0001_1234567.4294967291")
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 _CONF = """\
-ClusterName={cluster}
 SlurmctldHost=localhost(127.0.0.1)
 SlurmctldPort={controller_port}
 SlurmdPort={slurmd_port}
@@ -56,7 +55,6 @@ GresTypes=gpu
 JobRequeue=1
 KillWait=2
 MinJobAge=300
-SlurmdTimeout={slurmd_timeout_s}
 SchedulerParameters=sched_interval=2,bf_interval=2
 SlurmdParameters=config_overrides
 MpiDefault=none
@@ -106,13 +104,12 @@ def install(timeout_s: float = 600) -> None:
 
 
 class RealSlurm:
-    """Slurm with `nodes` nodes (`gpu0001` …) of 8 H100 GPUs, cluster `pod1` or as named, partition `train`.
+    """Slurm with `nodes` nodes (`gpu0001` …) of 8 H100 GPUs, partition `train`.
 
-    `directory` must be short (sockets lie in it) and is emptied at the start. A requeued job may
-    start again after `cred_expire_s` + 1 s; Slurm takes less than 5 for its default, 120. `epilog` is a
-    program that runs on the node at the end of each job. `conf` are more settings of slurm.conf, `files`
-    more files beside it by their names.
-    With `own_addresses` node N (up to 254) is at 127.0.1.N, as enrolment tells nodes apart by them.
+    `directory` must be short (sockets lie in it) and is emptied at the start. A requeued job may start again
+    after `cred_expire_s` + 1 s; Slurm takes less than 5 for its default, 120. `conf` are settings of
+    slurm.conf (ClusterName is pod1 otherwise), `files` more files beside it by their names. With
+    `own_addresses` node N (up to 254) is at 127.0.1.N, as enrolment tells nodes apart by them.
     """
 
     def __init__(
@@ -121,28 +118,22 @@ class RealSlurm:
         nodes: int = 32,
         *,
         cred_expire_s: int = 5,
-        slurmd_timeout_s: int = 30,
-        epilog: Path | str | None = None,
         conf: Mapping[str, str] | None = None,
         files: Mapping[str, str] | None = None,
         own_addresses: bool = False,
-        cluster: str = CLUSTER,
     ) -> None:
         if not 1 <= nodes <= 9999:
             raise ValueError(f"nodes: {nodes} is not in 1 to 9999")
         self.directory = Path(directory).resolve()
         self.nodes = nodes
-        self.cluster = cluster
         self.node_names = tuple(f"gpu{number:04d}" for number in range(1, nodes + 1))
         self.slurm_conf = self.directory / "slurm.conf"
         self.slurmctld_log = self.directory / "log" / "slurmctld.log"
-        self._settings = dict(conf or {})
+        self._settings = {"ClusterName": CLUSTER, "SlurmdTimeout": "30", **(conf or {})}
+        self.cluster = self._settings["ClusterName"]
         self._files = dict(files or {})
         self._addresses = f"127.0.1.[1-{nodes}]" if own_addresses else "127.0.0.1"
-        if epilog:
-            self._settings["Epilog"] = str(epilog)
         self._cred_expire_s = cred_expire_s
-        self._slurmd_timeout_s = slurmd_timeout_s
         self._guardian: subprocess.Popen[bytes] | None = None
 
     @property
@@ -289,7 +280,6 @@ class RealSlurm:
         (self.directory / "nodes").write_text("\n".join(self.node_names))
         self.slurm_conf.write_text(
             _CONF.format(
-                cluster=self.cluster,
                 partition=PARTITION,
                 gpus=GPUS_PER_NODE,
                 directory=self.directory,
@@ -300,7 +290,6 @@ class RealSlurm:
                 first_port=base + 2,
                 last_port=base + 1 + self.nodes,
                 cred_expire_s=self._cred_expire_s,
-                slurmd_timeout_s=self._slurmd_timeout_s,
                 extra="".join(f"{name}={value}\n" for name, value in self._settings.items()),
             )
         )

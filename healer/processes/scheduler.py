@@ -1,20 +1,30 @@
-"""The scheduler's duties, each in a thread of its own: poll Slurm, wake runs, seal, deliver, tidy."""
+"""The scheduler's duties, each in a thread of its own: poll Slurm, wake runs, seal, deliver, tidy. Two
+start a process: models are refitted, changes of rules are tried.
+"""
 
+import subprocess
+import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import IO, Any, Protocol
 
 import msgspec
 import structlog
 
 from healer.decisions.sweeps import SWEEP_JOBS
 from healer.model import ENDED_RUN_STATES, Controller, Ruleset, SlurmJob, SlurmSnapshot
+from healer.model.run import Rehearsal
 from healer.observations.slurm_poll import POLL_S, Placing, noted, rest_s
 from healer.ports.clock import Clock
 from healer.ports.lease import SENT
 from healer.ports.scheduling import NotAvailable, Scheduler, SchedulerError, SchedulerRefused, Snapshots
 from healer.ports.transactions import Ledger, Poke
+
+log = structlog.get_logger()
 
 LEFT_JOBS_S = 2.0
 #: It is not known any more, or has ended.
@@ -64,8 +74,6 @@ def _cancel_job(scheduler: Scheduler, job: str) -> None:
         if error.code not in _OVER:
             raise
 
-
-log = structlog.get_logger()
 
 #: Slurm's switches are wired anew that seldom.
 TREE_S = 600.0
@@ -255,3 +263,200 @@ def _repeat(duty: Duty, stopped: threading.Event) -> None:
         stopped.wait(duty.every_s if rest is None else rest)
         if duty.woken is not None and not failures and not stopped.is_set():
             duty.woken.wait(UNWOKEN_S)
+
+
+# --- duties that work in a process of their own ---
+
+
+class Program:
+    """A module of ours at work as a process of its own. `errors`, open for reading and writing, takes what it
+    says of a failure."""
+
+    def __init__(
+        self, module: str, argument: str, errors: IO[bytes], env: Mapping[str, str] | None = None
+    ) -> None:
+        self._errors = errors
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, argument],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, env=env,
+        )  # fmt: skip
+
+    def status(self) -> int | None:
+        """None while it runs."""
+        return self._process.poll()
+
+    def last_words(self) -> str:
+        self._errors.seek(0)
+        lines = self._errors.read().decode(errors="replace").strip().splitlines()
+        return lines[-1][:500] if lines else ""
+
+    def stop(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+        self._errors.close()
+
+
+class Pace:
+    """What is left at the pace of the last minute: the hours of a recording are not alike."""
+
+    WINDOW_S, LEAST_S = 60.0, 3.0
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[float, float]] = deque()
+
+    def left_s(self, share: float, at_s: float) -> float | None:
+        """`at_s` by a stopwatch; None where its pace is not known yet."""
+        marks = self._marks
+        marks.append((at_s, share))
+        while len(marks) > 2 and at_s - marks[1][0] >= self.WINDOW_S:
+            marks.popleft()
+        begun_s, begun = marks[0]
+        if at_s - begun_s < self.LEAST_S or share <= begun:
+            return None
+        return (1 - share) * (at_s - begun_s) / (share - begun)
+
+
+def share_of(at: datetime, span: tuple[datetime, datetime]) -> float:
+    """Of the span, 0 to 1."""
+    since, until = span
+    whole_s = (until - since).total_seconds() or 1.0
+    return min(1.0, max(0.0, (at - since).total_seconds() / whole_s))
+
+
+REFIT_S = 5.0
+#: How often it is looked whether a model is due. What is due, the process finds out.
+REFIT_EVERY = timedelta(hours=1)
+#: After a start other things come first.
+FIRST_REFIT_AFTER = timedelta(minutes=5)
+#: A process that takes longer is ended; it is bounded in CPU too.
+LONGEST_REFIT = timedelta(minutes=30)
+
+
+class RefitChild(Protocol):
+    """A process under way. `problem` is None while it is, empty when it ended well."""
+
+    def problem(self) -> str | None: ...
+    def stop(self) -> None: ...
+
+
+class Refitting:
+    """A duty of the scheduler: one process at a time."""
+
+    def __init__(self, begin: Callable[[], RefitChild], clock: Clock) -> None:
+        self._begin, self._clock = begin, clock
+        self._due_at = clock.now() + FIRST_REFIT_AFTER
+        self._child: tuple[RefitChild, datetime] | None = None
+
+    def __call__(self) -> None:
+        now = self._clock.now()
+        if self._child is None:
+            # A clock that was set back by more than the rest leaves nobody waiting.
+            if now >= self._due_at or self._due_at - now > REFIT_EVERY:
+                self._due_at = now + REFIT_EVERY
+                self._child = self._begin(), now
+            return
+        child, begun = self._child
+        problem = child.problem()
+        if problem is None and now - begun <= LONGEST_REFIT:
+            return
+        if problem is None:
+            problem = f"it took longer than {LONGEST_REFIT}"
+        if problem:
+            log.warning("models of classes of nodes are not looked after", why=problem)
+        self.close()
+
+    def close(self) -> None:
+        """Ends what is under way."""
+        if self._child is not None:
+            self._child[0].stop()
+            self._child = None
+
+
+REHEARSE_S = 2.0
+#: A replay that takes longer is given up.
+LONGEST_REHEARSAL = timedelta(hours=6)
+
+
+class RehearsalBook(Protocol):
+    """Where rehearsals stand."""
+
+    def claim(self, cluster: str, now: datetime) -> Rehearsal | None: ...
+    def advance(self, name: str, progress: float, now: datetime, left_s: float | None) -> bool: ...
+    def end(
+        self, name: str, now: datetime, *, result: Mapping[str, Any] | None = None, problem: str = ""
+    ) -> None: ...
+
+
+class RehearsalChild(Protocol):
+    """A replay under way. `result` is None while it is; a text is why it failed."""
+
+    def progress(self) -> float: ...
+    def result(self) -> Mapping[str, Any] | str | None: ...
+    def stop(self) -> None: ...
+
+
+class Rehearsing:
+    """A duty of the scheduler: one rehearsal of the cluster at a time."""
+
+    def __init__(
+        self, book: RehearsalBook, cluster: str, begin: Callable[[Rehearsal], RehearsalChild], clock: Clock
+    ) -> None:
+        """`begin` raises OSError or ValueError where there is nothing to replay."""
+        self._book, self._cluster, self._begin, self._clock = book, cluster, begin, clock
+        self._now: tuple[Rehearsal, RehearsalChild, datetime] | None = None
+        self._pace = Pace()
+
+    def __call__(self) -> None:
+        if self._now is None:
+            self._start()
+        else:
+            self._look(*self._now)
+
+    def close(self) -> None:
+        """Ends what is under way with the process."""
+        if self._now is not None:
+            self._finish(self._now[0], self._now[1], problem="healer was stopped")
+
+    def _start(self) -> None:
+        now = self._clock.now()
+        asked = self._book.claim(self._cluster, now)
+        if asked is None:
+            return
+        try:
+            child = self._begin(asked)
+        except (OSError, ValueError) as error:
+            self._book.end(asked.id, now, problem=str(error))
+            return
+        log.info("a change of rules is tried", rehearsal=asked.id, file=asked.file)
+        self._now, self._pace = (asked, child, now), Pace()
+
+    def _look(self, asked: Rehearsal, child: RehearsalChild, begun: datetime) -> None:
+        now = self._clock.now()
+        result = child.result()
+        if isinstance(result, str):
+            self._finish(asked, child, problem=result)
+        elif result is not None:
+            self._finish(asked, child, result=result)
+        elif now - begun > LONGEST_REHEARSAL:
+            hours = LONGEST_REHEARSAL.total_seconds() / 3600
+            why = f"it took longer than {hours:g} hours: try fewer days, or without what was measured"
+            self._finish(asked, child, problem=why)
+        elif not self._advance(asked, child.progress(), now):
+            self._finish(asked, child)
+
+    def _advance(self, asked: Rehearsal, progress: float, now: datetime) -> bool:
+        return self._book.advance(asked.id, progress, now, self._pace.left_s(progress, now.timestamp()))
+
+    def _finish(
+        self,
+        asked: Rehearsal,
+        child: RehearsalChild,
+        *,
+        result: Mapping[str, Any] | None = None,
+        problem: str = "",
+    ) -> None:
+        child.stop()
+        self._now = None
+        if result is not None or problem:
+            self._book.end(asked.id, self._clock.now(), result=result, problem=problem)

@@ -68,8 +68,6 @@ class Drops:
         self._told = found
 
 
-log = structlog.get_logger()
-
 #: Samples are read more often than they are looked at: reading them all at once would delay the look.
 READ_S = 1.0
 #: Rows in one reading that say that there is no more to read.

@@ -11,14 +11,12 @@ import msgspec
 import pytest
 
 from healer.adapters.notify.alertmanager import LASTS, Alertmanager
-from healer.adapters.notify.dingtalk import DingTalkBot
-from healer.adapters.notify.feishu import FeishuBot
+from healer.adapters.notify.group_bots import DingTalkBot, FeishuBot, WeComBot
 from healer.adapters.notify.mail import Mail
 from healer.adapters.notify.pagerduty import PagerDuty
 from healer.adapters.notify.slack import SlackChannel
 from healer.adapters.notify.talk import Talk
-from healer.adapters.notify.wecom import WeComBot
-from healer.model import About, Message, Severity, Stage
+from healer.model import About, Channel, ChannelKind, Message, Severity, Stage
 from healer.ports.outbound import DeliveryFailed, Notice
 from healer.telling.news import notice_of
 from tests.support import chats as stand_in
@@ -311,10 +309,15 @@ def mail(request: pytest.FixtureRequest, papers: Certificates) -> Iterator[tuple
 
 
 def mailer(server: MailServer, papers: Certificates, **fields: Any) -> Mail:
-    context = ssl.create_default_context(cafile=str(papers.authority))
-    known: dict[str, Any] = {"user": "healer", "password": "mail-not-to-be-told", "context": context}
-    to = ("ops@example.org", "night@example.org")
-    return Mail(("127.0.0.1", server.port), "healer@example.org", to, **{**known, **fields})
+    context = fields.pop("context", None) or ssl.create_default_context(cafile=str(papers.authority))
+    password = fields.pop("password", "mail-not-to-be-told")
+    limits = {name: fields.pop(name) for name in ("timeout_s", "now") if name in fields}
+    known: dict[str, Any] = {"user": "healer", "to": ("ops@example.org", "night@example.org"), **fields}
+    address = f"127.0.0.1:{server.port}"
+    channel = Channel(
+        name="mail", kind=ChannelKind.email, server=address, sender="healer@example.org", **known
+    )
+    return Mail(channel, password, context=context, **limits)
 
 
 def test_mails_of_one_incident_are_one_thread(mail: tuple[MailServer, Mail]) -> None:

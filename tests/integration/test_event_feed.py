@@ -11,15 +11,12 @@ import sqlalchemy as sa
 from cloudevents.core.bindings.http import HTTPMessage, from_structured_event
 from cloudevents.core.v1.event import CloudEvent
 
-from healer.adapters.notify.cloud_events import EventSink
-from healer.adapters.notify.webhook_sink import WebhookNotifier
 from healer.adapters.postgres import audit_rows as audit
 from healer.adapters.postgres.audit_rows import PostgresChain
 from healer.adapters.postgres.event_feed import PostgresEventFeed
 from healer.adapters.postgres.tables import event_feed
 from healer.adapters.signing import load_signer
-from healer.adapters.tickets.webhook_desk import WebhookTickets
-from healer.adapters.webhook import SignedWebhook
+from healer.adapters.webhook import EventSink, SignedWebhook, WebhookNotifier, WebhookTickets
 from healer.audit import Sealer
 from healer.engine.tell import deliver_events
 from healer.model import AuditRecord, Message, Severity, Ticket

@@ -12,8 +12,7 @@ from healer.adapters.postgres import unusual
 from healer.adapters.postgres.feature_rows import PostgresFeatures
 from healer.adapters.postgres.model_rows import PostgresModels
 from healer.adapters.postgres.tables import audit_records
-from healer.bootstrap.models import ModelKeeper
-from healer.bootstrap.refit import Process, Refits
+from healer.bootstrap.models import ModelKeeper, Process, Refits
 from healer.commands.cli import build
 from healer.detection.training import EVERY, train
 from healer.model.trained import HEALER, FeatureRow

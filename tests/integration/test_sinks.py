@@ -11,11 +11,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import sqlalchemy as sa
 
-from healer.adapters.notify.webhook_sink import WebhookNotifier
 from healer.adapters.postgres import outbox
 from healer.adapters.postgres.tables import audit_records, messages
-from healer.adapters.tickets.webhook_desk import WebhookTickets
-from healer.adapters.webhook import SignedWebhook
+from healer.adapters.webhook import SignedWebhook, WebhookNotifier, WebhookTickets
 from healer.engine import tell
 from healer.model import Message, Severity, Ticket
 from healer.ports.outbound import DeliveryFailed, Notifier, Tickets

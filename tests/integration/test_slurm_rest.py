@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from healer.adapters.slurm import parse_json, rest_limits
+from healer.adapters.slurm import parse_json, rest
 from healer.adapters.slurm.rest import RestScheduler
 from healer.adapters.slurm.rest_token import CommandToken, FileToken, ends_at
 from healer.embedded import slurm_guard
@@ -108,7 +108,7 @@ def test_what_is_said_to_be_missing_is_missing_and_the_rest_is_there(
     assert {call: need not in paths for call, need in needed.items()} == {
         call: call in lacking for call in needed
     }
-    assert ("post", "/nodes") in paths and rest_limits.MANY_NODES == 42
+    assert ("post", "/nodes") in paths and rest.MANY_NODES == 42
     assert not [path for _, path in paths if "reboot" in path or "topology" in path or "notify" in path]
 
 

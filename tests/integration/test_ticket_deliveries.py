@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres import outbox
 from healer.adapters.postgres.tables import audit_records, messages
+from healer.adapters.tickets.calls import Access
 from healer.adapters.tickets.desk import DeskTickets
 from healer.adapters.tickets.jira import JiraDesk
 from healer.engine import tell
@@ -36,7 +37,7 @@ def clock() -> SimClock:
 
 
 def sink(jira: Jira) -> Tickets:
-    return DeskTickets(JiraDesk(jira.url, "OPS", token=TOKEN))
+    return DeskTickets(JiraDesk(Access(url=jira.url, project="OPS", token=TOKEN)))
 
 
 def delivery(stage: TicketStage, key: str = KEY) -> Ticket:

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from healer.adapters.tickets import calls
+from healer.adapters.tickets.calls import Access
 from healer.adapters.tickets.desk import DeskTickets, key_of, mark_of
 from healer.adapters.tickets.github import GitHubDesk
 from healer.adapters.tickets.jira import JiraDesk
 from healer.adapters.tickets.servicenow import ServiceNowDesk
-from healer.adapters.tickets.webhook_desk import WebhookTickets
-from healer.adapters.webhook import SignedWebhook
+from healer.adapters.webhook import SignedWebhook, WebhookTickets
 from healer.model import Severity, Ticket, TicketStage
 from healer.ports.outbound import DeliveryFailed, Tickets
 from tests.support import desks
@@ -65,16 +65,13 @@ systems = pytest.mark.parametrize("name", SYSTEMS)
 def tickets(name: str, desk: Desk, *, timeout_s: float = 10, token: str = TOKEN, **more: Any) -> Tickets:
     if name == "webhook":
         return WebhookTickets(SignedWebhook(f"{desk.url}/tickets", token, timeout_s=timeout_s))
+    known: dict[str, Any] = {"url": desk.url, "token": token, "timeout_s": timeout_s, **more}
     made: dict[str, Callable[[], Any]] = {
-        "jira-cloud": lambda: JiraDesk(
-            desk.url, "OPS", user=USER, token=token, timeout_s=timeout_s, **more
-        ),
-        "jira-dc": lambda: JiraDesk(desk.url, "OPS", token=token, timeout_s=timeout_s, **more),
-        "github": lambda: GitHubDesk("site/repairs", url=desk.url, token=token, timeout_s=timeout_s),
-        "servicenow": lambda: ServiceNowDesk(
-            desk.url, user=USER, token=token, timeout_s=timeout_s, **more
-        ),
-    }  # fmt: skip
+        "jira-cloud": lambda: JiraDesk(Access(project="OPS", user=USER, **known)),
+        "jira-dc": lambda: JiraDesk(Access(project="OPS", **known)),
+        "github": lambda: GitHubDesk(Access(project="site/repairs", **known)),
+        "servicenow": lambda: ServiceNowDesk(Access(project="", user=USER, **known)),
+    }
     return DeskTickets(made[name]())
 
 
@@ -338,7 +335,7 @@ def test_jira_names_the_fields_that_it_refuses(name: str, desk: desks.Jira) -> N
     with pytest.raises(
         DeliveryFailed, match="answered 400 Bad Request: issuetype: Specify a valid"
     ) as failed:
-        tickets(name, desk, issue_type="Repair").tell(ticket())
+        tickets(name, desk, kind="Repair").tell(ticket())
     assert failed.value.refused
 
 
@@ -452,7 +449,7 @@ def test_servicenow_is_closed_when_its_record_says_so(name: str, desk: desks.Ser
 
 @pytest.mark.parametrize("name", ["servicenow"])
 def test_servicenow_takes_an_oauth_token_too(name: str, desk: desks.ServiceNow) -> None:
-    one = DeskTickets(ServiceNowDesk(desk.url, token=TOKEN))
+    one = DeskTickets(ServiceNowDesk(Access(url=desk.url, project="", token=TOKEN)))
     assert one.tell(ticket()) == "INC0000001"
     assert one.check() == (
         "ServiceNow: reads incident; whether healer may create there shows at the first ticket"
@@ -478,7 +475,7 @@ def test_a_check_opens_nothing_and_says_what_healer_may(name: str, desk: Desk) -
 @pytest.mark.parametrize("name", ["jira-cloud", "jira-dc"])
 def test_jira_says_what_healer_lacks(name: str, desk: desks.Jira) -> None:
     with pytest.raises(DeliveryFailed, match="OPS has no issue type Repair, only Task, Bug"):
-        tickets(name, desk, issue_type="Repair").check()
+        tickets(name, desk, kind="Repair").check()
     desk.lacks = {"CREATE_ISSUES"}
     with pytest.raises(DeliveryFailed, match="healer lacks CREATE_ISSUES in OPS"):
         tickets(name, desk).check()

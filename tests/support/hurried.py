@@ -12,7 +12,7 @@ from datetime import timedelta
 from healer.bootstrap.tree_parts import preload
 from healer.commands import cli
 from healer.detection import forest
-from healer.embedded.tree import Part, Tree, healer_parts
+from healer.embedded.tree import Calls, Part, Tree, healer_parts
 from healer.settings import load
 
 LOOK_S = 5.0
@@ -29,7 +29,8 @@ def main() -> None:
     settings = load(dict(os.environ), data_dir=data_dir, listen=f"127.0.0.1:{port}")
     hurried = Part("detector", detector)
     tree = [hurried if part.name == hurried.name else part for part in healer_parts(settings, cli.main)]
-    Tree(settings, os.environ, parts=tree, say=lambda text: print(text, flush=True), load=preload).run()
+    calls = Calls(say=lambda text: print(text, flush=True), load=preload)
+    Tree(settings, os.environ, tree, calls).run()
 
 
 if __name__ == "__main__":

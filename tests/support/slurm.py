@@ -80,8 +80,7 @@ def started() -> RealSlurm:
         directory / "s",
         NODES,
         cred_expire_s=CRED_EXPIRE_S,
-        slurmd_timeout_s=SLURMD_TIMEOUT_S,
-        conf={"ReturnToService": "1"} | Hooks(directory).write(),
+        conf={"ReturnToService": "1", "SlurmdTimeout": str(SLURMD_TIMEOUT_S)} | Hooks(directory).write(),
     )
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     atexit.register(cluster.stop)

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from functools import partial
 
-from healer.embedded.tree import Part, Tree
+from healer.embedded.tree import Calls, Part, Tree
 from healer.settings import load
 
 
@@ -46,7 +46,7 @@ def main() -> None:
     parts = [Part("api", partial(_api, port)), Part("family", _family)]
     if options:
         parts.append(Part("stubborn", _stubborn))
-    Tree(settings, os.environ, parts=parts, say=lambda text: print(text, flush=True)).run()
+    Tree(settings, os.environ, parts, Calls(say=lambda text: print(text, flush=True))).run()
 
 
 if __name__ == "__main__":

@@ -34,7 +34,6 @@ class TrixieSlurm(RealSlurm):
         directory: Path | str,
         nodes: int = NODES,
         *,
-        epilog: Path | str | None = None,
         conf: dict[str, str] | None = None,
     ) -> None:
         self.jwt_key = Path(directory).resolve() / "jwt.key"
@@ -43,9 +42,7 @@ class TrixieSlurm(RealSlurm):
             directory,
             nodes,
             cred_expire_s=CRED_EXPIRE_S,
-            slurmd_timeout_s=SLURMD_TIMEOUT_S,
-            epilog=epilog,
-            conf={"ReturnToService": "1"} | jwt | (conf or {}),
+            conf={"ReturnToService": "1", "SlurmdTimeout": str(SLURMD_TIMEOUT_S)} | jwt | (conf or {}),
         )
         self.bin_dir = self.directory / "bin"
         self.rest_socket = self.directory / "rest/socket"

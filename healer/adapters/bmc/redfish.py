@@ -18,13 +18,7 @@ import msgspec
 import structlog
 
 from healer import __version__
-from healer.adapters.bmc.redfish_words import (
-    failed_before_answer,
-    reset_kinds,
-    retry_after_s,
-    said,
-    task_words,
-)
+from healer.adapters.webhook import system_words
 from healer.model import Power, ResetKind
 from healer.ports.bmc import BmcError, BmcUnavailable
 
@@ -37,6 +31,10 @@ _SYSTEMS = "/redfish/v1/Systems"
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
 #: It was not done: in use, too many requests, not now.
 _BUSY = frozenset({409, 429, 503})
+_WORDS_MAX = 300
+_FAILED = frozenset({"Exception", "Killed", "Cancelled"})
+#: A task that is not known any more has ended, nobody knows how.
+_GONE = frozenset({404, 410})
 
 
 class RedfishSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,7 +91,7 @@ class Redfish:
         kinds = reset.get("ResetType@Redfish.AllowableValues")
         info = reset.get("@Redfish.ActionInfo")
         if kinds is None and isinstance(info, str):
-            kinds = reset_kinds(self._get(node, _own(node, info), until))
+            kinds = _reset_kinds(self._get(node, _own(node, info), until))
         return Power(
             state=str(system.get("PowerState") or ""),
             system=str(system.get("Id") or path.rpartition("/")[2]),
@@ -116,7 +114,7 @@ class Redfish:
 
     def task_failed(self, node: str, task: str) -> str | None:
         reply = self._ask(node, "GET", _own(node, task), time.monotonic() + self._look_s)
-        return task_words(reply.status, reply.body)
+        return _task_words(reply.status, reply.body)
 
     # --- inside ---
 
@@ -163,7 +161,7 @@ class Redfish:
             ) as response:
                 return _read(node, response, until)
         except (httpx.RequestError, httpx.InvalidURL) as error:
-            raise failed_before_answer(node, error, left_s) from None
+            raise _failed_before_answer(node, error, left_s) from None
 
 
 def _read(node: str, response: httpx.Response, until: float) -> _Reply:
@@ -185,7 +183,7 @@ def _check(node: str, reply: _Reply) -> None:
         return
     text = _answered(node, reply)
     if reply.status in _BUSY:
-        raise BmcUnavailable(text, sent=False, after_s=retry_after_s(reply.headers.get("retry-after")))
+        raise BmcUnavailable(text, sent=False, after_s=_retry_after_s(reply.headers.get("retry-after")))
     if reply.status in (401, 403):
         text = f"{text} HEALER_BMC_USER and its password have to be an account that may switch power."
     if 300 <= reply.status < 400:
@@ -194,7 +192,7 @@ def _check(node: str, reply: _Reply) -> None:
 
 
 def _answered(node: str, reply: _Reply) -> str:
-    words = said(reply.body)
+    words = _said(reply.body)
     return f"The BMC of {node} answered {reply.status}{f': {words}' if words else ''}".rstrip(".") + "."
 
 
@@ -225,3 +223,81 @@ def kinds_missing(kinds: Iterable[str]) -> list[str]:
     if not known or ResetKind.power_cycle in known:
         return []
     return [str(kind) for kind in (ResetKind.force_off, ResetKind.on) if kind not in known]
+
+
+# --- what its answers mean ---
+
+
+def _said(body: Mapping[str, Any]) -> str:
+    """The messages of an error (`@Message.ExtendedInfo`, DSP0266 8.6), each with its resolution."""
+    error = body.get("error")
+    holder = error if isinstance(error, dict) else body
+    told = holder.get("@Message.ExtendedInfo")
+    messages = told if isinstance(told, list) else [told]
+    parts = [_message(one) for one in messages if isinstance(one, dict)]
+    text = " ".join(part for part in parts if part) or str(holder.get("message") or "")
+    return " ".join(text.split())[:_WORDS_MAX]
+
+
+def _message(one: Mapping[str, Any]) -> str:
+    """BMCs that leave the text out still name the message: `Base.1.12.ResourceInUse`."""
+    text = str(one.get("Message") or one.get("MessageId") or "")
+    way_out = str(one.get("Resolution") or "")
+    return f"{text} {way_out}".strip() if way_out.lower() != "none." else text
+
+
+def _reset_kinds(info: Mapping[str, Any]) -> list[str] | None:
+    """The values of `ResetType` out of an ActionInfo; None where it does not tell them."""
+    parameters = info.get("Parameters")
+    for one in parameters if isinstance(parameters, list) else []:
+        if isinstance(one, dict) and one.get("Name") == "ResetType":
+            values = one.get("AllowableValues")
+            return [str(value) for value in values] if isinstance(values, list) else None
+    return None
+
+
+def _task_words(status: int, body: Mapping[str, Any]) -> str | None:
+    """Why a task failed; None where it runs, went well, or nobody knows. A task monitor answers 202 while it
+    runs and with the result of what was asked afterwards, a Task with its state."""
+    if status in _GONE or status >= 500 or status in (401, 403, 429):
+        return None
+    if status >= 400:
+        return _said(body) or f"its task ended with {status}"
+    state, health = str(body.get("TaskState") or ""), str(body.get("TaskStatus") or "")
+    if state in _FAILED or (state == "Completed" and health == "Critical"):
+        messages = {"@Message.ExtendedInfo": body.get("Messages")}
+        return _said(messages) or f"its task is {state}"
+    return None
+
+
+def _retry_after_s(value: str | None) -> float | None:
+    """Seconds of Retry-After, a minute at most; a date counts as not said: clocks of BMCs are often wrong."""
+    return min(60.0, float(value)) if value and value.strip().isdigit() else None
+
+
+def _failed_before_answer(node: str, error: Exception, left_s: float) -> BmcError:
+    """Without the address. Where no connection stood surely nothing was sent."""
+    if isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol):
+        return BmcError(f"HEALER_BMC_URL makes no address for {node}.")
+    if (why := _certificate(error)) is not None:
+        return BmcError(
+            f"The certificate of the BMC of {node} is not trusted ({why}): nothing was sent. "
+            "HEALER_BMC_CA_FILE has to name the authority that signed it."
+        )
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout):
+        return BmcUnavailable(f"The BMC of {node} cannot be reached: {_cause(error)}.", sent=False)
+    if isinstance(error, httpx.TimeoutException):
+        return BmcUnavailable(f"The BMC of {node} did not answer within {left_s:.3g} s.")
+    return BmcUnavailable(f"The BMC of {node} broke off: {_cause(error)}.")
+
+
+def _certificate(error: BaseException | None) -> str | None:
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError):
+            return error.verify_message
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _cause(error: Exception) -> str:
+    return system_words(error) or str(error) or type(error).__name__

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from healer.adapters.notify.talk import Talk
+from healer.adapters.notify.talk import OneWay, Talk
 from healer.model import Stage
 from healer.ports.outbound import Notice
 
@@ -17,10 +17,7 @@ REPOST_S = 60.0
 LASTS = timedelta(seconds=4 * REPOST_S)
 
 
-class Alertmanager:
-    can_find = False
-    has_buttons = False
-
+class Alertmanager(OneWay):
     def __init__(
         self,
         url: str,
@@ -36,9 +33,6 @@ class Alertmanager:
     def tell(self, notice: Notice, ref: str) -> str:
         self._talk.post(self._url, [alert(notice, self._now())], self._headers)
         return notice.thread
-
-    def find(self, notice: Notice, ref: str = "") -> str:
-        return ""
 
     def renew(self, notices: Sequence[Notice]) -> None:
         """What is open, once more. DeliveryFailed."""

@@ -6,42 +6,34 @@ whoever sends them and after whatever crash; a repeat has the same Message-ID as
 
 import smtplib
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from email.utils import format_datetime
 from hashlib import sha256
 
-from healer.adapters.notify.notice import as_html, cut, links
+from healer.adapters.notify.talk import OneWay, as_html, cut, links
 from healer.adapters.webhook import TIMEOUT_S
+from healer.model import Channel
 from healer.ports.outbound import DeliveryFailed, Notice
 
 
-class Mail:
-    can_find = False
-    has_buttons = False
-
+class Mail(OneWay):
     def __init__(
         self,
-        server: tuple[str, int],
-        sender: str,
-        to: Sequence[str],
-        *,
-        tls: str = "starttls",
-        user: str = "",
+        channel: Channel,
         password: str | None = None,
+        *,
         context: ssl.SSLContext | None = None,
         timeout_s: float = TIMEOUT_S,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`tls`: `starttls`, `tls` (from the first byte on) or `none`."""
-        self._server, self._sender, self._to, self._tls = server, sender, tuple(to), tls
-        self._user, self._password, self._timeout_s, self._now = user, password, timeout_s, now
-        self._context = context
+        self._channel, self._password, self._context = channel, password, context
+        self._timeout_s, self._now = timeout_s, now
 
     def tell(self, notice: Notice, ref: str) -> str:
         """One mail to all. DeliveryFailed; 5xx is `refused`, 4xx and a broken line are not."""
-        mail = letter(notice, ref, self._sender, self._to, self._now())
+        mail = letter(notice, ref, self._channel, self._now())
         try:
             self._send(mail)
         except smtplib.SMTPRecipientsRefused as error:
@@ -64,22 +56,20 @@ class Mail:
             raise DeliveryFailed(f"the mail server cannot be reached: {why}") from None
         return root_id(notice)
 
-    def find(self, notice: Notice, ref: str = "") -> str:
-        return ""
-
     def _send(self, mail: EmailMessage) -> None:
-        host, port = self._server
-        if self._tls == "tls":
+        host, _, port = self._channel.server.rpartition(":")
+        tls, user = self._channel.tls, self._channel.user
+        if tls == "tls":
             connection: smtplib.SMTP = smtplib.SMTP_SSL(
-                host, port, timeout=self._timeout_s, context=self._safe()
+                host, int(port), timeout=self._timeout_s, context=self._safe()
             )
         else:
-            connection = smtplib.SMTP(host, port, timeout=self._timeout_s)
+            connection = smtplib.SMTP(host, int(port), timeout=self._timeout_s)
         with connection as smtp:
-            if self._tls == "starttls":
+            if tls == "starttls":
                 smtp.starttls(context=self._safe())
-            if self._user and self._password is not None:
-                smtp.login(self._user, self._password)
+            if user and self._password is not None:
+                smtp.login(user, self._password)
             smtp.send_message(mail)
 
     def _safe(self) -> ssl.SSLContext:
@@ -90,11 +80,11 @@ def root_id(notice: Notice) -> str:
     return _message_id(f"{notice.cluster}\0{notice.thread}")
 
 
-def letter(notice: Notice, ref: str, sender: str, to: Sequence[str], now: datetime) -> EmailMessage:
+def letter(notice: Notice, ref: str, channel: Channel, now: datetime) -> EmailMessage:
     """`ref`: what an earlier mail of the thread answered with; empty for its first."""
     root = root_id(notice)
     mail = EmailMessage()
-    mail["From"], mail["To"], mail["Date"] = sender, ", ".join(to), format_datetime(now)
+    mail["From"], mail["To"], mail["Date"] = channel.sender, ", ".join(channel.to), format_datetime(now)
     # One subject for the thread: programs that thread by subject keep it together too.
     mail["Subject"] = cut(" ".join(notice.title.split()), 200)
     mail["Message-ID"] = _message_id(notice.id) if ref else root

@@ -5,8 +5,7 @@ The incident's id is the `dedup_key`: a repeat is the same alert there. 202 mean
 
 from typing import Any
 
-from healer.adapters.notify.notice import cut
-from healer.adapters.notify.talk import Talk
+from healer.adapters.notify.talk import OneWay, Talk, cut
 from healer.model import Severity, Stage
 from healer.ports.outbound import Notice
 
@@ -15,19 +14,13 @@ _SEVERITY = {Severity.P0: "critical", Severity.P1: "error", Severity.P2: "warnin
 _ACTION = {Stage.opened: "trigger", Stage.acknowledged: "acknowledge", Stage.resolved: "resolve"}
 
 
-class PagerDuty:
-    can_find = False
-    has_buttons = False
-
+class PagerDuty(OneWay):
     def __init__(self, routing_key: str, *, url: str = EVENTS_URL, talk: Talk | None = None) -> None:
         self._key, self._url, self._talk = routing_key, url, talk or Talk("PagerDuty")
 
     def tell(self, notice: Notice, ref: str) -> str:
         self._talk.post(self._url, body(notice, self._key))
         return dedup_key(notice)
-
-    def find(self, notice: Notice, ref: str = "") -> str:
-        return ""
 
 
 def dedup_key(notice: Notice) -> str:

@@ -9,8 +9,7 @@ from typing import Any
 
 import structlog
 
-from healer.adapters.notify.notice import cut, label_of
-from healer.adapters.notify.talk import Talk
+from healer.adapters.notify.talk import Talk, cut, label_of
 from healer.model import REJECTIONS, Severity, Stage
 from healer.ports.outbound import DeliveryFailed, Notice
 
@@ -35,7 +34,7 @@ _MARK = {Severity.P0: ":red_circle:", Severity.P1: ":large_orange_circle:"}
 
 
 class SlackChannel:
-    """`healer.adapters.notify.channel.Channel`. A reference is `channel:ts` of the incident's root."""
+    """`ports.outbound.Teller`. A reference is `channel:ts` of the incident's root."""
 
     can_find = True
 

@@ -1,5 +1,6 @@
-"""JSON over HTTP to a chat or a pager: one request, its answer, and failures in words without an address."""
+"""What the channels share: JSON over HTTP, failures in words, messages cut to their limits."""
 
+import html
 import logging
 from typing import Any
 
@@ -7,11 +8,11 @@ import httpx
 import msgspec
 
 from healer import __version__
-from healer.adapters.webhook import TIMEOUT_S, failed_before_answer, retry_after_s
-from healer.ports.outbound import DeliveryFailed
+from healer.adapters.webhook import TIMEOUT_S, bad_answer, failed_before_answer, retry_after_s
+from healer.ports.outbound import Notice
 
-#: 4xx that do not mean "never": a time-out, too early, too many.
-_LATER = (408, 425, 429)
+#: What a message's line may begin with to be set in bold: `Where: gpu0017`.
+_LABEL_MAX = 24
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -49,11 +50,7 @@ class Talk:
             raise failed_before_answer(self.who, error, self._timeout_s) from None
         wait_s = retry_after_s(response)
         if not response.is_success:
-            raise DeliveryFailed(
-                f"{self.who} answered {response.status_code} {response.reason_phrase}".rstrip(),
-                retry_after_s=wait_s,
-                refused=response.is_client_error and response.status_code not in _LATER,
-            )
+            raise bad_answer(self.who, response, wait_s)
         try:
             decoded = msgspec.json.decode(response.content)
         except msgspec.DecodeError:
@@ -61,9 +58,63 @@ class Talk:
         return Reply(response.status_code, decoded, wait_s)
 
 
-def code_in(who: str, reply: Reply, name: str) -> int:
-    """The code that the bots put into a body of status 200. Without one nobody knows whether it was taken."""
-    code = reply.body.get(name) if isinstance(reply.body, dict) else None
-    if not isinstance(code, int):
-        raise DeliveryFailed(f"{who} answered {reply.status} without {name}")
-    return code
+class OneWay:
+    """A channel that can neither find what it wrote nor bring a press back."""
+
+    can_find = False
+    has_buttons = False
+
+    def find(self, notice: Notice, ref: str = "") -> str:
+        return ""
+
+
+def label_of(line: str) -> tuple[str, str]:
+    """("Where", "gpu0017"); ("", line) where no short label begins it."""
+    label, colon, rest = line.partition(": ")
+    return (label, rest) if colon and len(label) <= _LABEL_MAX else ("", line)
+
+
+def cut(text: str, most: int) -> str:
+    """At most so many characters, with `…` where something is left out."""
+    return text if len(text) <= most else text[: most - 1].rstrip() + "…"
+
+
+def cut_bytes(text: str, most: int) -> str:
+    """At most so many bytes of UTF-8, never half a letter, with `…` where something is left out."""
+    raw = text.encode()
+    if len(raw) <= most:
+        return text
+    return raw[: most - len("…".encode())].decode(errors="ignore").rstrip() + "…"
+
+
+def as_markdown(notice: Notice) -> str:
+    """For the group bots: a label in bold, one line a paragraph, nothing of the text taken as markup."""
+    lines = [f"**{_plain(notice.title)}**"]
+    for line in (*notice.lines, *notice.preview):
+        label, rest = label_of(line)
+        lines.append(f"**{_plain(label)}:** {_plain(rest)}" if label else _plain(rest))
+    return "\n\n".join(lines)
+
+
+def links(notice: Notice) -> list[tuple[str, str]]:
+    """(what it says, address) of the buttons of channels that have links alone."""
+    found = [("Look and approve", notice.approve)] if notice.approve else []
+    return found + ([("Open in healer", notice.console)] if notice.console else [])
+
+
+def as_html(notice: Notice) -> str:
+    def row(line: str) -> str:
+        label, rest = label_of(line)
+        head = f"<b>{html.escape(label)}:</b> " if label else ""
+        return f"<p>{head}{html.escape(rest)}</p>"
+
+    buttons = "".join(f'<p><a href="{html.escape(url)}">{word}</a></p>' for word, url in links(notice))
+    body = "".join(map(row, (*notice.lines, *notice.preview)))
+    return f"<h3>{html.escape(notice.title)}</h3>{body}{buttons}"
+
+
+def _plain(text: str) -> str:
+    """Text of logs and of people must not become a link, a call of everybody, or bold."""
+    for mark in "\\`*[]<>#":
+        text = text.replace(mark, f"\\{mark}" if mark in "\\`*[]#" else {"<": "&lt;", ">": "&gt;"}[mark])
+    return text

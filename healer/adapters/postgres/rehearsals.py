@@ -26,7 +26,7 @@ _LARGE = ("text", "before", "result")
 
 
 class PostgresRehearsals:
-    """`healer.ports.queries.Rehearsals` and `healer.processes.background.Book`."""
+    """`healer.ports.queries.Rehearsals` and `healer.processes.scheduler.RehearsalBook`."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine

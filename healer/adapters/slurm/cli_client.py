@@ -5,24 +5,33 @@ from 23.02 everything is read as JSON of a pinned version. Nothing is repeated h
 """
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from healer.adapters.slurm import parse_json, parse_text, process
 from healer.adapters.slurm import slurm_words as words
-from healer.adapters.slurm.cli_reads import Reads
-from healer.adapters.slurm.commands import Commands, looking_first
+from healer.adapters.slurm.commands import Commands, looking_first, understanding
+from healer.adapters.slurm.slurm_adapter import SlurmAdapter
 from healer.model import Controller, Reservation, SlurmCall, SlurmJob, SlurmNode, SlurmSnapshot, Submission
-from healer.ports.scheduling import Nodes, NotAvailable, SchedulerRefused, SchedulerUnavailable, UnknownNode
+from healer.ports.scheduling import Nodes, SchedulerRefused, SchedulerUnavailable, UnknownNode
 
 #: Calls that need a program which a machine with scontrol may lack.
 _PROGRAMS = {SlurmCall.submit: "sbatch", SlurmCall.cancel: "scancel", SlurmCall.signal: "scancel"}
 _SUBMITTED = re.compile(r"(\d+)(?:;\S+)?\s*")
+#: More jobs on one node than this are read in one list instead of one by one.
+_ONE_BY_ONE = 8
+#: A list of everything may take this many times the time-out of one command.
+_PATIENCE = 6
+#: Without --all an account that is neither root nor SlurmUser sees nothing of hidden partitions, nor of those
+#: of other groups, and a node would look empty that is full.
+_SHOW = ("scontrol", "--all", "show")
 
 
 # Wide: implements `ports.Scheduler`.
-class CliScheduler:
-    """`ports.Scheduler` over the command line.
+class CliScheduler(SlurmAdapter):
+    """`ports.Scheduler` over the command line. Safe for threads.
 
     `bin_dir`: the folder of all commands, where they are not on the usual path. `timeout_s` bounds one.
     """
@@ -33,7 +42,7 @@ class CliScheduler:
         self, slurm_conf: str | None = None, timeout_s: float = 10, bin_dir: Path | str | None = None
     ) -> None:
         self._commands = Commands(slurm_conf, bin_dir, timeout_s)
-        self._reads = Reads(self._commands)
+        self._cluster: str | None = None
 
     # --- what it is
 
@@ -49,45 +58,108 @@ class CliScheduler:
         }
 
     def cluster_name(self) -> str:
-        return self._reads.cluster_name()
+        """ClusterName, asked once."""
+        cluster = self._cluster
+        if cluster is None:
+            text = self._commands.ask("read the configuration", "scontrol", "show", "config").text
+            match = re.search(r"^ClusterName\s*=\s*(\S+)", text, re.MULTILINE)
+            if match is None:
+                raise SchedulerUnavailable("Slurm's configuration names no ClusterName.")
+            cluster = self._cluster = match[1]
+        return cluster
 
     # --- reading
 
     def snapshot(self) -> SlurmSnapshot:
-        return self._reads.snapshot()
+        cluster, taken_at, pin = self.cluster_name(), datetime.now(UTC), self._commands.pin()
+        nodes = self._read_nodes(
+            self._commands.ask("read all nodes", *_SHOW, "node", *pin, patience=_PATIENCE)
+        )
+        if not nodes:
+            raise SchedulerUnavailable("Slurm answered with no nodes at all.")
+        reserved = self.reserved()
+        return SlurmSnapshot(
+            cluster=cluster, taken_at=taken_at, nodes=nodes, jobs=self._all_jobs(), reservations=reserved
+        )
 
-    def reserved(self) -> Mapping[str, Reservation]:
-        return self._reads.reserved()
+    def reserved(self) -> dict[str, Reservation]:
+        pin = self._commands.pin()
+        told = self._commands.ask("read the reservations", *_SHOW, "reservation", *pin, patience=_PATIENCE)
+        with understanding():
+            if pin:
+                return parse_json.reservations(told.out)
+            return parse_text.reservations(told.text)
 
     def node(self, name: str) -> SlurmNode:
-        return self._reads.node(name)
-
-    def job(self, job: str) -> SlurmJob | None:
-        found = self._reads.job(job)
-        return found[0] if found else None
+        words.checked_node(name)
+        output = self._commands.run(*_SHOW, "node", name, *self._commands.pin())
+        if f"Node {name} not found" in output.words:
+            raise UnknownNode(f"Slurm has no node {name}.", words.NODE_UNKNOWN)
+        if output.code:
+            raise words.error(f"Slurm did not show node {name}", output.words)
+        found = self._read_nodes(output)
+        # Slurm also finds a node by its host name; only the node of this very name is meant.
+        if name not in found:
+            raise UnknownNode(f"Slurm has no node {name}.", words.NODE_UNKNOWN)
+        return found[name]
 
     def jobs_on(self, node: str) -> list[SlurmJob]:
-        return self._reads.jobs_on(node)
+        words.checked_node(node)
+        listed = self._commands.ask(
+            f"list the jobs on {node}", "squeue", "--all", "--noheader",
+            "--states=RUNNING,SUSPENDED,COMPLETING", "--format=%A", f"--nodelist={node}",
+        )  # fmt: skip
+        ids = list(dict.fromkeys(listed.text.split()))
+        if len(ids) > _ONE_BY_ONE:
+            everything = self._all_jobs()
+            found = [everything.get(job) for job in ids]
+        else:
+            found = [self.job(job) for job in ids]
+        return [job for job in found if job is not None and job.active and node in job.nodes]
 
     def controller(self) -> Controller:
-        return self._reads.controller()
+        start = time.monotonic()
+        # Its exit status only says that one of them is down.
+        ping = self._commands.run("scontrol", "ping")
+        answer_s = time.monotonic() - start
+        with understanding():
+            answering = parse_json.answering(parse_text.servers(ping.text))
+            if answering is None:
+                raise SchedulerUnavailable(
+                    f"No slurmctld answers: {' '.join(ping.text.split())[:200]}", sent=False
+                )
+            queues = self._queues()
+        at, version = datetime.now(UTC), self._commands.version()[0]
+        return self._controller(at, version, answer_s, answering, queues)
 
     def topology(self) -> Mapping[str, tuple[str, ...]]:
-        return self._reads.topology()
+        output = self._commands.ask("show its topology", "scontrol", "show", "topology", patience=_PATIENCE)
+        with understanding():
+            return parse_text.switches(output.text) or parse_text.blocks(output.text)
+
+    def job(self, job: str) -> SlurmJob | None:
+        words.checked_job(job)
+        pin = self._commands.pin()
+        # Asked by the leader's id for a part of a heterogeneous job: `7+1` is no id to `scontrol show job`
+        # where the job has only one part left.
+        output = self._commands.run("scontrol", "--all", "-d", "show", "job", job.partition("+")[0], *pin)
+        if output.code:
+            error = words.error(f"Slurm did not show job {job}", output.words)
+            if isinstance(error, SchedulerRefused) and error.code == words.JOB_UNKNOWN:
+                return None
+            raise error
+        if pin:
+            jobs = self._jobs(output)
+        else:
+            try:
+                found = parse_text.job(output.text)
+            except (parse_text.Ambiguous, ValueError, KeyError):
+                jobs = self._all_jobs()
+            else:
+                jobs = {found.id: found}
+        return words.job_named(job, jobs)
 
     # --- nodes
-
-    def drain(self, nodes: Nodes, reason: str) -> None:
-        self._update_nodes(nodes, "State=DRAIN", f"Reason={words.checked_line('a reason', reason)}")
-
-    def undrain(self, nodes: Nodes) -> None:
-        self._update_nodes(nodes, "State=UNDRAIN")
-
-    def resume(self, nodes: Nodes) -> None:
-        self._update_nodes(nodes, "State=RESUME")
-
-    def down(self, nodes: Nodes, reason: str) -> None:
-        self._update_nodes(nodes, "State=DOWN", f"Reason={words.checked_line('a reason', reason)}")
 
     def reboot(self, nodes: Nodes, reason: str) -> None:
         """Slurm passes over a node that already waits for a reboot, 22.05 without a word (d.8, 8)."""
@@ -97,7 +169,7 @@ class CliScheduler:
             f"reboot {', '.join(names)}", "scontrol", "reboot", "ASAP", "nextstate=DOWN",
             f"reason={because}", ",".join(names),
         )  # fmt: skip
-        now = self._reads.nodes(names)
+        now = self._nodes_of(names)
         gone = [name for name in names if name not in now]
         if gone:
             raise SchedulerUnavailable(
@@ -119,16 +191,6 @@ class CliScheduler:
         self._commands.ask(
             f"cancel the reboot of {', '.join(names)}", "scontrol", "cancel_reboot", ",".join(names)
         )
-
-    def annotate(self, node: str, *, comment: str | None = None, extra: str | None = None) -> None:
-        texts = {"Comment": comment, "Extra": extra}
-        changes = [
-            f"{field}={words.checked_line('a note', text, empty=True)}"
-            for field, text in texts.items()
-            if text is not None
-        ]
-        if changes:
-            self._update_nodes(node, *changes)
 
     # --- reservations
 
@@ -155,7 +217,7 @@ class CliScheduler:
         words.checked_reservation(name)
         names = words.checked_nodes(nodes)
         with looking_first():
-            known = self._reads.nodes(names)
+            known = self._nodes_of(names)
         unknown = [node for node in names if node not in known]
         if unknown:
             raise UnknownNode(f"Slurm has no node {', '.join(unknown)}.", words.NODE_UNKNOWN)
@@ -171,96 +233,91 @@ class CliScheduler:
     # --- jobs
 
     def requeue(self, job: str) -> None:
-        target = self._known(job)[1]
-        if target:
-            self._commands.ask(f"requeue job {job}", "scontrol", "requeue", "Incomplete", target)
+        found = self._known(job)
+        if not self._waits_together(found):
+            self._commands.ask(
+                f"requeue job {job}", "scontrol", "requeue", "Incomplete", words.command_id(found)
+            )
 
     def revive(self, job: str) -> None:
         """Slurm's plain requeue takes any job that is not pending; here only one that failed is sent."""
-        found, target = self._known(job)
+        found = self._known(job)
         if found.state == "PENDING":
             raise SchedulerRefused(f"Job {job}: Job is pending execution", 2024)
         if found.state not in {"FAILED", "NODE_FAIL"}:
             raise SchedulerRefused(f"Job {job} is {found.state}: it did not fail.")
-        self._commands.ask(f"revive job {job}", "scontrol", "requeue", target or job)
+        self._commands.ask(f"revive job {job}", "scontrol", "requeue", self._target(job, found))
 
     def start_now(self, job: str) -> None:
         """The begin time becomes two seconds from now. Not "now": a node kills a batch job that comes back in
         the very second in which its earlier run ended there ("Job credential revoked", seen on 22.05)."""
-        target = self._known(job)[1]
-        if target:
-            self._update_job(job, target, "StartTime=now+2")
+        found = self._known(job)
+        if not self._waits_together(found):
+            self._update_job(job, words.command_id(found), "StartTime=now+2")
 
     def hold(self, job: str) -> None:
-        self._commands.ask(f"hold job {job}", "scontrol", "hold", self._single(job))
+        self._commands.ask(f"hold job {job}", "scontrol", "hold", words.command_id(self._single(job)))
 
     def release(self, job: str) -> None:
-        self._commands.ask(f"release job {job}", "scontrol", "release", self._single(job))
+        self._commands.ask(f"release job {job}", "scontrol", "release", words.command_id(self._single(job)))
 
     def exclude(self, job: str, nodes: Sequence[str]) -> None:
         names = [words.checked_node(name) for name in nodes]
-        self._update_job(job, self._single(job), f"ExcNodeList={','.join(names)}")
+        self._update_job(job, words.command_id(self._single(job)), f"ExcNodeList={','.join(names)}")
 
     def signal(self, job: str, name: str) -> None:
         """Only to a job that runs: for another one scancel tries again for minutes (seen on 22.05)."""
-        self._needs(SlurmCall.signal)
+        self._must_have(SlurmCall.signal)
         option = f"--signal={words.checked_signal(name)}"
-        found, target = self._known(job)
+        found = self._known(job)
         if found.state not in {"RUNNING", "SUSPENDED"}:
             raise SchedulerRefused(f"Job {job} is {found.state}: there is nothing to signal.")
-        self._commands.ask(f"signal job {job}", "scancel", option, "--full", target or job)
+        self._commands.ask(f"signal job {job}", "scancel", option, "--full", self._target(job, found))
 
     def notify(self, job: str, text: str) -> None:
         line = words.checked_line("a notice", text)
-        self._commands.ask(f"notify job {job}", "scontrol", "notify", self._single(job), line)
+        self._commands.ask(
+            f"notify job {job}", "scontrol", "notify", words.command_id(self._single(job)), line
+        )
 
     def remark(self, job: str, text: str) -> None:
         line = words.checked_line("a remark", text, empty=True)
-        self._update_job(job, self._single(job), f"AdminComment={line}")
+        self._update_job(job, words.command_id(self._single(job)), f"AdminComment={line}")
 
-    def submit(self, submission: Submission) -> str:
-        self._needs(SlurmCall.submit)
-        if not submission.script.startswith("#!"):
-            raise ValueError("a script begins with #!")
-        nodes = words.checked_nodes(submission.nodes)
+    def _submit(self, submission: Submission, nodes: list[str]) -> str:
         minutes, seconds = divmod(submission.time_limit_s, 60)
+        given = {
+            "--reservation": submission.reservation,
+            "--comment": submission.comment,
+            "--gres": f"gpu:{submission.gpus_per_node}" if submission.gpus_per_node else "",
+            "--partition": submission.partition,
+            "--qos": submission.qos,
+            "--nice": submission.nice,
+        }
         options = [
-            "--parsable", "--no-requeue", "--chdir=/", "--output=/dev/null",
-            f"--job-name={words.checked_line('a job name', submission.name)}",
+            "--parsable", "--no-requeue", "--chdir=/", "--output=/dev/null", f"--job-name={submission.name}",
             f"--nodes={len(nodes)}", f"--nodelist={','.join(nodes)}", f"--time={minutes}:{seconds:02}",
+            *(f"{option}={value}" for option, value in given.items() if value),
+            *(["--exclusive"] if submission.exclusive else []),
         ]  # fmt: skip
-        if submission.reservation:
-            options.append(f"--reservation={words.checked_reservation(submission.reservation)}")
-        if submission.comment:
-            options.append(f"--comment={words.checked_line('a comment', submission.comment)}")
-        if submission.gpus_per_node:
-            options.append(f"--gres=gpu:{submission.gpus_per_node}")
-        if submission.exclusive:
-            options.append("--exclusive")
-        if submission.partition:
-            options.append(f"--partition={words.checked_names('a partition', [submission.partition])}")
-        if submission.qos:
-            options.append(f"--qos={words.checked_names('a QOS', [submission.qos])}")
-        if submission.nice:
-            options.append(f"--nice={submission.nice}")
-        action = f"take the job {submission.name}"
-        told = self._commands.ask(action, "sbatch", *options, stdin=submission.script.encode()).text
-        match = _SUBMITTED.fullmatch(told)
+        action, script = f"take the job {submission.name}", submission.script.encode()
+        printed = self._commands.ask(action, "sbatch", *options, stdin=script).text
+        match = _SUBMITTED.fullmatch(printed)
         if match is None:
-            raise SchedulerUnavailable(f"sbatch said {told[:80]!r}.")
+            raise SchedulerUnavailable(f"sbatch said {printed[:80]!r}.")
         return match[1]
 
     def cancel(self, job: str) -> None:
-        self._needs(SlurmCall.cancel)
-        self._commands.ask(f"cancel job {job}", "scancel", self._single(job))
+        self._must_have(SlurmCall.cancel)
+        self._commands.ask(f"cancel job {job}", "scancel", words.command_id(self._single(job)))
 
     # --- inside
 
-    def _update_nodes(self, nodes: Nodes, *changes: str) -> None:
-        names = words.checked_nodes(nodes)
-        command = ("scontrol", "update", f"NodeName={','.join(names)}", *changes)
+    def _change_nodes(self, verb: str, names: list[str], changes: Mapping[str, str]) -> None:
+        texts = [f"{field.capitalize()}={text}" for field, text in changes.items()]
+        command = ("scontrol", "update", f"NodeName={','.join(names)}", *texts)
         try:
-            self._commands.ask(f"set {changes[0]} on {', '.join(names)}", *command)
+            self._commands.ask(f"set {texts[0]} on {', '.join(names)}", *command)
         except SchedulerRefused as error:
             if error.no_right:
                 text = f"{error}: the account that healer runs as lacks the right. {words.NODE_RIGHT}"
@@ -271,7 +328,7 @@ class CliScheduler:
         """Slurm goes through a list, does what it can, and names nobody: an unknown node ends its walk, one
         that is refused does not (seen on 22.05 and 24.11)."""
         if isinstance(error, UnknownNode):
-            known = self._reads.nodes(list(names))
+            known = self._nodes_of(names)
             unknown = [name for name in names if name not in known]
             return UnknownNode(f"{error} Unknown: {', '.join(unknown)}; read the others back.", error.code)
         return SchedulerRefused(f"{error} It may have been done to some of them: read each back.", error.code)
@@ -281,25 +338,51 @@ class CliScheduler:
             f"set {change.partition('=')[0]} of job {job}", "scontrol", "update", f"JobId={target}", change
         )
 
-    def _known(self, job: str) -> tuple[SlurmJob, str | None]:
-        """The job, and the id for a command: None for array tasks that wait together, which none may touch.
+    def _target(self, job: str, found: SlurmJob) -> str:
+        """What a command says for a job that has begun, whatever else of it is known."""
+        return job if self._waits_together(found) else words.command_id(found)
 
-        Slurm takes the plain id of an array's last task for the whole array (d.8, 12)."""
-        with looking_first():
-            found = self._reads.job(job)
-        if found is None:
-            raise SchedulerRefused(f"Slurm no longer knows job {job}.", words.JOB_UNKNOWN)
-        waits_together = "[" in found[1] or "-" in found[1]
-        return found[0], None if waits_together else words.checked_job(found[1])
+    def _nodes_of(self, names: Sequence[str]) -> dict[str, SlurmNode]:
+        """Those of them that Slurm knows, in one command."""
+        output = self._commands.run(*_SHOW, "node", ",".join(names), *self._commands.pin())
+        shown = self._read_nodes(output) if output.out.strip() else {}
+        # JSON leaves out what Slurm does not know, without a word; text names it.
+        if not self._commands.pin() or output.code or not output.out.strip():
+            unsaid = [name for name in names if f"Node {name} not found" not in output.words]
+            silent = [name for name in unsaid if name not in shown]
+            if silent:
+                raise _silence(f"Slurm did not show {', '.join(silent)}", output)
+        return {name: shown[name] for name in names if name in shown}
 
-    def _single(self, job: str) -> str:
-        """The id for a command that would also change tasks that wait."""
-        target = self._known(job)[1]
-        if target is None:
-            raise SchedulerRefused(f"{job} stands for array tasks that wait together: name one of them.")
-        return target
+    def _all_jobs(self) -> dict[str, SlurmJob]:
+        return self._jobs(self._ask_all_jobs())
 
-    def _needs(self, call: SlurmCall) -> None:
-        why = self.unavailable().get(call)
-        if why:
-            raise NotAvailable(call, why)
+    def _ask_all_jobs(self) -> process.Output:
+        pin = self._commands.pin()
+        # On 22.05 squeue alone prints JSON, also of jobs that have ended.
+        command = ("scontrol", "--all", "-d", "show", "job", *pin) if pin else ("squeue", "--all", "--json")
+        return self._commands.ask("read all jobs", *command, patience=_PATIENCE)
+
+    def _jobs(self, output: process.Output) -> dict[str, SlurmJob]:
+        with understanding():
+            return parse_json.jobs(output.out)
+
+    def _read_nodes(self, output: process.Output) -> dict[str, SlurmNode]:
+        if not self._commands.pin():
+            return parse_text.nodes(output.text)
+        with understanding():
+            return parse_json.nodes(output.out)
+
+    def _queues(self) -> parse_json.Queues:
+        """What waits in slurmctld; unknown where this machine has no sdiag."""
+        if self._commands.where("sdiag") is None:
+            return parse_json.Queues()
+        pin = self._commands.pin()
+        output = self._commands.ask("tell its queues", "sdiag", *pin)
+        return parse_json.queues(output.out) if pin else parse_text.queues(output.text)
+
+
+def _silence(action: str, output: process.Output) -> SchedulerUnavailable:
+    """A list without what was asked for says nothing of it, whatever the command called that."""
+    error = words.error(action, output.err.decode("utf-8", "replace"))
+    return error if isinstance(error, SchedulerUnavailable) else SchedulerUnavailable(str(error))

@@ -1,25 +1,27 @@
 """Slurm's JSON, from the hand-written form of 22.05 (v0.0.38) to the data_parser forms v0.0.39 to v0.0.45.
 
 One set of shapes reads them all: where a release changed a field's form (d.2 and d.3 of the facts), the field
-takes both. Fields that are not named here are ignored.
+takes both. Fields that are not named here are ignored. Text and pyslurm fill the same records.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
 
 import msgspec
 import structlog
 
-from healer.adapters.slurm import job_words
 from healer.adapters.slurm import slurm_words as words
-from healer.adapters.slurm import strict_hostlist as hostlist
-from healer.model import SlurmJob, SlurmNode
+from healer.model import Reservation, SlurmJob, SlurmNode
 
 log = structlog.get_logger()
 
 #: Newest first: what `--json=` may be pinned to.
 DATA_PARSERS = tuple(f"v0.0.{number}" for number in range(45, 38, -1))
+#: "Duration=infinite" is stored by Slurm as a year from the start.
+_ENDLESS = timedelta(days=364)
+#: How `SlurmJob.why` begins of a job that could not be read.
+UNREAD = "healer cannot read this job: "
 
 
 class NotUnderstood(Exception):
@@ -39,27 +41,26 @@ _Text = str | None
 _Words = str | list[str] | None
 
 
-class _Signal(msgspec.Struct, frozen=True):
+class Signal(msgspec.Struct, frozen=True):
     """`signal_id` in v0.0.39, `id` since."""
 
     id: _Int = None
     signal_id: _Int = None
 
 
-class _Exit(msgspec.Struct, frozen=True):
+class ExitCode(msgspec.Struct, frozen=True):
     return_code: _Int = None
-    signal: _Signal | None = None
+    signal: Signal | None = None
 
 
 class Problem(msgspec.Struct, frozen=True):
     error: _Text = None
     description: _Text = None
-    error_number: _Int = None
-    errno: _Int = None
+    error_number: int | None = None
 
 
 # Wide: one field for each field of Slurm's JSON that is read.
-class _Node(msgspec.Struct, frozen=True):
+class NodeRecord(msgspec.Struct, frozen=True):
     name: str
     address: _Text = None
     hostname: _Text = None
@@ -79,7 +80,7 @@ class _Node(msgspec.Struct, frozen=True):
 
 
 # Wide: one field for each field of Slurm's JSON that is read.
-class _Job(msgspec.Struct, frozen=True):
+class JobRecord(msgspec.Struct, frozen=True):
     job_id: int
     job_state: str | list[str]
     array_job_id: _Int = None
@@ -106,7 +107,7 @@ class _Job(msgspec.Struct, frozen=True):
     submit_time: _Int = None
     eligible_time: _Int = None
     end_time: _Int = None
-    exit_code: int | _Exit | None = None
+    exit_code: int | ExitCode | None = None
     account: _Text = None
     extra: _Text = None
     admin_comment: _Text = None
@@ -117,7 +118,7 @@ class _Job(msgspec.Struct, frozen=True):
     het_job_id: _Int = None
     het_job_offset: _Int = None
     federation_origin: _Text = None
-    federation_siblings_active: _Text = None
+    federation_siblings_active: _Words = None
     federation_siblings_viable: _Text = None
     failed_node: _Text = None
     state_description: _Text = None
@@ -133,12 +134,12 @@ class _Sketch(msgspec.Struct, frozen=True):
 
 class _Nodes(msgspec.Struct, frozen=True):
     errors: list[Problem] = []
-    nodes: list[_Node] = []
+    nodes: list[NodeRecord] = []
 
 
 class _Jobs(msgspec.Struct, frozen=True):
     errors: list[Problem] = []
-    jobs: list[_Job] = []
+    jobs: list[JobRecord] = []
 
 
 class _JobsApart(msgspec.Struct, frozen=True):
@@ -146,12 +147,67 @@ class _JobsApart(msgspec.Struct, frozen=True):
     jobs: list[msgspec.Raw] = []
 
 
+class ReservationRecord(msgspec.Struct, frozen=True):
+    name: str
+    node_list: _Text = None
+    users: _Words = None
+    accounts: _Words = None
+    flags: _Words = None
+    start_time: _Int = None
+    end_time: _Int = None
+
+
+class _Reservations(msgspec.Struct, frozen=True):
+    errors: list[Problem] = []
+    reservations: list[ReservationRecord] = []
+
+
+class Server(msgspec.Struct, frozen=True):
+    """One slurmctld of the configuration. `role`: `primary` or `backup`."""
+
+    host: str
+    role: str
+    up: bool
+
+
+class Queues(msgspec.Struct, frozen=True):
+    """Requests in work, messages that wait to leave, records that wait for slurmdbd."""
+
+    threads: int | None = None
+    agent: int | None = None
+    dbd: int | None = None
+
+
+class _Ping(msgspec.Struct, frozen=True):
+    """`ping` up to v0.0.39, `pinged` from v0.0.40, both the words UP and DOWN; `responding` from v0.0.42."""
+
+    hostname: str = ""
+    mode: str = "primary"
+    ping: _Text = None
+    pinged: _Text = None
+    responding: bool | None = None
+
+
+class _Pings(msgspec.Struct, frozen=True):
+    pings: list[_Ping] = []
+
+
+class _Statistics(msgspec.Struct, frozen=True):
+    server_thread_count: int | None = None
+    agent_queue_size: int | None = None
+    dbd_agent_queue_size: int | None = None
+
+
+class _Diag(msgspec.Struct, frozen=True):
+    statistics: _Statistics
+
+
 def nodes(raw: bytes) -> dict[str, SlurmNode]:
     """Of `sinfo --json` (22.05) or `scontrol show node --json`. NotUnderstood on anything else."""
     with _understood():
         answer = msgspec.json.decode(_text(raw), type=_Nodes)
         check_errors(answer.errors)
-        return {node.name: _node(node) for node in answer.nodes}
+        return {record.name: node(record) for record in answer.nodes}
 
 
 def jobs(raw: bytes) -> dict[str, SlurmJob]:
@@ -166,28 +222,48 @@ def jobs(raw: bytes) -> dict[str, SlurmJob]:
         for told in _jobs(raw):
             job = _job_or_sketch(told)
             found[job.id] = job
-            if job.why.startswith(_UNREAD):
+            if job.why.startswith(UNREAD):
                 unread[job.id] = job.why
     if unread:
         log.warning("jobs that cannot be read", count=len(unread), jobs=dict(list(unread.items())[:5]))
     return found
 
 
-def command_ids(raw: bytes) -> Mapping[str, str]:
-    """Raw job id -> what a command must say for it: `5_1` for a task of an array."""
-    found: dict[str, str] = {}
-    with _understood():
-        told = _jobs(raw)
-    for job in told:
-        if isinstance(job, _Unread):
-            # Whether it is a task of an array is not known: refused as a command.
-            found[str(job.sketch.job_id)] = f"{job.sketch.job_id}_[]"
-            continue
-        array, task = _number(job.array_job_id), _number(job.array_task_id, absent=-1)
-        waiting = bool(array) and (task < 0 or job.array_task_id is None)
-        # A record that stands for tasks still waiting has no single id; the form is refused as a command.
-        found[str(job.job_id)] = f"{array}_[]" if waiting else f"{array}_{task}" if array else str(job.job_id)
-    return found
+def reservations(raw: bytes) -> dict[str, Reservation]:
+    """Of `scontrol show reservation --json` or `/reservations`, by name. NotUnderstood on anything else."""
+    with _understood("Slurm's reservations"):
+        answer = msgspec.json.decode(raw, type=_Reservations)
+        check_errors(answer.errors)
+        return {record.name: reservation(record) for record in answer.reservations}
+
+
+def servers(raw: bytes) -> list[Server]:
+    """Of `scontrol ping --json` or `/ping`."""
+    with _understood("Slurm's ping"):
+        pings = msgspec.json.decode(raw, type=_Pings).pings
+    return [Server(ping.hostname, role_of(ping.mode), _is_up(ping)) for ping in pings]
+
+
+def answering(servers: Sequence[Server]) -> Server | None:
+    """Who is in charge: the first that is up, since Slurm asks them in this order too."""
+    return next((server for server in servers if server.up), None)
+
+
+def role_of(mode: str) -> str:
+    return "primary" if mode.lower() == "primary" else "backup"
+
+
+def _is_up(ping: _Ping) -> bool:
+    if ping.responding is not None:
+        return ping.responding
+    return (ping.pinged or ping.ping or "").upper() == "UP"
+
+
+def queues(raw: bytes) -> Queues:
+    """Of `sdiag --json` or `/diag`."""
+    with _understood("Slurm's diagnostics"):
+        figures = msgspec.json.decode(raw, type=_Diag).statistics
+    return Queues(figures.server_thread_count, figures.agent_queue_size, figures.dbd_agent_queue_size)
 
 
 def check_errors(errors: Sequence[Problem]) -> None:
@@ -202,11 +278,7 @@ class _Unread(msgspec.Struct, frozen=True):
     why: str
 
 
-#: How `SlurmJob.why` begins of a job that could not be read.
-_UNREAD = "healer cannot read this job: "
-
-
-def _jobs(raw: bytes) -> Sequence[_Job | _Unread]:
+def _jobs(raw: bytes) -> Sequence[JobRecord | _Unread]:
     """DecodeError where not even the sketch of a job can be read."""
     text = _text(raw)
     try:
@@ -219,18 +291,18 @@ def _jobs(raw: bytes) -> Sequence[_Job | _Unread]:
     return answer.jobs
 
 
-def _one_job(raw: msgspec.Raw) -> _Job | _Unread:
+def _one_job(raw: msgspec.Raw) -> JobRecord | _Unread:
     try:
-        return msgspec.json.decode(raw, type=_Job)
+        return msgspec.json.decode(raw, type=JobRecord)
     except msgspec.DecodeError as error:
         return _Unread(msgspec.json.decode(raw, type=_Sketch), str(error))
 
 
-def _job_or_sketch(told: _Job | _Unread) -> SlurmJob:
+def _job_or_sketch(told: JobRecord | _Unread) -> SlurmJob:
     if isinstance(told, _Unread):
         return _sketched(told.sketch, told.why)
     try:
-        return _job(told)
+        return job(told)
     except ValueError as error:
         return _sketched(_Sketch(told.job_id, told.job_state, told.nodes), str(error))
 
@@ -241,10 +313,10 @@ def _sketched(sketch: _Sketch, why: str) -> SlurmJob:
         id=str(sketch.job_id),
         state=state,
         flags=flags,
-        nodes=hostlist.expand(sketch.nodes or ""),
+        nodes=words.expand_hosts(sketch.nodes or ""),
         requeue=False,
         batch=False,
-        why=f"{_UNREAD}{why}"[:300],
+        why=f"{UNREAD}{why}"[:300],
     )
 
 
@@ -258,38 +330,38 @@ def _text(raw: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def _understood() -> Iterator[None]:
+def _understood(what: str = "Slurm's JSON") -> Iterator[None]:
     try:
         yield
     except ValueError as error:  # also msgspec.DecodeError
-        raise NotUnderstood(f"Slurm's JSON could not be read: {error}.") from error
+        raise NotUnderstood(f"{what} could not be read: {error}.") from error
 
 
-def _node(node: _Node) -> SlurmNode:
-    gres = node.gres or ""
+def node(record: NodeRecord) -> SlurmNode:
+    gres = record.gres or ""
     gpus, model = words.gpus_of_gres(gres)
-    state = _state(node.state, node.state_flags)
-    after = _state(node.next_state_after_reboot, node.next_state_after_reboot_flags)
-    reason = (node.reason or "") if words.reason_stands(state) else ""
+    state = _state(record.state, record.state_flags)
+    after = _state(record.next_state_after_reboot, record.next_state_after_reboot_flags)
+    reason = (record.reason or "") if words.reason_stands(state) else ""
     return SlurmNode(
-        name=node.name,
+        name=record.name,
         state=state,
         reason=reason,
         # Before 26.05 a node without a reason still names a user.
-        reason_user=(node.reason_set_by_user or "") if reason else "",
-        reason_at=_time(node.reason_changed_at) if reason else None,
+        reason_user=(record.reason_set_by_user or "") if reason else "",
+        reason_at=_time(record.reason_changed_at) if reason else None,
         gpus=gpus,
         gpu_model=model,
         gpus_shared=words.shares_gpus(gres),
-        partitions=_names(node.partitions),
-        features=_names(node.active_features),
-        boot_at=_time(node.boot_time),
-        comment=node.comment or "",
-        extra=node.extra or "",
+        partitions=_names(record.partitions),
+        features=_names(record.active_features),
+        boot_at=_time(record.boot_time),
+        comment=record.comment or "",
+        extra=record.extra or "",
         # A node that is not to be rebooted has a next state all the same: none at all, or INVALID.
         after_reboot=() if after[0] in ("UNKNOWN", "INVALID") else after,
-        address=_other(node.address, node.name),
-        hostname=_other(node.hostname, node.name),
+        address=_other(record.address, record.name),
+        hostname=_other(record.hostname, record.name),
     )
 
 
@@ -303,68 +375,70 @@ def _state(base: _Words, flags: list[str]) -> tuple[str, ...]:
     return words.node_state("+".join([*parts, *flags]) or "UNKNOWN")
 
 
-def _job(job: _Job) -> SlurmJob:
-    state, flags = words.job_state(job.job_state)
-    on = hostlist.expand(job.nodes or "")
-    reason, why = "" if job.state_reason in (None, "None") else job.state_reason, job.state_description or ""
-    priority = _number(job.priority, absent=-1)
-    array, het = _number(job.array_job_id), _number(job.het_job_id)
-    task = _number(job.array_task_id, absent=-1)
-    ended = job_words.has_ended(state)
+def job(record: JobRecord, gpus: dict[str, tuple[int, ...]] | None = None) -> SlurmJob:
+    """`gpus` where another shape than JSON shows them."""
+    state, flags = words.job_state(record.job_state)
+    on = words.expand_hosts(record.nodes or "")
+    reason = "" if record.state_reason in (None, "None") else record.state_reason
+    why = record.state_description or ""
+    priority = _number(record.priority, absent=-1)
+    array, het = _number(record.array_job_id), _number(record.het_job_id)
+    task, uid = _number(record.array_task_id, absent=-1), _number(record.user_id, absent=-1)
+    ended = words.has_ended(state)
     return SlurmJob(
-        id=str(job.job_id),
+        id=str(record.job_id),
         state=state,
         flags=flags,
         nodes=on,
-        gpus=_gpus(job, on, running=state in {"RUNNING", "SUSPENDED"} and "COMPLETING" not in flags),
-        restarts=_number(job.restart_cnt),
-        requeue=job.requeue,
-        batch=job.batch_flag,
-        name=job.name or "",
-        user=job.user_name or "",
-        uid=None if (uid := _number(job.user_id, absent=-1)) < 0 else uid,
-        partition=job.partition or "",
-        qos=job.qos or "",
-        comment=job.comment or "",
+        gpus=_gpus(record, on, words.computes(state, flags)) if gpus is None else gpus,
+        restarts=_number(record.restart_cnt),
+        requeue=record.requeue,
+        batch=record.batch_flag,
+        name=record.name or "",
+        user=record.user_name or "",
+        uid=uid if uid >= 0 else None,
+        partition=record.partition or "",
+        qos=record.qos or "",
+        comment=record.comment or "",
         reason=reason,
-        start_at=_time(job.start_time),
-        excluded=hostlist.expand(job.excluded_nodes or ""),
-        submit_at=_time(job.submit_time),
-        eligible_at=_time(job.eligible_time),
-        end_at=_time(job.end_time) if ended else None,
-        exit_code=_exit_code(job.exit_code) if ended else None,
-        account=job.account or "",
-        extra=job.extra or "",
-        admin_comment=job.admin_comment or "",
-        reservation=job.resv_name or "",
-        dependency=job.dependency or "",
-        submit_line=job.submit_line or "",
+        start_at=_time(record.start_time),
+        excluded=words.expand_hosts(record.excluded_nodes or ""),
+        submit_at=_time(record.submit_time),
+        eligible_at=_time(record.eligible_time),
+        end_at=_time(record.end_time) if ended else None,
+        exit_code=_exit_code(record.exit_code) if ended else None,
+        account=record.account or "",
+        extra=record.extra or "",
+        admin_comment=record.admin_comment or "",
+        reservation=record.resv_name or "",
+        dependency=record.dependency or "",
+        submit_line=record.submit_line or "",
         priority=priority if priority >= 0 else None,
-        held_by=job_words.held_by(state, priority, reason, why),
+        held_by=words.held_by(state, priority, reason, why),
         array_job=str(array) if array else "",
         array_task=task if array and task >= 0 else None,
         het_job=str(het) if het else "",
-        het_offset=_number(job.het_job_offset) if het else None,
-        origin=job.federation_origin or "",
-        siblings=_names(job.federation_siblings_active) or _names(job.federation_siblings_viable),
-        no_kill=job_words.no_kill(job.submit_line) if job.submit_line else None,
-        failed_node=job.failed_node or "",
+        het_offset=_number(record.het_job_offset) if het else None,
+        origin=record.federation_origin or "",
+        siblings=_names(record.federation_siblings_active) or _names(record.federation_siblings_viable),
+        no_kill=words.no_kill(record.submit_line) if record.submit_line else None,
+        failed_node=record.failed_node or "",
         why=why,
     )
 
 
-def _exit_code(told: int | _Exit | None) -> str | None:
+def _exit_code(told: int | ExitCode | None) -> str | None:
     """From 23.02 on an object; before it wait(2)'s status, the signal in its low seven bits."""
     if told is None:
         return None
     if isinstance(told, int):
-        return job_words.exit_code(told >> 8 & 0xFF, told & 0x7F)
-    signal = told.signal or _Signal()
+        return words.exit_code(told >> 8 & 0xFF, told & 0x7F)
+    signal = told.signal or Signal()
     number = _number(signal.id) or _number(signal.signal_id)
-    return job_words.exit_code(_number(told.return_code), number)
+    return words.exit_code(_number(told.return_code), number)
 
 
-def _gpus(job: _Job, on: tuple[str, ...], *, running: bool) -> dict[str, tuple[int, ...]]:
+def _gpus(job: JobRecord, on: tuple[str, ...], running: bool) -> dict[str, tuple[int, ...]]:
     """GPU indices by node: () where the job has none there, no entry where Slurm does not tell."""
     details = job.gres_detail or []
     if not details and running:
@@ -391,3 +465,22 @@ def _time(value: _Int) -> datetime | None:
 def _names(value: _Words) -> tuple[str, ...]:
     parts = value.split(",") if isinstance(value, str) else value or []
     return tuple(part for part in parts if part)
+
+
+def reservation(record: ReservationRecord) -> Reservation:
+    """ValueError on a malformed host list."""
+    start, end = _time(record.start_time), _time(record.end_time)
+    users, accounts, flags = (
+        tuple(name for name in _names(field) if name != "(null)")
+        for field in (record.users, record.accounts, record.flags)
+    )
+    return Reservation(
+        name=record.name,
+        nodes=words.expand_hosts(record.node_list or ""),
+        users=users,
+        accounts=accounts,
+        maintenance="MAINT" in flags,
+        since=start,
+        until=None if start and end and end - start >= _ENDLESS else end,
+        flags=flags,
+    )

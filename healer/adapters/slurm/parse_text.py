@@ -1,4 +1,4 @@
-"""What `scontrol show node` and `scontrol -d show job` print (SLURM_TIME_FORMAT=%s), as nouns.
+"""What Slurm's commands print as text (SLURM_TIME_FORMAT=%s), as nouns.
 
 The text of a job is partly written by its owner: a job's name or comment may hold line breaks and lines that
 look like Slurm's own. So a job's text counts only when it can be read in one way: one record, every line
@@ -7,14 +7,13 @@ comment could forge it. Otherwise `Ambiguous` is raised and the caller takes JSO
 """
 
 import re
-from collections.abc import Iterator
-from datetime import datetime
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 
-from healer.adapters.slurm import job_words
+from healer.adapters.slurm import parse_json
 from healer.adapters.slurm import slurm_words as words
-from healer.adapters.slurm import strict_hostlist as hostlist
-from healer.model import SlurmJob, SlurmNode
+from healer.adapters.slurm.parse_json import NotUnderstood
+from healer.model import BLOCK, Reservation, SlurmJob, SlurmNode
 
 
 class Ambiguous(Exception):
@@ -48,33 +47,29 @@ def _node(name: str, text: str) -> SlurmNode:
     for match in _NODE_KEYS.finditer(text):
         key, value = (part for part in match.groups() if part is not None)
         found.setdefault(key, value)
-    gres = _plain(found.get("Gres", ""))
-    gpus, model = words.gpus_of_gres(gres)
-    state = words.node_state(found.get("State", "UNKNOWN"))
-    address, host = found.get("NodeAddr", name), _NODE_HOST.search(text)
-    hostname = host[1] if host else name
-    reason, user, at = _reason(text) if words.reason_stands(state) else ("", "", None)
-    return SlurmNode(
-        name=name,
-        state=state,
-        reason=reason,
-        reason_user=user,
-        reason_at=at,
-        gpus=gpus,
-        gpu_model=model,
-        gpus_shared=words.shares_gpus(gres),
-        partitions=_names(found.get("Partitions", "")),
-        features=_names(found.get("ActiveFeatures", "")),
-        boot_at=_time(found.get("BootTime", "")),
-        address="" if address == name else address,
-        hostname="" if hostname == name else hostname,
-        comment=_plain(found.get("Comment", "").rstrip()),
-        extra=_plain(found.get("Extra", "").rstrip()),
-        after_reboot=words.node_state(found["NextState"]) if "NextState" in found else (),
+    host = _NODE_HOST.search(text)
+    reason, user, at = _reason(text)
+    return parse_json.node(
+        parse_json.NodeRecord(
+            name=name,
+            address=found.get("NodeAddr"),
+            hostname=host[1] if host else None,
+            state=found.get("State"),
+            reason=reason,
+            reason_changed_at=at,
+            reason_set_by_user=user,
+            boot_time=_seconds(found.get("BootTime", "")),
+            gres=_plain(found.get("Gres", "")),
+            partitions=_plain(found.get("Partitions", "")),
+            active_features=_plain(found.get("ActiveFeatures", "")),
+            comment=_plain(found.get("Comment", "").rstrip()),
+            extra=_plain(found.get("Extra", "").rstrip()),
+            next_state_after_reboot=found.get("NextState"),
+        )
     )
 
 
-def _reason(text: str) -> tuple[str, str, datetime | None]:
+def _reason(text: str) -> tuple[str, str, int | None]:
     """Slurm puts user and time behind the first line of the reason; more lines stand under it."""
     match = _NODE_REASON.search(text)
     if match is None:
@@ -83,7 +78,7 @@ def _reason(text: str) -> tuple[str, str, datetime | None]:
     signed = _REASON_LINE.fullmatch(first.rstrip())
     if signed is None:
         return "\n".join([first.rstrip(), *(line[10:] for line in more)]), "", None
-    return "\n".join([signed[1], *(line[10:] for line in more)]), signed[2], _time(signed[3])
+    return "\n".join([signed[1], *(line[10:] for line in more)]), signed[2], _seconds(signed[3])
 
 
 # --- jobs ------------------------------------------------------------------------------------------------
@@ -121,9 +116,8 @@ _NEEDED = (
 )
 
 
-def job(text: str) -> tuple[SlurmJob, str]:
-    """The one job of `scontrol -d show job ID`, and the id that commands must use for it (`5_1` for a task of
-    an array, so that a command never walks the whole array). Ambiguous when that cannot be told."""
+def job(text: str) -> SlurmJob:
+    """The one job of `scontrol -d show job ID`. Ambiguous when that cannot be told."""
     records = text.strip("\n").rstrip().split("\n")
     head = _JOB_HEAD.fullmatch(records[0])
     if head is None:
@@ -135,7 +129,7 @@ def job(text: str) -> tuple[SlurmJob, str]:
             continue
         gres = _JOB_GRES.fullmatch(line.rstrip())
         if gres and "NodeList" in found and "MinCPUsNode" not in found:
-            gpus |= dict.fromkeys(hostlist.expand(gres[1]), words.gpu_indices(gres[2]))
+            gpus |= dict.fromkeys(words.expand_hosts(gres[1]), words.gpu_indices(gres[2]))
             continue
         match = _JOB_LINE.fullmatch(line)
         if match is None or match[1] not in _JOB_LINES or match[1] in found:
@@ -144,8 +138,7 @@ def job(text: str) -> tuple[SlurmJob, str]:
     missing = [key for key in (*_NEEDED, "MinCPUsNode") if key not in found]
     if missing:
         raise Ambiguous(f"no {', '.join(missing)}")
-    array, task = head["array"], head["task"]
-    return _job(head, found, gpus), f"{array}_{task}" if array else head["job"]
+    return _job(head, found, gpus)
 
 
 def _job(head: re.Match[str], found: dict[str, str], gpus: dict[str, tuple[int, ...] | None]) -> SlurmJob:
@@ -153,61 +146,55 @@ def _job(head: re.Match[str], found: dict[str, str], gpus: dict[str, tuple[int, 
     state_line = _pairs("JobState", found["JobState"])
     requeue_line = _pairs("Requeue", found["Requeue"])
     times = _pairs("SubmitTime", found["SubmitTime"]) | _pairs("StartTime", found["StartTime"])
-    nodes_line = _pairs("ReqNodeList", found["ReqNodeList"])
     state, flags = words.job_state(state_line["JobState"])
-    reason, why = job_words.reason_and_why(_plain(state_line.get("Reason", "")))
-    priority = int(first["Priority"]) if first.get("Priority", "").isdecimal() else None
-    ended = job_words.has_ended(state)
-    on = hostlist.expand(found["NodeList"].strip())
-    task = head["task"] or ""
+    reason, why = words.reason_and_why(_plain(state_line.get("Reason", "")))
+    on = words.expand_hosts(found["NodeList"].strip())
     user = _pairs("UserId", found["UserId"])["UserId"]
-    return SlurmJob(
-        id=head["job"],
-        state=state,
-        flags=flags,
-        nodes=on,
-        gpus=_told(found, {node: held for node, held in gpus.items() if node in on}, state, flags),
-        restarts=int(requeue_line["Restarts"]),
+    record = parse_json.JobRecord(
+        job_id=int(head["job"]),
+        job_state=state_line["JobState"],
+        array_job_id=int(head["array"] or 0),
+        array_task_id=_decimal(head["task"] or ""),
+        nodes=found["NodeList"].strip(),
+        restart_cnt=int(requeue_line["Restarts"]),
         requeue=requeue_line["Requeue"] == "1",
-        batch=requeue_line["BatchFlag"] == "1",
+        batch_flag=requeue_line["BatchFlag"] == "1",
         name=head["name"],
-        user=user.partition("(")[0],
-        uid=int(owner[1]) if (owner := _UID.search(user)) else None,
+        user_name=user.partition("(")[0],
+        user_id=int(owner[1]) if (owner := _UID.search(user)) else None,
         partition=found["Partition"].split(" ", 1)[0],
         qos=_plain(first.get("QOS", "")),
         comment=found.get("Comment", "").strip(),
-        reason=reason,
-        start_at=_time(times["StartTime"]),
-        excluded=hostlist.expand(nodes_line.get("ExcNodeList", "")),
-        submit_at=_time(times["SubmitTime"]),
-        eligible_at=_time(times.get("EligibleTime", "")),
-        end_at=_time(times.get("EndTime", "")) if ended else None,
-        exit_code=_exit_code(requeue_line.get("ExitCode", "")) if ended else None,
+        state_reason=reason,
+        start_time=_seconds(times["StartTime"]),
+        excluded_nodes=_pairs("ReqNodeList", found["ReqNodeList"]).get("ExcNodeList"),
+        submit_time=_seconds(times["SubmitTime"]),
+        eligible_time=_seconds(times.get("EligibleTime", "")),
+        end_time=_seconds(times.get("EndTime", "")),
+        exit_code=_exit_code(requeue_line.get("ExitCode", "")),
         account=_plain(first.get("Account", "")),
         dependency=_plain(state_line.get("Dependency", "")),
-        priority=priority,
-        held_by=job_words.held_by(state, priority, reason, why),
-        array_job=head["array"] or "",
-        array_task=int(task) if task.isdecimal() else None,
-        het_job=head["het"] or "",
-        het_offset=int(head["offset"]) if head["het"] else None,
-        why=why,
+        priority=_decimal(first.get("Priority", "")),
+        het_job_id=int(head["het"] or 0),
+        het_job_offset=int(head["offset"] or 0),
+        state_description=why,
     )
+    held = {node: indices for node, indices in gpus.items() if node in on}
+    return parse_json.job(record, _gpus_told(found, held, running=words.computes(state, flags)))
 
 
-def _exit_code(text: str) -> str | None:
-    """`3:0` -> `3`, `0:9` -> `0:9`."""
+def _exit_code(text: str) -> parse_json.ExitCode | None:
+    """`3:0` or `0:9`: a code, and the signal that ended it."""
     code, _, signal = text.partition(":")
     if not (code.isdecimal() and signal.isdecimal()):
         return None
-    return job_words.exit_code(int(code), int(signal))
+    return parse_json.ExitCode(int(code), parse_json.Signal(int(signal)))
 
 
-def _told(
-    found: dict[str, str], gpus: dict[str, tuple[int, ...] | None], state: str, flags: tuple[str, ...]
+def _gpus_told(
+    found: dict[str, str], gpus: dict[str, tuple[int, ...] | None], *, running: bool
 ) -> dict[str, tuple[int, ...]]:
     """GPU indices by node: () where the job has none there, no entry where Slurm does not tell."""
-    running = state in {"RUNNING", "SUSPENDED"} and "COMPLETING" not in flags
     asks = (text for key, text in found.items() if key == "JOB_GRES" or key.startswith("Tres"))
     # A job that is ending shows an empty GRES on every node, and so would one whose GPUs are not told.
     none = running and (any(gpus.values()) or not words.names_gpus(*asks))
@@ -230,10 +217,105 @@ def _plain(text: str) -> str:
     return "" if text in ("(null)", "None", "N/A") else text
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(part for part in _plain(text).split(",") if part)
+def _decimal(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None
 
 
-def _time(text: str) -> datetime | None:
+def _seconds(text: str) -> int | None:
     """Seconds since 1970, which SLURM_TIME_FORMAT=%s makes of Slurm's local times; 0 and words are none."""
-    return words.moment(int(text)) if text.isdecimal() and len(text) < 20 else None
+    return int(text) if text.isdecimal() and len(text) < 20 else None
+
+
+# --- reservations ----------------------------------------------------------------------------------------
+
+_RESERVATION = re.compile(r"^ReservationName=", re.MULTILINE)
+_RESERVATION_NAME = re.compile(r"^ReservationName=(\S+)")
+_RESERVATION_PAIR = re.compile(r"(?:^|\s)(StartTime|EndTime|Nodes|Flags|Users|Accounts)=(\S*)")
+
+
+def reservations(text: str) -> dict[str, Reservation]:
+    """All reservations by name; none at all is "No reservations in the system". NotUnderstood on a record
+    that cannot be read: a reservation that is overlooked would let jobs be put where they may not run."""
+    starts = [match.start() for match in _RESERVATION.finditer(text)]
+    records = [text[start:end] for start, end in pairwise([*starts, len(text)])]
+    if not records and text.strip() and "No reservations" not in text:
+        raise NotUnderstood(f"scontrol show reservation said {text.strip()[:200]!r}.")
+    return {found.name: found for found in map(_reservation, records)}
+
+
+def _reservation(text: str) -> Reservation:
+    name, found = _RESERVATION_NAME.match(text), dict(_RESERVATION_PAIR.findall(text))
+    if name is None or not {"StartTime", "EndTime", "Nodes", "Flags"} <= set(found):
+        raise NotUnderstood(f"scontrol show reservation said {text.strip()[:200]!r}.")
+    try:
+        return parse_json.reservation(
+            parse_json.ReservationRecord(
+                name=name[1],
+                node_list=found["Nodes"],
+                users=found.get("Users"),
+                accounts=found.get("Accounts"),
+                flags=found["Flags"],
+                start_time=int(found["StartTime"]),
+                end_time=int(found["EndTime"]),
+            )
+        )
+    except ValueError as error:
+        raise NotUnderstood(f"The reservation {name[1]} could not be read: {error}.") from error
+
+
+# --- slurmctld itself ------------------------------------------------------------------------------------
+
+_SERVER = re.compile(r"^Slurmctld\((\w+)\) at (\S+) is (UP|DOWN)", re.MULTILINE)
+_QUEUES = {
+    "threads": re.compile(r"^Server thread count:\s+(\d+)", re.MULTILINE),
+    "agent": re.compile(r"^Agent queue size:\s+(\d+)", re.MULTILINE),
+    "dbd": re.compile(r"^DBD Agent queue size:\s+(\d+)", re.MULTILINE),
+}
+
+
+def servers(text: str) -> list[parse_json.Server]:
+    """Of `scontrol ping`; it prints the same words where one of them is down. NotUnderstood on others."""
+    found = _SERVER.findall(text)
+    if not found:
+        raise NotUnderstood(f"scontrol ping said {text.strip()[:200]!r}.")
+    return [parse_json.Server(host, parse_json.role_of(mode), state == "UP") for mode, host, state in found]
+
+
+def queues(text: str) -> parse_json.Queues:
+    """Of `sdiag`; what it does not print is None."""
+    found = {name: pattern.search(text) for name, pattern in _QUEUES.items()}
+    return parse_json.Queues(**{name: int(match[1]) for name, match in found.items() if match})
+
+
+# --- topology: the text is one since 2.0 -----------------------------------------------------------------
+
+_BLOCK = re.compile(r"^BlockName=(\S+)\b(.*)$", re.MULTILINE)
+_SWITCH = re.compile(r"^SwitchName=(\S+) Level=(\d+)\b(.*)$", re.MULTILINE)
+_NODES = re.compile(r"\bNodes=(\S+)")
+
+
+def switches(text: str) -> Mapping[str, tuple[str, ...]]:
+    """Node -> its switches, leaf first. Empty where Slurm knows no tree: topology/block prints BlockName, and
+    a flat cluster nothing. NotUnderstood on node names that cannot be read."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    for name, level, rest in _SWITCH.findall(text):
+        for node in _nodes_under("switch", name, rest):
+            found.setdefault(node, []).append((int(level), name))
+    return {node: tuple(name for _, name in sorted(above)) for node, above in found.items()}
+
+
+def blocks(text: str) -> Mapping[str, tuple[str, ...]]:
+    """Node -> its block of topology/block, marked as one. An aggregate of blocks is none."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name, rest in _BLOCK.findall(text):
+        if "+" not in name and "," not in name:
+            found |= {node: (f"{BLOCK}{name}",) for node in _nodes_under("block", name, rest)}
+    return found
+
+
+def _nodes_under(what: str, name: str, rest: str) -> tuple[str, ...]:
+    nodes = _NODES.search(rest)
+    try:
+        return words.expand_hosts(nodes[1] if nodes else "")
+    except ValueError as error:
+        raise NotUnderstood(f"The {what} {name} could not be read: {error}.") from error

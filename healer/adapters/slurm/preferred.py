@@ -7,14 +7,13 @@ have reached Slurm is never handed on: whoever asked reads back, and the read ma
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 
-from healer.adapters.slurm import bounds
-from healer.model import Controller, Reservation, SlurmCall, SlurmJob, SlurmNode, SlurmSnapshot, Submission
+from healer.adapters.slurm import process
+from healer.model import Controller, SlurmCall
 from healer.ports.scheduling import (
-    Nodes,
     NotAvailable,
     Scheduler,
     SchedulerError,
@@ -27,6 +26,7 @@ WRITE_S = 7.0
 #: An adapter that did not answer is asked last for this long; then one caller tries it again.
 REST_S = 15.0
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -39,6 +39,31 @@ class _Rest(NamedTuple):
 
     until: float
     why: str
+
+
+def _read(
+    method: Callable[Concatenate[Scheduler, P], T],
+) -> Callable[Concatenate["PreferredScheduler", P], T]:
+    """The same call of the first adapter that can."""
+    call = SlurmCall(method.__name__)
+
+    def ask(self: "PreferredScheduler", *given: P.args, **named: P.kwargs) -> T:
+        return self.first(call, lambda slurm: getattr(slurm, call)(*given, **named))[1]
+
+    return ask
+
+
+def _write(
+    method: Callable[Concatenate[Scheduler, P], T],
+) -> Callable[Concatenate["PreferredScheduler", P], T]:
+    """As `_read`; it ends within `WRITE_S`."""
+    call = SlurmCall(method.__name__)
+
+    def do(self: "PreferredScheduler", *given: P.args, **named: P.kwargs) -> T:
+        with process.within(WRITE_S):
+            return self.first(call, lambda slurm: getattr(slurm, call)(*given, **named), write=True)[1]
+
+    return do
 
 
 # Wide: implements `ports.Scheduler`.
@@ -109,125 +134,53 @@ class PreferredScheduler:
             raise SchedulerUnavailable("; ".join(problems))
         return self._cluster
 
-    # --- reading
+    # --- what others do
 
-    def snapshot(self) -> SlurmSnapshot:
-        """As the adapter gave it: mappings that it hands back unchanged stay the same objects."""
-        return self._ask(SlurmCall.snapshot, lambda slurm: slurm.snapshot())
+    #: As the adapter gave it: mappings that it hands back unchanged stay the same objects.
+    snapshot = _read(Scheduler.snapshot)
+    reserved = _read(Scheduler.reserved)
+    node = _read(Scheduler.node)
+    job = _read(Scheduler.job)
+    jobs_on = _read(Scheduler.jobs_on)
+    topology = _read(Scheduler.topology)
 
-    def reserved(self) -> Mapping[str, Reservation]:
-        return self._ask(SlurmCall.reserved, lambda slurm: slurm.reserved())
-
-    def node(self, name: str) -> SlurmNode:
-        return self._ask(SlurmCall.node, lambda slurm: slurm.node(name))
-
-    def job(self, job: str) -> SlurmJob | None:
-        return self._ask(SlurmCall.job, lambda slurm: slurm.job(job))
-
-    def jobs_on(self, node: str) -> list[SlurmJob]:
-        return self._ask(SlurmCall.jobs_on, lambda slurm: slurm.jobs_on(node))
+    drain = _write(Scheduler.drain)
+    undrain = _write(Scheduler.undrain)
+    resume = _write(Scheduler.resume)
+    down = _write(Scheduler.down)
+    reboot = _write(Scheduler.reboot)
+    cancel_reboot = _write(Scheduler.cancel_reboot)
+    annotate = _write(Scheduler.annotate)
+    reserve = _write(Scheduler.reserve)
+    change_reservation = _write(Scheduler.change_reservation)
+    unreserve = _write(Scheduler.unreserve)
+    requeue = _write(Scheduler.requeue)
+    revive = _write(Scheduler.revive)
+    start_now = _write(Scheduler.start_now)
+    hold = _write(Scheduler.hold)
+    release = _write(Scheduler.release)
+    exclude = _write(Scheduler.exclude)
+    signal = _write(Scheduler.signal)
+    notify = _write(Scheduler.notify)
+    remark = _write(Scheduler.remark)
+    submit = _write(Scheduler.submit)
+    cancel = _write(Scheduler.cancel)
 
     def controller(self) -> Controller:
         """Of the first that answers, with its name and why those before it did not."""
-        number, found, errors = self._first(SlurmCall.controller, lambda slurm: slurm.controller())
+        number, found, errors = self.first(SlurmCall.controller, lambda slurm: slurm.controller())
         with self._lock:
             why = {earlier: rest.why for earlier, rest in self._rests.items()}
         why |= {earlier: str(error) for earlier, error in errors.items()}
         before = tuple(self._named(earlier, why[earlier]) for earlier in range(number) if earlier in why)
         return msgspec.structs.replace(found, adapter=self.adapters[number].name, fallbacks=before)
 
-    def topology(self) -> Mapping[str, tuple[str, ...]]:
-        return self._ask(SlurmCall.topology, lambda slurm: slurm.topology())
-
-    # --- nodes
-
-    def drain(self, nodes: Nodes, reason: str) -> None:
-        self._do(SlurmCall.drain, lambda slurm: slurm.drain(nodes, reason))
-
-    def undrain(self, nodes: Nodes) -> None:
-        self._do(SlurmCall.undrain, lambda slurm: slurm.undrain(nodes))
-
-    def resume(self, nodes: Nodes) -> None:
-        self._do(SlurmCall.resume, lambda slurm: slurm.resume(nodes))
-
-    def down(self, nodes: Nodes, reason: str) -> None:
-        self._do(SlurmCall.down, lambda slurm: slurm.down(nodes, reason))
-
-    def reboot(self, nodes: Nodes, reason: str) -> None:
-        self._do(SlurmCall.reboot, lambda slurm: slurm.reboot(nodes, reason))
-
-    def cancel_reboot(self, nodes: Nodes) -> None:
-        self._do(SlurmCall.cancel_reboot, lambda slurm: slurm.cancel_reboot(nodes))
-
-    def annotate(self, node: str, *, comment: str | None = None, extra: str | None = None) -> None:
-        self._do(SlurmCall.annotate, lambda slurm: slurm.annotate(node, comment=comment, extra=extra))
-
-    # --- reservations
-
-    def reserve(self, reservation: Reservation) -> None:
-        self._do(SlurmCall.reserve, lambda slurm: slurm.reserve(reservation))
-
-    def change_reservation(self, name: str, nodes: Sequence[str]) -> None:
-        self._do(SlurmCall.change_reservation, lambda slurm: slurm.change_reservation(name, nodes))
-
-    def unreserve(self, name: str) -> None:
-        self._do(SlurmCall.unreserve, lambda slurm: slurm.unreserve(name))
-
-    # --- jobs
-
-    def requeue(self, job: str) -> None:
-        self._do(SlurmCall.requeue, lambda slurm: slurm.requeue(job))
-
-    def revive(self, job: str) -> None:
-        self._do(SlurmCall.revive, lambda slurm: slurm.revive(job))
-
-    def start_now(self, job: str) -> None:
-        self._do(SlurmCall.start_now, lambda slurm: slurm.start_now(job))
-
-    def hold(self, job: str) -> None:
-        self._do(SlurmCall.hold, lambda slurm: slurm.hold(job))
-
-    def release(self, job: str) -> None:
-        self._do(SlurmCall.release, lambda slurm: slurm.release(job))
-
-    def exclude(self, job: str, nodes: Sequence[str]) -> None:
-        self._do(SlurmCall.exclude, lambda slurm: slurm.exclude(job, nodes))
-
-    def signal(self, job: str, name: str) -> None:
-        self._do(SlurmCall.signal, lambda slurm: slurm.signal(job, name))
-
-    def notify(self, job: str, text: str) -> None:
-        self._do(SlurmCall.notify, lambda slurm: slurm.notify(job, text))
-
-    def remark(self, job: str, text: str) -> None:
-        self._do(SlurmCall.remark, lambda slurm: slurm.remark(job, text))
-
-    def submit(self, submission: Submission) -> str:
-        return self._do(SlurmCall.submit, lambda slurm: slurm.submit(submission))
-
-    def cancel(self, job: str) -> None:
-        self._do(SlurmCall.cancel, lambda slurm: slurm.cancel(job))
-
     # --- inside
 
-    def _ask(self, call: SlurmCall, ask: Callable[[Scheduler], T]) -> T:
-        return self._first(call, ask)[1]
-
-    def _do(self, call: SlurmCall, do: Callable[[Scheduler], T]) -> T:
-        return self._first(call, do, write=True)[1]
-
-    def _first(
+    def first(
         self, call: SlurmCall, ask: Callable[[Scheduler], T], *, write: bool = False
     ) -> tuple[int, T, dict[int, SchedulerError]]:
         """The first adapter that can, its answer, and the errors of those asked before it."""
-        if write:
-            with bounds.within(WRITE_S):
-                return self._in_order(call, ask, write=True)
-        return self._in_order(call, ask, write=False)
-
-    def _in_order(
-        self, call: SlurmCall, ask: Callable[[Scheduler], T], *, write: bool
-    ) -> tuple[int, T, dict[int, SchedulerError]]:
         begun = self._stopwatch()
         errors: dict[int, SchedulerError] = {}
         for number in self._order():

@@ -1,20 +1,42 @@
-"""Runs one of Slurm's commands: no shell, a bare environment, bounded in time and in size."""
+"""Runs one command: no shell, a bare environment, bounded in time and in size; and the bound of a whole call.
+
+Bounds within bounds only get narrower. Without one only each request's own time-out holds.
+"""
 
 import contextlib
+import math
 import os
 import selectors
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import IO
 
 import msgspec
 
-from healer.adapters.slurm import bounds
 from healer.ports.scheduling import SchedulerUnavailable
 
 #: 10,000 nodes are 12 MB of text; jobs in JSON take about 5 kB each and more for many nodes.
 MOST_BYTES = 512 * 1024 * 1024
+
+#: When all that a call does must have ended: looks, token, several requests, one adapter after another.
+_UNTIL: ContextVar[float] = ContextVar("until", default=math.inf)
+
+
+@contextlib.contextmanager
+def within(limit_s: float) -> Iterator[None]:
+    """All that is waited for inside ends within `limit_s` from now."""
+    before = _UNTIL.set(min(_UNTIL.get(), time.monotonic() + limit_s))
+    try:
+        yield
+    finally:
+        _UNTIL.reset(before)
+
+
+def left_s(most_s: float | None) -> float:
+    """How long may still be waited, `most_s` at most (None: no other limit); 0 when it is over."""
+    return max(0.0, min(math.inf if most_s is None else most_s, _UNTIL.get() - time.monotonic()))
 
 
 class Output(msgspec.Struct, frozen=True):
@@ -43,7 +65,7 @@ def run(
     """Raises SchedulerUnavailable when it cannot start, takes too long or prints too much: the command is
     killed then, and nobody knows whether Slurm did what was asked."""
     name = os.path.basename(command[0])  # noqa: PTH119 - a string is all that is needed on the hot path
-    timeout_s = bounds.left_s(timeout_s)
+    timeout_s = left_s(timeout_s)
     if not timeout_s:
         raise SchedulerUnavailable(f"no time was left to run {name}.", sent=False)
     try:

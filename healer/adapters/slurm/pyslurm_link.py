@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from healer.adapters.slurm import bounds
+from healer.adapters.slurm import process
 from healer.ports.scheduling import SchedulerUnavailable
 
 #: Loading pyslurm may take this long on a busy machine; a call meanwhile says so and sends nothing.
@@ -59,7 +59,7 @@ class PyslurmLink:
 
     @contextlib.contextmanager
     def _held(self, timeout_s: float) -> Iterator[float]:
-        timeout_s = bounds.left_s(timeout_s)
+        timeout_s = process.left_s(timeout_s)
         deadline = time.monotonic() + timeout_s
         if not self._lock.acquire(timeout=timeout_s):
             raise SchedulerUnavailable(f"pyslurm was busy for {timeout_s:g} s.", sent=False)

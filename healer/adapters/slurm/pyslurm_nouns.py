@@ -1,125 +1,86 @@
 """What pyslurm shows, as `pyslurm_child` reads it, in healer's nouns. Shapes of pyslurm 23.11 to 25.11."""
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Any
 
-from healer.adapters.slurm import job_words, parse_reservations
+from healer.adapters.slurm import parse_json
 from healer.adapters.slurm import slurm_words as words
-from healer.adapters.slurm import strict_hostlist as hostlist
 from healer.model import Reservation, SlurmJob, SlurmNode
+
+#: Slurm's JSON name of a field -> pyslurm's, where both mean the same.
+_SAME_OF_NODE = {
+    "name": "name", "address": "address", "hostname": "hostname", "state": "state", "reason": "reason",
+    "reason_set_by_user": "reason_user", "partitions": "partitions", "active_features": "active_features",
+    "comment": "comment", "extra": "extra", "next_state_after_reboot": "next_state",
+}  # fmt: skip
+_SAME_OF_JOB = {
+    "job_id": "id", "job_state": "state", "array_job_id": "array_id", "nodes": "allocated_nodes",
+    "restart_cnt": "requeue_count", "requeue": "is_requeueable", "batch_flag": "is_batch_job", "name": "name",
+    "partition": "partition", "qos": "qos", "comment": "comment", "excluded_nodes": "excluded_nodes",
+    "account": "account", "extra": "extra", "admin_comment": "admin_comment", "resv_name": "reservation",
+    "submit_line": "submit_line", "het_job_id": "heterogeneous_id", "failed_node": "failed_node",
+    "het_job_offset": "heterogeneous_offset", "federation_origin": "federation_origin",
+}  # fmt: skip
+_TIMES_OF_JOB = ("start_time", "submit_time", "eligible_time", "end_time")
 
 
 def node(record: Mapping[str, Any]) -> SlurmNode:
-    gres = _gres(record["configured_gres"])
-    gpus, model = words.gpus_of_gres(gres)
-    state = words.node_state(record["state"])
-    reason = (record["reason"] or "") if words.reason_stands(state) else ""
-    return SlurmNode(
-        name=record["name"],
-        state=state,
-        reason=reason,
-        # A node without a reason still names a user.
-        reason_user=(record["reason_user"] or "") if reason else "",
-        reason_at=_time(record["reason_time"]) if reason else None,
-        gpus=gpus,
-        gpu_model=model,
-        gpus_shared=words.shares_gpus(gres),
-        partitions=tuple(record["partitions"] or ()),
-        features=tuple(record["active_features"] or ()),
-        boot_at=_time(record["boot_time"]),
-        comment=record["comment"] or "",
-        extra=record["extra"] or "",
-        after_reboot=words.node_state(record["next_state"]) if record["next_state"] else (),
-        address=_other(record["address"], record["name"]),
-        hostname=_other(record["hostname"], record["name"]),
+    return parse_json.node(
+        parse_json.NodeRecord(
+            **{field: record[name] for field, name in _SAME_OF_NODE.items()},
+            gres=_gres(record["configured_gres"]),
+            boot_time=_number(record["boot_time"]),
+            reason_changed_at=_number(record["reason_time"]),
+        )
     )
 
 
 def job(record: Mapping[str, Any]) -> SlurmJob:
-    state, flags = words.job_state(record["state"])
-    reason = "" if record["state_reason"] in (None, "None") else record["state_reason"]
-    reason, why = job_words.reason_and_why(reason.replace(" ", "_")) if " " in reason else (reason, "")
-    priority = record["priority"] if isinstance(record["priority"], int) else None
-    ended = job_words.has_ended(state)
-    siblings = record["federation_siblings_active"]
-    return SlurmJob(
-        id=str(record["id"]),
-        state=state,
-        flags=flags,
-        nodes=hostlist.expand(record["allocated_nodes"] or ""),
-        gpus=_gpus(record["layout"]),
-        restarts=record["requeue_count"] or 0,
-        requeue=record["is_requeueable"],
-        batch=record["is_batch_job"],
-        name=record["name"] or "",
-        user=record["user_name"] or str(record["user_id"] or ""),
-        uid=record["user_id"] if isinstance(record["user_id"], int) else None,
-        partition=record["partition"] or "",
-        qos=record["qos"] or "",
-        comment=record["comment"] or "",
-        extra=record["extra"] or "",
-        reason=reason,
-        start_at=_time(record["start_time"]),
-        excluded=hostlist.expand(record["excluded_nodes"] or ""),
-        submit_at=_time(record["submit_time"]),
-        eligible_at=_time(record["eligible_time"]),
-        end_at=_time(record["end_time"]) if ended else None,
-        exit_code=job_words.exit_code(record["exit_code"] or 0, record["exit_code_signal"] or 0)
-        if ended
-        else None,
-        account=record["account"] or "",
-        admin_comment=record["admin_comment"] or "",
-        reservation=record["reservation"] or "",
-        dependency=_dependency(record["dependencies"]),
-        submit_line=record["submit_line"] or "",
-        priority=priority,
-        held_by=job_words.held_by(state, priority, reason, why),
-        **_parts(record),
-        origin=record["federation_origin"] or "",
-        # Before 25.11 siblings are bits without names.
-        siblings=tuple(siblings) if isinstance(siblings, list) else (),
-        no_kill=job_words.no_kill(record["submit_line"]) if record["submit_line"] else None,
-        failed_node=record["failed_node"] or "",
-        why=why,
-    )
-
-
-def _parts(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Which task of an array and which part of a heterogeneous job it is."""
-    array, het = record["array_id"], record["heterogeneous_id"]
-    return {
-        "array_job": str(array) if array else "",
+    reason, why = record["state_reason"], ""
+    if reason and " " in reason:
+        reason, why = words.reason_and_why(reason.replace(" ", "_"))
+    user, siblings = record["user_id"], record["federation_siblings_active"]
+    exit_signal = parse_json.Signal(record["exit_code_signal"])
+    same: dict[str, Any] = {field: record[name] for field, name in _SAME_OF_JOB.items()}
+    times: dict[str, Any] = {field: _number(record[field]) for field in _TIMES_OF_JOB}
+    raw = parse_json.JobRecord(
+        **same,
+        **times,
         # pyslurm shows no number for task 0, nor for tasks that wait together.
-        "array_task": (record["array_task_id"] or 0) if array and not waits_together(record) else None,
-        "het_job": str(het) if het else "",
-        "het_offset": (record["heterogeneous_offset"] or 0) if het else None,
-    }
+        array_task_id=None if record["array_tasks_waiting"] else record["array_task_id"] or 0,
+        user_name=record["user_name"] or str(user or ""),
+        user_id=_number(user),
+        state_reason=reason,
+        state_description=why,
+        exit_code=parse_json.ExitCode(record["exit_code"], exit_signal),
+        dependency=_dependency(record["dependencies"]),
+        priority=_number(record["priority"]),
+        # Before 25.11 siblings are bits without names.
+        federation_siblings_active=siblings if isinstance(siblings, list) else None,
+    )
+    return parse_json.job(raw, _gpus(record["layout"]))
 
 
 def reservation(record: Mapping[str, Any]) -> Reservation:
-    flags = [flag for flag in (record["flags"] or "").split(",") if flag]
-    return parse_reservations.reservation(
-        record["name"],
-        nodes=record["nodes"] or "",
-        users=record["users"] or (),
-        accounts=record["accounts"] or (),
-        # 25.05 and later have names of pyslurm's own.
-        flags=["MAINT" if flag == "MAINTENANCE" else flag for flag in flags],
-        since=_seconds(record["start_time"]),
-        until=_seconds(record["end_time"]),
+    # 25.05 and later have names of pyslurm's own.
+    flags = ["MAINT" if flag == "MAINTENANCE" else flag for flag in (record["flags"] or "").split(",")]
+    return parse_json.reservation(
+        parse_json.ReservationRecord(
+            name=record["name"],
+            node_list=record["nodes"],
+            users=record["users"],
+            accounts=record["accounts"],
+            flags=flags,
+            start_time=_number(record["start_time"]),
+            end_time=_number(record["end_time"]),
+        )
     )
-
-
-def waits_together(record: Mapping[str, Any]) -> bool:
-    """The record stands for tasks of an array that have no ids of their own yet."""
-    return bool(record["array_tasks_waiting"])
 
 
 def _gpus(layout: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """GPU indices by node where the layout tells them. pyslurm 24.11 shows none at all."""
-    told = {name: words.gpu_indices(_gres(part["gres"])) for name, part in layout.items()}
-    return {name: indices for name, indices in told.items() if indices is not None}
+    indices_by_node = {name: words.gpu_indices(_gres(part["gres"])) for name, part in layout.items()}
+    return {name: indices for name, indices in indices_by_node.items() if indices is not None}
 
 
 def _gres(parts: Mapping[str, Any] | None) -> str:
@@ -145,15 +106,6 @@ def _dependency(told: Mapping[str, Any] | None) -> str:
     return ",".join(texts + ["singleton"] * bool(told["singleton"] or not texts))
 
 
-def _other(text: str | None, name: str) -> str:
-    """An address or host name, where it is not the node's own name."""
-    return "" if text is None or text == name else text
-
-
-def _time(told: int | str | None) -> datetime | None:
-    return words.moment(_seconds(told))
-
-
-def _seconds(told: int | str | None) -> int:
-    """0 where there is none: pyslurm says None or "UNLIMITED"."""
-    return told if isinstance(told, int) else 0
+def _number(value: int | str | None) -> int | None:
+    """None where there is none: pyslurm says None or "UNLIMITED"."""
+    return value if isinstance(value, int) else None

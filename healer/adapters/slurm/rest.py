@@ -6,27 +6,19 @@ address for is NotAvailable.
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from healer.adapters.slurm import (
-    parse_diag,
-    parse_json,
-    parse_reservations,
-    rest_answers,
-    rest_bodies,
-    rest_limits,
-)
-from healer.adapters.slurm import (
-    slurm_words as words,
-)
+from healer.adapters.slurm import parse_json, rest_answers
+from healer.adapters.slurm import slurm_words as words
 from healer.adapters.slurm.commands import looking_first, understanding
 from healer.adapters.slurm.rest_answers import Answer
-from healer.adapters.slurm.rest_link import RestLink, Token, in_path
-from healer.adapters.slurm.rest_lists import KeptList
+from healer.adapters.slurm.rest_link import Found, Request, RestLink, Token, in_path
+from healer.adapters.slurm.slurm_adapter import SlurmAdapter
 from healer.model import Controller, Reservation, SlurmCall, SlurmJob, SlurmNode, SlurmSnapshot, Submission
-from healer.ports.scheduling import Nodes, NotAvailable, SchedulerRefused, SchedulerUnavailable, UnknownNode
+from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable, UnknownNode
 
 _JOB = "It takes the job's owner, a coordinator of its account, or AdminLevel=Operator in accounting."
 _RESERVATION = "Reservations take AdminLevel=Operator in accounting, SlurmUser or root."
@@ -38,8 +30,42 @@ _ENDED = 2021
 _REVIVABLE = frozenset({"FAILED", "NODE_FAIL", "PENDING"})
 
 
+#: The first release that has a version of the REST interface.
+RELEASES = {39: "23.02", 40: "23.11", 41: "24.05", 42: "24.11", 43: "25.05", 44: "25.11", 45: "26.05"}
+
+#: Many nodes in one call: before this version they are sent one by one.
+MANY_NODES = 42
+
+_RESERVATIONS, _REQUEUE, _KILL = 43, 45, 40
+_SINCE = {
+    SlurmCall.reserve: ("reservations", _RESERVATIONS),
+    SlurmCall.change_reservation: ("reservations", _RESERVATIONS),
+    SlurmCall.unreserve: ("reservations", _RESERVATIONS),
+    SlurmCall.requeue: ("requeue", _REQUEUE),
+    SlurmCall.revive: ("requeue", _REQUEUE),
+    # Before, slurmrestd knows no single task of an array and would mean all of it.
+    SlurmCall.signal: ("signals to one task of an array", _KILL),
+    SlurmCall.cancel: ("ending one task of an array", _KILL),
+}
+_NO_ADDRESS = {
+    SlurmCall.reboot: "reboot",
+    SlurmCall.cancel_reboot: "cancel_reboot",
+    SlurmCall.notify: "notify",
+    SlurmCall.topology: "topology",
+}
+#: Of jobs of ours: slurmrestd takes none without an environment.
+_ENVIRONMENT = ["PATH=/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"]
+_ENDLESS = {"set": True, "infinite": True, "number": 0}
+#: "Unchanged" is believed for so long: a controller whose clock was set back would say it for longer.
+_BELIEVED_S = 60.0
+#: A whole list may take this many times the usual time-out.
+_PATIENCE = 6
+
+T = TypeVar("T")
+
+
 # Wide: implements `ports.Scheduler`.
-class RestScheduler:
+class RestScheduler(SlurmAdapter):
     """`ports.Scheduler` over HTTP. `url`: `http://host:port`, `https://host/prefix` or `unix:///path`.
 
     `user` acts in X-SLURM-USER-NAME (None: the token's own). `timeout_s` bounds one request; a list of all
@@ -60,7 +86,7 @@ class RestScheduler:
         self._cluster = cluster
         self._link = RestLink(url, user=user, token=token, timeout_s=timeout_s, cluster=cluster)
         self._nodes = KeptList(self._link, "/nodes", parse_json.nodes)
-        self._reservations = KeptList(self._link, "/reservations", parse_reservations.from_json)
+        self._reservations = KeptList(self._link, "/reservations", parse_json.reservations)
         self._jobs = KeptList(self._link, "/jobs", parse_json.jobs)
 
     def close(self) -> None:
@@ -73,7 +99,7 @@ class RestScheduler:
         return f"rest, Slurm {found.slurm.release}, {found.shape}"
 
     def unavailable(self) -> Mapping[SlurmCall, str]:
-        return rest_limits.lacking(self._link.found().number)
+        return lacking(self._link.found().number)
 
     def cluster_name(self) -> str:
         """As slurmrestd tells it; before Slurm 23.11 (v0.0.40) it tells none, and the setting is believed."""
@@ -108,12 +134,12 @@ class RestScheduler:
         words.checked_node(name)
         # slurmctld counts a node's CPUs in use when it is asked for all nodes, and not for one: without this
         # a node stays ALLOCATED or MIXED after its last job (seen on 24.11).
-        self._link.ask("GET", "/nodes", query={"update_time": _NEVER})
+        self._link.ask(Request("GET", "/nodes", query={"update_time": _NEVER}))
         return self._node(name)
 
     def _node(self, name: str) -> SlurmNode:
         try:
-            answer = self._link.call("GET", f"/node/{in_path(name)}", f"show node {name}")
+            answer = self._link.call(Request("GET", f"/node/{in_path(name)}"), f"show node {name}")
         except SchedulerRefused as error:
             # An error that has no number is how slurmrestd says it (d.8, 24), and may be any other trouble
             # too: the list of all nodes tells.
@@ -135,86 +161,36 @@ class RestScheduler:
         words.checked_job(job)
         whole = re.split(r"[_+]", job)[0]
         try:
-            answer = self._link.call("GET", f"/job/{whole}", f"show job {job}")
+            answer = self._link.call(Request("GET", f"/job/{whole}"), f"show job {job}")
         except SchedulerRefused as error:
             if error.code == words.JOB_UNKNOWN:
                 return None
             raise
         with understanding():
-            found = parse_json.jobs(answer.body)
-        parts = {f"{each.het_job}+{each.het_offset}": each for each in found.values()}
-        tasks = {_command_id(each): each for each in found.values()}
-        return found.get(job) or tasks.get(job) or parts.get(job)
+            return words.job_named(job, parse_json.jobs(answer.body))
 
     def jobs_on(self, node: str) -> list[SlurmJob]:
         self._node(words.checked_node(node))
-        return [job for job in self._jobs.read(time.monotonic()).values() if job.active and node in job.nodes]
+        return [job for job in self._all_jobs().values() if job.active and node in job.nodes]
 
     def controller(self) -> Controller:
         """`answer_s`: how long one read of slurmctld's own figures took."""
         at, start = datetime.now(UTC), time.monotonic()
         # First, because /ping calls slurmctld down also where it only refused the token.
-        figures = self._link.call("GET", "/diag", "tell its figures")
+        figures = self._link.call(Request("GET", "/diag"), "tell its figures")
         answer_s = time.monotonic() - start
-        pings = self._link.call("GET", "/ping", "tell who answers")
+        pings = self._link.call(Request("GET", "/ping"), "tell who answers")
         with understanding():
-            queues = parse_diag.queues_from_json(figures.body)
-            server = parse_diag.answering(parse_diag.servers_from_json(pings.body))
-        return Controller(
-            cluster=self.cluster_name(),
-            at=at,
-            adapter=self.name,
-            host=server.host if server else "",
-            role=server.role if server else "",
-            version=self._link.found().slurm.release,
-            answer_s=answer_s,
-            threads=queues.threads,
-            agent_queue=queues.agent,
-            dbd_queue=queues.dbd,
-        )
-
-    def topology(self) -> Mapping[str, tuple[str, ...]]:
-        raise self._lacking(SlurmCall.topology)
+            queues = parse_json.queues(figures.body)
+            server = parse_json.answering(parse_json.servers(pings.body))
+        return self._controller(at, self._link.found().slurm.release, answer_s, server, queues)
 
     # --- nodes
 
-    def drain(self, nodes: Nodes, reason: str) -> None:
-        """Slurm takes a drain without a reason from REST, and keeps the old one (d.8, 1): never sent."""
-        self._change_nodes(
-            "drain", nodes, {"state": ["DRAIN"], "reason": words.checked_line("a reason", reason)}
-        )
-
-    def undrain(self, nodes: Nodes) -> None:
-        self._change_nodes("undrain", nodes, {"state": ["UNDRAIN"]})
-
-    def resume(self, nodes: Nodes) -> None:
-        self._change_nodes("resume", nodes, {"state": ["RESUME"]})
-
-    def down(self, nodes: Nodes, reason: str) -> None:
-        self._change_nodes(
-            "set down", nodes, {"state": ["DOWN"], "reason": words.checked_line("a reason", reason)}
-        )
-
-    def reboot(self, nodes: Nodes, reason: str) -> None:
-        raise self._lacking(SlurmCall.reboot)
-
-    def cancel_reboot(self, nodes: Nodes) -> None:
-        raise self._lacking(SlurmCall.cancel_reboot)
-
-    def annotate(self, node: str, *, comment: str | None = None, extra: str | None = None) -> None:
-        texts = {"comment": comment, "extra": extra}
-        body = {
-            field: words.checked_line("a note", text, empty=True)
-            for field, text in texts.items()
-            if text is not None
-        }
-        if body:
-            self._change_nodes("annotate", node, body)
-
-    def _change_nodes(self, verb: str, nodes: Nodes, body: Mapping[str, Any]) -> None:
+    def _change_nodes(self, verb: str, names: list[str], changes: Mapping[str, str]) -> None:
         """One call where slurmrestd takes many nodes in one, else one by one in their order."""
-        names = words.checked_nodes(nodes)
-        if len(names) == 1 or self._link.found().number < rest_limits.MANY_NODES:
+        body = {field: [text] if field == "state" else text for field, text in changes.items()}
+        if len(names) == 1 or self._link.found().number < MANY_NODES:
             for name in names:
                 self._write(f"/node/{in_path(name)}", f"{verb} {name}", body, words.NODE_RIGHT)
             return
@@ -232,7 +208,7 @@ class RestScheduler:
 
     def reserve(self, reservation: Reservation) -> None:
         self._must_have(SlurmCall.reserve)
-        body = rest_bodies.reservation(reservation, datetime.now(UTC))
+        body = _reservation_body(reservation)
         # The address makes and changes: without this look it would change one of the same name.
         if self._has_reservation(reservation.name):
             raise SchedulerRefused(f"Slurm has a reservation {reservation.name} already.")
@@ -248,14 +224,14 @@ class RestScheduler:
     def unreserve(self, name: str) -> None:
         self._must_have(SlurmCall.unreserve)
         path = f"/reservation/{in_path(words.checked_reservation(name))}"
-        self._link.call("DELETE", path, f"end the reservation {name}", right=_RESERVATION)
+        self._link.call(Request("DELETE", path), f"end the reservation {name}", _RESERVATION)
 
     # --- jobs
 
     def requeue(self, job: str) -> None:
         self._must_have(SlurmCall.requeue)
         found = self._known(job)
-        if not _waits_in_an_array(found):
+        if not self._waits_together(found):
             self._requeue(found, ["Incomplete"])
 
     def revive(self, job: str) -> None:
@@ -269,11 +245,9 @@ class RestScheduler:
     def start_now(self, job: str) -> None:
         """Two seconds from now: see `CliScheduler.start_now`."""
         found = self._known(job)
-        if not _waits_in_an_array(found):
+        if not self._waits_together(found):
             for part in self._led(found):
-                self._change_job(
-                    part, "set the start of", {"begin_time": rest_bodies.number(time.time() + 2)}
-                )
+                self._change_job(part, "set the start of", {"begin_time": _number(time.time() + 2)})
 
     def hold(self, job: str) -> None:
         self._change_job(self._single(job), "hold", {"hold": True})
@@ -290,15 +264,12 @@ class RestScheduler:
         body = {"signal": words.checked_signal(name), "flags": ["FULL_JOB"]}
         self._end(SlurmCall.signal, job, f"send {name} to", body)
 
-    def notify(self, job: str, text: str) -> None:
-        raise self._lacking(SlurmCall.notify)
-
     def remark(self, job: str, text: str) -> None:
         body = {"admin_comment": words.checked_line("a remark", text, empty=True)}
         self._change_job(self._single(job), "remark on", body)
 
-    def submit(self, submission: Submission) -> str:
-        body = rest_bodies.submission(submission, self._link.found().number)
+    def _submit(self, submission: Submission, nodes: list[str]) -> str:
+        body = _submission_body(submission, nodes, self._link.found().number)
         answer = self._write("/job/submit", f"take the job {submission.name}", body, _JOB)
         return rest_answers.submitted(answer)
 
@@ -311,63 +282,143 @@ class RestScheduler:
 
     # --- inside
 
-    def _known(self, job: str) -> SlurmJob:
-        with looking_first():
-            found = self.job(job)
-        if found is None:
-            raise SchedulerRefused(f"Slurm no longer knows job {job}.", words.JOB_UNKNOWN)
-        return found
-
-    def _led(self, job: SlurmJob) -> list[SlurmJob]:
-        """All components where it leads a heterogeneous job: slurmrestd changes one alone (seen on 24.11)."""
-        if not job.het_job or job.het_offset:
-            return [job]
-        with looking_first():
-            every = self._jobs.read(time.monotonic())
-        return [part for part in every.values() if part.het_job == job.het_job]
-
-    def _single(self, job: str) -> SlurmJob:
-        """As `_known`, for what would change jobs that wait."""
-        found = self._known(job)
-        if _waits_in_an_array(found):
-            raise SchedulerRefused(f"{job} stands for array tasks that wait together: name one of them.")
-        return found
+    def _all_jobs(self) -> Mapping[str, SlurmJob]:
+        return self._jobs.read(time.monotonic())
 
     def _change_job(self, job: SlurmJob, verb: str, body: Mapping[str, Any]) -> None:
         """By the record's own id: slurmrestd refuses `5_1` in this address, and takes 5 for one record."""
         self._write(f"/job/{job.id}", f"{verb} job {job.id}", body, _JOB)
 
     def _requeue(self, job: SlurmJob, flags: list[str]) -> None:
-        name = _command_id(job)
+        name = words.command_id(job)
         answer = self._write("/jobs/requeue", f"requeue job {name}", {"jobs": [name], "flags": flags}, _JOB)
-        rest_answers.check_requeued(answer, f"Slurm did not requeue job {name}", _JOB)
+        rest_answers.check_jobs(answer, f"Slurm did not requeue job {name}", _JOB)
 
     def _end(self, call: SlurmCall, job: str, verb: str, body: Mapping[str, Any]) -> None:
         self._must_have(call)
-        action, jobs = f"{verb} job {job}", [_command_id(self._single(job))]
-        answer = self._link.call("DELETE", "/jobs", action, body={"jobs": jobs, **body}, right=_JOB)
-        rest_answers.check_ended(answer, f"Slurm did not {action}", _JOB)
+        action, jobs = f"{verb} job {job}", [words.command_id(self._single(job))]
+        answer = self._link.call(Request("DELETE", "/jobs", {"jobs": jobs, **body}), action, _JOB)
+        rest_answers.check_jobs(answer, f"Slurm did not {action}", _JOB)
 
     def _has_reservation(self, name: str) -> bool:
         with looking_first():
             return name in self._reservations.read(time.monotonic())
 
     def _write(self, path: str, action: str, body: Mapping[str, Any], right: str) -> Answer:
-        return self._link.call("POST", path, action, body=body, right=right)
-
-    def _must_have(self, call: SlurmCall) -> None:
-        if call in self.unavailable():
-            raise self._lacking(call)
-
-    def _lacking(self, call: SlurmCall) -> NotAvailable:
-        return NotAvailable(call, self.unavailable()[call])
+        return self._link.call(Request("POST", path, body), action, right)
 
 
-def _command_id(job: SlurmJob) -> str:
-    """What a body must say for it: `5_1` for a task of an array, its own id for all else."""
-    return job.id if job.array_task is None else f"{job.array_job}_{job.array_task}"
+def lacking(number: int) -> Mapping[SlurmCall, str]:
+    """What v0.0.`number` cannot do, and why."""
+    speaks = f"this slurmrestd speaks v0.0.{number}"
+    found = {
+        call: f"{what} by REST begin{'s' if not what.endswith('s') else ''} with Slurm {RELEASES[since]} "
+        f"(v0.0.{since}); {speaks}"
+        for call, (what, since) in _SINCE.items()
+        if number < since
+    }
+    found |= {
+        call: f"slurmrestd has no {what} in any release; the command line (cli) has"
+        for call, what in _NO_ADDRESS.items()
+    }
+    return MappingProxyType(found)
 
 
-def _waits_in_an_array(job: SlurmJob) -> bool:
-    """A record that stands for tasks that wait together: no single job to requeue or to start."""
-    return bool(job.array_job) and job.array_task is None
+class _Kept(NamedTuple, Generic[T]):
+    """`updated` by Slurm's clock, `fetched_at` by ours, of `found`'s slurmctld."""
+
+    found: Found
+    updated: int
+    fetched_at: float
+    rows: Mapping[str, T]
+
+
+class KeptList(Generic[T]):
+    """One list, parsed, and fetched again only when it changed (d.8, 21).
+
+    `GET /jobs` takes slurmctld's locks and 5 kB a job. With `update_time` Slurm answers at once when nothing
+    has changed since: `/nodes` and `/reservations` with 304, `/jobs` with 200, a warning and no jobs at all.
+    Safe for threads: each reader gets what was true when it asked, or later.
+    """
+
+    def __init__(self, link: RestLink, path: str, parse: Callable[[bytes], Mapping[str, T]]) -> None:
+        self._link, self._path, self._parse = link, path, parse
+        self._kept: _Kept[T] | None = None
+
+    def read(self, now: float) -> Mapping[str, T]:
+        """All rows. The very same mapping as before when nothing has changed."""
+        found, kept = self._link.found(), self._kept
+        answer = None
+        if kept and kept.found == found and kept.updated and now - kept.fetched_at < _BELIEVED_S:
+            query = {"update_time": str(kept.updated)}
+            answer = self._link.ask(Request("GET", self._path, query=query, patience=_PATIENCE))
+            if _unchanged(answer):
+                return kept.rows
+            if answer.no_contact:
+                raise rest_answers.error_of(answer.problems[0], f"Slurm did not list {self._path[1:]}", "")
+        # After an error too: 24.11 answers 500 where nodes have changed and partitions have not.
+        if answer is None or not answer.good:
+            answer = self._link.call(Request("GET", self._path, patience=_PATIENCE), f"list {self._path[1:]}")
+        with understanding():
+            rows = self._parse(answer.body)
+        if kept and kept.rows == rows:
+            rows = kept.rows
+        self._kept = _Kept(found, answer.updated, now, rows)
+        return rows
+
+
+def _unchanged(answer: Answer) -> bool:
+    """Of an answer to `update_time`. A list that is really empty comes with the time of its last change."""
+    return answer.status == 304 or (answer.good and bool(answer.warnings) and not answer.updated)
+
+
+def _number(value: float) -> dict[str, Any]:
+    return {"set": True, "infinite": False, "number": int(value)}
+
+
+def _reservation_body(wanted: Reservation) -> dict[str, Any]:
+    """For POST /reservation, from v0.0.43 on."""
+    body: dict[str, Any] = {
+        "name": words.checked_reservation(wanted.name),
+        "node_list": words.checked_nodes(wanted.nodes),
+        "start_time": _number((wanted.since or datetime.now(UTC)).timestamp()),
+        "flags": words.reservation_flags(wanted),
+    }
+    if wanted.until is None:
+        body["duration"] = _ENDLESS
+    else:
+        body["end_time"] = _number(wanted.until.timestamp())
+    if wanted.users:
+        body["users"] = words.checked_names("a user", wanted.users).split(",")
+    if wanted.accounts:
+        body["accounts"] = words.checked_names("an account", wanted.accounts).split(",")
+    return body
+
+
+def _submission_body(wanted: Submission, nodes: list[str], version: int) -> dict[str, Any]:
+    """For POST /job/submit of v0.0.`version`. Its output is dropped, as its directory may not exist."""
+    job: dict[str, Any] = {
+        "name": wanted.name,
+        "environment": _ENVIRONMENT,
+        "current_working_directory": "/",
+        "standard_output": "/dev/null",
+        "requeue": False,
+        "nodes": str(len(nodes)),
+        "required_nodes": nodes,
+        # Minutes, rounded up: it is to end by itself, not to be cut off early.
+        "time_limit": _number(-(-wanted.time_limit_s // 60)),
+    }
+    if wanted.exclusive:
+        job["shared"] = ["none"]
+    if wanted.gpus_per_node:
+        # Until 23.02 TRES were written as GRES.
+        job["tres_per_node"] = f"gres{':' if version < 40 else '/'}gpu:{wanted.gpus_per_node}"
+    given = {
+        "reservation": wanted.reservation,
+        "partition": wanted.partition,
+        "qos": wanted.qos,
+        "nice": wanted.nice,
+        "comment": wanted.comment,
+    }
+    job |= {field: value for field, value in given.items() if value}
+    return {"script": wanted.script, "job": job}

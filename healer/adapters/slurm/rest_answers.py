@@ -9,6 +9,7 @@ from typing import TypeVar
 import msgspec
 
 from healer.adapters.slurm import slurm_words as words
+from healer.adapters.slurm.parse_json import Problem
 from healer.ports.scheduling import SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
 
 #: Slurm's error numbers (slurm_errno.h). A token that is not taken, at slurmctld and at slurmrestd:
@@ -23,12 +24,6 @@ T = TypeVar("T")
 
 class _Number(msgspec.Struct, frozen=True):
     number: int = 0
-
-
-class Problem(msgspec.Struct, frozen=True):
-    error: str | None = None
-    description: str | None = None
-    error_number: int | None = None
 
 
 class Slurm(msgspec.Struct, frozen=True):
@@ -138,52 +133,41 @@ class _JobError(msgspec.Struct, frozen=True):
     string: str | None = None
 
 
-class _Ended(msgspec.Struct, frozen=True):
-    error: _JobError = _JobError()
+class _JobStatus(msgspec.Struct, frozen=True):
+    """One job or task: `error` is an object where jobs are ended, a text with a number where requeued."""
 
-
-class _Requeued(msgspec.Struct, frozen=True):
-    error: str | None = None
+    error: str | _JobError | None = None
     error_code: int = 0
 
 
-class _EndedAnswer(msgspec.Struct, frozen=True):
-    status: list[_Ended] | None = None
-
-
-class _RequeuedAnswer(msgspec.Struct, frozen=True):
-    status: list[_Requeued | list[_Requeued]] | None = None
-
-
-class _Submitted(msgspec.Struct, frozen=True):
+class _Result(msgspec.Struct, frozen=True):
     job_id: int | None = None
 
 
-class _SubmitAnswer(_Submitted, frozen=True):
-    """Before v0.0.42 the id stands in `result`."""
+class _Written(msgspec.Struct, frozen=True):
+    """Of a change of jobs. Before v0.0.42 the id of a submitted one stands in `result`."""
 
-    result: _Submitted | None = None
-
-
-def check_ended(answer: Answer, action: str, right: str) -> None:
-    """A job that DELETE /jobs refused has an entry of its own; the answer is 200 all the same."""
-    for each in read(answer, _EndedAnswer).status or []:
-        if each.error.code:
-            raise error_of(Problem(each.error.string, None, each.error.code), action, right)
+    job_id: int | None = None
+    result: _Result | None = None
+    status: list[_JobStatus | list[_JobStatus]] | None = None
 
 
-def check_requeued(answer: Answer, action: str, right: str) -> None:
-    """Each job or task of POST /jobs/requeue has an entry of its own, in one list or in one for each job."""
-    for entry in read(answer, _RequeuedAnswer).status or []:
+def check_jobs(answer: Answer, action: str, right: str) -> None:
+    """What DELETE /jobs or POST /jobs/requeue refused has an entry of its own, in one list or in one for each
+    job; the answer is 200 all the same."""
+    for entry in read(answer, _Written).status or []:
         for each in entry if isinstance(entry, list) else [entry]:
-            if each.error_code:
-                raise error_of(Problem(each.error, None, each.error_code), action, right)
+            text, number = each.error, each.error_code
+            if isinstance(text, _JobError):
+                text, number = text.string, text.code
+            if number:
+                raise error_of(Problem(text, None, number), action, right)
 
 
 def submitted(answer: Answer) -> str:
     """The id of the job that POST /job/submit made."""
-    told = read(answer, _SubmitAnswer)
-    job = told.job_id or (told.result.job_id if told.result else None)
+    written = read(answer, _Written)
+    job = written.job_id or (written.result.job_id if written.result else None)
     if not job:
         raise SchedulerUnavailable("slurmrestd took the job and did not tell its id.")
     return str(job)

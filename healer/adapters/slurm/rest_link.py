@@ -6,16 +6,18 @@ more at the address of that one). A GET never changes anything (d.8, 25).
 """
 
 import re
+import ssl
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, NoReturn, Protocol
-from urllib.parse import quote
+from urllib.parse import quote, urlencode, urlsplit
 
+import httpcore
 import msgspec
 
-from healer.adapters.slurm import bounds, parse_json, rest_answers, rest_http
+from healer.adapters.slurm import parse_json, process, rest_answers
 from healer.adapters.slurm import slurm_words as words
 from healer.adapters.slurm.commands import looking_first
 from healer.adapters.slurm.rest_answers import Answer
@@ -27,6 +29,9 @@ _FOUND_S = 2.0
 #: Answers at the door: what was asked for was not begun.
 _AT_THE_DOOR = frozenset({401, 403, 407})
 
+#: Sent in pieces, so that who takes them slowly is noticed.
+_PIECE_BYTES = 64 * 1024
+
 _USER = re.compile(r"[A-Za-z0-9_.@$-]{1,128}")
 _DIGITS = re.compile(r"/slurm/v0\.0\.(\d+)/")
 
@@ -34,6 +39,20 @@ _DIGITS = re.compile(r"/slurm/v0\.0\.(\d+)/")
 class Token(Protocol):
     def current(self, now: datetime) -> str: ...
     def refused(self, token: str) -> None: ...
+
+
+class Request(NamedTuple):
+    """`path` behind the version (`/nodes`); `patience` times the usual time-out is waited."""
+
+    method: str
+    path: str
+    body: Mapping[str, Any] | None = None
+    query: Mapping[str, str] | None = None
+    patience: float = 1
+
+    @property
+    def reads(self) -> bool:
+        return self.method == "GET"
 
 
 class Found(NamedTuple):
@@ -67,7 +86,7 @@ class RestLink:
         if user is not None and not _USER.fullmatch(user):
             raise ValueError(f"{user!r} is not the name of a user for slurmrestd")
         self._user, self._token, self._timeout_s, self._now = user, token, timeout_s, now
-        self.where, self._http = url, rest_http.RestHttp(url)
+        self.where, self._http = url, RestHttp(url)
         self._lock = threading.Lock()
         self._meant = cluster
         self._found: Found | None = None
@@ -105,50 +124,32 @@ class RestLink:
                 self._meant = self._meant or found.slurm.cluster or None
             finding.set_result(found)
 
-    def call(
-        self,
-        method: str,
-        path: str,
-        action: str,
-        *,
-        body: Mapping[str, Any] | None = None,
-        query: Mapping[str, str] | None = None,
-        right: str = "",
-        patience: float = 1,
-    ) -> Answer:
-        """`/nodes` -> its answer, free of errors. `action` goes into errors ("read all nodes"); `right` says
-        which right it takes; `patience` times the usual time-out is waited."""
-        answer = self.ask(method, path, body=body, query=query, patience=patience)
-        self._judge(answer, f"Slurm did not {action}", right, wrote=body is not None)
+    def call(self, request: Request, action: str, right: str = "") -> Answer:
+        """Its answer, free of errors. `action` goes into errors ("read all nodes"); `right` says which right
+        it takes."""
+        answer = self.ask(request)
+        self._judge(answer, f"Slurm did not {action}", right, wrote=request.body is not None)
         return answer
 
-    def ask(
-        self,
-        method: str,
-        path: str,
-        *,
-        body: Mapping[str, Any] | None = None,
-        query: Mapping[str, str] | None = None,
-        patience: float = 1,
-    ) -> Answer:
+    def ask(self, request: Request) -> Answer:
         """As `call`, with whatever slurmrestd answered, also errors."""
-        found = self._looked() if method != "GET" else self._of_meant(self.found())
-        answer = self._with_token(method, f"/slurm/{found.shape}{path}", body, query, patience)
+        found = self._of_meant(self.found()) if request.reads else self._looked()
+        answer = self._with_token(request, found)
         if answer.unknown_address:
             self._forget(found)
             newer = self._of_meant(self.found())
             if newer.number != found.number:
-                answer = self._with_token(method, f"/slurm/{newer.shape}{path}", body, query, patience)
+                answer = self._with_token(request, newer)
         elif answer.slurm.release and answer.slurm != found.slurm:
             self._forget(found)
-        self._check_cluster(answer.slurm.cluster, sent=method != "GET")
+        self._check_cluster(answer.slurm.cluster, sent=not request.reads)
         return answer
 
     def _looked(self) -> Found:
         """Behind a name, a proxy or a shared address may stand another cluster than a moment ago."""
         with looking_first():
             found = self.found()
-            answer = self._with_token("GET", f"/slurm/{found.shape}/ping", None, None, 1)
+            answer = self._with_token(Request("GET", "/ping"), found)
             if answer.unknown_address or (answer.slurm.release and answer.slurm != found.slurm):
                 self._forget(found)
                 found = self.found()
@@ -172,18 +173,18 @@ class RestLink:
         """The newest version that both sides know. Each is tried: slurmrestd's own list takes it long to
         write, and a proxy may keep it to itself."""
         self._token.current(self._now())  # a command that makes it has a time-out of its own
-        with bounds.within(min(_FOUND_S, self._timeout_s)):
+        with process.within(min(_FOUND_S, self._timeout_s)):
             return self._newest()
 
     def _newest(self) -> Found:
         readable = [int(shape.rpartition(".")[2]) for shape in parse_json.DATA_PARSERS]
         for number in readable:
-            answer = self._with_token("GET", f"/slurm/v0.0.{number}/ping", None, None, 1)
+            answer = self._with_token(Request("GET", "/ping"), Found(number, rest_answers.Slurm()))
             if answer.said is not None and answer.slurm.release:
                 return Found(number, answer.slurm)
             if not answer.unknown_address:
                 self._judge(answer, "slurmrestd did not tell its release", "", wrote=False)
-        listed = self._with_token("GET", "/openapi/v3", None, None, 1)
+        listed = self._with_token(Request("GET", "/openapi/v3"))
         offered = {int(number) for number in _DIGITS.findall(listed.body.decode("utf-8", "replace"))}
         known = f"v0.0.{readable[-1]} to v0.0.{readable[0]}"
         other = ", ".join(f"v0.0.{number}" for number in sorted(offered)) or f"none at {self.where}"
@@ -197,17 +198,18 @@ class RestLink:
             if self._found is found:
                 self._found = None
 
-    def _with_token(
-        self, method: str, path: str, body: object | None, query: Mapping[str, str] | None, patience: float
-    ) -> Answer:
+    def _with_token(self, request: Request, found: Found | None = None) -> Answer:
+        """Sent at the address of `found`'s version."""
+        if found:
+            request = request._replace(path=f"/slurm/{found.shape}{request.path}")
         token = self._token.current(self._now())
-        answer = self._send(method, path, body, query, patience, token)
+        answer = self._send(request, token)
         if not answer.token_refused:
             return answer
         self._token.refused(token)
         other = self._token.current(self._now())
         if other != token:
-            answer = self._send(method, path, body, query, patience, other)
+            answer = self._send(request, other)
         if answer.token_refused:
             self._raise_token_refused(answer, other)
         return answer
@@ -219,31 +221,15 @@ class RestLink:
         why = f" (it ended {at:%Y-%m-%d %H:%M:%SZ})" if at else ""
         raise SchedulerUnavailable(f"Slurm did not take the token for slurmrestd{why}: {said}.", sent=False)
 
-    def _send(
-        self,
-        method: str,
-        path: str,
-        body: object | None,
-        query: Mapping[str, str] | None,
-        patience: float,
-        token: str,
-    ) -> Answer:
+    def _send(self, request: Request, token: str) -> Answer:
         headers = {"X-SLURM-USER-TOKEN": token, "Accept": "application/json", "Accept-Encoding": "identity"}
         if self._user is not None:
             headers["X-SLURM-USER-NAME"] = self._user
-        content = None if body is None else msgspec.json.encode(body)
-        if content is not None:
+        if request.body is not None:
             headers["Content-Type"] = "application/json"
         # Who does not take a connection within a second is away; the rest is for the answer.
-        status, raw = self._http.ask(
-            method,
-            path,
-            query or {},
-            headers,
-            content,
-            timeout_s=self._timeout_s * patience,
-            connect_s=self._timeout_s / 4,
-        )
+        timeout_s, connect_s = self._timeout_s * request.patience, self._timeout_s / 4
+        status, raw = self._http.ask(request, headers, timeout_s=timeout_s, connect_s=connect_s)
         # A proxy may show a request that it refuses, with all its headers.
         return rest_answers.answer(status, raw.replace(token.encode(), "…".encode()))
 
@@ -269,3 +255,148 @@ class RestLink:
 def in_path(text: str) -> str:
     """One part of an address; names are checked besides."""
     return quote(text, safe="")
+
+
+# --- HTTP ------------------------------------------------------------------------------------------------
+
+
+class RestHttp:
+    """Connections that are kept, and one bound in time over each whole exchange. Safe for threads. ValueError
+    names what is wrong with `url`.
+
+    httpcore and not httpx: httpx bounds each read, and a peer that sends a header every second is read for
+    ever. Here each wait is cut by what is left of `process.within`.
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        if "@" in parts.netloc:
+            raise ValueError(
+                "slurmrestd's address must hold no user or password: the token has its own setting"
+            )
+        uds, base = None, url
+        if parts.scheme == "unix":
+            if parts.netloc or not parts.path.startswith("/"):
+                raise ValueError(f"slurmrestd's address {url!r}: a socket is unix:///path")
+            uds, base = parts.path, "http://slurmrestd"
+        elif parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
+            raise ValueError(
+                f"slurmrestd's address {url!r} is none of http://host:port, https://host, unix:///path"
+            )
+        self._where, self._base = url, base.rstrip("/")
+        # No proxy of the environment and no redirect: a token goes where the site's address says, and nowhere
+        # else. The system's certificates, or those of SSL_CERT_FILE; without TLS none are read (20 ms).
+        self._pool = httpcore.ConnectionPool(
+            ssl_context=ssl.create_default_context() if parts.scheme == "https" else None,
+            max_connections=100,
+            max_keepalive_connections=20,
+            keepalive_expiry=5,
+            uds=uds,
+            network_backend=_Backend(),
+        )
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def ask(
+        self, request: Request, headers: Mapping[str, str], *, timeout_s: float, connect_s: float
+    ) -> tuple[int, bytes]:
+        """HTTP's status and the body. SchedulerUnavailable where there is none within `timeout_s`."""
+        url = self._base + request.path + (f"?{urlencode(request.query)}" if request.query else "")
+        content = None if request.body is None else msgspec.json.encode(request.body)
+        with process.within(timeout_s):
+            left_s = process.left_s(timeout_s)
+            if not left_s:
+                raise SchedulerUnavailable("no time was left to ask slurmrestd.", sent=False)
+            first_s = min(connect_s, left_s)
+            limits = {"connect": first_s, "pool": first_s, "read": left_s, "write": left_s}
+            try:
+                with self._pool.stream(
+                    request.method, url,
+                    headers=list(headers.items()), content=content, extensions={"timeout": limits},
+                ) as response:  # fmt: skip
+                    return response.status, _whole(response)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout, httpcore.PoolTimeout) as error:
+                text = f"slurmrestd at {self._where} cannot be reached: {_cause(error)}."
+                raise SchedulerUnavailable(text, sent=False) from None
+            except httpcore.TimeoutException:
+                raise SchedulerUnavailable(f"slurmrestd did not answer within {left_s:.3g} s.") from None
+            except (httpcore.NetworkError, httpcore.ProtocolError) as error:
+                raise SchedulerUnavailable(f"slurmrestd broke off: {_cause(error)}.") from None
+
+
+def _whole(response: httpcore.Response) -> bytes:
+    """The body, bounded in size."""
+    parts, size = [], 0
+    for part in response.iter_stream():
+        parts.append(part)
+        size += len(part)
+        if size > process.MOST_BYTES:
+            raise SchedulerUnavailable(f"slurmrestd answered with more than {process.MOST_BYTES} bytes.")
+    return b"".join(parts)
+
+
+def _cause(error: Exception) -> str:
+    """The system's own words (`Connection refused`); httpcore's where there are none."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = cause.__cause__ or cause.__context__
+    return str(error) or type(error).__name__
+
+
+class _Backend(httpcore.NetworkBackend):
+    """The system's sockets, each wait on them cut by the bound of the call."""
+
+    def __init__(self) -> None:
+        self._system = httpcore.SyncBackend()
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.NetworkStream:
+        left_s = _left(timeout, httpcore.ConnectTimeout)
+        return _Stream(self._system.connect_tcp(host, port, left_s, local_address, socket_options))
+
+    def connect_unix_socket(
+        self, path: str, timeout: float | None = None, socket_options: Iterable[Any] | None = None
+    ) -> httpcore.NetworkStream:
+        left_s = _left(timeout, httpcore.ConnectTimeout)
+        return _Stream(self._system.connect_unix_socket(path, left_s, socket_options))
+
+
+class _Stream(httpcore.NetworkStream):
+    def __init__(self, stream: httpcore.NetworkStream) -> None:
+        self._stream = stream
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        return self._stream.read(max_bytes, _left(timeout, httpcore.ReadTimeout))
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        for start in range(0, len(buffer), _PIECE_BYTES):
+            piece = buffer[start : start + _PIECE_BYTES]
+            self._stream.write(piece, _left(timeout, httpcore.WriteTimeout))
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore.NetworkStream:
+        left_s = _left(timeout, httpcore.ConnectTimeout)
+        return _Stream(self._stream.start_tls(ssl_context, server_hostname, left_s))
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
+
+
+def _left(most_s: float | None, over: type[httpcore.TimeoutException]) -> float:
+    left_s = process.left_s(most_s)
+    if not left_s:
+        raise over("no time is left")
+    return left_s

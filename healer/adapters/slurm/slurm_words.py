@@ -1,11 +1,10 @@
 """Pieces of Slurm's language that text and JSON share: states, GPUs, names, errors."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
-from healer.adapters.slurm import strict_hostlist as hostlist
-from healer.model import Reservation
+from healer.model import Reservation, SlurmJob, hostlist
 from healer.model.slurm import node_words
 from healer.ports.scheduling import SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
 
@@ -149,7 +148,7 @@ def shares_gpus(gres: str) -> bool:
 
 def gpu_indices(gres: str) -> tuple[int, ...] | None:
     """`gpu:h100:2(IDX:0,3)` -> (0, 3); () where it names no GPU. None: it does not tell which."""
-    held = tuple(sorted(index for text in _GRES_INDEX.findall(gres) for index in hostlist.indices(text)))
+    held = tuple(sorted(index for text in _GRES_INDEX.findall(gres) for index in expand_indices(text)))
     shares = any(part in gres for part in _SHARED_GRES)
     return None if shares or len(held) != gpus_of_gres(gres)[0] else held
 
@@ -227,3 +226,95 @@ def error(action: str, text: str) -> SchedulerError:
     if not text.strip() or any(words in said for words in _SILENCES):
         return SchedulerUnavailable(whole, sent=not any(words in said for words in _NOTHING_SENT))
     return SchedulerRefused(whole)
+
+
+# --- host lists as Slurm prints them: strict. `model.hostlist` also takes a site's globs
+
+
+def expand_hosts(text: str) -> tuple[str, ...]:
+    """Every host named, in order. Empty for `""`, `(null)` and `None`. ValueError on anything malformed."""
+    if text in ("", "(null)", "None"):
+        return ()
+    names = tuple(hostlist.expand(text))
+    if any(char in name for name in names for char in "[], "):
+        raise ValueError(f"not a hostlist: {text[:200]!r}")
+    return names
+
+
+def expand_indices(text: str) -> tuple[int, ...]:
+    """`0-2,5` -> (0, 1, 2, 5). ValueError on anything malformed."""
+    numbers = hostlist.expand(f"[{text}]")
+    if not all(number.isdecimal() for number in numbers):
+        raise ValueError(f"not a list of numbers: {text[:200]!r}")
+    return tuple(int(number) for number in numbers)
+
+
+# --- what a job's record means where every shape says it in the same words
+
+#: slurmctld's description of a hold that it set itself after a failed launch (seen on 22.05 and 24.11).
+_LAUNCH_FAILED = "launch failed"
+#: Reasons of a hold by an administrator or by Slurm itself (more than MaxBatchRequeue failed launches).
+_ADMIN_HOLDS = frozenset({"JobHeldAdmin", "JobHoldMaxRequeue"})
+#: The text form of 22.05 shows the description, with `_` for spaces, in the place of `JobHeldUser`.
+_HELD_AS = frozenset({"launch_failed_requeued_held", "job_requeued_in_held_state"})
+#: Options of a submission stand in front of its script, within so many characters.
+_OPTIONS_END = 4096
+_UNENDED = frozenset({"PENDING", "RUNNING", "SUSPENDED"})
+
+
+def held_by(state: str, priority: int | None, reason: str, why: str) -> str:
+    """`user`, `admin` (also Slurm itself), or empty: held is pending with priority 0."""
+    if state != "PENDING" or priority != 0:
+        return ""
+    if reason in _ADMIN_HOLDS or why.startswith(_LAUNCH_FAILED):
+        return "admin"
+    return "user" if reason == "JobHeldUser" else ""
+
+
+def reason_and_why(text: str) -> tuple[str, str]:
+    """The text form's `Reason=`, as JSON tells it: reason and description."""
+    return ("JobHeldUser", text.replace("_", " ")) if text in _HELD_AS else (text, "")
+
+
+def computes(state: str, flags: tuple[str, ...]) -> bool:
+    """It holds what it was given, and all of that is shown: a job that is ending shows no GPUs."""
+    return state in {"RUNNING", "SUSPENDED"} and "COMPLETING" not in flags
+
+
+def waits_together(job: SlurmJob) -> bool:
+    """A record that stands for array tasks which wait together: no single job to requeue or to start."""
+    return bool(job.array_job) and job.array_task is None
+
+
+def command_id(job: SlurmJob) -> str:
+    """What a command must say for it: `5_1` for a task of an array, its own id for all else. Slurm takes the
+    plain id of an array's last task for the whole array (d.8, 12)."""
+    return job.id if job.array_task is None else f"{job.array_job}_{job.array_task}"
+
+
+def job_named(name: str, jobs: Mapping[str, SlurmJob]) -> SlurmJob | None:
+    """By raw id, as a task (`5_1`) or as a part of a heterogeneous job (`5+1`)."""
+    tasks = {command_id(job): job for job in jobs.values()}
+    parts = {f"{job.het_job}+{job.het_offset}": job for job in jobs.values()}
+    return jobs.get(name) or tasks.get(name) or parts.get(name)
+
+
+def has_ended(state: str) -> bool:
+    """Its exit code and end are facts. A job that is pending or runs shows when it may end at most."""
+    return state not in _UNENDED
+
+
+def exit_code(code: int, signal: int) -> str:
+    """`3`, or `0:9` where a signal ended it."""
+    return f"{code}:{signal}" if signal else str(code)
+
+
+def no_kill(submit_line: str) -> bool | None:
+    """True where the submission says --no-kill. None: no job record tells it, and a script may say it too.
+
+    A `--no-kill` of the script's own is taken for Slurm's: then nothing is done where something might be. The
+    line is its user's and as long as they like (1 MiB was seen): only its beginning is read.
+    """
+    words = submit_line[:_OPTIONS_END].split()
+    told = [word for word in words if word == "-k" or word.partition("=")[0] == "--no-kill"]
+    return True if told and not told[-1].endswith("=off") else None

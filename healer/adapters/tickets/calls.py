@@ -56,6 +56,22 @@ class Answered(DeliveryFailed):
         self.reply = reply
 
 
+class Access(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a system is and as whom healer comes. With a `user`, `token` is its password or API token.
+
+    `project`: Jira's key, GitHub's `owner/name`, ServiceNow's table. `kind`: Jira's issue type. `closes_by`:
+    Jira's transition or status, ServiceNow's resolution code; empty: the system's own.
+    """
+
+    url: str
+    project: str
+    token: str
+    user: str = ""
+    kind: str = "Task"
+    closes_by: str = ""
+    timeout_s: float = TIMEOUT_S
+
+
 class Manner(msgspec.Struct, frozen=True):
     """How a system says what is wrong. `words` reads an error's body; `pause_s` how long it asks to be left
     alone beyond Retry-After, None where it does not."""
@@ -68,12 +84,17 @@ class Calls:
     """One ticket system. Safe to use from several threads. `who` names it in errors."""
 
     def __init__(
-        self, who: str, url: str, headers: Mapping[str, str], manner: Manner, *, timeout_s: float = TIMEOUT_S
+        self, who: str, access: Access, manner: Manner, headers: Mapping[str, str] | None = None
     ) -> None:
         logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells every request's address at INFO
-        self.who, self._url, self._manner, self._timeout_s = who, url.rstrip("/"), manner, timeout_s
-        known = {"user-agent": f"healer/{__version__}", "accept": "application/json", **headers}
-        self._client = httpx.Client(follow_redirects=False, headers=known)
+        self.who, self._manner = who, manner
+        self._url, self._timeout_s = access.url.rstrip("/"), access.timeout_s
+        usual = {
+            "user-agent": f"healer/{__version__}",
+            "accept": "application/json",
+            "authorization": _authorization(access),
+        }
+        self._client = httpx.Client(follow_redirects=False, headers={**usual, **(headers or {})})
         self._own = threading.local()
 
     @contextmanager
@@ -132,11 +153,11 @@ class Calls:
         )
 
 
-def authorization(user: str, token: str) -> str:
+def _authorization(access: Access) -> str:
     """Basic with a user, Bearer without."""
-    if not user:
-        return f"Bearer {token}"
-    return "Basic " + base64.b64encode(f"{user}:{token}".encode()).decode()
+    if not access.user:
+        return f"Bearer {access.token}"
+    return "Basic " + base64.b64encode(f"{access.user}:{access.token}".encode()).decode()
 
 
 def utc_now() -> datetime:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
-from healer.adapters.tickets.calls import TIMEOUT_S, Answered, Calls, Manner, Reply, authorization, utc_now
+from healer.adapters.tickets.calls import Access, Answered, Calls, Manner, Reply, utc_now
 from healer.adapters.tickets.desk import Found, cut, one_line
 from healer.model import Ticket
 from healer.ports.outbound import DeliveryFailed
@@ -30,17 +30,11 @@ _NAME = re.compile(r".+#(\d+)")
 class GitHubDesk:
     settles_s = 0.0
 
-    def __init__(self, repository: str, *, token: str, url: str = URL, timeout_s: float = TIMEOUT_S) -> None:
-        """`repository` is `owner/name`; `url` the API's: `https://github.example/api/v3` at GitHub Enterprise
-        Server."""
-        self._repository, self._path = repository, f"/repos/{repository}"
-        headers = {
-            "authorization": authorization("", token),
-            "accept": "application/vnd.github+json",
-            "x-github-api-version": "2022-11-28",
-        }
-        manner = Manner(words=_words, pause_s=_pause_s)
-        self.calls = Calls("GitHub", url, headers, manner, timeout_s=timeout_s)
+    def __init__(self, access: Access) -> None:
+        """`access.url` is the API's: `https://github.example/api/v3` at GitHub Enterprise Server."""
+        self._repository, self._path = access.project, f"/repos/{access.project}"
+        headers = {"accept": "application/vnd.github+json", "x-github-api-version": "2022-11-28"}
+        self.calls = Calls("GitHub", access, Manner(words=_words, pause_s=_pause_s), headers)
 
     def named(self, name: str) -> Found:
         number = _NAME.fullmatch(name)

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
-from healer.adapters.tickets.calls import TIMEOUT_S, Calls, Manner, authorization
+from healer.adapters.tickets.calls import Access, Calls, Manner
 from healer.adapters.tickets.desk import Found, cut, one_line
 from healer.model import Ticket
 from healer.ports.outbound import DeliveryFailed
@@ -29,23 +29,13 @@ _NEEDED = ("BROWSE_PROJECTS", "CREATE_ISSUES", "ADD_COMMENTS", "TRANSITION_ISSUE
 class JiraDesk:
     settles_s = 60.0
 
-    def __init__(
-        self,
-        url: str,
-        project: str,
-        *,
-        token: str,
-        user: str = "",
-        issue_type: str = "Task",
-        closes_by: str = "",
-        timeout_s: float = TIMEOUT_S,
-    ) -> None:
-        """With a `user` it is Cloud, without one Data Center. `closes_by`: the transition, or the status that
+    def __init__(self, access: Access) -> None:
+        """With a user it is Cloud, without one Data Center. `closes_by`: the transition, or the status that
         it leads to; empty: any that leads to the category "done"."""
-        self._cloud, self._project, self._type, self._closes_by = bool(user), project, issue_type, closes_by
-        self._api = "/rest/api/3" if user else "/rest/api/2"
-        headers = {"authorization": authorization(user, token)}
-        self.calls = Calls("Jira", url, headers, Manner(words=_words), timeout_s=timeout_s)
+        self._cloud, self._project = bool(access.user), access.project
+        self._type, self._closes_by = access.kind, access.closes_by
+        self._api = "/rest/api/3" if access.user else "/rest/api/2"
+        self.calls = Calls("Jira", access, Manner(words=_words))
 
     def named(self, name: str) -> Found:
         reply = self.calls.ask("GET", self._issue(name), query={"fields": "status"})

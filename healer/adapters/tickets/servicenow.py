@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from healer.adapters.tickets.calls import TIMEOUT_S, Answered, Calls, Manner, Reply, authorization
+from healer.adapters.tickets.calls import Access, Answered, Calls, Manner, Reply
 from healer.adapters.tickets.desk import Found, cut, one_line
 from healer.model import Severity, Ticket
 from healer.ports.outbound import DeliveryFailed
@@ -32,22 +32,12 @@ DEFAULT_CODE = "Solution provided"
 class ServiceNowDesk:
     settles_s = 0.0
 
-    def __init__(
-        self,
-        url: str,
-        table: str = "incident",
-        *,
-        token: str,
-        user: str = "",
-        closes_by: str = "",
-        timeout_s: float = TIMEOUT_S,
-    ) -> None:
-        """With a `user`, `token` is the password; without one an OAuth token. `closes_by`: the resolution
-        code. `table` is `incident` or one with its states."""
-        self._user, self._table, self._code = user, table, closes_by or DEFAULT_CODE
-        self._path = f"/api/now/table/{table}"
-        headers = {"authorization": authorization(user, token)}
-        self.calls = Calls("ServiceNow", url, headers, Manner(words=_words), timeout_s=timeout_s)
+    def __init__(self, access: Access) -> None:
+        """Without a user the token is an OAuth token. The table is `incident` or one with its states."""
+        self._user, self._table = access.user, access.project or "incident"
+        self._code = access.closes_by or DEFAULT_CODE
+        self._path = f"/api/now/table/{self._table}"
+        self.calls = Calls("ServiceNow", access, Manner(words=_words))
 
     def named(self, name: str) -> Found:
         if not _NUMBER.fullmatch(name):

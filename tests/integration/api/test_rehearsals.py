@@ -14,7 +14,7 @@ from healer.adapters.postgres.rehearsals import PostgresRehearsals
 from healer.adapters.postgres.tables import audit_records, rule_texts
 from healer.model import Incident, IncidentState, Mode, Proof, Review
 from healer.model.recordings import Recordings
-from healer.processes.background import LONGEST_REHEARSAL, Rehearsing
+from healer.processes.scheduler import LONGEST_REHEARSAL, Rehearsing
 from healer.sim.sim_clock import SimClock
 from tests.support.api import CLUSTER, RULES, Api, incident, save_incident
 

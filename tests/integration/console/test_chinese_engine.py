@@ -79,7 +79,7 @@ SILENT = {
     "detection/watches.py": {"{} ({}, from {})": "names"},
     "detection/readings.py": {"fallen off the bus": "the driver's words", "Correctable": "the driver's word"},
     "detection/measured.py": {" (before {}{})": "before a sentence of its own"},
-    "adapters/nodes/node_answers.py": {
+    "adapters/nodes/verbs.py": {
         "Not Supported": "nvidia-smi's words",
         "{}: {} lines": "names of files",
         "DCGM Diagnostic": "dcgmi's words",

@@ -17,7 +17,7 @@ CATALOGUE: Catalogue = load(web_dir() / "words" / "zh")
 MODULES = modules(
     "console",
     "rulebook/cases/casebook.py",
-    "processes/background.py",
+    "processes/scheduler.py",
     "rulebook/proven.py",
     "engine/runlog.py",
 )
@@ -67,7 +67,10 @@ SILENT = {
     "console/views/incident_view.py": {" GPU {} to {}": "names of parts", " GPU {}": "names of parts"},
     "console/views/health_view.py": {"job {}/": "what names of tokens begin with"},
     "console/words.py": {"%Y-%m-%d %H:%M:%S UTC": "a format"},
-    "processes/background.py": {"it took longer than {}": "in the log alone"},
+    "processes/scheduler.py": {
+        "it took longer than {}": "in the log alone",
+        "Slurm is the cluster {}, not {}: mend HEALER_CLUSTER": "to who sets healer up",
+    },
     "api/acting_routes.py": {
         "Location": "a header",
         "POST {}": "a request",

@@ -9,9 +9,8 @@ from typing import Any, NoReturn
 
 import pytest
 
-from healer.embedded.child import Child
 from healer.embedded.guardian import Guardian
-from healer.embedded.tree import Tree
+from healer.embedded.tree import Calls, Child, Tree
 from healer.settings import load
 from tests.support.wait import wait_until
 
@@ -54,7 +53,7 @@ def test_a_start_without_a_descriptor_left_does_not_make_deaf(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was blocked for the fork is heard again: a tree that is deaf ends by `kill -9` alone."""
-    monkeypatch.setattr("healer.embedded.child._descriptors", no_process)
+    monkeypatch.setattr("healer.embedded.tree._descriptors", no_process)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
         with pytest.raises(BlockingIOError):
@@ -102,7 +101,7 @@ class _Server:
 
 def test_a_server_that_cannot_be_started_ends_nothing(tmp_path: Path) -> None:
     said: list[str] = []
-    tree = Tree(load({}, data_dir=str(tmp_path / "data")), {}, parts=(), say=said.append)
+    tree = Tree(load({}, data_dir=str(tmp_path / "data")), {}, (), Calls(say=said.append))
     server = _Server()
     tree.postgres = server  # type: ignore[assignment]
     for _ in range(2):

@@ -34,7 +34,8 @@ class Two:
 
     def __init__(self, folder: Path) -> None:
         self.slurms = {
-            name: RealSlurm(folder / name, 4, cluster=name, slurmd_timeout_s=300) for name in CLUSTERS
+            name: RealSlurm(folder / name, 4, conf={"ClusterName": name, "SlurmdTimeout": "300"})
+            for name in CLUSTERS
         }
         file = folder / "healer.toml"
         file.write_text(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from healer.adapters.nodes import node_answers as answers
+from healer.adapters.nodes import verbs
 from healer.ports.node_exec import NodeError
 
 ZERO = "00000000-0000-0000-0000-000000000000"
@@ -29,12 +29,14 @@ def finished(output: object, exit_: int) -> dict[str, Any]:
 
 def test_all_passed() -> None:
     document = told(memory=[result("Pass"), result("Skip", 1)], pcie=[result("Pass")])
-    found = answers.diagnosis("n1", "k", document)
+    found = verbs.read_diagnosis("n1", "k", document)
     assert found is not None and (found.passed, found.text) == (True, "all 2 tests passed")
 
 
 def test_one_that_failed_is_named_with_its_gpu_and_dcgms_words() -> None:
-    found = answers.diagnosis("n1", "k", told(226, memory=[result("Pass"), result("Fail", 3, "page is bad")]))
+    found = verbs.read_diagnosis(
+        "n1", "k", told(226, memory=[result("Pass"), result("Fail", 3, "page is bad")])
+    )
     assert found is not None and not found.passed
     assert found.failed == ("memory on GPU 3",)
     assert found.text == "tests failed: memory on GPU 3: page is bad"
@@ -42,13 +44,13 @@ def test_one_that_failed_is_named_with_its_gpu_and_dcgms_words() -> None:
 
 def test_the_form_of_dcgm_3() -> None:
     tests = [{"gpu_ids": "2", "status": "Fail", "warnings": "no power"}, {"gpu_ids": "0", "status": "Pass"}]
-    found = answers.diagnosis("n1", "k", told(1, head="DCGM GPU Diagnostic", power=tests))
+    found = verbs.read_diagnosis("n1", "k", told(1, head="DCGM GPU Diagnostic", power=tests))
     assert found is not None and found.failed == ("power on GPU 2",)
     assert "no power" in found.text
 
 
 def test_a_warning_is_told_and_no_failure() -> None:
-    found = answers.diagnosis("n1", "k", told(pcie=[result("Pass"), result("Warn", 1, "narrow link")]))
+    found = verbs.read_diagnosis("n1", "k", told(pcie=[result("Pass"), result("Warn", 1, "narrow link")]))
     assert found is not None and found.passed and "warnings: pcie on GPU 1: narrow link" in found.text
 
 
@@ -67,11 +69,11 @@ def test_a_warning_is_told_and_no_failure() -> None:
 )  # fmt: skip
 def test_no_verdict_is_neither_passed_nor_failed(document: dict[str, Any], words: str) -> None:
     with pytest.raises(NodeError, match=words):
-        answers.diagnosis("n1", "k", document)
+        verbs.read_diagnosis("n1", "k", document)
 
 
 def test_tests_that_run_have_no_result_yet() -> None:
-    assert answers.diagnosis("n1", "k", {"state": "running"}) is None
+    assert verbs.read_diagnosis("n1", "k", {"state": "running"}) is None
 
 
 def gpu(state: str = "Completed", status: str = "Success", **more: str) -> dict[str, Any]:
@@ -80,29 +82,29 @@ def gpu(state: str = "Completed", status: str = "Success", **more: str) -> dict[
 
 
 def test_a_fabric_is_up_when_it_is_on_every_gpu() -> None:
-    found = answers.fabric("n1", {"gpus": [gpu(), gpu()]})
+    found = verbs.read_fabric("n1", {"gpus": [gpu(), gpu()]})
     assert (found.healthy, found.text) == (True, "fabric Completed: Success on 2 GPUs")
-    found = answers.fabric("n1", {"gpus": [gpu(), gpu("In Progress", "N/A", pci="x:19")]})
+    found = verbs.read_fabric("n1", {"gpus": [gpu(), gpu("In Progress", "N/A", pci="x:19")]})
     assert (found.healthy, found.state) == (False, "In Progress") and "GPU x:19" in found.text
-    assert not answers.fabric("n1", {"gpus": [gpu(status="Insufficient Resources")]}).healthy
-    assert not answers.fabric("n1", {"gpus": [gpu(), gpu("N/A", "N/A")]}).healthy
+    assert not verbs.read_fabric("n1", {"gpus": [gpu(status="Insufficient Resources")]}).healthy
+    assert not verbs.read_fabric("n1", {"gpus": [gpu(), gpu("N/A", "N/A")]}).healthy
 
 
 def test_where_a_domain_joins_the_rack_clique_and_cluster_count() -> None:
     good = gpu(product="NVIDIA GB200", clique="3", cluster=CLUSTER)
-    assert answers.fabric("n1", {"gpus": [good]}).healthy
-    assert "no cluster" in answers.fabric("n1", {"gpus": [good | {"cluster": ZERO}]}).text
-    assert "no clique" in answers.fabric("n1", {"gpus": [good | {"clique": "0"}]}).text
+    assert verbs.read_fabric("n1", {"gpus": [good]}).healthy
+    assert "no cluster" in verbs.read_fabric("n1", {"gpus": [good | {"cluster": ZERO}]}).text
+    assert "no clique" in verbs.read_fabric("n1", {"gpus": [good | {"clique": "0"}]}).text
 
 
 def test_cards_without_a_fabric_have_none_to_be_broken() -> None:
-    found = answers.fabric("n1", {"gpus": [gpu("N/A", "N/A"), gpu("Not Supported", "N/A")]})
+    found = verbs.read_fabric("n1", {"gpus": [gpu("N/A", "N/A"), gpu("Not Supported", "N/A")]})
     assert found.healthy and "nothing to check" in found.text
 
 
 def test_no_gpu_at_all_is_no_answer() -> None:
     with pytest.raises(NodeError, match="shows no GPU"):
-        answers.fabric("n1", {"gpus": []})
+        verbs.read_fabric("n1", {"gpus": []})
 
 
 # --- a job that hangs
@@ -115,7 +117,7 @@ def on_node(**changes: Any) -> dict[str, Any]:
 
 
 def test_what_a_node_tells_of_a_job() -> None:
-    found = answers.job_on_node("n1", on_node())
+    found = verbs.read_job_on_node("n1", on_node())
     assert (found.dumps[0].rank, found.dumps[0].data, found.dumps[0].at.timestamp()) == (3, b"dump", 1000.5)
     assert (found.gpus[0].util_percent, found.gpus[0].power_w, found.gpus[0].power_limit_w) == (
         100,
@@ -126,14 +128,14 @@ def test_what_a_node_tells_of_a_job() -> None:
 
 def test_words_that_are_no_figures_are_unknown_and_a_large_file_is_named_alone() -> None:
     gpu = {"pci": "0", "util": "N/A", "power": "[N/A]", "limit": ""}
-    found = answers.job_on_node("n1", on_node(gpus=[gpu], dumps=[{"rank": 3, "at": 1, "bytes": 9}]))
+    found = verbs.read_job_on_node("n1", on_node(gpus=[gpu], dumps=[{"rank": 3, "at": 1, "bytes": 9}]))
     assert (found.gpus[0].util_percent, found.gpus[0].power_w) == (None, None)
     assert found.dumps[0].data is None
 
 
 def test_a_packed_file_is_unpacked_to_a_bound() -> None:
     bomb = base64.b64encode(gzip.compress(bytes(50_000_000))).decode()
-    found = answers.job_on_node("n1", on_node(dumps=[{"rank": 3, "at": 1, "bytes": 9, "data": bomb}]))
+    found = verbs.read_job_on_node("n1", on_node(dumps=[{"rank": 3, "at": 1, "bytes": 9, "data": bomb}]))
     assert len(found.dumps[0].data or b"") == 2 * 1024 * 1024
 
 
@@ -146,9 +148,9 @@ def test_a_packed_file_is_unpacked_to_a_bound() -> None:
 )  # fmt: skip
 def test_what_is_not_of_that_form_is_an_error(changes: dict[str, Any]) -> None:
     with pytest.raises(NodeError, match="does not read"):
-        answers.job_on_node("n1", on_node(**changes))
+        verbs.read_job_on_node("n1", on_node(**changes))
     with pytest.raises(NodeError, match="does not read"):
-        answers.job_stacks("n1", changes)
+        verbs.read_job_stacks("n1", changes)
 
 
 # --- memory
@@ -159,7 +161,7 @@ def tells(**told: str) -> dict[str, Any]:
 
 
 def test_memory_that_is_well() -> None:
-    found = answers.memory("n1", {"gpus": [tells(), tells(channel="N/A", tpc="No", sram="No")]})
+    found = verbs.read_memory("n1", {"gpus": [tells(), tells(channel="N/A", tpc="No", sram="No")]})
     assert (found.gpus, found.faults) == (2, ())
 
 
@@ -175,7 +177,7 @@ def test_memory_that_is_well() -> None:
     ],
 )
 def test_memory_that_is_not_well_is_named_with_its_gpu(told: dict[str, str], words: str) -> None:
-    found = answers.memory("n1", {"gpus": [tells(), tells(**told)]})
+    found = verbs.read_memory("n1", {"gpus": [tells(), tells(**told)]})
     assert found.faults == (f"GPU 00000000:9B:00.0: {words}",)
 
 
@@ -184,4 +186,4 @@ def test_memory_that_is_not_well_is_named_with_its_gpu(told: dict[str, str], wor
 )
 def test_what_says_neither_yes_nor_no_is_nothing_to_rest_on(told: dict[str, str]) -> None:
     with pytest.raises(NodeError, match="00000000:9B"):
-        answers.memory("n1", {"gpus": [tells(**told)]})
+        verbs.read_memory("n1", {"gpus": [tells(**told)]})

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from healer.processes.background import Pace, share_of
+from healer.processes.scheduler import Pace, share_of
 
 START = datetime(2026, 11, 1, tzinfo=UTC)
 

@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime, timedelta
 
-from healer.processes.background import FIRST_REFIT_AFTER, LONGEST_REFIT, REFIT_EVERY, Refitting
+from healer.processes.scheduler import FIRST_REFIT_AFTER, LONGEST_REFIT, REFIT_EVERY, Refitting
 
 START = datetime(2026, 11, 20, tzinfo=UTC)
 

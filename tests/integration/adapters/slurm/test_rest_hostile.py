@@ -14,7 +14,7 @@ import pytest
 
 from healer.adapters.slurm.preferred import PreferredScheduler
 from healer.adapters.slurm.rest import RestScheduler
-from healer.adapters.slurm.rest_http import RestHttp
+from healer.adapters.slurm.rest_link import Request, RestHttp
 from healer.ports.scheduling import SchedulerError, SchedulerUnavailable, UnknownNode
 from healer.sim.sim_clock import WallClock
 from healer.sim.sim_slurm import SimScheduler
@@ -148,7 +148,7 @@ def test_headers_that_drip_do_not_keep_a_request_alive(method: str) -> None:
             taken.sendall(b"Content-Length: 0\r\n\r\n")
 
     with listening(drip) as url, pytest.raises(SchedulerUnavailable, match=r"did not answer within 0\.3 s"):
-        RestHttp(url).ask(method, "/x", {}, {}, b"{}", timeout_s=0.3, connect_s=1)
+        RestHttp(url).ask(Request(method, "/x", {}), {}, timeout_s=0.3, connect_s=1)
 
 
 # --- secrets

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from healer.adapters.slurm import rights
 from healer.adapters.slurm.cli_client import CliScheduler
+from healer.adapters.slurm.commands import rights_of
 from healer.ports.scheduling import SchedulerRefused
 
 pytestmark = pytest.mark.heavy
@@ -38,14 +38,14 @@ def commands(folder: Path, level: str | None) -> Path:
     ],
 )
 def test_who_may_drain(tmp_path: Path, user: str, level: str | None, may: bool | None) -> None:
-    found = rights.of_account(user, commands(tmp_path, level))
+    found = rights_of(user, commands(tmp_path, level))
     assert found.may is may
     assert found.text.startswith(f"whether {user}" if may is None else user)
     assert bool(found.way_out) is (may is False)
 
 
 def test_the_way_out_names_the_account(tmp_path: Path) -> None:
-    found = rights.of_account("healer", commands(tmp_path, "Operator"))
+    found = rights_of("healer", commands(tmp_path, "Operator"))
     assert found.way_out == "`sacctmgr modify user healer set AdminLevel=Administrator`"
     assert "its AdminLevel is Operator" in found.text
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
-from healer.adapters.slurm import job_words, parse_json, parse_reservations, parse_text, pyslurm_nouns
+from healer.adapters.slurm import parse_json, parse_text, pyslurm_nouns
+from healer.adapters.slurm import slurm_words as words
 from healer.adapters.slurm.cli_client import CliScheduler
+from healer.adapters.slurm.commands import Commands
 from healer.adapters.slurm.parse_json import NotUnderstood
-from healer.ports.scheduling import SchedulerUnavailable
+from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
 
 pytestmark = pytest.mark.heavy
 
@@ -38,10 +40,19 @@ def test_a_begin_time_that_no_calendar_reaches_is_none(told: object) -> None:
 def test_a_begin_time_that_no_calendar_reaches_is_none_in_text_reservations_and_pyslurm(far: int) -> None:
     old = next(line for line in TWO_NODES.splitlines() if line.startswith("   StartTime="))
     text = TWO_NODES.replace(old, f"   StartTime={far} EndTime={far} Deadline=N/A")
-    assert parse_text.job(text)[0].start_at is None
+    assert parse_text.job(text).start_at is None
     held = {"name": "r", "start_time": far, "end_time": far}
-    assert parse_reservations.from_json(json.dumps({"reservations": [held]}).encode())["r"].until is None
-    assert pyslurm_nouns._time(far) is None
+    assert parse_json.reservations(json.dumps({"reservations": [held]}).encode())["r"].until is None
+    record = {
+        "name": "r",
+        "nodes": "n1",
+        "users": [],
+        "accounts": [],
+        "flags": "",
+        "start_time": 1,
+        "end_time": far,
+    }
+    assert pyslurm_nouns.reservation(record).until is None
 
 
 # --- one job that cannot be read
@@ -76,9 +87,18 @@ def test_a_job_of_which_nothing_can_be_read_is_no_answer() -> None:
             parse_json.jobs(answer(broken))
 
 
-def test_a_job_that_cannot_be_read_has_no_id_for_commands() -> None:
+def test_no_command_touches_a_job_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     raw = answer({"job_id": 7, "job_state": "RUNNING", "name": 5}, {"job_id": 8, "job_state": "RUNNING"})
-    assert parse_json.command_ids(raw) == {"7": "7_[]", "8": "8"}
+    slurm = CliScheduler()
+    monkeypatch.setattr(slurm, "job", parse_json.jobs(raw).__getitem__)
+    sent: list[tuple[str, ...]] = []
+    monkeypatch.setattr(Commands, "ask", lambda _, *command: sent.append(command))
+    slurm.requeue("7")
+    with pytest.raises(SchedulerRefused, match="name one of them"):
+        slurm.hold("7")
+    assert not sent
+    slurm.hold("8")
+    assert sent == [("hold job 8", "scontrol", "hold", "8")]
 
 
 # --- texts of users
@@ -105,16 +125,16 @@ def test_a_line_break_in_a_text_of_the_owners_makes_no_line_of_slurms(line: str)
 
 def test_a_word_behind_slurms_own_replaces_none_of_them() -> None:
     old = next(line for line in TWO_NODES.splitlines() if line.startswith("   Priority="))
-    job = parse_text.job(TWO_NODES.replace(old, f"{old} WCKey=*x QOS=gold Account=root"))[0]
-    plain = parse_text.job(TWO_NODES)[0]
+    job = parse_text.job(TWO_NODES.replace(old, f"{old} WCKey=*x QOS=gold Account=root"))
+    plain = parse_text.job(TWO_NODES)
     assert (job.qos, job.account) == (plain.qos, plain.account)
 
 
 def test_a_long_submission_line_is_read_no_further_than_its_options() -> None:
-    assert job_words.no_kill("sbatch --no-kill " + "a" * 10_000) is True
-    assert job_words.no_kill("sbatch -k --no-kill=off x") is None
-    assert job_words.no_kill("sbatch 'it is open --no-kill") is True, "an open quote is no trouble"
-    assert job_words.no_kill("sbatch " + "'" * 4096 + " --no-kill") is None
+    assert words.no_kill("sbatch --no-kill " + "a" * 10_000) is True
+    assert words.no_kill("sbatch -k --no-kill=off x") is None
+    assert words.no_kill("sbatch 'it is open --no-kill") is True, "an open quote is no trouble"
+    assert words.no_kill("sbatch " + "'" * 4096 + " --no-kill") is None
 
 
 # --- parts that look like the whole
@@ -125,7 +145,7 @@ def test_errors_beside_data_are_no_answer() -> None:
     for read, raw in (
         (parse_json.jobs, answer({"job_id": 7, "job_state": "RUNNING"}, errors=[failed])),
         (parse_json.nodes, json.dumps({"errors": [failed], "nodes": [{"name": "n1"}]}).encode()),
-        (parse_reservations.from_json, json.dumps({"errors": [failed], "reservations": []}).encode()),
+        (parse_json.reservations, json.dumps({"errors": [failed], "reservations": []}).encode()),
     ):
         with pytest.raises(NotUnderstood, match="Zero Bytes"):
             read(raw)

@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from healer.adapters.slurm import process
 from healer.adapters.slurm import slurm_words as words
-from healer.adapters.slurm import strict_hostlist as hostlist
 from healer.ports.scheduling import SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
 
 pytestmark = pytest.mark.heavy
@@ -103,15 +102,15 @@ def test_what_slurms_words_mean(said: str, kind: type[SchedulerError], code: int
 
 
 def test_hostlists() -> None:
-    assert hostlist.expand("gpu[0001-0003,0007],login1") == (
+    assert words.expand_hosts("gpu[0001-0003,0007],login1") == (
         "gpu0001",
         "gpu0002",
         "gpu0003",
         "gpu0007",
         "login1",
     )
-    assert hostlist.expand("r[1-2]n[09-10]x") == ("r1n09x", "r1n10x", "r2n09x", "r2n10x")
-    assert hostlist.expand("(null)") == hostlist.expand("") == ()
+    assert words.expand_hosts("r[1-2]n[09-10]x") == ("r1n09x", "r1n10x", "r2n09x", "r2n10x")
+    assert words.expand_hosts("(null)") == words.expand_hosts("") == ()
 
 
 @pytest.mark.parametrize(
@@ -119,13 +118,13 @@ def test_hostlists() -> None:
 )
 def test_a_malformed_hostlist_is_an_error(text: str) -> None:
     with pytest.raises(ValueError, match=r"hostlist|range|names"):
-        hostlist.expand(text)
+        words.expand_hosts(text)
 
 
 @given(st.text(alphabet="n[]019-,", max_size=20))
 def test_a_hostlist_ends_in_names_or_in_a_value_error(text: str) -> None:
     try:
-        found = hostlist.expand(text)
+        found = words.expand_hosts(text)
     except ValueError:
         return
     assert not any("[" in name or "," in name for name in found)

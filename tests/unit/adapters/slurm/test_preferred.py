@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from healer.adapters.slurm import bounds
+from healer.adapters.slurm import process
 from healer.adapters.slurm.preferred import REST_S, WRITE_S, OtherCluster, PreferredScheduler
 from healer.model import SlurmCall
 from healer.ports.lease import FRESH_S, LEASE_S
@@ -200,7 +200,7 @@ def test_a_write_is_handed_on_only_while_its_lease_covers_it(ways: Ways) -> None
 
 def test_a_write_ends_within_the_margin_that_a_lease_leaves_whatever_is_waited_for(ways: Ways) -> None:
     left: list[float] = []
-    ways.rest.before = lambda: left.append(bounds.left_s(None))
+    ways.rest.before = lambda: left.append(process.left_s(None))
     ways.chain.drain("gpu0001", OURS)
     ways.chain.node("gpu0001")
     assert all(0 < each <= WRITE_S for each in left[:-1]), "its look at the cluster and itself"

@@ -3,9 +3,8 @@
 import msgspec
 import pytest
 
-from healer.adapters.slurm import parse_diag, parse_topology
-from healer.adapters.slurm.parse_diag import Queues, Server
-from healer.adapters.slurm.parse_json import NotUnderstood
+from healer.adapters.slurm import parse_json, parse_text
+from healer.adapters.slurm.parse_json import NotUnderstood, Queues, Server
 
 SDIAG = """\
 *******************************************************
@@ -31,24 +30,24 @@ SwitchName=other Level=0 LinkSpeed=1 Nodes=cpu1
 
 def test_queues_are_read_from_text_and_json() -> None:
     told = Queues(threads=3, agent=17, dbd=1200)
-    assert parse_diag.queues_from_text(SDIAG) == told
+    assert parse_text.queues(SDIAG) == told
     statistics = {"server_thread_count": 3, "agent_queue_size": 17, "dbd_agent_queue_size": 1200, "x": {}}
-    assert parse_diag.queues_from_json(msgspec.json.encode({"statistics": statistics})) == told
+    assert parse_json.queues(msgspec.json.encode({"statistics": statistics})) == told
 
 
 def test_a_figure_that_is_not_told_is_none() -> None:
-    assert parse_diag.queues_from_text("sdiag output at\n") == Queues()
-    assert parse_diag.queues_from_json(b'{"statistics": {}}') == Queues()
+    assert parse_text.queues("sdiag output at\n") == Queues()
+    assert parse_json.queues(b'{"statistics": {}}') == Queues()
 
 
 def test_who_answers_is_the_first_that_is_up() -> None:
-    servers = parse_diag.servers_from_text(
+    servers = parse_text.servers(
         "Slurmctld(primary) at ctl1 is DOWN\nSlurmctld(backup) at ctl2 is UP\n"
         "*****************************************\n** RESTORE SLURMCTLD DAEMON TO SERVICE **\n"
     )
     assert servers == [Server("ctl1", "primary", False), Server("ctl2", "backup", True)]
-    assert parse_diag.answering(servers) == servers[1]
-    assert parse_diag.answering(servers[:1]) is None
+    assert parse_json.answering(servers) == servers[1]
+    assert parse_json.answering(servers[:1]) is None
 
 
 @pytest.mark.parametrize(
@@ -61,7 +60,7 @@ def test_who_answers_is_the_first_that_is_up() -> None:
 )
 def test_ping_is_read_in_every_form(state: dict[str, object]) -> None:
     pings = [{"hostname": "ctl1", "mode": "backup1", **state}, {"hostname": "ctl2", "pinged": "DOWN"}]
-    assert parse_diag.servers_from_json(msgspec.json.encode({"pings": pings})) == [
+    assert parse_json.servers(msgspec.json.encode({"pings": pings})) == [
         Server("ctl1", "backup", True),
         Server("ctl2", "primary", False),
     ]
@@ -69,17 +68,17 @@ def test_ping_is_read_in_every_form(state: dict[str, object]) -> None:
 
 def test_other_words_are_not_understood() -> None:
     for call in (
-        lambda: parse_diag.servers_from_text("hello"),
-        lambda: parse_diag.servers_from_json(b"{"),
-        lambda: parse_diag.queues_from_json(b"{}"),
-        lambda: parse_topology.switches("SwitchName=a Level=0 LinkSpeed=1 Nodes=n[1-2,4-3]"),
+        lambda: parse_text.servers("hello"),
+        lambda: parse_json.servers(b"{"),
+        lambda: parse_json.queues(b"{}"),
+        lambda: parse_text.switches("SwitchName=a Level=0 LinkSpeed=1 Nodes=n[1-2,4-3]"),
     ):
         with pytest.raises(NotUnderstood):
             call()
 
 
 def test_switches_are_told_leaf_first() -> None:
-    assert parse_topology.switches(TREE) == {
+    assert parse_text.switches(TREE) == {
         "gpu0001": ("leaf1", "spine"),
         "gpu0002": ("leaf1", "spine"),
         "gpu0003": ("leaf2", "spine"),
@@ -90,7 +89,7 @@ def test_switches_are_told_leaf_first() -> None:
 
 @pytest.mark.parametrize("text", ["", "No topology information available\n", "BlockName=b1 Nodes=gpu[1-4]\n"])
 def test_without_a_tree_there_are_no_switches(text: str) -> None:
-    assert parse_topology.switches(text) == {}
+    assert parse_text.switches(text) == {}
 
 
 def test_blocks_are_told_as_such_and_aggregates_of_them_are_none() -> None:
@@ -99,9 +98,9 @@ def test_blocks_are_told_as_such_and_aggregates_of_them_are_none() -> None:
         "BlockName=b2 BlockIndex=1 Nodes=gpu03 BlockSize=2\n"
         "AggregatedBlock=b[1-2] BlockIndex=2 Nodes=gpu[01-03] BlockSize=4\n"
     )
-    assert parse_topology.blocks(text) == {
+    assert parse_text.blocks(text) == {
         "gpu01": ("block:b1",),
         "gpu02": ("block:b1",),
         "gpu03": ("block:b2",),
     }
-    assert parse_topology.blocks("SwitchName=leaf1 Level=0 Nodes=gpu[1-2]\n") == {}
+    assert parse_text.blocks("SwitchName=leaf1 Level=0 Nodes=gpu[1-2]\n") == {}

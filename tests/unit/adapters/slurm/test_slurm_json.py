@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from healer.adapters.slurm import parse_json, parse_text
+from healer.adapters.slurm import slurm_words as words
 
 CAPTURED = Path(__file__).parent / "captured"
 AT = 1795165655
@@ -32,11 +33,10 @@ def test_both_ways_to_read_nodes_of_22_05_agree() -> None:
 
 def test_both_ways_to_read_jobs_of_22_05_agree() -> None:
     raw = (CAPTURED / "squeue_22.05.json").read_bytes()
-    jobs, commands = parse_json.jobs(raw), parse_json.command_ids(raw)
+    jobs = parse_json.jobs(raw)
     for text in ("job_two_nodes_22.05.txt", "job_array_task_22.05.txt"):
-        job, command = parse_text.job((CAPTURED / text).read_text())
+        job = parse_text.job((CAPTURED / text).read_text())
         assert jobs[job.id] == job
-        assert commands[job.id] == command
 
 
 def test_a_node_of_24_11_that_was_resumed_keeps_no_reason_of_its_drain() -> None:
@@ -56,9 +56,9 @@ def test_a_requeued_job_of_24_11_with_a_hostile_name() -> None:
 
 
 def test_array_tasks_that_wait_together_have_no_id_for_commands() -> None:
-    commands = parse_json.command_ids((CAPTURED / "squeue_22.05.json").read_bytes())
-    assert "[" in commands["8"]
-    assert commands["6"] == "6"
+    jobs = parse_json.jobs((CAPTURED / "squeue_22.05.json").read_bytes())
+    assert words.waits_together(jobs["8"]) and not words.waits_together(jobs["6"])
+    assert words.command_id(jobs["6"]) == "6"
 
 
 @pytest.mark.parametrize(
@@ -122,14 +122,14 @@ def test_pitfall_20_a_number_that_is_not_set_or_infinite_is_no_number() -> None:
     )  # fmt: skip
     job = parse_json.jobs(raw)["7"]
     assert (job.start_at, job.restarts, job.reason) == (None, 2, "BeginTime")
-    assert parse_json.command_ids(raw) == {"7": "7"}
+    assert words.command_id(job) == "7" and not words.waits_together(job)
     endless = job_answer(start_time={"set": True, "infinite": True, "number": AT})
     assert parse_json.jobs(endless)["7"].start_at is None
 
 
 def test_an_array_task_of_a_later_release() -> None:
     raw = job_answer(array_job_id=number(5), array_task_id=number(0))
-    assert parse_json.command_ids(raw) == {"7": "5_0"}
+    assert words.command_id(parse_json.jobs(raw)["7"]) == "5_0"
 
 
 def test_gpus_are_told_only_when_every_node_has_its_entry() -> None:

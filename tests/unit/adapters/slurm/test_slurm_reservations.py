@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from healer.adapters.slurm import parse_reservations
+from healer.adapters.slurm import parse_json, parse_text
 from healer.adapters.slurm.parse_json import NotUnderstood
 from healer.model import Reservation
 
@@ -68,20 +68,20 @@ def rows(*, wrapped: bool) -> bytes:
 
 
 def test_the_text_of_22_05_is_read() -> None:
-    assert parse_reservations.from_text(TEXT) == {"healer_1": ENDLESS, "spares": HOUR}
+    assert parse_text.reservations(TEXT) == {"healer_1": ENDLESS, "spares": HOUR}
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
 def test_the_json_of_every_form_is_read(wrapped: bool) -> None:
-    assert parse_reservations.from_json(rows(wrapped=wrapped)) == {"healer_1": ENDLESS, "spares": HOUR}
+    assert parse_json.reservations(rows(wrapped=wrapped)) == {"healer_1": ENDLESS, "spares": HOUR}
 
 
 def test_no_reservation_is_none_and_another_answer_is_not_understood() -> None:
-    assert parse_reservations.from_text("No reservations in the system\n") == {}
-    assert parse_reservations.from_json(b'{"reservations": []}') == {}
+    assert parse_text.reservations("No reservations in the system\n") == {}
+    assert parse_json.reservations(b'{"reservations": []}') == {}
     for text in ("slurm_load_reservations error: whatever\n", TEXT.replace("Nodes=", "Knoten=")):
         with pytest.raises(NotUnderstood):
-            parse_reservations.from_text(text)
+            parse_text.reservations(text)
 
 
 @pytest.mark.parametrize(
@@ -95,4 +95,4 @@ def test_no_reservation_is_none_and_another_answer_is_not_understood() -> None:
 )
 def test_json_of_another_shape_is_not_understood(answer: bytes) -> None:
     with pytest.raises(NotUnderstood):
-        parse_reservations.from_json(answer)
+        parse_json.reservations(answer)

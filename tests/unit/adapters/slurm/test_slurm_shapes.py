@@ -169,7 +169,7 @@ def test_text_and_json_of_22_05_agree_on_every_kind_of_job() -> None:
     records = [one for one in (CAPTURED / "jobs_22.05.txt").read_text().split("\n\n") if one.strip()]
     # Not those with lines that a comment could forge: they are read from JSON.
     plain = [one for one in records if "\n   AdminComment=" not in one]
-    by_text = {found.id: found for found, _ in map(parse_text.job, plain)}
+    by_text = {found.id: found for found in map(parse_text.job, plain)}
     assert by_text == {job: by_json[job] for job in by_text} and len(plain) == len(records) - 2
     by_text = by_json
     told = {
@@ -190,7 +190,7 @@ def test_whose_a_job_is_is_known_by_number() -> None:
     """A token is given by it: who is not told owns nothing, and root's 0 is a number like others."""
     text = (CAPTURED / "job_two_nodes_22.05.txt").read_text()
     for shown, uid in (("root(0)", 0), ("alice(1001)", 1001), ("nobody", None)):
-        assert parse_text.job(text.replace("UserId=root(0)", f"UserId={shown}"))[0].uid == uid
+        assert parse_text.job(text.replace("UserId=root(0)", f"UserId={shown}")).uid == uid
     raw = (CAPTURED / "jobs_24.11.json").read_bytes()
     assert {one.uid for one in parse_json.jobs(raw).values()} == {0}
     other = raw.replace(b'"user_id":0', b'"user_id":1001')

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healer.adapters.slurm import parse_text
+from healer.adapters.slurm import slurm_words as words
 
 CAPTURED = Path(__file__).parent / "captured"
 TWO_NODES = (CAPTURED / "job_two_nodes_22.05.txt").read_text()
@@ -47,8 +48,8 @@ def test_the_forms_of_a_reason(printed: str, reason: str, user: str) -> None:
 
 
 def test_a_job_on_two_nodes() -> None:
-    job, command = parse_text.job(TWO_NODES)
-    assert (job.id, command, job.state, job.flags) == ("7", "7", "RUNNING", ())
+    job = parse_text.job(TWO_NODES)
+    assert (job.id, words.command_id(job), job.state, job.flags) == ("7", "7", "RUNNING", ())
     assert job.nodes == ("gpu0002", "gpu0003")
     assert job.gpus == {"gpu0002": tuple(range(8)), "gpu0003": tuple(range(8))}
     assert (job.name, job.comment, job.user, job.partition) == (
@@ -62,13 +63,13 @@ def test_a_job_on_two_nodes() -> None:
 
 
 def test_a_task_of_an_array_has_its_own_id_and_another_one_for_commands() -> None:
-    job, command = parse_text.job((CAPTURED / "job_array_task_22.05.txt").read_text())
-    assert (job.id, command, job.requeue) == ("10", "8_1", False)
+    job = parse_text.job((CAPTURED / "job_array_task_22.05.txt").read_text())
+    assert (job.id, words.command_id(job), job.requeue) == ("10", "8_1", False)
     assert job.gpus == {"gpu0001": (2,)}
 
 
 def test_a_completing_job_shows_only_that_and_the_nodes_it_still_holds() -> None:
-    job, _ = parse_text.job((CAPTURED / "job_completing_22.05.txt").read_text())
+    job = parse_text.job((CAPTURED / "job_completing_22.05.txt").read_text())
     assert (job.state, job.flags, job.restarts) == ("COMPLETING", ("COMPLETING",), 1)
     assert job.nodes == ("gpu0002",)
     assert job.active
@@ -79,11 +80,11 @@ def test_a_job_without_gpus_is_told_from_one_whose_gpus_are_not() -> None:
     none = re.sub(r"   (JOB_GRES|TresPerNode)=.*\n", "", TWO_NODES).replace(
         "GRES=gpu:h100:8(IDX:0-7)", "GRES="
     )
-    assert parse_text.job(none)[0].gpus == {"gpu0002": (), "gpu0003": ()}
+    assert parse_text.job(none).gpus == {"gpu0002": (), "gpu0003": ()}
     hidden = TWO_NODES.replace("GRES=gpu:h100:8(IDX:0-7)", "GRES=")
-    assert parse_text.job(hidden)[0].gpus == {}
+    assert parse_text.job(hidden).gpus == {}
     unnumbered = TWO_NODES.replace("GRES=gpu:h100:8(IDX:0-7)", "GRES=gpu:h100:8")
-    assert parse_text.job(unnumbered)[0].gpus == {}
+    assert parse_text.job(unnumbered).gpus == {}
 
 
 @pytest.mark.parametrize(
@@ -116,9 +117,9 @@ def test_two_records_are_ambiguous() -> None:
 @given(st.text(max_size=300))
 def test_no_job_name_changes_what_slurm_says(name: str) -> None:
     """Either the name is read as the name, or the text is ambiguous."""
-    honest, _ = parse_text.job(TWO_NODES)
+    honest = parse_text.job(TWO_NODES)
     try:
-        job, _ = parse_text.job(TWO_NODES.replace("my job", name))
+        job = parse_text.job(TWO_NODES.replace("my job", name))
     except parse_text.Ambiguous:
         return
     assert (job.nodes, job.gpus, job.state, job.requeue) == (

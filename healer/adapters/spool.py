@@ -26,8 +26,8 @@ from pathlib import Path
 import structlog
 
 from healer.adapters.spool_records import records_of, size_of, write
-from healer.ports.disk_queue import Spooled, SpoolState
 from healer.ports.request_errors import NoRoom
+from healer.ports.signal_stores import Spooled, SpoolState
 
 log = structlog.get_logger()
 
@@ -62,7 +62,7 @@ class _Folder:
 
 
 class FileSpool:
-    """`healer.ports.disk_queue.Spool` in `folder`. Thread-safe; one thread may take records out.
+    """`healer.ports.signal_stores.Spool` in `folder`. Thread-safe; one thread may take records out.
 
     What dead processes left is ours from the start, and `adopt` looks for more.
     """

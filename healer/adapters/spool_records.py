@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from healer.ports.disk_queue import Spooled
+from healer.ports.signal_stores import Spooled
 
 #: Records of a segment that is not our own are at most this long; a larger length is no length.
 _RECORD_MAX = 64 * 1024 * 1024

@@ -36,8 +36,7 @@ from healer.audit import Sealer, Trail
 from healer.engine.drive import Driver
 from healer.model import Role, Ruleset
 from healer.observations.slurm_poll import POLL_S
-from healer.ports.bmc import Bmc
-from healer.ports.node_exec import NodeExec
+from healer.ports.node_exec import Bmc, NodeExec
 from healer.ports.scheduling import Scheduler, SchedulerError
 from healer.ports.transactions import Poke
 from healer.processes.rulebook import Rulebook

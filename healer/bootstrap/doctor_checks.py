@@ -23,8 +23,7 @@ from healer.bootstrap.messaging import known_of, tickets
 from healer.decisions.capacity import Bound, odd_bounds
 from healer.embedded.user import EmbeddedError
 from healer.model import Channel, Mode, SlurmNode
-from healer.ports.bmc import BmcError
-from healer.ports.node_exec import NodeError
+from healer.ports.node_exec import BmcError, NodeError
 from healer.ports.outbound import DeliveryFailed
 from healer.ports.scheduling import SchedulerError
 from healer.recordings.recording_folder import recordings

@@ -58,10 +58,9 @@ from healer.engine.reconciler import Reconciler
 from healer.engine.records import readiness
 from healer.model import Decision, Incident, Outcome, Role, Ruleset
 from healer.model.recordings import Recordings
-from healer.ports.answers import Arriving
+from healer.ports.answers import Arriving, Own, Queue
 from healer.ports.callers import NewSession, Session
 from healer.ports.request_errors import NotFound
-from healer.ports.self_health import Own, Queue
 from healer.processes.rulebook import Rulebook
 from healer.recordings.recording_folder import recordings
 from healer.rulebook.cases.casebook import CaseBook
@@ -116,7 +115,7 @@ class BrokerWatch:
 
 
 class OwnHealth:
-    """`healer.ports.self_health.OwnReads`."""
+    """`healer.ports.answers.OwnReads`."""
 
     def __init__(self, settings: Settings, db: sa.Engine, wired: Services, app: FastAPI) -> None:
         self._db, self._wired, self._app = db, wired, app

@@ -1,4 +1,4 @@
-"""Who asks: tokens, sessions, and credentials of nodes and jobs."""
+"""Who asks: tokens, sessions, credentials of nodes and jobs; and the answer that is kept for a repeat."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -117,3 +117,29 @@ SignIn = Callable[[str], NewSession | None]
 
 #: Ends the session with this cookie value.
 SignOut = Callable[[str], None]
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """An answer kept for a repeat of the same request."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+class KeyInFlight(Exception):
+    """Another request with this key is being worked on."""
+
+
+class KeyReused(Exception):
+    """The key was used with another body."""
+
+
+class Idempotency(Protocol):
+    def once(self, key: str, who: str, request: bytes, now: datetime, act: Callable[[], Kept]) -> Kept:
+        """Runs `act` once per (key, who) in 24 h and keeps its answer; a repeat gets the kept answer.
+
+        The row is committed before `act`; when the process dies in between, the next request with the key
+        runs `act` again, with the same request id. Answers of 500 and above are not kept.
+        """
+        ...

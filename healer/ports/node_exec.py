@@ -1,8 +1,19 @@
-"""What healer does on a node itself."""
+"""What healer does on nodes, at their BMCs and with programs of the site; where collected files are kept."""
 
 from typing import Protocol
 
-from healer.model import Bundle, Diagnosis, FabricState, JobOnNode, JobStacks, MemoryState
+from healer.model import (
+    Bundle,
+    CommandSeen,
+    Diagnosis,
+    EvidenceFile,
+    FabricState,
+    JobOnNode,
+    JobStacks,
+    MemoryState,
+    Power,
+    ResetKind,
+)
 
 
 class NodeError(Exception):
@@ -74,4 +85,81 @@ class NodeExec(Protocol):
 
     def job_on_node(self, node: str, job: str) -> JobOnNode:
         """What the node's GPUs do now, and what NCCL's flight recorder has left of the job's ranks."""
+        ...
+
+
+class BmcError(Exception):
+    """The BMC refused, or what it said cannot be used: nothing was done. The text is for people."""
+
+
+class BmcUnavailable(BmcError):
+    """No answer, or none in time. `sent` is False where it is certain that nothing came of it: it was not
+    reached, or said that it is busy. `after_s`: how long it asks to be left alone."""
+
+    def __init__(self, text: str, *, sent: bool = True, after_s: float | None = None) -> None:
+        super().__init__(text)
+        self.sent, self.after_s = sent, after_s
+
+
+class Bmc(Protocol):
+    """Every call is bounded in time. A BMC knows no key: the same reset twice is two resets."""
+
+    name: str
+
+    def power(self, node: str) -> Power: ...
+
+    def reset(self, node: str, target: str, kind: ResetKind) -> str | None:
+        """Asks once. `target` as `power` told it. The address of its task, where it goes on by itself."""
+        ...
+
+    def task_failed(self, node: str, task: str) -> str | None:
+        """Why a task came to nothing, in the BMC's words; None: it runs, went well, or nobody knows."""
+        ...
+
+
+class CommandFailed(Exception):
+    """The command surely did not begin. One sentence."""
+
+
+class SiteCommands(Protocol):
+    """Programs of the site on this machine. Each is started once under a key, and outlives who asked."""
+
+    def start(self, key: str, argv: tuple[str, ...], timeout_s: float) -> None:
+        """Starts it without a shell and does not wait; the same key is nothing new. Raises CommandFailed."""
+        ...
+
+    def look(self, key: str) -> CommandSeen:
+        """What became of it."""
+        ...
+
+
+class EvidenceBroken(Exception):
+    """What was stored is not the file that the node told of. It is dropped."""
+
+
+class EvidenceBook(Protocol):
+    """Where collected files are kept, piece by piece. Raises LedgerAway. Readers see whole files alone."""
+
+    def stored(self, file: str) -> int:
+        """How many of its bytes are here; 0 for one that nobody began."""
+        ...
+
+    def add(self, file: EvidenceFile, start: int, data: bytes) -> None:
+        """Stores one piece; the same piece again is nothing. Pieces come in their order."""
+        ...
+
+    def finish(self, file: EvidenceFile) -> None:
+        """All pieces are here: from now on it is shown. Again is nothing. Raises EvidenceBroken."""
+        ...
+
+    def files(self, *, incident: str | None = None, run: str | None = None) -> list[EvidenceFile]:
+        """The finished ones of an incident or a run, oldest first."""
+        ...
+
+    def file(self, file: str) -> EvidenceFile | None:
+        """A finished one."""
+        ...
+
+    def content(self, file: str) -> bytes:
+        """The bytes of a finished one."""
         ...

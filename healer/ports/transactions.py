@@ -5,6 +5,8 @@ from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from typing import Any, Protocol, TypeVar
 
+import msgspec
+
 from healer.model import (
     AuditRecord,
     Breaker,
@@ -14,6 +16,7 @@ from healer.model import (
     Finding,
     Forecast,
     GateFacts,
+    HookAsk,
     Incident,
     IncidentVerdict,
     Inventory,
@@ -32,6 +35,7 @@ from healer.model import (
     Sweeps,
     Ticket,
     Trial,
+    Verdict,
     Veto,
 )
 
@@ -336,3 +340,48 @@ class Checkpoints(Protocol):
 
 #: What a walk's caller does with the runs it started: poke the workers. Losing a poke is harmless.
 Poke = Callable[[Sequence[str]], None]
+
+
+class HookStanding(msgspec.Struct, frozen=True, kw_only=True):
+    """What healer thinks of a node, by its worst open incident, and that incident's title."""
+
+    verdict: Verdict
+    reason: str
+
+
+class HookTx(Protocol):
+    """One transaction under the gate's lock, like any drain."""
+
+    facts: GateFacts
+
+    def known(self, ask: HookAsk) -> Permit | None: ...
+
+    def cause(self, slot: Slot) -> tuple[Incident, Run] | None:
+        """What the node's slot was granted for."""
+        ...
+
+    def add(self, permit: Permit) -> None:
+        """Recorded in the audit."""
+        ...
+
+
+class HookBook(Protocol):
+    """What is stored for hooks. Raises Unavailable."""
+
+    def standings(self, cluster: str, now: datetime) -> Mapping[str, HookStanding]:
+        """By node; those with no open incident and on no probation are not in it."""
+        ...
+
+    def is_held(self, cluster: str, node: str) -> bool:
+        """Whether the node's slot is granted: only then a permit can be had."""
+        ...
+
+    def known(self, ask: HookAsk) -> Permit | None:
+        """What this very hook was permitted before."""
+        ...
+
+    def note(self, permit: Permit, now: datetime) -> None:
+        """Keeps it, unless this very hook has one."""
+        ...
+
+    def asking(self, cluster: str, now: datetime) -> AbstractContextManager[HookTx]: ...

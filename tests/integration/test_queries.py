@@ -52,10 +52,9 @@ from healer.model import (
     RunState,
     StepEvent,
 )
-from healer.ports.answers import Arriving, OpenIncident
+from healer.ports.answers import Arriving, OpenIncident, Sink
 from healer.ports.callers import Session
 from healer.ports.queries import AuditQuery, IncidentQuery, Queries
-from healer.ports.self_health import Sink
 from tests.support.api import CLUSTER, RULES, incident, save_incident, save_run, snapshot
 from tests.support.console_telemetry import steps_of
 

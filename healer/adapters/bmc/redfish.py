@@ -26,7 +26,7 @@ from healer.adapters.bmc.redfish_words import (
     task_words,
 )
 from healer.model import Power, ResetKind
-from healer.ports.bmc import BmcError, BmcUnavailable
+from healer.ports.node_exec import BmcError, BmcUnavailable
 
 log = structlog.get_logger()
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from healer.ports.bmc import BmcError, BmcUnavailable
+from healer.ports.node_exec import BmcError, BmcUnavailable
 
 _WORDS_MAX = 300
 _FAILED = frozenset({"Exception", "Killed", "Cancelled"})

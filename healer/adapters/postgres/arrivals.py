@@ -173,7 +173,7 @@ def _add(conn: sa.Connection, one: UnknownSeries) -> None:
 
 
 class PostgresScrapes:
-    """`healer.ports.pull.ScrapeBook`."""
+    """`healer.ports.measurements.ScrapeBook`."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine

@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import insert
 from healer.adapters.postgres.engine import ledger_errors
 from healer.adapters.postgres.tables import evidence, evidence_pieces
 from healer.model import EvidenceFile
-from healer.ports.evidence_book import EvidenceBroken
+from healer.ports.node_exec import EvidenceBroken
 
 #: A repair and its warranty claim are over by then.
 KEPT = timedelta(days=90)
@@ -25,7 +25,7 @@ LOW_BYTES = MOST_BYTES // 16
 
 
 class PostgresEvidence:
-    """`healer.ports.evidence_book.EvidenceBook`."""
+    """`healer.ports.node_exec.EvidenceBook`."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine

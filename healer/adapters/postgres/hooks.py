@@ -15,13 +15,13 @@ from healer.adapters.postgres.incident_queries import watched
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import incidents, permits, runs, slots
 from healer.model import AuditRecord, GateFacts, HookAsk, Incident, Permit, Run, Slot, Verdict
-from healer.ports.hook_answers import HookStanding
+from healer.ports.transactions import HookStanding
 
 _ORDER = list(Verdict)
 
 
 class PostgresHooks:
-    """`healer.ports.hook_answers.HookBook`."""
+    """`healer.ports.transactions.HookBook`."""
 
     def __init__(self, engine: sa.Engine, snapshots: PostgresSnapshots) -> None:
         self._engine, self._snapshots = engine, snapshots
@@ -61,7 +61,7 @@ class PostgresHooks:
 
 
 class _Asking:
-    """`healer.ports.hook_answers.HookTx`."""
+    """`healer.ports.transactions.HookTx`."""
 
     def __init__(self, conn: sa.Connection, facts: GateFacts, now: datetime) -> None:
         self._conn, self.facts, self._now = conn, facts, now

@@ -9,13 +9,13 @@ from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.tables import idempotency
-from healer.ports.request_keys import Kept, KeyInFlight, KeyReused
+from healer.ports.callers import Kept, KeyInFlight, KeyReused
 
 KEPT = timedelta(hours=24)
 
 
 class PostgresIdempotency:
-    """`healer.ports.request_keys.Idempotency`.
+    """`healer.ports.callers.Idempotency`.
 
     The key's lock is a transaction's: when this process dies, PostgreSQL lets it go, and the next request
     with the key finds a row without an answer and does the work (again, under the same request id).

@@ -29,7 +29,7 @@ from healer.adapters.postgres.tables import (
     slots,
     snapshots,
 )
-from healer.ports.self_health import Backlog, ModelSeen, Pulse, Sink, Stored
+from healer.ports.answers import Backlog, ModelSeen, Pulse, Sink, Stored
 
 #: Messages older than this are history.
 SINKS_FOR = timedelta(days=7)

@@ -65,4 +65,8 @@ def test_no_page_breaks_a_rule(
 
 def _keep(page: Page, name: str) -> None:
     PICTURES.mkdir(parents=True, exist_ok=True)
-    page.screenshot(path=PICTURES / f"{re.sub(r'[^a-z0-9]+', '-', name)[:40].strip('-')}.png", full_page=True, timeout=60_000)
+    page.screenshot(
+        path=PICTURES / f"{re.sub(r'[^a-z0-9]+', '-', name)[:40].strip('-')}.png",
+        full_page=True,
+        timeout=60_000,
+    )

@@ -19,9 +19,8 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from healer.adapters.postgres.feature_rows import PostgresFeatures
-from healer.adapters.postgres.leader import try_lead
-from healer.adapters.postgres.model_rows import PostgresModels
+from healer.adapters.postgres.forest_rows import PostgresFeatures, PostgresModels
+from healer.adapters.postgres.loops import try_lead
 from healer.adapters.system_clock import SystemClock
 from healer.bootstrap.models import opened
 from healer.detection import training

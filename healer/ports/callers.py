@@ -24,6 +24,19 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     csrf: str | None = None
 
 
+class NewToken(msgspec.Struct, frozen=True, kw_only=True):
+    """A token to make. `quota`: how many times the usual quota of signals it may send."""
+
+    role: Role
+    name: str = ""
+    node: str | None = None
+    job: str | None = None
+    cluster: str | None = None
+    expires_at: datetime | None = None
+    once: bool = False
+    quota: float = 1.0
+
+
 class Credential(msgspec.Struct, frozen=True, kw_only=True):
     """A munge credential that was good: who made it, at which address (as its munged knows itself), when."""
 

@@ -2,12 +2,14 @@
 
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 
 from healer.adapters.postgres.engine import reading, storable, translated
+from healer.adapters.postgres.rows import matches, read_structs, upsert
 from healer.adapters.postgres.tables import losses, scrapes, senders, unknown_series
 from healer.model import Loss, LossReason, ScrapeState, Sender, UnknownSeries
 
@@ -40,29 +42,17 @@ class PostgresLosses:
                 row["example"] = storable(one.example)[:500]
                 statement = insert(losses).values(**row)
                 fresh = statement.excluded
-                conn.execute(
-                    statement.on_conflict_do_update(
-                        index_elements=list(_LOSS_KEY),
-                        set_={
-                            "count": losses.c.count + fresh.count,
-                            "last_seen": sa.func.greatest(losses.c.last_seen, fresh.last_seen),
-                            "example": fresh.example,
-                        },
-                    )
-                )
+                values = {**_added(losses, fresh, "count"), "example": fresh.example}
+                conn.execute(statement.on_conflict_do_update(index_elements=list(_LOSS_KEY), set_=values))
 
     def losses(self, clusters: Sequence[str] | None, limit: int) -> list[Loss]:
-        wanted = sa.select(losses).order_by(
-            losses.c.last_seen.desc(), *(losses.c[name] for name in _LOSS_KEY)
-        )
-        if clusters is not None:
-            wanted = wanted.where(losses.c.cluster.in_(clusters))
+        wanted = _latest(losses, clusters, _LOSS_KEY)
         with reading(self._engine) as conn:
-            rows = conn.execute(wanted.limit(limit))
+            rows = conn.execute(wanted.limit(limit)).mappings()
             return [
-                Loss(**{**row._mapping, "reason": LossReason(row.reason)})
+                Loss(**{**row, "reason": LossReason(row["reason"])})
                 for row in rows
-                if row.reason in LossReason.__members__
+                if row["reason"] in LossReason.__members__
             ]
 
 
@@ -85,28 +75,20 @@ class PostgresSenders:
         fresh = sa.func.unnest(*arrays).table_valued(*(column.name for column in columns)).render_derived()
         statement = insert(senders).from_select([one.name for one in columns], sa.select(*fresh.c))
         new = statement.excluded
-        once = statement.on_conflict_do_update(
-            index_elements=list(_SENDER_KEY),
-            set_={
-                "requests": senders.c.requests + new.requests,
-                "bytes": senders.c.bytes + new.bytes,
-                "node": new.node,
-                "last_seen": sa.func.greatest(senders.c.last_seen, new.last_seen),
-            },
-        )
+        values = {**_added(senders, new, "requests", "bytes"), "node": new.node}
+        once = statement.on_conflict_do_update(index_elements=list(_SENDER_KEY), set_=values)
         with translated(), self._engine.begin() as conn:
             conn.execute(once)
 
     def senders(self, clusters: Sequence[str] | None, limit: int, *, node: str | None = None) -> list[Sender]:
-        wanted = sa.select(senders).order_by(
-            senders.c.last_seen.desc(), *(senders.c[name] for name in _SENDER_KEY)
-        )
-        if clusters is not None:
-            wanted = wanted.where(senders.c.cluster.in_(clusters))
-        if node is not None:
-            wanted = wanted.where(senders.c.node == node)
+        wanted = _latest(senders, clusters, _SENDER_KEY).where(matches(senders.c.node, node))
         with reading(self._engine) as conn:
-            return [Sender(**row._mapping) for row in conn.execute(wanted.limit(limit))]
+            return read_structs(conn, wanted.limit(limit), Sender)
+
+
+def _latest(table: sa.Table, clusters: Sequence[str] | None, key: Sequence[str]) -> sa.Select:
+    order = table.c.last_seen.desc(), *(table.c[name] for name in key)
+    return sa.select(table).where(matches(table.c.cluster, clusters)).order_by(*order)
 
 
 class PostgresUnknownSeries:
@@ -127,14 +109,11 @@ class PostgresUnknownSeries:
                     _add(conn, row)
 
     def series(self, clusters: Sequence[str] | None, limit: int) -> list[UnknownSeries]:
-        """The most frequent first; None: of all clusters."""
-        wanted = sa.select(unknown_series).order_by(
-            unknown_series.c.count.desc(), unknown_series.c.cluster, unknown_series.c.name
-        )
-        if clusters is not None:
-            wanted = wanted.where(unknown_series.c.cluster.in_(clusters))
+        table = unknown_series.c
+        wanted = sa.select(unknown_series).where(matches(table.cluster, clusters))
+        wanted = wanted.order_by(table.count.desc(), table.cluster, table.name).limit(limit)
         with reading(self._engine) as conn:
-            return [UnknownSeries(**row._mapping) for row in conn.execute(wanted.limit(limit))]
+            return read_structs(conn, wanted, UnknownSeries)
 
 
 def _bounded(series: Sequence[UnknownSeries], known: set[str], most: int) -> list[UnknownSeries]:
@@ -159,17 +138,15 @@ def _add(conn: sa.Connection, one: UnknownSeries) -> None:
     row["why"] = storable(one.why)
     row["example"] = {storable(key): storable(str(value)) for key, value in one.example.items()}
     statement = insert(unknown_series).values(**row)
-    conn.execute(
-        statement.on_conflict_do_update(
-            index_elements=["cluster", "name"],
-            set_={
-                "why": statement.excluded.why,
-                "count": unknown_series.c.count + statement.excluded.count,
-                "last_seen": sa.func.greatest(unknown_series.c.last_seen, statement.excluded.last_seen),
-                "example": statement.excluded.example,
-            },
-        )
-    )
+    fresh = statement.excluded
+    values = {**_added(unknown_series, fresh, "count"), "why": fresh.why, "example": fresh.example}
+    conn.execute(statement.on_conflict_do_update(index_elements=["cluster", "name"], set_=values))
+
+
+def _added(table: sa.Table, fresh: Any, *counts: str) -> dict[str, Any]:
+    """These counts added to what is there, and when it was last seen."""
+    last = {"last_seen": sa.func.greatest(table.c.last_seen, fresh.last_seen)}
+    return {name: table.c[name] + fresh[name] for name in counts} | last
 
 
 class PostgresScrapes:
@@ -179,23 +156,15 @@ class PostgresScrapes:
         self._engine = engine
 
     def put(self, state: ScrapeState) -> None:
-        statement = insert(scrapes).values(
-            cluster=state.cluster, at=state.at, body=zlib.compress(_encode(state), 1)
-        )
-        fresh = statement.excluded
+        row = {"at": state.at, "body": zlib.compress(_encode(state), 1)}
         with translated(), self._engine.begin() as conn:
             # The next one comes in some seconds: nobody waits for the disk.
             conn.execute(sa.text("SET LOCAL synchronous_commit = off"))
-            conn.execute(
-                statement.on_conflict_do_update(
-                    index_elements=["cluster"], set_={"at": fresh.at, "body": fresh.body}
-                )
-            )
+            conn.execute(upsert(scrapes, {"cluster": state.cluster}, row))
 
     def states(self, clusters: Sequence[str] | None) -> list[ScrapeState]:
-        wanted = sa.select(scrapes.c.body).order_by(scrapes.c.cluster)
-        if clusters is not None:
-            wanted = wanted.where(scrapes.c.cluster.in_(clusters))
+        mine = matches(scrapes.c.cluster, clusters)
+        wanted = sa.select(scrapes.c.body).where(mine).order_by(scrapes.c.cluster)
         with reading(self._engine) as conn:
             return read_states(conn, wanted)
 

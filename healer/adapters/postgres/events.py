@@ -14,6 +14,7 @@ import psycopg
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
+from healer.adapters.postgres.engine import own_connection
 from healer.ports.answers import Event
 
 CHANNEL = "healer_events"
@@ -113,13 +114,7 @@ class PostgresEvents:
                 self._closed.wait(_RECONNECT_S)
 
     def _follow(self) -> None:
-        pooled = self._engine.raw_connection()
-        connection = pooled.driver_connection
-        pooled.detach()
-        assert isinstance(connection, psycopg.Connection)
-        with connection:
-            connection.rollback()
-            connection.autocommit = True
+        with own_connection(self._engine) as connection:
             connection.execute(f"LISTEN {CHANNEL}")
             # Whatever happened while nobody listened is unknown: what was kept no longer has a past.
             with self._lock:

@@ -15,9 +15,10 @@ import psycopg
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from healer.adapters.postgres.engine import OwnConnection, unstored
+from healer.adapters.postgres.engine import OwnConnection, ledger_errors, unstored
+from healer.adapters.postgres.rows import read_structs
 from healer.adapters.postgres.tables import inbox
-from healer.model import Command, Component, Observation, ObservationKind
+from healer.model import Command, Component, JobCheckpoint, Observation, ObservationKind
 from healer.ports.signal_stores import Arrival
 
 #: Wakes the detector; what was missed it finds by its own poll.
@@ -314,3 +315,38 @@ class PostgresInbox:
     def alerts(self, moment: datetime) -> list[Observation]:
         with self._engine.connect() as conn:
             return alerts(conn, self._cluster, moment, limit=_ALERTS_READ)
+
+
+# A later life of the job comes first, then the later step: no clock is asked.
+_NEWEST_DURABLE = sa.text(
+    """
+    SELECT
+      doc #>> '{component,job}' AS job,
+      (doc #>> '{data,restart}')::bigint AS restart,
+      (doc #>> '{data,step}')::bigint AS step,
+      coalesce(doc #>> '{data,path}', '') AS path,
+      (doc ->> 'event_at')::timestamptz AS at,
+      arrived_at
+    FROM inbox
+    WHERE cluster = :cluster AND doc #>> '{component,job}' = :job AND kind = 'checkpoint'
+      AND doc @> '{"data": {"durable": true}}'
+    ORDER BY restart DESC NULLS LAST, step DESC, at DESC
+    LIMIT 1
+    """
+)
+
+
+class PostgresCheckpoints:
+    """`healer.ports.transactions.Checkpoints` of one cluster."""
+
+    def __init__(self, engine: sa.Engine, cluster: str) -> None:
+        self._engine, self._cluster = engine, cluster
+
+    def newest_durable(self, job: str) -> JobCheckpoint | None:
+        with ledger_errors(), self._engine.connect() as conn:
+            return newest_durable(conn, self._cluster, job)
+
+
+def newest_durable(conn: sa.Connection, cluster: str, job: str) -> JobCheckpoint | None:
+    found = read_structs(conn, _NEWEST_DURABLE, JobCheckpoint, {"cluster": cluster, "job": job})
+    return found[0] if found else None

@@ -13,8 +13,9 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from healer.adapters.postgres import audit_rows as audit
-from healer.adapters.postgres.engine import storable, storable_text
+from healer.adapters.postgres import audit_rows
+from healer.adapters.postgres.engine import reading, storable, storable_text, translated
+from healer.adapters.postgres.rows import matches, read_docs, read_page, upsert
 from healer.adapters.postgres.tables import (
     channels,
     deliveries,
@@ -24,8 +25,24 @@ from healer.adapters.postgres.tables import (
     runs,
     threads,
 )
-from healer.model import AuditRecord, DeliveryState, Incident, LogEntry, Manner, Message, Stage, Ticket
+from healer.model import (
+    TICKETS,
+    WEBHOOK,
+    AuditRecord,
+    Delivery,
+    DeliveryState,
+    Incident,
+    LogEntry,
+    Manner,
+    Message,
+    Stage,
+    Ticket,
+    Try,
+    audit_record,
+)
+from healer.ports.answers import Page, ToldAt
 from healer.ports.outbound import Attempt, Notice, Outcome
+from healer.ports.request_errors import Conflict, NotFound
 
 #: A claim ends after this: longer than the slowest send, so that two never send at once.
 _CLAIM_S = 60.0
@@ -90,7 +107,7 @@ class PostgresOutbox:
                 same = (messages.c.state == "due", messages.c.kind == kind, messages.c.next_try_at < until)
                 conn.execute(sa.update(messages).where(*same).values(next_try_at=until))
             if _mark(conn, messages, attempt, _values(outcome)) and record is not None:
-                audit.append(conn, record)
+                audit_rows.append(conn, record)
 
 
 def _claimed(kinds: Sequence[str], now: datetime) -> Any:
@@ -247,18 +264,17 @@ class PostgresChannelOutbox:
                 conn.execute(sa.update(channels).where(*here).values(held_until=outcome.held_until))
             took = _mark(conn, deliveries, attempt, {**_values(outcome), "ended_at": ended_at})
             if took and record is not None:
-                audit.append(conn, record)
+                audit_rows.append(conn, record)
 
     def open_notices(self, before: datetime) -> list[Notice]:
         # What is about no incident has no end that anybody tells: it ends by itself.
         about_incident = threads.c.thread != threads.c.doc["id"].astext
         is_open = (threads.c.told_at <= before, threads.c.stage != Stage.resolved, about_incident)
         with self._engine.connect() as conn:
-            docs = conn.scalars(sa.select(threads.c.doc).where(*self._here, *is_open))
-            return [msgspec.convert(doc, Notice) for doc in docs]
+            return read_docs(conn, sa.select(threads.c.doc).where(*self._here, *is_open), Notice)
 
     def note_renewed(self, notices: Sequence[Notice], now: datetime) -> None:
-        these = threads.c.thread.in_([one.thread for one in notices])
+        these = threads.c.thread.in_([notice.thread for notice in notices])
         with self._engine.begin() as conn:
             conn.execute(sa.update(threads).where(*self._here, these).values(told_at=now))
 
@@ -296,6 +312,143 @@ def _mark(conn: sa.Connection, table: sa.Table, attempt: Attempt, values: dict[s
     return conn.execute(sa.update(table).where(*same).values(values)).rowcount == 1
 
 
-def upsert(table: sa.Table, key: dict[str, Any], values: dict[str, Any]) -> Any:
-    made = insert(table).values(**key, **values)
-    return made.on_conflict_do_update(index_elements=list(key), set_=values)
+# --- all messages and how their delivery stands, and the replay of those that no sink took
+
+
+class PostgresMessageBook:
+    """`healer.ports.queries.MessageBook`."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+
+    def page(
+        self,
+        *,
+        clusters: Sequence[str] | None,
+        state: Sequence[str],
+        channel: str | None,
+        incident: str | None,
+        limit: int,
+        cursor: str | None,
+    ) -> Page[Delivery]:
+        listed = everything().c
+        query = sa.select(*listed).where(
+            matches(listed.cluster, clusters),
+            matches(listed.state, state or None),
+            matches(listed.channel, channel),
+            matches(listed.incident, incident),
+        )
+        with reading(self._engine) as conn:
+            rows, more = read_page(conn, query, (listed.at, listed.key), limit, cursor)
+            return Page(items=_deliveries(conn, rows), next_cursor=more)
+
+    def cluster_of(self, message: str) -> str:
+        """The message's cluster. NotFound."""
+        with translated(), self._engine.connect() as conn:
+            found = conn.execute(sa.select(messages.c.cluster).where(messages.c.id == message)).scalar()
+        if found is None:
+            raise NotFound(f"there is no message {message}")
+        return found
+
+    def retry(
+        self, message: str, *, channel: str | None, by: str, reason: str, now: datetime
+    ) -> list[Delivery]:
+        """Puts the message before every sink that failed to take it, or before `channel` alone, as if it had
+        not been tried. Conflict where none failed."""
+        again = {"state": "due", "tries": 0, "next_try_at": now}
+        with translated(), self._engine.begin() as conn:
+            ours = [messages.c.id == message, messages.c.state == "failed"]
+            sink = sa.case((messages.c.kind == "ticket", TICKETS), else_=WEBHOOK)
+            theirs = [deliveries.c.message == message, deliveries.c.state == "failed"]
+            if channel is not None:
+                ours.append(sink == channel)
+                theirs.append(deliveries.c.channel == channel)
+            sinks = list(conn.scalars(sa.update(messages).where(*ours).values(**again).returning(sink)))
+            put = sa.update(deliveries).where(*theirs).values(**again, ended_at=None)
+            rows = conn.execute(put.returning(deliveries.c.id, deliveries.c.channel)).all()
+            if not sinks and not rows:
+                at = f" at {channel}" if channel else ""
+                raise Conflict(f"no delivery of {message}{at} has failed")
+            for row in rows:
+                _log(conn, row.id, now, "retried", f"by {by}: {reason}")
+            channels = [*sinks, *(row.channel for row in rows)]
+            cluster = conn.execute(sa.select(messages.c.cluster).where(messages.c.id == message)).scalar_one()
+            why, subject = {"reason": reason, "channels": sorted(channels)}, f"message/{message}"
+            audit_rows.append(conn, audit_record(cluster, now, by, "message.retried", subject, **why))
+            listed = everything(message)
+            found = conn.execute(sa.select(listed).where(listed.c.channel.in_(channels))).all()
+            return _deliveries(conn, found)
+
+
+def channels_told(conn: sa.Connection, incident: str) -> dict[str, list[ToldAt]]:
+    """By message of the incident: the channels that it goes to."""
+    table = deliveries.c
+    rows = conn.execute(
+        sa.select(table.message, table.channel, table.state, table.error, table.reference)
+        .join(messages, messages.c.id == table.message)
+        .where(messages.c.incident == incident)
+        .order_by(table.id)
+    )
+    found: dict[str, list[ToldAt]] = {}
+    for message, channel, state, error, reference in rows:
+        told = ToldAt(channel=channel, state=state, error=error, reference=reference)
+        found.setdefault(message, []).append(told)
+    return found
+
+
+def everything(message: str | None = None) -> sa.Subquery:
+    """What each sink has of each message; one that channels take is not also listed as taken by nobody."""
+    taken = sa.exists().where(deliveries.c.message == messages.c.id)
+    title, severity = (messages.c.doc[name].astext for name in ("title", "severity"))
+    is_ticket = messages.c.kind == "ticket"
+    same = ("cluster", "state", "at", "tries", "next_try_at", "error", "reference")
+
+    def each(table: sa.Table, **columns: sa.ColumnElement) -> sa.Select:
+        about = {
+            "title": title,
+            "severity": sa.func.coalesce(severity, "P3"),
+            "incident": messages.c.incident,
+        }
+        named = (column.label(name) for name, column in {**about, **columns}.items())
+        return sa.select(*(table.c[name] for name in same), *named)
+
+    own = each(
+        messages,
+        message=messages.c.id,
+        channel=sa.case((is_ticket, TICKETS), else_=WEBHOOK),
+        how=sa.case((is_ticket, "ticket"), (messages.c.page, "page"), else_="channel"),
+        ended_at=sa.cast(sa.null(), sa.DateTime(timezone=True)),
+        number=sa.cast(sa.null(), sa.BigInteger),
+        key=messages.c.id,
+    ).where(sa.or_(messages.c.state != "listed", sa.not_(taken)))
+    theirs = each(
+        deliveries,
+        message=deliveries.c.message,
+        channel=deliveries.c.channel,
+        how=deliveries.c.how,
+        ended_at=deliveries.c.ended_at,
+        number=deliveries.c.id,
+        key=deliveries.c.message + " " + deliveries.c.channel,
+    ).select_from(deliveries.join(messages, messages.c.id == deliveries.c.message))
+    if message is not None:
+        own, theirs = own.where(messages.c.id == message), theirs.where(messages.c.id == message)
+    return sa.union_all(own, theirs).subquery()
+
+
+def _deliveries(conn: sa.Connection, rows: Sequence[sa.Row]) -> list[Delivery]:
+    """With what came of each try."""
+    table, numbers = delivery_log.c, [row.number for row in rows if row.number is not None]
+    logs: dict[int, tuple[Try, ...]] = {}
+    for row in conn.execute(sa.select(delivery_log).where(table.delivery.in_(numbers)).order_by(table.id)):
+        done = Try(at=row.at, outcome=row.outcome, text=row.text)
+        logs[row.delivery] = (*logs.get(row.delivery, ()), done)
+    names = [name for name in Delivery.__struct_fields__ if name != "tries_log"]
+    return [
+        msgspec.convert(
+            {name: getattr(row, name) for name in names}
+            | {"error": row.error or "", "reference": row.reference or ""}
+            | {"tries_log": logs.get(row.number, ())},
+            Delivery,
+        )
+        for row in rows
+    ]

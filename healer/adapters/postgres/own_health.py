@@ -9,10 +9,12 @@ from sqlalchemy.dialects.postgresql import aggregate_order_by
 
 from healer.adapters.postgres.arrivals import read_states
 from healer.adapters.postgres.engine import reading
-from healer.adapters.postgres.leader import lock_held, part_lock
-from healer.adapters.postgres.message_book import everything
-from healer.adapters.postgres.model_rows import PostgresModels
+from healer.adapters.postgres.forest_rows import PostgresModels
+from healer.adapters.postgres.gate_facts import pauses_in_force
+from healer.adapters.postgres.loops import lock_held, part_lock
+from healer.adapters.postgres.outbox import everything
 from healer.adapters.postgres.retention import free_share
+from healer.adapters.postgres.run_rows import ENDED
 from healer.adapters.postgres.snapshots import read_controller
 from healer.adapters.postgres.tables import (
     audit_records,
@@ -34,27 +36,26 @@ from healer.ports.answers import Backlog, ModelSeen, Pulse, Sink, Stored
 #: Messages older than this are history.
 SINKS_FOR = timedelta(days=7)
 _LEADING = ("detector", "scraper")
-_ENDED = ("done", "undone", "rejected", "cancelled")
 
 
 def pulses(engine: sa.Engine, clusters: Sequence[str]) -> list[Pulse]:
     """Of each cluster. Raises Unavailable."""
     with reading(engine) as conn:
+        table = snapshots.c
         found = conn.execute(
-            sa.select(snapshots.c.cluster, snapshots.c.taken_at, snapshots.c.error).where(
-                snapshots.c.cluster.in_(clusters)
-            )
+            sa.select(table.cluster, table.taken_at, table.error).where(table.cluster.in_(clusters))
         )
-        pictures = {row.cluster: row for row in found}
+        pictures = {cluster: (taken_at, error or "") for cluster, taken_at, error in found}
+        shown = [(cluster, *pictures.get(cluster, (None, ""))) for cluster in clusters]
         return [
             Pulse(
                 cluster=cluster,
-                taken_at=pictures[cluster].taken_at if cluster in pictures else None,
-                error=pictures[cluster].error or "" if cluster in pictures else "",
+                taken_at=taken_at,
+                error=error,
                 controller=read_controller(conn, cluster),
                 detector=lock_held(conn, part_lock("detector", cluster)),
             )
-            for cluster in clusters
+            for cluster, taken_at, error in shown
         ]
 
 
@@ -84,13 +85,9 @@ def gauges(conn: sa.Connection, now: datetime) -> dict[str, Any]:
         "incidents_open": counted(
             (incidents.c.cluster, incidents.c.severity), incidents.c.state != "resolved"
         ),
-        "runs": counted((runs.c.cluster, runs.c.state), runs.c.state.not_in(_ENDED)),
+        "runs": counted((runs.c.cluster, runs.c.state), runs.c.state.not_in(ENDED)),
         "slots": counted((slots.c.cluster,), slots.c.released_at.is_(None)),
-        "pauses": counted(
-            (pauses.c.cluster,),
-            pauses.c.ended_at.is_(None),
-            sa.or_(pauses.c.until.is_(None), pauses.c.until > now),
-        ),
+        "pauses": counted((pauses.c.cluster,), *pauses_in_force(now)),
         "messages_failed": _dead_letters(conn),
         "inbox": {(row[0],): row[1] for row in waiting},
         "inbox_age": {(row[0],): max(0.0, (now - row[2]).total_seconds()) for row in waiting},
@@ -148,21 +145,21 @@ def _waiting(since: sa.ColumnElement[Any]) -> sa.Select[int, Any]:
 
 
 def _sinks(conn: sa.Connection, cluster: str, now: datetime) -> Iterator[Sink]:
-    told = everything()
-    state = told.c.state
+    told = everything().c
+    state = told.state
 
     def count(word: str) -> sa.ColumnElement[int]:
         return sa.func.count().filter(state == word)
 
-    at = sa.func.coalesce(told.c.ended_at, told.c.at)
-    errors = sa.func.array_agg(aggregate_order_by(told.c.error, told.c.at.desc()))
-    wrong = errors.filter(state.in_(("failed", "due")), told.c.error.is_not(None))
+    at = sa.func.coalesce(told.ended_at, told.at)
+    errors = sa.func.array_agg(aggregate_order_by(told.error, told.at.desc()))
+    wrong = errors.filter(state.in_(("failed", "due")), told.error.is_not(None))
     newest = sa.func.max(at).filter(state == "sent")
     rows = conn.execute(
-        sa.select(told.c.channel, count("sent"), count("due"), count("failed"), newest, wrong)
-        .where(told.c.cluster == cluster, told.c.at > now - SINKS_FOR, state != "listed")
-        .group_by(told.c.channel)
-        .order_by(told.c.channel)
+        sa.select(told.channel, count("sent"), count("due"), count("failed"), newest, wrong)
+        .where(told.cluster == cluster, told.at > now - SINKS_FOR, state != "listed")
+        .group_by(told.channel)
+        .order_by(told.channel)
     )
     for name, sent, due, failed, last, told_errors in rows:
         error = told_errors[0] if told_errors else ""
@@ -175,10 +172,7 @@ def _models(engine: sa.Engine, cluster: str) -> Iterator[ModelSeen]:
     for one in kept.in_force():
         model = one.model
         yield ModelSeen(
-            hardware=model.hardware,
-            load=model.load,
-            id=model.id,
-            trained_at=model.trained_at,
+            **{name: getattr(model, name) for name in ("hardware", "load", "id", "trained_at")},
             in_force_at=one.in_force_at,
             by=one.in_force_by or "",
             told=looks.get((model.hardware, model.load), ""),

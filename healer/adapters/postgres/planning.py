@@ -10,8 +10,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres.engine import storable_text
-from healer.adapters.postgres.outbox import queue, upsert
-from healer.adapters.postgres.run_queries import logs_of
+from healer.adapters.postgres.outbox import queue
+from healer.adapters.postgres.rows import read_docs, upsert
+from healer.adapters.postgres.run_rows import logs_of
 from healer.adapters.postgres.tables import (
     channels,
     deliveries,
@@ -87,13 +88,13 @@ class PostgresPlanTx:
         changed = sa.or_(
             incidents.c.state == "resolved", sa.and_(known.c.stage == Stage.opened, taken.is_not(None))
         )
-        docs = self._conn.scalars(
+        query = (
             sa.select(incidents.c.doc)
             .join(known, known.c.incident == incidents.c.id)
             .where(known.c.cluster == self._cluster, known.c.stage != Stage.resolved, changed)
             .limit(ROUND_MAX)
-        ).all()
-        return [msgspec.convert(doc, Incident) for doc in docs]
+        )
+        return read_docs(self._conn, query, Incident)
 
     def work_of(self, incident: str) -> list[tuple[Run, list[LogEntry]]]:
         made = sa.select(runs.c.id, runs.c.doc).where(runs.c.incident == incident).order_by(runs.c.created_at)
@@ -155,17 +156,15 @@ class PostgresPlanTx:
     def put(self, put: Put) -> None:
         message = put.message
         row = insert(deliveries).values(
+            **{
+                name: getattr(put, name)
+                for name in ("channel", "how", "at", "state", "next_try_at", "ended_at")
+            },
             cluster=message.cluster,
-            channel=put.channel,
             message=message.id,
             thread=message.incident or message.id,
             alarm=storable_text(put.alarm),
-            how=put.how,
             stage=message.about.stage,
-            at=put.at,
-            state=put.state,
-            next_try_at=put.next_try_at,
-            ended_at=put.ended_at,
         )
         self._conn.execute(row.on_conflict_do_nothing(index_elements=["message", "channel"]))
 
@@ -182,17 +181,15 @@ class PostgresPlanTx:
         return self._end(*waits, state="folded") > 0
 
     def raised(self, channel: str, alarm: str) -> Raised | None:
-        query = sa.select(raised_alarms.c.again, raised_alarms.c.last_at)
-        same = (raised_alarms.c[name] == value for name, value in self._alarm(channel, alarm).items())
-        row = self._conn.execute(query.where(*same)).first()
+        query = sa.select(raised_alarms.c.again, raised_alarms.c.last_at).where(*self._same(channel, alarm))
+        row = self._conn.execute(query).first()
         return Raised(row.again, row.last_at) if row else None
 
     def save_raised(self, channel: str, alarm: str, raised: Raised | None) -> None:
-        key = self._alarm(channel, alarm)
         if raised is None:
-            same = (raised_alarms.c[name] == value for name, value in key.items())
-            self._conn.execute(sa.delete(raised_alarms).where(*same))
+            self._conn.execute(sa.delete(raised_alarms).where(*self._same(channel, alarm)))
         else:
+            key = self._alarm(channel, alarm)
             self._conn.execute(upsert(raised_alarms, key, msgspec.structs.asdict(raised)))
 
     def raised_untried(self, thread: str) -> list[tuple[str, str, Raised]]:
@@ -239,3 +236,6 @@ class PostgresPlanTx:
 
     def _alarm(self, channel: str, alarm: str) -> dict[str, str]:
         return {"cluster": self._cluster, "channel": channel, "alarm": storable_text(alarm)}
+
+    def _same(self, channel: str, alarm: str) -> Iterator[sa.ColumnElement[bool]]:
+        return (raised_alarms.c[name] == value for name, value in self._alarm(channel, alarm).items())

@@ -10,8 +10,9 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB, insert
 from sqlalchemy.exc import IntegrityError
 
 from healer.adapters.postgres.audit_rows import append
-from healer.adapters.postgres.engine import translated
-from healer.adapters.postgres.proofs import outcome
+from healer.adapters.postgres.engine import reading, translated
+from healer.adapters.postgres.rows import matches, read_doc
+from healer.adapters.postgres.rule_rows import outcome
 from healer.adapters.postgres.tables import incidents, rehearsals, replay_proofs
 from healer.model import audit_record
 from healer.model.run import UNDER_WAY, Opened, Outcomes, Rehearsal, RehearsalState
@@ -39,11 +40,8 @@ class PostgresRehearsals:
             known = _read(conn, asked.id)
             if known is not None:
                 return known
-            conn.execute(
-                sa.delete(rehearsals).where(
-                    rehearsals.c.cluster == asked.cluster, rehearsals.c.created_at < asked.created_at - KEPT
-                )
-            )
+            old = rehearsals.c.created_at < asked.created_at - KEPT
+            conn.execute(sa.delete(rehearsals).where(rehearsals.c.cluster == asked.cluster, old))
             try:
                 with conn.begin_nested():
                     conn.execute(sa.insert(rehearsals).values(**_row(asked), seen_at=asked.created_at))
@@ -56,17 +54,13 @@ class PostgresRehearsals:
     def newest(self, clusters: Sequence[str] | None, limit: int) -> list[Rehearsal]:
         """Without texts and results."""
         doc = rehearsals.c.doc.op("-")(sa.cast(list(_LARGE), ARRAY(sa.Text)))
-        query = (
-            sa.select(sa.cast(doc, JSONB).label("doc")).order_by(rehearsals.c.created_at.desc()).limit(limit)
-        )
-        if clusters is not None:
-            query = query.where(rehearsals.c.cluster.in_(clusters))
-        with translated(), self._engine.connect() as conn:
-            docs: list[dict[str, Any]] = [row.doc for row in conn.execute(query)]
-        return [msgspec.convert(one | {"text": "", "before": None}, Rehearsal) for one in docs]
+        query = sa.select(sa.cast(doc, JSONB).label("doc")).where(matches(rehearsals.c.cluster, clusters))
+        with reading(self._engine) as conn:
+            rows = conn.execute(query.order_by(rehearsals.c.created_at.desc()).limit(limit)).mappings()
+            return [msgspec.convert(row["doc"] | {"text": "", "before": None}, Rehearsal) for row in rows]
 
     def one(self, name: str) -> Rehearsal | None:
-        with translated(), self._engine.connect() as conn:
+        with reading(self._engine) as conn:
             return _read(conn, name)
 
     def cancel(self, name: str, *, by: str, reason: str, at: datetime) -> Rehearsal:
@@ -86,12 +80,12 @@ class PostgresRehearsals:
 
     def real(self, names: Sequence[str]) -> dict[str, bool | None]:
         """Of these ids those of real incidents: True a true fault, False a false alarm, None not judged."""
-        with translated(), self._engine.connect() as conn:
+        with reading(self._engine) as conn:
             return _real(conn, names)
 
     def outcomes(self, rehearsal: Rehearsal) -> list[Outcomes]:
         """By changed rule."""
-        with translated(), self._engine.connect() as conn:
+        with reading(self._engine) as conn:
             return list(_outcomes(conn, rehearsal))
 
     def prove(
@@ -178,13 +172,9 @@ def _outcomes(conn: sa.Connection, rehearsal: Rehearsal) -> Iterator[Outcomes]:
         real = _real(conn, [*one.incidents, *one.missed], rule=one.rule)
         told = [real.get(name) for name in one.incidents]
         missed = [real.get(name) for name in one.missed]
-        mine = sa.and_(replay_proofs.c.rule == one.rule, replay_proofs.c.digest == one.digest)
-        counted = conn.execute(
-            sa.select(replay_proofs.c.by, replay_proofs.c.at)
-            .where(mine)
-            .order_by(replay_proofs.c.at)
-            .limit(1)
-        ).first()
+        mine = replay_proofs.c.rule == one.rule, replay_proofs.c.digest == one.digest
+        first = sa.select(replay_proofs.c.by, replay_proofs.c.at).where(*mine).order_by(replay_proofs.c.at)
+        counted = conn.execute(first.limit(1)).first()
         yield Outcomes(
             rule=one.rule,
             digest=one.digest,
@@ -200,17 +190,16 @@ def _outcomes(conn: sa.Connection, rehearsal: Rehearsal) -> Iterator[Outcomes]:
 
 def _real(conn: sa.Connection, names: Sequence[str], rule: str | None = None) -> dict[str, bool | None]:
     query = sa.select(incidents.c.id, outcome().label("right")).where(
-        incidents.c.id.in_(names), incidents.c.doc["merged_into"].astext.is_(None)
+        incidents.c.id.in_(names),
+        incidents.c.doc["merged_into"].astext.is_(None),
+        matches(incidents.c.rule, rule),
     )
-    if rule is not None:
-        query = query.where(incidents.c.rule == rule)
     return {row.id: row.right for row in conn.execute(query)}
 
 
 def _read(conn: sa.Connection, name: str, *, lock: bool = False) -> Rehearsal | None:
     query = sa.select(rehearsals.c.doc).where(rehearsals.c.id == name)
-    doc = conn.execute(query.with_for_update() if lock else query).scalar()
-    return None if doc is None else msgspec.convert(doc, Rehearsal)
+    return read_doc(conn, query.with_for_update() if lock else query, Rehearsal)
 
 
 def _write(conn: sa.Connection, known: Rehearsal, now: datetime, **fields: Any) -> Rehearsal:

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
-from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.engine import reading
 from healer.adapters.postgres.inbox import alerts
-from healer.adapters.postgres.samples import METRICS, STEPS, Row, unpacked
+from healer.adapters.postgres.samples import METRICS, STEPS, PostgresColumns, Row, unpacked
 from healer.adapters.postgres.tables import inbox, samples
 from healer.model import DEVICE_MARK, Column, LastHeard, Observation
 from healer.model.telemetry import Report, StepBatch

@@ -1,16 +1,93 @@
-"""What wakes the loops: a notice from PostgreSQL, or the question what waits for the scheduler's duties."""
+"""What the loops need of PostgreSQL: that one of them leads, a sign that each works, and what wakes them."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import datetime
 
 import psycopg
 import sqlalchemy as sa
+import structlog
 from psycopg import sql
 from sqlalchemy.exc import SQLAlchemyError
 
 from healer.adapters.postgres.engine import OwnConnection
+from healer.adapters.postgres.rows import upsert
+from healer.adapters.postgres.tables import beats, slots
 from healer.ports.clock import Clock
 from healer.ports.lease import LEASE, SENT, UNHEARD
+
+
+def part_lock(part: str, cluster: str) -> str:
+    """The name under which the one detector, or scraper, of a cluster holds its advisory lock
+    (hashtextextended of it)."""
+    return f"{part}:{cluster}"
+
+
+_LOCK_HELD = sa.text(
+    "SELECT EXISTS (SELECT 1 FROM pg_locks, (SELECT hashtextextended(:name, 0) AS key) AS wanted "
+    "WHERE locktype = 'advisory' AND granted AND objsubid = 1 "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
+    "AND classid::bigint = ((key >> 32) & 4294967295) AND objid::bigint = (key & 4294967295))"
+)
+
+
+def lock_held(conn: sa.Connection, name: str) -> bool:
+    return bool(conn.execute(_LOCK_HELD, {"name": name}).scalar())
+
+
+def try_lead(conn: sa.Connection, cluster: str, part: str = "detector") -> bool:
+    """True when this connection now leads. The lock lasts as long as the connection."""
+    got = conn.execute(
+        sa.text("SELECT pg_try_advisory_lock(hashtextextended(:name, 0))"), {"name": part_lock(part, cluster)}
+    ).scalar_one()
+    conn.commit()
+    return bool(got)
+
+
+def returned_nodes(conn: sa.Connection, cluster: str) -> list[tuple[str, datetime]]:
+    """When each node last came back: what it said before is history, also after a restart."""
+    rows = conn.execute(
+        sa.select(slots.c.node, sa.func.max(slots.c.released_at))
+        .where(slots.c.cluster == cluster, slots.c.released_at.is_not(None))
+        .group_by(slots.c.node)
+    )
+    return [(row[0], row[1]) for row in rows]
+
+
+log = structlog.get_logger()
+
+#: A part that works says so this often, and is dead after so many seconds of silence.
+BEAT_S = 5.0
+DEAD_AFTER_S = 60.0
+
+
+class Beat:
+    """Callable, as often as one likes. It never fails: what cannot be said is silence."""
+
+    def __init__(
+        self, engine: sa.Engine, cluster: str, part: str, stopwatch: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._engine, self._key, self._stopwatch = engine, {"cluster": cluster, "part": part}, stopwatch
+        self._said = float("-inf")
+
+    def __call__(self) -> None:
+        now = self._stopwatch()
+        if now - self._said < BEAT_S:
+            return
+        self._said = now
+        try:
+            with self._engine.begin() as conn:
+                conn.execute(upsert(beats, self._key, {"at": sa.func.clock_timestamp()}))
+        except SQLAlchemyError as error:
+            log.warning("no beat could be stored", part=self._key["part"], error=str(error))
+
+
+def beats_on(engine: sa.Engine, cluster: str, part: str) -> bool:
+    """Whether the part said within the last minute that it works."""
+    since = sa.func.clock_timestamp() - sa.func.make_interval(0, 0, 0, 0, 0, 0, DEAD_AFTER_S)
+    lately = sa.exists().where(beats.c.cluster == cluster, beats.c.part == part, beats.c.at > since)
+    with engine.connect() as conn:
+        return conn.execute(sa.select(lately)).scalar_one()
 
 
 class Waker:

@@ -73,13 +73,6 @@ def _row(record: AuditRecord) -> dict[str, object]:
     return {**texts, "at": record.at.isoformat(), "data": storable(record.data)}
 
 
-def audited(conn: sa.Connection, subject: str, request: str) -> bool:
-    statement = sa.select(audit_records.c.id).where(
-        audit_records.c.subject == subject, audit_records.c.data["request"].astext == request
-    )
-    return conn.execute(statement.limit(1)).first() is not None
-
-
 def record_of(row: Sequence[Any]) -> AuditRecord:
     """The record of a row of `RECORD`."""
     *own, text = row

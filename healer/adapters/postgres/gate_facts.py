@@ -168,22 +168,6 @@ def read_pauses(conn: sa.Connection, cluster: str, now: datetime) -> list[str]:
 PAUSE = tuple(pauses.c[name] for name in Pause.__struct_fields__)
 
 
-def add_pause(conn: sa.Connection, pause: Pause) -> bool:
-    row = insert(pauses).values(**msgspec.structs.asdict(pause))
-    made = row.on_conflict_do_nothing(index_elements=["id"]).returning(pauses.c.id)
-    return conn.execute(made).first() is not None
-
-
-def pause_named(conn: sa.Connection, name: str) -> Pause | None:
-    return next(iter(read_structs(conn, sa.select(*PAUSE).where(pauses.c.id == name), Pause)), None)
-
-
-def end_pause(conn: sa.Connection, name: str, by: str, at: datetime) -> Pause | None:
-    in_force = pauses.c.id == name, pauses.c.ended_at.is_(None)
-    ended = sa.update(pauses).where(*in_force).values(ended_at=at, ended_by=by).returning(*PAUSE)
-    return next(iter(read_structs(conn, ended, Pause)), None)
-
-
 def lock_gate(conn: sa.Connection, cluster: str, snapshots: PostgresSnapshots, now: datetime) -> GateFacts:
     """Takes the gate's row lock until the transaction ends and reads the facts under it."""
     query = sa.select(gate.c.breaker).where(gate.c.cluster == cluster).with_for_update()

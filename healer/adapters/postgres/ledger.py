@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres import audit_rows, node_rows, outbox, rule_rows, run_rows
 from healer.adapters.postgres import gate_facts as gate
@@ -14,9 +15,23 @@ from healer.adapters.postgres import inbox as inbox_rows
 from healer.adapters.postgres.claims import Claims, LedgerParts, PostgresClaim
 from healer.adapters.postgres.engine import Lane, ledger_errors, translated
 from healer.adapters.postgres.incident_rows import add_verdict
-from healer.adapters.postgres.rows import read_doc, read_docs, upsert
+from healer.adapters.postgres.rows import read_doc, read_docs, read_structs, upsert
+from healer.adapters.postgres.tables import (
+    audit_records,
+    forecasts,
+    inbox,
+    incidents,
+    messages,
+    notes,
+    part_of,
+    pauses,
+    references,
+    rule_modes,
+    run_log,
+    runs,
+    vetoes,
+)
 from healer.adapters.postgres.tables import findings as findings_table
-from healer.adapters.postgres.tables import inbox, incidents, notes, part_of, run_log, runs, vetoes
 from healer.model import (
     LIFTING_VERBS,
     AuditRecord,
@@ -52,6 +67,8 @@ from healer.ports.lease import LEASE, UNHEARD
 
 #: The storm count looks back this far, so incidents resolved within it are still read.
 _RECENT = timedelta(minutes=5)
+#: A story longer than this is told by its end.
+_STEPS_MAX = 500
 _ENDED = ("done", "undone", "rejected", "cancelled")
 _WAITING = ("waiting", "held", "stuck", "proposed", "waiting_approval")
 T = TypeVar("T")
@@ -245,10 +262,15 @@ class PostgresTx:
         node_rows.save_bursts(self.conn, bursts)
 
     def forecasts(self, since: datetime) -> list[Forecast]:
-        return node_rows.forecasts_since(self.conn, self._cluster, since)
+        table = forecasts.c
+        lately = sa.or_(table.ended_at.is_(None), table.ended_at >= since)
+        query = sa.select(table.doc).where(table.cluster == self._cluster, lately)
+        return read_docs(self.conn, query.order_by(table.told_at, table.id), Forecast)
 
     def save_forecast(self, forecast: Forecast) -> None:
-        node_rows.save_forecast(self.conn, forecast)
+        columns = ("cluster", "rule", "outcome", "told_at", "ended_at")
+        row = {name: getattr(forecast, name) for name in columns} | {"doc": msgspec.to_builtins(forecast)}
+        self.conn.execute(upsert(forecasts, {"id": forecast.id}, row))
 
     def save_inventories(self, inventories: Sequence[Inventory]) -> None:
         node_rows.save_inventories(self.conn, self._cluster, inventories)
@@ -298,10 +320,17 @@ class PostgresTx:
         outbox.queue(self.conn, message, at=self._now(), has_sink=self._parts.has_sink)
 
     def has_ticket(self, incident: str) -> bool:
-        return outbox.has_ticket(self.conn, incident)
+        query = sa.select(messages.c.id).where(messages.c.incident == incident, messages.c.kind == "ticket")
+        return self.conn.execute(query.limit(1)).first() is not None
 
     def steps_of(self, incident: Incident) -> list[LogEntry]:
-        return outbox.steps_of(self.conn, incident)
+        did = runs.c.cluster == self._cluster, ~runs.c.shadow
+        mine = sa.select(runs.c.id).where(*did, runs.c.incident == incident.id)
+        here = runs.c.node == incident.root.node, runs.c.created_at >= incident.opened
+        meant = mine if incident.root.node is None else mine.union(sa.select(runs.c.id).where(*did, *here))
+        query = sa.select(run_log.c.seq, run_log.c.doc).where(run_log.c.run.in_(meant))
+        rows = self.conn.execute(query.order_by(run_log.c.seq.desc()).limit(_STEPS_MAX))
+        return [msgspec.convert({**row.doc, "seq": row.seq}, LogEntry) for row in rows][::-1]
 
     def audit(self, record: AuditRecord) -> None:
         audit_rows.append(self.conn, record)
@@ -313,25 +342,34 @@ class PostgresTx:
         return inbox_rows.put_command(self.conn, command, request=request)
 
     def audited(self, subject: str, request: str) -> bool:
-        return audit_rows.audited(self.conn, subject, request)
+        same = audit_records.c.subject == subject, audit_records.c.data["request"].astext == request
+        return self.conn.execute(sa.select(audit_records.c.id).where(*same).limit(1)).first() is not None
 
     def add_note(self, incident: str, text: str, *, by: str, at: datetime) -> None:
         self.conn.execute(sa.insert(notes).values(incident=incident, at=at, by=by, text=text))
 
     def add_pause(self, pause: Pause) -> bool:
-        return gate.add_pause(self.conn, pause)
+        row = insert(pauses).values(**msgspec.structs.asdict(pause))
+        made = row.on_conflict_do_nothing(index_elements=["id"]).returning(pauses.c.id)
+        return self.conn.execute(made).first() is not None
 
     def pause(self, name: str) -> Pause | None:
-        return gate.pause_named(self.conn, name)
+        found = read_structs(self.conn, sa.select(*gate.PAUSE).where(pauses.c.id == name), Pause)
+        return found[0] if found else None
 
     def end_pause(self, name: str, *, by: str, at: datetime) -> Pause | None:
-        return gate.end_pause(self.conn, name, by, at)
+        this = sa.update(pauses).where(pauses.c.id == name, pauses.c.ended_at.is_(None))
+        ended = this.values(ended_at=at, ended_by=by).returning(*gate.PAUSE)
+        found = read_structs(self.conn, ended, Pause)
+        return found[0] if found else None
 
     def rule_mode(self, rule: str) -> tuple[Mode, str] | None:
-        return rule_rows.rule_mode(self.conn, rule)
+        row = self.conn.execute(sa.select(rule_modes).where(rule_modes.c.rule == rule)).first()
+        return (Mode(row.mode), row.by) if row else None
 
     def save_rule_mode(self, rule: str, mode: Mode, *, by: str, reason: str, at: datetime) -> None:
-        rule_rows.save_rule_mode(self.conn, rule, mode, by=by, reason=reason, at=at)
+        values = {"mode": mode.value, "by": by, "reason": reason, "at": at}
+        self.conn.execute(upsert(rule_modes, {"rule": rule}, values))
 
     def proof(
         self, rule: str, most: int, *, texts: Mapping[str, str], review: tuple[str, Review] | None = None
@@ -342,7 +380,8 @@ class PostgresTx:
         node_rows.save_reference(self.conn, reference)
 
     def drop_reference(self, reference: Reference) -> bool:
-        return node_rows.forget_reference(self.conn, reference.cluster, reference.kind)
+        this = references.c.cluster == reference.cluster, references.c.kind == reference.kind
+        return self.conn.execute(sa.delete(references).where(*this)).rowcount > 0
 
     def consume(self, observations: Sequence[Observation]) -> None:
         inbox_rows.consume(self.conn, observations, self._now())

@@ -26,7 +26,6 @@ from healer.adapters.postgres.tables import (
 from healer.model import (
     FaultBurst,
     Figure,
-    Forecast,
     ForecastOutcome,
     ForecastScore,
     Incident,
@@ -75,19 +74,6 @@ _SCORE_FIELDS = {
     ForecastOutcome.void: "void",
     ForecastOutcome.unforeseen: "unforeseen",
 }
-
-
-def forecasts_since(conn: sa.Connection, cluster: str, ended_at: datetime) -> list[Forecast]:
-    """Those that are open, and those that ended at `ended_at` or later."""
-    table = forecasts.c
-    lately = sa.or_(table.ended_at.is_(None), table.ended_at >= ended_at)
-    query = sa.select(table.doc).where(table.cluster == cluster, lately)
-    return read_docs(conn, query.order_by(table.told_at, table.id), Forecast)
-
-
-def save_forecast(conn: sa.Connection, forecast: Forecast) -> None:
-    row = {name: getattr(forecast, name) for name in ("cluster", "rule", "outcome", "told_at", "ended_at")}
-    conn.execute(upsert(forecasts, {"id": forecast.id}, {**row, "doc": msgspec.to_builtins(forecast)}))
 
 
 def forecast_scores(conn: sa.Connection) -> dict[str, ForecastScore]:
@@ -158,12 +144,6 @@ def save_reference(conn: sa.Connection, reference: Reference) -> None:
     key = {"cluster": reference.cluster, "kind": reference.kind}
     row = {"at": reference.at, "doc": msgspec.to_builtins(reference)}
     conn.execute(upsert(references, key, row))
-
-
-def forget_reference(conn: sa.Connection, cluster: str, kind: str) -> bool:
-    """False where there is none."""
-    this = references.c.cluster == cluster, references.c.kind == kind
-    return conn.execute(sa.delete(references).where(*this)).rowcount > 0
 
 
 # --- what tests of nodes measured, scores of lemons, and what both are reckoned from

@@ -21,8 +21,6 @@ from healer.adapters.postgres.tables import (
     deliveries,
     delivery_log,
     messages,
-    run_log,
-    runs,
     threads,
 )
 from healer.model import (
@@ -31,8 +29,6 @@ from healer.model import (
     AuditRecord,
     Delivery,
     DeliveryState,
-    Incident,
-    LogEntry,
     Manner,
     Message,
     Stage,
@@ -48,8 +44,6 @@ from healer.ports.request_errors import Conflict, NotFound
 _CLAIM_S = 60.0
 #: The same at a channel, where one process is at work at a time.
 _CHANNEL_CLAIM_S = 20.0
-#: A story longer than this is told by its end.
-_STEPS_MAX = 500
 
 
 def queue(
@@ -143,30 +137,6 @@ def _ticket_name(conn: sa.Connection, incident: str | None) -> str:
         messages.c.incident == incident, messages.c.kind == "ticket", messages.c.reference.is_not(None)
     )
     return conn.scalar(query.order_by(messages.c.at, messages.c.id).limit(1)) or ""
-
-
-def has_ticket(conn: sa.Connection, incident: str) -> bool:
-    query = sa.select(messages.c.id).where(messages.c.incident == incident, messages.c.kind == "ticket")
-    return conn.execute(query.limit(1)).first() is not None
-
-
-def steps_of(conn: sa.Connection, incident: Incident) -> list[LogEntry]:
-    """Of all runs for it and of those on its node since it opened, oldest first; shadow runs did nothing."""
-    own = sa.select(runs.c.id).where(runs.c.incident == incident.id, ~runs.c.shadow)
-    on_node = sa.select(runs.c.id).where(
-        runs.c.cluster == incident.cluster,
-        runs.c.node == incident.root.node,
-        runs.c.created_at >= incident.opened,
-        ~runs.c.shadow,
-    )
-    meant = own if incident.root.node is None else own.union(on_node)
-    rows = conn.execute(
-        sa.select(run_log.c.seq, run_log.c.doc)
-        .where(run_log.c.run.in_(meant))
-        .order_by(run_log.c.seq.desc())
-        .limit(_STEPS_MAX)
-    )
-    return [msgspec.convert({**row.doc, "seq": row.seq}, LogEntry) for row in rows][::-1]
 
 
 # --- channels

@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by, insert
 from healer.adapters.postgres import audit_rows
 from healer.adapters.postgres.engine import reading
 from healer.adapters.postgres.node_rows import forecast_scores
-from healer.adapters.postgres.rows import matches, read_structs, upsert
+from healer.adapters.postgres.rows import matches, read_structs
 from healer.adapters.postgres.tables import (
     findings,
     incidents,
@@ -112,19 +112,6 @@ def _record(
         fired=fired.fired if fired else 0,
         forecasts=foretold,
     )
-
-
-# --- modes that were set while healer ran
-
-
-def rule_mode(conn: sa.Connection, rule: str) -> tuple[Mode, str] | None:
-    row = conn.execute(sa.select(rule_modes).where(rule_modes.c.rule == rule)).first()
-    return (Mode(row.mode), row.by) if row else None
-
-
-def save_rule_mode(conn: sa.Connection, rule: str, mode: Mode, *, by: str, reason: str, at: datetime) -> None:
-    values = {"mode": mode.value, "by": by, "reason": reason, "at": at}
-    conn.execute(upsert(rule_modes, {"rule": rule}, values))
 
 
 # --- what each rule and playbook says, and how many more of its runs wait for a person

@@ -96,12 +96,7 @@ class CommandTx(WalkTx, Protocol):
     # How the rule's newest `most` judged incidents turned out. `texts`: what rules say now. `review`: an
     # incident, and what a person says of it that is not stored yet.
     def proof(
-        self,
-        rule: str,
-        most: int,
-        *,
-        texts: Mapping[str, str],
-        review: tuple[str, Review] | None = None,
+        self, rule: str, most: int, *, texts: Mapping[str, str], review: tuple[str, Review] | None = None
     ) -> Proof: ...
     # In place of the one of its kind.
     def save_reference(self, reference: Reference) -> None: ...

@@ -161,11 +161,7 @@ class RunClaim(Protocol):
     def gate(self, judge: "Callable[[GateTx], T]") -> T: ...
     # `drained`: our drain was read back; the slot and the remedy that begins are noted with the line.
     def write(
-        self,
-        entry: LogEntry,
-        *,
-        audit: AuditRecord | None = None,
-        drained: RemedyUse | None = None,
+        self, entry: LogEntry, *, audit: AuditRecord | None = None, drained: RemedyUse | None = None
     ) -> None: ...
     # A line of a step that only looked: who dies before it is stored looks again.
     def keep(self, entry: LogEntry) -> None: ...

@@ -8,7 +8,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 
-from healer.adapters.postgres.engine import reading, storable, translated
+from healer.adapters.postgres.engine import OnDatabase, reading, storable, translated
 from healer.adapters.postgres.rows import matches, read_structs, upsert
 from healer.adapters.postgres.tables import losses, scrapes, senders, unknown_series
 from healer.model import Loss, LossReason, ScrapeState, Sender, UnknownSeries
@@ -27,11 +27,8 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ScrapeState).decode
 
 
-class PostgresLosses:
+class PostgresLosses(OnDatabase):
     """`healer.ports.signal_stores.LossBook`. Bounded by who may send: all else are closed lists."""
-
-    def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
 
     def add(self, told: Sequence[Loss]) -> None:
         rows = sorted(told, key=lambda one: (one.cluster, one.source, one.reason, one.who))
@@ -56,12 +53,9 @@ class PostgresLosses:
             ]
 
 
-class PostgresSenders:
+class PostgresSenders(OnDatabase):
     """`healer.ports.signal_stores.SenderBook`. Rows of tokens that send no more stay for a week:
     `retention`."""
-
-    def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
 
     def add(self, told: Sequence[Sender]) -> None:
         if not told:
@@ -149,11 +143,8 @@ def _added(table: sa.Table, fresh: Any, *counts: str) -> dict[str, Any]:
     return {name: table.c[name] + fresh[name] for name in counts} | last
 
 
-class PostgresScrapes:
+class PostgresScrapes(OnDatabase):
     """`healer.ports.measurements.ScrapeBook`."""
-
-    def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
 
     def put(self, state: ScrapeState) -> None:
         row = {"at": state.at, "body": zlib.compress(_encode(state), 1)}

@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import DBAPIError
 
-from healer.adapters.postgres.engine import reading, storable, storable_text
-from healer.adapters.postgres.rows import begins, matches
+from healer.adapters.postgres.engine import OnDatabase, reading, storable, storable_text
+from healer.adapters.postgres.rows import begins, matches, pick
 from healer.adapters.postgres.tables import (
     audit_chain,
     audit_checkpoints,
@@ -126,7 +126,7 @@ class PostgresChain:
 
     def add(self, links: Sequence[Link]) -> None:
         names = ("cluster", "seq", "prev", "hash")
-        rows = [{name: getattr(link, name) for name in names} | {"record": link.record_id} for link in links]
+        rows = [pick(link, *names) | {"record": link.record_id} for link in links]
         numbers = sa.literal([link.record_id for link in links], sa.ARRAY(sa.BigInteger))
         sealed = audit_unsealed.c.record.in_(sa.select(sa.func.unnest(numbers)))
         with self._resting() as conn:
@@ -151,8 +151,8 @@ class PostgresChain:
             return checkpoints_of(conn)
 
     def add_checkpoint(self, checkpoint: Checkpoint) -> None:
-        bytes_of = {name: bytes.fromhex(getattr(checkpoint, name)) for name in ("hash", "signature")}
-        row = msgspec.structs.asdict(checkpoint) | bytes_of
+        row = msgspec.structs.asdict(checkpoint)
+        row |= {name: bytes.fromhex(row[name]) for name in ("hash", "signature")}
         with self._resting() as conn:
             conn.execute(sa.insert(audit_checkpoints).values(row))
 
@@ -251,11 +251,8 @@ def _checkpoint(row: sa.Row) -> Checkpoint:
 # --- lists for people
 
 
-class PostgresAudit:
+class PostgresAudit(OnDatabase):
     """`healer.ports.queries.AuditQueries`."""
-
-    def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
 
     def page(self, query: AuditQuery, *, limit: int, cursor: str | None = None) -> Page[AuditRecord]:
         statement = (
@@ -274,26 +271,20 @@ class PostgresAudit:
         return Page(items=[_sealed(row) for row in rows[:limit]], next_cursor=more)
 
     def chain(self, cluster: str) -> ChainState:
+        unsealed = audit_unsealed.join(audit_records, audit_records.c.id == audit_unsealed.c.record)
+        waiting = sa.select(sa.func.count()).select_from(unsealed).where(audit_records.c.cluster == cluster)
+        table = audit_checkpoints.c
+        newest = sa.select(audit_checkpoints).where(table.cluster == cluster).order_by(table.seq.desc())
         with reading(self._engine) as conn:
-            head = conn.execute(_newest(audit_chain, cluster)).first()
-            waiting = conn.execute(
-                sa.select(sa.func.count())
-                .select_from(audit_unsealed)
-                .join(audit_records, audit_records.c.id == audit_unsealed.c.record)
-                .where(audit_records.c.cluster == cluster)
-            ).scalar_one()
-            signed = conn.execute(_newest(audit_checkpoints, cluster)).first()
-        return ChainState(
-            cluster=cluster,
-            seq=head.seq if head else 0,
-            hash=bytes(head.hash).hex() if head else "",
-            unsealed=waiting,
-            checkpoint=None if signed is None else _checkpoint(signed),
-        )
-
-
-def _newest(table: sa.Table, cluster: str) -> sa.Select:
-    return sa.select(table).where(table.c.cluster == cluster).order_by(table.c.seq.desc()).limit(1)
+            head = head_of(conn, cluster) or ChainHead(0, b"")
+            signed = conn.execute(newest.limit(1)).first()
+            return ChainState(
+                cluster=cluster,
+                seq=head.seq,
+                hash=head.hash.hex(),
+                unsealed=conn.execute(waiting).scalar_one(),
+                checkpoint=None if signed is None else _checkpoint(signed),
+            )
 
 
 def _asked(query: AuditQuery) -> Iterator[sa.ColumnElement[bool]]:

@@ -185,6 +185,13 @@ def _away_as(kind: type[Exception]) -> Iterator[None]:
         raise
 
 
+class OnDatabase:
+    """Reads and writes over one engine."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
+
+
 @contextmanager
 def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
     """A connection for one short read; errors as `translated` tells them."""

@@ -11,8 +11,8 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from healer.adapters.postgres.engine import ledger_errors
-from healer.adapters.postgres.rows import matches, read_doc, read_docs
+from healer.adapters.postgres.engine import OnDatabase, ledger_errors
+from healer.adapters.postgres.rows import matches, pick, read_doc, read_docs
 from healer.adapters.postgres.tables import evidence, evidence_pieces
 from healer.model import EvidenceFile
 from healer.ports.node_exec import EvidenceBroken
@@ -25,11 +25,8 @@ MOST_BYTES = 2 * 1024**3
 LOW_BYTES = MOST_BYTES // 16
 
 
-class PostgresEvidence:
+class PostgresEvidence(OnDatabase):
     """`healer.ports.node_exec.EvidenceBook`."""
-
-    def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
 
     def stored(self, file: str) -> int:
         last = (
@@ -44,7 +41,7 @@ class PostgresEvidence:
     def add(self, file: EvidenceFile, start: int, data: bytes) -> None:
         with ledger_errors(), self._engine.begin() as conn:
             head = insert(evidence).values(
-                **{name: getattr(file, name) for name in ("id", "cluster", "incident", "run", "at")},
+                **pick(file, "id", "cluster", "incident", "run", "at"),
                 size_bytes=file.bundle.size_bytes,
                 finished=False,
                 doc=msgspec.to_builtins(file),

@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
-from healer.adapters.postgres.engine import reading
+from healer.adapters.postgres.engine import OnDatabase, reading
 from healer.adapters.postgres.own_health import gauges
 from healer.adapters.postgres.rows import matches, read_structs
 from healer.adapters.postgres.tables import audit_records, decisions, incidents, requeues, runs, slots
@@ -36,11 +36,8 @@ _TAKES_UP = ("incident.acknowledged", "incident.resolve_asked", "run.approved", 
 _BY_HEALER_ALONE = sa.and_(runs.c.doc["by"].astext == _HEALER, runs.c.doc["approved_by"].astext.is_(None))
 
 
-class PostgresFigures:
+class PostgresFigures(OnDatabase):
     """`healer.ports.queries.FigureQueries`."""
-
-    def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
 
     def stats(self, clusters: Sequence[str] | None, since: datetime | None) -> Stats:
         with reading(self._engine) as conn:

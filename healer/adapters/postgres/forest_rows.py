@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres.audit_rows import append
-from healer.adapters.postgres.rows import read_doc, read_docs, upsert
+from healer.adapters.postgres.rows import pick, read_doc, read_docs, upsert
 from healer.adapters.postgres.tables import (
     feature_rows,
     forest_classes,
@@ -39,7 +39,7 @@ class PostgresFeatures:
             conn.execute(sa.text("SET LOCAL synchronous_commit = off"))
             conn.execute(
                 sa.insert(feature_rows).values(
-                    **{name: getattr(row, name) for name in ("cluster", "hardware", "load", "at")},
+                    **pick(row, "cluster", "hardware", "load", "at"),
                     nodes=list(row.nodes),
                     features=list(row.features),
                     matrix=zlib.compress(row.matrix.astype("<f2").tobytes(), 1),
@@ -95,7 +95,7 @@ def forget_features(conn: sa.Connection, now: datetime) -> None:
 def _row(row: sa.Row) -> FeatureRow:
     packed = np.frombuffer(zlib.decompress(row.matrix), "<f2")
     return FeatureRow(
-        **{name: getattr(row, name) for name in ("cluster", "hardware", "load", "at")},
+        **pick(row, "cluster", "hardware", "load", "at"),
         nodes=tuple(row.nodes),
         features=tuple(row.features),
         matrix=packed.reshape(len(row.nodes), len(row.features)).astype(np.float32),
@@ -134,7 +134,7 @@ class PostgresModels:
         meanwhile, that stands."""
         model, table = trained.model, forest_models.c
         values = {
-            **{name: getattr(model, name) for name in ("id", "cluster", "hardware", "load", "trained_at")},
+            **pick(model, "id", "cluster", "hardware", "load", "trained_at"),
             "doc": msgspec.to_builtins(model),
             "data": zlib.compress(trained.data.astype("<f4").tobytes(), 6),
         }
@@ -196,7 +196,7 @@ class PostgresModels:
             return read_docs(conn, query.order_by(table.hardware, table.load), ClassLook)
 
     def note(self, look: ClassLook) -> None:
-        key = {name: getattr(look, name) for name in ("cluster", "hardware", "load")}
+        key = pick(look, "cluster", "hardware", "load")
         with self._engine.begin() as conn:
             conn.execute(upsert(forest_classes, key, {"at": look.at, "doc": msgspec.to_builtins(look)}))
 

@@ -11,7 +11,7 @@ from sqlalchemy.dialects.postgresql import insert
 from healer.adapters.postgres import audit_rows
 from healer.adapters.postgres.engine import reading, translated
 from healer.adapters.postgres.incident_rows import watched
-from healer.adapters.postgres.rows import read_doc, read_structs, write_docs
+from healer.adapters.postgres.rows import pick, read_doc, read_structs, write_docs
 from healer.adapters.postgres.run_rows import ENDED
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import gate, incidents, pauses, permits, runs, slots
@@ -299,10 +299,10 @@ def _permit_for(conn: sa.Connection, asked: HookAsk | Permit) -> Permit | None:
 
 
 def _add_permit(conn: sa.Connection, permit: Permit, now: datetime) -> None:
-    row = {name: getattr(permit, name) for name in ("cluster", "node", "hook", "at")}
+    row = pick(permit, "cluster", "node", "hook", "at")
     row |= {"report": permit.id, "doc": msgspec.to_builtins(permit)}
     conn.execute(insert(permits).values(**row).on_conflict_do_nothing())
-    data = {name: getattr(permit, name) for name in ("hook", "job", "incident", "run", "check")}
+    data = pick(permit, "hook", "job", "incident", "run", "check")
     data["until"] = permit.until.isoformat()
     record = AuditRecord(
         cluster=permit.cluster,

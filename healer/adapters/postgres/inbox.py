@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from healer.adapters.postgres.engine import OwnConnection, ledger_errors, unstored
-from healer.adapters.postgres.rows import read_structs
+from healer.adapters.postgres.rows import read_structs, write_docs
 from healer.adapters.postgres.tables import inbox
 from healer.model import Command, Component, JobCheckpoint, Observation, ObservationKind
 from healer.ports.signal_stores import Arrival
@@ -128,29 +128,29 @@ def _wakes(one: Observation) -> bool:
     return not well and one.kind is not ObservationKind.heartbeat
 
 
-def put_command(conn: sa.Connection, command: Command, *, request: str) -> int:
-    """Puts a command into the inbox in the caller's transaction; the row's id.
+_COMMANDS = sa.text("""
+INSERT INTO inbox (cluster, kind, digest, arrived_at, doc)
+SELECT doc #>> '{command,cluster}', 'command', decode(doc->>'digest', 'hex'),
+  (doc #>> '{command,at}')::timestamptz, doc->'command'
+FROM jsonb_array_elements(CAST(:rows AS jsonb)) WITH ORDINALITY AS given (doc, place) ORDER BY place
+ON CONFLICT (digest) DO NOTHING
+""")
 
-    The same `request` again is the same row. The NOTIFY leaves with the caller's commit.
-    """
-    digest = command_digest(command, request)
-    found = conn.execute(sa.select(inbox.c.id).where(inbox.c.digest == digest)).scalar()
-    if found is not None:
-        return found
-    row = conn.execute(
-        sa.insert(inbox)
-        .values(
-            cluster=command.cluster,
-            kind=ObservationKind.command.value,
-            node=None,
-            digest=digest,
-            arrived_at=command.at,
-            doc=msgspec.to_builtins(command),
-        )
-        .returning(inbox.c.id)
-    ).scalar_one()
-    conn.execute(TELL)
-    return row
+
+def put_commands(conn: sa.Connection, commands: Sequence[tuple[Command, str]]) -> None:
+    """Puts commands into the inbox, each with the name under which it comes once. The NOTIFY leaves with the
+    commit."""
+    if commands:
+        rows = [{"digest": command_digest(one, name).hex(), "command": one} for one, name in commands]
+        write_docs(conn, _COMMANDS, rows)
+        conn.execute(TELL)
+
+
+def put_command(conn: sa.Connection, command: Command, *, request: str) -> int:
+    """The id of its row; the same `request` again is the same row."""
+    put_commands(conn, [(command, request)])
+    mine = inbox.c.digest == command_digest(command, request)
+    return conn.execute(sa.select(inbox.c.id).where(mine)).scalar_one()
 
 
 def command_digest(command: Command, request: str) -> bytes:
@@ -201,9 +201,7 @@ def alerts(
     newest = (inbox.c.arrived_at.desc(), inbox.c.id.desc())
     place = sa.func.row_number().over(partition_by=inbox.c.node, order_by=newest)
     told = sa.select(*_COLUMNS, inbox.c.node, place.label("place")).where(
-        inbox.c.cluster == cluster,
-        inbox.c.kind == ObservationKind.alert.value,
-        inbox.c.arrived_at >= since,
+        inbox.c.cluster == cluster, inbox.c.kind == ObservationKind.alert.value, inbox.c.arrived_at >= since
     )
     if node is not None:
         told = told.where(inbox.c.node == node)

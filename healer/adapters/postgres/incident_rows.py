@@ -15,6 +15,7 @@ from healer.adapters.postgres.rows import (
     begins,
     contains,
     matches,
+    pick,
     read_doc,
     read_docs,
     read_page,
@@ -160,8 +161,7 @@ def watched(
 ) -> list[Incident]:
     """Open incidents, and those whose node is still on probation, the oldest first."""
     on_probation = sa.and_(
-        incidents.c.closed > now - PROBATION,
-        incidents.c.doc["probation_until"].astext > now.isoformat(),
+        incidents.c.closed > now - PROBATION, incidents.c.doc["probation_until"].astext > now.isoformat()
     )
     mine = matches(incidents.c.cluster, clusters), sa.or_(incidents.c.state != "resolved", on_probation)
     query = sa.select(incidents.c.doc).where(*those, *mine).order_by(incidents.c.opened)
@@ -184,7 +184,7 @@ def _messages(conn: sa.Connection, incident: str) -> list[SentMessage]:
     found = conn.execute(sa.select(messages).where(messages.c.incident == incident).order_by(messages.c.at))
     return [
         SentMessage(
-            **{name: getattr(row, name) for name in ("at", "kind", "state", "error", "reference", "page")},
+            **pick(row, "at", "kind", "state", "error", "reference", "page"),
             message=msgspec.convert({"severity": "P3", **row.doc}, Message),
             channels=tuple(told.get(row.id, ())),
         )

@@ -14,15 +14,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres import audit_rows
-from healer.adapters.postgres.engine import reading, storable, storable_text, translated
-from healer.adapters.postgres.rows import matches, read_docs, read_page, upsert
-from healer.adapters.postgres.tables import (
-    channels,
-    deliveries,
-    delivery_log,
-    messages,
-    threads,
-)
+from healer.adapters.postgres.engine import OnDatabase, reading, storable, storable_text, translated
+from healer.adapters.postgres.rows import matches, pick, read_docs, read_page, upsert
+from healer.adapters.postgres.tables import channels, deliveries, delivery_log, messages, threads
 from healer.model import (
     TICKETS,
     WEBHOOK,
@@ -50,30 +44,21 @@ def queue(
     conn: sa.Connection, item: Message | Ticket, *, at: datetime, has_sink: bool, routed: bool = False
 ) -> None:
     """Puts it on the list in the caller's transaction; the same id again is nothing."""
-    is_message = isinstance(item, Message)
-    conn.execute(
-        insert(messages)
-        .values(
-            id=item.id,
-            cluster=item.cluster,
-            kind="message" if is_message else "ticket",
-            incident=item.incident,
-            page=isinstance(item, Message) and item.page,
-            at=at,
-            state="due" if has_sink else "listed",
-            next_try_at=at if has_sink else None,
-            doc=storable(item),
-            routed=routed,
-        )
-        .on_conflict_do_nothing(index_elements=["id"])
+    row = insert(messages).values(
+        **pick(item, "id", "cluster", "incident"),
+        kind="message" if isinstance(item, Message) else "ticket",
+        page=isinstance(item, Message) and item.page,
+        at=at,
+        state="due" if has_sink else "listed",
+        next_try_at=at if has_sink else None,
+        doc=storable(item),
+        routed=routed,
     )
+    conn.execute(row.on_conflict_do_nothing(index_elements=["id"]))
 
 
-class PostgresOutbox:
+class PostgresOutbox(OnDatabase):
     """`healer.ports.outbound.Outbox`."""
-
-    def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
 
     def claim(self, *, messages: bool, tickets: bool, now: datetime) -> Attempt | None:
         kinds = [name for name, wanted in (("message", messages), ("ticket", tickets)) if wanted]
@@ -82,16 +67,8 @@ class PostgresOutbox:
             if row is None:
                 return None
             name = _ticket_name(conn, row.incident) if row.kind == "ticket" else ""
-        return Attempt(
-            id=row.id,
-            cluster=row.cluster,
-            subject=f"{row.kind}/{row.id}",
-            doc=row.doc,
-            at=row.at,
-            page=row.page,
-            tries=row.tries,
-            reference=name,
-        )
+        own = pick(row, "id", "cluster", "doc", "at", "page", "tries")
+        return Attempt(**own, subject=f"{row.kind}/{row.id}", reference=name)
 
     def settle(self, attempt: Attempt, outcome: Outcome, record: AuditRecord | None, now: datetime) -> None:
         with self._engine.begin() as conn:
@@ -200,16 +177,11 @@ class PostgresChannelOutbox:
             told = sa.select(threads.c.reference).where(*self._here, threads.c.thread == row.thread)
             begun = (delivery_log.c.delivery == row.id, delivery_log.c.outcome == "begun")
             return Attempt(
-                id=row.id,
-                cluster=row.cluster,
+                **pick(row, "id", "cluster", "at", "tries", "channel", "thread"),
                 subject=f"message/{row.message}",
                 doc=doc,
-                at=row.at,
                 page=row.how == Manner.page,
-                tries=row.tries,
                 begun=conn.execute(sa.select(sa.func.count()).where(*begun)).scalar_one(),
-                channel=row.channel,
-                thread=row.thread,
                 stage=Stage(row.stage),
                 reference=conn.execute(told).scalar() or "",
             )
@@ -285,11 +257,8 @@ def _mark(conn: sa.Connection, table: sa.Table, attempt: Attempt, values: dict[s
 # --- all messages and how their delivery stands, and the replay of those that no sink took
 
 
-class PostgresMessageBook:
+class PostgresMessageBook(OnDatabase):
     """`healer.ports.queries.MessageBook`."""
-
-    def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
 
     def page(
         self,
@@ -313,7 +282,6 @@ class PostgresMessageBook:
             return Page(items=_deliveries(conn, rows), next_cursor=more)
 
     def cluster_of(self, message: str) -> str:
-        """The message's cluster. NotFound."""
         with translated(), self._engine.connect() as conn:
             found = conn.execute(sa.select(messages.c.cluster).where(messages.c.id == message)).scalar()
         if found is None:
@@ -323,8 +291,6 @@ class PostgresMessageBook:
     def retry(
         self, message: str, *, channel: str | None, by: str, reason: str, now: datetime
     ) -> list[Delivery]:
-        """Puts the message before every sink that failed to take it, or before `channel` alone, as if it had
-        not been tried. Conflict where none failed."""
         again = {"state": "due", "tries": 0, "next_try_at": now}
         with translated(), self._engine.begin() as conn:
             ours = [messages.c.id == message, messages.c.state == "failed"]
@@ -415,7 +381,7 @@ def _deliveries(conn: sa.Connection, rows: Sequence[sa.Row]) -> list[Delivery]:
     names = [name for name in Delivery.__struct_fields__ if name != "tries_log"]
     return [
         msgspec.convert(
-            {name: getattr(row, name) for name in names}
+            pick(row, *names)
             | {"error": row.error or "", "reference": row.reference or ""}
             | {"tries_log": logs.get(row.number, ())},
             Delivery,

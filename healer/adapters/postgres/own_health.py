@@ -14,6 +14,7 @@ from healer.adapters.postgres.gate_facts import pauses_in_force
 from healer.adapters.postgres.loops import lock_held, part_lock
 from healer.adapters.postgres.outbox import everything
 from healer.adapters.postgres.retention import free_share
+from healer.adapters.postgres.rows import pick
 from healer.adapters.postgres.run_rows import ENDED
 from healer.adapters.postgres.snapshots import read_controller
 from healer.adapters.postgres.tables import (
@@ -59,21 +60,14 @@ def pulses(engine: sa.Engine, clusters: Sequence[str]) -> list[Pulse]:
         ]
 
 
-def _dead_letters(conn: sa.Connection) -> dict[tuple[str, ...], float]:
-    """By cluster: what the webhooks did not take, and what channels did not."""
-    failed = [sa.select(table.c.cluster).where(table.c.state == "failed") for table in (messages, deliveries)]
-    letters = sa.union_all(*failed).subquery()
-    rows = conn.execute(sa.select(letters.c.cluster, sa.func.count()).group_by(letters.c.cluster))
-    return {(row[0],): row[1] for row in rows}
-
-
 def gauges(conn: sa.Connection, now: datetime) -> dict[str, Any]:
     """What `healer.api.metrics` shows: gauge -> {label values: number}."""
 
-    def counted(columns: Sequence[Any], *where: sa.ColumnElement[bool]) -> dict[tuple[str, ...], float]:
+    def counted(*columns: Any, where: Sequence[sa.ColumnElement[bool]]) -> dict[tuple[str, ...], float]:
         found = conn.execute(sa.select(*columns, sa.func.count()).where(*where).group_by(*columns))
         return {tuple(str(part or "") for part in row[:-1]): row[-1] for row in found}
 
+    failed = [sa.select(table.c.cluster).where(table.c.state == "failed") for table in (messages, deliveries)]
     waiting = conn.execute(
         sa.select(inbox.c.cluster, sa.func.count(), sa.func.min(inbox.c.arrived_at))
         .where(inbox.c.consumed_at.is_(None))
@@ -83,12 +77,13 @@ def gauges(conn: sa.Connection, now: datetime) -> dict[str, Any]:
     breakers = conn.execute(sa.select(gate.c.cluster, gate.c.breaker["state"].astext)).all()
     return {
         "incidents_open": counted(
-            (incidents.c.cluster, incidents.c.severity), incidents.c.state != "resolved"
+            incidents.c.cluster, incidents.c.severity, where=[incidents.c.state != "resolved"]
         ),
-        "runs": counted((runs.c.cluster, runs.c.state), runs.c.state.not_in(ENDED)),
-        "slots": counted((slots.c.cluster,), slots.c.released_at.is_(None)),
-        "pauses": counted((pauses.c.cluster,), *pauses_in_force(now)),
-        "messages_failed": _dead_letters(conn),
+        "runs": counted(runs.c.cluster, runs.c.state, where=[runs.c.state.not_in(ENDED)]),
+        "slots": counted(slots.c.cluster, where=[slots.c.released_at.is_(None)]),
+        "pauses": counted(pauses.c.cluster, where=pauses_in_force(now)),
+        # What the webhooks did not take, and what channels did not.
+        "messages_failed": counted(sa.union_all(*failed).subquery().c.cluster, where=[]),
         "inbox": {(row[0],): row[1] for row in waiting},
         "inbox_age": {(row[0],): max(0.0, (now - row[2]).total_seconds()) for row in waiting},
         "snapshot_age": {(row[0],): max(0.0, (now - row[1]).total_seconds()) for row in taken},
@@ -124,18 +119,14 @@ def _backlogs(conn: sa.Connection, cluster: str, now: datetime) -> Iterator[Back
     ready = sa.or_(runs.c.wake_at.is_(None), runs.c.wake_at <= now)
     since = sa.func.coalesce(runs.c.wake_at, runs.c.lease_until, runs.c.created_at)
     unsealed = audit_unsealed.join(audit_records, audit_records.c.id == audit_unsealed.c.record)
-    asked: tuple[tuple[str, sa.Select[int, Any]], ...] = (
-        (
-            "Signals for the detector",
-            _waiting(inbox.c.arrived_at).where(inbox.c.cluster == cluster, inbox.c.consumed_at.is_(None)),
-        ),
-        ("Runs for the workers", _waiting(since).where(*due, free, ready)),
-        (
-            "Audit records for the seal",
-            _waiting(audit_records.c.at).select_from(unsealed).where(audit_records.c.cluster == cluster),
-        ),
-    )
-    for name, question in asked:
+    signals = _waiting(inbox.c.arrived_at).where(inbox.c.cluster == cluster, inbox.c.consumed_at.is_(None))
+    records = _waiting(audit_records.c.at).select_from(unsealed).where(audit_records.c.cluster == cluster)
+    asked = {
+        "Signals for the detector": signals,
+        "Runs for the workers": _waiting(since).where(*due, free, ready),
+        "Audit records for the seal": records,
+    }
+    for name, question in asked.items():
         count, oldest = conn.execute(question).one()
         yield Backlog(name=name, count=count, oldest=oldest)
 
@@ -172,7 +163,7 @@ def _models(engine: sa.Engine, cluster: str) -> Iterator[ModelSeen]:
     for one in kept.in_force():
         model = one.model
         yield ModelSeen(
-            **{name: getattr(model, name) for name in ("hardware", "load", "id", "trained_at")},
+            **pick(model, "hardware", "load", "id", "trained_at"),
             in_force_at=one.in_force_at,
             by=one.in_force_by or "",
             told=looks.get((model.hardware, model.load), ""),

@@ -10,8 +10,8 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB, insert
 from sqlalchemy.exc import IntegrityError
 
 from healer.adapters.postgres.audit_rows import append
-from healer.adapters.postgres.engine import reading, translated
-from healer.adapters.postgres.rows import matches, read_doc
+from healer.adapters.postgres.engine import OnDatabase, reading, translated
+from healer.adapters.postgres.rows import matches, pick, read_doc
 from healer.adapters.postgres.rule_rows import outcome
 from healer.adapters.postgres.tables import incidents, rehearsals, replay_proofs
 from healer.model import audit_record
@@ -26,16 +26,12 @@ DEAD = timedelta(minutes=2)
 _LARGE = ("text", "before", "result")
 
 
-class PostgresRehearsals:
+class PostgresRehearsals(OnDatabase):
     """`healer.ports.queries.Rehearsals` and `healer.processes.background.Book`."""
-
-    def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
 
     # --- people
 
     def ask(self, asked: Rehearsal) -> Rehearsal:
-        """The same id again is the same one. Conflict while another one of the cluster is under way."""
         with translated(), self._engine.begin() as conn:
             known = _read(conn, asked.id)
             if known is not None:
@@ -52,7 +48,6 @@ class PostgresRehearsals:
             return asked
 
     def newest(self, clusters: Sequence[str] | None, limit: int) -> list[Rehearsal]:
-        """Without texts and results."""
         doc = rehearsals.c.doc.op("-")(sa.cast(list(_LARGE), ARRAY(sa.Text)))
         query = sa.select(sa.cast(doc, JSONB).label("doc")).where(matches(rehearsals.c.cluster, clusters))
         with reading(self._engine) as conn:
@@ -79,7 +74,6 @@ class PostgresRehearsals:
     # --- what is known of its incidents
 
     def real(self, names: Sequence[str]) -> dict[str, bool | None]:
-        """Of these ids those of real incidents: True a true fault, False a false alarm, None not judged."""
         with reading(self._engine) as conn:
             return _real(conn, names)
 
@@ -91,7 +85,6 @@ class PostgresRehearsals:
     def prove(
         self, name: str, rules: Sequence[str], *, by: str, reason: str, at: datetime, request: str
     ) -> list[Outcomes]:
-        """Makes what these rules opened in it proof of them as edited. Conflict where it holds none."""
         with translated(), self._engine.begin() as conn:
             known = _read(conn, name, lock=True)
             if known is None:
@@ -210,11 +203,8 @@ def _write(conn: sa.Connection, known: Rehearsal, now: datetime, **fields: Any) 
 
 
 def _row(one: Rehearsal) -> dict[str, Any]:
-    return {
-        "id": one.id,
-        "cluster": one.cluster,
+    return pick(one, "id", "cluster", "created_at") | {
         "state": one.state.value,
-        "created_at": one.created_at,
         "doc": msgspec.to_builtins(one),
     }
 

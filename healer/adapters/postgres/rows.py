@@ -43,6 +43,11 @@ def read_page(
     return rows[:limit], encode_cursor(*(getattr(rows[limit - 1], str(part.key)) for part in order))
 
 
+def pick(item: object, *names: str) -> dict[str, Any]:
+    """These attributes of a row or of a noun, by name."""
+    return {name: getattr(item, name) for name in names}
+
+
 def write_docs(
     conn: sa.Connection, statement: sa.TextClause, rows: Sequence[object], **given: object
 ) -> None:

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by, insert
 
 from healer.adapters.postgres import audit_rows
-from healer.adapters.postgres.engine import reading
+from healer.adapters.postgres.engine import OnDatabase, reading
 from healer.adapters.postgres.node_rows import forecast_scores
 from healer.adapters.postgres.rows import matches, read_structs
 from healer.adapters.postgres.tables import (
@@ -28,11 +28,8 @@ from healer.ports.answers import RuleRecord
 FINDINGS_READ = 5000
 
 
-class PostgresRules:
+class PostgresRules(OnDatabase):
     """`healer.ports.queries.RuleQueries`."""
-
-    def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
 
     def records(
         self, cluster: str | None = None, *, fired_since: datetime | None = None

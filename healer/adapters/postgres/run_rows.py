@@ -69,13 +69,6 @@ UPDATE slots SET released_at = (doc->>'at')::timestamptz, released_why = doc->>'
 FROM jsonb_array_elements(CAST(:rows AS jsonb)) AS given (doc)
 WHERE slots.cluster = :cluster AND slots.node = doc->>'node' AND slots.released_at IS NULL
 """)
-_COMMANDS = sa.text("""
-INSERT INTO inbox (cluster, kind, digest, arrived_at, doc)
-SELECT doc #>> '{command,cluster}', 'command', decode(doc->>'digest', 'hex'),
-  (doc #>> '{command,at}')::timestamptz, doc->'command'
-FROM jsonb_array_elements(CAST(:rows AS jsonb)) WITH ORDINALITY AS given (doc, place) ORDER BY place
-ON CONFLICT (digest) DO NOTHING
-""")
 
 
 @dataclass
@@ -112,7 +105,7 @@ def store(conn: sa.Connection, cluster: str, many: Sequence[Lines], *, at: datet
         {"node": node, "at": when, "why": why} for lines in many for node, when, why in lines.released
     ]
     write_docs(conn, _RELEASED, released, cluster=cluster)
-    put_commands(conn, [one for lines in many for one in lines.commands])
+    inbox.put_commands(conn, [one for lines in many for one in lines.commands])
     for message in (one for lines in many for one in lines.messages):
         outbox.queue(conn, message, at=at, has_sink=has_sink)
 
@@ -129,15 +122,6 @@ def write_entries(conn: sa.Connection, entries: Sequence[LogEntry]) -> None:
 
 def write_decisions(conn: sa.Connection, decisions: Sequence[Decision]) -> None:
     write_docs(conn, _DECISIONS, decisions)
-
-
-def put_commands(conn: sa.Connection, commands: Sequence[tuple[Command, str]]) -> None:
-    """Puts commands into the inbox; one of the same name again is nothing. The NOTIFY leaves with the
-    commit."""
-    if commands:
-        rows = [{"digest": inbox.command_digest(one, name).hex(), "command": one} for one, name in commands]
-        write_docs(conn, _COMMANDS, rows)
-        conn.execute(inbox.TELL)
 
 
 def set_run_state(

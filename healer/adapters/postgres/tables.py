@@ -424,10 +424,7 @@ threads = _table(
 
 # Alarms at a channel, for those that are raised again and again.
 raised_alarms = _table(
-    "raised_alarms",
-    *_keys("cluster", "channel", "alarm"),
-    *_integers("again"),
-    *_moments("last_at"),
+    "raised_alarms", *_keys("cluster", "channel", "alarm"), *_integers("again"), *_moments("last_at")
 )
 
 # When a part of healer told last that it works, by the database's clock.

@@ -10,7 +10,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import Insert, insert
 
 from healer.adapters.postgres.audit_rows import append
-from healer.adapters.postgres.engine import translated
+from healer.adapters.postgres.engine import OnDatabase, translated
+from healer.adapters.postgres.rows import pick
 from healer.adapters.postgres.tables import idempotency, sessions, tokens
 from healer.model import Role, audit_record
 from healer.ports.callers import Caller, Enrolled, Kept, KeyInFlight, KeyReused, NewToken
@@ -164,10 +165,7 @@ class PostgresTokens:
 
 
 def _in_force(now: datetime) -> tuple[sa.ColumnElement[bool], ...]:
-    return (
-        tokens.c.revoked_at.is_(None),
-        sa.or_(tokens.c.expires_at.is_(None), tokens.c.expires_at > now),
-    )
+    return (tokens.c.revoked_at.is_(None), sa.or_(tokens.c.expires_at.is_(None), tokens.c.expires_at > now))
 
 
 def _insert(identity: str, secret: str, role: Role, name: str, now: datetime) -> Insert:
@@ -182,7 +180,7 @@ def _insert_once(conn: sa.Connection, new: Insert) -> None:
 
 
 def _caller(row: sa.Row) -> Caller:
-    own = {name: getattr(row, name) for name in ("id", "name", "node", "job", "cluster", "quota")}
+    own = pick(row, "id", "name", "node", "job", "cluster", "quota")
     return Caller(**own, role=Role(row.role))
 
 
@@ -191,15 +189,12 @@ def _caller(row: sa.Row) -> Caller:
 ANSWERS_KEPT = timedelta(hours=24)
 
 
-class PostgresIdempotency:
+class PostgresIdempotency(OnDatabase):
     """`healer.ports.callers.Idempotency`.
 
     The key's lock is a transaction's: when this process dies, PostgreSQL lets it go, and the next request
     with the key finds a row without an answer and does the work (again, under the same request id).
     """
-
-    def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
 
     def once(self, key: str, who: str, request: bytes, now: datetime, act: Callable[[], Kept]) -> Kept:
         with translated():

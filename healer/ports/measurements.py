@@ -29,7 +29,6 @@ class TrendBook(Protocol):
     """Two weeks of what `rules/forecasts.yaml` follows, packed by rule: what a restart needs."""
 
     def read(self) -> dict[str, bytes]: ...
-    # In place of what was kept of these rules.
     def write(self, packed: Mapping[str, bytes], now: datetime) -> None: ...
 
 
@@ -178,7 +177,6 @@ class MetricHistory(Protocol):
 class Charts(Protocol):
     """What the servers of all clusters remember, for pages; from any thread. `points` raises HistoryAway."""
 
-    # Whether a server is set for it.
     def remembers(self, cluster: str) -> bool: ...
     def points(self, cluster: str, node: str, signal: str, since: datetime, until: datetime) -> Points: ...
 

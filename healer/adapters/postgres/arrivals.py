@@ -31,12 +31,12 @@ class PostgresLosses(OnDatabase):
     """`healer.ports.signal_stores.LossBook`. Bounded by who may send: all else are closed lists."""
 
     def add(self, told: Sequence[Loss]) -> None:
-        rows = sorted(told, key=lambda one: (one.cluster, one.source, one.reason, one.who))
+        rows = sorted(told, key=lambda loss: (loss.cluster, loss.source, loss.reason, loss.who))
         with translated(), self._engine.begin() as conn:
-            for one in rows:  # in one order, so that two processes never wait for each other
-                row = msgspec.structs.asdict(one)
-                row["reason"] = one.reason.value
-                row["example"] = storable(one.example)[:500]
+            for loss in rows:  # in one order, so that two processes never wait for each other
+                row = msgspec.structs.asdict(loss)
+                row["reason"] = loss.reason.value
+                row["example"] = storable(loss.example)[:500]
                 statement = insert(losses).values(**row)
                 fresh = statement.excluded
                 values = {**_added(losses, fresh, "count"), "example": fresh.example}
@@ -61,13 +61,14 @@ class PostgresSenders(OnDatabase):
         if not told:
             return
         # In one order, so that two processes never wait for each other.
-        rows = sorted(told, key=lambda one: (one.cluster, one.who, one.source))
+        rows = sorted(told, key=lambda sender: (sender.cluster, sender.who, sender.source))
         columns = list(senders.c)
         arrays = [
-            sa.cast([getattr(one, column.name) for one in rows], ARRAY(column.type)) for column in columns
+            sa.cast([getattr(sender, column.name) for sender in rows], ARRAY(column.type))
+            for column in columns
         ]
         fresh = sa.func.unnest(*arrays).table_valued(*(column.name for column in columns)).render_derived()
-        statement = insert(senders).from_select([one.name for one in columns], sa.select(*fresh.c))
+        statement = insert(senders).from_select([column.name for column in columns], sa.select(*fresh.c))
         new = statement.excluded
         values = {**_added(senders, new, "requests", "bytes"), "node": new.node}
         once = statement.on_conflict_do_update(index_elements=list(_SENDER_KEY), set_=values)
@@ -92,14 +93,16 @@ class PostgresUnknownSeries:
         self._engine, self._most = engine, most
 
     def add(self, series: Sequence[UnknownSeries]) -> None:
-        clusters = sorted({one.cluster for one in series})
+        clusters = sorted({entry.cluster for entry in series})
         with translated(), self._engine.begin() as conn:
             for cluster in clusters:
                 lock = sa.text("SELECT pg_advisory_xact_lock(:kind, hashtext(:cluster))")
                 conn.execute(lock, {"kind": _LOCK, "cluster": cluster})
                 names = sa.select(unknown_series.c.name).where(unknown_series.c.cluster == cluster)
                 known = set(conn.execute(names).scalars())
-                for row in _bounded([one for one in series if one.cluster == cluster], known, self._most):
+                for row in _bounded(
+                    [entry for entry in series if entry.cluster == cluster], known, self._most
+                ):
                     _add(conn, row)
 
     def series(self, clusters: Sequence[str] | None, limit: int) -> list[UnknownSeries]:
@@ -114,23 +117,23 @@ def _bounded(series: Sequence[UnknownSeries], known: set[str], most: int) -> lis
     """Sorted by name, as two processes must; names beyond the bound are one row."""
     kept: dict[str, UnknownSeries] = {}
     left = most - len(known - {REST})
-    for one in sorted(series, key=lambda one: one.name):
-        told = msgspec.structs.replace(one, name=storable(one.name))
-        if told.name not in known:
+    for entry in sorted(series, key=lambda entry: entry.name):
+        named = msgspec.structs.replace(entry, name=storable(entry.name))
+        if named.name not in known:
             if left > 0:
                 left -= 1
-                known.add(told.name)
+                known.add(named.name)
             else:
-                told = msgspec.structs.replace(one, name=REST, why=f"more than {most} names", example={})
-        before = kept.get(told.name)
-        kept[told.name] = msgspec.structs.replace(told, count=told.count + (before.count if before else 0))
+                named = msgspec.structs.replace(entry, name=REST, why=f"more than {most} names", example={})
+        before = kept.get(named.name)
+        kept[named.name] = msgspec.structs.replace(named, count=named.count + (before.count if before else 0))
     return [kept[name] for name in sorted(kept)]
 
 
-def _add(conn: sa.Connection, one: UnknownSeries) -> None:
-    row = msgspec.structs.asdict(one)
-    row["why"] = storable(one.why)
-    row["example"] = {storable(key): storable(str(value)) for key, value in one.example.items()}
+def _add(conn: sa.Connection, entry: UnknownSeries) -> None:
+    row = msgspec.structs.asdict(entry)
+    row["why"] = storable(entry.why)
+    row["example"] = {storable(key): storable(str(value)) for key, value in entry.example.items()}
     statement = insert(unknown_series).values(**row)
     fresh = statement.excluded
     values = {**_added(unknown_series, fresh, "count"), "why": fresh.why, "example": fresh.example}

@@ -330,13 +330,13 @@ class PostgresEventFeed:
         table = event_feed.c
         wanted = sa.select(table.seq, table.tries, table.next_try_at).where(table.cluster == self.cluster)
         with self._engine.begin() as conn:
-            known = conn.execute(wanted).first()
-            if known is None:
+            fed = conn.execute(wanted).first()
+            if fed is None:
                 head = head_of(conn, self.cluster)
                 begin = insert(event_feed).values(cluster=self.cluster, seq=head.seq if head else 0)
                 conn.execute(begin.on_conflict_do_nothing())
-                known = conn.execute(wanted).one()
-        return Fed(*known)
+                fed = conn.execute(wanted).one()
+        return Fed(*fed)
 
     def next(self, after: int) -> tuple[int, AuditRecord] | None:
         with self._engine.connect() as conn:

@@ -143,15 +143,15 @@ class Locks:
 
     def lock(self, conn: sa.Connection, runs: Sequence[str]) -> list[str]:
         """Those of these that nobody holds, here or elsewhere; their locks are ours now."""
-        wanted = [one for one in dict.fromkeys(runs) if one not in self._held]
-        new = [one for one in wanted if one not in self._locked]
+        wanted = [run for run in dict.fromkeys(runs) if run not in self._held]
+        new = [run for run in wanted if run not in self._locked]
         if new:
             self._locked.update(conn.execute(_LOCK, {"ids": new}).scalars())
-        return [one for one in wanted if one in self._locked]
+        return [run for run in wanted if run in self._locked]
 
     def unlock(self, conn: sa.Connection, but: Mapping[str, object]) -> None:
         """Gives back all that is neither held nor among those just taken."""
-        free = [one for one in self._locked if one not in self._held and one not in but]
+        free = [run for run in self._locked if run not in self._held and run not in but]
         if free:
             conn.execute(_UNLOCK, {"ids": free})
             self._locked.difference_update(free)
@@ -175,13 +175,13 @@ def take(
         for run, epoch in conn.execute(_LEFT, {"ids": others}):
             left.seen(run, epoch)
     logs = logs_of(conn, ids)
-    known = {row.id: msgspec.convert(row.doc, Run) for row in rows}
-    told = incidents_of(conn, [run.incident for run in known.values() if run.incident is not None])
+    by_id = {row.id: msgspec.convert(row.doc, Run) for row in rows}
+    incidents_by_id = incidents_of(conn, [run.incident for run in by_id.values() if run.incident is not None])
     found = {}
     for row in rows:
         left.taken(row.id)
-        run = msgspec.structs.replace(known[row.id], epoch=row.epoch, lease_until=now + LEASE, wake_at=None)
-        found[row.id] = Taken(run, logs[row.id], told.get(run.incident or ""), session, since_s)
+        run = msgspec.structs.replace(by_id[row.id], epoch=row.epoch, lease_until=now + LEASE, wake_at=None)
+        found[row.id] = Taken(run, logs[row.id], incidents_by_id.get(run.incident or ""), session, since_s)
     return found
 
 
@@ -247,7 +247,7 @@ class Judging:
             mine = prove(conn, [case.run for case in cases], now + LEASE)
             kept: list[Lines] = []
             changed = False
-            for place in sorted(range(len(cases)), key=lambda one: cases[one].order):
+            for place in sorted(range(len(cases)), key=lambda place: cases[place].order):
                 case = cases[place]
                 if case.run.id not in mine:
                     answers[place] = ALONE if len(cases) > 1 else lost(case.run)
@@ -324,8 +324,8 @@ class PostgresGateTx:
         self._conn.execute(sa.delete(requeues).where(self._life(job, restarts), mine))
 
     def _life(self, job: str, restarts: int) -> sa.ColumnElement[bool]:
-        known = (requeues.c.job == job, requeues.c.restarts == restarts)
-        return sa.and_(requeues.c.cluster == self._run.cluster, *known)
+        life = (requeues.c.job == job, requeues.c.restarts == restarts)
+        return sa.and_(requeues.c.cluster == self._run.cluster, *life)
 
     def save_breaker(self, breaker: Breaker) -> None:
         self.changed = True
@@ -406,43 +406,43 @@ class Claims:
         """One transaction. `_Give` comes first, so that a run may be taken anew in the same."""
         now, since_s, session = self.parts.clock.now(), self.parts.stopwatch(), self.lane.session
         locks = self._locks.of(session)
-        gives = [one for one in items if isinstance(one, _Give) and one.session == session]
+        gives = [item for item in items if isinstance(item, _Give) and item.session == session]
         for give in gives:
             locks.release(give.run)
         if overs := [give.run for give in gives if give.over]:
             with conn.begin():
                 free_leases(conn, overs)
-        writes = [one for one in items if isinstance(one, _Write) and one.session == session]
-        looks = {one.incident for one in items if isinstance(one, _Look)}
+        writes = [item for item in items if isinstance(item, _Write) and item.session == session]
+        looks = {item.incident for item in items if isinstance(item, _Look)}
         with conn.begin():
-            wanted = locks.lock(conn, [one.run for one in items if isinstance(one, _Take)])
+            wanted = locks.lock(conn, [item.run for item in items if isinstance(item, _Take)])
             taken = take(conn, wanted, self._left, now, session=session, since_s=since_s)
-            mine = prove(conn, [one.run for one in writes if not one.ends], now + LEASE)
-            mine |= change(conn, [one.run for one in writes if one.ends])
-            lines = [one.lines for one in writes if one.run.id in mine]
+            mine = prove(conn, [item.run for item in writes if not item.ends], now + LEASE)
+            mine |= change(conn, [item.run for item in writes if item.ends])
+            lines = [item.lines for item in writes if item.run.id in mine]
             store(conn, self.parts.cluster, lines, at=now, has_sink=self.parts.has_sink)
             shown = incidents_of(conn, sorted(looks))
-            asked = any(isinstance(one, _Paused) for one in items)
+            asked = any(isinstance(item, _Paused) for item in items)
             paused = asked and bool(gate.read_pauses(conn, self.parts.cluster, now))
             locks.unlock(conn, but=taken)
         locks.hold(taken)
         results: list[object] = []
-        for one in items:
-            match one:
+        for item in items:
+            match item:
                 case _Take():
-                    results.append(taken.pop(one.run, None))
+                    results.append(taken.pop(item.run, None))
                 case _Look():
-                    results.append(shown.get(one.incident))
+                    results.append(shown.get(item.incident))
                 case _Paused():
                     results.append(paused)
                 case _Give():
                     results.append(None)
-                case _Write() if one.session != session:
-                    results.append(LedgerAway(f"the session that held run {one.run.id} is gone"))
-                case _Write() if one.run.id in mine:
+                case _Write() if item.session != session:
+                    results.append(LedgerAway(f"the session that held run {item.run.id} is gone"))
+                case _Write() if item.run.id in mine:
                     results.append((now + LEASE, since_s))
                 case _Write():
-                    results.append(ALONE if len(writes) > 1 else lost(one.run))
+                    results.append(ALONE if len(writes) > 1 else lost(item.run))
         return results
 
 
@@ -469,9 +469,9 @@ class PostgresClaim:
 
     def incident(self) -> Incident | None:
         """As it stands now: the detector may have changed it since the last step."""
-        known, self._fresh = self._fresh, None
-        if known is not None or self.run.incident is None:
-            return known
+        fresh, self._fresh = self._fresh, None
+        if fresh is not None or self.run.incident is None:
+            return fresh
         with ledger_errors():
             return self._claims.lane.do(_Look(self.run.incident))
 

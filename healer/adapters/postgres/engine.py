@@ -286,11 +286,11 @@ class Lane(Generic[T]):
         while True:
             with self._lock:
                 served, self._row = self._row[:TOGETHER_MAX], self._row[TOGETHER_MAX:]
-            for one, result in zip(served, self._results([one.item for one in served]), strict=True):
-                one.result, one.done = result, True
-                one.wake()
+            for entry, result in zip(served, self._results([entry.item for entry in served]), strict=True):
+                entry.result, entry.done = result, True
+                entry.wake()
             with self._lock:
-                following = next((one for one in self._row if one.awaited), None)
+                following = next((entry for entry in self._row if entry.awaited), None)
                 if following is not None:
                     following.wake()
                     return

@@ -125,8 +125,8 @@ class PostgresEvents:
             self._listening.set()
             while not self._closed.is_set():
                 for notice in connection.notifies(timeout=1.0, stop_after=1):
-                    told = msgspec.json.decode(notice.payload, type=_Payload)
-                    self._tell(Event(id=told.seq, kind=told.kind, data=told.data))
+                    payload = msgspec.json.decode(notice.payload, type=_Payload)
+                    self._tell(Event(id=payload.seq, kind=payload.kind, data=payload.data))
 
     def _tell(self, event: Event, *, keep: bool = True) -> None:
         with self._lock:

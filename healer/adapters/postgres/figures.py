@@ -96,8 +96,8 @@ def _lost(where: Sequence[sa.ColumnElement[bool]]) -> Any:
     """Each life of a job once, with the most that an incident tells: hours, those at most, jobs unknown."""
     hit = _hit_rows()
     rows = sa.select(incidents.c.cluster, hit.c.value).select_from(incidents.join(hit, sa.true()))
-    one = rows.where(*where).subquery()
-    field = one.c.value
+    hits = rows.where(*where).subquery()
+    field = hits.c.value
     hours = sa.cast(field["lost_gpu_hours"].astext, sa.Float)
     lives = (
         sa.select(
@@ -105,7 +105,7 @@ def _lost(where: Sequence[sa.ColumnElement[bool]]) -> Any:
             sa.func.max(hours).filter(field["basis"].astext == str(HitBasis.start)).label("at_most"),
             sa.func.bool_and(field["basis"].astext == str(HitBasis.unknown)).label("unknown"),
         )
-        .group_by(one.c.cluster, field["job"].astext, field["restart"].astext)
+        .group_by(hits.c.cluster, field["job"].astext, field["restart"].astext)
         .subquery()
     )
     return sa.select(
@@ -149,12 +149,12 @@ def _groups(
     opened = incidents.c.opened
     spans = {"detect": opened - _SEEN_AT, "decide": _FIRST_DECISION - opened, "drain": _DRAINED_AT - opened}
     each = sa.select(key.label("key"), *(_seconds(span).label(name) for name, span in spans.items()))
-    one = each.where(*where).subquery()
-    asked = [part for name in spans for part in _spreads(one.c[name])]
+    timed = each.where(*where).subquery()
+    asked = [part for name in spans for part in _spreads(timed.c[name])]
     counted = conn.execute(
-        sa.select(one.c.key, sa.func.count().label("count"), *asked)
-        .group_by(one.c.key)
-        .order_by(sa.desc("count"), one.c.key)
+        sa.select(timed.c.key, sa.func.count().label("count"), *asked)
+        .group_by(timed.c.key)
+        .order_by(sa.desc("count"), timed.c.key)
     ).all()
     back = _seconds(slots.c.released_at - slots.c.granted_at)
     out = incidents.join(slots, slots.c.incident == incidents.c.id)
@@ -188,7 +188,7 @@ def _spreads(seconds: sa.ColumnElement[float]) -> list[sa.ColumnElement[Any]]:
 
 def _spread_of(figures: Sequence[Any]) -> Spread:
     count, *rest = figures
-    p50, p90, most = (None if one is None else float(one) for one in rest)
+    p50, p90, most = (None if figure is None else float(figure) for figure in rest)
     return Spread(count=count, p50_s=p50, p90_s=p90, max_s=most)
 
 

@@ -166,13 +166,13 @@ class PostgresModels:
         """The model in force of each class, without its data."""
         was_in_force = forest_models.c.in_force_at
         oldest_first = reversed(self._versions(was_in_force.is_not(None), by=was_in_force))
-        found = {(one.model.hardware, one.model.load): one for one in oldest_first}
+        found = {(version.model.hardware, version.model.load): version for version in oldest_first}
         return [found[name] for name in sorted(found)]
 
     def versions(self) -> list[Version]:
         """All that are kept, by class, the newest first."""
         found = self._versions(by=forest_models.c.trained_at)
-        return sorted(found, key=lambda one: (one.model.hardware, one.model.load))
+        return sorted(found, key=lambda version: (version.model.hardware, version.model.load))
 
     def find(self, start: str) -> list[Version]:
         """Models whose id begins so; at most ten."""

@@ -193,8 +193,8 @@ def read_facts(
         breaker = msgspec.convert(row.breaker, Breaker) if row else Breaker(cluster=cluster)
     asked = {"cluster": cluster, "now": now, "removing": REMOVING, "permits_kept": PERMITS_KEPT}
     asked["capacity"] = CAPACITY
-    known = _decode(conn.execute(FACTS, asked).scalar_one())
-    fields = {name: getattr(known, name) for name in known.__struct_fields__}
+    facts = _decode(conn.execute(FACTS, asked).scalar_one())
+    fields = {name: getattr(facts, name) for name in facts.__struct_fields__}
     return GateFacts(cluster=cluster, breaker=breaker, snapshot=snapshots.read(conn, cluster), **fields)
 
 
@@ -244,13 +244,13 @@ class PostgresHooks:
 
     def standings(self, cluster: str, now: datetime) -> dict[str, HookStanding]:
         with reading(self._engine) as conn:
-            told = watched(conn, [cluster], now)
+            incidents_watched = watched(conn, [cluster], now)
         found: dict[str, HookStanding] = {}
-        for one in told:
-            for node, verdict in one.nodes.items():
-                known = found.get(node)
-                if known is None or _ORDER.index(verdict) > _ORDER.index(known.verdict):
-                    reason = f"{one.title} (incident {one.short_id})"
+        for incident in incidents_watched:
+            for node, verdict in incident.nodes.items():
+                worst = found.get(node)
+                if worst is None or _ORDER.index(verdict) > _ORDER.index(worst.verdict):
+                    reason = f"{incident.title} (incident {incident.short_id})"
                     found[node] = HookStanding(verdict=verdict, reason=reason)
         return found
 

@@ -81,20 +81,20 @@ class PostgresSignals:
     def _store(self, arrivals: Sequence[Arrival]) -> list[bool]:
         connection = self._connection.get()
         others = sorted({digest for arrival in arrivals for digest in arrival.also})
-        known: set[str] = set()
+        stored_before: set[str] = set()
         if others:
             rows = connection.execute(
                 "SELECT encode(digest, 'hex') FROM inbox WHERE digest = ANY(%s)",
                 [[bytes.fromhex(digest) for digest in others]],
             )
-            known = {row[0] for row in rows}
+            stored_before = {row[0] for row in rows}
         fresh: list[Observation] = []
-        told: set[str] = set()
+        taken: set[str] = set()
         for arrival in arrivals:
-            if not known.isdisjoint(arrival.also) or not told.isdisjoint(arrival.also):
+            if not stored_before.isdisjoint(arrival.also) or not taken.isdisjoint(arrival.also):
                 continue
             fresh.append(arrival.observation)
-            told.add(arrival.observation.digest)
+            taken.add(arrival.observation.digest)
         stored = insert_observations(connection, fresh)
         result: list[bool] = []
         for arrival in arrivals:
@@ -113,19 +113,19 @@ def insert_observations(connection: psycopg.Connection, observations: Sequence[O
     if not observations:
         return set()
     # PostgreSQL's text holds no NUL; a sender's NUL must not cost the whole batch.
-    told = _encode(observations).decode().replace("\\u0000", "\\ufffd")
-    rows = connection.execute(_INSERT, [told])
+    rows_json = _encode(observations).decode().replace("\\u0000", "\\ufffd")
+    rows = connection.execute(_INSERT, [rows_json])
     stored = {row[0] for row in rows}
-    if any(_wakes(one) and one.digest in stored for one in observations):
+    if any(_wakes(observation) and observation.digest in stored for observation in observations):
         connection.execute("NOTIFY " + CHANNEL)
     return stored
 
 
-def _wakes(one: Observation) -> bool:
+def _wakes(observation: Observation) -> bool:
     """What only says that a node is well waits for the next tick: on a large fleet it would wake a walk a
     hundred times a second."""
-    well = one.kind is ObservationKind.hook and not one.data.get("failed")
-    return not well and one.kind is not ObservationKind.heartbeat
+    well = observation.kind is ObservationKind.hook and not observation.data.get("failed")
+    return not well and observation.kind is not ObservationKind.heartbeat
 
 
 _COMMANDS = sa.text("""
@@ -141,7 +141,9 @@ def put_commands(conn: sa.Connection, commands: Sequence[tuple[Command, str]]) -
     """Puts commands into the inbox, each with the name under which it comes once. The NOTIFY leaves with the
     commit."""
     if commands:
-        rows = [{"digest": command_digest(one, name).hex(), "command": one} for one, name in commands]
+        rows = [
+            {"digest": command_digest(command, name).hex(), "command": command} for command, name in commands
+        ]
         write_docs(conn, _COMMANDS, rows)
         conn.execute(TELL)
 
@@ -188,7 +190,7 @@ def unconsumed(conn: sa.Connection, cluster: str, limit: int) -> list[Observatio
 
 def consume(conn: sa.Connection, observations: Iterable[Observation], at: datetime) -> None:
     """Marks rows as walked, in the walk's own transaction."""
-    ids = [one.inbox_id for one in observations if one.inbox_id is not None]
+    ids = [observation.inbox_id for observation in observations if observation.inbox_id is not None]
     if ids:
         conn.execute(sa.update(inbox).where(inbox.c.id.in_(ids)).values(consumed_at=at))
 
@@ -250,7 +252,7 @@ class Turns:
             floods |= more
         first = min((row.id for row in rows.values() if row.node not in floods), default=last + 1)
         self._looked, self._floods = max(0, min(first - 1, last - _SLACK)), frozenset(floods)
-        return _in_turn([rows[one] for one in sorted(rows)], share, limit)
+        return _in_turn([rows[number] for number in sorted(rows)], share, limit)
 
     def _oldest(
         self, conn: sa.Connection, limit: int, without: Iterable[str] = (), after: int = 0

@@ -180,13 +180,13 @@ def _notes(conn: sa.Connection, incident: str) -> list[Note]:
 
 def _messages(conn: sa.Connection, incident: str) -> list[SentMessage]:
     """Pages, notes and tickets alike: a ticket has no severity of its own."""
-    told = channels_told(conn, incident)
+    channels = channels_told(conn, incident)
     found = conn.execute(sa.select(messages).where(messages.c.incident == incident).order_by(messages.c.at))
     return [
         SentMessage(
             **pick(row, "at", "kind", "state", "error", "reference", "page"),
             message=msgspec.convert({"severity": "P3", **row.doc}, Message),
-            channels=tuple(told.get(row.id, ())),
+            channels=tuple(channels.get(row.id, ())),
         )
         for row in found
     ]
@@ -203,7 +203,7 @@ def may_be_alike(conn: sa.Connection, incident: Incident) -> list[Incident]:
         alike.append(incidents.c.node == incident.root.node)
     mine = sa.select(incidents.c.doc).where(incidents.c.cluster == incident.cluster)
     newest = mine.order_by(incidents.c.opened.desc()).limit(MAY_BE_ALIKE)
-    return [one for same in alike for one in read_docs(conn, newest.where(same), Incident)]
+    return [found for same in alike for found in read_docs(conn, newest.where(same), Incident)]
 
 
 # --- open ones, as every page needs them: each is decoded once per version of its row and process
@@ -229,17 +229,21 @@ class OpenIncidents:
         mine = [incidents.c.cluster == cluster, incidents.c.state != "resolved"]
         stamp = tuple(conn.execute(sa.select(sa.func.count(), _digest).where(*mine)).one())
         with self._lock:
-            known = self._known.get(cluster) or _Known((), {}, ())
-        if stamp == known.stamp:
-            return known.found
+            before = self._known.get(cluster) or _Known((), {}, ())
+        if stamp == before.stamp:
+            return before.found
         order = incidents.c.opened.desc(), incidents.c.id.desc()
         heads = conn.execute(sa.select(incidents.c.id, _version).where(*mine).order_by(*order))
         versions = {name: version for name, version in heads}
-        by_id = {one.id: one for one in known.found}
-        by_id |= _written(conn, [name for name in versions if known.versions.get(name) != versions[name]])
+        by_id = {incident.id: incident for incident in before.found}
+        by_id |= _written(conn, [name for name in versions if before.versions.get(name) != versions[name]])
         # One that was resolved between two of these looks is gone already.
         found = (by_id[name] for name in versions if name in by_id)
-        now = _Known(stamp, versions, tuple(one for one in found if one.state is not IncidentState.resolved))
+        now = _Known(
+            stamp,
+            versions,
+            tuple(incident for incident in found if incident.state is not IncidentState.resolved),
+        )
         with self._lock:
             self._known[cluster] = now
         return now.found
@@ -258,7 +262,7 @@ def _written(conn: sa.Connection, names: list[str]) -> dict[str, OpenIncident]:
     docs = conn.execute(
         sa.select(text).where(incidents.c.id == sa.any_(sa.literal(names, sa.ARRAY(sa.Text))))
     )
-    return {one.id: one for one in map(_decode, docs.scalars())}
+    return {incident.id: incident for incident in map(_decode, docs.scalars())}
 
 
 def parts_of(conn: sa.Connection, incident: str) -> tuple[OpenIncident, ...]:

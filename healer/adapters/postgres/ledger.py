@@ -230,7 +230,7 @@ class PostgresTx:
         return gate.read_sweeps(self.conn, self._cluster, playbooks, since)
 
     def spoken_of(self, batch: Sequence[Observation]) -> set[str]:
-        taken = [one.inbox_id for one in batch if one.kind is ObservationKind.command]
+        taken = [signal.inbox_id for signal in batch if signal.kind is ObservationKind.command]
         names = self.conn.execute(
             sa.select(inbox.c.doc["incident"].astext).where(
                 inbox.c.cluster == self._cluster,
@@ -248,7 +248,10 @@ class PostgresTx:
         self.conn.execute(upsert(incidents, {"id": incident.id}, row))
 
     def add_findings(self, incident: str, findings: Sequence[Finding]) -> None:
-        rows = [{"incident": incident, "at": one.at, "doc": msgspec.to_builtins(one)} for one in findings]
+        rows = [
+            {"incident": incident, "at": finding.at, "doc": msgspec.to_builtins(finding)}
+            for finding in findings
+        ]
         if rows:
             self.conn.execute(sa.insert(findings_table), rows)
 

@@ -250,7 +250,7 @@ def _replace_docs(
     conn: sa.Connection, table: sa.Table, cluster: str, found: Sequence[_OfNode], *, at: datetime
 ) -> None:
     row = {"cluster": cluster, "at": at}
-    rows = [{**row, "node": one.node, "doc": msgspec.to_builtins(one)} for one in found]
+    rows = [{**row, "node": item.node, "doc": msgspec.to_builtins(item)} for item in found]
     conn.execute(sa.delete(table).where(table.c.cluster == cluster))
     if rows:
         conn.execute(sa.insert(table), rows)

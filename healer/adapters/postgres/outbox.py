@@ -174,7 +174,7 @@ class PostgresChannelOutbox:
                 return None
             _log(conn, row.id, now, "begun", f"try {row.tries}")
             doc = conn.execute(sa.select(messages.c.doc).where(messages.c.id == row.message)).scalar_one()
-            told = sa.select(threads.c.reference).where(*self._here, threads.c.thread == row.thread)
+            reference = sa.select(threads.c.reference).where(*self._here, threads.c.thread == row.thread)
             begun = (delivery_log.c.delivery == row.id, delivery_log.c.outcome == "begun")
             return Attempt(
                 **pick(row, "id", "cluster", "at", "tries", "channel", "thread"),
@@ -183,7 +183,7 @@ class PostgresChannelOutbox:
                 page=row.how == Manner.page,
                 begun=conn.execute(sa.select(sa.func.count()).where(*begun)).scalar_one(),
                 stage=Stage(row.stage),
-                reference=conn.execute(told).scalar() or "",
+                reference=conn.execute(reference).scalar() or "",
             )
 
     def settle(
@@ -242,10 +242,10 @@ def _log(conn: sa.Connection, delivery: str | int, now: datetime, outcome: str, 
 
 def _values(outcome: Outcome) -> dict[str, object]:
     if outcome.is_failure:
-        told: dict[str, object] = {"error": storable_text(outcome.text)}
+        values: dict[str, object] = {"error": storable_text(outcome.text)}
     else:
-        told = {"error": None, "reference": outcome.text or None}
-    return {"state": outcome.state, "next_try_at": outcome.next_try_at, **told}
+        values = {"error": None, "reference": outcome.text or None}
+    return {"state": outcome.state, "next_try_at": outcome.next_try_at, **values}
 
 
 def _mark(conn: sa.Connection, table: sa.Table, attempt: Attempt, values: dict[str, object]) -> bool:

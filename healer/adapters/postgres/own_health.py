@@ -136,35 +136,35 @@ def _waiting(since: sa.ColumnElement[Any]) -> sa.Select[int, Any]:
 
 
 def _sinks(conn: sa.Connection, cluster: str, now: datetime) -> Iterator[Sink]:
-    told = everything().c
-    state = told.state
+    listed = everything().c
+    state = listed.state
 
     def count(word: str) -> sa.ColumnElement[int]:
         return sa.func.count().filter(state == word)
 
-    at = sa.func.coalesce(told.ended_at, told.at)
-    errors = sa.func.array_agg(aggregate_order_by(told.error, told.at.desc()))
-    wrong = errors.filter(state.in_(("failed", "due")), told.error.is_not(None))
+    at = sa.func.coalesce(listed.ended_at, listed.at)
+    errors = sa.func.array_agg(aggregate_order_by(listed.error, listed.at.desc()))
+    wrong = errors.filter(state.in_(("failed", "due")), listed.error.is_not(None))
     newest = sa.func.max(at).filter(state == "sent")
     rows = conn.execute(
-        sa.select(told.channel, count("sent"), count("due"), count("failed"), newest, wrong)
-        .where(told.cluster == cluster, told.at > now - SINKS_FOR, state != "listed")
-        .group_by(told.channel)
-        .order_by(told.channel)
+        sa.select(listed.channel, count("sent"), count("due"), count("failed"), newest, wrong)
+        .where(listed.cluster == cluster, listed.at > now - SINKS_FOR, state != "listed")
+        .group_by(listed.channel)
+        .order_by(listed.channel)
     )
-    for name, sent, due, failed, last, told_errors in rows:
-        error = told_errors[0] if told_errors else ""
+    for name, sent, due, failed, last, wrong_texts in rows:
+        error = wrong_texts[0] if wrong_texts else ""
         yield Sink(name=name, sent=sent, due=due, failed=failed, last_sent=last, error=error)
 
 
 def _models(engine: sa.Engine, cluster: str) -> Iterator[ModelSeen]:
     kept = PostgresModels(engine, cluster)
-    looks = {(one.hardware, one.load): one.told for one in kept.looks()}
-    for one in kept.in_force():
-        model = one.model
+    looks = {(look.hardware, look.load): look.told for look in kept.looks()}
+    for version in kept.in_force():
+        model = version.model
         yield ModelSeen(
             **pick(model, "hardware", "load", "id", "trained_at"),
-            in_force_at=one.in_force_at,
-            by=one.in_force_by or "",
+            in_force_at=version.in_force_at,
+            by=version.in_force_by or "",
             told=looks.get((model.hardware, model.load), ""),
         )

@@ -63,19 +63,19 @@ class PostgresPlanTx:
     # --- incidents
 
     def untold(self, since: datetime) -> list[tuple[Incident, Stage | None]]:
-        known = told_incidents
+        told_so_far = told_incidents
         rows = self._conn.execute(
-            sa.select(incidents.c.doc, known.c.stage)
-            .outerjoin(known, known.c.incident == incidents.c.id)
+            sa.select(incidents.c.doc, told_so_far.c.stage)
+            .outerjoin(told_so_far, told_so_far.c.incident == incidents.c.id)
             .where(
                 incidents.c.cluster == self._cluster,
                 incidents.c.state != "resolved",
                 incidents.c.severity != Severity.P0,
                 incidents.c.opened >= since,
                 sa.or_(
-                    known.c.incident.is_(None),
-                    known.c.stage == Stage.resolved,
-                    incidents.c.severity < known.c.severity,
+                    told_so_far.c.incident.is_(None),
+                    told_so_far.c.stage == Stage.resolved,
+                    incidents.c.severity < told_so_far.c.severity,
                 ),
             )
             .order_by(incidents.c.severity, incidents.c.opened)
@@ -84,14 +84,14 @@ class PostgresPlanTx:
         return [(msgspec.convert(row.doc, Incident), row.stage and Stage(row.stage)) for row in rows]
 
     def told_changed(self) -> list[Incident]:
-        known, taken = told_incidents, incidents.c.doc["acknowledged_by"].astext
+        told_so_far, taken = told_incidents, incidents.c.doc["acknowledged_by"].astext
         changed = sa.or_(
-            incidents.c.state == "resolved", sa.and_(known.c.stage == Stage.opened, taken.is_not(None))
+            incidents.c.state == "resolved", sa.and_(told_so_far.c.stage == Stage.opened, taken.is_not(None))
         )
         query = (
             sa.select(incidents.c.doc)
-            .join(known, known.c.incident == incidents.c.id)
-            .where(known.c.cluster == self._cluster, known.c.stage != Stage.resolved, changed)
+            .join(told_so_far, told_so_far.c.incident == incidents.c.id)
+            .where(told_so_far.c.cluster == self._cluster, told_so_far.c.stage != Stage.resolved, changed)
             .limit(ROUND_MAX)
         )
         return read_docs(self._conn, query, Incident)
@@ -112,13 +112,13 @@ class PostgresPlanTx:
         ways = sa.select(
             deliveries.c.channel, deliveries.c.how, deliveries.c.state, deliveries.c.tries
         ).where(self._ours, deliveries.c.thread == thread)
-        known = (
+        state_of = (
             sa.select(incidents.c.state, told_incidents.c.severity, told_incidents.c.stage)
             .outerjoin(told_incidents, told_incidents.c.incident == incidents.c.id)
             .where(incidents.c.id == thread)
         )
         rows = self._conn.execute(ways).all()
-        state, severity, stage = self._conn.execute(known).first() or (None, None, None)
+        state, severity, stage = self._conn.execute(state_of).first() or (None, None, None)
         return Thread(
             standing=set(self._conn.scalars(standing)),
             tried={row.channel for row in rows if row.state == "due" and row.tries > 0},

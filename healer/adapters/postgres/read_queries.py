@@ -127,7 +127,7 @@ def _pictures(
     names = cluster_names(conn)
     wanted = names if clusters is None else [name for name in names if name in clusters]
     found = {name: reader.read(conn, name) for name in wanted}
-    return {name: one for name, one in found.items() if one is not None}
+    return {name: picture for name, picture in found.items() if picture is not None}
 
 
 class PostgresNodes:
@@ -151,7 +151,7 @@ class PostgresNodes:
             picture = self._reader.read(conn, cluster)
             if picture is None or node not in picture.nodes:
                 return None
-            told = read_inventories(conn, cluster, node)
+            inventory = read_inventories(conn, cluster, node)
             mine = [incidents.c.cluster == cluster, about_node(node)]
             return NodeRows(
                 snapshot=picture,
@@ -159,7 +159,7 @@ class PostgresNodes:
                 watched=tuple(watched(conn, [cluster], now, about_node(node))),
                 history=tuple(incident_page(conn, mine, _HISTORY).items),
                 gpus=_gpus_told(conn, cluster, node, now),
-                inventory=told[0] if told else None,
+                inventory=inventory[0] if inventory else None,
                 lemon=read_lemons(conn, cluster, node).get(node),
                 unusual=read_unusual(conn, cluster, node, now),
                 standing=read_standing(conn, cluster, node),
@@ -260,16 +260,16 @@ class PostgresJobs:
                 .where(requeues.c.cluster == cluster, requeues.c.job == job)
                 .order_by(requeues.c.id)
             )
-            told = {**asked, "limit": CHECKPOINTS_SHOWN}
+            checkpoints_asked = {**asked, "limit": CHECKPOINTS_SHOWN}
             lines = {**asked, "class": str(FaultClass.application), "limit": ERRORS_SHOWN}
-            seen = read_structs(conn, _CHECKPOINTS, CheckpointSeen, told)
+            seen = read_structs(conn, _CHECKPOINTS, CheckpointSeen, checkpoints_asked)
             return JobRows(
                 snapshot=self._snapshots.read(conn, cluster),
                 incidents=tuple(found),
                 requeues=tuple(read_structs(conn, again, Requeue)),
-                done=_done_to(conn, cluster, job, [one.id for one in found]),
+                done=_done_to(conn, cluster, job, [incident.id for incident in found]),
                 errors=tuple(read_structs(conn, _ERRORS, JobErrors, lines)),
-                checkpoints=tuple(sorted(seen, key=lambda one: one.at)),
+                checkpoints=tuple(sorted(seen, key=lambda checkpoint: checkpoint.at)),
             )
 
 
@@ -289,14 +289,14 @@ def _done_to(conn: sa.Connection, cluster: str, job: str, hit_by: Sequence[str])
     said = [(msgspec.convert(doc, LogEntry), run, incident) for doc, run, incident in reversed(rows)]
     return tuple(
         JobDone(
-            at=one.at,
-            step=one.step.partition(":")[0],
-            event=str(one.event),
-            text=one.text,
+            at=entry.at,
+            step=entry.step.partition(":")[0],
+            event=str(entry.event),
+            text=entry.text,
             run=run,
             incident=incident,
         )
-        for one, run, incident in said
+        for entry, run, incident in said
     )
 
 

@@ -118,15 +118,15 @@ def note_texts(
     conn: sa.Connection, cluster: str, texts: Mapping[str, str], first_runs: int, now: datetime
 ) -> list[Trial]:
     """`healer.ports.transactions.Ledger.note_texts`."""
-    texts_known = sa.select(rule_texts.c.name, rule_texts.c.digest).where(rule_texts.c.cluster == cluster)
-    known = {(name, digest) for name, digest in conn.execute(texts_known)}
-    new = [(name, digest) for name, digest in texts.items() if (name, digest) not in known]
+    texts_before = sa.select(rule_texts.c.name, rule_texts.c.digest).where(rule_texts.c.cluster == cluster)
+    before = {(name, digest) for name, digest in conn.execute(texts_before)}
+    new = [(name, digest) for name, digest in texts.items() if (name, digest) not in before]
     if new:
-        left = first_runs if known else 0  # a new installation starts with what its files say
+        left = first_runs if before else 0  # a new installation starts with what its files say
         row = {"cluster": cluster, "since": now, "left": left}
         rows = [{**row, "name": name, "digest": digest} for name, digest in new]
         conn.execute(insert(rule_texts).on_conflict_do_nothing(), rows)
-        if known:
+        if before:
             data = {"names": sorted(name for name, _ in new), "first_runs_by_approval": first_runs}
             about = f"cluster/{cluster}"
             audit_rows.append(conn, audit_record(cluster, now, "healer", "rules.changed", about, **data))
@@ -200,16 +200,16 @@ def proofs(
     )
     for rule, digest in _by_replay(conn, rules, texts or {}):
         judged = judged.where(sa.or_(incidents.c.rule != rule, _as_edited(rule, digest)))
-    known = judged.subquery()
+    judged_rows = judged.subquery()
     ranked = (
         sa.select(
-            known.c.rule,
-            known.c.right,
+            judged_rows.c.rule,
+            judged_rows.c.right,
             sa.func.row_number()
-            .over(partition_by=known.c.rule, order_by=known.c.opened.desc())
+            .over(partition_by=judged_rows.c.rule, order_by=judged_rows.c.opened.desc())
             .label("place"),
         )
-        .where(known.c.right.is_not(None))
+        .where(judged_rows.c.right.is_not(None))
         .subquery()
     )
     query = (

@@ -89,7 +89,7 @@ class Lines:
 
     def then(self, later: "Lines") -> "Lines":
         """Both, these first."""
-        both = {one.name: getattr(self, one.name) + getattr(later, one.name) for one in fields(self)}
+        both = {part.name: getattr(self, part.name) + getattr(later, part.name) for part in fields(self)}
         return Lines(**both)
 
 
@@ -133,12 +133,12 @@ def set_run_state(
     ended stays so: that run comes back as it is.
     """
     doc = conn.execute(sa.select(runs.c.doc).where(runs.c.id == run).with_for_update()).scalar_one()
-    known = msgspec.convert(doc, Run)
-    if known.state in ENDED_RUN_STATES:
-        return known
+    before = msgspec.convert(doc, Run)
+    if before.state in ENDED_RUN_STATES:
+        return before
     ended = at if state in ENDED_RUN_STATES else None
     change = {"question": None, **change}
-    changed = msgspec.structs.replace(known, state=state, ended_at=ended, **change)
+    changed = msgspec.structs.replace(before, state=state, ended_at=ended, **change)
     values = {
         "state": state,
         "ended_at": ended,
@@ -146,7 +146,7 @@ def set_run_state(
         "epoch": runs.c.epoch + 1,
         "doc": msgspec.to_builtins(msgspec.structs.replace(changed, reason=changed.reason or why)),
     }
-    with _node_taken(known.node or ""):
+    with _node_taken(before.node or ""):
         conn.execute(sa.update(runs).where(runs.c.id == run).values(values))
     return changed
 
@@ -233,7 +233,7 @@ def asking_runs(conn: sa.Connection, cluster: str) -> list[Run]:
     mine = runs.c.cluster == cluster
     asked = run_page(conn, [mine, asking], _ASKING_SHOWN).items
     held = run_page(conn, [mine, runs.c.state == "held"], _HELD_SHOWN).items
-    return sorted([*asked, *held], key=lambda one: (one.created_at, one.id))
+    return sorted([*asked, *held], key=lambda run: (run.created_at, run.id))
 
 
 def run_of(row: sa.Row) -> Run:
@@ -257,7 +257,9 @@ def records_of(conn: sa.Connection, incident: str, judged: Sequence[Decision]) -
     logs = logs_of(conn, [run.id for run in found])
     return [
         RunRecord(
-            run=run, log=tuple(logs[run.id]), decisions=tuple(one for one in judged if one.run == run.id)
+            run=run,
+            log=tuple(logs[run.id]),
+            decisions=tuple(decision for decision in judged if decision.run == run.id),
         )
         for run in found
     ]

@@ -76,22 +76,22 @@ class PostgresSignalReads:
         return found, self._columns_of(found)
 
     def devices(self, cluster: str, since: datetime, *, limit: int, after: str = "") -> Devices:
-        told = {
+        asked = {
             "cluster": cluster, "after": DEVICE_MARK + after, "mark": DEVICE_MARK, "limit": limit,
             "since": since, "kind": METRICS, "most": _OF_A_DEVICE,
         }  # fmt: skip
         with reading(self._engine) as conn:
             conn.execute(sa.text("SET LOCAL enable_seqscan = off"))  # as in `_rows`
-            rows = conn.execute(DEVICES_FOUND, told).all()
+            rows = conn.execute(DEVICES_FOUND, asked).all()
         found: dict[str, list[Report]] = {row.subject.removeprefix(DEVICE_MARK): [] for row in rows}
         more = len(found) > limit
         if more:
             found.popitem()
         told_rows = [(METRICS, row.subject, row.at, row.arrived_at, row.body) for row in rows if row.body]
-        for one in unpacked(cluster, told_rows)[0]:
-            if (reports := found.get(one.node.removeprefix(DEVICE_MARK))) is not None:
-                reports.append(one)
-        columns = self._columns_of([one for reports in found.values() for one in reports])
+        for report in unpacked(cluster, told_rows)[0]:
+            if (reports := found.get(report.node.removeprefix(DEVICE_MARK))) is not None:
+                reports.append(report)
+        columns = self._columns_of([report for reports in found.values() for report in reports])
         return Devices(reports=found, columns=columns, more=more)
 
     def job_steps(self, cluster: str, job: str, since: datetime) -> list[StepBatch]:
@@ -143,7 +143,7 @@ class PostgresSignalReads:
 
     def _columns_of(self, reports: Sequence[Report]) -> dict[int, Column]:
         # Most reports share their columns.
-        apart = {id(one.columns): one.columns for one in reports}
+        apart = {id(report.columns): report.columns for report in reports}
         ids = np.unique(np.concatenate(list(apart.values()))).tolist() if apart else []
         return self._columns.columns(ids)
 

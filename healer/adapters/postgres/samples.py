@@ -78,14 +78,15 @@ class PostgresSamples:
 
     def put(self, reports: Sequence[Report]) -> None:
         self._metrics.copy(
-            (one.cluster, METRICS, one.node, one.at, one.arrived_at, pack_report(one)) for one in reports
+            (report.cluster, METRICS, report.node, report.at, report.arrived_at, pack_report(report))
+            for report in reports
         )
 
     def put_steps(self, batches: Sequence[StepBatch]) -> None:
         self._steps.copy(
             (
-                (one.cluster, STEPS, one.job, one.arrived_at, one.arrived_at, pack_steps(one))
-                for one in batches
+                (batch.cluster, STEPS, batch.job, batch.arrived_at, batch.arrived_at, pack_steps(batch))
+                for batch in batches
             ),
             tell=CHANNEL,
         )
@@ -118,11 +119,11 @@ def unpacked(cluster: str, rows: Iterable[Row]) -> tuple[list[Report], list[Step
         except ValueError as error:
             _unreadable(subject, error)
     reports: list[Report] = []
-    for row, one in zip(packed, unpack_reports(cluster, packed), strict=True):
-        if isinstance(one, Report):
-            reports.append(one)
+    for row, report in zip(packed, unpack_reports(cluster, packed), strict=True):
+        if isinstance(report, Report):
+            reports.append(report)
         else:
-            _unreadable(row.node, one)
+            _unreadable(row.node, report)
     return reports, batches
 
 
@@ -214,9 +215,9 @@ class _Reader:
 
     def _look(self) -> "psycopg.ServerCursor[Any]":
         connection = self._connection.get()
-        told = connection.execute("SELECT pg_current_snapshot()::text, now()").fetchone()
-        assert told is not None
-        self._looking_at, now = told
+        snapshot = connection.execute("SELECT pg_current_snapshot()::text, now()").fetchone()
+        assert snapshot is not None
+        self._looking_at, now = snapshot
         cursor = connection.cursor("new_samples", binary=True)
         if self._seen is not None:
             cursor.execute(_NEXT, {"cluster": self._cluster, "seen": self._seen})
@@ -287,19 +288,19 @@ class PostgresColumns:
 
     def ids(self, columns: Sequence[Column]) -> list[int]:
         known = self._ids
-        if any(one not in known for one in columns):
+        if any(column not in known for column in columns):
             self._look_up()
-            new = list(dict.fromkeys(one for one in columns if one not in known))
+            new = list(dict.fromkeys(column for column in columns if column not in known))
             if new:
                 self._bound(new)
                 self._number(new)
-        return [known[one] for one in columns]
+        return [known[column] for column in columns]
 
     def columns(self, ids: Iterable[int]) -> dict[int, Column]:
         wanted = list(ids)
-        if any(one not in self._columns for one in wanted):
+        if any(number not in self._columns for number in wanted):
             self._look_up()
-        return {one: self._columns[one] for one in wanted if one in self._columns}
+        return {number: self._columns[number] for number in wanted if number in self._columns}
 
     def _look_up(self) -> None:
         """What others numbered meanwhile. Numbers become visible in their order: see `_number`."""
@@ -320,13 +321,18 @@ class PostgresColumns:
             # One at a time, so that the bound is exact and no number is visible before a smaller one.
             conn.execute(sa.text("LOCK TABLE signal_columns IN SHARE ROW EXCLUSIVE MODE"))
             self._learn(conn)
-            new = [one for one in columns if one not in self._ids]
+            new = [column for column in columns if column not in self._ids]
             if not new:
                 return
             self._bound(new)
             rows = [
-                {"signal": one.signal, "gpu": one.part.gpu, "link": one.part.link, "port": one.part.port}
-                for one in new
+                {
+                    "signal": column.signal,
+                    "gpu": column.part.gpu,
+                    "link": column.part.link,
+                    "port": column.part.port,
+                }
+                for column in new
             ]
             conn.execute(sa.insert(signal_columns), rows)
         # Only now, after the commit, are they known: what a rollback takes away must not be used.

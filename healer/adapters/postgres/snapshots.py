@@ -108,13 +108,13 @@ class PostgresSnapshots:
         if head is None:
             return None
         with self._lock:
-            known = self._known.get(cluster)
-        if known is None or known[0] != head.version:
+            kept = self._known.get(cluster)
+        if kept is None or kept[0] != head.version:
             row = conn.execute(query.add_columns(snapshots.c.body)).one()
-            known, head = (row.version, _kept(known[1] if known else None, _decode(row.body))), row
+            kept, head = (row.version, _kept(kept[1] if kept else None, _decode(row.body))), row
             with self._lock:
-                self._known[cluster] = known
-        return msgspec.structs.replace(known[1], taken_at=head.taken_at)
+                self._known[cluster] = kept
+        return msgspec.structs.replace(kept[1], taken_at=head.taken_at)
 
 
 def read_controller(conn: sa.Connection, cluster: str) -> Controller | None:

@@ -27,7 +27,7 @@ from healer.ports.transactions import WalkTx
 class RunRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A person (or program) asks for a run. `id` is fixed by the API from the Idempotency-Key.
 
-    The same `id` again is the same request: answer with the run that stands, start nothing.
+    The same `id` again is the same request: answer with that run, start nothing.
     """
 
     id: str

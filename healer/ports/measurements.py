@@ -17,7 +17,7 @@ class ColumnBook(Protocol):
     # The number of each, given durably to those that have none. At most 100,000 in all: then raises
     # `TooManyColumns`, and nothing is numbered.
     def ids(self, columns: Sequence[Column]) -> list[int]: ...
-    # What these numbers stand for; a number that nobody gave is left out.
+    # What these numbers mean; one that was never given is left out.
     def columns(self, ids: Iterable[int]) -> dict[int, Column]: ...
 
 
@@ -74,7 +74,7 @@ class SignalReads(Protocol):
     def fleet_steps(self, cluster: str, jobs: Sequence[str], since: datetime) -> "list[StepBatch]": ...
     # When it last spoke, after `since`.
     def heard(self, cluster: str, node: str, since: datetime) -> LastHeard: ...
-    # What other systems' alerting told of it after `since`, oldest first.
+    # What other systems' alerts said of it after `since`, oldest first.
     def alerts(self, cluster: str, node: str, since: datetime) -> list[Observation]: ...
 
 
@@ -129,7 +129,7 @@ class Fetch(Protocol):
 
 
 class ScrapeBook(Protocol):
-    """What each cluster's scraper told last. Raises `request_errors.Unavailable`."""
+    """What each cluster's scraper reported last. Raises `request_errors.Unavailable`."""
 
     def put(self, state: ScrapeState) -> None: ...
     # By cluster; None: of all.

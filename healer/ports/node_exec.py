@@ -83,9 +83,9 @@ class Bmc(Protocol):
     name: str
 
     def power(self, node: str) -> Power: ...
-    # Asks once. `target` as `power` told it. The address of its task, where it goes on by itself.
+    # Asks once. `target` as `power` named it. The address of its task, where it goes on by itself.
     def reset(self, node: str, target: str, kind: ResetKind) -> str | None: ...
-    # Why a task came to nothing, in the BMC's words; None: it runs, went well, or nobody knows.
+    # Why a task came to nothing, in the BMC's words; None: it runs, went well, or is unknown.
     def task_failed(self, node: str, task: str) -> str | None: ...
 
 
@@ -102,13 +102,13 @@ class SiteCommands(Protocol):
 
 
 class EvidenceBroken(Exception):
-    """What was stored is not the file that the node told of. It is dropped."""
+    """What was stored is not the file that the node announced. It is dropped."""
 
 
 class EvidenceBook(Protocol):
     """Where collected files are kept, piece by piece. Raises LedgerAway. Readers see whole files alone."""
 
-    # How many of its bytes are here; 0 for one that nobody began.
+    # How many of its bytes are here; 0 for one that was never begun.
     def stored(self, file: str) -> int: ...
     # Stores one piece; the same piece again is nothing. Pieces come in their order.
     def add(self, file: EvidenceFile, start: int, data: bytes) -> None: ...

@@ -89,7 +89,7 @@ class Teller(Protocol):
     #: Whether `find` can answer: a message of which it is unknown whether it was taken is looked for there.
     can_find: bool
 
-    #: Whether it draws buttons to approve a run: else a link to the run stands there.
+    #: Whether it draws buttons to approve a run: else it shows a link to the run.
     has_buttons: bool
 
     # Tells it; `ref` is what an earlier message of the same thread answered with, empty for the first.

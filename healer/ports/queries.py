@@ -113,7 +113,7 @@ class IncidentQueries(Protocol):
     def page(self, query: IncidentQuery, *, limit: int, cursor: str | None = None) -> Page[Incident]: ...
     # In the order of the ids, without those that are gone.
     def named(self, ids: Sequence[str]) -> list[Incident]: ...
-    # By id, or by its first 8 or more characters (what stands in Slurm's reason), if only one fits.
+    # By id, or by its first 8 or more characters (as in Slurm's reason), if only one fits.
     def one(self, incident: str) -> Incident | None: ...
     # As `one`, with all that is stored of it.
     def rows(self, incident: str) -> IncidentRows | None: ...
@@ -135,7 +135,7 @@ class NodeQueries(Protocol):
     def rows(self, cluster: str, node: str, now: datetime) -> NodeRows | None: ...
     # What nodes of each kind should be, by kind.
     def references(self, cluster: str) -> list[Reference]: ...
-    # What nodes told of themselves, by node.
+    # What nodes reported of themselves, by node.
     def inventories(self, cluster: str) -> list[Inventory]: ...
     # What the node's newest test that passed has measured, by the name of the result.
     def measured(self, cluster: str, node: str) -> dict[str, float]: ...
@@ -148,7 +148,7 @@ class JobQueries(Protocol):
 
 
 class RuleQueries(Protocol):
-    # By name, without rules that never fired and whose mode nobody set. `cluster` None: of all. Without
+    # By name, without rules that never fired and whose mode was never set. `cluster` None: of all. Without
     # `fired_since` a rule fired when it opened an incident, and `fired` is 0.
     def records(
         self, cluster: str | None = None, *, fired_since: datetime | None = None

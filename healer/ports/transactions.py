@@ -122,7 +122,7 @@ class WalkTx(Protocol):
 class RunClaim(Protocol):
     """A run held by one worker: session lock, lease and epoch.
 
-    What needs nobody's attention before the run goes on (`keep`, `tell`, `queue_message`, `release_slot`) is
+    What may wait until the run goes on (`keep`, `tell`, `queue_message`, `release_slot`) is
     stored with what is written next, in that order and in that transaction; a worker that dies before has
     done nothing of it. `write`, `set_state` and `gate` are one transaction each. They, and whatever reads,
     raise LeaseLost when another worker has claimed the run since, or the lease is over.
@@ -142,9 +142,9 @@ class RunClaim(Protocol):
     # What the gate knows now, without its lock, with what is in sweep by these playbooks: for looking
     # whether something may stay that takes no capacity.
     def facts(self, playbooks: Sequence[str]) -> GateFacts: ...
-    # Whether any pause stands for this cluster, now; whom it concerns the gate tells.
+    # Whether any pause is in force for this cluster, now; the gate says whom it concerns.
     def paused(self) -> bool: ...
-    # Raises LeaseLost if the run is another's. True: it had to be proven anew.
+    # Raises LeaseLost if the run is another's. True: it had to be proven again.
     # Proves a claim that has aged: what was read before the effect may have taken long, and what was looked
     # at before that (a pause) may have changed.
     def fence(self) -> bool: ...
@@ -160,7 +160,7 @@ class RunClaim(Protocol):
     # A line of a step that only looked: who dies before it is stored looks again.
     def keep(self, entry: LogEntry) -> None: ...
     # `tell` reaches the detector's inbox together with the state, or not at all. Where an approval is
-    # waited for, people are told after `approve_until` that none came.
+    # waited for, people hear after `approve_until` that none came.
     def set_state(
         self,
         state: RunState,
@@ -207,21 +207,21 @@ class Ledger(Protocol):
     def claim(self, run: str) -> AbstractContextManager[RunClaim | None]: ...
     # What parts have had since then, the oldest first: for a detector that starts.
     def bursts(self, since: datetime) -> list[FaultBurst]: ...
-    # What nodes told of themselves last: for a detector that starts.
+    # What nodes last reported of themselves: for a detector that starts.
     def inventories(self) -> list[Inventory]: ...
     # What the rules and playbooks of now say (`Ruleset.texts`). The first ones that a cluster has are taken
     # as they are; what is new or changed later is on record, and its first runs wait for a person. Answers
-    # with all that still has runs left, counted anew.
+    # with all that still has runs left, counted again.
     def note_texts(self, texts: Mapping[str, str], first_runs: int, now: datetime) -> list[Trial]: ...
     # Runs to advance now: new, woken, or abandoned by a dead worker. Without new ones that began no longer
-    # than `sent` ago: whoever began them has told the workers.
+    # than `sent` ago: whoever began them has poked the workers.
     def due_runs(self, now: datetime, *, sent: timedelta = timedelta(0)) -> list[str]: ...
 
 
 class Checkpoints(Protocol):
     """What jobs can go back to. One value per cluster."""
 
-    # Of the job's latest life, the highest step; None when it told none. Raises LedgerAway.
+    # Of the job's latest life, the highest step; None when it reported none. Raises LedgerAway.
     def newest_durable(self, job: str) -> JobCheckpoint | None: ...
 
 

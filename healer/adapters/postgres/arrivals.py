@@ -1,4 +1,4 @@
-"""Who sends what, what of it is not stored and what has no place, and what scrapers told last."""
+"""Who sends what, what of it is not stored and what has no place, and what scrapers reported last."""
 
 import zlib
 from collections.abc import Sequence
@@ -152,7 +152,7 @@ class PostgresScrapes(OnDatabase):
     def put(self, state: ScrapeState) -> None:
         row = {"at": state.at, "body": zlib.compress(_encode(state), 1)}
         with translated(), self._engine.begin() as conn:
-            # The next one comes in some seconds: nobody waits for the disk.
+            # The next one comes in some seconds: no one waits for the disk.
             conn.execute(sa.text("SET LOCAL synchronous_commit = off"))
             conn.execute(upsert(scrapes, {"cluster": state.cluster}, row))
 

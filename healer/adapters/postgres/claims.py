@@ -68,7 +68,7 @@ class LedgerParts:
 
 
 # --- who holds which run: taken, proven and given back for many runs at once, on one session of the process.
-# Rows that somebody else has locked just now are passed over, so that nobody who holds several ever waits for
+# Rows that somebody else has locked just now are passed over, so that a holder of several never waits for
 # one; what was passed over gets a transaction of its own.
 
 
@@ -142,7 +142,7 @@ class Locks:
         return self
 
     def lock(self, conn: sa.Connection, runs: Sequence[str]) -> list[str]:
-        """Those of these that nobody holds, here or elsewhere; their locks are ours now."""
+        """Those of these that are free, here and elsewhere; their locks are ours now."""
         wanted = [run for run in dict.fromkeys(runs) if run not in self._held]
         new = [run for run in wanted if run not in self._locked]
         if new:
@@ -171,7 +171,7 @@ def take(
     rows = conn.execute(_TAKE, asked).all() if runs else []
     ids = [row.id for row in rows]
     if others := [run for run in runs if run not in set(ids)]:
-        # The lock is ours, and so nobody holds the run: one that still has a lease was left without a word.
+        # The lock is ours, and so the run is free: one that still has a lease was left without a word.
         for run, epoch in conn.execute(_LEFT, {"ids": others}):
             left.seen(run, epoch)
     logs = logs_of(conn, ids)
@@ -355,7 +355,7 @@ class _Write:
 
 @dataclass(frozen=True)
 class _Give:
-    """`over`: nothing of it is under way here any more, though its lease stands."""
+    """`over`: nothing of it is under way here any more, though its lease lasts."""
 
     run: str
     session: int
@@ -369,7 +369,7 @@ class _Look:
 
 @dataclass(frozen=True)
 class _Paused:
-    """Whether any pause stands."""
+    """Whether any pause is in force."""
 
 
 _Item = _Take | _Write | _Give | _Look | _Paused
@@ -403,7 +403,7 @@ class Claims:
             self.lane.post(_Give(run, taken.session, over))
 
     def _work(self, conn: sa.Connection, items: Sequence[_Item]) -> Sequence[object]:
-        """One transaction. `_Give` comes first, so that a run may be taken anew in the same."""
+        """One transaction. `_Give` comes first, so that a run may be taken again in the same."""
         now, since_s, session = self.parts.clock.now(), self.parts.stopwatch(), self.lane.session
         locks = self._locks.of(session)
         gives = [item for item in items if isinstance(item, _Give) and item.session == session]
@@ -468,7 +468,7 @@ class PostgresClaim:
         return list(self._log)
 
     def incident(self) -> Incident | None:
-        """As it stands now: the detector may have changed it since the last step."""
+        """As it is now: the detector may have changed it since the last step."""
         fresh, self._fresh = self._fresh, None
         if fresh is not None or self.run.incident is None:
             return fresh

@@ -25,7 +25,7 @@ def make_engine(
     """An engine for `url` (`postgresql://…`; the driver is always psycopg 3).
 
     `name` is what `pg_stat_activity` shows. No connection is made here. A connection that went bad is
-    replaced when it is taken from the pool, so a restarted PostgreSQL costs nobody an error.
+    replaced when it is taken from the pool, so a restarted PostgreSQL costs no caller an error.
     """
     parsed = sa.make_url(url).set(drivername="postgresql+psycopg")
     return sa.create_engine(
@@ -236,7 +236,7 @@ class Lane(Generic[T]):
     """Work for one connection that goes together: what comes while a transaction runs is the next one.
 
     A transaction costs a dozen round trips and an fsync, whether it speaks of one run or of fifty. So whoever
-    has something to do here puts it down; if nobody is at work it takes all that lies there and does it, else
+    has something to do here puts it down; if no one is at work it takes all that lies there and does it, else
     it waits for whoever is. Alone, it costs no more than a transaction of its own, and waits for nothing.
 
     `work` carries items out on the connection and commits: a result for each, or the error that it is.
@@ -269,7 +269,7 @@ class Lane(Generic[T]):
         return mine.result
 
     def post(self, item: T) -> None:
-        """The same for what nobody waits for. It is done when this returns, or goes with the next."""
+        """The same for what no one waits for. It is done when this returns, or goes with the next."""
         if self._leads(_Waiting(item, awaited=False)):
             self._serve()
 

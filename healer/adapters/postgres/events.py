@@ -19,7 +19,7 @@ from healer.ports.answers import Event
 
 CHANNEL = "healer_events"
 KEPT = 2_000
-#: Events one listener may be behind; then it is told to read all anew.
+#: Events one listener may be behind; then it has to read all again.
 QUEUE = 500
 SILENCE_S = 15.0
 _RECONNECT_S = 0.5
@@ -116,7 +116,7 @@ class PostgresEvents:
     def _follow(self) -> None:
         with own_connection(self._engine) as connection:
             connection.execute(f"LISTEN {CHANNEL}")
-            # Whatever happened while nobody listened is unknown: what was kept no longer has a past.
+            # Whatever happened while no one listened is unknown: what was kept no longer has a past.
             with self._lock:
                 behind = self._kept[-1].id if self._kept else None
                 self._kept.clear()

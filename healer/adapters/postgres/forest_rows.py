@@ -131,7 +131,7 @@ class PostgresModels:
         With its audit records in one commit.
 
         `against`: the model in force that it was judged against. If a person has put another one in force
-        meanwhile, that stands."""
+        meanwhile, that one stays."""
         model, table = trained.model, forest_models.c
         values = {
             **pick(model, "id", "cluster", "hardware", "load", "trained_at"),
@@ -216,7 +216,7 @@ def _of_class(model: Model) -> tuple[sa.ColumnElement[bool], ...]:
 
 
 def _newest(conn: sa.Connection, model: Model) -> sa.Row[Any, Any] | None:
-    """`id` and `in_force_at` of what is in force of its class; it stands until this transaction has ended."""
+    """`id` and `in_force_at` of what is in force of its class; it stays so until this transaction ends."""
     lock = sa.text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
     conn.execute(lock, {"name": f"model {model.cluster}/{model.hardware}/{model.load}"})
     table = forest_models.c

@@ -199,7 +199,7 @@ def read_facts(
 
 
 def read_sweeps(conn: sa.Connection, cluster: str, playbooks: Sequence[str], since: datetime) -> Sweeps:
-    """Apart from the facts: nobody who waits for a drain needs them."""
+    """Apart from the facts: a drain never waits for them."""
     asked = {"cluster": cluster, "playbooks": list(playbooks), "since": since}
     found = conn.execute(SWEEPS, {**asked, "hardware": _HARDWARE, "tests": _TESTS}).scalar_one()
     return msgspec.json.decode(found, type=Sweeps)

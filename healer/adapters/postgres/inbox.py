@@ -37,9 +37,9 @@ ON CONFLICT (digest) DO NOTHING
 RETURNING encode(digest, 'hex')
 """
 
-#: Alerts that a detector reads when it starts: those that it remembers, each told again a few times.
+#: Alerts that a detector reads when it starts: those that it remembers, each sent again a few times.
 _ALERTS_READ = 100_000
-#: Of one node: those that are remembered of it (`observations.heard_alerts`), each told again many times.
+#: Of one node: those that are remembered of it (`observations.heard_alerts`), each sent again many times.
 _ALERTS_OF_NODE = 2_000
 #: Deadlocks in a row after which a batch is not tried again.
 _DEADLOCKS = 5

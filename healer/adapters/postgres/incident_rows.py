@@ -208,7 +208,7 @@ def may_be_alike(conn: sa.Connection, incident: Incident) -> list[Incident]:
 
 # --- open ones, as every page needs them: each is decoded once per version of its row and process
 
-#: The transaction that wrote the row: another one stands there after each write.
+#: The transaction that wrote the row: another one after each write.
 _version: sa.ColumnElement[str] = sa.literal_column("incidents.xmin::text", sa.Text)
 
 _decode = msgspec.json.Decoder(OpenIncident).decode

@@ -134,7 +134,7 @@ class Waiting:
     """Callable: the names of the duties that have work, of `sweep`, `deliver`, `tell` and `seal`.
 
     On a connection of its own, as a pool looks whether its connection still lives, begins and ends a
-    transaction, and so asks four times. Errors of the database go to the caller; the next call connects anew.
+    transaction, and so asks four times. Errors of the database go to the caller; the next call reconnects.
     """
 
     def __init__(self, engine: sa.Engine, cluster: str, clock: Clock) -> None:

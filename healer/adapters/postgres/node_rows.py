@@ -106,7 +106,7 @@ class PostgresTrends:
             conn.execute(statement.on_conflict_do_update(index_elements=["cluster", "rule"], set_=given))
 
 
-# --- what nodes told of themselves, and what nodes of each kind should be
+# --- what nodes reported of themselves, and what nodes of each kind should be
 
 _SAVE_INVENTORIES = sa.text("""
 INSERT INTO inventories (cluster, node, at, doc)
@@ -171,7 +171,7 @@ def read_histories(
 
 
 def measured_figures(conn: sa.Connection, cluster: str, node: str) -> dict[str, float]:
-    """What the node's newest test that passed and told results has measured; empty where there is none."""
+    """What the node's newest test that passed with results has measured; empty where there is none."""
     data = run_log.c.doc["data"]
     newest = (
         sa.select(data["results"])
@@ -220,7 +220,7 @@ class PostgresLemons:
 
 
 class PostgresFleetFigures:
-    """What tests of nodes measured, of the runs' logs, and how each node stands by that; of one cluster."""
+    """What tests of nodes measured, of the runs' logs, and where each node ranks by that; of one cluster."""
 
     def __init__(self, engine: sa.Engine, cluster: str) -> None:
         self._engine, self._cluster = engine, cluster

@@ -333,7 +333,7 @@ def channels_told(conn: sa.Connection, incident: str) -> dict[str, list[ToldAt]]
 
 
 def everything(message: str | None = None) -> sa.Subquery:
-    """What each sink has of each message; one that channels take is not also listed as taken by nobody."""
+    """What each sink has of each message; one that channels take is not also listed as untaken."""
     taken = sa.exists().where(deliveries.c.message == messages.c.id)
     title, severity = (messages.c.doc[name].astext for name in ("title", "severity"))
     is_ticket = messages.c.kind == "ticket"

@@ -34,7 +34,7 @@ AGAIN = timedelta(hours=ALERT_STAYS_MAX_H)
 EVENTS = timedelta(days=90)
 KEYS = timedelta(hours=24)
 SESSIONS = timedelta(days=7)
-#: A name that nobody sent for so long is no longer listed as unknown, nor a loss or a sender.
+#: A name that was not sent for so long is no longer listed as unknown, nor a loss or a sender.
 UNKNOWN_SERIES = timedelta(days=7)
 #: Longer than anything looks back: for whoever asks later what a part has had.
 BURSTS = timedelta(days=90)

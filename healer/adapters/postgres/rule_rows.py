@@ -252,7 +252,7 @@ def _as_edited(rule: str, digest: str) -> sa.ColumnElement[bool]:
 
 
 def outcome(now: tuple[str, Review] | None = None) -> sa.ColumnElement[bool]:
-    """Of a row of `incidents`: true fault, false alarm, or null where nobody and nothing has judged it."""
+    """Of a row of `incidents`: true fault, false alarm, or null where it is not judged."""
     review = incidents.c.doc["review"].astext
     if now is not None:
         review = sa.case((incidents.c.id == now[0], now[1].value), else_=review)
@@ -270,7 +270,7 @@ def outcome(now: tuple[str, Review] | None = None) -> sa.ColumnElement[bool]:
     replaced = sa.and_(
         incidents.c.state == "resolved", incidents.c.doc["tried"].astext == Remedy.replace.value
     )
-    # A person's word stands above what was measured.
+    # A person's word overrides what was measured.
     return sa.case(
         (review == Review.true_fault.value, True),
         (review == Review.false_alarm.value, False),

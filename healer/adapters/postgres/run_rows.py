@@ -129,7 +129,7 @@ def set_run_state(
 ) -> Run:
     """Sets the state in row and document alike. A worker that still holds the run loses its claim.
 
-    Its lease stays: what it has begun may be under way, and nobody else goes on before that is over. What has
+    Its lease stays: what it has begun may be under way, and no one else goes on before that is over. What has
     ended stays so: that run comes back as it is.
     """
     doc = conn.execute(sa.select(runs.c.doc).where(runs.c.id == run).with_for_update()).scalar_one()
@@ -206,7 +206,7 @@ class PostgresRuns:
         return RunRecord(run=found, log=tuple(log), decisions=tuple(judged), plan=plan)
 
     def at_work(self, ids: Sequence[str]) -> dict[str, Run]:
-        """One that acts stands before one that only shows."""
+        """One that acts comes before one that only shows."""
         wanted = (
             sa.select(*_RUN)
             .where(runs.c.incident.in_(ids), runs.c.state.not_in(ENDED))

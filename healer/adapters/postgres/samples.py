@@ -63,7 +63,7 @@ class PostgresSamples:
     read.
 
     `put` and `put_steps` raise `request_errors.Unavailable` when the database is away, `Unstorable` when it
-    refuses something of the call; then nothing of it is stored. `new` raises LedgerAway, and begins anew:
+    refuses something of the call; then nothing of it is stored. `new` raises LedgerAway, and begins again:
     after a crash of the server numbers of transactions may be given a second time, so what was seen before no
     longer tells what is new.
     """

@@ -49,7 +49,7 @@ class PostgresSnapshots:
         self._written: dict[str, _Written] = {}
 
     def put(self, snapshot: SlurmSnapshot) -> None:
-        """A new moment is told of the stored body only while that is the very one that was written here."""
+        """A new moment is noted for the stored body only while that is the very one that was written here."""
         written = self._written.get(snapshot.cluster)
         if written is not None and written.shows(snapshot):
             body = written.body

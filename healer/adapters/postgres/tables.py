@@ -218,7 +218,7 @@ forecasts = _table(
     _index("forecasts_rule", "rule", "outcome"),
 )
 
-# Two weeks of what forecasts follow, packed; one row a rule, written anew each hour.
+# Two weeks of what forecasts follow, packed; one row a rule, rewritten each hour.
 trends = _table(
     "trends",
     *_keys("cluster", "rule"),
@@ -229,13 +229,13 @@ trends = _table(
 # How much each node is a lemon, as the detector reckoned last; all of a cluster are written together.
 lemon_scores = _table("lemon_scores", *_keys("cluster", "node"), *_moments("at"), *_json("doc"))
 
-# How each node stands among those of its model by what its tests measured; all of a cluster together.
+# How each node ranks among those of its model by what its tests measured; all of a cluster together.
 node_standings = _table("node_standings", *_keys("cluster", "node"), *_moments("at"), *_json("doc"))
 
 # What nodes of a kind should have (driver, firmware, settings), as `healer learn` took it from good ones.
 references = _table("node_references", *_keys("cluster", "kind"), *_moments("at"), *_json("doc"))
 
-# What each node told of itself last (driver, firmware, settings).
+# What each node last reported of itself (driver, firmware, settings).
 inventories = _table("inventories", *_keys("cluster", "node"), *_moments("at"), *_json("doc"))
 
 decisions = _table(
@@ -377,7 +377,7 @@ messages = _table(
     _index("messages_unrouted", "cluster", "at", where="NOT routed"),
 )
 
-# A channel of rules/notifications.yaml is told what comes after it was first seen there.
+# A channel of rules/notifications.yaml gets what comes after it was first seen there.
 channels = _table(
     "channels",
     *_keys("cluster", "name"),
@@ -386,7 +386,7 @@ channels = _table(
     *_moments("held_until?"),
 )
 
-# How far channels were told of an incident.
+# How far channels have an incident.
 told_incidents = _table(
     "told_incidents",
     sa.Column("incident", sa.Text, sa.ForeignKey("incidents.id"), primary_key=True),
@@ -413,7 +413,7 @@ deliveries = _table(
     _index("deliveries_state", "state", "id"),
 )
 
-# Where a channel keeps an incident's message: its own name for it, and what it was told last.
+# Where a channel keeps an incident's message: its own name for it, and what it got last.
 threads = _table(
     "threads",
     *_keys("cluster", "channel", "thread"),
@@ -427,7 +427,7 @@ raised_alarms = _table(
     "raised_alarms", *_keys("cluster", "channel", "alarm"), *_integers("again"), *_moments("last_at")
 )
 
-# When a part of healer told last that it works, by the database's clock.
+# When a part of healer last said that it works, by the database's clock.
 beats = _table("beats", *_keys("cluster", "part"), *_moments("at"))
 
 # Every try to deliver, and what came of it.
@@ -492,7 +492,7 @@ audit_chain = _table(
     *_bytes("prev", "hash"),
 )
 
-# How far the feed of events has told the chain to its sink.
+# How far the feed of events has brought the chain to its sink.
 event_feed = _table("event_feed", *_keys("cluster"), *_numbers("seq"), *_tries())
 
 audit_checkpoints = _table(
@@ -516,7 +516,7 @@ feature_rows = _table(
     _index("feature_rows_class", "cluster", "hardware", "load", "at"),
 )
 
-# A model is its data and parameters, never a pickle: float32, (rows, features), zlib. The forest grows anew.
+# A model is its data and parameters, never a pickle: float32, (rows, features), zlib. The forest grows again.
 # Of each class that is in force which was put in force last; `judged` is how it did against the one before.
 forest_models = _table(
     "forest_models",
@@ -531,7 +531,7 @@ forest_models = _table(
     _index("forest_models_class", "cluster", "hardware", "load", "trained_at"),
 )
 
-# What came of the last look whether a class's model is to be made anew.
+# What came of the last look whether a class's model is to be made again.
 forest_classes = _table(
     "forest_classes", *_keys("cluster", "hardware", "load"), *_moments("at"), *_json("doc")
 )

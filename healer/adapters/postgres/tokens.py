@@ -25,7 +25,7 @@ GRACE = timedelta(minutes=10)
 #: Enrolments of one node in an hour; of a job as many, or this for each of its nodes.
 ENROLMENTS_PER_H = 10
 JOB_ENROLMENTS_PER_NODE = 4
-#: How long a job's own token lasts: whoever still runs gets a new one, and nobody does after the job's end.
+#: How long a job's own token lasts: whoever still runs gets a new one, and none is given after the job's end.
 JOB_ENROLLED_FOR = timedelta(days=1)
 #: What is deleted of such tokens when one is made: as many, ended that long ago. Their audit stays.
 _OLD_JOBS, _ENDED_FOR = 1_000, timedelta(days=1)

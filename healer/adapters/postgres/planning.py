@@ -11,7 +11,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres.engine import storable_text
 from healer.adapters.postgres.outbox import queue
-from healer.adapters.postgres.rows import read_docs, upsert
+from healer.adapters.postgres.rows import pick, read_docs, upsert
 from healer.adapters.postgres.run_rows import logs_of
 from healer.adapters.postgres.tables import (
     channels,
@@ -156,10 +156,7 @@ class PostgresPlanTx:
     def put(self, put: Put) -> None:
         message = put.message
         row = insert(deliveries).values(
-            **{
-                name: getattr(put, name)
-                for name in ("channel", "how", "at", "state", "next_try_at", "ended_at")
-            },
+            **pick(put, "channel", "how", "at", "state", "next_try_at", "ended_at"),
             cluster=message.cluster,
             message=message.id,
             thread=message.incident or message.id,

@@ -18,6 +18,7 @@ from healer.adapters.postgres.tokens import PostgresTokens
 from healer.bootstrap.web import PROVE_AFTER_S
 from healer.embedded import running
 from healer.model import Role
+from healer.ports.callers import NewToken
 from healer.sim.sim_slurm import SimClient
 from tests.support.processes import descendants
 from tests.support.up import Stack
@@ -77,7 +78,7 @@ def product(folder: Path, nodes: int, **settings: str) -> Iterator[Product]:
             engine = sa.create_engine(running.find(stack.data_dir).database_url)
             now = datetime.now(UTC)
             token = PostgresTokens(engine, CLUSTER).create(
-                role=Role.signals, name="bench", now=now, by="bench"
+                NewToken(role=Role.signals, name="bench"), now=now, by="bench"
             )
             engine.dispose()
             time.sleep(3)  # the poller's first pictures

@@ -28,9 +28,8 @@ import sqlalchemy as sa
 from playwright.sync_api import Browser, BrowserContext, Page
 
 from benchmarks._load import cpu_s
-from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.engine import make_engine
-from healer.adapters.postgres.samples import PostgresSamples
+from healer.adapters.postgres.samples import PostgresColumns, PostgresSamples
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import incidents
 from healer.adapters.postgres.tokens import PostgresTokens
@@ -50,6 +49,7 @@ from healer.model import (
     Verdict,
 )
 from healer.model.telemetry import Report
+from healer.ports.callers import NewToken
 from tests.support.api_process import CLUSTER, ApiProcess, api_process
 from tests.support.browser import chromium
 from tests.support.console_telemetry import steps_of
@@ -251,12 +251,9 @@ def main() -> None:
                 seed(engine, given.nodes, given.incidents)
                 now = datetime.now(UTC)
                 token = PostgresTokens(engine, CLUSTER).create(
-                    role=Role.admin,
-                    name="bench",
+                    NewToken(role=Role.admin, name="bench", expires_at=now + timedelta(hours=1), once=True),
                     now=now,
                     by="bench",
-                    expires_at=now + timedelta(hours=1),
-                    once=True,
                 )
                 opened = httpx.get(f"{api.url}/sign-in", params={"token": token}, follow_redirects=False)
                 cookies = dict(opened.cookies)

@@ -23,6 +23,7 @@ import sqlalchemy as sa
 import healer
 from healer.actions import Toolbox
 from healer.adapters.postgres import migrate
+from healer.adapters.postgres.claims import LedgerParts
 from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.ledger import PostgresLedger
 from healer.embedded.postgres import Postgres
@@ -88,7 +89,13 @@ def measure(database: sa.Engine, *, files: bool) -> None:
         rules = rules_in(mode=Mode.auto, settle_s=0.0)
         api.rules = rules
         ledger = PostgresLedger(
-            api.engine, CLUSTER, snapshots=api.snapshots, clock=api.services.clock, has_sink=False
+            LedgerParts(
+                engine=api.engine,
+                cluster=CLUSTER,
+                snapshots=api.snapshots,
+                clock=api.services.clock,
+                has_sink=False,
+            )
         )
         begun: list[str] = []
         detector = Detector(

@@ -27,6 +27,7 @@ from healer.adapters.postgres.tokens import PostgresTokens
 from healer.embedded import running
 from healer.embedded.embedded_slurm import RealSlurm
 from healer.model import Role
+from healer.ports.callers import NewToken
 from tests.support.up import Stack
 
 OPEN_CAPS = {
@@ -74,8 +75,8 @@ def measure(slurm: RealSlurm, stack: Stack, count: int) -> None:
     db = make_engine(found.database_url, pool_size=2)
     tokens = PostgresTokens(db, "pod1")
     now = datetime.now(UTC)
-    signals = tokens.create(role=Role.signals, name="bench", now=now, by="bench")
-    operator = tokens.create(role=Role.operator, name="bench operator", now=now, by="bench")
+    signals = tokens.create(NewToken(role=Role.signals, name="bench"), now=now, by="bench")
+    operator = tokens.create(NewToken(role=Role.operator, name="bench operator"), now=now, by="bench")
     send = httpx.Client(base_url=stack.url, headers={"Authorization": f"Bearer {signals}"})
     ask = httpx.Client(base_url=stack.url, headers={"Authorization": f"Bearer {operator}"})
     log = Log(slurm.slurmctld_log)

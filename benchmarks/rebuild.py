@@ -22,8 +22,7 @@ import sqlalchemy as sa
 
 from benchmarks._load import CLUSTER, Product, cpu_s, product
 from benchmarks.tick import GPUS, RULES, Fleet, measured
-from healer.adapters.postgres.columns import PostgresColumns
-from healer.adapters.postgres.samples import PostgresSamples
+from healer.adapters.postgres.samples import PostgresColumns, PostgresSamples
 from healer.embedded import running as embedded
 from healer.rulebook.ruleset import load
 from tests.support.stack import make_scratch

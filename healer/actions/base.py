@@ -29,12 +29,9 @@ from healer.model import (
 )
 from healer.model.slurm import MAX_LENGTH, OUR_PREFIX, first_words, plain, slurm_kind
 from healer.model.slurm import is_ours as is_healers
-from healer.ports.bmc import Bmc
-from healer.ports.evidence_book import EvidenceBook
 from healer.ports.measurements import Readings
-from healer.ports.node_exec import NodeExec
+from healer.ports.node_exec import Bmc, EvidenceBook, NodeExec, SiteCommands
 from healer.ports.scheduling import Scheduler, SchedulerRefused, SchedulerUnavailable, UnknownNode
-from healer.ports.site_commands import SiteCommands
 from healer.ports.transactions import Checkpoints
 
 

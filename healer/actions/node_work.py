@@ -7,8 +7,7 @@ import msgspec
 
 from healer.actions.base import Action, Again, Context, Done, Failed, Result, read_node
 from healer.model import Bundle, EvidenceFile, SlurmNode
-from healer.ports.evidence_book import EvidenceBroken
-from healer.ports.node_exec import NodeError, NodeExec, NodeUnavailable
+from healer.ports.node_exec import EvidenceBroken, NodeError, NodeExec, NodeUnavailable
 
 LOOK_AGAIN_S = 2.0
 

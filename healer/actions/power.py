@@ -26,7 +26,7 @@ from healer.actions.base import (
 )
 from healer.model import LogEntry, Power, ResetKind, SlurmNode, StepEvent
 from healer.model.node import OFF, ON
-from healer.ports.bmc import BmcError, BmcUnavailable
+from healer.ports.node_exec import BmcError, BmcUnavailable
 
 LOOK_AGAIN_S = 5.0
 #: A node that is still off so long after `On` is told once more.

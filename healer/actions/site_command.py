@@ -12,7 +12,7 @@ import msgspec
 
 from healer.actions.base import Action, Again, Context, Done, Failed, Result
 from healer.model import DEVICE_MARK, Column, CommandSeen, Component, Incident, Part, StepEvent
-from healer.ports.site_commands import CommandFailed
+from healer.ports.node_exec import CommandFailed
 
 _COUNTERS_AGAIN_S = 15.0
 STILL_S = 600

@@ -27,8 +27,8 @@ from pathlib import Path
 
 import structlog
 
-from healer.ports.disk_queue import Spooled, SpoolState
 from healer.ports.request_errors import NoRoom
+from healer.ports.signal_stores import Spooled, SpoolState
 
 log = structlog.get_logger()
 
@@ -63,7 +63,7 @@ class _Folder:
 
 
 class FileSpool:
-    """`healer.ports.disk_queue.Spool` in `folder`. Thread-safe; one thread may take records out.
+    """`healer.ports.signal_stores.Spool` in `folder`. Thread-safe; one thread may take records out.
 
     What dead processes left is ours from the start, and `adopt` looks for more.
     """

@@ -46,7 +46,7 @@ from healer.model import Incident, Mode, Pause, Playbook, Review, Role, Run, Run
 from healer.model.node import Drift, Reconciled
 from healer.ports.answers import Preview, RuleRecord
 from healer.ports.callers import Caller
-from healer.ports.people_commands import RunRequest
+from healer.ports.commanding import RunRequest
 from healer.ports.request_errors import GuardRefused, NotFound
 
 router = APIRouter(tags=["acting"])

@@ -21,9 +21,9 @@ from healer.api.signal_answers import HookAnswer, count_results, respond, shown,
 from healer.model import HookAsk, Permit, Role, Verdict
 from healer.model.gate import DRAINING_HOOKS
 from healer.ports.callers import Caller
-from healer.ports.hook_answers import HookStanding
 from healer.ports.request_errors import Unavailable
 from healer.ports.signal_stores import Arrival
+from healer.ports.transactions import HookStanding
 from healer.signals.hook_reports import HookSeen, HooksSeen, arrivals, hook_reports, nodes_of_hooks
 
 #: How a node stands is read this often, for all hooks.

@@ -14,7 +14,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from healer.ports.disk_queue import Spool
+from healer.ports.signal_stores import Spool
 
 REGISTRY = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)

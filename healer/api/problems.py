@@ -15,6 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from healer.ports.callers import KeyInFlight, KeyReused
 from healer.ports.request_errors import (
     Conflict,
     Forbidden,
@@ -26,7 +27,6 @@ from healer.ports.request_errors import (
     Unavailable,
     Unstorable,
 )
-from healer.ports.request_keys import KeyInFlight, KeyReused
 from healer.signals.wire import BadBody
 
 log = logging.getLogger("healer.api")

@@ -15,9 +15,8 @@ from starlette.responses import Response
 from healer.api.metrics import REFUSALS
 from healer.api.problems import field_error, problem_of
 from healer.api.services import services_of
-from healer.ports.callers import Caller
+from healer.ports.callers import Caller, Kept
 from healer.ports.request_errors import GuardRefused
-from healer.ports.request_keys import Kept
 
 #: Text of people: at least one visible character, no NUL.
 Text = Annotated[

@@ -17,15 +17,12 @@ from healer.engine.reconciler import Reconciler
 from healer.model import Ruleset
 from healer.model.recordings import Recordings
 from healer.ports.answers import Readiness
-from healer.ports.callers import Credentials, Tokens
+from healer.ports.callers import Credentials, Idempotency, Tokens
 from healer.ports.clock import Clock
-from healer.ports.disk_queue import Spool
-from healer.ports.evidence_book import EvidenceBook
-from healer.ports.measurements import ColumnBook, Samples
-from healer.ports.pull import ScrapeBook
+from healer.ports.measurements import ColumnBook, Samples, ScrapeBook
+from healer.ports.node_exec import EvidenceBook
 from healer.ports.queries import AuditTrail, EventFeed, MessageBook, Queries, Rehearsals, RuleFiles
-from healer.ports.request_keys import Idempotency
-from healer.ports.signal_stores import LossBook, SenderBook, SignalStore, UnknownBook
+from healer.ports.signal_stores import LossBook, SenderBook, SignalStore, Spool, UnknownBook
 
 
 # Wide: one field for each port or command set that a route uses, so that a test can put in its own; groups

@@ -23,9 +23,8 @@ from healer.api.services import Services
 from healer.model import LossReason
 from healer.model.packed import pack_steps, unpack_steps
 from healer.model.telemetry import StepBatch
-from healer.ports.disk_queue import Spool, Spooled
 from healer.ports.request_errors import DiskFull, NoRoom, Unavailable, Unstorable
-from healer.ports.signal_stores import Arrival
+from healer.ports.signal_stores import Arrival, Spool, Spooled
 
 log = structlog.get_logger()
 #: Records brought into the store by one commit.

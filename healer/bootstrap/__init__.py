@@ -18,15 +18,15 @@ from healer.adapters.commands.command_runs import Commands
 from healer.adapters.nodes.verbs import NodeVerbs
 from healer.adapters.postgres import snapshots as postgres_snapshots
 from healer.adapters.postgres.audit_rows import PostgresChain
-from healer.adapters.postgres.beats import Beat
-from healer.adapters.postgres.checkpoints import PostgresCheckpoints
-from healer.adapters.postgres.columns import PostgresColumns
+from healer.adapters.postgres.claims import LedgerParts
 from healer.adapters.postgres.engine import make_engine
 from healer.adapters.postgres.evidence import PostgresEvidence
+from healer.adapters.postgres.inbox import PostgresCheckpoints
 from healer.adapters.postgres.ledger import PostgresLedger
+from healer.adapters.postgres.loops import Beat, Waiting, Waker
 from healer.adapters.postgres.sample_reads import PostgresReadings, PostgresSignalReads
+from healer.adapters.postgres.samples import PostgresColumns
 from healer.adapters.postgres.snapshots import PostgresSnapshots
-from healer.adapters.postgres.wake import Waiting, Waker
 from healer.adapters.signing import CHECKPOINT_FILE, CheckpointFile, load_signer, trusted_keys
 from healer.adapters.slurm.cli_client import CliScheduler
 from healer.adapters.slurm.preferred import OtherCluster, PreferredScheduler
@@ -36,8 +36,8 @@ from healer.audit import Sealer, Trail
 from healer.engine.drive import Driver
 from healer.model import Role, Ruleset
 from healer.observations.slurm_poll import POLL_S
-from healer.ports.bmc import Bmc
-from healer.ports.node_exec import NodeExec
+from healer.ports.callers import NewToken
+from healer.ports.node_exec import Bmc, NodeExec
 from healer.ports.scheduling import Scheduler, SchedulerError
 from healer.ports.transactions import Poke
 from healer.processes.rulebook import Rulebook
@@ -300,12 +300,14 @@ def ledger(
     snapshots: PostgresSnapshots | None = None,
 ) -> PostgresLedger:
     return PostgresLedger(
-        db,
-        cluster,
-        snapshots=snapshots or PostgresSnapshots(db),
-        clock=SystemClock(),
-        has_sink=has_sink(settings),
-        connection=connection,
+        LedgerParts(
+            engine=db,
+            cluster=cluster,
+            snapshots=snapshots or PostgresSnapshots(db),
+            clock=SystemClock(),
+            has_sink=has_sink(settings),
+        ),
+        connection,
     )
 
 
@@ -317,7 +319,9 @@ def sign_in_link(database: str, url: str, *, name: str) -> str:
     db = make_engine(database, name="healer sign-in", pool_size=1)
     try:
         token = PostgresTokens(db, "").create(
-            role=Role.admin, name=name, now=now, by="healer", once=True, expires_at=now + SIGN_IN_LASTS
+            NewToken(role=Role.admin, name=name, once=True, expires_at=now + SIGN_IN_LASTS),
+            now=now,
+            by="healer",
         )
     finally:
         db.dispose()

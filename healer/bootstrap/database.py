@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from healer import bootstrap
 from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.migrate import MigrationError, current, head, upgrade
-from healer.adapters.postgres.node_queries import cluster_names
+from healer.adapters.postgres.read_queries import cluster_names
 from healer.adapters.postgres.tokens import PostgresTokens
 from healer.settings import Settings
 

@@ -11,15 +11,11 @@ from healer import bootstrap
 from healer.adapters.postgres import inbox as postgres_inbox
 from healer.adapters.postgres import snapshots as postgres_snapshots
 from healer.adapters.postgres.arrivals import PostgresLosses
-from healer.adapters.postgres.beats import Beat
-from healer.adapters.postgres.columns import PostgresColumns
-from healer.adapters.postgres.forecast_rows import PostgresTrends
 from healer.adapters.postgres.inbox import PostgresInbox
-from healer.adapters.postgres.leader import returned_nodes, try_lead
-from healer.adapters.postgres.node_scores import PostgresFleetFigures, PostgresLemons
-from healer.adapters.postgres.samples import PostgresSamples
+from healer.adapters.postgres.loops import Beat, Waker, returned_nodes, try_lead
+from healer.adapters.postgres.node_rows import PostgresFleetFigures, PostgresLemons, PostgresTrends
+from healer.adapters.postgres.samples import PostgresColumns, PostgresSamples
 from healer.adapters.postgres.snapshots import PostgresSnapshots
-from healer.adapters.postgres.wake import Waker
 from healer.adapters.system_clock import SystemClock
 from healer.bootstrap.models import forest
 from healer.bootstrap.prometheus import history_of

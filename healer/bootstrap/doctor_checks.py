@@ -13,7 +13,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from healer import bootstrap
 from healer.adapters.bmc.redfish import kinds_missing
 from healer.adapters.postgres.gate_facts import read_facts
-from healer.adapters.postgres.node_queries import cluster_names
+from healer.adapters.postgres.read_queries import cluster_names
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import deliveries, inbox
 from healer.adapters.slurm import commands
@@ -24,8 +24,7 @@ from healer.bootstrap.messaging import known_of, tickets
 from healer.decisions.capacity import Bound, odd_bounds
 from healer.embedded.user import EmbeddedError
 from healer.model import Channel, Mode, SlurmNode
-from healer.ports.bmc import BmcError
-from healer.ports.node_exec import NodeError
+from healer.ports.node_exec import BmcError, NodeError
 from healer.ports.outbound import DeliveryFailed
 from healer.ports.scheduling import SchedulerError
 from healer.recordings.recording_folder import recordings

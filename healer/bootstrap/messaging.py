@@ -16,8 +16,8 @@ from healer.adapters.notify.group_bots import DingTalkBot, FeishuBot, WeComBot
 from healer.adapters.notify.mail import Mail
 from healer.adapters.notify.pagerduty import EVENTS_URL, PagerDuty
 from healer.adapters.notify.slack import API, SlackChannel
-from healer.adapters.postgres.beats import DEAD_AFTER_S, beats_on
-from healer.adapters.postgres.event_feed import PostgresEventFeed
+from healer.adapters.postgres.audit_rows import PostgresEventFeed
+from healer.adapters.postgres.loops import DEAD_AFTER_S, beats_on
 from healer.adapters.postgres.outbox import PostgresChannelOutbox, PostgresOutbox, waiting_channels
 from healer.adapters.postgres.planning import planning
 from healer.adapters.system_clock import SystemClock

@@ -25,12 +25,10 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from healer import bootstrap
-from healer.adapters.postgres import unusual
 from healer.adapters.postgres.engine import translated
-from healer.adapters.postgres.feature_rows import PostgresFeatures
-from healer.adapters.postgres.leader import try_lead
-from healer.adapters.postgres.model_rows import PostgresModels
-from healer.adapters.postgres.node_queries import cluster_names
+from healer.adapters.postgres.forest_rows import PostgresFeatures, PostgresModels, keep_unusual
+from healer.adapters.postgres.loops import try_lead
+from healer.adapters.postgres.read_queries import cluster_names
 from healer.adapters.system_clock import SystemClock
 from healer.detection import training
 from healer.detection.features import whole
@@ -96,7 +94,7 @@ class ModelKeeper:
             row = self._rows.popleft()
             self._features.put(row)
             if (fitted := of_class.get((row.hardware, row.load))) is not None:
-                unusual.keep(self._db, side_by_side(fitted, row))
+                keep_unusual(self._db, side_by_side(fitted, row))
 
     def _look(self) -> None:
         known = {one.model.id: one for one in self._fitted}

@@ -9,8 +9,7 @@ from typing import Any
 from healer.adapters.pull.promql_client import PromqlClient
 from healer.model import Catalogue, Ruleset
 from healer.ports.answers import Readiness
-from healer.ports.measurements import ColumnBook
-from healer.ports.pull import HistoryAway, MetricHistory, NoHistory, Points
+from healer.ports.measurements import ColumnBook, HistoryAway, MetricHistory, NoHistory, Points
 from healer.processes.metric_history import PromqlHistory
 from healer.settings import Settings
 from healer.signals.promql import step_for
@@ -36,7 +35,7 @@ def history_of(settings: Settings, book: ColumnBook, cluster: str) -> Callable[[
 
 
 class RememberedCharts:
-    """`healer.ports.pull.Charts`. One question at a time: what is learned of series is shared."""
+    """`healer.ports.measurements.Charts`. One question at a time: what is learned of series is shared."""
 
     def __init__(self, settings: Settings, rules: Callable[[], Ruleset], book: ColumnBook) -> None:
         self._rules, self._book = rules, book

@@ -10,10 +10,9 @@ import structlog
 
 from healer import bootstrap
 from healer.adapters.postgres.arrivals import PostgresLosses, PostgresScrapes, PostgresUnknownSeries
-from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.inbox import PostgresSignals
-from healer.adapters.postgres.leader import try_lead
-from healer.adapters.postgres.samples import PostgresSamples
+from healer.adapters.postgres.loops import try_lead
+from healer.adapters.postgres.samples import PostgresColumns, PostgresSamples
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.pull.fetch import HttpFetch
 from healer.adapters.system_clock import SystemClock

@@ -17,6 +17,7 @@ from healer import bootstrap
 from healer.adapters.postgres.tokens import PostgresTokens
 from healer.embedded.tree import Part
 from healer.model import Role, SlurmSnapshot
+from healer.ports.callers import NewToken
 from healer.ports.scheduling import Scheduler, SchedulerError
 from healer.rulebook.proven import code_digest
 from healer.settings import SettingsError, load
@@ -81,12 +82,12 @@ def run_injector() -> None:
     senders = Senders(
         url=url,
         cluster=cluster,
-        token=tokens.create(role=Role.signals, name="demo nodes", now=now, by="demo"),
+        token=tokens.create(NewToken(role=Role.signals, name="demo nodes"), now=now, by="demo"),
         snapshot=site.snapshot,
         sensors=sensors,
         chance=chance,
     )
-    technician = tokens.create(role=Role.operator, name="demo technician", now=now, by="demo")
+    technician = tokens.create(NewToken(role=Role.operator, name="demo technician"), now=now, by="demo")
     headers = {"Authorization": f"Bearer {technician}"}
     Injector(
         people=httpx.Client(base_url=url, headers=headers, timeout=10, trust_env=False),

@@ -23,22 +23,20 @@ from healer.adapters.postgres.arrivals import (
     PostgresSenders,
     PostgresUnknownSeries,
 )
-from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.engine import translated
 from healer.adapters.postgres.events import PostgresEvents
 from healer.adapters.postgres.evidence import PostgresEvidence
-from healer.adapters.postgres.hooks import PostgresHooks
-from healer.adapters.postgres.idempotency import PostgresIdempotency
+from healer.adapters.postgres.gate_facts import PostgresHooks
 from healer.adapters.postgres.inbox import PostgresSignals
-from healer.adapters.postgres.message_book import PostgresMessageBook
+from healer.adapters.postgres.outbox import PostgresMessageBook
 from healer.adapters.postgres.own_health import pulses, stored
 from healer.adapters.postgres.read_queries import postgres_queries
 from healer.adapters.postgres.rehearsals import PostgresRehearsals
-from healer.adapters.postgres.run_queries import logs_of, run_of
-from healer.adapters.postgres.samples import PostgresSamples
+from healer.adapters.postgres.run_rows import logs_of, run_of
+from healer.adapters.postgres.samples import PostgresColumns, PostgresSamples
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import decisions, incidents, runs
-from healer.adapters.postgres.tokens import PostgresTokens
+from healer.adapters.postgres.tokens import PostgresIdempotency, PostgresTokens
 from healer.adapters.slurm.preferred import PreferredScheduler
 from healer.adapters.spool import FileSpool
 from healer.adapters.system_clock import SystemClock
@@ -58,10 +56,9 @@ from healer.engine.reconciler import Reconciler
 from healer.engine.records import readiness
 from healer.model import Decision, Incident, Outcome, Role, Ruleset
 from healer.model.recordings import Recordings
-from healer.ports.answers import Arriving
+from healer.ports.answers import Arriving, Own, Queue
 from healer.ports.callers import NewSession, Session
 from healer.ports.request_errors import NotFound
-from healer.ports.self_health import Own, Queue
 from healer.processes.rulebook import Rulebook
 from healer.recordings.recording_folder import recordings
 from healer.rulebook.cases.casebook import CaseBook
@@ -116,7 +113,7 @@ class BrokerWatch:
 
 
 class OwnHealth:
-    """`healer.ports.self_health.OwnReads`."""
+    """`healer.ports.answers.OwnReads`."""
 
     def __init__(self, settings: Settings, db: sa.Engine, wired: Services, app: FastAPI) -> None:
         self._db, self._wired, self._app = db, wired, app

@@ -13,8 +13,7 @@ from healer.commands.token import parse_lasts
 from healer.settings import load
 
 if TYPE_CHECKING:
-    from healer.adapters.postgres.feature_rows import PostgresFeatures
-    from healer.adapters.postgres.model_rows import PostgresModels
+    from healer.adapters.postgres.forest_rows import PostgresFeatures, PostgresModels
     from healer.bootstrap.models import Shown
     from healer.model.trained import ClassLook, Model, Version
 

@@ -12,6 +12,7 @@ import typer
 from healer.commands import Failed, person
 from healer.commands.remote import AS_JSON, print_json, print_table
 from healer.model.vocabulary import Role
+from healer.ports.callers import NewToken
 from healer.settings import load
 
 _LASTS = re.compile(r"([1-9][0-9]{0,4})([mhdw])")
@@ -55,16 +56,18 @@ def create(
         raise Failed(f"--cluster says which cluster is meant: one of {', '.join(known)}")
     with _tokens() as tokens:
         token = tokens.create(
-            role=role,
-            name=name,
+            NewToken(
+                role=role,
+                name=name,
+                node=node,
+                job=job,
+                cluster=cluster,
+                expires_at=until,
+                once=once,
+                quota=quota,
+            ),
             now=now,
             by=person(),
-            node=node,
-            job=job,
-            cluster=cluster,
-            expires_at=until,
-            once=once,
-            quota=quota,
         )
     if json:
         told = {"token": token, "id": token.split("_")[1], "role": role.value, "name": name}

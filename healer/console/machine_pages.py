@@ -35,7 +35,7 @@ from healer.model.detection import ALERT_STAYS_MAX_H
 from healer.observations.fault_history import jobs_by_gpu
 from healer.observations.step_grid import StepGrid, deviation, grid
 from healer.ports.answers import NodeRows
-from healer.ports.pull import HistoryAway
+from healer.ports.measurements import HistoryAway
 from healer.ports.queries import RunQuery
 
 #: Alerts of a node, those of one name together.

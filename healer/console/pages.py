@@ -20,12 +20,11 @@ from healer.console.views import fleet_view, standing_view
 from healer.console.views.buttons import may_act, may_respond
 from healer.model import Mode, Role, Ruleset, UnknownSeries
 from healer.model.recordings import Recordings
-from healer.ports.answers import Arriving, ClusterState, RuleBook, Standing
+from healer.ports.answers import Arriving, ClusterState, OwnReads, RuleBook, Standing
 from healer.ports.callers import SESSION_COOKIE, Session, SessionOf, SignIn, SignOut
-from healer.ports.pull import Charts
+from healer.ports.measurements import Charts
 from healer.ports.queries import Queries, Rehearsals, RuleFiles
 from healer.ports.request_errors import Invalid
-from healer.ports.self_health import OwnReads
 from healer.telling.news import LINK_NAME, link_opens
 
 _WEEK = timedelta(days=7)

@@ -64,8 +64,7 @@ from healer.model import (
 from healer.playbooks import UNDO, from_here, stuck_at, touched
 from healer.ports.answers import Preview
 from healer.ports.clock import Clock
-from healer.ports.commanding import CommandLedger, CommandTx, NodeTaken
-from healer.ports.people_commands import RunRequest
+from healer.ports.commanding import CommandLedger, CommandTx, NodeTaken, RunRequest
 from healer.ports.request_errors import Conflict, Forbidden, GuardRefused, Invalid, NotFound
 from healer.ports.scheduling import Scheduler, SchedulerError
 from healer.ports.transactions import Poke

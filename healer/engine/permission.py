@@ -70,9 +70,8 @@ from healer.model import (
 from healer.model.slurm import is_ours
 from healer.playbooks.advance import Do
 from healer.ports.clock import Clock
-from healer.ports.hook_answers import HookBook, HookStanding
 from healer.ports.scheduling import Scheduler, SchedulerError
-from healer.ports.transactions import AlreadyRequeued, GateTx, RunClaim
+from healer.ports.transactions import AlreadyRequeued, GateTx, HookBook, HookStanding, RunClaim
 
 #: A step that a guard holds asks again after this long; one that waits for a job or the senses after that.
 HELD_AGAIN_S = 1.0

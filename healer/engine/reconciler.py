@@ -11,8 +11,7 @@ from healer.engine.command import Commands
 from healer.model import AnswerKind, AuditRecord, GateFacts, Proposal, Ruleset, Verb, audit_record
 from healer.model.node import Drift, Reconciled, Repair
 from healer.ports.clock import Clock
-from healer.ports.commanding import CommandTx
-from healer.ports.people_commands import RunRequest
+from healer.ports.commanding import CommandTx, RunRequest
 from healer.ports.request_errors import Conflict, GuardRefused, NotFound
 from healer.ports.scheduling import Scheduler, SchedulerError
 

@@ -12,10 +12,9 @@ from healer.incidents.node_history import similar_to
 from healer.incidents.part_history import in_words
 from healer.model import AuditRecord, HitBasis, IncidentVerdict, JobHit, Ruleset, Similar
 from healer.observations.slurm_poll import troubles
-from healer.ports.answers import CheckpointSeen, IncidentRows, JobRows, Readiness, Requeue
+from healer.ports.answers import CheckpointSeen, IncidentRows, JobRows, Pulse, Readiness, Requeue
 from healer.ports.queries import AuditQuery, Queries
 from healer.ports.request_errors import Unavailable
-from healer.ports.self_health import Pulse
 
 
 class IncidentRecord(IncidentRows, frozen=True, kw_only=True):

@@ -46,8 +46,7 @@ from healer.playbooks import takes_restarts
 from healer.playbooks.advance import InputInvalid, taken
 from healer.ports.answers import RestartOffer
 from healer.ports.clock import Clock
-from healer.ports.commanding import ALONE, CommandTx
-from healer.ports.people_commands import RunRequest
+from healer.ports.commanding import ALONE, CommandTx, RunRequest
 from healer.ports.request_errors import Conflict, Invalid, NotFound
 from healer.ports.scheduling import Scheduler, SchedulerError, whole_job, whole_jobs
 

@@ -1,4 +1,4 @@
-"""Who asks: tokens, sessions, and credentials of nodes and jobs."""
+"""Who asks: tokens, sessions, credentials of nodes and jobs; and the answer that is kept for a repeat."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -31,6 +31,19 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
             msgspec.structs.force_setattr(self, "owner", owner)
 
 
+class NewToken(msgspec.Struct, frozen=True, kw_only=True):
+    """A token to make. `quota`: how many times the usual quota of signals it may send."""
+
+    role: Role
+    name: str = ""
+    node: str | None = None
+    job: str | None = None
+    cluster: str | None = None
+    expires_at: datetime | None = None
+    once: bool = False
+    quota: float = 1.0
+
+
 class Credential(msgspec.Struct, frozen=True, kw_only=True):
     """A munge credential that was good: who made it, at which address (as its munged knows itself), when."""
 
@@ -46,9 +59,8 @@ class CredentialRefused(Exception):
 
 
 class Credentials(Protocol):
-    def decode(self, credential: str) -> Credential:
-        """Each one once. Raises CredentialRefused, and Unavailable when munge itself does not work."""
-        ...
+    # Each one once. Raises CredentialRefused, and Unavailable when munge itself does not work.
+    def decode(self, credential: str) -> Credential: ...
 
 
 class Enrolled(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,37 +73,23 @@ class Enrolled(msgspec.Struct, frozen=True, kw_only=True):
 class Tokens(Protocol):
     """Tokens and sessions. All digests are SHA-256. Expired, revoked and ended ones are never found."""
 
-    def by_token(self, digest: bytes, now: datetime) -> Caller | None:
-        """Never finds a one-time sign-in link."""
-        ...
-
-    def by_session(self, digest: bytes, now: datetime) -> Caller | None:
-        """`csrf` of the answer is empty; the API derives it from the cookie."""
-        ...
-
-    def sign_in(self, digest: bytes, session: bytes, *, now: datetime, until: datetime) -> Caller | None:
-        """Uses up a one-time link and opens a session; None when it is unknown, used, expired or revoked."""
-        ...
-
+    # Never finds a one-time sign-in link.
+    def by_token(self, digest: bytes, now: datetime) -> Caller | None: ...
+    # `csrf` of the answer is empty; the API derives it from the cookie.
+    def by_session(self, digest: bytes, now: datetime) -> Caller | None: ...
+    # Uses up a one-time link and opens a session; None when it is unknown, used, expired or revoked.
+    def sign_in(self, digest: bytes, session: bytes, *, now: datetime, until: datetime) -> Caller | None: ...
     def sign_out(self, session: bytes, now: datetime) -> None: ...
-
-    def enroll(self, cluster: str, node: str, *, nonce: str, by: str, now: datetime) -> Enrolled:
-        """A token for signals of this node alone; `nonce` is spent by it, for ever.
-
-        Those it got before end after a grace. Raises Conflict when the nonce is spent, Forbidden when the
-        node's newest token was revoked (a person's word), TooMany.
-        """
-        ...
-
+    # A token for signals of this node alone; `nonce` is spent by it, for ever.
+    # Those it got before end after a grace. Raises Conflict when the nonce is spent, Forbidden when the
+    # node's newest token was revoked (a person's word), TooMany.
+    def enroll(self, cluster: str, node: str, *, nonce: str, by: str, now: datetime) -> Enrolled: ...
+    # A token for step times and checkpoints of this job alone, for a day; `nonce` is spent by it.
+    # `nodes` is how many the job holds: each may ask. Raises like `enroll`; a revoked one is a no to all of
+    # the job.
     def enroll_job(
         self, cluster: str, job: str, *, nodes: int, nonce: str, by: str, now: datetime
-    ) -> Enrolled:
-        """A token for step times and checkpoints of this job alone, for a day; `nonce` is spent by it.
-
-        `nodes` is how many the job holds: each may ask. Raises like `enroll`; a revoked one is a no to all
-        of the job.
-        """
-        ...
+    ) -> Enrolled: ...
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,3 +122,26 @@ SignIn = Callable[[str], NewSession | None]
 
 #: Ends the session with this cookie value.
 SignOut = Callable[[str], None]
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """An answer kept for a repeat of the same request."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+class KeyInFlight(Exception):
+    """Another request with this key is being worked on."""
+
+
+class KeyReused(Exception):
+    """The key was used with another body."""
+
+
+class Idempotency(Protocol):
+    # Runs `act` once per (key, who) in 24 h and keeps its answer; a repeat gets the kept answer.
+    # The row is committed before `act`; when the process dies in between, the next request with the key
+    # runs `act` again, with the same request id. Answers of 500 and above are not kept.
+    def once(self, key: str, who: str, request: bytes, now: datetime, act: Callable[[], Kept]) -> Kept: ...

@@ -5,6 +5,5 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    def now(self) -> datetime:
-        """The time, UTC and aware."""
-        ...
+    # The time, UTC and aware.
+    def now(self) -> datetime: ...

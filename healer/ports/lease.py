@@ -16,7 +16,7 @@ FRESH_S = 1.5
 PROOFS = 4
 #: What is written beside the run: it tells that somebody holds it, and to people until when at least.
 LEASE = timedelta(seconds=LEASE_S)
-#: A lease that nobody has renewed for so long is looked after. A holder at work renews it with each write.
+#: A lease that was not renewed for so long is looked after. A holder at work renews it with each write.
 UNHEARD = timedelta(seconds=2)
 #: Whoever begins a run sends it to the workers: so long the sweep leaves a new one to that message.
 SENT = timedelta(seconds=1)
@@ -51,7 +51,7 @@ class Left:
                 self._seen.pop(name, None)
 
     def epoch(self, run: str) -> int | None:
-        """The epoch from which the run may be taken now; None: it has to wait, or nobody has left it."""
+        """The epoch from which the run may be taken now; None: it has to wait, or was not left."""
         known = self._seen.get(run)
         if known is None or self._stopwatch() - known[1] < LEASE_S:
             return None

@@ -1,10 +1,11 @@
-"""Samples: their store, the numbers of their series, and who reads them."""
+"""Samples: their store, the numbers of their series, who reads them, and what pulling needs."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from healer.model import Column, LastHeard, Observation
+from healer.model import Column, LastHeard, LossReason, Observation, ScrapeJob, ScrapeState
 
 if TYPE_CHECKING:
     from healer.model.telemetry import Report, StepBatch
@@ -13,14 +14,11 @@ if TYPE_CHECKING:
 class ColumnBook(Protocol):
     """Each series of a node has a number, the same in all processes and for all nodes: interned once."""
 
-    def ids(self, columns: Sequence[Column]) -> list[int]:
-        """The number of each, given durably to those that have none. At most 100,000 in all: then raises
-        `TooManyColumns`, and nothing is numbered."""
-        ...
-
-    def columns(self, ids: Iterable[int]) -> dict[int, Column]:
-        """What these numbers stand for; a number that nobody gave is left out."""
-        ...
+    # The number of each, given durably to those that have none. At most 100,000 in all: then raises
+    # `TooManyColumns`, and nothing is numbered.
+    def ids(self, columns: Sequence[Column]) -> list[int]: ...
+    # What these numbers mean; one that was never given is left out.
+    def columns(self, ids: Iterable[int]) -> dict[int, Column]: ...
 
 
 class TooManyColumns(Exception):
@@ -31,31 +29,21 @@ class TrendBook(Protocol):
     """Two weeks of what `rules/forecasts.yaml` follows, packed by rule: what a restart needs."""
 
     def read(self) -> dict[str, bytes]: ...
-
-    def write(self, packed: Mapping[str, bytes], now: datetime) -> None:
-        """In place of what was kept of these rules."""
-        ...
+    def write(self, packed: Mapping[str, bytes], now: datetime) -> None: ...
 
 
 class Samples(Protocol):
     """Accepted samples, in the order in which they became visible; kept for the longest window and a bit."""
 
-    def put(self, reports: Sequence["Report"]) -> None:
-        """Committed when it returns; the last moments may be lost at a power loss, never at a crash."""
-        ...
-
-    def put_steps(self, batches: Sequence["StepBatch"]) -> None:
-        """Committed with fsync when it returns."""
-        ...
-
-    def new(self) -> "tuple[list[Report], list[StepBatch]]":
-        """What became visible since the last call, each exactly once, by arrival; at the first call what
-        arrived in the last 15 minutes. Of the caller's cluster only.
-
-        An answer is bounded (15 minutes of a large cluster are half a gigabyte): where there is more, the
-        next call goes on.
-        """
-        ...
+    # Committed when it returns; the last moments may be lost at a power loss, never at a crash.
+    def put(self, reports: Sequence["Report"]) -> None: ...
+    # Committed with fsync when it returns.
+    def put_steps(self, batches: Sequence["StepBatch"]) -> None: ...
+    # What became visible since the last call, each exactly once, by arrival; at the first call what arrived
+    # in the last 15 minutes. Of the caller's cluster only.
+    # An answer is bounded (15 minutes of a large cluster are half a gigabyte): where there is more, the
+    # next call goes on.
+    def new(self) -> "tuple[list[Report], list[StepBatch]]": ...
 
 
 class Devices(NamedTuple):
@@ -70,43 +58,140 @@ class Devices(NamedTuple):
 class SignalReads(Protocol):
     """Samples of one node or job, for pages; what is still kept of them (about an hour), oldest first."""
 
+    # What arrived after `since`, and what the numbers in it stand for. A device bears its mark.
     def node_signals(
         self, cluster: str, node: str, since: datetime
-    ) -> "tuple[list[Report], dict[int, Column]]":
-        """What arrived after `since`, and what the numbers in it stand for. A device bears its mark."""
-        ...
-
-    def devices(self, cluster: str, since: datetime, *, limit: int, after: str = "") -> "Devices":
-        """Those that were heard within the hour, by name behind `after`, each with its newest reports after
-        `since`, a few of them, oldest first."""
-        ...
-
+    ) -> "tuple[list[Report], dict[int, Column]]": ...
+    # Those that were heard within the hour, by name behind `after`, each with its newest reports after
+    # `since`, a few of them, oldest first.
+    def devices(self, cluster: str, since: datetime, *, limit: int, after: str = "") -> "Devices": ...
     def job_steps(self, cluster: str, job: str, since: datetime) -> "list[StepBatch]": ...
-
+    # The newest few reports of each node after `since`, oldest first, and what their numbers stand for.
     def fleet_reports(
         self, cluster: str, nodes: Sequence[str], since: datetime
-    ) -> "tuple[list[Report], dict[int, Column]]":
-        """The newest few reports of each node after `since`, oldest first, and what their numbers stand
-        for."""
-        ...
-
-    def fleet_steps(self, cluster: str, jobs: Sequence[str], since: datetime) -> "list[StepBatch]":
-        """The newest batches of each job after `since`, oldest first."""
-        ...
-
-    def heard(self, cluster: str, node: str, since: datetime) -> LastHeard:
-        """When it last spoke, after `since`."""
-        ...
-
-    def alerts(self, cluster: str, node: str, since: datetime) -> list[Observation]:
-        """What other systems' alerting told of it after `since`, oldest first."""
-        ...
+    ) -> "tuple[list[Report], dict[int, Column]]": ...
+    # The newest batches of each job after `since`, oldest first.
+    def fleet_steps(self, cluster: str, jobs: Sequence[str], since: datetime) -> "list[StepBatch]": ...
+    # When it last spoke, after `since`.
+    def heard(self, cluster: str, node: str, since: datetime) -> LastHeard: ...
+    # What other systems' alerts said of it after `since`, oldest first.
+    def alerts(self, cluster: str, node: str, since: datetime) -> list[Observation]: ...
 
 
 class Readings(Protocol):
     """What was measured of late (the last hour), for checks. One value per cluster."""
 
-    def counters(self, subject: str, since: datetime) -> dict[Column, list[tuple[datetime, float]]]:
-        """Counters of a node, or of a device (`@` and its name), that arrived after `since`, by series: when
-        each value arrived, oldest first. Raises LedgerAway."""
-        ...
+    # Counters of a node, or of a device (`@` and its name), that arrived after `since`, by series: when
+    # each value arrived, oldest first. Raises LedgerAway.
+    def counters(self, subject: str, since: datetime) -> dict[Column, list[tuple[datetime, float]]]: ...
+
+
+#: Of one answer of a PromqlServer: a sample is some 25 bytes of it, and ten times that while it is read.
+ANSWER_BYTES_MAX = 32 * 2**20
+#: (cluster, node) -> whether Slurm knows it.
+Known = Callable[[str, str], bool]
+#: Points of a chart by column: (s since 1970, value), by time.
+Points = dict[Column, list[tuple[float, float]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One address of one job. `labels` are the job's and its group's."""
+
+    job: ScrapeJob
+    host: str
+    url: str
+    labels: dict[str, str]
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.job.name, self.url
+
+
+class Fetched(NamedTuple):
+    """The body of one scrape as it was sent, and its `Content-Encoding`."""
+
+    body: bytes
+    packing: str
+
+
+class FetchFailed(Exception):
+    """Nothing came of one fetch. The text is one sentence; `reason`: what was sent and not stored, if any."""
+
+    def __init__(self, text: str, reason: LossReason | None = None) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+class Fetch(Protocol):
+    # Raises FetchFailed.
+    async def __call__(self, target: Target) -> Fetched: ...
+
+
+class ScrapeBook(Protocol):
+    """What each cluster's scraper reported last. Raises `request_errors.Unavailable`."""
+
+    def put(self, state: ScrapeState) -> None: ...
+    # By cluster; None: of all.
+    def states(self, clusters: Sequence[str] | None) -> list[ScrapeState]: ...
+
+
+class HistoryAway(Exception):
+    """The Prometheus-compatible server gives no answer that can be used. The text is one sentence."""
+
+
+class AnswerTooLong(HistoryAway):
+    """The answer is larger than ANSWER_BYTES_MAX; the question can be cut."""
+
+
+class PromqlServer(Protocol):
+    """A server that speaks Prometheus' HTTP API; each answer as it came. Raises HistoryAway."""
+
+    # An instant query.
+    def query(self, promql: str, at: datetime) -> bytes: ...
+    def query_range(self, promql: str, since: datetime, until: datetime, step_s: int) -> bytes: ...
+    # All names of series in that time.
+    def names(self, since: datetime, until: datetime) -> bytes: ...
+
+
+class MetricHistory(Protocol):
+    """What a Prometheus-compatible server remembers of one cluster's signals. Raises HistoryAway.
+
+    `name` is empty where none is set: then every answer is empty.
+    """
+
+    name: str
+
+    # All samples of the catalogue's signals in that time, by their times; each report arrived when it was
+    # measured. At most a minute at once. `go_on` is asked before each question to the server: when it says
+    # no, that is HistoryAway.
+    def between(
+        self, since: datetime, until: datetime, known: Known, *, go_on: Callable[[], bool] = lambda: True
+    ) -> "list[Report]": ...
+    # One signal of one node at every step, by part.
+    def node(
+        self, node: str, signal: str, since: datetime, until: datetime, step_s: int, known: Known
+    ) -> Points: ...
+
+
+class Charts(Protocol):
+    """What the servers of all clusters remember, for pages; from any thread. `points` raises HistoryAway."""
+
+    def remembers(self, cluster: str) -> bool: ...
+    def points(self, cluster: str, node: str, signal: str, since: datetime, until: datetime) -> Points: ...
+
+
+class NoHistory:
+    """`MetricHistory` where no server is set."""
+
+    name = ""
+
+    def between(
+        self, since: datetime, until: datetime, known: Known, *, go_on: Callable[[], bool] = lambda: True
+    ) -> "list[Report]":
+        return []
+
+    def node(
+        self, node: str, signal: str, since: datetime, until: datetime, step_s: int, known: Known
+    ) -> Points:
+        return {}

@@ -1,8 +1,19 @@
-"""What healer does on a node itself."""
+"""What healer does on nodes, at their BMCs and with programs of the site; where collected files are kept."""
 
 from typing import Protocol
 
-from healer.model import Bundle, Diagnosis, FabricState, JobOnNode, JobStacks, MemoryState
+from healer.model import (
+    Bundle,
+    CommandSeen,
+    Diagnosis,
+    EvidenceFile,
+    FabricState,
+    JobOnNode,
+    JobStacks,
+    MemoryState,
+    Power,
+    ResetKind,
+)
 
 
 class NodeError(Exception):
@@ -27,51 +38,83 @@ class NodeExec(Protocol):
     name: str
 
     def restart_service(self, node: str, service: str) -> None: ...
-
     def service_active(self, node: str, service: str) -> bool: ...
+    # The NVLink fabric as nvidia-smi on the node tells it.
+    def fabric_state(self, node: str) -> FabricState: ...
+    # Rows that wait to be remapped or could not be, by nvidia-smi on the node. NodeError where it does not
+    # tell.
+    def memory_state(self, node: str) -> MemoryState: ...
+    def start_diagnosis(self, node: str, key: str) -> None: ...
+    # Its result; None while it runs. Raises NodeError for a key that was never started.
+    def diagnosis(self, node: str, key: str) -> Diagnosis | None: ...
+    # Begins to reset a GPU, by its PCI address as `0000:9b:00.0`, or `all`; the same key again is nothing.
+    # What serves the GPU stops for it and starts again. NodeError where a process holds it.
+    def start_reset(self, node: str, key: str, gpu: str) -> None: ...
+    # What came of it, as `diagnosis` tells of tests; NodeError also where it was cut short.
+    def reset(self, node: str, key: str) -> Diagnosis | None: ...
+    # Begins to put logs and NVIDIA's bug report into one file; the same key again is nothing.
+    def start_collection(self, node: str, key: str) -> None: ...
+    # The file; None while it is made. NodeError for a key that was never started or was cut short.
+    def collection(self, node: str, key: str) -> Bundle | None: ...
+    # Its bytes from there on, as many as one call brings; none at its end.
+    def read_collection(self, node: str, key: str, start: int) -> bytes: ...
+    # Where some Python processes of the job stand. None of them is stopped for it.
+    def job_stacks(self, node: str, job: str) -> JobStacks: ...
+    # What the node's GPUs do now, and what NCCL's flight recorder has left of the job's ranks.
+    def job_on_node(self, node: str, job: str) -> JobOnNode: ...
 
-    def fabric_state(self, node: str) -> FabricState:
-        """The NVLink fabric as nvidia-smi on the node tells it."""
-        ...
 
-    def memory_state(self, node: str) -> MemoryState:
-        """Rows that wait to be remapped or could not be, by nvidia-smi on the node. NodeError where it does
-        not tell."""
-        ...
+class BmcError(Exception):
+    """The BMC refused, or what it said cannot be used: nothing was done. The text is for people."""
 
-    def start_diagnosis(self, node: str, key: str) -> None:
-        """Starts the node's tests; the same key again is nothing."""
-        ...
 
-    def diagnosis(self, node: str, key: str) -> Diagnosis | None:
-        """Its result; None while it runs. Raises NodeError for a key that was never started."""
-        ...
+class BmcUnavailable(BmcError):
+    """No answer, or none in time. `sent` is False where it is certain that nothing came of it: it was not
+    reached, or said that it is busy. `after_s`: how long it asks to be left alone."""
 
-    def start_reset(self, node: str, key: str, gpu: str) -> None:
-        """Begins to reset a GPU, by its PCI address as `0000:9b:00.0`, or `all`; the same key again is
-        nothing. What serves the GPU stops for it and starts again. NodeError where a process holds it."""
-        ...
+    def __init__(self, text: str, *, sent: bool = True, after_s: float | None = None) -> None:
+        super().__init__(text)
+        self.sent, self.after_s = sent, after_s
 
-    def reset(self, node: str, key: str) -> Diagnosis | None:
-        """What came of it, as `diagnosis` tells of tests; NodeError also where it was cut short."""
-        ...
 
-    def start_collection(self, node: str, key: str) -> None:
-        """Begins to put logs and NVIDIA's bug report into one file; the same key again is nothing."""
-        ...
+class Bmc(Protocol):
+    """Every call is bounded in time. A BMC knows no key: the same reset twice is two resets."""
 
-    def collection(self, node: str, key: str) -> Bundle | None:
-        """The file; None while it is made. NodeError for a key that was never started or was cut short."""
-        ...
+    name: str
 
-    def read_collection(self, node: str, key: str, start: int) -> bytes:
-        """Its bytes from there on, as many as one call brings; none at its end."""
-        ...
+    def power(self, node: str) -> Power: ...
+    # Asks once. `target` as `power` named it. The address of its task, where it goes on by itself.
+    def reset(self, node: str, target: str, kind: ResetKind) -> str | None: ...
+    # Why a task came to nothing, in the BMC's words; None: it runs, went well, or is unknown.
+    def task_failed(self, node: str, task: str) -> str | None: ...
 
-    def job_stacks(self, node: str, job: str) -> JobStacks:
-        """Where some Python processes of the job stand. None of them is stopped for it."""
-        ...
 
-    def job_on_node(self, node: str, job: str) -> JobOnNode:
-        """What the node's GPUs do now, and what NCCL's flight recorder has left of the job's ranks."""
-        ...
+class CommandFailed(Exception):
+    """The command surely did not begin. One sentence."""
+
+
+class SiteCommands(Protocol):
+    """Programs of the site on this machine. Each is started once under a key, and outlives who asked."""
+
+    # Starts it without a shell and does not wait; the same key is nothing new. Raises CommandFailed.
+    def start(self, key: str, argv: tuple[str, ...], timeout_s: float) -> None: ...
+    def look(self, key: str) -> CommandSeen: ...
+
+
+class EvidenceBroken(Exception):
+    """What was stored is not the file that the node announced. It is dropped."""
+
+
+class EvidenceBook(Protocol):
+    """Where collected files are kept, piece by piece. Raises LedgerAway. Readers see whole files alone."""
+
+    # How many of its bytes are here; 0 for one that was never begun.
+    def stored(self, file: str) -> int: ...
+    # Stores one piece; the same piece again is nothing. Pieces come in their order.
+    def add(self, file: EvidenceFile, start: int, data: bytes) -> None: ...
+    # All pieces are here: from now on it is shown. Again is nothing. Raises EvidenceBroken.
+    def finish(self, file: EvidenceFile) -> None: ...
+    # The finished ones of an incident or a run, oldest first.
+    def files(self, *, incident: str | None = None, run: str | None = None) -> list[EvidenceFile]: ...
+    def file(self, file: str) -> EvidenceFile | None: ...
+    def content(self, file: str) -> bytes: ...

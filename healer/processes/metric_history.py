@@ -10,8 +10,15 @@ import structlog
 
 from healer.model import Catalogue, SlurmSnapshot
 from healer.model.telemetry import Report
-from healer.ports.measurements import ColumnBook
-from healer.ports.pull import AnswerTooLong, HistoryAway, Known, MetricHistory, Points, PromqlServer
+from healer.ports.measurements import (
+    AnswerTooLong,
+    ColumnBook,
+    HistoryAway,
+    Known,
+    MetricHistory,
+    Points,
+    PromqlServer,
+)
 from healer.processes.senses_loop import Chunk
 from healer.signals.promql import arriving, names_of, names_told, of_node, selector
 from healer.signals.rejects import BadBody
@@ -24,7 +31,7 @@ NAMES_S = 300.0
 
 
 class PromqlHistory:
-    """`healer.ports.pull.MetricHistory` of one cluster. For one thread."""
+    """`healer.ports.measurements.MetricHistory` of one cluster. For one thread."""
 
     name = "prometheus"
 

@@ -38,8 +38,7 @@ from healer.model import (
     device_named,
 )
 from healer.ports.clock import Clock
-from healer.ports.measurements import ColumnBook, Samples
-from healer.ports.pull import Fetch, FetchFailed, HistoryAway, ScrapeBook, Target
+from healer.ports.measurements import ColumnBook, Fetch, FetchFailed, HistoryAway, Samples, ScrapeBook, Target
 from healer.ports.request_errors import Unavailable
 from healer.ports.signal_stores import Arrival, SignalStore
 from healer.signals.hardware_names import device_name

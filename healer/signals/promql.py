@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from healer.model import Catalogue, Combine, Signal
-from healer.ports.pull import ANSWER_BYTES_MAX
+from healer.ports.measurements import ANSWER_BYTES_MAX
 from healer.signals.inventory import Where
 from healer.signals.rejects import BadBody
 from healer.signals.series import LINKS, NODE_LABELS, Measured, Placer

@@ -287,7 +287,7 @@ class MemoryTx:
         self._ledger = ledger
         self.undo = Undo()
         #: The run that asks the gate; empty in the walk.
-        self._run = ""
+        self.run_id = ""
 
     @property
     def _tables(self) -> Tables:
@@ -516,11 +516,11 @@ class MemoryTx:
         key = (use.job, use.restarts)
         if any((one.job, one.restarts) == key for one in self._tables.requeues):
             holder = self._tables.requeued_by.get(key, "")
-            if holder != self._run and not self._has_ended(holder):
+            if holder != self.run_id and not self._has_ended(holder):
                 raise AlreadyRequeued(holder)
         else:
             self.undo.add(self._tables.requeues, use)
-        self.undo.put(self._tables.requeued_by, key, self._run)
+        self.undo.put(self._tables.requeued_by, key, self.run_id)
 
     def tell(self, command: Command, *, request: str = "") -> int:
         """What a person's request has told before is nothing. The row is its place among all requests."""
@@ -605,7 +605,7 @@ class MemoryTx:
 
     def drop_requeue(self, job: str, restarts: int) -> None:
         key = (job, restarts)
-        if self._tables.requeued_by.get(key) == self._run:
+        if self._tables.requeued_by.get(key) == self.run_id:
             self.undo.drop(self._tables.requeued_by, key)
             requeues = self._tables.requeues
             self.undo.keep(requeues, [one for one in requeues if (one.job, one.restarts) != key])
@@ -651,7 +651,7 @@ class MemoryClaim:
 
     def gate(self, judge: Callable[[GateTx], T]) -> T:
         with self._written() as tx:
-            tx._run, tx.facts = self.run.id, self._ledger.facts()
+            tx.run_id, tx.facts = self.run.id, self._ledger.facts()
             return judge(tx)
 
     def write(

@@ -7,9 +7,8 @@ from datetime import datetime, timedelta
 
 from healer.model import Column, CommandSeen, EvidenceFile, JobCheckpoint, Observation, ObservationKind
 from healer.ports.clock import Clock
-from healer.ports.evidence_book import EvidenceBroken
 from healer.ports.measurements import TooManyColumns
-from healer.ports.site_commands import CommandFailed
+from healer.ports.node_exec import CommandFailed, EvidenceBroken
 
 
 class MemoryCheckpoints:
@@ -45,7 +44,7 @@ class MemoryCheckpoints:
 
 
 class MemoryEvidence:
-    """`healer.ports.evidence_book.EvidenceBook`."""
+    """`healer.ports.node_exec.EvidenceBook`."""
 
     def __init__(self) -> None:
         self._pieces: dict[str, dict[int, bytes]] = {}
@@ -80,7 +79,7 @@ class MemoryEvidence:
 
 
 class SimCommands:
-    """`healer.ports.site_commands.SiteCommands`. `plant` says what a program answers; others are missing."""
+    """`healer.ports.node_exec.SiteCommands`. `plant` says what a program answers; others are missing."""
 
     def __init__(self, clock: Clock, *, takes_s: float = 5.0) -> None:
         self._clock, self._takes = clock, timedelta(seconds=takes_s)

@@ -7,10 +7,10 @@ import pytest
 import sqlalchemy as sa
 
 from healer.adapters.postgres import retention
-from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.inbox import PostgresInbox, alerts, consume
 from healer.adapters.postgres.retention import AGAIN, tidy
 from healer.adapters.postgres.sample_reads import PostgresSignalReads
+from healer.adapters.postgres.samples import PostgresColumns
 from healer.detection.reported import firing
 from healer.model import Observation
 from healer.signals.alert_bodies import Site, alertmanager_observations, told_again

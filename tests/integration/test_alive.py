@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from healer.adapters.postgres.beats import BEAT_S, DEAD_AFTER_S, Beat, beats_on
+from healer.adapters.postgres.loops import BEAT_S, DEAD_AFTER_S, Beat, beats_on
 from healer.adapters.postgres.tables import beats
 from healer.bootstrap.messaging import ALIVE_S, Switch
 from healer.model import Channel, ChannelKind, DeadMansSwitch, Notifications

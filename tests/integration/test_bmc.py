@@ -11,7 +11,7 @@ import pytest
 from healer.adapters.bmc.redfish import Redfish
 from healer.bootstrap import doctor_checks
 from healer.model import ResetKind
-from healer.ports.bmc import Bmc, BmcError, BmcUnavailable
+from healer.ports.node_exec import Bmc, BmcError, BmcUnavailable
 from healer.settings import Settings, load
 from healer.sim.sim_clock import SimClock, WallClock
 from healer.sim.sim_slurm import SimScheduler, SimServer

@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy as sa
 
 from healer.adapters.postgres.inbox import PostgresInbox
-from healer.adapters.postgres.references import save_reference
+from healer.adapters.postgres.node_rows import save_reference
 from healer.model import (
     CommandKind,
     Component,

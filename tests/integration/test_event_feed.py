@@ -12,8 +12,7 @@ from cloudevents.core.bindings.http import HTTPMessage, from_structured_event
 from cloudevents.core.v1.event import CloudEvent
 
 from healer.adapters.postgres import audit_rows as audit
-from healer.adapters.postgres.audit_rows import PostgresChain
-from healer.adapters.postgres.event_feed import PostgresEventFeed
+from healer.adapters.postgres.audit_rows import PostgresChain, PostgresEventFeed
 from healer.adapters.postgres.tables import event_feed
 from healer.adapters.signing import load_signer
 from healer.adapters.webhook import EventSink, SignedWebhook, WebhookNotifier, WebhookTickets

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from healer.adapters.postgres import evidence as kept
 from healer.adapters.postgres.evidence import PostgresEvidence, forget
 from healer.model import Bundle, EvidenceFile
-from healer.ports.evidence_book import EvidenceBook, EvidenceBroken
+from healer.ports.node_exec import EvidenceBook, EvidenceBroken
 from healer.sim.stores import MemoryEvidence
 
 START = datetime(2026, 11, 20, 3, tzinfo=UTC)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from healer.adapters.postgres.node_scores import PostgresFleetFigures, read_standing
+from healer.adapters.postgres.node_rows import PostgresFleetFigures, read_standing
 from healer.model import Figure, FleetFigure, NodeFigures, NodeStanding
 from tests.support.ledgers import CLUSTER, START, PostgresBench, ago, begin, claimed, entry, node, run
 

@@ -8,9 +8,8 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import sqlalchemy as sa
 
-from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.sample_reads import PostgresSignalReads
-from healer.adapters.postgres.samples import PostgresSamples
+from healer.adapters.postgres.samples import PostgresColumns, PostgresSamples
 from healer.console.fleet_map import GAUGES_LAST, PACES_LAST, Kept, gauges, paces
 from healer.model import Column, Part
 from healer.model.telemetry import Report

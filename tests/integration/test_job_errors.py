@@ -3,7 +3,7 @@
 import pytest
 import sqlalchemy as sa
 
-from healer.adapters.postgres.job_queries import PostgresJobs
+from healer.adapters.postgres.read_queries import PostgresJobs
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.engine.records import job_history
 from healer.ports.answers import JobErrors

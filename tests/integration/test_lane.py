@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
-from healer.adapters.postgres.lane import Lane
+from healer.adapters.postgres.engine import Lane
 from healer.adapters.postgres.tables import run_log
 from healer.model import RunState, StepEvent
 from healer.ports.commanding import ALONE

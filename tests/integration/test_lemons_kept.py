@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from healer.adapters.postgres.node_scores import PostgresLemons, read_lemons
+from healer.adapters.postgres.node_rows import PostgresLemons, read_lemons
 from healer.adapters.postgres.tables import incidents, messages
 from healer.incidents.node_history import lemon_past
 from healer.model import IncidentState, LemonPart, LemonScore

@@ -11,10 +11,8 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner, Result
 
-from healer.adapters.postgres import feature_rows
-from healer.adapters.postgres import model_rows as models_module
-from healer.adapters.postgres.feature_rows import PostgresFeatures
-from healer.adapters.postgres.model_rows import PostgresModels
+from healer.adapters.postgres import forest_rows
+from healer.adapters.postgres.forest_rows import PostgresFeatures, PostgresModels
 from healer.adapters.postgres.tables import audit_records, forest_models, incidents
 from healer.bootstrap.models import ModelKeeper
 from healer.commands.cli import build
@@ -69,9 +67,9 @@ def test_rows_come_back_as_they_were_put_and_in_their_order(
 
 
 def test_history_is_dropped_after_two_weeks(features: PostgresFeatures, history: list[FeatureRow]) -> None:
-    edge = history[5].at + feature_rows.KEPT
+    edge = history[5].at + forest_rows.FEATURES_KEPT
     with features._engine.begin() as conn:
-        feature_rows.forget(conn, edge)
+        forest_rows.forget_features(conn, edge)
     assert [row.at for row in features.read("h100", "busy", history[0].at)] == [row.at for row in history[5:]]
 
 
@@ -157,7 +155,7 @@ def test_a_model_of_the_version_before_is_used_as_it_was(
 def test_only_the_newest_models_of_a_class_are_kept(
     fresh_database: sa.Engine, history: list[FeatureRow], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(models_module, "KEPT", 2)
+    monkeypatch.setattr(forest_rows, "KEPT", 2)
     store = PostgresModels(fresh_database, CLUSTER)
     made = [
         train(history, len(history), {}, history[-1].at + timedelta(minutes=seed), Params(seed=seed))

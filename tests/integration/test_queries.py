@@ -9,16 +9,14 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import event
 
-from healer.adapters.postgres.beats import Beat
-from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.figures import stats
 from healer.adapters.postgres.inbox import PostgresInbox
-from healer.adapters.postgres.incident_queries import may_be_alike, parts_of
-from healer.adapters.postgres.leader import try_lead
-from healer.adapters.postgres.lines import write_entries, write_runs
+from healer.adapters.postgres.incident_rows import may_be_alike, parts_of
+from healer.adapters.postgres.loops import Beat, try_lead
 from healer.adapters.postgres.own_health import stored
 from healer.adapters.postgres.read_queries import postgres_queries
-from healer.adapters.postgres.samples import PostgresSamples
+from healer.adapters.postgres.run_rows import write_entries, write_runs
+from healer.adapters.postgres.samples import PostgresColumns, PostgresSamples
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import (
     audit_records,
@@ -52,10 +50,9 @@ from healer.model import (
     RunState,
     StepEvent,
 )
-from healer.ports.answers import Arriving, OpenIncident
+from healer.ports.answers import Arriving, OpenIncident, Sink
 from healer.ports.callers import Session
 from healer.ports.queries import AuditQuery, IncidentQuery, Queries
-from healer.ports.self_health import Sink
 from tests.support.api import CLUSTER, RULES, incident, save_incident, save_run, snapshot
 from tests.support.console_telemetry import steps_of
 

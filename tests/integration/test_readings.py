@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.sample_reads import PostgresReadings, PostgresSignalReads
-from healer.adapters.postgres.samples import PostgresSamples
+from healer.adapters.postgres.samples import PostgresColumns, PostgresSamples
 from healer.model import Column, Part
 from healer.model.telemetry import Report
 from healer.ports.transactions import LedgerAway

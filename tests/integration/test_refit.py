@@ -8,9 +8,12 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner, Result
 
-from healer.adapters.postgres import unusual
-from healer.adapters.postgres.feature_rows import PostgresFeatures
-from healer.adapters.postgres.model_rows import PostgresModels
+from healer.adapters.postgres.forest_rows import (
+    PostgresFeatures,
+    PostgresModels,
+    forget_unusual,
+    read_unusual,
+)
 from healer.adapters.postgres.tables import audit_records
 from healer.bootstrap.models import ModelKeeper, Process, Refits
 from healer.commands.cli import build
@@ -173,18 +176,18 @@ def test_the_detector_keeps_how_unusual_each_node_is(
     forest._keep(rows[-1])
     keeper._store()
     with fresh_database.connect() as conn:
-        found = unusual.read(conn, CLUSTER, "gpu0007", now)
-        assert unusual.read(conn, CLUSTER, "gpu0007", now + 2 * DAY) is None
-        assert unusual.read(conn, "other", "gpu0007", now) is None
+        found = read_unusual(conn, CLUSTER, "gpu0007", now)
+        assert read_unusual(conn, CLUSTER, "gpu0007", now + 2 * DAY) is None
+        assert read_unusual(conn, "other", "gpu0007", now) is None
     assert found is not None
     assert [one.way for one in found.ways] == ["distance", "forest"]
     assert found.at == rows[-1].at
     forest._keep(rows[-2])
     keeper._store()
     with fresh_database.begin() as conn:
-        newest = unusual.read(conn, CLUSTER, "gpu0007", now)
-        unusual.forget(conn, now + 2 * DAY)
-        assert unusual.read(conn, CLUSTER, "gpu0007", now) is None
+        newest = read_unusual(conn, CLUSTER, "gpu0007", now)
+        forget_unusual(conn, now + 2 * DAY)
+        assert read_unusual(conn, CLUSTER, "gpu0007", now) is None
     assert newest is not None
     assert newest.at == rows[-2].at
 

@@ -3,7 +3,7 @@
 import pytest
 
 from healer.model import Input, InputType, Playbook, Ruleset, RunState, Step, Verb
-from healer.ports.people_commands import RunRequest
+from healer.ports.commanding import RunRequest
 from healer.ports.request_errors import Conflict, Invalid
 from tests.support.command_desk import Desk
 from tests.support.ledgers import CLUSTER, bench_of, facts

@@ -15,12 +15,10 @@ import sqlalchemy as sa
 from healer.adapters.postgres import migrate
 from healer.adapters.postgres import samples as postgres_samples
 from healer.adapters.postgres.arrivals import REST, PostgresUnknownSeries
-from healer.adapters.postgres.checkpoints import PostgresCheckpoints
-from healer.adapters.postgres.columns import PostgresColumns
-from healer.adapters.postgres.inbox import PostgresInbox
+from healer.adapters.postgres.inbox import PostgresCheckpoints, PostgresInbox
 from healer.adapters.postgres.retention import tidy
 from healer.adapters.postgres.sample_reads import PostgresSignalReads
-from healer.adapters.postgres.samples import PostgresSamples, forget, slot_of
+from healer.adapters.postgres.samples import PostgresColumns, PostgresSamples, forget, slot_of
 from healer.embedded.postgres import Postgres
 from healer.model import Column, Component, Observation, ObservationKind, Part, UnknownSeries
 from healer.model.telemetry import Report, StepBatch

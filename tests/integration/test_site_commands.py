@@ -14,7 +14,7 @@ import pytest
 from healer.adapters.commands import runner
 from healer.adapters.commands.command_runs import Commands
 from healer.model import CommandSeen
-from healer.ports.site_commands import CommandFailed, SiteCommands
+from healer.ports.node_exec import CommandFailed, SiteCommands
 from healer.sim.sim_clock import SimClock
 from healer.sim.stores import SimCommands
 from tests.support.wait import wait_until

@@ -15,8 +15,8 @@ import pytest
 
 from healer.adapters import spool as spool_module
 from healer.adapters.spool import FileSpool
-from healer.ports.disk_queue import Spooled
 from healer.ports.request_errors import NoRoom
+from healer.ports.signal_stores import Spooled
 from tests.support.wait import wait_until
 
 
@@ -93,7 +93,7 @@ def test_a_full_disk_leaves_no_half_record(tmp_path: Path) -> None:
     program = f"""
 import resource, signal, sys
 from healer.adapters.spool import FileSpool
-from healer.ports.disk_queue import Spooled
+from healer.ports.signal_stores import Spooled
 from healer.ports.request_errors import NoRoom
 from pathlib import Path
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -121,7 +121,7 @@ def left_by_a_dead_process(folder: Path, count: int) -> None:
     """A process that spools `count` records and is killed by SIGKILL with its files open."""
     program = f"""
 from healer.adapters.spool import FileSpool
-from healer.ports.disk_queue import Spooled
+from healer.ports.signal_stores import Spooled
 from pathlib import Path
 import time
 spool = FileSpool(Path({str(folder / "spool")!r}), segment=1000)

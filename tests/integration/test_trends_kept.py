@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from healer.adapters.postgres.forecast_rows import PostgresTrends
+from healer.adapters.postgres.node_rows import PostgresTrends
 from healer.detection.forecasts import Forecasts
 from healer.detection.tick import Senses
 from healer.model import Column, Part, Ruleset, SlurmNode, SlurmSnapshot

@@ -7,12 +7,13 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres import audit_rows as audit
 from healer.adapters.postgres import outbox
+from healer.adapters.postgres.claims import LedgerParts
 from healer.adapters.postgres.engine import make_engine
 from healer.adapters.postgres.ledger import PostgresLedger
+from healer.adapters.postgres.loops import Waiting
 from healer.adapters.postgres.planning import planning
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import runs
-from healer.adapters.postgres.wake import Waiting
 from healer.engine.tell import plan
 from healer.model import AuditRecord, Message, Notifications, Run, RunState, Severity
 from healer.ports.lease import SENT
@@ -60,7 +61,9 @@ def _waits_as_due(engine: sa.Engine, **values: object) -> bool:
     with engine.begin() as conn:
         conn.execute(sa.update(runs).values(**values))
     snapshots = PostgresSnapshots(engine)
-    ledger = PostgresLedger(engine, CLUSTER, snapshots=snapshots, clock=clock, has_sink=False)
+    ledger = PostgresLedger(
+        LedgerParts(engine=engine, cluster=CLUSTER, snapshots=snapshots, clock=clock, has_sink=False)
+    )
     waiting = Waiting(engine, CLUSTER, clock)
     waits = waiting()
     assert waits == ({"sweep"} if ledger.due_runs(NOW, sent=SENT) else set())

@@ -3,7 +3,7 @@
 import pytest
 
 from healer.model import ScrapeJob
-from healer.ports.pull import Target
+from healer.ports.measurements import Target
 from healer.processes.scraper import NoNode, node_of
 
 

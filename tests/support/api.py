@@ -20,22 +20,21 @@ from healer.adapters.postgres.arrivals import (
     PostgresSenders,
     PostgresUnknownSeries,
 )
-from healer.adapters.postgres.columns import PostgresColumns
+from healer.adapters.postgres.claims import LedgerParts
 from healer.adapters.postgres.engine import make_engine
 from healer.adapters.postgres.events import PostgresEvents
 from healer.adapters.postgres.evidence import PostgresEvidence
-from healer.adapters.postgres.hooks import PostgresHooks
-from healer.adapters.postgres.idempotency import PostgresIdempotency
+from healer.adapters.postgres.gate_facts import PostgresHooks
 from healer.adapters.postgres.inbox import PostgresSignals
 from healer.adapters.postgres.ledger import PostgresLedger
-from healer.adapters.postgres.message_book import PostgresMessageBook
+from healer.adapters.postgres.outbox import PostgresMessageBook
 from healer.adapters.postgres.own_health import pulses
 from healer.adapters.postgres.read_queries import postgres_queries
 from healer.adapters.postgres.rehearsals import PostgresRehearsals
-from healer.adapters.postgres.samples import PostgresSamples
+from healer.adapters.postgres.samples import PostgresColumns, PostgresSamples
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import incidents, runs
-from healer.adapters.postgres.tokens import PostgresTokens
+from healer.adapters.postgres.tokens import PostgresIdempotency, PostgresTokens
 from healer.adapters.system_clock import SystemClock
 from healer.api.app import create_app
 from healer.api.services import Services
@@ -74,6 +73,7 @@ from healer.model import (
 )
 from healer.model.recordings import Recorded, Recordings
 from healer.ports.answers import AuditVerified
+from healer.ports.callers import NewToken
 from healer.sim.sim_slurm import SimScheduler
 from tests.support.wait import wait_until
 
@@ -273,7 +273,11 @@ class Api:
         self.signals = PostgresSignals(self.engine)
         clock = SystemClock()
         self.slurm = SimScheduler(CLUSTER, clock, max(nodes, 1))
-        ledger = PostgresLedger(self.engine, CLUSTER, snapshots=self.snapshots, clock=clock, has_sink=False)
+        ledger = PostgresLedger(
+            LedgerParts(
+                engine=self.engine, cluster=CLUSTER, snapshots=self.snapshots, clock=clock, has_sink=False
+            )
+        )
         commands = Commands({CLUSTER: Site(ledger, self.slurm, lambda _: None)}, self._rules, clock)
         columns = PostgresColumns(self.engine)
         self.samples = PostgresSamples(self.engine, CLUSTER)
@@ -324,7 +328,9 @@ class Api:
 
     def token(self, role: Role | str, **bound: Any) -> str:
         name = bound.pop("name", str(role))
-        return self.tokens.create(role=Role(role), name=name, now=datetime.now(UTC), by="test", **bound)
+        return self.tokens.create(
+            NewToken(role=Role(role), name=name, **bound), now=datetime.now(UTC), by="test"
+        )
 
     def headers(self, role: Role | str, **bound: Any) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.token(role, **bound)}"}

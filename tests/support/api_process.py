@@ -17,6 +17,7 @@ from healer.adapters.postgres.engine import make_engine
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tokens import PostgresTokens
 from healer.model import Role, SlurmNode, SlurmSnapshot
+from healer.ports.callers import NewToken
 from tests.support.processes import clean_environ, free_port
 from tests.support.wait import wait_until
 
@@ -45,7 +46,9 @@ class ApiProcess:
         if key not in self._tokens:
             tokens = PostgresTokens(self.engine, CLUSTER)
             bound = {"name": key} | bound
-            self._tokens[key] = tokens.create(role=Role(role), now=datetime.now(UTC), by="test", **bound)
+            self._tokens[key] = tokens.create(
+                NewToken(role=Role(role), **bound), now=datetime.now(UTC), by="test"
+            )
         return self._tokens[key]
 
     def headers(self, role: str = "signals", **bound: Any) -> dict[str, str]:

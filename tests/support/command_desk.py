@@ -8,7 +8,7 @@ from healer.engine.command import Commands, Site
 from healer.engine.drive import Driver
 from healer.engine.reconciler import Reconciler
 from healer.model import AuditRecord, Decision, Ruleset, RunState
-from healer.ports.people_commands import RunRequest
+from healer.ports.commanding import RunRequest
 from healer.sim.sim_slurm import SimScheduler
 from tests.support.ledgers import CLUSTER, Bench
 from tests.support.loop import name, rules_in

@@ -6,8 +6,20 @@ from datetime import datetime, timedelta
 
 from healer.model import Controller, Incident, Review, Trouble
 from healer.model.telemetry import ScrapeState, TargetState
-from healer.ports.answers import Group, Period, RuleFigures, Saved, Spread, Stats
-from healer.ports.self_health import Backlog, ModelSeen, Own, Queue, Sink, Stored
+from healer.ports.answers import (
+    Backlog,
+    Group,
+    ModelSeen,
+    Own,
+    Period,
+    Queue,
+    RuleFigures,
+    Saved,
+    Sink,
+    Spread,
+    Stats,
+    Stored,
+)
 from tests.support.console_sample import CLUSTER, NOW
 
 

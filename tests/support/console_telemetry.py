@@ -39,10 +39,10 @@ from healer.ports.answers import (
     CheckpointSeen,
     JobErrors,
     JobRows,
+    Queue,
     Requeue,
     RuleRecord,
 )
-from healer.ports.self_health import Queue
 from healer.signals.alert_bodies import Site, alertmanager_observations
 from tests.support.console_sample import CLUSTER, NOW, Story, digest, milliseconds, node_name
 

@@ -14,9 +14,8 @@ from typing import NamedTuple
 import msgspec
 import sqlalchemy as sa
 
-from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.retention import tidy
-from healer.adapters.postgres.samples import PostgresSamples
+from healer.adapters.postgres.samples import PostgresColumns, PostgresSamples
 from healer.detection.tick import Senses
 from healer.model import Observation, Ruleset
 from healer.ports.measurements import Samples

@@ -5,6 +5,7 @@ from datetime import datetime
 import msgspec
 import sqlalchemy as sa
 
+from healer.adapters.postgres.claims import LedgerParts
 from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.ledger import PostgresLedger
 from healer.adapters.postgres.snapshots import PostgresSnapshots
@@ -26,7 +27,9 @@ class Place:
         self.inbox = PostgresInbox(engine, CLUSTER)
         self.snapshots = PostgresSnapshots(engine)
         self.ledger = PostgresLedger(
-            engine, CLUSTER, snapshots=self.snapshots, clock=self.clock, has_sink=False
+            LedgerParts(
+                engine=engine, cluster=CLUSTER, snapshots=self.snapshots, clock=self.clock, has_sink=False
+            )
         )
         self.poked: list[str] = []
         self.waited: list[float] = []

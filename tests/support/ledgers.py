@@ -10,9 +10,10 @@ import pytest
 import sqlalchemy as sa
 
 from healer.adapters.postgres import tables
-from healer.adapters.postgres import verdicts as verdict_rows
 from healer.adapters.postgres.audit_rows import RECORD, record_of
+from healer.adapters.postgres.claims import LedgerParts
 from healer.adapters.postgres.inbox import PostgresInbox
+from healer.adapters.postgres.incident_rows import verdicts_of
 from healer.adapters.postgres.ledger import PostgresLedger
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.model import (
@@ -116,12 +117,14 @@ class PostgresBench:
         self.clock = SimClock(START)
         self.snapshots = PostgresSnapshots(engine)
         self.ledger = PostgresLedger(
-            engine,
-            CLUSTER,
-            snapshots=self.snapshots,
-            clock=self.clock,
-            has_sink=False,
-            stopwatch=lambda: self.clock.now().timestamp(),
+            LedgerParts(
+                engine=engine,
+                cluster=CLUSTER,
+                snapshots=self.snapshots,
+                clock=self.clock,
+                has_sink=False,
+                stopwatch=lambda: self.clock.now().timestamp(),
+            )
         )
 
     def show(self, snapshot: SlurmSnapshot) -> None:
@@ -143,7 +146,7 @@ class PostgresBench:
 
     def verdicts(self, incident: str) -> list[VerdictAt]:
         with self.engine.connect() as conn:
-            return verdict_rows.of(conn, incident)
+            return verdicts_of(conn, incident)
 
     def save(self, checkpoint: Observation) -> None:
         PostgresInbox(self.engine, CLUSTER).add([checkpoint])

@@ -11,8 +11,8 @@ from datetime import datetime, timedelta
 
 from healer.model import Power, ResetKind
 from healer.model.node import OFF, ON
-from healer.ports.bmc import BmcError, BmcUnavailable
 from healer.ports.clock import Clock
+from healer.ports.node_exec import BmcError, BmcUnavailable
 
 __all__ = ["SimBmc"]
 

@@ -24,6 +24,7 @@ from healer.adapters.postgres.tokens import PostgresTokens
 from healer.embedded import running
 from healer.embedded.embedded_slurm import RealSlurm
 from healer.model import Role, SlurmJob, SlurmNode
+from healer.ports.callers import NewToken
 from tests.support import slurm as slurm_support
 from tests.support.slurm import real_slurm  # noqa: F401 - a fixture
 from tests.support.stack import scratch_folder
@@ -125,7 +126,7 @@ class Site:
         try:
             now = datetime.now(UTC)
             return PostgresTokens(db, CLUSTER).create(
-                role=Role(role), name=name or f"test {role}", now=now, by="test", node=node, job=job
+                NewToken(role=Role(role), name=name or f"test {role}", node=node, job=job), now=now, by="test"
             )
         finally:
             db.dispose()

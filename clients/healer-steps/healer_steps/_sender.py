@@ -13,9 +13,12 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Callable, Optional, Tuple
 
-from healer_steps._environ import Settings
+from healer.playbooks.advance import taken
+from healer.settings import Settings
+from healer.sim.replay_signals import CHECKPOINTS
+
 from healer_steps._fork import begins_anew
-from healer_steps._post import CHECKPOINTS, Post, Sample, taken
+from healer_steps._post import Post, Sample
 
 log = logging.getLogger("healer_steps")
 

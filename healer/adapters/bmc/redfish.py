@@ -20,7 +20,7 @@ import structlog
 from healer import __version__
 from healer.adapters.webhook import system_words
 from healer.model import Power, ResetKind
-from healer.ports.bmc import BmcError, BmcUnavailable
+from healer.ports.node_exec import BmcError, BmcUnavailable
 
 log = structlog.get_logger()
 

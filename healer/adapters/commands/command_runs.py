@@ -9,7 +9,7 @@ from pathlib import Path
 
 from healer.adapters.commands import runner
 from healer.model import CommandSeen
-from healer.ports.site_commands import CommandFailed
+from healer.ports.node_exec import CommandFailed
 
 #: To start the runner: less than an effect may take.
 START_S = 4.0

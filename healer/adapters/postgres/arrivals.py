@@ -1,13 +1,15 @@
-"""Who sends what, what of it is not stored and what has no place, and what scrapers told last."""
+"""Who sends what, what of it is not stored and what has no place, and what scrapers reported last."""
 
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 
-from healer.adapters.postgres.engine import reading, storable, translated
+from healer.adapters.postgres.engine import OnDatabase, reading, storable, translated
+from healer.adapters.postgres.rows import matches, read_structs, upsert
 from healer.adapters.postgres.tables import losses, scrapes, senders, unknown_series
 from healer.model import Loss, LossReason, ScrapeState, Sender, UnknownSeries
 
@@ -25,88 +27,63 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ScrapeState).decode
 
 
-class PostgresLosses:
+class PostgresLosses(OnDatabase):
     """`healer.ports.signal_stores.LossBook`. Bounded by who may send: all else are closed lists."""
 
-    def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
-
     def add(self, told: Sequence[Loss]) -> None:
-        rows = sorted(told, key=lambda one: (one.cluster, one.source, one.reason, one.who))
+        rows = sorted(told, key=lambda loss: (loss.cluster, loss.source, loss.reason, loss.who))
         with translated(), self._engine.begin() as conn:
-            for one in rows:  # in one order, so that two processes never wait for each other
-                row = msgspec.structs.asdict(one)
-                row["reason"] = one.reason.value
-                row["example"] = storable(one.example)[:500]
+            for loss in rows:  # in one order, so that two processes never wait for each other
+                row = msgspec.structs.asdict(loss)
+                row["reason"] = loss.reason.value
+                row["example"] = storable(loss.example)[:500]
                 statement = insert(losses).values(**row)
                 fresh = statement.excluded
-                conn.execute(
-                    statement.on_conflict_do_update(
-                        index_elements=list(_LOSS_KEY),
-                        set_={
-                            "count": losses.c.count + fresh.count,
-                            "last_seen": sa.func.greatest(losses.c.last_seen, fresh.last_seen),
-                            "example": fresh.example,
-                        },
-                    )
-                )
+                values = {**_added(losses, fresh, "count"), "example": fresh.example}
+                conn.execute(statement.on_conflict_do_update(index_elements=list(_LOSS_KEY), set_=values))
 
     def losses(self, clusters: Sequence[str] | None, limit: int) -> list[Loss]:
-        wanted = sa.select(losses).order_by(
-            losses.c.last_seen.desc(), *(losses.c[name] for name in _LOSS_KEY)
-        )
-        if clusters is not None:
-            wanted = wanted.where(losses.c.cluster.in_(clusters))
+        wanted = _latest(losses, clusters, _LOSS_KEY)
         with reading(self._engine) as conn:
-            rows = conn.execute(wanted.limit(limit))
+            rows = conn.execute(wanted.limit(limit)).mappings()
             return [
-                Loss(**{**row._mapping, "reason": LossReason(row.reason)})
+                Loss(**{**row, "reason": LossReason(row["reason"])})
                 for row in rows
-                if row.reason in LossReason.__members__
+                if row["reason"] in LossReason.__members__
             ]
 
 
-class PostgresSenders:
+class PostgresSenders(OnDatabase):
     """`healer.ports.signal_stores.SenderBook`. Rows of tokens that send no more stay for a week:
     `retention`."""
-
-    def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
 
     def add(self, told: Sequence[Sender]) -> None:
         if not told:
             return
         # In one order, so that two processes never wait for each other.
-        rows = sorted(told, key=lambda one: (one.cluster, one.who, one.source))
+        rows = sorted(told, key=lambda sender: (sender.cluster, sender.who, sender.source))
         columns = list(senders.c)
         arrays = [
-            sa.cast([getattr(one, column.name) for one in rows], ARRAY(column.type)) for column in columns
+            sa.cast([getattr(sender, column.name) for sender in rows], ARRAY(column.type))
+            for column in columns
         ]
         fresh = sa.func.unnest(*arrays).table_valued(*(column.name for column in columns)).render_derived()
-        statement = insert(senders).from_select([one.name for one in columns], sa.select(*fresh.c))
+        statement = insert(senders).from_select([column.name for column in columns], sa.select(*fresh.c))
         new = statement.excluded
-        once = statement.on_conflict_do_update(
-            index_elements=list(_SENDER_KEY),
-            set_={
-                "requests": senders.c.requests + new.requests,
-                "bytes": senders.c.bytes + new.bytes,
-                "node": new.node,
-                "last_seen": sa.func.greatest(senders.c.last_seen, new.last_seen),
-            },
-        )
+        values = {**_added(senders, new, "requests", "bytes"), "node": new.node}
+        once = statement.on_conflict_do_update(index_elements=list(_SENDER_KEY), set_=values)
         with translated(), self._engine.begin() as conn:
             conn.execute(once)
 
     def senders(self, clusters: Sequence[str] | None, limit: int, *, node: str | None = None) -> list[Sender]:
-        wanted = sa.select(senders).order_by(
-            senders.c.last_seen.desc(), *(senders.c[name] for name in _SENDER_KEY)
-        )
-        if clusters is not None:
-            wanted = wanted.where(senders.c.cluster.in_(clusters))
-        if node is not None:
-            wanted = wanted.where(senders.c.node == node)
+        wanted = _latest(senders, clusters, _SENDER_KEY).where(matches(senders.c.node, node))
         with reading(self._engine) as conn:
-            return [Sender(**row._mapping) for row in conn.execute(wanted.limit(limit))]
+            return read_structs(conn, wanted.limit(limit), Sender)
+
+
+def _latest(table: sa.Table, clusters: Sequence[str] | None, key: Sequence[str]) -> sa.Select:
+    order = table.c.last_seen.desc(), *(table.c[name] for name in key)
+    return sa.select(table).where(matches(table.c.cluster, clusters)).order_by(*order)
 
 
 class PostgresUnknownSeries:
@@ -116,86 +93,72 @@ class PostgresUnknownSeries:
         self._engine, self._most = engine, most
 
     def add(self, series: Sequence[UnknownSeries]) -> None:
-        clusters = sorted({one.cluster for one in series})
+        clusters = sorted({entry.cluster for entry in series})
         with translated(), self._engine.begin() as conn:
             for cluster in clusters:
                 lock = sa.text("SELECT pg_advisory_xact_lock(:kind, hashtext(:cluster))")
                 conn.execute(lock, {"kind": _LOCK, "cluster": cluster})
                 names = sa.select(unknown_series.c.name).where(unknown_series.c.cluster == cluster)
                 known = set(conn.execute(names).scalars())
-                for row in _bounded([one for one in series if one.cluster == cluster], known, self._most):
+                for row in _bounded(
+                    [entry for entry in series if entry.cluster == cluster], known, self._most
+                ):
                     _add(conn, row)
 
     def series(self, clusters: Sequence[str] | None, limit: int) -> list[UnknownSeries]:
-        """The most frequent first; None: of all clusters."""
-        wanted = sa.select(unknown_series).order_by(
-            unknown_series.c.count.desc(), unknown_series.c.cluster, unknown_series.c.name
-        )
-        if clusters is not None:
-            wanted = wanted.where(unknown_series.c.cluster.in_(clusters))
+        table = unknown_series.c
+        wanted = sa.select(unknown_series).where(matches(table.cluster, clusters))
+        wanted = wanted.order_by(table.count.desc(), table.cluster, table.name).limit(limit)
         with reading(self._engine) as conn:
-            return [UnknownSeries(**row._mapping) for row in conn.execute(wanted.limit(limit))]
+            return read_structs(conn, wanted, UnknownSeries)
 
 
 def _bounded(series: Sequence[UnknownSeries], known: set[str], most: int) -> list[UnknownSeries]:
     """Sorted by name, as two processes must; names beyond the bound are one row."""
     kept: dict[str, UnknownSeries] = {}
     left = most - len(known - {REST})
-    for one in sorted(series, key=lambda one: one.name):
-        told = msgspec.structs.replace(one, name=storable(one.name))
-        if told.name not in known:
+    for entry in sorted(series, key=lambda entry: entry.name):
+        named = msgspec.structs.replace(entry, name=storable(entry.name))
+        if named.name not in known:
             if left > 0:
                 left -= 1
-                known.add(told.name)
+                known.add(named.name)
             else:
-                told = msgspec.structs.replace(one, name=REST, why=f"more than {most} names", example={})
-        before = kept.get(told.name)
-        kept[told.name] = msgspec.structs.replace(told, count=told.count + (before.count if before else 0))
+                named = msgspec.structs.replace(entry, name=REST, why=f"more than {most} names", example={})
+        before = kept.get(named.name)
+        kept[named.name] = msgspec.structs.replace(named, count=named.count + (before.count if before else 0))
     return [kept[name] for name in sorted(kept)]
 
 
-def _add(conn: sa.Connection, one: UnknownSeries) -> None:
-    row = msgspec.structs.asdict(one)
-    row["why"] = storable(one.why)
-    row["example"] = {storable(key): storable(str(value)) for key, value in one.example.items()}
+def _add(conn: sa.Connection, entry: UnknownSeries) -> None:
+    row = msgspec.structs.asdict(entry)
+    row["why"] = storable(entry.why)
+    row["example"] = {storable(key): storable(str(value)) for key, value in entry.example.items()}
     statement = insert(unknown_series).values(**row)
-    conn.execute(
-        statement.on_conflict_do_update(
-            index_elements=["cluster", "name"],
-            set_={
-                "why": statement.excluded.why,
-                "count": unknown_series.c.count + statement.excluded.count,
-                "last_seen": sa.func.greatest(unknown_series.c.last_seen, statement.excluded.last_seen),
-                "example": statement.excluded.example,
-            },
-        )
-    )
+    fresh = statement.excluded
+    values = {**_added(unknown_series, fresh, "count"), "why": fresh.why, "example": fresh.example}
+    conn.execute(statement.on_conflict_do_update(index_elements=["cluster", "name"], set_=values))
 
 
-class PostgresScrapes:
-    """`healer.ports.pull.ScrapeBook`."""
+def _added(table: sa.Table, fresh: Any, *counts: str) -> dict[str, Any]:
+    """These counts added to what is there, and when it was last seen."""
+    last = {"last_seen": sa.func.greatest(table.c.last_seen, fresh.last_seen)}
+    return {name: table.c[name] + fresh[name] for name in counts} | last
 
-    def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
+
+class PostgresScrapes(OnDatabase):
+    """`healer.ports.measurements.ScrapeBook`."""
 
     def put(self, state: ScrapeState) -> None:
-        statement = insert(scrapes).values(
-            cluster=state.cluster, at=state.at, body=zlib.compress(_encode(state), 1)
-        )
-        fresh = statement.excluded
+        row = {"at": state.at, "body": zlib.compress(_encode(state), 1)}
         with translated(), self._engine.begin() as conn:
-            # The next one comes in some seconds: nobody waits for the disk.
+            # The next one comes in some seconds: no one waits for the disk.
             conn.execute(sa.text("SET LOCAL synchronous_commit = off"))
-            conn.execute(
-                statement.on_conflict_do_update(
-                    index_elements=["cluster"], set_={"at": fresh.at, "body": fresh.body}
-                )
-            )
+            conn.execute(upsert(scrapes, {"cluster": state.cluster}, row))
 
     def states(self, clusters: Sequence[str] | None) -> list[ScrapeState]:
-        wanted = sa.select(scrapes.c.body).order_by(scrapes.c.cluster)
-        if clusters is not None:
-            wanted = wanted.where(scrapes.c.cluster.in_(clusters))
+        mine = matches(scrapes.c.cluster, clusters)
+        wanted = sa.select(scrapes.c.body).where(mine).order_by(scrapes.c.cluster)
         with reading(self._engine) as conn:
             return read_states(conn, wanted)
 

@@ -1,21 +1,32 @@
-"""The audit in PostgreSQL: its records, the chain of the sealer, and the whole of it read back."""
+"""The audit in PostgreSQL: its records, the chain of the sealer, lists for people, and the feed of events."""
 
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import DBAPIError
 
-from healer.adapters.postgres.engine import storable, storable_text
-from healer.adapters.postgres.tables import audit_chain, audit_checkpoints, audit_records, audit_unsealed
+from healer.adapters.postgres.engine import OnDatabase, reading, storable, storable_text
+from healer.adapters.postgres.rows import begins, matches, pick
+from healer.adapters.postgres.tables import (
+    audit_chain,
+    audit_checkpoints,
+    audit_records,
+    audit_unsealed,
+    event_feed,
+)
 from healer.model import AuditRecord, Checkpoint
 from healer.model.run import Link
+from healer.ports.answers import ChainState, Page
 from healer.ports.audit_store import ChainHead
+from healer.ports.outbound import Fed
+from healer.ports.queries import AuditQuery, decode_cursor, encode_cursor
 
 #: `pg_try_advisory_lock` key of the one sealer: the bytes of "healaudi".
 SEALER_LOCK = int.from_bytes(b"healaudi", "big")
@@ -27,13 +38,9 @@ SELECT one->>'cluster', (one->>'at')::timestamptz, one->>'actor', one->>'verb', 
 FROM jsonb_array_elements(CAST(:rows AS jsonb)) WITH ORDINALITY AS given (one, place) ORDER BY place
 """)
 # The data is read as text and decoded by msgspec: one decoder for sealing, verifying and exporting.
-RECORD = (
-    audit_records.c.id,
-    audit_records.c.cluster,
-    audit_records.c.at,
-    audit_records.c.actor,
-    audit_records.c.verb,
-    audit_records.c.subject,
+_OWN = ("id", "cluster", "at", "actor", "verb", "subject")
+RECORD: tuple[Any, ...] = (
+    *(audit_records.c[name] for name in _OWN),
     sa.cast(audit_records.c.data, sa.Text).label("text"),
 )
 _is_chained = sa.exists().where(audit_chain.c.record == audit_records.c.id)
@@ -68,16 +75,8 @@ def _row(record: AuditRecord) -> dict[str, object]:
 
 def record_of(row: Sequence[Any]) -> AuditRecord:
     """The record of a row of `RECORD`."""
-    number, cluster, at, actor, verb, subject, text = row
-    return AuditRecord(
-        id=number,
-        cluster=cluster,
-        at=at,
-        actor=actor,
-        verb=verb,
-        subject=subject,
-        data=msgspec.json.decode(text),
-    )
+    *own, text = row
+    return AuditRecord(**dict(zip(_OWN, own, strict=True)), data=msgspec.json.decode(text))
 
 
 # --- the chain
@@ -126,11 +125,9 @@ class PostgresChain:
             return [record_of(row) for row in conn.execute(waiting)]
 
     def add(self, links: Sequence[Link]) -> None:
-        rows = [
-            {"cluster": at.cluster, "seq": at.seq, "record": at.record_id, "prev": at.prev, "hash": at.hash}
-            for at in links
-        ]
-        numbers = sa.literal([at.record_id for at in links], sa.ARRAY(sa.BigInteger))
+        names = ("cluster", "seq", "prev", "hash")
+        rows = [pick(link, *names) | {"record": link.record_id} for link in links]
+        numbers = sa.literal([link.record_id for link in links], sa.ARRAY(sa.BigInteger))
         sealed = audit_unsealed.c.record.in_(sa.select(sa.func.unnest(numbers)))
         with self._resting() as conn:
             conn.execute(sa.insert(audit_chain), rows)
@@ -154,8 +151,8 @@ class PostgresChain:
             return checkpoints_of(conn)
 
     def add_checkpoint(self, checkpoint: Checkpoint) -> None:
-        bytes_of = {name: bytes.fromhex(getattr(checkpoint, name)) for name in ("hash", "signature")}
-        row = msgspec.structs.asdict(checkpoint) | bytes_of
+        row = msgspec.structs.asdict(checkpoint)
+        row |= {name: bytes.fromhex(row[name]) for name in ("hash", "signature")}
         with self._resting() as conn:
             conn.execute(sa.insert(audit_checkpoints).values(row))
 
@@ -240,15 +237,119 @@ def heads_of(conn: sa.Connection) -> dict[str, ChainHead]:
 def checkpoints_of(conn: sa.Connection) -> list[Checkpoint]:
     """All checkpoints by cluster and seq."""
     table = audit_checkpoints.c
-    rows = conn.execute(sa.select(audit_checkpoints).order_by(table.cluster, table.seq))
     return [
-        Checkpoint(
-            cluster=row.cluster,
-            seq=row.seq,
-            hash=row.hash.hex(),
-            at=row.at.astimezone(UTC),
-            key=row.key,
-            signature=row.signature.hex(),
-        )
-        for row in rows
+        _checkpoint(row)
+        for row in conn.execute(sa.select(audit_checkpoints).order_by(table.cluster, table.seq))
     ]
+
+
+def _checkpoint(row: sa.Row) -> Checkpoint:
+    own = {"cluster": row.cluster, "seq": row.seq, "at": row.at.astimezone(UTC), "key": row.key}
+    return Checkpoint(**own, hash=row.hash.hex(), signature=row.signature.hex())
+
+
+# --- lists for people
+
+
+class PostgresAudit(OnDatabase):
+    """`healer.ports.queries.AuditQueries`."""
+
+    def page(self, query: AuditQuery, *, limit: int, cursor: str | None = None) -> Page[AuditRecord]:
+        statement = (
+            sa.select(*RECORD, audit_chain.c.seq, audit_chain.c.prev, audit_chain.c.hash)
+            .outerjoin(audit_chain, audit_chain.c.record == audit_records.c.id)
+            .where(*_asked(query))
+            .order_by(audit_records.c.id.desc())
+            .limit(limit + 1)
+        )
+        if cursor is not None:
+            (last,) = decode_cursor(cursor, tuple[int])
+            statement = statement.where(audit_records.c.id < min(last, 2**63 - 1))
+        with reading(self._engine) as conn:
+            rows = conn.execute(statement).all()
+        more = encode_cursor(rows[limit - 1].id) if len(rows) > limit else None
+        return Page(items=[_sealed(row) for row in rows[:limit]], next_cursor=more)
+
+    def chain(self, cluster: str) -> ChainState:
+        unsealed = audit_unsealed.join(audit_records, audit_records.c.id == audit_unsealed.c.record)
+        waiting = sa.select(sa.func.count()).select_from(unsealed).where(audit_records.c.cluster == cluster)
+        table = audit_checkpoints.c
+        newest = sa.select(audit_checkpoints).where(table.cluster == cluster).order_by(table.seq.desc())
+        with reading(self._engine) as conn:
+            head = head_of(conn, cluster) or ChainHead(0, b"")
+            signed = conn.execute(newest.limit(1)).first()
+            return ChainState(
+                cluster=cluster,
+                seq=head.seq,
+                hash=head.hash.hex(),
+                unsealed=conn.execute(waiting).scalar_one(),
+                checkpoint=None if signed is None else _checkpoint(signed),
+            )
+
+
+def _asked(query: AuditQuery) -> Iterator[sa.ColumnElement[bool]]:
+    record = audit_records.c
+    yield matches(record.cluster, query.clusters)
+    yield matches(record.actor, query.actor or None)
+    if query.verb:
+        yield begins(record.verb, query.verb)
+    if query.subject:
+        yield begins(record.subject, query.subject)
+    yield matches(record.subject, query.subjects or None)
+    if query.people_since is not None:
+        yield record.actor != "healer"
+        yield record.id > _last_before(query.people_since)
+        yield from (~begins(record.verb, one) for one in query.but)
+
+
+def _last_before(moment: datetime) -> sa.ColumnElement[int]:
+    """The last record before then, found from the end: a filter by `at` would walk the whole trail."""
+    older = sa.select(audit_records.c.id).where(audit_records.c.at < moment)
+    return sa.func.coalesce(older.order_by(audit_records.c.id.desc()).limit(1).scalar_subquery(), 0)
+
+
+def _sealed(row: sa.Row) -> AuditRecord:
+    """With its link, where it has one."""
+    *record, seq, prev, made = row
+    if seq is None:
+        return record_of(record)
+    return msgspec.structs.replace(record_of(record), seq=seq, prev=prev.hex(), hash=made.hex())
+
+
+# --- the feed of events. The audit's chain is its outbox: a record is there once what it tells of is
+# committed, and is never changed. Only how far the sink has come is stored.
+
+
+class PostgresEventFeed:
+    """`healer.ports.outbound.EventFeed`."""
+
+    def __init__(self, engine: sa.Engine, cluster: str) -> None:
+        self._engine, self.cluster = engine, cluster
+
+    def position(self) -> Fed:
+        table = event_feed.c
+        wanted = sa.select(table.seq, table.tries, table.next_try_at).where(table.cluster == self.cluster)
+        with self._engine.begin() as conn:
+            fed = conn.execute(wanted).first()
+            if fed is None:
+                head = head_of(conn, self.cluster)
+                begin = insert(event_feed).values(cluster=self.cluster, seq=head.seq if head else 0)
+                conn.execute(begin.on_conflict_do_nothing())
+                fed = conn.execute(wanted).one()
+        return Fed(*fed)
+
+    def next(self, after: int) -> tuple[int, AuditRecord] | None:
+        with self._engine.connect() as conn:
+            row = conn.execute(
+                sa.select(audit_chain.c.seq, *RECORD)
+                .select_from(audit_chain.join(audit_records, audit_records.c.id == audit_chain.c.record))
+                .where(audit_chain.c.cluster == self.cluster, audit_chain.c.seq > after)
+                .order_by(audit_chain.c.seq)
+                .limit(1)
+            ).first()
+        return None if row is None else (row[0], record_of(row[1:]))
+
+    def note(self, before: int, fed: Fed) -> None:
+        mine = (event_feed.c.cluster == self.cluster, event_feed.c.seq == before)
+        with self._engine.begin() as conn:
+            conn.execute(sa.update(event_feed).where(*mine).values(fed._asdict()))

@@ -1,10 +1,12 @@
-"""How healer talks to PostgreSQL: one engine per process, and errors translated at its edge."""
+"""How healer talks to PostgreSQL: one engine for a process, its errors translated, common transactions."""
 
 import json
 import math
-from collections.abc import Callable, Iterator
+import select
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import psycopg
@@ -12,6 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from healer.ports.commanding import ALONE
 from healer.ports.request_errors import DiskFull, Invalid, Unavailable, Unstorable
 from healer.ports.transactions import LedgerAway
 
@@ -22,7 +25,7 @@ def make_engine(
     """An engine for `url` (`postgresql://…`; the driver is always psycopg 3).
 
     `name` is what `pg_stat_activity` shows. No connection is made here. A connection that went bad is
-    replaced when it is taken from the pool, so a restarted PostgreSQL costs nobody an error.
+    replaced when it is taken from the pool, so a restarted PostgreSQL costs no caller an error.
     """
     parsed = sa.make_url(url).set(drivername="postgresql+psycopg")
     return sa.create_engine(
@@ -78,7 +81,7 @@ class OwnConnection:
         engine: sa.Engine,
         *,
         prepare_threshold: int = 5,
-        begin: Callable[[psycopg.Connection], None] | None = None,
+        begin: Callable[[psycopg.Connection], object] | None = None,
     ) -> None:
         self._engine, self._prepare_threshold, self._begin = engine, prepare_threshold, begin
         self._connection: psycopg.Connection | None = None
@@ -156,16 +159,37 @@ def unstored(error: Exception) -> Unavailable | Unstorable:
 def translated() -> Iterator[None]:
     """Turns "the database is away" into Unavailable, and text it cannot hold into Invalid."""
     try:
-        yield
+        with _away_as(Unavailable):
+            yield
     except DataError as error:
         raise Invalid("request", "a value cannot be stored: " + _first_line(error)) from error
+
+
+@contextmanager
+def ledger_errors() -> Iterator[None]:
+    """Turns "the database is away" into LedgerAway, for the loops that know what to do then."""
+    with _away_as(LedgerAway):
+        yield
+
+
+@contextmanager
+def _away_as(kind: type[Exception]) -> Iterator[None]:
+    try:
+        yield
     except (OperationalError, InterfaceError, PoolTimeout) as error:
-        raise Unavailable("the database does not answer: " + _first_line(error)) from error
+        raise kind("the database does not answer: " + _first_line(error)) from error
     except DBAPIError as error:
         state = getattr(error.orig, "sqlstate", None) or ""
         if error.connection_invalidated or state.startswith(_AWAY):
-            raise Unavailable("the database does not answer: " + _first_line(error)) from error
+            raise kind("the database does not answer: " + _first_line(error)) from error
         raise
+
+
+class OnDatabase:
+    """Reads and writes over one engine."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._engine = engine
 
 
 @contextmanager
@@ -175,21 +199,155 @@ def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
         yield conn
 
 
-@contextmanager
-def ledger_errors() -> Iterator[None]:
-    """Turns "the database is away" into LedgerAway, for the loops that know what to do then."""
-    try:
-        yield
-    except (OperationalError, InterfaceError, PoolTimeout) as error:
-        raise LedgerAway("the database does not answer: " + _first_line(error)) from error
-    except DBAPIError as error:
-        state = getattr(error.orig, "sqlstate", None) or ""
-        if error.connection_invalidated or state.startswith(_AWAY):
-            raise LedgerAway("the database does not answer: " + _first_line(error)) from error
-        raise
-
-
 def _first_line(error: Exception) -> str:
     cause = getattr(error, "orig", None) or error
     text = str(cause).strip()
     return text.splitlines()[0] if text else type(cause).__name__
+
+
+T = TypeVar("T")
+
+#: So many go together at most: the last one of them waits for all.
+TOGETHER_MAX = 64
+
+
+class _Waiting(Generic[T]):
+    """One item, and its caller's place in the row."""
+
+    def __init__(self, item: T, *, awaited: bool) -> None:
+        self.item, self.awaited = item, awaited
+        self.result: object = None
+        self.done = False
+        # A bare lock: an Event is four of them and a queue, for each write of each run.
+        self._turn = threading.Lock()
+        self._turn.acquire()
+
+    def wait(self) -> None:
+        """Until it is done or has the turn."""
+        self._turn.acquire()
+
+    def wake(self) -> None:
+        """By whoever is at work, and so by one thread at a time; it may come again for the same item."""
+        if self._turn.locked():
+            self._turn.release()
+
+
+class Lane(Generic[T]):
+    """Work for one connection that goes together: what comes while a transaction runs is the next one.
+
+    A transaction costs a dozen round trips and an fsync, whether it speaks of one run or of fifty. So whoever
+    has something to do here puts it down; if no one is at work it takes all that lies there and does it, else
+    it waits for whoever is. Alone, it costs no more than a transaction of its own, and waits for nothing.
+
+    `work` carries items out on the connection and commits: a result for each, or the error that it is.
+
+    An item whose result is ALONE gets a turn of its own. What is refused together is tried one by one, so
+    that no item suffers from another: `work` must bear to be called again with an item whose transaction was
+    rolled back.
+    """
+
+    def __init__(
+        self, engine: sa.Engine, work: Callable[[sa.Connection, Sequence[T]], Sequence[object]]
+    ) -> None:
+        self._engine, self._work = engine, work
+        self._lock = threading.Lock()
+        self._row: list[_Waiting[T]] = []
+        self._busy = False
+        self._connection: sa.Connection | None = None
+        #: Grows with each connection: what a session held is lost with it.
+        self.session = 0
+
+    def do(self, item: T) -> Any:
+        """Returns the item's result, once it is committed, or raises its error."""
+        mine = _Waiting(item, awaited=True)
+        if not self._leads(mine):
+            mine.wait()
+        if not mine.done:
+            self._serve()
+        if isinstance(mine.result, BaseException):
+            raise mine.result
+        return mine.result
+
+    def post(self, item: T) -> None:
+        """The same for what no one waits for. It is done when this returns, or goes with the next."""
+        if self._leads(_Waiting(item, awaited=False)):
+            self._serve()
+
+    def _leads(self, mine: _Waiting[T]) -> bool:
+        with self._lock:
+            self._row.append(mine)
+            if self._busy:
+                return False
+            self._busy = True
+            return True
+
+    def _serve(self) -> None:
+        """One turn, for all that wait; then the first who came meanwhile has the next."""
+        while True:
+            with self._lock:
+                served, self._row = self._row[:TOGETHER_MAX], self._row[TOGETHER_MAX:]
+            for entry, result in zip(served, self._results([entry.item for entry in served]), strict=True):
+                entry.result, entry.done = result, True
+                entry.wake()
+            with self._lock:
+                following = next((entry for entry in self._row if entry.awaited), None)
+                if following is not None:
+                    following.wake()
+                    return
+                if not self._row:
+                    self._busy = False
+                    return
+
+    def _results(self, items: list[T]) -> Sequence[object]:
+        try:
+            results = self._carried(items)
+        except BaseException as error:
+            if self._connection is None or len(items) == 1 or not isinstance(error, Exception):
+                return [error] * len(items)
+            results = [ALONE] * len(items)
+        pairs = zip(items, results, strict=True)
+        return [self._alone(item) if result is ALONE else result for item, result in pairs]
+
+    def _alone(self, item: T) -> object:
+        try:
+            return self._carried([item])[0]
+        except Exception as error:
+            return error
+
+    def _carried(self, items: list[T]) -> Sequence[object]:
+        connection = self._connected()
+        try:
+            return self._work(connection, items)
+        except BaseException as error:
+            if connection.invalidated or not isinstance(error, Exception):
+                self.close()
+            else:
+                connection.rollback()
+            raise
+
+    def _connected(self) -> sa.Connection:
+        if self._connection is not None and _is_gone(self._connection):
+            self.close()
+        if self._connection is None:
+            self._connection = self._engine.connect()
+            self.session += 1
+        return self._connection
+
+    def close(self) -> None:
+        """Ends the session. Only while nothing is under way."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.invalidate()
+            connection.close()
+
+
+def _is_gone(connection: sa.Connection) -> bool:
+    """The server ended the session while nothing was asked of it: there is something to be read."""
+    if connection.invalidated:
+        return True
+    driver = connection.connection.driver_connection
+    if not isinstance(driver, psycopg.Connection) or driver.closed:
+        return True
+    readable = select.poll()
+    readable.register(driver.fileno(), select.POLLIN)
+    return bool(readable.poll(0))

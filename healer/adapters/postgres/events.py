@@ -14,11 +14,12 @@ import psycopg
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
+from healer.adapters.postgres.engine import own_connection
 from healer.ports.answers import Event
 
 CHANNEL = "healer_events"
 KEPT = 2_000
-#: Events one listener may be behind; then it is told to read all anew.
+#: Events one listener may be behind; then it has to read all again.
 QUEUE = 500
 SILENCE_S = 15.0
 _RECONNECT_S = 0.5
@@ -113,15 +114,9 @@ class PostgresEvents:
                 self._closed.wait(_RECONNECT_S)
 
     def _follow(self) -> None:
-        pooled = self._engine.raw_connection()
-        connection = pooled.driver_connection
-        pooled.detach()
-        assert isinstance(connection, psycopg.Connection)
-        with connection:
-            connection.rollback()
-            connection.autocommit = True
+        with own_connection(self._engine) as connection:
             connection.execute(f"LISTEN {CHANNEL}")
-            # Whatever happened while nobody listened is unknown: what was kept no longer has a past.
+            # Whatever happened while no one listened is unknown: what was kept no longer has a past.
             with self._lock:
                 behind = self._kept[-1].id if self._kept else None
                 self._kept.clear()
@@ -130,8 +125,8 @@ class PostgresEvents:
             self._listening.set()
             while not self._closed.is_set():
                 for notice in connection.notifies(timeout=1.0, stop_after=1):
-                    told = msgspec.json.decode(notice.payload, type=_Payload)
-                    self._tell(Event(id=told.seq, kind=told.kind, data=told.data))
+                    payload = msgspec.json.decode(notice.payload, type=_Payload)
+                    self._tell(Event(id=payload.seq, kind=payload.kind, data=payload.data))
 
     def _tell(self, event: Event, *, keep: bool = True) -> None:
         with self._lock:

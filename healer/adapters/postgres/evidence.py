@@ -11,10 +11,11 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from healer.adapters.postgres.engine import ledger_errors
+from healer.adapters.postgres.engine import OnDatabase, ledger_errors
+from healer.adapters.postgres.rows import matches, pick, read_doc, read_docs
 from healer.adapters.postgres.tables import evidence, evidence_pieces
 from healer.model import EvidenceFile
-from healer.ports.evidence_book import EvidenceBroken
+from healer.ports.node_exec import EvidenceBroken
 
 #: A repair and its warranty claim are over by then.
 KEPT = timedelta(days=90)
@@ -24,11 +25,8 @@ MOST_BYTES = 2 * 1024**3
 LOW_BYTES = MOST_BYTES // 16
 
 
-class PostgresEvidence:
-    """`healer.ports.evidence_book.EvidenceBook`."""
-
-    def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
+class PostgresEvidence(OnDatabase):
+    """`healer.ports.node_exec.EvidenceBook`."""
 
     def stored(self, file: str) -> int:
         last = (
@@ -43,11 +41,7 @@ class PostgresEvidence:
     def add(self, file: EvidenceFile, start: int, data: bytes) -> None:
         with ledger_errors(), self._engine.begin() as conn:
             head = insert(evidence).values(
-                id=file.id,
-                cluster=file.cluster,
-                incident=file.incident,
-                run=file.run,
-                at=file.at,
+                **pick(file, "id", "cluster", "incident", "run", "at"),
                 size_bytes=file.bundle.size_bytes,
                 finished=False,
                 doc=msgspec.to_builtins(file),
@@ -78,8 +72,7 @@ class PostgresEvidence:
     def file(self, file: str) -> EvidenceFile | None:
         query = sa.select(evidence.c.doc).where(evidence.c.finished, evidence.c.id == file)
         with ledger_errors(), self._engine.connect() as conn:
-            doc = conn.scalar(query)
-        return None if doc is None else msgspec.convert(doc, EvidenceFile)
+            return read_doc(conn, query, EvidenceFile)
 
     def content(self, file: str) -> bytes:
         whole = sa.select(evidence.c.id).where(evidence.c.id == file, evidence.c.finished)
@@ -91,12 +84,10 @@ class PostgresEvidence:
 def collected_for(
     conn: sa.Connection, *, incident: str | None = None, run: str | None = None
 ) -> list[EvidenceFile]:
-    query = sa.select(evidence.c.doc).where(evidence.c.finished).order_by(evidence.c.at, evidence.c.id)
-    if incident is not None:
-        query = query.where(evidence.c.incident == incident)
-    if run is not None:
-        query = query.where(evidence.c.run == run)
-    return [msgspec.convert(doc, EvidenceFile) for doc in conn.execute(query).scalars()]
+    table = evidence.c
+    wanted = table.finished, matches(table.incident, incident), matches(table.run, run)
+    query = sa.select(table.doc).where(*wanted).order_by(table.at, table.id)
+    return read_docs(conn, query, EvidenceFile)
 
 
 def forget(engine: sa.Engine, now: datetime, *, low: bool = False) -> None:

@@ -7,16 +7,18 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
-from healer.adapters.postgres.engine import reading
+from healer.adapters.postgres.engine import OnDatabase, reading
 from healer.adapters.postgres.own_health import gauges
+from healer.adapters.postgres.rows import matches, read_structs
 from healer.adapters.postgres.tables import audit_records, decisions, incidents, requeues, runs, slots
 from healer.model import HARDWARE, HitBasis, Review, RunState
 from healer.ports.answers import Group, Period, RuleFigures, Saved, Spread, Stats
 
 _DOC = incidents.c.doc
 #: Of an incident: when what began it happened, when its drain was read back, when it was first decided on.
-_SEEN_AT = sa.cast(_DOC["evidence"][0]["at"].astext, sa.DateTime(timezone=True))
-_DRAINED_AT = sa.cast(_DOC["drained_at"].astext, sa.DateTime(timezone=True))
+_TIME = sa.DateTime(timezone=True)
+_SEEN_AT = sa.cast(_DOC["evidence"][0]["at"].astext, _TIME)
+_DRAINED_AT = sa.cast(_DOC["drained_at"].astext, _TIME)
 _FIRST_DECISION = (
     sa.select(sa.func.min(decisions.c.at)).where(decisions.c.incident == incidents.c.id).scalar_subquery()
 )
@@ -34,11 +36,8 @@ _TAKES_UP = ("incident.acknowledged", "incident.resolve_asked", "run.approved", 
 _BY_HEALER_ALONE = sa.and_(runs.c.doc["by"].astext == _HEALER, runs.c.doc["approved_by"].astext.is_(None))
 
 
-class PostgresFigures:
+class PostgresFigures(OnDatabase):
     """`healer.ports.queries.FigureQueries`."""
-
-    def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
 
     def stats(self, clusters: Sequence[str] | None, since: datetime | None) -> Stats:
         with reading(self._engine) as conn:
@@ -60,11 +59,8 @@ def _hit_rows() -> sa.TableValuedAlias:
 
 def stats(conn: sa.Connection, clusters: Sequence[str] | None, since: datetime | None) -> Stats:
     """Of the incidents opened since `since` (all when None)."""
-    where: list[sa.ColumnElement[bool]] = []
-    slot_where: list[sa.ColumnElement[bool]] = [slots.c.released_at.is_not(None)]
-    if clusters is not None:
-        where.append(incidents.c.cluster.in_(clusters))
-        slot_where.append(slots.c.cluster.in_(clusters))
+    where = [matches(incidents.c.cluster, clusters)]
+    slot_where = [slots.c.released_at.is_not(None), matches(slots.c.cluster, clusters)]
     if since is not None:
         where.append(incidents.c.opened >= since)
         slot_where.append(slots.c.granted_at >= since)
@@ -100,8 +96,8 @@ def _lost(where: Sequence[sa.ColumnElement[bool]]) -> Any:
     """Each life of a job once, with the most that an incident tells: hours, those at most, jobs unknown."""
     hit = _hit_rows()
     rows = sa.select(incidents.c.cluster, hit.c.value).select_from(incidents.join(hit, sa.true()))
-    one = rows.where(*where).subquery()
-    field = one.c.value
+    hits = rows.where(*where).subquery()
+    field = hits.c.value
     hours = sa.cast(field["lost_gpu_hours"].astext, sa.Float)
     lives = (
         sa.select(
@@ -109,7 +105,7 @@ def _lost(where: Sequence[sa.ColumnElement[bool]]) -> Any:
             sa.func.max(hours).filter(field["basis"].astext == str(HitBasis.start)).label("at_most"),
             sa.func.bool_and(field["basis"].astext == str(HitBasis.unknown)).label("unknown"),
         )
-        .group_by(one.c.cluster, field["job"].astext, field["restart"].astext)
+        .group_by(hits.c.cluster, field["job"].astext, field["restart"].astext)
         .subquery()
     )
     return sa.select(
@@ -120,14 +116,12 @@ def _lost(where: Sequence[sa.ColumnElement[bool]]) -> Any:
 
 
 def _count(conn: sa.Connection, what: Any, where: Sequence[sa.ColumnElement[bool]]) -> dict[str, int]:
-    found = conn.execute(
-        sa.select(what, sa.func.count()).select_from(incidents).where(*where).group_by(what).order_by(what)
-    )
-    return {str(name): count for name, count in found}
+    counted = sa.select(what, sa.func.count()).select_from(incidents).where(*where)
+    return {str(name): count for name, count in conn.execute(counted.group_by(what).order_by(what))}
 
 
 def _spread(conn: sa.Connection, span: Any, where: Sequence[sa.ColumnElement[bool]]) -> Spread:
-    return _told(conn.execute(sa.select(*_spreads(_seconds(span))).where(*where)).one())
+    return _spread_of(conn.execute(sa.select(*_spreads(_seconds(span))).where(*where)).one())
 
 
 # --- a period by class, cause and rule
@@ -155,12 +149,12 @@ def _groups(
     opened = incidents.c.opened
     spans = {"detect": opened - _SEEN_AT, "decide": _FIRST_DECISION - opened, "drain": _DRAINED_AT - opened}
     each = sa.select(key.label("key"), *(_seconds(span).label(name) for name, span in spans.items()))
-    one = each.where(*where).subquery()
-    asked = [part for name in spans for part in _spreads(one.c[name])]
+    timed = each.where(*where).subquery()
+    asked = [part for name in spans for part in _spreads(timed.c[name])]
     counted = conn.execute(
-        sa.select(one.c.key, sa.func.count().label("count"), *asked)
-        .group_by(one.c.key)
-        .order_by(sa.desc("count"), one.c.key)
+        sa.select(timed.c.key, sa.func.count().label("count"), *asked)
+        .group_by(timed.c.key)
+        .order_by(sa.desc("count"), timed.c.key)
     ).all()
     back = _seconds(slots.c.released_at - slots.c.granted_at)
     out = incidents.join(slots, slots.c.incident == incidents.c.id)
@@ -170,13 +164,13 @@ def _groups(
         .where(*where, slots.c.released_at.is_not(None))
         .group_by(key)
     )
-    returns = {row[0]: _told(row[1:]) for row in away}
+    returns = {row[0]: _spread_of(row[1:]) for row in away}
     width = len(_SHARES) + 1
     return tuple(
         Group(
             name=row[0] or "unknown",
             incidents=row[1],
-            **{name: _told(row[2 + at * width : 2 + (at + 1) * width]) for at, name in enumerate(spans)},
+            **{name: _spread_of(row[2 + at * width : 2 + (at + 1) * width]) for at, name in enumerate(spans)},
             to_return=returns.get(row[0], Spread(count=0)),
         )
         for row in counted
@@ -192,9 +186,9 @@ def _spreads(seconds: sa.ColumnElement[float]) -> list[sa.ColumnElement[Any]]:
     return [sa.func.count(seconds), *shares]
 
 
-def _told(figures: Sequence[Any]) -> Spread:
+def _spread_of(figures: Sequence[Any]) -> Spread:
     count, *rest = figures
-    p50, p90, most = (None if one is None else float(one) for one in rest)
+    p50, p90, most = (None if figure is None else float(figure) for figure in rest)
     return Spread(count=count, p50_s=p50, p90_s=p90, max_s=most)
 
 
@@ -205,7 +199,7 @@ def _by_rule(conn: sa.Connection, where: Sequence[sa.ColumnElement[bool]]) -> tu
     def count(wanted: sa.ColumnElement[bool]) -> sa.ColumnElement[int]:
         return sa.func.count().filter(wanted)
 
-    rows = conn.execute(
+    figures = (
         sa.select(
             incidents.c.rule,
             sa.func.count().label("incidents"),
@@ -218,13 +212,13 @@ def _by_rule(conn: sa.Connection, where: Sequence[sa.ColumnElement[bool]]) -> tu
         .group_by(incidents.c.rule)
         .order_by(sa.desc("incidents"), incidents.c.rule)
     )
-    return tuple(RuleFigures(**row._mapping) for row in rows)
+    return tuple(read_structs(conn, figures, RuleFigures))
 
 
 def _relapses(cluster: str, since: datetime) -> sa.Select[int, int]:
     """Incidents whose node came back in the period, and those of them whose node had a hardware fault again
     before its probation ended."""
-    probation = sa.cast(_DOC["probation_until"].astext, sa.DateTime(timezone=True))
+    probation = sa.cast(_DOC["probation_until"].astext, _TIME)
     later = incidents.alias("later")
     again = sa.exists().where(
         later.c.cluster == incidents.c.cluster,
@@ -276,7 +270,7 @@ def _alone(where: Sequence[sa.ColumnElement[bool]]) -> sa.Select[Any, Any]:
     return (
         sa.select(
             sa.func.coalesce(sa.cast(hit.c.value["gpus"].astext, sa.Integer), 0).label("gpus"),
-            sa.cast(sa.extract("epoch", done.c.at - incidents.c.opened), sa.Float).label("took_s"),
+            _seconds(done.c.at - incidents.c.opened).label("took_s"),
         )
         .select_from(
             requeues.join(incidents, incidents.c.id == requeues.c.incident)
@@ -304,7 +298,7 @@ def _people(where: Sequence[sa.ColumnElement[bool]]) -> sa.Select[Any, Any]:
         _first(said, by_person, audit_records.c.subject.in_(its_runs)),
     )
     each = (
-        sa.select(sa.cast(sa.extract("epoch", first - incidents.c.opened), sa.Float).label("s"))
+        sa.select(_seconds(first - incidents.c.opened).label("s"))
         .where(*where, sa.func.jsonb_array_length(_HIT_LIST) > 0)
         .where(~healers)
         .subquery()

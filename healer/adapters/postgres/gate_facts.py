@@ -1,34 +1,30 @@
-"""The gate's lock, what guards may look at, read in one transaction, and what runs ask it.
+"""The lock of the gate, what guards may look at, pauses, and what hooks of Slurm are permitted."""
 
-What several runs ask at the same time is one transaction: the lock is taken once, and the picture read once.
-One proposal is judged after the other, the most urgent first. As soon as one of them has changed what guards
-look at, it is read once more for the next.
-"""
-
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Any
 
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from healer.adapters.postgres.holding import prove
-from healer.adapters.postgres.lines import Lines, store
+from healer.adapters.postgres import audit_rows
+from healer.adapters.postgres.engine import reading, translated
+from healer.adapters.postgres.incident_rows import watched
+from healer.adapters.postgres.rows import pick, read_doc, read_structs, write_docs
+from healer.adapters.postgres.run_rows import ENDED
 from healer.adapters.postgres.snapshots import PostgresSnapshots
-from healer.adapters.postgres.tables import gate, pauses, requeues, runs, slots
+from healer.adapters.postgres.tables import gate, incidents, pauses, permits, runs, slots
 from healer.model import (
-    ENDED_RUN_STATES,
     HARDWARE,
     NODE_REMOVING,
     SLOT_GUARDS,
     AuditRecord,
     Breaker,
-    Decision,
     GateFacts,
     Guard,
-    LogEntry,
+    HookAsk,
+    Incident,
     Mode,
     Pause,
     Permit,
@@ -36,17 +32,14 @@ from healer.model import (
     RequeueUse,
     Run,
     Slot,
-    StepEvent,
     Sweeps,
     Trial,
     Verb,
+    Verdict,
     Veto,
     Waiting,
 )
-from healer.ports.clock import Clock
-from healer.ports.commanding import ALONE
-from healer.ports.lease import LEASE
-from healer.ports.transactions import AlreadyRequeued, GateTx, LeaseLost
+from healer.ports.transactions import HookStanding
 
 FACTS = sa.text("""
 SELECT json_build_object(
@@ -154,7 +147,6 @@ class _Known(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Known).decode
-_ENDED = [str(state) for state in ENDED_RUN_STATES]
 #: A drain that came of a hook is known as ours for so long, if nothing gave it our reason before.
 PERMITS_KEPT = timedelta(hours=24)
 REMOVING = [str(verb) for verb in NODE_REMOVING]
@@ -162,14 +154,18 @@ REMOVING = [str(verb) for verb in NODE_REMOVING]
 CAPACITY = [str(guard) for guard in (*SLOT_GUARDS, Guard.floor)]
 
 
+def pauses_in_force(now: datetime) -> tuple[sa.ColumnElement[bool], ...]:
+    return pauses.c.ended_at.is_(None), sa.or_(pauses.c.until.is_(None), pauses.c.until > now)
+
+
 def read_pauses(conn: sa.Connection, cluster: str, now: datetime) -> list[str]:
     """The ids of the pauses that stand for this cluster. Without the lock: for what takes no capacity."""
-    query = sa.select(pauses.c.id).where(
-        pauses.c.ended_at.is_(None),
-        sa.or_(pauses.c.until.is_(None), pauses.c.until > now),
-        sa.or_(pauses.c.cluster.is_(None), pauses.c.cluster == cluster),
-    )
-    return list(conn.execute(query).scalars())
+    mine = sa.or_(pauses.c.cluster.is_(None), pauses.c.cluster == cluster)
+    return list(conn.scalars(sa.select(pauses.c.id).where(*pauses_in_force(now), mine)))
+
+
+#: The columns of a pause, as its noun has them.
+PAUSE = tuple(pauses.c[name] for name in Pause.__struct_fields__)
 
 
 def lock_gate(conn: sa.Connection, cluster: str, snapshots: PostgresSnapshots, now: datetime) -> GateFacts:
@@ -197,13 +193,13 @@ def read_facts(
         breaker = msgspec.convert(row.breaker, Breaker) if row else Breaker(cluster=cluster)
     asked = {"cluster": cluster, "now": now, "removing": REMOVING, "permits_kept": PERMITS_KEPT}
     asked["capacity"] = CAPACITY
-    known = _decode(conn.execute(FACTS, asked).scalar_one())
-    fields = {name: getattr(known, name) for name in known.__struct_fields__}
+    facts = _decode(conn.execute(FACTS, asked).scalar_one())
+    fields = {name: getattr(facts, name) for name in facts.__struct_fields__}
     return GateFacts(cluster=cluster, breaker=breaker, snapshot=snapshots.read(conn, cluster), **fields)
 
 
 def read_sweeps(conn: sa.Connection, cluster: str, playbooks: Sequence[str], since: datetime) -> Sweeps:
-    """Apart from the facts: nobody who waits for a drain needs them."""
+    """Apart from the facts: a drain never waits for them."""
     asked = {"cluster": cluster, "playbooks": list(playbooks), "since": since}
     found = conn.execute(SWEEPS, {**asked, "hardware": _HARDWARE, "tests": _TESTS}).scalar_one()
     return msgspec.json.decode(found, type=Sweeps)
@@ -212,24 +208,23 @@ def read_sweeps(conn: sa.Connection, cluster: str, playbooks: Sequence[str], sin
 def grant_slots(conn: sa.Connection, many: Sequence[Slot]) -> None:
     """One slot per node, and none twice among these. A later run takes over that of one which drained nothing
     yet, or has ended."""
-    if many:
-        conn.execute(_GRANT, {"rows": msgspec.json.encode(many).decode(), "ended": _ENDED})
+    write_docs(conn, _GRANT, many, ended=ENDED)
 
 
 def release_slot(conn: sa.Connection, cluster: str, node: str, *, at: datetime, why: str) -> None:
-    conn.execute(
-        sa.update(slots)
-        .where(slots.c.cluster == cluster, slots.c.node == node, slots.c.released_at.is_(None))
-        .values(released_at=at, released_why=why)
-    )
+    values = {"released_at": at, "released_why": why}
+    conn.execute(sa.update(slots).where(*_held(cluster, node)).values(values))
 
 
 def slot_of(conn: sa.Connection, cluster: str, node: str) -> Slot | None:
-    """Read anew: each statement sees what was committed before it."""
+    """As it is now: each statement sees what was committed before it."""
     columns = [slots.c[name] for name in Slot.__struct_fields__]
-    held = sa.and_(slots.c.cluster == cluster, slots.c.node == node, slots.c.released_at.is_(None))
-    row = conn.execute(sa.select(*columns).where(held)).first()
-    return Slot(**row._mapping) if row is not None else None
+    held = read_structs(conn, sa.select(*columns).where(*_held(cluster, node)), Slot)
+    return held[0] if held else None
+
+
+def _held(cluster: str, node: str) -> tuple[sa.ColumnElement[bool], ...]:
+    return slots.c.cluster == cluster, slots.c.node == node, slots.c.released_at.is_(None)
 
 
 def save_breaker(conn: sa.Connection, breaker: Breaker) -> None:
@@ -238,119 +233,83 @@ def save_breaker(conn: sa.Connection, breaker: Breaker) -> None:
     )
 
 
-# --- what runs ask
+_ORDER = list(Verdict)
 
 
-@dataclass(frozen=True)
-class Case:
-    """A run's question. `judge` may be asked again where nothing came of the first answer."""
+class PostgresHooks:
+    """`healer.ports.transactions.HookBook`."""
 
-    run: Run
-    judge: Callable[[GateTx], Any]
-    #: Sorts the most urgent first.
-    order: tuple[str, datetime]
-    #: What the run had to write before; nothing of it is what guards look at.
-    before: Lines = field(default_factory=Lines)
+    def __init__(self, engine: sa.Engine, snapshots: PostgresSnapshots) -> None:
+        self._engine, self._snapshots = engine, snapshots
 
+    def standings(self, cluster: str, now: datetime) -> dict[str, HookStanding]:
+        with reading(self._engine) as conn:
+            incidents_watched = watched(conn, [cluster], now)
+        found: dict[str, HookStanding] = {}
+        for incident in incidents_watched:
+            for node, verdict in incident.nodes.items():
+                worst = found.get(node)
+                if worst is None or _ORDER.index(verdict) > _ORDER.index(worst.verdict):
+                    reason = f"{incident.title} (incident {incident.short_id})"
+                    found[node] = HookStanding(verdict=verdict, reason=reason)
+        return found
 
-class Judging:
-    """The work of a lane (`healer.adapters.postgres.lane`): cases of one cluster in, their answers out."""
+    def is_held(self, cluster: str, node: str) -> bool:
+        with reading(self._engine) as conn:
+            return conn.execute(sa.select(slots.c.id).where(*_held(cluster, node))).first() is not None
 
-    def __init__(self, snapshots: PostgresSnapshots, clock: Clock, *, has_sink: bool) -> None:
-        self._snapshots, self._clock, self._has_sink = snapshots, clock, has_sink
+    def known(self, ask: HookAsk) -> Permit | None:
+        with reading(self._engine) as conn:
+            return _permit_for(conn, ask)
 
-    def __call__(self, conn: sa.Connection, cases: Sequence[Case]) -> Sequence[object]:
-        cluster, now = cases[0].run.cluster, self._clock.now()
-        answers: dict[int, object] = {}
-        with conn.begin():
-            # The gate first, then the runs: the order of the walk and of people's commands.
-            facts = lock_gate(conn, cluster, self._snapshots, now)
-            mine = prove(conn, [case.run for case in cases], now + LEASE)
-            kept: list[Lines] = []
-            changed = False
-            for place in sorted(range(len(cases)), key=lambda one: cases[one].order):
-                case = cases[place]
-                if case.run.id not in mine:
-                    answers[place] = ALONE if len(cases) > 1 else lost(case.run)
-                    continue
-                if changed:
-                    self._store(conn, cluster, kept)
-                    kept, now = [], self._clock.now()
-                    facts = read_facts(conn, cluster, self._snapshots, now, breaker=None)
-                tx = PostgresGateTx(conn, case.run, facts)
-                answers[place] = case.judge(tx)
-                kept.append(case.before.then(tx.lines))
-                changed = tx.changed
-            self._store(conn, cluster, kept)
-        return [answers[place] for place in range(len(cases))]
+    def note(self, permit: Permit, now: datetime) -> None:
+        with translated(), self._engine.begin() as conn:
+            if _permit_for(conn, permit) is None:
+                _add_permit(conn, permit, now)
 
-    def _store(self, conn: sa.Connection, cluster: str, kept: Sequence[Lines]) -> None:
-        store(conn, cluster, kept, at=self._clock.now(), has_sink=self._has_sink)
+    @contextmanager
+    def asking(self, cluster: str, now: datetime) -> Iterator["_Asking"]:
+        with translated(), self._engine.begin() as conn:
+            yield _Asking(conn, lock_gate(conn, cluster, self._snapshots, now), now)
 
 
-def lost(run: Run) -> LeaseLost:
-    return LeaseLost(f"run {run.id} was claimed by another worker or ended by a person")
+class _Asking:
+    """`healer.ports.transactions.HookTx`."""
+
+    def __init__(self, conn: sa.Connection, facts: GateFacts, now: datetime) -> None:
+        self._conn, self.facts, self._now = conn, facts, now
+
+    def known(self, ask: HookAsk) -> Permit | None:
+        return _permit_for(self._conn, ask)
+
+    def cause(self, slot: Slot) -> tuple[Incident, Run] | None:
+        cause = sa.select(incidents.c.doc).where(incidents.c.id == slot.incident)
+        incident = read_doc(self._conn, cause, Incident)
+        run = read_doc(self._conn, sa.select(runs.c.doc).where(runs.c.id == slot.run), Run)
+        return None if incident is None or run is None else (incident, run)
+
+    def add(self, permit: Permit) -> None:
+        _add_permit(self._conn, permit, self._now)
 
 
-class PostgresGateTx:
-    """`healer.ports.transactions.GateTx` inside a transaction that has the gate's lock, and the run."""
+def _permit_for(conn: sa.Connection, asked: HookAsk | Permit) -> Permit | None:
+    mine = (permits.c.cluster == asked.cluster, permits.c.node == asked.node)
+    query = sa.select(permits.c.doc).where(*mine, permits.c.hook == asked.hook, permits.c.report == asked.id)
+    return read_doc(conn, query, Permit)
 
-    def __init__(self, conn: sa.Connection, run: Run, facts: GateFacts) -> None:
-        self._conn, self._run, self.facts = conn, run, facts
-        self.lines = Lines()
-        #: `facts` are no longer what the next one would read.
-        self.changed = False
 
-    def sweeps(self, playbooks: Sequence[str], since: datetime) -> Sweeps:
-        return read_sweeps(self._conn, self._run.cluster, playbooks, since)
-
-    def add_decision(self, decision: Decision) -> None:
-        self.lines.decisions.append(decision)
-
-    def write(self, entry: LogEntry) -> None:
-        self.lines.entries.append(entry)
-        self.changed |= entry.event is not StepEvent.started
-
-    def grant_slot(self, slot: Slot) -> None:
-        self.changed = True
-        grant_slots(self._conn, [slot])
-
-    def release_slot(self, node: str, *, at: datetime, why: str) -> None:
-        self.changed = True
-        release_slot(self._conn, self._run.cluster, node, at=at, why=why)
-
-    def add_remedy(self, use: RemedyUse) -> None:
-        self.changed = True
-        self.lines.remedies.append(use)
-
-    def add_requeue(self, use: RequeueUse) -> None:
-        self.changed = True
-        row = {"run": self._run.id, **msgspec.structs.asdict(use)}
-        statement = insert(requeues).values(cluster=self._run.cluster, **row)
-        ended = sa.select(runs.c.id).where(runs.c.state.in_(_ENDED))
-        taken = self._conn.execute(
-            statement.on_conflict_do_update(
-                constraint="requeues_once",
-                set_={"run": self._run.id, "at": use.at},
-                where=sa.or_(requeues.c.run == self._run.id, requeues.c.run.in_(ended)),
-            ).returning(requeues.c.id)
-        ).first()
-        if taken is None:
-            held = sa.select(requeues.c.run).where(self._life(use.job, use.restarts))
-            raise AlreadyRequeued(self._conn.execute(held).scalar_one())
-
-    def drop_requeue(self, job: str, restarts: int) -> None:
-        self.changed = True
-        mine = requeues.c.run == self._run.id
-        self._conn.execute(sa.delete(requeues).where(self._life(job, restarts), mine))
-
-    def _life(self, job: str, restarts: int) -> sa.ColumnElement[bool]:
-        known = (requeues.c.job == job, requeues.c.restarts == restarts)
-        return sa.and_(requeues.c.cluster == self._run.cluster, *known)
-
-    def save_breaker(self, breaker: Breaker) -> None:
-        self.changed = True
-        save_breaker(self._conn, breaker)
-
-    def audit(self, record: AuditRecord) -> None:
-        self.lines.audits.append(record)
+def _add_permit(conn: sa.Connection, permit: Permit, now: datetime) -> None:
+    row = pick(permit, "cluster", "node", "hook", "at")
+    row |= {"report": permit.id, "doc": msgspec.to_builtins(permit)}
+    conn.execute(insert(permits).values(**row).on_conflict_do_nothing())
+    data = pick(permit, "hook", "job", "incident", "run", "check")
+    data["until"] = permit.until.isoformat()
+    record = AuditRecord(
+        cluster=permit.cluster,
+        at=now,
+        actor="healer" if permit.run else "hook",
+        verb="hook.permitted" if permit.run else "hook.failed",
+        subject=f"node/{permit.node}",
+        data={name: value for name, value in data.items() if value},
+    )
+    audit_rows.append(conn, record)

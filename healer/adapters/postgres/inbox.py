@@ -15,9 +15,10 @@ import psycopg
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from healer.adapters.postgres.engine import OwnConnection, unstored
+from healer.adapters.postgres.engine import OwnConnection, ledger_errors, unstored
+from healer.adapters.postgres.rows import read_structs, write_docs
 from healer.adapters.postgres.tables import inbox
-from healer.model import Command, Component, Observation, ObservationKind
+from healer.model import Command, Component, JobCheckpoint, Observation, ObservationKind
 from healer.ports.signal_stores import Arrival
 
 #: Wakes the detector; what was missed it finds by its own poll.
@@ -36,9 +37,9 @@ ON CONFLICT (digest) DO NOTHING
 RETURNING encode(digest, 'hex')
 """
 
-#: Alerts that a detector reads when it starts: those that it remembers, each told again a few times.
+#: Alerts that a detector reads when it starts: those that it remembers, each sent again a few times.
 _ALERTS_READ = 100_000
-#: Of one node: those that are remembered of it (`observations.picture`), each told again many times.
+#: Of one node: those that are remembered of it (`observations.picture`), each sent again many times.
 _ALERTS_OF_NODE = 2_000
 #: Deadlocks in a row after which a batch is not tried again.
 _DEADLOCKS = 5
@@ -80,20 +81,20 @@ class PostgresSignals:
     def _store(self, arrivals: Sequence[Arrival]) -> list[bool]:
         connection = self._connection.get()
         others = sorted({digest for arrival in arrivals for digest in arrival.also})
-        known: set[str] = set()
+        stored_before: set[str] = set()
         if others:
             rows = connection.execute(
                 "SELECT encode(digest, 'hex') FROM inbox WHERE digest = ANY(%s)",
                 [[bytes.fromhex(digest) for digest in others]],
             )
-            known = {row[0] for row in rows}
+            stored_before = {row[0] for row in rows}
         fresh: list[Observation] = []
-        told: set[str] = set()
+        taken: set[str] = set()
         for arrival in arrivals:
-            if not known.isdisjoint(arrival.also) or not told.isdisjoint(arrival.also):
+            if not stored_before.isdisjoint(arrival.also) or not taken.isdisjoint(arrival.also):
                 continue
             fresh.append(arrival.observation)
-            told.add(arrival.observation.digest)
+            taken.add(arrival.observation.digest)
         stored = insert_observations(connection, fresh)
         result: list[bool] = []
         for arrival in arrivals:
@@ -112,44 +113,46 @@ def insert_observations(connection: psycopg.Connection, observations: Sequence[O
     if not observations:
         return set()
     # PostgreSQL's text holds no NUL; a sender's NUL must not cost the whole batch.
-    told = _encode(observations).decode().replace("\\u0000", "\\ufffd")
-    rows = connection.execute(_INSERT, [told])
+    rows_json = _encode(observations).decode().replace("\\u0000", "\\ufffd")
+    rows = connection.execute(_INSERT, [rows_json])
     stored = {row[0] for row in rows}
-    if any(_wakes(one) and one.digest in stored for one in observations):
+    if any(_wakes(observation) and observation.digest in stored for observation in observations):
         connection.execute("NOTIFY " + CHANNEL)
     return stored
 
 
-def _wakes(one: Observation) -> bool:
+def _wakes(observation: Observation) -> bool:
     """What only says that a node is well waits for the next tick: on a large fleet it would wake a walk a
     hundred times a second."""
-    well = one.kind is ObservationKind.hook and not one.data.get("failed")
-    return not well and one.kind is not ObservationKind.heartbeat
+    well = observation.kind is ObservationKind.hook and not observation.data.get("failed")
+    return not well and observation.kind is not ObservationKind.heartbeat
+
+
+_COMMANDS = sa.text("""
+INSERT INTO inbox (cluster, kind, digest, arrived_at, doc)
+SELECT doc #>> '{command,cluster}', 'command', decode(doc->>'digest', 'hex'),
+  (doc #>> '{command,at}')::timestamptz, doc->'command'
+FROM jsonb_array_elements(CAST(:rows AS jsonb)) WITH ORDINALITY AS given (doc, place) ORDER BY place
+ON CONFLICT (digest) DO NOTHING
+""")
+
+
+def put_commands(conn: sa.Connection, commands: Sequence[tuple[Command, str]]) -> None:
+    """Puts commands into the inbox, each with the name under which it comes once. The NOTIFY leaves with the
+    commit."""
+    if commands:
+        rows = [
+            {"digest": command_digest(command, name).hex(), "command": command} for command, name in commands
+        ]
+        write_docs(conn, _COMMANDS, rows)
+        conn.execute(TELL)
 
 
 def put_command(conn: sa.Connection, command: Command, *, request: str) -> int:
-    """Puts a command into the inbox in the caller's transaction; the row's id.
-
-    The same `request` again is the same row. The NOTIFY leaves with the caller's commit.
-    """
-    digest = command_digest(command, request)
-    found = conn.execute(sa.select(inbox.c.id).where(inbox.c.digest == digest)).scalar()
-    if found is not None:
-        return found
-    row = conn.execute(
-        sa.insert(inbox)
-        .values(
-            cluster=command.cluster,
-            kind=ObservationKind.command.value,
-            node=None,
-            digest=digest,
-            arrived_at=command.at,
-            doc=msgspec.to_builtins(command),
-        )
-        .returning(inbox.c.id)
-    ).scalar_one()
-    conn.execute(TELL)
-    return row
+    """The id of its row; the same `request` again is the same row."""
+    put_commands(conn, [(command, request)])
+    mine = inbox.c.digest == command_digest(command, request)
+    return conn.execute(sa.select(inbox.c.id).where(mine)).scalar_one()
 
 
 def command_digest(command: Command, request: str) -> bytes:
@@ -187,7 +190,7 @@ def unconsumed(conn: sa.Connection, cluster: str, limit: int) -> list[Observatio
 
 def consume(conn: sa.Connection, observations: Iterable[Observation], at: datetime) -> None:
     """Marks rows as walked, in the walk's own transaction."""
-    ids = [one.inbox_id for one in observations if one.inbox_id is not None]
+    ids = [observation.inbox_id for observation in observations if observation.inbox_id is not None]
     if ids:
         conn.execute(sa.update(inbox).where(inbox.c.id.in_(ids)).values(consumed_at=at))
 
@@ -200,9 +203,7 @@ def alerts(
     newest = (inbox.c.arrived_at.desc(), inbox.c.id.desc())
     place = sa.func.row_number().over(partition_by=inbox.c.node, order_by=newest)
     told = sa.select(*_COLUMNS, inbox.c.node, place.label("place")).where(
-        inbox.c.cluster == cluster,
-        inbox.c.kind == ObservationKind.alert.value,
-        inbox.c.arrived_at >= since,
+        inbox.c.cluster == cluster, inbox.c.kind == ObservationKind.alert.value, inbox.c.arrived_at >= since
     )
     if node is not None:
         told = told.where(inbox.c.node == node)
@@ -251,7 +252,7 @@ class Turns:
             floods |= more
         first = min((row.id for row in rows.values() if row.node not in floods), default=last + 1)
         self._looked, self._floods = max(0, min(first - 1, last - _SLACK)), frozenset(floods)
-        return _in_turn([rows[one] for one in sorted(rows)], share, limit)
+        return _in_turn([rows[number] for number in sorted(rows)], share, limit)
 
     def _oldest(
         self, conn: sa.Connection, limit: int, without: Iterable[str] = (), after: int = 0
@@ -314,3 +315,38 @@ class PostgresInbox:
     def alerts(self, moment: datetime) -> list[Observation]:
         with self._engine.connect() as conn:
             return alerts(conn, self._cluster, moment, limit=_ALERTS_READ)
+
+
+# A later life of the job comes first, then the later step: no clock is asked.
+_NEWEST_DURABLE = sa.text(
+    """
+    SELECT
+      doc #>> '{component,job}' AS job,
+      (doc #>> '{data,restart}')::bigint AS restart,
+      (doc #>> '{data,step}')::bigint AS step,
+      coalesce(doc #>> '{data,path}', '') AS path,
+      (doc ->> 'event_at')::timestamptz AS at,
+      arrived_at
+    FROM inbox
+    WHERE cluster = :cluster AND doc #>> '{component,job}' = :job AND kind = 'checkpoint'
+      AND doc @> '{"data": {"durable": true}}'
+    ORDER BY restart DESC NULLS LAST, step DESC, at DESC
+    LIMIT 1
+    """
+)
+
+
+class PostgresCheckpoints:
+    """`healer.ports.transactions.Checkpoints` of one cluster."""
+
+    def __init__(self, engine: sa.Engine, cluster: str) -> None:
+        self._engine, self._cluster = engine, cluster
+
+    def newest_durable(self, job: str) -> JobCheckpoint | None:
+        with ledger_errors(), self._engine.connect() as conn:
+            return newest_durable(conn, self._cluster, job)
+
+
+def newest_durable(conn: sa.Connection, cluster: str, job: str) -> JobCheckpoint | None:
+    found = read_structs(conn, _NEWEST_DURABLE, JobCheckpoint, {"cluster": cluster, "job": job})
+    return found[0] if found else None

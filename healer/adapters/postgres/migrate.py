@@ -45,11 +45,11 @@ def upgrade(engine: sa.Engine) -> tuple[str | None, str]:
     Raises MigrationError when the database was made by a newer healer.
     """
     config = _config()
-    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    revisions = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     with engine.begin() as connection:
         connection.execute(sa.text("SELECT pg_advisory_xact_lock(:key)"), {"key": _LOCK})
         before = current(connection)
-        if before is not None and before not in known:
+        if before is not None and before not in revisions:
             raise MigrationError(
                 f"the database stands at revision {before}, which this healer does not know: it was made by "
                 "a newer one."

@@ -13,56 +13,52 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from healer.adapters.postgres import audit_rows as audit
-from healer.adapters.postgres.engine import storable, storable_text
-from healer.adapters.postgres.tables import (
-    channels,
-    deliveries,
-    delivery_log,
-    messages,
-    run_log,
-    runs,
-    threads,
+from healer.adapters.postgres import audit_rows
+from healer.adapters.postgres.engine import OnDatabase, reading, storable, storable_text, translated
+from healer.adapters.postgres.rows import matches, pick, read_docs, read_page, upsert
+from healer.adapters.postgres.tables import channels, deliveries, delivery_log, messages, threads
+from healer.model import (
+    TICKETS,
+    WEBHOOK,
+    AuditRecord,
+    Delivery,
+    DeliveryState,
+    Manner,
+    Message,
+    Stage,
+    Ticket,
+    Try,
+    audit_record,
 )
-from healer.model import AuditRecord, DeliveryState, Incident, LogEntry, Manner, Message, Stage, Ticket
+from healer.ports.answers import Page, ToldAt
 from healer.ports.outbound import Attempt, Notice, Outcome
+from healer.ports.request_errors import Conflict, NotFound
 
 #: A claim ends after this: longer than the slowest send, so that two never send at once.
 _CLAIM_S = 60.0
 #: The same at a channel, where one process is at work at a time.
 _CHANNEL_CLAIM_S = 20.0
-#: A story longer than this is told by its end.
-_STEPS_MAX = 500
 
 
 def queue(
     conn: sa.Connection, item: Message | Ticket, *, at: datetime, has_sink: bool, routed: bool = False
 ) -> None:
     """Puts it on the list in the caller's transaction; the same id again is nothing."""
-    is_message = isinstance(item, Message)
-    conn.execute(
-        insert(messages)
-        .values(
-            id=item.id,
-            cluster=item.cluster,
-            kind="message" if is_message else "ticket",
-            incident=item.incident,
-            page=isinstance(item, Message) and item.page,
-            at=at,
-            state="due" if has_sink else "listed",
-            next_try_at=at if has_sink else None,
-            doc=storable(item),
-            routed=routed,
-        )
-        .on_conflict_do_nothing(index_elements=["id"])
+    row = insert(messages).values(
+        **pick(item, "id", "cluster", "incident"),
+        kind="message" if isinstance(item, Message) else "ticket",
+        page=isinstance(item, Message) and item.page,
+        at=at,
+        state="due" if has_sink else "listed",
+        next_try_at=at if has_sink else None,
+        doc=storable(item),
+        routed=routed,
     )
+    conn.execute(row.on_conflict_do_nothing(index_elements=["id"]))
 
 
-class PostgresOutbox:
+class PostgresOutbox(OnDatabase):
     """`healer.ports.outbound.Outbox`."""
-
-    def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
 
     def claim(self, *, messages: bool, tickets: bool, now: datetime) -> Attempt | None:
         kinds = [name for name, wanted in (("message", messages), ("ticket", tickets)) if wanted]
@@ -71,16 +67,8 @@ class PostgresOutbox:
             if row is None:
                 return None
             name = _ticket_name(conn, row.incident) if row.kind == "ticket" else ""
-        return Attempt(
-            id=row.id,
-            cluster=row.cluster,
-            subject=f"{row.kind}/{row.id}",
-            doc=row.doc,
-            at=row.at,
-            page=row.page,
-            tries=row.tries,
-            reference=name,
-        )
+        own = pick(row, "id", "cluster", "doc", "at", "page", "tries")
+        return Attempt(**own, subject=f"{row.kind}/{row.id}", reference=name)
 
     def settle(self, attempt: Attempt, outcome: Outcome, record: AuditRecord | None, now: datetime) -> None:
         with self._engine.begin() as conn:
@@ -90,7 +78,7 @@ class PostgresOutbox:
                 same = (messages.c.state == "due", messages.c.kind == kind, messages.c.next_try_at < until)
                 conn.execute(sa.update(messages).where(*same).values(next_try_at=until))
             if _mark(conn, messages, attempt, _values(outcome)) and record is not None:
-                audit.append(conn, record)
+                audit_rows.append(conn, record)
 
 
 def _claimed(kinds: Sequence[str], now: datetime) -> Any:
@@ -126,30 +114,6 @@ def _ticket_name(conn: sa.Connection, incident: str | None) -> str:
         messages.c.incident == incident, messages.c.kind == "ticket", messages.c.reference.is_not(None)
     )
     return conn.scalar(query.order_by(messages.c.at, messages.c.id).limit(1)) or ""
-
-
-def has_ticket(conn: sa.Connection, incident: str) -> bool:
-    query = sa.select(messages.c.id).where(messages.c.incident == incident, messages.c.kind == "ticket")
-    return conn.execute(query.limit(1)).first() is not None
-
-
-def steps_of(conn: sa.Connection, incident: Incident) -> list[LogEntry]:
-    """Of all runs for it and of those on its node since it opened, oldest first; shadow runs did nothing."""
-    own = sa.select(runs.c.id).where(runs.c.incident == incident.id, ~runs.c.shadow)
-    on_node = sa.select(runs.c.id).where(
-        runs.c.cluster == incident.cluster,
-        runs.c.node == incident.root.node,
-        runs.c.created_at >= incident.opened,
-        ~runs.c.shadow,
-    )
-    meant = own if incident.root.node is None else own.union(on_node)
-    rows = conn.execute(
-        sa.select(run_log.c.seq, run_log.c.doc)
-        .where(run_log.c.run.in_(meant))
-        .order_by(run_log.c.seq.desc())
-        .limit(_STEPS_MAX)
-    )
-    return [msgspec.convert({**row.doc, "seq": row.seq}, LogEntry) for row in rows][::-1]
 
 
 # --- channels
@@ -210,21 +174,16 @@ class PostgresChannelOutbox:
                 return None
             _log(conn, row.id, now, "begun", f"try {row.tries}")
             doc = conn.execute(sa.select(messages.c.doc).where(messages.c.id == row.message)).scalar_one()
-            told = sa.select(threads.c.reference).where(*self._here, threads.c.thread == row.thread)
+            reference = sa.select(threads.c.reference).where(*self._here, threads.c.thread == row.thread)
             begun = (delivery_log.c.delivery == row.id, delivery_log.c.outcome == "begun")
             return Attempt(
-                id=row.id,
-                cluster=row.cluster,
+                **pick(row, "id", "cluster", "at", "tries", "channel", "thread"),
                 subject=f"message/{row.message}",
                 doc=doc,
-                at=row.at,
                 page=row.how == Manner.page,
-                tries=row.tries,
                 begun=conn.execute(sa.select(sa.func.count()).where(*begun)).scalar_one(),
-                channel=row.channel,
-                thread=row.thread,
                 stage=Stage(row.stage),
-                reference=conn.execute(told).scalar() or "",
+                reference=conn.execute(reference).scalar() or "",
             )
 
     def settle(
@@ -247,18 +206,17 @@ class PostgresChannelOutbox:
                 conn.execute(sa.update(channels).where(*here).values(held_until=outcome.held_until))
             took = _mark(conn, deliveries, attempt, {**_values(outcome), "ended_at": ended_at})
             if took and record is not None:
-                audit.append(conn, record)
+                audit_rows.append(conn, record)
 
     def open_notices(self, before: datetime) -> list[Notice]:
         # What is about no incident has no end that anybody tells: it ends by itself.
         about_incident = threads.c.thread != threads.c.doc["id"].astext
         is_open = (threads.c.told_at <= before, threads.c.stage != Stage.resolved, about_incident)
         with self._engine.connect() as conn:
-            docs = conn.scalars(sa.select(threads.c.doc).where(*self._here, *is_open))
-            return [msgspec.convert(doc, Notice) for doc in docs]
+            return read_docs(conn, sa.select(threads.c.doc).where(*self._here, *is_open), Notice)
 
     def note_renewed(self, notices: Sequence[Notice], now: datetime) -> None:
-        these = threads.c.thread.in_([one.thread for one in notices])
+        these = threads.c.thread.in_([notice.thread for notice in notices])
         with self._engine.begin() as conn:
             conn.execute(sa.update(threads).where(*self._here, these).values(told_at=now))
 
@@ -284,10 +242,10 @@ def _log(conn: sa.Connection, delivery: str | int, now: datetime, outcome: str, 
 
 def _values(outcome: Outcome) -> dict[str, object]:
     if outcome.is_failure:
-        told: dict[str, object] = {"error": storable_text(outcome.text)}
+        values: dict[str, object] = {"error": storable_text(outcome.text)}
     else:
-        told = {"error": None, "reference": outcome.text or None}
-    return {"state": outcome.state, "next_try_at": outcome.next_try_at, **told}
+        values = {"error": None, "reference": outcome.text or None}
+    return {"state": outcome.state, "next_try_at": outcome.next_try_at, **values}
 
 
 def _mark(conn: sa.Connection, table: sa.Table, attempt: Attempt, values: dict[str, object]) -> bool:
@@ -296,6 +254,137 @@ def _mark(conn: sa.Connection, table: sa.Table, attempt: Attempt, values: dict[s
     return conn.execute(sa.update(table).where(*same).values(values)).rowcount == 1
 
 
-def upsert(table: sa.Table, key: dict[str, Any], values: dict[str, Any]) -> Any:
-    made = insert(table).values(**key, **values)
-    return made.on_conflict_do_update(index_elements=list(key), set_=values)
+# --- all messages and how their delivery stands, and the replay of those that no sink took
+
+
+class PostgresMessageBook(OnDatabase):
+    """`healer.ports.queries.MessageBook`."""
+
+    def page(
+        self,
+        *,
+        clusters: Sequence[str] | None,
+        state: Sequence[str],
+        channel: str | None,
+        incident: str | None,
+        limit: int,
+        cursor: str | None,
+    ) -> Page[Delivery]:
+        listed = everything().c
+        query = sa.select(*listed).where(
+            matches(listed.cluster, clusters),
+            matches(listed.state, state or None),
+            matches(listed.channel, channel),
+            matches(listed.incident, incident),
+        )
+        with reading(self._engine) as conn:
+            rows, more = read_page(conn, query, (listed.at, listed.key), limit, cursor)
+            return Page(items=_deliveries(conn, rows), next_cursor=more)
+
+    def cluster_of(self, message: str) -> str:
+        with translated(), self._engine.connect() as conn:
+            found = conn.execute(sa.select(messages.c.cluster).where(messages.c.id == message)).scalar()
+        if found is None:
+            raise NotFound(f"there is no message {message}")
+        return found
+
+    def retry(
+        self, message: str, *, channel: str | None, by: str, reason: str, now: datetime
+    ) -> list[Delivery]:
+        again = {"state": "due", "tries": 0, "next_try_at": now}
+        with translated(), self._engine.begin() as conn:
+            ours = [messages.c.id == message, messages.c.state == "failed"]
+            sink = sa.case((messages.c.kind == "ticket", TICKETS), else_=WEBHOOK)
+            theirs = [deliveries.c.message == message, deliveries.c.state == "failed"]
+            if channel is not None:
+                ours.append(sink == channel)
+                theirs.append(deliveries.c.channel == channel)
+            sinks = list(conn.scalars(sa.update(messages).where(*ours).values(**again).returning(sink)))
+            put = sa.update(deliveries).where(*theirs).values(**again, ended_at=None)
+            rows = conn.execute(put.returning(deliveries.c.id, deliveries.c.channel)).all()
+            if not sinks and not rows:
+                at = f" at {channel}" if channel else ""
+                raise Conflict(f"no delivery of {message}{at} has failed")
+            for row in rows:
+                _log(conn, row.id, now, "retried", f"by {by}: {reason}")
+            channels = [*sinks, *(row.channel for row in rows)]
+            cluster = conn.execute(sa.select(messages.c.cluster).where(messages.c.id == message)).scalar_one()
+            why, subject = {"reason": reason, "channels": sorted(channels)}, f"message/{message}"
+            audit_rows.append(conn, audit_record(cluster, now, by, "message.retried", subject, **why))
+            listed = everything(message)
+            found = conn.execute(sa.select(listed).where(listed.c.channel.in_(channels))).all()
+            return _deliveries(conn, found)
+
+
+def channels_told(conn: sa.Connection, incident: str) -> dict[str, list[ToldAt]]:
+    """By message of the incident: the channels that it goes to."""
+    table = deliveries.c
+    rows = conn.execute(
+        sa.select(table.message, table.channel, table.state, table.error, table.reference)
+        .join(messages, messages.c.id == table.message)
+        .where(messages.c.incident == incident)
+        .order_by(table.id)
+    )
+    found: dict[str, list[ToldAt]] = {}
+    for message, channel, state, error, reference in rows:
+        told = ToldAt(channel=channel, state=state, error=error, reference=reference)
+        found.setdefault(message, []).append(told)
+    return found
+
+
+def everything(message: str | None = None) -> sa.Subquery:
+    """What each sink has of each message; one that channels take is not also listed as untaken."""
+    taken = sa.exists().where(deliveries.c.message == messages.c.id)
+    title, severity = (messages.c.doc[name].astext for name in ("title", "severity"))
+    is_ticket = messages.c.kind == "ticket"
+    same = ("cluster", "state", "at", "tries", "next_try_at", "error", "reference")
+
+    def each(table: sa.Table, **columns: sa.ColumnElement) -> sa.Select:
+        about = {
+            "title": title,
+            "severity": sa.func.coalesce(severity, "P3"),
+            "incident": messages.c.incident,
+        }
+        named = (column.label(name) for name, column in {**about, **columns}.items())
+        return sa.select(*(table.c[name] for name in same), *named)
+
+    own = each(
+        messages,
+        message=messages.c.id,
+        channel=sa.case((is_ticket, TICKETS), else_=WEBHOOK),
+        how=sa.case((is_ticket, "ticket"), (messages.c.page, "page"), else_="channel"),
+        ended_at=sa.cast(sa.null(), sa.DateTime(timezone=True)),
+        number=sa.cast(sa.null(), sa.BigInteger),
+        key=messages.c.id,
+    ).where(sa.or_(messages.c.state != "listed", sa.not_(taken)))
+    theirs = each(
+        deliveries,
+        message=deliveries.c.message,
+        channel=deliveries.c.channel,
+        how=deliveries.c.how,
+        ended_at=deliveries.c.ended_at,
+        number=deliveries.c.id,
+        key=deliveries.c.message + " " + deliveries.c.channel,
+    ).select_from(deliveries.join(messages, messages.c.id == deliveries.c.message))
+    if message is not None:
+        own, theirs = own.where(messages.c.id == message), theirs.where(messages.c.id == message)
+    return sa.union_all(own, theirs).subquery()
+
+
+def _deliveries(conn: sa.Connection, rows: Sequence[sa.Row]) -> list[Delivery]:
+    """With what came of each try."""
+    table, numbers = delivery_log.c, [row.number for row in rows if row.number is not None]
+    logs: dict[int, tuple[Try, ...]] = {}
+    for row in conn.execute(sa.select(delivery_log).where(table.delivery.in_(numbers)).order_by(table.id)):
+        done = Try(at=row.at, outcome=row.outcome, text=row.text)
+        logs[row.delivery] = (*logs.get(row.delivery, ()), done)
+    names = [name for name in Delivery.__struct_fields__ if name != "tries_log"]
+    return [
+        msgspec.convert(
+            pick(row, *names)
+            | {"error": row.error or "", "reference": row.reference or ""}
+            | {"tries_log": logs.get(row.number, ())},
+            Delivery,
+        )
+        for row in rows
+    ]

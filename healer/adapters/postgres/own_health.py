@@ -9,10 +9,13 @@ from sqlalchemy.dialects.postgresql import aggregate_order_by
 
 from healer.adapters.postgres.arrivals import read_states
 from healer.adapters.postgres.engine import reading
-from healer.adapters.postgres.leader import lock_held, part_lock
-from healer.adapters.postgres.message_book import everything
-from healer.adapters.postgres.model_rows import PostgresModels
+from healer.adapters.postgres.forest_rows import PostgresModels
+from healer.adapters.postgres.gate_facts import pauses_in_force
+from healer.adapters.postgres.loops import lock_held, part_lock
+from healer.adapters.postgres.outbox import everything
 from healer.adapters.postgres.retention import free_share
+from healer.adapters.postgres.rows import pick
+from healer.adapters.postgres.run_rows import ENDED
 from healer.adapters.postgres.snapshots import read_controller
 from healer.adapters.postgres.tables import (
     audit_records,
@@ -29,50 +32,42 @@ from healer.adapters.postgres.tables import (
     slots,
     snapshots,
 )
-from healer.ports.self_health import Backlog, ModelSeen, Pulse, Sink, Stored
+from healer.ports.answers import Backlog, ModelSeen, Pulse, Sink, Stored
 
 #: Messages older than this are history.
 SINKS_FOR = timedelta(days=7)
 _LEADING = ("detector", "scraper")
-_ENDED = ("done", "undone", "rejected", "cancelled")
 
 
 def pulses(engine: sa.Engine, clusters: Sequence[str]) -> list[Pulse]:
     """Of each cluster. Raises Unavailable."""
     with reading(engine) as conn:
+        table = snapshots.c
         found = conn.execute(
-            sa.select(snapshots.c.cluster, snapshots.c.taken_at, snapshots.c.error).where(
-                snapshots.c.cluster.in_(clusters)
-            )
+            sa.select(table.cluster, table.taken_at, table.error).where(table.cluster.in_(clusters))
         )
-        pictures = {row.cluster: row for row in found}
+        pictures = {cluster: (taken_at, error or "") for cluster, taken_at, error in found}
+        shown = [(cluster, *pictures.get(cluster, (None, ""))) for cluster in clusters]
         return [
             Pulse(
                 cluster=cluster,
-                taken_at=pictures[cluster].taken_at if cluster in pictures else None,
-                error=pictures[cluster].error or "" if cluster in pictures else "",
+                taken_at=taken_at,
+                error=error,
                 controller=read_controller(conn, cluster),
                 detector=lock_held(conn, part_lock("detector", cluster)),
             )
-            for cluster in clusters
+            for cluster, taken_at, error in shown
         ]
-
-
-def _dead_letters(conn: sa.Connection) -> dict[tuple[str, ...], float]:
-    """By cluster: what the webhooks did not take, and what channels did not."""
-    failed = [sa.select(table.c.cluster).where(table.c.state == "failed") for table in (messages, deliveries)]
-    letters = sa.union_all(*failed).subquery()
-    rows = conn.execute(sa.select(letters.c.cluster, sa.func.count()).group_by(letters.c.cluster))
-    return {(row[0],): row[1] for row in rows}
 
 
 def gauges(conn: sa.Connection, now: datetime) -> dict[str, Any]:
     """What `healer.api.metrics` shows: gauge -> {label values: number}."""
 
-    def counted(columns: Sequence[Any], *where: sa.ColumnElement[bool]) -> dict[tuple[str, ...], float]:
+    def counted(*columns: Any, where: Sequence[sa.ColumnElement[bool]]) -> dict[tuple[str, ...], float]:
         found = conn.execute(sa.select(*columns, sa.func.count()).where(*where).group_by(*columns))
         return {tuple(str(part or "") for part in row[:-1]): row[-1] for row in found}
 
+    failed = [sa.select(table.c.cluster).where(table.c.state == "failed") for table in (messages, deliveries)]
     waiting = conn.execute(
         sa.select(inbox.c.cluster, sa.func.count(), sa.func.min(inbox.c.arrived_at))
         .where(inbox.c.consumed_at.is_(None))
@@ -82,16 +77,13 @@ def gauges(conn: sa.Connection, now: datetime) -> dict[str, Any]:
     breakers = conn.execute(sa.select(gate.c.cluster, gate.c.breaker["state"].astext)).all()
     return {
         "incidents_open": counted(
-            (incidents.c.cluster, incidents.c.severity), incidents.c.state != "resolved"
+            incidents.c.cluster, incidents.c.severity, where=[incidents.c.state != "resolved"]
         ),
-        "runs": counted((runs.c.cluster, runs.c.state), runs.c.state.not_in(_ENDED)),
-        "slots": counted((slots.c.cluster,), slots.c.released_at.is_(None)),
-        "pauses": counted(
-            (pauses.c.cluster,),
-            pauses.c.ended_at.is_(None),
-            sa.or_(pauses.c.until.is_(None), pauses.c.until > now),
-        ),
-        "messages_failed": _dead_letters(conn),
+        "runs": counted(runs.c.cluster, runs.c.state, where=[runs.c.state.not_in(ENDED)]),
+        "slots": counted(slots.c.cluster, where=[slots.c.released_at.is_(None)]),
+        "pauses": counted(pauses.c.cluster, where=pauses_in_force(now)),
+        # What the webhooks did not take, and what channels did not.
+        "messages_failed": counted(sa.union_all(*failed).subquery().c.cluster, where=[]),
         "inbox": {(row[0],): row[1] for row in waiting},
         "inbox_age": {(row[0],): max(0.0, (now - row[2]).total_seconds()) for row in waiting},
         "snapshot_age": {(row[0],): max(0.0, (now - row[1]).total_seconds()) for row in taken},
@@ -127,18 +119,14 @@ def _backlogs(conn: sa.Connection, cluster: str, now: datetime) -> Iterator[Back
     ready = sa.or_(runs.c.wake_at.is_(None), runs.c.wake_at <= now)
     since = sa.func.coalesce(runs.c.wake_at, runs.c.lease_until, runs.c.created_at)
     unsealed = audit_unsealed.join(audit_records, audit_records.c.id == audit_unsealed.c.record)
-    asked: tuple[tuple[str, sa.Select[int, Any]], ...] = (
-        (
-            "Signals for the detector",
-            _waiting(inbox.c.arrived_at).where(inbox.c.cluster == cluster, inbox.c.consumed_at.is_(None)),
-        ),
-        ("Runs for the workers", _waiting(since).where(*due, free, ready)),
-        (
-            "Audit records for the seal",
-            _waiting(audit_records.c.at).select_from(unsealed).where(audit_records.c.cluster == cluster),
-        ),
-    )
-    for name, question in asked:
+    signals = _waiting(inbox.c.arrived_at).where(inbox.c.cluster == cluster, inbox.c.consumed_at.is_(None))
+    records = _waiting(audit_records.c.at).select_from(unsealed).where(audit_records.c.cluster == cluster)
+    asked = {
+        "Signals for the detector": signals,
+        "Runs for the workers": _waiting(since).where(*due, free, ready),
+        "Audit records for the seal": records,
+    }
+    for name, question in asked.items():
         count, oldest = conn.execute(question).one()
         yield Backlog(name=name, count=count, oldest=oldest)
 
@@ -148,38 +136,35 @@ def _waiting(since: sa.ColumnElement[Any]) -> sa.Select[int, Any]:
 
 
 def _sinks(conn: sa.Connection, cluster: str, now: datetime) -> Iterator[Sink]:
-    told = everything()
-    state = told.c.state
+    listed = everything().c
+    state = listed.state
 
     def count(word: str) -> sa.ColumnElement[int]:
         return sa.func.count().filter(state == word)
 
-    at = sa.func.coalesce(told.c.ended_at, told.c.at)
-    errors = sa.func.array_agg(aggregate_order_by(told.c.error, told.c.at.desc()))
-    wrong = errors.filter(state.in_(("failed", "due")), told.c.error.is_not(None))
+    at = sa.func.coalesce(listed.ended_at, listed.at)
+    errors = sa.func.array_agg(aggregate_order_by(listed.error, listed.at.desc()))
+    wrong = errors.filter(state.in_(("failed", "due")), listed.error.is_not(None))
     newest = sa.func.max(at).filter(state == "sent")
     rows = conn.execute(
-        sa.select(told.c.channel, count("sent"), count("due"), count("failed"), newest, wrong)
-        .where(told.c.cluster == cluster, told.c.at > now - SINKS_FOR, state != "listed")
-        .group_by(told.c.channel)
-        .order_by(told.c.channel)
+        sa.select(listed.channel, count("sent"), count("due"), count("failed"), newest, wrong)
+        .where(listed.cluster == cluster, listed.at > now - SINKS_FOR, state != "listed")
+        .group_by(listed.channel)
+        .order_by(listed.channel)
     )
-    for name, sent, due, failed, last, told_errors in rows:
-        error = told_errors[0] if told_errors else ""
+    for name, sent, due, failed, last, wrong_texts in rows:
+        error = wrong_texts[0] if wrong_texts else ""
         yield Sink(name=name, sent=sent, due=due, failed=failed, last_sent=last, error=error)
 
 
 def _models(engine: sa.Engine, cluster: str) -> Iterator[ModelSeen]:
     kept = PostgresModels(engine, cluster)
-    looks = {(one.hardware, one.load): one.told for one in kept.looks()}
-    for one in kept.in_force():
-        model = one.model
+    looks = {(look.hardware, look.load): look.told for look in kept.looks()}
+    for version in kept.in_force():
+        model = version.model
         yield ModelSeen(
-            hardware=model.hardware,
-            load=model.load,
-            id=model.id,
-            trained_at=model.trained_at,
-            in_force_at=one.in_force_at,
-            by=one.in_force_by or "",
+            **pick(model, "hardware", "load", "id", "trained_at"),
+            in_force_at=version.in_force_at,
+            by=version.in_force_by or "",
             told=looks.get((model.hardware, model.load), ""),
         )

@@ -10,8 +10,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres.engine import storable_text
-from healer.adapters.postgres.outbox import queue, upsert
-from healer.adapters.postgres.run_queries import logs_of
+from healer.adapters.postgres.outbox import queue
+from healer.adapters.postgres.rows import pick, read_docs, upsert
+from healer.adapters.postgres.run_rows import logs_of
 from healer.adapters.postgres.tables import (
     channels,
     deliveries,
@@ -62,19 +63,19 @@ class PostgresPlanTx:
     # --- incidents
 
     def untold(self, since: datetime) -> list[tuple[Incident, Stage | None]]:
-        known = told_incidents
+        told_so_far = told_incidents
         rows = self._conn.execute(
-            sa.select(incidents.c.doc, known.c.stage)
-            .outerjoin(known, known.c.incident == incidents.c.id)
+            sa.select(incidents.c.doc, told_so_far.c.stage)
+            .outerjoin(told_so_far, told_so_far.c.incident == incidents.c.id)
             .where(
                 incidents.c.cluster == self._cluster,
                 incidents.c.state != "resolved",
                 incidents.c.severity != Severity.P0,
                 incidents.c.opened >= since,
                 sa.or_(
-                    known.c.incident.is_(None),
-                    known.c.stage == Stage.resolved,
-                    incidents.c.severity < known.c.severity,
+                    told_so_far.c.incident.is_(None),
+                    told_so_far.c.stage == Stage.resolved,
+                    incidents.c.severity < told_so_far.c.severity,
                 ),
             )
             .order_by(incidents.c.severity, incidents.c.opened)
@@ -83,17 +84,17 @@ class PostgresPlanTx:
         return [(msgspec.convert(row.doc, Incident), row.stage and Stage(row.stage)) for row in rows]
 
     def told_changed(self) -> list[Incident]:
-        known, taken = told_incidents, incidents.c.doc["acknowledged_by"].astext
+        told_so_far, taken = told_incidents, incidents.c.doc["acknowledged_by"].astext
         changed = sa.or_(
-            incidents.c.state == "resolved", sa.and_(known.c.stage == Stage.opened, taken.is_not(None))
+            incidents.c.state == "resolved", sa.and_(told_so_far.c.stage == Stage.opened, taken.is_not(None))
         )
-        docs = self._conn.scalars(
+        query = (
             sa.select(incidents.c.doc)
-            .join(known, known.c.incident == incidents.c.id)
-            .where(known.c.cluster == self._cluster, known.c.stage != Stage.resolved, changed)
+            .join(told_so_far, told_so_far.c.incident == incidents.c.id)
+            .where(told_so_far.c.cluster == self._cluster, told_so_far.c.stage != Stage.resolved, changed)
             .limit(ROUND_MAX)
-        ).all()
-        return [msgspec.convert(doc, Incident) for doc in docs]
+        )
+        return read_docs(self._conn, query, Incident)
 
     def work_of(self, incident: str) -> list[tuple[Run, list[LogEntry]]]:
         made = sa.select(runs.c.id, runs.c.doc).where(runs.c.incident == incident).order_by(runs.c.created_at)
@@ -111,13 +112,13 @@ class PostgresPlanTx:
         ways = sa.select(
             deliveries.c.channel, deliveries.c.how, deliveries.c.state, deliveries.c.tries
         ).where(self._ours, deliveries.c.thread == thread)
-        known = (
+        state_of = (
             sa.select(incidents.c.state, told_incidents.c.severity, told_incidents.c.stage)
             .outerjoin(told_incidents, told_incidents.c.incident == incidents.c.id)
             .where(incidents.c.id == thread)
         )
         rows = self._conn.execute(ways).all()
-        state, severity, stage = self._conn.execute(known).first() or (None, None, None)
+        state, severity, stage = self._conn.execute(state_of).first() or (None, None, None)
         return Thread(
             standing=set(self._conn.scalars(standing)),
             tried={row.channel for row in rows if row.state == "due" and row.tries > 0},
@@ -155,17 +156,12 @@ class PostgresPlanTx:
     def put(self, put: Put) -> None:
         message = put.message
         row = insert(deliveries).values(
+            **pick(put, "channel", "how", "at", "state", "next_try_at", "ended_at"),
             cluster=message.cluster,
-            channel=put.channel,
             message=message.id,
             thread=message.incident or message.id,
             alarm=storable_text(put.alarm),
-            how=put.how,
             stage=message.about.stage,
-            at=put.at,
-            state=put.state,
-            next_try_at=put.next_try_at,
-            ended_at=put.ended_at,
         )
         self._conn.execute(row.on_conflict_do_nothing(index_elements=["message", "channel"]))
 
@@ -182,17 +178,15 @@ class PostgresPlanTx:
         return self._end(*waits, state="folded") > 0
 
     def raised(self, channel: str, alarm: str) -> Raised | None:
-        query = sa.select(raised_alarms.c.again, raised_alarms.c.last_at)
-        same = (raised_alarms.c[name] == value for name, value in self._alarm(channel, alarm).items())
-        row = self._conn.execute(query.where(*same)).first()
+        query = sa.select(raised_alarms.c.again, raised_alarms.c.last_at).where(*self._same(channel, alarm))
+        row = self._conn.execute(query).first()
         return Raised(row.again, row.last_at) if row else None
 
     def save_raised(self, channel: str, alarm: str, raised: Raised | None) -> None:
-        key = self._alarm(channel, alarm)
         if raised is None:
-            same = (raised_alarms.c[name] == value for name, value in key.items())
-            self._conn.execute(sa.delete(raised_alarms).where(*same))
+            self._conn.execute(sa.delete(raised_alarms).where(*self._same(channel, alarm)))
         else:
+            key = self._alarm(channel, alarm)
             self._conn.execute(upsert(raised_alarms, key, msgspec.structs.asdict(raised)))
 
     def raised_untried(self, thread: str) -> list[tuple[str, str, Raised]]:
@@ -239,3 +233,6 @@ class PostgresPlanTx:
 
     def _alarm(self, channel: str, alarm: str) -> dict[str, str]:
         return {"cluster": self._cluster, "channel": channel, "alarm": storable_text(alarm)}
+
+    def _same(self, channel: str, alarm: str) -> Iterator[sa.ColumnElement[bool]]:
+        return (raised_alarms.c[name] == value for name, value in self._alarm(channel, alarm).items())

@@ -1,21 +1,303 @@
 """All that the API and the console read, on PostgreSQL."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
-from healer.adapters.postgres.audit_queries import PostgresAudit
-from healer.adapters.postgres.columns import PostgresColumns
+from healer.adapters.postgres.audit_rows import PostgresAudit
+from healer.adapters.postgres.engine import reading
 from healer.adapters.postgres.figures import PostgresFigures
-from healer.adapters.postgres.incident_queries import PostgresIncidents
-from healer.adapters.postgres.job_queries import PostgresJobs
-from healer.adapters.postgres.node_queries import PostgresClusters, PostgresNodes
-from healer.adapters.postgres.rule_queries import PostgresRules
-from healer.adapters.postgres.run_queries import PostgresRuns
+from healer.adapters.postgres.forest_rows import read_unusual
+from healer.adapters.postgres.gate_facts import PAUSE, pauses_in_force, read_facts
+from healer.adapters.postgres.incident_rows import (
+    OpenIncidents,
+    PostgresIncidents,
+    about_node,
+    incident_page,
+    watched,
+)
+from healer.adapters.postgres.loops import lock_held, part_lock
+from healer.adapters.postgres.node_rows import (
+    changed_since,
+    measured_figures,
+    read_inventories,
+    read_lemons,
+    read_references,
+    read_standing,
+)
+from healer.adapters.postgres.rows import read_structs
+from healer.adapters.postgres.rule_rows import PostgresRules
+from healer.adapters.postgres.run_rows import PostgresRuns, asking_runs
 from healer.adapters.postgres.sample_reads import PostgresSignalReads
-from healer.adapters.postgres.snapshots import PostgresSnapshots
-from healer.model import Ruleset
+from healer.adapters.postgres.samples import PostgresColumns
+from healer.adapters.postgres.snapshots import PostgresSnapshots, read_controller
+from healer.adapters.postgres.tables import gate, inbox, incidents, requeues, run_log, runs, snapshots
+from healer.model import (
+    CONTEXT_LONGEST,
+    Breaker,
+    FaultClass,
+    Inventory,
+    LemonScore,
+    LogEntry,
+    Pause,
+    Reference,
+    Ruleset,
+    SlurmSnapshot,
+    StepEvent,
+)
+from healer.ports.answers import (
+    CheckpointSeen,
+    ClusterState,
+    FleetRows,
+    JobDone,
+    JobErrors,
+    JobRows,
+    NodeRows,
+    Requeue,
+)
 from healer.ports.queries import Queries
+
+#: Incidents of a node's history that its page shows.
+_HISTORY = 50
+#: Heartbeats tell which GPUs a node has; the last ones within this time are looked at.
+_TOLD = timedelta(minutes=5)
+_HOUR = timedelta(hours=1)
+
+
+class PostgresClusters:
+    """`healer.ports.queries.ClusterQueries`."""
+
+    def __init__(self, engine: sa.Engine, reader: PostgresSnapshots) -> None:
+        self._engine, self._reader = engine, reader
+        self._open = OpenIncidents()
+
+    def names(self) -> list[str]:
+        with reading(self._engine) as conn:
+            return cluster_names(conn)
+
+    def snapshots(self) -> dict[str, SlurmSnapshot]:
+        with reading(self._engine) as conn:
+            return _pictures(conn, self._reader, None)
+
+    def state(self, cluster: str, now: datetime) -> ClusterState:
+        with reading(self._engine) as conn:
+            picture = conn.execute(
+                sa.select(snapshots.c.version, snapshots.c.error).where(snapshots.c.cluster == cluster)
+            ).first()
+            facts = read_facts(conn, cluster, self._reader, now)
+            return ClusterState(
+                cluster=cluster,
+                breaker=facts.breaker,
+                snapshot=facts.snapshot,
+                snapshot_version=picture.version if picture else 0,
+                snapshot_error=picture.error or "" if picture else "",
+                controller=read_controller(conn, cluster),
+                slots=facts.slots,
+                granted_last_hour=sum(at > now - _HOUR for at in facts.granted),
+                pauses=facts.pauses,
+                vetoes=facts.vetoes,
+                open_incidents=self._open.read(conn, cluster),
+                asking=tuple(asking_runs(conn, cluster)),
+                detector_at=now if lock_held(conn, part_lock("detector", cluster)) else None,
+            )
+
+    def pauses(self, now: datetime) -> list[Pause]:
+        with reading(self._engine) as conn:
+            return read_structs(conn, sa.select(*PAUSE).where(*pauses_in_force(now)).order_by("since"), Pause)
+
+    def breakers(self) -> list[Breaker]:
+        with reading(self._engine) as conn:
+            kept = {row.cluster: row.breaker for row in conn.execute(sa.select(gate))}
+            names = sorted({*cluster_names(conn), *kept})
+        return [
+            msgspec.convert(kept[name], Breaker) if name in kept else Breaker(cluster=name) for name in names
+        ]
+
+
+def cluster_names(conn: sa.Connection) -> list[str]:
+    return list(conn.scalars(sa.select(snapshots.c.cluster).order_by(snapshots.c.cluster)))
+
+
+def _pictures(
+    conn: sa.Connection, reader: PostgresSnapshots, clusters: Sequence[str] | None
+) -> dict[str, SlurmSnapshot]:
+    names = cluster_names(conn)
+    wanted = names if clusters is None else [name for name in names if name in clusters]
+    found = {name: reader.read(conn, name) for name in wanted}
+    return {name: picture for name, picture in found.items() if picture is not None}
+
+
+class PostgresNodes:
+    """`healer.ports.queries.NodeQueries`."""
+
+    def __init__(self, engine: sa.Engine, reader: PostgresSnapshots) -> None:
+        self._engine, self._reader = engine, reader
+
+    def fleet(self, clusters: Sequence[str] | None, now: datetime) -> FleetRows:
+        with reading(self._engine) as conn:
+            pictures = _pictures(conn, self._reader, clusters)
+            return FleetRows(
+                snapshots=pictures,
+                watched=tuple(watched(conn, clusters, now)),
+                changed={name: changed_since(conn, name, now - CONTEXT_LONGEST) for name in pictures},
+                lemons={name: read_lemons(conn, name) for name in pictures},
+            )
+
+    def rows(self, cluster: str, node: str, now: datetime) -> NodeRows | None:
+        with reading(self._engine) as conn:
+            picture = self._reader.read(conn, cluster)
+            if picture is None or node not in picture.nodes:
+                return None
+            inventory = read_inventories(conn, cluster, node)
+            mine = [incidents.c.cluster == cluster, about_node(node)]
+            return NodeRows(
+                snapshot=picture,
+                node=picture.nodes[node],
+                watched=tuple(watched(conn, [cluster], now, about_node(node))),
+                history=tuple(incident_page(conn, mine, _HISTORY).items),
+                gpus=_gpus_told(conn, cluster, node, now),
+                inventory=inventory[0] if inventory else None,
+                lemon=read_lemons(conn, cluster, node).get(node),
+                unusual=read_unusual(conn, cluster, node, now),
+                standing=read_standing(conn, cluster, node),
+            )
+
+    def references(self, cluster: str) -> list[Reference]:
+        with reading(self._engine) as conn:
+            return read_references(conn, cluster)
+
+    def inventories(self, cluster: str) -> list[Inventory]:
+        with reading(self._engine) as conn:
+            return read_inventories(conn, cluster)
+
+    def measured(self, cluster: str, node: str) -> dict[str, float]:
+        with reading(self._engine) as conn:
+            return measured_figures(conn, cluster, node)
+
+    def lemons(self, cluster: str) -> dict[str, LemonScore]:
+        with reading(self._engine) as conn:
+            return read_lemons(conn, cluster)
+
+
+def _gpus_told(conn: sa.Connection, cluster: str, node: str, now: datetime) -> dict[int, dict[str, Any]]:
+    """GPU index -> what the node's last heartbeat said of it."""
+    data = conn.execute(
+        sa.select(inbox.c.doc["data"]["gpus"])
+        .where(
+            inbox.c.cluster == cluster,
+            inbox.c.node == node,
+            inbox.c.kind == "heartbeat",
+            inbox.c.arrived_at > now - _TOLD,
+            inbox.c.doc["data"].has_key("gpus"),
+        )
+        .order_by(inbox.c.arrived_at.desc())
+        .limit(1)
+    ).scalar()
+    return {int(gpu["index"]): gpu for gpu in data or ()}
+
+
+INCIDENTS_SHOWN = 100
+DONE_SHOWN = 50
+CHECKPOINTS_SHOWN = 50
+ERRORS_SHOWN = 20
+
+#: A step that has ended says what came of it.
+_SAID = [str(event) for event in (StepEvent.done, StepEvent.skipped, StepEvent.failed)]
+
+# The index over a job's checkpoints is on this very expression.
+_CHECKPOINTS = sa.text(
+    """
+    SELECT
+      (doc #>> '{data,restart}')::bigint AS restart,
+      (doc #>> '{data,step}')::bigint AS step,
+      coalesce(doc #>> '{data,path}', '') AS path,
+      coalesce((doc #>> '{data,durable}')::boolean, false) AS durable,
+      (doc ->> 'event_at')::timestamptz AS at,
+      doc #>> '{data,sha256}' AS sha256
+    FROM inbox
+    WHERE cluster = :cluster AND doc #>> '{component,job}' = :job AND kind = 'checkpoint'
+    ORDER BY arrived_at DESC
+    LIMIT :limit
+    """
+)
+
+# One row for each code: a job that crashes on 77 nodes leaves thousands of lines.
+_ERRORS = sa.text(
+    """
+    SELECT
+      fault,
+      sum(coalesce((doc ->> 'count')::bigint, 1))::bigint AS lines,
+      count(DISTINCT node) AS nodes,
+      min(node) AS node,
+      min(began_at) AS since,
+      max(last_at) AS until
+    FROM fault_bursts
+    WHERE cluster = :cluster AND doc -> 'jobs' @> to_jsonb(ARRAY[:job ::text])
+      AND doc ->> 'fault_class' = :class
+    GROUP BY fault
+    ORDER BY lines DESC, fault
+    LIMIT :limit
+    """
+)
+
+
+class PostgresJobs:
+    """`healer.ports.queries.JobQueries`."""
+
+    def __init__(self, engine: sa.Engine, snapshots: PostgresSnapshots) -> None:
+        self._engine, self._snapshots = engine, snapshots
+
+    def rows(self, cluster: str, job: str) -> JobRows:
+        asked = {"cluster": cluster, "job": job}
+        with reading(self._engine) as conn:
+            hit = [incidents.c.cluster == cluster, incidents.c.doc["jobs_hit"].contains([job])]
+            found = incident_page(conn, hit, INCIDENTS_SHOWN).items
+            again = (
+                sa.select(requeues.c.restarts, requeues.c.at, requeues.c.incident, requeues.c.run)
+                .where(requeues.c.cluster == cluster, requeues.c.job == job)
+                .order_by(requeues.c.id)
+            )
+            checkpoints_asked = {**asked, "limit": CHECKPOINTS_SHOWN}
+            lines = {**asked, "class": str(FaultClass.application), "limit": ERRORS_SHOWN}
+            seen = read_structs(conn, _CHECKPOINTS, CheckpointSeen, checkpoints_asked)
+            return JobRows(
+                snapshot=self._snapshots.read(conn, cluster),
+                incidents=tuple(found),
+                requeues=tuple(read_structs(conn, again, Requeue)),
+                done=_done_to(conn, cluster, job, [incident.id for incident in found]),
+                errors=tuple(read_structs(conn, _ERRORS, JobErrors, lines)),
+                checkpoints=tuple(sorted(seen, key=lambda checkpoint: checkpoint.at)),
+            )
+
+
+def _done_to(conn: sa.Connection, cluster: str, job: str, hit_by: Sequence[str]) -> tuple[JobDone, ...]:
+    """What runs of these incidents, and runs on the job itself, said of it."""
+    of_job = sa.or_(
+        sa.and_(runs.c.incident.in_(hit_by), run_log.c.step.endswith(f":{job}", autoescape=True)),
+        runs.c.job == job,
+    )
+    rows = conn.execute(
+        sa.select(run_log.c.doc, runs.c.id, runs.c.incident)
+        .join(runs, runs.c.id == run_log.c.run)
+        .where(runs.c.cluster == cluster, of_job, run_log.c.event.in_(_SAID))
+        .order_by(run_log.c.seq.desc())
+        .limit(DONE_SHOWN)
+    ).all()
+    said = [(msgspec.convert(doc, LogEntry), run, incident) for doc, run, incident in reversed(rows)]
+    return tuple(
+        JobDone(
+            at=entry.at,
+            step=entry.step.partition(":")[0],
+            event=str(entry.event),
+            text=entry.text,
+            run=run,
+            incident=incident,
+        )
+        for entry, run, incident in said
+    )
 
 
 def postgres_queries(

@@ -10,8 +10,9 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB, insert
 from sqlalchemy.exc import IntegrityError
 
 from healer.adapters.postgres.audit_rows import append
-from healer.adapters.postgres.engine import translated
-from healer.adapters.postgres.proofs import outcome
+from healer.adapters.postgres.engine import OnDatabase, reading, translated
+from healer.adapters.postgres.rows import matches, pick, read_doc
+from healer.adapters.postgres.rule_rows import outcome
 from healer.adapters.postgres.tables import incidents, rehearsals, replay_proofs
 from healer.model import audit_record
 from healer.model.run import UNDER_WAY, Opened, Outcomes, Rehearsal, RehearsalState
@@ -25,25 +26,18 @@ DEAD = timedelta(minutes=2)
 _LARGE = ("text", "before", "result")
 
 
-class PostgresRehearsals:
+class PostgresRehearsals(OnDatabase):
     """`healer.ports.queries.Rehearsals` and `healer.processes.scheduler.RehearsalBook`."""
-
-    def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
 
     # --- people
 
     def ask(self, asked: Rehearsal) -> Rehearsal:
-        """The same id again is the same one. Conflict while another one of the cluster is under way."""
         with translated(), self._engine.begin() as conn:
-            known = _read(conn, asked.id)
-            if known is not None:
-                return known
-            conn.execute(
-                sa.delete(rehearsals).where(
-                    rehearsals.c.cluster == asked.cluster, rehearsals.c.created_at < asked.created_at - KEPT
-                )
-            )
+            before = _read(conn, asked.id)
+            if before is not None:
+                return before
+            old = rehearsals.c.created_at < asked.created_at - KEPT
+            conn.execute(sa.delete(rehearsals).where(rehearsals.c.cluster == asked.cluster, old))
             try:
                 with conn.begin_nested():
                     conn.execute(sa.insert(rehearsals).values(**_row(asked), seen_at=asked.created_at))
@@ -54,76 +48,69 @@ class PostgresRehearsals:
             return asked
 
     def newest(self, clusters: Sequence[str] | None, limit: int) -> list[Rehearsal]:
-        """Without texts and results."""
         doc = rehearsals.c.doc.op("-")(sa.cast(list(_LARGE), ARRAY(sa.Text)))
-        query = (
-            sa.select(sa.cast(doc, JSONB).label("doc")).order_by(rehearsals.c.created_at.desc()).limit(limit)
-        )
-        if clusters is not None:
-            query = query.where(rehearsals.c.cluster.in_(clusters))
-        with translated(), self._engine.connect() as conn:
-            docs: list[dict[str, Any]] = [row.doc for row in conn.execute(query)]
-        return [msgspec.convert(one | {"text": "", "before": None}, Rehearsal) for one in docs]
+        query = sa.select(sa.cast(doc, JSONB).label("doc")).where(matches(rehearsals.c.cluster, clusters))
+        with reading(self._engine) as conn:
+            rows = conn.execute(query.order_by(rehearsals.c.created_at.desc()).limit(limit)).mappings()
+            return [msgspec.convert(row["doc"] | {"text": "", "before": None}, Rehearsal) for row in rows]
 
     def one(self, name: str) -> Rehearsal | None:
-        with translated(), self._engine.connect() as conn:
+        with reading(self._engine) as conn:
             return _read(conn, name)
 
     def cancel(self, name: str, *, by: str, reason: str, at: datetime) -> Rehearsal:
         """Again changes nothing. NotFound, or Conflict where it has ended otherwise."""
         with translated(), self._engine.begin() as conn:
-            known = _read(conn, name, lock=True)
-            if known is None:
+            rehearsal = _read(conn, name, lock=True)
+            if rehearsal is None:
                 raise NotFound(f"no change {name} was tried")
-            if known.state is RehearsalState.cancelled:
-                return known
-            if known.state not in UNDER_WAY:
-                raise Conflict(f"it is {known.state.value} already")
-            _record(conn, known, at, by, "rehearsal.cancelled", {"reason": reason})
-            return _write(conn, known, at, state=RehearsalState.cancelled, ended_at=at, left_s=None)
+            if rehearsal.state is RehearsalState.cancelled:
+                return rehearsal
+            if rehearsal.state not in UNDER_WAY:
+                raise Conflict(f"it is {rehearsal.state.value} already")
+            _record(conn, rehearsal, at, by, "rehearsal.cancelled", {"reason": reason})
+            return _write(conn, rehearsal, at, state=RehearsalState.cancelled, ended_at=at, left_s=None)
 
     # --- what is known of its incidents
 
     def real(self, names: Sequence[str]) -> dict[str, bool | None]:
-        """Of these ids those of real incidents: True a true fault, False a false alarm, None not judged."""
-        with translated(), self._engine.connect() as conn:
+        with reading(self._engine) as conn:
             return _real(conn, names)
 
     def outcomes(self, rehearsal: Rehearsal) -> list[Outcomes]:
         """By changed rule."""
-        with translated(), self._engine.connect() as conn:
+        with reading(self._engine) as conn:
             return list(_outcomes(conn, rehearsal))
 
     def prove(
         self, name: str, rules: Sequence[str], *, by: str, reason: str, at: datetime, request: str
     ) -> list[Outcomes]:
-        """Makes what these rules opened in it proof of them as edited. Conflict where it holds none."""
         with translated(), self._engine.begin() as conn:
-            known = _read(conn, name, lock=True)
-            if known is None:
+            rehearsal = _read(conn, name, lock=True)
+            if rehearsal is None:
                 raise NotFound(f"no change {name} was tried")
-            told = {one.rule: one for one in _outcomes(conn, known)}
-            opened = {one.rule: one for one in opened_in(known)}
+            outcomes_of = {opening.rule: opening for opening in _outcomes(conn, rehearsal)}
+            opened = {opening.rule: opening for opening in opened_in(rehearsal)}
             for rule in rules:
-                if rule not in told:
+                if rule not in outcomes_of:
                     raise Conflict(f"the change does not touch a rule {rule}")
-                if not told[rule].right + told[rule].wrong:
+                if not outcomes_of[rule].right + outcomes_of[rule].wrong:
                     raise Conflict(f"no incident that {rule} opened in it is judged: review some first")
             for rule in rules:
-                one = opened[rule]
-                row = {"rule": rule, "digest": one.digest, "rehearsal": name, "by": by, "at": at}
+                opening = opened[rule]
+                row = {"rule": rule, "digest": opening.digest, "rehearsal": name, "by": by, "at": at}
                 made = conn.execute(
                     insert(replay_proofs)
-                    .values([{**row, "incident": incident} for incident in one.incidents])
+                    .values([{**row, "incident": incident} for incident in opening.incidents])
                     .on_conflict_do_nothing()
                     .returning(replay_proofs.c.incident)
                 )
                 if made.first() is not None:
-                    seen = told[rule]
-                    data = {"rule": rule, "text": one.digest, "right": seen.right, "wrong": seen.wrong}
+                    seen = outcomes_of[rule]
+                    data = {"rule": rule, "text": opening.digest, "right": seen.right, "wrong": seen.wrong}
                     data |= {"true_faults_missed": seen.missed_true, "reason": reason, "request": request}
-                    _record(conn, known, at, by, "rule.proven_by_replay", data)
-            return list(_outcomes(conn, known))
+                    _record(conn, rehearsal, at, by, "rule.proven_by_replay", data)
+            return list(_outcomes(conn, rehearsal))
 
     # --- the runner
 
@@ -131,26 +118,26 @@ class PostgresRehearsals:
         """The one that waits, as running now. One whose runner died has failed."""
         with translated(), self._engine.begin() as conn:
             mine = sa.select(rehearsals.c.id, rehearsals.c.state, rehearsals.c.seen_at).where(
-                rehearsals.c.cluster == cluster, rehearsals.c.state.in_([one.value for one in UNDER_WAY])
+                rehearsals.c.cluster == cluster, rehearsals.c.state.in_([state.value for state in UNDER_WAY])
             )
             row = conn.execute(mine.with_for_update(skip_locked=True)).first()
-            known = _read(conn, row.id) if row is not None else None
-            if row is None or known is None:
+            rehearsal = _read(conn, row.id) if row is not None else None
+            if row is None or rehearsal is None:
                 return None
-            if known.state is RehearsalState.queued:
-                return _write(conn, known, now, state=RehearsalState.running)
+            if rehearsal.state is RehearsalState.queued:
+                return _write(conn, rehearsal, now, state=RehearsalState.running)
             if now - row.seen_at > DEAD:
                 why = "the process that replayed it has ended"
-                _write(conn, known, now, state=RehearsalState.failed, ended_at=now, problem=why)
+                _write(conn, rehearsal, now, state=RehearsalState.failed, ended_at=now, problem=why)
             return None
 
     def advance(self, name: str, progress: float, now: datetime, left_s: float | None = None) -> bool:
         """False when it is to stop."""
         with translated(), self._engine.begin() as conn:
-            known = _read(conn, name, lock=True)
-            if known is None or known.state is not RehearsalState.running:
+            rehearsal = _read(conn, name, lock=True)
+            if rehearsal is None or rehearsal.state is not RehearsalState.running:
                 return False
-            _write(conn, known, now, progress=progress, left_s=left_s)
+            _write(conn, rehearsal, now, progress=progress, left_s=left_s)
             return True
 
     def end(
@@ -158,14 +145,14 @@ class PostgresRehearsals:
     ) -> None:
         """Done with a result, failed with a problem; one that was cancelled meanwhile stays so."""
         with translated(), self._engine.begin() as conn:
-            known = _read(conn, name, lock=True)
-            if known is None or known.state is not RehearsalState.running:
+            rehearsal = _read(conn, name, lock=True)
+            if rehearsal is None or rehearsal.state is not RehearsalState.running:
                 return
             state = RehearsalState.failed if result is None else RehearsalState.done
             ended = {"state": state, "ended_at": now, "problem": problem, "result": result, "left_s": None}
-            _write(conn, known, now, **ended, progress=known.progress if result is None else 1.0)
-            data = {"state": state.value, "file": known.file} | ({"why": problem} if problem else {})
-            _record(conn, known, now, "healer", "rehearsal.ended", data)
+            _write(conn, rehearsal, now, **ended, progress=rehearsal.progress if result is None else 1.0)
+            data = {"state": state.value, "file": rehearsal.file} | ({"why": problem} if problem else {})
+            _record(conn, rehearsal, now, "healer", "rehearsal.ended", data)
 
 
 def opened_in(rehearsal: Rehearsal) -> list[Opened]:
@@ -174,23 +161,19 @@ def opened_in(rehearsal: Rehearsal) -> list[Opened]:
 
 
 def _outcomes(conn: sa.Connection, rehearsal: Rehearsal) -> Iterator[Outcomes]:
-    for one in opened_in(rehearsal):
-        real = _real(conn, [*one.incidents, *one.missed], rule=one.rule)
-        told = [real.get(name) for name in one.incidents]
-        missed = [real.get(name) for name in one.missed]
-        mine = sa.and_(replay_proofs.c.rule == one.rule, replay_proofs.c.digest == one.digest)
-        counted = conn.execute(
-            sa.select(replay_proofs.c.by, replay_proofs.c.at)
-            .where(mine)
-            .order_by(replay_proofs.c.at)
-            .limit(1)
-        ).first()
+    for opening in opened_in(rehearsal):
+        real = _real(conn, [*opening.incidents, *opening.missed], rule=opening.rule)
+        outcomes = [real.get(name) for name in opening.incidents]
+        missed = [real.get(name) for name in opening.missed]
+        mine = replay_proofs.c.rule == opening.rule, replay_proofs.c.digest == opening.digest
+        first = sa.select(replay_proofs.c.by, replay_proofs.c.at).where(*mine).order_by(replay_proofs.c.at)
+        counted = conn.execute(first.limit(1)).first()
         yield Outcomes(
-            rule=one.rule,
-            digest=one.digest,
-            right=told.count(True),
-            wrong=told.count(False),
-            unknown=told.count(None),
+            rule=opening.rule,
+            digest=opening.digest,
+            right=outcomes.count(True),
+            wrong=outcomes.count(False),
+            unknown=outcomes.count(None),
             missed_true=missed.count(True),
             missed_wrong=missed.count(False),
             counted_by=counted.by if counted else "",
@@ -200,33 +183,29 @@ def _outcomes(conn: sa.Connection, rehearsal: Rehearsal) -> Iterator[Outcomes]:
 
 def _real(conn: sa.Connection, names: Sequence[str], rule: str | None = None) -> dict[str, bool | None]:
     query = sa.select(incidents.c.id, outcome().label("right")).where(
-        incidents.c.id.in_(names), incidents.c.doc["merged_into"].astext.is_(None)
+        incidents.c.id.in_(names),
+        incidents.c.doc["merged_into"].astext.is_(None),
+        matches(incidents.c.rule, rule),
     )
-    if rule is not None:
-        query = query.where(incidents.c.rule == rule)
     return {row.id: row.right for row in conn.execute(query)}
 
 
 def _read(conn: sa.Connection, name: str, *, lock: bool = False) -> Rehearsal | None:
     query = sa.select(rehearsals.c.doc).where(rehearsals.c.id == name)
-    doc = conn.execute(query.with_for_update() if lock else query).scalar()
-    return None if doc is None else msgspec.convert(doc, Rehearsal)
+    return read_doc(conn, query.with_for_update() if lock else query, Rehearsal)
 
 
-def _write(conn: sa.Connection, known: Rehearsal, now: datetime, **fields: Any) -> Rehearsal:
-    changed = msgspec.structs.replace(known, **fields)
+def _write(conn: sa.Connection, rehearsal: Rehearsal, now: datetime, **fields: Any) -> Rehearsal:
+    changed = msgspec.structs.replace(rehearsal, **fields)
     row = {name: value for name, value in _row(changed).items() if name != "id"}
-    conn.execute(sa.update(rehearsals).where(rehearsals.c.id == known.id).values(**row, seen_at=now))
+    conn.execute(sa.update(rehearsals).where(rehearsals.c.id == rehearsal.id).values(**row, seen_at=now))
     return changed
 
 
-def _row(one: Rehearsal) -> dict[str, Any]:
-    return {
-        "id": one.id,
-        "cluster": one.cluster,
-        "state": one.state.value,
-        "created_at": one.created_at,
-        "doc": msgspec.to_builtins(one),
+def _row(rehearsal: Rehearsal) -> dict[str, Any]:
+    return pick(rehearsal, "id", "cluster", "created_at") | {
+        "state": rehearsal.state.value,
+        "doc": msgspec.to_builtins(rehearsal),
     }
 
 

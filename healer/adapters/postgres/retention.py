@@ -7,8 +7,8 @@ import sqlalchemy as sa
 import structlog
 from sqlalchemy.exc import DBAPIError
 
-from healer.adapters.postgres import evidence, samples, unusual
-from healer.adapters.postgres import feature_rows as features
+from healer.adapters.postgres import evidence, samples
+from healer.adapters.postgres.forest_rows import forget_features, forget_unusual
 from healer.adapters.postgres.tables import (
     delivery_log,
     fault_bursts,
@@ -34,7 +34,7 @@ AGAIN = timedelta(hours=ALERT_STAYS_MAX_H)
 EVENTS = timedelta(days=90)
 KEYS = timedelta(hours=24)
 SESSIONS = timedelta(days=7)
-#: A name that nobody sent for so long is no longer listed as unknown, nor a loss or a sender.
+#: A name that was not sent for so long is no longer listed as unknown, nor a loss or a sender.
 UNKNOWN_SERIES = timedelta(days=7)
 #: Longer than anything looks back: for whoever asks later what a part has had.
 BURSTS = timedelta(days=90)
@@ -82,8 +82,8 @@ def tidy(engine: sa.Engine, now: datetime, *, free: float | None = None) -> None
         _all(engine, seen, seen.c.last_seen < now - UNKNOWN_SERIES)
     evidence.forget(engine, now, low=low)
     with engine.begin() as conn:
-        features.forget(conn, now)
-        unusual.forget(conn, now)
+        forget_features(conn, now)
+        forget_unusual(conn, now)
     samples.forget(engine, now)
 
 
@@ -109,10 +109,8 @@ def _all(engine: sa.Engine, table: sa.Table, old: sa.ColumnElement[bool]) -> Non
     some = sa.select(place).select_from(table).where(old).limit(PORTION).scalar_subquery()
     while True:
         with engine.begin() as conn:
-            if (
-                conn.execute(sa.delete(table).where(place == sa.func.any(sa.func.array(some)))).rowcount
-                < PORTION
-            ):
+            gone = conn.execute(sa.delete(table).where(place == sa.func.any(sa.func.array(some))))
+            if gone.rowcount < PORTION:
                 return
 
 

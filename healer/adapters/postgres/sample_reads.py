@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
-from healer.adapters.postgres.columns import PostgresColumns
 from healer.adapters.postgres.engine import reading
 from healer.adapters.postgres.inbox import alerts
-from healer.adapters.postgres.samples import METRICS, STEPS, Row, unpacked
+from healer.adapters.postgres.samples import METRICS, STEPS, PostgresColumns, Row, unpacked
 from healer.adapters.postgres.tables import inbox, samples
 from healer.model import DEVICE_MARK, Column, LastHeard, Observation
 from healer.model.telemetry import Report, StepBatch
@@ -74,28 +73,26 @@ class PostgresSignalReads:
         self, cluster: str, node: str, since: datetime
     ) -> tuple[list[Report], dict[int, Column]]:
         found, _ = unpacked(cluster, self._rows(cluster, METRICS, node, since))
-        ids = np.unique(np.concatenate([one.columns for one in found])).tolist() if found else []
-        return found, self._columns.columns(ids)
+        return found, self._columns_of(found)
 
     def devices(self, cluster: str, since: datetime, *, limit: int, after: str = "") -> Devices:
-        told = {
+        asked = {
             "cluster": cluster, "after": DEVICE_MARK + after, "mark": DEVICE_MARK, "limit": limit,
             "since": since, "kind": METRICS, "most": _OF_A_DEVICE,
         }  # fmt: skip
         with reading(self._engine) as conn:
             conn.execute(sa.text("SET LOCAL enable_seqscan = off"))  # as in `_rows`
-            rows = conn.execute(DEVICES_FOUND, told).all()
+            rows = conn.execute(DEVICES_FOUND, asked).all()
         found: dict[str, list[Report]] = {row.subject.removeprefix(DEVICE_MARK): [] for row in rows}
         more = len(found) > limit
         if more:
             found.popitem()
         told_rows = [(METRICS, row.subject, row.at, row.arrived_at, row.body) for row in rows if row.body]
-        for one in unpacked(cluster, told_rows)[0]:
-            if (reports := found.get(one.node.removeprefix(DEVICE_MARK))) is not None:
-                reports.append(one)
-        every = [one.columns for reports in found.values() for one in reports]
-        ids = np.unique(np.concatenate(every)).tolist() if every else []
-        return Devices(reports=found, columns=self._columns.columns(ids), more=more)
+        for report in unpacked(cluster, told_rows)[0]:
+            if (reports := found.get(report.node.removeprefix(DEVICE_MARK))) is not None:
+                reports.append(report)
+        columns = self._columns_of([report for reports in found.values() for report in reports])
+        return Devices(reports=found, columns=columns, more=more)
 
     def job_steps(self, cluster: str, job: str, since: datetime) -> list[StepBatch]:
         return unpacked(cluster, self._rows(cluster, STEPS, job, since))[1]
@@ -115,12 +112,8 @@ class PostgresSignalReads:
                 sa.func.max(lost).label("lost"),
                 ahead_s.label("ahead_s"),
             )
-            .where(
-                inbox.c.cluster == cluster,
-                inbox.c.arrived_at > since,
-                inbox.c.node == node,
-                inbox.c.kind.in_(("heartbeat", "hook")),
-            )
+            .where(inbox.c.cluster == cluster, inbox.c.arrived_at > since)
+            .where(inbox.c.node == node, inbox.c.kind.in_(("heartbeat", "hook")))
             .group_by(inbox.c.kind)
         )
         with reading(self._engine) as conn:
@@ -143,13 +136,16 @@ class PostgresSignalReads:
         self, cluster: str, nodes: Sequence[str], since: datetime
     ) -> tuple[list[Report], dict[int, Column]]:
         found, _ = unpacked(cluster, self._newest(cluster, METRICS, nodes, since, _REPORTS))
-        # Most reports share their columns.
-        apart = {id(one.columns): one.columns for one in found}
-        ids = np.unique(np.concatenate(list(apart.values()))).tolist() if apart else []
-        return found, self._columns.columns(ids)
+        return found, self._columns_of(found)
 
     def fleet_steps(self, cluster: str, jobs: Sequence[str], since: datetime) -> list[StepBatch]:
         return unpacked(cluster, self._newest(cluster, STEPS, jobs, since, _BATCHES))[1]
+
+    def _columns_of(self, reports: Sequence[Report]) -> dict[int, Column]:
+        # Most reports share their columns.
+        apart = {id(report.columns): report.columns for report in reports}
+        ids = np.unique(np.concatenate(list(apart.values()))).tolist() if apart else []
+        return self._columns.columns(ids)
 
     def _newest(self, cluster: str, kind: str, names: Sequence[str], since: datetime, most: int) -> list[Row]:
         asked = {"names": list(names), "cluster": cluster, "since": since, "kind": kind, "most": most}
@@ -162,12 +158,8 @@ class PostgresSignalReads:
         table: Any = samples.c
         wanted = (
             sa.select(table.at, table.arrived_at, table.body)
-            .where(
-                table.cluster == cluster,
-                table.subject == subject,
-                table.arrived_at > since,
-                table.kind == kind,
-            )
+            .where(table.cluster == cluster, table.subject == subject)
+            .where(table.arrived_at > since, table.kind == kind)
             .order_by(table.arrived_at.desc(), table.id.desc())
             .limit(MOST_ROWS[kind])
         )

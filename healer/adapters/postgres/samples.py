@@ -15,10 +15,12 @@ import structlog
 from psycopg.errors import LockNotAvailable
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from healer.adapters.postgres.engine import own_connection, unstored
-from healer.adapters.postgres.tables import SAMPLE_SLOTS
+from healer.adapters.postgres.engine import OwnConnection, translated, unstored
+from healer.adapters.postgres.tables import SAMPLE_SLOTS, signal_columns
+from healer.model import Column, Part
 from healer.model.packed import PackedReport, pack_report, pack_steps, unpack_reports, unpack_steps
 from healer.model.telemetry import Report, StepBatch
+from healer.ports.measurements import TooManyColumns
 from healer.ports.transactions import LedgerAway
 
 log = structlog.get_logger()
@@ -61,7 +63,7 @@ class PostgresSamples:
     read.
 
     `put` and `put_steps` raise `request_errors.Unavailable` when the database is away, `Unstorable` when it
-    refuses something of the call; then nothing of it is stored. `new` raises LedgerAway, and begins anew:
+    refuses something of the call; then nothing of it is stored. `new` raises LedgerAway, and begins again:
     after a crash of the server numbers of transactions may be given a second time, so what was seen before no
     longer tells what is new.
     """
@@ -76,14 +78,15 @@ class PostgresSamples:
 
     def put(self, reports: Sequence[Report]) -> None:
         self._metrics.copy(
-            (one.cluster, METRICS, one.node, one.at, one.arrived_at, pack_report(one)) for one in reports
+            (report.cluster, METRICS, report.node, report.at, report.arrived_at, pack_report(report))
+            for report in reports
         )
 
     def put_steps(self, batches: Sequence[StepBatch]) -> None:
         self._steps.copy(
             (
-                (one.cluster, STEPS, one.job, one.arrived_at, one.arrived_at, pack_steps(one))
-                for one in batches
+                (batch.cluster, STEPS, batch.job, batch.arrived_at, batch.arrived_at, pack_steps(batch))
+                for batch in batches
             ),
             tell=CHANNEL,
         )
@@ -116,11 +119,11 @@ def unpacked(cluster: str, rows: Iterable[Row]) -> tuple[list[Report], list[Step
         except ValueError as error:
             _unreadable(subject, error)
     reports: list[Report] = []
-    for row, one in zip(packed, unpack_reports(cluster, packed), strict=True):
-        if isinstance(one, Report):
-            reports.append(one)
+    for row, report in zip(packed, unpack_reports(cluster, packed), strict=True):
+        if isinstance(report, Report):
+            reports.append(report)
         else:
-            _unreadable(row.node, one)
+            _unreadable(row.node, report)
     return reports, batches
 
 
@@ -132,18 +135,14 @@ class _Writer:
     """A connection that does nothing but COPY. Each call is one transaction."""
 
     def __init__(self, engine: sa.Engine, setting: str) -> None:
-        self._engine, self._setting = engine, setting
-        self._connection: psycopg.Connection | None = None
+        self._connection = OwnConnection(engine, begin=lambda conn: conn.execute(setting.encode()))
 
     def copy(
         self, rows: Iterable[tuple[str, str, str, datetime, datetime, bytes]], *, tell: str | None = None
     ) -> None:
         block = _block(rows)
         try:
-            if self._connection is None or self._connection.closed:
-                self._connection = own_connection(self._engine)
-                self._connection.execute(self._setting.encode())
-            with self._connection.cursor() as cursor:
+            with self._connection.get().cursor() as cursor:
                 with cursor.copy(_COPY) as copy:
                     copy.write(block)
                 if tell is not None:
@@ -155,9 +154,7 @@ class _Writer:
             raise unstored(error) from error
 
     def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
+        self._connection.close()
 
 
 def _block(rows: Iterable[tuple[str, str, str, datetime, datetime, bytes]]) -> bytes:
@@ -198,8 +195,8 @@ class _Reader:
     """What became visible since the last look. A look may last several calls: it is one transaction."""
 
     def __init__(self, engine: sa.Engine, cluster: str) -> None:
-        self._engine, self._cluster = engine, cluster
-        self._connection: psycopg.Connection | None = None
+        self._cluster = cluster
+        self._connection = OwnConnection(engine, begin=_begin_reading)
         self._cursor: psycopg.ServerCursor[Any] | None = None
         self._seen: str | None = None
         self._looking_at = ""
@@ -212,16 +209,15 @@ class _Reader:
         if len(rows) < CHUNK:
             self._cursor.close()
             self._cursor = None
-            assert self._connection is not None
-            self._connection.commit()
+            self._connection.get().commit()
             self._seen = self._looking_at
         return rows
 
     def _look(self) -> "psycopg.ServerCursor[Any]":
-        connection = self._connect()
-        told = connection.execute("SELECT pg_current_snapshot()::text, now()").fetchone()
-        assert told is not None
-        self._looking_at, now = told
+        connection = self._connection.get()
+        snapshot = connection.execute("SELECT pg_current_snapshot()::text, now()").fetchone()
+        assert snapshot is not None
+        self._looking_at, now = snapshot
         cursor = connection.cursor("new_samples", binary=True)
         if self._seen is not None:
             cursor.execute(_NEXT, {"cluster": self._cluster, "seen": self._seen})
@@ -231,24 +227,19 @@ class _Reader:
         cursor.execute(_FIRST, {"cluster": self._cluster, "since": now - WINDOW, "slots": slots})
         return cursor
 
-    def _connect(self) -> psycopg.Connection:
-        if self._connection is None or self._connection.closed:
-            connection = own_connection(self._engine)
-            # The partitions are never analysed, so the planner would guess. The index of transactions always
-            # fits: rows lie in its order, and nothing is sorted on disk before the first one comes.
-            for guess in ("seqscan", "bitmapscan", "sort"):
-                connection.execute(f"SET enable_{guess} = off".encode())
-            connection.autocommit = False
-            connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-            connection.read_only = True
-            self._connection = connection
-        return self._connection
-
     def close(self) -> None:
-        connection, self._connection = self._connection, None
         self._cursor, self._seen = None, None
-        if connection is not None:
-            connection.close()
+        self._connection.close()
+
+
+def _begin_reading(connection: psycopg.Connection) -> None:
+    # The partitions are never analysed, so the planner would guess. The index of transactions always
+    # fits: rows lie in its order, and nothing is sorted on disk before the first one comes.
+    for guess in ("seqscan", "bitmapscan", "sort"):
+        connection.execute(f"SET enable_{guess} = off".encode())
+    connection.autocommit = False
+    connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    connection.read_only = True
 
 
 # --- forgetting ------------------------------------------------------------------------------------------
@@ -278,3 +269,75 @@ def forget(engine: sa.Engine, now: datetime, *, kept: int = _KEPT) -> list[int]:
             continue
         done.append(slot)
     return done
+
+
+COLUMNS_MAX = 100_000
+
+
+class PostgresColumns:
+    """`healer.ports.measurements.ColumnBook`. What it knows it never asks again: a number keeps its meaning.
+
+    Raises `healer.ports.request_errors.Unavailable` when the database is away.
+    """
+
+    def __init__(self, engine: sa.Engine, *, most: int = COLUMNS_MAX) -> None:
+        self._engine, self._most = engine, most
+        self._ids: dict[Column, int] = {}
+        self._columns: dict[int, Column] = {}
+        self._last = 0
+
+    def ids(self, columns: Sequence[Column]) -> list[int]:
+        known = self._ids
+        if any(column not in known for column in columns):
+            self._look_up()
+            new = list(dict.fromkeys(column for column in columns if column not in known))
+            if new:
+                self._bound(new)
+                self._number(new)
+        return [known[column] for column in columns]
+
+    def columns(self, ids: Iterable[int]) -> dict[int, Column]:
+        wanted = list(ids)
+        if any(number not in self._columns for number in wanted):
+            self._look_up()
+        return {number: self._columns[number] for number in wanted if number in self._columns}
+
+    def _look_up(self) -> None:
+        """What others numbered meanwhile. Numbers become visible in their order: see `_number`."""
+        with translated(), self._engine.connect() as conn:
+            self._learn(conn)
+
+    def _learn(self, conn: sa.Connection) -> None:
+        fresh = (
+            sa.select(signal_columns).where(signal_columns.c.id > self._last).order_by(signal_columns.c.id)
+        )
+        for row in conn.execute(fresh):
+            column = Column(row.signal, Part(gpu=row.gpu, link=row.link, port=row.port))
+            self._columns[row.id] = column
+            self._ids[column] = self._last = row.id
+
+    def _number(self, columns: Sequence[Column]) -> None:
+        with translated(), self._engine.begin() as conn:
+            # One at a time, so that the bound is exact and no number is visible before a smaller one.
+            conn.execute(sa.text("LOCK TABLE signal_columns IN SHARE ROW EXCLUSIVE MODE"))
+            self._learn(conn)
+            new = [column for column in columns if column not in self._ids]
+            if not new:
+                return
+            self._bound(new)
+            rows = [
+                {
+                    "signal": column.signal,
+                    "gpu": column.part.gpu,
+                    "link": column.part.link,
+                    "port": column.part.port,
+                }
+                for column in new
+            ]
+            conn.execute(sa.insert(signal_columns), rows)
+        # Only now, after the commit, are they known: what a rollback takes away must not be used.
+        self._look_up()
+
+    def _bound(self, new: Sequence[Column]) -> None:
+        if len(self._ids) + len(new) > self._most:
+            raise TooManyColumns(f"at most {self._most} series are told apart, and {len(self._ids)} are")

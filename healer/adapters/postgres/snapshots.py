@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import msgspec
 import sqlalchemy as sa
-from sqlalchemy.dialects.postgresql import insert
 
-from healer.adapters.postgres.lane import Lane
+from healer.adapters.postgres.engine import Lane
+from healer.adapters.postgres.rows import read_doc, upsert
 from healer.adapters.postgres.tables import controllers, snapshots
 from healer.model import Controller, SlurmSnapshot
 
@@ -49,7 +49,7 @@ class PostgresSnapshots:
         self._written: dict[str, _Written] = {}
 
     def put(self, snapshot: SlurmSnapshot) -> None:
-        """A new moment is told of the stored body only while that is the very one that was written here."""
+        """A new moment is noted for the stored body only while that is the very one that was written here."""
         written = self._written.get(snapshot.cluster)
         if written is not None and written.shows(snapshot):
             body = written.body
@@ -62,8 +62,7 @@ class PostgresSnapshots:
         version = secrets.randbits(63)
         row = {"version": version, "taken_at": snapshot.taken_at, "body": body, "error": None}
         with self._engine.begin() as conn:
-            statement = insert(snapshots).values(cluster=snapshot.cluster, **row)
-            conn.execute(statement.on_conflict_do_update(index_elements=["cluster"], set_=row))
+            conn.execute(upsert(snapshots, {"cluster": snapshot.cluster}, row))
             conn.execute(sa.text(f"NOTIFY {CHANNEL}"))
         self._written[snapshot.cluster] = _Written(version, body, snapshot)
 
@@ -74,16 +73,9 @@ class PostgresSnapshots:
         """
         with self._engine.begin() as conn:
             conn.execute(sa.text("SET LOCAL synchronous_commit = off"))
-            same = conn.execute(
-                sa.update(snapshots)
-                .where(
-                    snapshots.c.cluster == snapshot.cluster,
-                    snapshots.c.version == version,
-                    snapshots.c.taken_at <= snapshot.taken_at,
-                )
-                .values(taken_at=snapshot.taken_at, error=None)
-            )
-            return same.rowcount == 1
+            this = snapshots.c.cluster == snapshot.cluster, snapshots.c.version == version
+            same = sa.update(snapshots).where(*this, snapshots.c.taken_at <= snapshot.taken_at)
+            return conn.execute(same.values(taken_at=snapshot.taken_at, error=None)).rowcount == 1
 
     def failed(self, cluster: str, error: str) -> None:
         """Notes why the last poll gave nothing; the old picture stays and grows stale."""
@@ -95,8 +87,7 @@ class PostgresSnapshots:
         row = {"at": controller.at, "doc": msgspec.to_builtins(controller)}
         with self._engine.begin() as conn:
             conn.execute(sa.text("SET LOCAL synchronous_commit = off"))
-            statement = insert(controllers).values(cluster=controller.cluster, **row)
-            conn.execute(statement.on_conflict_do_update(index_elements=["cluster"], set_=row))
+            conn.execute(upsert(controllers, {"cluster": controller.cluster}, row))
 
     def controller(self, cluster: str) -> Controller | None:
         with self._engine.connect() as conn:
@@ -112,28 +103,22 @@ class PostgresSnapshots:
 
     def read(self, conn: sa.Connection, cluster: str) -> SlurmSnapshot | None:
         """The same inside a caller's transaction."""
-        head = conn.execute(
-            sa.select(snapshots.c.version, snapshots.c.taken_at).where(snapshots.c.cluster == cluster)
-        ).first()
+        query = sa.select(snapshots.c.version, snapshots.c.taken_at).where(snapshots.c.cluster == cluster)
+        head = conn.execute(query).first()
         if head is None:
             return None
         with self._lock:
-            known = self._known.get(cluster)
-        if known is None or known[0] != head.version:
-            row = conn.execute(
-                sa.select(snapshots.c.version, snapshots.c.taken_at, snapshots.c.body).where(
-                    snapshots.c.cluster == cluster
-                )
-            ).one()
-            known, head = (row.version, _kept(known[1] if known else None, _decode(row.body))), row
+            kept = self._known.get(cluster)
+        if kept is None or kept[0] != head.version:
+            row = conn.execute(query.add_columns(snapshots.c.body)).one()
+            kept, head = (row.version, _kept(kept[1] if kept else None, _decode(row.body))), row
             with self._lock:
-                self._known[cluster] = known
-        return msgspec.structs.replace(known[1], taken_at=head.taken_at)
+                self._known[cluster] = kept
+        return msgspec.structs.replace(kept[1], taken_at=head.taken_at)
 
 
 def read_controller(conn: sa.Connection, cluster: str) -> Controller | None:
-    doc = conn.execute(sa.select(controllers.c.doc).where(controllers.c.cluster == cluster)).scalar()
-    return None if doc is None else msgspec.convert(doc, Controller)
+    return read_doc(conn, sa.select(controllers.c.doc).where(controllers.c.cluster == cluster), Controller)
 
 
 def _kept(before: SlurmSnapshot | None, now: SlurmSnapshot) -> SlurmSnapshot:

@@ -3,6 +3,7 @@
 Nouns are stored as their JSON (`doc`) beside the few columns that are searched, sorted or constrained.
 """
 
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
@@ -16,8 +17,18 @@ def _table(name: str, *columns: sa.schema.SchemaItem, **options: Any) -> sa.Tabl
     return sa.Table(name, metadata, *columns, **options)
 
 
-def _texts(*names: str, nullable: bool = False) -> list[sa.Column]:
-    return [sa.Column(name, sa.Text, nullable=nullable) for name in names]
+def _columns(kind: Any, *names: str) -> list[sa.Column]:
+    """A name that ends in `?` may be null."""
+    return [sa.Column(name.removesuffix("?"), kind, nullable=name.endswith("?")) for name in names]
+
+
+_texts = partial(_columns, sa.Text)
+_moments = partial(_columns, sa.DateTime(timezone=True))
+_numbers = partial(_columns, sa.BigInteger)
+_integers = partial(_columns, sa.Integer)
+_flags = partial(_columns, sa.Boolean)
+_json = partial(_columns, JSONB)
+_bytes = partial(_columns, BYTEA)
 
 
 def _keys(*names: str) -> list[sa.Column]:
@@ -25,20 +36,24 @@ def _keys(*names: str) -> list[sa.Column]:
     return [sa.Column(name, sa.Text, primary_key=True) for name in names]
 
 
-def _moments(*names: str, nullable: bool = False) -> list[sa.Column]:
-    return [sa.Column(name, sa.DateTime(timezone=True), nullable=nullable) for name in names]
+def _serial(name: str = "id") -> sa.Column:
+    return sa.Column(name, sa.BigInteger, sa.Identity(), primary_key=True)
 
 
-def _json(name: str) -> sa.Column:
-    return sa.Column(name, JSONB, nullable=False)
+def _tries() -> list[sa.Column]:
+    """How often it was tried, and when it is tried again."""
+    count = sa.Column("tries", sa.Integer, nullable=False, server_default="0")
+    return [count, *_moments("next_try_at?")]
 
 
-def _bytes(name: str) -> sa.Column:
-    return sa.Column(name, BYTEA, nullable=False)
+def _of_incident() -> sa.Column:
+    return sa.Column("incident", sa.Text, sa.ForeignKey("incidents.id"), nullable=False, index=True)
 
 
-def _serial() -> sa.Column:
-    return sa.Column("id", sa.BigInteger, sa.Identity(), primary_key=True)
+def _index(name: str, *columns: str, where: str | None = None, unique: bool = False) -> sa.Index:
+    """A column with a parenthesis is an expression."""
+    parts = [sa.text(column) if column.startswith("(") else column for column in columns]
+    return sa.Index(name, *parts, unique=unique, postgresql_where=None if where is None else sa.text(where))
 
 
 # Signals as accepted. `consumed_at` is set by the walk in its own transaction; what is left is found by
@@ -46,21 +61,15 @@ def _serial() -> sa.Column:
 inbox = _table(
     "inbox",
     _serial(),
-    *_texts("cluster", "kind"),
-    *_texts("node", nullable=True),
+    *_texts("cluster", "kind", "node?"),
     sa.Column("digest", BYTEA, nullable=False, unique=True),
     *_moments("arrived_at"),
-    _json("doc"),
-    *_moments("consumed_at", nullable=True),
-    sa.Index("inbox_unconsumed", "cluster", "id", postgresql_where=sa.text("consumed_at IS NULL")),
-    sa.Index("inbox_arrived", "cluster", "arrived_at"),
-    sa.Index(
-        "inbox_checkpoints",
-        "cluster",
-        sa.text("(doc #>> '{component,job}')"),
-        postgresql_where=sa.text("kind = 'checkpoint'"),
-    ),
-    sa.Index("inbox_alerts", "cluster", "node", "arrived_at", postgresql_where=sa.text("kind = 'alert'")),
+    *_json("doc"),
+    *_moments("consumed_at?"),
+    _index("inbox_unconsumed", "cluster", "id", where="consumed_at IS NULL"),
+    _index("inbox_arrived", "cluster", "arrived_at"),
+    _index("inbox_checkpoints", "cluster", "(doc #>> '{component,job}')", where="kind = 'checkpoint'"),
+    _index("inbox_alerts", "cluster", "node", "arrived_at", where="kind = 'alert'"),
 )
 
 
@@ -83,10 +92,10 @@ samples = _table(
     sa.Column("tx", Xid8, nullable=False, server_default=sa.text("pg_current_xact_id()")),
     *_texts("cluster", "kind", "subject"),
     *_moments("at", "arrived_at"),
-    sa.Column("slot", sa.SmallInteger, nullable=False),
-    _bytes("body"),
-    sa.Index("samples_tx", "tx"),
-    sa.Index("samples_subject", "cluster", "subject", "arrived_at"),
+    *_columns(sa.SmallInteger, "slot"),
+    *_bytes("body"),
+    _index("samples_tx", "tx"),
+    _index("samples_subject", "cluster", "subject", "arrived_at"),
     postgresql_partition_by="LIST (slot)",
 )
 for _slot in range(SAMPLE_SLOTS):
@@ -101,9 +110,8 @@ signal_columns = _table(
     "signal_columns",
     sa.Column("id", sa.Integer, sa.Identity(), primary_key=True),
     *_texts("signal"),
-    sa.Column("gpu", sa.Integer),
-    sa.Column("link", sa.Integer),
-    *_texts("port", nullable=True),
+    *_integers("gpu?", "link?"),
+    *_texts("port?"),
     sa.UniqueConstraint(
         "signal", "gpu", "link", "port", name="signal_columns_once", postgresql_nulls_not_distinct=True
     ),
@@ -114,16 +122,16 @@ unknown_series = _table(
     "unknown_series",
     *_keys("cluster", "name"),
     *_texts("why"),
-    sa.Column("count", sa.BigInteger, nullable=False),
+    *_numbers("count"),
     *_moments("first_seen", "last_seen"),
-    _json("example"),
+    *_json("example"),
 )
 
 # What was sent and is not stored, counted by reason and sender.
 losses = _table(
     "losses",
     *_keys("cluster", "source", "reason", "who"),
-    sa.Column("count", sa.BigInteger, nullable=False),
+    *_numbers("count"),
     *_moments("first_seen", "last_seen"),
     *_texts("example"),
 )
@@ -133,25 +141,24 @@ senders = _table(
     "senders",
     *_keys("cluster", "who", "source"),
     *_texts("node"),
-    sa.Column("requests", sa.BigInteger, nullable=False),
-    sa.Column("bytes", sa.BigInteger, nullable=False),
+    *_numbers("requests", "bytes"),
     *_moments("first_seen", "last_seen"),
 )
 
 # What the scraper of each cluster fetched last: msgpack, zlib. One row, so that 1,250 targets are one write.
-scrapes = _table("scrapes", *_keys("cluster"), *_moments("at"), _bytes("body"))
+scrapes = _table("scrapes", *_keys("cluster"), *_moments("at"), *_bytes("body"))
 
 # Slurm's latest picture, one row per cluster; `body` is msgpack, written by the poller only when it changed.
 snapshots = _table(
     "snapshots",
     *_keys("cluster"),
     *_moments("taken_at"),
-    sa.Column("version", sa.BigInteger, nullable=False),
-    _bytes("body"),
-    *_texts("error", nullable=True),
+    *_numbers("version"),
+    *_bytes("body"),
+    *_texts("error?"),
 )
 
-controllers = _table("controllers", *_keys("cluster"), *_moments("at"), _json("doc"))
+controllers = _table("controllers", *_keys("cluster"), *_moments("at"), *_json("doc"))
 
 # Hooks that the gate let fail, and those that failed unanswered: by these the drains that Slurm makes of it
 # are known as ours.
@@ -160,51 +167,34 @@ permits = _table(
     _serial(),
     *_texts("cluster", "node", "hook", "report"),
     *_moments("at"),
-    _json("doc"),
+    *_json("doc"),
     sa.UniqueConstraint("cluster", "node", "hook", "report", name="permits_once"),
-    sa.Index("permits_recent", "cluster", "at"),
+    _index("permits_recent", "cluster", "at"),
 )
 
 incidents = _table(
     "incidents",
     *_keys("id"),
-    *_texts("cluster", "rule", "state", "severity"),
-    *_texts("node", nullable=True),
-    *_moments("opened", "updated"),
-    *_moments("closed", nullable=True),
-    _json("doc"),
-    sa.Index("incidents_open", "cluster", "opened", postgresql_where=sa.text("state <> 'resolved'")),
-    sa.Index("incidents_node", "cluster", "node", "opened"),
-    sa.Index("incidents_opened", "opened"),
+    *_texts("cluster", "rule", "state", "severity", "node?"),
+    *_moments("opened", "updated", "closed?"),
+    *_json("doc"),
+    _index("incidents_open", "cluster", "opened", where="state <> 'resolved'"),
+    _index("incidents_node", "cluster", "node", "opened"),
+    _index("incidents_opened", "opened"),
     # Similar ones: the same fault, newest first.
-    sa.Index("incidents_fault", "cluster", sa.text("(doc ->> 'fault')"), "opened"),
-    sa.Index(
-        "incidents_merged",
-        sa.text("(doc ->> 'merged_into')"),
-        "opened",
-        postgresql_where=sa.text("(doc ->> 'merged_into') IS NOT NULL"),
+    _index("incidents_fault", "cluster", "(doc ->> 'fault')", "opened"),
+    _index(
+        "incidents_merged", "(doc ->> 'merged_into')", "opened", where="(doc ->> 'merged_into') IS NOT NULL"
     ),
 )
 
 #: What an incident is a part of. As the index has it: with a name that is a parameter none would fit.
 part_of = sa.literal_column("(incidents.doc ->> 'merged_into')", sa.Text)
 
-findings = _table(
-    "findings",
-    _serial(),
-    sa.Column("incident", sa.Text, sa.ForeignKey("incidents.id"), nullable=False, index=True),
-    *_moments("at"),
-    _json("doc"),
-)
+findings = _table("findings", _serial(), _of_incident(), *_moments("at"), *_json("doc"))
 
 # What healer held to be true of an incident, from when on: a row for each change.
-verdicts = _table(
-    "verdicts",
-    _serial(),
-    sa.Column("incident", sa.Text, sa.ForeignKey("incidents.id"), nullable=False, index=True),
-    *_moments("at"),
-    _json("doc"),
-)
+verdicts = _table("verdicts", _serial(), _of_incident(), *_moments("at"), *_json("doc"))
 
 # What parts have had, by burst: repeats over days are judged by it. One row a burst, changed while it lasts.
 fault_bursts = _table(
@@ -212,8 +202,8 @@ fault_bursts = _table(
     *_keys("cluster", "node", "part", "fault"),
     sa.Column("began_at", sa.DateTime(timezone=True), primary_key=True),
     *_moments("last_at"),
-    _json("doc"),
-    sa.Index("fault_bursts_last", "cluster", "last_at"),
+    *_json("doc"),
+    _index("fault_bursts_last", "cluster", "last_at"),
 )
 
 # What was foretold of parts, and what came of it.
@@ -221,15 +211,14 @@ forecasts = _table(
     "forecasts",
     *_keys("id"),
     *_texts("cluster", "rule", "outcome"),
-    *_moments("told_at"),
-    *_moments("ended_at", nullable=True),
-    _json("doc"),
-    sa.Index("forecasts_open", "cluster", "told_at", postgresql_where=sa.text("ended_at IS NULL")),
-    sa.Index("forecasts_ended", "cluster", "ended_at"),
-    sa.Index("forecasts_rule", "rule", "outcome"),
+    *_moments("told_at", "ended_at?"),
+    *_json("doc"),
+    _index("forecasts_open", "cluster", "told_at", where="ended_at IS NULL"),
+    _index("forecasts_ended", "cluster", "ended_at"),
+    _index("forecasts_rule", "rule", "outcome"),
 )
 
-# Two weeks of what forecasts follow, packed; one row a rule, written anew each hour.
+# Two weeks of what forecasts follow, packed; one row a rule, rewritten each hour.
 trends = _table(
     "trends",
     *_keys("cluster", "rule"),
@@ -238,16 +227,16 @@ trends = _table(
 )
 
 # How much each node is a lemon, as the detector reckoned last; all of a cluster are written together.
-lemon_scores = _table("lemon_scores", *_keys("cluster", "node"), *_moments("at"), _json("doc"))
+lemon_scores = _table("lemon_scores", *_keys("cluster", "node"), *_moments("at"), *_json("doc"))
 
-# How each node stands among those of its model by what its tests measured; all of a cluster together.
-node_standings = _table("node_standings", *_keys("cluster", "node"), *_moments("at"), _json("doc"))
+# How each node ranks among those of its model by what its tests measured; all of a cluster together.
+node_standings = _table("node_standings", *_keys("cluster", "node"), *_moments("at"), *_json("doc"))
 
 # What nodes of a kind should have (driver, firmware, settings), as `healer learn` took it from good ones.
-references = _table("node_references", *_keys("cluster", "kind"), *_moments("at"), _json("doc"))
+references = _table("node_references", *_keys("cluster", "kind"), *_moments("at"), *_json("doc"))
 
-# What each node told of itself last (driver, firmware, settings).
-inventories = _table("inventories", *_keys("cluster", "node"), *_moments("at"), _json("doc"))
+# What each node last reported of itself (driver, firmware, settings).
+inventories = _table("inventories", *_keys("cluster", "node"), *_moments("at"), *_json("doc"))
 
 decisions = _table(
     "decisions",
@@ -256,115 +245,88 @@ decisions = _table(
     sa.Column("incident", sa.Text, index=True),
     sa.Column("run", sa.Text, index=True),
     *_moments("at"),
-    _json("doc"),
+    *_json("doc"),
 )
 
 runs = _table(
     "runs",
     *_keys("id"),
-    *_texts("cluster", "playbook"),
-    *_texts("node", "job", nullable=True),
+    *_texts("cluster", "playbook", "node?", "job?"),
     sa.Column("incident", sa.Text, index=True),
     *_texts("state"),
-    sa.Column("shadow", sa.Boolean, nullable=False),
+    *_flags("shadow"),
     sa.Column("epoch", sa.BigInteger, nullable=False, server_default="0"),
-    *_moments("created_at"),
-    *_moments("wake_at", "lease_until", "ended_at", nullable=True),
-    _json("doc"),
+    *_moments("created_at", "wake_at?", "lease_until?", "ended_at?"),
+    *_json("doc"),
     # One run per node at a time; shadow runs and those that only look never count.
-    sa.Index(
+    _index(
         "runs_one_per_node",
         "cluster",
         "node",
         unique=True,
-        postgresql_where=sa.text(
-            "state = 'running' AND NOT shadow AND node IS NOT NULL"
-            " AND (doc ->> 'beside') IS DISTINCT FROM 'true'"
-        ),
+        where="state = 'running' AND NOT shadow AND node IS NOT NULL"
+        " AND (doc ->> 'beside') IS DISTINCT FROM 'true'",
     ),
-    sa.Index("runs_due", "cluster", "wake_at", postgresql_where=sa.text("state IN ('running', 'waiting')")),
-    sa.Index("runs_created", "created_at"),
-    sa.Index(
-        "runs_active",
-        "cluster",
-        postgresql_where=sa.text("state NOT IN ('done', 'undone', 'rejected', 'cancelled')"),
-    ),
+    _index("runs_due", "cluster", "wake_at", where="state IN ('running', 'waiting')"),
+    _index("runs_created", "created_at"),
+    _index("runs_active", "cluster", where="state NOT IN ('done', 'undone', 'rejected', 'cancelled')"),
 )
 
 run_log = _table(
     "run_log",
-    sa.Column("seq", sa.BigInteger, sa.Identity(), primary_key=True),
+    _serial("seq"),
     sa.Column("run", sa.Text, sa.ForeignKey("runs.id"), nullable=False, index=True),
     *_moments("at"),
     *_texts("step", "event"),
-    _json("doc"),
+    *_json("doc"),
     # The gate asks under its lock how the last removing steps ended.
-    sa.Index(
-        "run_log_verbs",
-        "seq",
-        postgresql_where=sa.text("event IN ('done', 'failed') AND doc -> 'data' ->> 'verb' IS NOT NULL"),
+    _index(
+        "run_log_verbs", "seq", where="event IN ('done', 'failed') AND doc -> 'data' ->> 'verb' IS NOT NULL"
     ),
     # Whose turn it is to be swept goes by the tests that came to a verdict.
-    sa.Index(
-        "run_log_tests",
-        "at",
-        postgresql_where=sa.text("event = 'done' AND doc -> 'data' ->> 'passed' IS NOT NULL"),
-    ),
+    _index("run_log_tests", "at", where="event = 'done' AND doc -> 'data' ->> 'passed' IS NOT NULL"),
 )
 
 slots = _table(
     "slots",
     _serial(),
-    *_texts("cluster", "node"),
-    *_texts("incident", nullable=True),
-    *_texts("run"),
-    sa.Column("unusable", sa.Boolean, nullable=False),
-    *_moments("granted_at"),
-    *_moments("drained_at", "released_at", nullable=True),
-    *_texts("released_why", nullable=True),
-    sa.Index(
-        "slots_one_per_node",
-        "cluster",
-        "node",
-        unique=True,
-        postgresql_where=sa.text("released_at IS NULL"),
-    ),
-    sa.Index("slots_granted", "cluster", "granted_at"),
+    *_texts("cluster", "node", "incident?", "run"),
+    *_flags("unusable"),
+    *_moments("granted_at", "drained_at?", "released_at?"),
+    *_texts("released_why?"),
+    _index("slots_one_per_node", "cluster", "node", unique=True, where="released_at IS NULL"),
+    _index("slots_granted", "cluster", "granted_at"),
 )
 
 requeues = _table(
     "requeues",
     _serial(),
     *_texts("cluster", "job"),
-    sa.Column("restarts", sa.Integer, nullable=False),
-    *_texts("incident", nullable=True),
-    *_texts("run"),
+    *_integers("restarts"),
+    *_texts("incident?", "run"),
     *_moments("at"),
     # A job is requeued once per life of it, whoever asks and however often.
     sa.UniqueConstraint("cluster", "job", "restarts", name="requeues_once"),
-    sa.Index("requeues_at", "cluster", "at"),
+    _index("requeues_at", "cluster", "at"),
 )
 
 remedies = _table(
     "remedies",
     _serial(),
-    *_texts("cluster", "node", "remedy", "rule"),
-    *_texts("incident", nullable=True),
+    *_texts("cluster", "node", "remedy", "rule", "incident?"),
     *_moments("at"),
-    sa.Index("remedies_at", "cluster", "at"),
+    _index("remedies_at", "cluster", "at"),
 )
 
 pauses = _table(
     "pauses",
     *_keys("id"),
-    *_texts("cluster", "ended_by", nullable=True),
-    *_texts("scope", "name", "by", "reason"),
-    *_moments("since"),
-    *_moments("until", "ended_at", nullable=True),
+    *_texts("cluster?", "ended_by?", "scope", "name", "by", "reason"),
+    *_moments("since", "until?", "ended_at?"),
 )
 
 # One row per cluster: its lock is the gate.
-gate = _table("gate", *_keys("cluster"), _json("breaker"))
+gate = _table("gate", *_keys("cluster"), *_json("breaker"))
 
 vetoes = _table("vetoes", _serial(), *_texts("cluster", "node", "by"), *_moments("at", "until"))
 
@@ -375,8 +337,8 @@ rule_texts = _table(
     "rule_texts",
     *_keys("cluster", "name", "digest"),
     *_moments("since"),
-    sa.Column("left", sa.Integer, nullable=False),
-    sa.Index("rule_texts_on_trial", "cluster", postgresql_where=sa.text('"left" > 0')),
+    *_integers("left"),
+    _index("rule_texts_on_trial", "cluster", where='"left" > 0'),
 )
 
 # Changes of rule files that are tried over recordings. `seen_at`: when its runner last spoke of it.
@@ -385,31 +347,17 @@ rehearsals = _table(
     *_keys("id"),
     *_texts("cluster", "state"),
     *_moments("created_at", "seen_at"),
-    _json("doc"),
-    sa.Index("rehearsals_newest", "cluster", "created_at"),
-    sa.Index(
-        "rehearsals_one",
-        "cluster",
-        unique=True,
-        postgresql_where=sa.text("state IN ('queued', 'running')"),
-    ),
+    *_json("doc"),
+    _index("rehearsals_newest", "cluster", "created_at"),
+    _index("rehearsals_one", "cluster", unique=True, where="state IN ('queued', 'running')"),
 )
 
 #: Incidents that a rule, as this text of it, opened in a replay and that a person made proof.
 replay_proofs = _table(
-    "replay_proofs",
-    *_keys("rule", "digest", "incident"),
-    *_texts("rehearsal", "by"),
-    *_moments("at"),
+    "replay_proofs", *_keys("rule", "digest", "incident"), *_texts("rehearsal", "by"), *_moments("at")
 )
 
-notes = _table(
-    "notes",
-    _serial(),
-    sa.Column("incident", sa.Text, sa.ForeignKey("incidents.id"), nullable=False, index=True),
-    *_moments("at"),
-    *_texts("by", "text"),
-)
+notes = _table("notes", _serial(), _of_incident(), *_moments("at"), *_texts("by", "text"))
 
 # Every page, note and ticket: healer's own list, and what still has to leave for a sink.
 messages = _table(
@@ -417,34 +365,33 @@ messages = _table(
     *_keys("id"),
     *_texts("cluster", "kind"),
     sa.Column("incident", sa.Text, index=True),
-    sa.Column("page", sa.Boolean, nullable=False),
+    *_flags("page"),
     *_moments("at"),
     *_texts("state"),
-    sa.Column("tries", sa.Integer, nullable=False, server_default="0"),
-    *_moments("next_try_at", nullable=True),
-    *_texts("error", "reference", nullable=True),
-    _json("doc"),
+    *_tries(),
+    *_texts("error?", "reference?"),
+    *_json("doc"),
     # Whether it was looked at which channels take it; `state` is the generic webhook's.
     sa.Column("routed", sa.Boolean, nullable=False, server_default=sa.false()),
-    sa.Index("messages_due", "next_try_at", postgresql_where=sa.text("state = 'due'")),
-    sa.Index("messages_unrouted", "cluster", "at", postgresql_where=sa.text("NOT routed")),
+    _index("messages_due", "next_try_at", where="state = 'due'"),
+    _index("messages_unrouted", "cluster", "at", where="NOT routed"),
 )
 
-# A channel of rules/notifications.yaml is told what comes after it was first seen there.
+# A channel of rules/notifications.yaml gets what comes after it was first seen there.
 channels = _table(
     "channels",
     *_keys("cluster", "name"),
     *_moments("since"),
     # It asked for a pause.
-    *_moments("held_until", nullable=True),
+    *_moments("held_until?"),
 )
 
-# How far channels were told of an incident.
+# How far channels have an incident.
 told_incidents = _table(
     "told_incidents",
     sa.Column("incident", sa.Text, sa.ForeignKey("incidents.id"), primary_key=True),
     *_texts("cluster", "severity", "stage"),
-    sa.Index("told_incidents_open", "cluster", postgresql_where=sa.text("stage <> 'resolved'")),
+    _index("told_incidents_open", "cluster", where="stage <> 'resolved'"),
 )
 
 # One message's way to one channel.
@@ -458,34 +405,29 @@ deliveries = _table(
     *_moments("at"),
     *_texts("state"),
     sa.Column("tries", sa.Integer, nullable=False, server_default="0"),
-    *_moments("next_try_at", "ended_at", nullable=True),
-    *_texts("error", "reference", nullable=True),
+    *_moments("next_try_at?", "ended_at?"),
+    *_texts("error?", "reference?"),
     sa.UniqueConstraint("message", "channel"),
-    sa.Index(
-        "deliveries_waiting", "cluster", "channel", postgresql_where=sa.text("state IN ('due', 'digest')")
-    ),
-    sa.Index("deliveries_thread", "thread", "channel"),
-    sa.Index("deliveries_state", "state", "id"),
+    _index("deliveries_waiting", "cluster", "channel", where="state IN ('due', 'digest')"),
+    _index("deliveries_thread", "thread", "channel"),
+    _index("deliveries_state", "state", "id"),
 )
 
-# Where a channel keeps an incident's message: its own name for it, and what it was told last.
+# Where a channel keeps an incident's message: its own name for it, and what it got last.
 threads = _table(
     "threads",
     *_keys("cluster", "channel", "thread"),
     *_texts("stage", "reference"),
     *_moments("told_at"),
-    _json("doc"),
+    *_json("doc"),
 )
 
 # Alarms at a channel, for those that are raised again and again.
 raised_alarms = _table(
-    "raised_alarms",
-    *_keys("cluster", "channel", "alarm"),
-    sa.Column("again", sa.Integer, nullable=False),
-    *_moments("last_at"),
+    "raised_alarms", *_keys("cluster", "channel", "alarm"), *_integers("again"), *_moments("last_at")
 )
 
-# When a part of healer told last that it works, by the database's clock.
+# When a part of healer last said that it works, by the database's clock.
 beats = _table("beats", *_keys("cluster", "part"), *_moments("at"))
 
 # Every try to deliver, and what came of it.
@@ -501,13 +443,11 @@ tokens = _table(
     "tokens",
     *_keys("id"),
     sa.Column("digest", BYTEA, nullable=False, unique=True),
-    *_texts("role", "name"),
-    *_texts("node", "job", "cluster", nullable=True),
-    *_moments("created_at"),
-    *_moments("expires_at", "revoked_at", nullable=True),
+    *_texts("role", "name", "node?", "job?", "cluster?"),
+    *_moments("created_at", "expires_at?", "revoked_at?"),
     # A sign-in link: works once, then becomes a session.
     sa.Column("once", sa.Boolean, nullable=False, server_default=sa.false()),
-    *_moments("used_at", nullable=True),
+    *_moments("used_at?"),
     # How many times the usual quota of signals it may send.
     sa.Column("quota", sa.Float, nullable=False, server_default="1"),
 )
@@ -516,18 +456,17 @@ sessions = _table(
     "sessions",
     sa.Column("digest", BYTEA, primary_key=True),
     sa.Column("token", sa.Text, sa.ForeignKey("tokens.id"), nullable=False),
-    *_moments("created_at", "expires_at"),
-    *_moments("ended_at", nullable=True),
+    *_moments("created_at", "expires_at", "ended_at?"),
 )
 
 idempotency = _table(
     "idempotency",
     *_keys("key", "who"),
-    _bytes("request"),
+    *_bytes("request"),
     *_moments("at"),
-    sa.Column("status", sa.Integer),
-    sa.Column("headers", JSONB),
-    sa.Column("body", BYTEA),
+    *_integers("status?"),
+    *_json("headers?"),
+    *_bytes("body?"),
 )
 
 # Append-only; UPDATE, DELETE and TRUNCATE are refused by triggers.
@@ -536,14 +475,13 @@ audit_records = _table(
     _serial(),
     *_texts("cluster", "actor", "verb", "subject"),
     *_moments("at"),
-    _json("data"),
-    sa.Index("audit_records_subject", "subject", "id"),
+    *_json("data"),
+    _index("audit_records_subject", "subject", "id"),
 )
 
 # What the sealer has not chained yet, so that asking costs nothing. A trigger on audit_records fills it.
 audit_unsealed = _table(
-    "audit_unsealed",
-    sa.Column("record", sa.BigInteger, primary_key=True, autoincrement=False),
+    "audit_unsealed", sa.Column("record", sa.BigInteger, primary_key=True, autoincrement=False)
 )
 
 audit_chain = _table(
@@ -551,27 +489,20 @@ audit_chain = _table(
     *_keys("cluster"),
     sa.Column("seq", sa.BigInteger, primary_key=True),
     sa.Column("record", sa.BigInteger, nullable=False, unique=True),
-    _bytes("prev"),
-    _bytes("hash"),
+    *_bytes("prev", "hash"),
 )
 
-# How far the feed of events has told the chain to its sink.
-event_feed = _table(
-    "event_feed",
-    *_keys("cluster"),
-    sa.Column("seq", sa.BigInteger, nullable=False),
-    sa.Column("tries", sa.Integer, nullable=False, server_default="0"),
-    *_moments("next_try_at", nullable=True),
-)
+# How far the feed of events has brought the chain to its sink.
+event_feed = _table("event_feed", *_keys("cluster"), *_numbers("seq"), *_tries())
 
 audit_checkpoints = _table(
     "audit_checkpoints",
     *_keys("cluster"),
     sa.Column("seq", sa.BigInteger, primary_key=True),
-    _bytes("hash"),
+    *_bytes("hash"),
     *_moments("at"),
     *_texts("key"),
-    _bytes("signature"),
+    *_bytes("signature"),
 )
 
 # What nodes of one class (GPU model, load) looked like at one moment: float16, (nodes, features), zlib.
@@ -580,56 +511,51 @@ feature_rows = _table(
     _serial(),
     *_texts("cluster", "hardware", "load"),
     *_moments("at"),
-    _json("nodes"),
-    _json("features"),
-    _bytes("matrix"),
-    sa.Index("feature_rows_class", "cluster", "hardware", "load", "at"),
+    *_json("nodes", "features"),
+    *_bytes("matrix"),
+    _index("feature_rows_class", "cluster", "hardware", "load", "at"),
 )
 
-# A model is its data and parameters, never a pickle: float32, (rows, features), zlib. The forest grows anew.
+# A model is its data and parameters, never a pickle: float32, (rows, features), zlib. The forest grows again.
 # Of each class that is in force which was put in force last; `judged` is how it did against the one before.
 forest_models = _table(
     "forest_models",
     *_keys("id"),
     *_texts("cluster", "hardware", "load"),
     *_moments("trained_at"),
-    _json("doc"),
-    _bytes("data"),
-    *_moments("in_force_at", nullable=True),
-    sa.Column("in_force_by", sa.Text, nullable=True),
-    sa.Column("judged", JSONB, nullable=True),
-    sa.Index("forest_models_class", "cluster", "hardware", "load", "trained_at"),
+    *_json("doc"),
+    *_bytes("data"),
+    *_moments("in_force_at?"),
+    *_texts("in_force_by?"),
+    *_json("judged?"),
+    _index("forest_models_class", "cluster", "hardware", "load", "trained_at"),
 )
 
-# What came of the last look whether a class's model is to be made anew.
+# What came of the last look whether a class's model is to be made again.
 forest_classes = _table(
-    "forest_classes",
-    *_keys("cluster", "hardware", "load"),
-    *_moments("at"),
-    _json("doc"),
+    "forest_classes", *_keys("cluster", "hardware", "load"), *_moments("at"), *_json("doc")
 )
 
 # How unusual each node was when its class was last kept: pages read it.
-unusual_nodes = _table("unusual_nodes", *_keys("cluster", "node"), *_moments("at"), _json("doc"))
+unusual_nodes = _table("unusual_nodes", *_keys("cluster", "node"), *_moments("at"), *_json("doc"))
 
 # What was collected on nodes, for people: gzip in pieces. Shown once all of it is here.
 evidence = _table(
     "evidence",
     *_keys("id"),
-    *_texts("cluster"),
-    *_texts("incident", nullable=True),
+    *_texts("cluster", "incident?"),
     sa.Column("run", sa.Text, nullable=False, index=True),
     *_moments("at"),
-    sa.Column("size_bytes", sa.BigInteger, nullable=False),
-    sa.Column("finished", sa.Boolean, nullable=False),
-    _json("doc"),
-    sa.Index("evidence_incident", "incident", "at"),
-    sa.Index("evidence_at", "at"),
+    *_numbers("size_bytes"),
+    *_flags("finished"),
+    *_json("doc"),
+    _index("evidence_incident", "incident", "at"),
+    _index("evidence_at", "at"),
 )
 
 evidence_pieces = _table(
     "evidence_pieces",
     sa.Column("file", sa.Text, sa.ForeignKey("evidence.id", ondelete="CASCADE"), primary_key=True),
     sa.Column("start", sa.BigInteger, primary_key=True),
-    _bytes("data"),
+    *_bytes("data"),
 )

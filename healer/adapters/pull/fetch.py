@@ -12,7 +12,7 @@ import httpx
 
 from healer import __version__
 from healer.model import LossReason, ScrapeJob
-from healer.ports.pull import Fetched, FetchFailed, Target
+from healer.ports.measurements import Fetched, FetchFailed, Target
 
 #: Of one target as sent; node_exporter on a large machine prints 2 MB.
 BODY_MAX = 8 * 2**20
@@ -26,7 +26,7 @@ _HEADERS = {"accept": _ACCEPT, "accept-encoding": "gzip", "user-agent": f"healer
 
 
 class HttpFetch:
-    """`healer.ports.pull.Fetch`. Start it inside the event loop that uses it."""
+    """`healer.ports.measurements.Fetch`. Start it inside the event loop that uses it."""
 
     def __init__(self, *, body_max: int = BODY_MAX, bodies_max: int = BODIES_MAX) -> None:
         self._body_max, self._bodies_max = body_max, bodies_max

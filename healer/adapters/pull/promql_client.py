@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 
 from healer import __version__
-from healer.ports.pull import ANSWER_BYTES_MAX, AnswerTooLong, HistoryAway
+from healer.ports.measurements import ANSWER_BYTES_MAX, AnswerTooLong, HistoryAway
 
 #: One question. A server that is slower is taken to be away.
 TIMEOUT_S = 10.0
@@ -18,7 +18,7 @@ CONNECT_S = 3.0
 
 
 class PromqlClient:
-    """`healer.ports.pull.PromqlServer`. Each call may come from another thread."""
+    """`healer.ports.measurements.PromqlServer`. Each call may come from another thread."""
 
     def __init__(self, url: str, token_file: Path | None, *, timeout_s: float = TIMEOUT_S) -> None:
         self._url, self._token_file, self._timeout_s = url.rstrip("/"), token_file, timeout_s

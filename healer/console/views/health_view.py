@@ -10,8 +10,7 @@ from healer.console import words
 from healer.console.views.standing_view import TROUBLE_WORDS
 from healer.model import Loss, LossReason, Sender, UnknownSeries
 from healer.observations.slurm_poll import troubles
-from healer.ports.answers import Standing
-from healer.ports.self_health import Backlog, ModelSeen, Own, Queue, Sink
+from healer.ports.answers import Backlog, ModelSeen, Own, Queue, Sink, Standing
 
 #: Losses of the last day are shown first and in colour; older ones are history.
 FRESH = timedelta(days=1)

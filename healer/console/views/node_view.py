@@ -15,7 +15,7 @@ from healer.model import Column, Part, Signal, SignalKind
 from healer.model.detection import Chart, ChartLine, ChartMark
 from healer.model.telemetry import Catalogue, Unusual, WayScore
 from healer.ports.answers import OpenIncident
-from healer.ports.pull import Points
+from healer.ports.measurements import Points
 
 if TYPE_CHECKING:
     from healer.model.telemetry import Report

@@ -12,7 +12,7 @@ from healer.engine.command import Commands
 from healer.engine.command import Site as Managed
 from healer.model import Run, RunState
 from healer.playbooks import takes_restarts
-from healer.ports.people_commands import RunRequest
+from healer.ports.commanding import RunRequest
 from healer.ports.request_errors import Conflict, GuardRefused, Invalid
 from healer.ports.scheduling import Scheduler
 from healer.sim.fleet.menders import Healer

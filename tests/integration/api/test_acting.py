@@ -8,10 +8,10 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from healer.adapters.postgres.idempotency import PostgresIdempotency
 from healer.adapters.postgres.inbox import consume, unconsumed
+from healer.adapters.postgres.tokens import PostgresIdempotency
 from healer.model import IncidentState
-from healer.ports.request_keys import Kept, KeyInFlight, KeyReused
+from healer.ports.callers import Kept, KeyInFlight, KeyReused
 from tests.support.api import CLUSTER, Api, incident, save_incident
 
 Served = tuple[Api, httpx.Client]

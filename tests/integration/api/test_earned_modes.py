@@ -7,8 +7,8 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from healer.adapters.postgres.lines import write_entries, write_runs
-from healer.adapters.postgres.proofs import proofs
+from healer.adapters.postgres.rule_rows import proofs
+from healer.adapters.postgres.run_rows import write_entries, write_runs
 from healer.adapters.postgres.tables import incidents, messages
 from healer.model import (
     Incident,

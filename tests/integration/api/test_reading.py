@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import msgspec
 
-from healer.adapters.postgres import fault_bursts, verdicts
-from healer.adapters.postgres.references import save_inventories
+from healer.adapters.postgres.incident_rows import add_verdict
+from healer.adapters.postgres.node_rows import save_bursts, save_inventories
 from healer.incidents.incident_verdict import verdict_of
 from healer.model import (
     Controller,
@@ -187,7 +187,7 @@ def test_a_job_with_the_errors_of_its_own_programs(served: Served) -> None:
         fault_class=FaultClass.application, began_at=at, last_at=at, count=20, jobs=("4711",),
     )  # fmt: skip
     with api.engine.begin() as conn:
-        fault_bursts.save(conn, [burst])
+        save_bursts(conn, [burst])
     (told,) = client.get(f"/api/v1/jobs/{CLUSTER}/4711", headers=api.headers("viewer")).json()["errors"]
     assert (told["fault"], told["lines"], told["nodes"], told["node"]) == ("xid-45", 20, 1, "gpu0001")
 
@@ -202,7 +202,7 @@ def test_an_incident_keeps_evidence_findings_verdict_and_action_apart(served: Se
         save_incident(conn, incident(50, **over))
         before = msgspec.structs.replace(verdict_of(one, RULES), sentence="As it was first.")
         for number, verdict in enumerate((before, verdict_of(one, RULES))):
-            verdicts.add(conn, one.id, verdict, one.opened + timedelta(seconds=number))
+            add_verdict(conn, one.id, verdict, one.opened + timedelta(seconds=number))
     told = client.get(f"/api/v1/incidents/{one.id}", headers=api.headers("viewer")).json()
     assert {"evidence", "findings", "verdict", "verdicts", "decisions", "runs", "timeline"} <= set(told)
     assert told["verdict"]["sentence"].startswith("GPU 3 of gpu0001 has fallen off the bus (Xid 79, certain)")

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from healer.adapters.postgres.proofs import proofs
 from healer.adapters.postgres.rehearsals import PostgresRehearsals
+from healer.adapters.postgres.rule_rows import proofs
 from healer.adapters.postgres.tables import audit_records, rule_texts
 from healer.model import Incident, IncidentState, Mode, Proof, Review
 from healer.model.recordings import Recordings

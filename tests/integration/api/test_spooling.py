@@ -17,9 +17,8 @@ from healer.api.db_health import Reach
 from healer.api.quotas import Losses
 from healer.api.spooling import REFUSED_MAX, Lane, Spooling, events_lane, steps_lane
 from healer.model import Component, Loss, LossReason, Observation, ObservationKind
-from healer.ports.disk_queue import Spooled
 from healer.ports.request_errors import DiskFull, NoRoom, Unavailable, Unstorable
-from healer.ports.signal_stores import Arrival
+from healer.ports.signal_stores import Arrival, Spooled
 from healer.signals.step_times import step_batches
 from tests.support.api import CLUSTER, Api
 from tests.support.wait import wait_until

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from healer.adapters.postgres import unusual
+from healer.adapters.postgres.forest_rows import keep_unusual
 from healer.model import Role
 from tests.support.api import CLUSTER, Api, serving
 from tests.support.console_telemetry import unusual as scored
@@ -26,7 +26,7 @@ def test_a_node_tells_each_way_of_looking(
     api, client = served
     known = scored(CLUSTER, "gpu0001")
     assert known is not None
-    unusual.keep(fresh_database, [msgspec.structs.replace(known, at=datetime.now(UTC))])
+    keep_unusual(fresh_database, [msgspec.structs.replace(known, at=datetime.now(UTC))])
     viewer = api.headers(Role.viewer)
     shown = client.get(f"/api/v1/nodes/{CLUSTER}/gpu0001", headers=viewer).json()["unusual"]
     assert [way["way"] for way in shown["ways"]] == ["distance", "forest"]

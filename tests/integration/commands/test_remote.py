@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner, Result
 
-from healer.adapters.postgres import references, tables
+from healer.adapters.postgres import node_rows, tables
 from healer.commands import Failed
 from healer.commands.cli import build
 from healer.incidents.lifecycle import PROBATION
@@ -188,7 +188,7 @@ def test_a_good_node_brings_what_its_newest_test_that_passed_has_measured(
     ]
     with api.engine.begin() as conn:
         inventory = Inventory(node="gpu0001", at=at, facts={"driver": "580.65.06"})
-        references.save_inventories(conn, CLUSTER, [inventory])
+        node_rows.save_inventories(conn, CLUSTER, [inventory])
         conn.execute(tables.runs.insert().values(**run, shadow=False, created_at=at, doc={}))
         for passed, results in told:
             doc = {"data": {"verb": "diagnose", "passed": passed, "results": results}}
@@ -208,7 +208,7 @@ def test_a_good_node_is_learnt_shown_and_forgotten(healer: Healer, served: tuple
         Inventory(node=name, at=datetime.now(UTC), facts={"driver": driver}) for name, driver in told.items()
     ]
     with api.engine.begin() as conn:
-        references.save_inventories(conn, CLUSTER, inventories)
+        node_rows.save_inventories(conn, CLUSTER, inventories)
     plan = healer("learn", "--node", "gpu0001").stdout
     assert "driver  580.65.06" in plan
     assert "gpu0003  driver 570.86.15" in plan

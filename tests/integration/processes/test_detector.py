@@ -6,8 +6,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import sqlalchemy as sa
 
-from healer.adapters.postgres import references
 from healer.adapters.postgres.inbox import put_command
+from healer.adapters.postgres.node_rows import save_reference
 from healer.adapters.postgres.tables import audit_records
 from healer.model import (
     Command,
@@ -206,7 +206,7 @@ def test_drift_from_a_good_node_is_known_across_a_restart(place: Place) -> None:
         cluster=CLUSTER, kind=kind, node=name(1), at=START, by="ann", facts={"kernel": "6.8.0-60"}
     )
     with place.engine.begin() as conn:
-        references.save_reference(conn, good)
+        save_reference(conn, good)
     place.inbox.add([told_of_itself(name(one), START, kernel="6.5.0-18") for one in (2, 3)])
     place.detector().once()
     place.clock.advance(3600)  # what was told is older than all that a restart reads again

@@ -15,7 +15,7 @@ from healer.detection.tick import Senses
 from healer.model import Column, Part, Ruleset, SlurmNode, SlurmSnapshot
 from healer.model.telemetry import Report, StepBatch
 from healer.observations import Picture
-from healer.ports.pull import HistoryAway, Known, NoHistory, Points
+from healer.ports.measurements import HistoryAway, Known, NoHistory, Points
 from healer.processes import metric_history as module
 from healer.processes.metric_history import WARM_MOST_S, PromqlHistory, WarmUp
 from healer.processes.senses_loop import Chunk, SensesLoop, SensesParts

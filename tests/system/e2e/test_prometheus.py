@@ -22,7 +22,7 @@ import yaml
 from healer.adapters.pull.promql_client import PromqlClient
 from healer.embedded import running
 from healer.model import Column, Part
-from healer.ports.pull import HistoryAway
+from healer.ports.measurements import HistoryAway
 from healer.processes.metric_history import PromqlHistory
 from healer.signals.promql import result
 from healer.signals.rejects import BadBody

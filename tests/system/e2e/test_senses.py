@@ -20,7 +20,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from healer.adapters.postgres.feature_rows import PostgresFeatures
+from healer.adapters.postgres.forest_rows import PostgresFeatures
 from healer.embedded import running
 from healer.embedded.embedded_slurm import RealSlurm
 from healer.rulebook import ruleset

@@ -8,8 +8,7 @@ from fastapi.testclient import TestClient
 from healer.console.views import health_view
 from healer.console.views.health_view import Arrives, Health, Row, health
 from healer.model import Sender
-from healer.ports.answers import Standing
-from healer.ports.self_health import Backlog, Own, Queue, Sink, Stored
+from healer.ports.answers import Backlog, Own, Queue, Sink, Standing, Stored
 from tests.support.console_desk import own
 from tests.support.console_sample import CLUSTER, NOW
 from tests.support.console_site import Site, make_sample, standing_of

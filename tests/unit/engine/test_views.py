@@ -7,9 +7,8 @@ import pytest
 
 from healer.engine.records import gpu_hours_lost, readiness
 from healer.model import Controller, HitBasis, JobHit, Trouble
-from healer.ports.answers import CheckpointSeen, Requeue
+from healer.ports.answers import CheckpointSeen, Pulse, Requeue
 from healer.ports.request_errors import Unavailable
-from healer.ports.self_health import Pulse
 
 NOW = datetime(2026, 11, 20, 3, 16, tzinfo=UTC)
 

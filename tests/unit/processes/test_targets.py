@@ -3,7 +3,7 @@
 import pytest
 
 from healer.model import ScrapeJob, ScrapeRules, TargetGroup
-from healer.ports.pull import Target
+from healer.ports.measurements import Target
 from healer.processes.scraper import NoNode, first_due, list_targets, next_due, node_of
 
 

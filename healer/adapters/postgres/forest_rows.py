@@ -1,6 +1,7 @@
-"""The isolation forest's models: stored with their data, audited."""
+"""What the isolation forest learns from and makes: features, models, and how unusual nodes are."""
 
 import zlib
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -10,9 +11,96 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres.audit_rows import append
-from healer.adapters.postgres.tables import forest_classes, forest_models
+from healer.adapters.postgres.rows import pick, read_doc, read_docs, upsert
+from healer.adapters.postgres.tables import (
+    feature_rows,
+    forest_classes,
+    forest_models,
+    incidents,
+    unusual_nodes,
+)
 from healer.model import AuditRecord
-from healer.model.trained import ClassLook, Judged, Model, Trained, Version
+from healer.model.telemetry import Unusual
+from healer.model.trained import ClassLook, FeatureRow, Judged, Model, Trained, Version
+
+FEATURES_KEPT = timedelta(days=14)
+
+
+class PostgresFeatures:
+    """Feature rows of one cluster."""
+
+    def __init__(self, engine: sa.Engine, cluster: str) -> None:
+        self._engine, self.cluster = engine, cluster
+
+    def put(self, row: FeatureRow) -> None:
+        """Stores one row. Features are cut at ±10 and half a percent is enough: 2 bytes each."""
+        with self._engine.begin() as conn:
+            # What a power loss takes is one moment of history.
+            conn.execute(sa.text("SET LOCAL synchronous_commit = off"))
+            conn.execute(
+                sa.insert(feature_rows).values(
+                    **pick(row, "cluster", "hardware", "load", "at"),
+                    nodes=list(row.nodes),
+                    features=list(row.features),
+                    matrix=zlib.compress(row.matrix.astype("<f2").tobytes(), 1),
+                )
+            )
+
+    def classes(self, since: datetime) -> list[tuple[str, str, int]]:
+        """GPU model, load and number of rows of each class."""
+        table = feature_rows.c
+        key, mine = (table.hardware, table.load), (table.cluster == self.cluster, table.at >= since)
+        counted = sa.select(*key, sa.func.count()).where(*mine).group_by(*key).order_by(*key)
+        with self._engine.connect() as conn:
+            return [(hardware, load, count) for hardware, load, count in conn.execute(counted)]
+
+    def read(self, hardware: str, load: str, since: datetime) -> Iterator[FeatureRow]:
+        """Oldest first, a few at a time: two weeks of a large class do not fit into memory at once."""
+        query = self._of_class(hardware, load, since).order_by(feature_rows.c.at, feature_rows.c.id)
+        with self._engine.connect() as conn:
+            for row in conn.execution_options(yield_per=20).execute(query):
+                yield _row(row)
+
+    def newest(self, hardware: str, load: str, since: datetime, limit: int) -> list[FeatureRow]:
+        """The newest first."""
+        query = self._of_class(hardware, load, since).order_by(feature_rows.c.at.desc()).limit(limit)
+        with self._engine.connect() as conn:
+            return [_row(row) for row in conn.execute(query)]
+
+    def _of_class(self, hardware: str, load: str, since: datetime) -> sa.Select[Any]:
+        table = feature_rows.c
+        of_class = table.cluster == self.cluster, table.hardware == hardware, table.load == load
+        return sa.select(feature_rows).where(*of_class, table.at >= since)
+
+    def sick(self, since: datetime, now: datetime) -> dict[str, list[tuple[datetime, datetime]]]:
+        """By node, from when to when it had incidents. Those that a person called false alarms are none."""
+        table = incidents.c
+        over = sa.or_(table.closed.is_(None), table.closed >= since - timedelta(days=1))
+        real = sa.func.coalesce(table.doc["review"].astext, "") != "false_alarm"
+        query = sa.select(table.node, table.doc["nodes"], table.opened, table.closed)
+        query = query.where(table.cluster == self.cluster, over, real)
+        found: dict[str, list[tuple[datetime, datetime]]] = {}
+        with self._engine.connect() as conn:
+            for node, named, opened, closed in conn.execute(query):
+                for name in {*named, node} - {None}:
+                    found.setdefault(name, []).append((opened, closed or now))
+        return found
+
+
+def forget_features(conn: sa.Connection, now: datetime) -> None:
+    """Drops what is older than two weeks."""
+    conn.execute(sa.delete(feature_rows).where(feature_rows.c.at < now - FEATURES_KEPT))
+
+
+def _row(row: sa.Row) -> FeatureRow:
+    packed = np.frombuffer(zlib.decompress(row.matrix), "<f2")
+    return FeatureRow(
+        **pick(row, "cluster", "hardware", "load", "at"),
+        nodes=tuple(row.nodes),
+        features=tuple(row.features),
+        matrix=packed.reshape(len(row.nodes), len(row.features)).astype(np.float32),
+    )
+
 
 #: Of each class; older ones are forgotten. The audit keeps what they were.
 KEPT, KEPT_IN_FORCE = 10, 2
@@ -43,14 +131,10 @@ class PostgresModels:
         With its audit records in one commit.
 
         `against`: the model in force that it was judged against. If a person has put another one in force
-        meanwhile, that stands."""
+        meanwhile, that one stays."""
         model, table = trained.model, forest_models.c
         values = {
-            "id": model.id,
-            "cluster": model.cluster,
-            "hardware": model.hardware,
-            "load": model.load,
-            "trained_at": model.trained_at,
+            **pick(model, "id", "cluster", "hardware", "load", "trained_at"),
             "doc": msgspec.to_builtins(model),
             "data": zlib.compress(trained.data.astype("<f4").tobytes(), 6),
         }
@@ -69,7 +153,7 @@ class PostgresModels:
                 _audit(conn, model, "model.refused", by, at, {"judged": values["judged"]})
             else:
                 _put_in_force(conn, model, by=by, at=at, why=why, judged=values["judged"])
-            _forget(conn, model)
+            _forget_models(conn, model)
         return True
 
     def use(self, model: Model, *, by: str, at: datetime, why: str) -> None:
@@ -82,13 +166,13 @@ class PostgresModels:
         """The model in force of each class, without its data."""
         was_in_force = forest_models.c.in_force_at
         oldest_first = reversed(self._versions(was_in_force.is_not(None), by=was_in_force))
-        found = {(one.model.hardware, one.model.load): one for one in oldest_first}
+        found = {(version.model.hardware, version.model.load): version for version in oldest_first}
         return [found[name] for name in sorted(found)]
 
     def versions(self) -> list[Version]:
         """All that are kept, by class, the newest first."""
         found = self._versions(by=forest_models.c.trained_at)
-        return sorted(found, key=lambda one: (one.model.hardware, one.model.load))
+        return sorted(found, key=lambda version: (version.model.hardware, version.model.load))
 
     def find(self, start: str) -> list[Version]:
         """Models whose id begins so; at most ten."""
@@ -109,17 +193,12 @@ class PostgresModels:
         table = forest_classes.c
         query = sa.select(table.doc).where(table.cluster == self.cluster)
         with self._engine.connect() as conn:
-            docs = conn.scalars(query.order_by(table.hardware, table.load)).all()
-        return [msgspec.convert(doc, ClassLook) for doc in docs]
+            return read_docs(conn, query.order_by(table.hardware, table.load), ClassLook)
 
     def note(self, look: ClassLook) -> None:
-        row = {name: getattr(look, name) for name in ("cluster", "hardware", "load", "at")}
-        row["doc"] = msgspec.to_builtins(look)
-        statement = insert(forest_classes).values(row)
+        key = pick(look, "cluster", "hardware", "load")
         with self._engine.begin() as conn:
-            conn.execute(
-                statement.on_conflict_do_update(index_elements=["cluster", "hardware", "load"], set_=row)
-            )
+            conn.execute(upsert(forest_classes, key, {"at": look.at, "doc": msgspec.to_builtins(look)}))
 
     def trained(self, model: Model) -> Trained:
         """With its data. KeyError when it has been forgotten since."""
@@ -137,7 +216,7 @@ def _of_class(model: Model) -> tuple[sa.ColumnElement[bool], ...]:
 
 
 def _newest(conn: sa.Connection, model: Model) -> sa.Row[Any, Any] | None:
-    """`id` and `in_force_at` of what is in force of its class; it stands until this transaction has ended."""
+    """`id` and `in_force_at` of what is in force of its class; it stays so until this transaction ends."""
     lock = sa.text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
     conn.execute(lock, {"name": f"model {model.cluster}/{model.hardware}/{model.load}"})
     table = forest_models.c
@@ -170,7 +249,7 @@ def _put_in_force(
     _audit(conn, model, "model.in_force", by, at, data)
 
 
-def _forget(conn: sa.Connection, model: Model) -> None:
+def _forget_models(conn: sa.Connection, model: Model) -> None:
     """All of the class but the newest, and what was in force last: that is the way back."""
     table, of_class = forest_models.c, _of_class(model)
     newest = sa.select(table.id).where(*of_class).order_by(table.trained_at.desc()).limit(KEPT)
@@ -182,3 +261,34 @@ def _forget(conn: sa.Connection, model: Model) -> None:
 def _audit(conn: sa.Connection, model: Model, verb: str, by: str, at: datetime, data: dict[str, Any]) -> None:
     subject = f"model/{model.id}"
     append(conn, AuditRecord(cluster=model.cluster, at=at, actor=by, verb=verb, subject=subject, data=data))
+
+
+#: What is older says nothing of the node any more.
+UNUSUAL_KEPT = timedelta(days=1)
+
+
+def keep_unusual(engine: sa.Engine, nodes: Sequence[Unusual]) -> None:
+    if not nodes:
+        return
+    names = ("cluster", "node", "at")
+    rows = [
+        {name: getattr(node, name) for name in names} | {"doc": msgspec.to_builtins(node)} for node in nodes
+    ]
+    statement = insert(unusual_nodes)
+    given = {"at": statement.excluded.at, "doc": statement.excluded.doc}
+    with engine.begin() as conn:
+        conn.execute(sa.text("SET LOCAL synchronous_commit = off"))
+        conn.execute(
+            statement.on_conflict_do_update(index_elements=["cluster", "node"], set_=given),
+            sorted(rows, key=lambda row: row["node"]),
+        )
+
+
+def read_unusual(conn: sa.Connection, cluster: str, node: str, now: datetime) -> Unusual | None:
+    table = unusual_nodes.c
+    mine = table.cluster == cluster, table.node == node, table.at >= now - UNUSUAL_KEPT
+    return read_doc(conn, sa.select(table.doc).where(*mine), Unusual)
+
+
+def forget_unusual(conn: sa.Connection, now: datetime) -> None:
+    conn.execute(sa.delete(unusual_nodes).where(unusual_nodes.c.at < now - UNUSUAL_KEPT))

@@ -8,12 +8,20 @@ from typing import NamedTuple
 import msgspec
 import sqlalchemy as sa
 
-from healer.adapters.postgres import verdicts
 from healer.adapters.postgres.engine import reading
 from healer.adapters.postgres.evidence import collected_for
-from healer.adapters.postgres.message_book import channels_told
-from healer.adapters.postgres.paging import after, contains
-from healer.adapters.postgres.run_queries import decisions_where, records_of
+from healer.adapters.postgres.outbox import channels_told
+from healer.adapters.postgres.rows import (
+    begins,
+    contains,
+    matches,
+    pick,
+    read_doc,
+    read_docs,
+    read_page,
+    read_structs,
+)
+from healer.adapters.postgres.run_rows import decisions_where, records_of
 from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import (
     decisions,
@@ -24,19 +32,22 @@ from healer.adapters.postgres.tables import (
     part_of,
     run_log,
     runs,
+    verdicts,
 )
 from healer.model import (
     PROBATION,
     Finding,
     Incident,
     IncidentState,
+    IncidentVerdict,
     Message,
     StepEvent,
     Verb,
+    VerdictAt,
 )
 from healer.model.verdict import MAY_BE_ALIKE
-from healer.ports.answers import IncidentRows, Note, OpenIncident, Page, SentMessage, ToldAt
-from healer.ports.queries import IncidentQuery, encode_cursor
+from healer.ports.answers import IncidentRows, Note, OpenIncident, Page, SentMessage
+from healer.ports.queries import IncidentQuery
 
 #: The shortest beginning of an incident's id that may stand for it (what Slurm's reason shows).
 SHORT_ID = 8
@@ -49,16 +60,14 @@ class PostgresIncidents:
         self._engine, self._snapshots = engine, snapshots
 
     def page(self, query: IncidentQuery, *, limit: int, cursor: str | None = None) -> Page[Incident]:
-        where: list[sa.ColumnElement[bool]] = []
-        if query.clusters is not None:
-            where.append(incidents.c.cluster.in_(query.clusters))
+        where = [
+            matches(incidents.c.cluster, query.clusters),
+            matches(incidents.c.state, query.states or None),
+            matches(incidents.c.severity, query.severities or None),
+        ]
         if query.open is not None:
             resolved = incidents.c.state == "resolved"
             where.append(~resolved if query.open else resolved)
-        if query.states:
-            where.append(incidents.c.state.in_(query.states))
-        if query.severities:
-            where.append(incidents.c.severity.in_(query.severities))
         if query.node:
             where.append(about_node(query.node))
         if query.text:
@@ -86,7 +95,7 @@ class PostgresIncidents:
             judged = decisions_where(conn, decisions.c.incident == found.id)
             return IncidentRows(
                 incident=found,
-                verdicts=tuple(verdicts.of(conn, found.id)),
+                verdicts=tuple(verdicts_of(conn, found.id)),
                 findings=tuple(_findings_of(conn, found.id)),
                 decisions=tuple(judged),
                 runs=tuple(records_of(conn, found.id, judged)),
@@ -119,23 +128,20 @@ class PostgresIncidents:
 
 
 def _incident_named(conn: sa.Connection, name: str) -> Incident | None:
-    doc = conn.execute(sa.select(incidents.c.doc).where(incidents.c.id == name)).scalar()
-    if doc is None and len(name) >= SHORT_ID and name.isalnum():
-        found = conn.execute(
-            sa.select(incidents.c.doc).where(incidents.c.id.startswith(name, autoescape=True)).limit(2)
-        )
-        docs = found.scalars().all()
-        doc = docs[0] if len(docs) == 1 else None
-    return None if doc is None else msgspec.convert(doc, Incident)
+    doc = sa.select(incidents.c.doc)
+    found = read_doc(conn, doc.where(incidents.c.id == name), Incident)
+    if found is None and len(name) >= SHORT_ID and name.isalnum():
+        some = read_docs(conn, doc.where(begins(incidents.c.id, name)).limit(2), Incident)
+        return some[0] if len(some) == 1 else None
+    return found
 
 
 def incident_page(
     conn: sa.Connection, where: Sequence[sa.ColumnElement[bool]], limit: int, cursor: str | None = None
 ) -> Page[Incident]:
-    statement = sa.select(incidents.c.opened, incidents.c.id, incidents.c.doc).where(*where)
-    rows = conn.execute(after(statement, incidents.c.opened, incidents.c.id, cursor).limit(limit + 1)).all()
-    more = encode_cursor(rows[limit - 1].opened, rows[limit - 1].id) if len(rows) > limit else None
-    return Page(items=[msgspec.convert(row.doc, Incident) for row in rows[:limit]], next_cursor=more)
+    query = sa.select(incidents.c.opened, incidents.c.id, incidents.c.doc).where(*where)
+    rows, more = read_page(conn, query, (incidents.c.opened, incidents.c.id), limit, cursor)
+    return Page(items=[msgspec.convert(row.doc, Incident) for row in rows], next_cursor=more)
 
 
 def about_node(node: str) -> sa.ColumnElement[bool]:
@@ -144,75 +150,43 @@ def about_node(node: str) -> sa.ColumnElement[bool]:
 
 
 def _holds_text(text: str) -> sa.ColumnElement[bool]:
-    pattern = contains(text)
-    doc = incidents.c.doc
-    places = [
-        incidents.c.rule,
-        doc["title"].astext,
-        doc["fault"].astext,
-        doc["nodes"].astext,
-        doc["jobs_hit"].astext,
-        doc["root"].astext,
-    ]
-    return sa.or_(
-        incidents.c.id.startswith(text, autoescape=True),
-        *(place.ilike(pattern, escape="\\") for place in places),
-    )
+    pattern, doc = contains(text), incidents.c.doc
+    parts = (doc[name].astext for name in ("title", "fault", "nodes", "jobs_hit", "root"))
+    places = (place.ilike(pattern, escape="\\") for place in (incidents.c.rule, *parts))
+    return sa.or_(begins(incidents.c.id, text), *places)
 
 
 def watched(
     conn: sa.Connection, clusters: Sequence[str] | None, now: datetime, *those: sa.ColumnElement[bool]
 ) -> list[Incident]:
     """Open incidents, and those whose node is still on probation, the oldest first."""
-    where = [
-        *those,
-        sa.or_(
-            incidents.c.state != "resolved",
-            sa.and_(
-                incidents.c.closed > now - PROBATION,
-                incidents.c.doc["probation_until"].astext > now.isoformat(),
-            ),
-        ),
-    ]
-    if clusters is not None:
-        where.append(incidents.c.cluster.in_(clusters))
-    rows = conn.execute(sa.select(incidents.c.doc).where(*where).order_by(incidents.c.opened))
-    return [msgspec.convert(doc, Incident) for doc in rows.scalars()]
+    on_probation = sa.and_(
+        incidents.c.closed > now - PROBATION, incidents.c.doc["probation_until"].astext > now.isoformat()
+    )
+    mine = matches(incidents.c.cluster, clusters), sa.or_(incidents.c.state != "resolved", on_probation)
+    query = sa.select(incidents.c.doc).where(*those, *mine).order_by(incidents.c.opened)
+    return read_docs(conn, query, Incident)
 
 
 def _findings_of(conn: sa.Connection, incident: str) -> list[Finding]:
-    rows = conn.execute(
-        sa.select(findings.c.doc).where(findings.c.incident == incident).order_by(findings.c.id).limit(200)
-    )
-    return [msgspec.convert(doc, Finding) for doc in rows.scalars()]
+    mine = sa.select(findings.c.doc).where(findings.c.incident == incident)
+    return read_docs(conn, mine.order_by(findings.c.id).limit(200), Finding)
 
 
 def _notes(conn: sa.Connection, incident: str) -> list[Note]:
-    found = conn.execute(
-        sa.select(notes.c.at, notes.c.by, notes.c.text)
-        .where(notes.c.incident == incident)
-        .order_by(notes.c.id)
-    )
-    return [Note(at=row.at, by=row.by, text=row.text) for row in found]
+    mine = sa.select(notes.c.at, notes.c.by, notes.c.text).where(notes.c.incident == incident)
+    return read_structs(conn, mine.order_by(notes.c.id), Note)
 
 
 def _messages(conn: sa.Connection, incident: str) -> list[SentMessage]:
     """Pages, notes and tickets alike: a ticket has no severity of its own."""
-    told = channels_told(conn, incident)
+    channels = channels_told(conn, incident)
     found = conn.execute(sa.select(messages).where(messages.c.incident == incident).order_by(messages.c.at))
     return [
         SentMessage(
-            at=row.at,
-            kind=row.kind,
-            state=row.state,
+            **pick(row, "at", "kind", "state", "error", "reference", "page"),
             message=msgspec.convert({"severity": "P3", **row.doc}, Message),
-            error=row.error,
-            reference=row.reference,
-            page=row.page,
-            channels=tuple(
-                ToldAt(channel=one.channel, state=one.state, error=one.error, reference=one.reference)
-                for one in told.get(row.id, ())
-            ),
+            channels=tuple(channels.get(row.id, ())),
         )
         for row in found
     ]
@@ -227,22 +201,14 @@ def may_be_alike(conn: sa.Connection, incident: Incident) -> list[Incident]:
     alike = [_fault == incident.fault]
     if incident.root.node is not None:
         alike.append(incidents.c.node == incident.root.node)
-    docs = [
-        doc
-        for same in alike
-        for doc in conn.execute(
-            sa.select(incidents.c.doc)
-            .where(incidents.c.cluster == incident.cluster, same)
-            .order_by(incidents.c.opened.desc())
-            .limit(MAY_BE_ALIKE)
-        ).scalars()
-    ]
-    return [msgspec.convert(doc, Incident) for doc in docs]
+    mine = sa.select(incidents.c.doc).where(incidents.c.cluster == incident.cluster)
+    newest = mine.order_by(incidents.c.opened.desc()).limit(MAY_BE_ALIKE)
+    return [found for same in alike for found in read_docs(conn, newest.where(same), Incident)]
 
 
 # --- open ones, as every page needs them: each is decoded once per version of its row and process
 
-#: The transaction that wrote the row: another one stands there after each write.
+#: The transaction that wrote the row: another one after each write.
 _version: sa.ColumnElement[str] = sa.literal_column("incidents.xmin::text", sa.Text)
 
 _decode = msgspec.json.Decoder(OpenIncident).decode
@@ -263,17 +229,21 @@ class OpenIncidents:
         mine = [incidents.c.cluster == cluster, incidents.c.state != "resolved"]
         stamp = tuple(conn.execute(sa.select(sa.func.count(), _digest).where(*mine)).one())
         with self._lock:
-            known = self._known.get(cluster) or _Known((), {}, ())
-        if stamp == known.stamp:
-            return known.found
+            before = self._known.get(cluster) or _Known((), {}, ())
+        if stamp == before.stamp:
+            return before.found
         order = incidents.c.opened.desc(), incidents.c.id.desc()
         heads = conn.execute(sa.select(incidents.c.id, _version).where(*mine).order_by(*order))
         versions = {name: version for name, version in heads}
-        by_id = {one.id: one for one in known.found}
-        by_id |= _written(conn, [name for name in versions if known.versions.get(name) != versions[name]])
+        by_id = {incident.id: incident for incident in before.found}
+        by_id |= _written(conn, [name for name in versions if before.versions.get(name) != versions[name]])
         # One that was resolved between two of these looks is gone already.
         found = (by_id[name] for name in versions if name in by_id)
-        now = _Known(stamp, versions, tuple(one for one in found if one.state is not IncidentState.resolved))
+        now = _Known(
+            stamp,
+            versions,
+            tuple(incident for incident in found if incident.state is not IncidentState.resolved),
+        )
         with self._lock:
             self._known[cluster] = now
         return now.found
@@ -292,7 +262,7 @@ def _written(conn: sa.Connection, names: list[str]) -> dict[str, OpenIncident]:
     docs = conn.execute(
         sa.select(text).where(incidents.c.id == sa.any_(sa.literal(names, sa.ARRAY(sa.Text))))
     )
-    return {one.id: one for one in map(_decode, docs.scalars())}
+    return {incident.id: incident for incident in map(_decode, docs.scalars())}
 
 
 def parts_of(conn: sa.Connection, incident: str) -> tuple[OpenIncident, ...]:
@@ -303,3 +273,20 @@ def parts_of(conn: sa.Connection, incident: str) -> tuple[OpenIncident, ...]:
         .order_by(incidents.c.opened, incidents.c.id)
     )
     return tuple(map(_decode, docs.scalars()))
+
+
+# --- what healer held to be true of an incident, a row for each change
+
+#: The newest of them that an answer shows.
+VERDICTS_SHOWN = 50
+
+
+def add_verdict(conn: sa.Connection, incident: str, verdict: IncidentVerdict, at: datetime) -> None:
+    conn.execute(sa.insert(verdicts).values(incident=incident, at=at, doc=msgspec.to_builtins(verdict)))
+
+
+def verdicts_of(conn: sa.Connection, incident: str) -> list[VerdictAt]:
+    """Oldest first."""
+    mine = sa.select(verdicts.c.at, verdicts.c.doc).where(verdicts.c.incident == incident)
+    rows = conn.execute(mine.order_by(verdicts.c.id.desc()).limit(VERDICTS_SHOWN)).all()
+    return [VerdictAt(at=row.at, verdict=msgspec.convert(row.doc, IncidentVerdict)) for row in reversed(rows)]

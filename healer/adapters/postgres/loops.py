@@ -1,0 +1,157 @@
+"""What the loops need of PostgreSQL: that one of them leads, a sign that each works, and what wakes them."""
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+import psycopg
+import sqlalchemy as sa
+import structlog
+from psycopg import sql
+from sqlalchemy.exc import SQLAlchemyError
+
+from healer.adapters.postgres.engine import OwnConnection
+from healer.adapters.postgres.rows import upsert
+from healer.adapters.postgres.tables import beats, slots
+from healer.ports.clock import Clock
+from healer.ports.lease import LEASE, SENT, UNHEARD
+
+
+def part_lock(part: str, cluster: str) -> str:
+    """The name under which the one detector, or scraper, of a cluster holds its advisory lock
+    (hashtextextended of it)."""
+    return f"{part}:{cluster}"
+
+
+_LOCK_HELD = sa.text(
+    "SELECT EXISTS (SELECT 1 FROM pg_locks, (SELECT hashtextextended(:name, 0) AS key) AS wanted "
+    "WHERE locktype = 'advisory' AND granted AND objsubid = 1 "
+    "AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) "
+    "AND classid::bigint = ((key >> 32) & 4294967295) AND objid::bigint = (key & 4294967295))"
+)
+
+
+def lock_held(conn: sa.Connection, name: str) -> bool:
+    return bool(conn.execute(_LOCK_HELD, {"name": name}).scalar())
+
+
+def try_lead(conn: sa.Connection, cluster: str, part: str = "detector") -> bool:
+    """True when this connection now leads. The lock lasts as long as the connection."""
+    got = conn.execute(
+        sa.text("SELECT pg_try_advisory_lock(hashtextextended(:name, 0))"), {"name": part_lock(part, cluster)}
+    ).scalar_one()
+    conn.commit()
+    return bool(got)
+
+
+def returned_nodes(conn: sa.Connection, cluster: str) -> list[tuple[str, datetime]]:
+    """When each node last came back: what it said before is history, also after a restart."""
+    rows = conn.execute(
+        sa.select(slots.c.node, sa.func.max(slots.c.released_at))
+        .where(slots.c.cluster == cluster, slots.c.released_at.is_not(None))
+        .group_by(slots.c.node)
+    )
+    return [(row[0], row[1]) for row in rows]
+
+
+log = structlog.get_logger()
+
+#: A part that works says so this often, and is dead after so many seconds of silence.
+BEAT_S = 5.0
+DEAD_AFTER_S = 60.0
+
+
+class Beat:
+    """Callable, as often as one likes. It never fails: what cannot be said is silence."""
+
+    def __init__(
+        self, engine: sa.Engine, cluster: str, part: str, stopwatch: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._engine, self._key, self._stopwatch = engine, {"cluster": cluster, "part": part}, stopwatch
+        self._said = float("-inf")
+
+    def __call__(self) -> None:
+        now = self._stopwatch()
+        if now - self._said < BEAT_S:
+            return
+        self._said = now
+        try:
+            with self._engine.begin() as conn:
+                conn.execute(upsert(beats, self._key, {"at": sa.func.clock_timestamp()}))
+        except SQLAlchemyError as error:
+            log.warning("no beat could be stored", part=self._key["part"], error=str(error))
+
+
+def beats_on(engine: sa.Engine, cluster: str, part: str) -> bool:
+    """Whether the part said within the last minute that it works."""
+    since = sa.func.clock_timestamp() - sa.func.make_interval(0, 0, 0, 0, 0, 0, DEAD_AFTER_S)
+    lately = sa.exists().where(beats.c.cluster == cluster, beats.c.part == part, beats.c.at > since)
+    with engine.connect() as conn:
+        return conn.execute(sa.select(lately)).scalar_one()
+
+
+class Waker:
+    """LISTEN on its own connection: something was committed elsewhere. A missed notice costs one tick."""
+
+    def __init__(self, engine: sa.Engine, channels: Sequence[str]) -> None:
+        def listen(connection: psycopg.Connection) -> None:
+            for channel in channels:
+                connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
+
+        self._connection = OwnConnection(engine, begin=listen)
+
+    def wait(self, seconds: float) -> None:
+        """Returns when notified, at the latest after `seconds`."""
+        begun = time.monotonic()
+        try:
+            for _ in self._connection.get().notifies(timeout=seconds, stop_after=1):
+                return
+        except (psycopg.Error, SQLAlchemyError):
+            self.close()
+            time.sleep(max(0.0, min(0.5, seconds - (time.monotonic() - begun))))
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+# As `PostgresLedger.due_runs`, `PostgresOutbox.claim`, `PostgresPlanTx.unrouted` and `PostgresChain.unsealed`
+# look for it themselves.
+_ASKED = {
+    "sweep": """SELECT FROM runs WHERE cluster = %(cluster)s AND state = 'running'
+        AND (wake_at IS NULL OR wake_at <= %(now)s)
+        AND (lease_until IS NULL OR lease_until <= %(unheard)s OR lease_until > %(wrong)s)
+        AND (epoch > 0 OR created_at <= %(sent)s OR created_at > %(now)s)""",
+    "deliver": "SELECT FROM messages WHERE state = 'due' AND next_try_at <= %(now)s",
+    "tell": """SELECT 1 FROM messages WHERE cluster = %(cluster)s AND NOT routed
+        UNION ALL SELECT 1 FROM deliveries
+        WHERE cluster = %(cluster)s AND state = 'due' AND next_try_at <= %(now)s""",
+    "seal": "SELECT FROM audit_unsealed",
+}
+_STATEMENT = ("SELECT " + ", ".join(f"EXISTS ({question})" for question in _ASKED.values())).encode()
+
+
+class Waiting:
+    """Callable: the names of the duties that have work, of `sweep`, `deliver`, `tell` and `seal`.
+
+    On a connection of its own, as a pool looks whether its connection still lives, begins and ends a
+    transaction, and so asks four times. Errors of the database go to the caller; the next call reconnects.
+    """
+
+    def __init__(self, engine: sa.Engine, cluster: str, clock: Clock) -> None:
+        self._cluster, self._clock = cluster, clock
+        self._connection = OwnConnection(engine, prepare_threshold=0)
+
+    def __call__(self) -> set[str]:
+        try:
+            connection, now = self._connection.get(), self._clock.now()
+            asked = {"cluster": self._cluster, "now": now}
+            asked |= {"unheard": now + LEASE - UNHEARD, "wrong": now + 2 * LEASE, "sent": now - SENT}
+            row = connection.execute(_STATEMENT, asked).fetchone()
+        except BaseException:
+            self.close()
+            raise
+        assert row is not None
+        return {name for name, waits in zip(_ASKED, row, strict=True) if waits}
+
+    def close(self) -> None:
+        self._connection.close()

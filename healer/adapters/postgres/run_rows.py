@@ -1,0 +1,282 @@
+"""Runs: their rows, logs and decisions, written many at once and read for pages.
+
+So a step's line costs the same whether one run writes it or fifty.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from datetime import datetime
+
+import msgspec
+import psycopg
+import sqlalchemy as sa
+from sqlalchemy.exc import IntegrityError
+
+from healer.adapters.postgres import audit_rows, inbox, outbox
+from healer.adapters.postgres.engine import reading
+from healer.adapters.postgres.rows import matches, read_page, write_docs
+from healer.adapters.postgres.tables import decisions, runs
+from healer.model import (
+    ENDED_RUN_STATES,
+    AuditRecord,
+    Command,
+    Decision,
+    LogEntry,
+    Message,
+    RemedyUse,
+    Ruleset,
+    Run,
+    RunState,
+    Ticket,
+)
+from healer.ports.answers import Page, RunRecord
+from healer.ports.commanding import NodeTaken
+from healer.ports.queries import RunQuery
+
+#: As the index `runs_active` has it.
+ENDED = ["done", "undone", "rejected", "cancelled"]
+
+_ENTRIES = sa.text("""
+INSERT INTO run_log (run, at, step, event, doc)
+SELECT doc->>'run', (doc->>'at')::timestamptz, doc->>'step', doc->>'event', doc
+FROM jsonb_array_elements(CAST(:rows AS jsonb)) WITH ORDINALITY AS given (doc, place) ORDER BY place
+""")
+_RUNS = sa.text("""
+INSERT INTO runs (id, cluster, playbook, node, job, incident, state, shadow, created_at, doc)
+SELECT doc->>'id', doc->>'cluster', doc->>'playbook', doc->>'node', doc->>'job', doc->>'incident',
+  doc->>'state', (doc->>'shadow')::boolean, (doc->>'created_at')::timestamptz, doc
+FROM jsonb_array_elements(CAST(:rows AS jsonb)) WITH ORDINALITY AS given (doc, place) ORDER BY place
+ON CONFLICT (id) DO NOTHING
+""")
+_DECISIONS = sa.text("""
+INSERT INTO decisions (cluster, incident, run, at, outcome, doc)
+SELECT doc->>'cluster', doc->>'incident', doc->>'run', (doc->>'at')::timestamptz, doc->>'outcome', doc
+FROM jsonb_array_elements(CAST(:rows AS jsonb)) WITH ORDINALITY AS given (doc, place) ORDER BY place
+""")
+_REMEDIES = sa.text("""
+INSERT INTO remedies (cluster, node, remedy, rule, incident, at)
+SELECT :cluster, doc->>'node', doc->>'remedy', doc->>'rule', doc->>'incident', (doc->>'at')::timestamptz
+FROM jsonb_array_elements(CAST(:rows AS jsonb)) WITH ORDINALITY AS given (doc, place) ORDER BY place
+""")
+_DRAINED = sa.text("""
+UPDATE slots SET drained_at = (doc->>'at')::timestamptz
+FROM jsonb_array_elements(CAST(:rows AS jsonb)) AS given (doc)
+WHERE slots.cluster = :cluster AND slots.node = doc->>'node' AND slots.released_at IS NULL
+""")
+_RELEASED = sa.text("""
+UPDATE slots SET released_at = (doc->>'at')::timestamptz, released_why = doc->>'why'
+FROM jsonb_array_elements(CAST(:rows AS jsonb)) AS given (doc)
+WHERE slots.cluster = :cluster AND slots.node = doc->>'node' AND slots.released_at IS NULL
+""")
+
+
+@dataclass
+class Lines:
+    """What one transaction of a run writes beside the run itself."""
+
+    entries: list[LogEntry] = field(default_factory=list)
+    audits: list[AuditRecord] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+    remedies: list[RemedyUse] = field(default_factory=list)
+    #: Nodes whose drain by us was read back.
+    drained: list[tuple[str, datetime]] = field(default_factory=list)
+    #: Slots given back: node, when, why.
+    released: list[tuple[str, datetime, str]] = field(default_factory=list)
+    #: For the detector, each with the name under which it comes once.
+    commands: list[tuple[Command, str]] = field(default_factory=list)
+    messages: list[Message | Ticket] = field(default_factory=list)
+
+    def then(self, later: "Lines") -> "Lines":
+        """Both, these first."""
+        both = {part.name: getattr(self, part.name) + getattr(later, part.name) for part in fields(self)}
+        return Lines(**both)
+
+
+def store(conn: sa.Connection, cluster: str, many: Sequence[Lines], *, at: datetime, has_sink: bool) -> None:
+    """Writes these in the caller's transaction, each kind in the order of `many`."""
+    write_entries(conn, [one for lines in many for one in lines.entries])
+    write_decisions(conn, [one for lines in many for one in lines.decisions])
+    audit_rows.append_many(conn, [one for lines in many for one in lines.audits])
+    write_docs(conn, _REMEDIES, [one for lines in many for one in lines.remedies], cluster=cluster)
+    drained = [{"node": node, "at": when} for lines in many for node, when in lines.drained]
+    write_docs(conn, _DRAINED, drained, cluster=cluster)
+    released = [
+        {"node": node, "at": when, "why": why} for lines in many for node, when, why in lines.released
+    ]
+    write_docs(conn, _RELEASED, released, cluster=cluster)
+    inbox.put_commands(conn, [one for lines in many for one in lines.commands])
+    for message in (one for lines in many for one in lines.messages):
+        outbox.queue(conn, message, at=at, has_sink=has_sink)
+
+
+def write_runs(conn: sa.Connection, runs: Sequence[Run]) -> None:
+    """Inserts them; one of the same id again is nothing. NodeTaken when a node has a running run."""
+    with _node_taken(runs[0].node or "" if len(runs) == 1 else ""):
+        write_docs(conn, _RUNS, runs)
+
+
+def write_entries(conn: sa.Connection, entries: Sequence[LogEntry]) -> None:
+    write_docs(conn, _ENTRIES, entries)
+
+
+def write_decisions(conn: sa.Connection, decisions: Sequence[Decision]) -> None:
+    write_docs(conn, _DECISIONS, decisions)
+
+
+def set_run_state(
+    conn: sa.Connection, run: str, state: RunState, *, why: str, at: datetime, **change: object
+) -> Run:
+    """Sets the state in row and document alike. A worker that still holds the run loses its claim.
+
+    Its lease stays: what it has begun may be under way, and no one else goes on before that is over. What has
+    ended stays so: that run comes back as it is.
+    """
+    doc = conn.execute(sa.select(runs.c.doc).where(runs.c.id == run).with_for_update()).scalar_one()
+    before = msgspec.convert(doc, Run)
+    if before.state in ENDED_RUN_STATES:
+        return before
+    ended = at if state in ENDED_RUN_STATES else None
+    change = {"question": None, **change}
+    changed = msgspec.structs.replace(before, state=state, ended_at=ended, **change)
+    values = {
+        "state": state,
+        "ended_at": ended,
+        "wake_at": None,
+        "epoch": runs.c.epoch + 1,
+        "doc": msgspec.to_builtins(msgspec.structs.replace(changed, reason=changed.reason or why)),
+    }
+    with _node_taken(before.node or ""):
+        conn.execute(sa.update(runs).where(runs.c.id == run).values(values))
+    return changed
+
+
+@contextmanager
+def _node_taken(node: str) -> Iterator[None]:
+    """Of running runs a node has one: the index refuses another."""
+    try:
+        yield
+    except IntegrityError as error:
+        cause = error.orig
+        if isinstance(cause, psycopg.Error) and cause.diag.constraint_name == "runs_one_per_node":
+            raise NodeTaken(node) from error
+        raise
+
+
+# --- read for pages
+
+_RUN = (runs.c.doc, runs.c.state, runs.c.epoch, runs.c.wake_at, runs.c.lease_until, runs.c.ended_at)
+_LOGS = sa.text("SELECT run, seq, doc FROM run_log WHERE run = ANY(:ids) ORDER BY seq")
+#: Runs that want a person, and how many of them a page shows.
+_ASKING = ("waiting_approval", "proposed", "stuck")
+#: A storm holds many runs at a time: they hide none of those that ask.
+_ASKING_SHOWN, _HELD_SHOWN = 200, 50
+
+
+class PostgresRuns:
+    """`healer.ports.queries.RunQueries`."""
+
+    def __init__(self, engine: sa.Engine, rules: Callable[[], Ruleset]) -> None:
+        self._engine, self._rules = engine, rules
+
+    def page(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> Page[Run]:
+        where = [
+            matches(runs.c.cluster, query.clusters),
+            matches(runs.c.state, query.states or None),
+            matches(runs.c.node, query.node or None),
+            matches(runs.c.incident, query.incident or None),
+            matches(runs.c.playbook, query.playbook or None),
+        ]
+        with reading(self._engine) as conn:
+            return run_page(conn, where, limit, cursor)
+
+    def one(self, run: str) -> Run | None:
+        with reading(self._engine) as conn:
+            return _run_named(conn, run)
+
+    def record(self, run: str) -> RunRecord | None:
+        with reading(self._engine) as conn:
+            found = _run_named(conn, run)
+            if found is None:
+                return None
+            judged = decisions_where(conn, decisions.c.run == run)
+            log = logs_of(conn, [run])[run]
+        playbook = self._rules().playbooks.get(found.playbook)
+        plan = tuple(step.title or step.id for step in playbook.steps) if playbook else ()
+        return RunRecord(run=found, log=tuple(log), decisions=tuple(judged), plan=plan)
+
+    def at_work(self, ids: Sequence[str]) -> dict[str, Run]:
+        """One that acts comes before one that only shows."""
+        wanted = (
+            sa.select(*_RUN)
+            .where(runs.c.incident.in_(ids), runs.c.state.not_in(ENDED))
+            .order_by(runs.c.shadow.desc(), runs.c.created_at, runs.c.id)
+        )
+        with reading(self._engine) as conn:
+            return {run.incident: run for run in map(run_of, conn.execute(wanted)) if run.incident}
+
+
+def run_page(
+    conn: sa.Connection, where: Sequence[sa.ColumnElement[bool]], limit: int, cursor: str | None = None
+) -> Page[Run]:
+    query = sa.select(runs.c.created_at, runs.c.id, *_RUN).where(*where)
+    rows, more = read_page(conn, query, (runs.c.created_at, runs.c.id), limit, cursor)
+    return Page(items=[run_of(row) for row in rows], next_cursor=more)
+
+
+def asking_runs(conn: sa.Connection, cluster: str) -> list[Run]:
+    """Those that want a person, and those that are held, oldest first."""
+    asking = sa.or_(
+        runs.c.state.in_(_ASKING),
+        sa.and_(runs.c.state.in_(("waiting", "running")), runs.c.doc["question"].astext.is_not(None)),
+    )
+    mine = runs.c.cluster == cluster
+    asked = run_page(conn, [mine, asking], _ASKING_SHOWN).items
+    held = run_page(conn, [mine, runs.c.state == "held"], _HELD_SHOWN).items
+    return sorted([*asked, *held], key=lambda run: (run.created_at, run.id))
+
+
+def run_of(row: sa.Row) -> Run:
+    """The columns are what the claims write; they stand above the document."""
+    run = msgspec.convert(row.doc, Run)
+    columns = ("state", "epoch", "wake_at", "lease_until", "ended_at")
+    return msgspec.convert(msgspec.to_builtins(run) | {name: getattr(row, name) for name in columns}, Run)
+
+
+def _run_named(conn: sa.Connection, run: str) -> Run | None:
+    row = conn.execute(sa.select(*_RUN).where(runs.c.id == run)).first()
+    return None if row is None else run_of(row)
+
+
+def records_of(conn: sa.Connection, incident: str, judged: Sequence[Decision]) -> list[RunRecord]:
+    """The runs of an incident, oldest first; `judged`: its decisions."""
+    rows = conn.execute(
+        sa.select(*_RUN).where(runs.c.incident == incident).order_by(runs.c.created_at, runs.c.id)
+    )
+    found = [run_of(row) for row in rows]
+    logs = logs_of(conn, [run.id for run in found])
+    return [
+        RunRecord(
+            run=run,
+            log=tuple(logs[run.id]),
+            decisions=tuple(decision for decision in judged if decision.run == run.id),
+        )
+        for run in found
+    ]
+
+
+def logs_of(conn: sa.Connection, names: Sequence[str]) -> dict[str, list[LogEntry]]:
+    """run -> its log, oldest first."""
+    logs: dict[str, list[LogEntry]] = {name: [] for name in names}
+    for run, seq, doc in conn.execute(_LOGS, {"ids": list(names)}) if names else ():
+        logs[run].append(msgspec.structs.replace(msgspec.convert(doc, LogEntry), seq=seq))
+    return logs
+
+
+def decisions_where(conn: sa.Connection, where: sa.ColumnElement[bool]) -> list[Decision]:
+    """Oldest first, 200 at most."""
+    rows = conn.execute(
+        sa.select(decisions.c.doc, decisions.c.run).where(where).order_by(decisions.c.id.desc()).limit(200)
+    )
+    found = [msgspec.structs.replace(msgspec.convert(row.doc, Decision), run=row.run) for row in rows]
+    return found[::-1]

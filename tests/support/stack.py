@@ -3,8 +3,11 @@
 `tests/conftest.py` makes the fixtures known to every test.
 """
 
+import atexit
+import functools
 import itertools
 import shutil
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +20,7 @@ import sqlalchemy as sa
 from healer.adapters.postgres import migrate
 from healer.embedded.guardian import Guardian
 from healer.embedded.postgres import Postgres
+from healer.embedded.user import make_data_dir
 
 if TYPE_CHECKING:
     import httpx
@@ -52,25 +56,49 @@ def scratch() -> Iterator[Path]:
         yield folder
 
 
+@functools.cache
+def _made() -> Path:
+    """Files of a PostgreSQL that was created and migrated, and has ended: made once for all that start from
+    such files, as the product does at every start but its first."""
+    folder = make_scratch()
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    with _started(folder) as server:
+        engine = sa.create_engine(server.url)
+        migrate.upgrade(engine)
+        engine.dispose()
+    return server.pgdata
+
+
+def lay_database(data_dir: Path) -> None:
+    """Puts a migrated database into a data directory that is yet to be used."""
+    home = make_data_dir(data_dir) / "postgres"
+    home.mkdir(mode=0o711)
+    subprocess.run(["cp", "-a", _made(), home / "data"], check=True)
+
+
+@contextmanager
+def _started(folder: Path) -> Iterator[Postgres]:
+    # A test run that is killed leaves no server behind either.
+    guardian = Guardian(folder / "guardian.log")
+    server = Postgres(folder / "data", popen=guardian.popen)
+    server.start()
+    assert server.process is not None
+    guardian.add("postgres", server.process.pid)
+    try:
+        yield server
+    finally:
+        server.stop()
+        guardian.release()
+
+
 @contextmanager
 def running_postgres() -> Iterator[Postgres]:
     """An embedded server of its own, gone afterwards. Its database `healer` is migrated."""
     with scratch_folder() as folder:
-        # A test run that is killed leaves no server behind either.
-        guardian = Guardian(folder / "guardian.log")
-        server = Postgres(folder / "data", popen=guardian.popen)
-        server.start()
-        assert server.process is not None
-        guardian.add("postgres", server.process.pid)
-        try:
-            engine = sa.create_engine(server.url)
-            migrate.upgrade(engine)
-            engine.dispose()
+        lay_database(folder / "data")
+        with _started(folder) as server:
             _hurry(server)
             yield server
-        finally:
-            server.stop()
-            guardian.release()
 
 
 def _hurry(server: Postgres) -> None:

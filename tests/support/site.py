@@ -26,7 +26,7 @@ from healer.embedded.embedded_slurm import RealSlurm
 from healer.model import Role, SlurmJob, SlurmNode
 from tests.support import slurm as slurm_support
 from tests.support.slurm import real_slurm  # noqa: F401 - a fixture
-from tests.support.stack import lay_database, scratch_folder
+from tests.support.stack import scratch_folder
 from tests.support.up import UP, Stack
 from tests.support.wait import wait_until
 
@@ -69,7 +69,6 @@ class Site:
     # --- life -------------------------------------------------------------------------------------------
 
     def __enter__(self) -> "Site":
-        lay_database(self.stack.data_dir)
         self.stack.start()
         return self
 

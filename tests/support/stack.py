@@ -43,7 +43,7 @@ def make_scratch(under: str | None = None) -> Path:
     return folder
 
 
-def _memory() -> str | None:
+def memory() -> str | None:
     """A folder in memory, where there is plenty: to make a database copies a thousand files, which takes a
     tenth of the time there."""
     try:
@@ -76,7 +76,7 @@ def scratch() -> Iterator[Path]:
 def _made() -> Path:
     """Files of a PostgreSQL that was created and migrated, and has ended: made once for all that start from
     such files, as the product does at every start but its first."""
-    folder = make_scratch()
+    folder = make_scratch(memory())
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     with _started(folder) as server:
         engine = sa.create_engine(server.url)
@@ -127,7 +127,7 @@ def _hurry(server: Postgres) -> None:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
     """The session's embedded server. Its database `healer` is the template: leave it empty."""
-    with running_postgres(_memory()) as server:
+    with running_postgres(memory()) as server:
         yield server
 
 

@@ -19,19 +19,24 @@ class ChainStore(Protocol):
     """The chain for one sealer at a time, on the connection that holds its lock: when that breaks, lock and
     work are lost together. Each call is a transaction of its own. Errors of the database go to the caller."""
 
-    # Takes the lock; False while another sealer has it.
-    def lock(self) -> bool: ...
-    # Gives the lock up with its connection. Never fails.
-    def drop(self) -> None: ...
-    # Gives the lock back at once, for the next sealer, and drops the connection.
-    def unlock(self) -> None: ...
-    # Records that have no link and wait for one, the oldest first.
-    def unsealed(self, limit: int) -> list[AuditRecord]: ...
+    def lock(self) -> bool:
+        """Takes the lock; False while another sealer has it."""
+
+    def drop(self) -> None:
+        """Gives the lock up with its connection. Never fails."""
+
+    def unlock(self) -> None:
+        """Gives the lock back at once, for the next sealer, and drops the connection."""
+
+    def unsealed(self, limit: int) -> list[AuditRecord]:
+        """Records that have no link and wait for one, the oldest first."""
+
     def add(self, links: Sequence[Link]) -> None: ...
     def heads(self) -> dict[str, ChainHead]: ...
     def head(self, cluster: str) -> ChainHead | None: ...
-    # The newest checkpoint's seq; 0 without any.
-    def signed_seq(self, cluster: str) -> int: ...
+    def signed_seq(self, cluster: str) -> int:
+        """The newest checkpoint's seq; 0 without any."""
+
     def checkpoints(self) -> list[Checkpoint]: ...
     def add_checkpoint(self, checkpoint: Checkpoint) -> None: ...
 
@@ -39,13 +44,14 @@ class ChainStore(Protocol):
 class ChainSnapshot(Protocol):
     """One moment of the whole audit."""
 
-    # By cluster and seq, with the records as they are now; streamed.
-    def links(self) -> Iterator[Link]: ...
+    def links(self) -> Iterator[Link]:
+        """By cluster and seq, with the records as they are now; streamed."""
+
     def heads(self) -> dict[str, ChainHead]: ...
     def checkpoints(self) -> list[Checkpoint]: ...
     def unsealed(self) -> int: ...
-    # Records that neither have a link nor wait for one.
-    def never_sealed(self) -> list[AuditRecord]: ...
+    def never_sealed(self) -> list[AuditRecord]:
+        """Records that neither have a link nor wait for one."""
 
 
 class ChainReads(Protocol):
@@ -55,7 +61,8 @@ class ChainReads(Protocol):
 class CheckpointFile(Protocol):
     """Where checkpoints are also kept, outside the database."""
 
-    # Nothing when it does not exist.
-    def lines(self) -> list[bytes]: ...
-    # Returns when they are on the disk.
-    def append(self, lines: Iterable[bytes]) -> None: ...
+    def lines(self) -> list[bytes]:
+        """Nothing when it does not exist."""
+
+    def append(self, lines: Iterable[bytes]) -> None:
+        """Returns when they are on the disk."""

@@ -59,8 +59,8 @@ class CredentialRefused(Exception):
 
 
 class Credentials(Protocol):
-    # Each one once. Raises CredentialRefused, and Unavailable when munge itself does not work.
-    def decode(self, credential: str) -> Credential: ...
+    def decode(self, credential: str) -> Credential:
+        """Each one once. Raises CredentialRefused, and Unavailable when munge itself does not work."""
 
 
 class Enrolled(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,23 +73,29 @@ class Enrolled(msgspec.Struct, frozen=True, kw_only=True):
 class Tokens(Protocol):
     """Tokens and sessions. All digests are SHA-256. Expired, revoked and ended ones are never found."""
 
-    # Never finds a one-time sign-in link.
-    def by_token(self, digest: bytes, now: datetime) -> Caller | None: ...
-    # `csrf` of the answer is empty; the API derives it from the cookie.
-    def by_session(self, digest: bytes, now: datetime) -> Caller | None: ...
-    # Uses up a one-time link and opens a session; None when it is unknown, used, expired or revoked.
-    def sign_in(self, digest: bytes, session: bytes, *, now: datetime, until: datetime) -> Caller | None: ...
+    def by_token(self, digest: bytes, now: datetime) -> Caller | None:
+        """Never finds a one-time sign-in link."""
+
+    def by_session(self, digest: bytes, now: datetime) -> Caller | None:
+        """`csrf` of the answer is empty; the API derives it from the cookie."""
+
+    def sign_in(self, digest: bytes, session: bytes, *, now: datetime, until: datetime) -> Caller | None:
+        """Uses up a one-time link and opens a session; None when it is unknown, used, expired or revoked."""
+
     def sign_out(self, session: bytes, now: datetime) -> None: ...
-    # A token for signals of this node alone; `nonce` is spent by it, for ever.
-    # Those it got before end after a grace. Raises Conflict when the nonce is spent, Forbidden when the
-    # node's newest token was revoked (a person's word), TooMany.
-    def enroll(self, cluster: str, node: str, *, nonce: str, by: str, now: datetime) -> Enrolled: ...
-    # A token for step times and checkpoints of this job alone, for a day; `nonce` is spent by it.
-    # `nodes` is how many the job holds: each may ask. Raises like `enroll`; a revoked one is a no to all of
-    # the job.
+    def enroll(self, cluster: str, node: str, *, nonce: str, by: str, now: datetime) -> Enrolled:
+        """A token for signals of this node alone; `nonce` is spent by it, for ever.
+        Those it got before end after a grace. Raises Conflict when the nonce is spent, Forbidden when the
+        node's newest token was revoked (a person's word), TooMany.
+        """
+
     def enroll_job(
         self, cluster: str, job: str, *, nodes: int, nonce: str, by: str, now: datetime
-    ) -> Enrolled: ...
+    ) -> Enrolled:
+        """A token for step times and checkpoints of this job alone, for a day; `nonce` is spent by it.
+        `nodes` is how many the job holds: each may ask. Raises like `enroll`; a revoked one is a no to all of
+        the job.
+        """
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
@@ -141,7 +147,8 @@ class KeyReused(Exception):
 
 
 class Idempotency(Protocol):
-    # Runs `act` once per (key, who) in 24 h and keeps its answer; a repeat gets the kept answer.
-    # The row is committed before `act`; when the process dies in between, the next request with the key
-    # runs `act` again, with the same request id. Answers of 500 and above are not kept.
-    def once(self, key: str, who: str, request: bytes, now: datetime, act: Callable[[], Kept]) -> Kept: ...
+    def once(self, key: str, who: str, request: bytes, now: datetime, act: Callable[[], Kept]) -> Kept:
+        """Runs `act` once per (key, who) in 24 h and keeps its answer; a repeat gets the kept answer.
+        The row is committed before `act`; when the process dies in between, the next request with the key
+        runs `act` again, with the same request id. Answers of 500 and above are not kept.
+        """

@@ -5,5 +5,5 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    # The time, UTC and aware.
-    def now(self) -> datetime: ...
+    def now(self) -> datetime:
+        """The time, UTC and aware."""

@@ -58,49 +58,64 @@ class NodeTaken(Exception):
 class CommandTx(WalkTx, Protocol):
     """One transaction of a person's command. All of it becomes true together, or none."""
 
-    # What `lock_gate` reads, without its lock: for a look.
-    def read_gate(self) -> GateFacts: ...
-    # The run with the epoch of its newest claim. It does not change before the transaction ends.
-    def lock_run(self, run: str) -> Run | None: ...
+    def read_gate(self) -> GateFacts:
+        """What `lock_gate` reads, without its lock: for a look."""
+
+    def lock_run(self, run: str) -> Run | None:
+        """The run with the epoch of its newest claim. It does not change before the transaction ends."""
+
     def known_runs(self, names: Sequence[str]) -> dict[str, Run]: ...
-    # Runs on these nodes that have not ended and do not work: held, stuck, or waiting for something.
-    def waiting_on(self, nodes: Sequence[str]) -> list[Run]: ...
-    # A run of the playbook that works on the node, or None.
-    def running_beside(self, node: str | None, playbook: str) -> str | None: ...
-    # Oldest first.
-    def log(self, run: str) -> list[LogEntry]: ...
+    def waiting_on(self, nodes: Sequence[str]) -> list[Run]:
+        """Runs on these nodes that have not ended and do not work: held, stuck, or waiting for something."""
+
+    def running_beside(self, node: str | None, playbook: str) -> str | None:
+        """A run of the playbook that works on the node, or None."""
+
+    def log(self, run: str) -> list[LogEntry]:
+        """Oldest first."""
+
     def write(self, entry: LogEntry) -> None: ...
-    # What runs that begin together write: one statement for each kind. No node has two of them.
     def add_starts(
         self,
         runs: Sequence[Run],
         slots: Sequence[Slot],
         decisions: Sequence[Decision],
         records: Sequence[AuditRecord],
-    ) -> None: ...
-    # Tells the detector; the same command of the same request again is nothing. The row's id.
-    def tell(self, command: Command, *, request: str) -> int: ...
-    # Whether the audit has a record of this request about the subject.
-    def audited(self, subject: str, request: str) -> bool: ...
+    ) -> None:
+        """What runs that begin together write: one statement for each kind. No node has two of them."""
+
+    def tell(self, command: Command, *, request: str) -> int:
+        """Tells the detector; the same command of the same request again is nothing. The row's id."""
+
+    def audited(self, subject: str, request: str) -> bool:
+        """Whether the audit has a record of this request about the subject."""
+
     def add_note(self, incident: str, text: str, *, by: str, at: datetime) -> None: ...
-    # False where one of its id exists: nothing is changed.
-    def add_pause(self, pause: Pause) -> bool: ...
-    # In force or ended.
-    def pause(self, name: str) -> Pause | None: ...
-    # The pause that ended now; None where none of this id was in force.
-    def end_pause(self, name: str, *, by: str, at: datetime) -> Pause | None: ...
-    # The mode that was set while healer ran, and by whom.
-    def rule_mode(self, rule: str) -> tuple[Mode, str] | None: ...
+    def add_pause(self, pause: Pause) -> bool:
+        """False where one of its id exists: nothing is changed."""
+
+    def pause(self, name: str) -> Pause | None:
+        """In force or ended."""
+
+    def end_pause(self, name: str, *, by: str, at: datetime) -> Pause | None:
+        """The pause that ended now; None where none of this id was in force."""
+
+    def rule_mode(self, rule: str) -> tuple[Mode, str] | None:
+        """The mode that was set while healer ran, and by whom."""
+
     def save_rule_mode(self, rule: str, mode: Mode, *, by: str, reason: str, at: datetime) -> None: ...
-    # How the rule's newest `most` judged incidents turned out. `texts`: what rules say now. `review`: an
-    # incident, and what a person says of it that is not stored yet.
     def proof(
         self, rule: str, most: int, *, texts: Mapping[str, str], review: tuple[str, Review] | None = None
-    ) -> Proof: ...
-    # In place of the one of its kind.
-    def save_reference(self, reference: Reference) -> None: ...
-    # Whether there was one of its kind.
-    def drop_reference(self, reference: Reference) -> bool: ...
+    ) -> Proof:
+        """How the rule's newest `most` judged incidents turned out. `texts`: what rules say now. `review`: an
+        incident, and what a person says of it that is not stored yet.
+        """
+
+    def save_reference(self, reference: Reference) -> None:
+        """In place of the one of its kind."""
+
+    def drop_reference(self, reference: Reference) -> bool:
+        """Whether there was one of its kind."""
 
 
 class CommandLedger(Protocol):
@@ -109,16 +124,19 @@ class CommandLedger(Protocol):
     cluster: str
 
     def has_run(self, run: str) -> bool: ...
-    # Whether the detector has taken the command of this row.
-    def consumed(self, row: int) -> bool: ...
-    # Raises NodeTaken; Invalid for what cannot be stored.
-    def command(self) -> AbstractContextManager[CommandTx]: ...
-    # Makes one transaction of what comes at the same time: the result of `work` for each item. `after` gets
-    # all results of a transaction once it is committed.
-    # A result that is an exception is raised; for ALONE the item is tried by itself. `work` must bear to be
-    # called again with an item whose transaction was rolled back.
+    def consumed(self, row: int) -> bool:
+        """Whether the detector has taken the command of this row."""
+
+    def command(self) -> AbstractContextManager[CommandTx]:
+        """Raises NodeTaken; Invalid for what cannot be stored."""
+
     def together(
         self,
         work: "Callable[[CommandTx, Sequence[T]], Sequence[object]]",
         after: Callable[[Sequence[object]], None],
-    ) -> "Callable[[T], Any]": ...
+    ) -> "Callable[[T], Any]":
+        """Makes one transaction of what comes at the same time: the result of `work` for each item. `after` gets
+        all results of a transaction once it is committed.
+        A result that is an exception is raised; for ALONE the item is tried by itself. `work` must bear to be
+        called again with an item whose transaction was rolled back.
+        """

@@ -14,11 +14,13 @@ if TYPE_CHECKING:
 class ColumnBook(Protocol):
     """Each series of a node has a number, the same in all processes and for all nodes: interned once."""
 
-    # The number of each, given durably to those that have none. At most 100,000 in all: then raises
-    # `TooManyColumns`, and nothing is numbered.
-    def ids(self, columns: Sequence[Column]) -> list[int]: ...
-    # What these numbers mean; one that was never given is left out.
-    def columns(self, ids: Iterable[int]) -> dict[int, Column]: ...
+    def ids(self, columns: Sequence[Column]) -> list[int]:
+        """The number of each, given durably to those that have none. At most 100,000 in all: then raises
+        `TooManyColumns`, and nothing is numbered.
+        """
+
+    def columns(self, ids: Iterable[int]) -> dict[int, Column]:
+        """What these numbers mean; one that was never given is left out."""
 
 
 class TooManyColumns(Exception):
@@ -35,15 +37,18 @@ class TrendBook(Protocol):
 class Samples(Protocol):
     """Accepted samples, in the order in which they became visible; kept for the longest window and a bit."""
 
-    # Committed when it returns; the last moments may be lost at a power loss, never at a crash.
-    def put(self, reports: Sequence["Report"]) -> None: ...
-    # Committed with fsync when it returns.
-    def put_steps(self, batches: Sequence["StepBatch"]) -> None: ...
-    # What became visible since the last call, each exactly once, by arrival; at the first call what arrived
-    # in the last 15 minutes. Of the caller's cluster only.
-    # An answer is bounded (15 minutes of a large cluster are half a gigabyte): where there is more, the
-    # next call goes on.
-    def new(self) -> "tuple[list[Report], list[StepBatch]]": ...
+    def put(self, reports: Sequence["Report"]) -> None:
+        """Committed when it returns; the last moments may be lost at a power loss, never at a crash."""
+
+    def put_steps(self, batches: Sequence["StepBatch"]) -> None:
+        """Committed with fsync when it returns."""
+
+    def new(self) -> "tuple[list[Report], list[StepBatch]]":
+        """What became visible since the last call, each exactly once, by arrival; at the first call what arrived
+        in the last 15 minutes. Of the caller's cluster only.
+        An answer is bounded (15 minutes of a large cluster are half a gigabyte): where there is more, the
+        next call goes on.
+        """
 
 
 class Devices(NamedTuple):
@@ -58,32 +63,39 @@ class Devices(NamedTuple):
 class SignalReads(Protocol):
     """Samples of one node or job, for pages; what is still kept of them (about an hour), oldest first."""
 
-    # What arrived after `since`, and what the numbers in it stand for. A device bears its mark.
     def node_signals(
         self, cluster: str, node: str, since: datetime
-    ) -> "tuple[list[Report], dict[int, Column]]": ...
-    # Those that were heard within the hour, by name behind `after`, each with its newest reports after
-    # `since`, a few of them, oldest first.
-    def devices(self, cluster: str, since: datetime, *, limit: int, after: str = "") -> "Devices": ...
+    ) -> "tuple[list[Report], dict[int, Column]]":
+        """What arrived after `since`, and what the numbers in it stand for. A device bears its mark."""
+
+    def devices(self, cluster: str, since: datetime, *, limit: int, after: str = "") -> "Devices":
+        """Those that were heard within the hour, by name behind `after`, each with its newest reports after
+        `since`, a few of them, oldest first.
+        """
+
     def job_steps(self, cluster: str, job: str, since: datetime) -> "list[StepBatch]": ...
-    # The newest few reports of each node after `since`, oldest first, and what their numbers stand for.
     def fleet_reports(
         self, cluster: str, nodes: Sequence[str], since: datetime
-    ) -> "tuple[list[Report], dict[int, Column]]": ...
-    # The newest batches of each job after `since`, oldest first.
-    def fleet_steps(self, cluster: str, jobs: Sequence[str], since: datetime) -> "list[StepBatch]": ...
-    # When it last spoke, after `since`.
-    def heard(self, cluster: str, node: str, since: datetime) -> LastHeard: ...
-    # What other systems' alerts said of it after `since`, oldest first.
-    def alerts(self, cluster: str, node: str, since: datetime) -> list[Observation]: ...
+    ) -> "tuple[list[Report], dict[int, Column]]":
+        """The newest few reports of each node after `since`, oldest first, and what their numbers stand for."""
+
+    def fleet_steps(self, cluster: str, jobs: Sequence[str], since: datetime) -> "list[StepBatch]":
+        """The newest batches of each job after `since`, oldest first."""
+
+    def heard(self, cluster: str, node: str, since: datetime) -> LastHeard:
+        """When it last spoke, after `since`."""
+
+    def alerts(self, cluster: str, node: str, since: datetime) -> list[Observation]:
+        """What other systems' alerts said of it after `since`, oldest first."""
 
 
 class Readings(Protocol):
     """What was measured of late (the last hour), for checks. One value per cluster."""
 
-    # Counters of a node, or of a device (`@` and its name), that arrived after `since`, by series: when
-    # each value arrived, oldest first. Raises LedgerAway.
-    def counters(self, subject: str, since: datetime) -> dict[Column, list[tuple[datetime, float]]]: ...
+    def counters(self, subject: str, since: datetime) -> dict[Column, list[tuple[datetime, float]]]:
+        """Counters of a node, or of a device (`@` and its name), that arrived after `since`, by series: when
+        each value arrived, oldest first. Raises LedgerAway.
+        """
 
 
 #: Of one answer of a PromqlServer: a sample is some 25 bytes of it, and ten times that while it is read.
@@ -124,16 +136,16 @@ class FetchFailed(Exception):
 
 
 class Fetch(Protocol):
-    # Raises FetchFailed.
-    async def __call__(self, target: Target) -> Fetched: ...
+    async def __call__(self, target: Target) -> Fetched:
+        """Raises FetchFailed."""
 
 
 class ScrapeBook(Protocol):
     """What each cluster's scraper reported last. Raises `request_errors.Unavailable`."""
 
     def put(self, state: ScrapeState) -> None: ...
-    # By cluster; None: of all.
-    def states(self, clusters: Sequence[str] | None) -> list[ScrapeState]: ...
+    def states(self, clusters: Sequence[str] | None) -> list[ScrapeState]:
+        """By cluster; None: of all."""
 
 
 class HistoryAway(Exception):
@@ -147,11 +159,12 @@ class AnswerTooLong(HistoryAway):
 class PromqlServer(Protocol):
     """A server that speaks Prometheus' HTTP API; each answer as it came. Raises HistoryAway."""
 
-    # An instant query.
-    def query(self, promql: str, at: datetime) -> bytes: ...
+    def query(self, promql: str, at: datetime) -> bytes:
+        """An instant query."""
+
     def query_range(self, promql: str, since: datetime, until: datetime, step_s: int) -> bytes: ...
-    # All names of series in that time.
-    def names(self, since: datetime, until: datetime) -> bytes: ...
+    def names(self, since: datetime, until: datetime) -> bytes:
+        """All names of series in that time."""
 
 
 class MetricHistory(Protocol):
@@ -162,16 +175,18 @@ class MetricHistory(Protocol):
 
     name: str
 
-    # All samples of the catalogue's signals in that time, by their times; each report arrived when it was
-    # measured. At most a minute at once. `go_on` is asked before each question to the server: when it says
-    # no, that is HistoryAway.
     def between(
         self, since: datetime, until: datetime, known: Known, *, go_on: Callable[[], bool] = lambda: True
-    ) -> "list[Report]": ...
-    # One signal of one node at every step, by part.
+    ) -> "list[Report]":
+        """All samples of the catalogue's signals in that time, by their times; each report arrived when it was
+        measured. At most a minute at once. `go_on` is asked before each question to the server: when it says
+        no, that is HistoryAway.
+        """
+
     def node(
         self, node: str, signal: str, since: datetime, until: datetime, step_s: int, known: Known
-    ) -> Points: ...
+    ) -> Points:
+        """One signal of one node at every step, by part."""
 
 
 class Charts(Protocol):

@@ -40,23 +40,25 @@ class DeliveryFailed(Exception):
 
 
 class Notifier(Protocol):
-    # Raises DeliveryFailed. The same `message.id` again is the same message.
-    def send(self, message: Message) -> None: ...
+    def send(self, message: Message) -> None:
+        """Raises DeliveryFailed. The same `message.id` again is the same message."""
 
 
 class Tickets(Protocol):
     """Where repairs are tracked. The same delivery again is nothing: a crash may have followed the first."""
 
-    # Finds the ticket with this key, or opens it; then notes, closes or opens it again, as `stage` says.
-    # Returns the sink's own name for it. Raises DeliveryFailed.
-    def tell(self, ticket: Ticket) -> str: ...
-    # What the sink says of itself and of what healer may do there. Raises DeliveryFailed.
-    def check(self) -> str: ...
+    def tell(self, ticket: Ticket) -> str:
+        """Finds the ticket with this key, or opens it; then notes, closes or opens it again, as `stage` says.
+        Returns the sink's own name for it. Raises DeliveryFailed.
+        """
+
+    def check(self) -> str:
+        """What the sink says of itself and of what healer may do there. Raises DeliveryFailed."""
 
 
 class EventSink(Protocol):
-    # Raises DeliveryFailed. The same `seq` again is the same event.
-    def send(self, seq: int, record: AuditRecord) -> None: ...
+    def send(self, seq: int, record: AuditRecord) -> None:
+        """Raises DeliveryFailed. The same `seq` again is the same event."""
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,18 +94,20 @@ class Teller(Protocol):
     #: Whether it draws buttons to approve a run: else it shows a link to the run.
     has_buttons: bool
 
-    # Tells it; `ref` is what an earlier message of the same thread answered with, empty for the first.
-    # Returns the reference of the thread. DeliveryFailed.
-    def tell(self, notice: Notice, ref: str) -> str: ...
-    # The thread's reference if this very message was taken, else empty. DeliveryFailed.
-    def find(self, notice: Notice, ref: str = "") -> str: ...
+    def tell(self, notice: Notice, ref: str) -> str:
+        """Tells it; `ref` is what an earlier message of the same thread answered with, empty for the first.
+        Returns the reference of the thread. DeliveryFailed.
+        """
+
+    def find(self, notice: Notice, ref: str = "") -> str:
+        """The thread's reference if this very message was taken, else empty. DeliveryFailed."""
 
 
 class Renewer(Protocol):
     """A channel whose alerts end by themselves unless they are sent again."""
 
-    # Raises DeliveryFailed.
-    def renew(self, notices: Sequence[Notice]) -> None: ...
+    def renew(self, notices: Sequence[Notice]) -> None:
+        """Raises DeliveryFailed."""
 
 
 # --- deliveries
@@ -154,12 +158,11 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 class Outbox(Protocol):
     """Messages for the webhook, and tickets, of all clusters. Errors of the database go to the caller."""
 
-    # The most urgent due one of these kinds, pages first, set aside for a minute.
-    def claim(self, *, messages: bool, tickets: bool, now: datetime) -> Attempt | None: ...
-    # Nothing, and no record, where another process has tried since: what that one writes counts.
-    def settle(
-        self, attempt: Attempt, outcome: Outcome, record: AuditRecord | None, now: datetime
-    ) -> None: ...
+    def claim(self, *, messages: bool, tickets: bool, now: datetime) -> Attempt | None:
+        """The most urgent due one of these kinds, pages first, set aside for a minute."""
+
+    def settle(self, attempt: Attempt, outcome: Outcome, record: AuditRecord | None, now: datetime) -> None:
+        """Nothing, and no record, where another process has tried since: what that one writes counts."""
 
 
 class ChannelOutbox(Protocol):
@@ -167,11 +170,12 @@ class ChannelOutbox(Protocol):
 
     name: str
 
-    # Whether this process is the one that tells the channel, until the block ends.
-    def alone(self) -> AbstractContextManager[bool]: ...
-    # The most urgent due one, set aside for 20 s. What began a thread comes first of it.
-    def claim(self, now: datetime) -> Attempt | None: ...
-    # As `Outbox.settle`; `notice` is what the channel shows now.
+    def alone(self) -> AbstractContextManager[bool]:
+        """Whether this process is the one that tells the channel, until the block ends."""
+
+    def claim(self, now: datetime) -> Attempt | None:
+        """The most urgent due one, set aside for 20 s. What began a thread comes first of it."""
+
     def settle(
         self,
         attempt: Attempt,
@@ -179,9 +183,12 @@ class ChannelOutbox(Protocol):
         record: AuditRecord | None,
         now: datetime,
         notice: Notice | None = None,
-    ) -> None: ...
-    # What was told of incidents that are not over, and last sent before this moment.
-    def open_notices(self, before: datetime) -> list[Notice]: ...
+    ) -> None:
+        """As `Outbox.settle`; `notice` is what the channel shows now."""
+
+    def open_notices(self, before: datetime) -> list[Notice]:
+        """What was told of incidents that are not over, and last sent before this moment."""
+
     def note_renewed(self, notices: Sequence[Notice], now: datetime) -> None: ...
 
 
@@ -198,11 +205,12 @@ class EventFeed(Protocol):
 
     cluster: str
 
-    # The first call of all begins with what comes next.
-    def position(self) -> Fed: ...
+    def position(self) -> Fed:
+        """The first call of all begins with what comes next."""
+
     def next(self, after: int) -> tuple[int, AuditRecord] | None: ...
-    # Nothing where another process has come further than `before`.
-    def note(self, before: int, fed: Fed) -> None: ...
+    def note(self, before: int, fed: Fed) -> None:
+        """Nothing where another process has come further than `before`."""
 
 
 # --- planning
@@ -256,42 +264,53 @@ class Put(msgspec.Struct, frozen=True, kw_only=True):
 class NewsTx(Protocol):
     """The part of a round of planning that finds news."""
 
-    # Since when each channel is named in the rules.
-    def channels(self) -> dict[str, datetime]: ...
+    def channels(self) -> dict[str, datetime]:
+        """Since when each channel is named in the rules."""
+
     def name_channel(self, name: str) -> None: ...
-    # What waits for it is over.
-    def drop_channel(self, name: str, why: str) -> None: ...
-    # Open incidents, but those at P0, that opened after `since` and were not told, or grew worse, or are
-    # open again; with how far they were told.
-    def untold(self, since: datetime) -> list[tuple[Incident, Stage | None]]: ...
-    # What was told and has been acknowledged since, or is over.
-    def told_changed(self) -> list[Incident]: ...
+    def drop_channel(self, name: str, why: str) -> None:
+        """What waits for it is over."""
+
+    def untold(self, since: datetime) -> list[tuple[Incident, Stage | None]]:
+        """Open incidents, but those at P0, that opened after `since` and were not told, or grew worse, or are
+        open again; with how far they were told.
+        """
+
+    def told_changed(self) -> list[Incident]:
+        """What was told and has been acknowledged since, or is over."""
+
     def work_of(self, incident: str) -> list[tuple[Run, list[LogEntry]]]: ...
     def thread(self, thread: str) -> Thread: ...
     def note_told(self, incident: str, severity: Severity, stage: Stage) -> None: ...
-    # Puts it on healer's list, for channels alone. The same id again is nothing.
-    def queue(self, message: Message, *, routed: bool = False) -> None: ...
+    def queue(self, message: Message, *, routed: bool = False) -> None:
+        """Puts it on healer's list, for channels alone. The same id again is nothing."""
 
 
 class PlanTx(NewsTx, Protocol):
     """One round of planning of one cluster, in one transaction; one process at a time. It has many methods
     because each is one statement about one kind of row."""
 
-    # Pages first, then the oldest.
-    def unrouted(self) -> list[Unrouted]: ...
+    def unrouted(self) -> list[Unrouted]:
+        """Pages first, then the oldest."""
+
     def mark_routed(self, names: Sequence[str]) -> None: ...
     def put(self, put: Put) -> None: ...
     def raised(self, channel: str, alarm: str) -> Raised | None: ...
     def save_raised(self, channel: str, alarm: str, raised: Raised | None) -> None: ...
-    # An earlier one of the same alarm that still waits for its time gives way; whether there was one.
-    def fold_waiting(self, channel: str, alarm: str) -> bool: ...
-    # Channel and alarm of those deliveries of the thread that were never tried.
-    def raised_untried(self, thread: str) -> list[tuple[str, str, Raised]]: ...
-    # Those deliveries are over.
-    def end_untried(self, thread: str) -> None: ...
-    # By channel: since when something waits for its next digest.
-    def digests(self) -> dict[str, datetime]: ...
-    # What waits for it, with the incident as it is now.
-    def in_digest(self, channel: str) -> list[tuple[int, Message, Incident | None]]: ...
-    # These were gathered in the message `digest`.
-    def end_digest(self, numbers: Sequence[int], digest: str) -> None: ...
+    def fold_waiting(self, channel: str, alarm: str) -> bool:
+        """An earlier one of the same alarm that still waits for its time gives way; whether there was one."""
+
+    def raised_untried(self, thread: str) -> list[tuple[str, str, Raised]]:
+        """Channel and alarm of those deliveries of the thread that were never tried."""
+
+    def end_untried(self, thread: str) -> None:
+        """Those deliveries are over."""
+
+    def digests(self) -> dict[str, datetime]:
+        """By channel: since when something waits for its next digest."""
+
+    def in_digest(self, channel: str) -> list[tuple[int, Message, Incident | None]]:
+        """What waits for it, with the incident as it is now."""
+
+    def end_digest(self, numbers: Sequence[int], digest: str) -> None:
+        """These were gathered in the message `digest`."""

@@ -99,48 +99,58 @@ class AuditQuery(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterQueries(Protocol):
-    # Those that have a picture of Slurm, sorted.
-    def names(self) -> list[str]: ...
-    # Slurm's latest picture of every cluster that has one.
-    def snapshots(self) -> dict[str, SlurmSnapshot]: ...
+    def names(self) -> list[str]:
+        """Those that have a picture of Slurm, sorted."""
+
+    def snapshots(self) -> dict[str, SlurmSnapshot]:
+        """Slurm's latest picture of every cluster that has one."""
+
     def state(self, cluster: str, now: datetime) -> ClusterState: ...
-    # Those in force.
-    def pauses(self, now: datetime) -> list[Pause]: ...
+    def pauses(self, now: datetime) -> list[Pause]:
+        """Those in force."""
+
     def breakers(self) -> list[Breaker]: ...
 
 
 class IncidentQueries(Protocol):
     def page(self, query: IncidentQuery, *, limit: int, cursor: str | None = None) -> Page[Incident]: ...
-    # In the order of the ids, without those that are gone.
-    def named(self, ids: Sequence[str]) -> list[Incident]: ...
-    # By id, or by its first 8 or more characters (as in Slurm's reason), if only one fits.
-    def one(self, incident: str) -> Incident | None: ...
-    # As `one`, with all that is stored of it.
-    def rows(self, incident: str) -> IncidentRows | None: ...
-    # By incident: the verbs that its runs did, oldest first.
-    def cures(self, ids: Sequence[str]) -> dict[str, list[Verb]]: ...
+    def named(self, ids: Sequence[str]) -> list[Incident]:
+        """In the order of the ids, without those that are gone."""
+
+    def one(self, incident: str) -> Incident | None:
+        """By id, or by its first 8 or more characters (as in Slurm's reason), if only one fits."""
+
+    def rows(self, incident: str) -> IncidentRows | None:
+        """As `one`, with all that is stored of it."""
+
+    def cures(self, ids: Sequence[str]) -> dict[str, list[Verb]]:
+        """By incident: the verbs that its runs did, oldest first."""
 
 
 class RunQueries(Protocol):
     def page(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> Page[Run]: ...
     def one(self, run: str) -> Run | None: ...
     def record(self, run: str) -> RunRecord | None: ...
-    # By incident: the newest run that works on it and has not ended.
-    def at_work(self, ids: Sequence[str]) -> dict[str, Run]: ...
+    def at_work(self, ids: Sequence[str]) -> dict[str, Run]:
+        """By incident: the newest run that works on it and has not ended."""
 
 
 class NodeQueries(Protocol):
     def fleet(self, clusters: Sequence[str] | None, now: datetime) -> FleetRows: ...
-    # None where Slurm shows none of that name.
-    def rows(self, cluster: str, node: str, now: datetime) -> NodeRows | None: ...
-    # What nodes of each kind should be, by kind.
-    def references(self, cluster: str) -> list[Reference]: ...
-    # What nodes reported of themselves, by node.
-    def inventories(self, cluster: str) -> list[Inventory]: ...
-    # What the node's newest test that passed has measured, by the name of the result.
-    def measured(self, cluster: str, node: str) -> dict[str, float]: ...
-    # By node, of those that fail again and again.
-    def lemons(self, cluster: str) -> dict[str, LemonScore]: ...
+    def rows(self, cluster: str, node: str, now: datetime) -> NodeRows | None:
+        """None where Slurm shows none of that name."""
+
+    def references(self, cluster: str) -> list[Reference]:
+        """What nodes of each kind should be, by kind."""
+
+    def inventories(self, cluster: str) -> list[Inventory]:
+        """What nodes reported of themselves, by node."""
+
+    def measured(self, cluster: str, node: str) -> dict[str, float]:
+        """What the node's newest test that passed has measured, by the name of the result."""
+
+    def lemons(self, cluster: str) -> dict[str, LemonScore]:
+        """By node, of those that fail again and again."""
 
 
 class JobQueries(Protocol):
@@ -148,27 +158,31 @@ class JobQueries(Protocol):
 
 
 class RuleQueries(Protocol):
-    # By name, without rules that never fired and whose mode was never set. `cluster` None: of all. Without
-    # `fired_since` a rule fired when it opened an incident, and `fired` is 0.
     def records(
         self, cluster: str | None = None, *, fired_since: datetime | None = None
-    ) -> dict[str, RuleRecord]: ...
-    # New or changed rules and playbooks that have runs left which wait for a person; None: of all.
-    def trials(self, cluster: str | None = None) -> list[Trial]: ...
+    ) -> dict[str, RuleRecord]:
+        """By name, without rules that never fired and whose mode was never set. `cluster` None: of all. Without
+        `fired_since` a rule fired when it opened an incident, and `fired` is 0.
+        """
+
+    def trials(self, cluster: str | None = None) -> list[Trial]:
+        """New or changed rules and playbooks that have runs left which wait for a person; None: of all."""
 
 
 class AuditQueries(Protocol):
-    # Sealed records and those not sealed yet (`seq` None).
-    def page(self, query: AuditQuery, *, limit: int, cursor: str | None = None) -> Page[AuditRecord]: ...
+    def page(self, query: AuditQuery, *, limit: int, cursor: str | None = None) -> Page[AuditRecord]:
+        """Sealed records and those not sealed yet (`seq` None)."""
+
     def chain(self, cluster: str) -> ChainState: ...
 
 
 class FigureQueries(Protocol):
-    # Of the incidents opened since then; None: of all.
-    def stats(self, clusters: Sequence[str] | None, since: datetime | None) -> Stats: ...
+    def stats(self, clusters: Sequence[str] | None, since: datetime | None) -> Stats:
+        """Of the incidents opened since then; None: of all."""
+
     def period(self, cluster: str, since: datetime) -> Period: ...
-    # The few numbers that /metrics and /readyz show: see `healer.api.metrics`.
-    def gauges(self, now: datetime) -> dict[str, Any]: ...
+    def gauges(self, now: datetime) -> dict[str, Any]:
+        """The few numbers that /metrics and /readyz show: see `healer.api.metrics`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,49 +213,55 @@ class MessageBook(Protocol):
         limit: int,
         cursor: str | None,
     ) -> Page[Delivery]: ...
-    # Raises NotFound.
-    def cluster_of(self, message: str) -> str: ...
-    # Makes what failed due again, audits it, and returns it. Raises Conflict where nothing failed.
+    def cluster_of(self, message: str) -> str:
+        """Raises NotFound."""
+
     def retry(
         self, message: str, *, channel: str | None, by: str, reason: str, now: datetime
-    ) -> Sequence[Delivery]: ...
+    ) -> Sequence[Delivery]:
+        """Makes what failed due again, audits it, and returns it. Raises Conflict where nothing failed."""
 
 
 class Rehearsals(Protocol):
     """Changes of rules that are tried over recordings."""
 
-    # The same id again is the same one. Conflict while another one of the cluster is under way.
-    def ask(self, asked: Rehearsal) -> Rehearsal: ...
-    # Without texts and results.
-    def newest(self, clusters: Sequence[str] | None, limit: int) -> list[Rehearsal]: ...
+    def ask(self, asked: Rehearsal) -> Rehearsal:
+        """The same id again is the same one. Conflict while another one of the cluster is under way."""
+
+    def newest(self, clusters: Sequence[str] | None, limit: int) -> list[Rehearsal]:
+        """Without texts and results."""
+
     def one(self, name: str) -> Rehearsal | None: ...
-    # Again changes nothing. Conflict where it has ended otherwise.
-    def cancel(self, name: str, *, by: str, reason: str, at: datetime) -> Rehearsal: ...
+    def cancel(self, name: str, *, by: str, reason: str, at: datetime) -> Rehearsal:
+        """Again changes nothing. Conflict where it has ended otherwise."""
+
     def outcomes(self, rehearsal: Rehearsal) -> list[Outcomes]: ...
-    # Of these ids those of real incidents: true fault, false alarm, or None: not judged.
-    def real(self, names: Sequence[str]) -> dict[str, bool | None]: ...
-    # Makes what these rules opened in it proof of them as edited. Conflict where it holds none.
+    def real(self, names: Sequence[str]) -> dict[str, bool | None]:
+        """Of these ids those of real incidents: true fault, false alarm, or None: not judged."""
+
     def prove(
         self, name: str, rules: Sequence[str], *, by: str, reason: str, at: datetime, request: str
-    ) -> list[Outcomes]: ...
+    ) -> list[Outcomes]:
+        """Makes what these rules opened in it proof of them as edited. Conflict where it holds none."""
 
 
 class RuleFiles(Protocol):
     """The files of the rules in force."""
 
     def names(self) -> list[str]: ...
-    # None where there is none of that name. ValueError for a name that cannot be one.
-    def text(self, name: str) -> str | None: ...
-    # What would be wrong with the whole set if the file said this, as at load.
-    def problems(self, name: str, text: str) -> list[str]: ...
+    def text(self, name: str) -> str | None:
+        """None where there is none of that name. ValueError for a name that cannot be one."""
+
+    def problems(self, name: str, text: str) -> list[str]:
+        """What would be wrong with the whole set if the file said this, as at load."""
 
 
 class AuditTrail(Protocol):
     def verify(self) -> AuditVerified: ...
-    # JSON Lines, as `healer audit export` writes it.
-    def export(self) -> Iterator[bytes]: ...
+    def export(self) -> Iterator[bytes]:
+        """JSON Lines, as `healer audit export` writes it."""
 
 
 class EventFeed(Protocol):
-    # Events as they happen; None each 15 s of silence. Starts after `last_id` where it still can.
-    def listen(self, last_id: int | None) -> AsyncIterator[Event | None]: ...
+    def listen(self, last_id: int | None) -> AsyncIterator[Event | None]:
+        """Events as they happen; None each 15 s of silence. Starts after `last_id` where it still can."""

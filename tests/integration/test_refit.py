@@ -87,9 +87,7 @@ def test_a_class_gets_its_first_model_after_a_day_and_the_next_after_a_week(
 def test_a_class_with_too_little_keeps_none_and_says_so(
     refits: Refits, store: PostgresFeatures, models: PostgresModels, now: datetime
 ) -> None:
-    put(
-        store, history(now - 2 * DAY, now)[::15]
-    )  # not a step of 8 h: those may all be hours that are kept aside
+    put(store, history(now - 2 * DAY, now)[::15])  # a step of 8 h could hit only hours that are kept aside
     (look,) = refits.look(now)
     assert look.told.startswith("no model: h100, busy: ")
     assert "200 are needed" in look.told

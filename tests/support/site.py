@@ -27,7 +27,7 @@ from healer.model import Role, SlurmJob, SlurmNode
 from healer.ports.callers import NewToken
 from tests.support import slurm as slurm_support
 from tests.support.slurm import real_slurm  # noqa: F401 - a fixture
-from tests.support.stack import scratch_folder
+from tests.support.stack import memory, scratch_folder
 from tests.support.up import UP, Stack
 from tests.support.wait import wait_until
 
@@ -299,7 +299,7 @@ def boot_of(node: str) -> str:
 @contextmanager
 def site_on(cluster: RealSlurm, *, program: tuple[str, ...] = UP, **environ: str) -> Iterator[Site]:
     """A fresh site; afterwards nothing of it runs, and Slurm is as it was."""
-    with scratch_folder() as folder:
+    with scratch_folder(memory()) as folder:
         site = Site(cluster, folder, program=program, **environ)
         try:
             with site:

@@ -15,6 +15,7 @@ import httpx
 
 from healer.embedded import running
 from tests.support.processes import clean_environ, descendants, free_port, living
+from tests.support.stack import lay_database
 from tests.support.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +25,8 @@ STOP_S = 15.0
 
 
 class Stack:
-    """`environ` are settings by name. `command` is what is started; `--data-dir` and `--listen` are added."""
+    """`environ` are settings by name. `command` is what is started; `--data-dir` and `--listen` are added.
+    With `first` it makes its database, as every first start does; else it finds one."""
 
     def __init__(
         self,
@@ -32,12 +34,13 @@ class Stack:
         *,
         command: tuple[str, ...] = UP,
         data_dir: Path | None = None,
+        first: bool = False,
         **environ: str,
     ) -> None:
         self.data_dir = data_dir or folder / "data"
         self.environ = clean_environ(**environ, HEALER_DATA_DIR=str(self.data_dir))
         self.output = folder / "healer-up.txt"
-        self._command = command
+        self._command, self._first = command, first
         self._seen: set[int] = set()
         #: Made once: each of httpx's own functions would read all certificates that there are.
         self.http = httpx.Client(timeout=20)
@@ -50,6 +53,8 @@ class Stack:
     def start(self, *, ready: bool = True) -> "Stack":
         """Starts it; with `ready` returns when it has printed that it is ready."""
         self.port = free_port()
+        if ready and not self._first and not self.data_dir.exists():
+            lay_database(self.data_dir)
         program = (
             (*self._command, "--listen", f"127.0.0.1:{self.port}")
             if "healer" in self._command

@@ -27,7 +27,7 @@ def stack(scratch: Path) -> Iterator[Stack]:
     with (
         mounted(data / "postgres", 200),
         mounted(data / "spool", 1),
-        Stack(scratch, HEALER_SLURM_ADAPTERS="sim", HEALER_MODE="auto") as one,
+        Stack(scratch, first=True, HEALER_SLURM_ADAPTERS="sim", HEALER_MODE="auto") as one,
     ):
         wait_until(lambda: ready(one).get("ready"), 60, what="healer is ready")
         yield one

@@ -47,14 +47,15 @@ def answers(stack: Stack) -> bool:
         return False
 
 
-def test_it_is_ready_with_tables_and_leaves_nothing_after_ctrl_c(tree: Stack) -> None:
-    with database(tree) as connection:
-        assert connection.execute("SELECT count(*) FROM incidents").fetchone() == (0,)
-    with urllib.request.urlopen(f"{tree.url}/readyz", timeout=5) as answer:
-        assert answer.status == 200
-    assert tree.stop(signal.SIGINT) == 0
-    assert tree.left() == set()
-    assert "nothing is left running" in tree.said()
+def test_it_is_ready_with_tables_and_leaves_nothing_after_ctrl_c(scratch: Path) -> None:
+    with Stack(scratch, command=PROGRAM, first=True) as tree:
+        with database(tree) as connection:
+            assert connection.execute("SELECT count(*) FROM incidents").fetchone() == (0,)
+        with urllib.request.urlopen(f"{tree.url}/readyz", timeout=5) as answer:
+            assert answer.status == 200
+        assert tree.stop(signal.SIGINT) == 0
+        assert tree.left() == set()
+        assert "nothing is left running" in tree.said()
 
 
 def test_a_second_ctrl_c_does_not_wait_for_a_stubborn_part(stubborn_tree: Stack) -> None:

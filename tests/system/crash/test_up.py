@@ -6,9 +6,11 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.support.processes import free_port, name_of
+from tests.support.stack import scratch_folder
 from tests.support.up import Stack, is_ready
 from tests.support.wait import wait_until
 
@@ -20,6 +22,21 @@ PARTS = ("api", "detector", "scheduler", "worker")
 def stack(scratch: Path) -> Iterator[Stack]:
     with Stack(scratch, HEALER_SLURM_ADAPTERS="sim") as stack:
         yield stack
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Stack]:
+    """Started for the first time, with a named cluster, by a caller who has a PostgreSQL of their own."""
+    other = {"PGPORT": "6543", "PGHOSTADDR": "192.0.2.1", "PGSERVICE": "other", "PGOPTIONS": "-c role=other"}
+    with (
+        scratch_folder() as folder,
+        Stack(folder, first=True, HEALER_SLURM_ADAPTERS="sim", HEALER_CLUSTER="x", **other) as stack,
+    ):
+        yield stack
+
+
+def nodes(stack: Stack) -> httpx.Response:
+    return stack.http.get(f"{stack.url}/api/v1/nodes", headers=stack.headers("viewer"))
 
 
 def test_every_process_that_is_killed_comes_back_and_it_is_ready_again(stack: Stack) -> None:
@@ -43,12 +60,6 @@ def test_nothing_of_the_product_is_left_10_s_after_kill_9_of_the_parent(stack: S
     wait_until(lambda: not stack.left(), 10, what="every process of the tree has ended")
 
 
-def test_what_the_caller_says_of_another_postgresql_does_not_lead_away_from_ours(scratch: Path) -> None:
-    other = {"PGPORT": "6543", "PGHOSTADDR": "192.0.2.1", "PGSERVICE": "other", "PGOPTIONS": "-c role=other"}
-    with Stack(scratch, HEALER_SLURM_ADAPTERS="sim", **other) as stack:
-        assert stack.http.get(f"{stack.url}/api/v1/nodes", headers=stack.headers("viewer")).status_code == 200
-
-
 def test_a_wrong_setting_ends_the_start_with_its_sentence(scratch: Path) -> None:
     stack = Stack(scratch, HEALER_SLURM_ADAPTERS="sim", HEALER_MODE="automatic")
     stack.start(ready=False)
@@ -57,21 +68,18 @@ def test_a_wrong_setting_ends_the_start_with_its_sentence(scratch: Path) -> None
     assert stack.said().startswith("healer: HEALER_MODE must be one of")
 
 
-def test_the_simulated_slurm_is_the_cluster_that_was_named(scratch: Path) -> None:
-    with Stack(scratch, HEALER_SLURM_ADAPTERS="sim", HEALER_CLUSTER="x") as stack:
-        headers = stack.headers("viewer")
-        wait_until(
-            lambda: stack.http.get(f"{stack.url}/api/v1/nodes", headers=headers).json()["items"],
-            20,
-            what="the nodes are shown",
-        )
-        shown = stack.http.get(f"{stack.url}/api/v1/nodes", headers=headers).json()["items"]
-        assert {one["cluster"] for one in shown} == {"x"}
-        assert len(shown) == 32
+def test_what_the_caller_says_of_another_postgresql_does_not_lead_away_from_ours(running: Stack) -> None:
+    assert nodes(running).status_code == 200
 
 
-def test_the_doctor_finds_nothing_wrong_with_a_running_installation(stack: Stack) -> None:
-    checks = json.loads(stack.run("doctor", "--json").stdout)["checks"]
+def test_the_simulated_slurm_is_the_cluster_that_was_named(running: Stack) -> None:
+    shown = wait_until(lambda: nodes(running).json()["items"], 20, what="the nodes are shown")
+    assert {one["cluster"] for one in shown} == {"x"}
+    assert len(shown) == 32
+
+
+def test_the_doctor_finds_nothing_wrong_with_a_running_installation(running: Stack) -> None:
+    checks = json.loads(running.run("doctor", "--json").stdout)["checks"]
     assert {check["name"] for check in checks} == {
         "rules",
         "guards",

@@ -47,8 +47,7 @@ def open_heat_map(page: Page, url: str) -> None:
     wait_until(lambda: page.evaluate(height), what="the heat map is drawn")
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (400, "light")])
 def test_pages_with_pictures_keep_their_policy_and_their_width(
     browser: Browser, site: Site, url: str, width: int, scheme: str
 ) -> None:

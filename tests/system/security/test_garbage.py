@@ -4,31 +4,14 @@ import json
 
 import cramjam
 import httpx
-import hypothesis.errors
 import pytest
-import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support.api import Api, incident, save_incident
+from tests.support.api import Api
 
 Served = tuple[Api, httpx.Client]
 OTLP = {"application/json", "application/x-protobuf"}
-
-
-@schemathesis.serializer("application/x-protobuf")
-def _as_it_is(_context: object, value: object) -> bytes:
-    return value if isinstance(value, bytes) else str(value).encode("utf-8", "replace")
-
-
-FEW = settings(
-    max_examples=4,
-    deadline=None,
-    derandomize=True,
-    database=None,
-    phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
 
 
 def check(answer: httpx.Response, what: object) -> None:
@@ -40,52 +23,6 @@ def check(answer: httpx.Response, what: object) -> None:
         return  # OTLP wants a google.rpc.Status, in the form of the request
     assert answer.headers["content-type"] == "application/problem+json", what
     assert {"type", "title", "status", "detail", "code"} <= answer.json().keys(), what
-
-
-def test_generated_requests(served: Served) -> None:
-    """Every operation of the document, with data that fits its schema and data that does not."""
-    api, client = served
-    with api.engine.begin() as conn:
-        save_incident(conn, incident(1))
-    headers = {"admin": api.headers("admin"), "signals": api.headers("signals")}
-    schema = schemathesis.openapi.from_dict(api.app.openapi())
-    seen = 0
-    for result in schema.get_all_operations():
-        operation = result.ok()
-        if operation.path in {"/api/v1/events/stream", "/readyz"}:
-            continue
-        mine = headers["signals" if "/signals/" in operation.path else "admin"]
-        for mode in schemathesis.GenerationMode:
-            try:
-                send_some(client, operation.as_strategy(generation_mode=mode), mine)
-            except hypothesis.errors.Unsatisfiable:
-                # Nothing that does not fit can be made for an operation without parameters.
-                assert not operation.path.endswith("}")
-            else:
-                seen += 1
-    assert seen > 40
-
-
-def send_some(client: httpx.Client, strategy: st.SearchStrategy, headers: dict[str, str]) -> None:
-    @FEW
-    @given(case=strategy)
-    def send(case: schemathesis.Case) -> None:
-        made = case.as_transport_kwargs(base_url=str(client.base_url), headers=headers)
-        made.pop("cookies", None)
-        if isinstance(made.get("data"), bytes):
-            made["content"] = made.pop("data")
-        made["headers"] = {**made.get("headers", {}), **headers}
-        try:
-            request = client.build_request(**made)
-        except (UnicodeError, httpx.InvalidURL):
-            return
-        answer = client.send(request)
-        check(answer, case)
-        schema = case.operation.responses.find_by_status_code(answer.status_code)
-        if answer.status_code < 300 and answer.content and schema is not None:
-            case.operation.validate_response(answer)
-
-    send()
 
 
 ODD = ["\x00", "%00", "../..", "'; DROP TABLE tokens; --", "\ud800", "ü" * 300, "-1", "1e999", "%", "_", "\\"]

@@ -61,6 +61,7 @@ class CredentialRefused(Exception):
 class Credentials(Protocol):
     def decode(self, credential: str) -> Credential:
         """Each one once. Raises CredentialRefused, and Unavailable when munge itself does not work."""
+        ...
 
 
 class Enrolled(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,19 +76,24 @@ class Tokens(Protocol):
 
     def by_token(self, digest: bytes, now: datetime) -> Caller | None:
         """Never finds a one-time sign-in link."""
+        ...
 
     def by_session(self, digest: bytes, now: datetime) -> Caller | None:
         """`csrf` of the answer is empty; the API derives it from the cookie."""
+        ...
 
     def sign_in(self, digest: bytes, session: bytes, *, now: datetime, until: datetime) -> Caller | None:
         """Uses up a one-time link and opens a session; None when it is unknown, used, expired or revoked."""
+        ...
 
     def sign_out(self, session: bytes, now: datetime) -> None: ...
+
     def enroll(self, cluster: str, node: str, *, nonce: str, by: str, now: datetime) -> Enrolled:
         """A token for signals of this node alone; `nonce` is spent by it, for ever.
         Those it got before end after a grace. Raises Conflict when the nonce is spent, Forbidden when the
         node's newest token was revoked (a person's word), TooMany.
         """
+        ...
 
     def enroll_job(
         self, cluster: str, job: str, *, nodes: int, nonce: str, by: str, now: datetime
@@ -96,6 +102,7 @@ class Tokens(Protocol):
         `nodes` is how many the job holds: each may ask. Raises like `enroll`; a revoked one is a no to all of
         the job.
         """
+        ...
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
@@ -152,3 +159,4 @@ class Idempotency(Protocol):
         The row is committed before `act`; when the process dies in between, the next request with the key
         runs `act` again, with the same request id. Answers of 500 and above are not kept.
         """
+        ...

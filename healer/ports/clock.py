@@ -7,3 +7,4 @@ from typing import Protocol
 class Clock(Protocol):
     def now(self) -> datetime:
         """The time, UTC and aware."""
+        ...

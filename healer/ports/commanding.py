@@ -60,21 +60,28 @@ class CommandTx(WalkTx, Protocol):
 
     def read_gate(self) -> GateFacts:
         """What `lock_gate` reads, without its lock: for a look."""
+        ...
 
     def lock_run(self, run: str) -> Run | None:
         """The run with the epoch of its newest claim. It does not change before the transaction ends."""
+        ...
 
     def known_runs(self, names: Sequence[str]) -> dict[str, Run]: ...
+
     def waiting_on(self, nodes: Sequence[str]) -> list[Run]:
         """Runs on these nodes that have not ended and do not work: held, stuck, or waiting for something."""
+        ...
 
     def running_beside(self, node: str | None, playbook: str) -> str | None:
         """A run of the playbook that works on the node, or None."""
+        ...
 
     def log(self, run: str) -> list[LogEntry]:
         """Oldest first."""
+        ...
 
     def write(self, entry: LogEntry) -> None: ...
+
     def add_starts(
         self,
         runs: Sequence[Run],
@@ -83,39 +90,51 @@ class CommandTx(WalkTx, Protocol):
         records: Sequence[AuditRecord],
     ) -> None:
         """What runs that begin together write: one statement for each kind. No node has two of them."""
+        ...
 
     def tell(self, command: Command, *, request: str) -> int:
         """Tells the detector; the same command of the same request again is nothing. The row's id."""
+        ...
 
     def audited(self, subject: str, request: str) -> bool:
         """Whether the audit has a record of this request about the subject."""
+        ...
 
     def add_note(self, incident: str, text: str, *, by: str, at: datetime) -> None: ...
+
     def add_pause(self, pause: Pause) -> bool:
         """False where one of its id exists: nothing is changed."""
+        ...
 
     def pause(self, name: str) -> Pause | None:
         """In force or ended."""
+        ...
 
     def end_pause(self, name: str, *, by: str, at: datetime) -> Pause | None:
         """The pause that ended now; None where none of this id was in force."""
+        ...
 
     def rule_mode(self, rule: str) -> tuple[Mode, str] | None:
         """The mode that was set while healer ran, and by whom."""
+        ...
 
     def save_rule_mode(self, rule: str, mode: Mode, *, by: str, reason: str, at: datetime) -> None: ...
+
     def proof(
         self, rule: str, most: int, *, texts: Mapping[str, str], review: tuple[str, Review] | None = None
     ) -> Proof:
         """How the rule's newest `most` judged incidents turned out. `texts`: what rules say now. `review`: an
         incident, and what a person says of it that is not stored yet.
         """
+        ...
 
     def save_reference(self, reference: Reference) -> None:
         """In place of the one of its kind."""
+        ...
 
     def drop_reference(self, reference: Reference) -> bool:
         """Whether there was one of its kind."""
+        ...
 
 
 class CommandLedger(Protocol):
@@ -124,19 +143,23 @@ class CommandLedger(Protocol):
     cluster: str
 
     def has_run(self, run: str) -> bool: ...
+
     def consumed(self, row: int) -> bool:
         """Whether the detector has taken the command of this row."""
+        ...
 
     def command(self) -> AbstractContextManager[CommandTx]:
         """Raises NodeTaken; Invalid for what cannot be stored."""
+        ...
 
     def together(
         self,
         work: "Callable[[CommandTx, Sequence[T]], Sequence[object]]",
         after: Callable[[Sequence[object]], None],
     ) -> "Callable[[T], Any]":
-        """Makes one transaction of what comes at the same time: the result of `work` for each item. `after` gets
-        all results of a transaction once it is committed.
-        A result that is an exception is raised; for ALONE the item is tried by itself. `work` must bear to be
-        called again with an item whose transaction was rolled back.
+        """Makes one transaction of what comes at the same time: the result of `work` for each item. `after`
+        gets all results of a transaction once it is committed. A result that is an exception is raised; for
+        ALONE the item is tried by itself. `work` must bear to be called again with an item whose transaction
+        was rolled back.
         """
+        ...

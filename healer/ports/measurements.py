@@ -18,9 +18,11 @@ class ColumnBook(Protocol):
         """The number of each, given durably to those that have none. At most 100,000 in all: then raises
         `TooManyColumns`, and nothing is numbered.
         """
+        ...
 
     def columns(self, ids: Iterable[int]) -> dict[int, Column]:
         """What these numbers mean; one that was never given is left out."""
+        ...
 
 
 class TooManyColumns(Exception):
@@ -39,16 +41,18 @@ class Samples(Protocol):
 
     def put(self, reports: Sequence["Report"]) -> None:
         """Committed when it returns; the last moments may be lost at a power loss, never at a crash."""
+        ...
 
     def put_steps(self, batches: Sequence["StepBatch"]) -> None:
         """Committed with fsync when it returns."""
+        ...
 
     def new(self) -> "tuple[list[Report], list[StepBatch]]":
-        """What became visible since the last call, each exactly once, by arrival; at the first call what arrived
-        in the last 15 minutes. Of the caller's cluster only.
-        An answer is bounded (15 minutes of a large cluster are half a gigabyte): where there is more, the
-        next call goes on.
+        """What became visible since the last call, each exactly once, by arrival; at the first call what
+        arrived in the last 15 minutes. Of the caller's cluster only. An answer is bounded (15 minutes of a
+        large cluster are half a gigabyte): where there is more, the next call goes on.
         """
+        ...
 
 
 class Devices(NamedTuple):
@@ -67,26 +71,33 @@ class SignalReads(Protocol):
         self, cluster: str, node: str, since: datetime
     ) -> "tuple[list[Report], dict[int, Column]]":
         """What arrived after `since`, and what the numbers in it stand for. A device bears its mark."""
+        ...
 
     def devices(self, cluster: str, since: datetime, *, limit: int, after: str = "") -> "Devices":
         """Those that were heard within the hour, by name behind `after`, each with its newest reports after
         `since`, a few of them, oldest first.
         """
+        ...
 
     def job_steps(self, cluster: str, job: str, since: datetime) -> "list[StepBatch]": ...
+
     def fleet_reports(
         self, cluster: str, nodes: Sequence[str], since: datetime
     ) -> "tuple[list[Report], dict[int, Column]]":
-        """The newest few reports of each node after `since`, oldest first, and what their numbers stand for."""
+        """The newest few reports of each node after `since`, oldest first, and what their numbers mean."""
+        ...
 
     def fleet_steps(self, cluster: str, jobs: Sequence[str], since: datetime) -> "list[StepBatch]":
         """The newest batches of each job after `since`, oldest first."""
+        ...
 
     def heard(self, cluster: str, node: str, since: datetime) -> LastHeard:
         """When it last spoke, after `since`."""
+        ...
 
     def alerts(self, cluster: str, node: str, since: datetime) -> list[Observation]:
         """What other systems' alerts said of it after `since`, oldest first."""
+        ...
 
 
 class Readings(Protocol):
@@ -96,6 +107,7 @@ class Readings(Protocol):
         """Counters of a node, or of a device (`@` and its name), that arrived after `since`, by series: when
         each value arrived, oldest first. Raises LedgerAway.
         """
+        ...
 
 
 #: Of one answer of a PromqlServer: a sample is some 25 bytes of it, and ten times that while it is read.
@@ -138,14 +150,17 @@ class FetchFailed(Exception):
 class Fetch(Protocol):
     async def __call__(self, target: Target) -> Fetched:
         """Raises FetchFailed."""
+        ...
 
 
 class ScrapeBook(Protocol):
     """What each cluster's scraper reported last. Raises `request_errors.Unavailable`."""
 
     def put(self, state: ScrapeState) -> None: ...
+
     def states(self, clusters: Sequence[str] | None) -> list[ScrapeState]:
         """By cluster; None: of all."""
+        ...
 
 
 class HistoryAway(Exception):
@@ -161,10 +176,13 @@ class PromqlServer(Protocol):
 
     def query(self, promql: str, at: datetime) -> bytes:
         """An instant query."""
+        ...
 
     def query_range(self, promql: str, since: datetime, until: datetime, step_s: int) -> bytes: ...
+
     def names(self, since: datetime, until: datetime) -> bytes:
         """All names of series in that time."""
+        ...
 
 
 class MetricHistory(Protocol):
@@ -178,15 +196,17 @@ class MetricHistory(Protocol):
     def between(
         self, since: datetime, until: datetime, known: Known, *, go_on: Callable[[], bool] = lambda: True
     ) -> "list[Report]":
-        """All samples of the catalogue's signals in that time, by their times; each report arrived when it was
-        measured. At most a minute at once. `go_on` is asked before each question to the server: when it says
-        no, that is HistoryAway.
+        """All samples of the catalogue's signals in that time, by their times; each report arrived when it
+        was measured. At most a minute at once. `go_on` is asked before each question to the server: when it
+        says no, that is HistoryAway.
         """
+        ...
 
     def node(
         self, node: str, signal: str, since: datetime, until: datetime, step_s: int, known: Known
     ) -> Points:
         """One signal of one node at every step, by part."""
+        ...
 
 
 class Charts(Protocol):

@@ -39,40 +39,52 @@ class NodeExec(Protocol):
 
     def restart_service(self, node: str, service: str) -> None: ...
     def service_active(self, node: str, service: str) -> bool: ...
+
     def fabric_state(self, node: str) -> FabricState:
         """The NVLink fabric as nvidia-smi on the node tells it."""
+        ...
 
     def memory_state(self, node: str) -> MemoryState:
-        """Rows that wait to be remapped or could not be, by nvidia-smi on the node. NodeError where it does not
-        tell.
+        """Rows that wait to be remapped or could not be, by nvidia-smi on the node. NodeError where it does
+        not tell.
         """
+        ...
 
     def start_diagnosis(self, node: str, key: str) -> None: ...
+
     def diagnosis(self, node: str, key: str) -> Diagnosis | None:
         """Its result; None while it runs. Raises NodeError for a key that was never started."""
+        ...
 
     def start_reset(self, node: str, key: str, gpu: str) -> None:
-        """Begins to reset a GPU, by its PCI address as `0000:9b:00.0`, or `all`; the same key again is nothing.
-        What serves the GPU stops for it and starts again. NodeError where a process holds it.
+        """Begins to reset a GPU, by its PCI address as `0000:9b:00.0`, or `all`; the same key again is
+        nothing. What serves the GPU stops for it and starts again. NodeError where a process holds it.
         """
+        ...
 
     def reset(self, node: str, key: str) -> Diagnosis | None:
         """What came of it, as `diagnosis` tells of tests; NodeError also where it was cut short."""
+        ...
 
     def start_collection(self, node: str, key: str) -> None:
         """Begins to put logs and NVIDIA's bug report into one file; the same key again is nothing."""
+        ...
 
     def collection(self, node: str, key: str) -> Bundle | None:
         """The file; None while it is made. NodeError for a key that was never started or was cut short."""
+        ...
 
     def read_collection(self, node: str, key: str, start: int) -> bytes:
         """Its bytes from there on, as many as one call brings; none at its end."""
+        ...
 
     def job_stacks(self, node: str, job: str) -> JobStacks:
         """Where some Python processes of the job stand. None of them is stopped for it."""
+        ...
 
     def job_on_node(self, node: str, job: str) -> JobOnNode:
         """What the node's GPUs do now, and what NCCL's flight recorder has left of the job's ranks."""
+        ...
 
 
 class BmcError(Exception):
@@ -94,11 +106,14 @@ class Bmc(Protocol):
     name: str
 
     def power(self, node: str) -> Power: ...
+
     def reset(self, node: str, target: str, kind: ResetKind) -> str | None:
         """Asks once. `target` as `power` named it. The address of its task, where it goes on by itself."""
+        ...
 
     def task_failed(self, node: str, task: str) -> str | None:
         """Why a task came to nothing, in the BMC's words; None: it runs, went well, or is unknown."""
+        ...
 
 
 class CommandFailed(Exception):
@@ -110,6 +125,7 @@ class SiteCommands(Protocol):
 
     def start(self, key: str, argv: tuple[str, ...], timeout_s: float) -> None:
         """Starts it without a shell and does not wait; the same key is nothing new. Raises CommandFailed."""
+        ...
 
     def look(self, key: str) -> CommandSeen: ...
 
@@ -123,15 +139,19 @@ class EvidenceBook(Protocol):
 
     def stored(self, file: str) -> int:
         """How many of its bytes are here; 0 for one that was never begun."""
+        ...
 
     def add(self, file: EvidenceFile, start: int, data: bytes) -> None:
         """Stores one piece; the same piece again is nothing. Pieces come in their order."""
+        ...
 
     def finish(self, file: EvidenceFile) -> None:
         """All pieces are here: from now on it is shown. Again is nothing. Raises EvidenceBroken."""
+        ...
 
     def files(self, *, incident: str | None = None, run: str | None = None) -> list[EvidenceFile]:
         """The finished ones of an incident or a run, oldest first."""
+        ...
 
     def file(self, file: str) -> EvidenceFile | None: ...
     def content(self, file: str) -> bytes: ...

@@ -42,6 +42,7 @@ class DeliveryFailed(Exception):
 class Notifier(Protocol):
     def send(self, message: Message) -> None:
         """Raises DeliveryFailed. The same `message.id` again is the same message."""
+        ...
 
 
 class Tickets(Protocol):
@@ -51,14 +52,17 @@ class Tickets(Protocol):
         """Finds the ticket with this key, or opens it; then notes, closes or opens it again, as `stage` says.
         Returns the sink's own name for it. Raises DeliveryFailed.
         """
+        ...
 
     def check(self) -> str:
         """What the sink says of itself and of what healer may do there. Raises DeliveryFailed."""
+        ...
 
 
 class EventSink(Protocol):
     def send(self, seq: int, record: AuditRecord) -> None:
         """Raises DeliveryFailed. The same `seq` again is the same event."""
+        ...
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,9 +102,11 @@ class Teller(Protocol):
         """Tells it; `ref` is what an earlier message of the same thread answered with, empty for the first.
         Returns the reference of the thread. DeliveryFailed.
         """
+        ...
 
     def find(self, notice: Notice, ref: str = "") -> str:
         """The thread's reference if this very message was taken, else empty. DeliveryFailed."""
+        ...
 
 
 class Renewer(Protocol):
@@ -108,6 +114,7 @@ class Renewer(Protocol):
 
     def renew(self, notices: Sequence[Notice]) -> None:
         """Raises DeliveryFailed."""
+        ...
 
 
 # --- deliveries
@@ -160,9 +167,11 @@ class Outbox(Protocol):
 
     def claim(self, *, messages: bool, tickets: bool, now: datetime) -> Attempt | None:
         """The most urgent due one of these kinds, pages first, set aside for a minute."""
+        ...
 
     def settle(self, attempt: Attempt, outcome: Outcome, record: AuditRecord | None, now: datetime) -> None:
         """Nothing, and no record, where another process has tried since: what that one writes counts."""
+        ...
 
 
 class ChannelOutbox(Protocol):
@@ -172,9 +181,11 @@ class ChannelOutbox(Protocol):
 
     def alone(self) -> AbstractContextManager[bool]:
         """Whether this process is the one that tells the channel, until the block ends."""
+        ...
 
     def claim(self, now: datetime) -> Attempt | None:
         """The most urgent due one, set aside for 20 s. What began a thread comes first of it."""
+        ...
 
     def settle(
         self,
@@ -185,9 +196,11 @@ class ChannelOutbox(Protocol):
         notice: Notice | None = None,
     ) -> None:
         """As `Outbox.settle`; `notice` is what the channel shows now."""
+        ...
 
     def open_notices(self, before: datetime) -> list[Notice]:
         """What was told of incidents that are not over, and last sent before this moment."""
+        ...
 
     def note_renewed(self, notices: Sequence[Notice], now: datetime) -> None: ...
 
@@ -207,10 +220,13 @@ class EventFeed(Protocol):
 
     def position(self) -> Fed:
         """The first call of all begins with what comes next."""
+        ...
 
     def next(self, after: int) -> tuple[int, AuditRecord] | None: ...
+
     def note(self, before: int, fed: Fed) -> None:
         """Nothing where another process has come further than `before`."""
+        ...
 
 
 # --- planning
@@ -266,24 +282,31 @@ class NewsTx(Protocol):
 
     def channels(self) -> dict[str, datetime]:
         """Since when each channel is named in the rules."""
+        ...
 
     def name_channel(self, name: str) -> None: ...
+
     def drop_channel(self, name: str, why: str) -> None:
         """What waits for it is over."""
+        ...
 
     def untold(self, since: datetime) -> list[tuple[Incident, Stage | None]]:
         """Open incidents, but those at P0, that opened after `since` and were not told, or grew worse, or are
         open again; with how far they were told.
         """
+        ...
 
     def told_changed(self) -> list[Incident]:
         """What was told and has been acknowledged since, or is over."""
+        ...
 
     def work_of(self, incident: str) -> list[tuple[Run, list[LogEntry]]]: ...
     def thread(self, thread: str) -> Thread: ...
     def note_told(self, incident: str, severity: Severity, stage: Stage) -> None: ...
+
     def queue(self, message: Message, *, routed: bool = False) -> None:
         """Puts it on healer's list, for channels alone. The same id again is nothing."""
+        ...
 
 
 class PlanTx(NewsTx, Protocol):
@@ -292,25 +315,33 @@ class PlanTx(NewsTx, Protocol):
 
     def unrouted(self) -> list[Unrouted]:
         """Pages first, then the oldest."""
+        ...
 
     def mark_routed(self, names: Sequence[str]) -> None: ...
     def put(self, put: Put) -> None: ...
     def raised(self, channel: str, alarm: str) -> Raised | None: ...
     def save_raised(self, channel: str, alarm: str, raised: Raised | None) -> None: ...
+
     def fold_waiting(self, channel: str, alarm: str) -> bool:
         """An earlier one of the same alarm that still waits for its time gives way; whether there was one."""
+        ...
 
     def raised_untried(self, thread: str) -> list[tuple[str, str, Raised]]:
         """Channel and alarm of those deliveries of the thread that were never tried."""
+        ...
 
     def end_untried(self, thread: str) -> None:
         """Those deliveries are over."""
+        ...
 
     def digests(self) -> dict[str, datetime]:
         """By channel: since when something waits for its next digest."""
+        ...
 
     def in_digest(self, channel: str) -> list[tuple[int, Message, Incident | None]]:
         """What waits for it, with the incident as it is now."""
+        ...
 
     def end_digest(self, numbers: Sequence[int], digest: str) -> None:
         """These were gathered in the message `digest`."""
+        ...

@@ -101,56 +101,73 @@ class AuditQuery(msgspec.Struct, frozen=True, kw_only=True):
 class ClusterQueries(Protocol):
     def names(self) -> list[str]:
         """Those that have a picture of Slurm, sorted."""
+        ...
 
     def snapshots(self) -> dict[str, SlurmSnapshot]:
         """Slurm's latest picture of every cluster that has one."""
+        ...
 
     def state(self, cluster: str, now: datetime) -> ClusterState: ...
+
     def pauses(self, now: datetime) -> list[Pause]:
         """Those in force."""
+        ...
 
     def breakers(self) -> list[Breaker]: ...
 
 
 class IncidentQueries(Protocol):
     def page(self, query: IncidentQuery, *, limit: int, cursor: str | None = None) -> Page[Incident]: ...
+
     def named(self, ids: Sequence[str]) -> list[Incident]:
         """In the order of the ids, without those that are gone."""
+        ...
 
     def one(self, incident: str) -> Incident | None:
         """By id, or by its first 8 or more characters (as in Slurm's reason), if only one fits."""
+        ...
 
     def rows(self, incident: str) -> IncidentRows | None:
         """As `one`, with all that is stored of it."""
+        ...
 
     def cures(self, ids: Sequence[str]) -> dict[str, list[Verb]]:
         """By incident: the verbs that its runs did, oldest first."""
+        ...
 
 
 class RunQueries(Protocol):
     def page(self, query: RunQuery, *, limit: int, cursor: str | None = None) -> Page[Run]: ...
     def one(self, run: str) -> Run | None: ...
     def record(self, run: str) -> RunRecord | None: ...
+
     def at_work(self, ids: Sequence[str]) -> dict[str, Run]:
         """By incident: the newest run that works on it and has not ended."""
+        ...
 
 
 class NodeQueries(Protocol):
     def fleet(self, clusters: Sequence[str] | None, now: datetime) -> FleetRows: ...
+
     def rows(self, cluster: str, node: str, now: datetime) -> NodeRows | None:
         """None where Slurm shows none of that name."""
+        ...
 
     def references(self, cluster: str) -> list[Reference]:
         """What nodes of each kind should be, by kind."""
+        ...
 
     def inventories(self, cluster: str) -> list[Inventory]:
         """What nodes reported of themselves, by node."""
+        ...
 
     def measured(self, cluster: str, node: str) -> dict[str, float]:
         """What the node's newest test that passed has measured, by the name of the result."""
+        ...
 
     def lemons(self, cluster: str) -> dict[str, LemonScore]:
         """By node, of those that fail again and again."""
+        ...
 
 
 class JobQueries(Protocol):
@@ -161,17 +178,20 @@ class RuleQueries(Protocol):
     def records(
         self, cluster: str | None = None, *, fired_since: datetime | None = None
     ) -> dict[str, RuleRecord]:
-        """By name, without rules that never fired and whose mode was never set. `cluster` None: of all. Without
-        `fired_since` a rule fired when it opened an incident, and `fired` is 0.
+        """By name, without rules that never fired and whose mode was never set. `cluster` None: of all.
+        Without `fired_since` a rule fired when it opened an incident, and `fired` is 0.
         """
+        ...
 
     def trials(self, cluster: str | None = None) -> list[Trial]:
         """New or changed rules and playbooks that have runs left which wait for a person; None: of all."""
+        ...
 
 
 class AuditQueries(Protocol):
     def page(self, query: AuditQuery, *, limit: int, cursor: str | None = None) -> Page[AuditRecord]:
         """Sealed records and those not sealed yet (`seq` None)."""
+        ...
 
     def chain(self, cluster: str) -> ChainState: ...
 
@@ -179,10 +199,13 @@ class AuditQueries(Protocol):
 class FigureQueries(Protocol):
     def stats(self, clusters: Sequence[str] | None, since: datetime | None) -> Stats:
         """Of the incidents opened since then; None: of all."""
+        ...
 
     def period(self, cluster: str, since: datetime) -> Period: ...
+
     def gauges(self, now: datetime) -> dict[str, Any]:
         """The few numbers that /metrics and /readyz show: see `healer.api.metrics`."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,13 +236,16 @@ class MessageBook(Protocol):
         limit: int,
         cursor: str | None,
     ) -> Page[Delivery]: ...
+
     def cluster_of(self, message: str) -> str:
         """Raises NotFound."""
+        ...
 
     def retry(
         self, message: str, *, channel: str | None, by: str, reason: str, now: datetime
     ) -> Sequence[Delivery]:
         """Makes what failed due again, audits it, and returns it. Raises Conflict where nothing failed."""
+        ...
 
 
 class Rehearsals(Protocol):
@@ -227,41 +253,54 @@ class Rehearsals(Protocol):
 
     def ask(self, asked: Rehearsal) -> Rehearsal:
         """The same id again is the same one. Conflict while another one of the cluster is under way."""
+        ...
 
     def newest(self, clusters: Sequence[str] | None, limit: int) -> list[Rehearsal]:
         """Without texts and results."""
+        ...
 
     def one(self, name: str) -> Rehearsal | None: ...
+
     def cancel(self, name: str, *, by: str, reason: str, at: datetime) -> Rehearsal:
         """Again changes nothing. Conflict where it has ended otherwise."""
+        ...
 
     def outcomes(self, rehearsal: Rehearsal) -> list[Outcomes]: ...
+
     def real(self, names: Sequence[str]) -> dict[str, bool | None]:
         """Of these ids those of real incidents: true fault, false alarm, or None: not judged."""
+        ...
 
     def prove(
         self, name: str, rules: Sequence[str], *, by: str, reason: str, at: datetime, request: str
     ) -> list[Outcomes]:
         """Makes what these rules opened in it proof of them as edited. Conflict where it holds none."""
+        ...
 
 
 class RuleFiles(Protocol):
     """The files of the rules in force."""
 
     def names(self) -> list[str]: ...
+
     def text(self, name: str) -> str | None:
         """None where there is none of that name. ValueError for a name that cannot be one."""
+        ...
 
     def problems(self, name: str, text: str) -> list[str]:
         """What would be wrong with the whole set if the file said this, as at load."""
+        ...
 
 
 class AuditTrail(Protocol):
     def verify(self) -> AuditVerified: ...
+
     def export(self) -> Iterator[bytes]:
         """JSON Lines, as `healer audit export` writes it."""
+        ...
 
 
 class EventFeed(Protocol):
     def listen(self, last_id: int | None) -> AsyncIterator[Event | None]:
         """Events as they happen; None each 15 s of silence. Starts after `last_id` where it still can."""
+        ...

@@ -23,6 +23,7 @@ class SignalStore(Protocol):
         """One INSERT and one durable commit for all; True where the observation was new.
         Raises Unavailable when the database is away: then nothing of it is stored.
         """
+        ...
 
 
 class Inbox(Protocol):
@@ -30,15 +31,19 @@ class Inbox(Protocol):
 
     def add(self, observations: Sequence[Observation]) -> int:
         """Stores what is new in one durable commit and returns its number; the rest are duplicates."""
+        ...
 
     def unconsumed(self, limit: int) -> list[Observation]:
         """Oldest first, of this cluster."""
+        ...
 
     def since(self, moment: datetime) -> Iterable[Observation]:
         """Consumed or not, by arrival: to rebuild the picture after a restart."""
+        ...
 
     def alerts(self, moment: datetime) -> Iterable[Observation]:
         """Of kind `alert` alone, since an earlier moment: they stand for hours."""
+        ...
 
 
 class UnknownBook(Protocol):
@@ -46,9 +51,11 @@ class UnknownBook(Protocol):
 
     def add(self, series: Sequence[UnknownSeries]) -> None:
         """Adds the counts to those of the same cluster and name. Raises Unavailable, and adds nothing."""
+        ...
 
     def series(self, clusters: Sequence[str] | None, limit: int) -> list[UnknownSeries]:
         """The most frequent first; None: of all clusters."""
+        ...
 
 
 class LossBook(Protocol):
@@ -56,9 +63,11 @@ class LossBook(Protocol):
 
     def add(self, told: Sequence[Loss]) -> None:
         """Adds the counts to those of the same cluster, source, reason and sender."""
+        ...
 
     def losses(self, clusters: Sequence[str] | None, limit: int) -> list[Loss]:
         """The latest first; None: of all clusters."""
+        ...
 
 
 class SenderBook(Protocol):
@@ -66,9 +75,11 @@ class SenderBook(Protocol):
 
     def add(self, told: Sequence[Sender]) -> None:
         """Adds to what is known of the same cluster, token's name and route."""
+        ...
 
     def senders(self, clusters: Sequence[str] | None, limit: int, *, node: str | None = None) -> list[Sender]:
         """The latest first; None: of all clusters."""
+        ...
 
 
 class Spooled(NamedTuple):
@@ -96,23 +107,31 @@ class Spool(Protocol):
     @property
     def pending(self) -> bool: ...
     def state(self) -> SpoolState: ...
+
     def append(self, records: Sequence[Spooled]) -> None:
         """All of them, safe on disk when this returns; or none, and `request_errors.NoRoom`."""
+        ...
 
     def oldest(self, most: int, size: int) -> list[Spooled]:
         """The oldest records: at most `most`, and at most `size` bytes but for the first one."""
+        ...
 
     def drop_oldest(self, records: Sequence[Spooled]) -> None:
         """What `oldest` gave last is stored."""
+        ...
 
     def set_aside(self, records: Sequence[Spooled]) -> None:
         """Keeps what this version cannot read for one that can, off the queue. NoRoom."""
+        ...
 
     def take_lost(self) -> list[tuple[int, str]]:
         """What could not be read since the last call: (entries, at least; a sentence)."""
+        ...
 
     def adopt(self) -> int:
         """Takes over what processes left that died; the number of records."""
+        ...
 
     def close(self) -> None:
         """What is left stays for the next process."""
+        ...

@@ -501,6 +501,21 @@ def _log_as_json() -> None:
     )
 
 
+def log_to_stderr() -> None:
+    """Standard output is the document's, and the same for the same input. A traceback shows no values: they
+    may be secrets."""
+    plain = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="%Y-%m-%d %H:%M:%S", utc=True),
+            plain,
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
 def slurm_tree(text: str) -> Mapping[str, tuple[str, ...]]:
     """Node -> its switches, leaf first, from the output of `scontrol show topology`. Raises ValueError."""
     from healer.adapters.slurm.parse_json import NotUnderstood

@@ -1,14 +1,13 @@
 """`healer replay` and `healer simulate`: recordings and scenarios through the walk on simulated parts."""
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
-import structlog
 
+from healer.bootstrap import log_to_stderr
 from healer.model import Mode, Ruleset
 from healer.recordings.recording import Entry, Source, merged, read
 from healer.recordings.recording_folder import chosen, ends_of, kind_of, lines_of
@@ -32,7 +31,6 @@ __all__ = [
     "entries_of",
     "listed",
     "load",
-    "quiet",
     "replayed",
     "replayed_files",
     "rules_for",
@@ -51,11 +49,6 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     cluster: str
     since: datetime
     until: datetime
-
-
-def quiet() -> None:
-    """Standard output is the document's, and the same for the same input; warnings bear the time of day."""
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 
 
 def replayed(rules: Ruleset, lines: Iterable[str]) -> tuple[dict[str, Any], Span | None]:
@@ -155,7 +148,7 @@ def simulated(
     progress: Callable[[str, float], None] | None = None,
 ) -> Iterable[Card]:
     """A card of each, one after the other."""
-    quiet()
+    log_to_stderr()
     for mender in menders:
         tell = (lambda share, name=mender: progress(name, share)) if progress is not None else None
         yield simulate(

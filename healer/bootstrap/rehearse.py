@@ -16,7 +16,8 @@ from typing import Any
 import msgspec
 
 from healer.adapters.system_clock import SystemClock
-from healer.bootstrap.offline import Span, compare, quiet, replayed_files
+from healer.bootstrap import log_to_stderr
+from healer.bootstrap.offline import Span, compare, replayed_files
 from healer.model import Ruleset
 from healer.model.run import Opened, Rehearsal
 from healer.processes.scheduler import Program, Rehearsing, share_of
@@ -106,7 +107,7 @@ def ruled(folder: Path, settings: Settings, *, prove: bool) -> Ruleset:
 def main(folder: Path) -> None:
     os.nice(19)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    quiet()
+    log_to_stderr()
     ask = msgspec.json.decode((folder / _ASK).read_bytes(), type=Ask)
     settings = load().of(ask.cluster or None)
     before, after = (ruled(folder / name, settings, prove=False) for name in ("old", "new"))

@@ -1,7 +1,6 @@
 """`healer doctor`: checks an installation from this machine and says how to repair what is wrong."""
 
 import json
-import sys
 import time
 from typing import NamedTuple
 
@@ -28,10 +27,9 @@ def register(app: typer.Typer) -> None:
 def doctor(as_json: bool = typer.Option(False, "--json", help="One JSON document.")) -> None:
     """Check database, clocks, broker, Slurm, rules, nodes, BMCs, guards, tickets, channels, API; repairs."""
     settings = load()
-    # What the checks log stands beside their answers, not in them.
-    import structlog
+    from healer.bootstrap import log_to_stderr
 
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    log_to_stderr()
     looks = (_rules, _database, _broker, _adapters, _api)
     checks = [check for look in looks for check in look(settings)]
     if as_json:

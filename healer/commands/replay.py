@@ -143,6 +143,7 @@ def replay(  # noqa: PLR0917 - options of a command
     as_json: bool = typer.Option(False, "--json", help="Print the whole document as JSON."),
 ) -> None:
     """Feed recorded signals through detection and decisions in simulated time; nothing is touched."""
+    from healer.bootstrap import log_to_stderr
     from healer.bootstrap import offline as run
 
     if fail_on is not None and (fail_on not in KINDS or against is None):
@@ -150,7 +151,7 @@ def replay(  # noqa: PLR0917 - options of a command
     settings = load()
     now = datetime.now(UTC)
     begin, end = _moment(since, now, "--since"), _moment(until, now, "--until")
-    run.quiet()
+    log_to_stderr()
     own, what = rules or rules_folder(settings), _What(tuple(recordings), begin, end, samples)
     if against is None or against == DONE:
         judged, span = _played(own, settings, what)
@@ -212,9 +213,9 @@ def _beside(
 
 
 def _played_apart(folder: Path, what: _What) -> tuple[dict[str, Any], "Span | None"]:
-    from healer.bootstrap import offline as run
+    from healer.bootstrap import log_to_stderr
 
-    run.quiet()
+    log_to_stderr()
     return _played(folder, load(), what, tells=False)
 
 

@@ -21,7 +21,7 @@ from healer.actions.base import (
 from healer.decisions.comments import agreed, wish_of
 from healer.decisions.consent import impossible
 from healer.incidents.growth import MEASURED, not_looked, senses_of, spoken, too_few
-from healer.incidents.impact import crashed_among, hit_among, moments_of
+from healer.incidents.impact import crashed_among, hit_among, moments_of, surely_hit
 from healer.incidents.lifecycle import CLEAR_FOR
 from healer.incidents.node_history import out_of_service, summarize_node
 from healer.model import (
@@ -114,7 +114,9 @@ def _hit(ctx: Context, on_node: list[SlurmJob]) -> tuple[list[SlurmJob], bool]:
             # Which GPU it is cannot be told; the signal itself may have named the job. The incident's own
             # list does not count: it is a guess from Slurm's picture, which may be older than these jobs.
             jobs_told = {one.job for one in told}
-            named = [job for job in on_node if job.id in jobs_told]
+            sure = surely_hit(on_node, [place for place, _ in places], ctx.node, node_gpus)
+            known = {job.id for job in sure} | jobs_told
+            named = [job for job in on_node if job.id in known]
             return named, bool(named)
         hit |= {job.id: job for job in jobs}
     return list(hit.values()), True

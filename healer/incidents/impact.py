@@ -66,6 +66,22 @@ def hit_among(
     return holders, all(0 < node_gpus <= len(job.gpus[node]) for job in holders)
 
 
+def surely_hit(
+    jobs: Sequence[SlurmJob], places: Iterable[Component], node: str, node_gpus: int
+) -> list[SlurmJob]:
+    """Jobs of the node that hold more of its GPUs than are well: whichever GPUs are faulty, one is theirs.
+
+    `places`: what was told of the node; a GPU counts once, by its address or its index.
+    """
+    parts = [one for one in places if one.node == node]
+    addresses, indexes = {one.pci for one in parts} - {None}, {one.gpu for one in parts} - {None}
+    well = node_gpus - max(len(addresses), len(indexes))
+    if not node_gpus:
+        return []
+    holders = [job for job in jobs if job.gpus.get(node) != ()]
+    return [job for job in holders if (len(job.gpus[node]) if node in job.gpus else 1) > well]
+
+
 def hit_so_far(incident: Incident, snapshot: SlurmSnapshot | None) -> tuple[str, ...]:
     """Those known, and those at work there now: a node that must stay in service takes job after job."""
     if incident.jobs_hit_final:

@@ -43,6 +43,28 @@ def test_pitfall_10_a_component_that_is_hit_is_requeued_as_its_whole_job_once() 
     assert len(site.ledger.tables.requeues) == 1
 
 
+def lost_gpus(*buses: int) -> list[str]:
+    return [LOST.replace("0000:9b:00", f"0000:{bus:02x}:00") for bus in buses]
+
+
+def test_when_all_gpus_of_a_node_are_gone_all_of_its_jobs_are_hit() -> None:
+    """Nobody knows which address is which GPU; it does not matter."""
+    site = site_of(4)
+    site.slurm.add_job(array=4, gpus=2, required=[NODE])
+    tasks = [job.id for job in site.slurm.jobs_on(NODE)]
+    assert len(tasks) == 4
+    site.run_for(30, *site.say(1, *lost_gpus(*range(0x10, 0x18))))
+    assert [job_of(site, task).restarts for task in tasks] == [1, 1, 1, 1]
+
+
+def test_a_job_that_holds_more_gpus_than_are_well_is_hit_and_no_other() -> None:
+    site = site_of(4)
+    large = site.slurm.add_job(gpus=6, required=[NODE])
+    small = site.slurm.add_job(gpus=2, required=[NODE])
+    site.run_for(30, *site.say(1, *lost_gpus(0x10, 0x11, 0x12)))
+    assert (job_of(site, large).restarts, job_of(site, small).restarts) == (1, 0)
+
+
 # --- jobs that had ended before anybody looked -----------------------------------------------------------
 
 

@@ -135,6 +135,12 @@ class Hits:
             known = self._known[key] = frozenset(job.leader for job in hit) if certain else frozenset()
         return known
 
+    def jobs_at_the_time(self, finding: Finding) -> Set[str]:
+        """`jobs`, and those that have just left the node: an effect belongs to the allocation of its time."""
+        node = finding.component.node
+        ended = self._picture.jobs_ended_on(node, finding.arrived_at) if node is not None else frozenset()
+        return self.jobs(finding) | ended
+
     def named(self, finding: Finding) -> set[str]:
         """Those that the finding itself names."""
         return set(finding.jobs) | ({finding.component.job} if finding.component.job else set())

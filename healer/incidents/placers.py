@@ -93,7 +93,7 @@ def explain_effect(finding: Finding, book: Book) -> Placement | None:
     effect = finding.teardown or finding.follows or finding.fault_class is FaultClass.application
     if not effect or finding.fault in _OF_JOBS or finding.fault in _WAITING:
         return None
-    jobs = book.hits.jobs(finding)
+    jobs = book.hits.jobs_at_the_time(finding)
     hard = book.these(book.index.hard(finding.component.node, jobs))
     found = _first(Way.count, (one for one in hard if is_near(one, finding)))
     if found is None and finding.teardown:
@@ -263,7 +263,7 @@ def folded_into(book: Book, finding: Finding) -> Incident | None:
 
 
 #: A root that was told so late is still one, where the senders' clocks put it beside what followed from it.
-LATE = timedelta(minutes=10)
+LATE = timedelta(hours=1)
 
 
 class Pair(NamedTuple):
@@ -433,11 +433,16 @@ def _hung_job(both: Both) -> bool:
 def _sympathetic(both: Both) -> bool:
     """Errors of the job's processes just before."""
     other, root = both.other, both.root
-    lately = root.opened - other.opened <= NEAR or (
-        root.opened - other.opened <= LATE and abs(_told_at(root) - _told_at(other)) <= NEAR
-    )
+    lately = root.opened - other.opened <= NEAR or _happened_together(both)
     ours = both.same_node or not set(other.jobs_hit).isdisjoint(root.jobs_hit)
     return other.fault_class is FaultClass.application and lately and ours
+
+
+def _happened_together(both: Both) -> bool:
+    """By the senders' clocks, though the root was reported late."""
+    other, root = both.other, both.root
+    late = timedelta(0) <= root.opened - other.opened <= LATE
+    return late and abs(_told_at(root) - _told_at(other)) <= NEAR
 
 
 def _told_at(incident: Incident) -> datetime:
@@ -448,10 +453,16 @@ def _told_at(incident: Incident) -> datetime:
 def packets_lost(both: Both) -> bool:
     """Links of a job's other nodes lost what came from the part that broke."""
     other, root = both.other, both.root
-    lately = abs(root.opened - other.opened) <= NEAR and is_untouched(other)
+    lately = abs(root.opened - other.opened) <= NEAR or _happened_together(both)
     lost = fault_is(other.fault, Trait.loses_packets) and other.fault_class is FaultClass.degraded
     broke = root.fault_class is FaultClass.fatal and fault_is(root.fault, Trait.breaks_links)
-    return lately and lost and broke and not set(other.jobs_hit).isdisjoint(root.jobs_hit)
+    return (
+        lately
+        and is_untouched(other)
+        and lost
+        and broke
+        and not set(other.jobs_hit).isdisjoint(root.jobs_hit)
+    )
 
 
 def _other_end(both: Both) -> bool:

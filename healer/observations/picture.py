@@ -47,6 +47,9 @@ BEATS_FOR_CADENCE = 3
 #: A beat that is late by half its cadence and this is overdue.
 OVERDUE_S = 2.0
 COUNTED_KEPT = 100_000
+#: Errors that follow from the end of a job's work come within this, and are the job's.
+ALLOCATION_KEPT = timedelta(minutes=1)
+ENDED_KEPT = 10_000
 #: Checks of one node that are remembered; a report holds half as many.
 CHECKS_KEPT = 64
 
@@ -226,6 +229,14 @@ class Standing:
     told_at: datetime | None = None
 
 
+class Allocation(NamedTuple):
+    """The nodes of one life of a job; `leader` is the job, or that of its heterogeneous job."""
+
+    leader: str
+    restarts: int
+    nodes: tuple[str, ...]
+
+
 class Outage(NamedTuple):
     """An open incident of a place whose nodes are silent: those told of so far."""
 
@@ -281,6 +292,9 @@ class Picture:
         self.nodes: dict[str, NodePicture] = {}
         #: Where each job that Slurm knows was last seen to run: its restart count then, and its nodes.
         self.ran_on: dict[str, tuple[int, tuple[str, ...]]] = {}
+        self._running: dict[str, Allocation] = {}
+        #: Allocations that ended within the last minutes, the oldest first.
+        self._ended: deque[tuple[datetime, Allocation]] = deque(maxlen=ENDED_KEPT)
         #: Versions (`healer.model.FACTS`) that a node was given while we looked: which, and since when.
         self.new_versions: dict[str, dict[str, tuple[str, datetime]]] = {}
         #: What the last tick over the fleet found, and whose end the next one has to look for: (fault, root)
@@ -340,9 +354,25 @@ class Picture:
 
     def _note_places(self, snapshot: SlurmSnapshot) -> None:
         """Of jobs that run: one that was put back may still be completing where its life before was."""
-        running = (job for job in snapshot.jobs.values() if job.state == "RUNNING")
-        seen = {job.id: (job.restarts, job.nodes) for job in running}
+        jobs = (job for job in snapshot.jobs.values() if job.state == "RUNNING")
+        running = {job.id: Allocation(job.leader, job.restarts, job.nodes) for job in jobs}
+        for job, before in self._running.items():
+            if running.get(job) != before:
+                self._ended.append((snapshot.taken_at, before))
+        while self._ended and snapshot.taken_at - self._ended[0][0] > ALLOCATION_KEPT:
+            self._ended.popleft()
+        self._running = running
+        seen = {job: (one.restarts, one.nodes) for job, one in running.items()}
         self.ran_on = {job: at for job, at in (self.ran_on | seen).items() if job in snapshot.jobs}
+
+    def jobs_ended_on(self, node: str, at: datetime) -> frozenset[str]:
+        """Jobs whose allocation of the node ended up to `ALLOCATION_KEPT` before that moment, by their
+        leaders: what the end of their work left behind is told after it."""
+        return frozenset(
+            one.leader
+            for ended_at, one in self._ended
+            if node in one.nodes and at - ended_at <= ALLOCATION_KEPT
+        )
 
     def update(
         self, batch: Sequence[Observation], topology: Topology, *, rebuild: bool = False

@@ -323,6 +323,27 @@ def test_packets_that_peers_lost_follow_from_the_link_that_broke(root_at: float)
     assert [one for one in incident["nodes"].items() if one[1] == "isolate"] == [(name(1), "isolate")]
 
 
+def test_packets_that_peers_lost_are_told_after_their_job_was_requeued_elsewhere() -> None:
+    """What their job's end left behind says nothing of the nodes that it ran on."""
+    shown = {name(number): {"gpu_model": "gb200", "gpus": 4} for number in range(1, 21)}
+    others = [kernel(17 + number / 10, number, LOSES) for number in range(2, 9)]
+    moved = jobs(14, job("4711", *(name(number) for number in range(9, 17)), restarts=1))
+    document = played(nodes(0, 20, **shown), OVER_LINKS, kernel(10, 1, BREAKS), moved, *others, clock(300))
+    assert only(document)["root"]["node"] == name(1)
+
+
+def test_packets_that_peers_lost_follow_from_a_break_that_is_told_half_an_hour_late() -> None:
+    """Its node could not send before."""
+    shown = {name(number): {"gpu_model": "gb200", "gpus": 4} for number in range(1, 21)}
+    others = [kernel(10 + number / 10, number, LOSES) for number in range(2, 9)]
+    body = {"cluster": CLUSTER, "node": name(1), "boot_id": "b1"}
+    entry = {"line": BREAKS, "time": later(9).isoformat()}
+    late = row(1800, "signals/kernel-log", body | {"entries": [entry]})
+    document = played(nodes(0, 20, **shown), OVER_LINKS, *others, clock(300), late, clock(1900))
+    left = [one for one in document["incidents"] if one["state"] != "resolved"]
+    assert [one["root"]["node"] for one in left] == [name(1)]
+
+
 def test_packets_lost_long_before_are_another_matter() -> None:
     assert len(linked(100)["incidents"]) == 2
 

@@ -40,7 +40,7 @@ from healer.ports.callers import NewToken
 from healer.ports.node_exec import Bmc, NodeExec
 from healer.ports.scheduling import Scheduler, SchedulerError
 from healer.ports.transactions import Poke
-from healer.processes.rulebook import Rulebook
+from healer.processes.rulebook import KeptRules, Rulebook
 from healer.processes.scheduler import (
     DELIVER_S,
     LEFT_JOBS_S,
@@ -241,7 +241,7 @@ def told_cluster(slurm: Scheduler, cluster: str) -> bool:
 
 
 def rulebook(settings: Settings) -> Rulebook:
-    """Raises SettingsError where there are no rules to begin with that can be used."""
+    """Raises SettingsError where neither the files nor the rules that were proven last can be used."""
     overrides, where = guard_overrides(settings), rules_folder(settings)
 
     def load(folder: Path, prove: bool) -> Ruleset:
@@ -254,7 +254,7 @@ def rulebook(settings: Settings) -> Rulebook:
         )
 
     try:
-        return Rulebook(where, load)
+        return Rulebook(where, load, KeptRules(settings.data_dir / "rules"))
     except RulesInvalid as error:
         first, *others = error.problems
         more = f", and {len(others)} more" if others else ""

@@ -1,6 +1,11 @@
-"""The rules in force, read anew when their files change. Only a wholly valid set takes their place."""
+"""The rules in force, read again when their files change. Only a wholly valid set takes their place.
+
+The last proven set is kept on disk: a process that starts while the files are broken begins with it.
+"""
 
 import os
+import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,18 +31,26 @@ class Rulebook:
     """Callable: the rules of now. `problem` says why changed files were not taken, empty when all is well.
 
     `load(folder, prove)` reads them; to prove is to run detection rules on their cases, which takes a second
-    or two. The first load proves nothing and raises RulesInvalid: a process starts at once, and never without
-    rules. Who detects with them calls `prove` first; changed files are always proven, in a thread of their
-    own: whoever asks meanwhile gets the old set at once.
+    or two. The first load proves nothing: a process starts at once, and never without rules. It raises
+    RulesInvalid where neither the files nor the set in `kept` can be used. Who detects with them calls
+    `prove` first; changed files are always proven, in a thread of their own: whoever asks meanwhile gets the
+    old set at once.
     """
 
-    def __init__(self, folder: Path, load: Callable[[Path, bool], Ruleset]) -> None:
-        self.folder, self._load = folder, load
+    def __init__(
+        self, folder: Path, load: Callable[[Path, bool], Ruleset], kept: "KeptRules | None" = None
+    ) -> None:
+        self.folder, self._load, self._kept = folder, load, kept
         self.problem = ""
         self._lock = threading.Lock()
         self._stamp = self._look()
         self._looked = time.monotonic()
-        self._rules = load(folder, False)
+        try:
+            self._rules = load(folder, False)
+        except RulesInvalid as error:
+            if (last := self._last_proven(error)) is None:
+                raise
+            self._rules = last
         #: When the rules in force were taken.
         self.since = datetime.now(UTC)
 
@@ -54,13 +67,34 @@ class Rulebook:
 
     def prove(self) -> bool:
         """Whether the rules do on their cases what the cases say; if not, `problem` tells."""
+        stamp = self._look()
         try:
-            self._load(self.folder, True)
+            proven = self._load(self.folder, True)
         except RulesInvalid as error:
             self.problem = str(error)
             log.error("the detection rules do not do what their cases say", problem=self.problem)
+            if (last := self._last_proven(error)) is not None:
+                self._rules = last
             return False
+        self._keep(proven, stamp)
         return True
+
+    def _keep(self, proven: Ruleset, stamp: Stamp) -> None:
+        """`stamp`: that of the files before they were read. What changed since is not what was proven."""
+        if self._kept is not None:
+            self._kept.put(self.folder, proven.version, lambda: self._look() == stamp)
+
+    def _last_proven(self, error: RulesInvalid) -> Ruleset | None:
+        folder = self._kept.folder() if self._kept is not None else None
+        if folder is None:
+            return None
+        try:
+            rules = self._load(folder, False)
+        except RulesInvalid:  # of another version of healer
+            return None
+        self.problem = str(error)
+        log.error("the rules are not valid, the last proven set is in force", problem=self.problem)
+        return rules
 
     def _changed(self) -> bool:
         """Whether files changed; then a thread reads them, and ends what the lock is held for."""
@@ -83,6 +117,7 @@ class Rulebook:
             self._refused(error)
         else:
             self._stamp, self._rules, self.problem = stamp, rules, ""
+            self._keep(rules, stamp)
             self.since = datetime.now(UTC)
             log.info("rules reloaded", version=rules.version)
         finally:
@@ -94,6 +129,43 @@ class Rulebook:
 
     def _look(self) -> Stamp:
         return tuple(sorted(_files(self.folder)))
+
+
+class KeptRules:
+    """The last proven rules, in `base`: a folder for each version, and the name of the newest in `current`.
+
+    Several processes may put the same version at once. A disk that takes nothing costs no more than the copy.
+    """
+
+    def __init__(self, base: Path) -> None:
+        self._base, self._current = base, base / "current"
+
+    def folder(self) -> Path | None:
+        with suppress(OSError):
+            folder = self._base / self._current.read_text().strip()
+            return folder if folder != self._base and folder.is_dir() else None
+        return None
+
+    def put(self, rules: Path, version: str, is_unchanged: Callable[[], bool]) -> None:
+        target, before = self._base / version, self.folder()
+        if before == target:
+            return
+        try:
+            self._base.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=self._base, ignore_cleanup_errors=True) as new:
+                copy = shutil.copytree(rules, Path(new, version), symlinks=False)
+                if not is_unchanged():
+                    return
+                if not target.exists():
+                    copy.rename(target)
+                name = Path(new, "current")
+                name.write_text(version)
+                name.replace(self._current)
+            for one in self._base.iterdir():
+                if one.is_dir() and one not in {target, before} and not one.name.startswith("tmp"):
+                    shutil.rmtree(one, ignore_errors=True)
+        except OSError as error:
+            log.warning("the proven rules could not be kept", problem=str(error))
 
 
 def _files(folder: str | Path) -> Iterator[tuple[str, int, int]]:

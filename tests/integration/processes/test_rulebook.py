@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from healer.model import Ruleset
-from healer.processes.rulebook import Rulebook
-from healer.rulebook.ruleset import RulesInvalid
+from healer.processes.rulebook import KeptRules, Rulebook
+from healer.rulebook.ruleset import Problem, RulesInvalid
 from healer.rulebook.ruleset import load as load_rules
 from tests.support.loop import SHIPPED
 from tests.support.wait import wait_until
@@ -123,5 +123,79 @@ def test_rules_that_contradict_their_cases_start_but_are_not_proven_and_it_is_sa
 
 def test_the_rules_that_ship_are_proven(folder: Path) -> None:
     book = Rulebook(folder, load)
+    assert book.prove()
+    assert book.problem == ""
+
+
+# --- the set that is kept on disk ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> KeptRules:
+    return KeptRules(tmp_path / "kept")
+
+
+def test_a_process_that_starts_over_broken_files_begins_with_the_last_proven_set(
+    folder: Path, kept: KeptRules
+) -> None:
+    first = Rulebook(folder, load, kept)
+    assert first.prove()
+    edit(folder, "guards.yaml", "max_nodes: 10", "max_nodes: many")
+    again = Rulebook(folder, load, kept)
+    assert again().version == first().version
+    assert "max_nodes" in again.problem
+    edit(folder, "guards.yaml", "max_nodes: many", "max_nodes: 3")
+    wait_until(lambda: again().guards.max_nodes == 3, 30, what="the mended rules")
+    assert again.problem == ""
+
+
+def test_a_set_that_was_taken_while_running_is_kept_and_the_one_before_is_no_longer_read(
+    folder: Path, kept: KeptRules
+) -> None:
+    book = Rulebook(folder, load, kept)
+    assert book.prove()
+    for most in (4, 5, 6):
+        edit(folder, "guards.yaml", f"max_nodes: {most - 1 if most > 4 else 10}", f"max_nodes: {most}")
+        wait_until(lambda most=most: book().guards.max_nodes == most, 30, what="the new rules")
+    wait_until(lambda: (kept.folder() or folder).name == book().version, 30, what="the kept rules")
+    edit(folder, "guards.yaml", "max_nodes: 6", "max_nodes: many")
+    assert Rulebook(folder, load, kept)().guards.max_nodes == 6
+    assert len([one for one in (folder.parent / "kept").iterdir() if one.is_dir()]) <= 2
+
+
+def test_rules_whose_cases_fail_give_way_to_the_last_proven_set(folder: Path, kept: KeptRules) -> None:
+    assert Rulebook(folder, load, kept).prove()
+    edit(folder, "guards.yaml", "max_nodes: 10", "max_nodes: 7")
+
+    def unproven(where: Path, prove: bool) -> Ruleset:
+        if prove:
+            raise RulesInvalid([Problem("rules.yaml", 1, "its case does not fire")])
+        return load(where, prove)
+
+    book = Rulebook(folder, unproven, kept)
+    assert book().guards.max_nodes == 7
+    assert not book.prove()
+    assert book().guards.max_nodes == 10
+    assert "its case does not fire" in book.problem
+
+
+def test_a_kept_set_that_this_healer_cannot_read_is_none(folder: Path, kept: KeptRules) -> None:
+    assert Rulebook(folder, load, kept).prove()
+    where = kept.folder()
+    assert where is not None
+    edit(where, "guards.yaml", "max_nodes: 10", "max_nodes: many")
+    edit(folder, "guards.yaml", "max_nodes: 10", "max_nodes: many")
+    with pytest.raises(RulesInvalid, match="max_nodes"):
+        Rulebook(folder, load, kept)
+
+
+def test_what_changes_while_it_is_copied_is_not_kept(folder: Path, kept: KeptRules) -> None:
+    kept.put(folder, "0123", lambda: False)
+    assert kept.folder() is None
+
+
+def test_a_disk_that_takes_nothing_costs_the_copy_alone(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    book = Rulebook(folder, load, KeptRules(tmp_path / "file"))
     assert book.prove()
     assert book.problem == ""

@@ -48,8 +48,8 @@ class Rulebook:
         try:
             self._rules = load(folder, False)
         except RulesInvalid as error:
-            if (last := self._last_proven(error)) is None:
-                raise
+            if not folder.is_dir() or (last := self._last_proven(error)) is None:
+                raise  # a folder that is not there is a wrong setting, and no broken file
             self._rules = last
         #: When the rules in force were taken.
         self.since = datetime.now(UTC)

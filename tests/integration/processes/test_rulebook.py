@@ -189,6 +189,12 @@ def test_a_kept_set_that_this_healer_cannot_read_is_none(folder: Path, kept: Kep
         Rulebook(folder, load, kept)
 
 
+def test_a_folder_that_is_not_there_is_a_wrong_setting(folder: Path, kept: KeptRules) -> None:
+    assert Rulebook(folder, load, kept).prove()
+    with pytest.raises(RulesInvalid):
+        Rulebook(folder.parent / "rulez", load, kept)
+
+
 def test_what_changes_while_it_is_copied_is_not_kept(folder: Path, kept: KeptRules) -> None:
     kept.put(folder, "0123", lambda: False)
     assert kept.folder() is None

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from healer.detection.protocol import PictureLook
 from healer.model import OUTAGE_PLACES, Component, Evidence, FaultClass, Finding, PlaceKind, Sense, SlurmNode
-from healer.observations.picture import SILENCE_AFTER, AllHeard, NodePicture, Outage, Picture
+from healer.observations.picture import SILENCE_AFTER, AllHeard, Alone, NodePicture, Outage, Picture
 
 #: So many nodes of one place away, and at least half of those expected there, mean the place.
 PLACE_NODES = 3
@@ -91,7 +91,8 @@ def silence_findings(walk: PictureLook) -> list[Finding]:
     senders = {node.name: node for node in picture.senders() if _is_expected(known.get(node.name))}
     since_of = ((name, node.silent_since(now, picture.watching_since)) for name, node in senders.items())
     silent = {name: since for name, since in since_of if since is not None}
-    picture.silence.alone = {name: at for name, at in picture.silence.alone.items() if silent.get(name) == at}
+    alone = picture.silence.alone
+    picture.silence.alone = {name: one for name, one in alone.items() if silent.get(name) == one.since}
     if not silent:
         first = min((node.beats[-1] for node in senders.values()), default=now)
         picture.silence.all_heard = AllHeard(known, first + SILENCE_AFTER)
@@ -114,8 +115,8 @@ class _Silence:
         self._left = {name: at for name, at in silent.items() if name not in walk.picture.silence.alone}
 
     def findings(self) -> Iterator[Finding]:
-        for name, since in sorted(self._picture.silence.alone.items()):
-            yield _silent_node(self._picture, name, since, self._now, self._others_back_at(name, since))
+        for name, alone in sorted(self._picture.silence.alone.items()):
+            yield _silent_node(self._picture, name, alone, self._now)
         for outage in self._picture.silence.outages:
             yield from self._going_on(outage)
         for one in together(self._left, self._senders, self._nodes):
@@ -160,10 +161,11 @@ class _Silence:
 
     def _single(self, name: str, since: datetime) -> Iterator[Finding]:
         if self._nodes[name].responding:
-            yield _silent_node(self._picture, name, since, self._now, None)
+            yield _silent_node(self._picture, name, Alone(since, None), self._now)
         elif self._now - since >= ALONE_AFTER and not self._is_troubled(name):
-            self._picture.silence.alone[name] = since
-            yield _silent_node(self._picture, name, since, self._now, self._others_back_at(name, since))
+            alone = Alone(since, self._others_back_at(name, since))
+            self._picture.silence.alone[name] = alone
+            yield _silent_node(self._picture, name, alone, self._now)
 
     def _is_troubled(self, name: str) -> bool:
         """Others of its places are silent, are about to be, or came back within the last minutes."""
@@ -233,12 +235,11 @@ def _silence_evidence(
     return Evidence(digest=digest, at=since, component=where, text=text, sense=Sense.silence)
 
 
-def _silent_node(
-    picture: Picture, name: str, since: datetime, now: datetime, others_back_at: datetime | None
-) -> Finding:
-    """`others_back_at`: when the others of its place were back that had been away with it. Since then its
-    silence is news: what was told of it before was the outage's."""
+def _silent_node(picture: Picture, name: str, alone: Alone, now: datetime) -> Finding:
+    """Once the others of its place are back its silence is news: what was told of it before was the
+    outage's."""
     assert picture.slurm is not None
+    since = alone.since
     shown = picture.slurm.nodes[name]
     agrees = not shown.responding
     state = "+".join(shown.state)
@@ -256,7 +257,7 @@ def _silent_node(
         arrived_at=now,
         text=text,
         confidence=0.95 if agrees else 0.5,
-        evidence=(_silence_evidence(picture.cluster, name, since, text, others_back_at),),
+        evidence=(_silence_evidence(picture.cluster, name, since, text, alone.others_back_at),),
         unusable=agrees,
     )
 

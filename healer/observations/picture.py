@@ -255,6 +255,14 @@ class AllHeard(NamedTuple):
         return nodes is self.nodes and now <= self.until
 
 
+class Alone(NamedTuple):
+    """`since`: when the node was last heard. `others_back_at`: when the others of its place were back that had
+    been away with it; None: none was."""
+
+    since: datetime
+    others_back_at: datetime | None
+
+
 @dataclass
 class Silences:
     """What is known of who is silent."""
@@ -263,8 +271,8 @@ class Silences:
     all_heard: AllHeard | None = None
     #: Outages that the last walk left open.
     outages: tuple[Outage, ...] = ()
-    #: Nodes that were judged alone: when each was last heard.
-    alone: dict[str, datetime] = field(default_factory=dict)
+    #: Nodes that were judged alone.
+    alone: dict[str, Alone] = field(default_factory=dict)
 
 
 # Wide: what the walk hands from stage to stage and from one walk to the next; nothing else holds what is now.

@@ -256,8 +256,8 @@ class AllHeard(NamedTuple):
 
 
 class Alone(NamedTuple):
-    """`since`: when the node was last heard. `others_back_at`: when those of its place that had been away with
-    it were back; None where none had been."""
+    """`since`: when the node was last heard. `others_back_at`: when those of its place that had been away
+    with it were back; None where none had been."""
 
     since: datetime
     others_back_at: datetime | None

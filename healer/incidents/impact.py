@@ -138,7 +138,9 @@ class Hits:
     def jobs_at_the_time(self, finding: Finding) -> Set[str]:
         """`jobs`, and those that have just left the node: an effect belongs to the allocation of its time."""
         node = finding.component.node
-        ended = self._picture.jobs_ended_on(node, finding.arrived_at) if node is not None else frozenset()
+        ended = (
+            self._picture.allocations.ended_on(node, finding.arrived_at) if node is not None else frozenset()
+        )
         return self.jobs(finding) | ended
 
     def named(self, finding: Finding) -> set[str]:

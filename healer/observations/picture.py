@@ -237,6 +237,34 @@ class Allocation(NamedTuple):
     nodes: tuple[str, ...]
 
 
+class Allocations:
+    """Those that Slurm shows now, by job, and those that ended within the last minute."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, Allocation] = {}
+        #: The oldest first, with the moment at which Slurm showed it no more.
+        self._ended: deque[tuple[datetime, Allocation]] = deque(maxlen=ENDED_KEPT)
+
+    def note(self, snapshot: SlurmSnapshot) -> None:
+        jobs = (job for job in snapshot.jobs.values() if job.state == "RUNNING")
+        running = {job.id: Allocation(job.leader, job.restarts, job.nodes) for job in jobs}
+        for job, before in self.running.items():
+            if running.get(job) != before:
+                self._ended.append((snapshot.taken_at, before))
+        while self._ended and snapshot.taken_at - self._ended[0][0] > ALLOCATION_KEPT:
+            self._ended.popleft()
+        self.running = running
+
+    def ended_on(self, node: str, at: datetime) -> frozenset[str]:
+        """Jobs, by their leaders, that left the node within the last minute: what the end of their work left
+        behind is reported after it."""
+        return frozenset(
+            one.leader
+            for ended_at, one in self._ended
+            if node in one.nodes and at - ended_at <= ALLOCATION_KEPT
+        )
+
+
 class Outage(NamedTuple):
     """An open incident of a place whose nodes are silent: those told of so far."""
 
@@ -300,9 +328,7 @@ class Picture:
         self.nodes: dict[str, NodePicture] = {}
         #: Where each job that Slurm knows was last seen to run: its restart count then, and its nodes.
         self.ran_on: dict[str, tuple[int, tuple[str, ...]]] = {}
-        self._running: dict[str, Allocation] = {}
-        #: Allocations that ended within the last minutes, the oldest first.
-        self._ended: deque[tuple[datetime, Allocation]] = deque(maxlen=ENDED_KEPT)
+        self.allocations = Allocations()
         #: Versions (`healer.model.FACTS`) that a node was given while we looked: which, and since when.
         self.new_versions: dict[str, dict[str, tuple[str, datetime]]] = {}
         #: What the last tick over the fleet found, and whose end the next one has to look for: (fault, root)
@@ -362,25 +388,9 @@ class Picture:
 
     def _note_places(self, snapshot: SlurmSnapshot) -> None:
         """Of jobs that run: one that was put back may still be completing where its life before was."""
-        jobs = (job for job in snapshot.jobs.values() if job.state == "RUNNING")
-        running = {job.id: Allocation(job.leader, job.restarts, job.nodes) for job in jobs}
-        for job, before in self._running.items():
-            if running.get(job) != before:
-                self._ended.append((snapshot.taken_at, before))
-        while self._ended and snapshot.taken_at - self._ended[0][0] > ALLOCATION_KEPT:
-            self._ended.popleft()
-        self._running = running
-        seen = {job: (one.restarts, one.nodes) for job, one in running.items()}
+        self.allocations.note(snapshot)
+        seen = {job: (one.restarts, one.nodes) for job, one in self.allocations.running.items()}
         self.ran_on = {job: at for job, at in (self.ran_on | seen).items() if job in snapshot.jobs}
-
-    def jobs_ended_on(self, node: str, at: datetime) -> frozenset[str]:
-        """Jobs whose allocation of the node ended up to `ALLOCATION_KEPT` before that moment, by their
-        leaders: what the end of their work left behind is told after it."""
-        return frozenset(
-            one.leader
-            for ended_at, one in self._ended
-            if node in one.nodes and at - ended_at <= ALLOCATION_KEPT
-        )
 
     def update(
         self, batch: Sequence[Observation], topology: Topology, *, rebuild: bool = False

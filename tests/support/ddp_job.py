@@ -10,10 +10,9 @@ from pathlib import Path
 
 import healer_steps
 import torch
+from healer_steps.pytorch import watch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
-
-from healer.embedded.guardian import watch
 
 #: Each step's work on each rank, and how much longer the slow one takes: far above what a busy machine adds.
 WORK_S, SLOWER_S = 0.2, 0.3

@@ -13,8 +13,7 @@ Nothing here waits for healer, raises into the training, or does anything at all
 compute is told from communication: `healer_steps.pytorch.watch`, `.lightning`, `.huggingface`, `.megatron`.
 """
 
-from healer.model.rules import Step
-
+from healer_steps._step import Step
 from healer_steps._steps import Steps
 
 __all__ = ["Step", "Steps"]

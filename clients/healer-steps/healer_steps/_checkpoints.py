@@ -14,11 +14,9 @@ import time
 from collections import deque
 from typing import Any, Iterable, Union
 
-from healer.console.words import utc
-from healer.model.telemetry import Sender
-from healer.playbooks.advance import taken
-
 from healer_steps._fork import begins_anew
+from healer_steps._post import taken, utc
+from healer_steps._sender import Sender
 
 #: What is summed at most: beyond it a checkpoint is told without a checksum.
 FILES, BYTES, SECONDS = 10_000, 1 << 40, 3600.0

@@ -7,7 +7,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from healer.settings import Settings
+from healer_steps._environ import Settings
 
 TIMEOUT_S = 10.0
 _ANSWER_BYTES = 1 << 20

@@ -10,14 +10,12 @@ from collections import deque
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, Tuple
 
-from healer.adapters.slurm.rest_link import Token
-from healer.settings import Settings
-
+from healer_steps._environ import Settings
 from healer_steps._link import TIMEOUT_S, Link
-from healer_steps._token import NoToken
+from healer_steps._token import NoToken, Token
 
 if TYPE_CHECKING:
-    from healer.model.telemetry import Sender
+    from healer_steps._sender import Sender
 
 #: Checkpoints that wait at most, and samples of one request.
 CHECKPOINTS, BATCH = 100, 5_000

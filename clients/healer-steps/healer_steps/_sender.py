@@ -13,12 +13,9 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, Callable, Optional, Tuple
 
-from healer.playbooks.advance import taken
-from healer.settings import Settings
-from healer.sim.replay_signals import CHECKPOINTS
-
+from healer_steps._environ import Settings
 from healer_steps._fork import begins_anew
-from healer_steps._post import Post, Sample
+from healer_steps._post import CHECKPOINTS, Post, Sample, taken
 
 log = logging.getLogger("healer_steps")
 

@@ -9,17 +9,13 @@ import time
 import weakref
 from typing import Any, Callable, Iterable, Iterator, Mapping, TypeVar
 
-from healer.adapters.slurm.process import left_s
-from healer.model.rules import Step
-from healer.model.telemetry import Sender
-from healer.ports.transactions import Checkpoints
-from healer.settings import Settings
-
+from healer_steps._checkpoints import Checkpoints
+from healer_steps._environ import Settings
 from healer_steps._fork import begins_anew
 from healer_steps._marks import CudaMarks, HostMarks, Timed, cuda_in_use
 from healer_steps._numbers import number, on_device, whole
-from healer_steps._sender import CLOSE_S, EVERY_S
-from healer_steps._step import Rest
+from healer_steps._sender import CLOSE_S, EVERY_S, Sender, left_s
+from healer_steps._step import Rest, Step
 
 #: A rank that stands at one place for so long says where, and says it again as often.
 STANDS_S = 10.0

@@ -16,7 +16,7 @@ import time
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, Tuple
 
-from healer.settings import Settings
+from healer_steps._environ import Settings
 
 _FOLDERS = ("/usr/bin", "/usr/local/bin", "/opt/munge/bin")
 _MUNGE_S = 5.0

@@ -6,14 +6,13 @@ import os
 import time
 from typing import Any
 
-from healer.bootstrap.offline import quiet
-from healer.detection.stragglers import Watch
-from healer.embedded.guardian import watch
-from healer.model.rules import Step
 from transformers import TrainerCallback
 
+from healer_steps._callbacks import quiet
 from healer_steps._checkpoints import Folders, folders, lies_under
+from healer_steps._step import Step
 from healer_steps._steps import Steps
+from healer_steps.pytorch import Watch, watch
 
 
 class StepTimes(TrainerCallback):

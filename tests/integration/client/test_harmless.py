@@ -18,15 +18,14 @@ from typing import Any
 import healer_steps
 import numpy as np
 import pytest
-from healer_steps import _post, _steps
+from healer_steps import _post, _sender, _steps
+from healer_steps._callbacks import quiet
+from healer_steps._environ import Settings
 from healer_steps._marks import PENDING, CudaMarks
 from healer_steps._sender import EVERY_S
 from healer_steps.megatron import wrap, wrap_finalize
+from healer_steps.pytorch import watch
 
-from healer.api.quotas import _sender
-from healer.bootstrap.offline import quiet
-from healer.embedded.guardian import watch
-from healer.settings import Settings
 from tests.integration.client.conftest import RANK, Told
 from tests.support.processes import free_port
 from tests.support.wait import wait_until

@@ -18,14 +18,13 @@ import healer_steps
 import pytest
 from healer_steps import _checkpoints, _steps
 from healer_steps._checkpoints import checksum_of, lies_under
-from healer_steps._environ import gpu_of, ranks_of
+from healer_steps._environ import Settings, gpu_of, ranks_of
 from healer_steps._marks import PENDING, CudaMarks, HostMarks
+from healer_steps._post import CHECKPOINTS
 from healer_steps.megatron import wrap, wrap_finalize
 
-from healer.settings import Settings
 from healer.signals.step_times import step_batches
 from healer.signals.wire import checkpoint_observations
-from healer.sim.replay_signals import CHECKPOINTS
 from tests.integration.client.conftest import RANK, Told
 from tests.support.processes import free_port
 from tests.support.wait import wait_until
@@ -240,7 +239,7 @@ def test_a_healer_that_never_answers_does_not_hold_the_end(told: Told) -> None:
 
 
 def test_a_full_queue_drops_the_oldest_and_counts() -> None:
-    from healer.model.telemetry import Sender
+    from healer_steps._sender import Sender
 
     sender = Sender(Settings(RANK | {"HEALER_URL": "http://127.0.0.1:1"}), every_s=3600, queue=5)
     sender._thread = threading.Thread()  # one that never starts

@@ -12,12 +12,11 @@ from typing import Any
 
 import healer_steps
 import pytest
+from healer_steps._environ import Settings
 from healer_steps._link import Link
-from healer_steps._token import NoToken
+from healer_steps._token import NoToken, Token
 
 from healer.adapters.munge import Munge
-from healer.adapters.slurm.rest_link import Token
-from healer.settings import Settings
 from tests.integration.client.conftest import Told
 from tests.support.munge import realm
 from tests.support.wait import wait_until

@@ -25,7 +25,6 @@ from healer.incidents.impact import crashed_among, hit_among, moments_of, surely
 from healer.incidents.lifecycle import CLEAR_FOR
 from healer.incidents.node_history import out_of_service, summarize_node
 from healer.model import (
-    OUTAGE_PLACES,
     CommandKind,
     Component,
     Evidence,
@@ -236,14 +235,14 @@ def unreached_beside(name: str, picture: SlurmSnapshot | None) -> list[str]:
     shown = picture.nodes.get(name) if picture is not None else None
     if picture is None or shown is None:
         return []
-    places = [(kind, place) for kind in OUTAGE_PLACES if (place := getattr(shown, kind))]
+    places = set(shown.outage_places)
     return [
         other.name
         for other in picture.nodes.values()
         if other.name != name
         and not (other.responding or other.planned)
         and (is_none(other.reason) or slurm_kind(other.reason))
-        and any(getattr(other, kind) == place for kind, place in places)
+        and not places.isdisjoint(other.outage_places)
     ]
 
 

@@ -14,7 +14,7 @@ from hashlib import sha256
 from typing import NamedTuple
 
 from healer.detection.protocol import PictureLook
-from healer.model import OUTAGE_PLACES, Component, Evidence, FaultClass, Finding, PlaceKind, Sense, SlurmNode
+from healer.model import Component, Evidence, FaultClass, Finding, PlaceKind, Sense, SlurmNode
 from healer.observations.picture import SILENCE_AFTER, AllHeard, Alone, NodePicture, Outage, Picture
 
 #: So many nodes of one place away, and at least half of those expected there, mean the place.
@@ -149,7 +149,7 @@ class _Silence:
         ]
         groups: dict[tuple[PlaceKind, str], list[str]] = defaultdict(list)
         for name in sorted(dead):
-            for place in self._places_of(name):
+            for place in self._nodes[name].outage_places:
                 groups[place].append(name)
         found = []
         for (kind, place), names in groups.items():
@@ -189,20 +189,18 @@ class _Silence:
         return max((at for at in back if at is not None and at > since), default=None)
 
     def _neighbours(self, name: str) -> set[str]:
-        return {other for place in self._places_of(name) for other in self._at.get(place, ())} - {name}
-
-    def _places_of(self, name: str) -> list[tuple[PlaceKind, str]]:
-        shown = self._nodes[name]
-        return [(kind, place) for kind in OUTAGE_PLACES if (place := getattr(shown, kind))]
+        return {other for place in self._nodes[name].outage_places for other in self._at.get(place, ())} - {
+            name
+        }
 
     @cached_property
     def _at(self) -> dict[tuple[PlaceKind, str], list[str]]:
         """The senders of each place that somebody silent stands at or an outage goes on."""
-        wanted = {place for name in self._silent for place in self._places_of(name)}
+        wanted = {place for name in self._silent for place in self._nodes[name].outage_places}
         wanted |= {(one.kind, one.place) for one in self._picture.silence.outages}
         found: dict[tuple[PlaceKind, str], list[str]] = defaultdict(list)
         for name in self._senders if wanted else ():
-            for place in self._places_of(name):
+            for place in self._nodes[name].outage_places:
                 if place in wanted:
                     found[place].append(name)
         return dict(found)

@@ -3,7 +3,6 @@
 from healer.model.component import (
     BLOCK,
     DEVICE_MARK,
-    OUTAGE_PLACES,
     SHARED_FAULT,
     WAVE_FAULT,
     WAVE_RULE,

@@ -9,6 +9,8 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from healer.model.component import OUTAGE_PLACES, PlaceKind
+
 #: What every reason of ours starts with: `healer:<rule> inc:<short id> <text>`.
 OUR_PREFIX = "healer:"
 #: `sinfo -R` cuts at 20 columns by default; operators print up to about this many.
@@ -256,6 +258,11 @@ class SlurmNode(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     def planned(self) -> bool:
         """Out by plan: in a maintenance reservation or powered down on purpose."""
         return not _OUT_BY_PLAN.isdisjoint(self.state)
+
+    @property
+    def outage_places(self) -> list[tuple[PlaceKind, str]]:
+        """What it shares with the nodes whose silence is one outage with its own."""
+        return [(kind, place) for kind in OUTAGE_PLACES if (place := getattr(self, kind))]
 
     @property
     def status(self) -> NodeStatus:

@@ -244,6 +244,8 @@ class Allocations:
         self.running: dict[str, Allocation] = {}
         #: The oldest first, with the moment at which Slurm showed it no more.
         self._ended: deque[tuple[datetime, Allocation]] = deque(maxlen=ENDED_KEPT)
+        #: The same by node, made when the first finding asks: a storm asks with each line.
+        self._ended_on: dict[str, list[tuple[datetime, str]]] | None = None
 
     def note(self, snapshot: SlurmSnapshot) -> None:
         jobs = (job for job in snapshot.jobs.values() if job.state == "RUNNING")
@@ -253,16 +255,18 @@ class Allocations:
                 self._ended.append((snapshot.taken_at, before))
         while self._ended and snapshot.taken_at - self._ended[0][0] > ALLOCATION_KEPT:
             self._ended.popleft()
-        self.running = running
+        self.running, self._ended_on = running, None
 
     def ended_on(self, node: str, at: datetime) -> frozenset[str]:
         """Jobs, by their leaders, that left the node within the last minute: what the end of their work left
         behind is reported after it."""
-        return frozenset(
-            one.leader
-            for ended_at, one in self._ended
-            if node in one.nodes and at - ended_at <= ALLOCATION_KEPT
-        )
+        if self._ended_on is None:
+            self._ended_on = {}
+            for ended_at, one in self._ended:
+                for name in one.nodes:
+                    self._ended_on.setdefault(name, []).append((ended_at, one.leader))
+        there = self._ended_on.get(node, ())
+        return frozenset(leader for ended_at, leader in there if at - ended_at <= ALLOCATION_KEPT)
 
 
 class Outage(NamedTuple):

@@ -361,6 +361,12 @@ class ObservationKind(StrEnum):
     command = "command"  # what people and runs tell the detector (see `healer.model.node`)
 
 
+#: Lines that may be faults.
+KERNEL_LINES = frozenset(
+    {ObservationKind.xid, ObservationKind.sxid, ObservationKind.gpu_lost, ObservationKind.kernel_line}
+)
+
+
 class Observation(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One parsed signal.
 
@@ -380,5 +386,7 @@ class Observation(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     text: str = ""
     line: str = ""
     data: dict[str, Any] = {}
+    #: The kernel's sequence number of the line, where its sender knows it.
+    seq: int | None = None
     #: Row in the inbox; None where there is no inbox (replay, simulation).
     inbox_id: int | None = None

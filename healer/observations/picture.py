@@ -32,6 +32,7 @@ from healer.model import (
     Topology,
     facts_with,
 )
+from healer.observations.echoes import Echoes
 from healer.observations.fault_history import GpuMap, History
 
 #: Lines of one message of the driver come together, also where a shipper sends each by itself.
@@ -359,6 +360,7 @@ class Picture:
         self.passed_over: set[tuple[Component, str, str]] = set()
         #: Nodes that said last that a server answers again, by (server, node).
         self.servers_back: dict[tuple[str, str], datetime] = {}
+        self._echoes = Echoes()
         #: Digests of what was only counted, so that the same line is counted once.
         self._counted: dict[str, None] = {}
 
@@ -405,10 +407,18 @@ class Picture:
         """
         ordered = sorted(batch, key=lambda one: (one.arrived_at, one.event_at, one.digest))
         lines = [(self.node(where), seen) for seen in ordered if (where := self._learn(seen)) is not None]
+        live = [
+            (node, seen)
+            for node, seen in lines
+            if not node.is_history(seen) and not self._is_echo(node, seen)
+        ]
         if rebuild:
             return []
-        live = [(node, seen) for node, seen in lines if not node.is_history(seen)]
         return [self._placed(node, node.with_address(seen), topology) for node, seen in live]
+
+    def _is_echo(self, node: NodePicture, seen: Observation) -> bool:
+        moment = node.moment(seen.event_at, seen.arrived_at)
+        return self._echoes.is_echo(seen, moment, node.renewed_at)
 
     def _learn(self, seen: Observation) -> str | None:
         """What a signal tells of its node, before any line is judged. The node, if it is a fault line."""

@@ -37,8 +37,8 @@ class Inbox(Protocol):
         """Oldest first, of this cluster."""
         ...
 
-    def since(self, moment: datetime) -> Iterable[Observation]:
-        """Consumed or not, by arrival: to rebuild the picture after a restart."""
+    def since(self, moment: datetime, *, lines: datetime) -> Iterable[Observation]:
+        """Consumed or not, by arrival: to rebuild the picture after a restart. Kernel lines since `lines`."""
         ...
 
     def alerts(self, moment: datetime) -> Iterable[Observation]:

@@ -10,6 +10,7 @@ from healer.engine.walk import walk
 from healer.model import AuditRecord, Observation, Ruleset, Sensed, Trial
 from healer.model.detection import ALERT_STAYS_MAX_H
 from healer.observations import Picture
+from healer.observations.echoes import DELAY_MAX
 from healer.observations.fault_history import KEPT
 from healer.ports.clock import Clock
 from healer.ports.scheduling import Snapshots
@@ -75,7 +76,8 @@ class Detector:
 
     def _rebuild(self, now: datetime) -> None:
         """What was walked before only refreshes what is known; beats older than the restart do not count."""
-        known = [*self._parts.inbox.alerts(now - ALERTS), *self._parts.inbox.since(now - REBUILD)]
+        inbox = self._parts.inbox
+        known = [*inbox.alerts(now - ALERTS), *inbox.since(now - REBUILD, lines=now - DELAY_MAX)]
         self.picture.update(known, self._parts.rules().topology, rebuild=True)
         log.info("picture rebuilt", cluster=self.cluster, signals=len(known))
 

@@ -5,9 +5,11 @@ The best that the signal offers, in this order:
 1. boot id and the kernel's sequence number;
 2. boot id, the time stamp in the line, and the content (the line without its prefix);
 3. the event's time as the sender told it, and the content;
-4. the content and its arrival: the same content again within 10 minutes is the same event.
+4. the time stamp in the line and the content;
+5. the content and its arrival: the same content again within 10 minutes is the same event.
 
-Cluster and node always belong to it. Digests are SHA-256 in hex.
+Cluster and node always belong to it. Digests are SHA-256 in hex. One event by two senders that know different
+things of it has two digests: `observations.echoes` finds those.
 """
 
 import hashlib
@@ -17,7 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
-#: Form 4: minutes in which the same content is the same event.
+#: Form 5: minutes in which the same content is the same event.
 ARRIVAL_WINDOW_MIN = 10
 
 
@@ -55,7 +57,7 @@ class Origin(NamedTuple):
 def identify(origin: Origin, content: str, *, event_at: datetime | None, arrived_at: datetime) -> Identity:
     """The identity of one event. `event_at` is the sender's time, None without one.
 
-    Form 4 counts arrival in whole minutes: the digest is that of the minute of arrival, the alternatives
+    Form 5 counts arrival in whole minutes: the digest is that of the minute of arrival, the alternatives
     those of the ten minutes before. So the window is exact to a minute, and the store needs no other rule
     than "unique".
     """
@@ -67,6 +69,8 @@ def identify(origin: Origin, content: str, *, event_at: datetime | None, arrived
         return Identity(digest_of("stamp", *where, boot_id, stamp, content))
     if event_at is not None:
         return Identity(digest_of("time", *where, f"{event_at.timestamp():.6f}", content))
+    if stamp and stamp.strip("0."):  # lines of the first moment of a boot all have the stamp 0
+        return Identity(digest_of("stamp", *where, "", stamp, content))
     minute = int(arrived_at.timestamp()) // 60
     words = _packed(("arrival", *where, stamp or "", content))
     digest, *alternatives = (

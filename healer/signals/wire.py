@@ -416,6 +416,7 @@ def _observation(taken: _Taken, line: ParsedLine, now: datetime) -> tuple[Observ
         text=line.text,
         line=entry.line.strip(),
         data=data,
+        seq=seq,
     )
     return observation, identity.alternatives
 

@@ -66,8 +66,10 @@ def test_consumed_rows_are_not_walked_again_but_still_known(fresh_database: sa.E
         consume(conn, unconsumed(conn, CLUSTER, 1), NOW)
     assert [one.digest for one in inbox.unconsumed(10)] == [seen(2).digest]
     assert inbox.add([seen(1)]) == 0
-    assert len(list(inbox.since(NOW))) == 2
-    assert len(list(inbox.since(NOW + timedelta(seconds=2)))) == 1
+    second = NOW + timedelta(seconds=2)
+    assert len(list(inbox.since(NOW, lines=NOW))) == 2
+    assert len(list(inbox.since(second, lines=second))) == 1
+    assert len(list(inbox.since(second, lines=NOW))) == 2
 
 
 def of(node: str | None, number: int) -> Observation:

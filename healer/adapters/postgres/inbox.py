@@ -19,6 +19,7 @@ from healer.adapters.postgres.engine import OwnConnection, ledger_errors, unstor
 from healer.adapters.postgres.rows import read_structs, write_docs
 from healer.adapters.postgres.tables import inbox
 from healer.model import Command, Component, JobCheckpoint, Observation, ObservationKind
+from healer.model.detection import KERNEL_LINES
 from healer.ports.signal_stores import Arrival
 
 #: Wakes the detector; what was missed it finds by its own poll.
@@ -301,11 +302,12 @@ class PostgresInbox:
         with self._engine.connect() as conn:
             return [observation_of(row) for row in self._turns.take(conn, limit)]
 
-    def since(self, moment: datetime) -> Iterator[Observation]:
-        """Consumed or not, by arrival; read by a server-side cursor, so an hour of a storm fits."""
+    def since(self, moment: datetime, *, lines: datetime) -> Iterator[Observation]:
+        """Read by a server-side cursor, so an hour of a storm fits."""
+        wanted = (inbox.c.arrived_at >= moment) | inbox.c.kind.in_(KERNEL_LINES)
         statement = (
             sa.select(*_COLUMNS)
-            .where(inbox.c.cluster == self._cluster, inbox.c.arrived_at >= moment)
+            .where(inbox.c.cluster == self._cluster, inbox.c.arrived_at >= min(moment, lines), wanted)
             .order_by(inbox.c.arrived_at, inbox.c.id)
         )
         with self._engine.connect().execution_options(yield_per=1000) as conn:

@@ -190,7 +190,7 @@ class ProcessLedger(MemoryLedger):
         self.alive()
         return self.store.batch(limit)
 
-    def since(self, moment: datetime) -> list[Observation]:
+    def since(self, moment: datetime, *, lines: datetime) -> list[Observation]:
         return self.store.since(moment)
 
     def alerts(self, moment: datetime) -> list[Observation]:

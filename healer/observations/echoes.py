@@ -1,0 +1,107 @@
+"""Kernel lines that reach healer by several routes are one event.
+
+Digests find the same line where both senders know the same of it (boot, sequence number, time). This finds it
+where they do not: a follower names boot and sequence number, a relay only the time, a `dmesg` that somebody
+reads an hour later nothing. Two lines of one sender with different sequence numbers or times stay two events.
+"""
+
+import re
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from healer.model import Observation
+from healer.model.faults import SERVER_AWAY, SERVER_BACK
+
+#: A line without a time of its own may be so old on arrival.
+DELAY_MAX = timedelta(hours=1)
+#: Between two clocks, or two notions of one line's time: relays stamp on receipt, `dmesg -T` drifts.
+TOLERANCE = timedelta(seconds=5)
+#: Lines remembered, of all nodes; events of one line.
+LINES_KEPT = 50_000
+EVENTS_KEPT = 32
+#: What is the route's and not the line's.
+_ROUTE_DATA = frozenset({"ahead_s", "job"})
+#: Such a line says how things are: after its contrary it is news again, and a repeat changes nothing.
+_STATES = frozenset({SERVER_AWAY, SERVER_BACK})
+_DIGITS = re.compile(r"\d+")
+
+#: Which fields a sender fills in, how fine its times are, and how its lines begin: senders that differ in it
+#: are different ones.
+Form = tuple[bool, bool, str, str]
+
+
+@dataclass
+class Event:
+    """One event as far as its tellings bound it: it was between `since` and `until`, by our clock."""
+
+    since: datetime
+    until: datetime
+    boot_id: str | None
+    seq: int | None
+    forms: set[Form] = field(default_factory=set)
+
+    def take_in(self, other: "Event") -> None:
+        self.since, self.until = max(self.since, other.since), min(self.until, other.until)
+        self.boot_id, self.seq = self.boot_id or other.boot_id, self.seq if other.seq is None else other.seq
+        self.forms |= other.forms
+
+
+class Echoes:
+    """Events of one cluster by their lines."""
+
+    def __init__(self) -> None:
+        self._lines: OrderedDict[Hashable, list[Event]] = OrderedDict()
+
+    def is_echo(self, seen: Observation, moment: datetime, renewed_at: datetime | None) -> bool:
+        """Whether another sender has already reported this line; remembers it either way.
+
+        `moment`: the line's time by our clock. `renewed_at`: the last repair or boot of its node: a line
+        without a time of its own that comes after it may be a new fault, so it is never taken for an old one.
+        """
+        if not seen.line or seen.data.get("name") in _STATES:
+            return False
+        event = _event(seen, moment)
+        key = _line_of(seen)
+        known = self._lines.setdefault(key, [])
+        self._lines.move_to_end(key)
+        fence = renewed_at if event.until - event.since > 2 * TOLERANCE else None
+        for before in reversed(known):
+            if _is_one(before, event) and (fence is None or before.until > fence):
+                before.take_in(event)
+                return True
+        known.append(event)
+        del known[:-EVENTS_KEPT]
+        if len(self._lines) > LINES_KEPT:
+            self._lines.popitem(last=False)
+        return False
+
+
+def _event(seen: Observation, moment: datetime) -> Event:
+    timed = seen.event_at != seen.arrived_at or "ahead_s" in seen.data
+    clock = ("fine" if seen.event_at.microsecond else "seconds") if timed else "none"
+    start = _DIGITS.sub("0", seen.line[:16])
+    return Event(
+        since=moment - (TOLERANCE if timed else DELAY_MAX),
+        until=moment + TOLERANCE,
+        boot_id=seen.boot_id,
+        seq=seen.seq,
+        forms={(seen.boot_id is not None, seen.seq is not None, clock, start)},
+    )
+
+
+def _line_of(seen: Observation) -> Hashable:
+    """What is the same of a line by whatever route it comes."""
+    data = sorted((name, repr(value)) for name, value in seen.data.items() if name not in _ROUTE_DATA)
+    return seen.component, seen.kind, seen.code, seen.text, tuple(data)
+
+
+def _is_one(before: Event, event: Event) -> bool:
+    if before.forms & event.forms:
+        return False  # one sender reports an event once
+    if before.boot_id and event.boot_id and before.boot_id != event.boot_id:
+        return False
+    if before.seq is not None and event.seq is not None and before.seq != event.seq:
+        return False
+    return before.since <= event.until and event.since <= before.until

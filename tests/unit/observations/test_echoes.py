@@ -1,0 +1,92 @@
+"""Which second telling of a line is the same event."""
+
+from datetime import UTC, datetime, timedelta
+
+from healer.model import Component, Observation, ObservationKind
+from healer.observations.echoes import LINES_KEPT, Echoes
+
+NOW = datetime(2026, 11, 20, 3, 0, 0, 250_000, tzinfo=UTC)
+WHERE = Component(cluster="pod1", node="gpu0001", pci="0000:9b:00")
+
+
+def seen(
+    arrival_s: float,
+    *,
+    event_s: float | None = None,
+    boot_id: str | None = None,
+    seq: int | None = None,
+    where: Component = WHERE,
+    code: int = 94,
+) -> Observation:
+    arrived = NOW + timedelta(seconds=arrival_s)
+    return Observation(
+        digest=f"{arrival_s}",
+        kind=ObservationKind.xid,
+        component=where,
+        event_at=arrived if event_s is None else NOW + timedelta(seconds=event_s),
+        arrived_at=arrived,
+        boot_id=boot_id,
+        seq=seq,
+        code=code,
+        line="NVRM: Xid (PCI:0000:9b:00): 94, Contained",
+        data={"pid": 7},
+    )
+
+
+def echoes(*lines: Observation, renewed_at: datetime | None = None) -> list[bool]:
+    known = Echoes()
+    return [known.is_echo(line, line.event_at, renewed_at) for line in lines]
+
+
+FOLLOWER = seen(1, event_s=0, boot_id="b1", seq=5)
+
+
+def test_a_line_without_anything_echoes_one_within_the_hour_before() -> None:
+    assert echoes(FOLLOWER, seen(3590)) == [False, True]
+    assert echoes(FOLLOWER, seen(3700)) == [False, False]
+
+
+def test_the_better_informed_line_may_come_second() -> None:
+    assert echoes(seen(1), seen(1800, event_s=0, boot_id="b1", seq=5)) == [False, True]
+    assert echoes(seen(1), seen(1800, event_s=1700)) == [False, False]
+
+
+def test_another_boot_or_sequence_number_is_another_event() -> None:
+    assert echoes(FOLLOWER, seen(9, event_s=0, boot_id="b2")) == [False, False]
+    assert echoes(FOLLOWER, seen(9, boot_id="b1", seq=6)) == [False, False]
+    assert echoes(FOLLOWER, seen(9, boot_id="b1", seq=5)) == [False, True]
+
+
+def test_another_part_or_code_is_another_event() -> None:
+    other = Component(cluster="pod1", node="gpu0001", pci="0000:1b:00")
+    assert echoes(FOLLOWER, seen(9, where=other), seen(9, code=95)) == [False, False, False]
+
+
+def test_what_three_senders_tell_is_bounded_by_all_of_them() -> None:
+    """The relay's time says which of the follower's two events the bare line may be."""
+    second = seen(901, event_s=900, boot_id="b1", seq=6)
+    assert echoes(FOLLOWER, seen(2, event_s=0.3), second, seen(902, event_s=900.3)) == [
+        False,
+        True,
+        False,
+        True,
+    ]
+
+
+def test_one_sender_reports_an_event_once() -> None:
+    assert echoes(FOLLOWER, seen(901, event_s=0.5, boot_id="b1", seq=6)) == [False, False]
+    assert echoes(seen(1), seen(700)) == [False, False]
+
+
+def test_after_a_repair_only_a_line_with_a_time_is_an_old_one() -> None:
+    repaired = NOW + timedelta(seconds=60)
+    assert echoes(FOLLOWER, seen(300), renewed_at=repaired) == [False, False]
+    assert echoes(FOLLOWER, seen(300, event_s=0.2), renewed_at=repaired) == [False, True]
+
+
+def test_only_so_many_lines_are_remembered() -> None:
+    known = Echoes()
+    known.is_echo(FOLLOWER, FOLLOWER.event_at, None)
+    for code in range(1000, 1000 + LINES_KEPT):
+        known.is_echo(seen(2, code=code), NOW, None)
+    assert not known.is_echo(seen(3), NOW, None)

@@ -318,7 +318,6 @@ class Picture:
         self.watching_since = watching_since
         self.silence = Silences()
         self.slurm: SlurmSnapshot | None = None
-        #: How slurmctld does, as the last poll found it.
         self.controller: Controller | None = None
         #: What the watches over Slurm see, and when they looked last; jobs that complete, since when.
         self.standing: dict[tuple[str, Component], Standing] = {}

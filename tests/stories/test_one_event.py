@@ -19,7 +19,7 @@ LINES = {
     "lost GPU": "79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
     "double-bit error": "48, pid=12, name=python, DBE (double bit error) was detected",
     "program's error": "31, pid=7, name=p, MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted",
-    "NVLink": "74, pid=1, name=p, NVLink: fatal error detected on link 4(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)",
+    "NVLink": "74, pid=1, NVLink: fatal error detected on link 4(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)",
 }
 
 
@@ -38,7 +38,7 @@ SENDERS: dict[str, Callable[[float, str], Row]] = {
     "journal": lambda at, line: entry(at, line, boot_id="b1", time=stamp(EVENT_S)),
     "relay": lambda at, line: entry(at, line, time=stamp(EVENT_S + 0.4)),
     "relay of whole seconds": lambda at, line: entry(at, line, time=stamp(int(EVENT_S))),
-    "line alone": lambda at, line: entry(at, line),
+    "line alone": entry,
     "dmesg": lambda at, line: row(at, TEXT, f"[  812.250000] {line}"),
     "dmesg -T": lambda at, line: row(at, TEXT, f"[Fri Nov 20 03:00:09 2026] {line}"),
     "syslog": lambda at, line: row(at, TEXT, f"Nov 20 03:00:10 {name(1)} kernel: {line}"),

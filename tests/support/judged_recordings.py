@@ -1,7 +1,8 @@
 """Recordings written as short YAML cases, with what must come of them.
 
 A case names a fleet, jobs, what arrives when, and the outcome. Files lie in `tests/recordings/judged/`. Times
-are seconds from the start, or `90s`, `6m`, `2h`, `3d`; `@+12.5` anywhere in a body is that time as a timestamp.
+are seconds from the start, or `90s`, `6m`, `2h`, `3d`; `@+12.5` anywhere in a body is that time as a
+timestamp.
 
     - case: a GPU falls off the bus under a job
       source: xid_catalog.csv row 79
@@ -226,7 +227,7 @@ def _counted(key: str, expect: Row, incidents: list[Row]) -> Iterator[str]:
 
 
 def _is(wanted: Row, incident: Row) -> bool:
-    """`node`, `gpu`, `pci`, `job`, `switch` … of the root; `verdict` of a node; the rest as in the document."""
+    """`node`, `pci`, `job`, `switch` … of the root; `verdict` of a node; the rest as in the document."""
     for key, value in wanted.items():
         match key:
             case "verdict":
@@ -249,7 +250,8 @@ def _is(wanted: Row, incident: Row) -> bool:
 
 
 def main() -> None:
-    """`python -m tests.support.judged_recordings [WORD]`: plays the cases whose title has WORD; with a second word the document too."""
+    """`python -m tests.support.judged_recordings [WORD [document]]`: plays the cases with WORD in their title,
+    and prints their documents too."""
     word = sys.argv[1] if len(sys.argv) > 1 else ""
     for case in cases():
         if word in case["case"]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from healer.model import Observation
-from healer.model.faults import SERVER_AWAY, SERVER_BACK
 
 #: A line without a time of its own may be so old on arrival.
 DELAY_MAX = timedelta(hours=1)
@@ -23,8 +22,6 @@ LINES_KEPT = 50_000
 EVENTS_KEPT = 32
 #: What is the route's and not the line's.
 _ROUTE_DATA = frozenset({"ahead_s", "job"})
-#: Such a line says how things are: after its contrary it is news again, and a repeat changes nothing.
-_STATES = frozenset({SERVER_AWAY, SERVER_BACK})
 _DIGITS = re.compile(r"\d+")
 
 #: Which fields a sender fills in, how fine its times are, and how its lines begin: senders that differ in it
@@ -60,8 +57,8 @@ class Echoes:
         `moment`: the line's time by our clock. `renewed_at`: the last repair or boot of its node: a line
         without a time of its own that comes after it may be a new fault, so it is never taken for an old one.
         """
-        if not seen.line or seen.data.get("name") in _STATES:
-            return False
+        if not seen.line or "server" in seen.data:
+            return False  # whether a server answers is a state: after its contrary it is news again
         event = _event(seen, moment)
         key = _line_of(seen)
         known = self._lines.setdefault(key, [])

@@ -250,7 +250,7 @@ def _is(wanted: Row, incident: Row) -> bool:
 
 
 def main() -> None:
-    """`python -m tests.support.judged_recordings [WORD [document]]`: plays the cases with WORD in their title,
+    """`python -m tests.support.judged_recordings [WORD [document]]`: plays cases with WORD in their title,
     and prints their documents too."""
     word = sys.argv[1] if len(sys.argv) > 1 else ""
     for case in cases():

@@ -61,6 +61,7 @@ class _Rule:
         if rule.threshold:
             self.threshold = parse.number(rule.threshold, signals, rule.scope)
         self.signal = signals[rule.signal or shown_signal(self.when)]
+        self.inputs = self.when.signals | (self.threshold.signals if self.threshold else frozenset())
         self.rests_on = rests_on(self.when, self.signal.name, catalogue)
         self.compares_peers = any(one.op in ("peers", "peer_z", "peers_at") for one in self.when.walk())
         # The chart's unit is that of the limit in it: `31/1m` is a rate, `2` a growth.
@@ -74,10 +75,21 @@ class _Rule:
         #: What the last tick found, and of which rows.
         self.seen: tuple[object, Truth] | None = None
 
+    @property
+    def is_idle(self) -> bool:
+        """Nothing holds or is remembered."""
+        return not (len(self.holds.rows) or self.cleared or self.cleared_watched)
+
     def rests(self, seen: tuple[object, Truth]) -> bool:
-        """Nothing holds or is remembered, and this tick sees the very same as the last one: nothing to do."""
+        """This tick sees the very same as the last one: nothing to do."""
         same = self.seen is not None and self.seen[1] is seen[1] and self.seen[0] == seen[0]
-        return same and not (len(self.holds.rows) or self.cleared or self.cleared_watched)
+        return same and self.is_idle
+
+    def sleeps(self, moment: Moment) -> bool:
+        """Of none of its inputs anything was ever reported, and it was looked at since rows changed: its
+        condition need not be computed."""
+        looked = self.seen is not None and self.seen[0] == moment.layout
+        return looked and self.is_idle and self.inputs.isdisjoint(moment.telemetry.told)
 
 
 class RuleEngine(Detector):
@@ -97,6 +109,11 @@ class RuleEngine(Detector):
     def signals(self) -> frozenset[str]:
         """All that the conditions and thresholds name."""
         return self.program.signals
+
+    @property
+    def is_idle(self) -> bool:
+        """Only new samples, or their age, can change what a tick finds."""
+        return all(one.is_idle for one in self.rules)
 
     def prime(self, telemetry: Telemetry, now: datetime) -> None:
         """A tick of the past, while windows are rebuilt: remembers and tells nothing."""
@@ -133,7 +150,10 @@ class RuleEngine(Detector):
         charts = Charts(telemetry, self._catalogue, now)
         teller = Teller(telemetry, self._catalogue, now)
         for one in self.rules:
-            seen, mine = (moment.layout, moment.truth(one.when)), by_fault.get(one.rule.name, ())
+            mine = by_fault.get(one.rule.name, ())
+            if not mine and one.sleeps(moment):
+                continue
+            seen = moment.layout, moment.truth(one.when)
             if not mine and one.rests(seen):
                 continue
             truth = _truth(one, moment)

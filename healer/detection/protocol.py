@@ -106,6 +106,11 @@ class Detector(Protocol):
         return 0
 
     @property
+    def is_idle(self) -> bool:
+        """Nothing holds that the next tick has to look at again. False where time alone may find something."""
+        return True
+
+    @property
     def needs_samples(self) -> bool:
         """False for what also finds something where nobody measures."""
         return True

@@ -68,6 +68,11 @@ class Senses:
             return True
         return not all(one.needs_samples for one in self.detectors)
 
+    @property
+    def is_idle(self) -> bool:
+        """No job reports its steps, and nothing holds: without samples a tick hardly finds anything."""
+        return not any(True for _ in self.steps.jobs()) and all(one.is_idle for one in self.detectors)
+
     def follow(self, rules: Ruleset) -> bool:
         """Takes changed rules; what they watched already keeps its holds, what was measured its windows.
 

@@ -28,12 +28,15 @@ from healer.sim.stores import MemoryColumns
 #: The longest window of a rule: when nothing has come for so long, a tick can find nothing new.
 LONGEST = timedelta(minutes=15)
 _TICK = timedelta(seconds=TICK_S)
+#: A tick that nothing calls for comes so often: it finds what follows from the age of samples.
+_IDLE_TICK = timedelta(minutes=1)
 
 Known = Callable[[str, str], bool]
 
 
 class RecordedSamples:
-    """The senses of one replay. Ticks are due every 5 s of simulated time while samples come."""
+    """The senses of one replay. Ticks are due every 5 s of simulated time while samples come or a fault is
+    watched, else each minute."""
 
     def __init__(self, cluster: str, rules: Ruleset, known: Known, start: datetime) -> None:
         book = MemoryColumns()
@@ -59,6 +62,8 @@ class RecordedSamples:
         wire.BadBody (a ValueError) for a body that is none of its route.
         """
         self._heard_at = entry.at
+        # On the grid of 5 s, as in production.
+        self._due -= max(0, (self._due - entry.at) // _TICK) * _TICK
         if entry.route == STEP_TIMES:
             told = step_batches(entry.raw, self._known, entry.at, cluster=self._cluster)
             self._batches += told.batches
@@ -106,6 +111,8 @@ class RecordedSamples:
             return self._senses.look(slurm, now, picture.links_down)
         if now < self._due or self.next_tick(now) is None:
             return None
-        self._due = now + _TICK
         self._senses.take((), (), slurm, now)
-        return self._senses.tick(slurm, now, picture.watched, picture.links_down, picture.faults)
+        sensed = self._senses.tick(slurm, now, picture.watched, picture.links_down, picture.faults)
+        idle = self._senses.is_idle and not picture.watched and now - self._heard_at > _TICK
+        self._due = now + (_IDLE_TICK if idle else _TICK)
+        return sensed

@@ -8,8 +8,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from healer.adapters.postgres.engine import ledger_errors
-from healer.adapters.postgres.rows import matches, read_docs, upsert, write_docs
+from healer.adapters.postgres.engine import ledger_errors, matches, read_docs, upsert, write_docs
 from healer.adapters.postgres.tables import (
     fault_bursts,
     forecasts,

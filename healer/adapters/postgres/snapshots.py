@@ -12,8 +12,7 @@ from typing import NamedTuple
 import msgspec
 import sqlalchemy as sa
 
-from healer.adapters.postgres.engine import Lane
-from healer.adapters.postgres.rows import read_doc, upsert
+from healer.adapters.postgres.engine import Lane, read_doc, upsert
 from healer.adapters.postgres.tables import controllers, snapshots
 from healer.model import Controller, SlurmSnapshot
 

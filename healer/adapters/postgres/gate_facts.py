@@ -11,8 +11,8 @@ from sqlalchemy.dialects.postgresql import insert
 from healer.adapters.postgres import audit_rows
 from healer.adapters.postgres.engine import pick, read_doc, read_structs, reading, translated, write_docs
 from healer.adapters.postgres.incident_rows import watched
+from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.run_rows import ENDED
-from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import gate, incidents, pauses, permits, runs, slots
 from healer.model import (
     HARDWARE,

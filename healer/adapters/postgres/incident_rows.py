@@ -20,9 +20,9 @@ from healer.adapters.postgres.engine import (
     reading,
 )
 from healer.adapters.postgres.evidence import collected_for
+from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.outbox import channels_told
 from healer.adapters.postgres.run_rows import decisions_where, records_of
-from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import (
     decisions,
     findings,

@@ -21,8 +21,10 @@ from healer.adapters.postgres.incident_rows import (
 )
 from healer.adapters.postgres.loops import lock_held, part_lock
 from healer.adapters.postgres.node_rows import (
+    PostgresSnapshots,
     changed_since,
     measured_figures,
+    read_controller,
     read_inventories,
     read_lemons,
     read_references,
@@ -32,7 +34,6 @@ from healer.adapters.postgres.rule_rows import PostgresRules
 from healer.adapters.postgres.run_rows import PostgresRuns, asking_runs
 from healer.adapters.postgres.sample_reads import PostgresSignalReads
 from healer.adapters.postgres.samples import PostgresColumns
-from healer.adapters.postgres.snapshots import PostgresSnapshots, read_controller
 from healer.adapters.postgres.tables import gate, inbox, incidents, requeues, run_log, runs, snapshots
 from healer.model import (
     CONTEXT_LONGEST,

@@ -1,5 +1,6 @@
-"""Incident to decision: `GUARDS`, the one gate for all that takes capacity (`gate.py`)."""
+"""Incident to decision: `GUARDS`, the one gate for all that takes capacity."""
 
+from healer.decisions.book_mismatch import kept_off, releases, take_backs
 from healer.decisions.breaker import (
     after_news,
     canary_ended,
@@ -9,7 +10,6 @@ from healer.decisions.breaker import (
     storm_roots,
 )
 from healer.decisions.capacity import limits
-from healer.decisions.comments import kept_off, take_backs
 from healer.decisions.decide import (
     adopts,
     beginning,
@@ -47,5 +47,4 @@ from healer.decisions.node_facts import settings_of
 from healer.decisions.permit import (
     own_permit,
     permit_of,
-    releases,
 )

@@ -33,13 +33,14 @@ from healer.decisions.decide import (
     takes_nothing,
     with_restarts,
 )
-from healer.decisions.guards import COOLDOWN, is_paused
-from healer.decisions.judge import (
+from healer.decisions.guards import (
     ASKED,
+    COOLDOWN,
     GUARDS,
     SLOT_VERBS,
     JudgeResult,
     after,
+    is_paused,
     judge,
     takes_canary,
 )

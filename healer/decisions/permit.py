@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from healer.decisions.decide import proposal_of
-from healer.decisions.judge import judge
+from healer.decisions.guards import judge
 from healer.model import (
     GateFacts,
     HookAsk,

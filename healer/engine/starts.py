@@ -1,6 +1,6 @@
 """Runs that people ask for: those asked for at the same time begin in one transaction, over one picture.
 
-Each is judged after the other, and sees what was granted before it (`healer.decisions.judge.after`).
+Each is judged after the other, and sees what was granted before it (`healer.decisions.guards.after`).
 """
 
 from collections.abc import Callable, Mapping, Sequence

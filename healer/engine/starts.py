@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from healer.actions.base import whole_job, whole_jobs
 from healer.decisions import (
     JudgeResult,
     after,
@@ -48,7 +49,7 @@ from healer.ports.answers import RestartOffer
 from healer.ports.clock import Clock
 from healer.ports.commanding import ALONE, CommandTx, RunRequest
 from healer.ports.request_errors import Conflict, Invalid, NotFound
-from healer.ports.scheduling import Scheduler, SchedulerError, whole_job, whole_jobs
+from healer.ports.scheduling import Scheduler, SchedulerError
 
 
 class Asked(NamedTuple):

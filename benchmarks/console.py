@@ -29,8 +29,8 @@ from playwright.sync_api import Browser, BrowserContext, Page
 
 from benchmarks._load import cpu_s
 from healer.adapters.postgres.engine import make_engine
+from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.samples import PostgresColumns, PostgresSamples
-from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import incidents
 from healer.adapters.postgres.tokens import PostgresTokens
 from healer.model import (

@@ -1,6 +1,6 @@
 """What an action is given, what it may answer, and how it reads Slurm."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
@@ -278,6 +278,18 @@ def cause(ctx: Context, effect: Callable[[], object], *, needs_right: bool = Fal
     except SchedulerUnavailable:
         pass
     return None
+
+
+def whole_job(scheduler: Scheduler, name: str) -> SlurmJob | None:
+    """The job; the leader where it is a component of a heterogeneous one, which Slurm restarts as a whole."""
+    job = scheduler.job(name)
+    return scheduler.job(job.leader) if job is not None and job.leader != job.id else job
+
+
+def whole_jobs(scheduler: Scheduler, jobs: Iterable[SlurmJob]) -> list[SlurmJob]:
+    """Each heterogeneous job once, as its leader; by id."""
+    leaders = (scheduler.job(one.leader) or one if one.leader != one.id else one for one in jobs)
+    return sorted({one.id: one for one in leaders}.values(), key=lambda one: one.id)
 
 
 def read_node(ctx: Context, after_s: float = LOOK_AGAIN_S) -> SlurmNode | Failed | Again:

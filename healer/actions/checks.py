@@ -17,6 +17,7 @@ from healer.actions.base import (
     read_job_of_run,
     read_node,
     read_node_and_jobs,
+    whole_jobs,
 )
 from healer.decisions.comments import agreed, wish_of
 from healer.decisions.consent import impossible
@@ -34,7 +35,7 @@ from healer.model import (
     SlurmSnapshot,
 )
 from healer.model.slurm import is_none, is_ours, slurm_kind
-from healer.ports.scheduling import SchedulerUnavailable, UnknownNode, whole_jobs
+from healer.ports.scheduling import SchedulerUnavailable, UnknownNode
 
 
 def list_jobs(ctx: Context) -> Result:

@@ -11,12 +11,23 @@ from datetime import datetime, timedelta
 import msgspec
 
 from healer.actions import release
-from healer.actions.base import Action, Again, Context, Done, Failed, Result, Skipped, is_ours, read_slurm
+from healer.actions.base import (
+    Action,
+    Again,
+    Context,
+    Done,
+    Failed,
+    Result,
+    Skipped,
+    is_ours,
+    read_slurm,
+    whole_job,
+)
 from healer.decisions.comments import wish_of
 from healer.decisions.sweeps import choose, free_spares
 from healer.incidents.impact import crashed_among, moments_of
 from healer.model import LogEntry, Reservation, SlurmJob, SlurmNode, SlurmSnapshot, StepEvent
-from healer.ports.scheduling import NotAvailable, SchedulerRefused, SchedulerUnavailable, whole_job
+from healer.ports.scheduling import NotAvailable, SchedulerRefused, SchedulerUnavailable
 
 LOOK_AGAIN_S = 1.0
 

@@ -13,11 +13,10 @@ from starlette.types import Message
 
 from healer.api.access import TOGETHER, Foreign, note, refuse
 from healer.api.db_health import Fleet
-from healer.api.group_commit import GroupCommit
+from healer.api.group_commit import Accepted, GroupCommit, accepted, counted, respond, store
 from healer.api.problems import problem_of
 from healer.api.request_preamble import JSON, Preamble, aside, confine, decoded, known_query, media_type
 from healer.api.services import Services
-from healer.api.signal_answers import Accepted, accepted, counted, respond, store
 from healer.model import LossReason, Role
 from healer.ports.callers import Caller
 from healer.ports.signal_stores import Arrival

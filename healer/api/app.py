@@ -2,17 +2,15 @@
 
 import asyncio
 import logging
-import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import anyio.to_thread
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from starlette.concurrency import run_in_threadpool
 from starlette.routing import Route
-from starlette.types import Lifespan, Receive, Scope, Send
-from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
+from starlette.types import Lifespan
 
 from healer.api import (
     acting_routes,
@@ -29,74 +27,25 @@ from healer.api import (
 from healer.api.access import Access
 from healer.api.alert_routes import AlertRoutes, CloudEventRoutes
 from healer.api.db_health import Fleet, Reach, Readying
-from healer.api.edge import Edge
+from healer.api.edge import PREFIX, Application
 from healer.api.event_routes import LogRoutes, SignalRoutes
 from healer.api.group_commit import BEGIN_AT, GroupCommit, QueueBounds, in_thread
 from healer.api.hook_routes import HookRoutes
 from healer.api.metrics import QUEUED, spool_figures
 from healer.api.otlp_routes import OtlpRoutes
-from healer.api.quotas import SENDER, Losses, Meter, Senders, Tally, loss_of, route_of
+from healer.api.quotas import Losses, Meter, Senders, Tally
 from healer.api.request_preamble import Preamble
 from healer.api.sample_routes import MeasuringRoutes
 from healer.api.services import Services
 from healer.api.spooling import Spooling, events_lane, steps_lane
-from healer.ports.callers import Caller
 from healer.ports.request_errors import Unavailable
 
 log = logging.getLogger("healer.api")
 Queues = Mapping[str, GroupCommit[Any, Any]]
-PREFIX = "/api/v1"
 #: Threads for the synchronous routes; the engine's pool has room for two connections each.
 THREADS = 16
 #: Unknown series, losses and senders are counted in memory and written so often.
 TALLY_S = 5.0
-
-
-class Application(FastAPI):
-    """FastAPI behind the Edge. The signal routes are served before its own layers: they halve the rate."""
-
-    def __init__(self, routes: Sequence[Route], **rest: Any) -> None:
-        super().__init__(**rest)
-        self.router.routes.extend(routes)
-        self._hot = {route.path: route.endpoint for route in routes}
-        self._edge = Edge(super().__call__, PREFIX)
-        # Who sends signals is told by the token alone: no proxy's word on it is looked for.
-        self._behind_proxies: Any = ProxyHeadersMiddleware(cast(Any, self._edge), _proxies())
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope["app"] = self
-        hot = self._hot.get(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if hot is None:
-            await self._behind_proxies(scope, receive, send)
-            return
-        try:
-            answer = await hot(Request(scope, receive))
-        except (Exception, asyncio.CancelledError) as raised:
-            error = raised if isinstance(raised, Exception) else problems.ending()
-            self._count(scope, error)
-            answer = self._edge.failed(scope, error)
-        await self._edge.tell(scope, answer, send)
-
-    def _count(self, scope: Scope, error: Exception) -> None:
-        """Nothing of the request is stored, and its sender hears so."""
-        lost = loss_of(error, disk_full=self.state.reach.disk_full)
-        if lost is None:
-            return
-        caller: Caller | None = scope.get(SENDER)
-        reason, entries, why = lost
-        self.state.losses.add(
-            route_of(scope["path"]),
-            reason,
-            entries,
-            cluster=(caller.cluster if caller else None) or self.state.services.cluster,
-            who=caller.name if caller else "",
-            example=why,
-        )
-
-
-def _proxies() -> str:
-    """Whose word on a client's address counts, as uvicorn reads it."""
-    return os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1")
 
 
 def create_app(services: Services) -> FastAPI:

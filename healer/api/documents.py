@@ -8,7 +8,7 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from healer.api.signal_answers import Accepted, HookAnswer
+from healer.api.group_commit import Accepted, HookAnswer
 from healer.signals import wire
 from healer.signals.alert_bodies import AlertGroup
 from healer.signals.hook_reports import HOOKS, HookReport

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from healer.api.access import refuse
-from healer.api.group_commit import GroupCommit
+from healer.api.group_commit import Accepted, GroupCommit, counted, respond, store
 from healer.api.problems import Problem, field_error
 from healer.api.quotas import SENDER
 from healer.api.request_preamble import (
@@ -23,7 +23,6 @@ from healer.api.request_preamble import (
     strange,
 )
 from healer.api.services import Services
-from healer.api.signal_answers import Accepted, counted, respond, store
 from healer.model import LossReason, Role
 from healer.ports.callers import Caller
 from healer.ports.signal_stores import Arrival

@@ -13,11 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from healer.api.group_commit import GroupCommit
+from healer.api.group_commit import GroupCommit, HookAnswer, count_results, respond, shown, store
 from healer.api.request_preamble import JSON, Preamble, aside, confine, decoded, known_query, media_type
 from healer.api.sample_routes import MeasuringRoutes
 from healer.api.services import Services
-from healer.api.signal_answers import HookAnswer, count_results, respond, shown, store
 from healer.model import HookAsk, Permit, Role, Verdict
 from healer.model.gate import DRAINING_HOOKS
 from healer.ports.callers import Caller

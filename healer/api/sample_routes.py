@@ -11,7 +11,16 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from healer.api.access import foreign, refuse
-from healer.api.group_commit import Busy, GroupCommit, QueueBounds, in_thread
+from healer.api.group_commit import (
+    Busy,
+    GroupCommit,
+    QueueBounds,
+    count_results,
+    counted,
+    in_thread,
+    respond,
+    store,
+)
 from healer.api.intake import Body, Intake, Refused, Translators
 from healer.api.problems import Problem, field_error
 from healer.api.quotas import Tally
@@ -28,7 +37,6 @@ from healer.api.request_preamble import (
     strange,
 )
 from healer.api.services import Services
-from healer.api.signal_answers import count_results, counted, respond, store
 from healer.model import Component, LossReason, Observation, Role
 from healer.model.telemetry import StepBatch
 from healer.ports.callers import Caller

@@ -16,7 +16,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from healer.actions import Toolbox
 from healer.adapters.commands.command_runs import Commands
 from healer.adapters.nodes.verbs import NodeVerbs
-from healer.adapters.postgres import snapshots as postgres_snapshots
 from healer.adapters.postgres.audit_rows import PostgresChain
 from healer.adapters.postgres.claims import LedgerParts
 from healer.adapters.postgres.engine import make_engine
@@ -24,9 +23,9 @@ from healer.adapters.postgres.evidence import PostgresEvidence
 from healer.adapters.postgres.inbox import PostgresCheckpoints
 from healer.adapters.postgres.ledger import PostgresLedger
 from healer.adapters.postgres.loops import Beat, Waiting, Waker
+from healer.adapters.postgres.node_rows import SNAPSHOT_CHANNEL, PostgresSnapshots
 from healer.adapters.postgres.sample_reads import PostgresReadings, PostgresSignalReads
 from healer.adapters.postgres.samples import PostgresColumns
-from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.signing import CHECKPOINT_FILE, CheckpointFile, load_signer, trusted_keys
 from healer.adapters.slurm.cli_client import CliScheduler
 from healer.adapters.slurm.preferred import OtherCluster, PreferredScheduler
@@ -465,7 +464,7 @@ def run_worker(settings: Settings) -> None:
 
 def _look_ahead(db: sa.Engine, snapshots: PostgresSnapshots, cluster: str) -> None:
     """Decodes Slurm's picture when it changed, so that the next step finds it ready: 5 ms for 1,250 nodes."""
-    waker, beat = Waker(db, [postgres_snapshots.CHANNEL]), Beat(db, cluster, "worker")
+    waker, beat = Waker(db, [SNAPSHOT_CHANNEL]), Beat(db, cluster, "worker")
     while True:
         beat()
         try:

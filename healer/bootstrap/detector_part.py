@@ -9,13 +9,17 @@ import structlog
 
 from healer import bootstrap
 from healer.adapters.postgres import inbox as postgres_inbox
-from healer.adapters.postgres import snapshots as postgres_snapshots
 from healer.adapters.postgres.arrivals import PostgresLosses
 from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.loops import Beat, Waker, returned_nodes, try_lead
-from healer.adapters.postgres.node_rows import PostgresFleetFigures, PostgresLemons, PostgresTrends
+from healer.adapters.postgres.node_rows import (
+    SNAPSHOT_CHANNEL,
+    PostgresFleetFigures,
+    PostgresLemons,
+    PostgresSnapshots,
+    PostgresTrends,
+)
 from healer.adapters.postgres.samples import PostgresColumns, PostgresSamples
-from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.system_clock import SystemClock
 from healer.bootstrap.models import forest
 from healer.bootstrap.prometheus import history_of
@@ -51,7 +55,7 @@ def run_detector(settings: Settings) -> None:
         if stopped.wait(1.0):
             return
     log.info("detector leads", cluster=cluster)
-    waker = Waker(db, [postgres_inbox.CHANNEL, postgres_snapshots.CHANNEL])
+    waker = Waker(db, [postgres_inbox.CHANNEL, SNAPSHOT_CHANNEL])
     cleared = returned_nodes(connection, cluster)
     connection.commit()
     snapshots = PostgresSnapshots(db)  # one for both: each would decode every change of its own

@@ -13,8 +13,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from healer import bootstrap
 from healer.adapters.bmc.redfish import kinds_missing
 from healer.adapters.postgres.gate_facts import read_facts
+from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.read_queries import cluster_names
-from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import deliveries, inbox
 from healer.adapters.slurm import commands
 from healer.adapters.slurm.preferred import PreferredScheduler

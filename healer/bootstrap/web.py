@@ -28,13 +28,13 @@ from healer.adapters.postgres.events import PostgresEvents
 from healer.adapters.postgres.evidence import PostgresEvidence
 from healer.adapters.postgres.gate_facts import PostgresHooks
 from healer.adapters.postgres.inbox import PostgresSignals
+from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.outbox import PostgresMessageBook
 from healer.adapters.postgres.own_health import pulses, stored
 from healer.adapters.postgres.read_queries import postgres_queries
 from healer.adapters.postgres.rehearsals import PostgresRehearsals
 from healer.adapters.postgres.run_rows import logs_of, run_of
 from healer.adapters.postgres.samples import PostgresColumns, PostgresSamples
-from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import decisions, incidents, runs
 from healer.adapters.postgres.tokens import PostgresIdempotency, PostgresTokens
 from healer.adapters.slurm.preferred import PreferredScheduler

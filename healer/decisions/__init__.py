@@ -1,5 +1,6 @@
-"""Incident to decision: `GUARDS`, the one gate for all that takes capacity (`gate.py`)."""
+"""Incident to decision: `GUARDS`, the one gate for all that takes capacity."""
 
+from healer.decisions.book_mismatch import kept_off, releases, take_backs
 from healer.decisions.breaker import (
     after_news,
     canary_ended,
@@ -9,7 +10,6 @@ from healer.decisions.breaker import (
     storm_roots,
 )
 from healer.decisions.capacity import limits
-from healer.decisions.comments import kept_off, take_backs
 from healer.decisions.decide import (
     adopts,
     beginning,
@@ -33,13 +33,14 @@ from healer.decisions.decide import (
     takes_nothing,
     with_restarts,
 )
-from healer.decisions.guards import COOLDOWN, is_paused
-from healer.decisions.judge import (
+from healer.decisions.guards import (
     ASKED,
+    COOLDOWN,
     GUARDS,
     SLOT_VERBS,
     JudgeResult,
     after,
+    is_paused,
     judge,
     takes_canary,
 )
@@ -47,5 +48,4 @@ from healer.decisions.node_facts import settings_of
 from healer.decisions.permit import (
     own_permit,
     permit_of,
-    releases,
 )

@@ -1,15 +1,16 @@
 """What stands in Slurm against what the ledger holds: drains that nothing speaks for, slots of nodes that are
-back or gone, and the list of all that stays. Ours alone.
+back or gone, what is left on jobs, and the list of all that stays. Ours alone.
 
 A drain that no run, no open incident and no slot of either accounts for was left by a run that was cancelled
 within it, or by an incident that a person resolved while it stood. Else nobody would know.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from datetime import datetime, timedelta
 from hashlib import sha256
+from typing import Any
 
-from healer.decisions.comments import kept_off, remark_in
+from healer.decisions.comments import OURS, remark_in
 from healer.model import (
     REMOVING_VERBS,
     RETURNING_VERBS,
@@ -19,22 +20,28 @@ from healer.model import (
     Finding,
     GateFacts,
     Incident,
+    Mode,
+    Permit,
     Ruleset,
     Run,
     RunState,
     Sense,
     Slot,
+    SlurmJob,
     SlurmNode,
     SlurmSnapshot,
     Veto,
 )
 from healer.model.faults import HEALER_DRAIN
+from healer.model.gate import held_after_launch
 from healer.model.node import Drift, DriftKind, Repair
-from healer.model.run import is_our_note
+from healer.model.run import is_our_note, run_id
 from healer.model.slurm import is_none, is_our_reservation, is_ours, our_reservation, slurm_kind
 
 #: A run, a walk or a poll may still be at it.
 GRACE = timedelta(seconds=60)
+#: Where nobody told the restart count of the job, its hold must be found so soon to be the prolog's.
+RELEASE_WITHIN = timedelta(minutes=10)
 
 
 def forgotten_drains(
@@ -291,3 +298,87 @@ def _runs(snapshot: SlurmSnapshot, runs: list[Run], now: datetime) -> Iterator[D
                 repair=Repair.cancel_run,
                 since=run.created_at,
             )
+
+
+# --- what healer left on jobs, or Slurm did to them because of healer: a run takes each off
+
+
+def kept_off(snapshot: SlurmSnapshot | None) -> list[SlurmJob]:
+    """Pending jobs that healer keeps off some nodes: only a pending job's list can be changed."""
+    jobs = snapshot.jobs.values() if snapshot is not None else ()
+    waiting = (job for job in jobs if OURS in job.admin_comment and job.state == "PENDING" and not job.active)
+    return [job for job in waiting if remark_in(job.admin_comment).off]
+
+
+def take_backs(snapshot: SlurmSnapshot | None, known_bad: Collection[str], now: datetime) -> list[Run]:
+    """A run for each of them that is kept off a node which is not known bad in service any more.
+
+    Its id holds the hour: where one ended and something is left all the same, the next hour has another.
+    """
+    found = []
+    for job in kept_off(snapshot):
+        back = sorted(set(remark_in(job.admin_comment).off) - set(known_bad))
+        if not back or snapshot is None:
+            continue
+        words = f"off|{snapshot.cluster}|{job.id}|{job.restarts}|{','.join(back)}|{now:%Y%m%d%H}"
+        reason = f"{', '.join(back)} is not known bad in service any more"
+        about = {"cluster": snapshot.cluster, "playbook": "release", "reason": reason}
+        found.append(_run_for(job, words, now, Mode.auto, **about))
+    return found
+
+
+def releases(
+    facts: GateFacts, ran_on: Mapping[str, tuple[int, tuple[str, ...]]], rules: Ruleset, now: datetime
+) -> list[Run]:
+    """A run for each job that Slurm holds because a permitted prolog failed; its id is the permit's.
+
+    Only the very next life of that job: a hold that comes later is somebody else's. Slurm forgets where a job
+    was that it put back, so `ran_on` tells where it was seen last: restart count, and nodes. A job that was
+    seen in that life on other nodes alone is not the report's. One too short for any picture stays possible.
+    """
+    if facts.snapshot is None:
+        return []
+    nodes, jobs = facts.snapshot.nodes, facts.snapshot.jobs
+    found = []
+    for permit in facts.permits:
+        job, node = jobs.get(permit.job or ""), nodes.get(permit.node)
+        if permit.hook != "prolog" or job is None or not held_after_launch(job):
+            continue
+        if node is None or not node.drain:
+            continue  # no hook has failed there, whatever its report says
+        if permit.restarts is None:
+            if now - permit.at > RELEASE_WITHIN:
+                continue
+        elif job.restarts != permit.restarts + 1:
+            continue
+        life, where = ran_on.get(job.id, (None, ()))
+        if life == job.restarts - 1 and permit.node not in where:
+            continue
+        words = f"release|{permit.cluster}|{permit.node}|{permit.hook}|{permit.id}"
+        reason = f"The prolog on {permit.node} was permitted to fail"
+        about = {"cluster": permit.cluster, "playbook": "release-held", "reason": reason}
+        found.append(_run_for(job, words, now, _mode(permit, facts, rules), **about))
+    return found
+
+
+def _mode(permit: Permit, facts: GateFacts, rules: Ruleset) -> Mode:
+    """What the gate permitted is granted already; where a hook failed by itself, its check's rule says."""
+    if permit.run is not None:
+        return Mode.auto
+    rule = rules.by_name.get(permit.check)
+    return facts.modes.get(permit.check) or (rules.mode_of(rule) if rule else rules.default_mode)
+
+
+def _run_for(job: SlurmJob, words: str, now: datetime, mode: Mode, **about: Any) -> Run:
+    """A run of healer's own for that job; `words` make its id."""
+    return Run(
+        id=run_id(words),
+        state=RunState.running,
+        by="healer",
+        created_at=now,
+        job=job.id,
+        mode=mode,
+        shadow=mode in {Mode.shadow, Mode.off},
+        input={"restarts": job.restarts},
+        **about,
+    )

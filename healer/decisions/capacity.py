@@ -19,9 +19,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from healer.decisions.guards import allow, at, hold, unknown_node
 from healer.decisions.node_facts import (
+    allow,
+    at,
     fleet_of,
+    hold,
     matches,
     may_be_planned,
     node_of,
@@ -30,6 +32,7 @@ from healer.decisions.node_facts import (
     planned_window,
     rides,
     settings_of,
+    unknown_node,
 )
 from healer.decisions.sweeps import limit_of
 from healer.model import (

@@ -8,15 +8,13 @@ healer excluded from the job, so that those can be taken back. What others wrote
 """
 
 import re
-from collections.abc import Collection
-from datetime import datetime
 
 import msgspec
 
-from healer.model import Agreed, Mode, Run, RunState, SlurmJob, SlurmSnapshot
-from healer.model.run import run_id
+from healer.model import Agreed, SlurmJob
 
-_OURS = "healer: "
+#: Its part of an admin comment begins so.
+OURS = "healer: "
 _BETWEEN = " | "
 _OFF = re.compile(r"(?:^|; )off:([A-Za-z0-9_.,-]+)$")
 #: Longer than any sentence of ours; squeue cuts far earlier.
@@ -32,8 +30,8 @@ class Remark(msgspec.Struct, frozen=True, kw_only=True):
 
 def remark_in(comment: str) -> Remark:
     """Our part; an empty one where there is none."""
-    ours = next((part for part in comment.split(_BETWEEN) if part.startswith(_OURS)), "")
-    text = ours.removeprefix(_OURS).strip()
+    ours = next((part for part in comment.split(_BETWEEN) if part.startswith(OURS)), "")
+    text = ours.removeprefix(OURS).strip()
     found = _OFF.search(text)
     if found is None:
         return Remark(text=text)
@@ -42,53 +40,16 @@ def remark_in(comment: str) -> Remark:
 
 def with_remark(comment: str, remark: Remark) -> str:
     """The comment with this as our part, which is gone where it says nothing; all else stays."""
-    parts = [part for part in comment.split(_BETWEEN) if not part.startswith(_OURS)] if comment else []
+    parts = [part for part in comment.split(_BETWEEN) if not part.startswith(OURS)] if comment else []
     off = f"off:{','.join(remark.off)}" if remark.off else ""
     said = "; ".join(part for part in (plain(remark.text), off) if part)
-    return _BETWEEN.join([*parts, f"{_OURS}{said}"] if said else parts)
+    return _BETWEEN.join([*parts, f"{OURS}{said}"] if said else parts)
 
 
 def plain(text: str) -> str:
     """One printable line without what would divide it."""
     line = "".join(letter if letter.isprintable() else " " for letter in text.replace("|", "/"))
     return re.sub(r"\s+", " ", line).strip()[:LONGEST].rstrip()
-
-
-def kept_off(snapshot: SlurmSnapshot | None) -> list[SlurmJob]:
-    """Pending jobs that healer keeps off some nodes: only a pending job's list can be changed."""
-    jobs = snapshot.jobs.values() if snapshot is not None else ()
-    waiting = (
-        job for job in jobs if _OURS in job.admin_comment and job.state == "PENDING" and not job.active
-    )
-    return [job for job in waiting if remark_in(job.admin_comment).off]
-
-
-def take_backs(snapshot: SlurmSnapshot | None, known_bad: Collection[str], now: datetime) -> list[Run]:
-    """A run for each of them that is kept off a node which is not known bad in service any more.
-
-    Its id holds the hour: where one ended and something is left all the same, the next hour has another.
-    """
-    found = []
-    for job in kept_off(snapshot):
-        back = sorted(set(remark_in(job.admin_comment).off) - set(known_bad))
-        if not back or snapshot is None:
-            continue
-        told = f"off|{snapshot.cluster}|{job.id}|{job.restarts}|{','.join(back)}|{now:%Y%m%d%H}"
-        found.append(
-            Run(
-                id=run_id(told),
-                cluster=snapshot.cluster,
-                playbook="release",
-                state=RunState.running,
-                by="healer",
-                reason=f"{', '.join(back)} is not known bad in service any more",
-                created_at=now,
-                job=job.id,
-                mode=Mode.auto,
-                input={"restarts": job.restarts},
-            )
-        )
-    return found
 
 
 #: Its owner agrees that healer requeues and revives it, for more than a dead node or GPU (law 8).

@@ -11,8 +11,7 @@ from datetime import datetime, timedelta
 
 from healer.decisions.book_mismatch import CLOCKS_DIFFER
 from healer.decisions.comments import KEEP, OPT_IN, agreed, wish_of
-from healer.decisions.guards import allow, at, hold, refuse, unknown_node
-from healer.decisions.node_facts import job_of, node_of, settings_of
+from healer.decisions.node_facts import allow, at, hold, job_of, node_of, refuse, settings_of, unknown_node
 from healer.model import (
     IRREVERSIBLE_VERBS,
     RESTARTING_VERBS,

@@ -14,8 +14,7 @@ from itertools import takewhile
 import msgspec
 
 from healer.decisions.capacity import out_of_service
-from healer.decisions.guards import recent
-from healer.decisions.judge import SLOT_VERBS, JudgeResult, judge
+from healer.decisions.guards import SLOT_VERBS, JudgeResult, judge, recent
 from healer.decisions.node_facts import settings_of_node
 from healer.incidents.growth import ended_work, not_looked, senses_of, too_few
 from healer.incidents.impact import urgency_of

@@ -1,18 +1,21 @@
-"""Where a node stands, what the site has planned for it, which settings bind it, and what goes on there
-now."""
+"""What guards ask of a node, and how they answer: where it stands, what the site has planned for it, which
+settings bind it, and what goes on there now."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import msgspec
 
 from healer.incidents.context import PICTURE_LASTS, Activity, ContextTable, at_jobs, at_node, table_of
 from healer.model import (
+    Answer,
+    AnswerKind,
     ContextKind,
     GateFacts,
+    Guard,
     GuardSettings,
     Inventory,
     Maintenance,
@@ -186,6 +189,44 @@ def _gathered(pairs: Iterable[tuple[str, SlurmNode]]) -> Mapping[str, frozenset[
     for name, node in pairs:
         found.setdefault(name, set()).add(node.name)
     return {name: frozenset(there) for name, there in found.items()}
+
+
+# --- how a guard answers
+
+
+def _answer(
+    kind: AnswerKind,
+    guard: Guard,
+    why: str,
+    *,
+    limit: float | None = None,
+    used: float | None = None,
+    frees_at: datetime | None = None,
+) -> Answer:
+    return Answer(guard=guard, kind=kind, why=why, limit=limit, used=used, frees_at=frees_at)
+
+
+allow = partial(_answer, AnswerKind.allow)
+
+
+hold = partial(_answer, AnswerKind.hold)
+
+
+refuse = partial(_answer, AnswerKind.refuse)
+
+
+def at(moment: datetime) -> str:
+    """A moment for people: `03:00 on 20 Nov UTC`."""
+    return f"{moment:%H:%M on %-d %b} UTC"
+
+
+def unknown_node(guard: Guard, proposal: Proposal, facts: GateFacts) -> Answer:
+    """What a guard answers that needs the node and has none."""
+    if facts.snapshot is None:
+        return hold(guard, "There is no picture of Slurm yet.")
+    if proposal.node is None:
+        return hold(guard, "The request names no node.")
+    return hold(guard, f"Slurm's picture shows no node {proposal.node}.")
 
 
 # --- what goes on, in plain words for people ----------------------------------------------------------------

@@ -16,8 +16,17 @@ from typing import Any
 
 import msgspec
 
-from healer.decisions.guards import allow, at, hold, unknown_node
-from healer.decisions.node_facts import job_of, matches, node_of, rides, settings_of
+from healer.decisions.node_facts import (
+    allow,
+    at,
+    hold,
+    job_of,
+    matches,
+    node_of,
+    rides,
+    settings_of,
+    unknown_node,
+)
 from healer.model import (
     RESTARTING_VERBS,
     Answer,

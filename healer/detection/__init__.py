@@ -18,7 +18,7 @@ from healer.detection.hangs import Hangs
 from healer.detection.leaks import Leaks
 from healer.detection.lemons import Lemons
 from healer.detection.measured import RuleEngine
-from healer.detection.protocol import Detector, PictureLook, rule_for
+from healer.detection.protocol import Detector, PictureLook
 from healer.detection.readings import read_all
 from healer.detection.reported import (
     alert_findings,
@@ -34,7 +34,7 @@ from healer.detection.watches import watch_findings
 from healer.model import Finding, Ruleset
 from healer.model.faults import Trait, fault_is
 
-__all__ = ["DETECTORS", "PictureLook", "Sources", "detect", "read_all", "rule_for"]
+__all__ = ["DETECTORS", "PictureLook", "Sources", "detect", "read_all"]
 
 
 class Sources(NamedTuple):
@@ -89,6 +89,6 @@ def detect(walk: PictureLook) -> list[Finding]:
         for finding in one.findings(walk) if isinstance(one, OverPicture) else ():
             if finding.rule or fault_is(finding.fault, Trait.alert):
                 found.append(finding)
-            elif rule := rule_for(walk.rules, finding.fault, finding.fault_class):
+            elif rule := walk.rules.rule_for(finding.fault, finding.fault_class):
                 found.append(msgspec.structs.replace(finding, rule=rule.name))
     return found

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from healer.detection.outlook import slope_of
-from healer.detection.protocol import Detector, Look, finding_from
+from healer.detection.protocol import Detector, Look
 from healer.detection.streams import WARM_UP, medians_of
 from healer.model import Component, Evidence, FaultClass, Finding, Sense, Sensed
 from healer.observations.steps import JobSteps
@@ -214,7 +214,7 @@ def _finding(
         job=job.job,
         sense=Sense.step_times,
     )
-    return finding_from(
+    return Finding.from_evidence(
         evidence,
         fault=JOB_CREEP,
         fault_class=FaultClass.application,

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta
 from hashlib import sha256
 from statistics import median
 
-from healer.detection.protocol import Detector, Look, finding_from
+from healer.detection.protocol import Detector, Look
 from healer.model import (
     Component,
     Evidence,
@@ -190,7 +190,7 @@ class FleetFigures(Detector):
             text=text,
             sense=Sense.hook,
         )
-        return finding_from(
+        return Finding.from_evidence(
             evidence,
             fault=SLOWER_THAN_FLEET,
             fault_class=FaultClass.informational,

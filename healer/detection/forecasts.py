@@ -14,7 +14,7 @@ from healer.detection.language.compile import Moment, Program
 from healer.detection.language.expr import Expr
 from healer.detection.language.truth_columns import TRUE
 from healer.detection.outlook import Outlook, outlook
-from healer.detection.protocol import Detector, Look, Pair, finding_from
+from healer.detection.protocol import Detector, Look, Pair
 from healer.model import (
     OF_DEVICES,
     Catalogue,
@@ -271,7 +271,7 @@ def _finding(
         text=text,
         sense=Sense.metrics,
     )
-    return finding_from(
+    return Finding.from_evidence(
         evidence,
         fault=rule.rule,
         fault_class=FaultClass.degraded,

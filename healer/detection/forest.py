@@ -24,7 +24,7 @@ from healer.detection.features import (
     classes,
 )
 from healer.detection.level_shift import DRIFTED, Shifts
-from healer.detection.protocol import Detector, Look, finding_from, unreadable
+from healer.detection.protocol import Detector, Look, unreadable
 from healer.detection.scorers import Fitted, largest, scored_of, shares
 from healer.model import (
     Chart,
@@ -213,7 +213,7 @@ class Forest:
             arrived_at=now,
             sense=Sense.forest,
         )
-        return finding_from(
+        return Finding.from_evidence(
             evidence,
             fault=UNUSUAL,
             fault_class=FaultClass.informational,

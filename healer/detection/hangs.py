@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.detection.protocol import Detector, Look, Pair, finding_from
+from healer.detection.protocol import Detector, Look, Pair
 from healer.model import (
     Component,
     Evidence,
@@ -250,7 +250,7 @@ def hang(
         sense=Sense.step_times,
     )
     for_whom = f": it waits for {suspects[0]}" if len(suspects) == 1 else ""
-    return finding_from(
+    return Finding.from_evidence(
         evidence,
         fault=HANG,
         fault_class=FaultClass.informational,

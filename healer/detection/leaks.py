@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from healer.detection.language.truth_columns import min_of
 from healer.detection.outlook import slope_of
 from healer.detection.presentation import with_unit
-from healer.detection.protocol import Detector, Look, finding_from
+from healer.detection.protocol import Detector, Look
 from healer.model import Component, Evidence, FaultClass, Finding, Scope, Sense, Sensed, SlurmSnapshot
 from healer.observations.telemetry_windows import Telemetry
 from healer.observations.trends import Series
@@ -159,7 +159,7 @@ class Leaks(Detector):
             job=where.job,
             sense=Sense.metrics,
         )
-        return finding_from(
+        return Finding.from_evidence(
             evidence, fault=JOB_LEAK, fault_class=FaultClass.application, title=told.title, confidence=0.7
         )
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
 from hashlib import sha256
 
-from healer.detection.protocol import Detector, Look, finding_from, unreadable
+from healer.detection.protocol import Detector, Look, unreadable
 from healer.model import (
     Component,
     Evidence,
@@ -192,7 +192,7 @@ def _finding(one: LemonScore, since: datetime, now: datetime) -> Finding:
         text=text,
         sense=Sense.history,
     )
-    return finding_from(
+    return Finding.from_evidence(
         evidence,
         fault=LEMON_NODE,
         fault_class=FaultClass.informational,

@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from healer.detection.features import OWN_COLUMNS, OWN_NAMES, NodeFeatures, classes
-from healer.detection.protocol import finding_from
 from healer.model import Component, Contribution, Evidence, FaultClass, Finding, Scope, Sense, Sensed
 from healer.observations.groups import peer_median
 from healer.observations.telemetry_windows import Telemetry
@@ -397,7 +396,7 @@ class Shifts:
             text=text,
             sense=Sense.metrics,
         )
-        return finding_from(
+        return Finding.from_evidence(
             evidence,
             fault=DRIFTED,
             fault_class=FaultClass.informational,

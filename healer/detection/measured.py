@@ -17,7 +17,7 @@ from healer.detection.language.expr import Expr
 from healer.detection.language.truth_columns import FALSE, TRUE, UNKNOWN, Truth
 from healer.detection.language.units import PLAIN, UNIT_WORDS
 from healer.detection.presentation import Charts, Teller
-from healer.detection.protocol import Detector, Look, finding_from
+from healer.detection.protocol import Detector, Look
 from healer.model import (
     OF_DEVICES,
     Catalogue,
@@ -249,7 +249,7 @@ def _finding(
         job=component.job,
         sense=Sense.metrics,
     )
-    return finding_from(
+    return Finding.from_evidence(
         evidence,
         fault=rule.name,
         fault_class=rule.fault_class,

@@ -3,18 +3,14 @@
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from fnmatch import fnmatchcase
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from healer.detection.readings import Line
 from healer.model import (
     Command,
     Component,
-    Evidence,
-    FaultClass,
     Finding,
     LinkDown,
-    Rule,
     Ruleset,
     Sensed,
     SlurmSnapshot,
@@ -25,16 +21,6 @@ from healer.observations.telemetry_windows import Telemetry
 
 #: A fault and where it is.
 Pair = tuple[str, Component]
-
-
-def rule_for(rules: Ruleset, fault: str, fault_class: FaultClass) -> Rule | None:
-    """The first rule of the file that takes a fault of this name and class."""
-    for rule in rules.rules:
-        if rule.classes and fault_class not in rule.classes:
-            continue
-        if any(fnmatchcase(fault, pattern) for pattern in rule.faults):
-            return rule
-    return None
 
 
 class PictureLook(NamedTuple):
@@ -114,20 +100,6 @@ class Detector(Protocol):
     def needs_samples(self) -> bool:
         """False for what also finds something where nobody measures."""
         return True
-
-
-def finding_from(evidence: Evidence, *, fault: str, **more: Any) -> Finding:
-    """What one piece of evidence says, as a finding: place, moment, words and job are the evidence's where
-    `more` has no others, and the rule is called as the fault."""
-    told = {
-        "rule": fault,
-        "component": evidence.component,
-        "at": evidence.at,
-        "arrived_at": evidence.arrived_at,
-        "text": evidence.text,
-        "jobs": (evidence.job,) if evidence.job else (),
-    }
-    return Finding(fault=fault, evidence=(evidence,), **(told | more))
 
 
 def unreadable(packed: Mapping[str, bytes], name: str, read: Callable[[bytes], None]) -> list[str]:

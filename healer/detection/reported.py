@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from hashlib import sha256
 
-from healer.detection.protocol import PictureLook, finding_from, rule_for
+from healer.detection.protocol import PictureLook
 from healer.detection.readings import Reading
 from healer.detection.watches import is_offline
 from healer.model import (
@@ -52,7 +52,7 @@ def line_findings(walk: PictureLook) -> list[Finding]:
     for seen, reading in walk.lines:
         if reading is None:
             continue
-        rule = rule_for(walk.rules, reading.fault, reading.fault_class)
+        rule = walk.rules.rule_for(reading.fault, reading.fault_class)
         if rule is not None:
             found.append(_line_finding(rule.name, reading, seen))
     return found
@@ -90,7 +90,7 @@ def _line_finding(rule: str, reading: Reading, seen: Observation) -> Finding:
     if reading.server is not None:
         root = Component(cluster=seen.component.cluster, device=reading.server)
         affected = (seen.component,)
-    return finding_from(
+    return Finding.from_evidence(
         evidence,
         rule=rule,
         fault=reading.fault,
@@ -139,7 +139,7 @@ def _hook_finding(seen: Observation, name: str, text: str) -> Finding:
         arrived_at=seen.arrived_at,
         sense=Sense.hook,
     )
-    return finding_from(
+    return Finding.from_evidence(
         evidence, rule="", fault=f"{HOOK_FAULT}{name}", fault_class=FaultClass.degraded, confidence=1.0
     )
 
@@ -174,7 +174,7 @@ def _test_finding(cluster: str, told: Command) -> Finding:
         arrived_at=told.at,
         sense=Sense.hook,
     )
-    return finding_from(
+    return Finding.from_evidence(
         evidence,
         rule="",
         fault=f"{TEST_FAULT}{test}",
@@ -236,7 +236,7 @@ def _drain_finding(cluster: str, node: SlurmNode, fault: str, now: datetime) -> 
         text=f"{'+'.join(node.state)}: {node.reason}",
         sense=Sense.slurm,
     )
-    return finding_from(
+    return Finding.from_evidence(
         evidence,
         rule="",
         fault=fault,
@@ -310,7 +310,7 @@ def finding_of(seen: Observation, entry: AlertRule | None, *, digest: str, now: 
         arrived_at=seen.arrived_at,
         sense=Sense.alert,
     )
-    return finding_from(
+    return Finding.from_evidence(
         evidence,
         rule=entry.name if entry is not None and opens else "",
         fault=f"{ALERT_FAULT}{entry.name if entry is not None else seen.text}",

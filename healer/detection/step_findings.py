@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.detection.protocol import finding_from
 from healer.detection.streams import Pace, alike, medians, side_by_side
 from healer.model import Chart, ChartLine, Component, Evidence, FaultClass, Finding, Sense
 from healer.observations.step_columns import PARTS
@@ -135,7 +134,7 @@ def finding_at(onset: Onset, fault: str, *, title: str, text: str, chart: Chart 
         job=job.job,
         sense=Sense.step_times,
     )
-    return finding_from(
+    return Finding.from_evidence(
         evidence,
         fault=fault,
         fault_class=FaultClass.degraded if fault == STRAGGLER else fault_class,

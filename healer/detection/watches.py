@@ -14,7 +14,7 @@ from hashlib import sha256
 from itertools import chain
 from typing import NamedTuple
 
-from healer.detection.protocol import PictureLook, finding_from
+from healer.detection.protocol import PictureLook
 from healer.detection.silence import is_fleet, together
 from healer.model import (
     FACTS,
@@ -353,7 +353,7 @@ def _condition_finding(one: Condition, since: datetime, now: datetime) -> Findin
         arrived_at=now,
         sense=one.sense,
     )
-    return finding_from(
+    return Finding.from_evidence(
         evidence,
         rule="",
         fault=one.fault,

@@ -1,6 +1,6 @@
 """Runs that people ask for: those asked for at the same time begin in one transaction, over one picture.
 
-Each is judged after the other, and sees what was granted before it (`healer.decisions.judge.after`).
+Each is judged after the other, and sees what was granted before it (`healer.decisions.guards.after`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from healer.actions.base import whole_job, whole_jobs
 from healer.decisions import (
     JudgeResult,
     after,
@@ -48,7 +49,7 @@ from healer.ports.answers import RestartOffer
 from healer.ports.clock import Clock
 from healer.ports.commanding import ALONE, CommandTx, RunRequest
 from healer.ports.request_errors import Conflict, Invalid, NotFound
-from healer.ports.scheduling import Scheduler, SchedulerError, whole_job, whole_jobs
+from healer.ports.scheduling import Scheduler, SchedulerError
 
 
 class Asked(NamedTuple):

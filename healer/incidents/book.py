@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from healer.detection import rule_for
 from healer.incidents.growth import count_findings, heard_with, kept, merge_into, verdicts
 from healer.incidents.impact import Hits
 from healer.incidents.shared import Places
@@ -48,7 +47,7 @@ class Policies:
 
     def of(self, finding: Finding) -> Rule:
         rule = self.rules.by_name.get(finding.rule)
-        rule = rule or rule_for(self.rules, finding.fault, finding.fault_class)
+        rule = rule or self.rules.rule_for(finding.fault, finding.fault_class)
         if rule is None:
             raise LookupError(f"no rule takes the fault {finding.fault} ({finding.fault_class})")
         return rule

@@ -317,6 +317,20 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     #: Of a forecast: where the trend leads.
     foreseen: Foreseen | None = None
 
+    @classmethod
+    def from_evidence(cls, evidence: Evidence, *, fault: str, **more: Any) -> "Finding":
+        """What one piece of evidence says: place, moment, words and job are the evidence's where `more` has
+        no others, and the rule is called as the fault."""
+        given = {
+            "rule": fault,
+            "component": evidence.component,
+            "at": evidence.at,
+            "arrived_at": evidence.arrived_at,
+            "text": evidence.text,
+            "jobs": (evidence.job,) if evidence.job else (),
+        }
+        return cls(fault=fault, evidence=(evidence,), **(given | more))
+
     @property
     def of_one_gpu(self) -> bool:
         """A line of the kernel about one GPU, also where its address is lost; else the place is the node."""

@@ -565,6 +565,15 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
             )
         return self._proven[fault]
 
+    def rule_for(self, fault: str, fault_class: FaultClass) -> Rule | None:
+        """The first rule of the file that takes a fault of this name and class."""
+        for rule in self.rules:
+            if rule.classes and fault_class not in rule.classes:
+                continue
+            if any(fnmatchcase(fault, pattern) for pattern in rule.faults):
+                return rule
+        return None
+
     def guards_in(self, cluster: str, partition: str) -> GuardSettings:
         """Of a partition: its own, else its cluster's, else the general ones."""
         for name in (f"{cluster}/{partition}", partition):

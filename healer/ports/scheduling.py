@@ -1,6 +1,6 @@
 """Slurm, as healer asks for it. Each adapter implements all of it, and says what it cannot do here."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from healer.model import Controller, Reservation, SlurmCall, SlurmJob, SlurmNode, SlurmSnapshot, Submission
@@ -214,15 +214,3 @@ class Snapshots(Protocol):
         ...
 
     def controller(self, cluster: str) -> Controller | None: ...
-
-
-def whole_job(scheduler: Scheduler, name: str) -> SlurmJob | None:
-    """The job; the leader where it is a component of a heterogeneous one, which Slurm restarts as a whole."""
-    job = scheduler.job(name)
-    return scheduler.job(job.leader) if job is not None and job.leader != job.id else job
-
-
-def whole_jobs(scheduler: Scheduler, jobs: Iterable[SlurmJob]) -> list[SlurmJob]:
-    """Each heterogeneous job once, as its leader; by id."""
-    leaders = (scheduler.job(one.leader) or one if one.leader != one.id else one for one in jobs)
-    return sorted({one.id: one for one in leaders}.values(), key=lambda one: one.id)

@@ -3,8 +3,8 @@
 import pytest
 import sqlalchemy as sa
 
+from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.read_queries import PostgresJobs
-from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.engine.records import job_history
 from healer.ports.answers import JobErrors
 from tests.support.detector import Place

@@ -13,11 +13,11 @@ from healer.adapters.postgres.figures import stats
 from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.incident_rows import may_be_alike, parts_of
 from healer.adapters.postgres.loops import Beat, try_lead
+from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.own_health import stored
 from healer.adapters.postgres.read_queries import postgres_queries
 from healer.adapters.postgres.run_rows import write_entries, write_runs
 from healer.adapters.postgres.samples import PostgresColumns, PostgresSamples
-from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import (
     audit_records,
     findings,

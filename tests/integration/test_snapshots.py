@@ -8,7 +8,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
-from healer.adapters.postgres.snapshots import PostgresSnapshots
+from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.tables import snapshots
 from healer.model import Controller, SlurmJob, SlurmNode, SlurmSnapshot, Trouble
 

@@ -11,8 +11,8 @@ from healer.adapters.postgres.claims import LedgerParts
 from healer.adapters.postgres.engine import make_engine
 from healer.adapters.postgres.ledger import PostgresLedger
 from healer.adapters.postgres.loops import Waiting
+from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.planning import planning
-from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import runs
 from healer.engine.tell import plan
 from healer.model import AuditRecord, Message, Notifications, Run, RunState, Severity

@@ -27,12 +27,12 @@ from healer.adapters.postgres.evidence import PostgresEvidence
 from healer.adapters.postgres.gate_facts import PostgresHooks
 from healer.adapters.postgres.inbox import PostgresSignals
 from healer.adapters.postgres.ledger import PostgresLedger
+from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.outbox import PostgresMessageBook
 from healer.adapters.postgres.own_health import pulses
 from healer.adapters.postgres.read_queries import postgres_queries
 from healer.adapters.postgres.rehearsals import PostgresRehearsals
 from healer.adapters.postgres.samples import PostgresColumns, PostgresSamples
-from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import incidents, runs
 from healer.adapters.postgres.tokens import PostgresIdempotency, PostgresTokens
 from healer.adapters.system_clock import SystemClock

@@ -14,7 +14,7 @@ import httpx
 import sqlalchemy as sa
 
 from healer.adapters.postgres.engine import make_engine
-from healer.adapters.postgres.snapshots import PostgresSnapshots
+from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.tokens import PostgresTokens
 from healer.model import Role, SlurmNode, SlurmSnapshot
 from healer.ports.callers import NewToken

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from healer.adapters.postgres.claims import LedgerParts
 from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.ledger import PostgresLedger
-from healer.adapters.postgres.snapshots import PostgresSnapshots
+from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.tables import incidents
 from healer.model import Incident, Mode
 from healer.processes.detector_loop import Detector, DetectorParts

@@ -15,7 +15,7 @@ from healer.adapters.postgres.claims import LedgerParts
 from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.postgres.incident_rows import verdicts_of
 from healer.adapters.postgres.ledger import PostgresLedger
-from healer.adapters.postgres.snapshots import PostgresSnapshots
+from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.model import (
     AuditRecord,
     Command,

@@ -14,9 +14,9 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres.arrivals import PostgresLosses, PostgresScrapes, PostgresUnknownSeries
 from healer.adapters.postgres.inbox import PostgresSignals
+from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.sample_reads import PostgresSignalReads
 from healer.adapters.postgres.samples import PostgresColumns, PostgresSamples
-from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.pull.fetch import HttpFetch
 from healer.adapters.system_clock import SystemClock
 from healer.api.quotas import Losses, Tally

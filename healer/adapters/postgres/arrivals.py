@@ -8,8 +8,15 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 
-from healer.adapters.postgres.engine import OnDatabase, reading, storable, translated
-from healer.adapters.postgres.rows import matches, read_structs, upsert
+from healer.adapters.postgres.engine import (
+    OnDatabase,
+    matches,
+    read_structs,
+    reading,
+    storable,
+    translated,
+    upsert,
+)
 from healer.adapters.postgres.tables import losses, scrapes, senders, unknown_series
 from healer.model import Loss, LossReason, ScrapeState, Sender, UnknownSeries
 

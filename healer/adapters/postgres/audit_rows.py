@@ -12,8 +12,15 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import DBAPIError
 
-from healer.adapters.postgres.engine import OnDatabase, reading, storable, storable_text
-from healer.adapters.postgres.rows import begins, matches, pick
+from healer.adapters.postgres.engine import (
+    OnDatabase,
+    begins,
+    matches,
+    pick,
+    reading,
+    storable,
+    storable_text,
+)
 from healer.adapters.postgres.tables import (
     audit_chain,
     audit_checkpoints,

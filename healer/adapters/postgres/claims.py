@@ -18,11 +18,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres import gate_facts as gate
-from healer.adapters.postgres.engine import Lane, ledger_errors
-from healer.adapters.postgres.node_rows import read_histories, read_references
-from healer.adapters.postgres.rows import read_docs
+from healer.adapters.postgres.engine import Lane, ledger_errors, read_docs
+from healer.adapters.postgres.node_rows import PostgresSnapshots, read_histories, read_references
 from healer.adapters.postgres.run_rows import ENDED, Lines, logs_of, store
-from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import incidents, permits, requeues, runs
 from healer.model import (
     ENDED_RUN_STATES,

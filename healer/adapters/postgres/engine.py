@@ -1,22 +1,28 @@
-"""How healer talks to PostgreSQL: one engine for a process, its errors translated, common transactions."""
+"""How healer talks to PostgreSQL: one engine for a process, its errors translated, common transactions,
+rows as nouns, and the parts of statements that recur."""
 
 import json
 import math
 import select
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from typing import Any, Generic, TypeVar
 
 import msgspec
 import psycopg
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from healer.ports.commanding import ALONE
+from healer.ports.queries import decode_cursor, encode_cursor
 from healer.ports.request_errors import DiskFull, Invalid, Unavailable, Unstorable
 from healer.ports.transactions import LedgerAway
+
+T = TypeVar("T")
 
 
 def make_engine(
@@ -205,8 +211,6 @@ def _first_line(error: Exception) -> str:
     return text.splitlines()[0] if text else type(cause).__name__
 
 
-T = TypeVar("T")
-
 #: So many go together at most: the last one of them waits for all.
 TOGETHER_MAX = 64
 
@@ -351,3 +355,71 @@ def _is_gone(connection: sa.Connection) -> bool:
     readable = select.poll()
     readable.register(driver.fileno(), select.POLLIN)
     return bool(readable.poll(0))
+
+
+# --- rows as nouns, and the parts of statements that recur
+
+
+def read_docs(conn: sa.Connection, query: sa.Select, kind: type[T]) -> list[T]:
+    """`query` asks for one column of documents."""
+    return [msgspec.convert(doc, kind) for doc in conn.execute(query).scalars()]
+
+
+def read_doc(conn: sa.Connection, query: sa.Select, kind: type[T]) -> T | None:
+    doc = conn.execute(query).scalar()
+    return None if doc is None else msgspec.convert(doc, kind)
+
+
+def read_structs(
+    conn: sa.Connection, query: sa.Executable, kind: type[T], asked: Mapping[str, Any] | None = None
+) -> list[T]:
+    """`query` asks for columns with the names of the fields."""
+    return [kind(**row) for row in conn.execute(query, asked).mappings()]
+
+
+def read_page(
+    conn: sa.Connection, query: sa.Select, order: Sequence[sa.ColumnElement], limit: int, cursor: str | None
+) -> tuple[Sequence[sa.Row], str | None]:
+    """Rows from behind the cursor, newest first by `order` (a moment and an identity); the next cursor."""
+    if cursor is not None:
+        last = decode_cursor(cursor, tuple[datetime, str])
+        query = query.where(sa.tuple_(*order) < sa.tuple_(*(sa.literal(part) for part in last)))
+    rows = conn.execute(query.order_by(*(part.desc() for part in order)).limit(limit + 1)).all()
+    if len(rows) <= limit:
+        return rows, None
+    return rows[:limit], encode_cursor(*(getattr(rows[limit - 1], str(part.key)) for part in order))
+
+
+def pick(item: object, *names: str) -> dict[str, Any]:
+    """These attributes of a row or of a noun, by name."""
+    return {name: getattr(item, name) for name in names}
+
+
+def write_docs(
+    conn: sa.Connection, statement: sa.TextClause, rows: Sequence[object], **given: object
+) -> None:
+    """One statement for however many rows: they are one JSON text, and it is planned once."""
+    if rows:
+        conn.execute(statement, {"rows": msgspec.json.encode(rows).decode(), **given})
+
+
+def upsert(table: sa.Table, key: dict[str, Any], values: dict[str, Any]) -> Any:
+    made = insert(table).values(**key, **values)
+    fresh = {name: made.excluded[name] for name in values}
+    return made.on_conflict_do_update(index_elements=list(key), set_=fresh)
+
+
+def matches(column: sa.ColumnElement, wanted: Sequence[str] | str | None) -> sa.ColumnElement[bool]:
+    """The column is what is wanted, or one of those; None: whatever it is."""
+    if wanted is None:
+        return sa.true()
+    return column == wanted if isinstance(wanted, str) else column.in_(wanted)
+
+
+def contains(text: str) -> str:
+    """A LIKE pattern that finds `text` anywhere, whatever it holds. Use with escape='\\\\'."""
+    return "%" + text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
+
+
+def begins(column: sa.ColumnElement, text: str) -> sa.ColumnElement[bool]:
+    return column.startswith(text, autoescape=True)

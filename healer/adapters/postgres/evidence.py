@@ -11,8 +11,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from healer.adapters.postgres.engine import OnDatabase, ledger_errors
-from healer.adapters.postgres.rows import matches, pick, read_doc, read_docs
+from healer.adapters.postgres.engine import OnDatabase, ledger_errors, matches, pick, read_doc, read_docs
 from healer.adapters.postgres.tables import evidence, evidence_pieces
 from healer.model import EvidenceFile
 from healer.ports.node_exec import EvidenceBroken

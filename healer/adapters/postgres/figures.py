@@ -7,9 +7,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
-from healer.adapters.postgres.engine import OnDatabase, reading
+from healer.adapters.postgres.engine import OnDatabase, matches, read_structs, reading
 from healer.adapters.postgres.own_health import gauges
-from healer.adapters.postgres.rows import matches, read_structs
 from healer.adapters.postgres.tables import audit_records, decisions, incidents, requeues, runs, slots
 from healer.model import HARDWARE, HitBasis, Review, RunState
 from healer.ports.answers import Group, Period, RuleFigures, Saved, Spread, Stats

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres.audit_rows import append
-from healer.adapters.postgres.rows import pick, read_doc, read_docs, upsert
+from healer.adapters.postgres.engine import pick, read_doc, read_docs, upsert
 from healer.adapters.postgres.tables import (
     feature_rows,
     forest_classes,

@@ -9,11 +9,10 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres import audit_rows
-from healer.adapters.postgres.engine import reading, translated
+from healer.adapters.postgres.engine import pick, read_doc, read_structs, reading, translated, write_docs
 from healer.adapters.postgres.incident_rows import watched
-from healer.adapters.postgres.rows import pick, read_doc, read_structs, write_docs
+from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.run_rows import ENDED
-from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import gate, incidents, pauses, permits, runs, slots
 from healer.model import (
     HARDWARE,

@@ -15,8 +15,7 @@ import psycopg
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from healer.adapters.postgres.engine import OwnConnection, ledger_errors, unstored
-from healer.adapters.postgres.rows import read_structs, write_docs
+from healer.adapters.postgres.engine import OwnConnection, ledger_errors, read_structs, unstored, write_docs
 from healer.adapters.postgres.tables import inbox
 from healer.model import Command, Component, JobCheckpoint, Observation, ObservationKind
 from healer.model.detection import KERNEL_LINES

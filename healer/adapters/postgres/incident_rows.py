@@ -8,10 +8,7 @@ from typing import NamedTuple
 import msgspec
 import sqlalchemy as sa
 
-from healer.adapters.postgres.engine import reading
-from healer.adapters.postgres.evidence import collected_for
-from healer.adapters.postgres.outbox import channels_told
-from healer.adapters.postgres.rows import (
+from healer.adapters.postgres.engine import (
     begins,
     contains,
     matches,
@@ -20,9 +17,12 @@ from healer.adapters.postgres.rows import (
     read_docs,
     read_page,
     read_structs,
+    reading,
 )
+from healer.adapters.postgres.evidence import collected_for
+from healer.adapters.postgres.node_rows import PostgresSnapshots
+from healer.adapters.postgres.outbox import channels_told
 from healer.adapters.postgres.run_rows import decisions_where, records_of
-from healer.adapters.postgres.snapshots import PostgresSnapshots
 from healer.adapters.postgres.tables import (
     decisions,
     findings,

@@ -13,9 +13,16 @@ from healer.adapters.postgres import audit_rows, node_rows, outbox, rule_rows, r
 from healer.adapters.postgres import gate_facts as gate
 from healer.adapters.postgres import inbox as inbox_rows
 from healer.adapters.postgres.claims import Claims, LedgerParts, PostgresClaim
-from healer.adapters.postgres.engine import Lane, ledger_errors, translated
+from healer.adapters.postgres.engine import (
+    Lane,
+    ledger_errors,
+    read_doc,
+    read_docs,
+    read_structs,
+    translated,
+    upsert,
+)
 from healer.adapters.postgres.incident_rows import add_verdict
-from healer.adapters.postgres.rows import read_doc, read_docs, read_structs, upsert
 from healer.adapters.postgres.tables import (
     audit_records,
     forecasts,

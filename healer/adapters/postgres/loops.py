@@ -10,8 +10,7 @@ import structlog
 from psycopg import sql
 from sqlalchemy.exc import SQLAlchemyError
 
-from healer.adapters.postgres.engine import OwnConnection
-from healer.adapters.postgres.rows import upsert
+from healer.adapters.postgres.engine import OwnConnection, upsert
 from healer.adapters.postgres.tables import beats, slots
 from healer.ports.clock import Clock
 from healer.ports.lease import LEASE, SENT, UNHEARD

@@ -14,8 +14,18 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres import audit_rows
-from healer.adapters.postgres.engine import OnDatabase, reading, storable, storable_text, translated
-from healer.adapters.postgres.rows import matches, pick, read_docs, read_page, upsert
+from healer.adapters.postgres.engine import (
+    OnDatabase,
+    matches,
+    pick,
+    read_docs,
+    read_page,
+    reading,
+    storable,
+    storable_text,
+    translated,
+    upsert,
+)
 from healer.adapters.postgres.tables import channels, deliveries, delivery_log, messages, threads
 from healer.model import (
     TICKETS,

@@ -8,15 +8,14 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 
 from healer.adapters.postgres.arrivals import read_states
-from healer.adapters.postgres.engine import reading
+from healer.adapters.postgres.engine import pick, reading
 from healer.adapters.postgres.forest_rows import PostgresModels
 from healer.adapters.postgres.gate_facts import pauses_in_force
 from healer.adapters.postgres.loops import lock_held, part_lock
+from healer.adapters.postgres.node_rows import read_controller
 from healer.adapters.postgres.outbox import everything
 from healer.adapters.postgres.retention import free_share
-from healer.adapters.postgres.rows import pick
 from healer.adapters.postgres.run_rows import ENDED
-from healer.adapters.postgres.snapshots import read_controller
 from healer.adapters.postgres.tables import (
     audit_records,
     audit_unsealed,

@@ -9,9 +9,8 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from healer.adapters.postgres.engine import storable_text
+from healer.adapters.postgres.engine import pick, read_docs, storable_text, upsert
 from healer.adapters.postgres.outbox import queue
-from healer.adapters.postgres.rows import pick, read_docs, upsert
 from healer.adapters.postgres.run_rows import logs_of
 from healer.adapters.postgres.tables import (
     channels,

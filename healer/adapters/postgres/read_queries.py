@@ -8,7 +8,7 @@ import msgspec
 import sqlalchemy as sa
 
 from healer.adapters.postgres.audit_rows import PostgresAudit
-from healer.adapters.postgres.engine import reading
+from healer.adapters.postgres.engine import read_structs, reading
 from healer.adapters.postgres.figures import PostgresFigures
 from healer.adapters.postgres.forest_rows import read_unusual
 from healer.adapters.postgres.gate_facts import PAUSE, pauses_in_force, read_facts
@@ -21,19 +21,19 @@ from healer.adapters.postgres.incident_rows import (
 )
 from healer.adapters.postgres.loops import lock_held, part_lock
 from healer.adapters.postgres.node_rows import (
+    PostgresSnapshots,
     changed_since,
     measured_figures,
+    read_controller,
     read_inventories,
     read_lemons,
     read_references,
     read_standing,
 )
-from healer.adapters.postgres.rows import read_structs
 from healer.adapters.postgres.rule_rows import PostgresRules
 from healer.adapters.postgres.run_rows import PostgresRuns, asking_runs
 from healer.adapters.postgres.sample_reads import PostgresSignalReads
 from healer.adapters.postgres.samples import PostgresColumns
-from healer.adapters.postgres.snapshots import PostgresSnapshots, read_controller
 from healer.adapters.postgres.tables import gate, inbox, incidents, requeues, run_log, runs, snapshots
 from healer.model import (
     CONTEXT_LONGEST,

@@ -10,8 +10,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB, insert
 from sqlalchemy.exc import IntegrityError
 
 from healer.adapters.postgres.audit_rows import append
-from healer.adapters.postgres.engine import OnDatabase, reading, translated
-from healer.adapters.postgres.rows import matches, pick, read_doc
+from healer.adapters.postgres.engine import OnDatabase, matches, pick, read_doc, reading, translated
 from healer.adapters.postgres.rule_rows import outcome
 from healer.adapters.postgres.tables import incidents, rehearsals, replay_proofs
 from healer.model import audit_record

@@ -8,9 +8,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by, insert
 
 from healer.adapters.postgres import audit_rows
-from healer.adapters.postgres.engine import OnDatabase, reading
+from healer.adapters.postgres.engine import OnDatabase, matches, read_structs, reading
 from healer.adapters.postgres.node_rows import forecast_scores
-from healer.adapters.postgres.rows import matches, read_structs
 from healer.adapters.postgres.tables import (
     findings,
     incidents,

@@ -14,8 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from healer.adapters.postgres import audit_rows, inbox, outbox
-from healer.adapters.postgres.engine import reading
-from healer.adapters.postgres.rows import matches, read_page, write_docs
+from healer.adapters.postgres.engine import matches, read_page, reading, write_docs
 from healer.adapters.postgres.tables import decisions, runs
 from healer.model import (
     ENDED_RUN_STATES,

@@ -10,8 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import Insert, insert
 
 from healer.adapters.postgres.audit_rows import append
-from healer.adapters.postgres.engine import OnDatabase, translated
-from healer.adapters.postgres.rows import pick
+from healer.adapters.postgres.engine import OnDatabase, pick, translated
 from healer.adapters.postgres.tables import idempotency, sessions, tokens
 from healer.model import Role, audit_record
 from healer.ports.callers import Caller, Enrolled, Kept, KeyInFlight, KeyReused, NewToken

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.detection import PictureLook, read_all, rule_for
+from healer.detection import PictureLook, read_all
 from healer.detection.forecasts import likely, sentence
 from healer.detection.reported import entry_for, finding_of, line_findings
 from healer.model import (
@@ -264,7 +264,7 @@ def _why_not(rules: Ruleset, case: Case) -> str:
 def _seen(rules: Ruleset, case: Case) -> list[dict[str, Any]]:
     """What the case leads to."""
     if case.fault is not None and case.fault_class is not None:
-        rule = rule_for(rules, case.fault, case.fault_class)
+        rule = rules.rule_for(case.fault, case.fault_class)
         return [] if rule is None else [{"rule": rule.name, "fault": case.fault, "class": case.fault_class}]
     if case.alert:
         return [_shown(one) for one in _of_alert(rules, case.alert)]

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from healer.detection import PictureLook, read_all, rule_for
+from healer.detection import PictureLook, read_all
 from healer.detection.readings import bit_pattern, nvlink_row, xid74_reading
 from healer.detection.reported import line_findings
 from healer.model import Component, FaultClass, Finding, Observation, ObservationKind, Ruleset
@@ -142,13 +142,13 @@ def test_sxid_word_against_catalogue(rules: Ruleset, code: int, word: str, fault
 def test_every_code_is_taken_by_a_rule_unless_it_is_only_information(rules: Ruleset) -> None:
     for kind, catalogue in (("xid", rules.xids), ("sxid", rules.sxids)):
         for code, entry in catalogue.items():
-            rule = rule_for(rules, f"{kind}-{code}", entry.fault_class)
+            rule = rules.rule_for(f"{kind}-{code}", entry.fault_class)
             assert (rule is None) == (entry.fault_class is FaultClass.informational), (kind, code)
 
 
 def test_nothing_but_fatal_and_asked_for_leads_to_action(rules: Ruleset) -> None:
     for code, entry in rules.xids.items():
-        rule = rule_for(rules, f"xid-{code}", entry.fault_class)
+        rule = rules.rule_for(f"xid-{code}", entry.fault_class)
         assert (rule is not None and rule.playbook is not None) == (entry.fault_class is FaultClass.fatal), (
             code
         )

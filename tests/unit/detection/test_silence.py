@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from healer.detection import PictureLook, rule_for
+from healer.detection import PictureLook
 from healer.detection.silence import silence_findings
 from healer.model import FaultClass, Finding, SlurmNode, SlurmSnapshot, Topology
 from healer.observations import Picture
@@ -59,7 +59,7 @@ def test_down_is_no_answer_either() -> None:
 def test_a_node_that_slurm_reaches_is_not_blamed_for_its_sender() -> None:
     (one,) = found(site(stopped=[3]))
     assert (one.fault, one.fault_class, one.unusable) == ("sender-silent", FaultClass.informational, False)
-    rule = rule_for(shipped(), one.fault, one.fault_class)
+    rule = shipped().rule_for(one.fault, one.fault_class)
     assert rule is not None
     assert rule.playbook is None
 

@@ -93,7 +93,7 @@ class Detector(Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Nothing holds that the next tick has to look at again. False where time alone may find something."""
+        """Nothing holds that the next tick has to look at again; time alone finds nothing."""
         return True
 
     @property

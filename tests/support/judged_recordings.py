@@ -71,7 +71,7 @@ def stamp(after_s: float) -> str:
 
 def play(case: Case) -> dict[str, Any]:
     """The document of `healer replay --json`."""
-    rows = sorted(_rows(case), key=lambda row: row["at"])
+    rows = sorted(_rows(case), key=lambda row: datetime.fromisoformat(row["at"]))
     return replay(rules_in(Mode(case.get("mode", "auto"))), read(json.dumps(row) for row in rows))
 
 

@@ -22,12 +22,11 @@ from healer.actions.base import (
 from healer.decisions.comments import agreed, wish_of
 from healer.decisions.consent import impossible
 from healer.incidents.growth import MEASURED, not_looked, senses_of, spoken, too_few
-from healer.incidents.impact import crashed_among, hit_among, moments_of, surely_hit
+from healer.incidents.impact import crashed_among, hit_by_evidence, moments_of
 from healer.incidents.lifecycle import CLEAR_FOR
 from healer.incidents.node_history import out_of_service, summarize_node
 from healer.model import (
     CommandKind,
-    Component,
     Evidence,
     Incident,
     SlurmJob,
@@ -42,7 +41,8 @@ def list_jobs(ctx: Context) -> Result:
     """The jobs hit, with restart counts. Taken after the drain was read back: none can start any more."""
     try:
         on_node = ctx.tools.scheduler.jobs_on(ctx.node)
-        hit, certain = _hit(ctx, on_node)
+        node_gpus = ctx.tools.scheduler.node(ctx.node).gpus if on_node else 0
+        hit, certain = hit_by_evidence(ctx.incident, on_node, ctx.node, node_gpus)
         hit = whole_jobs(ctx.tools.scheduler, hit)
         crashed = _crashed(ctx, {job.id for job in (*on_node, *hit)})
     except UnknownNode as error:
@@ -88,38 +88,6 @@ def _crashed(ctx: Context, at_work: set[str]) -> list[SlurmJob]:
     gone = whole_jobs(ctx.tools.scheduler, (job for job in known if job is not None and job.crashed))
     where = msgspec.structs.replace(incident.root, node=ctx.node)
     return crashed_among(gone, where, moments_of(incident))
-
-
-def _hit(ctx: Context, on_node: list[SlurmJob]) -> tuple[list[SlurmJob], bool]:
-    """Jobs on the GPUs that the incident's own evidence names; what was only counted names none.
-
-    Fatal faults that were told come first, then whatever was told. Where all is measured the root alone
-    counts: what joined it is another matter. One that names no GPU is taken for one unknown GPU's fault.
-    """
-    incident = ctx.incident
-    if incident is None or not on_node:
-        return on_node, True
-    node_gpus = ctx.tools.scheduler.node(ctx.node).gpus
-    here = [one for one in incident.evidence if one.component.node == ctx.node]
-    told = [one for one in here if one.fatal] or [one for one in here if one.sense not in MEASURED]
-    # A line of the kernel speaks of one GPU, also where its address is lost.
-    places = {(one.component, bool(one.line)) for one in told}
-    if here and not told:
-        places = {(incident.root, True)}
-        told = [one for one in here if one.component == incident.root]
-    hit: dict[str, SlurmJob] = {}
-    for where, one_gpu in places or {(Component(cluster=ctx.run.cluster, node=ctx.node), False)}:
-        jobs, certain = hit_among(on_node, where, node_gpus=node_gpus, one_gpu=one_gpu)
-        if not certain:
-            # Which GPU it is cannot be told; the signal itself may have named the job. The incident's own
-            # list does not count: it is a guess from Slurm's picture, which may be older than these jobs.
-            jobs_told = {one.job for one in told}
-            sure = surely_hit(on_node, [place for place, _ in places], ctx.node, node_gpus)
-            known = {job.id for job in sure} | jobs_told
-            named = [job for job in on_node if job.id in known]
-            return named, bool(named)
-        hit |= {job.id: job for job in jobs}
-    return list(hit.values()), True
 
 
 #: A line that came so shortly before the return speaks against it.

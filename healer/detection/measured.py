@@ -249,9 +249,11 @@ def _finding(
         job=component.job,
         sense=Sense.metrics,
     )
+    code = float(telemetry.value(rule.signal, now)[row]) if rule.names_xid else 0
     return Finding.from_evidence(
         evidence,
-        fault=rule.name,
+        rule=rule.name,
+        fault=f"xid-{code:.0f}" if code > 0 else rule.name,
         fault_class=rule.fault_class,
         component=root,
         title=rule.title,

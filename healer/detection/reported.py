@@ -10,8 +10,10 @@ from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from hashlib import sha256
 
+import msgspec
+
 from healer.detection.protocol import PictureLook
-from healer.detection.readings import Reading
+from healer.detection.readings import Reading, read
 from healer.detection.watches import is_offline
 from healer.model import (
     AlertRule,
@@ -56,6 +58,41 @@ def line_findings(walk: PictureLook) -> list[Finding]:
         if rule is not None:
             found.append(_line_finding(rule.name, reading, seen))
     return found
+
+
+def gauge_findings(rules: Ruleset, picture: Picture, sensed: Iterable[Finding]) -> list[Finding]:
+    """What the last tick found; an Xid that a gauge names is read by the catalogue, as a kernel line is.
+
+    It stays the word of metrics: nothing is surely unusable by it. One that no rule takes gives none.
+    """
+    found = []
+    for finding in sensed:
+        if not finding.fault.startswith("xid-"):
+            found.append(finding)
+            continue
+        seen = _as_line(picture, finding)
+        shown = picture.slurm.nodes.get(seen.component.node or "") if picture.slurm is not None else None
+        reading = read(rules, seen, shown)
+        policy = rules.rule_for(reading.fault, reading.fault_class) if reading is not None else None
+        if reading is not None and policy is not None:
+            named = msgspec.structs.replace(_line_finding(policy.name, reading, seen), unusable=False)
+            kept = {name: getattr(finding, name) for name in ("evidence", "confidence", "charts", "text")}
+            found.append(msgspec.structs.replace(named, **kept))
+    return found
+
+
+def _as_line(picture: Picture, finding: Finding) -> Observation:
+    """The kernel line that the gauge is evidence of, without its text."""
+    where = finding.component
+    pci = picture.node(where.node).gpus.address(where.gpu) if where.node is not None else None
+    return Observation(
+        digest=finding.evidence[0].digest,
+        kind=ObservationKind.xid,
+        component=msgspec.structs.replace(where, pci=pci),
+        event_at=finding.at,
+        arrived_at=finding.arrived_at,
+        code=int(finding.fault.removeprefix("xid-")),
+    )
 
 
 def note_links(walk: PictureLook) -> None:

@@ -25,7 +25,7 @@ from healer.decisions import (
 )
 from healer.decisions.book_mismatch import forgotten_drains
 from healer.decisions.sweeps import sweeping, with_one_more
-from healer.engine.upkeep import Walk, put_right, release, sweep, sweeps_due
+from healer.engine.upkeep import Walk, follow_up, put_right, release, sweep, sweeps_due
 from healer.incidents import by_urgency, our_drains, take_findings
 from healer.incidents.correlate import fold, held_by_breaker, of_wave, unfold, waves_that_act
 from healer.incidents.impact import hit_so_far
@@ -98,6 +98,7 @@ def decide_all(walk: Walk, batch: Sequence[Observation]) -> None:
             _carry_out(walk, incident, rule, decision, active)
         elif active is not None and not active.shadow:
             _note_under_way(walk, incident, active)
+    walk.started += follow_up(walk)
     for run in list(runs.values()):
         if run.id in runs:
             start_when_allowed(walk, run)

@@ -21,6 +21,7 @@ from healer.decisions import (
 from healer.decisions.book_mismatch import find_vetoes, idle_slots, slots_of_gone_nodes
 from healer.decisions.sweeps import in_turn, is_scheduled, since_of, sweeping, with_one_more
 from healer.incidents import Book
+from healer.incidents.impact import hit_since_listed
 from healer.model import (
     ENDED_RUN_STATES,
     FaultClass,
@@ -34,9 +35,12 @@ from healer.model import (
     Run,
     RunState,
     Slot,
+    SlurmJob,
+    Verb,
     Veto,
     audit_record,
 )
+from healer.model.run import run_id
 from healer.observations import Picture
 from healer.observations.picture import NodePicture
 from healer.ports.transactions import WalkTx
@@ -163,6 +167,53 @@ def release(walk: Walk) -> list[str]:
         about = {"playbook": run.playbook, "job": run.job, "reason": run.reason}
         walk.audit("run.started", f"run/{run.id}", **about)
     return [run.id for run in begun]
+
+
+def follow_up(walk: Walk) -> list[str]:
+    """Jobs that a fault hits which joined its incident after the run had listed them: each is requeued once,
+    by a run of its own. The runs that were set going for it."""
+    begun = []
+    for name, newly_unusable in walk.work.wider.items():
+        incident = walk.work.by_id[name]
+        run = walk.runs.get(incident.run or "")
+        if run is None or run.shadow or not _requeues(walk, run) or not incident.is_open:
+            continue
+        jobs = hit_since_listed(incident, walk.gate.snapshot, newly_unusable=newly_unusable)
+        begun += [_requeue(walk, incident, run, job) for job in jobs]
+        hit = tuple(sorted({*incident.jobs_hit, *(job.leader for job in jobs)}))
+        walk.work.put(msgspec.structs.replace(incident, jobs_hit=hit))
+    return [run for run in begun if run is not None]
+
+
+def _requeues(walk: Walk, run: Run) -> bool:
+    playbook = walk.rules.playbooks.get(run.playbook)
+    return playbook is not None and any(step.do is Verb.requeue for step in playbook.steps)
+
+
+def _requeue(walk: Walk, incident: Incident, run: Run, job: SlurmJob) -> str | None:
+    """The id of a new run that requeues the job; None where it was begun before."""
+    told = f"{incident.id}|requeue|{job.leader}|{job.restarts}|{incident.unusable}"
+    late = Run(
+        id=run_id(told),
+        cluster=incident.cluster,
+        playbook="requeue",
+        state=RunState.running,
+        by="healer",
+        reason=incident.title,
+        created_at=walk.now,
+        job=job.leader,
+        incident=incident.id,
+        rule=incident.rule,
+        mode=run.mode,
+        beside=True,
+        input={"restarts": job.restarts},
+    )
+    if walk.tx.run(late.id) is not None:
+        return None
+    walk.tx.create_run(late)
+    about = {"playbook": late.playbook, "job": late.job, "reason": late.reason, "incident": incident.id}
+    walk.audit("run.started", f"run/{late.id}", **about)
+    return late.id
 
 
 def sweeps_due(walk: Walk) -> bool:

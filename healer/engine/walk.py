@@ -12,6 +12,7 @@ import msgspec
 
 from healer.decisions.node_facts import planned_window
 from healer.detection import PictureLook, detect, read_all
+from healer.detection.reported import gauge_findings
 from healer.engine.decide_incidents import decide_all, lock_gate_if_needed
 from healer.engine.upkeep import Walk, note_inventories, open_on
 from healer.incidents import (
@@ -81,7 +82,7 @@ def walk(
     lines = read_all(rules, live, picture.slurm.nodes if picture.slurm is not None else None)
     findings = detect(PictureLook(rules, picture, now, lines, commands))
     if sensed is not None:
-        findings += sensed.findings
+        findings += gauge_findings(rules, picture, sensed.findings)
     planned = partial(_planned_on, rules, picture, now)
     context = Context(rules, picture, now, planned)
     findings, passed = split_by_context(context, findings)

@@ -218,6 +218,9 @@ class Book:
         self.by_id: dict[str, Incident] = {}
         self.changed: dict[str, Incident] = {}
         self.placed: list[tuple[str, Finding]] = []
+        #: Incidents that a fatal fault joined after their jobs were listed; True: only since then the node
+        #: is surely unusable.
+        self.wider: dict[str, bool] = {}
         self.index = OpenIndex(rules.topology.link_of, self.places.keys)
         self.hits = Hits(picture)
         #: Opened in this pass, so that nobody knows them yet; and what those became that were not kept.

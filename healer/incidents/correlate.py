@@ -151,6 +151,8 @@ def _join(book: Book, incident: Incident, finding: Finding) -> None:
         updated=book.now,
         title=finding.headline if _has_grown(incident, finding) else incident.title,
     )
+    if incident.jobs_hit_final and finding.fault_class is FaultClass.fatal:
+        book.wider[incident.id] = finding.unusable and not incident.unusable
     book.put(other_root(joined, finding))
     book.placed.append((incident.id, finding))
     cover_silences(book, book.by_id[incident.id])

@@ -82,6 +82,49 @@ def surely_hit(
     return [job for job in holders if (len(job.gpus[node]) if node in job.gpus else 1) > well]
 
 
+def hit_by_evidence(
+    incident: Incident | None, on_node: Sequence[SlurmJob], node: str, node_gpus: int
+) -> tuple[list[SlurmJob], bool]:
+    """Jobs on the GPUs that the incident's own evidence names, and whether that is certain.
+
+    Fatal faults that were reported come first, then whatever was reported. Where all is measured the root
+    alone counts: what joined it is another matter. One that names no GPU is the fault of one unknown GPU.
+    """
+    if incident is None or not on_node:
+        return list(on_node), True
+    here = [one for one in incident.evidence if one.component.node == node]
+    reported = [one for one in here if one.fatal] or [one for one in here if one.sense not in MEASURED]
+    # A line of the kernel speaks of one GPU, also where its address is lost.
+    places = {(one.component, bool(one.line)) for one in reported}
+    if here and not reported:
+        places = {(incident.root, True)}
+        reported = [one for one in here if one.component == incident.root]
+    hit: dict[str, SlurmJob] = {}
+    for where, one_gpu in places or {(Component(cluster=incident.cluster, node=node), False)}:
+        jobs, certain = hit_among(on_node, where, node_gpus=node_gpus, one_gpu=one_gpu)
+        if not certain:
+            # Which GPU it is cannot be told; the signal itself may have named the job. The incident's own
+            # list does not count: it is a guess from Slurm's picture, which may be older than these jobs.
+            sure = surely_hit(on_node, [place for place, _ in places], node, node_gpus)
+            ids = {job.id for job in sure} | {one.job for one in reported}
+            named = [job for job in on_node if job.id in ids]
+            return named, bool(named)
+        hit |= {job.id: job for job in jobs}
+    return list(hit.values()), True
+
+
+def hit_since_listed(
+    incident: Incident, snapshot: SlurmSnapshot | None, *, newly_unusable: bool
+) -> list[SlurmJob]:
+    """Jobs still at work on the node that a fault hits which joined after the run had listed them; all that
+    are hit, where the node is surely unusable only since then: their restart needs no consent now."""
+    node = snapshot.nodes.get(incident.root.node or "") if snapshot is not None else None
+    if snapshot is None or node is None or not (incident.unusable or ended_work(incident)):
+        return []
+    jobs, certain = hit_by_evidence(incident, snapshot.jobs_on(node.name), node.name, node.gpus)
+    return [job for job in jobs if certain and (newly_unusable or job.leader not in incident.jobs_hit)]
+
+
 def hit_so_far(incident: Incident, snapshot: SlurmSnapshot | None) -> tuple[str, ...]:
     """Those known, and those at work there now: a node that must stay in service takes job after job."""
     if incident.jobs_hit_final:
@@ -157,7 +200,8 @@ class Hits:
         return tuple(sorted(hit))
 
     def with_more(self, incident: Incident, finding: Finding) -> tuple[str, ...]:
-        """The incident's, with those that one more finding of it hits."""
+        """The incident's, with those that one more finding of it hits. Once its run has listed them,
+        `hit_since_listed` adds to them."""
         if incident.jobs_hit_final or finding.fault_class not in HARDWARE:
             return incident.jobs_hit
         if incident.fault_class is FaultClass.fatal and finding.evidence[0].sense in MEASURED:

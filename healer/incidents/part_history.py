@@ -116,7 +116,9 @@ def note(
     ):
         _line(rules, picture, seen, reading, people)
     for one in findings:
-        told = bool(one.evidence) and one.evidence[0].sense in _SENSES and not one.beside
+        # A gauge holds the last Xid: it cannot tell how often that came, so it counts for no repeat.
+        gauge = one.fault.startswith("xid-")
+        told = bool(one.evidence) and one.evidence[0].sense in _SENSES and not (one.beside or gauge)
         if told and one.fault_class in HARDWARE and one.component.device is None:
             _measured(picture, one, people)
 

@@ -298,8 +298,8 @@ def _persons_word(pair: Pair) -> bool | None:
 
 def _exactly(pair: Pair) -> bool | None:
     one, finding = pair.incident, pair.finding
-    alike = one.fault == finding.fault and one.rule == finding.rule and one.root == finding.component
-    return True if alike else None
+    alike = one.fault == finding.fault and one.rule == finding.rule
+    return True if alike and one.root.may_be(finding.component) else None
 
 
 def _unusual(pair: Pair) -> bool | None:

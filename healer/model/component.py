@@ -35,6 +35,14 @@ class Component(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     device: str | None = None
     part: str | None = None
 
+    def may_be(self, other: "Component") -> bool:
+        """Whether both can name one part: nothing that both tell differs. One sender knows a GPU's index,
+        another one its address."""
+        if self.node != other.node:
+            return False
+        pairs = ((getattr(self, name), getattr(other, name)) for name in self.__struct_fields__)
+        return all(mine == theirs for mine, theirs in pairs if mine is not None and theirs is not None)
+
     def __str__(self) -> str:
         """For people: `gpu0017 GPU 3 (0000:9b:00)`."""
         words = [self.node or self.switch or self.device or self.cluster]

@@ -26,7 +26,8 @@ class DetectionRule(msgspec.Struct, frozen=True, kw_only=True):
     `when` is the expression; `for_s` how long it has to hold (`for` in the file, a duration such as 2m).
     `signal` is what the chart shows, `threshold` an expression of the same unit drawn in it (empty: none).
     `evidence` are further signals whose values are told with the finding. `models` limits the rule to GPU
-    models (globs). `source` says where the threshold comes from.
+    models (globs). `source` says where the threshold comes from. `names_xid`: the signal's value is an Xid,
+    and a finding is that of its catalogue row.
     """
 
     name: str
@@ -47,6 +48,7 @@ class DetectionRule(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode | None = None
     runbook: str = ""
     unusable: bool = False
+    names_xid: bool = False
 
 
 class AlertRule(msgspec.Struct, frozen=True, kw_only=True):

@@ -59,6 +59,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, rename={"for_": "for"}):
     mode: Mode | None = None
     runbook: str = ""
     unusable: bool = False
+    names_xid: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,8 @@ class Drawn:
     repaired: float = 0.0
     #: When heartbeats end for the whole fleet, if there were any.
     telemetry_ends: float | None = None
+    #: Nodes whose fault may wait and that nobody but healer repairs.
+    left_to_healer: set[str] = field(default_factory=set[str])
 
 
 # --- the laws -----------------------------------------------------------------------------------------------
@@ -66,7 +68,15 @@ class Drawn:
 
 def broken(drawn: Drawn, document: dict[str, Any]) -> list[str]:
     """The laws that the replay broke, a sentence each."""
-    laws = (_healthy_drained, _sure_in_service, _too_many_incidents, _left_open, _wrong_requeues, _killed)
+    laws = (
+        _healthy_drained,
+        _sure_in_service,
+        _too_many_incidents,
+        _left_open,
+        _wrong_requeues,
+        _killed,
+        _plan_forgotten,
+    )
     return [sentence for law in laws for sentence in law(drawn, document)]
 
 
@@ -146,7 +156,11 @@ def _left_open(drawn: Drawn, document: dict[str, Any]) -> Iterator[str]:
     }
     for one in document["incidents"]:
         last = drawn.telemetry_ends is not None and _seconds(one["opened"]) >= drawn.telemetry_ends
-        if one["closed"] is None and not last and one["root"].get("node", "") not in out:
+        if (
+            one["closed"] is None
+            and not last
+            and one["root"].get("node", "") not in out | drawn.left_to_healer
+        ):
             kinds = [cause.kind for cause in drawn.causes if one["root"].get("node") in cause.nodes]
             place = one["root"].get("node")
             yield f"4: {one['rule']} at {place} is {one['state']} after {QUIET_DAYS} quiet days; {kinds}"
@@ -174,3 +188,19 @@ def _killed(drawn: Drawn, document: dict[str, Any]) -> Iterator[str]:
             at = _seconds(one["at"])
             for job in set(_running(drawn, document, one["node"], at)) - hit:
                 yield f"1: {one['action']} of {one['node']} at {at:.0f} s ends job {job}, which nothing hit"
+
+
+def _plan_forgotten(drawn: Drawn, document: dict[str, Any]) -> Iterator[str]:
+    """7: a plan ends by a reset or a reboot, never because its line is not repeated (law 10).
+
+    Where healer had drained the node, the last picture is a person's resume, and that ends it too.
+    """
+    ending = {"drain", "reset_gpu", "reboot", "power_cycle"}
+    for one in document["incidents"]:
+        node = one["root"].get("node")
+        if node not in drawn.left_to_healer or one["closed"] is None:
+            continue
+        until = _seconds(one["closed"])
+        done = [step for step in document["actions"] if step["node"] == node and step["action"] in ending]
+        if not any(_seconds(step["at"]) <= until for step in done):
+            yield f"7: {one['rule']} at {node} was closed at {until:.0f} s without a reset or a reboot"

@@ -18,55 +18,13 @@ from dataclasses import replace
 from typing import Any
 
 from tests.support import drawn_senders as senders
+from tests.support.drawn_fleet import fleet, jobs_on
 from tests.support.drawn_laws import QUIET_DAYS, QUIET_EVERY, Cause, Drawn, broken
 from tests.support.drawn_senders import PCI, Event, Row, body_row, stamp
 
 __all__ = ["Drawn", "broken", "draw"]
-# --- the fleet ----------------------------------------------------------------------------------------------
-
-
-def _fleet(rng: random.Random, most: int) -> dict[str, Row]:
-    """4 to 40 nodes in racks, under switches, on PDUs."""
-    gpus, model = rng.choice((1, 2, 4, 8, 8, 8)), rng.choice(("a100", "h100", "h100", "b200"))
-    sizes = {place: rng.choice((None, 2, 4, 8, 16)) for place in ("rack", "switch", "pdu")}
-    nodes: dict[str, Row] = {}
-    for number in range(min(most, rng.choice((4, 6, 9, 12, 20, 32, 40)))):
-        name = f"gpu{number + 1:04}"
-        node = {"name": name, "state": ["IDLE"], "gpus": gpus, "gpu_model": model, "partitions": ["train"]}
-        places = {place: f"{place}{number // size + 1}" for place, size in sizes.items() if size}
-        nodes[name] = node | places | {"boot_id": f"{name}-b1"}
-    return nodes
-
-
-def _jobs(rng: random.Random, nodes: dict[str, Row]) -> dict[str, Row]:
-    """Jobs on one to many nodes, some of an array, some two to a node; some nodes stay idle."""
-    names, jobs, number = list(nodes), dict[str, Row](), rng.randrange(1000, 9000)
-    while names:
-        many = rng.choice((1, 1, 2, 4, 8, 16))
-        place, names = names[:many], names[many:]
-        if rng.random() < 0.25:
-            continue
-        gpus = nodes[place[0]]["gpus"]
-        halves = [range(gpus)]
-        if len(place) == 1 and gpus > 1 and rng.random() < 0.5:
-            halves = [range(gpus // 2), range(gpus // 2, gpus)]
-        number += 1
-        for part, half in enumerate(halves):
-            array = len(halves) > 1 or rng.random() < 0.2
-            job: Row = {
-                "id": f"{number}_{part}" if array else str(number),
-                "state": "RUNNING",
-                "nodes": place,
-            }
-            job |= {"gpus": {name: list(half) for name in place}, "restarts": 0, "partition": "train"}
-            requeue = rng.choice((True, True, True, False, None))
-            job |= {} if requeue is None else {"requeue": requeue}
-            jobs[job["id"]] = job
-        state = "ALLOCATED" if len(halves) == 1 else "MIXED"
-        for name in place:
-            nodes[name]["state"] = [state]
-    return jobs
-
+#: In every so manieth draw a fault that may wait is left to healer alone; these have their quiet days.
+UNREPAIRED_EVERY = 2 * QUIET_EVERY
 
 # --- one draw -----------------------------------------------------------------------------------------------
 
@@ -76,8 +34,8 @@ class _Drawing:
         self.rng = random.Random(seed)
         self.drawn = Drawn(seed)
         self.beats = self.rng.random() < 0.2
-        self.nodes = _fleet(self.rng, 20 if self.beats else 40)
-        self.jobs = self.drawn.jobs = _jobs(self.rng, self.nodes)
+        self.nodes = fleet(self.rng, 20 if self.beats else 40)
+        self.jobs = self.drawn.jobs = jobs_on(self.rng, self.nodes)
         self.events: list[Event] = []
         self.extra: list[tuple[float, Row]] = []
         self.free = list(self.nodes)
@@ -241,6 +199,8 @@ class _Drawing:
             self.say(
                 node, at + 0.1, gpu, 94, "pid=7194, Contained: CE User Channel (0x9). RST: No, D-RST: No"
             )
+        if self.drawn.seed % UNREPAIRED_EVERY == 0:
+            self.drawn.left_to_healer.add(node)
         return Cause("waiting", at, (node,), frozenset({node}), idle_only=True, hit=frozenset(hit))
 
     def application(self, at: float) -> Cause | None:
@@ -450,6 +410,7 @@ class _Drawing:
         for job in self.jobs:
             self.drawn.ended.setdefault(job, jobs_end)
         renewed = {name for cause in self.drawn.causes for name in cause.may_leave} | set(self.boot_since)
+        renewed -= self.drawn.left_to_healer
         well = [
             node
             | {"state": ["IDLE"]}
@@ -485,6 +446,7 @@ class _Drawing:
 
     def _boot(self, name: str, at: float, up: float) -> str:
         renewed = name in self.boot_since or any(name in cause.may_leave for cause in self.drawn.causes)
+        renewed = renewed and name not in self.drawn.left_to_healer
         if at >= up and renewed:
             return f"{name}-b3"
         return f"{name}-b2" if at >= self.boot_since.get(name, float("inf")) else f"{name}-b1"

@@ -59,7 +59,7 @@ class _Drawing:
 
     def say(self, node: str, at: float, gpu: int, xid: int, text: str, sure: bool = False) -> None:
         line = f"NVRM: Xid (PCI:{PCI[gpu]}): {xid}, {text}"
-        self.events.append(Event(node, at, line, f"{node}-b1", xid, gpu, sure))
+        self.events.append(Event(node, round(at, 6), line, f"{node}-b1", xid, gpu, sure))
 
     def process(self) -> str:
         return self.rng.choice(
@@ -116,7 +116,7 @@ class _Drawing:
                 return 79
             case "lost_bare":
                 line = f"NVRM: GPU {PCI[gpu]}.0: GPU has fallen off the bus."
-                self.events.append(Event(node, at, line, f"{node}-b1", 79, gpu, True))
+                self.events.append(Event(node, round(at, 6), line, f"{node}-b1", 79, gpu, True))
                 return 79
             case "remap_failed":
                 self.say(node, at, gpu, 64, f"{process}Row Remapper: Failed to remap row.", sure=True)
@@ -245,10 +245,10 @@ class _Drawing:
         match kind:
             case "identity":
                 line = f"NVRM: GPU at PCI:{PCI[0]}: GPU-0b11d014-1685-04bd-26ed-5fc0bc1c44ae"
-                self.events.append(Event(node, at, line, f"{node}-b1"))
+                self.events.append(Event(node, round(at, 6), line, f"{node}-b1"))
             case "start":
                 line = "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.65.06"
-                self.events.append(Event(node, at, line, f"{node}-b1"))
+                self.events.append(Event(node, round(at, 6), line, f"{node}-b1"))
             case "logger":
                 text = f"{stamp(at)} {node} python3[81234]: {lost}\n"
                 route = f"signals/kernel-log?cluster=pod1&node={node}"

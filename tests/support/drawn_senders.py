@@ -107,13 +107,13 @@ def journal(rng: random.Random, events: list[Event], nodes: dict[str, Row]) -> I
 
 
 def _record(event: Event) -> dict[str, str]:
-    real = int((START + timedelta(seconds=event.at)).timestamp() * 1e6)
+    since_start_us = round(event.at * 1e6)
     return {
         "_TRANSPORT": "kernel",
         "_HOSTNAME": event.node,
         "_BOOT_ID": event.boot,
-        "_SOURCE_MONOTONIC_TIMESTAMP": str(int((UPTIME_S + event.at) * 1e6)),
-        "__REALTIME_TIMESTAMP": str(real),
+        "_SOURCE_MONOTONIC_TIMESTAMP": str(UPTIME_S * 1_000_000 + since_start_us),
+        "__REALTIME_TIMESTAMP": str(int(START.timestamp()) * 1_000_000 + since_start_us),
         "MESSAGE": event.line,
     }
 
@@ -123,7 +123,7 @@ def otlp(rng: random.Random, events: list[Event], nodes: dict[str, Row]) -> Iter
     logs: list[Row] = []
     for event in events:
         values = [{"key": key, "value": {"stringValue": value}} for key, value in _record(event).items()]
-        nanos = int((START + timedelta(seconds=event.at)).timestamp() * 1e6) * 1000
+        nanos = int(START.timestamp()) * 10**9 + round(event.at * 1e6) * 1000
         logs.append({"timeUnixNano": str(nanos), "body": {"kvlistValue": {"values": values}}})
     resource = {"attributes": [{"key": "host.name", "value": {"stringValue": events[0].node}}]}
     body = {"resourceLogs": [{"resource": resource, "scopeLogs": [{"logRecords": logs}]}]}

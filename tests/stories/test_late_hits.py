@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.stories.test_replay import Row, actions, clock, job, jobs, kernel, nodes, played
-from tests.support.loop import name
+from tests.stories.test_replay import Row, actions, clock, job, jobs, kernel, nodes, played, row
+from tests.support.loop import CLUSTER, name
 
 pytestmark = pytest.mark.heavy
 
@@ -14,9 +14,9 @@ def lost(at: float, gpu: int) -> Row:
     return kernel(at, 1, f"NVRM: Xid (PCI:{ADDRESSES[gpu]}): 79, pid=1, name=a, GPU has fallen off the bus.")
 
 
-def identities() -> Row:
-    lines = (f"NVRM: GPU at PCI:{pci}: GPU-{index:08x}" for index, pci in enumerate(ADDRESSES))
-    return kernel(1, 1, *lines)
+def inventory() -> Row:
+    gpus = [{"index": index, "pci": pci} for index, pci in enumerate(ADDRESSES)]
+    return row(1, "signals/heartbeat", {"cluster": CLUSTER, "node": name(1), "boot_id": "b1", "gpus": gpus})
 
 
 def requeued(*rows: Row) -> list[str | None]:
@@ -29,12 +29,12 @@ HALVES = jobs(0, *(job(str(h), name(1), gpus={name(1): list(range(4 * h, 4 * h +
 
 
 def test_a_second_gpu_of_a_shared_node_hits_the_job_on_it_too() -> None:
-    assert requeued(identities(), SHARED, lost(10, 0), lost(100, 2), clock(300)) == ["0", "2"]
+    assert requeued(inventory(), SHARED, lost(10, 0), lost(100, 2), clock(300)) == ["0", "2"]
 
 
 def test_a_gpu_that_is_reported_again_requeues_nobody_twice() -> None:
     rows = (lost(100, 2), lost(200, 2), lost(300, 0))
-    assert requeued(identities(), SHARED, lost(10, 0), *rows, clock(900)) == ["0", "2"]
+    assert requeued(inventory(), SHARED, lost(10, 0), *rows, clock(900)) == ["0", "2"]
 
 
 def test_all_gpus_lost_one_after_the_other_hit_every_job_though_none_can_be_told_apart() -> None:
@@ -44,9 +44,9 @@ def test_all_gpus_lost_one_after_the_other_hit_every_job_though_none_can_be_told
 
 
 def test_a_job_on_a_healthy_gpu_of_the_node_goes_on() -> None:
-    assert requeued(identities(), SHARED, lost(10, 0), lost(100, 6), clock(300)) == ["0"]
+    assert requeued(inventory(), SHARED, lost(10, 0), lost(100, 6), clock(300)) == ["0"]
 
 
 def test_an_application_error_that_comes_later_hits_nobody() -> None:
     later = kernel(100, 1, f"NVRM: Xid (PCI:{ADDRESSES[2]}): 31, pid=7, name=p, MMU Fault")
-    assert requeued(identities(), SHARED, lost(10, 0), later, clock(300)) == ["0"]
+    assert requeued(inventory(), SHARED, lost(10, 0), later, clock(300)) == ["0"]

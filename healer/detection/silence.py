@@ -97,7 +97,7 @@ def silence_findings(walk: PictureLook) -> list[Finding]:
         first = min((node.beats[-1] for node in senders.values()), default=now)
         picture.silence.all_heard = AllHeard(known, first + SILENCE_AFTER)
         return []
-    if is_fleet(len(silent), len(senders)) and _slurm_disagrees(picture, silent):
+    if _is_fleet(picture, senders, silent):
         return [_silent_fleet(picture, silent, len(senders), now)]
     return list(_Silence(walk, senders, silent).findings())
 
@@ -134,10 +134,16 @@ class _Silence:
 
     def _going_on(self, outage: Outage) -> Iterator[Finding]:
         """The outage that is known already, while a node of it is away that is not judged alone."""
-        here = {*outage.nodes, *self._at.get((outage.kind, outage.place), ())}
+        place = self._at.get((outage.kind, outage.place), ()) if outage.kind is not None else ()
+        here = {*outage.nodes, *place}
         away = sorted(here & self._left.keys())
-        if len(away) > 1 or any(self._is_troubled(name) for name in away):
+        if len(away) <= 1 and not any(self._is_troubled(name) for name in away):
+            return
+        if outage.kind is not None:
             yield self._of_place(Together(outage.kind, outage.place, away, len(here)))
+        else:
+            silent = {name: self._left.pop(name) for name in away}
+            yield _silent_fleet(self._picture, silent, len(self._senders), self._now)
 
     def _several(self) -> Together | None:
         """Nodes of one place that Slurm does not reach either: too few to say that the place is broken, and
@@ -154,7 +160,7 @@ class _Silence:
         found = []
         for (kind, place), names in groups.items():
             left = [name for name in names if name in self._left]
-            near = [name for name in names if any(self._is_near(name, other) for other in left)]
+            near = [name for name in names if any(self._began_with(name, other) for other in left)]
             if left and len(near) > 1:
                 found.append(Together(kind, place, near, len(self._at[kind, place])))
         return max(found, key=_likelihood, default=None)
@@ -183,21 +189,28 @@ class _Silence:
         alone = other in self._picture.silence.alone
         return not alone or abs(self._silent[other] - self._silent[name]) <= JUST_BACK
 
+    def _began_with(self, other: str, name: str) -> bool:
+        """What another outage explains already is no part of one that begins later."""
+        return other in self._left or abs(self._silent[other] - self._silent[name]) <= JUST_BACK
+
     def _others_back_at(self, name: str, since: datetime) -> datetime | None:
         """When the last other of its places came back that was away with it."""
         back = (self._senders[other].back_at for other in self._neighbours(name))
         return max((at for at in back if at is not None and at > since), default=None)
 
     def _neighbours(self, name: str) -> set[str]:
-        return {other for place in self._nodes[name].outage_places for other in self._at.get(place, ())} - {
-            name
-        }
+        """The senders at its places, and of the outages that it is in."""
+        there = {other for place in self._nodes[name].outage_places for other in self._at.get(place, ())}
+        for outage in self._picture.silence.outages:
+            there |= outage.nodes & self._senders.keys() if name in outage.nodes else set()
+        return there - {name}
 
     @cached_property
     def _at(self) -> dict[tuple[PlaceKind, str], list[str]]:
         """The senders of each place that somebody silent stands at or an outage goes on."""
         wanted = {place for name in self._silent for place in self._nodes[name].outage_places}
-        wanted |= {(one.kind, one.place) for one in self._picture.silence.outages}
+        known = self._picture.silence.outages
+        wanted |= {(one.kind, one.place) for one in known if one.kind is not None}
         found: dict[tuple[PlaceKind, str], list[str]] = defaultdict(list)
         for name in self._senders if wanted else ():
             for place in self._nodes[name].outage_places:
@@ -215,11 +228,11 @@ def _is_expected(node: SlurmNode | None) -> bool:
     return node is not None and not node.planned
 
 
-def _slurm_disagrees(picture: Picture, silent: dict[str, datetime]) -> bool:
-    """Slurm still hears most of them: then it is our way of hearing that broke."""
+def _is_fleet(picture: Picture, senders: Collection[str], silent: Collection[str]) -> bool:
+    """Most senders are silent, and Slurm still hears most of these: our way of hearing broke."""
     assert picture.slurm is not None
     heard = sum(1 for name in silent if picture.slurm.nodes[name].responding)
-    return heard * 2 > len(silent)
+    return is_fleet(len(silent), len(senders)) and heard * 2 > len(silent)
 
 
 def _silence_evidence(
@@ -292,4 +305,5 @@ def _silent_fleet(picture: Picture, silent: dict[str, datetime], senders: int, n
         text=text,
         confidence=0.9,
         evidence=(_silence_evidence(picture.cluster, first, silent[first], text),),
+        affected=tuple(Component(cluster=picture.cluster, node=name) for name in sorted(silent)),
     )

@@ -56,7 +56,7 @@ from healer.model import (
     SlurmNode,
     TicketStage,
 )
-from healer.model.faults import PLACES_SILENT, Trait, fault_is
+from healer.model.faults import OUTAGES, Trait, fault_is
 from healer.model.gate import permit_for
 from healer.observations import Picture
 from healer.ports.transactions import Ledger
@@ -118,7 +118,7 @@ def _remember(walk: Walk, findings: Sequence[Finding]) -> None:
     settling = (one.settle_until for one in walk.open_incidents() if one.settle_until > walk.now)
     picture.settles_at = min(settling, default=None)
     picture.faults = open_faults(known)
-    silent = [one for one in walk.open_incidents() if one.fault in PLACES_SILENT]
+    silent = [one for one in walk.open_incidents() if one.fault in OUTAGES]
     picture.silence.outages = tuple(outage_of(one) for one in silent)
     watched = (one for one in walk.open_incidents() if is_measured(walk.rules, one))
     picture.watched = frozenset((one.fault, one.root) for one in watched)

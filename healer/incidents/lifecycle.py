@@ -8,7 +8,6 @@ from hashlib import sha256
 import msgspec
 
 from healer.detection.reported import fault_of
-from healer.detection.silence import is_fleet
 from healer.incidents.book import Book
 from healer.incidents.correlate import take_finding
 from healer.incidents.growth import last_heard, with_set_aside
@@ -51,7 +50,7 @@ from healer.model.faults import (
     HEALER_DRAIN,
     LEMON,
     NODE_SILENT,
-    PLACES_SILENT,
+    OUTAGES,
     SENDER_SILENT,
     SERVER_AWAY,
     Trait,
@@ -262,13 +261,11 @@ def _gone(incident: Incident, picture: Picture, now: datetime) -> str | None:
         if incident.fault == NODE_SILENT and shown is not None and shown.responding:
             return "Slurm reaches the node again"  # its sender alone is silent, which is told by itself
         return None
-    if incident.fault in PLACES_SILENT:
+    if incident.fault in OUTAGES:
         over = all(_is_back(picture, one.node, incident, now) for one in incident.affected if one.node)
         return "the nodes speak again" if over else None
     if incident.fault == SERVER_AWAY and _server_is_back(picture, incident):
         return "the server answers all that told of it"
-    if incident.fault == FLEET_SILENT:
-        return "the nodes speak again" if _fleet_speaks(picture, now) else None
     quiet = QUIET.get(incident.fault_class)
     if quiet is not None and now - incident.updated > quiet:
         return f"nothing new for {int(quiet.total_seconds() // 60)} min"
@@ -302,8 +299,9 @@ def _is_back(picture: Picture, node: str, incident: Incident, now: datetime) -> 
 
 
 def outage_of(incident: Incident) -> Outage:
-    """Of an incident of a silent place."""
-    kind = PlaceKind(incident.fault.removesuffix("-silent"))
+    """Of an incident of a silent place, or of the fleet."""
+    word = incident.fault.removesuffix("-silent")
+    kind = PlaceKind(word) if incident.fault != FLEET_SILENT else None
     nodes = frozenset(one.node for one in incident.affected if one.node)
     return Outage(kind, incident.root.switch or incident.root.device or "", nodes)
 
@@ -312,13 +310,6 @@ def _server_is_back(picture: Picture, incident: Incident) -> bool:
     nodes = {one.node for one in incident.affected if one.node}
     back = (picture.servers_back.get((incident.root.device or "", node)) for node in nodes)
     return bool(nodes) and all(at is not None and at >= incident.opened for at in back)
-
-
-def _fleet_speaks(picture: Picture, now: datetime) -> bool:
-    """So few are silent that it is theirs again; each of them is told by itself then."""
-    senders = list(picture.senders())
-    silent = sum(1 for node in senders if node.silent_since(now) is not None)
-    return bool(senders) and not is_fleet(silent, len(senders))
 
 
 def find_auto_resolve(rules: Ruleset, picture: Picture, incident: Incident) -> Cleared | None:

@@ -32,7 +32,7 @@ from healer.model import (
 from healer.model.faults import (
     FLEET_OFFLINE,
     FLEET_SILENT,
-    PLACES_SILENT,
+    OUTAGES,
     SERVER_AWAY,
     Trait,
     code_of,
@@ -361,10 +361,6 @@ def wave_fields(wave: Wave, rule: Rule) -> dict[str, Any]:
     }
 
 
-#: They are about every node, whichever they name.
-_WHOLE_FLEET = frozenset({FLEET_SILENT, FLEET_OFFLINE})
-
-
 #: What nodes tell when their place's power or network goes away.
 _OF_OUTAGE = frozenset({Trait.network, Trait.link_down, Trait.loses_packets, Trait.waits_for_files})
 
@@ -378,10 +374,10 @@ def covers(one: Incident, other: Incident) -> bool:
     died in it."""
     if other.fault not in silences_behind(one.fault):
         return False
-    if one.fault in PLACES_SILENT and other.unusable and other.opened > one.opened:
+    if one.fault in OUTAGES and other.unusable and other.opened > one.opened:
         return False
-    if one.fault in _WHOLE_FLEET:
-        return True
+    if one.fault == FLEET_OFFLINE or (one.fault == FLEET_SILENT and other.root.node is None):
+        return True  # about every node, whichever it names
     if other.root.node is None:  # Slurm says of the place what its senders' silence said
         return other.root == one.root
     return other.root.node in {part.node for part in (*one.affected, one.root)}

@@ -36,6 +36,8 @@ NODE_SILENT, SENDER_SILENT, FLEET_SILENT = "node-silent", "sender-silent", "flee
 NODE_OFFLINE, FLEET_OFFLINE = "node-offline", "fleet-offline"
 #: Faults of a place: its nodes went silent together, or do not answer Slurm.
 PLACES_SILENT = frozenset(f"{kind}-silent" for kind in PlaceKind)
+#: Silences that several nodes share: members belong to one until the last of them is back (law 2).
+OUTAGES = PLACES_SILENT | {FLEET_SILENT}
 PLACES_OFFLINE = frozenset(f"{kind}-offline" for kind in PlaceKind)
 
 
@@ -198,10 +200,11 @@ def check_of(fault: str) -> str | None:
 _SILENCE = frozenset({SENDER_SILENT, NODE_SILENT})
 _EXPLAINED_BY = {
     **dict.fromkeys(PLACES_SILENT, _SILENCE | {NODE_OFFLINE} | PLACES_OFFLINE),
-    FLEET_SILENT: _SILENCE,
+    FLEET_SILENT: _SILENCE | {NODE_OFFLINE} | PLACES_OFFLINE | PLACES_SILENT,
+    NODE_OFFLINE: frozenset({SENDER_SILENT}),
     NODE_SILENT: frozenset({NODE_OFFLINE, SENDER_SILENT}),
-    **dict.fromkeys(PLACES_OFFLINE, frozenset({NODE_OFFLINE})),
-    FLEET_OFFLINE: frozenset({NODE_OFFLINE, *PLACES_OFFLINE}),
+    **dict.fromkeys(PLACES_OFFLINE, frozenset({NODE_OFFLINE, SENDER_SILENT})),
+    FLEET_OFFLINE: frozenset({NODE_OFFLINE, SENDER_SILENT, *PLACES_OFFLINE}),
 }
 
 

@@ -271,9 +271,10 @@ class Allocations:
 
 
 class Outage(NamedTuple):
-    """An open incident of a place whose nodes are silent: those told of so far."""
+    """An open incident of a place, or of the fleet, whose nodes are silent: those reported so far."""
 
-    kind: PlaceKind
+    #: None: the whole fleet.
+    kind: PlaceKind | None
     place: str
     nodes: frozenset[str]
 

@@ -113,11 +113,17 @@ def split_prefix(line: str) -> Prefix | None:
     return None
 
 
+def one_line(record: str) -> str:
+    """A record with the line ends within it as /dev/kmsg shows them, `\\x0a`: what follows one is no line of
+    its own, whatever a process wrote there."""
+    return record.strip("\r\n").replace("\r\n", "\n").replace("\n", "\\x0a")
+
+
 def clean(line: str) -> str:
     """Without its end, without colours, and without rsyslog's words around what comes again."""
     if "\x1b" in line:
         line = _COLOURS.sub("", line)
-    line = line.rstrip("\r\n")
+    line = one_line(line)
     if "message repeated" in line and (match := _REPEATED.fullmatch(line)):
         line = match["before"] + match["said"]
     return line

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from healer.model import NO_LINES, LineBook
+from healer.signals.kernel_log import one_line
 from healer.signals.rejects import BadBody, BadEntry, check_marks, map_of, pairs_of
 from healer.signals.wire import ENTRIES_MAX, Accepted, Known, check_entries, entries_observations
 
@@ -179,8 +180,7 @@ def _value(raw: bytes) -> str | bytes:
 def message_text(value: Any) -> str:
     """A message: text, or bytes as `journalctl -o json` prints what is no UTF-8: a list of numbers.
 
-    A line's end within one record becomes `\\x0a`, as /dev/kmsg shows it: what follows it is no line of its
-    own. Raises BadEntry.
+    Raises BadEntry.
     """
     if isinstance(value, str):
         text = value
@@ -192,7 +192,7 @@ def message_text(value: Any) -> str:
         raise BadEntry("MESSAGE: more than one")
     else:
         raise BadEntry("MESSAGE: missing, or no text")
-    return text.replace("\n", "\\x0a")
+    return one_line(text)
 
 
 def stamp_of(fields: Mapping[str, Any]) -> str:

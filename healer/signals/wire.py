@@ -16,7 +16,7 @@ import msgspec
 from healer.model import NO_LINES, Component, LineBook, Observation, ObservationKind
 from healer.signals.identity import Origin, digest_of, identify
 from healer.signals.inventory import gpu_row, normal_serial
-from healer.signals.kernel_log import NO_YEAR, ParsedLine, normal_pci, parse_batch
+from healer.signals.kernel_log import NO_YEAR, ParsedLine, normal_pci, one_line, parse_batch
 from healer.signals.rejects import BadBody, BadEntry, Rejected, Rejects, utc_time
 
 #: A kernel line is at most 1 KiB and a record of /dev/kmsg at most 8 KiB; driver lines are far below this.
@@ -414,7 +414,7 @@ def _observation(taken: _Taken, line: ParsedLine, now: datetime) -> tuple[Observ
         boot_id=taken.boot_id,
         code=line.code,
         text=line.text,
-        line=entry.line.strip(),
+        line=one_line(entry.line).strip(),
         data=data,
         seq=seq,
     )

@@ -327,12 +327,26 @@ def test_identity() -> None:
         "nvidia-nvswitch0: SXid (PCI:0000:06:00.0): 200, Fatal, Link 1",
         "nvidia-nvswitch: SXid (PCI:0000:06:00.0): 20034, Fatal, Link 1",
         "NVRM: Xid (PCI:0000:9b:00): 79, a\x00b",
-        "NVRM: Xid (PCI:0000:9b:00): 79, a\nNVRM: Xid (PCI:0000:9b:00): 48, b",
         "NVRM: Xid (PCI:0000:9b:00): 79, \ud800",
     ],
 )
 def test_not_a_driver_line(line: str) -> None:
     assert parse_line(line) is None
+
+
+def test_a_record_with_line_ends_is_its_first_line() -> None:
+    """Whatever a process wrote behind it, such as a file name that looks like a line of the driver."""
+    for end in ("\n", "\r\n", "\\x0a"):
+        record = (
+            f"NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus.{end}NVRM: Xid (PCI:0000:9b:00): 48"
+        )
+        line = parse_line(record)
+        assert line is not None
+        assert (line.code, line.text) == (
+            79,
+            "GPU has fallen off the bus.\\x0aNVRM: Xid (PCI:0000:9b:00): 48",
+        )
+    assert parse_line("systemd: a\nNVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus.") is None
 
 
 @given(st.text())

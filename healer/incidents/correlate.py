@@ -65,7 +65,7 @@ from healer.model import (
     Sharing,
     Verdict,
 )
-from healer.model.faults import FLEET_SILENT, PLACES_SILENT, Trait, fault_is, silences_behind, wave_rule
+from healer.model.faults import OUTAGES, PLACES_SILENT, Trait, fault_is, silences_behind, wave_rule
 
 #: So many pieces of one sense are kept beside an incident that they did not open.
 BESIDE_KEPT = 10
@@ -278,7 +278,8 @@ def absorb_teardowns(book: Book, root: Incident) -> None:
 
 def cover_silences(book: Book, one: Incident) -> None:
     """Nodes fall silent one by one: those told before their number showed what they share are merged."""
-    around = (*book.at(one.root.node, (), one.root), *book.these(book.index.of_fault(FLEET_SILENT)))
+    outages = (other for fault in sorted(OUTAGES) for other in book.these(book.index.of_fault(fault)))
+    around = (*book.at(one.root.node, (), one.root), *outages)
     over = next((other for other in around if covers(other, one)), None)
     if over is not None:  # told of a node that an open incident explains already
         book.merge(one, over)

@@ -146,22 +146,18 @@ class _Silence:
             yield _silent_fleet(self._picture, silent, len(self._senders), self._now)
 
     def _several(self) -> Together | None:
-        """Nodes of one place that Slurm does not reach either: too few to say that the place is broken, and
-        too many for a fault of their own. Those judged alone at about the same time count."""
-        dead = [
-            name
-            for name, since in self._silent.items()
-            if not self._nodes[name].responding and self._now - since >= ALONE_AFTER
-        ]
+        """Nodes of one place, some of which Slurm does not reach either: too few to say that the place is
+        broken, and too many for a fault of their own. Those judged alone at about the same time count."""
+        away = [name for name, since in self._silent.items() if self._now - since >= ALONE_AFTER]
         groups: dict[tuple[PlaceKind, str], list[str]] = defaultdict(list)
-        for name in sorted(dead):
+        for name in sorted(away):
             for place in self._nodes[name].outage_places:
                 groups[place].append(name)
         found = []
         for (kind, place), names in groups.items():
             left = [name for name in names if name in self._left]
             near = [name for name in names if any(self._began_with(name, other) for other in left)]
-            if left and len(near) > 1:
+            if left and len(near) > 1 and any(not self._nodes[name].responding for name in near):
                 found.append(Together(kind, place, near, len(self._at[kind, place])))
         return max(found, key=_likelihood, default=None)
 
@@ -190,8 +186,10 @@ class _Silence:
         return not alone or abs(self._silent[other] - self._silent[name]) <= JUST_BACK
 
     def _began_with(self, other: str, name: str) -> bool:
-        """What another outage explains already is no part of one that begins later."""
-        return other in self._left or abs(self._silent[other] - self._silent[name]) <= JUST_BACK
+        """A sender that Slurm still reaches, or that another outage explains, is no part of one that begins
+        later."""
+        dead = other in self._left and not self._nodes[other].responding
+        return dead or abs(self._silent[other] - self._silent[name]) <= JUST_BACK
 
     def _others_back_at(self, name: str, since: datetime) -> datetime | None:
         """When the last other of its places came back that was away with it."""

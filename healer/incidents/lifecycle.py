@@ -8,6 +8,7 @@ from hashlib import sha256
 import msgspec
 
 from healer.detection.reported import fault_of
+from healer.detection.silence import JUST_BACK
 from healer.incidents.book import Book
 from healer.incidents.correlate import take_finding
 from healer.incidents.growth import last_heard, with_set_aside
@@ -256,6 +257,9 @@ def _gone(incident: Incident, picture: Picture, now: datetime) -> str | None:
         kept = any(one.name == node for one in our_drains(picture))
         return None if kept or shown is None else "the drain was lifted"
     if incident.fault in {NODE_SILENT, SENDER_SILENT} and node:
+        booted_at = picture.node(node).booted_at
+        if booted_at is not None and now - booted_at < JUST_BACK:
+            return None  # Slurm's word on the reboot may follow: it is the same event
         if _speaks(picture, node, incident, now) and (shown is None or shown.responding):
             return "the node speaks again"
         if incident.fault == NODE_SILENT and shown is not None and shown.responding:

@@ -378,6 +378,8 @@ def covers(one: Incident, other: Incident) -> bool:
         return False
     if one.fault == FLEET_OFFLINE or (one.fault == FLEET_SILENT and other.root.node is None):
         return True  # about every node, whichever it names
+    mine = {part.node for part in (*one.affected, one.root)}
     if other.root.node is None:  # Slurm says of the place what its senders' silence said
-        return other.root == one.root
-    return other.root.node in {part.node for part in (*one.affected, one.root)}
+        theirs = {part.node for part in other.affected}
+        return other.root == one.root or bool(theirs and theirs <= mine)
+    return other.root.node in mine

@@ -34,6 +34,8 @@ ASKS_NOTHING = "driver-asks-none"
 HEALER_DRAIN = "healer-drain"
 NODE_SILENT, SENDER_SILENT, FLEET_SILENT = "node-silent", "sender-silent", "fleet-silent"
 NODE_OFFLINE, FLEET_OFFLINE = "node-offline", "fleet-offline"
+#: Slurm's own drain of a node that came back with another boot.
+UNEXPECTED_REBOOT = "slurm-drain:rebooted"
 #: Faults of a place: its nodes went silent together, or do not answer Slurm.
 PLACES_SILENT = frozenset(f"{kind}-silent" for kind in PlaceKind)
 #: Silences that several nodes share: members belong to one until the last of them is back (law 2).
@@ -199,9 +201,10 @@ def check_of(fault: str) -> str | None:
 
 _SILENCE = frozenset({SENDER_SILENT, NODE_SILENT})
 _EXPLAINED_BY = {
-    **dict.fromkeys(PLACES_SILENT, _SILENCE | {NODE_OFFLINE} | PLACES_OFFLINE),
+    **dict.fromkeys(PLACES_SILENT, _SILENCE | {NODE_OFFLINE, FLEET_OFFLINE} | PLACES_OFFLINE),
     FLEET_SILENT: _SILENCE | {NODE_OFFLINE, FLEET_OFFLINE} | PLACES_OFFLINE | PLACES_SILENT,
     NODE_OFFLINE: frozenset({SENDER_SILENT}),
+    UNEXPECTED_REBOOT: _SILENCE | {NODE_OFFLINE},
     NODE_SILENT: frozenset({NODE_OFFLINE, SENDER_SILENT}),
     **dict.fromkeys(PLACES_OFFLINE, frozenset({NODE_OFFLINE, SENDER_SILENT})),
     FLEET_OFFLINE: frozenset({NODE_OFFLINE, SENDER_SILENT, *PLACES_OFFLINE}),

@@ -2,6 +2,7 @@
 or a wave."""
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 
 import msgspec
 
@@ -17,6 +18,7 @@ from healer.incidents.growth import (
     marked,
     merge_into,
     other_root,
+    proven_by,
     rank_told,
     verdicts,
     with_evidence_of,
@@ -126,11 +128,14 @@ def _stand_beside(book: Book, incident: Incident, finding: Finding) -> None:
 
 
 def _join(book: Book, incident: Incident, finding: Finding) -> None:
+    before, incident = incident, proven_by(incident, finding, _told_at(book, finding), book.now)
     known = {one.digest for one in incident.evidence}
     fresh = tuple(one for one in finding.evidence if one.digest not in known)
     heard = heard_with(incident, finding)
     if not fresh:
-        if heard != incident.heard:  # it still stands: that is news, although it is no new evidence
+        if (
+            heard != incident.heard or incident is not before
+        ):  # it still stands: that is news, although it is no new evidence
             book.put(msgspec.structs.replace(incident, heard=heard))
         return
     rule = book.policies.of(finding)
@@ -154,6 +159,14 @@ def _join(book: Book, incident: Incident, finding: Finding) -> None:
     book.put(other_root(joined, finding))
     book.placed.append((incident.id, finding))
     cover_silences(book, book.by_id[incident.id])
+
+
+def _told_at(book: Book, finding: Finding) -> datetime:
+    """By our clock: of a line when it was written, of what stands when it was looked at."""
+    first, node = finding.evidence[0], finding.component.node
+    if not first.line or node is None:
+        return finding.arrived_at
+    return book.picture.node(node).moment(finding.at, finding.arrived_at)
 
 
 def _has_grown(incident: Incident, finding: Finding) -> bool:

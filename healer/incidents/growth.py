@@ -108,6 +108,23 @@ def _counted(heard: list[Heard]) -> list[Heard]:
     return [one for one in heard if one.sense in counted]
 
 
+def proven_by(incident: Incident, finding: Finding, told_at: datetime, now: datetime) -> Incident:
+    """The incident, seen again where the finding, told at `told_at` by our clock, shows that its fault has
+    outlived the planned work under which it arose. An event then is news; a level was there before."""
+    if incident.plan_over is None or not is_proof(incident, finding) or told_at <= incident.plan_over:
+        return incident
+    news = finding.evidence[0].sense not in MEASURED
+    out = incident.node_was_out and not news
+    return msgspec.structs.replace(incident, plan_over=None, seen_again=now, node_was_out=out)
+
+
+def is_proof(incident: Incident, finding: Finding) -> bool:
+    """Whether it tells of the same fault, or of a worse one, at the same part."""
+    same = finding.fault == incident.fault or rank_told(finding) >= rank_of(incident)
+    parts = {_part(incident.root), _part(finding.component)} - {""}
+    return same and len(parts) < 2
+
+
 def last_heard(incident: Incident) -> datetime:
     return max((one.at for one in incident.heard), default=incident.opened)
 

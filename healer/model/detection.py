@@ -26,7 +26,8 @@ class DetectionRule(msgspec.Struct, frozen=True, kw_only=True):
     `when` is the expression; `for_s` how long it has to hold (`for` in the file, a duration such as 2m).
     `signal` is what the chart shows, `threshold` an expression of the same unit drawn in it (empty: none).
     `evidence` are further signals whose values are told with the finding. `models` limits the rule to GPU
-    models (globs). `source` says where the threshold comes from.
+    models (globs). `source` says where the threshold comes from. `sign`: it opens nothing, and is noted as an
+    event of its part; its rate over hours and days is a fault by `rules/escalations.yaml`.
     """
 
     name: str
@@ -47,6 +48,7 @@ class DetectionRule(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode | None = None
     runbook: str = ""
     unusable: bool = False
+    sign: bool = False
 
 
 class AlertRule(msgspec.Struct, frozen=True, kw_only=True):

@@ -632,6 +632,11 @@ def only_ours(snapshot: SlurmSnapshot | None, node: SlurmNode) -> bool:
     return not theirs and not {"POWERED_DOWN", "POWERING_DOWN"}.intersection(node.state)
 
 
+def is_worked_on(snapshot: SlurmSnapshot | None, node: SlurmNode) -> bool:
+    """In a maintenance reservation that is not for healer's own tests."""
+    return "MAINTENANCE" in node.state and not only_ours(snapshot, node)
+
+
 class Figure(msgspec.Struct, frozen=True):
     """A rate that a test told (`gemm_tflop_per_s`): the higher the better."""
 

@@ -243,9 +243,11 @@ def is_near(incident: Incident, finding: Finding) -> bool:
     return abs(finding.arrived_at - incident.opened) <= NEAR or abs(finding.at - told) <= NEAR
 
 
-def verdicts(finding: Finding) -> dict[str, Verdict]:
-    """Of each node that the finding speaks of."""
+def verdicts(finding: Finding, *, asks: bool) -> dict[str, Verdict]:
+    """Of each node that the finding speaks of. `asks`: its rule has a plan for it, or a person is asked."""
     verdict = _VERDICTS.get(finding.fault_class)
+    if verdict is Verdict.suspect and not asks:
+        verdict = Verdict.watch  # nothing is wrong enough to act
     where = finding.component
     # What a device stands before may be hit; nothing was told of those nodes themselves.
     affected = () if where.device is not None else finding.affected

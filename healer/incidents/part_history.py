@@ -357,6 +357,8 @@ def _taken_back(rules: Ruleset, picture: Picture, part: str, burst: FaultBurst) 
 
     for cancel in rules.escalations.cancels:
         if fits(burst.fault, cancel.faults) and is_later(cancel.by):
+            if _comes_and_goes(rules, picture, part, burst):
+                return None
             done = Remedy.drain_then_reset if cancel.by == ASKS_NOTHING else Remedy.none
             return Cleared(why=cancel.text, done=done)
     if burst.fault_class in HARDWARE and is_later(ASKS_NOTHING):
@@ -456,6 +458,13 @@ def _lines_since(burst: FaultBurst, since: datetime) -> float:
     """Of a burst that began before, the lines that fall behind it, if they came evenly."""
     lasted, after = burst.last_at - burst.began_at, burst.last_at - since
     return burst.count * min(1.0, after / lasted) if lasted else float(burst.count)
+
+
+def _comes_and_goes(rules: Ruleset, picture: Picture, part: str, burst: FaultBurst) -> bool:
+    """Its rate is a fault: the line of its end ends nothing."""
+    entries = repeats_for(rules, burst.fault, model_on(rules, picture, burst.node))
+    key = part, burst.fault
+    return any(_repeat(rules, picture, one, key, burst, burst.last_at) is not None for one in entries)
 
 
 def _alike(picture: Picture, entry: Repeat, key: Key, burst: FaultBurst, since: datetime) -> list[FaultBurst]:

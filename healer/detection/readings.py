@@ -27,8 +27,9 @@ _OF_ROW = ("text", "fault_class", "remedy", "cause", "unusable")
 
 
 def gpu_model(models: Sequence[GpuModel], shown: SlurmNode | None) -> str | None:
-    """The name in `gpu_models.yaml` of the node's GPUs, as Slurm names them; the first entry that fits."""
-    name = shown.gpu_model.lower() if shown is not None else ""
+    """The name in `gpu_models.yaml` of the node's GPUs, as Slurm or else the node itself names them; the
+    first entry that fits."""
+    name = (shown.gpu_model or shown.gpu_name).lower() if shown is not None else ""
     if not name:
         return None
     fits = (one.name for one in models if any(fnmatchcase(name, glob.lower()) for glob in one.match))
@@ -227,8 +228,8 @@ def _nvlink5(rules: Ruleset, seen: Observation, code: int, reading: Reading, dri
 
 
 def _of_nvlink5(fault_class: FaultClass) -> Remedy:
-    """Of a row that names none: where nothing is fatal the vendor says to ignore it, and to report it. A reset
-    that is needed all the same the driver asks for by itself (Xid 154)."""
+    """Of a row that names none: where nothing is fatal the vendor says to ignore it, and to report it. A
+    reset that is needed all the same the driver asks for by itself (Xid 154)."""
     if fault_class is FaultClass.fatal:
         return Remedy.drain_then_reset
     return Remedy.ticket if fault_class is FaultClass.degraded else Remedy.none

@@ -204,7 +204,11 @@ class SlurmNode(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     reason_at: datetime | None = None
     gpus: int = 0
     gpu_model: str = ""
+    #: The model as the node itself tells it, where the gres names none (`gpu:8`).
+    gpu_name: str = ""
     gpus_shared: bool = False
+    #: As Slurm counts them (CPUTot); 0: it does not tell.
+    cpus: int = 0
     driver: str = ""
     rack: str = ""
     switch: str = ""

@@ -321,6 +321,8 @@ class Changes:
     #: When planned work on a node ended last; and until when windows of the site's list were looked at.
     work_ended: dict[str, datetime] = field(default_factory=dict)
     windows_until: datetime | None = None
+    #: Slurm's nodes as they came, where the picture has named GPUs that Slurm does not.
+    unnamed: Mapping[str, SlurmNode] | None = None
     #: Nodes of which another boot was first heard of since the last walk.
     booted: set[str] = field(default_factory=set)
 
@@ -391,6 +393,7 @@ class Picture:
         """Takes in what Slurm shows. A recording's snapshot may also know boot ids."""
         if self.slurm is not None and snapshot.taken_at < self.slurm.taken_at:
             return
+        snapshot = self._with_gpu_names(snapshot)
         if self.slurm is None or snapshot.jobs is not self.slurm.jobs:
             self._note_places(snapshot)
         if self.slurm is not None and snapshot.nodes is self.slurm.nodes:
@@ -409,6 +412,25 @@ class Picture:
             # Only a change is news: what a recording repeats was not said again at that later time.
             if node.boot_id and (node.name not in before or before[node.name].boot_id != node.boot_id):
                 self.node(node.name).heard_boot(node.boot_id, snapshot.taken_at, snapshot.taken_at)
+
+    def _with_gpu_names(self, snapshot: SlurmSnapshot) -> SlurmSnapshot:
+        """With the GPU models that nodes tell by themselves, where Slurm names none. Different ones on one
+        node say nothing."""
+        if self.slurm is not None and snapshot.nodes is self.changes.unnamed:
+            return msgspec.structs.replace(snapshot, nodes=self.slurm.nodes)
+        told = {
+            name: self.nodes[name].facts.get("gpu", "")
+            for name, node in snapshot.nodes.items()
+            if node.gpus and not node.gpu_model and name in self.nodes
+        }
+        named = {name: gpu for name, gpu in told.items() if gpu and "," not in gpu}
+        self.changes.unnamed = snapshot.nodes if named else None
+        if not named:
+            return snapshot
+        nodes = dict(snapshot.nodes)
+        for name, gpu in named.items():
+            nodes[name] = msgspec.structs.replace(nodes[name], gpu_name=gpu)
+        return msgspec.structs.replace(snapshot, nodes=nodes)
 
     def _note_places(self, snapshot: SlurmSnapshot) -> None:
         """Of jobs that run: one that was put back may still be completing where its life before was."""
@@ -504,6 +526,8 @@ class Picture:
             for name in told.keys() & node.facts.keys() - NOT_COMPARED:
                 if told[name] != node.facts[name]:
                     self.new_versions.setdefault(node.name, {})[name] = told[name], seen.arrived_at
+            if "gpu" in told:
+                self.changes.unnamed = None
             node.facts |= {name: value for name, value in told.items() if name in FACTS}
             node.facts_at = seen.arrived_at
             self.facts_changed.add(node.name)

@@ -242,7 +242,7 @@ def _placed(context: Context, incident: Incident, rules: Ruleset) -> Incident:
             plan=bound.name,
             plan_over=context.now if late is not None else None,
             seen_again=None,
-            node_was_out=incident.node_was_out or bound.when is ContextKind.maintenance,
+            node_was_out=incident.node_was_out or (fresh and bound.when is ContextKind.maintenance),
             p0_since=None,
         )
     rule = rules.by_name.get(incident.rule)
@@ -250,7 +250,11 @@ def _placed(context: Context, incident: Incident, rules: Ruleset) -> Incident:
         return incident
     ended = next((one for one in rules.context if one.name == incident.plan), None)
     if ended is not None and ended.when in _WORK and incident.seen_again is None:
-        return msgspec.structs.replace(incident, plan_over=incident.plan_over or context.ended(incident))
+        over = incident.plan_over or context.ended(incident)
+        cause = (
+            incident.cause if incident.node_was_out else rule.cause
+        )  # what was told before it is none of it
+        return msgspec.structs.replace(incident, plan_over=over, cause=cause)
     return msgspec.structs.replace(
         incident, severity=rule.severity, cause=rule.cause, plan="", plan_over=None
     )

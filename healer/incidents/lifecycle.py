@@ -189,7 +189,7 @@ def _not_seen_again(incident: Incident, now: datetime) -> str | None:
     if over is None or now - over < PROOF:
         return None
     minutes = int(PROOF.total_seconds() // 60)
-    return f"told during planned work, and not seen again in the {minutes} min after it"
+    return f"planned work on the node is over, and it was not seen again in the {minutes} min after it"
 
 
 def is_measured(rules: Ruleset, incident: Incident) -> bool:

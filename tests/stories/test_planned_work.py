@@ -134,6 +134,14 @@ def test_a_fault_told_while_a_person_had_the_node_is_theirs_too() -> None:
     assert drained(again) == [name(1)]
 
 
+def test_a_fault_told_before_the_work_keeps_its_cause_and_needs_the_same_proof() -> None:
+    rows = [nodes(), kernel(10, 1, LOST), shown(600, WORKED_ON), nodes(HOUR)]
+    document = played(*rows, clock(HOUR + 2400), mode=Mode.shadow)
+    found = of_node(document, 1)
+    assert found["cause"] == "unclear"
+    assert found["closed"] is not None
+
+
 @pytest.mark.parametrize(
     "reboots",
     [

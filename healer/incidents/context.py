@@ -20,6 +20,7 @@ from healer.model import (
     FaultClass,
     Finding,
     Incident,
+    IncidentState,
     Maintenance,
     Ruleset,
     SetAside,
@@ -233,7 +234,7 @@ def _placed(context: Context, incident: Incident, rules: Ruleset) -> Incident:
     late = _told_late(context, incident) if bound is None and fresh else None
     bound = bound or late
     if bound is not None and bound.severity is not None:
-        if incident.run is not None and not incident.plan:
+        if incident.state is not IncidentState.open and not incident.plan:
             return incident  # healer works on it: the run's own steps ask the gate
         return msgspec.structs.replace(
             incident,

@@ -124,7 +124,9 @@ def ended_windows(
 ) -> dict[str, datetime]:
     """Node -> the end of its last window of planned work by the site's list, of those that ended between."""
     found: dict[str, datetime] = {}
-    if not may_be_planned(rules, cluster):
+    everywhere = (settings_of(rules, cluster), *rules.partition_guards.values())
+    ends = [window.until for settings in everywhere for window in settings.maintenance]
+    if not any(until is not None and since < until <= now for until in ends):
         return found
     for node in nodes:
         for settings in (settings_of(rules, cluster), *settings_of_node(rules, cluster, node)):

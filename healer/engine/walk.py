@@ -22,7 +22,7 @@ from healer.incidents import (
     is_measured,
     take_findings,
 )
-from healer.incidents.context import Context, note_context, place_under_plans, split_by_context
+from healer.incidents.context import Context, end_plans, note_context, split_by_context
 from healer.incidents.correlate import unfold
 from healer.incidents.forecast_outcomes import settle_forecasts
 from healer.incidents.growth import with_set_aside
@@ -94,7 +94,7 @@ def walk(
         for command in commands:
             take_command(state, command)
         heal(state)
-        place_under_plans(context, state.work, rules)
+        end_plans(context, state.work, rules)
         take_findings(state.work, without_own_drains(state, findings))
         place_and_climb(rules, picture, state.work, state.known, now)
         state.pass_over(note_context(context, state.work, passed, rules))

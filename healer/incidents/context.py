@@ -216,13 +216,18 @@ def note_context(
     """Incidents are no more urgent than what goes on at their node allows, and as urgent as ever when it is
     over; what was passed over is noted beside them. Returns what was passed over for the first time since it
     goes on: node, fault, why."""
-    place_under_plans(context, work, rules)
+    _place(context, work, rules, list(work.by_id.values()))
     return _note_passed(context, work, passed)
 
 
-def place_under_plans(context: Context, work: Book, rules: Ruleset) -> None:
-    """Each open incident under what goes on at its node now, or after it."""
-    for incident in list(work.by_id.values()):
+def end_plans(context: Context, work: Book, rules: Ruleset) -> None:
+    """Before a walk's findings: those that come after the work prove what arose under it."""
+    _place(context, work, rules, [one for one in work.by_id.values() if one.plan])
+
+
+def _place(context: Context, work: Book, rules: Ruleset, incidents: Sequence[Incident]) -> None:
+    """Each open one under what goes on at its node now, or after it."""
+    for incident in incidents:
         if incident.is_open and (changed := _placed(context, incident, rules)) != incident:
             work.put(msgspec.structs.replace(changed, updated=context.now))
 

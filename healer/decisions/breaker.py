@@ -55,7 +55,8 @@ def storm_roots(
         rule, node = rules.by_name.get(incident.rule), incident.root.node
         if rule is None or node is None or not _removes(rule, incident, rules):
             continue
-        if incident.opened <= now - STORM_WINDOW or incident.node_was_out or incident.merged_into:
+        began = incident.seen_again or incident.opened
+        if began <= now - STORM_WINDOW or incident.node_was_out or incident.plan or incident.merged_into:
             continue
         seen = facts.snapshot.nodes.get(node) if facts.snapshot else None
         if seen and planned_window(rules, incident.cluster, seen, incident.opened, facts.snapshot):
@@ -63,7 +64,7 @@ def storm_roots(
         root = Root(
             node=node,
             rule=incident.rule,
-            at=incident.opened,
+            at=began,
             incident=incident.id,
             driver=seen.driver if seen else "",
             switch=place_of(rules, seen).switch if seen else "",

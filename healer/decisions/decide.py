@@ -29,6 +29,7 @@ from healer.model import (
     GateFacts,
     Guard,
     Incident,
+    IncidentState,
     Mode,
     Outcome,
     Playbook,
@@ -153,6 +154,8 @@ def _question(
 
 def _not_now(incident: Incident, rule: Rule, now: datetime) -> str | None:
     """Why nothing begins by itself, although the fault was told: nobody says that it stands now."""
+    if (over := incident.plan_over) is not None:
+        return f"Planned work on the node ended at {over:%H:%M:%S} UTC: waits until it is seen again."
     if why := not_looked(incident, now):
         return f"{why}."
     if incident.clear_since is not None:
@@ -285,12 +288,15 @@ def severity_of(incident: Incident, decision: Decision | None, facts: GateFacts 
 
     P0: a fatal fault hits service (the node still takes jobs, or jobs were on it) and healer cannot or may
     not act, whichever guard says so: in shadow mode too nobody acts unless a person does. No P0: planned
-    work, and a node that a person holds already (the owner has it). Acted on, the rule's own severity stands,
-    P1 at most. Without a decision nothing was held back, so there is no P0 either.
+    work, a node that a person holds already (the owner has it), and what is well again though nothing was
+    done. Acted on, the rule's own severity stands, P1 at most. Without a decision nothing was held back, so
+    there is no P0 either.
     """
     if incident.plan:
         return incident.severity  # what goes on at the node bounds it
     base = incident.severity if incident.severity is not Severity.P0 else Severity.P1
+    if incident.clear_since is not None and incident.state is IncidentState.open:
+        return base  # well again, and nothing of healer's is under way
     if decision is None or decision.outcome not in {Outcome.held, Outcome.refused}:
         return base
     if not (incident.unusable or incident.fault_class is FaultClass.fatal):

@@ -122,6 +122,24 @@ def may_be_planned(rules: Ruleset, cluster: str) -> bool:
     return any(settings.maintenance for settings in everywhere)
 
 
+def ended_windows(
+    rules: Ruleset, cluster: str, nodes: Iterable[SlurmNode], since: datetime, now: datetime
+) -> dict[str, datetime]:
+    """Node -> the end of its last window of planned work by the site's list, of those that ended between."""
+    found: dict[str, datetime] = {}
+    everywhere = (settings_of(rules, cluster), *rules.partition_guards.values())
+    ends = [window.until for settings in everywhere for window in settings.maintenance]
+    if not any(until is not None and since < until <= now for until in ends):
+        return found
+    for node in nodes:
+        for settings in (settings_of(rules, cluster), *settings_of_node(rules, cluster, node)):
+            for one in settings.maintenance:
+                over = one.until is not None and since < one.until <= now
+                if over and any(matches(pattern, node) for pattern in one.nodes):
+                    found[node.name] = max(one.until or now, found.get(node.name, since))
+    return found
+
+
 def planned_window(
     rules: Ruleset, cluster: str, node: SlurmNode, now: datetime, snapshot: SlurmSnapshot | None
 ) -> Maintenance | None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import msgspec
 
 from healer.detection.baseline import Baseline
+from healer.detection.boots import reboot_findings
 from healer.detection.creep import Creep
 from healer.detection.divergence import Divergence
 from healer.detection.fleet_figures import FleetFigures
@@ -63,6 +64,7 @@ DETECTORS: tuple[OverPicture | OverWindows, ...] = (
     OverPicture(hook_findings),
     OverPicture(silence_findings),
     OverPicture(drain_findings),
+    OverPicture(reboot_findings),
     OverPicture(watch_findings),
     OverPicture(test_findings),
     OverPicture(alert_findings),

@@ -27,8 +27,9 @@ _OF_ROW = ("text", "fault_class", "remedy", "cause", "unusable")
 
 
 def gpu_model(models: Sequence[GpuModel], shown: SlurmNode | None) -> str | None:
-    """The name in `gpu_models.yaml` of the node's GPUs, as Slurm names them; the first entry that fits."""
-    name = shown.gpu_model.lower() if shown is not None else ""
+    """The name in `gpu_models.yaml` of the node's GPUs, as Slurm or else the node itself names them; the
+    first entry that fits."""
+    name = (shown.gpu_model or shown.gpu_name).lower() if shown is not None else ""
     if not name:
         return None
     fits = (one.name for one in models if any(fnmatchcase(name, glob.lower()) for glob in one.match))
@@ -213,18 +214,25 @@ def _nvlink5(rules: Ruleset, seen: Observation, code: int, reading: Reading, dri
             fault_class=FaultClass.fatal if fatal else FaultClass.degraded,
             text=f"{text} ({seen.data.get('fatal_word')} by its line; in no table)",
             # The Xid's own remedy is that of its usual rows; the word stands above it here too.
-            remedy=Remedy.drain_then_reset if fatal else Remedy.reset_gpu_when_idle,
+            remedy=_of_nvlink5(FaultClass.fatal if fatal else FaultClass.degraded),
         )
-    mild = row.fault_class is not FaultClass.fatal
     return msgspec.structs.replace(
         reading,
         fault_class=row.fault_class,
         text=f"{text} ({row.note})" if row.note else text,
         # The Xid's own remedy is that of its worst rows.
-        remedy=row.remedy or (Remedy.reset_gpu_when_idle if mild else Remedy.drain_then_reset),
+        remedy=row.remedy or _of_nvlink5(row.fault_class),
         cause=row.cause or reading.cause,
         follows=row.follows,
     )
+
+
+def _of_nvlink5(fault_class: FaultClass) -> Remedy:
+    """Of a row that names none: where nothing is fatal the vendor says to ignore it, and to report it. A
+    reset that is needed all the same the driver asks for by itself (Xid 154)."""
+    if fault_class is FaultClass.fatal:
+        return Remedy.drain_then_reset
+    return Remedy.ticket if fault_class is FaultClass.degraded else Remedy.none
 
 
 def _xid74(rules: Ruleset, seen: Observation, reading: Reading) -> Reading:

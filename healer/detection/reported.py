@@ -14,7 +14,7 @@ import msgspec
 
 from healer.detection.protocol import PictureLook
 from healer.detection.readings import Reading, read
-from healer.detection.watches import is_offline
+from healer.detection.watches import is_offline, is_planned_reboot
 from healer.model import (
     AlertRule,
     Command,
@@ -223,15 +223,16 @@ def _test_finding(cluster: str, told: Command) -> Finding:
 
 
 def drain_findings(walk: PictureLook) -> list[Finding]:
-    """One finding per node that somebody else holds out of service, when the picture changed. Planned work
-    is none."""
+    """One finding per node that somebody else holds out of service, when the picture changed, or while one
+    was passed over. Planned work is none."""
     picture = walk.picture
-    if picture.slurm is None or not picture.nodes_changed:
+    passed = any(fault_is(fault, Trait.drain) for _, fault, _ in picture.passed_over)
+    if picture.slurm is None or not (picture.nodes_changed or passed):
         return []
     return [
         _drain_finding(picture.cluster, node, fault, walk.now)
         for node in picture.slurm.odd_nodes
-        if (fault := fault_of(node, picture.slurm)) is not None
+        if not is_planned_reboot(picture, node) and (fault := fault_of(node, picture.slurm)) is not None
     ]
 
 

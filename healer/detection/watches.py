@@ -34,13 +34,14 @@ from healer.model import (
 )
 from healer.model.faults import FLEET_OFFLINE, NODE_OFFLINE
 from healer.model.hostlist import compact
-from healer.model.slurm import is_none, slurm_kind
+from healer.model.slurm import is_none, only_ours, slurm_kind
 from healer.observations import Picture, Standing
 
 #: Names that a sentence holds.
 _NAMED = 5
 
 BELOW, COMPLETING = "below-configured", "jobs-completing"
+REBOOTS = "planned-reboots"
 WAITING, HELD = "jobs-waiting:", "jobs-held:"
 BACKLOG, ACCOUNTING = "controller-backlog", "accounting-away"
 
@@ -75,6 +76,7 @@ def standing_conditions(
 ) -> Iterator[Condition]:
     yield from _offline(slurm, settings)
     yield from _below(slurm)
+    yield from _rebooted(picture, slurm)
     yield from _waiting(slurm, settings)
     yield from _completing(picture, slurm, settings)
     yield from _held(slurm)
@@ -134,6 +136,35 @@ def _below(slurm: SlurmSnapshot) -> Iterator[Condition]:
         text = f"{node.name} registers with less than Slurm's configuration says{why}"
         yield Condition(
             BELOW, Component(cluster=slurm.cluster, node=node.name), "Node offers less than configured", text
+        )
+
+
+#: A boot so soon after planned work or a new driver is part of that change.
+CHANGE = timedelta(hours=1)
+
+
+def is_planned_reboot(picture: Picture, node: SlurmNode) -> bool:
+    """Slurm holds it for a reboot that a person asked Slurm for, or that came with a change of theirs."""
+    if not node.held or (node.planned and not only_ours(picture.slurm, node)):
+        return False
+    kind = slurm_kind(node.reason)
+    if kind == "reboot":
+        return "timed out" not in node.reason
+    given = picture.new_versions.get(node.name, {}).get("driver")
+    changed = [at for at in (picture.changes.work_ended.get(node.name), given and given[1]) if at is not None]
+    held_at = node.reason_at or min(changed, default=None)
+    return kind == "rebooted" and held_at is not None and any(held_at - at <= CHANGE for at in changed)
+
+
+def _rebooted(picture: Picture, slurm: SlurmSnapshot) -> Iterator[Condition]:
+    """One note for all of them."""
+    held = [node.name for node in slurm.odd_nodes if is_planned_reboot(picture, node)]
+    if held:
+        listed = compact(held)
+        text = f"Slurm holds {listed} for a reboot under planned work; whoever planned it returns them"
+        title = "Nodes are rebooted in planned work"
+        yield Condition(
+            REBOOTS, Component(cluster=slurm.cluster), title, text, affected=tuple(held), news=listed
         )
 
 

@@ -10,7 +10,7 @@ from functools import partial
 
 import msgspec
 
-from healer.decisions.node_facts import planned_window
+from healer.decisions.node_facts import ended_windows, planned_window
 from healer.detection import PictureLook, detect, read_all
 from healer.detection.reported import gauge_findings
 from healer.engine.decide_incidents import decide_all, lock_gate_if_needed
@@ -23,13 +23,14 @@ from healer.incidents import (
     is_measured,
     take_findings,
 )
-from healer.incidents.context import Context, note_context, split_by_context
+from healer.incidents.context import Context, end_plans, note_context, split_by_context
 from healer.incidents.correlate import unfold
 from healer.incidents.forecast_outcomes import settle_forecasts
 from healer.incidents.growth import with_set_aside
 from healer.incidents.impact import hits_wait, with_hits
 from healer.incidents.incident_verdict import changed_verdict
 from healer.incidents.lifecycle import (
+    PROOF,
     auto_resolve,
     find_auto_resolve,
     is_untreated,
@@ -79,6 +80,7 @@ def walk(
     for command in commands:
         if command.kind is CommandKind.node_returned:
             picture.clear(str(command.data["node"]), moment_of(command, "cleared_at"))
+    _note_ended_windows(rules, picture, now)
     lines = read_all(rules, live, picture.slurm.nodes if picture.slurm is not None else None)
     findings = detect(PictureLook(rules, picture, now, lines, commands))
     if sensed is not None:
@@ -93,6 +95,7 @@ def walk(
         for command in commands:
             take_command(state, command)
         heal(state)
+        end_plans(context, state.work, rules)
         take_findings(state.work, without_own_drains(state, findings))
         place_and_climb(rules, picture, state.work, state.known, now)
         state.pass_over(note_context(context, state.work, passed, rules))
@@ -114,6 +117,7 @@ def _remember(walk: Walk, findings: Sequence[Finding]) -> None:
     picture.history.keep()
     picture.nodes_changed = False
     picture.facts_changed.clear()
+    picture.changes.booted.clear()
     picture.told(findings, walk.now)
     settling = (one.settle_until for one in walk.open_incidents() if one.settle_until > walk.now)
     picture.settles_at = min(settling, default=None)
@@ -122,6 +126,15 @@ def _remember(walk: Walk, findings: Sequence[Finding]) -> None:
     picture.silence.outages = tuple(outage_of(one) for one in silent)
     watched = (one for one in walk.open_incidents() if is_measured(walk.rules, one))
     picture.watched = frozenset((one.fault, one.root) for one in watched)
+
+
+def _note_ended_windows(rules: Ruleset, picture: Picture, now: datetime) -> None:
+    """Work that the site's list had planned, and that ended since the last walk, or before a restart."""
+    if picture.slurm is None:
+        return
+    changes, nodes = picture.changes, picture.slurm.nodes.values()
+    since, changes.windows_until = changes.windows_until or now - PROOF, now
+    changes.work_ended |= ended_windows(rules, picture.cluster, nodes, since, now)
 
 
 def _planned_on(rules: Ruleset, picture: Picture, now: datetime, node: SlurmNode) -> Maintenance | None:

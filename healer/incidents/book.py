@@ -87,6 +87,11 @@ def remedy_of(rule: Rule, finding: Finding) -> tuple[Remedy, ...]:
     return tuple(one for one in told if one is not Remedy.none) or told[:1]
 
 
+def asks_for(rule: Rule, finding: Finding) -> bool:
+    """A playbook is there for it, or its remedy asks for something."""
+    return rule.playbook is not None or any(one is not Remedy.none for one in remedy_of(rule, finding))
+
+
 def higher(known: tuple[Remedy, ...], new: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
     """The higher rung of the two ladders, and all that stands beside it; that nothing is to be done stands
     alone."""
@@ -280,7 +285,7 @@ class Book:
             severity=rule.severity,
             cause=rule.cause if rule.cause is not Cause.unclear else finding.cause or rule.cause,
             affected=finding.affected,
-            nodes=verdicts(finding),
+            nodes=verdicts(finding, asks=asks_for(rule, finding)),
             remedy=remedy_of(rule, finding),
             jobs_hit=self.hits.at_begin(finding, self.now),
             evidence=kept(finding.evidence),

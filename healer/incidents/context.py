@@ -20,6 +20,7 @@ from healer.model import (
     FaultClass,
     Finding,
     Incident,
+    IncidentState,
     Maintenance,
     Ruleset,
     SetAside,
@@ -37,6 +38,8 @@ _FAULTS_KEPT = 10_000
 
 _REBOOTING = frozenset({"REBOOT_ISSUED", "POWERING_UP"})
 _ASLEEP = frozenset({"POWERED_DOWN", "POWERING_DOWN"})
+#: Somebody works on the node: what is told meanwhile is theirs until it is seen after it.
+_WORK = frozenset({ContextKind.maintenance, ContextKind.drained})
 
 
 class Activity(NamedTuple):
@@ -80,17 +83,22 @@ def at_node(
     node: SlurmNode,
     *,
     planned: Maintenance | None,
+    worked_until: datetime | None = None,
     booted_at: datetime | None,
     driver: tuple[str, datetime] | None,
 ) -> list[Activity]:
-    """What goes on there but for its jobs. `planned`: the work planned there now; `booted_at`: as healer
-    heard it (Slurm tells it too); `driver`: the version that it was given while healer looked, and when."""
+    """What goes on there but for its jobs. `planned`: the work planned there now; `worked_until`: the end of
+    the last such work; `booted_at`: as healer heard it (Slurm tells it too); `driver`: the version that it
+    was given while healer looked, and when."""
     found = []
     state = "+".join(node.state)
     if _ASLEEP.intersection(node.state):
         found.append(Activity(ContextKind.power_saving, f"Slurm saves power with it ({state})"))
     elif planned is not None:
         found.append(Activity(ContextKind.maintenance, f"planned work: {planned.why}", until=planned.until))
+    elif worked_until is not None:
+        text = f"planned work on it ended at {worked_until:%H:%M:%S} UTC"
+        found.append(Activity(ContextKind.worked_on, text, worked_until))
     if _REBOOTING.intersection(node.state):
         found.append(Activity(ContextKind.rebooting, f"it is being started anew ({state})"))
     booted = [at for at in (node.boot_at, booted_at) if at is not None]
@@ -137,6 +145,14 @@ class Context:
             known = self._known[node] = tuple(self._going(shown)) if shown is not None else ()
         return known
 
+    def rules_of(self, fault: str) -> tuple[ContextRule, ...]:
+        return self._table.of(fault)
+
+    def ended(self, incident: Incident) -> datetime:
+        """When the work on its node ended: as it was noted, or now."""
+        noted = self.picture.changes.work_ended.get(incident.root.node or "")
+        return noted if noted is not None and noted >= incident.opened else self.now
+
     def rule_for(
         self, fault: str, where: Component, jobs: Sequence[str]
     ) -> tuple[ContextRule, Activity] | None:
@@ -156,6 +172,7 @@ class Context:
         return at_node(
             node,
             planned=self.planned(node),
+            worked_until=self.picture.changes.work_ended.get(node.name),
             booted_at=known.booted_at if known is not None else None,
             driver=self.picture.new_versions.get(node.name, {}).get("driver"),
         )
@@ -199,27 +216,66 @@ def note_context(
     """Incidents are no more urgent than what goes on at their node allows, and as urgent as ever when it is
     over; what was passed over is noted beside them. Returns what was passed over for the first time since it
     goes on: node, fault, why."""
-    for incident in list(work.by_id.values()):
+    _place(context, work, rules, list(work.by_id.values()))
+    return _note_passed(context, work, passed)
+
+
+def end_plans(context: Context, work: Book, rules: Ruleset) -> None:
+    """Before a walk's findings: those that come after the work prove what arose under it."""
+    _place(context, work, rules, [one for one in work.by_id.values() if one.plan])
+
+
+def _place(context: Context, work: Book, rules: Ruleset, incidents: Sequence[Incident]) -> None:
+    """Each open one under what goes on at its node now, or after it."""
+    for incident in incidents:
         if incident.is_open and (changed := _placed(context, incident, rules)) != incident:
             work.put(msgspec.structs.replace(changed, updated=context.now))
-    return _note_passed(context, work, passed)
 
 
 def _placed(context: Context, incident: Incident, rules: Ruleset) -> Incident:
     found = context.rule_for(incident.fault, incident.root, incident.jobs_hit)
     bound = found[0] if found is not None and found[0].tells else None
+    fresh = incident.opened == context.now and not incident.plan
+    late = _told_late(context, incident) if bound is None and fresh else None
+    bound = bound or late
     if bound is not None and bound.severity is not None:
-        if incident.run is not None and not incident.plan:
+        if incident.state is not IncidentState.open and not incident.plan:
             return incident  # healer works on it: the run's own steps ask the gate
-        cause = bound.cause or incident.cause
-        severity = max(incident.severity, bound.severity)
         return msgspec.structs.replace(
-            incident, severity=severity, cause=cause, plan=bound.name, p0_since=None
+            incident,
+            severity=max(incident.severity, bound.severity),
+            cause=bound.cause or incident.cause,
+            plan=bound.name,
+            plan_over=context.now if late is not None else None,
+            seen_again=None,
+            node_was_out=incident.node_was_out or (fresh and bound.when is ContextKind.maintenance),
+            p0_since=None,
         )
     rule = rules.by_name.get(incident.rule)
     if not incident.plan or rule is None:
         return incident
-    return msgspec.structs.replace(incident, severity=rule.severity, cause=rule.cause, plan="")
+    ended = next((one for one in rules.context if one.name == incident.plan), None)
+    if ended is not None and ended.when in _WORK and incident.seen_again is None:
+        over = incident.plan_over or context.ended(incident)
+        cause = (
+            incident.cause if incident.node_was_out else rule.cause
+        )  # what was told before it is none of it
+        return msgspec.structs.replace(incident, plan_over=over, cause=cause)
+    return msgspec.structs.replace(
+        incident, severity=rule.severity, cause=rule.cause, plan="", plan_over=None
+    )
+
+
+def _told_late(context: Context, incident: Incident) -> ContextRule | None:
+    """The entry for planned work that had not ended when the lines were written that came only now."""
+    ended, lines = context.picture.changes.work_ended.get(incident.root.node or ""), incident.evidence
+    if ended is None or not all(one.line for one in lines):
+        return None
+    node = context.picture.node(incident.root.node or "")
+    if any(node.moment(one.at, one.arrived_at or context.now) > ended for one in lines):
+        return None
+    rules = context.rules_of(incident.fault)
+    return next((one for one in rules if one.when is ContextKind.maintenance and one.tells), None)
 
 
 def _note_passed(context: Context, work: Book, passed: Sequence[Passed]) -> list[tuple[str, str, str]]:

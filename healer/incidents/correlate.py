@@ -2,10 +2,11 @@
 or a wave."""
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime
 
 import msgspec
 
-from healer.incidents.book import Book, higher, remedy_of
+from healer.incidents.book import Book, asks_for, higher, remedy_of
 from healer.incidents.growth import (
     NEAR,
     cover_parts,
@@ -17,6 +18,7 @@ from healer.incidents.growth import (
     marked,
     merge_into,
     other_root,
+    proven_by,
     rank_told,
     verdicts,
     with_evidence_of,
@@ -102,7 +104,8 @@ def apply_placement(book: Book, finding: Finding, placement: Placement) -> None:
         case Placement(Way.join_nodes, Incident() as incident):
             _join(book, incident, finding)
             joined = book.by_id[incident.id]
-            book.put(msgspec.structs.replace(joined, nodes=verdicts(finding) | joined.nodes))
+            asks = asks_for(book.policies.of(finding), finding)
+            book.put(msgspec.structs.replace(joined, nodes=verdicts(finding, asks=asks) | joined.nodes))
         case Placement(Way.cover, Incident() as incident):
             follow(book, incident, finding)
         case Placement(Way.open | Way.move as way, Incident() as incident):
@@ -126,11 +129,14 @@ def _stand_beside(book: Book, incident: Incident, finding: Finding) -> None:
 
 
 def _join(book: Book, incident: Incident, finding: Finding) -> None:
+    before, incident = incident, proven_by(incident, finding, _told_at(book, finding), book.now)
     known = {one.digest for one in incident.evidence}
     fresh = tuple(one for one in finding.evidence if one.digest not in known)
     heard = heard_with(incident, finding)
     if not fresh:
-        if heard != incident.heard:  # it still stands: that is news, although it is no new evidence
+        if (
+            heard != incident.heard or incident is not before
+        ):  # it still stands: that is news, although it is no new evidence
             book.put(msgspec.structs.replace(incident, heard=heard))
         return
     rule = book.policies.of(finding)
@@ -145,7 +151,7 @@ def _join(book: Book, incident: Incident, finding: Finding) -> None:
         affected=with_parts(incident, (*finding.affected, finding.component)),
         unusable=incident.unusable or finding.unusable,
         remedy=higher(incident.remedy, remedy_of(rule, finding)),
-        nodes=verdicts(finding) | incident.nodes if unknown else incident.nodes,
+        nodes=verdicts(finding, asks=False) | incident.nodes if unknown else _judged(incident, finding, rule),
         severity=incident.severity if watched else min(incident.severity, rule.severity),
         jobs_hit=book.hits.with_more(incident, finding),
         updated=book.now,
@@ -156,6 +162,22 @@ def _join(book: Book, incident: Incident, finding: Finding) -> None:
     book.put(other_root(joined, finding))
     book.placed.append((incident.id, finding))
     cover_silences(book, book.by_id[incident.id])
+
+
+def _judged(incident: Incident, finding: Finding, rule: Rule) -> dict[str, Verdict]:
+    """What was only seen of the node is a fault that may wait as soon as something is asked for it."""
+    node = finding.component.node or ""
+    seen = incident.nodes.get(node) is Verdict.watch and incident.fault_class is FaultClass.degraded
+    asked = verdicts(finding, asks=asks_for(rule, finding)).get(node) is Verdict.suspect
+    return incident.nodes | {node: Verdict.suspect} if seen and asked else incident.nodes
+
+
+def _told_at(book: Book, finding: Finding) -> datetime:
+    """By our clock: of a line when it was written, of what stands when it was looked at."""
+    first, node = finding.evidence[0], finding.component.node
+    if not first.line or node is None:
+        return finding.arrived_at
+    return book.picture.node(node).moment(finding.at, finding.arrived_at)
 
 
 def _has_grown(incident: Incident, finding: Finding) -> bool:

@@ -108,6 +108,23 @@ def _counted(heard: list[Heard]) -> list[Heard]:
     return [one for one in heard if one.sense in counted]
 
 
+def proven_by(incident: Incident, finding: Finding, told_at: datetime, now: datetime) -> Incident:
+    """The incident, seen again where the finding, told at `told_at` by our clock, shows that its fault has
+    outlived the planned work under which it arose. An event then is news; a level was there before."""
+    if incident.plan_over is None or not is_proof(incident, finding) or told_at <= incident.plan_over:
+        return incident
+    news = finding.evidence[0].sense not in MEASURED
+    out = incident.node_was_out and not news
+    return msgspec.structs.replace(incident, plan_over=None, seen_again=now, node_was_out=out)
+
+
+def is_proof(incident: Incident, finding: Finding) -> bool:
+    """Whether it tells of the same fault, or of a worse one, at the same part."""
+    same = finding.fault == incident.fault or rank_told(finding) >= rank_of(incident)
+    parts = {_part(incident.root), _part(finding.component)} - {""}
+    return same and len(parts) < 2
+
+
 def last_heard(incident: Incident) -> datetime:
     return max((one.at for one in incident.heard), default=incident.opened)
 
@@ -226,9 +243,11 @@ def is_near(incident: Incident, finding: Finding) -> bool:
     return abs(finding.arrived_at - incident.opened) <= NEAR or abs(finding.at - told) <= NEAR
 
 
-def verdicts(finding: Finding) -> dict[str, Verdict]:
-    """Of each node that the finding speaks of."""
+def verdicts(finding: Finding, *, asks: bool) -> dict[str, Verdict]:
+    """Of each node that the finding speaks of. `asks`: its rule has a plan for it, or a person is asked."""
     verdict = _VERDICTS.get(finding.fault_class)
+    if verdict is Verdict.suspect and not asks:
+        verdict = Verdict.watch  # nothing is wrong enough to act
     where = finding.component
     # What a device stands before may be hit; nothing was told of those nodes themselves.
     affected = () if where.device is not None else finding.affected

@@ -74,6 +74,8 @@ QUIET = {
 CLEAR_FOR = timedelta(minutes=5)
 #: Nobody has told of it for so long, and nobody knows it to be gone: whoever measured it does not any more.
 UNTOLD_FOR = timedelta(hours=24)
+#: What was told during planned work has so long after it to be seen again.
+PROOF = timedelta(minutes=30)
 _WELL, _UNTOLD = "well again", "nobody tells of it any more"
 
 
@@ -167,7 +169,8 @@ def close_what_is_over(
     """
     if incident.state is not IncidentState.open:
         return incident
-    why = _measured_over(incident, picture, now) if measured else _gone(incident, picture, now)
+    over = _measured_over if measured else _gone
+    why = _not_seen_again(incident, now) or over(incident, picture, now)
     if why is None:
         return incident
     return msgspec.structs.replace(
@@ -179,6 +182,14 @@ def close_what_is_over(
         held_by=None,
         run=None,
     )
+
+
+def _not_seen_again(incident: Incident, now: datetime) -> str | None:
+    over = incident.plan_over
+    if over is None or now - over < PROOF:
+        return None
+    minutes = int(PROOF.total_seconds() // 60)
+    return f"planned work on the node is over, and it was not seen again in the {minutes} min after it"
 
 
 def is_measured(rules: Ruleset, incident: Incident) -> bool:

@@ -31,7 +31,7 @@ from healer.model import (
     Sense,
     SlurmSnapshot,
 )
-from healer.model.faults import ASKS_NOTHING, REPEATS, SERVER_AWAY, SERVER_BACK, fits
+from healer.model.faults import ASKS_NOTHING, REBOOTED, REPEATS, SERVER_AWAY, SERVER_BACK, fits
 from healer.observations import Picture
 from healer.observations.fault_history import ONE_MOMENT, REPLACED, SETTLED, Key, Noted
 
@@ -119,7 +119,7 @@ def note(
         # A gauge holds the last Xid: it cannot tell how often that came, so it counts for no repeat.
         gauge = one.fault.startswith("xid-")
         told = bool(one.evidence) and one.evidence[0].sense in _SENSES and not (one.beside or gauge)
-        if told and one.fault_class in HARDWARE and one.component.device is None:
+        if (told or one.fault == REBOOTED) and one.fault_class in HARDWARE and one.component.device is None:
             _measured(picture, one, people)
 
 
@@ -359,6 +359,8 @@ def _taken_back(rules: Ruleset, picture: Picture, part: str, burst: FaultBurst) 
 
     for cancel in rules.escalations.cancels:
         if fits(burst.fault, cancel.faults) and is_later(cancel.by):
+            if _comes_and_goes(rules, picture, part, burst):
+                return None
             done = Remedy.drain_then_reset if cancel.by == ASKS_NOTHING else Remedy.none
             return Cleared(why=cancel.text, done=done)
     if burst.fault_class in HARDWARE and is_later(ASKS_NOTHING):
@@ -418,10 +420,17 @@ def with_history(
         where = (one.component.node or "", part_of(picture, one.component), one.fault)
         repeat = found.get(where) if one.component.node and one.fault_class not in HARDWARE else None
         if repeat is None:
-            left.append(one)
+            if not _is_sign(rules, one):
+                left.append(one)
         else:
             found[where] = msgspec.structs.replace(repeat, evidence=(*repeat.evidence, *one.evidence))
     return [*left, *found.values(), *more]
+
+
+def _is_sign(rules: Ruleset, finding: Finding) -> bool:
+    """Nothing by itself: it is noted, and its rate may be a fault."""
+    rule = rules.by_name.get(finding.rule)
+    return rule is not None and rule.sign
 
 
 # --- repeats ---------------------------------------------------------------------------------------------
@@ -432,21 +441,37 @@ def _repeat(
 ) -> Finding | None:
     if not _counts(picture, entry, key[0], burst):
         return None
-    bursts = _alike(picture, entry, key, burst)
-    jobs = {job for one in bursts for job in one.jobs}
-    users = {user for one in bursts for user in one.users}
-    if len(bursts) < entry.bursts or len(jobs) < entry.jobs or len(users) < entry.users:
-        return None
-    figures = _figures(bursts, jobs, users)
-    text = f"{label(rules, burst.fault)} on {_place(entry, burst)}{figures} within {entry.within_h:g} h"
-    name = (key[0], burst.fault, str(burst.began_at))
-    return _history_finding(entry, f"{REPEATS}{burst.fault}", burst, text, name, now)
+    for rate in entry.rates:
+        bursts = _alike(picture, entry, key, burst, burst.last_at - rate.within)
+        jobs = {job for one in bursts for job in one.jobs}
+        users = {user for one in bursts for user in one.users}
+        lines = sum(_lines_since(one, burst.last_at - rate.within) for one in bursts) if rate.lines else 0.0
+        enough = len(jobs) >= entry.jobs and len(users) >= entry.users
+        if enough and len(bursts) >= rate.bursts and lines >= rate.lines:
+            figures = f", {lines:.0f} lines" if rate.lines else _figures(bursts, jobs, users)
+            where, within = _place(entry, burst), f"within {rate.within_h:g} h"
+            text = f"{label(rules, burst.fault)} on {where}{figures} {within}"
+            name = (key[0], burst.fault, str(burst.began_at))
+            return _history_finding(entry, f"{REPEATS}{burst.fault}", burst, text, name, now)
+    return None
 
 
-def _alike(picture: Picture, entry: Repeat, key: Key, burst: FaultBurst) -> list[FaultBurst]:
-    """The bursts that count together with this one, itself among them."""
+def _lines_since(burst: FaultBurst, since: datetime) -> float:
+    """Of a burst that began before, the lines that fall behind it, if they came evenly."""
+    lasted, after = burst.last_at - burst.began_at, burst.last_at - since
+    return burst.count * min(1.0, after / lasted) if lasted else float(burst.count)
+
+
+def _comes_and_goes(rules: Ruleset, picture: Picture, part: str, burst: FaultBurst) -> bool:
+    """Its rate is a fault: the line of its end ends nothing."""
+    entries = repeats_for(rules, burst.fault, model_on(rules, picture, burst.node))
+    key = part, burst.fault
+    return any(_repeat(rules, picture, one, key, burst, burst.last_at) is not None for one in entries)
+
+
+def _alike(picture: Picture, entry: Repeat, key: Key, burst: FaultBurst, since: datetime) -> list[FaultBurst]:
+    """The bursts since then that count together with this one, itself among them."""
     part = None if entry.same is Same.node else key[0]
-    since = burst.last_at - entry.within
     cleared = picture.node(burst.node).cleared_at
     found = []
     for (where, fault), one in picture.history.on(burst.node, part):

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from healer.incidents.book import Book, Policies
-from healer.incidents.growth import NEAR, is_near, is_untouched, move_root, rank_of, rank_told
+from healer.incidents.growth import NEAR, is_near, is_proof, is_untouched, move_root, rank_of, rank_told
 from healer.incidents.shared import explains, goes_on, is_of_outage
 from healer.model import (
     HARDWARE,
@@ -349,8 +349,15 @@ def _of_the_rule(pair: Pair) -> bool | None:
     return pair.incident.rule == pair.finding.rule and not fault_is(pair.finding.fault, Trait.several_at_once)
 
 
+def _awaits_proof(pair: Pair) -> bool | None:
+    """What arose under planned work takes nothing in that does not prove it: it may end any minute."""
+    waits = pair.incident.plan_over is not None
+    return False if waits and not is_proof(pair.incident, pair.finding) else None
+
+
 _JUDGES = (
     _persons_word,
+    _awaits_proof,
     _exactly,
     _unusual,
     _root_came_late,

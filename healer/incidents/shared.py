@@ -33,6 +33,7 @@ from healer.model.faults import (
     FLEET_OFFLINE,
     FLEET_SILENT,
     OUTAGES,
+    REBOOTED,
     SERVER_AWAY,
     Trait,
     code_of,
@@ -366,7 +367,7 @@ _OF_OUTAGE = frozenset({Trait.network, Trait.link_down, Trait.loses_packets, Tra
 
 
 def is_of_outage(fault: str) -> bool:
-    return fault == SERVER_AWAY or not _OF_OUTAGE.isdisjoint(traits_of(fault))
+    return fault in {SERVER_AWAY, REBOOTED} or not _OF_OUTAGE.isdisjoint(traits_of(fault))
 
 
 def covers(one: Incident, other: Incident) -> bool:

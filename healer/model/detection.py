@@ -27,7 +27,8 @@ class DetectionRule(msgspec.Struct, frozen=True, kw_only=True):
     `signal` is what the chart shows, `threshold` an expression of the same unit drawn in it (empty: none).
     `evidence` are further signals whose values are told with the finding. `models` limits the rule to GPU
     models (globs). `source` says where the threshold comes from. `names_xid`: the signal's value is an Xid,
-    and a finding is that of its catalogue row.
+    and a finding is that of its catalogue row. `sign`: it opens nothing, and is noted as an event of its
+    part; its rate over hours and days is a fault by `rules/escalations.yaml`.
     """
 
     name: str
@@ -49,6 +50,7 @@ class DetectionRule(msgspec.Struct, frozen=True, kw_only=True):
     runbook: str = ""
     unusable: bool = False
     names_xid: bool = False
+    sign: bool = False
 
 
 class AlertRule(msgspec.Struct, frozen=True, kw_only=True):

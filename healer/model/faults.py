@@ -26,6 +26,8 @@ FORECAST_FAULT = "forecast-"
 LEMON = "lemon"
 #: A job that is slow as a whole, and one that makes no step at all: told of no node.
 JOB_SLOW, HANG = "job-slow", "hang"
+#: Another boot of a node under a job that ran there.
+REBOOTED = "rebooted-under-job"
 #: Of `rules/kernel_lines.yaml`: a client's word that a file server is away, and that it is back.
 SERVER_AWAY, SERVER_BACK = "fs-server-away", "fs-server-back"
 #: Xid 154 back to None: the driver asks for nothing any more.
@@ -110,7 +112,7 @@ _ROWS: tuple[tuple[str, set[Trait]], ...] = (
     (" ".join(sorted(PLACES_SILENT)), {T.by_code}),
     ("person-drain foreign-drain:*", {T.by_code, T.drain}),
     ("slurm-drain:*", {T.by_code, T.drain, T.slurm_drain}),
-    (HEALER_DRAIN, {T.by_code}),
+    (f"{HEALER_DRAIN} {REBOOTED}", {T.by_code}),
     # --- samples, steps and results
     ("straggler job-creep job-memory-leak slower-than-elsewhere result-differs", {T.by_code, T.sampled}),
     (f"{JOB_SLOW} {HANG} slowness-shared loss-nan loss-spike", {T.by_code, T.sampled, T.of_job}),
@@ -119,7 +121,7 @@ _ROWS: tuple[tuple[str, set[Trait]], ...] = (
     ("lemon-node", {T.by_code, T.sampled, T.of_past, T.lemon}),
     (LEMON, {T.by_code, T.of_past, T.lemon}),
     # --- watches over Slurm's picture, and drift
-    ("fabric-manager-version below-configured jobs-completing", {T.by_code, T.watched}),
+    ("fabric-manager-version below-configured jobs-completing planned-reboots", {T.by_code, T.watched}),
     ("controller-backlog accounting-away", {T.by_code, T.watched}),
     (f"{NODE_OFFLINE} {FLEET_OFFLINE} {' '.join(sorted(PLACES_OFFLINE))}", {T.by_code, T.watched}),
     ("jobs-waiting:* jobs-held:* drift:*", {T.by_code, T.watched, T.several_at_once}),
@@ -250,12 +252,25 @@ class Same(StrEnum):
     node = "node"
 
 
+class Rate(msgspec.Struct, frozen=True, kw_only=True):
+    """So many bursts, or so many lines in bursts, within so many hours."""
+
+    within_h: float
+    bursts: int = 0
+    lines: int = 0
+
+    @property
+    def within(self) -> timedelta:
+        return timedelta(hours=self.within_h)
+
+
 # Wide: an entry of rules/escalations.yaml, as sites write it.
 class Repeat(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of `repeats` in `rules/escalations.yaml`: what often enough is a fault. It is a policy too.
 
-    `bursts` of one of `faults` (globs; `together`: of any of them) within `within_h` hours at the `same`
-    place, in so many different `jobs` of so many `users`. `alone`: a burst whose job had the same on another
+    `bursts` of one of `faults` (globs; `together`: of any of them), or `lines` in them, within `within_h`
+    hours at the `same` place, in so many different `jobs` of so many `users`. `slowly`: other rates that are
+    a fault too, over longer times. `alone`: a burst whose job had the same on another
     GPU does not count. `models` limits it to GPU models (globs over `rules/gpu_models.yaml`); the first entry
     that takes a fault at a place has it. `one_boot`: only within one boot of the node, as each boot does it
     to a link once or twice.
@@ -264,9 +279,11 @@ class Repeat(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     title: str
     faults: tuple[str, ...]
-    bursts: int
     source: str
+    bursts: int = 0
+    lines: int = 0
     within_h: float = 24
+    slowly: tuple[Rate, ...] = ()
     same: Same = Same.gpu
     together: bool = False
     jobs: int = 0
@@ -283,8 +300,8 @@ class Repeat(msgspec.Struct, frozen=True, kw_only=True):
     runbook: str = ""
 
     @property
-    def within(self) -> timedelta:
-        return timedelta(hours=self.within_h)
+    def rates(self) -> tuple[Rate, ...]:
+        return Rate(within_h=self.within_h, bursts=self.bursts, lines=self.lines), *self.slowly
 
 
 class Combination(msgspec.Struct, frozen=True, kw_only=True):

@@ -117,9 +117,10 @@ FACTS = {
     "container": "container settings",
     "slurm": "Slurm",
     "nvlink_domain": "NVLink domain",
+    "gpu": "GPU model",
 }
-#: Where a node is, and not what it is: it is another one on each rack.
-NOT_COMPARED = frozenset({"nvlink_domain"})
+#: Where a node is, which is another place on each rack; and what its kind says already.
+NOT_COMPARED = frozenset({"nvlink_domain", "gpu"})
 #: Of one value, in characters.
 FACT_MAX = 128
 #: What a test measures and a good node's figure bounds: by the end of its name.

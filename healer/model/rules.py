@@ -25,6 +25,7 @@ CONTEXT_LONGEST = timedelta(hours=1)
 
 class ContextKind(StrEnum):
     maintenance = "maintenance"  # Slurm's reservation or state, or a window of guards.yaml
+    worked_on = "worked_on"  # its first minutes after planned work
     rebooting = "rebooting"  # a reboot was issued, or the node comes up
     power_saving = "power_saving"
     booted = "booted"  # its first minutes after a boot
@@ -48,7 +49,8 @@ class ContextRule(msgspec.Struct, frozen=True, kw_only=True):
 
     `faults` and `but` are globs. While `when` holds, such a finding is not told (it is told again if it still
     stands afterwards); with `severity` it is told, no more urgent than that, and with `cause`. `for_min`
-    bounds the contexts that begin with a moment: a boot, a new driver, the start of a job.
+    bounds the contexts that begin with a moment: the end of planned work, a boot, a new driver, the start of
+    a job.
     """
 
     name: str
@@ -180,6 +182,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     detection: bool = False
     #: Made from an entry of `rules/forecasts.yaml`: nothing has failed yet.
     forecast: bool = False
+    #: Opens nothing: it is noted, and its rate over hours and days may be a fault.
+    sign: bool = False
 
 
 class Agreed(msgspec.Struct, frozen=True, kw_only=True):

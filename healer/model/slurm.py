@@ -204,7 +204,11 @@ class SlurmNode(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     reason_at: datetime | None = None
     gpus: int = 0
     gpu_model: str = ""
+    #: The model as the node itself tells it, where the gres names none (`gpu:8`).
+    gpu_name: str = ""
     gpus_shared: bool = False
+    #: As Slurm counts them (CPUTot); 0: it does not tell.
+    cpus: int = 0
     driver: str = ""
     rack: str = ""
     switch: str = ""
@@ -630,6 +634,11 @@ def only_ours(snapshot: SlurmSnapshot | None, node: SlurmNode) -> bool:
     others = (one for one in snapshot.reservations.values() if not is_our_reservation(one))
     theirs = any(one.maintenance and node.name in one.nodes for one in others)
     return not theirs and not {"POWERED_DOWN", "POWERING_DOWN"}.intersection(node.state)
+
+
+def is_worked_on(snapshot: SlurmSnapshot | None, node: SlurmNode) -> bool:
+    """In a maintenance reservation that is not for healer's own tests."""
+    return "MAINTENANCE" in node.state and not only_ours(snapshot, node)
 
 
 class Figure(msgspec.Struct, frozen=True):

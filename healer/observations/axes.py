@@ -444,10 +444,11 @@ def place_nodes(axes: Axes, snapshot: SlurmSnapshot, places: Topology) -> None:
         if row is None:
             continue
         axes.present[row] = True
-        if node.gpu_model and node.gpu_model not in model_of:
-            model_of[node.gpu_model] = len(axes.models)
-            axes.models.append(node.gpu_model)
-        axes.model[row] = model_of.get(node.gpu_model, UNKNOWN)
+        model = node.gpu_model or node.gpu_name
+        if model and model not in model_of:
+            model_of[model] = len(axes.models)
+            axes.models.append(model)
+        axes.model[row] = model_of.get(model, UNKNOWN)
         place = places.places.get(node.name)
         axes.switch[row] = _row_of(axes.switch_row, node.switch or (place.switch if place else ""))
         axes.rack[row] = _row_of(axes.rack_row, node.rack or (place.rack if place else ""))
@@ -522,6 +523,7 @@ def derived_signals(
     held = [np.nan if load.allocated is None else load.allocated for load in loads.values()]
     return rows, {
         "slurm_gpus": np.array(gpus, np.float64),
+        "slurm_cpus": np.array([node.cpus or np.nan for node in nodes], np.float64),
         "slurm_allocated": axes.allocated[rows].astype(np.float64),
         "slurm_gpus_allocated": np.array(held, np.float64),
         "slurm_drained": np.array([not node.in_service for node in nodes], np.float64),

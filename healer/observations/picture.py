@@ -32,6 +32,7 @@ from healer.model import (
     Topology,
     facts_with,
 )
+from healer.model.slurm import is_worked_on
 from healer.observations.echoes import Echoes
 from healer.observations.fault_history import GpuMap, History
 
@@ -84,6 +85,11 @@ class NodePicture:
     facts_at: datetime | None = None
     #: The picture's nodes of which something is to be stored.
     changed: set[str] = field(default_factory=set, repr=False)
+    #: When this boot was heard of last, and the one before, both by our clock; and the picture's nodes that
+    #: have just booted.
+    boot_told_at: datetime | None = None
+    old_boot_told_at: datetime | None = None
+    booted: set[str] = field(default_factory=set, repr=False)
     #: Checks of the node's own hooks: the last one's moment by its clock, and by ours if it passed.
     checks: dict[str, tuple[datetime, datetime | None]] = field(default_factory=dict)
     #: The address in the first line of a GPU's loss, and when it came: the line that says it may come apart.
@@ -186,11 +192,12 @@ class NodePicture:
             if boot_id in self.old_boots:
                 return
             self.old_boots.add(self.boot_id)
-            self.booted_at = heard_at
+            self.booted_at, self.old_boot_told_at = heard_at, self.boot_told_at
             self.changed.add(self.name)
+            self.booted.add(self.name)
             self.beats_late.clear()  # the clock may have been set meanwhile
             self.line_late = None
-        self.boot_id, self.boot_heard_at = boot_id, at
+        self.boot_id, self.boot_heard_at, self.boot_told_at = boot_id, at, heard_at
 
     def with_address(self, seen: Observation) -> Observation:
         """The line that says that a GPU is lost, with the address of the line before, which came apart."""
@@ -309,6 +316,19 @@ class Silences:
     alone: dict[str, Alone] = field(default_factory=dict)
 
 
+@dataclass
+class Changes:
+    """What people and boots did to nodes of late."""
+
+    #: When planned work on a node ended last; and until when windows of the site's list were looked at.
+    work_ended: dict[str, datetime] = field(default_factory=dict)
+    windows_until: datetime | None = None
+    #: Slurm's nodes as they came, where the picture has named GPUs that Slurm does not.
+    unnamed: Mapping[str, SlurmNode] | None = None
+    #: Nodes of which another boot was first heard of since the last walk.
+    booted: set[str] = field(default_factory=set)
+
+
 # Wide: what the walk hands from stage to stage and from one walk to the next; nothing else holds what is now.
 class Picture:
     """The fleet of one cluster as healer knows it now."""
@@ -323,9 +343,11 @@ class Picture:
         #: What the watches over Slurm see, and when they looked last; jobs that complete, since when.
         self.standing: dict[tuple[str, Component], Standing] = {}
         self.looked_at: datetime | None = None
-        #: When forecasts were last looked at for those whose time is over.
-        self.forecasts_looked_at: datetime | None = None
         self.completing: dict[str, datetime] = {}
+        self.changes = Changes()
+        #: When forecasts were last looked at for those whose time is over, and whose turn it is to be swept.
+        self.forecasts_looked_at: datetime | None = None
+        self.swept_at: datetime | None = None
         #: Slurm's nodes are not those of the last walk: only then are drains looked for.
         self.nodes_changed = False
         #: When the next incident has settled: the walk's caller need not wait longer than that.
@@ -350,8 +372,6 @@ class Picture:
         self.facts_changed: set[str] = set()
         self.references: dict[str, Reference] = {}
         self.references_at: datetime | None = None
-        #: When it was last looked whose turn it is to be swept.
-        self.swept_at: datetime | None = None
         #: What other systems' alerting tells.
         self.alerts = Alerts()
         #: Teardown findings of the last half minute, which a root may still explain.
@@ -369,21 +389,24 @@ class Picture:
         return known if known is not None else self.nodes.setdefault(name, self._new(name))
 
     def _new(self, name: str) -> NodePicture:
-        return NodePicture(name, changed=self.facts_changed)
+        return NodePicture(name, changed=self.facts_changed, booted=self.changes.booted)
 
     def show(self, snapshot: SlurmSnapshot) -> None:
         """Takes in what Slurm shows. A recording's snapshot may also know boot ids."""
         if self.slurm is not None and snapshot.taken_at < self.slurm.taken_at:
             return
+        snapshot = self._with_gpu_names(snapshot)
         if self.slurm is None or snapshot.jobs is not self.slurm.jobs:
             self._note_places(snapshot)
         if self.slurm is not None and snapshot.nodes is self.slurm.nodes:
             self.slurm = snapshot
             return
-        before = self.slurm.nodes if self.slurm is not None else {}
+        last, before = self.slurm, self.slurm.nodes if self.slurm is not None else {}
         self.slurm, self.nodes_changed = snapshot, True
         for node in snapshot.nodes.values():
             known = before.get(node.name)
+            if known is not None and is_worked_on(last, known) and not node.planned:
+                self.changes.work_ended[node.name] = snapshot.taken_at
             if known is not None and known.driver and node.driver and node.driver != known.driver:
                 self.new_versions.setdefault(node.name, {})["driver"] = node.driver, snapshot.taken_at
                 self.node(node.name).facts_at = snapshot.taken_at
@@ -391,6 +414,25 @@ class Picture:
             # Only a change is news: what a recording repeats was not said again at that later time.
             if node.boot_id and (node.name not in before or before[node.name].boot_id != node.boot_id):
                 self.node(node.name).heard_boot(node.boot_id, snapshot.taken_at, snapshot.taken_at)
+
+    def _with_gpu_names(self, snapshot: SlurmSnapshot) -> SlurmSnapshot:
+        """With the GPU models that nodes tell by themselves, where Slurm names none. Different ones on one
+        node say nothing."""
+        if self.slurm is not None and snapshot.nodes is self.changes.unnamed:
+            return msgspec.structs.replace(snapshot, nodes=self.slurm.nodes)
+        told = {
+            name: self.nodes[name].facts.get("gpu", "")
+            for name, node in snapshot.nodes.items()
+            if node.gpus and not node.gpu_model and name in self.nodes
+        }
+        named = {name: gpu for name, gpu in told.items() if gpu and "," not in gpu}
+        self.changes.unnamed = snapshot.nodes if named else None
+        if not named:
+            return snapshot
+        nodes = dict(snapshot.nodes)
+        for name, gpu in named.items():
+            nodes[name] = msgspec.structs.replace(nodes[name], gpu_name=gpu)
+        return msgspec.structs.replace(snapshot, nodes=nodes)
 
     def _note_places(self, snapshot: SlurmSnapshot) -> None:
         """Of jobs that run: one that was put back may still be completing where its life before was."""
@@ -494,6 +536,8 @@ class Picture:
             for name in told.keys() & node.facts.keys() - NOT_COMPARED:
                 if told[name] != node.facts[name]:
                     self.new_versions.setdefault(node.name, {})[name] = told[name], seen.arrived_at
+            if "gpu" in told:
+                self.changes.unnamed = None
             node.facts |= {name: value for name, value in told.items() if name in FACTS}
             node.facts_at = seen.arrived_at
             self.facts_changed.add(node.name)

@@ -60,6 +60,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, rename={"for_": "for"}):
     runbook: str = ""
     unusable: bool = False
     names_xid: bool = False
+    sign: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +121,7 @@ def read_rules(
 
 def as_policy(rule: DetectionRule) -> Rule:
     """What is to be done when it fires."""
-    return policy_of(rule, rule.name, detection=True)
+    return policy_of(rule, rule.name, detection=True, sign=rule.sign)
 
 
 def _check_name(

@@ -140,10 +140,13 @@ def _check_repeat(
     path = ("repeats", index)
     _check_faults(source, (*path, "faults"), entry.faults, known)
     check_models(source, path, entry.models, models)
-    if entry.bursts < 2:
-        source.problem((*path, "bursts"), "bursts: at least 2; a fault that is bad at once is a rule's")
-    if not 0 < entry.within_h <= _MOST_H:
-        source.problem((*path, "within_h"), f"within_h: has to be above 0, and at most {_MOST_H} (7 days)")
+    for rate in entry.rates:
+        if max(rate.bursts, rate.lines) < 2:
+            text = "bursts: at least 2 of them or of `lines`; a fault that is bad at once is a rule's"
+            source.problem((*path, "bursts"), text)
+        if not 0 < rate.within_h <= _MOST_H:
+            text = f"within_h: has to be above 0, and at most {_MOST_H} (7 days)"
+            source.problem((*path, "within_h"), text)
     for name, number in (("jobs", entry.jobs), ("users", entry.users)):
         if not 0 <= number <= entry.bursts:
             source.problem((*path, name), f"{name}: from 0 to the number of bursts")
@@ -161,7 +164,9 @@ def _check_faults(source: Source, path: Path, faults: Sequence[str], known: Sequ
 
 
 #: They begin with a moment, so they need an end.
-_BOUNDED = frozenset({ContextKind.booted, ContextKind.new_driver, ContextKind.job_start})
+_BOUNDED = frozenset(
+    {ContextKind.worked_on, ContextKind.booted, ContextKind.new_driver, ContextKind.job_start}
+)
 #: Told by the kernel and certain whatever goes on: they may be made less urgent, never passed over.
 CERTAIN = ("xid-79", "xid-64", "xid-95", "xid-48", "gpu-lost")
 _LONGEST_MIN = CONTEXT_LONGEST / timedelta(minutes=1)

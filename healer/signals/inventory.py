@@ -50,6 +50,7 @@ GPU_LABELS: Mapping[str, str] = {
     "DCGM_FI_DEV_VBIOS_VERSION": "vbios",
     "DCGM_FI_DEV_INFOROM_IMAGE_VER": "inforom",
     "driver_version": "driver",
+    "modelName": "gpu",
 }
 #: Told again after so long, and not more often than this.
 _AGAIN_S = 6 * 3600

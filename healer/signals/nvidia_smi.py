@@ -36,6 +36,7 @@ _LOST = ("gpu is lost", "err!", "unknown error", "unable to determine the device
 #: Facts about the node (`healer.model.FACTS`): elements of the output, and paths of each GPU.
 _NODE_FACTS = {"driver_version": "driver", "cuda_version": "cuda"}
 _GPU_FACTS = {
+    "product_name": "gpu",
     "vbios_version": "vbios",
     "gsp_firmware_version": "gsp_firmware",
     "inforom_version/img_version": "inforom",

@@ -147,7 +147,7 @@ CASES = (
     Case(
         "162 takes 163 back",
         told(xid("163, link to be reset"), xid("162, link is back")),
-        (degraded("none", "transient")._replace(closed=True),),
+        (degraded("none", "transient")._replace(verdict="watch", closed=True),),
     ),
     Case(
         "the GPU's processor does not answer",
@@ -179,7 +179,7 @@ CASES = (
                 "0x00000000 0x00000000)"
             )
         ),
-        (degraded(cause="fabric"),),
+        (degraded("ticket", "fabric"),),
     ),
     Case(
         "one in no table that says Fatal",

@@ -71,7 +71,7 @@ def test_a_link_error_of_no_table_gets_the_remedy_of_its_word() -> None:
     fatal = only(played(*told(xid(f"144, SAW_MVB Fatal XC1 i2 Link -1 {words}"))))
     mild = only(played(*told(xid(f"150, MSE Nonfatal XC1 i2 Link -1 {words}"))))
     assert (fatal["severity"], fatal["remedy"]) == ("P1", ["drain_then_reset", "ticket"])
-    assert (mild["severity"], mild["remedy"]) == ("P2", ["reset_gpu_when_idle"])
+    assert (mild["severity"], mild["remedy"]) == ("P2", ["ticket"])
 
 
 def test_what_a_switch_has_corrected_is_no_fault() -> None:
@@ -372,3 +372,26 @@ def test_a_wave_that_grows_is_told_as_large_as_it_is() -> None:
     incident = only(played(nodes(0, 40, **where), *hung, clock(300)))
     assert incident["rule"] == "wave" and incident["root"].get("device") is None
     assert incident["title"].startswith("30 nodes with something of the host")
+
+
+#: Lines of which the vendor says: ignore, and of the last three: report them.
+IGNORED = (
+    "92, pid=1, name=a, High single-bit ECC error rate",
+    "144, SAW_MVB Nonfatal XC1 i0 Link 10 (0x00000421 0x00000001 0x0 0x0 0x0 0x0)",
+    "146, TLW_RX Nonfatal XC1 i0 Link 10 (0x00000425 0x00000001 0x0 0x0 0x0 0x0)",
+    "148, NVLPW_CTRL Nonfatal XC1 i0 Link 10 (0x00000421 0x00000001 0x0 0x0 0x0 0x0)",
+)
+
+
+@pytest.mark.parametrize("line", IGNORED)
+def test_what_the_vendor_ignores_proposes_no_reset(line: str) -> None:
+    document = played(*told(xid(line)))
+    for one in document["incidents"]:
+        assert not {"reset_gpu_when_idle", "drain_then_reset"} & set(one["remedy"])
+
+
+def test_a_fault_that_asks_for_nothing_is_watched_and_one_that_asks_is_suspect() -> None:
+    watched = only(played(*told(xid("163, link to be reset"))))
+    asks = only(played(*told(xid("63, Row Remapper: New row marked for remapping, reset gpu to activate."))))
+    assert (watched["remedy"], watched["nodes"]) == (["none"], {name(1): "watch"})
+    assert (asks["remedy"], asks["nodes"]) == (["reset_gpu_when_idle"], {name(1): "suspect"})

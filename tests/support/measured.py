@@ -43,7 +43,13 @@ def catalogue(*more: Signal) -> Catalogue:
         signal("crc_total", SignalKind.counter, Scope.link),
         *(
             signal(name, SignalKind.gauge, Scope.node, derived=True)
-            for name in ("slurm_gpus", "slurm_allocated", "slurm_gpus_allocated", "slurm_drained")
+            for name in (
+                "slurm_gpus",
+                "slurm_cpus",
+                "slurm_allocated",
+                "slurm_gpus_allocated",
+                "slurm_drained",
+            )
         ),
         *more,
     ]

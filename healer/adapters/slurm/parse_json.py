@@ -71,6 +71,7 @@ class NodeRecord(msgspec.Struct, frozen=True):
     reason_set_by_user: _Text = None
     boot_time: _Int = None
     gres: _Text = None
+    cpus: _Int = None
     partitions: _Words = None
     active_features: _Words = None
     comment: _Text = None
@@ -353,6 +354,7 @@ def node(record: NodeRecord) -> SlurmNode:
         gpus=gpus,
         gpu_model=model,
         gpus_shared=words.shares_gpus(gres),
+        cpus=_number(record.cpus) or 0,
         partitions=_names(record.partitions),
         features=_names(record.active_features),
         boot_at=_time(record.boot_time),

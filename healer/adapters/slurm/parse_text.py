@@ -25,6 +25,7 @@ class Ambiguous(Exception):
 _NODE_START = re.compile(r"^NodeName=(\S+)", re.MULTILINE)
 _NODE_KEYS = re.compile(
     r"^   (?:(State)=(\S+)|(ActiveFeatures)=(\S*)|(Gres)=(\S*)|(Partitions)=(\S*)|(BootTime)=(\S+)"
+    r"|CPUAlloc=\S+ (?:CPUEfctv=\S+ )?(CPUTot)=(\d+)"
     r"|(NodeAddr)=(\S+)|(NextState)=(\S+)|(Comment)=(.*)|(Extra)=(.*))",
     re.MULTILINE,
 )
@@ -60,6 +61,7 @@ def _node(name: str, text: str) -> SlurmNode:
             reason_set_by_user=user,
             boot_time=_seconds(found.get("BootTime", "")),
             gres=_plain(found.get("Gres", "")),
+            cpus=int(found.get("CPUTot", 0)),
             partitions=_plain(found.get("Partitions", "")),
             active_features=_plain(found.get("ActiveFeatures", "")),
             comment=_plain(found.get("Comment", "").rstrip()),

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
@@ -458,6 +459,14 @@ def test_slurms_picture_is_told_as_signals() -> None:
     assert told(site, "slurm_allocated", 0) == dict(zip(names, (0, 1, 1, 0, 0, 0), strict=True))
     assert told(site, "slurm_gpus_allocated", 0) == dict(zip(names, (0, 2, 8, 0, 0, 0), strict=True))
     assert told(site, "slurm_drained", 0) == dict(zip(names, (0, 0, 1, 1, 1, 0), strict=True))
+
+
+def test_cores_are_those_that_slurm_configures() -> None:
+    site = Site()
+    see(site, msgspec.structs.replace(node("told", gpus=4), cpus=128), node("untold", gpus=4))
+    cores = told(site, "slurm_cpus", 0)
+    assert cores["told"] == 128
+    assert "untold" not in cores or cores["untold"] != cores["untold"]
 
 
 def test_how_many_gpus_two_jobs_hold_is_unknown_if_one_does_not_tell() -> None:

@@ -60,7 +60,10 @@ def test_in_a_maintenance_reservation_a_dead_gpu_waits_for_its_end(site: Site, r
         stays(lambda: not site.node(node).drain, 3.0, what="nothing is done in planned work")
     finally:
         real_slurm.run("scontrol", "delete", f"ReservationName={name}")
-    wait_until(lambda: site.drained_by_us(node), 20, what="it is drained when the work is over", every_s=0.1)
+    wait_until(lambda: "maintenance" not in going_on(site, node), 20, what="the work is over", every_s=0.1)
+    stays(lambda: not site.node(node).drain, 3.0, what="nothing is done before it is seen again")
+    site.kernel(node, XID_79.replace("79, pid=", "79, pid=9"))
+    wait_until(lambda: site.drained_by_us(node), 20, what="it is drained when seen again", every_s=0.1)
     after = site.incidents(node)[0]
     assert (after["id"], after["severity"], after["plan"]) == (found["id"], "P1", "")
     assert after["cause"] != "maintenance"

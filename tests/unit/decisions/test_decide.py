@@ -197,6 +197,13 @@ class TestSeverity:
     def test_held_by_a_cap(self):
         assert self.of(facts(slots=(slot(9),))) is Severity.P0
 
+    def test_well_again_while_it_was_held(self):
+        held = made(facts(slots=(slot(9),)), None, incident())
+        assert severity_of(incident(), held, facts()) is Severity.P0
+        assert severity_of(incident(clear_since=ago(minutes=1)), held, facts()) is Severity.P1
+        at_work = incident(clear_since=ago(minutes=1), state=IncidentState.mitigating)
+        assert severity_of(at_work, held, facts()) is Severity.P0
+
     def test_a_warning_is_never_p0(self):
         site = rules(default_mode=Mode.shadow)
         assert self.of(site=site, fault_class=FaultClass.degraded, severity=Severity.P2) is Severity.P2

@@ -185,7 +185,8 @@ def test_another_driver_in_slurms_picture_is_kept_and_read_again() -> None:
 def test_the_table_has_the_entries_of_a_fault_in_their_order_and_is_one_for_a_set_of_rules() -> None:
     table = table_of(RULES.context)
     assert [one.name for one in table.of("gpu-count-low")] == [
-        "power-saving", "starting", "planned-work", "just-booted", "new-driver", "owner-has-it",
+        "power-saving", "starting", "planned-work", "just-worked-on", "just-booted", "new-driver",
+        "owner-has-it",
     ]  # fmt: skip
     assert table.of("person-drain") == ()
     assert [one.name for one in table.of("xid-79")] == ["planned-work", "owner-has-it"]

@@ -49,11 +49,12 @@ def test_in_no_mode_is_planned_work_urgent(mode: Mode) -> None:
     assert the_one(played(*rows, mode=mode))["severity"] == "P3"
 
 
-def test_what_still_stands_when_the_work_is_over_is_handled_then() -> None:
+def test_what_is_seen_again_when_the_work_is_over_is_handled_then() -> None:
     rows = (
         with_state(0, "IDLE", "MAINTENANCE"),
         kernel(10, 1, LOST),
         with_state(600, "IDLE"),
+        kernel(650, 1, f"{LOST} again"),
         clock(660),
     )
     document = played(*rows)

@@ -2,13 +2,16 @@
 
 from datetime import datetime, timedelta
 
+import msgspec
 import pytest
 
+from healer.detection.readings import gpu_model
 from healer.model import Component, Observation, ObservationKind, SlurmNode, SlurmSnapshot, Topology
 from healer.observations import GpuMap, NodePicture, Picture
-from tests.support.loop import CLUSTER, LOST, START, beat, later, lines
+from tests.support.loop import CLUSTER, LOST, START, beat, later, lines, rules_in
 
 NODE = "gpu0001"
+MODELS = rules_in().gpu_models
 OLD, NEW = "boot-old", "boot-new"
 
 
@@ -404,3 +407,46 @@ def test_slurms_word_of_another_boot_renews_the_node_too() -> None:
     for seconds, boot in ((0, OLD), (60, OLD), (120, NEW)):
         show(shown, SlurmNode(name=NODE, boot_id=boot), at=later(seconds))
     assert shown.node(NODE).renewed_at == later(120)
+
+
+# --- what Slurm does not name -------------------------------------------------------------------------------
+
+
+def made_of(gpu: str, at: datetime) -> Observation:
+    return Observation(
+        digest=f"made of {gpu}",
+        kind=ObservationKind.inventory,
+        component=Component(cluster=CLUSTER, node=NODE),
+        event_at=at,
+        arrived_at=at,
+        data={"facts": {"gpu": gpu}},
+    )
+
+
+def test_gpus_without_a_type_in_slurm_are_named_by_the_node_itself() -> None:
+    shown, untyped = picture(), SlurmNode(name=NODE, gpus=8)
+    show(shown, untyped)
+    assert gpu_model(MODELS, shown.slurm.nodes[NODE]) is None
+    heard(shown, made_of("NVIDIA H100 80GB HBM3", later(1)))
+    show(shown, untyped, at=later(2))
+    assert gpu_model(MODELS, shown.slurm.nodes[NODE]) == "H100"
+    show(shown, SlurmNode(name=NODE, gpus=8, gpu_model="a100"), at=later(3))
+    assert gpu_model(MODELS, shown.slurm.nodes[NODE]) == "A100"
+
+
+def test_different_gpus_on_one_node_name_no_model() -> None:
+    shown = picture()
+    heard(shown, made_of("NVIDIA A100-SXM4-80GB, NVIDIA H100 80GB HBM3", START))
+    show(shown, SlurmNode(name=NODE, gpus=8), at=later(1))
+    assert gpu_model(MODELS, shown.slurm.nodes[NODE]) is None
+
+
+def test_a_picture_that_repeats_its_nodes_is_the_same_with_names() -> None:
+    shown = picture()
+    heard(shown, made_of("NVIDIA H100 80GB HBM3", START))
+    told = SlurmSnapshot(cluster=CLUSTER, taken_at=later(1), nodes={NODE: SlurmNode(name=NODE, gpus=8)})
+    shown.show(told)
+    shown.nodes_changed = False
+    shown.show(msgspec.structs.replace(told, taken_at=later(2)))
+    assert shown.slurm.taken_at == later(2)
+    assert (shown.nodes_changed, shown.slurm.nodes[NODE].gpu_name) == (False, "NVIDIA H100 80GB HBM3")

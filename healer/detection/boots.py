@@ -1,0 +1,87 @@
+"""A node that boots under a job: nobody wanted that, and every job on it is lost.
+
+A boot that somebody asked for is none: healer's own, a person's, or one that Slurm was asked for. What is
+planned for the node is judged with all other faults (`healer.incidents.context`).
+"""
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+from healer.detection.protocol import PictureLook
+from healer.model import Component, Evidence, FaultClass, Finding, OwnerKind, Sense, SlurmJob, SlurmNode
+from healer.model.faults import REBOOTED
+from healer.observations import Picture
+from healer.observations.picture import NodePicture
+from healer.signals.identity import digest_of
+
+#: A boot is heard of so soon, where neither Slurm nor the last word of the boot before says when it was.
+HEARD_WITHIN = timedelta(minutes=2)
+_ASKED_FOR = frozenset({"REBOOT_REQUESTED", "REBOOT_ISSUED", "POWERING_UP", "POWERING_DOWN", "POWERED_DOWN"})
+
+
+def reboot_findings(walk: PictureLook) -> list[Finding]:
+    """One for each node of which another boot is heard while jobs of the boot before are on it."""
+    found = []
+    for name in sorted(walk.picture.changes.booted):
+        shown = walk.picture.slurm.nodes.get(name) if walk.picture.slurm is not None else None
+        if shown is None or _is_asked_for(shown):
+            continue
+        node = walk.picture.node(name)
+        if jobs := sorted(set(_jobs_of_boot_before(walk.picture, node, shown))):
+            found.append(_finding(walk.picture.cluster, node, jobs, walk.now))
+    return found
+
+
+def _is_asked_for(node: SlurmNode) -> bool:
+    owner = node.owner if node.held else None
+    theirs = owner is not None and owner.kind is not OwnerKind.slurm
+    return theirs or not _ASKED_FOR.isdisjoint(node.state)
+
+
+def _jobs_of_boot_before(picture: Picture, node: NodePicture, shown: SlurmNode) -> Iterator[str]:
+    assert picture.slurm is not None and node.booted_at is not None
+    jobs = picture.slurm.jobs
+    running = [job for job in picture.slurm.jobs_on(node.name) if job.state == "RUNNING"]
+    lost = [job for job in picture.slurm.failed_on(node.name) if job.state == "NODE_FAIL"]
+    for job in (*running, *lost):
+        if _began_before(job, node, shown):
+            yield job.leader
+    for leader in picture.allocations.ended_on(node.name, node.booted_at):
+        if leader in jobs and jobs[leader].state in {"PENDING", "RUNNING"} and not _is_on(jobs[leader], node):
+            yield leader  # Slurm has put it back
+
+
+def _is_on(job: SlurmJob, node: NodePicture) -> bool:
+    return job.state == "RUNNING" and node.name in job.nodes
+
+
+def _began_before(job: SlurmJob, node: NodePicture, shown: SlurmNode) -> bool:
+    last_word = node.old_boot_told_at
+    if job.start_at is None or node.booted_at is None:
+        return True
+    if shown.boot_at is not None and (last_word is None or shown.boot_at > last_word):
+        return job.start_at < shown.boot_at
+    return job.start_at <= max(last_word or job.start_at, node.booted_at - HEARD_WITHIN)
+
+
+def _finding(cluster: str, node: NodePicture, jobs: list[str], now: datetime) -> Finding:
+    where = Component(cluster=cluster, node=node.name)
+    spoken = ", ".join(jobs[:5])
+    text = f"{node.name} has booted under job {spoken}, and nobody is known to have asked for it"
+    evidence = Evidence(
+        digest=digest_of(REBOOTED, cluster, node.name, node.boot_id or ""),
+        at=node.booted_at or now,
+        component=where,
+        text=text,
+        arrived_at=now,
+        sense=Sense.slurm,
+    )
+    return Finding.from_evidence(
+        evidence,
+        rule="",
+        fault=REBOOTED,
+        fault_class=FaultClass.degraded,
+        title="Node booted under a job",
+        confidence=1.0,
+        jobs=tuple(jobs),
+    )

@@ -1,0 +1,174 @@
+"""Planned work, before, during and after: what arises under it is its own until it is seen after it."""
+
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from healer.model import Maintenance, Mode, Ruleset
+from tests.stories.test_judged_contexts import listed
+from tests.stories.test_replay import actions, clock, job, jobs, kernel, nodes, played, row
+from tests.support.loop import CLUSTER, LOST, START, later, name, rules_in
+
+pytestmark = pytest.mark.heavy
+
+Row = dict[str, Any]
+HOUR = 3600
+REBOOTED = {"state": ["DOWN"], "reason": "Node unexpectedly rebooted", "boot_id": "b2"}
+REQUESTED = {"state": ["IDLE", "DRAIN", "REBOOT_REQUESTED"], "reason": "Reboot ASAP"}
+WORKED_ON = {"state": ["IDLE", "MAINTENANCE"]}
+#: Another line of a lost GPU than the one under the work.
+STILL_LOST = LOST.replace("pid=1", "pid=2") if "pid=1" in LOST else f"{LOST} (again)"
+TEN = range(1, 11)
+
+
+def shown(at: float, state: Row, numbers: Any = (1,)) -> Row:
+    """Slurm's nodes; those with these numbers as `state` says."""
+    return nodes(at, **{name(number): state for number in numbers})
+
+
+def drained(document: Row) -> list[str]:
+    return [node or "" for action, node, _ in actions(document) if action == "drain"]
+
+
+def of_node(document: Row, number: int) -> Row:
+    (found,) = (one for one in document["incidents"] if one["root"].get("node") == name(number))
+    return found
+
+
+def test_faults_under_planned_work_are_not_due_at_its_end_and_a_gpu_lost_after_it_is() -> None:
+    held = [kernel(10 + number, number, LOST) for number in TEN]
+    document = played(
+        shown(0, WORKED_ON, TEN),
+        *held,
+        nodes(HOUR),
+        clock(HOUR + 60),
+        kernel(HOUR + 100, 15, LOST),
+        clock(9000),
+    )
+    assert drained(document) == [name(15)]
+    assert of_node(document, 15)["severity"] == "P1"
+    for number in TEN:
+        quiet = of_node(document, number)
+        assert (quiet["severity"], quiet["cause"]) == ("P3", "maintenance")
+        assert quiet["closed"] is not None
+
+
+def test_a_gpu_that_is_still_lost_after_the_work_is_acted_upon() -> None:
+    document = played(
+        shown(0, WORKED_ON),
+        kernel(10, 1, LOST),
+        nodes(HOUR),
+        kernel(HOUR + 600, 1, STILL_LOST),
+        clock(HOUR + 700),
+    )
+    assert drained(document) == [name(1)]
+    assert (of_node(document, 1)["severity"], of_node(document, 1)["cause"]) == ("P1", "unclear")
+
+
+def test_another_fault_after_the_work_proves_nothing_and_is_one_of_its_own() -> None:
+    elsewhere = (
+        "NVRM: Xid (PCI:0000:18:00): 63, Row Remapper: New row marked for remapping, reset gpu to activate."
+    )
+    document = played(
+        shown(0, WORKED_ON),
+        kernel(10, 1, LOST),
+        nodes(HOUR),
+        kernel(HOUR + 600, 1, elsewhere),
+        clock(HOUR + 2400),
+    )
+    assert drained(document) == []
+    states = {one["rule"]: one["closed"] is None for one in document["incidents"]}
+    assert states == {"gpu-lost": False, "gpu-degraded": True}
+
+
+def test_gpus_that_the_node_does_not_list_after_the_work_drain_it() -> None:
+    counts = [listed(at, 8 if at < 100 else 7) for at in range(5, HOUR + 900, 35)]
+    rows = [nodes(0), shown(60, WORKED_ON), *counts, nodes(HOUR), clock(HOUR + 910)]
+    document = played(*sorted(rows, key=lambda one: one["at"]))
+    assert drained(document) == [name(1)]
+    at = next(one["at"] for one in document["actions"] if one["action"] == "drain")
+    assert at > later(HOUR).isoformat()
+
+
+def test_lines_that_come_late_from_under_the_work_are_its_own() -> None:
+    def told(at: float) -> Row:
+        body = {"cluster": CLUSTER, "node": name(1), "boot_id": "b1"}
+        entry = {"time": later(600).isoformat().replace("+00:00", "Z"), "line": LOST}
+        return row(at, "signals/kernel-log", body | {"entries": [entry]})
+
+    late = played(nodes(0), shown(60, WORKED_ON), nodes(HOUR), told(HOUR + 60), clock(9000))
+    assert drained(late) == [] and of_node(late, 1)["closed"] is not None
+    assert drained(played(nodes(0), told(HOUR + 60), clock(9000))) == [name(1)]
+
+
+def test_faults_that_are_new_after_the_work_are_a_storm_again() -> None:
+    held = [kernel(10 + number, number, LOST) for number in TEN]
+    again = [kernel(HOUR + 600 + number, number, STILL_LOST) for number in TEN]
+    document = played(
+        shown(0, WORKED_ON, TEN), *held, nodes(HOUR), *again, kernel(HOUR + 700, 15, LOST), clock(HOUR + 800)
+    )
+    assert "breaker" in {one["guard"] for one in document["held"]}
+    assert len(drained(document)) < 3
+
+
+def test_a_window_of_the_sites_list_is_planned_work_too() -> None:
+    window = Maintenance(nodes=(name(1),), why="PSU swap", until=START + timedelta(seconds=HOUR))
+    rules: Ruleset = rules_in(Mode.auto)
+    rules = msgspec.structs.replace(
+        rules, guards=msgspec.structs.replace(rules.guards, maintenance=(window,))
+    )
+    document = played(nodes(0), kernel(10, 1, LOST), clock(HOUR + 60), clock(HOUR + 2400), rules=rules)
+    assert drained(document) == []
+    assert of_node(document, 1)["closed"] is not None
+
+
+def test_a_fault_told_while_a_person_had_the_node_is_theirs_too() -> None:
+    swap = {"state": ["IDLE", "DRAIN"], "reason": "PSU swap", "reason_user": "ann"}
+    quiet = played(shown(0, swap), kernel(10, 1, LOST), nodes(HOUR), clock(HOUR + 600))
+    assert drained(quiet) == []
+    again = played(
+        shown(0, swap), kernel(10, 1, LOST), nodes(HOUR), kernel(HOUR + 600, 1, STILL_LOST), clock(HOUR + 700)
+    )
+    assert drained(again) == [name(1)]
+
+
+def test_a_fault_told_before_the_work_keeps_its_cause_and_needs_the_same_proof() -> None:
+    rows = [nodes(), kernel(10, 1, LOST), shown(600, WORKED_ON), nodes(HOUR)]
+    document = played(*rows, clock(HOUR + 2400), mode=Mode.shadow)
+    found = of_node(document, 1)
+    assert found["cause"] == "unclear"
+    assert found["closed"] is not None
+
+
+@pytest.mark.parametrize(
+    "reboots",
+    [
+        # Slurm holds them when the reservation is over.
+        [
+            shown(0, WORKED_ON, TEN),
+            shown(600, REBOOTED | {"state": ["DOWN", "MAINTENANCE"]}, TEN),
+            shown(HOUR, REBOOTED, TEN),
+        ],
+        # A person asked Slurm for them, one after the other.
+        [
+            nodes(0),
+            *(shown(60 * last, REQUESTED, range(1, last)) for last in range(2, 12)),
+        ],
+    ],
+)  # fmt: skip
+def test_many_reboots_of_one_change_are_one_note(reboots: list[Row]) -> None:
+    document = played(*reboots, clock(HOUR + 60))
+    (note,) = document["incidents"]
+    assert (note["rule"], note["severity"], note["cause"]) == ("planned-reboots", "P3", "maintenance")
+    assert {one["node"] for one in note["affected"]} == {name(number) for number in TEN}
+    assert document["actions"] == [] and note["closed"] is None
+    over = played(*reboots, nodes(HOUR + 60), clock(HOUR + 300))
+    assert [one["closed"] is None for one in over["incidents"]] == [False]
+
+
+def test_a_reboot_that_nobody_planned_stays_one_of_its_own() -> None:
+    down = {"state": ["DOWN"], "reason": "Node unexpectedly rebooted"}
+    document = played(nodes(0), jobs(0, job()), shown(60, down), clock(HOUR))
+    assert [one["rule"] for one in document["incidents"]] == ["slurm-drain"]

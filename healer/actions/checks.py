@@ -304,7 +304,7 @@ def job_end_or_checkpoint(ctx: Context) -> Result:
 
     A checkpoint helps only a job that agreed to be requeued (law 8): the others are waited for. It must be
     durable, of the job's present life (or tell none), and newer than this wait by both clocks, the job's and
-    ours. A job that saves its work on a signal is ready at any time.
+    ours. A job that saves its work on a signal is ready at any time. It waits for `input.limit_s` at most.
     """
     if over := cleared(ctx):
         return over
@@ -316,6 +316,9 @@ def job_end_or_checkpoint(ctx: Context) -> Result:
         return Again(text=f"{holder} {node.name} ({node.reason or 'no reason given'})", after_s=LOOK_AGAIN_S)
     alive = [job for job in jobs if "COMPLETING" not in job.flags]
     waits = [why for job in alive if (why := _not_yet(ctx, job)) is not None]
+    if waits and _is_late(ctx):
+        text = f"No such moment within {int(ctx.step.input['limit_s']) // 3600} h: {'; '.join(waits[:5])}"
+        return Done(text=text, data={"moment_s": MOMENT_S, "jobs_then": [job.id for job in alive]})
     if waits:
         return Again(text="; ".join(waits[:5]), after_s=LOOK_AGAIN_S)
     if not alive:
@@ -323,6 +326,13 @@ def job_end_or_checkpoint(ctx: Context) -> Result:
     names = [job.id for job in alive]
     text = f"Checkpoints are saved: {', '.join(names)}"
     return Done(text=text, data={"moment_s": MOMENT_S, "jobs_then": names})
+
+
+def _is_late(ctx: Context) -> bool:
+    """Counted from the first wait: a moment that passed while a guard held the drain begins no new time."""
+    limit_s = ctx.step.input.get("limit_s")
+    first = next((one.at for one in ctx.log if one.step == ctx.part), ctx.began_at)
+    return limit_s is not None and ctx.tools.now() - first > timedelta(seconds=int(limit_s))
 
 
 def job_end(ctx: Context) -> Result:

@@ -20,6 +20,7 @@ from healer.decisions import (
     new_run,
     run_state_of,
     severity_of,
+    slot_later,
     stands_beside,
     takes_canary,
 )
@@ -242,9 +243,13 @@ def mode_now_forbids(walk: Walk, incident: Incident, rule: Rule, run: Run) -> bo
 
 
 def make_room(walk: Walk, incident: Incident, rule: Rule) -> None:
-    """A node with a fatal fault is not kept by a run that only waits for a good moment."""
+    """A node with a fault that takes it at once is not kept by a run that only waits for a good moment."""
     other = walk.runs.get(walk.gate.running.get(incident.root.node or "", ""))
-    if other is None or other.id == incident.run or incident.fault_class is not FaultClass.fatal:
+    fatal = incident.fault_class is FaultClass.fatal
+    if other is None or other.id == incident.run:
+        return
+    waits_too = slot_later(walk.rules.playbooks.get(rule.playbook or ""))
+    if not fatal and (waits_too or other.by != "healer"):
         return
     theirs = walk.work.by_id.get(other.incident or "")
     milder = theirs is None or theirs.fault_class is not FaultClass.fatal
@@ -255,7 +260,7 @@ def make_room(walk: Walk, incident: Incident, rule: Rule) -> None:
     if decision is None or decision.outcome is not Outcome.act:
         return
     end_untouched(walk, other, RunState.done, f"leaves {other.node} to {incident.short_id}")
-    if theirs is not None:
+    if fatal and theirs is not None:
         walk.work.merge(walk.work.by_id[theirs.id], incident)
 
 

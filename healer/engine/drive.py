@@ -63,7 +63,7 @@ from healer.model import (
     Verb,
 )
 from healer.model.run import restarted, tests_of, tried_of
-from healer.playbooks.advance import BEGIN, UNDO, Ask, Do, Finish, Know, Skip, Sleep, Undo, advance
+from healer.playbooks.advance import BEGIN, GOES_ON, UNDO, Ask, Do, Finish, Know, Skip, Sleep, Undo, advance
 from healer.ports.lease import PROOFS
 from healer.ports.node_exec import NodeError
 from healer.ports.scheduling import NotAvailable, SchedulerError
@@ -508,7 +508,7 @@ def _news(run: Run, state: RunState, now: datetime, entries: Sequence[LogEntry] 
 def _final(intent: Do, result: Result) -> dict[str, bool]:
     """No further attempt is made: it would be pointless, or this was the last."""
     ends = isinstance(result, Failed) and (result.final or intent.attempt > intent.step.retries)
-    return {"final": True} if ends else {}
+    return ({"final": True} | ({GOES_ON: True} if intent.step.may_fail else {})) if ends else {}
 
 
 def _would(intent: Sleep | Ask) -> str | None:

@@ -93,12 +93,12 @@ def moment_of(playbook: Playbook, step: Step, entries: Sequence[LogEntry]) -> tu
 
 def tested_at(playbook: Playbook, entries: Sequence[LogEntry]) -> datetime | None:
     """Since when the run trusts its node: the begin of its tests, or a person's later word to go on."""
-    test = next((one for one in playbook.steps if one.do is Verb.diagnose), None)
-    began = began_at(entries, test.id) if test is not None else None
-    if began is None:
+    tests = (began_at(entries, one.id) for one in playbook.steps if one.do is Verb.diagnose)
+    began = [at for at in tests if at is not None]
+    if not began:
         return None
     # Only a person answers a step that asks; that a moment is waited for again comes before the tests.
-    return max([began, *(one.at for one in entries if one.event is StepEvent.retry)])
+    return max([*began, *(one.at for one in entries if one.event is StepEvent.retry)])
 
 
 def has_removed(entries: Sequence[LogEntry]) -> bool:

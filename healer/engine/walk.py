@@ -225,7 +225,7 @@ def heal(walk: Walk) -> None:
         if (over := find_auto_resolve(walk.rules, walk.picture, incident)) is None:
             continue
         ends = over.proven and is_untreated(incident)
-        if ends and walk.withdraw(incident, over.why):
+        if ends and walk.end_plan(incident, over.why):
             walk.work.put(auto_resolve(incident, over, walk.now))
         elif (changed := note_cleared(incident, over, walk.now)) != incident:
             walk.work.put(changed)

@@ -181,6 +181,12 @@ def close_what_is_over(
     )
 
 
+def is_planned(incident: Incident) -> bool:
+    """Something is to be done about it, by healer or by people: proof ends that, and silence does not."""
+    wanted = rung_of(incident.remedy) is not Remedy.none or Remedy.ticket in incident.remedy
+    return wanted and incident.fault_class is FaultClass.degraded
+
+
 def is_measured(rules: Ruleset, incident: Incident) -> bool:
     """Whether ticks over the fleet tell when its cause is gone."""
     if fault_is(incident.fault, Trait.sampled):
@@ -204,7 +210,7 @@ def _measured_over(incident: Incident, picture: Picture, now: datetime) -> str |
     if incident.fault_class is FaultClass.fatal:
         return None
     since = clear_since(incident, picture)
-    if now - last_heard(incident) > UNTOLD_FOR:
+    if now - last_heard(incident) > UNTOLD_FOR and not is_planned(incident):
         return _UNTOLD
     if since is None or picture.sensed is None or picture.sensed.at - since < CLEAR_FOR:
         return None
@@ -269,7 +275,7 @@ def _gone(incident: Incident, picture: Picture, now: datetime) -> str | None:
         return "the server answers all that told of it"
     if incident.fault == FLEET_SILENT:
         return "the nodes speak again" if _fleet_speaks(picture, now) else None
-    quiet = QUIET.get(incident.fault_class)
+    quiet = None if is_planned(incident) else QUIET.get(incident.fault_class)
     if quiet is not None and now - incident.updated > quiet:
         return f"nothing new for {int(quiet.total_seconds() // 60)} min"
     return None
@@ -336,7 +342,7 @@ def find_auto_resolve(rules: Ruleset, picture: Picture, incident: Incident) -> C
 
 def is_untreated(incident: Incident) -> bool:
     """Then nothing is left to be proven or given back."""
-    return incident.state is IncidentState.open and incident.drained_at is None
+    return incident.state is not IncidentState.verifying and incident.drained_at is None
 
 
 def auto_resolve(incident: Incident, cleared: Cleared, now: datetime) -> Incident:

@@ -320,7 +320,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
     `for_each`: `jobs_hit`, `jobs_crashed`, `jobs_all` or `jobs_agreed` runs the step once per job.
     `timeout_s` bounds one attempt, `retries` how many more there are, `wait_s` the longest wait before
-    somebody is asked.
+    somebody is asked. `may_fail`: what cannot be done for good has failed, which later steps may
+    ask for, and the run goes on; else a person is asked.
     """
 
     id: str
@@ -344,6 +345,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     probe: str | None = None
     verify: str | None = None
     undo: str | None = None
+    may_fail: bool = False
 
 
 class Playbook(msgspec.Struct, frozen=True, kw_only=True):

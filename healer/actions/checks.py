@@ -404,6 +404,23 @@ def empty(ctx: Context) -> Result:
     return Done(text=f"{node.name} is drained and empty")
 
 
+#: Longer than this nobody waits for the end of what a broken GPU goes on to tell.
+TOLD_OUT = timedelta(minutes=15)
+
+
+def told_out(ctx: Context) -> Result:
+    """A failure tells its lines over minutes: the remedy is what they together ask for. Over once nothing
+    new came for `input.still_s`."""
+    incident, now = ctx.incident, ctx.tools.now()
+    still = timedelta(seconds=int(ctx.step.input["still_s"]))
+    lines = told_since(incident, now - still) if incident is not None else []
+    if incident is None or not lines or now - ctx.began_at >= TOLD_OUT:
+        return Done(text="Nothing new is told of it" if not lines else f"Still told: {lines[-1].text}")
+    last = max(one.arrived_at or one.at for one in lines)
+    left_s = (last + still - now).total_seconds()
+    return Again(text=f"More may be told of {ctx.node}", after_s=max(1.0, left_s))
+
+
 def repair(ctx: Context) -> Result:
     """Waits for a person to say that the node is repaired: their `resume` takes this run over."""
     return Again(text=f"Waits for the repair of {ctx.node}; `resume` ends the wait", after_s=None)
@@ -426,6 +443,7 @@ def approval(ctx: Context) -> Result:
 
 MOMENT = Action(verify=job_end_or_checkpoint, effect=False)
 EMPTY = Action(verify=empty, effect=False)
+TOLD_OUT_WAIT = Action(verify=told_out, effect=False)
 REPAIR = Action(verify=repair, effect=False)
 JOB_END = Action(verify=job_end, effect=False)
 TIME = Action(verify=time, effect=False)

@@ -7,7 +7,7 @@ only watches, and must not use up what another node needs. Its drain is judged w
 """
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from hashlib import sha256
 from itertools import takewhile
 
@@ -54,6 +54,8 @@ _REMEDIES = {
     Verb.restart_service: Remedy.restart_service,
     Verb.diagnose: Remedy.diagnose,
 }
+#: What may wait is planned once a failure has told its lines: until then it may be part of another one.
+PLANS_AFTER = timedelta(minutes=3)
 #: A run in one of these states still asks the gate; the others are under way or wait for somebody.
 _ASKING = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
 
@@ -76,6 +78,9 @@ def decide(
     if (active is None or active.approved_by is None) and (why := _not_now(incident, rule, now)):
         return _nothing(incident, rule.playbook, why, now) if active is None else _stays(active, why, now)
     playbook = rules.playbooks.get(rule.playbook)
+    plans = playbook is not None and playbook.is_plan
+    if active is None and plans and now - incident.opened < PLANS_AFTER:
+        return None
     if why := _nothing_to_do(incident, rule, playbook) or _no_question(incident, playbook, facts, active):
         return _nothing(incident, rule.playbook, why, now)
     proposal = _question(incident, rule, facts, rules, now, active)
@@ -119,7 +124,7 @@ def _no_question(
 
 def _nothing_to_do(incident: Incident, rule: Rule, playbook: Playbook | None) -> str | None:
     """Why there is nothing that the playbook could wait for: no remedy, and no ticket that people ask for."""
-    if not (slot_later(playbook) and _carries_out_the_remedy(playbook)):
+    if playbook is None or not playbook.is_plan:
         return None
     wanted = incident.remedy or rule.remedy
     if rung_of(wanted) is not Remedy.none or Remedy.ticket in wanted:
@@ -252,16 +257,11 @@ def _carried_out(playbook: Playbook | None) -> Remedy | None:
 
     One that asks for the remedy itself climbs it; and what a person has to approve within the run is theirs.
     """
-    if _carries_out_the_remedy(playbook):
+    if playbook is None or playbook.repairs:
         return None
-    steps = playbook.steps if playbook is not None else ()
+    steps = playbook.steps
     verbs = {step.do for step in takewhile(lambda step: step.wait != "approval", steps)}
     return next((remedy for verb, remedy in _REMEDIES.items() if verb in verbs), None)
-
-
-def _carries_out_the_remedy(playbook: Playbook | None) -> bool:
-    """It does what the incident's remedy says."""
-    return playbook is not None and any("verdict.remedy" in (step.when or "") for step in playbook.steps)
 
 
 def next_remedy(incident: Incident, rule: Rule, facts: GateFacts, rules: Ruleset, now: datetime) -> Remedy:

@@ -130,13 +130,15 @@ def _carry_out(walk: Walk, incident: Incident, rule: Rule, decision: Decision, a
         data = {"why": decision.why, "guard": decision.guard, "run": decision.run, "incident": incident.id}
         walk.audit(f"decision.{decision.outcome}", f"incident/{incident.id}", **data)
     acting = run is not None and run.state is RunState.running and not run.shadow
+    playbook = walk.rules.playbooks.get(run.playbook) if run is not None else None
+    waits = playbook is not None and playbook.is_plan
     changed = msgspec.structs.replace(
         incident,
         run=run.id if run else None,
         run_count=incident.run_count + (1 if new else 0),
         held_by=None if acting else decision.guard,
         decision_key=key,
-        state=IncidentState.mitigating if acting else incident.state,
+        state=IncidentState.mitigating if acting and not waits else incident.state,
     )
     _note_urgency(walk, incident, changed, decision)
 

@@ -456,6 +456,8 @@ class _Drive:
         if data.get("final") and verb is Verb.drain:
             self._permission(intent).no_drain(self.tools.scheduler)
         use = None
+        if isinstance(result, Done) and intent.step.wait == "told_out":
+            data["knows"] = facts_of(self.run, self.playbook, self.claim.incident())
         if isinstance(result, Done) and verb is Verb.drain and self.run.node is not None:
             use = remedy_use(self.run, self.playbook, self.entries, self.now())
         return self._write(intent, _EVENT[type(result)], result.text, data, drained=use)

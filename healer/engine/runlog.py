@@ -8,11 +8,13 @@ import msgspec
 from healer.actions.base import since_retry
 from healer.model import (
     JOB_VERBS,
+    REMEDY_LADDER,
     REMOVING_VERBS,
     AuditRecord,
     Incident,
     LogEntry,
     Playbook,
+    Remedy,
     Run,
     Step,
     StepEvent,
@@ -142,7 +144,7 @@ def restarts_of(run: Run, item: str | None, entries: Sequence[LogEntry]) -> int 
 
 
 def facts_of(run: Run, playbook: Playbook, incident: Incident | None) -> dict[str, str | int | bool]:
-    """What a condition may ask of this run, by its name. What is not known is left out."""
+    """What a condition may ask of this run now, by its name. What is not known is left out."""
     found: dict[str, str | int | bool] = {}
     if incident is not None:
         found = {
@@ -150,7 +152,11 @@ def facts_of(run: Run, playbook: Playbook, incident: Incident | None) -> dict[st
             "fault_class": str(incident.fault_class),
             "verdict.cause": str(incident.cause),
         }
-        remedy = run.input.get("remedy") or next(iter(incident.remedy), None)
+        chosen = run.input.get("remedy")
+        told = [Remedy(str(chosen))] if chosen else list(incident.remedy[:1])
+        # More may have been told since the run began: what asks for a higher rung counts.
+        rungs = [one for one in (*told, *incident.remedy) if one in REMEDY_LADDER]
+        remedy = max(rungs, key=REMEDY_LADDER.index) if rungs and chosen else next(iter(told), None)
         found |= {"verdict.remedy": str(remedy)} if remedy else {}
     given = run.input.get("inputs") or {}
     optional = {name: msgspec.structs.replace(one, required=False) for name, one in playbook.inputs.items()}

@@ -31,6 +31,7 @@ from healer.incidents.incident_verdict import changed_verdict
 from healer.incidents.lifecycle import (
     auto_resolve,
     find_auto_resolve,
+    is_left_over,
     is_untreated,
     note_cleared,
     open_faults,
@@ -167,7 +168,11 @@ def take_command(walk: Walk, command: Command) -> None:
         since = moment_of(command, "since")
         others = open_on(walk.work, str(command.data["node"]))
         # What opened while the run went on is not what it returned the node from.
-        meant += [one for one in others if one.id != command.incident and one.opened <= since]
+        meant += [
+            one
+            for one in others
+            if one.id != command.incident and one.opened <= since and not is_left_over(one, command)
+        ]
     for one in meant:
         _apply_to(walk, one, command)
     if command.kind is CommandKind.split and known is not None:
@@ -235,14 +240,14 @@ def close_all(walk: Walk) -> None:
     for name in list(walk.work.by_id):
         incident = _make_way(walk, walk.work.by_id[name])
         if incident.merged_into is not None and incident.run and name in walk.work.changed:
-            walk.withdraw(incident, incident.closed_why or "")
+            walk.end_plan(incident, incident.closed_why or "")
         measured = is_measured(walk.rules, incident)
         if measured and incident.is_open:
             incident = _note_clear(walk, incident)
         elif (heard := heard_again(incident, walk.picture, walk.now)) is not incident:
             walk.work.put(incident := heard)
         closed = close_what_is_over(incident, walk.picture, walk.now, measured=measured)
-        if closed is not incident and walk.withdraw(incident, closed.closed_why or ""):
+        if closed is not incident and walk.end_plan(incident, closed.closed_why or ""):
             walk.work.put(closed)
 
 

@@ -54,22 +54,23 @@ class Policies:
         return rule
 
     def strength(self, name: str) -> int:
-        """2: healer may act; 1: it is only watched; 0: nothing is ever done for it."""
+        """3: healer may act; 2: at a good moment; 1: it is only watched; 0: nothing is ever done for it."""
         rule = self.rules.by_name.get(name)
         if rule is None or rule.playbook is None:
             return 0
-        return 1 if self.is_watched(rule) else 2
+        playbook = self.rules.playbooks.get(rule.playbook)
+        waits = playbook is not None and playbook.is_plan
+        return 1 if self.is_watched(rule) else 2 if waits else 3
 
     def may_act(self, rule: str) -> bool:
-        return self.strength(rule) == 2
+        return self.strength(rule) >= 2
 
     def is_watched(self, rule: Rule) -> bool:
         return (self.modes.get(rule.name) or self.rules.mode_of(rule)) in {Mode.off, Mode.shadow}
 
     def weaker(self, one: str, other: str) -> bool:
-        """Nothing is ever done for `one`, and more may be for `other`: no playbook, only watched, acts."""
-        strength = self.strength(one)
-        return strength < 2 and strength < self.strength(other)
+        """More may be done for `other`: no playbook, only watched, a plan, acts."""
+        return self.strength(one) < self.strength(other)
 
 
 def remedy_of(rule: Rule, finding: Finding) -> tuple[Remedy, ...]:

@@ -100,6 +100,8 @@ def apply_command(incident: Incident, command: Command) -> Incident:
         case CommandKind.jobs_hit:
             change |= {"jobs_hit": tuple(data["jobs"]), "jobs_hit_final": True}
             change["drained_at"] = at
+            if incident.state is IncidentState.open:  # its plan is carried out now
+                change["state"] = IncidentState.mitigating
         case CommandKind.run_changed:
             change |= _run_changed(incident, data, command.by, at) | _tested(incident, data)
             change["tried"] = _tried(incident, data)
@@ -185,6 +187,16 @@ def is_planned(incident: Incident) -> bool:
     """Something is to be done about it, by healer or by people: proof ends that, and silence does not."""
     wanted = rung_of(incident.remedy) is not Remedy.none or Remedy.ticket in incident.remedy
     return wanted and incident.fault_class is FaultClass.degraded
+
+
+def is_left_over(incident: Incident, returned: Command) -> bool:
+    """Healer gave its node back for another fault, and did less than this one asks for. What a person gives
+    back is repaired."""
+    if returned.by != "healer" or incident.fault_class not in HARDWARE:
+        return False
+    wanted, tried = rung_of(incident.remedy), Remedy(str(returned.data.get("tried", Remedy.none)))
+    asked = wanted if wanted is not Remedy.none or Remedy.ticket not in incident.remedy else Remedy.replace
+    return REMEDY_LADDER.index(asked) > REMEDY_LADDER.index(tried)
 
 
 def is_measured(rules: Ruleset, incident: Incident) -> bool:
@@ -342,7 +354,7 @@ def find_auto_resolve(rules: Ruleset, picture: Picture, incident: Incident) -> C
 
 def is_untreated(incident: Incident) -> bool:
     """Then nothing is left to be proven or given back."""
-    return incident.state is not IncidentState.verifying and incident.drained_at is None
+    return incident.state is IncidentState.open and incident.drained_at is None
 
 
 def auto_resolve(incident: Incident, cleared: Cleared, now: datetime) -> Incident:

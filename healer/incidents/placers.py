@@ -10,7 +10,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from healer.incidents.book import Book, Policies
-from healer.incidents.growth import NEAR, is_near, is_untouched, move_root, rank_of, rank_told
+from healer.incidents.growth import NEAR, is_idle, is_near, is_untouched, move_root, rank_of, rank_told
 from healer.incidents.shared import explains, goes_on, is_of_outage
 from healer.model import (
     HARDWARE,
@@ -456,13 +456,7 @@ def packets_lost(both: Both) -> bool:
     lately = abs(root.opened - other.opened) <= NEAR or _happened_together(both)
     lost = fault_is(other.fault, Trait.loses_packets) and other.fault_class is FaultClass.degraded
     broke = root.fault_class is FaultClass.fatal and fault_is(root.fault, Trait.breaks_links)
-    return (
-        lately
-        and is_untouched(other)
-        and lost
-        and broke
-        and not set(other.jobs_hit).isdisjoint(root.jobs_hit)
-    )
+    return lately and is_idle(other) and lost and broke and not set(other.jobs_hit).isdisjoint(root.jobs_hit)
 
 
 def _other_end(both: Both) -> bool:

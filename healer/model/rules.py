@@ -359,6 +359,16 @@ class Playbook(msgspec.Struct, frozen=True, kw_only=True):
     runbook: str = ""
     inputs: dict[str, Input] = {}
 
+    @property
+    def repairs(self) -> bool:
+        """It does what the incident's remedy says."""
+        return any("verdict.remedy" in (step.when or "") for step in self.steps)
+
+    @property
+    def is_plan(self) -> bool:
+        """It waits for a good moment, and then repairs."""
+        return self.repairs and any(step.wait == "job_end_or_checkpoint" for step in self.steps)
+
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
     """`switch` is the leaf switch, `domain` that of NVLink (such as an NVL72), `pdu` what feeds it."""

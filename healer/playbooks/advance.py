@@ -135,9 +135,8 @@ def takes_restarts(playbook: Playbook) -> bool:
 
 
 def known(log: Sequence[LogEntry]) -> Mapping[str, Any]:
-    """`severity`, `verdict.cause`, `input.x` … as they were when the run began."""
-    begin = next((one for one in log if one.step == BEGIN), None)
-    return begin.data.get("knows", {}) if begin is not None else {}
+    """`severity`, `verdict.cause`, `input.x` … as they were when the run began or asked again."""
+    return next((one.data["knows"] for one in reversed(log) if "knows" in one.data), {})
 
 
 def is_met(when: str, last: Mapping[str, LogEntry], knows: Mapping[str, Any]) -> bool:

@@ -39,6 +39,7 @@ INPUTS: dict[str, dict[str, tuple[type, bool]]] = {
     "time": {"lasts_s": (int, True)},
     "job_end_or_checkpoint": {"limit_s": (int, False)},
     "link_counters": {"still_s": (int, False)},
+    "told_out": {"still_s": (int, True)},
     "lifted": {"lasts_s": (int, False)},
     "history": {"days": (int, False)},
     Verb.drain: {"adopt": (bool, False)},
@@ -169,6 +170,7 @@ _ENDLESS = {
     "repair": "a repair ends only by a person",
     "approval": "an approval comes only from a person",
     "time": "it is over by itself",
+    "told_out": "it is over by itself",
     "lifted": "a drain is lifted only by whose it is",
 }
 

@@ -401,6 +401,10 @@ def empty(ctx: Context) -> Result:
         return Again(text=f"{named} still on {node.name}", after_s=LOOK_AGAIN_S)
     if not node.drain:
         return Again(text=f"{node.name} is not drained any more", after_s=LOOK_AGAIN_S)
+    picture = ctx.tools.picture()
+    shown = picture.nodes.get(node.name) if picture is not None else None
+    if picture is not None and shown is not None and (not shown.drain or picture.jobs_on(node.name)):
+        return Again(text=f"Healer's picture does not show {node.name} empty yet", after_s=1.0)
     return Done(text=f"{node.name} is drained and empty")
 
 
@@ -413,11 +417,13 @@ def told_out(ctx: Context) -> Result:
     new came for `input.still_s`."""
     incident, now = ctx.incident, ctx.tools.now()
     still = timedelta(seconds=int(ctx.step.input["still_s"]))
-    lines = told_since(incident, now - still) if incident is not None else []
-    if incident is None or not lines or now - ctx.began_at >= TOLD_OUT:
-        return Done(text="Nothing new is told of it" if not lines else f"Still told: {lines[-1].text}")
-    last = max(one.arrived_at or one.at for one in lines)
+    if incident is None:
+        return Done(text="No incident tells of it")
+    lines = told_since(incident, incident.opened)
+    last = max([incident.opened, *(one.arrived_at or one.at for one in lines)])
     left_s = (last + still - now).total_seconds()
+    if left_s <= 0 or now - ctx.began_at >= TOLD_OUT:
+        return Done(text="Nothing new is told of it" if left_s <= 0 else "It is told all the time")
     return Again(text=f"More may be told of {ctx.node}", after_s=max(1.0, left_s))
 
 

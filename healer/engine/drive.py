@@ -150,8 +150,9 @@ class _Drive:
                     self._end(RunState.done, would)
                     return
                 case Sleep():
-                    if intent.until is None or has_drained(entries[before:]):
-                        self._note("running" if intent.until else "waiting")
+                    waits = intent.until is None or self._stands_by(intent)
+                    if waits or has_drained(entries[before:]):
+                        self._note("waiting" if waits else "running")
                     self._sleep(intent)
                     return
                 case Ask():
@@ -178,8 +179,17 @@ class _Drive:
             )
             return
         held = last is not None and last.event is StepEvent.held
+        if self._stands_by(intent) and not held:
+            self.claim.set_state(RunState.waiting, why=intent.why, wake_at=intent.until)
+            return
         question = intent.why if held else None  # what a guard holds is shown, and paged like any hold
         self.claim.set_state(RunState.running, why=intent.why, wake_at=intent.until, question=question)
+
+    def _stands_by(self, intent: Sleep) -> bool:
+        """A repair that waits on a drained node: a person's run may take it over, and the walk wakes it."""
+        step = next((one for one in self.playbook.steps if one.id == intent.key), None)
+        wait = step is not None and step.wait is not None
+        return wait and self.playbook.repairs and has_drained(self.entries) and not self.run.shadow
 
     def _note(self, state: str) -> None:
         """For other programs, beside our drain, when there is time for it."""

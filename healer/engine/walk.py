@@ -277,7 +277,10 @@ def _make_way(walk: Walk, incident: Incident) -> Incident:
     if incident.worse is None or not incident.is_open:
         return incident
     worse = walk.work.by_id.get(incident.worse)
-    if worse is None or not worse.is_open:
+    rule = walk.rules.by_name.get(incident.rule)
+    playbook = walk.rules.playbooks.get(rule.playbook or "") if rule is not None else None
+    plan = playbook is not None and playbook.is_plan  # it keeps its own end: the proof of its own remedy
+    if worse is None or not worse.is_open or (plan and incident.drained_at is None):
         walk.work.put(msgspec.structs.replace(incident, worse=None, gives_way_to=None))
         return walk.work.by_id[incident.id]
     acts = walk.work.policies.may_act(worse.rule)

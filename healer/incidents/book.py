@@ -63,7 +63,7 @@ class Policies:
         return 1 if self.is_watched(rule) else 2 if waits else 3
 
     def may_act(self, rule: str) -> bool:
-        return self.strength(rule) >= 2
+        return self.strength(rule) == 3
 
     def is_watched(self, rule: Rule) -> bool:
         return (self.modes.get(rule.name) or self.rules.mode_of(rule)) in {Mode.off, Mode.shadow}

@@ -29,11 +29,10 @@ def job_of(site: Site, job: str) -> SlurmJob:
 
 
 def lose(site: Site, seconds: float = 30, node: int = 1) -> Run:
-    """The node's GPU is lost, and a reboot will not bring it back; its run, once it has done all it can for the jobs."""
-    site.nodes.plant(name(node), "gpu-lost")
+    """The node's GPU is lost; its run, once it has done all it can for the jobs."""
     site.run_for(seconds, *site.say(node, LOST))
     (run,) = [one for one in site.runs if one.node == name(node)]
-    assert site.log(run.id, "leave"), run.question
+    assert run.state is RunState.waiting, run.question
     return run
 
 

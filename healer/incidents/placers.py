@@ -160,7 +160,7 @@ def join_wave(finding: Finding, book: Book) -> Placement | None:
         return None
     rule = book.policies.of(finding)
     about_jobs = finding.fault_class is FaultClass.application and book.hits.jobs(finding)
-    wave = None if rule.playbook or about_jobs else wave_of(book, rule, finding.component.node)
+    wave = None if book.policies.acts(rule) or about_jobs else wave_of(book, rule, finding.component.node)
     return Placement(Way.cover, wave) if wave is not None else None
 
 

@@ -217,9 +217,7 @@ def _counted(key: str, expect: Row, incidents: list[Row]) -> Iterator[str]:
     wanted = expect.get(key)
     if wanted is None:
         return
-    least, most = (
-        (wanted, wanted) if isinstance(wanted, int) else (wanted.get("min", 0), wanted.get("max", 999))
-    )
+    least, most = (wanted, wanted) if isinstance(wanted, int) else (wanted.get("min", 0), wanted.get("max", 999))
     if not least <= len(incidents) <= most:
         found = [(one["rule"], one["root"].get("node"), one["severity"]) for one in incidents]
         yield f"{key}: {len(incidents)}, not {wanted}: {found}"

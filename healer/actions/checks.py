@@ -401,10 +401,6 @@ def empty(ctx: Context) -> Result:
         return Again(text=f"{named} still on {node.name}", after_s=LOOK_AGAIN_S)
     if not node.drain:
         return Again(text=f"{node.name} is not drained any more", after_s=LOOK_AGAIN_S)
-    picture = ctx.tools.picture()
-    shown = picture.nodes.get(node.name) if picture is not None else None
-    if picture is not None and shown is not None and (not shown.drain or picture.jobs_on(node.name)):
-        return Again(text=f"Healer's picture does not show {node.name} empty yet", after_s=1.0)
     return Done(text=f"{node.name} is drained and empty")
 
 

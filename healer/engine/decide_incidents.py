@@ -29,6 +29,7 @@ from healer.engine.upkeep import Walk, put_right, release, sweep, sweeps_due
 from healer.incidents import by_urgency, our_drains, take_findings
 from healer.incidents.correlate import fold, held_by_breaker, of_wave, unfold, waves_that_act
 from healer.incidents.impact import hit_so_far
+from healer.incidents.placers import Both, are_apart
 from healer.model import (
     AnswerKind,
     BreakerState,
@@ -260,7 +261,8 @@ def make_room(walk: Walk, incident: Incident, rule: Rule) -> None:
     if decision is None or decision.outcome is not Outcome.act:
         return
     end_untouched(walk, other, RunState.done, f"leaves {other.node} to {incident.short_id}")
-    if fatal and theirs is not None and not plan:
+    apart = theirs is not None and are_apart(Both(theirs, incident, walk.work.policies))
+    if fatal and theirs is not None and not (plan and apart):
         walk.work.merge(walk.work.by_id[theirs.id], incident)
 
 

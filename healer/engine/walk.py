@@ -39,6 +39,7 @@ from healer.incidents.lifecycle import (
     place_and_climb,
 )
 from healer.incidents.part_history import model_on, note_settled, with_history
+from healer.incidents.placers import Both, are_apart
 from healer.model import (
     ENDED_RUN_STATES,
     Command,
@@ -280,7 +281,8 @@ def _make_way(walk: Walk, incident: Incident) -> Incident:
     rule = walk.rules.by_name.get(incident.rule)
     playbook = walk.rules.playbooks.get(rule.playbook or "") if rule is not None else None
     plan = playbook is not None and playbook.is_plan  # it keeps its own end: the proof of its own remedy
-    if worse is None or not worse.is_open or (plan and incident.drained_at is None):
+    plan = plan and incident.drained_at is None
+    if worse is None or not worse.is_open or (plan and are_apart(Both(incident, worse, walk.work.policies))):
         walk.work.put(msgspec.structs.replace(incident, worse=None, gives_way_to=None))
         return walk.work.by_id[incident.id]
     acts = walk.work.policies.may_act(worse.rule)

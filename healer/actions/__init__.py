@@ -79,6 +79,7 @@ WAITS: Mapping[str, Action] = MappingProxyType(
         "time": checks.TIME,
         "approval": checks.APPROVAL,
         "empty": checks.EMPTY,
+        "told_out": checks.TOLD_OUT_WAIT,
         "reached": checks.REACHED,
         "repair": checks.REPAIR,
     }

@@ -273,7 +273,7 @@ def job_end_or_checkpoint(ctx: Context) -> Result:
 
     A checkpoint helps only a job that agreed to be requeued (law 8): the others are waited for. It must be
     durable, of the job's present life (or tell none), and newer than this wait by both clocks, the job's and
-    ours. A job that saves its work on a signal is ready at any time.
+    ours. A job that saves its work on a signal is ready at any time. It waits for `input.limit_s` at most.
     """
     if over := cleared(ctx):
         return over
@@ -285,6 +285,9 @@ def job_end_or_checkpoint(ctx: Context) -> Result:
         return Again(text=f"{holder} {node.name} ({node.reason or 'no reason given'})", after_s=LOOK_AGAIN_S)
     alive = [job for job in jobs if "COMPLETING" not in job.flags]
     waits = [why for job in alive if (why := _not_yet(ctx, job)) is not None]
+    if waits and _is_late(ctx):
+        text = f"No such moment within {int(ctx.step.input['limit_s']) // 3600} h: {'; '.join(waits[:5])}"
+        return Done(text=text, data={"moment_s": MOMENT_S, "jobs_then": [job.id for job in alive]})
     if waits:
         return Again(text="; ".join(waits[:5]), after_s=LOOK_AGAIN_S)
     if not alive:
@@ -292,6 +295,13 @@ def job_end_or_checkpoint(ctx: Context) -> Result:
     names = [job.id for job in alive]
     text = f"Checkpoints are saved: {', '.join(names)}"
     return Done(text=text, data={"moment_s": MOMENT_S, "jobs_then": names})
+
+
+def _is_late(ctx: Context) -> bool:
+    """Counted from the first wait: a moment that passed while a guard held the drain begins no new time."""
+    limit_s = ctx.step.input.get("limit_s")
+    first = next((one.at for one in ctx.log if one.step == ctx.part), ctx.began_at)
+    return limit_s is not None and ctx.tools.now() - first > timedelta(seconds=int(limit_s))
 
 
 def job_end(ctx: Context) -> Result:
@@ -363,6 +373,25 @@ def empty(ctx: Context) -> Result:
     return Done(text=f"{node.name} is drained and empty")
 
 
+#: Longer than this nobody waits for the end of what a broken GPU goes on to tell.
+TOLD_OUT = timedelta(minutes=15)
+
+
+def told_out(ctx: Context) -> Result:
+    """A failure tells its lines over minutes: the remedy is what they together ask for. Over once nothing
+    new came for `input.still_s`."""
+    incident, now = ctx.incident, ctx.tools.now()
+    still = timedelta(seconds=int(ctx.step.input["still_s"]))
+    if incident is None:
+        return Done(text="No incident tells of it")
+    lines = told_since(incident, incident.opened)
+    last = max([incident.opened, *(one.arrived_at or one.at for one in lines)])
+    left_s = (last + still - now).total_seconds()
+    if left_s <= 0 or now - ctx.began_at >= TOLD_OUT:
+        return Done(text="Nothing new is told of it" if left_s <= 0 else "It is told all the time")
+    return Again(text=f"More may be told of {ctx.node}", after_s=max(1.0, left_s))
+
+
 def repair(ctx: Context) -> Result:
     """Waits for a person to say that the node is repaired: their `resume` takes this run over."""
     return Again(text=f"Waits for the repair of {ctx.node}; `resume` ends the wait", after_s=None)
@@ -385,6 +414,7 @@ def approval(ctx: Context) -> Result:
 
 MOMENT = Action(verify=job_end_or_checkpoint, effect=False)
 EMPTY = Action(verify=empty, effect=False)
+TOLD_OUT_WAIT = Action(verify=told_out, effect=False)
 REPAIR = Action(verify=repair, effect=False)
 JOB_END = Action(verify=job_end, effect=False)
 TIME = Action(verify=time, effect=False)

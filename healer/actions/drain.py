@@ -278,7 +278,7 @@ def _returned(ctx: Context, node: SlurmNode, text: str) -> Done:
         ctx.command(
             CommandKind.node_returned,
             node=ctx.node,
-            since=ctx.run.created_at.isoformat(),
+            since=(ctx.tested_at or ctx.run.created_at).isoformat(),
             cleared_at=ctx.began_at.isoformat(),
             **tests_of(ctx.log),
             **tried_of(ctx.log),

@@ -7,17 +7,18 @@ only watches, and must not use up what another node needs. Its drain is judged w
 """
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from hashlib import sha256
 from itertools import takewhile
 
 import msgspec
 
 from healer.decisions.capacity import out_of_service
-from healer.decisions.guards import SLOT_VERBS, JudgeResult, judge, recent
+from healer.decisions.guards import SLOT_VERBS, JudgeResult, judge, recent, tries_of
 from healer.decisions.node_facts import settings_of_node
 from healer.incidents.growth import ended_work, not_looked, senses_of, too_few
 from healer.incidents.impact import urgency_of
+from healer.incidents.part_history import rung_of
 from healer.model import (
     APPROVAL_LASTS,
     JOB_VERBS,
@@ -53,6 +54,8 @@ _REMEDIES = {
     Verb.restart_service: Remedy.restart_service,
     Verb.diagnose: Remedy.diagnose,
 }
+#: What may wait is planned once a failure has told its lines: until then it may be part of another one.
+PLANS_AFTER = timedelta(minutes=3)
 #: A run in one of these states still asks the gate; the others are under way or wait for somebody.
 _ASKING = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
 
@@ -75,7 +78,10 @@ def decide(
     if (active is None or active.approved_by is None) and (why := _not_now(incident, rule, now)):
         return _nothing(incident, rule.playbook, why, now) if active is None else _stays(active, why, now)
     playbook = rules.playbooks.get(rule.playbook)
-    if why := _no_question(incident, playbook, facts, active):
+    plans = playbook is not None and playbook.is_plan
+    if active is None and plans and now - incident.opened < PLANS_AFTER:
+        return None
+    if why := _nothing_to_do(incident, rule, playbook) or _no_question(incident, playbook, facts, active):
         return _nothing(incident, rule.playbook, why, now)
     proposal = _question(incident, rule, facts, rules, now, active)
     result = judge(proposal, facts, rules, now)
@@ -114,6 +120,16 @@ def _no_question(
     if out and not _is_left_to(incident, facts) and not _leaves_jobs_behind(incident, facts):
         return out
     return None
+
+
+def _nothing_to_do(incident: Incident, rule: Rule, playbook: Playbook | None) -> str | None:
+    """Why there is nothing that the playbook could wait for: no remedy, and no ticket that people ask for."""
+    if playbook is None or not playbook.is_plan:
+        return None
+    wanted = incident.remedy or rule.remedy
+    if rung_of(wanted) is not Remedy.none or Remedy.ticket in wanted:
+        return None
+    return f"{incident.title}: no remedy is known for it, so nothing is planned."
 
 
 def _verb_of(playbook: Playbook | None) -> Verb:
@@ -243,9 +259,9 @@ def _carried_out(playbook: Playbook | None) -> Remedy | None:
 
     One that asks for the remedy itself climbs it; and what a person has to approve within the run is theirs.
     """
-    steps = playbook.steps if playbook is not None else ()
-    if any("verdict.remedy" in (step.when or "") for step in steps):
+    if playbook is None or playbook.repairs:
         return None
+    steps = playbook.steps
     verbs = {step.do for step in takewhile(lambda step: step.wait != "approval", steps)}
     return next((remedy for verb, remedy in _REMEDIES.items() if verb in verbs), None)
 
@@ -261,9 +277,7 @@ def next_remedy(incident: Incident, rule: Rule, facts: GateFacts, rules: Ruleset
     span = max(one.repeat for one in settings_of_node(rules, incident.cluster, shown))
     ladder = REMEDY_LADDER[REMEDY_LADDER.index(first) :]
     for remedy in ladder:
-        if not recent(
-            [use.at for use in facts.remedies if (use.node, use.remedy) == (node, remedy)], now, span
-        ):
+        if not recent([use.at for use in tries_of(facts, node, remedy)], now, span):
             return remedy
     return ladder[-1]
 

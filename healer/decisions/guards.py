@@ -41,6 +41,7 @@ from healer.model import (
     Pause,
     Proposal,
     Remedy,
+    RemedyUse,
     RequeueUse,
     Ruleset,
     Slot,
@@ -277,6 +278,16 @@ def cooldown(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime
     return hold(Guard.cooldown, f"Cool-down after a storm until {at(over)}.", frees_at=over)
 
 
+#: Both reset the GPU: one is no step above the other.
+_RESETS = frozenset({Remedy.reset_gpu_when_idle, Remedy.drain_then_reset})
+
+
+def tries_of(facts: GateFacts, node: str, remedy: Remedy) -> list[RemedyUse]:
+    """When this was done to the node, by whichever name."""
+    same = _RESETS if remedy in _RESETS else {remedy}
+    return [use for use in facts.remedies if use.node == node and use.remedy in same]
+
+
 def repeat(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
     """Law 10: the same remedy is not tried twice on a node within the hours; the ladder goes up instead."""
     if proposal.node is None or proposal.remedy is Remedy.none:
@@ -288,11 +299,9 @@ def repeat(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) 
     span = max(settings.repeat for settings in settings_of_node(rules, facts.cluster, node))
     tried = [
         use.at
-        for use in facts.remedies
-        if use.node == proposal.node
-        and use.remedy is proposal.remedy
+        for use in tries_of(facts, proposal.node, proposal.remedy)
         # A later step of the run that tries it is that same try.
-        and not (proposal.ride and use.incident == proposal.incident)
+        if not (proposal.ride and use.incident == proposal.incident)
     ]
     last = recent(tried, now, span)
     hours = span.total_seconds() / 3600

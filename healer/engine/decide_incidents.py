@@ -29,6 +29,7 @@ from healer.engine.upkeep import Walk, follow_up, put_right, release, sweep, swe
 from healer.incidents import by_urgency, our_drains, take_findings
 from healer.incidents.correlate import fold, held_by_breaker, of_wave, unfold, waves_that_act
 from healer.incidents.impact import hit_so_far
+from healer.incidents.placers import Both, are_apart
 from healer.model import (
     AnswerKind,
     BreakerState,
@@ -130,13 +131,14 @@ def _carry_out(walk: Walk, incident: Incident, rule: Rule, decision: Decision, a
         data = {"why": decision.why, "guard": decision.guard, "run": decision.run, "incident": incident.id}
         walk.audit(f"decision.{decision.outcome}", f"incident/{incident.id}", **data)
     acting = run is not None and run.state is RunState.running and not run.shadow
+    waits = run is not None and _is_plan(walk, run.playbook)
     changed = msgspec.structs.replace(
         incident,
         run=run.id if run else None,
         run_count=incident.run_count + (1 if new else 0),
         held_by=None if acting else decision.guard,
         decision_key=key,
-        state=IncidentState.mitigating if acting else incident.state,
+        state=IncidentState.mitigating if acting and not waits else incident.state,
     )
     _note_urgency(walk, incident, changed, decision)
 
@@ -243,9 +245,13 @@ def mode_now_forbids(walk: Walk, incident: Incident, rule: Rule, run: Run) -> bo
 
 
 def make_room(walk: Walk, incident: Incident, rule: Rule) -> None:
-    """A node with a fatal fault is not kept by a run that only waits for a good moment."""
+    """No fatal fault waits for a run that only waits itself, and nothing for a plan that does."""
     other = walk.runs.get(walk.gate.running.get(incident.root.node or "", ""))
-    if other is None or other.id == incident.run or incident.fault_class is not FaultClass.fatal:
+    fatal = incident.fault_class is FaultClass.fatal
+    if other is None or other.id == incident.run:
+        return
+    plan, ours = (_is_plan(walk, name) for name in (other.playbook, rule.playbook))
+    if not fatal and (ours or not plan or other.by != "healer"):
         return
     theirs = walk.work.by_id.get(other.incident or "")
     milder = theirs is None or theirs.fault_class is not FaultClass.fatal
@@ -256,8 +262,14 @@ def make_room(walk: Walk, incident: Incident, rule: Rule) -> None:
     if decision is None or decision.outcome is not Outcome.act:
         return
     end_untouched(walk, other, RunState.done, f"leaves {other.node} to {incident.short_id}")
-    if theirs is not None:
+    apart = theirs is not None and are_apart(Both(theirs, incident, walk.work.policies))
+    if fatal and theirs is not None and not (plan and apart):
         walk.work.merge(walk.work.by_id[theirs.id], incident)
+
+
+def _is_plan(walk: Walk, name: str | None) -> bool:
+    playbook = walk.rules.playbooks.get(name or "")
+    return playbook is not None and playbook.is_plan
 
 
 def start_when_allowed(walk: Walk, run: Run) -> None:
@@ -265,6 +277,7 @@ def start_when_allowed(walk: Walk, run: Run) -> None:
     waits = run.state in {RunState.waiting_approval, RunState.waiting}
     if waits and run.approve_until and run.approve_until < walk.now:
         walk.tx.queue_message(approval_page(run))
+    _wake(walk, run)
     playbook = walk.rules.playbooks.get(run.playbook)
     if run.state is not RunState.held or run.by == "healer" or playbook is None:
         return
@@ -291,6 +304,17 @@ def start_when_allowed(walk: Walk, run: Run) -> None:
         if waits and other.node == run.node:
             walk.tx.set_run_state(other.id, RunState.done, why=why, at=walk.now)
     set_going(walk, msgspec.structs.replace(run, state=RunState.running), run, decision)
+
+
+def _wake(walk: Walk, run: Run) -> None:
+    """The wait of a repair on a drained node is over, and nothing else works there."""
+    if run.state is not RunState.waiting or run.wake_at is None or run.wake_at > walk.now or run.node is None:
+        return
+    if run.node in walk.gate.running:
+        return
+    walk.tx.set_run_state(run.id, RunState.running, why=run.reason, at=walk.now)
+    walk.facts = msgspec.structs.replace(walk.gate, running={**walk.gate.running, run.node: run.id})
+    walk.started.append(run.id)
 
 
 def set_going(walk: Walk, run: Run | None, active: Run | None, decision: Decision) -> None:

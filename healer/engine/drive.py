@@ -63,7 +63,7 @@ from healer.model import (
     Verb,
 )
 from healer.model.run import restarted, tests_of, tried_of
-from healer.playbooks.advance import BEGIN, UNDO, Ask, Do, Finish, Know, Skip, Sleep, Undo, advance
+from healer.playbooks.advance import BEGIN, GOES_ON, UNDO, Ask, Do, Finish, Know, Skip, Sleep, Undo, advance
 from healer.ports.lease import PROOFS
 from healer.ports.node_exec import NodeError
 from healer.ports.scheduling import NotAvailable, SchedulerError
@@ -150,8 +150,9 @@ class _Drive:
                     self._end(RunState.done, would)
                     return
                 case Sleep():
-                    if intent.until is None or has_drained(entries[before:]):
-                        self._note("running" if intent.until else "waiting")
+                    waits = intent.until is None or self._stands_by(intent)
+                    if waits or has_drained(entries[before:]):
+                        self._note("waiting" if waits else "running")
                     self._sleep(intent)
                     return
                 case Ask():
@@ -178,8 +179,17 @@ class _Drive:
             )
             return
         held = last is not None and last.event is StepEvent.held
+        if self._stands_by(intent) and not held:
+            self.claim.set_state(RunState.waiting, why=intent.why, wake_at=intent.until)
+            return
         question = intent.why if held else None  # what a guard holds is shown, and paged like any hold
         self.claim.set_state(RunState.running, why=intent.why, wake_at=intent.until, question=question)
+
+    def _stands_by(self, intent: Sleep) -> bool:
+        """A repair that waits on a drained node: a person's run may take it over, and the walk wakes it."""
+        step = next((one for one in self.playbook.steps if one.id == intent.key), None)
+        wait = step is not None and step.wait is not None
+        return wait and self.playbook.repairs and has_drained(self.entries) and not self.run.shadow
 
     def _note(self, state: str) -> None:
         """For other programs, beside our drain, when there is time for it."""
@@ -456,6 +466,8 @@ class _Drive:
         if data.get("final") and verb is Verb.drain:
             self._permission(intent).no_drain(self.tools.scheduler)
         use = None
+        if isinstance(result, Done) and intent.step.wait == "told_out":
+            data["knows"] = facts_of(self.run, self.playbook, self.claim.incident())
         if isinstance(result, Done) and verb is Verb.drain and self.run.node is not None:
             use = remedy_use(self.run, self.playbook, self.entries, self.now())
         return self._write(intent, _EVENT[type(result)], result.text, data, drained=use)
@@ -508,7 +520,7 @@ def _news(run: Run, state: RunState, now: datetime, entries: Sequence[LogEntry] 
 def _final(intent: Do, result: Result) -> dict[str, bool]:
     """No further attempt is made: it would be pointless, or this was the last."""
     ends = isinstance(result, Failed) and (result.final or intent.attempt > intent.step.retries)
-    return {"final": True} if ends else {}
+    return ({"final": True} | ({GOES_ON: True} if intent.step.may_fail else {})) if ends else {}
 
 
 def _would(intent: Sleep | Ask) -> str | None:

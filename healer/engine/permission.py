@@ -49,6 +49,7 @@ from healer.model import (
     RESTARTING_VERBS,
     RETURNING_VERBS,
     GateFacts,
+    Guard,
     HookAsk,
     Incident,
     LogEntry,
@@ -68,7 +69,7 @@ from healer.model import (
     Verb,
 )
 from healer.model.slurm import is_ours
-from healer.playbooks.advance import Do
+from healer.playbooks.advance import GOES_ON, Do
 from healer.ports.clock import Clock
 from healer.ports.scheduling import Scheduler, SchedulerError
 from healer.ports.transactions import AlreadyRequeued, GateTx, HookBook, HookStanding, RunClaim
@@ -78,8 +79,14 @@ HELD_AGAIN_S = 1.0
 WAITS_AGAIN_S = 5.0
 #: People are told without permission; all else that is done asks for it, what is written into Slurm too.
 TELLING = frozenset({Verb.ticket, Verb.notify})
-#: What makes a node boot, and the rung of the ladder as which each grant of it counts.
-_BOOTS = {Verb.reboot: Remedy.reboot_node, Verb.power_cycle: Remedy.power_cycle}
+#: The rung of the ladder as which each grant of these counts.
+_RUNGS = {
+    Verb.reset_gpu: Remedy.drain_then_reset,
+    Verb.reboot: Remedy.reboot_node,
+    Verb.power_cycle: Remedy.power_cycle,
+}
+#: What they keep from being done again goes up the ladder, where the run has one.
+_TRIED = frozenset({Guard.repeat, Guard.reboot_cap})
 
 _Now = Callable[[], datetime]
 
@@ -229,6 +236,7 @@ class StepPermission:
         attempt = None if verb in RETURNING_VERBS or verb is Verb.sweep else intent.attempt
         return msgspec.structs.replace(
             asked,
+            remedy=_RUNGS.get(verb, asked.remedy) if verb is not None else asked.remedy,
             ride=ride,
             begun_at=run.created_at,
             approved_by=approver_of(playbook, self.entries) or asked.approved_by,
@@ -262,7 +270,9 @@ class StepPermission:
     ) -> LogEntry:
         """Held: it asks again. Refused: it does not. `held_by`: the guard that held it the last time."""
         data: dict[str, object] = {"guard": str(verdict.guard)}
-        if verdict.outcome is Outcome.held:
+        if self.intent.step.may_fail and verdict.guard in _TRIED:
+            entry = self._entry(StepEvent.failed, verdict.why, {**data, "final": True, GOES_ON: True})
+        elif verdict.outcome is Outcome.held:
             data["wake_at"] = (now + timedelta(seconds=HELD_AGAIN_S)).isoformat()
             entry = self._entry(StepEvent.held, verdict.why, data)
         else:
@@ -301,13 +311,13 @@ class StepPermission:
                 return None, entry
         # Whoever sees the node come back knows by this that it is no person's doing.
         told: dict[str, object] = {"verb": str(verb)} if verb in LIFTING_VERBS else {}
-        if verb is not None and verb in _BOOTS:
+        if verb is not None and verb in _RUNGS:
             shown = tx.facts.snapshot.nodes.get(run.node or "") if tx.facts.snapshot else None
-            told = boot_of(shown)
+            told = boot_of(shown) if verb is not Verb.reset_gpu else told
             tx.add_remedy(
                 RemedyUse(
                     node=run.node or "",
-                    remedy=_BOOTS[verb],
+                    remedy=_RUNGS[verb],
                     rule=run.rule,
                     at=now,
                     incident=run.incident,
@@ -331,8 +341,8 @@ def paused(claim: RunClaim, now: _Now, job: str | None = None) -> bool:
 
 
 def remedy_use(run: Run, playbook: Playbook, entries: list[LogEntry], now: datetime) -> RemedyUse:
-    """What begins with the drain. It counts once; a reboot counts where it is granted, whoever asked."""
-    later = any(step.do in _BOOTS for step in playbook.steps)
+    """What begins with the drain. It counts once; a reset or a boot counts where it is granted."""
+    later = any(step.do in _RUNGS for step in playbook.steps)
     counted = not later and not has_drained(entries)
     return RemedyUse(
         node=run.node or "",

@@ -8,11 +8,13 @@ import msgspec
 from healer.actions.base import since_retry
 from healer.model import (
     JOB_VERBS,
+    REMEDY_LADDER,
     REMOVING_VERBS,
     AuditRecord,
     Incident,
     LogEntry,
     Playbook,
+    Remedy,
     Run,
     Step,
     StepEvent,
@@ -93,12 +95,12 @@ def moment_of(playbook: Playbook, step: Step, entries: Sequence[LogEntry]) -> tu
 
 def tested_at(playbook: Playbook, entries: Sequence[LogEntry]) -> datetime | None:
     """Since when the run trusts its node: the begin of its tests, or a person's later word to go on."""
-    test = next((one for one in playbook.steps if one.do is Verb.diagnose), None)
-    began = began_at(entries, test.id) if test is not None else None
-    if began is None:
+    tests = (began_at(entries, one.id) for one in playbook.steps if one.do is Verb.diagnose)
+    began = [at for at in tests if at is not None]
+    if not began:
         return None
     # Only a person answers a step that asks; that a moment is waited for again comes before the tests.
-    return max([began, *(one.at for one in entries if one.event is StepEvent.retry)])
+    return max([*began, *(one.at for one in entries if one.event is StepEvent.retry)])
 
 
 def has_removed(entries: Sequence[LogEntry]) -> bool:
@@ -142,7 +144,7 @@ def restarts_of(run: Run, item: str | None, entries: Sequence[LogEntry]) -> int 
 
 
 def facts_of(run: Run, playbook: Playbook, incident: Incident | None) -> dict[str, str | int | bool]:
-    """What a condition may ask of this run, by its name. What is not known is left out."""
+    """What a condition may ask of this run now, by its name. What is not known is left out."""
     found: dict[str, str | int | bool] = {}
     if incident is not None:
         found = {
@@ -150,7 +152,11 @@ def facts_of(run: Run, playbook: Playbook, incident: Incident | None) -> dict[st
             "fault_class": str(incident.fault_class),
             "verdict.cause": str(incident.cause),
         }
-        remedy = run.input.get("remedy") or next(iter(incident.remedy), None)
+        chosen = run.input.get("remedy")
+        told = [Remedy(str(chosen))] if chosen else list(incident.remedy[:1])
+        # More may have been told since the run began: what asks for a higher rung counts.
+        rungs = [one for one in (*told, *incident.remedy) if one in REMEDY_LADDER]
+        remedy = max(rungs, key=REMEDY_LADDER.index) if rungs and chosen else next(iter(told), None)
         found |= {"verdict.remedy": str(remedy)} if remedy else {}
     given = run.input.get("inputs") or {}
     optional = {name: msgspec.structs.replace(one, required=False) for name, one in playbook.inputs.items()}

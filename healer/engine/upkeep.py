@@ -12,6 +12,7 @@ from healer.decisions import (
     after_news,
     beginning,
     decision_of,
+    is_untouched,
     judge,
     next_breaker,
     releases,
@@ -76,6 +77,21 @@ class Walk:
         if run.state not in _WAITS_FOR_PERMISSION:
             return False
         self.tx.set_run_state(run.id, RunState.rejected, why=why, at=self.now)
+        return True
+
+    def end_plan(self, incident: Incident, why: str) -> bool:
+        """As `withdraw`; a plan that still waits for its moment ends with its cause too."""
+        run = self.tx.run(incident.run) if incident.run else None
+        waits = run is not None and run.state is RunState.running and self.facts is not None
+        if (
+            run is None
+            or not waits
+            or not is_untouched(run, self.rules.playbooks.get(run.playbook), self.gate)
+        ):
+            return self.withdraw(incident, why)
+        self.tx.set_run_state(run.id, RunState.done, why=why, at=self.now)
+        running = {node: name for node, name in self.gate.running.items() if name != run.id}
+        self.facts = msgspec.structs.replace(self.gate, running=running)
         return True
 
     def open_incidents(self) -> list[Incident]:

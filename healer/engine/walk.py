@@ -33,6 +33,7 @@ from healer.incidents.lifecycle import (
     PROOF,
     auto_resolve,
     find_auto_resolve,
+    is_left_over,
     is_untreated,
     note_cleared,
     open_faults,
@@ -40,6 +41,7 @@ from healer.incidents.lifecycle import (
     place_and_climb,
 )
 from healer.incidents.part_history import model_on, note_settled, with_history
+from healer.incidents.placers import Both, are_apart
 from healer.model import (
     ENDED_RUN_STATES,
     Command,
@@ -181,7 +183,11 @@ def take_command(walk: Walk, command: Command) -> None:
         since = moment_of(command, "since")
         others = open_on(walk.work, str(command.data["node"]))
         # What opened while the run went on is not what it returned the node from.
-        meant += [one for one in others if one.id != command.incident and one.opened <= since]
+        meant += [
+            one
+            for one in others
+            if one.id != command.incident and one.opened <= since and not is_left_over(one, command)
+        ]
     for one in meant:
         _apply_to(walk, one, command)
     if command.kind is CommandKind.split and known is not None:
@@ -239,7 +245,7 @@ def heal(walk: Walk) -> None:
         if (over := find_auto_resolve(walk.rules, walk.picture, incident)) is None:
             continue
         ends = over.proven and is_untreated(incident)
-        if ends and walk.withdraw(incident, over.why):
+        if ends and walk.end_plan(incident, over.why):
             walk.work.put(auto_resolve(incident, over, walk.now))
         elif (changed := note_cleared(incident, over, walk.now)) != incident:
             walk.work.put(changed)
@@ -249,14 +255,14 @@ def close_all(walk: Walk) -> None:
     for name in list(walk.work.by_id):
         incident = _make_way(walk, walk.work.by_id[name])
         if incident.merged_into is not None and incident.run and name in walk.work.changed:
-            walk.withdraw(incident, incident.closed_why or "")
+            walk.end_plan(incident, incident.closed_why or "")
         measured = is_measured(walk.rules, incident)
         if measured and incident.is_open:
             incident = _note_clear(walk, incident)
         elif (heard := heard_again(incident, walk.picture, walk.now)) is not incident:
             walk.work.put(incident := heard)
         closed = close_what_is_over(incident, walk.picture, walk.now, measured=measured)
-        if closed is not incident and walk.withdraw(incident, closed.closed_why or ""):
+        if closed is not incident and walk.end_plan(incident, closed.closed_why or ""):
             walk.work.put(closed)
 
 
@@ -286,7 +292,11 @@ def _make_way(walk: Walk, incident: Incident) -> Incident:
     if incident.worse is None or not incident.is_open:
         return incident
     worse = walk.work.by_id.get(incident.worse)
-    if worse is None or not worse.is_open:
+    rule = walk.rules.by_name.get(incident.rule)
+    playbook = walk.rules.playbooks.get(rule.playbook or "") if rule is not None else None
+    plan = playbook is not None and playbook.is_plan  # it keeps its own end: the proof of its own remedy
+    plan = plan and incident.drained_at is None
+    if worse is None or not worse.is_open or (plan and are_apart(Both(incident, worse, walk.work.policies))):
         walk.work.put(msgspec.structs.replace(incident, worse=None, gives_way_to=None))
         return walk.work.by_id[incident.id]
     acts = walk.work.policies.may_act(worse.rule)

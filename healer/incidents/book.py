@@ -53,22 +53,26 @@ class Policies:
         return rule
 
     def strength(self, name: str) -> int:
-        """2: healer may act; 1: it is only watched; 0: nothing is ever done for it."""
+        """4: healer may act; 3: at a good moment; 2, 1: the same, only watched; 0: nothing is done."""
         rule = self.rules.by_name.get(name)
         if rule is None or rule.playbook is None:
             return 0
-        return 1 if self.is_watched(rule) else 2
+        return (4 if self.acts(rule) else 3) - (2 if self.is_watched(rule) else 0)
+
+    def acts(self, rule: Rule) -> bool:
+        """Something is done for its faults, and not only at a good moment."""
+        playbook = self.rules.playbooks.get(rule.playbook or "")
+        return rule.playbook is not None and not (playbook is not None and playbook.is_plan)
 
     def may_act(self, rule: str) -> bool:
-        return self.strength(rule) == 2
+        return self.strength(rule) == 4
 
     def is_watched(self, rule: Rule) -> bool:
         return (self.modes.get(rule.name) or self.rules.mode_of(rule)) in {Mode.off, Mode.shadow}
 
     def weaker(self, one: str, other: str) -> bool:
-        """Nothing is ever done for `one`, and more may be for `other`: no playbook, only watched, acts."""
-        strength = self.strength(one)
-        return strength < 2 and strength < self.strength(other)
+        """More may be done for `other`."""
+        return self.strength(one) < self.strength(other)
 
 
 def remedy_of(rule: Rule, finding: Finding) -> tuple[Remedy, ...]:

@@ -254,7 +254,7 @@ def follow(book: Book, over: Incident, finding: Finding) -> None:
     if after is over:
         return
     rule = book.rules.by_name.get(wave_rule(over.fault))
-    alone = rule is not None and rule.playbook is None and over.rule == WAVE_RULE
+    alone = rule is not None and not book.policies.acts(rule) and over.rule == WAVE_RULE
     if rule is not None and alone and len(after.affected) > len(over.affected):
         wave = grown_wave(after, book.places, book.picture)  # they may share less than the first ones
         after = msgspec.structs.replace(after, root=wave.root, title=wave_title(wave, rule))
@@ -350,7 +350,7 @@ def _note_wave(book: Book, rule: Rule, limit: int) -> None:
         known = book.open_over(wave_finding(wave, rule, title), **wave_fields(wave, rule))
     if known is not None:
         book.put(msgspec.structs.replace(known, root=wave.root, title=title))
-        take_in(book, book.by_id[known.id], wave.members, merge=rule.playbook is None)
+        take_in(book, book.by_id[known.id], wave.members, merge=not book.policies.acts(rule))
 
 
 def end_waves(book: Book) -> None:
@@ -358,7 +358,7 @@ def end_waves(book: Book) -> None:
     for one in book.these(book.index.of_rule(WAVE_RULE)):
         rule = book.rules.by_name.get(wave_rule(one.fault))
         quiet = book.now - one.updated > GOES_ON
-        if rule is None or rule.playbook is None or one.folded:
+        if rule is None or not book.policies.acts(rule) or one.folded:
             continue
         if quiet and not book.index.of_rule(rule.name):
             book.put(end_incident(one, "nothing of it is open any more", book.now))
@@ -368,7 +368,7 @@ def waves_that_act(book: Book) -> Iterator[Incident]:
     """Open waves of faults that healer would do something about."""
     for one in book.these(book.index.of_rule(WAVE_RULE)):
         rule = book.rules.by_name.get(wave_rule(one.fault))
-        if rule is not None and rule.playbook is not None:
+        if rule is not None and book.policies.acts(rule):
             yield one
 
 

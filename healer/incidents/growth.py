@@ -232,9 +232,13 @@ _VERDICTS = {
 
 def is_untouched(incident: Incident) -> bool:
     """Nobody has said anything on it, and healer has not tried to do anything: it may become another one."""
+    return is_idle(incident) and not (incident.run or incident.run_count)
+
+
+def is_idle(incident: Incident) -> bool:
+    """Nobody has said anything on it, and nothing is done: at most a plan waits for its moment."""
     told = incident.acknowledged_by or incident.stopped_by or incident.review or incident.drained_at
-    decided = incident.run or incident.run_count or incident.held_by
-    return incident.state is IncidentState.open and not told and not decided
+    return incident.state is IncidentState.open and not told and not incident.held_by
 
 
 def is_near(incident: Incident, finding: Finding) -> bool:

@@ -102,6 +102,8 @@ def apply_command(incident: Incident, command: Command) -> Incident:
         case CommandKind.jobs_hit:
             change |= {"jobs_hit": tuple(data["jobs"]), "jobs_hit_final": True}
             change["drained_at"] = at
+            if incident.state is IncidentState.open:  # its plan is carried out now
+                change["state"] = IncidentState.mitigating
         case CommandKind.run_changed:
             change |= _run_changed(incident, data, command.by, at) | _tested(incident, data)
             change["tried"] = _tried(incident, data)
@@ -192,6 +194,22 @@ def _not_seen_again(incident: Incident, now: datetime) -> str | None:
     return f"planned work on the node is over, and it was not seen again in the {minutes} min after it"
 
 
+def is_planned(incident: Incident) -> bool:
+    """Something is to be done about it, by healer or by people: proof ends that, and silence does not."""
+    wanted = rung_of(incident.remedy) is not Remedy.none or Remedy.ticket in incident.remedy
+    return wanted and incident.fault_class is FaultClass.degraded
+
+
+def is_left_over(incident: Incident, returned: Command) -> bool:
+    """Healer gave its node back for another fault, and did less than this one asks for. What a person gives
+    back is repaired."""
+    if returned.by != "healer" or incident.fault_class not in HARDWARE:
+        return False
+    wanted, tried = rung_of(incident.remedy), Remedy(str(returned.data.get("tried", Remedy.none)))
+    asked = wanted if wanted is not Remedy.none or Remedy.ticket not in incident.remedy else Remedy.replace
+    return REMEDY_LADDER.index(asked) > REMEDY_LADDER.index(tried)
+
+
 def is_measured(rules: Ruleset, incident: Incident) -> bool:
     """Whether ticks over the fleet tell when its cause is gone."""
     if fault_is(incident.fault, Trait.sampled):
@@ -215,7 +233,7 @@ def _measured_over(incident: Incident, picture: Picture, now: datetime) -> str |
     if incident.fault_class is FaultClass.fatal:
         return None
     since = clear_since(incident, picture)
-    if now - last_heard(incident) > UNTOLD_FOR:
+    if now - last_heard(incident) > UNTOLD_FOR and not is_planned(incident):
         return _UNTOLD
     if since is None or picture.sensed is None or picture.sensed.at - since < CLEAR_FOR:
         return None
@@ -281,7 +299,7 @@ def _gone(incident: Incident, picture: Picture, now: datetime) -> str | None:
         return "the nodes speak again" if over else None
     if incident.fault == SERVER_AWAY and _server_is_back(picture, incident):
         return "the server answers all that told of it"
-    quiet = QUIET.get(incident.fault_class)
+    quiet = None if is_planned(incident) else QUIET.get(incident.fault_class)
     if quiet is not None and now - incident.updated > quiet:
         return f"nothing new for {int(quiet.total_seconds() // 60)} min"
     return None

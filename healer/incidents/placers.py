@@ -10,7 +10,16 @@ from enum import Enum
 from typing import NamedTuple
 
 from healer.incidents.book import Book, Policies
-from healer.incidents.growth import NEAR, is_near, is_proof, is_untouched, move_root, rank_of, rank_told
+from healer.incidents.growth import (
+    NEAR,
+    is_idle,
+    is_near,
+    is_proof,
+    is_untouched,
+    move_root,
+    rank_of,
+    rank_told,
+)
 from healer.incidents.shared import explains, goes_on, is_of_outage
 from healer.model import (
     HARDWARE,
@@ -160,7 +169,7 @@ def join_wave(finding: Finding, book: Book) -> Placement | None:
         return None
     rule = book.policies.of(finding)
     about_jobs = finding.fault_class is FaultClass.application and book.hits.jobs(finding)
-    wave = None if rule.playbook or about_jobs else wave_of(book, rule, finding.component.node)
+    wave = None if book.policies.acts(rule) or about_jobs else wave_of(book, rule, finding.component.node)
     return Placement(Way.cover, wave) if wave is not None else None
 
 
@@ -463,13 +472,7 @@ def packets_lost(both: Both) -> bool:
     lately = abs(root.opened - other.opened) <= NEAR or _happened_together(both)
     lost = fault_is(other.fault, Trait.loses_packets) and other.fault_class is FaultClass.degraded
     broke = root.fault_class is FaultClass.fatal and fault_is(root.fault, Trait.breaks_links)
-    return (
-        lately
-        and is_untouched(other)
-        and lost
-        and broke
-        and not set(other.jobs_hit).isdisjoint(root.jobs_hit)
-    )
+    return lately and is_idle(other) and lost and broke and not set(other.jobs_hit).isdisjoint(root.jobs_hit)
 
 
 def _other_end(both: Both) -> bool:

@@ -324,7 +324,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
     `for_each`: `jobs_hit`, `jobs_crashed`, `jobs_all` or `jobs_agreed` runs the step once per job.
     `timeout_s` bounds one attempt, `retries` how many more there are, `wait_s` the longest wait before
-    somebody is asked.
+    somebody is asked. `may_fail`: what cannot be done for good has failed, which later steps may
+    ask for, and the run goes on; else a person is asked.
     """
 
     id: str
@@ -348,6 +349,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     probe: str | None = None
     verify: str | None = None
     undo: str | None = None
+    may_fail: bool = False
 
 
 class Playbook(msgspec.Struct, frozen=True, kw_only=True):
@@ -360,6 +362,16 @@ class Playbook(msgspec.Struct, frozen=True, kw_only=True):
     level: int = 2
     runbook: str = ""
     inputs: dict[str, Input] = {}
+
+    @property
+    def repairs(self) -> bool:
+        """It does what the incident's remedy says."""
+        return any("verdict.remedy" in (step.when or "") for step in self.steps)
+
+    @property
+    def is_plan(self) -> bool:
+        """It waits for a good moment, and then repairs."""
+        return self.repairs and any(step.wait == "job_end_or_checkpoint" for step in self.steps)
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,6 +16,8 @@ from healer.playbooks.conditions import parse, reads, truth
 
 #: Keys of a run's log that no step has: what the run knows, and that it is being undone.
 BEGIN, UNDO = "begin", "undo"
+#: In a line of the log: its step could not be done, and the steps behind it ask for that (`may_fail`).
+GOES_ON = "goes_on"
 #: The list of jobs whose restart a person agreed to with the run.
 AGREED = "jobs_agreed"
 #: Steps may not be called so.
@@ -133,9 +135,8 @@ def takes_restarts(playbook: Playbook) -> bool:
 
 
 def known(log: Sequence[LogEntry]) -> Mapping[str, Any]:
-    """`severity`, `verdict.cause`, `input.x` … as they were when the run began."""
-    begin = next((one for one in log if one.step == BEGIN), None)
-    return begin.data.get("knows", {}) if begin is not None else {}
+    """`severity`, `verdict.cause`, `input.x` … as they were when the run began or asked again."""
+    return next((one.data["knows"] for one in reversed(log) if "knows" in one.data), {})
 
 
 def is_met(when: str, last: Mapping[str, LogEntry], knows: Mapping[str, Any]) -> bool:
@@ -146,13 +147,19 @@ def is_met(when: str, last: Mapping[str, LogEntry], knows: Mapping[str, Any]) ->
 def outcome(last: LogEntry | None) -> str | None:
     """`passed`, `failed` or `skipped` by the step's last entry; None while it has not ended.
 
-    `failed` is an answer: it was looked, and it is not well. A step that could not be done asks a person.
+    `failed` is an answer: it was looked, and it is not well. A step that could not be done asks a person,
+    unless it `may_fail`.
     """
-    if last is None or last.event not in _OVER:
+    if last is None or not _is_over(last):
         return None
     if last.event is StepEvent.skipped:
         return "skipped"
-    return "failed" if last.data.get("passed") is False else "passed"
+    failed = last.event is StepEvent.failed or last.data.get("passed") is False
+    return "failed" if failed else "passed"
+
+
+def _is_over(last: LogEntry) -> bool:
+    return last.event in _OVER or (last.event is StepEvent.failed and bool(last.data.get(GOES_ON)))
 
 
 def stuck_at(playbook: Playbook, log: Sequence[LogEntry], now: datetime) -> list[str]:
@@ -274,7 +281,7 @@ def _part(step: Step, key: str, item: str | None, last: LogEntry | None, now: da
     """What this part wants; None when it is over."""
     if last is None:
         return Do(step=step, key=key, item=item, attempt=1, fresh=True)
-    if last.event in _OVER:
+    if _is_over(last):
         return None
     if last.event is StepEvent.retry:
         return Do(step=step, key=key, item=item, attempt=1, fresh=False)

@@ -37,7 +37,9 @@ INPUTS: dict[str, dict[str, tuple[type, bool]]] = {
     "still_slow": {"senses": (int, False)},
     "jobs_left": {"run_on_s": (int, False)},
     "time": {"lasts_s": (int, True)},
+    "job_end_or_checkpoint": {"limit_s": (int, False)},
     "link_counters": {"still_s": (int, False)},
+    "told_out": {"still_s": (int, True)},
     "lifted": {"lasts_s": (int, False)},
     "history": {"days": (int, False)},
     Verb.drain: {"adopt": (bool, False)},
@@ -100,7 +102,7 @@ def _check_value(source: Source, where: Sequence[str | int], name: str, value: A
         one_of(source, where, "which", value, ("gpu", "all"))
     elif name == "senses" and not 1 <= value <= most:
         source.problem(where, f"input: senses lies between 1 and {most}")
-    elif name in ("lasts_s", "still_s", "days") and value <= 0:
+    elif name in ("lasts_s", "limit_s", "still_s", "days") and value <= 0:
         source.problem(where, f"input: {name} has to be more than 0")
 
 
@@ -168,6 +170,7 @@ _ENDLESS = {
     "repair": "a repair ends only by a person",
     "approval": "an approval comes only from a person",
     "time": "it is over by itself",
+    "told_out": "it is over by itself",
     "lifted": "a drain is lifted only by whose it is",
 }
 
@@ -415,8 +418,10 @@ def _check_ended(
         source.problem(path, f"when: {text}", did_you_mean(leaf.step, list(before)) or "name an earlier step")
     elif step.for_each is not None:
         source.problem(path, f"when: the step {leaf.step} is made of parts, each with an end of its own")
-    elif leaf.word == "failed" and (step.check or step.do) not in _VERDICTS:
-        hint = f"only {' and '.join(sorted(str(one) for one in _VERDICTS))} may answer no"
+    elif leaf.word == "failed" and not step.may_fail and (step.check or step.do) not in _VERDICTS:
+        hint = (
+            f"only a step with may_fail, and {' and '.join(sorted(str(one) for one in _VERDICTS))}, may fail"
+        )
         source.problem(path, f"when: the step {leaf.step} never fails, it asks a person", hint)
 
 

@@ -1,6 +1,7 @@
 """Slurm as a recording shows it: every action succeeds at once, and a later snapshot overrides."""
 
 from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import msgspec
@@ -113,7 +114,11 @@ class ReplaySlurm:
         return list(fresh.values())
 
     def _dated(self, node: SlurmNode, before: SlurmNode | None) -> SlurmNode:
-        """A reason stands since the recording first shows it: its words a week later are another drain."""
+        """A reason stands since the recording first shows it: its words a week later are another drain. A
+        boot of which it does not tell was the day before."""
+        if node.boot_at is None:
+            known = before.boot_at if before is not None else None
+            node = msgspec.structs.replace(node, boot_at=known or self._clock.now() - timedelta(days=1))
         if not node.reason or node.reason_at is not None:
             return node
         stands = before is not None and before.reason == node.reason
@@ -193,11 +198,19 @@ class ReplaySlurm:
             self._set(known.name, state=("DOWN", *known.state[1:]), reason=reason, reason_user="healer")
 
     def reboot(self, nodes: Nodes, reason: str) -> None:
-        """It has booted by the time that the call returns, and is DOWN until somebody resumes it."""
+        """It has booted by the time that the call returns, and is DOWN until somebody resumes it. What the
+        recording tells of its boot id later on is no line of an earlier boot: so that is not known now."""
         now = self._clock.now()
         for known in self._each(nodes):
             flags = tuple(dict.fromkeys((*known.state[1:], "DRAIN")))
-            self._set(known.name, state=("DOWN", *flags), reason=reason, reason_user="healer", boot_at=now)
+            self._set(
+                known.name,
+                state=("DOWN", *flags),
+                reason=reason,
+                reason_user="healer",
+                boot_at=now,
+                boot_id="",
+            )
 
     def cancel_reboot(self, nodes: Nodes) -> None:
         """No reboot ever waits here."""

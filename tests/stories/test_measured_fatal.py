@@ -40,9 +40,9 @@ def test_jobs_that_did_not_agree_go_on_behind_the_drain() -> None:
     site.pass_time(60)
     assert site.node(1).drain
     assert restarts(site, *jobs) == [0] * 8
-    run = site.run_of("gpu-memory")
+    run = site.run_of("gpu-fatal")
     assert run.state is RunState.waiting
-    assert any(one.step == "replace" and one.event is StepEvent.done for one in site.log(run.id))
+    assert any(one.step == "ticket" and one.event is StepEvent.done for one in site.log(run.id))
 
 
 def test_one_that_agreed_is_requeued() -> None:
@@ -109,7 +109,7 @@ def test_what_the_kernel_tells_takes_over_what_was_only_measured() -> None:
     site.look()
     site.tick((fatal(site, "gpu-ecc-uncorrectable", gpu=3),))
     site.pass_time(5)
-    held = site.run_of("gpu-memory")
+    held = site.run_of("gpu-fatal")
     assert (held.node, held.state) == (NODE, RunState.held)
     site.walk(*site.say(1, ENDED))
     site.pass_time(5)
@@ -443,9 +443,9 @@ def dies_under_test(site: SlowSite) -> None:
 def test_the_worse_one_goes_on_behind_the_drain_that_was_left_to_it() -> None:
     site = SlowSite()
     dies_under_test(site)
-    run = site.run_of("gpu-memory")
+    run = site.run_of("gpu-fatal")
     assert run.state is RunState.waiting, "it has a ticket and waits for the repair"
-    assert {"drain", "jobs", "replace"} <= {
+    assert {"drain", "jobs", "ticket"} <= {
         one.step for one in site.log(run.id) if one.event is StepEvent.done
     }
     (slot,) = site.ledger.tables.slots.values()
@@ -521,6 +521,7 @@ def test_two_senses_that_name_different_gpus_do_not_agree() -> None:
 def test_the_kernel_counts_by_arrival() -> None:
     site = SlowSite()
     on_gpu(site)
+    site.slurm.add_job(required=[NODE])  # the plan for what the kernel told waits for its end
     site.walk(*site.say(1, DEGRADED, event_at=site.now - timedelta(minutes=10)))
     site.pass_time(600, step_s=60)
     site.find("straggler", gpu=3)
@@ -550,7 +551,7 @@ def test_a_slot_of_an_incident_that_is_over_speaks_for_nothing() -> None:
     site = SlowSite()
     site.tick((fatal(site, gpu=3),))
     site.pass_time(60)
-    run = site.run_of("gpu-memory")
+    run = site.run_of("gpu-fatal")
     assert site.ledger.tables.slots
     told = site.incident
     site.cancel(run.id)

@@ -29,7 +29,7 @@ def job_of(site: Site, job: str) -> SlurmJob:
 
 
 def lose(site: Site, seconds: float = 30, node: int = 1) -> Run:
-    """The node's GPU is lost; its run, once it has done all it can without a repair."""
+    """The node's GPU is lost; its run, once it has done all it can for the jobs."""
     site.run_for(seconds, *site.say(node, LOST))
     (run,) = [one for one in site.runs if one.node == name(node)]
     assert run.state is RunState.waiting, run.question

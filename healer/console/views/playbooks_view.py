@@ -106,6 +106,7 @@ WAIT_WORDS = {
     "job_runs": "Waits until the job that was put back runs.",
     "lifted": "Waits until nobody else holds the node.",
     "empty": "Waits until the node is drained and empty.",
+    "told_out": "Waits until nothing new is told of the fault, 15 min at most.",
     "repair": "Waits for the repair: a person's resume takes the run over.",
 }
 

@@ -33,7 +33,7 @@ def softly_drained(**fields: object) -> tuple[Site, str]:
     job = site.slurm.add_job(nodes=2)
     site.run_for(5, *site.say(1, ASKED))
     (first,) = site.runs
-    assert (first.playbook, first.state) == ("drain", RunState.waiting)
+    assert (first.playbook, first.state) == ("repair-at-job-end", RunState.waiting)
     shown = site.slurm.job(job)
     assert shown is not None and (shown.state, shown.restarts) == ("RUNNING", 0)
     site.clock.advance(300)
@@ -52,7 +52,7 @@ def lost(site: Site) -> Incident:
 def test_its_jobs_are_requeued_once() -> None:
     site, job = softly_drained()
     reason = site.node(1).reason
-    site.run_for(600, *site.say(1, LOST))
+    site.run_for(200, *site.say(1, LOST))
     shown = site.slurm.job(job)
     assert shown is not None and (shown.state, shown.restarts) == ("RUNNING", 1)
     assert name(1) not in shown.nodes
@@ -79,11 +79,13 @@ def test_a_job_that_may_not_be_requeued_starts_no_run_after_run() -> None:
     assert len(site.runs) == 2
 
 
-def test_a_job_that_has_ended_meanwhile_needs_nobody() -> None:
+def test_a_job_that_has_ended_meanwhile_is_left_alone() -> None:
     site, job = softly_drained()
     site.slurm.complete(job)
     site.run_for(60, *site.say(1, LOST))
-    assert len(site.runs) == 1
+    assert [run.playbook for run in site.runs] == ["repair-at-job-end", "gpu-fatal"]
+    shown = site.slurm.job(job)
+    assert shown is not None and (shown.state, shown.restarts) == ("COMPLETED", 0)
 
 
 @pytest.mark.parametrize("mode", [Mode.shadow, Mode.approve])

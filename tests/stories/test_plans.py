@@ -1,0 +1,224 @@
+"""A remedy that may wait is a plan: carried out at the end of the jobs or at a limit, and ended by proof.
+
+The loop of a fatal fault is closed: reset or reboot, tests, back on probation, or up the ladder to a person.
+"""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from healer.model import IncidentState, Mode, RunState, StepEvent
+from healer.observations import Picture
+from tests.stories.test_replay import clock, job, jobs, kernel, nodes, played
+from tests.support.loop import LOST, Site, name
+from tests.support.power import PowerSite
+
+NODE = name(1)
+H = 3600.0
+RESET = ("drain", "reset_gpu", "reserve", "diagnose", "resume")
+BOOT = ("drain", "reboot", "reserve", "diagnose", "resume")
+
+
+def xid(rest: str) -> str:
+    return f"NVRM: Xid (PCI:0000:9b:00): {rest}"
+
+
+REMAP = xid("63, pid=1896, Row Remapper: New row marked for remapping, reset gpu to activate.")
+
+
+def asks(before: str, after: str) -> str:
+    return xid(f"154, GPU recovery action changed from {before} to {after}")
+
+
+NONE, P2P, AFTER = "0x0 (None)", "0x3 (Drain P2P)", "0x4 (Drain and Reset)"
+NOW, REBOOT = "0x1 (GPU Reset Required)", "0x2 (Node Reboot Required)"
+
+
+def done(document: dict[str, Any]) -> tuple[str, ...]:
+    told = [one for one in document["actions"] if one["action"] not in {"notify", "ticket"}]
+    return tuple(one["action"] for one in told)
+
+
+def until(end: float, line: str, *more: Any) -> dict[str, Any]:
+    """A job works on the node until `end`."""
+    rows = [jobs(0, job("4711", NODE)), kernel(10, 1, line), jobs(end), clock(end + 900), *more]
+    return played(nodes(), *sorted(rows, key=lambda one: one["at"]))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        REMAP,
+        xid("94, pid=7, name=python, Contained: DRAM. RST: No, D-RST: No"),
+        asks(NONE, P2P),
+    ],
+)
+def test_what_may_wait_waits_for_the_end_of_the_job_and_is_then_carried_out(line: str) -> None:
+    """New jobs go on until then: the vendor lets them."""
+    document = until(40 * H, line)
+    assert done(document) == RESET
+    assert min(one["at"] for one in document["actions"]) >= "2026-11-21T19:00:00Z"
+    (incident,) = document["incidents"]
+    assert incident["closed"] is not None and incident["nodes"] == {NODE: "watch"}
+
+
+@pytest.mark.parametrize(
+    ("line", "acts"),
+    [
+        (xid("156, Resource retirement event"), RESET),
+        (xid("151, Key rotation error"), BOOT),
+        (asks(NONE, AFTER), RESET),
+    ],
+)
+def test_where_the_vendor_takes_the_gpu_no_new_job_starts_and_the_running_one_ends(
+    line: str, acts: tuple[str, ...]
+) -> None:
+    document = until(40 * H, line)
+    assert done(document) == acts
+    drained, remedy = document["actions"][0]["at"], document["actions"][1]["at"]
+    assert drained < "2026-11-20T03:01:00Z" and remedy >= "2026-11-21T19:00:00Z"
+    assert document["incidents"][0]["closed"] is not None
+
+
+def test_a_fault_without_a_remedy_of_healers_takes_no_new_job_and_asks_a_person() -> None:
+    document = until(40 * H, xid("58, Unstable video memory interface"))
+    assert [one["action"] for one in document["actions"]] == ["drain", "ticket"]
+    assert document["incidents"][0]["closed"] is None
+
+
+def test_days_of_silence_forget_nothing() -> None:
+    document = played(
+        nodes(), jobs(0, job("4711", NODE)), kernel(10, 1, REMAP), clock(60 * H), jobs(61 * H), clock(62 * H)
+    )
+    assert done(document) == RESET
+
+
+def test_a_job_that_never_ends_lets_no_other_start_after_the_limit() -> None:
+    document = played(nodes(), jobs(0, job("4711", NODE)), kernel(10, 1, REMAP), clock(5 * 24 * H))
+    assert done(document) == ("drain",), "and nobody's work is ended for it"
+    at = document["actions"][0]["at"]
+    assert "2026-11-23T03:00:00Z" <= at <= "2026-11-23T03:30:00Z"
+    assert document["incidents"][0]["closed"] is None
+
+
+def test_an_ask_that_is_withdrawn_ends_its_plan() -> None:
+    document = until(40 * H, asks(NONE, P2P), kernel(2 * H, 1, asks(P2P, NONE)))
+    assert document["actions"] == []
+    (incident,) = document["incidents"]
+    assert incident["closed"].startswith("2026-11-20T05:00")
+
+
+def test_somebodys_reboot_ends_the_plan_for_a_row_that_it_remapped() -> None:
+    booted = nodes(2 * H, gpu0001={"boot_id": "b2"})
+    document = until(40 * H, REMAP, booted)
+    assert document["actions"] == []
+    assert document["incidents"][0]["closed"].startswith("2026-11-20T05:00")
+
+
+def test_a_plan_outlives_the_detector() -> None:
+    site = PowerSite(test_s=30)
+    site.nodes.plant(NODE, "remap-pending")
+    work = site.slurm.add_job(required=[NODE], gpus=8)
+    site.run_for(300, *site.say(1, REMAP), step_s=10)
+    (run,) = site.runs
+    assert (run.playbook, site.incident.state) == ("repair-when-idle", IncidentState.open)
+    assert site.node(1).in_service
+    site.picture = Picture(site.picture.cluster, watching_since=site.now)
+    site.clock.advance(30 * H)
+    site.run_for(30)
+    assert site.incident.run == run.id
+    site.slurm.complete(work)
+    site.run_for(600, step_s=5)
+    assert site.nodes.faults(NODE) == [] and site.node(1).in_service
+    assert site.open_incidents == []
+
+
+def test_a_plan_gives_its_node_to_what_takes_it_at_once() -> None:
+    work = jobs(0, job("4711", NODE))
+    later = kernel(2 * H, 1, asks(NONE, AFTER))
+    document = played(nodes(), work, kernel(10, 1, REMAP), later, clock(3 * H))
+    assert done(document) == ("drain",)
+
+
+# --- the loop of a fatal fault ---
+
+
+def test_a_gpu_that_asks_for_a_reset_is_reset_tested_and_back() -> None:
+    document = until(60, asks(NONE, NOW))
+    assert done(document) == ("drain", "requeue", *RESET[1:])
+    (incident,) = document["incidents"]
+    assert incident["closed"] is not None and incident["nodes"] == {NODE: "watch"}
+
+
+def test_a_lost_gpu_is_rebooted_tested_and_back() -> None:
+    assert done(until(60, LOST)) == ("drain", "requeue", *BOOT[1:])
+
+
+def test_more_that_is_told_before_the_reset_makes_it_a_reboot() -> None:
+    document = until(60, asks(NONE, NOW), kernel(100, 1, asks(NOW, REBOOT)))
+    assert "reset_gpu" not in done(document) and "reboot" in done(document)
+
+
+def fatal(*faults: str) -> PowerSite:
+    site = PowerSite(test_s=30)
+    for fault in faults:
+        site.nodes.plant(NODE, fault)
+    site.run_for(2000, *site.say(1, asks(NONE, NOW)), step_s=5)
+    return site
+
+
+def test_a_reset_that_fails_climbs_to_a_reboot() -> None:
+    site = fatal("reset-fails")
+    (run,) = site.runs
+    done = {one.step for one in site.log(run.id) if one.event is StepEvent.done}
+    assert {"reset", "reboot", "proof", "resume"} <= done and run.state is RunState.done
+    assert site.node(1).in_service
+
+
+def test_what_neither_mends_stays_out_and_a_person_is_asked() -> None:
+    site = fatal("broken-board")
+    (run,) = site.runs
+    done = {one.step for one in site.log(run.id) if one.event is StepEvent.done}
+    assert {"reboot", "person"} <= done and site.log(run.id)[-1].step == "repair"
+    assert run.state is RunState.waiting and site.node(1).drain and site.reservations() == {}
+
+
+def test_a_reset_is_not_tried_twice_within_hours() -> None:
+    site = fatal()
+    assert len(site.nodes.resets(NODE)) == 1 and site.node(1).in_service
+    site.clock.advance(H)
+    site.run_for(2000, *site.say(1, asks(NONE, NOW)), step_s=5)
+    again = site.runs[-1]
+    assert len(site.nodes.resets(NODE)) == 1
+    assert any(one.step == "reboot" and one.event is StepEvent.done for one in site.log(again.id))
+
+
+def test_a_person_takes_over_what_waits_on_the_drained_node() -> None:
+    site = Site(10)
+    site.run_for(20, *site.say(1, LOST))
+    (run,) = site.runs
+    assert run.state is RunState.waiting and run.wake_at is not None
+    site.ask("resume", 1)
+    site.run_for(10)
+    assert site.node(1).in_service and site.runs[0].state is RunState.done
+
+
+def test_a_pause_holds_the_plan_at_its_drain() -> None:
+    site = PowerSite(test_s=30)
+    site.run_for(10, *site.say(1, REMAP))
+    site.pause()
+    site.run_for(900, step_s=10)
+    assert site.node(1).in_service
+    site.end_pause()
+    site.run_for(900, step_s=5)
+    assert len(site.nodes.resets(NODE)) == 1
+
+
+def test_in_suggest_a_plan_waits_for_a_person_and_is_not_forgotten() -> None:
+    site = Site(10, mode=Mode.suggest)
+    site.run_for(300, *site.say(1, REMAP), step_s=10)
+    site.clock.advance(timedelta(days=5).total_seconds())
+    site.run_for(10)
+    assert site.incident.rule == "gpu-degraded"
+    assert [one.state for one in site.runs] == [RunState.proposed]

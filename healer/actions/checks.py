@@ -22,7 +22,7 @@ from healer.actions.base import (
 from healer.decisions.comments import agreed, wish_of
 from healer.decisions.consent import impossible
 from healer.incidents.growth import MEASURED, not_looked, senses_of, spoken, too_few
-from healer.incidents.impact import crashed_among, hit_by_evidence, moments_of
+from healer.incidents.impact import CRASH_WINDOW, crashed_among, hit_by_evidence, moments_of
 from healer.incidents.lifecycle import CLEAR_FOR
 from healer.incidents.node_history import out_of_service, summarize_node
 from healer.model import (
@@ -55,10 +55,18 @@ def list_jobs(ctx: Context) -> Result:
         "titles": {job.id: job.title for job in (*hit, *crashed) if job.title != job.id},
         "on_node": [job.id for job in on_node],
     }
-    told = sorted(job.id for job in (*hit, *crashed)) if certain else sorted(job.id for job in crashed)
+    told = sorted({*(job.id for job in (*hit, *crashed) if certain or job in crashed), *_gone(ctx, on_node)})
     if ctx.run.incident is not None:
         ctx.claim.tell_detector(ctx.command(CommandKind.jobs_hit, jobs=told))
     return Done(text=_listed(ctx, hit, crashed, on_node, certain=certain), data=data)
+
+
+def _gone(ctx: Context, on_node: list[SlurmJob]) -> set[str]:
+    """Jobs that the incident hit when it began, and that have left the node since: a plan waits for that."""
+    incident = ctx.incident
+    if incident is None or ctx.tools.now() - incident.opened <= CRASH_WINDOW:
+        return set()  # so shortly after it the picture of then may have been older than these jobs
+    return set(incident.jobs_hit) - {job.leader for job in on_node}
 
 
 def _listed(

@@ -171,7 +171,8 @@ def _question(
 def _not_now(incident: Incident, rule: Rule, now: datetime) -> str | None:
     """Why nothing begins by itself, although the fault was told: nobody says that it stands now."""
     if (over := incident.plan_over) is not None:
-        return f"Planned work on the node ended at {over:%H:%M:%S} UTC: waits until it is seen again."
+        what = "Planned work on the node ended" if incident.plan else "The node has booted anew"
+        return f"{what} at {over:%H:%M:%S} UTC: waits until it is seen again."
     if why := not_looked(incident, now):
         return f"{why}."
     if incident.clear_since is not None:

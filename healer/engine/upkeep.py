@@ -80,9 +80,11 @@ class Walk:
         return True
 
     def end_plan(self, incident: Incident, why: str) -> bool:
-        """As `withdraw`; a plan that still waits for its moment ends with its cause too."""
+        """As `withdraw`; a plan that still waits for its moment, or got stuck before it took anything, ends
+        with its cause too."""
         run = self.tx.run(incident.run) if incident.run else None
-        waits = run is not None and run.state is RunState.running and self.facts is not None
+        begun = run is not None and run.state in {RunState.running, RunState.stuck}
+        waits = begun and self.facts is not None
         if (
             run is None
             or not waits

@@ -247,6 +247,10 @@ def heal(walk: Walk) -> None:
         ends = over.proven and is_untreated(incident)
         if ends and walk.end_plan(incident, over.why):
             walk.work.put(auto_resolve(incident, over, walk.now))
+        elif over.seen and is_untreated(incident) and incident.plan_over is None:
+            # What was said before the boot is history: nothing begins by it, and a new line is news.
+            changed = note_cleared(incident, over, walk.now)
+            walk.work.put(msgspec.structs.replace(changed, plan_over=walk.now))
         elif (changed := note_cleared(incident, over, walk.now)) != incident:
             walk.work.put(changed)
 

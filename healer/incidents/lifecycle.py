@@ -191,7 +191,8 @@ def _not_seen_again(incident: Incident, now: datetime) -> str | None:
     if over is None or now - over < PROOF:
         return None
     minutes = int(PROOF.total_seconds() // 60)
-    return f"planned work on the node is over, and it was not seen again in the {minutes} min after it"
+    what = "planned work on the node is over" if incident.plan else "the node has booted anew"
+    return f"{what}, and it was not seen again in the {minutes} min after it"
 
 
 def is_planned(incident: Incident) -> bool:

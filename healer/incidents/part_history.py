@@ -250,10 +250,12 @@ _ENDED_BY_BOOT = frozenset({GoneAfter.reset, GoneAfter.boot})
 
 class Cleared(msgspec.Struct, frozen=True, kw_only=True):
     """Why it is over. `proven`: the fault itself cannot have outlived that; else a test has to tell.
-    `replaced`: by another part. `done`: the highest rung of the ladder that somebody must have done."""
+    `seen`: the part has to be seen again. `replaced`: by another part. `done`: the highest rung of the ladder
+    that somebody must have done."""
 
     why: str
     proven: bool = True
+    seen: bool = False
     replaced: bool = False
     done: Remedy = Remedy.none
 
@@ -387,7 +389,8 @@ def _booted(rules: Ruleset, picture: Picture, burst: FaultBurst) -> Cleared | No
     seen = burst.pci and node.boot_id and node.gpus.is_seen(burst.pci, node.boot_id)
     if gone_after is GoneAfter.seen and seen:
         return Cleared(why="the node has booted anew, and the GPU is there again", done=Remedy.reboot_node)
-    return Cleared(why="the node has booted anew", proven=False, done=Remedy.reboot_node)
+    wanted = gone_after is GoneAfter.seen
+    return Cleared(why="the node has booted anew", proven=False, seen=wanted, done=Remedy.reboot_node)
 
 
 def _ladder(rules: Ruleset, picture: Picture, burst: FaultBurst) -> Ladder | None:

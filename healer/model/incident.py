@@ -146,8 +146,8 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     gives_way_to: str | None = None
     #: The entry of `rules/context.yaml` that makes it less urgent while something else goes on at its node.
     plan: str = ""
-    #: When that plan ended, until the fault is seen after it; and when it was: what arose under planned work
-    #: is nothing until then.
+    #: When that plan ended, or the node booted anew, until the fault is seen after it; and when it was: what
+    #: arose before is nothing until then.
     plan_over: datetime | None = None
     seen_again: datetime | None = None
     #: What was considered and did not carry: told once each, the first 20.

@@ -39,6 +39,11 @@ class Event:
     seq: int | None
     forms: set[Form] = field(default_factory=set)
 
+    @property
+    def is_vague(self) -> bool:
+        """No sender told when it was, nor which of the kernel's lines it is."""
+        return self.seq is None and self.until - self.since > 2 * TOLERANCE
+
     def take_in(self, other: "Event") -> None:
         self.since, self.until = max(self.since, other.since), min(self.until, other.until)
         self.boot_id, self.seq = self.boot_id or other.boot_id, self.seq if other.seq is None else other.seq
@@ -54,8 +59,9 @@ class Echoes:
     def is_echo(self, seen: Observation, moment: datetime, renewed_at: datetime | None) -> bool:
         """Whether another sender has already reported this line; remembers it either way.
 
-        `moment`: the line's time by our clock. `renewed_at`: the last repair or boot of its node: a line
-        without a time of its own that comes after it may be a new fault, so it is never taken for an old one.
+        `moment`: the line's time by our clock. `renewed_at`: the last repair or boot of its node: of two
+        lines without a time of their own, one before and one after it, the second may be a new fault. A
+        sender that gave the time of the first would have reported a second fault too.
         """
         if not seen.line or "server" in seen.data:
             return False  # whether a server answers is a state: after its contrary it is news again
@@ -63,9 +69,9 @@ class Echoes:
         key = _line_of(seen)
         known = self._lines.setdefault(key, [])
         self._lines.move_to_end(key)
-        fence = renewed_at if event.until - event.since > 2 * TOLERANCE else None
         for before in reversed(known):
-            if _is_one(before, event) and (fence is None or before.until > fence):
+            over = renewed_at is not None and before.until <= renewed_at
+            if _is_one(before, event) and not (over and before.is_vague and event.is_vague):
                 before.take_in(event)
                 return True
         known.append(event)

@@ -78,8 +78,8 @@ def test_a_line_that_comes_again_is_another_event() -> None:
     assert ("drain", name(1), None) in done
 
 
-def test_a_line_without_time_after_a_repair_is_news() -> None:
+def test_of_two_lines_without_time_the_one_after_a_repair_is_news() -> None:
     line = f"NVRM: Xid (PCI:0000:9b:00): {LINES['lost GPU']}"
     returned = nodes(1200), nodes(1300)
-    found, done = outcome(SENDERS["follower"](11, line), *returned, SENDERS["line alone"](1500, line))
+    found, done = outcome(SENDERS["line alone"](11, line), *returned, SENDERS["syslog"](1500, line))
     assert [rule for rule, *_ in found].count("gpu-lost") == 2, (found, done)

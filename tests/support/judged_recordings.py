@@ -209,8 +209,9 @@ def _complaints(expect: Row, document: dict[str, Any]) -> Iterator[str]:
             at = [one["at"] for one in actions if one["action"] == "drain" and one["node"] == node]
             if not at or at[0] > stamp(seconds(limit_s)):
                 yield f"{node} drained at {at[:1]}, not before {stamp(seconds(limit_s))}"
+    drained = {action["incident"] for action in actions if action["action"] in {"drain", "down"}}
     for wanted in expect.get("incident", []):
-        if not any(_is(wanted, incident) for incident in incidents):
+        if not any(_is(wanted, incident, drained) for incident in incidents):
             yield f"no incident {wanted}"
 
 
@@ -226,12 +227,15 @@ def _counted(key: str, expect: Row, incidents: list[Row]) -> Iterator[str]:
         yield f"{key}: {len(incidents)}, not {wanted}: {found}"
 
 
-def _is(wanted: Row, incident: Row) -> bool:
-    """`node`, `pci`, `job`, `switch` … of the root; `verdict` of a node; the rest as in the document."""
+def _is(wanted: Row, incident: Row, drained: set[str]) -> bool:
+    """`drained`: ids of incidents that drained a node: until its repair the verdict was `isolate`.
+
+    `node`, `pci`, `job`, `switch` … of the root; `verdict` of a node; the rest as in the document."""
     for key, value in wanted.items():
         match key:
             case "verdict":
-                good = value in incident["nodes"].values()
+                repaired = incident["closed"] is not None and incident["id"] in drained
+                good = value in incident["nodes"].values() or (repaired and value == "isolate")
             case "remedy":
                 good = value in incident["remedy"]
             case "closed":

@@ -78,10 +78,11 @@ def test_one_sender_reports_an_event_once() -> None:
     assert echoes(seen(1), seen(700)) == [False, False]
 
 
-def test_after_a_repair_only_a_line_with_a_time_is_an_old_one() -> None:
+def test_after_a_repair_a_line_is_an_old_one_only_where_a_sender_gave_its_time() -> None:
     repaired = NOW + timedelta(seconds=60)
-    assert echoes(FOLLOWER, seen(300), renewed_at=repaired) == [False, False]
-    assert echoes(FOLLOWER, seen(300, event_s=0.2), renewed_at=repaired) == [False, True]
+    assert echoes(seen(1), seen(300, boot_id="b1"), renewed_at=repaired) == [False, False]
+    assert echoes(seen(1), seen(300, event_s=0.2), renewed_at=repaired) == [False, True]
+    assert echoes(FOLLOWER, seen(300), renewed_at=repaired) == [False, True]
 
 
 def test_only_so_many_lines_are_remembered() -> None:

@@ -92,8 +92,9 @@ def remedy_of(rule: Rule, finding: Finding) -> tuple[Remedy, ...]:
 
 
 def asks_for(rule: Rule, finding: Finding) -> bool:
-    """A playbook is there for it, or its remedy asks for something."""
-    return rule.playbook is not None or any(one is not Remedy.none for one in remedy_of(rule, finding))
+    """Its remedy asks for something; where none is named, its playbook does."""
+    remedy = remedy_of(rule, finding)
+    return any(one is not Remedy.none for one in remedy) or (rule.playbook is not None and not remedy)
 
 
 def higher(known: tuple[Remedy, ...], new: tuple[Remedy, ...]) -> tuple[Remedy, ...]:

@@ -360,7 +360,7 @@ def _of_the_rule(pair: Pair) -> bool | None:
 
 def _awaits_proof(pair: Pair) -> bool | None:
     """What arose under planned work takes nothing in that does not prove it: it may end any minute."""
-    waits = pair.incident.plan_over is not None
+    waits = pair.incident.plan and pair.incident.plan_over is not None
     return False if waits and not is_proof(pair.incident, pair.finding) else None
 
 

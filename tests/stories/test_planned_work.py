@@ -75,6 +75,7 @@ def test_another_fault_after_the_work_proves_nothing_and_is_one_of_its_own() -> 
         shown(0, WORKED_ON),
         kernel(10, 1, LOST),
         nodes(HOUR),
+        jobs(HOUR, job("1", name(1))),  # what is new waits for its end
         kernel(HOUR + 600, 1, elsewhere),
         clock(HOUR + 2400),
     )

@@ -187,6 +187,18 @@ def join_unseen_place(finding: Finding, book: Book) -> Placement | None:
     return None
 
 
+def leave_to_its_time(finding: Finding, book: Book) -> Placement | None:
+    """A program's error on one more node of its job, reported so late that the job's incident is over."""
+    node = finding.component.node
+    if finding.fault_class is not FaultClass.application or node is None:
+        return None
+    at = book.picture.node(node).moment(finding.at, finding.arrived_at)
+    known = book.picture.history.incidents_of(sorted(book.hits.jobs(finding)), finding.fault, at)
+    incidents = (book.told_before(name) for name in known)
+    over = any(one is not None and not one.is_open for one in incidents)
+    return Placement(Way.drop) if over else None
+
+
 def open_own(finding: Finding, book: Book) -> Placement:
     """A new incident, or the one that has just opened and follows from this finding's fault."""
     new = book.opened(finding)
@@ -209,6 +221,7 @@ PLACERS: tuple[Placer, ...] = (
     join_broken_place,
     join_wave,
     join_unseen_place,
+    leave_to_its_time,
     open_own,
 )
 

@@ -461,6 +461,14 @@ class History:
         told = (self._places.get((job, burst.fault), set()) for job in burst.jobs)
         return all(places <= {(burst.node, part)} for places in told)
 
+    def incidents_of(self, jobs: Iterable[str], fault: str, at: datetime) -> Iterator[str]:
+        """Where the same fault of one of these jobs was put that came at about this moment."""
+        for job in jobs:
+            for node, part in sorted(self._places.get((job, fault), ())):
+                for one in self._of(node, (part, fault)):
+                    if one.incident is not None and one.began_at - GAP <= at <= one.last_at + GAP:
+                        yield one.incident
+
     def is_explained(self, burst: FaultBurst) -> bool:
         """A worse fault that the driver told of its node, or of a node of one of its jobs, came with it."""
         roots = [one for _, one in self.on(burst.node) if _is_root(one)]

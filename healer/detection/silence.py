@@ -134,8 +134,10 @@ class _Silence:
 
     def _going_on(self, outage: Outage) -> Iterator[Finding]:
         """The outage that is known already, while a node of it is away that is not judged alone."""
-        place = self._at.get((outage.kind, outage.place), ()) if outage.kind is not None else ()
-        here = {*outage.nodes, *place}
+        if outage.kind is None:
+            here = {*outage.nodes, *self._senders}
+        else:
+            here = {*outage.nodes, *self._at.get((outage.kind, outage.place), ())}
         away = sorted(here & self._left.keys())
         if len(away) <= 1 and not any(self._is_troubled(name) for name in away):
             return

@@ -327,7 +327,8 @@ class _Drawing:
                     self.slurm_ends_jobs(lost + 306, name)
                 self.slurm(back + self.rng.uniform(35, 60), name, *state)
         self.free = [name for name in self.free if name not in names]
-        return Cause("outage", at, tuple(names))
+        # No source says from how many on: two senders that Slurm still reaches may each have ended by itself.
+        return Cause("outage", at, tuple(names), incidents=2 if len(names) == 2 else 1)
 
     def planned(self, at: float) -> Cause | None:
         """Maintenance of idle nodes, with a fault inside; it ends with a new boot."""

@@ -244,7 +244,7 @@ def heal(walk: Walk) -> None:
     for incident in walk.open_incidents():
         if (over := find_auto_resolve(walk.rules, walk.picture, incident)) is None:
             continue
-        ends = over.proven and is_untreated(incident)
+        ends = over.proven and incident.drained_at is None
         if ends and walk.end_plan(incident, over.why):
             walk.work.put(auto_resolve(incident, over, walk.now))
         elif over.seen and is_untreated(incident) and incident.plan_over is None:

@@ -86,13 +86,15 @@ def _seconds(at: str) -> float:
 
 def _healthy_drained(drawn: Drawn, document: dict[str, Any]) -> Iterator[str]:
     """1: what no cause takes out is not taken out; planned work and work that goes on neither."""
+    repaired = _repaired(drawn)
     for action in document["actions"]:
         node, at = action["node"], _seconds(action["at"])
         if action["action"] not in REMOVING or node is None:
             continue
         causes = [cause for cause in drawn.causes if node in cause.may_leave]
         done = f"{action['action']} of {node} at {at:.0f} s"
-        if causes and at > drawn.repaired - 1 and all(cause.kind != "remap_failed" for cause in causes):
+        booted = node in repaired and at > drawn.repaired - 1
+        if causes and booted and all(cause.kind != "remap_failed" for cause in causes):
             yield f"1: {done}, back with a new boot since {drawn.repaired:.0f} s ({causes[0].kind} before)"
         if not causes:
             kinds = sorted({cause.kind for cause in drawn.causes if node in cause.nodes})
@@ -101,13 +103,21 @@ def _healthy_drained(drawn: Drawn, document: dict[str, Any]) -> Iterator[str]:
             yield f"1: {done} for a fault that may wait, while {', '.join(running)} runs there"
 
 
+def _repaired(drawn: Drawn) -> set[str]:
+    """Nodes that the last picture of Slurm shows with another boot than the first."""
+    shown = [row["body"]["nodes"] for row in drawn.rows if row["route"] == "slurm/nodes"]
+    first, last = ({one["name"]: one.get("boot_id") for one in nodes} for nodes in (shown[0], shown[-1]))
+    return {name for name, boot in last.items() if boot != first.get(name)}
+
+
 def _running(drawn: Drawn, document: dict[str, Any], node: str, at: float) -> list[str]:
     """Jobs that run on the node then, as Slurm showed and healer left them."""
     gone = {
         one["job"] for one in document["actions"] if one["action"] == "requeue" and _seconds(one["at"]) <= at
     }
     here = (job for job in drawn.jobs.values() if node in job["nodes"])
-    return [job["id"] for job in here if at < drawn.ended[job["id"]] and job["id"] not in gone]
+    # A document tells whole seconds.
+    return [job["id"] for job in here if at + 1 < drawn.ended[job["id"]] and job["id"] not in gone]
 
 
 def _sure_in_service(drawn: Drawn, document: dict[str, Any]) -> Iterator[str]:

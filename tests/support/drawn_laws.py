@@ -104,10 +104,14 @@ def _healthy_drained(drawn: Drawn, document: dict[str, Any]) -> Iterator[str]:
 
 
 def _repaired(drawn: Drawn) -> set[str]:
-    """Nodes that the last picture of Slurm shows with another boot than the first."""
-    shown = [row["body"]["nodes"] for row in drawn.rows if row["route"] == "slurm/nodes"]
-    first, last = ({one["name"]: one.get("boot_id") for one in nodes} for nodes in (shown[0], shown[-1]))
-    return {name for name, boot in last.items() if boot != first.get(name)}
+    """Nodes that Slurm shows with another boot in the end than at first."""
+    first, last = dict[str, str | None](), dict[str, str | None]()
+    for row in drawn.rows:
+        if row["route"] == "slurm/nodes":
+            for node in row["body"].get("nodes") or row["body"].get("changed", ()):
+                last[node["name"]] = node.get("boot_id", last.get(node["name"]))
+                first.setdefault(node["name"], last[node["name"]])
+    return {name for name, boot in last.items() if boot != first[name]}
 
 
 def _running(drawn: Drawn, document: dict[str, Any], node: str, at: float) -> list[str]:

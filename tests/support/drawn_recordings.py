@@ -341,7 +341,7 @@ class _Drawing:
         )
         self.free = [name for name in self.free if name not in names]
         for name in names:
-            since = at - self.rng.uniform(5, 600)
+            since = max(1.0, at - self.rng.uniform(5, 600))
             self.drawn.planned.append((name, since, until))
             self.slurm(since, name, "IDLE", "MAINTENANCE")
             self.slurm(until, name, "IDLE", boot_id=f"{name}-b2")

@@ -26,6 +26,7 @@ from healer.incidents.impact import CRASH_WINDOW, crashed_among, hit_by_evidence
 from healer.incidents.lifecycle import CLEAR_FOR
 from healer.incidents.node_history import out_of_service, summarize_node
 from healer.model import (
+    HARDWARE,
     CommandKind,
     Evidence,
     Incident,
@@ -62,11 +63,16 @@ def list_jobs(ctx: Context) -> Result:
 
 
 def _gone(ctx: Context, on_node: list[SlurmJob]) -> set[str]:
-    """Jobs that the incident hit when it began, and that have left the node since: a plan waits for that."""
+    """Jobs that a fault of hardware hit when it began, and that ended since: a plan waits for that. One that
+    has another life elsewhere has left the fault behind."""
     incident = ctx.incident
-    if incident is None or ctx.tools.now() - incident.opened <= CRASH_WINDOW:
+    if incident is None or incident.fault_class not in HARDWARE:
+        return set()
+    if ctx.tools.now() - incident.opened <= CRASH_WINDOW:
         return set()  # so shortly after it the picture of then may have been older than these jobs
-    return set(incident.jobs_hit) - {job.leader for job in on_node}
+    left = set(incident.jobs_hit) - {job.leader for job in on_node}
+    shown = {name: ctx.tools.scheduler.job(name) for name in left}
+    return {name for name, job in shown.items() if job is None or not (job.active or job.state == "PENDING")}
 
 
 def _listed(

@@ -21,6 +21,7 @@ from healer.model import (
     StepEvent,
     Verb,
 )
+from healer.model.faults import HEALER_DRAIN
 from healer.model.verdict import MAY_BE_ALIKE
 from healer.sim.memory_ledger import Tables
 
@@ -31,7 +32,13 @@ def report(
     """`shown` is Slurm's last picture: it tells which GPU model a node has."""
     actions = _actions(tables)
     told = _Told(tables, rules, shown)
-    by_opening = sorted(tables.incidents.values(), key=_by_opening)
+    # The recorded repair took its time: its drain outlasts the replay's own, and nothing was forgotten.
+    known = (
+        one
+        for one in tables.incidents.values()
+        if one.fault != HEALER_DRAIN or one.root.node not in recorded_drains
+    )
+    by_opening = sorted(known, key=_by_opening)
     return {
         "incidents": [told.incident(one) for one in by_opening if one.merged_into is None],
         "merged": [_merged(one) for one in by_opening if one.merged_into is not None],

@@ -422,6 +422,8 @@ def test_a_fleet_that_falls_silent_one_by_one_is_one_open_incident_and_nobody_is
     assert [one.fault for one in site.open_incidents] == ["fleet-silent"]
     assert site.incident.nodes == {}
     fade(site, (), range(1, 33), 15)
+    assert [one.fault for one in site.open_incidents] == ["fleet-silent"]
+    fade(site, (), range(1, 33), 45)  # until each has kept its cadence
     assert site.open_incidents == []
 
 

@@ -50,7 +50,7 @@ def test_an_engineer_sees_the_fault_what_was_done_and_gives_the_node_back(
     site.run_in(node, "waiting")
     done = page.locator("section", has=page.locator("#h-done"))
     expect(done).to_contain_text(f"Jobs hit: {job}")
-    expect(done).to_contain_text(f"Waits for the repair of {node}")
+    expect(done).to_contain_text(f"More may be told of {node}")
     expect(page.locator(".facts")).to_contain_text(f"healer:gpu-lost inc:{site.incident(node)['id'][:8]}")
     expect(page.locator("section", has=page.locator("#h-hit"))).to_contain_text(f"job {job}")
     expect(page.locator(".timeline pre").first).to_contain_text("GPU has fallen off the bus")

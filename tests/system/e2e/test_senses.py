@@ -440,10 +440,10 @@ def test_memory_that_cannot_be_repaired_takes_its_node_out(house: House, site: S
     assert {answer["kind"] for answer in said.values()} == {"allow"}
     assert any(answer.get("limit") == 32 for answer in said.values())
     (run,) = site.runs(REMAP)
-    assert run["playbook"] == "gpu-memory"
+    assert run["playbook"] == "gpu-fatal"
     assert site.run_in(REMAP, "waiting", timeout_s=90)["id"] == run["id"]
     states = {name: step["state"] for name, step in site.steps(run["id"]).items()}
-    assert (states["replace"], states["reset"]) == ("done", "skipped")
+    assert states["ticket"] == "done"
 
 
 def test_a_dead_fabric_manager_is_restarted_and_no_person_is_needed(house: House, site: Site) -> None:

@@ -131,18 +131,20 @@ def _return(detail: IncidentRecord, node: SlurmNode | None, role: Role) -> list[
         Left(
             tone="ask",
             text=f"{node.name} stays drained until it is repaired.",
-            detail="Resume it when it is; healer then watches its first hours.",
+            detail=(
+                "healer goes on with its repair by itself; resume it to take it back now."
+                if any(one.run.wake_at is not None and not one.run.shadow for one in detail.runs)
+                else "Resume it when it is; healer then watches its first hours."
+            ),
             buttons=(resume_button(incident, node.name),) if may_act(role) else (),
         )
     ]
 
 
 def _works(one: RunRecord) -> bool:
-    """A run that goes on by itself. One that waits without a time to wake waits for the repair."""
+    """A run that goes on by itself. One that waits on the drained node may be taken over."""
     run = one.run
-    if run.shadow or run.state in ENDED_RUN_STATES:
-        return False
-    return run.state is not RunState.waiting or run.wake_at is not None
+    return not run.shadow and run.state not in {*ENDED_RUN_STATES, RunState.waiting}
 
 
 def _held_why(run: RunRecord, detail: IncidentRecord) -> str:

@@ -202,7 +202,8 @@ def test_a_run_that_waits_for_the_repair_offers_the_return(sample: Sample) -> No
         return [button.label for one in view.left for button in one.buttons]
 
     assert labels(state=RunState.waiting, wake_at=None) == ["Resume gpu0017"]
-    assert labels(state=RunState.waiting, wake_at=NOW + timedelta(seconds=5)) == []
+    assert labels(state=RunState.waiting, wake_at=NOW + timedelta(seconds=5)) == ["Resume gpu0017"]
+    assert labels(state=RunState.running) == []
 
 
 def test_a_wait_that_looks_again_and_again_is_one_row(sample: Sample) -> None:

@@ -56,9 +56,10 @@ def list_jobs(ctx: Context) -> Result:
         "titles": {job.id: job.title for job in (*hit, *crashed) if job.title != job.id},
         "on_node": [job.id for job in on_node],
     }
-    told = sorted({*(job.id for job in (*hit, *crashed) if certain or job in crashed), *_gone(ctx, on_node)})
+    listed = [*hit, *crashed] if certain else crashed
     if ctx.run.incident is not None:
-        ctx.claim.tell_detector(ctx.command(CommandKind.jobs_hit, jobs=told))
+        jobs = sorted({job.id for job in listed} | _gone(ctx, on_node))
+        ctx.claim.tell_detector(ctx.command(CommandKind.jobs_hit, jobs=jobs))
     return Done(text=_listed(ctx, hit, crashed, on_node, certain=certain), data=data)
 
 

@@ -25,7 +25,7 @@ from healer.decisions import (
 )
 from healer.decisions.book_mismatch import forgotten_drains
 from healer.decisions.sweeps import sweeping, with_one_more
-from healer.engine.upkeep import Walk, follow_up, put_right, release, sweep, sweeps_due
+from healer.engine.upkeep import Walk, follow_up, put_right, release, sweep, sweeps_due, without
 from healer.incidents import by_urgency, our_drains, take_findings
 from healer.incidents.correlate import fold, held_by_breaker, of_wave, unfold, waves_that_act
 from healer.incidents.impact import hit_so_far
@@ -37,7 +37,6 @@ from healer.model import (
     Decision,
     FaultClass,
     Finding,
-    GateFacts,
     Guard,
     Incident,
     IncidentState,
@@ -222,14 +221,7 @@ def end_untouched(walk: Walk, run: Run, state: RunState, why: str) -> None:
         walk.work.put(freed)
     about = {"incident": incident.id} if incident is not None else {}
     walk.audit("run.left", f"run/{run.id}", why=why, node=run.node, **about)
-    walk.facts = _without(walk.gate, run)
-
-
-def _without(facts: GateFacts, run: Run) -> GateFacts:
-    """As if this run worked on no node."""
-    return msgspec.structs.replace(
-        facts, running={node: name for node, name in facts.running.items() if name != run.id}
-    )
+    walk.facts = without(walk.gate, run)
 
 
 def mode_now_forbids(walk: Walk, incident: Incident, rule: Rule, run: Run) -> bool:
@@ -258,7 +250,7 @@ def make_room(walk: Walk, incident: Incident, rule: Rule) -> None:
     if not milder or not _is_untouched(walk, other):
         return
     active = walk.runs.get(incident.run or "")
-    decision = decide(incident, rule, _without(walk.gate, other), walk.rules, walk.now, active)
+    decision = decide(incident, rule, without(walk.gate, other), walk.rules, walk.now, active)
     if decision is None or decision.outcome is not Outcome.act:
         return
     end_untouched(walk, other, RunState.done, f"leaves {other.node} to {incident.short_id}")

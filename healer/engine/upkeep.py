@@ -83,17 +83,12 @@ class Walk:
         """As `withdraw`; a plan that still waits for its moment, or got stuck before it took anything, ends
         with its cause too."""
         run = self.tx.run(incident.run) if incident.run else None
-        begun = run is not None and run.state in {RunState.running, RunState.stuck}
-        waits = begun and self.facts is not None
-        if (
-            run is None
-            or not waits
-            or not is_untouched(run, self.rules.playbooks.get(run.playbook), self.gate)
-        ):
+        if run is None or self.facts is None or run.state not in {RunState.running, RunState.stuck}:
+            return self.withdraw(incident, why)
+        if not is_untouched(run, self.rules.playbooks.get(run.playbook), self.facts):
             return self.withdraw(incident, why)
         self.tx.set_run_state(run.id, RunState.done, why=why, at=self.now)
-        running = {node: name for node, name in self.gate.running.items() if name != run.id}
-        self.facts = msgspec.structs.replace(self.gate, running=running)
+        self.facts = without(self.facts, run)
         return True
 
     def open_incidents(self) -> list[Incident]:
@@ -172,6 +167,13 @@ def _veto(walk: Walk, slot: Slot, veto: Veto) -> None:
         walk.work.put(msgspec.structs.replace(one, **over, run=None))
 
 
+def without(facts: GateFacts, run: Run) -> GateFacts:
+    """As if this run worked on no node."""
+    return msgspec.structs.replace(
+        facts, running={node: name for node, name in facts.running.items() if name != run.id}
+    )
+
+
 def release(walk: Walk) -> list[str]:
     """Jobs that a permitted prolog left held, and those that need not be kept off a node any more; the
     runs that were set going for it."""
@@ -179,10 +181,16 @@ def release(walk: Walk) -> list[str]:
     at_work = {run.job for run in walk.runs.values() if run.job is not None}
     back = [run for run in take_backs(walk.gate.snapshot, bad, walk.now) if run.job not in at_work]
     held = releases(walk.gate, walk.picture.ran_on, walk.rules, walk.now)
-    begun = [run for run in (*held, *back) if walk.tx.run(run.id) is None]
+    return _begin(walk, [*held, *back])
+
+
+def _begin(walk: Walk, runs: Sequence[Run]) -> list[str]:
+    """Begins runs on jobs, each once: the ids of those that are new."""
+    begun = [run for run in runs if walk.tx.run(run.id) is None]
     for run in begun:
         walk.tx.create_run(run)
         about = {"playbook": run.playbook, "job": run.job, "reason": run.reason}
+        about |= {"incident": run.incident} if run.incident is not None else {}
         walk.audit("run.started", f"run/{run.id}", **about)
     return [run.id for run in begun]
 
@@ -190,17 +198,17 @@ def release(walk: Walk) -> list[str]:
 def follow_up(walk: Walk) -> list[str]:
     """Jobs that a fault hits which joined its incident after the run had listed them: each is requeued once,
     by a run of its own. The runs that were set going for it."""
-    begun = []
+    begun: list[str] = []
     for name, newly_unusable in walk.work.wider.items():
         incident = walk.work.by_id[name]
         run = walk.runs.get(incident.run or "")
         if run is None or run.shadow or not _requeues(walk, run) or not incident.is_open:
             continue
         jobs = hit_since_listed(incident, walk.gate.snapshot, newly_unusable=newly_unusable)
-        begun += [_requeue(walk, incident, run, job) for job in jobs]
+        begun += _begin(walk, [_requeue(incident, run, job, walk.now) for job in jobs])
         hit = tuple(sorted({*incident.jobs_hit, *(job.leader for job in jobs)}))
         walk.work.put(msgspec.structs.replace(incident, jobs_hit=hit))
-    return [run for run in begun if run is not None]
+    return begun
 
 
 def _requeues(walk: Walk, run: Run) -> bool:
@@ -208,17 +216,16 @@ def _requeues(walk: Walk, run: Run) -> bool:
     return playbook is not None and any(step.do is Verb.requeue for step in playbook.steps)
 
 
-def _requeue(walk: Walk, incident: Incident, run: Run, job: SlurmJob) -> str | None:
-    """The id of a new run that requeues the job; None where it was begun before."""
-    told = f"{incident.id}|requeue|{job.leader}|{job.restarts}|{incident.unusable}"
-    late = Run(
-        id=run_id(told),
+def _requeue(incident: Incident, run: Run, job: SlurmJob, now: datetime) -> Run:
+    """Requeues the job beside the incident's own run; the same once more has the same id."""
+    return Run(
+        id=run_id(f"{incident.id}|requeue|{job.leader}|{job.restarts}|{incident.unusable}"),
         cluster=incident.cluster,
         playbook="requeue",
         state=RunState.running,
         by="healer",
         reason=incident.title,
-        created_at=walk.now,
+        created_at=now,
         job=job.leader,
         incident=incident.id,
         rule=incident.rule,
@@ -226,12 +233,6 @@ def _requeue(walk: Walk, incident: Incident, run: Run, job: SlurmJob) -> str | N
         beside=True,
         input={"restarts": job.restarts},
     )
-    if walk.tx.run(late.id) is not None:
-        return None
-    walk.tx.create_run(late)
-    about = {"playbook": late.playbook, "job": late.job, "reason": late.reason, "incident": incident.id}
-    walk.audit("run.started", f"run/{late.id}", **about)
-    return late.id
 
 
 def sweeps_due(walk: Walk) -> bool:

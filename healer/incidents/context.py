@@ -257,9 +257,8 @@ def _placed(context: Context, incident: Incident, rules: Ruleset) -> Incident:
     ended = next((one for one in rules.context if one.name == incident.plan), None)
     if ended is not None and ended.when in _WORK and incident.seen_again is None:
         over = incident.plan_over or context.ended(incident)
-        cause = (
-            incident.cause if incident.node_was_out else rule.cause
-        )  # what was told before it is none of it
+        # What was reported before the work is none of it.
+        cause = incident.cause if incident.node_was_out else rule.cause
         return msgspec.structs.replace(incident, plan_over=over, cause=cause)
     return msgspec.structs.replace(
         incident, severity=rule.severity, cause=rule.cause, plan="", plan_over=None

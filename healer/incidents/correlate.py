@@ -134,9 +134,8 @@ def _join(book: Book, incident: Incident, finding: Finding) -> None:
     fresh = tuple(one for one in finding.evidence if one.digest not in known)
     heard = heard_with(incident, finding)
     if not fresh:
-        if (
-            heard != incident.heard or incident is not before
-        ):  # it still stands: that is news, although it is no new evidence
+        # It still stands: that is news, although it is no new evidence.
+        if heard != incident.heard or incident is not before:
             book.put(msgspec.structs.replace(incident, heard=heard))
         return
     rule = book.policies.of(finding)

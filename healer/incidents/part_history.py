@@ -31,7 +31,16 @@ from healer.model import (
     Sense,
     SlurmSnapshot,
 )
-from healer.model.faults import ASKS_NOTHING, REBOOTED, REPEATS, SERVER_AWAY, SERVER_BACK, fits
+from healer.model.faults import (
+    ASKS_NOTHING,
+    REBOOTED,
+    REPEATS,
+    SERVER_AWAY,
+    SERVER_BACK,
+    Trait,
+    fault_is,
+    fits,
+)
 from healer.observations import Picture
 from healer.observations.fault_history import ONE_MOMENT, REPLACED, SETTLED, Key, Noted
 
@@ -117,7 +126,7 @@ def note(
         _line(rules, picture, seen, reading, people)
     for one in findings:
         # A gauge holds the last Xid: it cannot tell how often that came, so it counts for no repeat.
-        gauge = one.fault.startswith("xid-")
+        gauge = fault_is(one.fault, Trait.coded)
         told = bool(one.evidence) and one.evidence[0].sense in _SENSES and not (one.beside or gauge)
         if (told or one.fault == REBOOTED) and one.fault_class in HARDWARE and one.component.device is None:
             _measured(picture, one, people)

@@ -1,13 +1,18 @@
 """What a newcomer should not have to read: long functions, wide objects, long lists of parameters.
 
     python -m tests.support.house [healer/api …]
+    python -m tests.support.house --words [healer/api …]
 
+`--words` lists names that say nothing, and comments and docstrings in words that no engineer uses.
 An object with more than 15 public fields or 12 public methods gives its reason in a comment that starts with
 `# Wide:`, right above its class or its decorators. Fields are annotated in the class or set in `__init__`.
 """
 
 import ast
+import io
+import re
 import sys
+import tokenize
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +21,13 @@ ROOT = Path(__file__).parents[2]
 LINES, PARAMETERS, FIELDS, METHODS = 50, 6, 15, 12
 #: A habit of frameworks and tools: these names may recur.
 COMMON_NAMES = frozenset({"__init__.py", "__main__.py"})
+#: As names they fit everything: call a thing after what it is (`incident`, `reported`, `open_roots`).
+VAGUE_NAMES = frozenset(
+    {"one", "told", "tells", "tell", "known", "said", "mine", "own", "stands", "beside", "aside"}
+)
+ODD_WORDS = re.compile(
+    r"\b(told|tells?|telling|foretold|anew|nobody|stands?|aside|beside|whoever)\b", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, order=True)
@@ -98,6 +110,39 @@ def _is_wide_for_a_reason(node: ast.ClassDef, lines: Sequence[str]) -> bool:
     return False
 
 
+def vague_names(path: Path) -> Iterator[Offence]:
+    """Names bound in a module that say nothing of what they hold, with their number."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        match node:
+            case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+                pass
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.alias(asname=str(name)):
+                pass
+            case _:
+                continue
+        if name.strip("_") in VAGUE_NAMES:
+            yield Offence("vague name", 1, f"{path.relative_to(ROOT)}:{node.lineno} {name}")
+
+
+def odd_words(path: Path) -> Iterator[Offence]:
+    """Lines of comments and docstrings with a word of `ODD_WORDS`; sentences for people are not looked at."""
+    text = path.read_text()
+    lines = text.splitlines()
+    prose: dict[int, str] = {}
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            prose[token.start[0]] = token.string
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str())):
+                for number in range(node.lineno, (node.end_lineno or node.lineno) + 1):
+                    prose[number] = lines[number - 1]
+    for number, line in sorted(prose.items()):
+        if found := ODD_WORDS.findall(re.sub(r"`[^`]*`|stand-in", "", line)):
+            yield Offence("odd words", len(found), f"{path.relative_to(ROOT)}:{number} {', '.join(found)}")
+
+
 def recurring_names(folder: Path) -> dict[str, list[str]]:
     """File names that occur in several folders, with the files."""
     by_name: dict[str, list[str]] = {}
@@ -107,9 +152,19 @@ def recurring_names(folder: Path) -> dict[str, list[str]]:
     return {name: paths for name, paths in by_name.items() if len(paths) > 1}
 
 
+def words(folders: Sequence[Path]) -> list[Offence]:
+    paths = [
+        path for folder in folders for path in sorted(folder.rglob("*.py") if folder.is_dir() else [folder])
+    ]
+    return [offence for path in paths for offence in (*vague_names(path), *odd_words(path))]
+
+
 def main() -> None:
-    for one in offences([ROOT / name for name in sys.argv[1:] or ["healer"]]):
-        print(one)
+    if sys.argv[1:2] == ["--words"]:
+        print(*words([ROOT / name for name in sys.argv[2:] or ["healer"]]), sep="\n")
+        return
+    for offence in offences([ROOT / name for name in sys.argv[1:] or ["healer"]]):
+        print(offence)
     for paths in recurring_names(ROOT / "healer").values():
         if len(sys.argv) == 1 or any(path.startswith(tuple(sys.argv[1:])) for path in paths):
             print(f"one name: {', '.join(paths)}")

@@ -113,7 +113,7 @@ class WebhookTickets:
     def __init__(self, webhook: SignedWebhook) -> None:
         self._webhook = webhook
 
-    def tell(self, ticket: Ticket) -> str:
+    def send(self, ticket: Ticket) -> str:
         """The answer's `reference` (JSON body), else its Location, else what was known, else our own id.
         DeliveryFailed."""
         data = {**msgspec.to_builtins(ticket), "key": ticket.key}

@@ -61,7 +61,7 @@ _DONE = answers(Incident, "the incident as it is now") | answers(
 
 
 def _own(request: Request, caller: Caller, id: str) -> Incident:
-    incident = services_of(request).queries.incidents.one(id)
+    incident = services_of(request).queries.incidents.find(id)
     if incident is None:
         raise NotFound(f"there is no incident {id}")
     job = caller.job if caller.job in incident.jobs_hit else None
@@ -78,7 +78,7 @@ def _give(request: Request, caller: Caller, id: str, body: Said, verb: str, **mo
     def act(identity: str) -> Response:
         row = command(incident.id, by=caller.name, reason=body.reason or "", request=identity, **more)
         taken = _taken(lambda: services.incidents.consumed(row))
-        return answer(request, services.queries.incidents.one(incident.id), 200 if taken else 202)
+        return answer(request, services.queries.incidents.find(incident.id), 200 if taken else 202)
 
     return once(request, caller, body, act)
 
@@ -138,7 +138,7 @@ def note(request: Request, caller: Responder, id: Id, body: NoteBody) -> Respons
 
     def act(identity: str) -> Response:
         services.incidents.note(incident.id, body.note, by=caller.name, request=identity)
-        return answer(request, services.queries.incidents.one(incident.id))
+        return answer(request, services.queries.incidents.find(incident.id))
 
     return once(request, caller, body, act)
 
@@ -228,7 +228,7 @@ def _guarded(
 
 
 def _own_run(request: Request, caller: Caller, id: str) -> Run:
-    run = services_of(request).queries.runs.one(id)
+    run = services_of(request).queries.runs.find(id)
     if run is None:
         raise NotFound(f"there is no run {id}")
     confine(request, caller, cluster=run.cluster, node=run.node, job=run.job)

@@ -39,7 +39,7 @@ _LISTED = answers(Page[EvidenceFile], "its files, oldest first")
 def of_incident(request: Request, caller: Operator, id: Id) -> Response:
     """What was collected for an incident."""
     services = services_of(request)
-    found = services.queries.incidents.one(id)
+    found = services.queries.incidents.find(id)
     if found is None:
         raise NotFound(f"there is no incident {id}")
     confine(request, caller, cluster=found.cluster, node=found.root.node)
@@ -50,7 +50,7 @@ def of_incident(request: Request, caller: Operator, id: Id) -> Response:
 def of_run(request: Request, caller: Operator, id: Id) -> Response:
     """What a run collected; the way to the files of one without an incident."""
     services = services_of(request)
-    found = services.queries.runs.one(id)
+    found = services.queries.runs.find(id)
     if found is None:
         raise NotFound(f"there is no run {id}")
     confine(request, caller, cluster=found.cluster, node=found.node)

@@ -143,7 +143,7 @@ class HookRoutes:
         if not is_new:
             # The hook ran twice: it hears what it heard before.
             try:
-                permit = await self._preamble.reach.ask(hooks.known, ask)
+                permit = await self._preamble.reach.ask(hooks.permit_for, ask)
             except Unavailable:
                 return None, standing
             alive = (

@@ -187,7 +187,7 @@ def press_done(services: Services, press: Press) -> str:
     person = next((one for one in services.rules().notifications.people if one.slack == press.user), None)
     if person is None:
         return f"Nothing was done: healer does not know you. Your line under `people` in {FILE} is missing."
-    run = services.queries.runs.one(press.run)
+    run = services.queries.runs.find(press.run)
     if run is None or not _speaks_of(person, run):
         return f"Nothing was done: there is no run {press.run[:12]} for you."
     if person.role not in ALLOWED[Role.operator]:

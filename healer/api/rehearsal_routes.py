@@ -182,7 +182,7 @@ def prove(request: Request, caller: Admin, id: Id, body: ProofBody) -> Response:
 
 
 def _own(request: Request, caller: Caller, id: str) -> Rehearsal:
-    known = services_of(request).rehearsals.one(id)
+    known = services_of(request).rehearsals.find(id)
     if known is None:
         raise NotFound(f"no change {id} was tried")
     confine(request, caller, cluster=known.cluster)

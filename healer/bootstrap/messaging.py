@@ -31,7 +31,7 @@ from healer.engine import tell
 from healer.engine.tell import deliver_due, deliver_events
 from healer.model import Channel, ChannelKind, Notifications, Ruleset
 from healer.ports.clock import Clock
-from healer.ports.outbound import DeliveryFailed, Teller, Tickets
+from healer.ports.outbound import DeliveryFailed, MessageChannel, Tickets
 from healer.processes.scheduler import DELIVER_S, Duty
 from healer.settings import GITHUB, JIRA, SECRET_OF, URL_OF, Settings, SettingsError
 
@@ -55,9 +55,9 @@ class ChannelBook:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._made: dict[str, tuple[ChannelAccess, Teller]] = {}
+        self._made: dict[str, tuple[ChannelAccess, MessageChannel]] = {}
 
-    def of(self, channel: Channel) -> Teller:
+    def of(self, channel: Channel) -> MessageChannel:
         """DeliveryFailed where a secret is not there: it is tried again, and said."""
         try:
             known = known_of(self._settings, channel)
@@ -105,13 +105,13 @@ def _secret(settings: Settings, channel: Channel, where: str, *, may_lack: bool 
     return text
 
 
-def _slack(known: ChannelAccess) -> Teller:
+def _slack(known: ChannelAccess) -> MessageChannel:
     return SlackChannel(
         known.secret or "", known.channel.channel, url=known.url or API, buttons=known.buttons
     )
 
 
-_MAKERS: dict[ChannelKind, Callable[[ChannelAccess], Teller]] = {
+_MAKERS: dict[ChannelKind, Callable[[ChannelAccess], MessageChannel]] = {
     ChannelKind.slack: _slack,
     ChannelKind.wecom: lambda known: WeComBot(known.url, known.channel.mobiles),
     ChannelKind.dingtalk: lambda known: DingTalkBot(known.url, known.secret or "", known.channel.mobiles),

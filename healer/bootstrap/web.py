@@ -238,7 +238,7 @@ def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) ->
         reconcile=Reconciler(commands, rules, clock),
         messages=PostgresMessageBook(db),
         slack_secret=settings.slack_signing_secret,
-        tell_slack=SlackReplies().tell,
+        tell_slack=SlackReplies().respond,
         idempotency=PostgresIdempotency(db),
         audit=bootstrap.audit_trail(settings, db),
         events=PostgresEvents(db),

@@ -108,7 +108,7 @@ def runbook_page(request: Request, pages: Here, name: str) -> Response:
 def rehearsals_page(request: Request, pages: Here, file: str = "", like: str = "") -> Response:
     context, trying = pages.context(request, "rules"), _trying(pages)
     cluster, names = context["cluster"], trying.files.names()
-    like_this = trying.rehearsals.one(like) if like else None
+    like_this = trying.rehearsals.find(like) if like else None
     if like_this is not None and like_this.cluster == cluster:
         chosen, text = like_this.file, like_this.text
     else:
@@ -131,7 +131,7 @@ def rehearsals_page(request: Request, pages: Here, file: str = "", like: str = "
 @rehearsal_routes.get("/rehearsals/{name}")
 def rehearsal_page(request: Request, pages: Here, name: str) -> Response:
     session, book = pages.session(request), _trying(pages).rehearsals
-    rehearsal = book.one(name)
+    rehearsal = book.find(name)
     if rehearsal is None or rehearsal.cluster not in pages.clusters(session):
         raise missing("No such change", f"No change {name} was tried.")
     context = pages.context(request, "rules", rehearsal.cluster)

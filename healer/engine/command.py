@@ -306,7 +306,7 @@ def stop(tx: CommandTx, order: Order, state: RunState) -> Run:
             reason=order.reason,
             data={"run": run.id, "playbook": known.playbook, "state": str(state)},
         )
-        tx.tell(news, request=f"{order.request}:{verb}")
+        tx.send_command(news, request=f"{order.request}:{verb}")
     return known
 
 

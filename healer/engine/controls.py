@@ -237,7 +237,7 @@ class IncidentCommands:
                 reason=order.reason,
                 data=data,
             )
-            return tx.tell(command, request=order.request)
+            return tx.send_command(command, request=order.request)
 
     def _judge_mode(self, tx: CommandTx, incident: Incident, review: Review, request: str) -> None:
         rules = self._rules()

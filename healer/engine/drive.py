@@ -109,8 +109,8 @@ class Driver:
             _Drive(self, claim, rules, playbook).go()
             return
         question = f"The playbook {name} is no longer in rules/: put it back, or cancel."
-        tell = _news(claim.run, RunState.stuck, self.tools.now())
-        claim.set_state(RunState.stuck, why=question, question=question, tell=tell)
+        news = _news(claim.run, RunState.stuck, self.tools.now())
+        claim.set_state(RunState.stuck, why=question, question=question, command=news)
 
 
 class _Drive:
@@ -133,7 +133,7 @@ class _Drive:
         if not entries and self.run.by != "healer":
             news = _news(self.run, RunState.running, self.now())
             if news is not None:  # what healer started itself, the detector knows
-                self.claim.tell(news)
+                self.claim.send_command(news)
         before = len(entries)
         while True:
             intent = advance(self.playbook, entries, self.now())
@@ -157,9 +157,9 @@ class _Drive:
                     return
                 case Ask():
                     self._note("stuck")
-                    tell = _news(self.run, RunState.stuck, self.now(), entries)
+                    news = _news(self.run, RunState.stuck, self.now(), entries)
                     question = intent.question
-                    self.claim.set_state(RunState.stuck, why=question, question=question, tell=tell)
+                    self.claim.set_state(RunState.stuck, why=question, question=question, command=news)
                     return
                 case Finish():
                     self._finish(intent)
@@ -175,7 +175,7 @@ class _Drive:
                 why=intent.why,
                 question=intent.why if asked_at else None,
                 approve_until=asked_at + APPROVAL_LASTS if asked_at else None,
-                tell=_news(self.run, RunState.waiting, self.now(), self.entries),
+                command=_news(self.run, RunState.waiting, self.now(), self.entries),
             )
             return
         held = last is not None and last.event is StepEvent.held
@@ -215,11 +215,11 @@ class _Drive:
     ) -> None:
         """`more`: `early`, not by its last step, so that its incident is as if nothing had worked on it.
         `by`: who ended it, where that is not who asked for it."""
-        tell = _news(self.run, state, self.now())
-        if tell is not None:
-            who = tell.by if by is None else by
-            tell = msgspec.structs.replace(tell, by=who, data={**tell.data, **(more or {})})
-        self.claim.set_state(state, why=why, tell=tell)
+        news = _news(self.run, state, self.now())
+        if news is not None:
+            who = news.by if by is None else by
+            news = msgspec.structs.replace(news, by=who, data={**news.data, **(more or {})})
+        self.claim.set_state(state, why=why, command=news)
 
     # --- one step ------------------------------------------------------------------------------------------
 
@@ -438,7 +438,7 @@ class _Drive:
         return StepClaim(
             queue=claim.queue_message,
             # In shadow nothing was drained: the incident's list of jobs stays a guess.
-            tell_detector=(lambda _: None) if self.run.shadow else claim.tell,
+            tell_detector=(lambda _: None) if self.run.shadow else claim.send_command,
             release_slot=lambda why: claim.release_slot(node, why=why),
             known_bad=claim.known_bad,
             permits=claim.permits,

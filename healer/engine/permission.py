@@ -394,7 +394,7 @@ class HookPermits:
 
     def __init__(self, book: HookBook, rules: Callable[[], Ruleset], clock: Clock) -> None:
         self._book, self._rules, self._clock = book, rules, clock
-        self.is_held, self.known = book.is_held, book.known
+        self.is_held, self.permit_for = book.is_held, book.permit_for
 
     def standings(self, cluster: str) -> Mapping[str, HookStanding]:
         return self._book.standings(cluster, self._clock.now())
@@ -404,8 +404,8 @@ class HookPermits:
         same ask again has the same answer."""
         now = self._clock.now()
         with self._book.asking(ask.cluster, now) as tx:
-            if known := tx.known(ask):
-                return known
+            if permit := tx.permit_for(ask):
+                return permit
             slot = tx.facts.held.get(ask.node)
             cause = tx.cause(slot) if slot is not None and slot.incident is not None else None
             if cause is None:

@@ -251,7 +251,7 @@ def take_over_untouched(tx: CommandTx, run: Run, facts: GateFacts, rules: Rulese
             reason=why,
             data={"run": other.id, "playbook": other.playbook, "state": "done", "early": True},
         )
-        tx.tell(news, request=f"{run.id}:over:{other.id}")
+        tx.send_command(news, request=f"{run.id}:over:{other.id}")
     return True
 
 

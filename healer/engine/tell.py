@@ -35,6 +35,7 @@ from healer.ports.outbound import (
     EventFeed,
     EventSink,
     Fed,
+    MessageChannel,
     NewsTx,
     Notice,
     Notifier,
@@ -43,7 +44,6 @@ from healer.ports.outbound import (
     PlanTx,
     Put,
     Renewer,
-    Teller,
     Thread,
     Tickets,
     Unrouted,
@@ -269,7 +269,7 @@ def _send(
             return None
         ticket = linked(msgspec.convert(attempt.doc, Ticket), console_url)
         # A search may not show yet what was opened a moment ago; the name does.
-        return tickets.tell(msgspec.structs.replace(ticket, reference=attempt.reference))
+        return tickets.send(msgspec.structs.replace(ticket, reference=attempt.reference))
     if notifier is None:
         return None
     notifier.send(msgspec.convert(attempt.doc, Message))
@@ -278,7 +278,7 @@ def _send(
 
 def deliver_to(
     outbox: ChannelOutbox,
-    teller: Callable[[], Teller],
+    teller: Callable[[], MessageChannel],
     links: Links,
     *,
     clock: Clock,
@@ -305,7 +305,7 @@ def deliver_to(
     return sent
 
 
-def _tell(attempt: Attempt, teller: Callable[[], Teller], links: Links) -> tuple[Notice, Outcome]:
+def _tell(attempt: Attempt, teller: Callable[[], MessageChannel], links: Links) -> tuple[Notice, Outcome]:
     """Where it is not known what came of an earlier try, the channel is asked for that very message first."""
     _check_tries(attempt)
     channel = teller()
@@ -319,7 +319,7 @@ def _tell(attempt: Attempt, teller: Callable[[], Teller], links: Links) -> tuple
     )
     if attempt.begun > 1 and channel.can_find and (found := channel.find(notice, attempt.reference)):
         return notice, Outcome(state=DeliveryState.sent, word="found", text=found)
-    reference = channel.tell(notice, attempt.reference)
+    reference = channel.send(notice, attempt.reference)
     return notice, Outcome(state=DeliveryState.sent, word="taken", text=reference)
 
 

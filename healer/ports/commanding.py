@@ -92,7 +92,7 @@ class CommandTx(WalkTx, Protocol):
         """What runs that begin together write: one statement for each kind. No node has two of them."""
         ...
 
-    def tell(self, command: Command, *, request: str) -> int:
+    def send_command(self, command: Command, *, request: str) -> int:
         """Tells the detector; the same command of the same request again is nothing. The row's id."""
         ...
 

@@ -48,7 +48,7 @@ class Notifier(Protocol):
 class Tickets(Protocol):
     """Where repairs are tracked. The same delivery again is nothing: a crash may have followed the first."""
 
-    def tell(self, ticket: Ticket) -> str:
+    def send(self, ticket: Ticket) -> str:
         """Finds the ticket with this key, or opens it; then notes, closes or opens it again, as `stage` says.
         Returns the sink's own name for it. Raises DeliveryFailed.
         """
@@ -89,7 +89,7 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join((self.title, *self.lines))
 
 
-class Teller(Protocol):
+class MessageChannel(Protocol):
     """A channel, whatever its protocol."""
 
     #: Whether `find` can answer: a message of which it is unknown whether it was taken is looked for there.
@@ -98,8 +98,8 @@ class Teller(Protocol):
     #: Whether it draws buttons to approve a run: else it shows a link to the run.
     has_buttons: bool
 
-    def tell(self, notice: Notice, ref: str) -> str:
-        """Tells it; `ref` is what an earlier message of the same thread answered with, empty for the first.
+    def send(self, notice: Notice, ref: str) -> str:
+        """Sends it; `ref` is what an earlier message of the same thread answered with, empty for the first.
         Returns the reference of the thread. DeliveryFailed.
         """
         ...

@@ -163,7 +163,7 @@ class WalkTx(Protocol):
 class RunClaim(Protocol):
     """A run held by one worker: session lock, lease and epoch.
 
-    What may wait until the run goes on (`keep`, `tell`, `queue_message`, `release_slot`) is
+    What may wait until the run goes on (`keep`, `send_command`, `queue_message`, `release_slot`) is
     stored with what is written next, in that order and in that transaction; a worker that dies before has
     done nothing of it. `write`, `set_state` and `gate` are one transaction each. They, and whatever reads,
     raise LeaseLost when another worker has claimed the run since, or the lease is over.
@@ -231,14 +231,14 @@ class RunClaim(Protocol):
         wake_at: datetime | None = None,
         question: str | None = None,
         approve_until: datetime | None = None,
-        tell: Command | None = None,
+        command: Command | None = None,
     ) -> None:
-        """`tell` reaches the detector's inbox together with the state, or not at all. Where an approval is
+        """`command` reaches the detector's inbox together with the state, or not at all. Where an approval is
         waited for, people hear after `approve_until` that none came.
         """
         ...
 
-    def tell(self, command: Command) -> None: ...
+    def send_command(self, command: Command) -> None: ...
     def queue_message(self, message: Message | Ticket) -> None: ...
     def release_slot(self, node: str, *, why: str) -> None: ...
 
@@ -328,7 +328,7 @@ class HookTx(Protocol):
 
     facts: GateFacts
 
-    def known(self, ask: HookAsk) -> Permit | None: ...
+    def permit_for(self, ask: HookAsk) -> Permit | None: ...
     def cause(self, slot: Slot) -> tuple[Incident, Run] | None: ...
 
     def add(self, permit: Permit) -> None:
@@ -347,7 +347,7 @@ class HookBook(Protocol):
         """Whether the node's slot is granted: only then a permit can be had."""
         ...
 
-    def known(self, ask: HookAsk) -> Permit | None:
+    def permit_for(self, ask: HookAsk) -> Permit | None:
         """What this very hook was permitted before."""
         ...
 

@@ -522,7 +522,7 @@ class MemoryTx:
             self.undo.add(self._tables.requeues, use)
         self.undo.put(self._tables.requeued_by, key, self.run_id)
 
-    def tell(self, command: Command, *, request: str = "") -> int:
+    def send_command(self, command: Command, *, request: str = "") -> int:
         """What a person's request has told before is nothing. The row is its place among all requests."""
         requests = self._tables.requests
         if request and request not in requests:
@@ -676,7 +676,7 @@ class MemoryClaim:
         wake_at: datetime | None = None,
         question: str | None = None,
         approve_until: datetime | None = None,
-        tell: Command | None = None,
+        command: Command | None = None,
     ) -> None:
         ended = self._ledger.clock.now() if state in ENDED_RUN_STATES else None
         changed = msgspec.structs.replace(
@@ -689,8 +689,8 @@ class MemoryClaim:
         )
         with self._written() as tx:
             tx.undo.put(self._ledger.tables.runs, self.run.id, changed)
-            if tell is not None:
-                tx.tell(tell)
+            if command is not None:
+                tx.send_command(command)
         self.run = changed
 
     def history(self, node: str, since: datetime) -> NodeHistory:
@@ -711,8 +711,8 @@ class MemoryClaim:
     def keep(self, entry: LogEntry) -> None:
         self._kept.append(lambda tx: tx.write(entry))
 
-    def tell(self, command: Command) -> None:
-        self._kept.append(lambda tx: tx.tell(command))
+    def send_command(self, command: Command) -> None:
+        self._kept.append(lambda tx: tx.send_command(command))
 
     def queue_message(self, message: Message | Ticket) -> None:
         self._kept.append(lambda tx: tx.queue_message(message))

@@ -89,7 +89,7 @@ def everything(chats: Chats) -> str:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_is_taken_and_says_what_one_needs_at_night(name: str, chats: Chats) -> None:
-    assert channel(name, chats).tell(notice(), "")
+    assert channel(name, chats).send(notice(), "")
     told = everything(chats).replace("\\\\", "")
     for words in ("GPU 3 fell off the bus", "Where", "4711 of anna", "5 of 5 taken", "free a slot"):
         assert words in told
@@ -99,10 +99,10 @@ def test_a_page_is_taken_and_says_what_one_needs_at_night(name: str, chats: Chat
 @pytest.mark.parametrize("name", NAMES)
 def test_it_goes_on_from_the_first_to_the_end(name: str, chats: Chats) -> None:
     one = channel(name, chats)
-    ref = one.tell(notice(), "")
+    ref = one.send(notice(), "")
     acknowledged = notice("1f2e3d4c:ack", stage=Stage.acknowledged, title="anna looks after gpu0017")
-    ref = one.tell(acknowledged, ref)
-    one.tell(notice("1f2e3d4c:over", stage=Stage.resolved, page=False, title="gpu0017 is back"), ref)
+    ref = one.send(acknowledged, ref)
+    one.send(notice("1f2e3d4c:over", stage=Stage.resolved, page=False, title="gpu0017 is back"), ref)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -127,7 +127,7 @@ def test_a_failure_is_told_in_words_and_without_secrets(
     caplog.set_level(logging.DEBUG)
     chats.answers.append(answer)
     with pytest.raises(DeliveryFailed, match=words) as failed:
-        channel(name, chats, timeout_s=0.3 if answer == "silent" else 10).tell(notice(), "")
+        channel(name, chats, timeout_s=0.3 if answer == "silent" else 10).send(notice(), "")
     assert (failed.value.refused, failed.value.retry_after_s) == (refused, wait_s)
     told = str(failed.value) + caplog.text
     assert not any(secret in told for secret in stand_in.SECRETS)
@@ -136,7 +136,7 @@ def test_a_failure_is_told_in_words_and_without_secrets(
 @pytest.mark.parametrize("name", NAMES)
 def test_hostile_and_long_words_are_cut_and_call_nobody(name: str, chats: Chats) -> None:
     hostile = "<!channel> <@U1> @all <a href='x'>*_`[x](http://evil) 显卡掉了 " + "\u2028\x07" + "显" * 30_000
-    channel(name, chats).tell(notice(title=hostile[:5000], text=hostile), "")
+    channel(name, chats).send(notice(title=hostile[:5000], text=hostile), "")
     assert "<!channel>" not in json.dumps([one["blocks"][1:] for one in chats.slack.values()])
     if name in ("wecom", "dingtalk"):
         told_in = chats.taken[name][0]
@@ -156,11 +156,11 @@ def test_hostile_and_long_words_are_cut_and_call_nobody(name: str, chats: Chats)
 def test_a_bot_that_refuses_with_200_has_not_taken_it(name: str, field: str, chats: Chats) -> None:
     chats.answers.append((200, {}, {field: 40058, "errmsg": "not so", "msg": "not so"}))
     with pytest.raises(DeliveryFailed, match="refused: 40058 not so") as failed:
-        channel(name, chats).tell(notice(), "")
+        channel(name, chats).send(notice(), "")
     assert failed.value.refused
     chats.answers.append((200, {}, {}))
     with pytest.raises(DeliveryFailed, match=f"without {field}"):
-        channel(name, chats).tell(notice(), "")
+        channel(name, chats).send(notice(), "")
 
 
 @pytest.mark.parametrize(
@@ -176,24 +176,24 @@ def test_a_bot_that_was_asked_too_often_is_left_alone(
 ) -> None:
     chats.answers.append((200, {}, body))
     with pytest.raises(DeliveryFailed) as failed:
-        channel(name, chats).tell(notice(), "")
+        channel(name, chats).send(notice(), "")
     assert (failed.value.refused, failed.value.retry_after_s) == (False, wait_s)
 
 
 def test_a_wrong_signature_is_refused(chats: Chats) -> None:
     with pytest.raises(DeliveryFailed, match="310000"):
-        DingTalkBot(chats.ding, "wrong").tell(notice(), "")
+        DingTalkBot(chats.ding, "wrong").send(notice(), "")
     with pytest.raises(DeliveryFailed, match="19021"):
-        FeishuBot(chats.feishu, "wrong").tell(notice(), "")
+        FeishuBot(chats.feishu, "wrong").send(notice(), "")
     with pytest.raises(DeliveryFailed, match="310000"):
-        DingTalkBot(chats.ding, stand_in.DING_SECRET, now=lambda: AT - timedelta(hours=2)).tell(notice(), "")
+        DingTalkBot(chats.ding, stand_in.DING_SECRET, now=lambda: AT - timedelta(hours=2)).send(notice(), "")
 
 
 @pytest.mark.parametrize("name", BOTS)
 def test_an_approval_of_a_group_bot_is_a_link_to_the_page(name: str, chats: Chats) -> None:
     link = f"{CONSOLE}/approve/run-1.signed"
     asked = notice(run="run-1", approve=link, preview=("Plan: drain, reset", "Jobs hit: none"))
-    channel(name, chats).tell(asked, "")
+    channel(name, chats).send(asked, "")
     told = everything(chats)
     assert link in told
     assert "drain, reset" in told
@@ -202,8 +202,8 @@ def test_an_approval_of_a_group_bot_is_a_link_to_the_page(name: str, chats: Chat
 
 def test_wecom_calls_those_on_duty_for_a_page_alone(chats: Chats) -> None:
     bot = WeComBot(chats.wecom, ("13800000000",))
-    bot.tell(notice(), "")
-    bot.tell(notice("2", page=False), "")
+    bot.send(notice(), "")
+    bot.send(notice("2", page=False), "")
     kinds = [one["msgtype"] for one in chats.taken["wecom"]]
     assert kinds == ["markdown", "text", "markdown"]
     assert chats.taken["wecom"][1]["text"]["mentioned_mobile_list"] == ["13800000000"]
@@ -211,8 +211,8 @@ def test_wecom_calls_those_on_duty_for_a_page_alone(chats: Chats) -> None:
 
 def test_slack_keeps_one_message_for_an_incident_and_tells_news_in_its_thread(chats: Chats) -> None:
     slack = channel("slack", chats)
-    ref = slack.tell(notice(run="run-1", preview=("Plan: drain",)), "")
-    assert slack.tell(notice("1f2e3d4c:over", stage=Stage.resolved, title="gpu0017 is back"), ref) == ref
+    ref = slack.send(notice(run="run-1", preview=("Plan: drain",)), "")
+    assert slack.send(notice("1f2e3d4c:over", stage=Stage.resolved, title="gpu0017 is back"), ref) == ref
     root, news = chats.slack.values()
     assert "gpu0017 is back" in root["text"]
     assert "actions" not in {one["type"] for one in root["blocks"]}  # nothing is left to press
@@ -222,7 +222,7 @@ def test_slack_keeps_one_message_for_an_incident_and_tells_news_in_its_thread(ch
 def test_slack_finds_a_message_of_which_nobody_knows_whether_it_was_taken(chats: Chats) -> None:
     chats.answers.append("taken")
     with pytest.raises(DeliveryFailed, match="did not answer"):
-        channel("slack", chats, timeout_s=0.3).tell(notice(), "")
+        channel("slack", chats, timeout_s=0.3).send(notice(), "")
     slack = channel("slack", chats)
     assert slack.find(notice()) == f"C0HEALER:{next(iter(chats.slack))}"
     assert slack.find(notice("other:p0")) == ""
@@ -232,22 +232,22 @@ def test_slack_finds_news_in_the_thread_and_not_at_the_root_that_was_only_brough
     chats: Chats,
 ) -> None:
     slack = channel("slack", chats)
-    ref = slack.tell(notice(), "")
+    ref = slack.send(notice(), "")
     news = notice("1f2e3d4c:over", stage=Stage.resolved)
     chats.answers.extend(["taken", (500, {}, {})])
     with pytest.raises(DeliveryFailed, match="did not answer"):
-        channel("slack", chats, timeout_s=0.3).tell(news, ref)  # the root is new, the reply was not sent
+        channel("slack", chats, timeout_s=0.3).send(news, ref)  # the root is new, the reply was not sent
     chats.answers.clear()
     assert slack.find(news, ref) == ""
-    assert slack.tell(news, ref) == ref
+    assert slack.send(news, ref) == ref
     assert slack.find(news, ref) == ref
 
 
 def test_slack_posts_anew_where_people_deleted_the_root(chats: Chats) -> None:
     slack = channel("slack", chats)
-    ref = slack.tell(notice(), "")
+    ref = slack.send(notice(), "")
     chats.slack.clear()
-    assert slack.tell(notice("1f2e3d4c:more"), ref).startswith("C0HEALER:")
+    assert slack.send(notice("1f2e3d4c:more"), ref).startswith("C0HEALER:")
     assert len(chats.slack) == 1
 
 
@@ -258,16 +258,16 @@ def test_slack_posts_anew_where_people_deleted_the_root(chats: Chats) -> None:
 def test_slack_that_says_ok_false_has_not_taken_it(error: str, refused: bool, chats: Chats) -> None:
     chats.answers.append((200, {"retry-after": "30"}, {"ok": False, "error": error}))
     with pytest.raises(DeliveryFailed, match=error) as failed:
-        channel("slack", chats).tell(notice(), "")
+        channel("slack", chats).send(notice(), "")
     assert (failed.value.refused, failed.value.retry_after_s) == (refused, 30.0)
 
 
 def test_pagerduty_has_one_alert_for_an_incident(chats: Chats) -> None:
     pager = channel("pagerduty", chats)
-    pager.tell(notice(), "")
-    pager.tell(notice("1f2e3d4c:p0:later"), "x")
-    pager.tell(notice("a", stage=Stage.acknowledged), "x")
-    pager.tell(notice("b", stage=Stage.resolved), "x")
+    pager.send(notice(), "")
+    pager.send(notice("1f2e3d4c:p0:later"), "x")
+    pager.send(notice("a", stage=Stage.acknowledged), "x")
+    pager.send(notice("b", stage=Stage.resolved), "x")
     told = chats.taken["pagerduty"]
     assert {one["dedup_key"] for one in told} == {"healer:pod1:1f2e3d4c"}
     assert [one["event_action"] for one in told] == ["trigger", "trigger", "acknowledge", "resolve"]
@@ -276,14 +276,14 @@ def test_pagerduty_has_one_alert_for_an_incident(chats: Chats) -> None:
 def test_an_alert_ends_by_itself_unless_it_is_sent_again(chats: Chats) -> None:
     moment = [AT]
     manager = Alertmanager(chats.url, stand_in.AM_TOKEN, now=lambda: moment[0])
-    manager.tell(notice(), "")
+    manager.send(notice(), "")
     moment[0] += timedelta(minutes=1)
-    manager.tell(notice(), "x")
+    manager.send(notice(), "x")
     assert len(chats.alerts) == 1
     first, again = chats.taken["alertmanager"]
     assert datetime.fromisoformat(first["endsAt"]) == AT + LASTS
     assert datetime.fromisoformat(again["endsAt"]) == AT + timedelta(minutes=1) + LASTS
-    manager.tell(notice("over", stage=Stage.resolved), "x")
+    manager.send(notice("over", stage=Stage.resolved), "x")
     (alert,) = chats.alerts.values()
     assert datetime.fromisoformat(alert["endsAt"]) == moment[0]
 
@@ -322,8 +322,8 @@ def mailer(server: MailServer, papers: Certificates, **fields: Any) -> Mail:
 
 def test_mails_of_one_incident_are_one_thread(mail: tuple[MailServer, Mail]) -> None:
     server, sender = mail
-    ref = sender.tell(notice(title="P0 gpu0017:\nGPU gone\r\nBcc: x@example.org"), "")
-    assert sender.tell(notice("1f2e3d4c:over", stage=Stage.resolved), ref) == ref
+    ref = sender.send(notice(title="P0 gpu0017:\nGPU gone\r\nBcc: x@example.org"), "")
+    assert sender.send(notice("1f2e3d4c:over", stage=Stage.resolved), ref) == ref
     (to, first), (_, second) = server.mails
     assert to == ["ops@example.org", "night@example.org"]
     assert first["Message-ID"] == second["In-Reply-To"] == second["References"] == ref
@@ -352,7 +352,7 @@ def test_what_a_mail_server_refuses(
     with serve_mail(papers.server) as server:
         server.says.update(says)
         with pytest.raises(DeliveryFailed, match=words) as failed:
-            mailer(server, papers).tell(notice(), "")
+            mailer(server, papers).send(notice(), "")
         assert failed.value.refused is refused
         assert "not-to-be-told" not in str(failed.value)
 
@@ -360,10 +360,10 @@ def test_what_a_mail_server_refuses(
 def test_a_mail_server_without_tls_or_with_a_strangers_certificate_gets_nothing(papers: Certificates) -> None:
     with serve_mail(papers.server) as server:
         with pytest.raises(DeliveryFailed, match="TLS"):
-            mailer(server, papers, context=ssl.create_default_context()).tell(notice(), "")
+            mailer(server, papers, context=ssl.create_default_context()).send(notice(), "")
         server.says["EHLO"] = b"250 stand-in"
         with pytest.raises(DeliveryFailed, match="lacks what is set"):
-            mailer(server, papers).tell(notice(), "")
+            mailer(server, papers).send(notice(), "")
         assert (server.mails, server.plain) == ([], [])
     with pytest.raises(DeliveryFailed, match="cannot be reached: Connection refused"):
-        mailer(server, papers).tell(notice(), "")
+        mailer(server, papers).send(notice(), "")

@@ -220,7 +220,7 @@ def test_commands_reach_the_detectors_inbox(bench: Bench) -> None:
     with ExitStack() as stack:
         claim = claimed(stack, bench)
         for one in told:
-            claim.tell(one)
+            claim.send_command(one)
         claim.write(entry())
     assert bench.commands() == told
 
@@ -228,7 +228,7 @@ def test_commands_reach_the_detectors_inbox(bench: Bench) -> None:
 def _says(claim: RunClaim) -> None:
     """All that waits for what is written next."""
     claim.keep(entry("jobs", StepEvent.done))
-    claim.tell(command())
+    claim.send_command(command())
     claim.queue_message(message("told"))
     claim.release_slot(node(), why="it is back")
 
@@ -279,7 +279,7 @@ def test_what_a_gate_that_failed_should_have_taken_along_goes_with_the_next(benc
 
     with ExitStack() as stack:
         claim = claimed(stack, bench)
-        claim.tell(command())
+        claim.send_command(command())
         with pytest.raises(Broken):
             claim.gate(breaks)
         assert bench.commands() == []
@@ -397,7 +397,7 @@ def test_news_reach_the_detector_with_the_state_or_not_at_all(bench: Bench) -> N
     begin(bench, run())
     told = command(CommandKind.run_changed, run="r1", state="waiting")
     with ExitStack() as stack:
-        claimed(stack, bench).set_state(RunState.waiting, why="for the repair", tell=told)
+        claimed(stack, bench).set_state(RunState.waiting, why="for the repair", command=told)
     assert bench.commands() == [told]
     with bench.ledger.transaction() as tx:
         assert [one.state for one in tx.active_runs()] == [RunState.waiting]

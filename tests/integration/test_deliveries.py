@@ -39,7 +39,7 @@ from healer.model import (
     Severity,
     StepEvent,
 )
-from healer.ports.outbound import DeliveryFailed, Notice, Teller
+from healer.ports.outbound import DeliveryFailed, MessageChannel, Notice
 from healer.settings import Settings
 from healer.settings import load as load_settings
 from healer.telling.news import p0_page
@@ -439,11 +439,11 @@ class DiesAfterSending:
     can_find = True
     has_buttons = False
 
-    def __init__(self, teller: Teller) -> None:
+    def __init__(self, teller: MessageChannel) -> None:
         self._teller = teller
 
-    def tell(self, notice: Notice, ref: str) -> str:
-        self._teller.tell(notice, ref)
+    def send(self, notice: Notice, ref: str) -> str:
+        self._teller.send(notice, ref)
         raise Killed
 
     def find(self, notice: Notice, ref: str = "") -> str:
@@ -464,7 +464,7 @@ def planned(site: Site) -> None:
         tell.plan(tx, "pod1", site.told, site.hand.now())
 
 
-def tell_ops(site: Site, teller: Callable[[], Teller]) -> None:
+def tell_ops(site: Site, teller: Callable[[], MessageChannel]) -> None:
     box = outbox.PostgresChannelOutbox(site.db, "pod1", "ops")
     tell.deliver_to(box, teller, tell.Links(), clock=site.hand, chance=lambda: 0.5)
 
@@ -498,8 +498,8 @@ def test_one_that_was_taken_without_an_answer_is_found_too(site: Site) -> None:
     book = ChannelBook(site.settings)
 
     class Unheard(DiesAfterSending):
-        def tell(self, notice: Notice, ref: str) -> str:
-            self._teller.tell(notice, ref)
+        def send(self, notice: Notice, ref: str) -> str:
+            self._teller.send(notice, ref)
             raise DeliveryFailed("Slack did not answer in 10 s")
 
     tell_ops(site, lambda: Unheard(book.of(channel)))

@@ -189,7 +189,7 @@ def test_pages_and_tickets_are_cloudevents_too() -> None:
         ticket = Ticket(
             id="1f2e3d4c:ticket", cluster="pod1", node="gpu0001", incident=None, title="GPU", text="Xid 79"
         )
-        WebhookTickets(webhook).tell(ticket)
+        WebhookTickets(webhook).send(ticket)
         webhook.close()
         events = [read(*one) for one in sink.asked]
     assert [one.get_type() for one in events] == ["healer.page.v1", "healer.ticket.v1"]

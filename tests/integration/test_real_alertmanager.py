@@ -66,14 +66,14 @@ def notice(stage: Stage = Stage.opened) -> Notice:
 
 def test_an_incident_fires_until_its_end(url: str) -> None:
     manager = Alertmanager(url)
-    manager.tell(notice(), "")
+    manager.send(notice(), "")
     manager.renew([notice()])
     fires = wait_until(lambda: active(url).get("HealerIncident"), 30, what="the alert fires")
     assert fires is not None
     assert fires["labels"]["incident"] == "1f2e3d4c"
     assert fires["generatorURL"] == "https://healer.example/incidents/1f2e3d4c"
     assert datetime.fromisoformat(fires["endsAt"]) > datetime.now(UTC)
-    manager.tell(notice(Stage.resolved), "x")
+    manager.send(notice(Stage.resolved), "x")
     wait_until(lambda: "HealerIncident" not in active(url), 30, what="the alert is over")
 
 

@@ -123,7 +123,7 @@ def test_the_body_is_a_cloudevent_and_the_signature_holds(sink, hand):
 )
 def test_a_ticket_gets_the_sinks_own_name(sink, answer, reference):
     sink.answers.append(answer)
-    assert WebhookTickets(SignedWebhook(sink.url, SECRET)).tell(ticket()) == reference
+    assert WebhookTickets(SignedWebhook(sink.url, SECRET)).send(ticket()) == reference
 
 
 @pytest.mark.parametrize(

@@ -126,8 +126,8 @@ class DiesAfterwards:
     def __init__(self, tickets: Tickets) -> None:
         self._tickets = tickets
 
-    def tell(self, ticket: Ticket) -> str:
-        self._tickets.tell(ticket)
+    def send(self, ticket: Ticket) -> str:
+        self._tickets.send(ticket)
         raise Killed
 
     def check(self) -> str:

@@ -98,11 +98,11 @@ def later(stage: str, text: str, **fields: Any) -> Ticket:
 
 def test_an_incident_has_one_ticket_which_is_updated_and_closed_with_the_proof(name: str, desk: Desk) -> None:
     one = tickets(name, desk)
-    ref = one.tell(ticket())
+    ref = one.send(ticket())
     assert ref == NAMES[name]
-    assert one.tell(later("updated", "Now GPU 4 too", reference=ref)) == ref
+    assert one.send(later("updated", "Now GPU 4 too", reference=ref)) == ref
     assert desk.open_tickets() == 1
-    assert one.tell(later("closed", "GPU 3 replaced, its tests passed", reference=ref)) == ref
+    assert one.send(later("closed", "GPU 3 replaced, its tests passed", reference=ref)) == ref
     assert desk.open_tickets() == 0
     (text,) = desk.texts()
     for words in ("gpu0017, GPU 3", "fell off the bus", "Xid 79", "Now GPU 4 too", "tests passed"):
@@ -111,11 +111,11 @@ def test_an_incident_has_one_ticket_which_is_updated_and_closed_with_the_proof(n
 
 def test_it_opens_again_when_the_fault_comes_back(name: str, desk: Desk) -> None:
     one = tickets(name, desk)
-    ref = one.tell(ticket())
-    one.tell(later("closed", "replaced", reference=ref))
-    one.tell(later("reopened", "it is back", reference=ref))
+    ref = one.send(ticket())
+    one.send(later("closed", "replaced", reference=ref))
+    one.send(later("reopened", "it is back", reference=ref))
     assert desk.open_tickets() == 1
-    one.tell(later("closed", "replaced again", id="1f2e3d4c:ticket:closed:2", reference=ref))
+    one.send(later("closed", "replaced again", id="1f2e3d4c:ticket:closed:2", reference=ref))
     assert desk.open_tickets() == 0
     (text,) = desk.texts()
     assert "it is back" in text and "replaced again" in text
@@ -124,9 +124,9 @@ def test_it_opens_again_when_the_fault_comes_back(name: str, desk: Desk) -> None
 @pytest.mark.parametrize("stage", ["opened", "updated", "closed", "reopened"])
 def test_every_delivery_may_come_twice(name: str, stage: str, desk: Desk) -> None:
     one = tickets(name, desk)
-    ref = one.tell(ticket())
+    ref = one.send(ticket())
     told = ticket() if stage == "opened" else later(stage, "what happened once", reference=ref)
-    assert one.tell(told) == one.tell(msgspec.structs.replace(told, reference="")) == ref
+    assert one.send(told) == one.send(msgspec.structs.replace(told, reference="")) == ref
     (text,) = desk.texts()
     # ServiceNow keeps the proof as its close notes as well.
     times = 0 if stage == "opened" else 2 if (name, stage) == ("servicenow", "closed") else 1
@@ -135,26 +135,26 @@ def test_every_delivery_may_come_twice(name: str, stage: str, desk: Desk) -> Non
 
 def test_what_comes_first_opens_it(name: str, desk: Desk) -> None:
     one = tickets(name, desk)
-    ref = one.tell(later("closed", "replaced, its tests passed"))
+    ref = one.send(later("closed", "replaced, its tests passed"))
     assert desk.open_tickets() == 0
-    assert one.tell(ticket()) == ref
+    assert one.send(ticket()) == ref
     assert (len(desk.texts()), desk.open_tickets()) == (1, 0)
 
 
 def test_two_incidents_have_two_tickets(name: str, desk: Desk) -> None:
     one = tickets(name, desk)
-    first = one.tell(ticket())
-    assert one.tell(ticket(id="1f2e3d4:ticket", incident="1f2e3d4")) != first
+    first = one.send(ticket())
+    assert one.send(ticket(id="1f2e3d4:ticket", incident="1f2e3d4")) != first
     assert len(desk.texts()) == 2
 
 
 def test_a_person_may_close_it_before(name: str, desk: Desk) -> None:
     one = tickets(name, desk)
-    ref = one.tell(ticket())
+    ref = one.send(ticket())
     desk.edit(closed=True)
-    one.tell(later("updated", "still hot", reference=ref))
+    one.send(later("updated", "still hot", reference=ref))
     assert desk.open_tickets() == 0  # what healer notes opens nothing again
-    one.tell(later("closed", "replaced", reference=ref))
+    one.send(later("closed", "replaced", reference=ref))
     assert desk.open_tickets() == 0
     assert "replaced" in desk.texts()[0]
 
@@ -165,35 +165,35 @@ def test_a_person_may_close_it_before(name: str, desk: Desk) -> None:
 def test_created_but_the_line_was_cut_it_is_found_again(name: str, desk: Desk) -> None:
     desk.fails[CREATES[name]] = "taken"
     with pytest.raises(DeliveryFailed) as failed:
-        tickets(name, desk).tell(ticket())
+        tickets(name, desk).send(ticket())
     assert not failed.value.refused
     # Jira's search lags, so nothing is tried before it does not.
     assert failed.value.retry_after_s == (60.0 if name.startswith("jira") else None)
-    assert tickets(name, desk).tell(ticket()) == NAMES[name]
+    assert tickets(name, desk).send(ticket()) == NAMES[name]
     assert len(desk.texts()) == 1
 
 
 @systems
 def test_noted_but_the_line_was_cut_it_is_not_noted_again(name: str, desk: Desk) -> None:
     one = tickets(name, desk)
-    ref = one.tell(ticket())
+    ref = one.send(ticket())
     path = "1".zfill(32) if name == "servicenow" else NOTES[name][1]
     desk.fails[NOTES[name][0], path] = "taken"
     told = later("updated", "what happened once", reference=ref)
     with pytest.raises(DeliveryFailed):
-        one.tell(told)
-    one.tell(told)
+        one.send(told)
+    one.send(told)
     assert desk.texts()[0].count("what happened once") == 1
 
 
 @systems
 def test_closed_but_the_line_was_cut_the_next_try_sees_that_it_is(name: str, desk: Desk) -> None:
     one = tickets(name, desk)
-    ref = one.tell(ticket())
+    ref = one.send(ticket())
     told = later("closed", "replaced", reference=ref)
-    one.tell(told)
+    one.send(told)
     before = len(desk.asked)
-    one.tell(told)
+    one.send(told)
     assert {method for method, _ in desk.asked[before:]} == {"GET"}
 
 
@@ -224,7 +224,7 @@ def test_a_failure_is_told_in_words_and_without_secrets(
     caplog.set_level(logging.DEBUG)
     desk.answers.append(answer)
     with pytest.raises(DeliveryFailed, match=words) as failed:
-        tickets(name, desk, timeout_s=0.3 if answer == "silent" else 10).tell(ticket())
+        tickets(name, desk, timeout_s=0.3 if answer == "silent" else 10).send(ticket())
     assert (failed.value.refused, failed.value.retry_after_s) == (refused, wait_s)
     told = str(failed.value) + repr(failed.value.__cause__) + caplog.text
     assert TOKEN not in told
@@ -236,15 +236,15 @@ def test_a_failure_is_told_in_words_and_without_secrets(
 def test_a_conflict_is_tried_again(name: str, desk: Desk) -> None:
     desk.fails[CREATES[name]] = (409, {}, {})
     with pytest.raises(DeliveryFailed, match="answered 409") as failed:
-        tickets(name, desk).tell(ticket())
+        tickets(name, desk).send(ticket())
     assert not failed.value.refused
-    tickets(name, desk).tell(ticket())
+    tickets(name, desk).send(ticket())
     assert len(desk.texts()) == 1
 
 
 def test_a_wrong_token_is_told_in_the_systems_own_words(name: str, desk: Desk) -> None:
     with pytest.raises(DeliveryFailed, match="answered 401") as failed:
-        tickets(name, desk, token="wrong-but-not-to-be-told-either").tell(ticket())
+        tickets(name, desk, token="wrong-but-not-to-be-told-either").send(ticket())
     assert failed.value.refused
     assert "wrong-but" not in str(failed.value)
 
@@ -254,7 +254,7 @@ def test_a_wrong_token_is_told_in_the_systems_own_words(name: str, desk: Desk) -
 def test_a_look_that_answers_no_json_opens_nothing(name: str, desk: Desk, body: bytes) -> None:
     desk.answers.append((200, {"content-type": "text/html"}, body))
     with pytest.raises(DeliveryFailed, match="answered 200 with what is no JSON") as failed:
-        tickets(name, desk).tell(ticket())
+        tickets(name, desk).send(ticket())
     assert not failed.value.refused
     assert desk.texts() == []
 
@@ -263,10 +263,10 @@ def test_a_look_that_answers_no_json_opens_nothing(name: str, desk: Desk, body: 
 def test_a_creation_that_answers_no_json_is_looked_for_again(name: str, desk: Desk) -> None:
     desk.fails[CREATES[name]] = (201, {}, b"<html>")
     with pytest.raises(DeliveryFailed, match="answered 201 with what is no JSON object"):
-        tickets(name, desk).tell(ticket())
+        tickets(name, desk).send(ticket())
     desk.fails[CREATES[name]] = (201, {}, {"unexpected": True, "result": None})
     with pytest.raises(DeliveryFailed, match="answered without"):
-        tickets(name, desk).tell(ticket())
+        tickets(name, desk).send(ticket())
 
 
 @systems
@@ -275,7 +275,7 @@ def test_a_delivery_ends_before_its_claim_does(
 ) -> None:
     monkeypatch.setattr(calls, "BUDGET_S", 0.0)
     with pytest.raises(DeliveryFailed, match="did not answer everything in 0 s"):
-        tickets(name, desk).tell(ticket())
+        tickets(name, desk).send(ticket())
     assert desk.asked == []
 
 
@@ -284,7 +284,7 @@ def test_an_answer_without_an_end_is_not_read(name: str, desk: Desk, monkeypatch
     monkeypatch.setattr(calls, "_ANSWER_MAX", 10_000)
     desk.answers.append((200, {}, b"[" * 20_000))
     with pytest.raises(DeliveryFailed, match="answers without an end"):
-        tickets(name, desk).tell(ticket())
+        tickets(name, desk).send(ticket())
     assert desk.texts() == []
 
 
@@ -292,7 +292,7 @@ def test_an_answer_without_an_end_is_not_read(name: str, desk: Desk, monkeypatch
 def test_a_ticket_that_is_gone_is_not_opened_anew(name: str, desk: Desk) -> None:
     gone = {"github": "site/repairs#9", "servicenow": "INC0000009"}.get(name, "OPS-9")
     with pytest.raises(DeliveryFailed) as failed:
-        tickets(name, desk).tell(later("updated", "x", reference=gone))
+        tickets(name, desk).send(later("updated", "x", reference=gone))
     assert failed.value.refused
     assert desk.texts() == []
 
@@ -308,8 +308,8 @@ def test_hostile_and_long_words_are_taken_and_call_nobody(name: str, desk: Desk)
     one = tickets(name, desk)
     if name == "webhook":
         hostile = hostile.replace("\ud800", "")  # what is queued has none (`healer.audit.storable`)
-    ref = one.tell(ticket(title=hostile, text=hostile))
-    one.tell(later("closed", hostile, title=hostile, reference=ref))
+    ref = one.send(ticket(title=hostile, text=hostile))
+    one.send(later("closed", hostile, title=hostile, reference=ref))
     assert (len(desk.texts()), desk.open_tickets()) == (1, 0)
     if isinstance(desk, desks.GitHub):
         body = desk.issues[0]["body"]
@@ -335,7 +335,7 @@ def test_jira_names_the_fields_that_it_refuses(name: str, desk: desks.Jira) -> N
     with pytest.raises(
         DeliveryFailed, match="answered 400 Bad Request: issuetype: Specify a valid"
     ) as failed:
-        tickets(name, desk, kind="Repair").tell(ticket())
+        tickets(name, desk, kind="Repair").send(ticket())
     assert failed.value.refused
 
 
@@ -349,7 +349,7 @@ def test_jira_closes_by_what_the_workflow_offers(
 ) -> None:
     desk.resolution_required = required
     one = tickets(name, desk, closes_by=closes_by)
-    one.tell(later("closed", "replaced", reference=one.tell(ticket())))
+    one.send(later("closed", "replaced", reference=one.send(ticket())))
     issue = desk.issues["OPS-1"]
     assert (issue["status"]["name"], issue["resolution"]) == (status, resolution)
 
@@ -358,18 +358,18 @@ def test_jira_closes_by_what_the_workflow_offers(
 def test_jira_without_a_way_to_the_end_is_told_with_the_proof_noted(name: str, desk: desks.Jira) -> None:
     desk.only_ways = [{"id": "11", "name": "Start", "to": {"name": "x", "statusCategory": {"key": "new"}}}]
     one = tickets(name, desk)
-    ref = one.tell(ticket())
+    ref = one.send(ticket())
     with pytest.raises(DeliveryFailed, match="Jira offers no way to an end for OPS-1, only Start"):
-        one.tell(later("closed", "tests passed", reference=ref))
+        one.send(later("closed", "tests passed", reference=ref))
     assert "tests passed" in desk.texts()[0]
 
 
 @pytest.mark.parametrize("name", ["jira-cloud", "jira-dc"])
 def test_jira_a_name_that_is_kept_needs_no_search(name: str, desk: desks.Jira) -> None:
     one = tickets(name, desk)
-    ref = one.tell(ticket())
+    ref = one.send(ticket())
     desk.indexed = False  # as it is for some seconds
-    assert one.tell(later("closed", "replaced", reference=ref)) == ref
+    assert one.send(later("closed", "replaced", reference=ref)) == ref
     assert len(desk.issues) == 1
 
 
@@ -392,7 +392,7 @@ def test_github_limits_are_waited_for(
         headers = {**headers, "x-ratelimit-reset": str(int(datetime.now(UTC).timestamp()) + 90)}
     desk.answers.append((status, headers, body))
     with pytest.raises(DeliveryFailed) as failed:
-        tickets(name, desk).tell(ticket())
+        tickets(name, desk).send(ticket())
     assert not failed.value.refused
     assert failed.value.retry_after_s is not None
     assert least_s <= failed.value.retry_after_s <= most_s
@@ -409,7 +409,7 @@ def test_github_looks_through_all_that_is_newer_and_takes_no_pull_request(
     mine = desk.add("mine", f"```text\nx\n```\n\n{line}")
     for number in range(250):
         desk.add(f"other {number}", f"{line}{number}")
-    assert tickets(name, desk).tell(ticket()) == f"site/repairs#{mine['number']}"
+    assert tickets(name, desk).send(ticket()) == f"site/repairs#{mine['number']}"
     assert desk.searched == []
 
 
@@ -418,28 +418,28 @@ def test_github_searches_where_the_list_is_too_long(name: str, desk: desks.GitHu
     mine = desk.add("mine", f"x\n\nTicket key: {key_of(ticket())}", datetime.now(UTC) - timedelta(days=90))
     for number in range(100):
         desk.add(f"other {number}", "x")
-    assert tickets(name, desk).tell(ticket(since=None)) == f"site/repairs#{mine['number']}"
+    assert tickets(name, desk).send(ticket(since=None)) == f"site/repairs#{mine['number']}"
     desk.incomplete = True
     with pytest.raises(DeliveryFailed, match="did not come to an end"):
-        tickets(name, desk).tell(ticket(since=None))
+        tickets(name, desk).send(ticket(since=None))
     assert len(desk.issues) == 101
 
 
 @pytest.mark.parametrize("name", ["servicenow"])
 def test_servicenow_says_of_nothing_that_there_is_no_record(name: str, desk: desks.ServiceNow) -> None:
     desk.says_no_record = True
-    assert tickets(name, desk).tell(ticket()) == "INC0000001"
+    assert tickets(name, desk).send(ticket()) == "INC0000001"
 
 
 @pytest.mark.parametrize("name", ["servicenow"])
 def test_servicenow_is_closed_when_its_record_says_so(name: str, desk: desks.ServiceNow) -> None:
     desk.keeps = {"state"}
     one = tickets(name, desk)
-    ref = one.tell(ticket())
+    ref = one.send(ticket())
     with pytest.raises(DeliveryFailed, match="left INC0000001 open: a rule of the site kept its state"):
-        one.tell(later("closed", "replaced", reference=ref))
+        one.send(later("closed", "replaced", reference=ref))
     desk.keeps = set()
-    one.tell(later("closed", "replaced", reference=ref))
+    one.send(later("closed", "replaced", reference=ref))
     record = desk.records[0]
     assert (record["state"], record["close_code"], record["close_notes"]) == (
         "6", "Solution provided", "replaced",
@@ -450,7 +450,7 @@ def test_servicenow_is_closed_when_its_record_says_so(name: str, desk: desks.Ser
 @pytest.mark.parametrize("name", ["servicenow"])
 def test_servicenow_takes_an_oauth_token_too(name: str, desk: desks.ServiceNow) -> None:
     one = DeskTickets(ServiceNowDesk(Access(url=desk.url, project="", token=TOKEN)))
-    assert one.tell(ticket()) == "INC0000001"
+    assert one.send(ticket()) == "INC0000001"
     assert one.check() == (
         "ServiceNow: reads incident; whether healer may create there shows at the first ticket"
     )

@@ -191,7 +191,7 @@ class SampleIncidents(_Nouns):
     def named(self, ids: Sequence[str]) -> list[Incident]:
         return [self.sample.details[name].incident for name in ids if name in self.sample.details]
 
-    def one(self, incident: str) -> Incident | None:
+    def find(self, incident: str) -> Incident | None:
         found = self.rows(incident)
         return found.incident if found else None
 
@@ -217,7 +217,7 @@ class SampleRuns(_Nouns):
         rows = [run for run in rows if query.playbook in (None, run.playbook)]
         return _page(sorted(rows, key=lambda run: run.created_at, reverse=True), limit, cursor)
 
-    def one(self, run: str) -> Run | None:
+    def find(self, run: str) -> Run | None:
         return self.sample.runs[run].run if run in self.sample.runs else None
 
     def record(self, run: str) -> RunRecord | None:

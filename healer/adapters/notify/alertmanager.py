@@ -30,7 +30,7 @@ class Alertmanager(OneWay):
         self._headers = {"authorization": f"Bearer {token}"} if token else {}
         self._talk = talk or Talk("Alertmanager")
 
-    def tell(self, notice: Notice, ref: str) -> str:
+    def send(self, notice: Notice, ref: str) -> str:
         self._talk.post(self._url, [alert(notice, self._now())], self._headers)
         return notice.thread
 

@@ -62,7 +62,7 @@ class DingTalkBot(_Bot):
         super().__init__(url, **given)
         self._secret, self._mobiles = secret, mobiles
 
-    def tell(self, notice: Notice, ref: str) -> str:
+    def send(self, notice: Notice, ref: str) -> str:
         self._send(_signed(self._url, self._secret, self._now()), _dingtalk_body(notice, self._mobiles))
         return notice.thread
 
@@ -105,7 +105,7 @@ class FeishuBot(_Bot):
         super().__init__(url, **given)
         self._secret = secret
 
-    def tell(self, notice: Notice, ref: str) -> str:
+    def send(self, notice: Notice, ref: str) -> str:
         proof = _signature(self._secret, self._now()) if self._secret else {}
         self._send(self._url, {**proof, **_feishu_body(notice)})
         return notice.thread
@@ -149,7 +149,7 @@ class WeComBot(_Bot):
         super().__init__(url, **given)
         self._mobiles = mobiles
 
-    def tell(self, notice: Notice, ref: str) -> str:
+    def send(self, notice: Notice, ref: str) -> str:
         self._send(self._url, _wecom_body(notice))
         # Markdown calls nobody by number: a second, short message does.
         if notice.page and self._mobiles:

@@ -31,7 +31,7 @@ class Mail(OneWay):
         self._channel, self._password, self._context = channel, password, context
         self._timeout_s, self._now = timeout_s, now
 
-    def tell(self, notice: Notice, ref: str) -> str:
+    def send(self, notice: Notice, ref: str) -> str:
         """One mail to all. DeliveryFailed; 5xx is `refused`, 4xx and a broken line are not."""
         mail = letter(notice, ref, self._channel, self._now())
         try:

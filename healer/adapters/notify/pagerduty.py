@@ -18,7 +18,7 @@ class PagerDuty(OneWay):
     def __init__(self, routing_key: str, *, url: str = EVENTS_URL, talk: Talk | None = None) -> None:
         self._key, self._url, self._talk = routing_key, url, talk or Talk("PagerDuty")
 
-    def tell(self, notice: Notice, ref: str) -> str:
+    def send(self, notice: Notice, ref: str) -> str:
         self._talk.post(self._url, body(notice, self._key))
         return dedup_key(notice)
 

@@ -34,7 +34,7 @@ _MARK = {Severity.P0: ":red_circle:", Severity.P1: ":large_orange_circle:"}
 
 
 class SlackChannel:
-    """`ports.outbound.Teller`. A reference is `channel:ts` of the incident's root."""
+    """`ports.outbound.MessageChannel`. A reference is `channel:ts` of the incident's root."""
 
     can_find = True
 
@@ -46,7 +46,7 @@ class SlackChannel:
         self._headers = {"authorization": f"Bearer {token}"}
         self._talk = talk or Talk("Slack")
 
-    def tell(self, notice: Notice, ref: str) -> str:
+    def send(self, notice: Notice, ref: str) -> str:
         """Posts the root, or brings it up to date and adds what is new to its thread. DeliveryFailed."""
         channel, _, ts = ref.partition(":")
         if ts and self._update(notice, channel, ts):
@@ -96,7 +96,7 @@ class SlackReplies:
     def __init__(self, talk: Talk | None = None, *, begins: str = REPLIES) -> None:
         self._talk, self._begins = talk or Talk("Slack"), begins
 
-    def tell(self, url: str, text: str) -> None:
+    def respond(self, url: str, text: str) -> None:
         """Best effort: the run's page tells it too. Goes nowhere but to Slack."""
         if not url.startswith(self._begins):
             return

@@ -550,7 +550,7 @@ class PostgresClaim:
         wake_at: datetime | None = None,
         question: str | None = None,
         approve_until: datetime | None = None,
-        tell: Command | None = None,
+        command: Command | None = None,
     ) -> None:
         now = self._clock.now()
         self.run = msgspec.structs.replace(
@@ -562,7 +562,7 @@ class PostgresClaim:
             ended_at=now if state in ENDED_RUN_STATES else None,
             lease_until=None,
         )
-        lines = Lines(commands=[] if tell is None else [self._named(tell)])
+        lines = Lines(commands=[] if command is None else [self._named(command)])
         if state in {RunState.stuck, *ENDED_RUN_STATES}:
             run = self.run
             about = {"why": why, "incident": run.incident, "playbook": run.playbook}
@@ -575,7 +575,7 @@ class PostgresClaim:
     def keep(self, entry: LogEntry) -> None:
         self._kept.entries.append(entry)
 
-    def tell(self, command: Command) -> None:
+    def send_command(self, command: Command) -> None:
         self._kept.commands.append(self._named(command))
 
     def _named(self, command: Command) -> tuple[Command, str]:

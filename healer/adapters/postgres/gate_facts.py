@@ -257,7 +257,7 @@ class PostgresHooks:
         with reading(self._engine) as conn:
             return conn.execute(sa.select(slots.c.id).where(*_held(cluster, node))).first() is not None
 
-    def known(self, ask: HookAsk) -> Permit | None:
+    def permit_for(self, ask: HookAsk) -> Permit | None:
         with reading(self._engine) as conn:
             return _permit_for(conn, ask)
 
@@ -278,7 +278,7 @@ class _Asking:
     def __init__(self, conn: sa.Connection, facts: GateFacts, now: datetime) -> None:
         self._conn, self.facts, self._now = conn, facts, now
 
-    def known(self, ask: HookAsk) -> Permit | None:
+    def permit_for(self, ask: HookAsk) -> Permit | None:
         return _permit_for(self._conn, ask)
 
     def cause(self, slot: Slot) -> tuple[Incident, Run] | None:

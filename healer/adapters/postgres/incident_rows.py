@@ -83,7 +83,7 @@ class PostgresIncidents:
             docs = {row.id: row.doc for row in rows}
         return [msgspec.convert(docs[name], Incident) for name in ids if name in docs]
 
-    def one(self, incident: str) -> Incident | None:
+    def find(self, incident: str) -> Incident | None:
         with reading(self._engine) as conn:
             return _incident_named(conn, incident)
 

@@ -348,7 +348,7 @@ class PostgresTx:
     def write(self, entry: LogEntry) -> None:
         run_rows.write_entries(self.conn, [entry])
 
-    def tell(self, command: Command, *, request: str) -> int:
+    def send_command(self, command: Command, *, request: str) -> int:
         return inbox_rows.put_command(self.conn, command, request=request)
 
     def audited(self, subject: str, request: str) -> bool:

@@ -53,7 +53,7 @@ class PostgresRehearsals(OnDatabase):
             rows = conn.execute(query.order_by(rehearsals.c.created_at.desc()).limit(limit)).mappings()
             return [msgspec.convert(row["doc"] | {"text": "", "before": None}, Rehearsal) for row in rows]
 
-    def one(self, name: str) -> Rehearsal | None:
+    def find(self, name: str) -> Rehearsal | None:
         with reading(self._engine) as conn:
             return _read(conn, name)
 

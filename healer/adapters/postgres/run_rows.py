@@ -189,7 +189,7 @@ class PostgresRuns:
         with reading(self._engine) as conn:
             return run_page(conn, where, limit, cursor)
 
-    def one(self, run: str) -> Run | None:
+    def find(self, run: str) -> Run | None:
         with reading(self._engine) as conn:
             return _run_named(conn, run)
 

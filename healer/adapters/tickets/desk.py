@@ -62,7 +62,7 @@ class DeskTickets:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
 
-    def tell(self, ticket: Ticket) -> str:
+    def send(self, ticket: Ticket) -> str:
         desk, key = self._desk, key_of(ticket)
         ticket = _fit(ticket)
         with desk.calls.delivery():

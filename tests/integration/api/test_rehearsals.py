@@ -281,30 +281,31 @@ def running(served: Served) -> tuple[Rehearsing, Child, SimClock, PostgresRehear
 
 def test_the_runner_tells_how_far_it_is_and_what_came_of_it(running: Any) -> None:
     duty, child, _, book, name = running
-    assert (book.one(name).state, book.one(name).progress) == ("running", 0.25)
+    assert (book.find(name).state, book.find(name).progress) == ("running", 0.25)
     child.told = NOTHING | {"opened": []}
     duty()
-    assert (book.one(name).state, book.one(name).progress, book.one(name).result) == ("done", 1.0, child.told)
+    done = book.find(name)
+    assert (done.state, done.progress, done.result) == ("done", 1.0, child.told)
     assert child.stopped
 
 
 def test_how_long_it_takes_yet_is_told_once_its_pace_is_known(running: Any) -> None:
     duty, child, clock, book, name = running
-    assert book.one(name).left_s is None
+    assert book.find(name).left_s is None
     clock.advance(10)
     child.share = 0.5
     duty()
-    assert book.one(name).left_s == pytest.approx(20.0)
+    assert book.find(name).left_s == pytest.approx(20.0)
     child.told = NOTHING | {"opened": []}
     duty()
-    assert book.one(name).left_s is None
+    assert book.find(name).left_s is None
 
 
 def test_a_replay_that_fails_says_why(running: Any) -> None:
     duty, child, _, book, name = running
     child.told = "x-events.jsonl.zst line 3: no route"
     duty()
-    assert (book.one(name).state, book.one(name).problem) == ("failed", child.told)
+    assert (book.find(name).state, book.find(name).problem) == ("failed", child.told)
 
 
 def test_a_cancelled_one_is_stopped_and_stays_cancelled(running: Any) -> None:
@@ -314,7 +315,7 @@ def test_a_cancelled_one_is_stopped_and_stays_cancelled(running: Any) -> None:
     assert child.stopped
     child.told = NOTHING
     duty()
-    assert book.one(name).state == "cancelled"
+    assert book.find(name).state == "cancelled"
 
 
 def test_one_that_takes_too_long_and_one_whose_process_died_have_failed(running: Any) -> None:
@@ -322,17 +323,17 @@ def test_one_that_takes_too_long_and_one_whose_process_died_have_failed(running:
     clock.advance(LONGEST_REHEARSAL.total_seconds() + 1)
     duty()
     assert child.stopped
-    assert "longer than 6 hours" in book.one(name).problem
+    assert "longer than 6 hours" in book.find(name).problem
 
 
 def test_the_next_process_finds_that_the_last_one_died(running: Any) -> None:
     _, child, clock, book, name = running
     later = Rehearsing(book, CLUSTER, lambda _: child, clock)
     later()
-    assert book.one(name).state == "running"
+    assert book.find(name).state == "running"
     clock.advance(121)
     later()
-    assert (book.one(name).state, book.one(name).problem) == (
+    assert (book.find(name).state, book.find(name).problem) == (
         "failed",
         "the process that replayed it has ended",
     )
@@ -346,6 +347,6 @@ def test_what_cannot_begin_has_failed(served: Served) -> None:
         raise ValueError("nothing is recorded")
 
     Rehearsing(book, CLUSTER, refuse, SimClock(datetime.now(UTC)))()
-    told = book.one(name)
+    told = book.find(name)
     assert told is not None
     assert (told.state, told.problem) == ("failed", "nothing is recorded")

@@ -54,7 +54,7 @@ def story(tx: MemoryTx, number: int) -> None:
     tx.write(entry(run=name, data={"verb": Verb.drain}))
     tx.audit(record())
     tx.queue_message(message(f"m{number}"))
-    tx.tell(command(CommandKind.jobs_hit))
+    tx.send_command(command(CommandKind.jobs_hit))
     tx.save_breaker(Breaker(cluster=CLUSTER, state=BreakerState.open, why=name))
     tx.set_run_state(name, RunState.done, why="", at=START)
     tx.release_slot(node(number), at=START, why="")

@@ -19,8 +19,8 @@ from healer.actions.base import (
     read_node_and_jobs,
     whole_jobs,
 )
-from healer.decisions.comments import agreed, wish_of
-from healer.decisions.consent import impossible
+from healer.decisions.comments import restart_consent, wish_of
+from healer.decisions.consent import why_not_restartable
 from healer.incidents.growth import MEASURED, not_looked, senses_of, spoken, too_few
 from healer.incidents.impact import CRASH_WINDOW, crashed_among, hit_by_evidence, moments_of
 from healer.incidents.lifecycle import CLEAR_FOR
@@ -335,7 +335,7 @@ def job_end(ctx: Context) -> Result:
 
 def _not_yet(ctx: Context, job: SlurmJob) -> str | None:
     """What this job is waited for; None where its work is safe."""
-    if not (job.batch and job.requeue and agreed(job, ctx.tools.guards.consent)):
+    if not (job.batch and job.requeue and restart_consent(job, ctx.tools.guards.consent)):
         return f"job {job.id} has not agreed to be requeued: its end"
     if wish_of(job).signal:
         return None  # it saves its work when it is told to
@@ -450,7 +450,7 @@ def checkpoint(ctx: Context) -> Result:
         return Done(text=f"Job {job.title} was restarted meanwhile", data={"ends_run": True})
     if not job.active or "COMPLETING" in job.flags:
         return Done(text=f"Job {job.title} is {job.state}: nothing to requeue", data={"ends_run": True})
-    if why := impossible(job):
+    if why := why_not_restartable(job):
         return Failed(text=why, final=True)
     if wish := wish_of(job).signal:
         return Done(text=f"Job {job.title} saves its work on {wish}", data={"moment_s": MOMENT_S})

@@ -24,7 +24,7 @@ from healer.actions.base import (
     whole_job,
 )
 from healer.decisions.comments import wish_of
-from healer.decisions.sweeps import choose, free_spares
+from healer.decisions.sweeps import free_spares, nearest_spare
 from healer.incidents.impact import crashed_among, moments_of
 from healer.model import LogEntry, Reservation, SlurmJob, SlurmNode, SlurmSnapshot, StepEvent
 from healer.ports.scheduling import NotAvailable, SchedulerRefused, SchedulerUnavailable
@@ -323,7 +323,9 @@ def hand_over(ctx: Context, job: SlurmJob) -> Again | None:
     if lost.name in held.nodes:
         return _read_back(ctx, held)
     bad = ctx.claim.known_bad()
-    chosen = choose(lost, job, (one for one in free_spares(seen, ctx.tools.guards) if one.name not in bad))
+    chosen = nearest_spare(
+        lost, job, (one for one in free_spares(seen, ctx.tools.guards) if one.name not in bad)
+    )
     if chosen is None:
         return _none(f"No spare is left in {kept.reservation} that fits {lost.name}")
     if _chosen(ctx) != chosen.name:
@@ -400,7 +402,7 @@ def spare_ready(ctx: Context) -> Result:
         text = f"No job runs on {lost.name}: there is nothing to move to a spare"
         return Done(text=text, data={"ends_run": True})
     bad = ctx.claim.known_bad()
-    chosen = choose(
+    chosen = nearest_spare(
         lost, alive[0], (one for one in free_spares(seen, ctx.tools.guards) if one.name not in bad)
     )
     if chosen is None:

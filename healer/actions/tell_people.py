@@ -3,7 +3,7 @@
 from datetime import datetime, timedelta
 
 from healer.actions.base import Action, Again, Context, Done, Result, Skipped
-from healer.decisions.comments import Remark, plain, remark_in, wish_of, with_remark
+from healer.decisions.comments import Remark, one_line, remark_in, wish_of, with_remark
 from healer.incidents.incident_verdict import verdict_sentence
 from healer.model import (
     About,
@@ -35,7 +35,7 @@ def line_for(ctx: Context, job: SlurmJob) -> str:
     unknown = wish_of(job).unknown
     asked = f". Not understood: {', '.join(unknown)}" if unknown else ""
     incident = f" (incident {ctx.incident.short_id})" if ctx.incident is not None else ""
-    return plain(f"{cause} on {ctx.node}. {did}{asked}{incident}")
+    return one_line(f"{cause} on {ctx.node}. {did}{asked}{incident}")
 
 
 def tell_owner(ctx: Context) -> Result:

@@ -6,7 +6,7 @@ from datetime import datetime
 import msgspec
 
 from healer.api.problems import field_error
-from healer.decisions.consent import standing
+from healer.decisions.consent import open_trial
 from healer.model import (
     Breaker,
     BreakerState,
@@ -91,7 +91,7 @@ def rule_view(rules: Ruleset, rule: Rule, record: RuleRecord, trials: Sequence[T
         source = "file" if mode is rule.mode else "default"
     true = record.reviews.get(Review.true_fault, 0)
     false = record.reviews.get(Review.false_alarm, 0)
-    trial = standing(rule.name, rule.playbook, trials, rules)
+    trial = open_trial(rule.name, rule.playbook, trials, rules)
     score = record.forecasts or ForecastScore() if rule.forecast else None
     return RuleView(
         rule=rule,

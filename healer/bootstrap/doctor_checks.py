@@ -21,7 +21,7 @@ from healer.adapters.slurm.preferred import PreferredScheduler
 from healer.adapters.slurm.rest_token import ends_at, user_of
 from healer.adapters.system_clock import SystemClock
 from healer.bootstrap.messaging import known_of, tickets
-from healer.decisions.capacity import Bound, odd_bounds
+from healer.decisions.capacity import IneffectiveLimit, ineffective_limits
 from healer.embedded.user import EmbeddedError
 from healer.model import Channel, Mode, SlurmNode
 from healer.ports.node_exec import BmcError, NodeError
@@ -310,11 +310,13 @@ def _guards_of(db: sa.Engine, of: Settings, settings: Settings) -> list[Look]:
         known = cluster_names(conn)
         for cluster in [of.cluster] if of.cluster else known:
             facts = read_facts(conn, cluster, PostgresSnapshots(db), SystemClock().now())
-            found += [warn_of_bound(cluster, one) for one in odd_bounds(facts, rules, SystemClock().now())]
+            found += [
+                warn_of_bound(cluster, one) for one in ineffective_limits(facts, rules, SystemClock().now())
+            ]
     return found or ([Look("guards", True, "every cap can bind, and none always would")] if known else [])
 
 
-def warn_of_bound(cluster: str, bound: Bound) -> Look:
+def warn_of_bound(cluster: str, bound: IneffectiveLimit) -> Look:
     what = "always holds" if bound.always else "can never bind"
     text = f"{cluster}: guard {bound.guard} {what}: {bound.text}"
     return Look("guards", True, text, f"If that is not meant: {bound.setting} in rules/guards.yaml.")

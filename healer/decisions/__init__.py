@@ -1,8 +1,8 @@
 """Incident to decision: `GUARDS`, the one gate for all that takes capacity."""
 
-from healer.decisions.book_mismatch import kept_off, releases, take_backs
+from healer.decisions.book_mismatch import kept_off, runs_to_lift_exclusions, runs_to_release_jobs
 from healer.decisions.breaker import (
-    after_news,
+    after_run_news,
     canary_ended,
     canary_withdrawn,
     next_breaker,
@@ -12,25 +12,25 @@ from healer.decisions.breaker import (
 from healer.decisions.capacity import limits
 from healer.decisions.decide import (
     adopts,
-    beginning,
     decide,
     decision_key,
     decision_of,
     first_verb,
     holds_slot,
+    is_known_bad_in_service,
     is_untouched,
-    known_bad_in_service,
     new_run,
     out_by_us,
     proposal_of,
-    restart_asked,
-    restart_refused,
+    proposal_to_begin,
+    refused_restart,
+    restart_proposal,
     rides_on_slot,
     run_state_of,
+    runs_alongside,
     severity_of,
-    slot_later,
-    stands_beside,
     takes_nothing,
+    takes_slot_later,
     with_restarts,
 )
 from healer.decisions.guards import (
@@ -39,13 +39,13 @@ from healer.decisions.guards import (
     GUARDS,
     SLOT_VERBS,
     JudgeResult,
-    after,
+    after_grant,
     is_paused,
     judge,
     takes_canary,
 )
 from healer.decisions.node_facts import settings_of
 from healer.decisions.permit import (
-    own_permit,
     permit_of,
+    permit_of_local_check,
 )

@@ -52,22 +52,22 @@ def forgotten_drains(
     now: datetime,
 ) -> list[Finding]:
     spoken_for = _spoken_for(facts, runs, incidents)
-    told = ((node, *_held_words(facts.snapshot, node)) for node in drains if node.name not in spoken_for)
+    drained = ((node, *_held_words(facts.snapshot, node)) for node in drains if node.name not in spoken_for)
     return [
         _finding_of(facts.cluster, node, word, since, now)
-        for node, word, since in told
+        for node, word, since in drained
         if since is not None and now - since > GRACE
     ]
 
 
 def _spoken_for(facts: GateFacts, runs: Collection[Run], incidents: Collection[Incident]) -> set[str | None]:
     """Nodes of runs and of open incidents. The incident that says that nothing speaks for one does not."""
-    at_work, known = {run.id for run in runs}, {one.id for one in incidents}
-    nodes = {slot.node for slot in facts.slots if slot.run in at_work or slot.incident in known}
+    run_ids, incident_ids = {run.id for run in runs}, {incident.id for incident in incidents}
+    nodes = {slot.node for slot in facts.slots if slot.run in run_ids or slot.incident in incident_ids}
     return (
         nodes
         | {run.node for run in runs if not run.shadow}
-        | {one.root.node for one in incidents if one.fault != HEALER_DRAIN}
+        | {incident.root.node for incident in incidents if incident.fault != HEALER_DRAIN}
     )
 
 
@@ -179,7 +179,9 @@ def find_mismatches(
         *_runs(facts.snapshot, real, now),
     )
     order = list(DriftKind)
-    return sorted(found, key=lambda one: (order.index(one.kind), one.node or "", one.name))
+    return sorted(
+        found, key=lambda incident: (order.index(incident.kind), incident.node or "", incident.name)
+    )
 
 
 def _old(since: datetime | None, now: datetime) -> bool:
@@ -270,7 +272,7 @@ def _ours(node: SlurmNode) -> bool:
 
 
 def _exclusions(snapshot: SlurmSnapshot, runs: list[Run], incidents: Collection[Incident]) -> Iterator[Drift]:
-    bad = {name for one in incidents for name in one.bad_nodes}
+    bad = {name for mismatch in incidents for name in mismatch.bad_nodes}
     at_work = {run.job for run in runs}
     for job in kept_off(snapshot):
         back = [node for node in remark_in(job.admin_comment).off if node not in bad]
@@ -310,7 +312,9 @@ def kept_off(snapshot: SlurmSnapshot | None) -> list[SlurmJob]:
     return [job for job in waiting if remark_in(job.admin_comment).off]
 
 
-def take_backs(snapshot: SlurmSnapshot | None, known_bad: Collection[str], now: datetime) -> list[Run]:
+def runs_to_lift_exclusions(
+    snapshot: SlurmSnapshot | None, known_bad: Collection[str], now: datetime
+) -> list[Run]:
     """A run for each of them that is kept off a node which is not known bad in service any more.
 
     Its id holds the hour: where one ended and something is left all the same, the next hour has another.
@@ -327,7 +331,7 @@ def take_backs(snapshot: SlurmSnapshot | None, known_bad: Collection[str], now: 
     return found
 
 
-def releases(
+def runs_to_release_jobs(
     facts: GateFacts, ran_on: Mapping[str, tuple[int, tuple[str, ...]]], rules: Ruleset, now: datetime
 ) -> list[Run]:
     """A run for each job that Slurm holds because a permitted prolog failed; its id is the permit's.

@@ -51,7 +51,7 @@ def storm_roots(
     nor what was merged into another incident.
     """
     found: dict[tuple[str, str], Root] = {}
-    for incident in sorted(incidents, key=lambda one: (one.opened, one.id)):
+    for incident in sorted(incidents, key=lambda incident: (incident.opened, incident.id)):
         rule, node = rules.by_name.get(incident.rule), incident.root.node
         if rule is None or node is None or not _removes(rule, incident, rules):
             continue
@@ -97,10 +97,10 @@ def next_breaker(
     Open it only gathers further roots. Roots that a person's reset knew of never open it again.
     """
     settings = settings_of(rules, breaker.cluster)
-    known = {root.incident for root in breaker.roots}
-    fresh = tuple(root for root in roots if root.incident not in known)
+    counted = {root.incident for root in breaker.roots}
+    fresh = tuple(root for root in roots if root.incident not in counted)
     if breaker.state is BreakerState.open:
-        more = tuple(root for root in fresh if root.rule in {one.rule for one in breaker.roots})
+        more = tuple(root for root in fresh if root.rule in {root.rule for root in breaker.roots})
         return (msgspec.structs.replace(breaker, roots=(*breaker.roots, *more)) if more else breaker), False
     if is_off(settings):
         return breaker, False
@@ -188,7 +188,7 @@ def canary_withdrawn(breaker: Breaker, run: str) -> Breaker:
     return msgspec.structs.replace(breaker, canary=None)
 
 
-def after_news(breaker: Breaker, run: str, state: RunState, now: datetime) -> Breaker:
+def after_run_news(breaker: Breaker, run: str, state: RunState, now: datetime) -> Breaker:
     """The half-open breaker after news of a run: its canary worked, failed, or was withdrawn."""
     if state in {RunState.cancelled, RunState.rejected}:
         return canary_withdrawn(breaker, run)

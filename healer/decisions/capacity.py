@@ -34,7 +34,7 @@ from healer.decisions.node_facts import (
     settings_of,
     unknown_node,
 )
-from healer.decisions.sweeps import limit_of
+from healer.decisions.sweeps import sweep_limit
 from healer.model import (
     Answer,
     AnswerKind,
@@ -92,8 +92,8 @@ def out_of_service(facts: GateFacts, rules: Ruleset, now: datetime) -> frozenset
     if snapshot is None:
         return frozenset()
     fleet = fleet_of(snapshot)
-    ours = (one for one in snapshot.reservations.values() if is_our_reservation(one))
-    taken = set(facts.held).union(*(one.nodes for one in ours))
+    ours = (reservation for reservation in snapshot.reservations.values() if is_our_reservation(reservation))
+    taken = set(facts.held).union(*(reservation.nodes for reservation in ours))
     gone = fleet.out | (fleet.names & taken)
     # Where the site lists none, only what Slurm itself shows so can be planned.
     perhaps = gone if may_be_planned(rules, facts.cluster) else gone & fleet.planned
@@ -115,25 +115,25 @@ def floor(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -
     answer = _floor_of("", fleet.names, gone, node, settings)
     for name in node.partitions:
         # What a partition leaves out is its cluster's: only a floor of its own binds.
-        own = rules.guards_in(facts.cluster, name)
-        if own.min_service_share != settings.min_service_share:
+        of_partition = rules.guards_in(facts.cluster, name)
+        if of_partition.min_service_share != settings.min_service_share:
             there = fleet.in_partition(name)
-            theirs = _floor_of(f" of partition {name}", there, gone, node, own)
+            theirs = _floor_of(f" of partition {name}", there, gone, node, of_partition)
             answer = theirs if theirs.kind is AnswerKind.hold else answer
-    return _unless_another_first(answer, proposal, facts, fleet.names, gone)
+    return _hold_for_more_urgent(answer, proposal, facts, fleet.names, gone)
 
 
-def _unless_another_first(
+def _hold_for_more_urgent(
     answer: Answer, proposal: Proposal, facts: GateFacts, names: frozenset[str], gone: frozenset[str]
 ) -> Answer:
     """The floor has room for this node, but not for those too that wait for it and go first."""
-    stands = proposal.node in names and proposal.node not in gone
-    if answer.kind is AnswerKind.hold or not stands or not facts.waiting:
+    in_service = proposal.node in names and proposal.node not in gone
+    if answer.kind is AnswerKind.hold or not in_service or not facts.waiting:
         return answer
     before = more_urgent(Guard.floor, proposal, facts, names - gone)
     if not before or (answer.used or 0) - 1 - len(before) >= (answer.limit or 0):
         return answer
-    why = f"{answer.why} {_goes_before(before)}."
+    why = f"{answer.why} {_first_text(before)}."
     return hold(Guard.floor, why, limit=answer.limit, used=answer.used)
 
 
@@ -261,7 +261,7 @@ def _ask(cap: _Cap, proposal: Proposal, facts: GateFacts) -> Answer:
         return hold(guard, f"{figures}{when}.", limit=limit, used=used, frees_at=frees_at)
     before = more_urgent(guard, proposal, facts, where)
     if before and used + len(before) >= limit:
-        return hold(guard, f"{figures}; {_goes_before(before)}.", limit=limit, used=used)
+        return hold(guard, f"{figures}; {_first_text(before)}.", limit=limit, used=used)
     return allow(guard, f"{figures}.", limit=limit, used=used)
 
 
@@ -277,23 +277,25 @@ def more_urgent(
         return []
     taken = {*facts.held, proposal.node}
     return [
-        one
-        for one in facts.waiting
-        if one.guard is guard
-        and one.run != proposal.run
-        and one.node not in taken
-        and (where is None or one.node in where)
-        and _urgency(one, facts).order < proposal.urgency.order
+        waiting
+        for waiting in facts.waiting
+        if waiting.guard is guard
+        and waiting.run != proposal.run
+        and waiting.node not in taken
+        and (where is None or waiting.node in where)
+        and _urgency(waiting, facts).order < proposal.urgency.order
     ]
 
 
-def _urgency(one: Waiting, facts: GateFacts) -> Urgency:
+def _urgency(waiting: Waiting, facts: GateFacts) -> Urgency:
     shown = facts.snapshot.jobs if facts.snapshot is not None else {}
-    sizes = [len(shown[job].nodes) for job in one.jobs if job in shown]
-    return Urgency(severity=one.severity, size=max([1 if one.jobs else 0, *sizes]), since=one.since)
+    sizes = [len(shown[job].nodes) for job in waiting.jobs if job in shown]
+    return Urgency(
+        severity=waiting.severity, size=max([1 if waiting.jobs else 0, *sizes]), since=waiting.since
+    )
 
 
-def _goes_before(before: list[Waiting]) -> str:
+def _first_text(before: list[Waiting]) -> str:
     first = before[0]
     more = f" and {len(before) - 1} more" if len(before) > 1 else ""
     return f"{first.severity} on {first.node}{more} waits for the same and goes first"
@@ -344,7 +346,7 @@ def limits(facts: GateFacts, rules: Ruleset, now: datetime) -> list[Limit]:
 PICTURE_S = 10.0
 
 
-class Bound(msgspec.Struct, frozen=True, kw_only=True):
+class IneffectiveLimit(msgspec.Struct, frozen=True, kw_only=True):
     """`always`: with this setting the guard holds everything back; else it holds nothing, ever."""
 
     guard: Guard
@@ -353,7 +355,7 @@ class Bound(msgspec.Struct, frozen=True, kw_only=True):
     setting: str
 
 
-def odd_bounds(facts: GateFacts, rules: Ruleset, now: datetime) -> list[Bound]:
+def ineffective_limits(facts: GateFacts, rules: Ruleset, now: datetime) -> list[IneffectiveLimit]:
     """Empty before the first picture of Slurm, and for clusters of one node: there each cap is one."""
     snapshot = facts.snapshot
     if snapshot is None or len(snapshot.gpu_nodes) < 2:
@@ -369,7 +371,7 @@ def odd_bounds(facts: GateFacts, rules: Ruleset, now: datetime) -> list[Bound]:
     ]
 
 
-def _of_fleet(settings: GuardSettings, fleet: Sequence[SlurmNode]) -> Iterator[Bound]:
+def _of_fleet(settings: GuardSettings, fleet: Sequence[SlurmNode]) -> Iterator[IneffectiveLimit]:
     n = len(fleet)
     most, hourly = slots_limit(settings, n), hourly_limit(settings, n)
     if most >= n:
@@ -383,19 +385,19 @@ def _of_fleet(settings: GuardSettings, fleet: Sequence[SlurmNode]) -> Iterator[B
 
 def _floor(
     settings: GuardSettings, fleet: Sequence[SlurmNode], facts: GateFacts, rules: Ruleset, now: datetime
-) -> Iterator[Bound]:
+) -> Iterator[IneffectiveLimit]:
     n, least = len(fleet), floor_limit(settings, len(fleet))
     standing = n - len(out_of_service(facts, rules, now))
     if least <= 0:
         yield _never(Guard.floor, f"0 of {n} nodes have to stay", "min_service_share")
     elif standing <= least and not facts.slots:
         text = f"{standing} of {n} nodes are in service, and {least} have to stay: nothing may be taken out"
-        yield Bound(guard=Guard.floor, always=True, text=text, setting="min_service_share")
+        yield IneffectiveLimit(guard=Guard.floor, always=True, text=text, setting="min_service_share")
 
 
 def _of_places(
     settings: GuardSettings, snapshot: SlurmSnapshot, rules: Ruleset, cluster: str
-) -> Iterator[Bound]:
+) -> Iterator[IneffectiveLimit]:
     """Of places with several nodes: the cap of a place with one is one."""
     for guard, kind in ((Guard.rack, "rack"), (Guard.switch, "switch")):
         sizes: dict[str, int] = {}
@@ -405,33 +407,35 @@ def _of_places(
         several = {name: size for name, size in sizes.items() if size > 1}
         if several and all(place_limit(settings.rack_share, size) >= size for size in several.values()):
             yield _never(guard, f"every node of a {kind} may be out at once", "rack_share")
-    for name in sorted({one for node in snapshot.gpu_nodes for one in node.partitions}):
-        own, size = rules.guards_in(cluster, name), len(fleet_of(snapshot).in_partition(name))
-        if size > 1 and partition_limit(own, size) >= size:
+    for name in sorted({partition for node in snapshot.gpu_nodes for partition in node.partitions}):
+        of_partition, size = rules.guards_in(cluster, name), len(fleet_of(snapshot).in_partition(name))
+        if size > 1 and partition_limit(of_partition, size) >= size:
             yield _never(Guard.partition, f"all {size} nodes of {name} may be out at once", "partition_share")
 
 
-def _of_repeats(settings: GuardSettings, fleet: Sequence[SlurmNode]) -> Iterator[Bound]:
+def _of_repeats(settings: GuardSettings, fleet: Sequence[SlurmNode]) -> Iterator[IneffectiveLimit]:
     for guard, setting in ((Guard.requeue_cap, "requeues_per_job"), (Guard.reboot_cap, "reboots_per_node")):
         if getattr(settings, setting) == 0:
             text = f"{setting} is 0: it refuses everything"
-            yield Bound(guard=guard, always=True, text=text, setting=setting)
+            yield IneffectiveLimit(guard=guard, always=True, text=text, setting=setting)
     if settings.stale_s < PICTURE_S:
         text = f"a picture of Slurm is up to {PICTURE_S:g} s old, and the bound is {settings.stale_s:g} s"
-        yield Bound(guard=Guard.stale, always=True, text=text, setting="stale_s")
+        yield IneffectiveLimit(guard=Guard.stale, always=True, text=text, setting="stale_s")
     if settings.repeat_h == 0:
         yield _never(Guard.repeat, "a remedy may be repeated at once", "repeat_h")
     shut = [node for node in fleet if any(matches(pattern, node) for pattern in settings.protected)]
     if len(shut) == len(fleet):
-        yield Bound(guard=Guard.protected, always=True, text="every node is protected", setting="protected")
+        yield IneffectiveLimit(
+            guard=Guard.protected, always=True, text="every node is protected", setting="protected"
+        )
 
 
-def _of_sweeps(settings: GuardSettings, fleet: Sequence[SlurmNode]) -> Iterator[Bound]:
-    most = limit_of(settings, len(fleet))
+def _of_sweeps(settings: GuardSettings, fleet: Sequence[SlurmNode]) -> Iterator[IneffectiveLimit]:
+    most = sweep_limit(settings, len(fleet))
     if settings.sweep.scheduled and most >= len(fleet):
         text = f"{most} of {len(fleet)} nodes may be in sweep at once"
         yield _never(Guard.sweep, text, "sweep.max_share, sweep.max_nodes")
 
 
-def _never(guard: Guard, text: str, setting: str) -> Bound:
-    return Bound(guard=guard, always=False, text=text, setting=setting)
+def _never(guard: Guard, text: str, setting: str) -> IneffectiveLimit:
+    return IneffectiveLimit(guard=guard, always=False, text=text, setting=setting)

@@ -42,11 +42,11 @@ def with_remark(comment: str, remark: Remark) -> str:
     """The comment with this as our part, which is gone where it says nothing; all else stays."""
     parts = [part for part in comment.split(_BETWEEN) if not part.startswith(OURS)] if comment else []
     off = f"off:{','.join(remark.off)}" if remark.off else ""
-    said = "; ".join(part for part in (plain(remark.text), off) if part)
-    return _BETWEEN.join([*parts, f"{OURS}{said}"] if said else parts)
+    ours = "; ".join(part for part in (one_line(remark.text), off) if part)
+    return _BETWEEN.join([*parts, f"{OURS}{ours}"] if ours else parts)
 
 
-def plain(text: str) -> str:
+def one_line(text: str) -> str:
     """One printable line without what would divide it."""
     line = "".join(letter if letter.isprintable() else " " for letter in text.replace("|", "/"))
     return re.sub(r"\s+", " ", line).strip()[:LONGEST].rstrip()
@@ -109,7 +109,7 @@ def _signal(text: str) -> tuple[str, int] | None:
     return name, min(int(match[2] or GRACE_S), GRACE_MAX_S)
 
 
-def agreed(job: SlurmJob, site: Agreed) -> str | None:
+def restart_consent(job: SlurmJob, site: Agreed) -> str | None:
     """Why healer may restart this job for more than a dead node: a sentence, or None where nobody said so."""
     wish = wish_of(job)
     if wish.keep:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from healer.decisions.book_mismatch import CLOCKS_DIFFER
-from healer.decisions.comments import KEEP, OPT_IN, agreed, wish_of
+from healer.decisions.comments import KEEP, OPT_IN, restart_consent, wish_of
 from healer.decisions.node_facts import allow, at, hold, job_of, node_of, refuse, settings_of, unknown_node
 from healer.model import (
     IRREVERSIBLE_VERBS,
@@ -36,7 +36,7 @@ STUCK_FOR = timedelta(seconds=30)
 def irreversible(proposal: Proposal, facts: GateFacts, now: datetime) -> Answer:
     """One person whatever the mode, and a second one beside the requester unless the node is drained and
     empty. Time never approves."""
-    if proposal.verb is Verb.down and (why := _only_frees(proposal, facts, now)):
+    if proposal.verb is Verb.down and (why := _why_down_takes_nothing(proposal, facts, now)):
         return allow(Guard.approval, why)
     people = {person for person in (proposal.by, proposal.approved_by) if person}
     needed = 1 if proposal.by is None or _drained_and_empty(proposal, facts) else 2
@@ -51,7 +51,7 @@ def irreversible(proposal: Proposal, facts: GateFacts, now: datetime) -> Answer:
     return hold(Guard.approval, why, used=len(people), limit=needed)
 
 
-def _only_frees(proposal: Proposal, facts: GateFacts, now: datetime) -> str | None:
+def _why_down_takes_nothing(proposal: Proposal, facts: GateFacts, now: datetime) -> str | None:
     """Why DOWN takes nothing from anybody: the node is drained by us, and no job on it is at work.
 
     Since when stands in the run's own log; that it is still so, the picture must say that was taken since.
@@ -88,7 +88,7 @@ def consent(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime)
     if proposal.verb in RESTARTING_VERBS:
         return _restart(proposal, facts, rules)
     if proposal.verb in _NEEDS_EMPTY or proposal.empties:
-        return _empty(proposal, facts)
+        return _needs_empty(proposal, facts)
     return allow(Guard.consent, "No job's consent is needed.")
 
 
@@ -97,14 +97,14 @@ def _restart(proposal: Proposal, facts: GateFacts, rules: Ruleset) -> Answer:
     if facts.snapshot is None:
         return hold(Guard.consent, f"Job {proposal.job}: There is no picture of Slurm yet.")
     if job is None:
-        return _unseen(proposal, facts, facts.snapshot.taken_at)
-    if why := impossible(job):
+        return _answer_unseen_job(proposal, facts, facts.snapshot.taken_at)
+    if why := why_not_restartable(job):
         return refuse(Guard.consent, why)
     if proposal.by is not None:
         return allow(Guard.consent, f"{proposal.by} asks for it.")
     if wish_of(job).keep:
         return refuse(Guard.consent, f"The comment of job {job.id} says {KEEP}: it is left to its owner.")
-    if why := agreed(job, settings_of(rules, facts.cluster).consent):
+    if why := restart_consent(job, settings_of(rules, facts.cluster).consent):
         return allow(Guard.consent, why)
     if proposal.node is None and proposal.approved_by is not None:
         # A run on a job: what was approved is this very restart. One on a node says nothing of its jobs.
@@ -121,10 +121,10 @@ def _restart(proposal: Proposal, facts: GateFacts, rules: Ruleset) -> Answer:
     return refuse(Guard.consent, why)
 
 
-def impossible(job: SlurmJob) -> str | None:
+def why_not_restartable(job: SlurmJob) -> str | None:
     """Why Slurm would restart this job for nobody, and what its owner can do; None where it may."""
     if "REVOKED" in {job.state, *job.flags}:
-        where = ", ".join(one for one in (*job.siblings, job.origin) if one) or "another cluster"
+        where = ", ".join(cluster for cluster in (*job.siblings, job.origin) if cluster) or "another cluster"
         return f"Job {job.id} is a copy that does not run here: its federation runs it on {where}."
     if not job.batch:
         return (
@@ -139,7 +139,7 @@ def impossible(job: SlurmJob) -> str | None:
     return None
 
 
-def _unseen(proposal: Proposal, facts: GateFacts, taken_at: datetime) -> Answer:
+def _answer_unseen_job(proposal: Proposal, facts: GateFacts, taken_at: datetime) -> Answer:
     """Either the picture is older than the job, or the job ended and Slurm forgot it.
 
     The jobs of a drained node are older than its drain: a picture taken after that would show them. So this
@@ -155,14 +155,14 @@ def _unseen(proposal: Proposal, facts: GateFacts, taken_at: datetime) -> Answer:
     return refuse(Guard.consent, f"{unseen}: it ended, or nobody can tell that it agreed.")
 
 
-def _empty(proposal: Proposal, facts: GateFacts) -> Answer:
+def _needs_empty(proposal: Proposal, facts: GateFacts) -> Answer:
     node = node_of(proposal, facts)
     if facts.snapshot is None or node is None:
         return unknown_node(Guard.consent, proposal, facts)
     jobs = facts.snapshot.jobs_on(node.name)
     if jobs or node.busy:
         return hold(
-            Guard.consent, f"{_names(jobs)} still on {node.name}: it must be empty first.", used=len(jobs)
+            Guard.consent, f"{_jobs_text(jobs)} still on {node.name}: it must be empty first.", used=len(jobs)
         )
     if proposal.verb is Verb.diagnose and (kept := our_reservation(facts.snapshot, node.name)):
         return allow(Guard.consent, f"{node.name} takes tests alone ({kept.name}) and is empty.", used=0)
@@ -171,7 +171,7 @@ def _empty(proposal: Proposal, facts: GateFacts) -> Answer:
     return allow(Guard.consent, f"{node.name} is drained and empty.", used=0)
 
 
-def _names(jobs: list[SlurmJob]) -> str:
+def _jobs_text(jobs: list[SlurmJob]) -> str:
     if not jobs:
         return "Slurm shows work"
     shown = ", ".join(job.id for job in jobs[:3])
@@ -212,7 +212,7 @@ def approval(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime
     if current is Mode.approve:
         return hold(Guard.approval, f"Rule {proposal.rule} waits for a person's approval.", used=0, limit=1)
     if current is Mode.auto and (trial := trial_of(proposal, facts, rules)):
-        return hold(Guard.approval, waits(trial), used=0, limit=1)
+        return hold(Guard.approval, trial_text(trial), used=0, limit=1)
     return allow(Guard.approval, "No approval is needed.")
 
 
@@ -223,29 +223,29 @@ def trial_of(proposal: Proposal, facts: GateFacts, rules: Ruleset) -> Trial | No
     """What the proposal comes from and has not yet been seen at work. A run that began before the change goes
     on as it began."""
     begun = proposal.begun_at
-    known = [one for one in facts.trials if begun is None or one.since <= begun]
-    return standing(proposal.rule, proposal.playbook, known, rules)
+    open_trials = [trial for trial in facts.trials if begun is None or trial.since <= begun]
+    return open_trial(proposal.rule, proposal.playbook, open_trials, rules)
 
 
-def standing(rule: str, playbook: str | None, trials: Sequence[Trial], rules: Ruleset) -> Trial | None:
+def open_trial(rule: str, playbook: str | None, trials: Sequence[Trial], rules: Ruleset) -> Trial | None:
     """The one with the most runs left, of a rule and the playbook that it names."""
     names = {f"rule/{rule}", f"playbook/{playbook}"}
-    mine = (one for one in trials if one.left > 0 and one.name in names)
+    matching = (trial for trial in trials if trial.left > 0 and trial.name in names)
     return max(
-        (one for one in mine if rules.texts.get(one.name) == one.digest),
-        key=lambda one: one.left,
+        (trial for trial in matching if rules.texts.get(trial.name) == trial.digest),
+        key=lambda trial: trial.left,
         default=None,
     )
 
 
-def waits(trial: Trial) -> str:
+def trial_text(trial: Trial) -> str:
     """The sentence of the guard: `Rule gpu-lost is new or changed since …: a person approves 3 more runs.`"""
     kind, _, name = trial.name.partition("/")
     runs = f"{trial.left} more runs" if trial.left > 1 else "one more run"
     return f"{kind.capitalize()} {name} is new or changed since {at(trial.since)}: a person approves {runs}."
 
 
-def lacks(proof: Proof, earn: Earn) -> str | None:
+def promotion_obstacle(proof: Proof, earn: Earn) -> str | None:
     """What keeps the rule from mode auto, in one sentence; None: nothing."""
     if proof.judged < earn.incidents:
         return (
@@ -260,7 +260,7 @@ def lacks(proof: Proof, earn: Earn) -> str | None:
     return None
 
 
-def falls_back(mode: Mode, proof: Proof, earn: Earn) -> str | None:
+def demotion_reason(mode: Mode, proof: Proof, earn: Earn) -> str | None:
     """Why a rule in mode auto acts alone no longer; None: it does.
 
     More false alarms among the newest incidents than the precision lets pass, however many there are by now:

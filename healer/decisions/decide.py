@@ -14,7 +14,7 @@ from itertools import takewhile
 import msgspec
 
 from healer.decisions.capacity import out_of_service
-from healer.decisions.guards import SLOT_VERBS, JudgeResult, judge, recent, tries_of
+from healer.decisions.guards import SLOT_VERBS, JudgeResult, judge, tries_of, within_span
 from healer.decisions.node_facts import settings_of_node
 from healer.incidents.growth import ended_work, not_looked, senses_of, too_few
 from healer.incidents.impact import urgency_of
@@ -74,16 +74,22 @@ def decide(
         return None
     if rule.playbook is None:
         why = f"Rule {rule.name} has no playbook: people are told, nothing is done."
-        return _nothing(incident, None, why, now)
-    if (active is None or active.approved_by is None) and (why := _not_now(incident, rule, now)):
-        return _nothing(incident, rule.playbook, why, now) if active is None else _stays(active, why, now)
+        return _decide_nothing(incident, None, why, now)
+    if (active is None or active.approved_by is None) and (why := _why_not_now(incident, rule, now)):
+        return (
+            _decide_nothing(incident, rule.playbook, why, now)
+            if active is None
+            else _keep_waiting(active, why, now)
+        )
     playbook = rules.playbooks.get(rule.playbook)
     plans = playbook is not None and playbook.is_plan
     if active is None and plans and now - incident.opened < PLANS_AFTER:
         return None
-    if why := _nothing_to_do(incident, rule, playbook) or _no_question(incident, playbook, facts, active):
-        return _nothing(incident, rule.playbook, why, now)
-    proposal = _question(incident, rule, facts, rules, now, active)
+    if why := _why_nothing_planned(incident, rule, playbook) or _why_not_asked(
+        incident, playbook, facts, active
+    ):
+        return _decide_nothing(incident, rule.playbook, why, now)
+    proposal = _proposal(incident, rule, facts, rules, now, active)
     result = judge(proposal, facts, rules, now)
     of_job = proposal.job is not None and proposal.verb is not Verb.drain
     target = f"job {incident.root.job}" if of_job else proposal.node
@@ -104,7 +110,7 @@ def decide(
     )
 
 
-def _no_question(
+def _why_not_asked(
     incident: Incident, playbook: Playbook | None, facts: GateFacts, active: Run | None
 ) -> str | None:
     """Why the gate has nothing to judge: no target, a run that goes first, a drain of ours that stands."""
@@ -114,7 +120,7 @@ def _no_question(
     if job is not None and (facts.snapshot is None or job not in facts.snapshot.jobs):
         return f"Slurm's picture does not show job {job}."
     other = facts.running.get(node or "")
-    if other is not None and not stands_beside(playbook) and (active is None or other != active.id):
+    if other is not None and not runs_alongside(playbook) and (active is None or other != active.id):
         return f"Run {other} is at work on {node}: it goes first."
     out = out_by_us(node, facts) if verb is Verb.drain and node else None
     if out and not _is_left_to(incident, facts) and not _leaves_jobs_behind(incident, facts):
@@ -122,7 +128,7 @@ def _no_question(
     return None
 
 
-def _nothing_to_do(incident: Incident, rule: Rule, playbook: Playbook | None) -> str | None:
+def _why_nothing_planned(incident: Incident, rule: Rule, playbook: Playbook | None) -> str | None:
     """Why there is nothing that the playbook could wait for: no remedy, and no ticket that people ask for."""
     if playbook is None or not playbook.is_plan:
         return None
@@ -140,7 +146,7 @@ def _job_of(incident: Incident, playbook: Playbook | None) -> str | None:
     return incident.root.job if playbook is not None and playbook.target == "job" else None
 
 
-def _question(
+def _proposal(
     incident: Incident, rule: Rule, facts: GateFacts, rules: Ruleset, now: datetime, active: Run | None
 ) -> Proposal:
     """What the gate is asked: whether the run of the rule's playbook may begin, or go on."""
@@ -157,18 +163,18 @@ def _question(
         run=active.id if active else None,
         rule=rule.name,
         playbook=rule.playbook or "",
-        remedy=_carried_out(playbook) or next_remedy(incident, rule, facts, rules, now),
+        remedy=_remedy_of(playbook) or next_remedy(incident, rule, facts, rules, now),
         mode=facts.modes.get(rule.name) or rules.mode_of(rule),
         unusable=incident.unusable,
         fatal=ended_work(incident),
         approved_by=active.approved_by if active else None,
-        begins=looks_first(verb, playbook),
+        begins=begins_before_acting(verb, playbook),
         adopts=playbook is not None and adopts(playbook),
         urgency=urgency_of(incident, facts.snapshot),
     )
 
 
-def _not_now(incident: Incident, rule: Rule, now: datetime) -> str | None:
+def _why_not_now(incident: Incident, rule: Rule, now: datetime) -> str | None:
     """Why nothing begins by itself, although the fault was told: nobody says that it stands now."""
     if (over := incident.plan_over) is not None:
         what = "Planned work on the node ended" if incident.plan else "The node has booted anew"
@@ -181,7 +187,7 @@ def _not_now(incident: Incident, rule: Rule, now: datetime) -> str | None:
     return too_few(incident, rule.senses, now) if too_little and incident.root.node is not None else None
 
 
-def _stays(run: Run, why: str, now: datetime) -> Decision:
+def _keep_waiting(run: Run, why: str, now: datetime) -> Decision:
     """A run that waits for leave goes on to wait: no guard was asked."""
     return Decision(
         at=now,
@@ -194,7 +200,7 @@ def _stays(run: Run, why: str, now: datetime) -> Decision:
     )
 
 
-def _nothing(incident: Incident, playbook: str | None, why: str, now: datetime) -> Decision:
+def _decide_nothing(incident: Incident, playbook: str | None, why: str, now: datetime) -> Decision:
     return Decision(
         at=now,
         cluster=incident.cluster,
@@ -255,7 +261,7 @@ def _leaves_jobs_behind(incident: Incident, facts: GateFacts) -> bool:
     return not alive.isdisjoint(incident.jobs_hit)
 
 
-def _carried_out(playbook: Playbook | None) -> Remedy | None:
+def _remedy_of(playbook: Playbook | None) -> Remedy | None:
     """What the playbook itself tries. It does nothing else the next time: so it does not climb the ladder.
 
     One that asks for the remedy itself climbs it; and what a person has to approve within the run is theirs.
@@ -275,10 +281,10 @@ def next_remedy(incident: Incident, rule: Rule, facts: GateFacts, rules: Ruleset
     if first is Remedy.none or node is None:
         return first
     shown = facts.snapshot.nodes.get(node) if facts.snapshot else None
-    span = max(one.repeat for one in settings_of_node(rules, incident.cluster, shown))
+    span = max(settings.repeat for settings in settings_of_node(rules, incident.cluster, shown))
     ladder = REMEDY_LADDER[REMEDY_LADDER.index(first) :]
     for remedy in ladder:
-        if not recent([use.at for use in tries_of(facts, node, remedy)], now, span):
+        if not within_span([use.at for use in tries_of(facts, node, remedy)], now, span):
             return remedy
     return ladder[-1]
 
@@ -337,22 +343,22 @@ _TAKES_NOTHING = frozenset(
 _BRIEF = frozenset({"still_silent"})
 
 
-def slot_later(playbook: Playbook | None) -> bool:
+def takes_slot_later(playbook: Playbook | None) -> bool:
     """The playbook takes a slot, but does other things first than to look."""
     steps = playbook.steps if playbook is not None else ()
     taking = next((index for index, step in enumerate(steps) if step.do in SLOT_VERBS), None)
     return taking is not None and any(step.check not in _BRIEF for step in steps[:taking])
 
 
-def looks_first(verb: Verb, playbook: Playbook | None) -> bool:
+def begins_before_acting(verb: Verb, playbook: Playbook | None) -> bool:
     """The run begins before the first step that takes anything is due, which asks whole when it is."""
     if verb in SLOT_VERBS:
-        return slot_later(playbook)
+        return takes_slot_later(playbook)
     on_job = playbook is not None and playbook.target == "job" and verb in RESTARTING_VERBS
     return on_job and playbook is not None and playbook.steps[0].do is None
 
 
-def stands_beside(playbook: Playbook | None) -> bool:
+def runs_alongside(playbook: Playbook | None) -> bool:
     """The playbook takes nothing: its run goes on beside the one that works on the node, and ends none."""
     return playbook is not None and playbook.target == "node" and takes_nothing(playbook)
 
@@ -372,7 +378,7 @@ def rides_on_slot(run: Run, playbook: Playbook, facts: GateFacts) -> bool:
     """What this run takes was granted as it began, or since. A slot that was given back is asked for anew."""
     if holds_slot(facts, run) or not any(step.do in SLOT_VERBS for step in playbook.steps):
         return True
-    return not slot_later(playbook) and run.node in facts.held
+    return not takes_slot_later(playbook) and run.node in facts.held
 
 
 def is_untouched(run: Run, playbook: Playbook | None, facts: GateFacts) -> bool:
@@ -380,7 +386,7 @@ def is_untouched(run: Run, playbook: Playbook | None, facts: GateFacts) -> bool:
 
     Certain under the gate's lock only: the slot is granted under it, before the first effect.
     """
-    if run.shadow or playbook is None or not slot_later(playbook) or holds_slot(facts, run):
+    if run.shadow or playbook is None or not takes_slot_later(playbook) or holds_slot(facts, run):
         return False
     removing = next(step for step in playbook.steps if step.do in REMOVING_VERBS)
     return removing.do in SLOT_VERBS
@@ -432,31 +438,31 @@ def with_restarts(run: Run, jobs: Mapping[str, int], by: str) -> Run:
     """The run with what `by` agreed to: the restart of these jobs in these lives."""
     if not jobs:
         return run
-    told = dict(run.input)
-    told["restart"] = {**run.input.get("restart", {}), **jobs}
-    told["restart_by"] = {**run.input.get("restart_by", {}), **dict.fromkeys(jobs, by)}
-    return msgspec.structs.replace(run, input=told)
+    given = dict(run.input)
+    given["restart"] = {**run.input.get("restart", {}), **jobs}
+    given["restart_by"] = {**run.input.get("restart_by", {}), **dict.fromkeys(jobs, by)}
+    return msgspec.structs.replace(run, input=given)
 
 
-def restart_asked(run: Run, job: str, incident: Incident | None) -> Proposal:
+def restart_proposal(run: Run, job: str, incident: Incident | None) -> Proposal:
     """What the gate is asked about a job whose restart was agreed to with the run."""
     return proposal_of(run, Verb.requeue, incident, job=job, restarts=run.input["restart"][job])
 
 
-def restart_refused(
+def refused_restart(
     run: Run, incident: Incident | None, facts: GateFacts, rules: Ruleset, now: datetime
 ) -> JudgeResult | None:
     """What the gate refuses now of the restarts that were agreed to with the run."""
     verdicts = (
-        judge(restart_asked(run, job, incident), facts, rules, now) for job in run.input.get("restart", {})
+        judge(restart_proposal(run, job, incident), facts, rules, now) for job in run.input.get("restart", {})
     )
-    return next((one for one in verdicts if one.outcome is Outcome.refused), None)
+    return next((verdict for verdict in verdicts if verdict.outcome is Outcome.refused), None)
 
 
-def beginning(run: Run, playbook: Playbook, incident: Incident | None) -> Proposal:
+def proposal_to_begin(run: Run, playbook: Playbook, incident: Incident | None) -> Proposal:
     """What the gate is asked when the run is to begin."""
     verb = first_verb(playbook)
-    begins = looks_first(verb, playbook) and (verb not in RESTARTING_VERBS or run.by == "healer")
+    begins = begins_before_acting(verb, playbook) and (verb not in RESTARTING_VERBS or run.by == "healer")
     return msgspec.structs.replace(proposal_of(run, verb, incident), begins=begins, adopts=adopts(playbook))
 
 
@@ -466,7 +472,7 @@ def new_run(
     decision: Decision,
     mode: Mode,
     *,
-    beside: bool,
+    alongside: bool,
 ) -> Run:
     """Healer's own run for an incident. Its id follows from the incident's, so a second one is the same."""
     state, shadow = run_state_of(decision, mode)
@@ -492,7 +498,7 @@ def new_run(
         rule=incident.rule,
         mode=mode,
         shadow=shadow,
-        beside=beside,
+        beside=alongside,
         approve_until=decision.at + APPROVAL_LASTS if waits else None,
         # The remedy that this run tries is counted by `repeat`, so that the next one goes up the ladder.
         input=given,
@@ -529,14 +535,14 @@ def run_state_of(decision: Decision, mode: Mode) -> tuple[RunState, bool]:
 
 def decision_key(decision: Decision) -> str:
     """The same for decisions that say the same; figures that move with the clock make no new decision."""
-    said: list[str] = [decision.outcome, str(decision.guard), str(decision.run)]
-    said += [f"{answer.guard}={answer.kind}" for answer in decision.answers]
+    parts: list[str] = [decision.outcome, str(decision.guard), str(decision.run)]
+    parts += [f"{answer.guard}={answer.kind}" for answer in decision.answers]
     if decision.outcome is Outcome.nothing:
-        said.append(decision.why)
-    return sha256("|".join(said).encode()).hexdigest()[:16]
+        parts.append(decision.why)
+    return sha256("|".join(parts).encode()).hexdigest()[:16]
 
 
-def known_bad_in_service(incident: Incident, decision: Decision, facts: GateFacts) -> bool:
+def is_known_bad_in_service(incident: Incident, decision: Decision, facts: GateFacts) -> bool:
     """Law 2: surely unusable, and it must still stay in service."""
     node = facts.snapshot.nodes.get(incident.root.node or "") if facts.snapshot else None
     kept = decision.outcome in {Outcome.held, Outcome.refused}

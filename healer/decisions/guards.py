@@ -55,11 +55,11 @@ from healer.model.slurm import is_ours, our_reservation, slurm_kind
 
 def pause(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
     """A pause holds everybody, the person who asks too: whoever wants to act ends it first, by name."""
-    standing = _standing(proposal, facts, now)
+    standing = _active_pauses(proposal, facts, now)
     if not standing:
         return allow(Guard.pause, "No pause concerns this.")
     first = standing[0]
-    ends = [one.until for one in standing]
+    ends = [active.until for active in standing]
     frees_at = max((end for end in ends if end is not None), default=None) if all(ends) else None
     what = f"{first.scope} {first.name}".strip()
     more = f" ({len(standing) - 1} more)" if len(standing) > 1 else ""
@@ -68,36 +68,36 @@ def pause(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -
 
 
 def is_paused(proposal: Proposal, facts: GateFacts, now: datetime) -> bool:
-    return bool(_standing(proposal, facts, now))
+    return bool(_active_pauses(proposal, facts, now))
 
 
-def _standing(proposal: Proposal, facts: GateFacts, now: datetime) -> list[Pause]:
-    return [one for one in facts.pauses if concerns(one, proposal, facts, now)]
+def _active_pauses(proposal: Proposal, facts: GateFacts, now: datetime) -> list[Pause]:
+    return [active for active in facts.pauses if concerns_proposal(active, proposal, facts, now)]
 
 
-def concerns(one: Pause, proposal: Proposal, facts: GateFacts, now: datetime) -> bool:
+def concerns_proposal(pause_: Pause, proposal: Proposal, facts: GateFacts, now: datetime) -> bool:
     """Whether this pause holds the proposal back."""
-    if one.until is not None and one.until <= now:
+    if pause_.until is not None and pause_.until <= now:
         return False
-    if one.cluster and one.cluster != proposal.cluster:
+    if pause_.cluster and pause_.cluster != proposal.cluster:
         return False
     node, job = node_of(proposal, facts), job_of(proposal, facts)
-    match one.scope:
+    match pause_.scope:
         case "all":
             return True
         case "cluster":
-            return (one.name or one.cluster) == proposal.cluster
+            return (pause_.name or pause_.cluster) == proposal.cluster
         case "partition":
             partitions = node.partitions if node else ()
-            return one.name in partitions or (job is not None and job.partition == one.name)
+            return pause_.name in partitions or (job is not None and job.partition == pause_.name)
         case "node":
-            return one.name == proposal.node or (
-                proposal.node is None and job is not None and one.name in job.nodes
+            return pause_.name == proposal.node or (
+                proposal.node is None and job is not None and pause_.name in job.nodes
             )
         case "rule":
-            return one.name == proposal.rule
+            return pause_.name == proposal.rule
         case "playbook":
-            return one.name == proposal.playbook
+            return pause_.name == proposal.playbook
     # A scope that this version does not know: somebody wanted healer to stand still.
     return True
 
@@ -221,7 +221,7 @@ def maintenance(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datet
     return hold(Guard.maintenance, why, used=1, limit=0, frees_at=window.until)
 
 
-def recent(moments: list[datetime], now: datetime, span: timedelta) -> list[datetime]:
+def within_span(moments: list[datetime], now: datetime, span: timedelta) -> list[datetime]:
     """Those within the span before now, oldest first. A moment that is exactly `span` old has left it."""
     return sorted(moment for moment in moments if moment > now - span)
 
@@ -303,7 +303,7 @@ def repeat(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) 
         # A later step of the run that tries it is that same try.
         if not (proposal.ride and use.incident == proposal.incident)
     ]
-    last = recent(tried, now, span)
+    last = within_span(tried, now, span)
     hours = span.total_seconds() / 3600
     name = proposal.remedy.value
     if not last:
@@ -323,8 +323,8 @@ def reboot_cap(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: dateti
     if proposal.granted:
         return allow(Guard.reboot_cap, "This very reboot was granted, and is counted already.")
     node = node_of(proposal, facts)
-    limit = min(one.reboots_per_node for one in settings_of_node(rules, facts.cluster, node))
-    used = recent(
+    limit = min(settings.reboots_per_node for settings in settings_of_node(rules, facts.cluster, node))
+    used = within_span(
         [use.at for use in facts.remedies if use.node == proposal.node and use.remedy in _REBOOTS], now, DAY
     )
     figures = f"{proposal.node} was rebooted {len(used)} times in 24 h, the limit is {limit}"
@@ -342,7 +342,7 @@ def requeue_cap(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datet
         for use in facts.requeues
         if use.job == proposal.job and (proposal.restarts is None or use.restarts != proposal.restarts)
     ]
-    used = recent(uses, now, DAY)
+    used = within_span(uses, now, DAY)
     figures = f"Job {proposal.job} was requeued {len(used)} times in 24 h, the limit is {limit}"
     if len(used) >= limit:
         frees_at = used[len(used) - limit] + DAY if limit > 0 else None
@@ -467,7 +467,7 @@ class JudgeResult(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def answer(self) -> Answer | None:
         """The answer of the guard that kept it back."""
-        return next((one for one in self.answers if one.guard is self.guard), None)
+        return next((answer for answer in self.answers if answer.guard is self.guard), None)
 
 
 def judge(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> JudgeResult:
@@ -505,7 +505,7 @@ def _unless_unusable(answer: Answer, proposal: Proposal) -> Answer:
     )
 
 
-def after(facts: GateFacts, proposal: Proposal, run: str, now: datetime) -> GateFacts:
+def after_grant(facts: GateFacts, proposal: Proposal, run: str, now: datetime) -> GateFacts:
     """The facts once this proposal was granted: so that the next one of the same transaction sees it."""
     changed: dict[str, object] = {}
     if proposal.verb in SLOT_VERBS and proposal.node:
@@ -526,7 +526,7 @@ def after(facts: GateFacts, proposal: Proposal, run: str, now: datetime) -> Gate
         use = RequeueUse(
             job=proposal.job, restarts=proposal.restarts or 0, at=now, incident=proposal.incident
         )
-        if all((one.job, one.restarts) != (use.job, use.restarts) for one in facts.requeues):
+        if all((earlier.job, earlier.restarts) != (use.job, use.restarts) for earlier in facts.requeues):
             changed["requeues"] = (*facts.requeues, use)
     if takes_canary(facts, proposal):
         changed["breaker"] = msgspec.structs.replace(facts.breaker, canary=run)

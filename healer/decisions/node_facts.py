@@ -68,12 +68,12 @@ def place_of(rules: Ruleset, node: SlurmNode) -> Place:
 
 
 def _place_in(topology: Topology, node: SlurmNode) -> Place:
-    known = topology.places.get(node.name, Place())
+    listed = topology.places.get(node.name, Place())
     return Place(
-        rack=node.rack or known.rack,
-        switch=node.switch or known.switch,
-        pod=node.pod or known.pod,
-        domain=node.domain or known.domain,
+        rack=node.rack or listed.rack,
+        switch=node.switch or listed.switch,
+        pod=node.pod or listed.pod,
+        domain=node.domain or listed.domain,
     )
 
 
@@ -133,10 +133,10 @@ def ended_windows(
         return found
     for node in nodes:
         for settings in (settings_of(rules, cluster), *settings_of_node(rules, cluster, node)):
-            for one in settings.maintenance:
-                over = one.until is not None and since < one.until <= now
-                if over and any(matches(pattern, node) for pattern in one.nodes):
-                    found[node.name] = max(one.until or now, found.get(node.name, since))
+            for window in settings.maintenance:
+                over = window.until is not None and since < window.until <= now
+                if over and any(matches(pattern, node) for pattern in window.nodes):
+                    found[node.name] = max(window.until or now, found.get(node.name, since))
     return found
 
 
@@ -190,7 +190,7 @@ def _fleet(nodes: ByIdentity[Mapping[str, SlurmNode]]) -> Fleet:
         names=frozenset(node.name for node in fleet),
         out=frozenset(node.name for node in fleet if not node.in_service),
         planned=frozenset(node.name for node in fleet if node.planned),
-        partitions=_gathered((name, node) for node in fleet for name in node.partitions),
+        partitions=_names_by_place((name, node) for node in fleet for name in node.partitions),
     )
 
 
@@ -199,10 +199,10 @@ def _at(
     nodes: ByIdentity[Mapping[str, SlurmNode]], topology: ByIdentity[Topology], kind: str
 ) -> Mapping[str, frozenset[str]]:
     where = ((getattr(_place_in(topology.value, node), kind), node) for node in counted_nodes(nodes))
-    return _gathered((name, node) for name, node in where if name)
+    return _names_by_place((name, node) for name, node in where if name)
 
 
-def _gathered(pairs: Iterable[tuple[str, SlurmNode]]) -> Mapping[str, frozenset[str]]:
+def _names_by_place(pairs: Iterable[tuple[str, SlurmNode]]) -> Mapping[str, frozenset[str]]:
     found: dict[str, set[str]] = {}
     for name, node in pairs:
         found.setdefault(name, set()).add(node.name)
@@ -259,7 +259,7 @@ _BEGINS = {
 
 
 def context_of(
-    rules: Ruleset, snapshot: SlurmSnapshot, node: SlurmNode, told: Inventory | None, now: datetime
+    rules: Ruleset, snapshot: SlurmSnapshot, node: SlurmNode, inventory: Inventory | None, now: datetime
 ) -> tuple[NodeContext, ...]:
     """`told`: what is kept of the node's own word. Nothing where Slurm's picture is too old to say."""
     if now - snapshot.taken_at > PICTURE_LASTS:
@@ -268,35 +268,39 @@ def context_of(
     found = at_node(
         node,
         planned=planned_window(rules, snapshot.cluster, node, now, snapshot),
-        booted_at=told.booted_at if told is not None else None,
-        driver=told.changed.get("driver") if told is not None else None,
+        booted_at=inventory.booted_at if inventory is not None else None,
+        driver=inventory.changed.get("driver") if inventory is not None else None,
     )
     if (started := at_jobs(snapshot.jobs_on(node.name))) is not None:
         found.append(started)
-    shown = (_shown(one, table, snapshot, node, now) for one in found)
-    return tuple(one for one in shown if one is not None)
+    shown = (_shown(activity, table, snapshot, node, now) for activity in found)
+    return tuple(context for context in shown if context is not None)
 
 
 def _shown(
-    one: Activity, table: ContextTable, snapshot: SlurmSnapshot, node: SlurmNode, now: datetime
+    activity: Activity, table: ContextTable, snapshot: SlurmSnapshot, node: SlurmNode, now: datetime
 ) -> NodeContext | None:
-    if one.since is None:
-        until = one.until
-        if one.kind is ContextKind.maintenance and until is None:
+    if activity.since is None:
+        until = activity.until
+        if activity.kind is ContextKind.maintenance and until is None:
             until = _reserved_until(snapshot, node)
-        return NodeContext(kind=one.kind, text=_with_end(one.text, until, now), until=until)
-    until = one.since + table.lasts(one.kind)
+        return NodeContext(kind=activity.kind, text=_with_end(activity.text, until, now), until=until)
+    until = activity.since + table.lasts(activity.kind)
     if now >= until:
         return None
-    text = _with_end(_BEGINS[one.kind], until, now)
-    if one.kind is ContextKind.new_driver:
-        text = f"{text}: {one.text}"
-    return NodeContext(kind=one.kind, text=text, since=one.since, until=until)
+    text = _with_end(_BEGINS[activity.kind], until, now)
+    if activity.kind is ContextKind.new_driver:
+        text = f"{text}: {activity.text}"
+    return NodeContext(kind=activity.kind, text=text, since=activity.since, until=until)
 
 
 def _reserved_until(snapshot: SlurmSnapshot, node: SlurmNode) -> datetime | None:
     """When Slurm's maintenance of the node ends; None where it tells no end, or none that all share."""
-    held = [one.until for one in snapshot.reservations.values() if one.maintenance and node.name in one.nodes]
+    held = [
+        reservation.until
+        for reservation in snapshot.reservations.values()
+        if reservation.maintenance and node.name in reservation.nodes
+    ]
     ends = [until for until in held if until is not None]
     return max(ends) if ends and len(ends) == len(held) else None
 

@@ -64,7 +64,7 @@ def permit_of(
     )
 
 
-def own_permit(ask: HookAsk, check: str, at: datetime) -> Permit:
+def permit_of_local_check(ask: HookAsk, check: str, at: datetime) -> Permit:
     """For a hook that was not answered at `at` and failed by the site's own list: it has happened already."""
     return Permit(
         id=ask.id,

@@ -63,35 +63,30 @@ TURNS = 2
 _NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def since_of(rules: Ruleset, cluster: str, now: datetime) -> datetime:
+def tests_since(rules: Ruleset, cluster: str, now: datetime) -> datetime:
     """From when on tests are looked at."""
     return now - TURNS * settings_of(rules, cluster).sweep.every
 
 
-def limit_of(settings: GuardSettings, nodes: int) -> int:
+def sweep_limit(settings: GuardSettings, nodes: int) -> int:
     share = Fraction(str(settings.sweep.max_share)) * nodes
     return max(1, min(settings.sweep.max_nodes, math.floor(share)))
-
-
-def sweeping(rules: Ruleset) -> list[str]:
-    """Playbooks with a sweep in them."""
-    return list(rules.sweeping)
 
 
 def sweep(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
     """Idle and healthy, wanted by nobody, few at once, and not before its turn. `proposal.granted`: its job
     is submitted, and this asks whether it may stay."""
-    node, snapshot, known = node_of(proposal, facts), facts.snapshot, facts.sweeps
+    node, snapshot, sweeps = node_of(proposal, facts), facts.snapshot, facts.sweeps
     if snapshot is None or node is None:
         return unknown_node(Guard.sweep, proposal, facts)
-    if known is None:
+    if sweeps is None:
         return hold(Guard.sweep, "It is not known which nodes are in sweep.")
     settings = settings_of(rules, facts.cluster)
-    limit = limit_of(settings, len(snapshot.gpu_nodes))
-    others = sum(name != node.name for name in known.running)
+    limit = sweep_limit(settings, len(snapshot.gpu_nodes))
+    others = sum(name != node.name for name in sweeps.running)
     if proposal.by is None and facts.breaker.state is BreakerState.half_open:
         return hold(Guard.sweep, "The breaker is half-open: nodes are swept when it is closed.", limit=limit)
-    if why := _unfit(node, proposal, facts, known, now):
+    if why := _unfit(node, proposal, facts, sweeps, now):
         return hold(Guard.sweep, why, limit=limit, used=others)
     if (job := wanted_by(node, snapshot)) is not None:
         why = f"Job {job.title} waits in {job.partition} ({job.reason}) and could use {node.name}."
@@ -102,9 +97,9 @@ def sweep(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -
     if others >= limit and not proposal.suspect:  # these very nodes are asked for
         return hold(Guard.sweep, f"{figures}.", limit=limit, used=others)
     # That its turn has come was asked when its run began, which has counted as tried since.
-    begun = known.running.get(node.name, "") == proposal.run
+    begun = sweeps.running.get(node.name, "") == proposal.run
     asks_turn = proposal.by is None and not begun and not proposal.borrows
-    turn = _turn(node.name, known, settings) if asks_turn else None
+    turn = _turn(node.name, sweeps, settings) if asks_turn else None
     if turn is not None and turn > now:
         why = f"{node.name} was tested, or tried, of late: its turn comes at {at(turn)}."
         return hold(Guard.sweep, why, limit=limit, used=others, frees_at=turn)
@@ -113,9 +108,11 @@ def sweep(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -
     )
 
 
-def _unfit(node: SlurmNode, proposal: Proposal, facts: GateFacts, known: Sweeps, now: datetime) -> str | None:
+def _unfit(
+    node: SlurmNode, proposal: Proposal, facts: GateFacts, sweeps: Sweeps, now: datetime
+) -> str | None:
     """Why this node is not one to be swept, whoever wants it."""
-    ailing, name = known.ailing.get(node.name), node.name
+    ailing, name = sweeps.ailing.get(node.name), node.name
     if proposal.granted:
         if node.held or not node.in_service or node.planned:
             return f"{name} is {node.status}: it leaves service."
@@ -128,10 +125,17 @@ def _unfit(node: SlurmNode, proposal: Proposal, facts: GateFacts, known: Sweeps,
         return f"A {ailing} fault is open on {name}: it is tested for that."
     if (run := facts.running.get(name)) is not None:
         return f"Run {run} works on {name}."
-    if (run := known.running.get(name)) is not None and run != proposal.run:
+    if (run := sweeps.running.get(name)) is not None and run != proposal.run:
         return f"Run {run} sweeps {name} already."
     reservations = facts.snapshot.reservations.values()
-    kept = next((one for one in reservations if name in one.nodes and is_soon(one, now)), None)
+    kept = next(
+        (
+            reservation
+            for reservation in reservations
+            if name in reservation.nodes and is_soon(reservation, now)
+        ),
+        None,
+    )
     return f"Reservation {kept.name} counts on {name}." if kept is not None else None
 
 
@@ -153,15 +157,15 @@ def wanted_by(node: SlurmNode, snapshot: SlurmSnapshot) -> SlurmJob | None:
 
 def _lets_in(job: SlurmJob, node: SlurmNode, snapshot: SlurmSnapshot) -> bool:
     """A job of a reservation runs on the nodes of that alone."""
-    own = snapshot.reservations.get(job.reservation) if job.reservation else None
-    return own is None or node.name in own.nodes
+    reservation = snapshot.reservations.get(job.reservation) if job.reservation else None
+    return reservation is None or node.name in reservation.nodes
 
 
-def _turn(node: str, known: Sweeps, settings: GuardSettings) -> datetime | None:
+def _turn(node: str, sweeps: Sweeps, settings: GuardSettings) -> datetime | None:
     """When the node's turn comes; None: it was neither tested nor tried of late."""
-    tested, begun = known.tested.get(node), known.begun.get(node)
+    tested, begun = sweeps.tested.get(node), sweeps.begun.get(node)
     moments = (tested and tested + settings.sweep.every, begun and begun + TRIED_AGAIN)
-    return max((one for one in moments if one is not None), default=None)
+    return max((moment for moment in moments if moment is not None), default=None)
 
 
 # --- in turn ---
@@ -176,19 +180,23 @@ def is_scheduled(rules: Ruleset, cluster: str) -> bool:
     return playbook.target == "node" and {step.do for step in playbook.steps} <= {None, Verb.sweep}
 
 
-def in_turn(facts: GateFacts, rules: Ruleset, now: datetime) -> Iterator[Run]:
+def sweep_runs(facts: GateFacts, rules: Ruleset, now: datetime) -> Iterator[Run]:
     """Runs that may be proposed now: of each idle node whose turn has come, the one that was tested longest
     ago first. The caller asks the gate about each, and stops where it has begun enough."""
     if facts.snapshot is None or facts.sweeps is None:
         return
-    known, settings = facts.sweeps, settings_of(rules, facts.cluster)
+    sweeps, settings = facts.sweeps, settings_of(rules, facts.cluster)
     due = [
         node
         for node in facts.snapshot.gpu_nodes
-        if node.status is NodeStatus.idle and (_turn(node.name, known, settings) or now) <= now
+        if node.status is NodeStatus.idle and (_turn(node.name, sweeps, settings) or now) <= now
     ]
     due.sort(
-        key=lambda node: (known.tested.get(node.name, _NEVER), known.begun.get(node.name, _NEVER), node.name)
+        key=lambda node: (
+            sweeps.tested.get(node.name, _NEVER),
+            sweeps.begun.get(node.name, _NEVER),
+            node.name,
+        )
     )
     for node in due:
         yield _run(facts.cluster, node.name, now)
@@ -210,11 +218,11 @@ def _run(cluster: str, node: str, now: datetime) -> Run:
     )
 
 
-def with_one_more(facts: GateFacts, run: Run) -> GateFacts:
+def with_sweep(facts: GateFacts, run: Run) -> GateFacts:
     """The facts once this run was begun: so that the next one of the same transaction sees it."""
-    known = facts.sweeps or Sweeps()
-    running = {**known.running, run.node or "": run.id}
-    return msgspec.structs.replace(facts, sweeps=msgspec.structs.replace(known, running=running))
+    sweeps = facts.sweeps or Sweeps()
+    running = {**sweeps.running, run.node or "": run.id}
+    return msgspec.structs.replace(facts, sweeps=msgspec.structs.replace(sweeps, running=running))
 
 
 #: Further than any way through a tree of switches: nothing is known of where the two stand.
@@ -224,8 +232,8 @@ _FAR = 99
 def free_spares(snapshot: SlurmSnapshot, settings: GuardSettings) -> list[SlurmNode]:
     """Nodes of the reservation that could be handed over now: idle, in service, not protected."""
     held = snapshot.reservations.get(settings.spares.reservation) if settings.spares else None
-    known = (snapshot.nodes.get(name) for name in (held.nodes if held else ()))
-    return [one for one in known if one is not None and _is_free(one, settings)]
+    kept = (snapshot.nodes.get(name) for name in (held.nodes if held else ()))
+    return [node for node in kept if node is not None and _is_free(node, settings)]
 
 
 def _is_free(node: SlurmNode, settings: GuardSettings) -> bool:
@@ -234,11 +242,11 @@ def _is_free(node: SlurmNode, settings: GuardSettings) -> bool:
     return not any(matches(pattern, node) for pattern in settings.protected)
 
 
-def choose(lost: SlurmNode, job: SlurmJob | None, spares: Iterable[SlurmNode]) -> SlurmNode | None:
+def nearest_spare(lost: SlurmNode, job: SlurmJob | None, spares: Iterable[SlurmNode]) -> SlurmNode | None:
     """The nearest spare that the job could use as it used the lost node: the same leaf switch, else the
     fewest hops, else any. The same GPUs and partition; None where none fits."""
-    fitting = [one for one in spares if one.name != lost.name and _fits(one, lost, job)]
-    return min(fitting, key=lambda one: (hops(lost, one), one.name), default=None)
+    fitting = [spare for spare in spares if spare.name != lost.name and _fits(spare, lost, job)]
+    return min(fitting, key=lambda spare: (hops(lost, spare), spare.name), default=None)
 
 
 def _fits(spare: SlurmNode, lost: SlurmNode, job: SlurmJob | None) -> bool:
@@ -248,17 +256,17 @@ def _fits(spare: SlurmNode, lost: SlurmNode, job: SlurmJob | None) -> bool:
     return wanted <= set(spare.partitions) and (job is None or spare.name not in job.excluded)
 
 
-def hops(one: SlurmNode, other: SlurmNode) -> int:
+def hops(node: SlurmNode, other: SlurmNode) -> int:
     """Levels up to the first switch that both lie under: 0 is the same leaf."""
     theirs = _path(other)
-    return next((level for level, switch in enumerate(_path(one)) if switch in theirs), _FAR)
+    return next((level for level, switch in enumerate(_path(node)) if switch in theirs), _FAR)
 
 
 def _path(node: SlurmNode) -> tuple[str, ...]:
     return node.switches or ((node.switch,) if node.switch else ())
 
 
-def spared(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
+def spares(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
     """What the site keeps for jobs that lose a node: one spare for one node, as long as there is one.
 
     It never holds a restart: without a spare the job waits for its turn like any other.
@@ -275,7 +283,7 @@ def spared(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) 
     free = free_spares(facts.snapshot, settings)
     figures = f"{len(free)} of {len(held.nodes)} spares in {name} are free"
     used = len(held.nodes) - len(free)
-    chosen = choose(lost, job_of(proposal, facts), free)
+    chosen = nearest_spare(lost, job_of(proposal, facts), free)
     if lost.name in held.nodes:
         why = f"{lost.name} has a place among the spares: {figures}."
     elif chosen is None:
@@ -299,46 +307,48 @@ def reserved(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime
     person who asks by name, or approved it, answers for that.
     """
     if proposal.verb in RESTARTING_VERBS:
-        return spared(proposal, facts, rules, now)
+        return spares(proposal, facts, rules, now)
     node = node_of(proposal, facts)
     if facts.snapshot is None or node is None:
         return unknown_node(Guard.reserved, proposal, facts)
-    kept = _promised(node, facts, rules, now)
+    kept = _reservation_of(node, facts, rules, now)
     if kept is None:
         return allow(Guard.reserved, f"No reservation counts on {node.name}.")
     here = [facts.snapshot.nodes[name] for name in kept.nodes if name in facts.snapshot.nodes]
-    standing = sum(one.in_service for one in here)
+    standing = sum(member.in_service for member in here)
     figures = f"reservation {kept.name} counts on {len(kept.nodes)} nodes, {standing} are in service"
-    told: dict[str, Any] = {"limit": len(kept.nodes), "used": standing}
+    figures_of: dict[str, Any] = {"limit": len(kept.nodes), "used": standing}
     if rides(proposal, facts) or not node.in_service:
-        return allow(Guard.reserved, f"{node.name} is out already: {figures}.", **told)
+        return allow(Guard.reserved, f"{node.name} is out already: {figures}.", **figures_of)
     if proposal.unusable or proposal.fatal:
-        return allow(Guard.reserved, f"{figures}: with this fault {node.name} is of no use to it.", **told)
+        return allow(
+            Guard.reserved, f"{figures}: with this fault {node.name} is of no use to it.", **figures_of
+        )
     if person := proposal.by or proposal.approved_by:
-        return allow(Guard.reserved, f"{figures}; {person} takes {node.name} from it.", **told)
+        return allow(Guard.reserved, f"{figures}; {person} takes {node.name} from it.", **figures_of)
     why = f"{figures}: {node.name} stays until it ends, or until a person takes it."
-    return hold(Guard.reserved, why, frees_at=kept.until, **told)
+    return hold(Guard.reserved, why, frees_at=kept.until, **figures_of)
 
 
-def _promised(node: SlurmNode, facts: GateFacts, rules: Ruleset, now: datetime) -> Reservation | None:
+def _reservation_of(node: SlurmNode, facts: GateFacts, rules: Ruleset, now: datetime) -> Reservation | None:
     """The reservation that keeps this very node for somebody, now or soon; of several the longest.
 
     Planned work is none (guard `maintenance`), nor are our own tests, nor the spares.
     """
     spares = settings_of(rules, facts.cluster).spares
-    known = facts.snapshot.reservations.values() if facts.snapshot else ()
+    reservations = facts.snapshot.reservations.values() if facts.snapshot else ()
     standing = [
-        one
-        for one in known
-        if node.name in one.nodes
-        and not one.maintenance
-        and not is_our_reservation(one)
-        and not (spares is not None and one.name == spares.reservation)
-        and _REPLACED.isdisjoint(one.flags)
-        and is_soon(one, now)
+        reservation
+        for reservation in reservations
+        if node.name in reservation.nodes
+        and not reservation.maintenance
+        and not is_our_reservation(reservation)
+        and not (spares is not None and reservation.name == spares.reservation)
+        and _REPLACED.isdisjoint(reservation.flags)
+        and is_soon(reservation, now)
     ]
     last = datetime.max.replace(tzinfo=now.tzinfo)
-    return max(standing, key=lambda one: (one.until or last, one.name), default=None)
+    return max(standing, key=lambda reservation: (reservation.until or last, reservation.name), default=None)
 
 
 def is_soon(reservation: Reservation, now: datetime) -> bool:

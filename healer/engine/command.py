@@ -16,13 +16,13 @@ import msgspec
 from healer.actions import calls_of
 from healer.decisions import (
     JudgeResult,
-    beginning,
     decision_of,
     judge,
     limits,
+    proposal_to_begin,
+    refused_restart,
     reset,
-    restart_asked,
-    restart_refused,
+    restart_proposal,
     takes_canary,
     takes_nothing,
     with_restarts,
@@ -115,10 +115,10 @@ class Commands:
             incident = incident_meant(tx, request, facts)
         node, job, jobs = _look(site.scheduler, request, incident)
         run = run_asked(Asked(request, playbook, job), incident, now)
-        verdict = judge(beginning(run, playbook, incident), facts, rules, now)
+        verdict = judge(proposal_to_begin(run, playbook, incident), facts, rules, now)
 
         def judged_restart(agreed: Run, job: str) -> JudgeResult:
-            return judge(restart_asked(agreed, job, incident), facts, rules, now)
+            return judge(restart_proposal(agreed, job, incident), facts, rules, now)
 
         return Preview(
             playbook=playbook,
@@ -226,7 +226,7 @@ def approve(tx: CommandTx, order: Order, restart: Mapping[str, int], rules: Rule
     approved = with_restarts(run, restart, order.by)
     incident = tx.incident(run.incident) if run.incident else None
     if step is not None:
-        refused = restart_refused(approved, incident, facts, rules, now) if restart else None
+        refused = refused_restart(approved, incident, facts, rules, now) if restart else None
         if refused is not None:
             return refused
         agreement = {"by": order.by} | ({"restart": dict(restart)} if restart else {})
@@ -235,8 +235,8 @@ def approve(tx: CommandTx, order: Order, restart: Mapping[str, int], rules: Rule
         return _go_on(tx, approved, "run.approved", order)
     approved = msgspec.structs.replace(approved, approved_by=order.by)
     facts = with_sweeps(tx, facts, playbook, rules, now)
-    proposal = beginning(approved, playbook, incident)
-    verdict = restart_refused(approved, incident, facts, rules, now) or judge(proposal, facts, rules, now)
+    proposal = proposal_to_begin(approved, playbook, incident)
+    verdict = refused_restart(approved, incident, facts, rules, now) or judge(proposal, facts, rules, now)
     tx.add_decision(decision_of(proposal, verdict, now))
     if verdict.outcome is Outcome.refused:
         _audit_run(tx, run, "run.approved", order)

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from healer.decisions.consent import falls_back, lacks
+from healer.decisions.consent import demotion_reason, promotion_obstacle
 from healer.engine.command import Order
 from healer.model import (
     AuditRecord,
@@ -101,7 +101,7 @@ class Controls:
             back = rules.mode_of(rule) is Mode.auto and (before is None or before[1] != HEALER)
             if mode is Mode.auto and not back:
                 proof = tx.proof(rule.name, earn.incidents, texts=rules.texts)
-                if (why := lacks(proof, earn)) is not None:
+                if (why := promotion_obstacle(proof, earn)) is not None:
                     raise Conflict(f"{rule.name} cannot be set to auto: {why}")
             order = Order(rule.name, by, reason, request, self._clock)
             store_mode(tx, self._ledger.cluster, order, before[0] if before else None, mode)
@@ -250,7 +250,7 @@ class IncidentCommands:
             return
         earn = rules.guards.earn
         proof = tx.proof(rule.name, earn.incidents, texts=rules.texts, review=(incident.id, review))
-        if (why := falls_back(mode, proof, earn)) is None:
+        if (why := demotion_reason(mode, proof, earn)) is None:
             return
         cluster = self._ledger.cluster
         order = Order(rule.name, HEALER, f"{why} ({incident.short_id})", request, self._clock)

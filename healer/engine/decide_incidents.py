@@ -8,23 +8,23 @@ import msgspec
 
 from healer.decisions import (
     SLOT_VERBS,
-    after,
-    beginning,
+    after_grant,
     decide,
     decision_key,
     decision_of,
+    is_known_bad_in_service,
     is_untouched,
     judge,
     kept_off,
-    known_bad_in_service,
     new_run,
+    proposal_to_begin,
     run_state_of,
+    runs_alongside,
     severity_of,
-    stands_beside,
     takes_canary,
 )
 from healer.decisions.book_mismatch import forgotten_drains
-from healer.decisions.sweeps import sweeping, with_one_more
+from healer.decisions.sweeps import with_sweep
 from healer.engine.upkeep import Walk, follow_up, put_right, release, sweep, sweeps_due, without
 from healer.incidents import by_urgency, our_drains, take_findings
 from healer.incidents.correlate import fold, held_by_breaker, of_wave, unfold, waves_that_act
@@ -166,7 +166,7 @@ def _note_urgency(walk: Walk, before: Incident, incident: Incident, decision: De
     A P0 that lasts wakes a person, but not beside the page of the storm.
     """
     severity = severity_of(before, decision, walk.gate)
-    bad = decision is not None and known_bad_in_service(before, decision, walk.gate)
+    bad = decision is not None and is_known_bad_in_service(before, decision, walk.gate)
     incident = msgspec.structs.replace(
         incident,
         jobs_hit=hit_so_far(before, walk.gate.snapshot) if bad else before.jobs_hit,
@@ -199,8 +199,8 @@ def _run_for(
         return None
     if active is not None:
         return msgspec.structs.replace(active, state=state)
-    beside = stands_beside(walk.rules.playbooks.get(rule.playbook))
-    return new_run(incident, rule.playbook, decision, mode, beside=beside)
+    beside = runs_alongside(walk.rules.playbooks.get(rule.playbook))
+    return new_run(incident, rule.playbook, decision, mode, alongside=beside)
 
 
 # --- runs that have taken nothing yet: they begin, leave their node to a worse fault, or wait on
@@ -230,7 +230,7 @@ def mode_now_forbids(walk: Walk, incident: Incident, rule: Rule, run: Run) -> bo
     if run.by != "healer" or playbook is None or not _is_untouched(walk, run):
         return False
     mode = walk.gate.modes.get(rule.name) or walk.rules.mode_of(rule)
-    proposal = msgspec.structs.replace(beginning(run, playbook, incident), mode=mode)
+    proposal = msgspec.structs.replace(proposal_to_begin(run, playbook, incident), mode=mode)
     answers = judge(proposal, walk.gate, walk.rules, walk.now).answers
     kept = {answer.guard for answer in answers if answer.kind is not AnswerKind.allow}
     return not kept.isdisjoint({Guard.mode, Guard.approval})
@@ -273,7 +273,7 @@ def start_when_allowed(walk: Walk, run: Run) -> None:
     playbook = walk.rules.playbooks.get(run.playbook)
     if run.state is not RunState.held or run.by == "healer" or playbook is None:
         return
-    proposal = beginning(run, playbook, walk.work.by_id.get(run.incident or ""))
+    proposal = proposal_to_begin(run, playbook, walk.work.by_id.get(run.incident or ""))
     verdict = judge(proposal, walk.gate, walk.rules, walk.now)
     at_work = None if run.beside else walk.gate.running.get(run.node or "")
     other = walk.runs.get(at_work or "")
@@ -320,8 +320,8 @@ def set_going(walk: Walk, run: Run | None, active: Run | None, decision: Decisio
     if run.state is not RunState.running or was_running:
         return
     walk.started.append(run.id)
-    if walk.gate.sweeps is not None and run.playbook in sweeping(walk.rules):
-        walk.facts = with_one_more(walk.gate, run)
+    if walk.gate.sweeps is not None and run.playbook in walk.rules.sweeping:
+        walk.facts = with_sweep(walk.gate, run)
         return
     if run.shadow or run.beside or decision.proposal is None or run.node is None:
         return
@@ -338,7 +338,7 @@ def set_going(walk: Walk, run: Run | None, active: Run | None, decision: Decisio
     )
     walk.tx.grant_slot(slot)
     canary = takes_canary(walk.gate, decision.proposal)
-    walk.facts = after(walk.gate, decision.proposal, run.id, walk.now)
+    walk.facts = after_grant(walk.gate, decision.proposal, run.id, walk.now)
     if canary:
         walk.tx.save_breaker(walk.gate.breaker)
 

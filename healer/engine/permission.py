@@ -20,14 +20,14 @@ from healer.decisions import (
     is_paused,
     judge,
     out_by_us,
-    own_permit,
     permit_of,
+    permit_of_local_check,
     proposal_of,
     rides_on_slot,
     takes_canary,
 )
 from healer.decisions.node_facts import node_of
-from healer.decisions.sweeps import since_of, sweeping
+from healer.decisions.sweeps import tests_since
 from healer.engine.runlog import (
     approver_of,
     audit_of,
@@ -121,7 +121,7 @@ class StepPermission:
         last = last_of(self.entries, self.intent.key)
         held_by = last.data.get("guard") if last is not None else None
         if verb is Verb.sweep:
-            known = tx.sweeps(sweeping(rules), since_of(rules, run.cluster, now))
+            known = tx.sweeps(rules.sweeping, tests_since(rules, run.cluster, now))
             tx.facts = msgspec.structs.replace(tx.facts, sweeps=known)
         proposal = self._proposal(rules, playbook, tx.facts, incident)
         takes = not proposal.ride and verb in SLOT_VERBS
@@ -160,7 +160,7 @@ class StepPermission:
     def stays(self, rules: Ruleset) -> str | None:
         """What speaks against something that takes no capacity and was begun; None: it may stay. Nothing is
         written, and nobody is held up by it."""
-        facts = self.claim.facts(sweeping(rules))
+        facts = self.claim.facts(rules.sweeping)
         proposal = self._proposal(rules, rules.playbooks[self.run.playbook], facts, None)
         verdict = judge(proposal, facts, rules, self.now())
         return verdict.why if verdict.outcome is not Outcome.act else None
@@ -168,7 +168,7 @@ class StepPermission:
     def borrows(self, rules: Ruleset, nodes: Sequence[str], *, begun: bool) -> dict[str, str]:
         """What speaks against testing each of these together with others, while it stays in service: the
         guards of a sweep. `begun`: it is tested already. A node that is missing: nothing does."""
-        facts, run, found = self.claim.facts(sweeping(rules)), self.run, dict[str, str]()
+        facts, run, found = self.claim.facts(rules.sweeping), self.run, dict[str, str]()
         for node in nodes:
             proposal = Proposal(
                 cluster=run.cluster, verb=Verb.sweep, node=node, run=run.id, playbook=run.playbook,
@@ -418,4 +418,4 @@ class HookPermits:
 
     def note_own(self, ask: HookAsk, check: str, at: datetime) -> None:
         """The hook failed at `at` without an answer, because of this check. Known ones are nothing new."""
-        self._book.note(own_permit(ask, check, at), self._clock.now())
+        self._book.note(permit_of_local_check(ask, check, at), self._clock.now())

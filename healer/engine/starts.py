@@ -12,18 +12,18 @@ import msgspec
 from healer.actions.base import whole_job, whole_jobs
 from healer.decisions import (
     JudgeResult,
-    after,
-    beginning,
+    after_grant,
     decision_of,
     first_verb,
     is_untouched,
     judge,
-    restart_refused,
-    slot_later,
-    stands_beside,
+    proposal_to_begin,
+    refused_restart,
+    runs_alongside,
+    takes_slot_later,
     with_restarts,
 )
-from healer.decisions.sweeps import since_of, sweeping, with_one_more
+from healer.decisions.sweeps import tests_since, with_sweep
 from healer.model import (
     REMOVING_VERBS,
     AuditRecord,
@@ -108,8 +108,8 @@ class _Batch:
         except (NotFound, Invalid) as error:
             return error, facts
         facts = with_sweeps(tx, facts, asked.playbook, rules, now)
-        proposal = beginning(run, asked.playbook, incident)
-        verdict = restart_refused(run, incident, facts, rules, now) or judge(proposal, facts, rules, now)
+        proposal = proposal_to_begin(run, asked.playbook, incident)
+        verdict = refused_restart(run, incident, facts, rules, now) or judge(proposal, facts, rules, now)
         acts = verdict.outcome is Outcome.act
         if acts and (conflict := self._conflict(run, facts)) is not None:
             return conflict, facts
@@ -130,9 +130,9 @@ class _Batch:
             self.slots.append(slot)
         self._audit(request, "run.started", kept)
         self.runs.append(run)
-        facts = after(facts, proposal, run.id, now)
-        sweeps = asked.playbook.name in sweeping(rules)
-        return run, with_one_more(facts, run) if sweeps else facts
+        facts = after_grant(facts, proposal, run.id, now)
+        sweeps = asked.playbook.name in rules.sweeping
+        return run, with_sweep(facts, run) if sweeps else facts
 
     def _conflict(self, run: Run, facts: GateFacts) -> Conflict | None:
         """Who works on the node already. The gate's lock is held: no other run begins meanwhile."""
@@ -185,10 +185,10 @@ def with_sweeps(
     tx: CommandTx, facts: GateFacts, playbook: Playbook, rules: Ruleset, now: datetime
 ) -> GateFacts:
     """What the guard over sweeps looks at, where this playbook is one; as it is, where it was read before."""
-    books = sweeping(rules)
+    books = rules.sweeping
     if playbook.name not in books or facts.sweeps is not None:
         return facts
-    return msgspec.structs.replace(facts, sweeps=tx.sweeps(books, since_of(rules, facts.cluster, now)))
+    return msgspec.structs.replace(facts, sweeps=tx.sweeps(books, tests_since(rules, facts.cluster, now)))
 
 
 def run_asked(asked: Asked, incident: Incident | None, now: datetime) -> Run:
@@ -207,7 +207,7 @@ def run_asked(asked: Asked, incident: Incident | None, now: datetime) -> Run:
         job=job.id if job else request.job,
         incident=incident.id if incident else None,
         rule=incident.rule if incident else playbook.name,
-        beside=stands_beside(playbook),
+        beside=runs_alongside(playbook),
         input={
             "reason_text": f"{request.by}: {request.reason}",
             "restarts": job.restarts if job else None,
@@ -219,7 +219,7 @@ def run_asked(asked: Asked, incident: Incident | None, now: datetime) -> Run:
 
 def first_slot(run: Run, playbook: Playbook, incident: Incident | None) -> Slot | None:
     """What a run is granted with its begin; None where it takes nothing yet."""
-    if first_verb(playbook) not in REMOVING_VERBS or run.node is None or slot_later(playbook):
+    if first_verb(playbook) not in REMOVING_VERBS or run.node is None or takes_slot_later(playbook):
         return None
     return Slot(
         cluster=run.cluster,

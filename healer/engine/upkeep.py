@@ -9,18 +9,18 @@ import msgspec
 from healer.decisions import (
     COOLDOWN,
     JudgeResult,
-    after_news,
-    beginning,
+    after_run_news,
     decision_of,
     is_untouched,
     judge,
     next_breaker,
-    releases,
+    proposal_to_begin,
+    runs_to_lift_exclusions,
+    runs_to_release_jobs,
     storm_roots,
-    take_backs,
 )
 from healer.decisions.book_mismatch import find_vetoes, idle_slots, slots_of_gone_nodes
-from healer.decisions.sweeps import in_turn, is_scheduled, since_of, sweeping, with_one_more
+from healer.decisions.sweeps import is_scheduled, sweep_runs, tests_since, with_sweep
 from healer.incidents import Book
 from healer.incidents.impact import hit_since_listed
 from healer.model import (
@@ -179,8 +179,10 @@ def release(walk: Walk) -> list[str]:
     runs that were set going for it."""
     bad = {name for one in walk.work.by_id.values() if one.is_open for name in one.bad_nodes}
     at_work = {run.job for run in walk.runs.values() if run.job is not None}
-    back = [run for run in take_backs(walk.gate.snapshot, bad, walk.now) if run.job not in at_work]
-    held = releases(walk.gate, walk.picture.ran_on, walk.rules, walk.now)
+    back = [
+        run for run in runs_to_lift_exclusions(walk.gate.snapshot, bad, walk.now) if run.job not in at_work
+    ]
+    held = runs_to_release_jobs(walk.gate, walk.picture.ran_on, walk.rules, walk.now)
     return _begin(walk, [*held, *back])
 
 
@@ -244,17 +246,17 @@ def sweeps_due(walk: Walk) -> bool:
 
 def sweep(walk: Walk) -> list[str]:
     """Sweeps whose turn it is, as many as the gate lets begin."""
-    books, due = sweeping(walk.rules), sweeps_due(walk)
+    books, due = walk.rules.sweeping, sweeps_due(walk)
     if due or any(run.state is RunState.held and run.playbook in books for run in walk.runs.values()):
         # A person's sweep may be held, too: the gate is asked for it later in this walk.
-        known = walk.tx.sweeps(books, since_of(walk.rules, walk.picture.cluster, walk.now))
+        known = walk.tx.sweeps(books, tests_since(walk.rules, walk.picture.cluster, walk.now))
         walk.facts = msgspec.structs.replace(walk.gate, sweeps=known)
     if not due:
         return []
     walk.picture.swept_at = walk.now
     begun: list[str] = []
-    for run in in_turn(walk.gate, walk.rules, walk.now):
-        proposal = beginning(run, walk.rules.playbooks[run.playbook], None)
+    for run in sweep_runs(walk.gate, walk.rules, walk.now):
+        proposal = proposal_to_begin(run, walk.rules.playbooks[run.playbook], None)
         verdict = judge(proposal, walk.gate, walk.rules, walk.now)
         if verdict.guard in HOLDS_ALL or _is_full(verdict):
             break
@@ -263,7 +265,7 @@ def sweep(walk: Walk) -> list[str]:
         walk.tx.add_decision(decision_of(proposal, verdict, walk.now))
         walk.tx.create_run(run)
         walk.audit("run.started", f"run/{run.id}", playbook=run.playbook, node=run.node, reason=run.reason)
-        walk.facts = with_one_more(walk.gate, run)
+        walk.facts = with_sweep(walk.gate, run)
         begun.append(run.id)
     return begun
 
@@ -276,7 +278,7 @@ def _turn_breaker(walk: Walk) -> None:
         state = canary.state if canary is not None else RunState.cancelled
         if state is RunState.running and _has_drained(walk, breaker.canary):
             state = RunState.waiting
-        breaker = after_news(breaker, breaker.canary, state, walk.now)
+        breaker = after_run_news(breaker, breaker.canary, state, walk.now)
     roots = storm_roots(walk.work.by_id.values(), facts, walk.rules, walk.now)
     nodes = len(facts.snapshot.gpu_nodes) if facts.snapshot else 0
     breaker, opened = next_breaker(breaker, roots, facts.actions, nodes, walk.rules, walk.now)

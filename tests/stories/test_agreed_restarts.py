@@ -4,7 +4,7 @@ life, by the gate, and for no other job."""
 import msgspec
 import pytest
 
-from healer.decisions import restart_asked, with_restarts
+from healer.decisions import restart_proposal, with_restarts
 from healer.model import RequeueUse, RunState, StepEvent
 from tests.support.asked import over
 from tests.support.loop import name
@@ -118,8 +118,8 @@ def test_each_job_keeps_who_agreed_to_its_restart() -> None:
     site, (job,) = under_jobs("")
     run = site.ask("validate", 1, go=False)
     both = with_restarts(with_restarts(site.ledger.tables.runs[run], {job: 0}, "ann"), {"4711": 1}, "bob")
-    assert restart_asked(both, job, None).agreed_by == "ann"
-    assert restart_asked(both, "4711", None).agreed_by == "bob"
+    assert restart_proposal(both, job, None).agreed_by == "ann"
+    assert restart_proposal(both, "4711", None).agreed_by == "bob"
 
 
 def test_the_owners_keep_stands_above_an_approval() -> None:

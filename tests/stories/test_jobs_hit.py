@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from healer.decisions.consent import impossible
+from healer.decisions.consent import why_not_restartable
 from healer.model import Agreed, BreakerState, Run, RunState, StepEvent
 from healer.ports.scheduling import SchedulerRefused
 from healer.sim.sim_slurm import SimScheduler
@@ -219,8 +219,8 @@ def test_a_copy_that_runs_on_another_cluster_is_never_requeued_here() -> None:
     job = site.slurm.add_job(nodes=2)
     shown = site.slurm.snapshot()
     revoked = msgspec.structs.replace(shown.jobs[job], flags=("REVOKED",), siblings=("pod2",))
-    assert impossible(shown.jobs[job]) is None
-    assert "pod2" in (impossible(revoked) or "")
+    assert why_not_restartable(shown.jobs[job]) is None
+    assert "pod2" in (why_not_restartable(revoked) or "")
 
 
 def test_what_healer_does_not_understand_is_told_to_the_owner() -> None:

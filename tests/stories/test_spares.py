@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from healer.decisions.sweeps import choose, hops
+from healer.decisions.sweeps import hops, nearest_spare
 from healer.model import Guard, Reservation, SlurmJob, SlurmNode, Spares
 from healer.ports.scheduling import SchedulerRefused
 from healer.sim.sim_slurm import SimScheduler, sim_nodes
@@ -133,7 +133,7 @@ def spare(number: int, *switches: str, **fields: Any) -> SlurmNode:
     ],
 )
 def test_the_nearest_that_the_job_can_use(spares: list[SlurmNode], chosen: int | None) -> None:
-    found = choose(LOST_ONE, JOB, spares)
+    found = nearest_spare(LOST_ONE, JOB, spares)
     assert (found.name if found else None) == (name(chosen) if chosen else None)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from healer.decisions.consent import standing
+from healer.decisions.consent import open_trial
 from healer.model import Mode, Rule, RunState, Severity, Step, Trial
 from healer.rulebook.ruleset import load
 from tests.support.loop import LOST, SHIPPED, START, Site, name, rules_in, shipped
@@ -40,7 +40,7 @@ class NotingSite(Site):
     def state(self, number: int) -> RunState:
         return next(run for run in self.ledger.tables.runs.values() if run.node == name(number)).state
 
-    def approve(self, number: int) -> None:
+    def approve_on(self, number: int) -> None:
         runs = self.ledger.tables.runs
         run = next(run for run in runs.values() if run.node == name(number))
         runs[run.id] = msgspec.structs.replace(run, approved_by="ann")
@@ -69,7 +69,7 @@ def test_the_first_three_runs_after_a_change_are_let_go_by_a_person(site: Noting
         site.lose(number)
         assert site.state(number) is RunState.waiting_approval
         assert not site.node(number).drain
-        site.approve(number)
+        site.approve_on(number)
         assert site.node(number).drain
     site.lose(4)
     assert site.state(4) is RunState.waiting and site.node(4).drain
@@ -79,7 +79,7 @@ def test_it_says_what_changed_and_how_many_are_left(site: NotingSite) -> None:
     site.look()
     site.change(severity=Severity.P2)
     site.lose(1)
-    site.approve(1)
+    site.approve_on(1)
     site.lose(2)
     decided = site.ledger.tables.decisions[-1]
     assert (
@@ -94,7 +94,7 @@ def test_a_run_that_got_stuck_or_was_called_off_counts_for_nothing(site: NotingS
     site.change(severity=Severity.P2)
     for number, end in ((1, RunState.stuck), (2, RunState.cancelled), (3, RunState.undone)):
         site.lose(number)
-        site.approve(number)
+        site.approve_on(number)
         runs = site.ledger.tables.runs
         run = next(run for run in runs.values() if run.node == name(number))
         runs[run.id] = msgspec.structs.replace(run, state=end)
@@ -172,7 +172,7 @@ def test_the_one_with_the_most_runs_left_is_named() -> None:
         Trial(name=key, digest=rules.texts[key], since=START - timedelta(hours=1), left=left)
         for key, left in ((RULE, 1), (PLAYBOOK, 2))
     ]
-    found = standing(rule.name, rule.playbook, both, rules)
+    found = open_trial(rule.name, rule.playbook, both, rules)
     assert found is not None and found.name == PLAYBOOK
     other = [msgspec.structs.replace(one, digest="of another text") for one in both]
-    assert standing(rule.name, rule.playbook, other, rules) is None
+    assert open_trial(rule.name, rule.playbook, other, rules) is None

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from healer.actions import Toolbox
-from healer.decisions import stands_beside
+from healer.decisions import runs_alongside
 from healer.engine.drive import Driver
 from healer.engine.walk import walk
 from healer.model import (
@@ -246,7 +246,8 @@ class Site:
 
     def say(self, node: int | str, *texts: str, **fields: Any) -> list[Observation]:
         where = name(node) if isinstance(node, int) else node
-        return lines(where, *texts, **({"at": self.now} | fields))
+        when: dict[str, Any] = {"at": self.now}
+        return lines(where, *texts, **(when | fields))
 
     def tell(self, kind: CommandKind, *, by: str = "ann", incident: str | None = None, **data: Any) -> None:
         """A person's word, as the API puts it into the inbox."""
@@ -277,7 +278,7 @@ class Site:
             created_at=self.now,
             node=name(node),
             rule=playbook,
-            beside=stands_beside(self.rules.playbooks[playbook]),
+            beside=runs_alongside(self.rules.playbooks[playbook]),
             input={"reason_text": f"{by}: because"},
         )
         with self.ledger.transaction() as tx:

@@ -7,7 +7,7 @@ import msgspec
 
 from healer.console.views.fleet_view import NodeKind, NodeRow
 from healer.console.views.runs_view import target
-from healer.decisions import stands_beside
+from healer.decisions import runs_alongside
 from healer.engine.records import IncidentRecord
 from healer.model import (
     ENDED_RUN_STATES,
@@ -287,7 +287,7 @@ def _field(name: str, given: Input) -> InputField:
 def _only_looks(playbook: Playbook) -> bool:
     """It may be asked for at any time, whoever has the node."""
     verbs = {step.do for step in playbook.steps}
-    return stands_beside(playbook) and Verb.collect in verbs and Verb.site_command not in verbs
+    return runs_alongside(playbook) and Verb.collect in verbs and Verb.site_command not in verbs
 
 
 def node_buttons(

@@ -10,7 +10,7 @@ from healer.console.views.buttons import Button, InputField, may_act
 from healer.console.views.standing_view import Strip, end_pause_button, pause_scope
 from healer.decisions.breaker import is_off, threshold
 from healer.decisions.capacity import hourly_limit, partition_limit, place_limit, slots_limit
-from healer.decisions.guards import concerns
+from healer.decisions.guards import concerns_proposal
 from healer.decisions.node_facts import fleet_of, nodes_at
 from healer.model import (
     AuditRecord,
@@ -167,7 +167,7 @@ def pause_rows(standing: Standing, session: Session, now: datetime) -> list[Paus
         PauseRow(
             pause=one,
             scope=pause_scope(one),
-            holds=tuple(run for run in held if concerns(one, _next_step(run), facts, now)),
+            holds=tuple(run for run in held if concerns_proposal(one, _next_step(run), facts, now)),
             end=end_pause_button(one, session),
         )
         for one in standing.pauses

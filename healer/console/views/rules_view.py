@@ -8,7 +8,7 @@ import msgspec
 
 from healer.console import words
 from healer.console.views.buttons import Button, may_act
-from healer.decisions.consent import standing
+from healer.decisions.consent import open_trial
 from healer.model import ForecastRule, Mode, Role, Rule, Scope
 from healer.model.detection import DetectionRule
 from healer.model.run import UNDER_WAY, Outcomes, Rehearsal, RehearsalState
@@ -45,7 +45,7 @@ def rule_rows(book: RuleBook) -> list[RuleRow]:
 def _row(rule: Rule, measured: DetectionRule | None, follows: ForecastRule | None, book: RuleBook) -> RuleRow:
     record = book.records.get(rule.name, RuleRecord())
     mode, mode_from = _mode(rule, book, record)
-    trial = standing(rule.name, rule.playbook, book.trials, book.rules)
+    trial = open_trial(rule.name, rule.playbook, book.trials, book.rules)
     followed = follows or measured
     return RuleRow(
         rule=rule,

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 import numpy as np
 
-from healer.decisions.consent import falls_back
+from healer.decisions.consent import demotion_reason
 from healer.model import (
     ENDED_RUN_STATES,
     Component,
@@ -230,7 +230,7 @@ class Reviews:
             modes = self.healer.ledger.tables.modes
             known = self.healer.rules.by_name.get(rule)
             mode = modes.get(rule) or (self.healer.rules.mode_of(known) if known is not None else Mode.shadow)
-            if falls_back(mode, Proof(wrong=wrong), earn):
+            if demotion_reason(mode, Proof(wrong=wrong), earn):
                 modes[rule] = Mode.approve
                 self.did["rules fallen back"] = self.did.get("rules fallen back", 0) + 1
             self.healer.wake()

@@ -13,7 +13,7 @@ from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from healer.decisions import after, judge, limits, reset
+from healer.decisions import after_grant, judge, limits, reset
 from healer.model import (
     Breaker,
     BreakerState,
@@ -56,7 +56,7 @@ class Gate(RuleBasedStateMachine):
             )
             for n in range(1, count + 1)
         }
-        self.rules = rules(
+        self.ruleset = rules(
             GuardSettings(
                 max_share=share / 100,
                 max_nodes=number,
@@ -136,7 +136,7 @@ class Gate(RuleBasedStateMachine):
     def something_is_to_be_drained(self, number, unusable, person):
         which = self.pick(number).name
         proposal = drain(node=which, unusable=unusable, by="bob" if person else None, incident=f"i{which}")
-        result = judge(proposal, self.facts, self.rules, self.now)
+        result = judge(proposal, self.facts, self.ruleset, self.now)
         if result.outcome is not Outcome.act:
             assert result.guard and result.why
             return
@@ -146,7 +146,7 @@ class Gate(RuleBasedStateMachine):
         shown = self.facts.snapshot.nodes[which] if self.facts.snapshot else None
         assert shown and shown.reason_user != "alice"
         new = all(slot.node != which for slot in self.facts.slots)
-        self.facts = after(self.facts, proposal, f"r{len(self.granted)}", self.now)
+        self.facts = after_grant(self.facts, proposal, f"r{len(self.granted)}", self.now)
         if new and not unusable:
             self.granted.append(self.now)
 
@@ -155,9 +155,9 @@ class Gate(RuleBasedStateMachine):
         """It takes nothing: whatever begins, no slot is used, and its drain is judged like any other."""
         which = self.pick(number).name
         proposal = drain(node=which, begins=True, incident=f"i{which}")
-        if judge(proposal, self.facts, self.rules, self.now).outcome is Outcome.act:
+        if judge(proposal, self.facts, self.ruleset, self.now).outcome is Outcome.act:
             before = self.facts
-            self.facts = after(self.facts, proposal, f"w{which}", self.now)
+            self.facts = after_grant(self.facts, proposal, f"w{which}", self.now)
             assert (self.facts.slots, self.facts.granted) == (before.slots, before.granted)
             assert self.facts.breaker == before.breaker
 
@@ -176,7 +176,7 @@ class Gate(RuleBasedStateMachine):
     def a_node_is_returned(self, number):
         slot = self.facts.slots[number % len(self.facts.slots)]
         self.look()
-        result = judge(propose(Verb.resume, node=slot.node), self.facts, self.rules, self.now)
+        result = judge(propose(Verb.resume, node=slot.node), self.facts, self.ruleset, self.now)
         if self.slurm[slot.node].reason_user in {"alice", "slurm"}:
             assert (result.outcome, result.guard) == (Outcome.refused, Guard.ownership)
             return
@@ -218,7 +218,7 @@ class Gate(RuleBasedStateMachine):
     def what_people_are_shown_agrees(self):
         if not hasattr(self, "facts"):
             return
-        for one in limits(self.facts, self.rules, self.now):
+        for one in limits(self.facts, self.ruleset, self.now):
             assert one.guard is Guard.floor or one.used <= one.limit
 
 

@@ -3,13 +3,15 @@
 import pytest
 
 from healer.bootstrap.doctor_checks import warn_of_bound
-from healer.decisions.capacity import odd_bounds
-from healer.model import Guard, GuardSettings
+from healer.decisions.capacity import ineffective_limits
+from healer.model import Guard, GuardSettings, SlurmNode
 from tests.support.gate import NOW, facts, node, rules, slot
 
 
-def odd(nodes=32, *, guards: GuardSettings | None = None, **fields) -> set[tuple[Guard, bool]]:
-    return {(one.guard, one.always) for one in odd_bounds(facts(nodes, **fields), rules(guards), NOW)}
+def odd(
+    nodes: int | list[SlurmNode] = 32, *, guards: GuardSettings | None = None, **fields
+) -> set[tuple[Guard, bool]]:
+    return {(one.guard, one.always) for one in ineffective_limits(facts(nodes, **fields), rules(guards), NOW)}
 
 
 @pytest.mark.parametrize("nodes", [2, 8, 32, 1250])
@@ -51,6 +53,6 @@ def test_one_node_has_caps_of_one() -> None:
 
 
 def test_it_says_what_and_where_to_change_it() -> None:
-    (bound,) = odd_bounds(facts(32), rules(GuardSettings(requeues_per_job=0)), NOW)
+    (bound,) = ineffective_limits(facts(32), rules(GuardSettings(requeues_per_job=0)), NOW)
     seen = warn_of_bound("pod1", bound)
     assert seen.ok and "requeue_cap always holds" in seen.text and "requeues_per_job" in seen.repair

@@ -2,7 +2,7 @@
 
 import pytest
 
-from healer.decisions.consent import falls_back, lacks
+from healer.decisions.consent import demotion_reason, promotion_obstacle
 from healer.model import Earn, Mode, Proof
 
 EARN = Earn()
@@ -19,7 +19,7 @@ EARN = Earn()
     ],
 )
 def test_what_auto_takes(right: int, wrong: int, says: str | None) -> None:
-    found = lacks(Proof(right=right, wrong=wrong), EARN)
+    found = promotion_obstacle(Proof(right=right, wrong=wrong), EARN)
     assert found is None if says is None else says in (found or "")
 
 
@@ -36,10 +36,10 @@ def test_what_auto_takes(right: int, wrong: int, says: str | None) -> None:
     ],
 )
 def test_what_ends_it(mode: Mode, right: int, wrong: int, falls: bool) -> None:
-    assert (falls_back(mode, Proof(right=right, wrong=wrong), EARN) is not None) is falls
+    assert (demotion_reason(mode, Proof(right=right, wrong=wrong), EARN) is not None) is falls
 
 
 def test_a_rule_that_may_climb_does_not_fall_at_once() -> None:
     for wrong in range(31):
         proof = Proof(right=30 - wrong, wrong=wrong)
-        assert (lacks(proof, EARN) is None) == (falls_back(Mode.auto, proof, EARN) is None)
+        assert (promotion_obstacle(proof, EARN) is None) == (demotion_reason(Mode.auto, proof, EARN) is None)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from healer.decisions import ASKED, GUARDS, after, is_untouched, judge, slot_later, takes_canary
+from healer.decisions import ASKED, GUARDS, after_grant, is_untouched, judge, takes_canary, takes_slot_later
 from healer.model import (
     REMOVING_VERBS,
     SLOT_GUARDS,
@@ -67,7 +67,7 @@ def test_a_refusal_weighs_more_than_a_hold():
 
 class TestAfter:
     def test_a_granted_drain_is_seen_by_the_next(self):
-        known = after(facts(), drain(), "r1", NOW)
+        known = after_grant(facts(), drain(), "r1", NOW)
         assert (known.slots[0].node, known.slots[0].run, known.granted) == (name(1), "r1", (NOW,))
         assert known.running == {name(1): "r1"}
         assert judge(drain(2), known, rules(), NOW).outcome is Outcome.held
@@ -76,32 +76,32 @@ class TestAfter:
         known = facts()
         for number in (1, 2, 3):
             assert judge(drain(number, unusable=True), known, rules(), NOW).outcome is Outcome.act
-            known = after(known, drain(number, unusable=True), f"r{number}", NOW)
+            known = after_grant(known, drain(number, unusable=True), f"r{number}", NOW)
         assert known.granted == ()
         assert judge(drain(4, unusable=True), known, rules(), NOW).guard is Guard.floor
 
     def test_the_same_node_again_takes_nothing_more(self):
-        once = after(facts(), drain(), "r1", NOW)
-        assert after(once, propose(Verb.reset_gpu), "r1", NOW).slots == once.slots
+        once = after_grant(facts(), drain(), "r1", NOW)
+        assert after_grant(once, propose(Verb.reset_gpu), "r1", NOW).slots == once.slots
 
     def test_a_requeue_counts_once_per_life_of_the_job(self):
-        known = after(facts(jobs=[job()]), requeue(restarts=0), "r1", NOW)
-        again = after(known, requeue(restarts=0), "r2", NOW)
+        known = after_grant(facts(jobs=[job()]), requeue(restarts=0), "r1", NOW)
+        again = after_grant(known, requeue(restarts=0), "r2", NOW)
         assert again.requeues == known.requeues and len(known.requeues) == 1
         assert known.slots == ()
-        assert len(after(again, requeue(restarts=1), "r3", NOW).requeues) == 2
+        assert len(after_grant(again, requeue(restarts=1), "r3", NOW).requeues) == 2
 
     def test_the_first_one_through_a_half_open_breaker_is_its_canary(self):
         half = facts(1250, breaker=Breaker(cluster=CLUSTER, state=BreakerState.half_open))
         assert takes_canary(half, drain()) and not takes_canary(half, drain(by="alice"))
         assert not takes_canary(half, propose(Verb.resume))
-        known = after(half, drain(), "r1", NOW)
+        known = after_grant(half, drain(), "r1", NOW)
         assert known.breaker.canary == "r1"
         assert judge(drain(300), known, rules(), NOW).guard is Guard.breaker
         assert judge(drain(run="r1", ride=True), known, rules(), NOW).outcome is Outcome.act
 
     def test_a_return_takes_nothing(self):
-        assert after(facts(), propose(Verb.resume), "r1", NOW) == facts()
+        assert after_grant(facts(), propose(Verb.resume), "r1", NOW) == facts()
 
 
 def test_the_same_question_has_the_same_answer():
@@ -145,7 +145,7 @@ class TestARunThatOnlyBegins:
     def test_it_takes_no_slot_and_is_no_canary(self):
         half = Breaker(cluster=CLUSTER, state=BreakerState.half_open)
         before = facts(breaker=half)
-        begun = after(before, drain(1, begins=True), "r1", NOW)
+        begun = after_grant(before, drain(1, begins=True), "r1", NOW)
         assert (begun.slots, begun.granted, begun.breaker.canary) == ((), (), None)
         assert begun.running == {name(1): "r1"}
 
@@ -156,8 +156,8 @@ class TestARunThatOnlyBegins:
             target="node",
             steps=(Step(id="m", wait="empty"), Step(id="d", do=Verb.drain)),
         )
-        assert slot_later(waits)
-        assert not slot_later(DRAIN) and not slot_later(TICKET) and not slot_later(None)
+        assert takes_slot_later(waits)
+        assert not takes_slot_later(DRAIN) and not takes_slot_later(TICKET) and not takes_slot_later(None)
 
     def test_it_is_untouched_until_its_slot_is_granted(self):
         waits = Playbook(

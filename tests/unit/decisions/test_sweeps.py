@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from healer.decisions import judge
-from healer.decisions.capacity import odd_bounds
-from healer.decisions.sweeps import limit_of
+from healer.decisions.capacity import ineffective_limits
+from healer.decisions.sweeps import sweep_limit
 from healer.model import (
     Answer,
     AnswerKind,
@@ -49,7 +49,7 @@ def waiting(**fields: Any) -> SlurmJob:
 
 @pytest.mark.parametrize(("nodes", "limit"), [(1, 1), (32, 1), (100, 1), (250, 2), (400, 4), (1250, 4)])
 def test_the_lower_of_share_and_number_binds_and_one_is_always_allowed(nodes: int, limit: int) -> None:
-    assert limit_of(GuardSettings(), nodes) == limit
+    assert sweep_limit(GuardSettings(), nodes) == limit
 
 
 def test_few_at_once() -> None:
@@ -214,7 +214,7 @@ def test_a_cap_that_never_binds_is_told_where_sweeps_are_scheduled() -> None:
     def said(nodes: int, **fields: Any) -> list[str]:
         known = facts(nodes)
         site = rules(GuardSettings(sweep=SweepSettings(**fields)))
-        return [one.text for one in odd_bounds(known, site, NOW) if one.guard is Guard.sweep]
+        return [one.text for one in ineffective_limits(known, site, NOW) if one.guard is Guard.sweep]
 
     assert said(4, scheduled=True, max_share=1.0) == ["4 of 4 nodes may be in sweep at once"]
     assert said(4, max_share=1.0) == said(5, scheduled=True, max_share=1.0) == said(400, scheduled=True) == []

@@ -4,7 +4,15 @@ from typing import Any
 
 import pytest
 
-from healer.decisions.comments import GRACE_MAX_S, Remark, Wish, agreed, remark_in, wish_of, with_remark
+from healer.decisions.comments import (
+    GRACE_MAX_S,
+    Remark,
+    Wish,
+    remark_in,
+    restart_consent,
+    wish_of,
+    with_remark,
+)
 from healer.model import Agreed, SlurmJob
 
 
@@ -61,7 +69,7 @@ def test_words(fields: dict[str, str], wish: Wish) -> None:
     ],
 )
 def test_who_has_agreed(fields: dict[str, str], site: Agreed, agrees: bool) -> None:
-    assert (agreed(job(**fields), site) is not None) is agrees
+    assert (restart_consent(job(**fields), site) is not None) is agrees
 
 
 # --- our part of the admin comment --------------------------------------------------------------------------

@@ -93,7 +93,7 @@ class CommandTx(WalkTx, Protocol):
         ...
 
     def send_command(self, command: Command, *, request: str) -> int:
-        """Tells the detector; the same command of the same request again is nothing. The row's id."""
+        """Sends the detector a command; a second one of the same request is ignored. Returns the row's id."""
         ...
 
     def audited(self, subject: str, request: str) -> bool:

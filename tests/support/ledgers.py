@@ -55,8 +55,10 @@ LEASE_S = 21
 class Bench(Protocol):
     """A ledger under test, and what others write into it or read from it."""
 
-    ledger: "MemoryLedger | PostgresLedger"
     clock: SimClock
+
+    @property
+    def ledger(self) -> "MemoryLedger | PostgresLedger": ...
 
     def show(self, snapshot: SlurmSnapshot) -> None: ...
     def pause(self, pause: Pause) -> None: ...

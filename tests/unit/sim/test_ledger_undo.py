@@ -48,7 +48,7 @@ def story(tx: MemoryTx, number: int) -> None:
         node=node(number), remedy=Remedy.reboot_node, rule="gpu-lost", at=START, incident=incident(number).id
     )
     tx.mark_drained(use)
-    tx._run = name
+    tx.run_id = name
     tx.add_requeue(RequeueUse(job=str(number), restarts=0, at=START))
     tx.add_decision(decision())
     tx.write(entry(run=name, data={"verb": Verb.drain}))

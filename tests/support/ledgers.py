@@ -225,7 +225,8 @@ def run(name: str = "r1", number: int | None = 1, **fields: Any) -> Run:
 
 def slot(number: int = 1, **fields: Any) -> Slot:
     given: dict[str, Any] = {"cluster": CLUSTER, "node": node(number), "incident": None, "run": "r1"}
-    return Slot(**(given | {"granted_at": START} | fields))
+    given["granted_at"] = START
+    return Slot(**(given | fields))
 
 
 def entry(step: str = "drain", event: StepEvent = StepEvent.done, **fields: Any) -> LogEntry:

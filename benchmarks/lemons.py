@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from healer.detection.lemons import LIMIT, scores
-from healer.model import NodePast
+from healer.model import NodeRecord
 
 START = datetime(2024, 3, 30, tzinfo=UTC)
 #: Days: what comes so soon is the fault before; how long the score is fed before anything is judged.
@@ -71,7 +71,7 @@ def score(nodes: Mapping[str, Node], day: float) -> dict[str, float]:
         told = node.before(day)
         out = sum(min(end, day) - max(begin, day - 14) for begin, end, _ in told if end > day - 14)
         faults = tuple((START + timedelta(days=begin), what) for begin, _, what in told if begin > day - 42)
-        pasts.append(NodePast(node=name, faults=faults, out=min(1.0, max(0.0, out / 14))))
+        pasts.append(NodeRecord(node=name, faults=faults, out=min(1.0, max(0.0, out / 14))))
     return {one.node: one.score for one in scores("trace", pasts, {}, START + timedelta(days=day))}
 
 

@@ -27,7 +27,7 @@ from healer.model import (
     Validation,
     Verb,
 )
-from healer.model.slurm import MAX_LENGTH, OUR_PREFIX, first_words, plain, slurm_kind
+from healer.model.slurm import MAX_LENGTH, OUR_PREFIX, original_reason, plain, slurm_kind
 from healer.model.slurm import is_ours as is_healers
 from healer.ports.measurements import Readings
 from healer.ports.node_exec import Bmc, EvidenceBook, NodeExec, SiteCommands
@@ -245,7 +245,7 @@ def holder_of(node: SlurmNode, words: str = "") -> str | None:
     if not node.held:
         return None
     if is_healers(node.reason):
-        added = is_healers(words) and first_words(node.reason).startswith(f"{first_words(words)} ")
+        added = is_healers(words) and original_reason(node.reason).startswith(f"{original_reason(words)} ")
         return f"{node.reason_user or 'Somebody'} holds" if added else None
     if not node.drain and (not node.reason or slurm_kind(node.reason) is not None):
         return None

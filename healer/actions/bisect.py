@@ -16,7 +16,7 @@ import msgspec
 from healer.actions import group_job, test_job
 from healer.actions.base import Action, Again, Context, Done, Failed, Result, read_slurm
 from healer.actions.group_job import LEAST, LOOK_AGAIN_S, WAITS_AGAIN_S, Found, Round, few, search
-from healer.model import SlurmJob, SlurmNode, SlurmSnapshot, kind_of
+from healer.model import SlurmJob, SlurmNode, SlurmSnapshot, node_kind
 from healer.model.hostlist import expand
 
 #: After its end the job's nodes have so long to come to rest; what is not idle then is left out.
@@ -138,7 +138,7 @@ def _alike(names: Sequence[str], picture: SlurmSnapshot) -> list[str]:
 
 
 def _kind(node: SlurmNode) -> tuple[str, int]:
-    return kind_of(node.gpu_model), node.gpus
+    return node_kind(node.gpu_model), node.gpus
 
 
 def _may(ctx: Context, nodes: Sequence[str]) -> list[str]:
@@ -193,7 +193,7 @@ def _standard(ctx: Context, doubt: Doubt) -> dict[str, float]:
     """The figures of the good node of their kind."""
     picture = ctx.tools.picture()
     node = picture.nodes.get(doubt.nodes[0]) if picture is not None else None
-    kind = kind_of(node.gpu_model) if node is not None else None
+    kind = node_kind(node.gpu_model) if node is not None else None
     return next((one.figures for one in ctx.claim.references() if one.kind == kind), {})
 
 

@@ -34,7 +34,7 @@ from healer.model import (
     SlurmNode,
     SlurmSnapshot,
 )
-from healer.model.slurm import is_none, is_ours, slurm_kind
+from healer.model.slurm import is_empty_reason, is_ours, slurm_kind
 from healer.ports.scheduling import SchedulerUnavailable, UnknownNode
 
 
@@ -225,7 +225,7 @@ def unreached_beside(name: str, picture: SlurmSnapshot | None) -> list[str]:
         for other in picture.nodes.values()
         if other.name != name
         and not (other.responding or other.planned)
-        and (is_none(other.reason) or slurm_kind(other.reason))
+        and (is_empty_reason(other.reason) or slurm_kind(other.reason))
         and not places.isdisjoint(other.outage_places)
     ]
 

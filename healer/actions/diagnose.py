@@ -10,7 +10,7 @@ from healer.actions import test_job
 from healer.actions.base import Action, Again, Context, Done, Failed, Result, read_slurm
 from healer.actions.node_work import OWN_TESTS
 from healer.actions.test_form import Ended, batch
-from healer.model import SlurmJob, SlurmSnapshot, Submission, kind_of
+from healer.model import SlurmJob, SlurmSnapshot, Submission, node_kind
 from healer.model.slurm import our_reservation
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
 
@@ -116,7 +116,7 @@ def _candidates(ctx: Context, picture: SlurmSnapshot, tried: set[str]) -> Iterat
         for one in picture.gpu_nodes
         if one.name not in tried | {ctx.node}
         and one.state == ("IDLE",)
-        and kind_of(one.gpu_model) == kind_of(node.gpu_model)
+        and node_kind(one.gpu_model) == node_kind(node.gpu_model)
         and one.gpus == node.gpus
         and test_job.shared_partition((node, one))
     ]

@@ -31,7 +31,7 @@ from healer.actions.base import (
 from healer.decisions.consent import STUCK_FOR
 from healer.model import CommandKind, Message, Reservation, Run, Severity, SlurmJob, SlurmNode, StepEvent
 from healer.model.gate import permit_for
-from healer.model.run import is_our_note, note_of, tests_of, tried_of
+from healer.model.run import highest_remedy, is_our_note, note_of, tests_result
 from healer.model.slurm import our_reservation, slurm_kind
 from healer.ports.scheduling import NotAvailable, Scheduler, SchedulerError
 
@@ -280,8 +280,8 @@ def _returned(ctx: Context, node: SlurmNode, text: str) -> Done:
             node=ctx.node,
             since=(ctx.tested_at or ctx.run.created_at).isoformat(),
             cleared_at=ctx.began_at.isoformat(),
-            **tests_of(ctx.log),
-            **tried_of(ctx.log),
+            **tests_result(ctx.log),
+            **highest_remedy(ctx.log),
             # Who gives a node back with this one says that it is repaired (wait: repair).
             **({"repaired": True} if ctx.run.playbook in REPAIRED else {}),
         )

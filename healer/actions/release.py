@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from healer.actions.base import Action, Again, Context, Done, Failed, Result, Skipped, cause, read_job
 from healer.decisions.comments import Remark, remark_in, with_remark
 from healer.model import SlurmJob
-from healer.model.gate import held_after_launch
+from healer.model.gate import is_held_after_launch
 from healer.ports.scheduling import NotAvailable, SchedulerRefused, SchedulerUnavailable
 
 
@@ -105,7 +105,7 @@ def _probe(ctx: Context) -> Result | None:
         return Skipped(text=f"Job {ctx.job} has been started again since: its hold is another one's")
     if not job.held_by and job.state == "PENDING":
         return Done(text=f"Job {ctx.job} is not held")
-    if not held_after_launch(job):
+    if not is_held_after_launch(job):
         return Skipped(text=f"Job {ctx.job} is {job.state}: the hold of its failed launch does not stand")
     return None
 

@@ -26,9 +26,9 @@ from healer.model import (
     SlurmNode,
     SlurmSnapshot,
     Submission,
-    kind_of,
+    node_kind,
 )
-from healer.model.run import tried_of
+from healer.model.run import highest_remedy
 from healer.model.slurm import our_reservation
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
 
@@ -80,7 +80,7 @@ def _done_to_it(ctx: Context) -> Remedy | None:
     """The highest rung of what the incident asks for and what was carried out: its tests have to fit that."""
     asked = ctx.run.input.get("remedy")
     known = [Remedy(str(asked))] if asked else []
-    known += [Remedy(one) for one in tried_of(ctx.log).values()]
+    known += [Remedy(one) for one in highest_remedy(ctx.log).values()]
     if ctx.incident is not None:
         known += [*ctx.incident.remedy, ctx.incident.tried]
     return max((one for one in known if one in REMEDY_LADDER), key=REMEDY_LADDER.index, default=None)
@@ -187,7 +187,7 @@ def _reference(ctx: Context) -> Reference | None:
     node = picture.nodes.get(ctx.node) if picture is not None else None
     if node is None:
         return None
-    kind = kind_of(node.gpu_model)
+    kind = node_kind(node.gpu_model)
     return next((one for one in ctx.claim.references() if one.kind == kind), None)
 
 

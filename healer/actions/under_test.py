@@ -20,7 +20,7 @@ from healer.actions.base import (
     reason_of,
 )
 from healer.model import Reservation, SlurmNode
-from healer.model.slurm import ours_on, reservation_for
+from healer.model.slurm import our_reservation_in, reservation_name
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
 
 #: What every test job of ours is called: `healer-test-<short id>`.
@@ -35,7 +35,7 @@ _FLAGS = ("FLEX",)
 
 def reservation(ctx: Context) -> Reservation | None:
     """The reservation of ours on the node as Slurm shows it now. Raises SchedulerUnavailable."""
-    return ours_on(ctx.tools.scheduler.reserved(), ctx.node)
+    return our_reservation_in(ctx.tools.scheduler.reserved(), ctx.node)
 
 
 def end(ctx: Context) -> Result | None:
@@ -113,7 +113,7 @@ def _do(ctx: Context) -> Result | None:
     if found is not None:
         return cause(ctx, lambda: ctx.tools.scheduler.resume(ctx.node)) if node.held else None
     wanted = Reservation(
-        name=reservation_for(ctx.run.incident or ctx.run.id),
+        name=reservation_name(ctx.run.incident or ctx.run.id),
         nodes=(ctx.node,),
         users=tuple(ctx.tools.users()),
         maintenance=True,

@@ -17,7 +17,7 @@ from healer.api.group_commit import GroupCommit, HookAnswer, count_results, resp
 from healer.api.request_preamble import JSON, Preamble, aside, confine, decoded, known_query, media_type
 from healer.api.sample_routes import MeasuringRoutes
 from healer.api.services import Services
-from healer.model import HookAsk, Permit, Role, Verdict
+from healer.model import HookRequest, Permit, Role, Verdict
 from healer.model.gate import DRAINING_HOOKS
 from healer.ports.callers import Caller
 from healer.ports.request_errors import Unavailable
@@ -158,7 +158,7 @@ class HookRoutes:
             return None, standing
         return permit, (await self._current(anew=True)).get((seen.cluster, seen.node), _HEALTHY)
 
-    async def _permit(self, ask: HookAsk, *, waits: bool) -> Permit | None:
+    async def _permit(self, ask: HookRequest, *, waits: bool) -> Permit | None:
         """Asks the gate as soon as a run holds the node; `waits` a little for what is still being decided."""
         hooks = self._services.hooks
         waits = waits and self._waiting < WAITING_MAX
@@ -200,8 +200,8 @@ def _is_rejected(seen: HooksSeen, body: object) -> bool:
     return any(one.index == last for one in seen.rejected)
 
 
-def _ask(seen: HookSeen) -> HookAsk:
-    return HookAsk(
+def _ask(seen: HookSeen) -> HookRequest:
+    return HookRequest(
         id=seen.key,
         cluster=seen.cluster,
         node=seen.node,

@@ -17,7 +17,7 @@ from healer.model import (
     DeviceKind,
     FiringAlert,
     Incident,
-    LastHeard,
+    LastContact,
     LemonPart,
     LemonScore,
     NodeContext,
@@ -111,7 +111,7 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     signals: dict[str, float] = {}
     links: list[LinkView] = []
     measured_at: datetime | None = None
-    heard: LastHeard | None = None
+    heard: LastContact | None = None
     alerts: list[FiringAlert] = []
     inventory: dict[str, str] = {}
     reference: Reference | None = None

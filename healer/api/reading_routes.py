@@ -30,7 +30,17 @@ from healer.api.rule_views import BreakerView, RuleView, breaker_view, playbook_
 from healer.api.services import Services, services_of
 from healer.detection.reported import firing
 from healer.engine.records import incident_record, job_history
-from healer.model import AuditRecord, Incident, Pause, Playbook, Role, Run, differences, facts_with, kind_of
+from healer.model import (
+    AuditRecord,
+    Incident,
+    Pause,
+    Playbook,
+    Role,
+    Run,
+    differences,
+    merged_facts,
+    node_kind,
+)
 from healer.model.detection import ALERT_STAYS_MAX_H
 from healer.ports.answers import AuditVerified, NodeRows, Page, Stats
 from healer.ports.callers import Caller
@@ -79,9 +89,9 @@ def node(request: Request, caller: Viewer, cluster: Id, node: Id) -> Response:
 
 def _inventory(services: Services, rows: NodeRows) -> dict[str, Any]:
     """What the node told of itself, and how that differs from the good node of its kind."""
-    facts = facts_with(rows.node, rows.inventory.facts if rows.inventory else None)
+    facts = merged_facts(rows.node, rows.inventory.facts if rows.inventory else None)
     known = {one.kind: one for one in services.queries.nodes.references(rows.snapshot.cluster)}
-    reference = known.get(kind_of(rows.node.gpu_model))
+    reference = known.get(node_kind(rows.node.gpu_model))
     differs = differences(facts, reference) if reference is not None else {}
     return {"inventory": facts, "reference": reference, "differs": differs}
 

@@ -11,7 +11,7 @@ from healer.api.documents import answers
 from healer.api.request_fields import Id, Reason, Text, Word, once
 from healer.api.responses import answer
 from healer.api.services import Services, services_of
-from healer.model import Reference, differences, facts_with, kind_of
+from healer.model import Reference, differences, merged_facts, node_kind
 from healer.ports.request_errors import Conflict, NotFound
 
 router = APIRouter(tags=["acting"])
@@ -84,10 +84,10 @@ def _learnt(services: Services, cluster: str, body: LearnBody, by: str) -> Learn
     if snapshot is None or shown is None:
         raise NotFound(f"Slurm knows no node {body.node} in the cluster {cluster}")
     told = {one.node: one.facts for one in services.queries.nodes.inventories(cluster)}
-    facts = facts_with(shown, told.get(body.node))
+    facts = merged_facts(shown, told.get(body.node))
     if not facts:
         raise Conflict(f"{body.node} told nothing of itself yet: no driver, no firmware, no settings")
-    kind = (body.kind or kind_of(shown.gpu_model)).lower()
+    kind = (body.kind or node_kind(shown.gpu_model)).lower()
     reference = Reference(
         cluster=cluster,
         kind=kind,
@@ -98,9 +98,9 @@ def _learnt(services: Services, cluster: str, body: LearnBody, by: str) -> Learn
         figures=services.queries.nodes.measured(cluster, body.node),
     )
     others = {
-        name: facts_with(node, told.get(name))
+        name: merged_facts(node, told.get(name))
         for name, node in sorted(snapshot.nodes.items())
-        if kind_of(node.gpu_model) == kind
+        if node_kind(node.gpu_model) == kind
     }
     differ = {name: otherwise for name, own in others.items() if (otherwise := differences(own, reference))}
     before = {one.kind: one for one in services.queries.nodes.references(cluster)}.get(kind)

@@ -18,7 +18,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from healer.model import AuditRecord, Checkpoint
-from healer.model.run import Link
+from healer.model.run import ChainLink
 
 _encode = msgspec.json.Encoder(order="sorted").encode
 _CHECKPOINT_PREFIX = b"healer audit checkpoint\n"
@@ -75,14 +75,14 @@ def link(prev: bytes, seq: int, record: AuditRecord) -> bytes:
     return sha256(prev + seq.to_bytes(8, "big") + record_bytes(record)).digest()
 
 
-def extend(cluster: str, seq: int, head: bytes, records: list[AuditRecord]) -> list[Link]:
+def extend(cluster: str, seq: int, head: bytes, records: list[AuditRecord]) -> list[ChainLink]:
     """The links for these records, in their order, after a chain that ends at `seq` with hash `head`."""
     links = []
     for record in records:
         seq += 1
         prev, head = head, link(head, seq, record)
         links.append(
-            Link(cluster=cluster, seq=seq, prev=prev, hash=head, record_id=record.id or 0, record=record)
+            ChainLink(cluster=cluster, seq=seq, prev=prev, hash=head, record_id=record.id or 0, record=record)
         )
     return links
 

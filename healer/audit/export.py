@@ -13,8 +13,8 @@ import msgspec
 
 from healer.audit.chain import canonical, moment, record_bytes
 from healer.audit.verify import Report, examine
-from healer.model import AuditRecord, Broken, Checkpoint
-from healer.model.run import Link
+from healer.model import AuditRecord, ChainBreak, Checkpoint
+from healer.model.run import ChainLink
 from healer.ports.answers import AuditVerified
 from healer.ports.audit_store import ChainReads, CheckpointFile
 
@@ -59,7 +59,9 @@ _decode_line = msgspec.json.Decoder(_Line).decode
 _decode_checkpoint = msgspec.json.Decoder(_CheckpointLine).decode
 
 
-def export_lines(header: Header, checkpoints: Iterable[Checkpoint], links: Iterable[Link]) -> Iterator[bytes]:
+def export_lines(
+    header: Header, checkpoints: Iterable[Checkpoint], links: Iterable[ChainLink]
+) -> Iterator[bytes]:
     """The whole export, line by line, each with its newline. `links` by cluster, then seq."""
     yield canonical(_plain(header)) + b"\n"
     for checkpoint in checkpoints:
@@ -101,7 +103,7 @@ def verify_export(
     lines = enumerate(stream, 1)
     header = _header(next(lines, (1, b""))[1])
     trusted = frozenset(header.keys if keys is None else keys)
-    bad: list[Broken] = []
+    bad: list[ChainBreak] = []
     signed = [*checkpoints]
     rest = _take_checkpoints(lines, signed, bad)
     report = examine(_links(rest, bad), checkpoints=signed, keys=trusted)
@@ -110,7 +112,7 @@ def verify_export(
         if report.heads.get(cluster, 0) < head.seq:
             ends = report.heads.get(cluster, 0)
             what = f"the export ends at seq {ends}, but its header says seq {head.seq}: its end is cut off"
-            broken.append(Broken(cluster=cluster, seq=head.seq, what=what))
+            broken.append(ChainBreak(cluster=cluster, seq=head.seq, what=what))
     return msgspec.structs.replace(report, broken=broken)
 
 
@@ -125,7 +127,7 @@ def _header(line: bytes) -> Header:
 
 
 def _take_checkpoints(
-    lines: Iterator[tuple[int, bytes]], signed: list[Checkpoint], bad: list[Broken]
+    lines: Iterator[tuple[int, bytes]], signed: list[Checkpoint], bad: list[ChainBreak]
 ) -> Iterator[tuple[int, bytes]]:
     """Moves the checkpoint lines into `signed`; gives back the lines behind them."""
     for number, line in lines:
@@ -143,11 +145,11 @@ def _with_first(first: tuple[int, bytes], rest: Iterator[tuple[int, bytes]]) -> 
     yield from rest
 
 
-def _links(lines: Iterable[tuple[int, bytes]], bad: list[Broken]) -> Iterator[Link]:
+def _links(lines: Iterable[tuple[int, bytes]], bad: list[ChainBreak]) -> Iterator[ChainLink]:
     for number, line in lines:
         try:
             at = _decode_line(line)
-            yield Link(
+            yield ChainLink(
                 cluster=at.cluster,
                 seq=at.seq,
                 prev=bytes.fromhex(at.prev),
@@ -160,11 +162,11 @@ def _links(lines: Iterable[tuple[int, bytes]], bad: list[Broken]) -> Iterator[Li
                 bad.append(_unreadable(number, error))
 
 
-def _unreadable(number: int, error: Exception) -> Broken:
-    return Broken(cluster="", seq=0, what=f"line {number} of the export cannot be read: {error}")
+def _unreadable(number: int, error: Exception) -> ChainBreak:
+    return ChainBreak(cluster="", seq=0, what=f"line {number} of the export cannot be read: {error}")
 
 
-def _line(at: Link) -> bytes:
+def _line(at: ChainLink) -> bytes:
     record = b"null" if at.record is None else record_bytes(at.record)
     return b'{"cluster":%b,"hash":"%b","prev":"%b","record":%b,"record_id":%d,"seq":%d}\n' % (
         canonical(at.cluster),
@@ -245,6 +247,6 @@ def export(chain: ChainReads, *, at: datetime | None = None) -> Iterator[bytes]:
         yield from export_lines(header, checkpoints, seen.links())
 
 
-def _removed(item: Checkpoint) -> Broken:
+def _removed(item: Checkpoint) -> ChainBreak:
     what = f"the checkpoint of seq {item.seq} stands in the checkpoint file"
-    return Broken(cluster=item.cluster, seq=item.seq, what=f"{what}, but no longer in the database")
+    return ChainBreak(cluster=item.cluster, seq=item.seq, what=f"{what}, but no longer in the database")

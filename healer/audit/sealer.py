@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from healer.audit.chain import Signer, extend, genesis, sign_checkpoint
 from healer.audit.export import checkpoint_line, read_checkpoints
 from healer.model import AuditRecord
-from healer.model.run import Link
+from healer.model.run import ChainLink
 from healer.ports.audit_store import ChainHead, ChainStore, CheckpointFile
 
 #: Records per sealing transaction; a backlog is worked off in several.
@@ -89,7 +89,7 @@ class Sealer:
         by_cluster: dict[str, list[AuditRecord]] = {}
         for record in records:
             by_cluster.setdefault(record.cluster, []).append(record)
-        links: list[Link] = []
+        links: list[ChainLink] = []
         for cluster, those in by_cluster.items():
             seq, last = self._store.head(cluster) or ChainHead(0, genesis(cluster))
             links += extend(cluster, seq, last, those)

@@ -1,7 +1,7 @@
 """Reads a chain from its first link to its last and names every place where it does not hold.
 
-Works on anything that gives `Link`s by cluster and seq: database rows and export lines alike. What it can
-find and what it cannot is written in docs/audit.md.
+Works on anything that gives `ChainLink`s by cluster and seq: database rows and export lines alike. What it
+can find and what it cannot is written in docs/audit.md.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -12,8 +12,8 @@ from operator import attrgetter
 import msgspec
 
 from healer.audit.chain import genesis, link, moment, record_bytes, signature_holds
-from healer.model import AuditRecord, Broken, Checkpoint
-from healer.model.run import Link
+from healer.model import AuditRecord, ChainBreak, Checkpoint
+from healer.model.run import ChainLink
 
 #: Broken places named per cluster; after that only their number. More are not read, and memory is bounded.
 NAMED_MAX = 1000
@@ -27,7 +27,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     sealer.
     """
 
-    broken: list[Broken]
+    broken: list[ChainBreak]
     records: int = 0
     heads: dict[str, int] = {}
     signed: dict[str, int] = {}
@@ -36,7 +36,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def examine(
-    links: Iterable[Link],
+    links: Iterable[ChainLink],
     *,
     checkpoints: Iterable[Checkpoint] = (),
     unsealed: Iterable[AuditRecord] = (),
@@ -88,7 +88,7 @@ class _Walk:
         self.signed = 0
         self.head: bytes | None = genesis(cluster)  # None after a gap: what stood there is not known
         self.recomputed = self.head  # the head as its own record gives it
-        self.suspects: list[Link] = []
+        self.suspects: list[ChainLink] = []
         self.gaps: dict[int, int] = {}  # first missing seq -> last
         self.found: dict[int, str] = {}
         self.unnamed = 0
@@ -115,7 +115,7 @@ class _Walk:
         else:
             self.unnamed += 1
 
-    def read(self, links: Iterable[Link]) -> None:
+    def read(self, links: Iterable[ChainLink]) -> None:
         wanted = self.wanted
         for at in links:
             self.count += 1
@@ -133,7 +133,7 @@ class _Walk:
             if at.seq in wanted:
                 self._compare(at)
 
-    def _examine(self, at: Link) -> None:
+    def _examine(self, at: ChainLink) -> None:
         """A link that does not simply follow: finds out why, and goes on behind it."""
         if at.seq <= self.seq:
             self._out_of_place(at)
@@ -146,7 +146,7 @@ class _Walk:
         self.seq, self.head = at.seq, at.hash
         self.recomputed = link(at.prev, at.seq, at.record) if at.record else at.hash
 
-    def _check_alone(self, at: Link, head: bytes | None) -> None:
+    def _check_alone(self, at: ChainLink, head: bytes | None) -> None:
         follows = head is None or at.prev in (head, self.recomputed)
         if at.record is None:
             self._say(at.seq, f"record {at.record_id} is gone: it was deleted after it was sealed")
@@ -162,7 +162,7 @@ class _Walk:
             else:
                 self._say(at.seq, _changed(at))
 
-    def _out_of_place(self, at: Link) -> None:
+    def _out_of_place(self, at: ChainLink) -> None:
         for first, last in self.gaps.items():
             if first <= at.seq <= last:
                 del self.gaps[first]
@@ -174,7 +174,7 @@ class _Walk:
                 return
         self._say(at.seq, "appears twice")
 
-    def _compare(self, at: Link) -> None:
+    def _compare(self, at: ChainLink) -> None:
         """Holds the link against what was signed for its seq."""
         for checkpoint in self.wanted.pop(at.seq):
             if checkpoint.hash == at.hash.hex():
@@ -185,7 +185,7 @@ class _Walk:
                     f"is not what was signed on {moment(checkpoint.at)}: the chain up to here was made anew",
                 )
 
-    def finish(self, late: list[AuditRecord]) -> Iterator[Broken]:
+    def finish(self, late: list[AuditRecord]) -> Iterator[ChainBreak]:
         exchanged = _exchanged(self.suspects)
         for at in self.suspects:
             other = exchanged.get(at.seq)
@@ -204,23 +204,23 @@ class _Walk:
             signed = f"was signed on {moment(self.newest.at)}"
             self._say(self.newest.seq, f"{signed}, but the chain ends at seq {self.seq}: its end is cut off")
         for seq, what in sorted(self.found.items()):
-            yield Broken(cluster=self.cluster, seq=seq, what=f"seq {seq}{_joined(what)}")
+            yield ChainBreak(cluster=self.cluster, seq=seq, what=f"seq {seq}{_joined(what)}")
         if self.unnamed:
-            yield Broken(cluster=self.cluster, seq=self.seq, what=f"and {self.unnamed} more places")
+            yield ChainBreak(cluster=self.cluster, seq=self.seq, what=f"and {self.unnamed} more places")
         for record in late:
             what = f"record {record.id} of {moment(record.at)} ({record.verb} {record.subject})"
-            yield Broken(cluster=self.cluster, seq=0, what=f"{what} was never sealed and will not be")
+            yield ChainBreak(cluster=self.cluster, seq=0, what=f"{what} was never sealed and will not be")
 
 
 def _joined(what: str) -> str:
     return f": {what}" if what.startswith(("the ", "record ", "its ")) else f" {what}"
 
 
-def _changed(at: Link) -> str:
+def _changed(at: ChainLink) -> str:
     return f"record {at.record_id}, or its hash, was changed after it was sealed"
 
 
-def _exchanged(suspects: list[Link]) -> dict[int, int]:
+def _exchanged(suspects: list[ChainLink]) -> dict[int, int]:
     """Pairs of links whose hashes fit when records or places are put back: seq -> seq, both ways."""
     pairs: dict[int, int] = {}
     for index, one in enumerate(suspects):
@@ -230,13 +230,13 @@ def _exchanged(suspects: list[Link]) -> dict[int, int]:
     return pairs
 
 
-def _fit_crosswise(one: Link, other: Link) -> bool:
+def _fit_crosswise(one: ChainLink, other: ChainLink) -> bool:
     return (_fits(one, other) and _fits(other, one)) or (
         _sealed_at(one, other.seq) and _sealed_at(other, one.seq)
     )
 
 
-def _fits(place: Link, donor: Link) -> bool:
+def _fits(place: ChainLink, donor: ChainLink) -> bool:
     """Whether the donor's record is what was sealed at this place, under its own id or the place's."""
     record = donor.record
     if record is None:
@@ -248,5 +248,5 @@ def _fits(place: Link, donor: Link) -> bool:
     )
 
 
-def _sealed_at(at: Link, seq: int) -> bool:
+def _sealed_at(at: ChainLink, seq: int) -> bool:
     return at.record is not None and link(at.prev, seq, at.record) == at.hash

@@ -29,7 +29,7 @@ from healer.detection.forest import Forest
 from healer.detection.lemons import Lemons
 from healer.detection.tick import Senses
 from healer.incidents.node_history import lemon_past
-from healer.model import NodePast, Ruleset, SlurmSnapshot
+from healer.model import NodeRecord, Ruleset, SlurmSnapshot
 from healer.observations import Picture
 from healer.observations.job_marks import JobMarks
 from healer.ports.measurements import Samples
@@ -97,7 +97,7 @@ def _senses_parts(
     measured = PostgresFleetFigures(db, cluster)
     reader: list[PostgresSamples] = []
 
-    def pasts(since: datetime, now: datetime) -> list[NodePast]:
+    def pasts(since: datetime, now: datetime) -> list[NodeRecord]:
         return [lemon_past(told, node, now) for node, told in past.histories(since)]
 
     def make(now_in_force: Ruleset) -> tuple[Senses, Samples]:

@@ -37,11 +37,11 @@ from healer.detection.scorers import Fitted, scored_of, side_by_side
 from healer.detection.training import Sick, TooLittle, healthy, is_judged, train, usable
 from healer.model.trained import (
     HEALER,
-    ClassLook,
-    Drifted,
+    ClassCheck,
     FeatureRow,
     Floats,
     Matrix,
+    ShiftedFeature,
     Trained,
     Version,
 )
@@ -236,21 +236,21 @@ class Refits:
     def __init__(self, db: sa.Engine, cluster: str) -> None:
         self._models, self._features = PostgresModels(db, cluster), PostgresFeatures(db, cluster)
 
-    def look(self, now: datetime) -> list[ClassLook]:
+    def look(self, now: datetime) -> list[ClassCheck]:
         in_force = {(one.model.hardware, one.model.load): one for one in self._models.in_force()}
         before = {(one.hardware, one.load): one for one in self._models.looks()}
         sick, cluster = self._features.sick(now - SINCE, now), self._models.cluster
         found = []
         for hardware, load_, moments in self._features.classes(now - SINCE):
             history = _History(self._features, hardware, load_, moments, sick, now)
-            first = ClassLook(cluster=cluster, hardware=hardware, load=load_, at=now, told="")
+            first = ClassCheck(cluster=cluster, hardware=hardware, load=load_, at=now, told="")
             last = before.get((hardware, load_), first)
             look = self._class(history, in_force.get((hardware, load_)), last)
             self._models.note(look)
             found.append(look)
         return found
 
-    def _class(self, history: "_History", version: Version | None, last: ClassLook) -> ClassLook:
+    def _class(self, history: "_History", version: Version | None, last: ClassCheck) -> ClassCheck:
         # One that was made from other features is as if there were none.
         fits = version if version is not None and training.usable(version.model) else None
         old = self._models.trained(fits.model) if fits is not None else None
@@ -311,7 +311,7 @@ class _History:
         """Healthy samples of the hours that no model is made from."""
         return healthy((row for row in self._rows() if is_judged(row.at)), self.moments, self.sick).matrix
 
-    def drifted(self, old: Trained) -> list[Drifted]:
+    def drifted(self, old: Trained) -> list[ShiftedFeature]:
         day = self.features.read(self.hardware, self.load, self.now - LATELY)
         sampled = healthy(islice(day, 0, None, EACH), self.moments, self.sick)
         return training.population_shifts(old, sampled.matrix, len(set(sampled.nodes)))
@@ -323,7 +323,7 @@ class _History:
 # --- the process ---
 
 
-def look_once(settings: Settings, cluster: str | None) -> list[ClassLook] | None:
+def look_once(settings: Settings, cluster: str | None) -> list[ClassCheck] | None:
     """None where another process is at it. Raises NoCluster."""
     with opened(settings, cluster, "healer refit") as (db, name), db.connect() as lock:
         if not try_lead(lock, name, "refit"):

@@ -15,7 +15,7 @@ from healer.settings import load
 if TYPE_CHECKING:
     from healer.adapters.postgres.forest_rows import PostgresFeatures, PostgresModels
     from healer.bootstrap.models import Shown
-    from healer.model.trained import ClassLook, Model, Version
+    from healer.model.trained import ClassCheck, Model, Version
 
 _CLUSTER = typer.Option(None, help="The cluster; needed where there are several.")
 
@@ -142,14 +142,14 @@ def _one_of(found: "list[Version]", identity: str) -> "Version":
     return found[0]
 
 
-def _look_line(look: "ClassLook") -> str:
+def _look_line(look: "ClassCheck") -> str:
     moved = "; ".join(f"{one.feature} {one.index:.2f} (limit {one.limit:.2f})" for one in look.drifted[:3])
     told = look.told or "nothing to do"
     at = f"{look.at:%Y-%m-%d %H:%M} UTC"
     return f"{_class_of(look)}: looked at {at}: {told}{'; drifted: ' if moved else ''}{moved}"
 
 
-def _class_of(one: "Model | ClassLook") -> str:
+def _class_of(one: "Model | ClassCheck") -> str:
     return f"{one.hardware or 'any GPU model'}, {one.load}"
 
 
@@ -235,7 +235,7 @@ def _line(model: "Model", *, dry_run: bool, new: bool) -> str:
     )
 
 
-def _plain(told: "Model | Version | Shown | ClassLook") -> dict[str, object]:
+def _plain(told: "Model | Version | Shown | ClassCheck") -> dict[str, object]:
     import msgspec
 
     return msgspec.to_builtins(told)

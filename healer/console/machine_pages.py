@@ -28,8 +28,8 @@ from healer.model import (
     SlurmJob,
     SlurmSnapshot,
     differences,
-    facts_with,
-    kind_of,
+    merged_facts,
+    node_kind,
 )
 from healer.model.detection import ALERT_STAYS_MAX_H
 from healer.observations.fault_history import jobs_by_gpu
@@ -96,8 +96,8 @@ def _shown_by_slurm(snapshot: SlurmSnapshot | None, name: str) -> dict[str, Any]
 
 def _made_of(rows: NodeRows, references: Sequence[Reference]) -> dict[str, Any]:
     """(what, the node's value, that of the good node where it is another) of each fact that is known."""
-    facts = facts_with(rows.node, rows.inventory.facts if rows.inventory else {})
-    kind = kind_of(rows.node.gpu_model)
+    facts = merged_facts(rows.node, rows.inventory.facts if rows.inventory else {})
+    kind = node_kind(rows.node.gpu_model)
     reference = next((one for one in references if one.kind == kind), None)
     differs = differences(facts, reference) if reference is not None else {}
     lines = [

@@ -9,7 +9,7 @@ from healer.console.pages import Here, PageRoute, Pages, Trying, missing
 from healer.console.views import playbooks_view, rules_view
 from healer.console.views.runs_view import run_row
 from healer.model import Mode
-from healer.model.run import UNDER_WAY, Rehearsal
+from healer.model.run import ACTIVE_REHEARSALS, Rehearsal
 from healer.ports.queries import RunQuery
 from healer.rulebook.source import unified
 
@@ -122,7 +122,7 @@ def rehearsals_page(request: Request, pages: Here, file: str = "", like: str = "
         "days": DAYS,
         "recordings": trying.recordings(cluster),
         "tried": found,
-        "under_way": next((one for one in found if one.state in UNDER_WAY), None),
+        "under_way": next((one for one in found if one.state in ACTIVE_REHEARSALS), None),
         "tones": rules_view.REHEARSAL_TONES,
     }
     return pages.show("rehearsals.html", context)
@@ -139,7 +139,7 @@ def rehearsal_page(request: Request, pages: Here, name: str) -> Response:
     context |= {
         "tried": rehearsal,
         "tone": rules_view.REHEARSAL_TONES[rehearsal.state],
-        "under_way": rehearsal.state in UNDER_WAY,
+        "under_way": rehearsal.state in ACTIVE_REHEARSALS,
         "outcomes": outcomes,
         "buttons": rules_view.rehearsal_buttons(rehearsal, outcomes, session.role),
         "diff": unified(rehearsal.file, rehearsal.before, rehearsal.text),

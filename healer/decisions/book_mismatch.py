@@ -33,10 +33,10 @@ from healer.model import (
     Veto,
 )
 from healer.model.faults import HEALER_DRAIN
-from healer.model.gate import held_after_launch
+from healer.model.gate import is_held_after_launch
 from healer.model.node import Drift, DriftKind, Repair
 from healer.model.run import is_our_note, run_id
-from healer.model.slurm import is_none, is_our_reservation, is_ours, our_reservation, slurm_kind
+from healer.model.slurm import is_empty_reason, is_our_reservation, is_ours, our_reservation, slurm_kind
 
 #: A run, a walk or a poll may still be at it.
 GRACE = timedelta(seconds=60)
@@ -113,7 +113,7 @@ def find_vetoes(
             continue
         if our_reservation(facts.snapshot, slot.node) is not None:
             continue  # its drain was lifted for our own tests
-        if node.held and (is_ours(node.reason) or is_none(node.reason) or slurm_kind(node.reason)):
+        if node.held and (is_ours(node.reason) or is_empty_reason(node.reason) or slurm_kind(node.reason)):
             continue  # DOWN, after a reboot that we asked for or by Slurm: nobody has it back yet
         # The margin: the clocks of who polls and who drains may differ.
         if slot.drained_at is None or facts.snapshot.taken_at - slot.drained_at < CLOCKS_DIFFER:
@@ -346,7 +346,7 @@ def runs_to_release_jobs(
     found = []
     for permit in facts.permits:
         job, node = jobs.get(permit.job or ""), nodes.get(permit.node)
-        if permit.hook != "prolog" or job is None or not held_after_launch(job):
+        if permit.hook != "prolog" or job is None or not is_held_after_launch(job):
             continue
         if node is None or not node.drain:
             continue  # no hook has failed there, whatever its report says

@@ -11,7 +11,7 @@ import re
 
 import msgspec
 
-from healer.model import Agreed, SlurmJob
+from healer.model import RestartConsent, SlurmJob
 
 #: Its part of an admin comment begins so.
 OURS = "healer: "
@@ -109,7 +109,7 @@ def _signal(text: str) -> tuple[str, int] | None:
     return name, min(int(match[2] or GRACE_S), GRACE_MAX_S)
 
 
-def restart_consent(job: SlurmJob, site: Agreed) -> str | None:
+def restart_consent(job: SlurmJob, site: RestartConsent) -> str | None:
     """Why healer may restart this job for more than a dead node: a sentence, or None where nobody said so."""
     wish = wish_of(job)
     if wish.keep:

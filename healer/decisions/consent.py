@@ -16,10 +16,10 @@ from healer.model import (
     IRREVERSIBLE_VERBS,
     RESTARTING_VERBS,
     Answer,
-    Earn,
     GateFacts,
     Guard,
     Mode,
+    PromotionPolicy,
     Proof,
     Proposal,
     Ruleset,
@@ -245,7 +245,7 @@ def trial_text(trial: Trial) -> str:
     return f"{kind.capitalize()} {name} is new or changed since {at(trial.since)}: a person approves {runs}."
 
 
-def promotion_obstacle(proof: Proof, earn: Earn) -> str | None:
+def promotion_obstacle(proof: Proof, earn: PromotionPolicy) -> str | None:
     """What keeps the rule from mode auto, in one sentence; None: nothing."""
     if proof.judged < earn.incidents:
         return (
@@ -260,7 +260,7 @@ def promotion_obstacle(proof: Proof, earn: Earn) -> str | None:
     return None
 
 
-def demotion_reason(mode: Mode, proof: Proof, earn: Earn) -> str | None:
+def demotion_reason(mode: Mode, proof: Proof, earn: PromotionPolicy) -> str | None:
     """Why a rule in mode auto acts alone no longer; None: it does.
 
     More false alarms among the newest incidents than the precision lets pass, however many there are by now:

@@ -44,7 +44,7 @@ from healer.model import (
     Verb,
 )
 from healer.model.run import run_id
-from healer.model.slurm import is_ours, our_reservation, reservation_for
+from healer.model.slurm import is_ours, our_reservation, reservation_name
 
 #: Verbs that are a remedy, the strongest first.
 _REMEDIES = {
@@ -232,7 +232,7 @@ def _is_left_to(incident: Incident, facts: GateFacts) -> bool:
     kept = our_reservation(facts.snapshot, shown.name)
     if kept is None and not (shown.drain and is_ours(shown.reason)):
         return False
-    if f" inc:{incident.short_id}" in shown.reason or (kept and kept.name == reservation_for(incident.id)):
+    if f" inc:{incident.short_id}" in shown.reason or (kept and kept.name == reservation_name(incident.id)):
         return False  # taken out for this very incident
     slot = facts.held.get(shown.name)
     return slot is not None and slot.incident == incident.id

@@ -28,7 +28,7 @@ from healer.model import (
     SlurmSnapshot,
 )
 from healer.model.rules import Topology
-from healer.model.slurm import ByIdentity, counted_nodes, only_ours
+from healer.model.slurm import ByIdentity, counted_gpu_nodes, is_only_ours
 
 _NUMBERS = re.compile(r"\[([0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*)\]")
 _FEATURE = "feature:"
@@ -150,7 +150,7 @@ def planned_window(
     for settings in (settings_of(rules, cluster), *settings_of_node(rules, cluster, node)):
         if window := window_of(settings.maintenance, node, now):
             return window
-    if node.planned and not only_ours(snapshot, node):
+    if node.planned and not is_only_ours(snapshot, node):
         return Maintenance(nodes=(node.name,), why=f"Slurm shows it as {'+'.join(node.state)}")
     return None
 
@@ -185,7 +185,7 @@ def nodes_at(snapshot: SlurmSnapshot, rules: Ruleset, kind: str) -> Mapping[str,
 
 @lru_cache(maxsize=4)
 def _fleet(nodes: ByIdentity[Mapping[str, SlurmNode]]) -> Fleet:
-    fleet = counted_nodes(nodes)
+    fleet = counted_gpu_nodes(nodes)
     return Fleet(
         names=frozenset(node.name for node in fleet),
         out=frozenset(node.name for node in fleet if not node.in_service),
@@ -198,7 +198,7 @@ def _fleet(nodes: ByIdentity[Mapping[str, SlurmNode]]) -> Fleet:
 def _at(
     nodes: ByIdentity[Mapping[str, SlurmNode]], topology: ByIdentity[Topology], kind: str
 ) -> Mapping[str, frozenset[str]]:
-    where = ((getattr(_place_in(topology.value, node), kind), node) for node in counted_nodes(nodes))
+    where = ((getattr(_place_in(topology.value, node), kind), node) for node in counted_gpu_nodes(nodes))
     return _names_by_place((name, node) for name, node in where if name)
 
 

@@ -13,7 +13,7 @@ from healer.decisions.decide import proposal_of
 from healer.decisions.guards import judge
 from healer.model import (
     GateFacts,
-    HookAsk,
+    HookRequest,
     Incident,
     Outcome,
     Permit,
@@ -34,7 +34,7 @@ def isolates(incident: Incident, node: str) -> bool:
 
 
 def permit_of(
-    ask: HookAsk, incident: Incident, run: Run, facts: GateFacts, rules: Ruleset, now: datetime
+    ask: HookRequest, incident: Incident, run: Run, facts: GateFacts, rules: Ruleset, now: datetime
 ) -> Permit | str:
     """The permit for the run that holds the node's slot; else why there is none. Under the gate's lock."""
     if ask.hook not in DRAINING_HOOKS:
@@ -64,7 +64,7 @@ def permit_of(
     )
 
 
-def permit_of_local_check(ask: HookAsk, check: str, at: datetime) -> Permit:
+def permit_of_local_check(ask: HookRequest, check: str, at: datetime) -> Permit:
     """For a hook that was not answered at `at` and failed by the site's own list: it has happened already."""
     return Permit(
         id=ask.id,

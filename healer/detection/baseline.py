@@ -15,7 +15,7 @@ import numpy as np
 from healer.detection.protocol import Detector, Look, Pair
 from healer.detection.step_findings import Onset, finding_at
 from healer.detection.streams import WARM_UP
-from healer.model import Component, Finding, Sensed, SlurmJob, SlurmSnapshot
+from healer.model import Component, Detections, Finding, SlurmJob, SlurmSnapshot
 from healer.observations.steps import JobSteps
 from healer.observations.telemetry_windows import Telemetry
 
@@ -72,7 +72,7 @@ class Baseline(Detector):
         self._told: dict[Pair, datetime] = {}
         self._clear: dict[Pair, datetime] = {}
 
-    def tick(self, look: Look) -> Sensed:
+    def tick(self, look: Look) -> Detections:
         slurm, now = look.slurm, look.now
         findings: list[Finding] = []
         kept: dict[tuple[str, int], _Watch] = {}
@@ -94,7 +94,7 @@ class Baseline(Detector):
         self._watches = kept
         well = {pair for pair in look.watched if pair[0] == SLOWER_ELSEWHERE and self._well(pair[1])}
         self._clear = {pair: self._clear.get(pair, now) for pair in sorted(well, key=repr)}
-        return Sensed(at=now, findings=tuple(findings), clear_since=dict(self._clear))
+        return Detections(at=now, findings=tuple(findings), clear_since=dict(self._clear))
 
     def forget(self, telemetry: Telemetry, node: str, since: datetime) -> None:
         for watch in self._watches.values():

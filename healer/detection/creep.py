@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from healer.detection.outlook import slope_of
 from healer.detection.protocol import Detector, Look
 from healer.detection.streams import WARM_UP, medians_of
-from healer.model import Component, Evidence, FaultClass, Finding, Sense, Sensed
+from healer.model import Component, Detections, Evidence, FaultClass, Finding, Sense
 from healer.observations.steps import JobSteps
 
 JOB_CREEP = "job-creep"
@@ -157,7 +157,7 @@ class Creep(Detector):
     def __init__(self) -> None:
         self._watched: dict[tuple[str, int], _Watch] = {}
 
-    def tick(self, look: Look) -> Sensed:
+    def tick(self, look: Look) -> Detections:
         slurm, now = look.slurm, look.now
         jobs = {(one.job, one.restart): one for one in look.steps.jobs()}
         self._watched = {key: one for key, one in self._watched.items() if key in jobs}
@@ -179,7 +179,7 @@ class Creep(Detector):
                 findings.append(_finding(job, where, watch.told, watch.since or now, now, watch.with_work))
             if watch.cleared is not None and (JOB_CREEP, where) in look.watched:
                 clear[JOB_CREEP, where] = watch.cleared
-        return Sensed(at=now, findings=tuple(findings), clear_since=clear)
+        return Detections(at=now, findings=tuple(findings), clear_since=clear)
 
     def _watch(self, key: tuple[str, int], job: JobSteps) -> _Watch:
         """A life that went back to a checkpoint, or tells its work only now, is followed anew."""

@@ -25,7 +25,7 @@ from healer.detection.step_findings import (
     no_number,
     spike,
 )
-from healer.model import Component, Finding, Sensed, SlurmSnapshot
+from healer.model import Component, Detections, Finding, SlurmSnapshot
 from healer.observations.steps import JobSteps, Places, StepTimes
 from healer.observations.telemetry_windows import Telemetry
 
@@ -217,7 +217,7 @@ class Divergence(Detector):
         self._told: dict[Pair, datetime] = {}
         self._clear: dict[Pair, datetime] = {}
 
-    def tick(self, look: Look) -> Sensed:
+    def tick(self, look: Look) -> Detections:
         slurm, now = look.slurm, look.now
         findings: list[Finding] = []
         standing: set[Pair] = set()
@@ -231,7 +231,7 @@ class Divergence(Detector):
         well = {pair for pair in look.watched if pair in heard and pair not in standing}
         self._clear = {pair: self._clear.get(pair, now) for pair in sorted(well, key=repr)}
         self._told = {pair: at for pair, at in self._told.items() if pair in standing or pair not in heard}
-        return Sensed(at=now, findings=tuple(findings), clear_since=dict(self._clear))
+        return Detections(at=now, findings=tuple(findings), clear_since=dict(self._clear))
 
     def forget(self, telemetry: Telemetry, node: str, since: datetime) -> None:
         for pair in [pair for pair in self._told if pair[1].node == node]:

@@ -14,17 +14,17 @@ from statistics import median
 from healer.detection.protocol import Detector, Look
 from healer.model import (
     Component,
+    Detections,
     Evidence,
     FaultClass,
     Figure,
     Finding,
     FleetFigure,
+    NodeComparison,
     NodeFigures,
-    NodeStanding,
     Sense,
-    Sensed,
     SlurmSnapshot,
-    kind_of,
+    node_kind,
 )
 from healer.observations.telemetry_windows import Telemetry
 from healer.ports.transactions import LedgerAway
@@ -46,7 +46,7 @@ AWAY = timedelta(minutes=1)
 _NORMAL = 1.4826
 
 
-def standings(cluster: str, told: Iterable[NodeFigures], kinds: Mapping[str, str]) -> list[NodeStanding]:
+def standings(cluster: str, told: Iterable[NodeFigures], kinds: Mapping[str, str]) -> list[NodeComparison]:
     """Of each node of which something is known, by name. `kinds`: node -> the model of its GPUs; what is not
     in it is not compared."""
     known = sorted((one for one in told if one.figures and kinds.get(one.node)), key=lambda one: one.node)
@@ -56,7 +56,7 @@ def standings(cluster: str, told: Iterable[NodeFigures], kinds: Mapping[str, str
             values.setdefault((kinds[one.node], name), []).append(figure.value)
     middle = {key: (median(found), _spread(found), len(found)) for key, found in values.items()}
     return [
-        NodeStanding(
+        NodeComparison(
             cluster=cluster,
             node=one.node,
             kind=kinds[one.node],
@@ -106,13 +106,13 @@ class FleetFigures(Detector):
         self,
         cluster: str,
         read: Callable[[datetime], list[NodeFigures]],
-        keep: Callable[[list[NodeStanding], datetime], None],
+        keep: Callable[[list[NodeComparison], datetime], None],
     ) -> None:
         self.cluster, self._read, self._keep = cluster, read, keep
         self._compared: datetime | None = None
         #: When it was first known how nodes stand: an incident of before a restart waits for that.
         self._known_since: datetime | None = None
-        self._standings: dict[str, NodeStanding] = {}
+        self._standings: dict[str, NodeComparison] = {}
         #: Node -> since when it is told; -> since when what is measured of it counts.
         self._told: dict[str, datetime] = {}
         self._renewed: dict[str, datetime] = {}
@@ -135,7 +135,7 @@ class FleetFigures(Detector):
     def needs_samples(self) -> bool:
         return False
 
-    def tick(self, look: Look) -> Sensed:
+    def tick(self, look: Look) -> Detections:
         slurm, now = look.slurm, look.now
         findings: list[Finding] = []
         due = self._compared is None or abs(now - self._compared) >= EVERY
@@ -146,7 +146,7 @@ class FleetFigures(Detector):
             for fault, where in look.watched
             if fault == SLOWER_THAN_FLEET and self._known_since is not None and self._is_well(where.node)
         }
-        return Sensed(at=now, findings=tuple(findings), clear_since=clear)
+        return Detections(at=now, findings=tuple(findings), clear_since=clear)
 
     def _is_well(self, node: str | None) -> bool:
         """Known, and known to be half-way back: a node of which nothing is known may be as it was."""
@@ -154,7 +154,7 @@ class FleetFigures(Detector):
         return known is not None and node not in self._told
 
     def _compare(self, slurm: SlurmSnapshot, now: datetime) -> list[Finding]:
-        kinds = {one.name: kind_of(one.gpu_model) for one in slurm.nodes.values() if one.gpus}
+        kinds = {one.name: node_kind(one.gpu_model) for one in slurm.nodes.values() if one.gpus}
         try:
             told = [self._counting(one) for one in self._read(now - LOOK_BACK)]
             found = standings(self.cluster, told, kinds)

@@ -19,15 +19,15 @@ from healer.model import (
     OF_DEVICES,
     Catalogue,
     Component,
+    Detections,
     Evidence,
     FaultClass,
     Finding,
     ForecastRule,
-    Foreseen,
     Ruleset,
     Scope,
     Sense,
-    Sensed,
+    Trend,
 )
 from healer.observations.telemetry_windows import Telemetry
 from healer.observations.trends import POINT_S, Saved, Series
@@ -47,7 +47,7 @@ class _Foretold:
 
     since: datetime
     #: As the newest look that showed it has it.
-    now: Foreseen
+    now: Trend
     missed: int = 0
     due: bool = True
 
@@ -136,7 +136,7 @@ class Forecasts(Detector):
 
     # --- looking ----------------------------------------------------------------------------------------
 
-    def tick(self, look: Look) -> Sensed:
+    def tick(self, look: Look) -> Detections:
         """Cheap but for each `LOOK_S`."""
         telemetry, now = look.telemetry, look.now
         at_s = now.timestamp()
@@ -148,7 +148,7 @@ class Forecasts(Detector):
                 if one.series.look(_readings(one, telemetry, moment, now), at_s):
                     _judge(one, telemetry, now)
         findings = [finding for one in self.followed for finding in _tell(one, telemetry, now)]
-        return Sensed(at=now, findings=tuple(findings), clear_since=self._clear(look.watched))
+        return Detections(at=now, findings=tuple(findings), clear_since=self._clear(look.watched))
 
     def _place(self, one: _Followed, telemetry: Telemetry) -> None:
         """Rows that appeared since the last look get what was kept of them."""
@@ -203,9 +203,9 @@ def _judged(rule: ForecastRule, series: NDArray[np.float64]) -> Outlook:
     return Outlook(*(np.where(soon, each, np.nan) for each in found))
 
 
-def likely(rule: ForecastRule, series: NDArray[np.float64]) -> list[Foreseen | None]:
+def likely(rule: ForecastRule, series: NDArray[np.float64]) -> list[Trend | None]:
     """(points, k) -> for each series where it leads, if that is the limit, and in time."""
-    found: list[Foreseen | None] = [None] * series.shape[1]
+    found: list[Trend | None] = [None] * series.shape[1]
     newest = series[-_NOW_POINTS:]
     known = np.isfinite(newest).sum(axis=0)
     level = np.where(known > 0, np.nansum(newest, axis=0) / np.maximum(known, 1), np.nan)
@@ -282,7 +282,7 @@ def _finding(
     )
 
 
-def sentence(rule: ForecastRule, seen: Foreseen) -> str:
+def sentence(rule: ForecastRule, seen: Trend) -> str:
     """`likely to fail within 4 days (3 to 6): 112 errors a day now, 21 more each day, the limit is 200`"""
     now = _figure(rule, 10**seen.level if rule.decades else seen.level)
     limit = _figure(rule, rule.limit)
@@ -298,7 +298,7 @@ def sentence(rule: ForecastRule, seen: Foreseen) -> str:
     return f"likely to fail within {_within(seen)} ({span}): {now} now, {pace}, the limit is {limit}"
 
 
-def _within(seen: Foreseen) -> str:
+def _within(seen: Trend) -> str:
     whole = max(1, math.ceil(seen.days))
     return "a day" if whole == 1 else f"{whole} days"
 

@@ -31,12 +31,12 @@ from healer.model import (
     ChartLine,
     Component,
     Contribution,
+    Detections,
     Evidence,
     FaultClass,
     Finding,
     Scope,
     Sense,
-    Sensed,
 )
 from healer.model.trained import DECIDES, FeatureRow, Floats, Matrix, Model
 from healer.observations.telemetry_windows import Telemetry
@@ -98,7 +98,7 @@ class Forest:
         now: datetime,
         watched: Collection[Pair] = (),
         usual: Usual | None = None,
-    ) -> Sensed:
+    ) -> Detections:
         """New findings of `unusual-node`, and since when those told or `watched` are known to be usual.
 
         Without `usual` no node's past is known.
@@ -117,7 +117,7 @@ class Forest:
             matrix = self._matrix(telemetry, of_class, now, usual)
             self._keep_rows(telemetry, matrix, of_class, now)
             findings = self._score(telemetry, matrix, of_class, now)
-        return Sensed(at=now, findings=tuple(findings), clear_since=self._clear(telemetry, now, watched))
+        return Detections(at=now, findings=tuple(findings), clear_since=self._clear(telemetry, now, watched))
 
     def forget(self, telemetry: Telemetry, node: str) -> None:
         """The node was repaired, returned or booted: what it was like before is over."""
@@ -286,11 +286,11 @@ class Unusual(Detector):
     def __init__(self, forest: Forest) -> None:
         self._forest, self._shifts = forest, Shifts()
 
-    def tick(self, look: Look) -> Sensed:
+    def tick(self, look: Look) -> Detections:
         telemetry, now, watched = look.telemetry, look.now, look.watched
         odd = self._forest.tick(telemetry, now, watched, self._shifts.usual)
         shifted = self._shifts.tick(telemetry, self._forest.features, now, watched)
-        return Sensed(
+        return Detections(
             at=now,
             findings=(*odd.findings, *shifted.findings),
             clear_since={**odd.clear_since, **shifted.clear_since},

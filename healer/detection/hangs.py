@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from healer.detection.protocol import Detector, Look, Pair
 from healer.model import (
     Component,
+    Detections,
     Evidence,
     FaultClass,
     Finding,
     LinkDown,
     Scope,
     Sense,
-    Sensed,
     SlurmJob,
     SlurmSnapshot,
 )
@@ -427,14 +427,14 @@ class Hangs(Detector):
         self._watches: dict[tuple[str, int], _Watch] = {}
         self._clear: dict[Pair, datetime] = {}
 
-    def tick(self, look: Look) -> Sensed:
+    def tick(self, look: Look) -> Detections:
         def lost(nodes: Iterable[str]) -> dict[str, LinkDown]:
             return ports_down(look.telemetry, nodes, look.now) | _lost_by_lines(look, nodes)
 
         findings = [found.finding(look) for found in self._found(look, lost, self._rests)]
         pairs = [pair for pair in look.watched if pair[0] == HANG and self._well(pair, look.slurm, look.now)]
         self._clear = {pair: self._clear.get(pair, look.now) for pair in pairs}
-        return Sensed(at=look.now, findings=tuple(findings), clear_since=dict(self._clear))
+        return Detections(at=look.now, findings=tuple(findings), clear_since=dict(self._clear))
 
     def glance(self, look: Look) -> tuple[Finding, ...]:
         """Who stands for a lost link. The rest waits for a tick, which asks what the GPUs do."""

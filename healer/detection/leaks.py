@@ -18,7 +18,16 @@ from healer.detection.language.truth_columns import min_of
 from healer.detection.outlook import slope_of
 from healer.detection.presentation import with_unit
 from healer.detection.protocol import Detector, Look
-from healer.model import Component, Evidence, FaultClass, Finding, Scope, Sense, Sensed, SlurmSnapshot
+from healer.model import (
+    Component,
+    Detections,
+    Evidence,
+    FaultClass,
+    Finding,
+    Scope,
+    Sense,
+    SlurmSnapshot,
+)
 from healer.observations.telemetry_windows import Telemetry
 from healer.observations.trends import Series
 
@@ -74,7 +83,7 @@ class Leaks(Detector):
     _told: dict[Component, _Told] = field(default_factory=dict)
     _cleared: dict[Component, datetime] = field(default_factory=dict)
 
-    def tick(self, look: Look) -> Sensed:
+    def tick(self, look: Look) -> Detections:
         """Cheap but once in `LOOK_S`."""
         telemetry, slurm, now = look.telemetry, look.slurm, look.now
         at_s = now.timestamp()
@@ -91,7 +100,7 @@ class Leaks(Detector):
             for fault, where in look.watched
             if fault == JOB_LEAK and where in self._cleared
         }
-        return Sensed(at=now, findings=tuple(findings), clear_since=clear)
+        return Detections(at=now, findings=tuple(findings), clear_since=clear)
 
     def _begin(self, telemetry: Telemetry) -> None:
         """Rows of another telemetry are other nodes."""

@@ -14,14 +14,14 @@ from hashlib import sha256
 from healer.detection.protocol import Detector, Look, unreadable
 from healer.model import (
     Component,
+    Detections,
     Evidence,
     FaultClass,
     Finding,
     LemonPart,
     LemonScore,
-    NodePast,
+    NodeRecord,
     Sense,
-    Sensed,
     SlurmSnapshot,
 )
 from healer.observations.job_marks import JobMarks, Marks, faded
@@ -48,14 +48,14 @@ LEAST = 0.1
 
 
 def scores(
-    cluster: str, pasts: Iterable[NodePast], marks: Mapping[str, Marks], now: datetime
+    cluster: str, pasts: Iterable[NodeRecord], marks: Mapping[str, Marks], now: datetime
 ) -> list[LemonScore]:
     """Of all nodes that have any, the highest first."""
     by_node = {one.node: one for one in pasts}
     usual = _usual(marks.values(), now)
     found = []
     for node in sorted(by_node.keys() | marks.keys()):
-        parts = _parts(by_node.get(node, NodePast(node=node)), marks.get(node), usual, now)
+        parts = _parts(by_node.get(node, NodeRecord(node=node)), marks.get(node), usual, now)
         base = sum(one.points for one in parts if one.signal == "faults")
         beside = min(BESIDE_MOST, sum(one.points for one in parts if one.signal != "faults"))
         if base + beside >= LEAST:
@@ -72,7 +72,7 @@ def _usual(marks: Collection[Marks], now: datetime) -> tuple[float, float]:
 
 
 def _parts(
-    past: NodePast, marks: Marks | None, usual: tuple[float, float], now: datetime
+    past: NodeRecord, marks: Marks | None, usual: tuple[float, float], now: datetime
 ) -> tuple[LemonPart, ...]:
     found = []
 
@@ -111,7 +111,7 @@ class Lemons(Detector):
         self,
         cluster: str,
         marks: JobMarks,
-        pasts: Callable[[datetime, datetime], list[NodePast]],
+        pasts: Callable[[datetime, datetime], list[NodeRecord]],
         keep: Callable[[list[LemonScore], datetime], None],
     ) -> None:
         self.cluster, self.marks = cluster, marks
@@ -134,7 +134,7 @@ class Lemons(Detector):
     def load(self, packed: Mapping[str, bytes]) -> list[str]:
         return unreadable(packed, MARKS, self.marks.load)
 
-    def tick(self, look: Look) -> Sensed:
+    def tick(self, look: Look) -> Detections:
         slurm, now = look.slurm, look.now
         self.marks.look(slurm, now)
         findings: list[Finding] = []
@@ -148,7 +148,7 @@ class Lemons(Detector):
             and where.node is not None
             and self._score(where.node) < OVER
         }
-        return Sensed(at=now, findings=tuple(findings), clear_since=clear)
+        return Detections(at=now, findings=tuple(findings), clear_since=clear)
 
     def _reckon(self, slurm: SlurmSnapshot | None, now: datetime) -> list[Finding]:
         try:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from healer.detection.features import OWN_COLUMNS, OWN_NAMES, NodeFeatures, classes
-from healer.model import Component, Contribution, Evidence, FaultClass, Finding, Scope, Sense, Sensed
+from healer.model import Component, Contribution, Detections, Evidence, FaultClass, Finding, Scope, Sense
 from healer.observations.groups import peer_median
 from healer.observations.telemetry_windows import Telemetry
 
@@ -256,7 +256,7 @@ class Shifts:
 
     def tick(
         self, telemetry: Telemetry, features: NodeFeatures, now: datetime, watched: Collection[Pair]
-    ) -> Sensed:
+    ) -> Detections:
         """Cheap but once in `LOOK_S`. `watched`: open incidents, of which it is told what is over."""
         at_s = now.timestamp()
         if self._of is not telemetry or at_s < self._looked_s:
@@ -274,7 +274,7 @@ class Shifts:
             for fault, where in watched
             if fault == DRIFTED and where in self._cleared
         }
-        return Sensed(at=now, findings=tuple(findings), clear_since=clear)
+        return Detections(at=now, findings=tuple(findings), clear_since=clear)
 
     def forget(self, telemetry: Telemetry, node: str) -> None:
         """The node was repaired, returned or booted: it is learnt anew."""

@@ -24,13 +24,13 @@ from healer.model import (
     Chart,
     Component,
     DetectionRule,
+    Detections,
     Evidence,
     FaultClass,
     Finding,
     Ruleset,
     Scope,
     Sense,
-    Sensed,
 )
 from healer.observations.telemetry_windows import Telemetry
 
@@ -137,7 +137,7 @@ class RuleEngine(Detector):
                 del one.cleared_watched[component]
         self.program.forget(rows)
 
-    def tick(self, look: Look) -> Sensed:
+    def tick(self, look: Look) -> Detections:
         telemetry, now = look.telemetry, look.now
         at_s = now.timestamp()
         moment = self.program.tick(telemetry, now)
@@ -165,7 +165,7 @@ class RuleEngine(Detector):
             for component, since in _watched(one, mine, telemetry, truth, at_s):
                 clear[(one.rule.name, component)] = datetime.fromtimestamp(since, UTC)
             one.seen = seen
-        return Sensed(at=now, findings=tuple(findings), clear_since=clear)
+        return Detections(at=now, findings=tuple(findings), clear_since=clear)
 
 
 def shown_signal(when: Expr) -> str:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.model import Foreseen
+from healer.model import Trend
 
 Array = NDArray[np.float64]
 
@@ -39,10 +39,10 @@ class Outlook(NamedTuple):
     low: Array
     high: Array
 
-    def at(self, index: int) -> Foreseen:
+    def at(self, index: int) -> Trend:
         level, per_day, days, low, high = (float(one[index]) for one in self)
         end = high if np.isfinite(high) else None
-        return Foreseen(level=level, per_day=per_day, days=days, low=low, high=end)
+        return Trend(level=level, per_day=per_day, days=days, low=low, high=end)
 
 
 def outlook(values: Array, point_days: float, limit: float, *, falls: bool = False) -> Outlook:

@@ -9,10 +9,10 @@ from healer.detection.readings import Line
 from healer.model import (
     Command,
     Component,
+    Detections,
     Finding,
     LinkDown,
     Ruleset,
-    Sensed,
     SlurmSnapshot,
 )
 from healer.observations import Picture
@@ -57,7 +57,7 @@ class Detector(Protocol):
     Only `tick` is required. The other methods are for what it remembers.
     """
 
-    def tick(self, look: Look) -> Sensed:
+    def tick(self, look: Look) -> Detections:
         """New findings, and since when those of `look.watched` are known to be over."""
         ...
 

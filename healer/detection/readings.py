@@ -183,10 +183,10 @@ def _driver_asks(rules: Ruleset, seen: Observation) -> Reading | None:
     """Xid 154 by its number, or by its words where a driver prints none, or one that is not known. None: an
     unknown action."""
     action, words = seen.data.get("recovery_action"), str(seen.data.get("recovery_words", ""))
-    ask = rules.driver_asks.get(action) if action is not None else None
+    ask = rules.recovery_actions.get(action) if action is not None else None
     if ask is None:
         said = words.strip().casefold()
-        ask = next((one for one in rules.driver_asks.values() if one.words.casefold() == said), None)
+        ask = next((one for one in rules.recovery_actions.values() if one.words.casefold() == said), None)
     if ask is None:
         return None
     return Reading(

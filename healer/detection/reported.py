@@ -35,7 +35,7 @@ from healer.model import (
 )
 from healer.model.detection import ALERT_STAYS_H
 from healer.model.faults import ALERT_FAULT, Trait, fault_is
-from healer.model.slurm import only_ours, slurm_kind
+from healer.model.slurm import is_only_ours, slurm_kind
 from healer.observations import Picture
 from healer.observations.picture import Alerts, HeardAlert
 from healer.signals.identity import digest_of
@@ -245,7 +245,7 @@ def fault_of(node: SlurmNode, snapshot: SlurmSnapshot | None) -> str | None:
     owner = node.owner
     if owner is None or not node.held or is_offline(node):
         return None
-    if node.planned and not only_ours(snapshot, node):
+    if node.planned and not is_only_ours(snapshot, node):
         return None
     match owner.kind:
         case OwnerKind.healer:

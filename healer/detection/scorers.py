@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from healer.detection.features import OWN_MARK, columns, whole
-from healer.model.telemetry import FeatureShare, Unusual, WayScore
+from healer.model.telemetry import FeatureShare, ScorerResult, Unusual
 from healer.model.trained import (
     DECIDES,
     DISTANCE,
@@ -165,8 +165,8 @@ def side_by_side(fitted: Fitted, row: FeatureRow) -> list[Unusual]:
     middle = {name: _shown(np.median(score)) for name, score in scores.items()}
     parts = {name: shares(scorer.parts(own)) for name, scorer in fitted.scorers.items()}
 
-    def way_score(name: str, place: int) -> WayScore:
-        return WayScore(
+    def way_score(name: str, place: int) -> ScorerResult:
+        return ScorerResult(
             way=name,
             score=_shown(scores[name][place]),
             threshold=_shown(model.limit(name).threshold),

@@ -26,7 +26,7 @@ from healer.detection.step_findings import (
 )
 from healer.detection.streams import BIAS_MAX, BIAS_SCALE, LEARNT, Pace, Streams, Told, medians_of, step_all
 from healer.detection.suspects import Suspects
-from healer.model import Component, Finding, Sensed, SlurmSnapshot
+from healer.model import Component, Detections, Finding, SlurmSnapshot
 from healer.observations.steps import JobSteps, Places, StepTimes, is_of_life
 from healer.observations.telemetry_windows import Telemetry
 
@@ -307,7 +307,7 @@ class Stragglers(Detector):
         self._told: dict[Pair, datetime] = {}
         self._clear: dict[Pair, datetime] = {}
 
-    def tick(self, look: Look) -> Sensed:
+    def tick(self, look: Look) -> Detections:
         slurm, now = look.slurm, look.now
         live = self._follow(look.steps, slurm, now)
         self._suspects.follow(((watch.job, watch.pace) for watch in self._watches.values()), slurm, now)
@@ -325,7 +325,7 @@ class Stragglers(Detector):
             elif watch.pace.slow and self._due((JOB_SLOW, whole), now):
                 findings.append(self._job_slow(watch, look))
         self._note_clear(live, slurm, now, look.watched)
-        return Sensed(at=now, findings=tuple(findings), clear_since=dict(self._clear))
+        return Detections(at=now, findings=tuple(findings), clear_since=dict(self._clear))
 
     def _job_slow(self, watch: Watch, look: Look) -> Finding:
         found = job_slow(watch.job, watch.pace, look.now)

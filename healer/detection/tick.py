@@ -9,7 +9,7 @@ from healer.detection.fleet_figures import FleetFigures
 from healer.detection.forest import Forest
 from healer.detection.lemons import Lemons
 from healer.detection.protocol import Detector, Look, Pair
-from healer.model import LinkDown, Ruleset, Sensed, SlurmSnapshot
+from healer.model import Detections, LinkDown, Ruleset, SlurmSnapshot
 from healer.model.telemetry import Report, StepBatch
 from healer.observations import NodePicture, Picture
 from healer.observations.steps import StepTimes
@@ -163,7 +163,7 @@ class Senses:
         watched: Collection[Pair],
         links_down: Mapping[str, LinkDown] | None = None,
         faults: Mapping[str, Sequence[str]] | None = None,
-    ) -> Sensed:
+    ) -> Detections:
         """Looks at everything once. Call it every `TICK_S`. `links_down`: nodes that lost a link, by lines;
         `faults`: titles of the incidents that are open on nodes. ClockStepped: the clock went back, and fresh
         senses have to begin anew."""
@@ -173,11 +173,11 @@ class Senses:
         clear = {key: at for sensed in told for key, at in sensed.clear_since.items()}
         self._clear = self._gone_since(watched, now) | clear
         findings = tuple(one for sensed in told for one in sensed.findings)
-        return Sensed(at=now, findings=findings, clear_since=self._clear)
+        return Detections(at=now, findings=findings, clear_since=self._clear)
 
     def look(
         self, slurm: SlurmSnapshot | None, now: datetime, links_down: Mapping[str, LinkDown]
-    ) -> Sensed | None:
+    ) -> Detections | None:
         """Between two ticks, where nodes have just lost a link: jobs that stand for it. None: there are none.
         What the last tick knew to be over is over still."""
         look = self._look(slurm, now, (), links_down, {})
@@ -186,7 +186,7 @@ class Senses:
             return None
         stands = {(one.fault, one.component) for one in found}
         clear = {pair: at for pair, at in self._clear.items() if pair not in stands}
-        return Sensed(at=now, findings=found, clear_since=clear)
+        return Detections(at=now, findings=found, clear_since=clear)
 
     def _look(
         self,

@@ -16,14 +16,14 @@ from healer.detection.features import ALL_NAMES, columns, definition, whole
 from healer.detection.scorers import KNOWN_LEAST, Fitted, fit, known_enough, scored_of
 from healer.model.trained import (
     DECIDES,
-    Drifted,
     FeatureRow,
     Floats,
-    Judged,
     Limit,
     Matrix,
     Model,
+    ModelComparison,
     Params,
+    ShiftedFeature,
     Trained,
     Version,
 )
@@ -202,7 +202,7 @@ def is_judged(at: datetime) -> bool:
 
 
 def due(
-    version: Version | None, *, tried_at: datetime | None, drifted: Sequence[Drifted], now: datetime
+    version: Version | None, *, tried_at: datetime | None, drifted: Sequence[ShiftedFeature], now: datetime
 ) -> str:
     """Why the class's model is made anew now; empty where it is not. `version`: the one in force."""
     if tried_at is not None and now - tried_at < AFTER_DRIFT:
@@ -219,7 +219,7 @@ def due(
     return f"{EVERY.days} days have passed" if now - last >= EVERY else ""
 
 
-def population_shifts(trained: Trained, matrix: Matrix, nodes: int) -> list[Drifted]:
+def population_shifts(trained: Trained, matrix: Matrix, nodes: int) -> list[ShiftedFeature]:
     """Features of which the healthy samples of the last day (all features, of so many nodes) do not lie as in
     training; the farthest first."""
     model = trained.model
@@ -233,7 +233,7 @@ def population_shifts(trained: Trained, matrix: Matrix, nodes: int) -> list[Drif
         lately = own[:, column]
         index = stability_index(trained.data[:, column], lately[np.isfinite(lately)])
         if index > limit:
-            found.append(Drifted(feature=name, index=round(index, 3), limit=round(limit, 3)))
+            found.append(ShiftedFeature(feature=name, index=round(index, 3), limit=round(limit, 3)))
     return sorted(found, key=lambda one: -one.index)
 
 
@@ -268,21 +268,21 @@ def _by_chance(trained: int, lately: int, features: int) -> float:
 # --- whether it may take the place of the old one ---
 
 
-def judged(new: Fitted, old: Fitted | None, matrix: Matrix) -> Judged:
+def judged(new: Fitted, old: Fitted | None, matrix: Matrix) -> ModelComparison:
     """Both models on healthy samples (all features) that the new one was not made from."""
     samples = len(scored_of(new.model, matrix)[0])
     if samples < JUDGED_LEAST:
         why = f"{samples} healthy samples were kept aside to judge it, and {JUDGED_LEAST} are needed"
-        return Judged(samples=samples, above=0.0, found=0.0, refused=why)
+        return ModelComparison(samples=samples, above=0.0, found=0.0, refused=why)
     above, found = _figures(new, matrix)
     above_before, found_before = _figures(old, matrix) if old is not None else (None, None)
-    told = Judged(
+    told = ModelComparison(
         samples=samples, above=above, found=found, above_before=above_before, found_before=found_before
     )
     return msgspec.structs.replace(told, refused=_refused(told))
 
 
-def _refused(told: Judged) -> str:
+def _refused(told: ModelComparison) -> str:
     if told.above_before is not None and told.above_before > CHANGED_MOST:
         return (
             f"the model in force calls {told.above_before:.0%} of healthy samples unusual: the nodes have "

@@ -30,11 +30,11 @@ from healer.model import (
     Trouble,
     WatchSettings,
     differences,
-    kind_of,
+    node_kind,
 )
 from healer.model.faults import FLEET_OFFLINE, NODE_OFFLINE
 from healer.model.hostlist import compact
-from healer.model.slurm import is_none, only_ours, slurm_kind
+from healer.model.slurm import is_empty_reason, is_only_ours, slurm_kind
 from healer.observations import Picture, Standing
 
 #: Names that a sentence holds.
@@ -68,7 +68,7 @@ def is_offline(node: SlurmNode) -> bool:
         return False
     if {"REBOOT_ISSUED", "POWERING_UP"}.intersection(node.state) or node.base in {"FUTURE", "UNKNOWN"}:
         return False
-    return is_none(node.reason) or slurm_kind(node.reason) == "not-responding"
+    return is_empty_reason(node.reason) or slurm_kind(node.reason) == "not-responding"
 
 
 def standing_conditions(
@@ -145,7 +145,7 @@ CHANGE = timedelta(hours=1)
 
 def is_planned_reboot(picture: Picture, node: SlurmNode) -> bool:
     """Slurm holds it for a reboot that a person asked Slurm for, or that came with a change of theirs."""
-    if not node.held or (node.planned and not only_ours(picture.slurm, node)):
+    if not node.held or (node.planned and not is_only_ours(picture.slurm, node)):
         return False
     kind = slurm_kind(node.reason)
     if kind == "reboot":
@@ -287,7 +287,7 @@ def config_drifts(picture: Picture, slurm: SlurmSnapshot) -> Iterator[Condition]
         facts = picture.facts_of(name)
         if not facts:
             continue
-        reference = picture.references.get(kind_of(node.gpu_model))
+        reference = picture.references.get(node_kind(node.gpu_model))
         if reference is not None:
             for fact, value in differences(facts, reference).items():
                 found[fact, value][name] = reference

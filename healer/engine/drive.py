@@ -62,7 +62,7 @@ from healer.model import (
     StepEvent,
     Verb,
 )
-from healer.model.run import restarted, tests_of, tried_of
+from healer.model.run import has_requeued, highest_remedy, tests_result
 from healer.playbooks.advance import BEGIN, GOES_ON, UNDO, Ask, Do, Finish, Know, Skip, Sleep, Undo, advance
 from healer.ports.lease import PROOFS
 from healer.ports.node_exec import NodeError
@@ -207,7 +207,7 @@ class _Drive:
             self._end(RunState.undone, intent.why, by=last.data.get("by") if last is not None else None)
             return
         early = any(one.data.get("ends_run") for one in self.entries)
-        told = {"early": early, "restarted": restarted(self.entries)}
+        told = {"early": early, "restarted": has_requeued(self.entries)}
         self._end(RunState.done, intent.why, {name: True for name, so in told.items() if so})
 
     def _end(
@@ -513,7 +513,7 @@ def _news(run: Run, state: RunState, now: datetime, entries: Sequence[LogEntry] 
         by=run.by,
         incident=run.incident,
         reason=run.reason,
-        data=data | tests_of(entries) | tried_of(entries),
+        data=data | tests_result(entries) | highest_remedy(entries),
     )
 
 

@@ -50,7 +50,7 @@ from healer.model import (
     RETURNING_VERBS,
     GateFacts,
     Guard,
-    HookAsk,
+    HookRequest,
     Incident,
     LogEntry,
     Mode,
@@ -399,7 +399,7 @@ class HookPermits:
     def standings(self, cluster: str) -> Mapping[str, HookStanding]:
         return self._book.standings(cluster, self._clock.now())
 
-    def permit(self, ask: HookAsk) -> Permit | None:
+    def permit(self, ask: HookRequest) -> Permit | None:
         """The gate's permit for this hook to fail, recorded; None where the guards do not allow it now. The
         same ask again has the same answer."""
         now = self._clock.now()
@@ -416,6 +416,6 @@ class HookPermits:
             tx.add(given)
             return given
 
-    def note_own(self, ask: HookAsk, check: str, at: datetime) -> None:
+    def note_own(self, ask: HookRequest, check: str, at: datetime) -> None:
         """The hook failed at `at` without an answer, because of this check. Known ones are nothing new."""
         self._book.note(permit_of_local_check(ask, check, at), self._clock.now())

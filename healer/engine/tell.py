@@ -21,11 +21,11 @@ from healer.model import (
     Manner,
     Message,
     Notifications,
+    Routing,
     Stage,
     Ticket,
-    Way,
     audit_record,
-    ways,
+    routes_to,
 )
 from healer.ports.clock import Clock
 from healer.ports.outbound import (
@@ -105,7 +105,7 @@ def _tell_opened(tx: NewsTx, cluster: str, told: Notifications, since: datetime,
     for incident, stage in tx.untold(since):
         if incident.settle_until > now:
             continue
-        if ways(told.routes, incident.severity, cluster, news.about(incident)):
+        if routes_to(told.routes, incident.severity, cluster, news.about(incident)):
             tx.queue(news.opened(incident, now if stage else None))
         tx.note_told(incident.id, incident.severity, Stage.opened)
 
@@ -131,7 +131,7 @@ def _route(
         _follow(tx, one, message, told, thread, now)
         return
     is_over = thread.state is IncidentState.resolved
-    for way in ways(told.routes, message.severity, message.cluster, message.about):
+    for way in routes_to(told.routes, message.severity, message.cluster, message.about):
         if since[way.channel] > one.at:
             continue
         if way.how is Manner.digest and way.channel not in thread.standing:
@@ -160,9 +160,9 @@ def _follow(
         name = channel.name
         if name in thread.standing or name in thread.tried:
             if is_end or channel.kind not in _BOTS:
-                _put(tx, message, one.at, Way(name, Manner.channel), DeliveryState.due, next_try_at=now)
+                _put(tx, message, one.at, Routing(name, Manner.channel), DeliveryState.due, next_try_at=now)
         elif is_end and name in thread.listed:
-            _put(tx, message, one.at, Way(name, Manner.digest), DeliveryState.digest)
+            _put(tx, message, one.at, Routing(name, Manner.digest), DeliveryState.digest)
 
 
 def _take_back(tx: PlanTx, thread: str) -> None:
@@ -187,7 +187,7 @@ def alarm_of(message: Message, how: Manner) -> str:
 
 
 def _put(
-    tx: PlanTx, message: Message, at: datetime, way: Way, state: DeliveryState, **when: datetime
+    tx: PlanTx, message: Message, at: datetime, way: Routing, state: DeliveryState, **when: datetime
 ) -> None:
     alarm = alarm_of(message, way.how)
     tx.put(Put(message=message, channel=way.channel, how=way.how, alarm=alarm, at=at, state=state, **when))
@@ -204,7 +204,7 @@ def _gather_digests(tx: PlanTx, cluster: str, told: Notifications, now: datetime
         items = [news.Item(message=message, incident=incident) for _, message, incident in waiting]
         message = news.digest(name, cluster, items, told.console_url)
         tx.queue(message, routed=True)
-        way = Way(channel.name, Manner.digest)
+        way = Routing(channel.name, Manner.digest)
         _put(tx, message, now, way, DeliveryState.due, next_try_at=now)
         tx.end_digest([number for number, _, _ in waiting], name)
 

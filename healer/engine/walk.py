@@ -46,16 +46,16 @@ from healer.model import (
     ENDED_RUN_STATES,
     Command,
     CommandKind,
+    Detections,
     Finding,
     Incident,
     Maintenance,
     Observation,
     ObservationKind,
     Remedy,
+    RuledOut,
     Ruleset,
     RunState,
-    Sensed,
-    SetAside,
     SlurmNode,
     TicketStage,
 )
@@ -72,7 +72,7 @@ def walk(
     picture: Picture,
     batch: Sequence[Observation],
     now: datetime,
-    sensed: Sensed | None = None,
+    sensed: Detections | None = None,
 ) -> list[str]:
     """One walk over `batch` and what the last tick found. Returns the runs it set going."""
     if sensed is not None:
@@ -337,7 +337,7 @@ def note_merged(walk: Walk) -> None:
         if root is None or (before is not None and before.merged_into == root.id):
             continue
         why = f"follows from this one (incident {incident.short_id})"
-        aside = SetAside(at=incident.opened, what=incident.title, why=why, component=incident.root)
+        aside = RuledOut(at=incident.opened, what=incident.title, why=why, component=incident.root)
         work.put(with_set_aside(root, aside))
 
 

@@ -22,13 +22,13 @@ from healer.model import (
     Incident,
     IncidentState,
     Maintenance,
+    RuledOut,
     Ruleset,
-    SetAside,
     SlurmJob,
     SlurmNode,
 )
 from healer.model.faults import fits
-from healer.model.slurm import is_none, is_ours, slurm_kind
+from healer.model.slurm import is_empty_reason, is_ours, slurm_kind
 from healer.observations import Picture
 
 #: An older picture of Slurm says nothing of what goes on now.
@@ -109,7 +109,7 @@ def at_node(
         version, since = driver
         text = f"its driver is {version} since {since:%H:%M:%S} UTC"
         found.append(Activity(ContextKind.new_driver, text, since))
-    if node.drain and not (is_ours(node.reason) or is_none(node.reason) or slurm_kind(node.reason)):
+    if node.drain and not (is_ours(node.reason) or is_empty_reason(node.reason) or slurm_kind(node.reason)):
         who = node.reason_user or "somebody"
         found.append(Activity(ContextKind.drained, f"{who} has drained it: {node.reason}"))
     return found
@@ -291,7 +291,7 @@ def _note_passed(context: Context, work: Book, passed: Sequence[Passed]) -> list
         fresh.append((node, finding.fault, f"{finding.headline}: {one.going.text}"))
         beside = next(iter(work.at(node, (), finding.component)), None)
         if beside is not None:
-            aside = SetAside(
+            aside = RuledOut(
                 at=context.now, what=finding.headline, why=one.going.text, component=finding.component
             )
             work.put(with_set_aside(work.by_id[beside.id], aside))

@@ -17,11 +17,11 @@ from healer.model import (
     Evidence,
     FaultClass,
     Finding,
-    Heard,
     Incident,
     IncidentState,
+    RuledOut,
     Sense,
-    SetAside,
+    SenseReport,
     Verdict,
 )
 
@@ -56,20 +56,20 @@ def apart(told: Collection[Sense]) -> tuple[Sense, ...]:
     return own or tuple(one for one in CONCLUDED if one in told)[:1]
 
 
-def heard_with(incident: Incident, finding: Finding) -> tuple[Heard, ...]:
+def heard_with(incident: Incident, finding: Finding) -> tuple[SenseReport, ...]:
     """The senses' last words, with this finding's: only what is told of the root's own node counts."""
     told = (one for one in finding.evidence if one.component.node == incident.root.node)
     more = [
-        Heard(sense=one.sense, at=finding.arrived_at, part=_part(one.component))
+        SenseReport(sense=one.sense, at=finding.arrived_at, part=_part(one.component))
         for one in told
         if one.sense is not Sense.hook or finding.arrived_at - one.at <= CHECK_LASTS
     ]
     return newest((*incident.heard, *more))
 
 
-def newest(heard: Iterable[Heard]) -> tuple[Heard, ...]:
+def newest(heard: Iterable[SenseReport]) -> tuple[SenseReport, ...]:
     """The last word of each sense on each part."""
-    last: dict[tuple[Sense, str], Heard] = {}
+    last: dict[tuple[Sense, str], SenseReport] = {}
     for one in heard:
         known = last.get((one.sense, one.part))
         if known is None or one.at > known.at:
@@ -97,13 +97,13 @@ def senses_of(incident: Incident, now: datetime) -> tuple[Sense, ...]:
     return tuple(sense for sense in Sense if sense in found)
 
 
-def _fresh(incident: Incident, now: datetime) -> list[Heard]:
+def _fresh(incident: Incident, now: datetime) -> list[SenseReport]:
     if incident.root.node is None:
         return []
     return [one for one in incident.heard if now - one.at <= AGREE_WITHIN]
 
 
-def _counted(heard: list[Heard]) -> list[Heard]:
+def _counted(heard: list[SenseReport]) -> list[SenseReport]:
     counted = apart({one.sense for one in heard})
     return [one for one in heard if one.sense in counted]
 
@@ -198,7 +198,7 @@ def rank_of(incident: Incident) -> int:
 SET_ASIDE_KEPT = 20
 
 
-def with_set_aside(incident: Incident, new: SetAside) -> Incident:
+def with_set_aside(incident: Incident, new: RuledOut) -> Incident:
     """The incident with `new` noted; the same thing told again (by `what`) only counts.
 
     Told of several components it stands for none of them alone.
@@ -310,7 +310,7 @@ def move_root(incident: Incident, anew: Incident) -> Incident:
         set_aside=incident.set_aside,
     )
     why = f"was told first, and follows from: {anew.title}"
-    aside = SetAside(at=incident.opened, what=incident.title, why=why, component=incident.root)
+    aside = RuledOut(at=incident.opened, what=incident.title, why=why, component=incident.root)
     return with_set_aside(with_evidence_of(own, [incident]), aside)
 
 

@@ -24,9 +24,9 @@ from healer.model import (
     JobHit,
     Remedy,
     Retest,
+    RuledOut,
     Ruleset,
     Sense,
-    SetAside,
     Verdict,
     VerdictAt,
 )
@@ -394,7 +394,7 @@ def _entry(fault: str, rules: Ruleset) -> tuple[str, CatalogueEntry] | None:
 
 def _catalogue(incident: Incident, rules: Ruleset) -> Iterator[str]:
     if fault_is(incident.fault, Trait.driver_ask):
-        ask = next((one for one in rules.driver_asks.values() if one.fault == incident.fault), None)
+        ask = next((one for one in rules.recovery_actions.values() if one.fault == incident.fault), None)
         if ask is not None:
             yield f"The driver's own word wins over every catalogue: {ask.text} (xid154.yaml, row {ask.code})"
         return
@@ -428,20 +428,20 @@ def _rule(incident: Incident, rules: Ruleset) -> Iterator[str]:
 # --- what was set aside, what decides ----------------------------------------------------------------------
 
 
-def set_aside_words(one: SetAside) -> str:
+def set_aside_words(one: RuledOut) -> str:
     """`1,203 × Xid 45: teardown of job 4711 after Xid 95`"""
     times = f"{one.count:,} × " if one.count > 1 else ""
     return begun(f"{times}{one.what}: {one.why}")
 
 
-def list_set_aside(incident: Incident, rules: Ruleset) -> tuple[SetAside, ...]:
+def list_set_aside(incident: Incident, rules: Ruleset) -> tuple[RuledOut, ...]:
     """What was noted as set aside, and what was only counted: 1,203 × Xid 45."""
     told = {one.what for one in incident.set_aside}
     counted = (_counted(fault, count, incident, rules) for fault, count in sorted(incident.counted.items()))
     return (*incident.set_aside, *(one for one in counted if one.what not in told))
 
 
-def _counted(fault: str, count: int, incident: Incident, rules: Ruleset) -> SetAside:
+def _counted(fault: str, count: int, incident: Incident, rules: Ruleset) -> RuledOut:
     found = _entry(fault, rules)
     teardown = found is not None and found[1].teardown
     after = code_of(incident.fault) or incident.title.partition(": ")[0]
@@ -452,7 +452,7 @@ def _counted(fault: str, count: int, incident: Incident, rules: Ruleset) -> SetA
         why = f"teardown after {after}"
     else:
         why = f"follows from {after}"
-    return SetAside(at=incident.opened, what=code_of(fault) or fault, why=why, count=count)
+    return RuledOut(at=incident.opened, what=code_of(fault) or fault, why=why, count=count)
 
 
 def _retest(incident: Incident, rules: Ruleset, model: str) -> Retest | None:

@@ -38,10 +38,10 @@ from healer.model import (
     PlaceKind,
     Remedy,
     Review,
+    RuledOut,
     Ruleset,
     RunState,
     Sense,
-    SetAside,
     Severity,
     SlurmNode,
     Verdict,
@@ -400,7 +400,7 @@ def note_cleared(incident: Incident, cleared: Cleared, now: datetime) -> Inciden
         why = "the fault may have outlived that: a test has to tell"
     else:
         why = "healer is at work on it: its tests decide"
-    return with_set_aside(incident, SetAside(at=now, what=cleared.why, why=why, component=incident.root))
+    return with_set_aside(incident, RuledOut(at=now, what=cleared.why, why=why, component=incident.root))
 
 
 #: Titles of one node that are passed on.

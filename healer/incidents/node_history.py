@@ -5,9 +5,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from healer.incidents.lifecycle import ended_by_itself
-from healer.model import HARDWARE, Component, Incident, NodeHistory, NodePast, Review, Severity, Verb
+from healer.model import HARDWARE, Component, Incident, NodeHistory, NodeRecord, Review, Severity, Verb
 from healer.model.faults import Trait, fault_is
-from healer.model.verdict import Same, Similar
+from healer.model.verdict import Similar, Similarity
 
 #: So many are told.
 SIMILAR_SHOWN = 5
@@ -35,34 +35,34 @@ def similar_to(
     `model_of` gives a node's GPU model, empty where it is not known; `cures` the verbs that were done for
     incidents, oldest first. What was merged into another incident is told with that one.
     """
-    found: dict[str, tuple[Same, Incident]] = {}
+    found: dict[str, tuple[Similarity, Incident]] = {}
     for other in others:
         if other.id == incident.id or other.merged_into is not None:
             continue
         same = _same(incident, other, model_of)
         if same is not None:
             found[other.id] = (same, other)
-    own = (Same.part, Same.node)
+    own = (Similarity.part, Similarity.node)
     alike = sorted(found.values(), key=lambda pair: pair[1].opened, reverse=True)
     told = [*(one for one in alike if one[0] in own), *(one for one in alike if one[0] not in own)][:limit]
     done = cures([other.id for _, other in told])
     return [_told(same, other, done.get(other.id, ())) for same, other in told]
 
 
-def _same(incident: Incident, other: Incident, model_of: Callable[[str], str]) -> Same | None:
+def _same(incident: Incident, other: Incident, model_of: Callable[[str], str]) -> Similarity | None:
     here, there = incident.root, other.root
     if here.node is not None and here.node == there.node:
         if _part(here) and _part(here) & _part(there):
-            return Same.part
-        return Same.node if other.rule == incident.rule else None
+            return Similarity.part
+        return Similarity.node if other.rule == incident.rule else None
     if here.device is not None and (here.device, here.part) == (there.device, there.part):
-        return Same.part
+        return Similarity.part
     if other.fault != incident.fault:
         return None
     models = {model_of(one.node) if one.node else "" for one in (here, there)}
     if len(models) == 1:
-        return Same.fault if models == {""} else Same.model
-    return Same.fault if "" in models else None
+        return Similarity.fault if models == {""} else Similarity.model
+    return Similarity.fault if "" in models else None
 
 
 def _part(root: Component) -> set[object]:
@@ -71,7 +71,7 @@ def _part(root: Component) -> set[object]:
     return {one for one in names if one[1] is not None}
 
 
-def _told(same: Same, other: Incident, verbs: Sequence[Verb]) -> Similar:
+def _told(same: Similarity, other: Incident, verbs: Sequence[Verb]) -> Similar:
     helped = next((verb for verb in reversed(verbs) if verb in _CURES), None)
     return_s = None
     if other.probation_until is not None and other.drained_at is not None and other.closed is not None:
@@ -156,7 +156,7 @@ def summarize_node(history: NodeHistory, node: str, since: datetime, now: dateti
     )
 
 
-def lemon_past(history: NodeHistory, node: str, now: datetime) -> NodePast:
+def lemon_past(history: NodeHistory, node: str, now: datetime) -> NodeRecord:
     """What of a node's history its score as a lemon rests on: faults of its hardware that are more than a
     note (P3), none that a person called a false alarm. What was before a person, or a repair, ended an
     incident of a lemon was weighed then, and is over."""
@@ -171,7 +171,7 @@ def lemon_past(history: NodeHistory, node: str, now: datetime) -> NodePast:
     since = max(now - _OUT_DAYS, weighed) if weighed is not None else now - _OUT_DAYS
     own = [one for one in history.incidents if weighed is None or one.opened > weighed]
     faults = [one for one in own if _is_fault(one, node)]
-    return NodePast(
+    return NodeRecord(
         node=node,
         faults=tuple((one.opened, one.fault) for one in faults),
         tickets=tuple(one.opened for one in own if one.id in history.ticketed),

@@ -91,7 +91,7 @@ def label(rules: Ruleset, fault: str) -> str:
     kind, _, code = fault.partition("-")
     if code.isdigit() and kind in ("xid", "sxid"):
         return f"{'Xid' if kind == 'xid' else 'SXid'} {code}"
-    ask = next((one for one in rules.driver_asks.values() if one.fault == fault), None)
+    ask = next((one for one in rules.recovery_actions.values() if one.fault == fault), None)
     if ask is not None:
         return f"Xid 154 ({ask.words})"
     rule = rules.by_name.get(fault)
@@ -205,7 +205,7 @@ def _line(rules: Ruleset, picture: Picture, seen: Observation, reading: Reading,
         unit=_unit(seen),
     )
     picture.history.note(new)
-    ask = next((one for one in rules.driver_asks.values() if one.asked == reading.asked), None)
+    ask = next((one for one in rules.recovery_actions.values() if one.asked == reading.asked), None)
     if ask is not None and ask.fault != reading.fault:  # RST or D-RST in another line asks as Xid 154 does
         picture.history.note(
             msgspec.structs.replace(new, fault=ask.fault, fault_class=ask.fault_class, unit="")

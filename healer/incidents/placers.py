@@ -38,7 +38,7 @@ from healer.model.faults import (
     PLACES_SILENT,
     SERVER_AWAY,
     Trait,
-    are_of_other_parts,
+    are_independent_parts,
     fault_is,
     faults_with,
 )
@@ -321,7 +321,7 @@ def _persons_word(pair: Pair) -> bool | None:
 def _exactly(pair: Pair) -> bool | None:
     one, finding = pair.incident, pair.finding
     alike = one.fault == finding.fault and one.rule == finding.rule
-    return True if alike and one.root.may_be(finding.component) else None
+    return True if alike and one.root.may_equal(finding.component) else None
 
 
 def _unusual(pair: Pair) -> bool | None:
@@ -350,7 +350,7 @@ def _of_the_node(pair: Pair) -> bool | None:
     one, finding, policies = pair
     if not (pair.hardware and pair.same_node):
         return None
-    if are_of_other_parts(one.fault, finding.fault) and not is_near(one, finding):
+    if are_independent_parts(one.fault, finding.fault) and not is_near(one, finding):
         return False
     alike = one.fault_class is finding.fault_class
     ours = policies.of(finding).name
@@ -417,7 +417,7 @@ class Both(NamedTuple):
 def are_apart(both: Both) -> bool:
     """Of one node, and neither comes from the other: GPU, network and disks, told at different times."""
     far = abs(both.root.opened - both.other.opened) > NEAR
-    return far and both.same_node and are_of_other_parts(both.other.fault, both.root.fault)
+    return far and both.same_node and are_independent_parts(both.other.fault, both.root.fault)
 
 
 def is_weaker(both: Both) -> bool:

@@ -10,7 +10,7 @@ from healer.model.component import (
     JobCheckpoint,
     PlaceKind,
     Sharing,
-    device_named,
+    device_in,
     storm_size,
 )
 from healer.model.detection import (
@@ -21,6 +21,7 @@ from healer.model.detection import (
     ChartMark,
     Contribution,
     DetectionRule,
+    Detections,
     Evidence,
     EvidenceFile,
     Finding,
@@ -28,12 +29,11 @@ from healer.model.detection import (
     Forecast,
     ForecastRule,
     ForecastScore,
-    Foreseen,
     GpuModel,
     LinkDown,
     Observation,
     ObservationKind,
-    Sensed,
+    Trend,
 )
 from healer.model.detection import Outcome as ForecastOutcome
 from healer.model.faults import (
@@ -53,7 +53,7 @@ from healer.model.gate import (
     Breaker,
     Decision,
     GateFacts,
-    HookAsk,
+    HookRequest,
     Limit,
     Maintenance,
     Outcome,
@@ -74,10 +74,10 @@ from healer.model.incident import (
     EVIDENCE_FIRST,
     EVIDENCE_KEPT,
     PROBATION,
-    Heard,
     Incident,
     JobHit,
     NodeHistory,
+    SenseReport,
 )
 from healer.model.kernel_lines import NO_LINES, KernelLine, LineBook
 from healer.model.node import (
@@ -94,11 +94,11 @@ from healer.model.node import (
     Inventory,
     JobOnNode,
     JobStacks,
-    LastHeard,
+    LastContact,
     LemonPart,
     LemonScore,
     MemoryState,
-    NodePast,
+    NodeRecord,
     Power,
     RecorderFile,
     Reference,
@@ -106,9 +106,9 @@ from healer.model.node import (
     SiteCommand,
     Stack,
     differences,
-    facts_with,
     figures_in,
-    kind_of,
+    merged_facts,
+    node_kind,
     rates_in,
 )
 from healer.model.routes import (
@@ -120,27 +120,24 @@ from healer.model.routes import (
     ChannelKind,
     DeadMansSwitch,
     Delivery,
+    DeliveryAttempt,
     DeliveryState,
     Manner,
     Message,
     Notifications,
     Person,
     Route,
+    Routing,
     Stage,
     Ticket,
     TicketStage,
-    Try,
-    Way,
-    ways,
+    routes_to,
 )
 from healer.model.rules import (
     CONTEXT_LONGEST,
-    Agreed,
     CatalogueEntry,
     ContextKind,
     ContextRule,
-    DriverAsk,
-    Earn,
     GuardSettings,
     Input,
     InputType,
@@ -149,7 +146,10 @@ from healer.model.rules import (
     Peer,
     Place,
     Playbook,
+    PromotionPolicy,
     Proof,
+    RecoveryAction,
+    RestartConsent,
     Rule,
     Ruleset,
     Spares,
@@ -163,7 +163,7 @@ from healer.model.rules import (
 from healer.model.run import (
     APPROVAL_LASTS,
     AuditRecord,
-    Broken,
+    ChainBreak,
     Checkpoint,
     LogEntry,
     Run,
@@ -174,8 +174,8 @@ from healer.model.slurm import (
     Controller,
     Figure,
     FleetFigure,
+    NodeComparison,
     NodeFigures,
-    NodeStanding,
     NodeStatus,
     OwnerKind,
     ReasonOwner,
@@ -212,7 +212,7 @@ from healer.model.telemetry import (
     UnknownSeries,
     Validation,
 )
-from healer.model.verdict import IncidentVerdict, Retest, SetAside, Similar, VerdictAt
+from healer.model.verdict import IncidentVerdict, Retest, RuledOut, Similar, VerdictAt
 from healer.model.vocabulary import (
     ENDED_RUN_STATES,
     HARDWARE,

@@ -35,7 +35,7 @@ class Component(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     device: str | None = None
     part: str | None = None
 
-    def may_be(self, other: "Component") -> bool:
+    def may_equal(self, other: "Component") -> bool:
         """Whether both can name one part: nothing that both tell differs. One sender knows a GPU's index,
         another one its address."""
         if self.node != other.node:
@@ -61,7 +61,7 @@ class Component(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         return " ".join(words)
 
 
-def device_named(subject: str) -> str | None:
+def device_in(subject: str) -> str | None:
     """The device of a report's subject; None for a node."""
     return subject[len(DEVICE_MARK) :] if subject.startswith(DEVICE_MARK) else None
 

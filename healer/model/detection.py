@@ -184,7 +184,7 @@ class ForecastRule(msgspec.Struct, frozen=True, kw_only=True):
         return f"{FORECAST_FAULT}{self.name}"
 
 
-class Foreseen(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class Trend(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Where a trend leads: `level` now, `per_day` its slope, `days` until the limit, from `low` to `high`
     (None: no end in sight). Of a rule in `decades` level and slope are logarithms (base 10)."""
 
@@ -216,7 +216,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     component: Component
     told_at: datetime
     until: datetime
-    seen: Foreseen | None
+    seen: Trend | None
     limit: float
     incident: str | None = None
     outcome: Outcome = Outcome.open
@@ -319,7 +319,7 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     #: A short name for pages and Slurm's reason, where the whole `text` is too long for that.
     title: str = ""
     #: Of a forecast: where the trend leads.
-    foreseen: Foreseen | None = None
+    foreseen: Trend | None = None
 
     @classmethod
     def from_evidence(cls, evidence: Evidence, *, fault: str, **more: Any) -> "Finding":
@@ -353,7 +353,7 @@ class LinkDown(msgspec.Struct, frozen=True, kw_only=True):
     text: str
 
 
-class Sensed(msgspec.Struct, frozen=True, kw_only=True):
+class Detections(msgspec.Struct, frozen=True, kw_only=True):
     """`findings` are new ones. `clear_since`: (fault, component) -> since when its cause is known to be gone.
 
     What is not known is in neither: missing data opens nothing and closes nothing.

@@ -172,7 +172,7 @@ def heads_with(trait: Trait) -> tuple[str, ...]:
     return tuple(name[:-1] for name, traits in FAULTS.items() if trait in traits and name.endswith("*"))
 
 
-def are_of_other_parts(one: str, other: str) -> bool:
+def are_independent_parts(one: str, other: str) -> bool:
     """Whether the faults are of parts of a node that do not break each other."""
     parts = [traits_of(fault) & {T.gpu, T.network, T.disk} for fault in (one, other)]
     return all(parts) and parts[0] != parts[1]

@@ -175,7 +175,7 @@ class Permit(msgspec.Struct, frozen=True, kw_only=True):
     check: str = ""
 
 
-class HookAsk(msgspec.Struct, frozen=True, kw_only=True):
+class HookRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One hook that waits for its answer. `id` is its report's: the same when it runs twice."""
 
     id: str
@@ -383,7 +383,7 @@ def permit_for(node: SlurmNode, permits: Iterable[Permit]) -> Permit | None:
     return None
 
 
-def held_after_launch(job: SlurmJob) -> bool:
+def is_held_after_launch(job: SlurmJob) -> bool:
     """Slurm itself put the job back and holds it, because it could not be started (d.11 of the facts).
 
     The words are told with spaces or underscores; a hold that a person set has others.

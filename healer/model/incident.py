@@ -6,7 +6,7 @@ import msgspec
 
 from healer.model.component import Component
 from healer.model.detection import Evidence
-from healer.model.verdict import SetAside
+from healer.model.verdict import RuledOut
 from healer.model.vocabulary import (
     Cause,
     FaultClass,
@@ -56,7 +56,7 @@ EVIDENCE_KEPT = 50
 PROBATION = timedelta(days=7)
 
 
-class Heard(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class SenseReport(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """When a sense told last of the root's node. `part` is the GPU that it named; empty: the whole node."""
 
     sense: Sense
@@ -139,7 +139,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     #: When the fleet was last looked at for it, to a quarter of a minute; None: it is not measured.
     ticked_at: datetime | None = None
     #: Each sense's last word, also where it brought no new evidence.
-    heard: tuple[Heard, ...] = ()
+    heard: tuple[SenseReport, ...] = ()
     #: A worse incident of the same node: the run that works on this one does not return the node by itself.
     worse: str | None = None
     #: The same, where healer may act on it: the run ends and leaves the node to that.
@@ -151,7 +151,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     plan_over: datetime | None = None
     seen_again: datetime | None = None
     #: What was considered and did not carry: told once each, the first 20.
-    set_aside: tuple[SetAside, ...] = ()
+    set_aside: tuple[RuledOut, ...] = ()
     #: The person who cancelled or rejected healer's run: nothing more is started before a reopen.
     stopped_by: str | None = None
 

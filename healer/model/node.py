@@ -11,7 +11,7 @@ import msgspec
 from healer.model.slurm import SlurmNode
 
 
-class LastHeard(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class LastContact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When a node last spoke: by a heartbeat (the follower's), by one of Slurm's hooks. None: not of late.
 
     `lines_lost` are kernel lines that its follower could not deliver, in all. `clock_skew_s`: by how much the
@@ -174,12 +174,12 @@ def rates_in(results: Mapping[str, str]) -> dict[str, float]:
     return {name: value for name, value in figures_in(results).items() if name.endswith("_per_s")}
 
 
-def kind_of(gpu_model: str) -> str:
+def node_kind(gpu_model: str) -> str:
     """The kind of a node, by which references are kept; nodes without GPUs are of the kind `cpu`."""
     return gpu_model.lower() or "cpu"
 
 
-def facts_with(shown: SlurmNode | None, told: Mapping[str, str] | None) -> dict[str, str]:
+def merged_facts(shown: SlurmNode | None, told: Mapping[str, str] | None) -> dict[str, str]:
     """What is known of a node: what it told, and the driver as Slurm's picture has it."""
     by_slurm = {"driver": shown.driver} if shown is not None and shown.driver else {}
     return by_slurm | dict(told or {})
@@ -262,7 +262,7 @@ class CommandSeen(msgspec.Struct, frozen=True, kw_only=True):
     output: str = ""
 
 
-class NodePast(msgspec.Struct, frozen=True, kw_only=True):
+class NodeRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What healer holds of one node's last weeks: `faults` of its hardware (when it began, its name), repair
     `tickets` (when), and for what share of the last two weeks it was `out` of service for a fault, 0..1."""
 

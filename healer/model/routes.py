@@ -125,14 +125,14 @@ class Notifications(msgspec.Struct, frozen=True, kw_only=True):
         return next((one for one in self.channels if one.name == name), None)
 
 
-class Way(msgspec.Struct, frozen=True):
+class Routing(msgspec.Struct, frozen=True):
     """One message's way to one channel."""
 
     channel: str
     how: Manner
 
 
-def ways(routes: Sequence[Route], severity: Severity, cluster: str, about: About) -> list[Way]:
+def routes_to(routes: Sequence[Route], severity: Severity, cluster: str, about: About) -> list[Routing]:
     """Where a message goes: of the routes that fit each channel once, in its most urgent manner."""
     found: dict[str, Manner] = {}
     order = list(Manner)
@@ -140,7 +140,7 @@ def ways(routes: Sequence[Route], severity: Severity, cluster: str, about: About
         if _fits(route, severity, cluster, about):
             for name in route.to:
                 found[name] = min(route.how, found.get(name, route.how), key=order.index)
-    return [Way(name, how) for name, how in found.items()]
+    return [Routing(name, how) for name, how in found.items()]
 
 
 def _fits(route: Route, severity: Severity, cluster: str, about: About) -> bool:
@@ -219,7 +219,7 @@ class DeliveryState(StrEnum):
     listed = "listed"
 
 
-class Try(msgspec.Struct, frozen=True, kw_only=True):
+class DeliveryAttempt(msgspec.Struct, frozen=True, kw_only=True):
     """`outcome`: begun, taken, found (an earlier try was taken), failed, refused, retried (by a person)."""
 
     at: datetime
@@ -245,4 +245,4 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     ended_at: datetime | None = None
     error: str = ""
     reference: str = ""
-    tries_log: tuple[Try, ...] = ()
+    tries_log: tuple[DeliveryAttempt, ...] = ()

@@ -133,7 +133,7 @@ class NvlinkRow(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
 
 
-class DriverAsk(msgspec.Struct, frozen=True, kw_only=True):
+class RecoveryAction(msgspec.Struct, frozen=True, kw_only=True):
     """A recovery action of Xid 154. `words` are the driver's; `asked` is what `Finding.asked` gets, `remedy`
     and `cause` what an ask leads to that is no reset and no reboot."""
 
@@ -186,7 +186,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     sign: bool = False
 
 
-class Agreed(msgspec.Struct, frozen=True, kw_only=True):
+class RestartConsent(msgspec.Struct, frozen=True, kw_only=True):
     """Partitions and QOS whose jobs agree to be requeued and revived, as if each said `healer:requeue`."""
 
     partitions: tuple[str, ...] = ()
@@ -199,7 +199,7 @@ class Spares(msgspec.Struct, frozen=True, kw_only=True):
     reservation: str
 
 
-class Earn(msgspec.Struct, frozen=True, kw_only=True):
+class PromotionPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """What mode auto takes while healer runs: so many of a rule's newest incidents are judged, and this share
     of them were true faults."""
 
@@ -262,8 +262,8 @@ class GuardSettings(msgspec.Struct, frozen=True, kw_only=True):
     protected: tuple[str, ...] = ()
     protected_qos: tuple[str, ...] = ()
     maintenance: tuple[Maintenance, ...] = ()
-    consent: Agreed = Agreed()
-    earn: Earn = Earn()
+    consent: RestartConsent = RestartConsent()
+    earn: PromotionPolicy = PromotionPolicy()
     spares: Spares | None = None
     #: So many runs of a new or changed rule or playbook wait for a person first; 0: none.
     trial_runs: int = 3
@@ -496,7 +496,7 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     playbooks: dict[str, Playbook]
     topology: Topology
     nvlink5: tuple[NvlinkRow, ...] = ()
-    driver_asks: dict[int, DriverAsk] = {}
+    recovery_actions: dict[int, RecoveryAction] = {}
     xid74: tuple[Xid74Bits, ...] = ()
     #: Lines of the kernel that carry no code.
     kernel_lines: LineBook = NO_LINES

@@ -85,7 +85,7 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True):
     seq: int = 0
 
 
-def tests_of(log: Sequence[LogEntry]) -> dict[str, str]:
+def tests_result(log: Sequence[LogEntry]) -> dict[str, str]:
     """`{"tests": "passed"}` or `failed`, by the last test of the node that came to an end; else nothing."""
     for one in reversed(log):
         if one.data.get("verb") != Verb.diagnose:
@@ -97,7 +97,7 @@ def tests_of(log: Sequence[LogEntry]) -> dict[str, str]:
     return {}
 
 
-def restarted(log: Sequence[LogEntry]) -> bool:
+def has_requeued(log: Sequence[LogEntry]) -> bool:
     """The run has put a job back."""
     return any(one.event is StepEvent.done and one.data.get("verb") == Verb.requeue for one in log)
 
@@ -111,7 +111,7 @@ _REMEDIES = {
 }
 
 
-def tried_of(log: Sequence[LogEntry]) -> dict[str, str]:
+def highest_remedy(log: Sequence[LogEntry]) -> dict[str, str]:
     """`{"tried": "reboot_node"}`: the highest rung of the ladder that the run carried out; else nothing."""
     done = {one.data.get("verb") for one in log if one.event is StepEvent.done}
     rungs = [rung for verb, rung in _REMEDIES.items() if verb in done]
@@ -151,7 +151,7 @@ class RehearsalState(StrEnum):
 
 
 #: One of a cluster may be in these at a time.
-UNDER_WAY = frozenset({RehearsalState.queued, RehearsalState.running})
+ACTIVE_REHEARSALS = frozenset({RehearsalState.queued, RehearsalState.running})
 
 
 # Wide: the API's answer and its stored row: what was asked for, and how it goes.
@@ -247,7 +247,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     signature: str
 
 
-class Broken(msgspec.Struct, frozen=True, kw_only=True):
+class ChainBreak(msgspec.Struct, frozen=True, kw_only=True):
     """One place where a chain does not hold."""
 
     cluster: str
@@ -255,7 +255,7 @@ class Broken(msgspec.Struct, frozen=True, kw_only=True):
     what: str
 
 
-class Link(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class ChainLink(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One place in a cluster's chain. `record` is None when the row it points to is gone."""
 
     cluster: str

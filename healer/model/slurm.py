@@ -88,7 +88,7 @@ def plain(text: str) -> str:
     return re.sub(r"( :)+(?= )", ":", re.sub(r"\s+", " ", kept)).strip(" :")
 
 
-def first_words(reason: str) -> str:
+def original_reason(reason: str) -> str:
     """What was written, without what Slurm appended."""
     return reason.partition(_APPENDED)[0]
 
@@ -105,7 +105,7 @@ def is_ours(reason: str) -> bool:
     return all(slurm_kind(part) is not None for part in added)
 
 
-def is_none(reason: str) -> bool:
+def is_empty_reason(reason: str) -> bool:
     """Nobody wrote a reason: what Slurm's tools print then counts as nothing."""
     return reason.strip().lower() in _NONE
 
@@ -298,9 +298,9 @@ class SlurmNode(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     def owner(self) -> ReasonOwner | None:
         """Who keeps it out: None for a node in service. Without a reason a drain is some person's, and
         anything else Slurm's."""
-        if self.in_service or (self.planned and is_none(self.reason)):
+        if self.in_service or (self.planned and is_empty_reason(self.reason)):
             return None
-        if is_none(self.reason) and not self.drain:
+        if is_empty_reason(self.reason) and not self.drain:
             return SLURM
         return owner_of(self.reason, self.reason_user)
 
@@ -518,7 +518,7 @@ class SlurmSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def gpu_nodes(self) -> Sequence[SlurmNode]:
         """What caps and the floor count; every node where Slurm names no GPUs at all."""
-        return counted_nodes(ByIdentity(self.nodes))
+        return counted_gpu_nodes(ByIdentity(self.nodes))
 
     @property
     def held_nodes(self) -> Sequence[SlurmNode]:
@@ -558,7 +558,7 @@ class ByIdentity(Generic[T]):
 
 # Each walk asks, and a walk for which nothing came must not look at a thousand nodes.
 @lru_cache(maxsize=4)
-def counted_nodes(same: ByIdentity[Mapping[str, SlurmNode]]) -> Sequence[SlurmNode]:
+def counted_gpu_nodes(same: ByIdentity[Mapping[str, SlurmNode]]) -> Sequence[SlurmNode]:
     with_gpus = tuple(node for node in same.value.values() if node.gpus > 0)
     return with_gpus or tuple(same.value.values())
 
@@ -607,7 +607,7 @@ def _placed(jobs: Iterable[SlurmJob]) -> dict[str, list[SlurmJob]]:
 OUR_RESERVATIONS = "healer_"
 
 
-def reservation_for(incident: str) -> str:
+def reservation_name(incident: str) -> str:
     """The name for the tests of this incident (or run, where there is none): the same however often asked."""
     return f"{OUR_RESERVATIONS}{incident[:8]}"
 
@@ -618,16 +618,16 @@ def is_our_reservation(reservation: Reservation) -> bool:
 
 def our_reservation(snapshot: SlurmSnapshot | None, node: str) -> Reservation | None:
     """The reservation of ours that keeps this node out of service."""
-    return ours_on(snapshot.reservations, node) if snapshot is not None else None
+    return our_reservation_in(snapshot.reservations, node) if snapshot is not None else None
 
 
-def ours_on(reservations: Mapping[str, Reservation], node: str) -> Reservation | None:
+def our_reservation_in(reservations: Mapping[str, Reservation], node: str) -> Reservation | None:
     """The same of a list that was read alone."""
     found = reservations.values()
     return next((one for one in found if is_our_reservation(one) and node in one.nodes), None)
 
 
-def only_ours(snapshot: SlurmSnapshot | None, node: SlurmNode) -> bool:
+def is_only_ours(snapshot: SlurmSnapshot | None, node: SlurmNode) -> bool:
     """That the node is shown as planned work is our own doing, and nobody else's."""
     if snapshot is None or our_reservation(snapshot, node.name) is None:
         return False
@@ -636,9 +636,9 @@ def only_ours(snapshot: SlurmSnapshot | None, node: SlurmNode) -> bool:
     return not theirs and not {"POWERED_DOWN", "POWERING_DOWN"}.intersection(node.state)
 
 
-def is_worked_on(snapshot: SlurmSnapshot | None, node: SlurmNode) -> bool:
+def is_in_maintenance(snapshot: SlurmSnapshot | None, node: SlurmNode) -> bool:
     """In a maintenance reservation that is not for healer's own tests."""
-    return "MAINTENANCE" in node.state and not only_ours(snapshot, node)
+    return "MAINTENANCE" in node.state and not is_only_ours(snapshot, node)
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -668,7 +668,7 @@ class FleetFigure(msgspec.Struct, frozen=True, kw_only=True):
     low: bool = False
 
 
-class NodeStanding(msgspec.Struct, frozen=True, kw_only=True):
+class NodeComparison(msgspec.Struct, frozen=True, kw_only=True):
     """`kind` is the model of its GPUs. The figures by name."""
 
     cluster: str
@@ -693,7 +693,7 @@ _SIGNED = re.compile(r"(?P<text>.*) \[(?P<user>[^\[\]@\s]+)@(?P<at>[0-9][0-9T:-]
 _LAST_SECOND = 253402300799
 
 
-def node_words(words: Sequence[str]) -> tuple[str, ...]:
+def state_words(words: Sequence[str]) -> tuple[str, ...]:
     """`["IDLE*", "DRAIN"]` -> ("IDLE", "NOT_RESPONDING", "DRAIN"): the base state first, flags behind it in
     their order. Unknown words are carried through."""
     found: list[str] = []

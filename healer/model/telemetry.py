@@ -292,7 +292,7 @@ class FeatureShare(msgspec.Struct, frozen=True, kw_only=True):
     away: float
 
 
-class WayScore(msgspec.Struct, frozen=True, kw_only=True):
+class ScorerResult(msgspec.Struct, frozen=True, kw_only=True):
     """One way's score. `threshold` comes from nodes held out of training, `middle` is the class's median now.
     `decides`: this is the one that `unusual-node` is told by."""
 
@@ -315,7 +315,7 @@ class Unusual(msgspec.Struct, frozen=True, kw_only=True):
     load: str
     model: str
     scored: int
-    ways: tuple[WayScore, ...] = ()
+    ways: tuple[ScorerResult, ...] = ()
 
 
 class LossReason(StrEnum):

@@ -93,7 +93,7 @@ class Trained:
     data: Matrix
 
 
-class Drifted(msgspec.Struct, frozen=True, kw_only=True):
+class ShiftedFeature(msgspec.Struct, frozen=True, kw_only=True):
     """A feature whose values do not lie as they did in training: `index` is beyond `limit`."""
 
     feature: str
@@ -101,7 +101,7 @@ class Drifted(msgspec.Struct, frozen=True, kw_only=True):
     limit: float
 
 
-class Judged(msgspec.Struct, frozen=True, kw_only=True):
+class ModelComparison(msgspec.Struct, frozen=True, kw_only=True):
     """Two models on the same healthy samples. `above`: share called unusual; `found`: share of the deviations
     put into them that is. `before` is of the model in force; None where there is none."""
 
@@ -120,14 +120,14 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
     model: Model
     in_force_at: datetime | None = None
     in_force_by: str | None = None
-    judged: Judged | None = None
+    judged: ModelComparison | None = None
 
     @property
     def by_person(self) -> bool:
         return self.in_force_by not in (None, HEALER)
 
 
-class ClassLook(msgspec.Struct, frozen=True, kw_only=True):
+class ClassCheck(msgspec.Struct, frozen=True, kw_only=True):
     """What came of the last look at a class. `tried_at`: when a model was last made anew, or could not be;
     `told` is one sentence; `drifted` are features that do not lie as in training."""
 
@@ -137,4 +137,4 @@ class ClassLook(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
     told: str
     tried_at: datetime | None = None
-    drifted: tuple[Drifted, ...] = ()
+    drifted: tuple[ShiftedFeature, ...] = ()

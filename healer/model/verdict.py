@@ -9,7 +9,7 @@ from healer.model.component import Component
 from healer.model.vocabulary import Cause, IncidentState, Review, Severity, Verb, Verdict
 
 
-class SetAside(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+class RuledOut(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """What was considered and did not carry: a signal that follows from the root, planned work, a node in its
     first minutes. `what` and `why` are for people; `count` is how often it came."""
 
@@ -36,7 +36,7 @@ class IncidentVerdict(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
     certainty: float
     sentence: str
     why: tuple[str, ...] = ()
-    set_aside: tuple[SetAside, ...] = ()
+    set_aside: tuple[RuledOut, ...] = ()
     retest: Retest | None = None
 
 
@@ -48,10 +48,10 @@ class VerdictAt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 #: Of the same node, and of the same fault, so many are looked at, the newest.
-MAY_BE_ALIKE = 50
+SIMILAR_MAX = 50
 
 
-class Same(StrEnum):
+class Similarity(StrEnum):
     """What two incidents share, the closest first."""
 
     part = "part"  # the same GPU or other part of the same node, whatever its fault was
@@ -67,7 +67,7 @@ class Similar(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     cluster: str
-    same: Same
+    same: Similarity
     rule: str
     fault: str
     title: str

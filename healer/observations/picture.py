@@ -18,6 +18,7 @@ from healer.model import (
     NOT_COMPARED,
     Component,
     Controller,
+    Detections,
     Finding,
     Inventory,
     LinkDown,
@@ -26,13 +27,12 @@ from healer.model import (
     PlaceKind,
     Reference,
     Sense,
-    Sensed,
     SlurmNode,
     SlurmSnapshot,
     Topology,
-    facts_with,
+    merged_facts,
 )
-from healer.model.slurm import is_worked_on
+from healer.model.slurm import is_in_maintenance
 from healer.observations.echoes import Echoes
 from healer.observations.fault_history import GpuMap, History
 
@@ -360,7 +360,7 @@ class Picture:
         self.new_versions: dict[str, dict[str, tuple[str, datetime]]] = {}
         #: What the last tick over the fleet found, and whose end the next one has to look for: (fault, root)
         #: of the open incidents that measured signals opened.
-        self.sensed: Sensed | None = None
+        self.sensed: Detections | None = None
         self.watched: frozenset[tuple[str, Component]] = frozenset()
         #: Node -> titles of the incidents that are open on it, as the last walk left them.
         self.faults: dict[str, tuple[str, ...]] = {}
@@ -405,7 +405,7 @@ class Picture:
         self.slurm, self.nodes_changed = snapshot, True
         for node in snapshot.nodes.values():
             known = before.get(node.name)
-            if known is not None and is_worked_on(last, known) and not node.planned:
+            if known is not None and is_in_maintenance(last, known) and not node.planned:
                 self.changes.work_ended[node.name] = snapshot.taken_at
             if known is not None and known.driver and node.driver and node.driver != known.driver:
                 self.new_versions.setdefault(node.name, {})["driver"] = node.driver, snapshot.taken_at
@@ -554,7 +554,7 @@ class Picture:
         """What is known of the node now; the driver also as Slurm's picture has it."""
         shown = self.slurm.nodes.get(name) if self.slurm is not None else None
         known = self.nodes.get(name)
-        return facts_with(shown, known.facts if known is not None else None)
+        return merged_facts(shown, known.facts if known is not None else None)
 
     def _placed(self, node: NodePicture, seen: Observation, topology: Topology) -> Observation:
         where = seen.component

@@ -25,7 +25,7 @@ from healer.model import (
     SignalKind,
     SlurmSnapshot,
     Topology,
-    device_named,
+    device_in,
 )
 from healer.model.telemetry import Report
 from healer.observations.axes import (
@@ -221,7 +221,7 @@ class Telemetry:
         known = self._rows.get(report.node)
         if known is not None:
             return known
-        device = device_named(report.node)
+        device = device_in(report.node)
         if device is None:
             of, row = Scope.node, self._axes.node(report.node)
         else:

@@ -9,7 +9,7 @@ import msgspec
 from healer.model import (
     Answer,
     Breaker,
-    Broken,
+    ChainBreak,
     Checkpoint,
     Component,
     Controller,
@@ -27,7 +27,7 @@ from healer.model import (
     Loss,
     Message,
     Mode,
-    NodeStanding,
+    NodeComparison,
     Pause,
     Playbook,
     Review,
@@ -288,7 +288,7 @@ class NodeRows(msgspec.Struct, frozen=True, kw_only=True):
     inventory: Inventory | None = None
     lemon: LemonScore | None = None
     unusual: Unusual | None = None
-    standing: NodeStanding | None = None
+    standing: NodeComparison | None = None
 
 
 class CheckpointSeen(msgspec.Struct, frozen=True, kw_only=True):
@@ -408,7 +408,7 @@ class ChainState(msgspec.Struct, frozen=True, kw_only=True):
 
 class AuditVerified(msgspec.Struct, frozen=True, kw_only=True):
     ok: bool
-    broken: list[Broken] = []
+    broken: list[ChainBreak] = []
     records: int = 0
 
 

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 from healer.model import AuditRecord, Checkpoint
-from healer.model.run import Link
+from healer.model.run import ChainLink
 
 
 class ChainHead(NamedTuple):
@@ -35,7 +35,7 @@ class ChainStore(Protocol):
         """Records that have no link and wait for one, the oldest first."""
         ...
 
-    def add(self, links: Sequence[Link]) -> None: ...
+    def add(self, links: Sequence[ChainLink]) -> None: ...
     def heads(self) -> dict[str, ChainHead]: ...
     def head(self, cluster: str) -> ChainHead | None: ...
 
@@ -50,7 +50,7 @@ class ChainStore(Protocol):
 class ChainSnapshot(Protocol):
     """One moment of the whole audit."""
 
-    def links(self) -> Iterator[Link]:
+    def links(self) -> Iterator[ChainLink]:
         """By cluster and seq, with the records as they are now; streamed."""
         ...
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from healer.model import Column, LastHeard, LossReason, Observation, ScrapeJob, ScrapeState
+from healer.model import Column, LastContact, LossReason, Observation, ScrapeJob, ScrapeState
 
 if TYPE_CHECKING:
     from healer.model.telemetry import Report, StepBatch
@@ -91,7 +91,7 @@ class SignalReads(Protocol):
         """The newest batches of each job after `since`, oldest first."""
         ...
 
-    def heard(self, cluster: str, node: str, since: datetime) -> LastHeard:
+    def heard(self, cluster: str, node: str, since: datetime) -> LastContact:
         """When it last spoke, after `since`."""
         ...
 

@@ -151,7 +151,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     where it was taken, else why it was not. `held_until`: the sink wants to be left alone."""
 
     state: DeliveryState
-    #: For the log: `healer.model.Try`.
+    #: For the log: `healer.model.DeliveryAttempt`.
     word: str
     text: str = ""
     next_try_at: datetime | None = None

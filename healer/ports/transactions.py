@@ -16,7 +16,7 @@ from healer.model import (
     Finding,
     Forecast,
     GateFacts,
-    HookAsk,
+    HookRequest,
     Incident,
     IncidentVerdict,
     Inventory,
@@ -328,7 +328,7 @@ class HookTx(Protocol):
 
     facts: GateFacts
 
-    def permit_for(self, ask: HookAsk) -> Permit | None: ...
+    def permit_for(self, ask: HookRequest) -> Permit | None: ...
     def cause(self, slot: Slot) -> tuple[Incident, Run] | None: ...
 
     def add(self, permit: Permit) -> None:
@@ -347,7 +347,7 @@ class HookBook(Protocol):
         """Whether the node's slot is granted: only then a permit can be had."""
         ...
 
-    def permit_for(self, ask: HookAsk) -> Permit | None:
+    def permit_for(self, ask: HookRequest) -> Permit | None:
         """What this very hook was permitted before."""
         ...
 

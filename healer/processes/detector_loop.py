@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 import structlog
 
 from healer.engine.walk import walk
-from healer.model import AuditRecord, Observation, Ruleset, Sensed, Trial
+from healer.model import AuditRecord, Detections, Observation, Ruleset, Trial
 from healer.model.detection import ALERT_STAYS_MAX_H
 from healer.observations import Picture
 from healer.observations.echoes import DELAY_MAX
@@ -57,7 +57,7 @@ class Detector:
     they look at nothing (empty: they do)."""
 
     def __init__(self, parts: DetectorParts) -> None:
-        self.heard: Callable[[], Sensed | None] = lambda: None
+        self.heard: Callable[[], Detections | None] = lambda: None
         self.blind: Callable[[], str] = lambda: ""
         self._parts = parts
         self.cluster, self.ledger, self.clock = parts.cluster, parts.ledger, parts.clock
@@ -133,7 +133,11 @@ class Detector:
         self._told_blind = problem
 
     def _walk(
-        self, rules: Ruleset, batch: Sequence[Observation], now: datetime, sensed: Sensed | None = None
+        self,
+        rules: Ruleset,
+        batch: Sequence[Observation],
+        now: datetime,
+        sensed: Detections | None = None,
     ) -> None:
         try:
             started = walk(self.ledger, rules, self.picture, batch, now, sensed)

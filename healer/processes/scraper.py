@@ -35,7 +35,7 @@ from healer.model import (
     SlurmSnapshot,
     TargetGroup,
     TargetState,
-    device_named,
+    device_in,
 )
 from healer.ports.clock import Clock
 from healer.ports.measurements import ColumnBook, Fetch, FetchFailed, HistoryAway, Samples, ScrapeBook, Target
@@ -358,7 +358,7 @@ class Scraper:
 
     def _known(self, cluster: str, node: str) -> bool:
         snapshot = self._snapshots.get(cluster)
-        return snapshot is not None and (node in snapshot.nodes or device_named(node) is not None)
+        return snapshot is not None and (node in snapshot.nodes or device_in(node) is not None)
 
     def _state(self, job: str, target: str, node: str, size: int, measured: Measured) -> TargetState:
         why = "nothing in the answer is known to the catalogue, or of a node" if not measured.samples else ""

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 import structlog
 
 from healer.detection.tick import TICK_S, Senses
-from healer.model import Loss, LossReason, Ruleset, Sensed, SlurmSnapshot
+from healer.model import Detections, Loss, LossReason, Ruleset, SlurmSnapshot
 from healer.model.telemetry import Report, StepBatch
 from healer.observations import NodePicture, Picture
 from healer.observations.report_order import BACK_S, ClockStepped
@@ -169,21 +169,21 @@ class SensesLoop:
         #: Why nothing is looked for, for people; empty while all is well.
         self.problem = ""
         self._failed = 0
-        self._heard: list[Sensed] = []
+        self._heard: list[Detections] = []
         self._lock = threading.Lock()
         self._senses: Senses | None = None
         self._samples: Samples | None = None
         self._ticked: datetime | None = None
         self._pace = TickPace(now)
 
-    def heard(self) -> Sensed | None:
+    def heard(self) -> Detections | None:
         """All that was found since the last call, as one. Called by the walk's thread."""
         with self._lock:
             told, self._heard = self._heard, []
         if not told:
             return None
         findings = tuple(one for sensed in told for one in sensed.findings)
-        return Sensed(at=told[-1].at, findings=findings, clear_since=told[-1].clear_since)
+        return Detections(at=told[-1].at, findings=findings, clear_since=told[-1].clear_since)
 
     def run(self, stopped: threading.Event) -> None:
         while not stopped.is_set():

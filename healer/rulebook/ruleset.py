@@ -19,12 +19,12 @@ from healer.detection.readings import bit_pattern
 from healer.model import (
     Catalogue,
     CatalogueEntry,
-    DriverAsk,
     GpuModel,
     GuardSettings,
     Mode,
     NvlinkRow,
     Playbook,
+    RecoveryAction,
     Rule,
     Ruleset,
     Xid74Bits,
@@ -128,7 +128,9 @@ def _codes(folder: "_Folder") -> dict[str, Any]:
     return {
         "xids": folder.by_code("xid.yaml", CatalogueEntry, lambda entry: entry.code),
         "sxids": folder.by_code("sxid.yaml", CatalogueEntry, lambda entry: entry.code),
-        "driver_asks": folder.by_code("xid154.yaml", DriverAsk, lambda ask: ask.code, required=False),
+        "recovery_actions": folder.by_code(
+            "xid154.yaml", RecoveryAction, lambda ask: ask.code, required=False
+        ),
         "nvlink5": _nvlink5(folder),
         "kernel_lines": read_lines(folder.optional("kernel_lines.yaml")),
         "xid74": tuple(row for _, row in folder.optional("xid74.yaml").entries("entries", Xid74Bits)),
@@ -294,7 +296,7 @@ def _scripts(folder: _Folder) -> dict[str, str]:
 
 
 def _known_faults(codes: Mapping[str, Any]) -> list[str]:
-    named = [*(ask.fault for ask in codes["driver_asks"].values()), *OTHER_FAULTS]
+    named = [*(ask.fault for ask in codes["recovery_actions"].values()), *OTHER_FAULTS]
     coded = [f"xid-{code}" for code in codes["xids"]] + [f"sxid-{code}" for code in codes["sxids"]]
     return [*coded, *named, *(one.fault for one in codes["kernel_lines"].lines)]
 

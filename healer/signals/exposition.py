@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.model import device_named
+from healer.model import device_in
 from healer.signals.hardware_names import wrong_device
 from healer.signals.inventory import Where
 from healer.signals.rejects import BadBody, Rejected, Rejects, check_marks
@@ -62,7 +62,7 @@ class Exposition:
         where = (self._cluster, node) if node else None
         memory = self._of_labels if where is None else self._of_node
         wrong = wrong_node(*where, known) if where is not None else None
-        if where is not None and (device := device_named(where[1])) is not None:
+        if where is not None and (device := device_in(where[1])) is not None:
             wrong, memory = wrong_device(device, self._cluster, known), self._of_device
         if wrong:
             _text(raw, Rejects())

@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
-from healer.model import DEVICE_MARK, device_named
+from healer.model import DEVICE_MARK, device_in
 from healer.signals.inventory import Where
 from healer.signals.wire import Known
 
@@ -241,7 +241,7 @@ def with_devices(known: Known, *, bound: bool) -> Known:
     """`known` that says yes to devices too, but for a sender whose token is bound to a node (`bound`)."""
 
     def also(cluster: str, name: str) -> bool:
-        return known(cluster, name) if device_named(name) is None else not bound
+        return known(cluster, name) if device_in(name) is None else not bound
 
     return also
 

@@ -20,7 +20,7 @@ from healer.model import (
     Part,
     Scope,
     Signal,
-    device_named,
+    device_in,
 )
 from healer.model.telemetry import Report
 from healer.ports.measurements import ColumnBook, TooManyColumns
@@ -285,7 +285,7 @@ class Placer:
         ways = [way for way in ways if way.takes(labels)]
         if not ways:
             return "no signal has these labels"
-        of_device = where is not None and device_named(where[1]) is not None
+        of_device = where is not None and device_in(where[1]) is not None
         home, why = where, ""
         for way in ways:
             if way.signal.scope in OF_DEVICES:
@@ -319,7 +319,7 @@ class Placer:
         if name not in INFO_SERIES and GPU_LABELS.keys().isdisjoint(labels):
             return
         home = where or home_of(labels, known, self._cluster)
-        if not isinstance(home, str) and device_named(home[1]) is None:
+        if not isinstance(home, str) and device_in(home[1]) is None:
             self.gpus.facts.from_labels(home, name, labels)
 
     def _device(
@@ -328,7 +328,7 @@ class Placer:
         """The device that the request or the labels name, and its part, or why there is none."""
         if where is None and is_foreign(labels, self._cluster):
             return OTHER_CLUSTER
-        device = device_of(labels) if where is None else device_named(where[1])
+        device = device_of(labels) if where is None else device_in(where[1])
         if device is None:
             return NO_DEVICE
         where = self._cluster, DEVICE_MARK + device

@@ -6,7 +6,7 @@ from typing import Any
 from healer.actions import Toolbox
 from healer.engine.drive import Driver
 from healer.engine.walk import walk
-from healer.model import Observation, Ruleset, Sensed, SlurmSnapshot
+from healer.model import Detections, Observation, Ruleset, SlurmSnapshot
 from healer.observations import Picture
 from healer.ports.scheduling import Scheduler
 from healer.sim.memory_ledger import MemoryLedger
@@ -45,7 +45,7 @@ class Loop:
             self.picture.show(snapshot)
             self.ledger.snapshot = snapshot
 
-    def walk(self, batch: Sequence[Observation], sensed: Sensed | None = None) -> int:
+    def walk(self, batch: Sequence[Observation], sensed: Detections | None = None) -> int:
         """Walks and drives until nothing more is due at this moment. How many walks that took."""
         now, walks = self._clock.now(), 0
         while True:

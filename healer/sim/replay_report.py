@@ -22,7 +22,7 @@ from healer.model import (
     Verb,
 )
 from healer.model.faults import HEALER_DRAIN
-from healer.model.verdict import MAY_BE_ALIKE
+from healer.model.verdict import SIMILAR_MAX
 from healer.sim.memory_ledger import Tables
 
 
@@ -112,7 +112,7 @@ class _Told:
 
     def _similar(self, one: Incident) -> list[Similar]:
         same_node = self._alike[("node", one.root.node)] if one.root.node is not None else []
-        near = [*self._alike[("fault", one.fault)][:MAY_BE_ALIKE], *same_node[:MAY_BE_ALIKE]]
+        near = [*self._alike[("fault", one.fault)][:SIMILAR_MAX], *same_node[:SIMILAR_MAX]]
         return similar_to(one, near, self._model_of, self._cures)
 
     def _model_of(self, node: str) -> str:

@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 
 from healer.detection.forest import Forest
 from healer.detection.tick import TICK_S, Senses
-from healer.model import Observation, Ruleset, Sensed
+from healer.model import Detections, Observation, Ruleset
 from healer.model.telemetry import Report, StepBatch
 from healer.observations import Picture
 from healer.recordings.recording import Entry
@@ -98,7 +98,7 @@ class RecordedSamples:
             return translator.nvidia_smi(body.encode(), self._known, now, node=node)
         raise ValueError("the route has to name the node: ?node=")
 
-    def tick(self, picture: Picture, now: datetime) -> Sensed | None:
+    def tick(self, picture: Picture, now: datetime) -> Detections | None:
         """Takes in what came, and looks if a tick is due."""
         slurm = picture.slurm
         self._senses.renew(picture.nodes.values(), now)

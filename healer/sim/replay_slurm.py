@@ -16,7 +16,7 @@ from healer.model import (
     Submission,
     Topology,
 )
-from healer.model.slurm import node_words, signed_reason
+from healer.model.slurm import signed_reason, state_words
 from healer.observations.slurm_poll import placed
 from healer.ports.clock import Clock
 from healer.ports.scheduling import Nodes, SchedulerRefused, UnknownNode
@@ -337,7 +337,7 @@ def _node(row: Mapping[str, Any]) -> SlurmNode:
     if "boot_id" in known:
         known["boot_id"] = normal_boot_id(str(known["boot_id"]))
     return msgspec.convert(
-        {**known, "state": node_words(words)},
+        {**known, "state": state_words(words)},
         SlurmNode,
         strict=False,
     )

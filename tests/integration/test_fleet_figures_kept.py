@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from healer.adapters.postgres.node_rows import PostgresFleetFigures, read_standing
-from healer.model import Figure, FleetFigure, NodeFigures, NodeStanding
+from healer.model import Figure, FleetFigure, NodeComparison, NodeFigures
 from tests.support.ledgers import CLUSTER, START, PostgresBench, ago, begin, claimed, entry, node, run
 
 GEMM, MEMORY = "gemm_tflop_per_s", "memory_gb_per_s"
@@ -46,7 +46,7 @@ def test_of_each_node_the_newest_of_each_figure(bench: PostgresBench, fresh_data
 def test_standings_are_written_together_and_read_by_node(fresh_database: sa.Engine) -> None:
     book = PostgresFleetFigures(fresh_database, CLUSTER)
     figure = FleetFigure(name=GEMM, value=612, at=START, median=698, spread=7, nodes=40, low=True)
-    both = [NodeStanding(cluster=CLUSTER, node=node(one), kind="h100", figures=(figure,)) for one in (1, 2)]
+    both = [NodeComparison(cluster=CLUSTER, node=node(one), kind="h100", figures=(figure,)) for one in (1, 2)]
     book.keep(both, START)
     with fresh_database.connect() as conn:
         assert read_standing(conn, CLUSTER, node(2)) == both[1]

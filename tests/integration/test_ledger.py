@@ -26,9 +26,9 @@ from healer.model import (
     RemedyUse,
     RequeueUse,
     Retest,
+    RuledOut,
     RunState,
     Sense,
-    SetAside,
     Severity,
     SlurmNode,
     SlurmSnapshot,
@@ -160,7 +160,7 @@ def verdict(sentence: str) -> IncidentVerdict:
         certainty=0.9,
         sentence=sentence,
         why=("a line",),
-        set_aside=(SetAside(at=START, what="Xid 45", why="teardown", count=3),),
+        set_aside=(RuledOut(at=START, what="Xid 45", why="teardown", count=3),),
         retest=Retest(name="read_again", text="Read it again."),
     )
 

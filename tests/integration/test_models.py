@@ -20,7 +20,7 @@ from healer.detection.features import ALL_NAMES
 from healer.detection.scorers import Fitted, side_by_side
 from healer.detection.training import train, usable
 from healer.model import Review, Verdict
-from healer.model.trained import FeatureRow, Judged, Params
+from healer.model.trained import FeatureRow, ModelComparison, Params
 from tests.support.ledgers import incident
 from tests.support.measured import CLUSTER
 from tests.support.unusual import Fleet
@@ -297,7 +297,7 @@ def test_what_a_person_put_in_force_meanwhile_stands(
     now = history[-1].at
     store = PostgresModels(fresh_database, CLUSTER)
     first, second, third = (train(history[less:], len(history), {}, now) for less in (0, 1, 2))
-    well = Judged(samples=100, above=0.0, found=1.0)
+    well = ModelComparison(samples=100, above=0.0, found=1.0)
     assert store.save(first, by="healer", at=now, judged=well, against=None)
     store.save(second, by="anna", at=now)
     assert store.save(third, by="healer", at=now, judged=well, against=first.model.id)

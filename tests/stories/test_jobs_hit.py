@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from healer.decisions.consent import why_not_restartable
-from healer.model import Agreed, BreakerState, Run, RunState, StepEvent
+from healer.model import BreakerState, RestartConsent, Run, RunState, StepEvent
 from healer.ports.scheduling import SchedulerRefused
 from healer.sim.sim_slurm import SimScheduler
 from tests.support.jobs import NODE, OPT_IN, Lacking, Unheard, guards, job_of, last, lose, site_of, told
@@ -93,8 +93,8 @@ def test_a_crash_is_faster_than_its_line_and_an_opted_in_job_is_revived() -> Non
     assert f"Job {job} was revived and runs again on" in told(site, job)
 
 
-@pytest.mark.parametrize("consent", [Agreed(partitions=("train",)), Agreed(qos=("normal",))])
-def test_a_partition_or_qos_may_agree_for_its_jobs(consent: Agreed) -> None:
+@pytest.mark.parametrize("consent", [RestartConsent(partitions=("train",)), RestartConsent(qos=("normal",))])
+def test_a_partition_or_qos_may_agree_for_its_jobs(consent: RestartConsent) -> None:
     site, job = crashed(comment="", settings=guards(consent=consent))
     lose(site)
     assert job_of(site, job).restarts == 1

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from healer.model.slurm import node_words, signed_reason
+from healer.model.slurm import signed_reason, state_words
 from healer.signals.kernel_log import parse_line
 from tests.stories.test_judged import ASKS, BOTH, told, xid
 from tests.stories.test_replay import clock, job, jobs, kernel, nodes, played, row
@@ -99,7 +99,7 @@ def test_what_a_switch_has_corrected_is_no_fault() -> None:
 )
 def test_states_of_nodes(words: list[str], expected: tuple[str, ...]) -> None:
     parts = [part for word in words for part in word.split("+")]
-    assert node_words(parts) == expected
+    assert state_words(parts) == expected
 
 
 def test_who_signed_a_reason() -> None:

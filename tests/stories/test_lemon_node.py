@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from healer.detection.lemons import LEMON_NODE, Lemons
-from healer.model import Component, Incident, LemonScore, Mode, NodePast, RunState, Sensed
+from healer.model import Component, Detections, Incident, LemonScore, Mode, NodeRecord, RunState
 from healer.observations.job_marks import JobMarks
 from tests.support.looks import look
 from tests.support.loop import CLUSTER, DEGRADED, name
@@ -16,9 +16,9 @@ WHERE = Component(cluster=CLUSTER, node=NODE)
 class LemonSite(SlowSite):
     """One node has had four faults of four kinds today."""
 
-    def tell(self) -> Sensed:
+    def tell(self) -> Detections:
         faults = tuple((self.now, f"xid-{code}") for code in (48, 63, 79, 94))
-        past = [NodePast(node=NODE, faults=faults)]
+        past = [NodeRecord(node=NODE, faults=faults)]
 
         def keep(found: Iterable[LemonScore], _: object) -> None:
             self.scores = list(found)

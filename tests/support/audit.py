@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from healer.adapters.signing import Ed25519Signer
 from healer.audit import extend, genesis
 from healer.model import AuditRecord
-from healer.model.run import Link
+from healer.model.run import ChainLink
 
 START = datetime(2026, 11, 20, 3, 0, 0, 250_000, tzinfo=UTC)
 
@@ -31,7 +31,7 @@ def record(number: int, *, cluster: str = "pod1", stored: bool = True) -> AuditR
     )
 
 
-def chain_of(count: int, cluster: str = "pod1") -> list[Link]:
+def chain_of(count: int, cluster: str = "pod1") -> list[ChainLink]:
     return extend(
         cluster, 0, genesis(cluster), [record(number, cluster=cluster) for number in range(1, count + 1)]
     )

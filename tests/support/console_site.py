@@ -30,11 +30,11 @@ from healer.model import (
     Incident,
     IncidentState,
     Inventory,
-    LastHeard,
+    LastContact,
     LemonPart,
     LemonScore,
     Mode,
-    NodeStanding,
+    NodeComparison,
     Observation,
     Pause,
     Reference,
@@ -276,11 +276,11 @@ def _inventory(node: str) -> Inventory:
     )
 
 
-def _standing(node: str) -> NodeStanding:
+def _standing(node: str) -> NodeComparison:
     told = {"at": NOW - timedelta(days=2), "nodes": 40}
     slow = FleetFigure(name="gemm_tflop_per_s", value=612, median=698, spread=7, low=True, **told)
     well = FleetFigure(name="memory_gb_per_s", value=3990, median=4000, spread=20, **told)
-    return NodeStanding(cluster=CLUSTER, node=node, kind="h100", figures=(slow, well))
+    return NodeComparison(cluster=CLUSTER, node=node, kind="h100", figures=(slow, well))
 
 
 class SampleJobs(_Nouns):
@@ -356,8 +356,8 @@ class SampleSignals(_Nouns):
     def devices(self, cluster: str, since: datetime, *, limit: int, after: str = "") -> Devices:
         return Devices({}, {}, False)
 
-    def heard(self, cluster: str, node: str, since: datetime) -> LastHeard:
-        return LastHeard(heartbeat_at=NOW, lines_lost=3) if node == "gpu0001" else LastHeard()
+    def heard(self, cluster: str, node: str, since: datetime) -> LastContact:
+        return LastContact(heartbeat_at=NOW, lines_lost=3) if node == "gpu0001" else LastContact()
 
     def alerts(self, cluster: str, node: str, since: datetime) -> list[Observation]:
         return console_telemetry.alerts() if node == "gpu0001" else []

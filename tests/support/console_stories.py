@@ -16,8 +16,8 @@ from healer.model import (
     Outcome,
     Remedy,
     Review,
+    RuledOut,
     RunState,
-    SetAside,
     Severity,
     Verdict,
 )
@@ -50,7 +50,7 @@ def stories(jobs: tuple[str, ...]) -> list[Story]:
         acknowledged_by="mara",
         counted={"xid-45": 126},
         confidence=1.0,
-        set_aside=(SetAside(at=NOW, what="Node does not answer", why="the node speaks again"),),
+        set_aside=(RuledOut(at=NOW, what="Node does not answer", why="the node speaks again"),),
         hit=tuple(
             JobHit(
                 job=job,

@@ -33,7 +33,7 @@ from healer.model import (
     Verdict,
 )
 from healer.model.detection import Chart, ChartLine, ChartMark, Contribution, Evidence, Finding
-from healer.model.telemetry import FeatureShare, Report, StepBatch, Unusual, WayScore
+from healer.model.telemetry import FeatureShare, Report, ScorerResult, StepBatch, Unusual
 from healer.ports.answers import (
     Arriving,
     CheckpointSeen,
@@ -437,7 +437,7 @@ def unusual(cluster: str, node: str) -> Unusual | None:
         FeatureShare(feature="gpu temperature, hottest", share=0.22, away=2.3),
     )
     ways = tuple(
-        WayScore(
+        ScorerResult(
             way=way, score=score, threshold=threshold, middle=middle, decides=way == "distance", parts=parts
         )
         for way, (score, threshold, middle) in figures.items()

@@ -12,7 +12,7 @@ import msgspec
 
 from healer.detection.tick import TICK_S, Senses
 from healer.engine.walk import walk
-from healer.model import Finding, Incident, Observation, Sensed
+from healer.model import Detections, Finding, Incident, Observation
 from healer.model.telemetry import Report, StepBatch
 from healer.signals.step_times import step_batches
 from healer.signals.translate import Translator
@@ -79,7 +79,7 @@ class Fleet(Site):
             )
             self.run(TICK_S)
 
-    def _step(self, told: list[Observation], sensed: Sensed | None) -> None:
+    def _step(self, told: list[Observation], sensed: Detections | None) -> None:
         while True:
             self.look()
             batch = [*told, *self.ledger.take_commands()]
@@ -109,7 +109,7 @@ class Fleet(Site):
         self.saved.hear(told.observations)
         return [*measured.inventory, *told.observations]
 
-    def _tick(self) -> Sensed:
+    def _tick(self) -> Detections:
         snapshot = self.slurm.snapshot()
         self.senses.take((), (), snapshot, self.now)
         sensed = self.senses.tick(

@@ -20,6 +20,7 @@ from healer.model import (
     Command,
     CommandKind,
     Component,
+    Detections,
     Incident,
     LogEntry,
     Mode,
@@ -29,7 +30,6 @@ from healer.model import (
     Ruleset,
     Run,
     RunState,
-    Sensed,
     SlurmNode,
     StepEvent,
 )
@@ -187,7 +187,7 @@ class Site:
         self.picture.show(snapshot)
         self.ledger.snapshot = snapshot
 
-    def walk(self, *batch: Observation, sensed: Sensed | None = None) -> list[str]:
+    def walk(self, *batch: Observation, sensed: Detections | None = None) -> list[str]:
         self.look()
         told = self.ledger.take_commands()
         return walk(self.ledger, self.rules, self.picture, [*batch, *told], self.now, sensed)

@@ -8,6 +8,7 @@ import msgspec
 from healer.model import (
     Cause,
     Component,
+    Detections,
     Evidence,
     FaultClass,
     Finding,
@@ -19,7 +20,6 @@ from healer.model import (
     Run,
     RunState,
     Sense,
-    Sensed,
     Severity,
 )
 from healer.signals.identity import digest_of
@@ -126,7 +126,7 @@ class SlowSite(Site):
         self.tick(findings)
 
     def tick(self, findings: tuple[Finding, ...] = ()) -> None:
-        self.walk(sensed=Sensed(at=self.now, findings=findings, clear_since=self.clears))
+        self.walk(sensed=Detections(at=self.now, findings=findings, clear_since=self.clears))
 
     def clear(self, fault: str, since: datetime | None = None, **where: Any) -> None:
         component = found(fault, self.now, **where).component

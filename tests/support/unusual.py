@@ -6,7 +6,7 @@ import numpy as np
 
 from healer.detection.forest import Forest
 from healer.detection.scorers import Fitted
-from healer.model import Finding, Part, Scope, Sensed, SignalKind, SlurmNode, Topology
+from healer.model import Detections, Finding, Part, Scope, SignalKind, SlurmNode, Topology
 from healer.model.trained import FeatureRow
 from healer.observations.telemetry_windows import Telemetry
 from healer.sim.stores import MemoryColumns
@@ -70,6 +70,6 @@ class Fleet:
         found: list[Finding] = []
         for _ in range(int(minutes * 2)):
             self.measure()
-            self.sensed: Sensed = self.forest.tick(self.telemetry, self.now, watched)
+            self.sensed: Detections = self.forest.tick(self.telemetry, self.now, watched)
             found += self.sensed.findings
         return found

@@ -21,7 +21,6 @@ from healer.model import (
     Cause,
     Combination,
     DetectionRule,
-    DriverAsk,
     ForecastRule,
     GpuModel,
     GuardSettings,
@@ -32,6 +31,7 @@ from healer.model import (
     NvlinkRow,
     Place,
     Playbook,
+    RecoveryAction,
     Remedy,
     Repeat,
     Role,
@@ -151,7 +151,7 @@ def test_no_page_names_a_command_that_is_not_there(path: Path) -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        Rule, CatalogueEntry, DriverAsk, NvlinkRow, Xid74Bits, DetectionRule, GpuModel, DetectionCase,
+        Rule, CatalogueEntry, RecoveryAction, NvlinkRow, Xid74Bits, DetectionRule, GpuModel, DetectionCase,
         WatchSettings, AlertRule, Sharing, Place, Repeat, Combination, Cancel, Ladder, HistoryCase, At, Told,
     ],
 )  # fmt: skip

@@ -29,7 +29,7 @@ from healer.adapters.postgres.tables import (
     event_feed,
 )
 from healer.model import AuditRecord, Checkpoint
-from healer.model.run import Link
+from healer.model.run import ChainLink
 from healer.ports.answers import ChainState, Page
 from healer.ports.audit_store import ChainHead
 from healer.ports.outbound import Fed
@@ -131,7 +131,7 @@ class PostgresChain:
         with self._resting() as conn:
             return [record_of(row) for row in conn.execute(waiting)]
 
-    def add(self, links: Sequence[Link]) -> None:
+    def add(self, links: Sequence[ChainLink]) -> None:
         names = ("cluster", "seq", "prev", "hash")
         rows = [pick(link, *names) | {"record": link.record_id} for link in links]
         numbers = sa.literal([link.record_id for link in links], sa.ARRAY(sa.BigInteger))
@@ -188,7 +188,7 @@ class PostgresChainSnapshot:
     def __init__(self, conn: sa.Connection) -> None:
         self._conn = conn
 
-    def links(self) -> Iterator[Link]:
+    def links(self) -> Iterator[ChainLink]:
         chain = audit_chain.c
         query = (
             sa.select(chain.cluster.label("chain"), chain.seq, chain.prev, chain.hash, chain.record, *RECORD)
@@ -197,7 +197,7 @@ class PostgresChainSnapshot:
         )
         rows = self._conn.execute(query, execution_options={"yield_per": _READ_ROWS})
         for chain_of, seq, prev, made, number, *record in rows:
-            yield Link(
+            yield ChainLink(
                 cluster=chain_of,
                 seq=seq,
                 prev=prev,

@@ -21,7 +21,7 @@ from healer.adapters.postgres.tables import (
 )
 from healer.model import AuditRecord
 from healer.model.telemetry import Unusual
-from healer.model.trained import ClassLook, FeatureRow, Judged, Model, Trained, Version
+from healer.model.trained import ClassCheck, FeatureRow, Model, ModelComparison, Trained, Version
 
 FEATURES_KEPT = timedelta(days=14)
 
@@ -124,7 +124,7 @@ class PostgresModels:
         by: str,
         at: datetime,
         why: str = "",
-        judged: Judged | None = None,
+        judged: ModelComparison | None = None,
         against: str | None = None,
     ) -> bool:
         """Keeps it, and puts it in force unless it was refused; False when this very model is there already.
@@ -188,14 +188,14 @@ class PostgresModels:
             rows = conn.execute(query.order_by(by.desc(), table.id)).mappings()
             return [msgspec.convert(row, Version) for row in rows]
 
-    def looks(self) -> list[ClassLook]:
+    def looks(self) -> list[ClassCheck]:
         """The last look at each class."""
         table = forest_classes.c
         query = sa.select(table.doc).where(table.cluster == self.cluster)
         with self._engine.connect() as conn:
-            return read_docs(conn, query.order_by(table.hardware, table.load), ClassLook)
+            return read_docs(conn, query.order_by(table.hardware, table.load), ClassCheck)
 
-    def note(self, look: ClassLook) -> None:
+    def note(self, look: ClassCheck) -> None:
         key = pick(look, "cluster", "hardware", "load")
         with self._engine.begin() as conn:
             conn.execute(upsert(forest_classes, key, {"at": look.at, "doc": msgspec.to_builtins(look)}))

@@ -22,7 +22,7 @@ from healer.model import (
     Breaker,
     GateFacts,
     Guard,
-    HookAsk,
+    HookRequest,
     Incident,
     Mode,
     Pause,
@@ -257,7 +257,7 @@ class PostgresHooks:
         with reading(self._engine) as conn:
             return conn.execute(sa.select(slots.c.id).where(*_held(cluster, node))).first() is not None
 
-    def permit_for(self, ask: HookAsk) -> Permit | None:
+    def permit_for(self, ask: HookRequest) -> Permit | None:
         with reading(self._engine) as conn:
             return _permit_for(conn, ask)
 
@@ -278,7 +278,7 @@ class _Asking:
     def __init__(self, conn: sa.Connection, facts: GateFacts, now: datetime) -> None:
         self._conn, self.facts, self._now = conn, facts, now
 
-    def permit_for(self, ask: HookAsk) -> Permit | None:
+    def permit_for(self, ask: HookRequest) -> Permit | None:
         return _permit_for(self._conn, ask)
 
     def cause(self, slot: Slot) -> tuple[Incident, Run] | None:
@@ -291,7 +291,7 @@ class _Asking:
         _add_permit(self._conn, permit, self._now)
 
 
-def _permit_for(conn: sa.Connection, asked: HookAsk | Permit) -> Permit | None:
+def _permit_for(conn: sa.Connection, asked: HookRequest | Permit) -> Permit | None:
     mine = (permits.c.cluster == asked.cluster, permits.c.node == asked.node)
     query = sa.select(permits.c.doc).where(*mine, permits.c.hook == asked.hook, permits.c.report == asked.id)
     return read_doc(conn, query, Permit)

@@ -45,7 +45,7 @@ from healer.model import (
     Verb,
     VerdictAt,
 )
-from healer.model.verdict import MAY_BE_ALIKE
+from healer.model.verdict import SIMILAR_MAX
 from healer.ports.answers import IncidentRows, Note, OpenIncident, Page, SentMessage
 from healer.ports.queries import IncidentQuery
 
@@ -202,7 +202,7 @@ def may_be_alike(conn: sa.Connection, incident: Incident) -> list[Incident]:
     if incident.root.node is not None:
         alike.append(incidents.c.node == incident.root.node)
     mine = sa.select(incidents.c.doc).where(incidents.c.cluster == incident.cluster)
-    newest = mine.order_by(incidents.c.opened.desc()).limit(MAY_BE_ALIKE)
+    newest = mine.order_by(incidents.c.opened.desc()).limit(SIMILAR_MAX)
     return [found for same in alike for found in read_docs(conn, newest.where(same), Incident)]
 
 

@@ -44,9 +44,9 @@ from healer.model import (
     Incident,
     Inventory,
     LemonScore,
+    NodeComparison,
     NodeFigures,
     NodeHistory,
-    NodeStanding,
     Reference,
     SlurmSnapshot,
     StepEvent,
@@ -371,7 +371,7 @@ class PostgresFleetFigures:
                 found.setdefault(row.node, {}).update(rates)
         return [NodeFigures(node, figures) for node, figures in sorted(found.items())]
 
-    def keep(self, standings: list[NodeStanding], now: datetime) -> None:
+    def keep(self, standings: list[NodeComparison], now: datetime) -> None:
         """In place of all that were kept."""
         with ledger_errors(), self._engine.begin() as conn:
             _replace_docs(conn, node_standings, self._cluster, standings, at=now)
@@ -399,9 +399,9 @@ def read_lemons(conn: sa.Connection, cluster: str, node: str | None = None) -> d
     return {score.node: score for score in read_docs(conn, query, LemonScore)}
 
 
-def read_standing(conn: sa.Connection, cluster: str, node: str) -> NodeStanding | None:
+def read_standing(conn: sa.Connection, cluster: str, node: str) -> NodeComparison | None:
     table = node_standings.c
     found = read_docs(
-        conn, sa.select(table.doc).where(table.cluster == cluster, table.node == node), NodeStanding
+        conn, sa.select(table.doc).where(table.cluster == cluster, table.node == node), NodeComparison
     )
     return found[0] if found else None

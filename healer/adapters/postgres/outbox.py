@@ -32,12 +32,12 @@ from healer.model import (
     WEBHOOK,
     AuditRecord,
     Delivery,
+    DeliveryAttempt,
     DeliveryState,
     Manner,
     Message,
     Stage,
     Ticket,
-    Try,
     audit_record,
 )
 from healer.ports.answers import Page, ToldAt
@@ -384,9 +384,9 @@ def everything(message: str | None = None) -> sa.Subquery:
 def _deliveries(conn: sa.Connection, rows: Sequence[sa.Row]) -> list[Delivery]:
     """With what came of each try."""
     table, numbers = delivery_log.c, [row.number for row in rows if row.number is not None]
-    logs: dict[int, tuple[Try, ...]] = {}
+    logs: dict[int, tuple[DeliveryAttempt, ...]] = {}
     for row in conn.execute(sa.select(delivery_log).where(table.delivery.in_(numbers)).order_by(table.id)):
-        done = Try(at=row.at, outcome=row.outcome, text=row.text)
+        done = DeliveryAttempt(at=row.at, outcome=row.outcome, text=row.text)
         logs[row.delivery] = (*logs.get(row.delivery, ()), done)
     names = [name for name in Delivery.__struct_fields__ if name != "tries_log"]
     return [

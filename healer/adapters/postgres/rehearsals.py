@@ -14,7 +14,7 @@ from healer.adapters.postgres.engine import OnDatabase, matches, pick, read_doc,
 from healer.adapters.postgres.rule_rows import outcome
 from healer.adapters.postgres.tables import incidents, rehearsals, replay_proofs
 from healer.model import audit_record
-from healer.model.run import UNDER_WAY, Opened, Outcomes, Rehearsal, RehearsalState
+from healer.model.run import ACTIVE_REHEARSALS, Opened, Outcomes, Rehearsal, RehearsalState
 from healer.ports.request_errors import Conflict, NotFound
 
 #: A result lists every difference; it is kept for so long.
@@ -65,7 +65,7 @@ class PostgresRehearsals(OnDatabase):
                 raise NotFound(f"no change {name} was tried")
             if rehearsal.state is RehearsalState.cancelled:
                 return rehearsal
-            if rehearsal.state not in UNDER_WAY:
+            if rehearsal.state not in ACTIVE_REHEARSALS:
                 raise Conflict(f"it is {rehearsal.state.value} already")
             _record(conn, rehearsal, at, by, "rehearsal.cancelled", {"reason": reason})
             return _write(conn, rehearsal, at, state=RehearsalState.cancelled, ended_at=at, left_s=None)
@@ -117,7 +117,8 @@ class PostgresRehearsals(OnDatabase):
         """The one that waits, as running now. One whose runner died has failed."""
         with translated(), self._engine.begin() as conn:
             mine = sa.select(rehearsals.c.id, rehearsals.c.state, rehearsals.c.seen_at).where(
-                rehearsals.c.cluster == cluster, rehearsals.c.state.in_([state.value for state in UNDER_WAY])
+                rehearsals.c.cluster == cluster,
+                rehearsals.c.state.in_([state.value for state in ACTIVE_REHEARSALS]),
             )
             row = conn.execute(mine.with_for_update(skip_locked=True)).first()
             rehearsal = _read(conn, row.id) if row is not None else None

@@ -12,7 +12,7 @@ from healer.adapters.postgres.engine import reading
 from healer.adapters.postgres.inbox import alerts
 from healer.adapters.postgres.samples import METRICS, STEPS, PostgresColumns, Row, unpacked
 from healer.adapters.postgres.tables import inbox, samples
-from healer.model import DEVICE_MARK, Column, LastHeard, Observation
+from healer.model import DEVICE_MARK, Column, LastContact, Observation
 from healer.model.telemetry import Report, StepBatch
 from healer.ports.measurements import Devices
 from healer.ports.request_errors import Unavailable
@@ -97,7 +97,7 @@ class PostgresSignalReads:
     def job_steps(self, cluster: str, job: str, since: datetime) -> list[StepBatch]:
         return unpacked(cluster, self._rows(cluster, STEPS, job, since))[1]
 
-    def heard(self, cluster: str, node: str, since: datetime) -> LastHeard:
+    def heard(self, cluster: str, node: str, since: datetime) -> LastContact:
         lost = sa.cast(inbox.c.doc["data"]["lost"].astext, sa.BigInteger)
         told_at = sa.cast(inbox.c.doc["event_at"].astext, sa.DateTime(timezone=True))
         # What told no time was given that of its arrival. The quickest word was delayed least on its way.
@@ -121,7 +121,7 @@ class PostgresSignalReads:
         beat, hook = rows.get("heartbeat"), rows.get("hook")
         # A report of a hook may come late, from its spool: heartbeats never do.
         ahead = [float(row.ahead_s) for row in (beat, hook) if row is not None and row.ahead_s is not None]
-        return LastHeard(
+        return LastContact(
             heartbeat_at=beat.at if beat else None,
             hook_at=hook.at if hook else None,
             lines_lost=(beat.lost or 0) if beat else 0,

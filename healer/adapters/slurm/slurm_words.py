@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from healer.model import Reservation, SlurmJob, hostlist
-from healer.model.slurm import node_words
+from healer.model.slurm import state_words
 from healer.ports.scheduling import SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
 
 #: What an account lacks whose change of a node is refused (d.4).
@@ -119,7 +119,7 @@ def moment(seconds: float) -> datetime | None:
 
 def node_state(text: str) -> tuple[str, ...]:
     """`IDLE*+DRAIN` -> ("IDLE", "NOT_RESPONDING", "DRAIN"). Unknown flags are carried through."""
-    return node_words(text.split("+"))
+    return state_words(text.split("+"))
 
 
 def reason_stands(state: tuple[str, ...]) -> bool:

@@ -10,7 +10,7 @@ import msgspec
 
 from healer.console import words
 from healer.model import NodeStatus, OwnerKind, Severity, SlurmNode, Verdict
-from healer.model.slurm import is_none, is_our_reservation, only_ours, owner_of
+from healer.model.slurm import is_empty_reason, is_only_ours, is_our_reservation, owner_of
 from healer.ports.answers import OpenIncident, Standing
 
 #: The mildest first.
@@ -146,7 +146,7 @@ def holds(standing: Standing) -> dict[str, Hold]:
     if snapshot is not None:
         ours = (one for one in snapshot.reservations.values() if is_our_reservation(one))
         names = {name for one in ours for name in one.nodes if name in snapshot.nodes}
-        found |= {name: Hold.tests for name in names if only_ours(snapshot, snapshot.nodes[name])}
+        found |= {name: Hold.tests for name in names if is_only_ours(snapshot, snapshot.nodes[name])}
     return found
 
 
@@ -162,7 +162,7 @@ def kind_of(node: SlurmNode, *, hold: Hold | None, known_bad: bool) -> NodeKind:
 
 
 def _out_by(node: SlurmNode, *, held_by_us: bool) -> NodeKind:
-    if is_none(node.reason):
+    if is_empty_reason(node.reason):
         if held_by_us:
             return NodeKind.out_healer
         by_slurm = node.status in (NodeStatus.down, NodeStatus.invalid)

@@ -38,7 +38,7 @@ from healer.model import (
     Verb,
 )
 from healer.model.slurm import SLURM, is_ours
-from healer.model.verdict import Same
+from healer.model.verdict import Similarity
 from healer.ports.answers import RunRecord, Standing
 
 
@@ -162,10 +162,10 @@ def _held_why(run: RunRecord, detail: IncidentRecord) -> str:
 
 #: What a similar incident shares with this one.
 SAME_WORDS = {
-    Same.part.value: "same part",
-    Same.node.value: "same node",
-    Same.model.value: "same fault and GPU model",
-    Same.fault.value: "same fault",
+    Similarity.part.value: "same part",
+    Similarity.node.value: "same node",
+    Similarity.model.value: "same fault and GPU model",
+    Similarity.fault.value: "same fault",
 }
 
 

@@ -13,7 +13,7 @@ from healer.console import words
 from healer.console.views.charts_view import GAP_S, ChartView, chart_view
 from healer.model import Column, Part, Signal, SignalKind
 from healer.model.detection import Chart, ChartLine, ChartMark
-from healer.model.telemetry import Catalogue, Unusual, WayScore
+from healer.model.telemetry import Catalogue, ScorerResult, Unusual
 from healer.ports.answers import OpenIncident
 from healer.ports.measurements import Points
 
@@ -56,7 +56,7 @@ def unusual_table(told: Unusual | None) -> UnusualTable | None:
     return UnusualTable(at=told.at, among=among, model=told.model[:12], rows=rows)
 
 
-def _score_row(one: WayScore) -> WayRow:
+def _score_row(one: ScorerResult) -> WayRow:
     name, what = SCORERS[one.way]
     return WayRow(
         name=name,

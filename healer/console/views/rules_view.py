@@ -11,7 +11,7 @@ from healer.console.views.buttons import Button, may_act
 from healer.decisions.consent import open_trial
 from healer.model import ForecastRule, Mode, Role, Rule, Scope
 from healer.model.detection import DetectionRule
-from healer.model.run import UNDER_WAY, Outcomes, Rehearsal, RehearsalState
+from healer.model.run import ACTIVE_REHEARSALS, Outcomes, Rehearsal, RehearsalState
 from healer.ports.answers import RuleBook, RuleRecord
 
 
@@ -238,7 +238,7 @@ def _value_words(value: Any) -> str:
 def rehearsal_buttons(tried: Rehearsal, outcomes: Sequence[Outcomes], role: Role) -> tuple[Button, ...]:
     """Cancel while it is under way; afterwards, for an admin, to count what it opened as proof."""
     base = f"/api/v1/rehearsals/{tried.id}"
-    if tried.state in UNDER_WAY and may_act(role):
+    if tried.state in ACTIVE_REHEARSALS and may_act(role):
         told = "The replay stops; what it found so far is not kept."
         return (Button(label="Cancel", action=f"{base}/cancel", title="Stop this replay", effect=told),)
     judged = [one for one in outcomes if one.right + one.wrong and not one.counted_by]

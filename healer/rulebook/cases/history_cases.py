@@ -15,6 +15,7 @@ from healer.engine.walk import walk
 from healer.model import (
     Cause,
     Component,
+    Detections,
     Evidence,
     FaultClass,
     Finding,
@@ -24,7 +25,6 @@ from healer.model import (
     Remedy,
     Ruleset,
     Sense,
-    Sensed,
     Severity,
 )
 from healer.observations import Picture
@@ -299,7 +299,7 @@ class _Play:
         self.picture.show(snapshot)
         self.ledger.snapshot = snapshot
         now = self.clock.now()
-        sensed = Sensed(at=now, findings=tuple(findings)) if findings else None
+        sensed = Detections(at=now, findings=tuple(findings)) if findings else None
         walk(self.ledger, self.rules, self.picture, batch, now, sensed)
         self.passed |= {name for _, _, name in self.picture.passed_over}
 

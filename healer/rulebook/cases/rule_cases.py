@@ -26,10 +26,10 @@ from healer.model import (
     FaultClass,
     Finding,
     ForecastRule,
-    Foreseen,
     Remedy,
     Ruleset,
     SlurmNode,
+    Trend,
 )
 from healer.model.spelling import did_you_mean
 from healer.observations import Picture
@@ -95,7 +95,7 @@ def _most(rule: ForecastRule, case: ForecastCase) -> float:
     return rule.within_days if case.to_days is None else case.to_days
 
 
-def _told(rule: ForecastRule, seen: Foreseen) -> str:
+def _told(rule: ForecastRule, seen: Trend) -> str:
     return f"in {seen.days:.1f} days: {sentence(rule, seen)}"
 
 

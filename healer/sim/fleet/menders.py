@@ -16,7 +16,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from healer.model import Incident, Observation, Rule, Ruleset, Run, RunState, Sensed, SlurmNode
+from healer.model import Detections, Incident, Observation, Rule, Ruleset, Run, RunState, SlurmNode
 from healer.model.slurm import is_ours
 from healer.ports.scheduling import Scheduler, SchedulerRefused, SchedulerUnavailable
 from healer.recordings.recorder import Recorder
@@ -86,7 +86,7 @@ class Healer:
         self.ledger, self.picture = self.loop.ledger, self.loop.picture
         self._batch: list[Observation] = []
         #: Findings of the windows over sensors, each to be walked by itself.
-        self.sensed: list[Sensed] = []
+        self.sensed: list[Detections] = []
         self._beating: set[str] = set(site.names) if site.scenario.telemetry.beats == "all" else set()
         self.deaf = False
         self._pause_s = FIRST_S

@@ -39,7 +39,7 @@ def told() -> Iterator[str]:
     for entry in (*RULES.xids.values(), *RULES.sxids.values()):
         yield entry.text
         yield from (other.text for other in entry.by_model if other.text)
-    yield from (one.text for one in (*RULES.driver_asks.values(), *RULES.kernel_lines.lines))
+    yield from (one.text for one in (*RULES.recovery_actions.values(), *RULES.kernel_lines.lines))
 
 
 def beside() -> Iterator[str]:

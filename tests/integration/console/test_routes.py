@@ -18,7 +18,7 @@ from healer.model import (
     LossReason,
     Retest,
     Role,
-    SetAside,
+    RuledOut,
     Severity,
     VerdictAt,
 )
@@ -362,7 +362,7 @@ def test_what_a_line_says_stays_text_in_the_verdict_too() -> None:
     sample = make_sample(32)
     (lost,) = (one for one in sample.details.values() if one.incident.rule == "gpu-lost")
     evil = "<script>alert(2)</script>"
-    aside = SetAside(at=lost.incident.opened, what=evil, why=evil)
+    aside = RuledOut(at=lost.incident.opened, what=evil, why=evil)
     verdict = msgspec.structs.replace(
         lost.verdict, sentence=evil, why=(evil,), set_aside=(aside,), retest=Retest(name="x", text=evil)
     )

@@ -19,14 +19,14 @@ from healer.detection.training import (
     stability_index,
     train,
 )
-from healer.model.trained import HEALER, Drifted, FeatureRow, Trained, Version
+from healer.model.trained import HEALER, FeatureRow, ShiftedFeature, Trained, Version
 from tests.support.feature_history import FEATURES, NODES, history
 
 pytestmark = pytest.mark.heavy
 
 NOW = datetime(2026, 11, 20, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
-MOVED = Drifted(feature="gpu power, lowest", index=1.0, limit=0.3)
+MOVED = ShiftedFeature(feature="gpu power, lowest", index=1.0, limit=0.3)
 
 
 def made(rows: list[FeatureRow]) -> Trained:
@@ -63,7 +63,7 @@ def test_a_model_is_due(
     age: timedelta | None,
     by_person: bool,
     tried: timedelta | None,
-    drifted: tuple[Drifted, ...],
+    drifted: tuple[ShiftedFeature, ...],
     says: str,
     old: Trained,
 ) -> None:

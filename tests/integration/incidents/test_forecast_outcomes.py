@@ -8,17 +8,17 @@ import pytest
 from healer.incidents.forecast_outcomes import LOOK_BACK, settle_forecasts
 from healer.model import (
     Component,
+    Detections,
     Evidence,
     FaultClass,
     Finding,
     Forecast,
     ForecastOutcome,
     ForecastScore,
-    Foreseen,
     Sense,
-    Sensed,
     SlurmNode,
     SlurmSnapshot,
+    Trend,
 )
 from healer.observations import Picture
 from tests.support.ledgers import CLUSTER, START, Bench, bench_of
@@ -27,7 +27,7 @@ from tests.support.loop import rules_in
 pytestmark = pytest.mark.heavy
 
 GPU = Component(cluster=CLUSTER, node="gpu0001", gpu=3)
-SEEN = Foreseen(level=3, per_day=1, days=5, low=4, high=6)
+SEEN = Trend(level=3, per_day=1, days=5, low=4, high=6)
 RULE = "forecast-rows-remapped"
 
 
@@ -52,7 +52,7 @@ class Site:
     def __init__(self, bench: Bench) -> None:
         self.bench, self.rules = bench, rules_in()
         self.picture = Picture(CLUSTER, watching_since=START)
-        self.picture.sensed = Sensed(at=START)
+        self.picture.sensed = Detections(at=START)
         self.show("gpu0001", "gpu0002")
 
     def show(self, *names: str) -> None:

@@ -19,7 +19,7 @@ from healer.model import (
     Reference,
     SlurmNode,
     Trouble,
-    kind_of,
+    node_kind,
 )
 from healer.processes.detector_loop import BATCH
 from healer.signals.identity import digest_of
@@ -201,7 +201,7 @@ def told_of_itself(node: str, at: datetime, **facts: str) -> Observation:
 
 
 def test_drift_from_a_good_node_is_known_across_a_restart(place: Place) -> None:
-    kind = kind_of(place.slurm.snapshot().nodes[name(1)].gpu_model)
+    kind = node_kind(place.slurm.snapshot().nodes[name(1)].gpu_model)
     good = Reference(
         cluster=CLUSTER, kind=kind, node=name(1), at=START, by="ann", facts={"kernel": "6.8.0-60"}
     )

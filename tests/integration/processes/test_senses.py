@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from healer.detection.tick import Senses
-from healer.model import Column, Part, Ruleset, Sensed, SlurmNode, SlurmSnapshot
+from healer.model import Column, Detections, Part, Ruleset, SlurmNode, SlurmSnapshot
 from healer.model.telemetry import Report, StepBatch
 from healer.observations import Picture
 from healer.processes import senses_loop as module
@@ -84,7 +84,7 @@ class Site:
             self.picture.show(SlurmSnapshot(cluster=CLUSTER, taken_at=self.clock.at, nodes=nodes, jobs={}))
             self.feed.chunks.append([self.report(asked)])
             self.loop.once()
-            sensed: Sensed | None = self.loop.heard()
+            sensed: Detections | None = self.loop.heard()
             self.told += [one.rule for one in sensed.findings] if sensed else []
 
 

@@ -6,7 +6,17 @@ from pathlib import Path
 import pytest
 
 from healer.bootstrap.messaging import ChannelBook, check_channels
-from healer.model import About, Channel, ChannelKind, Manner, Notifications, Route, Severity, Way, ways
+from healer.model import (
+    About,
+    Channel,
+    ChannelKind,
+    Manner,
+    Notifications,
+    Route,
+    Routing,
+    Severity,
+    routes_to,
+)
 from healer.ports.outbound import DeliveryFailed
 from healer.rulebook.ruleset import RulesInvalid, load
 from healer.settings import SettingsError
@@ -101,13 +111,13 @@ def test_a_message_goes_to_each_channel_once_in_its_most_urgent_manner() -> None
 
     def where(severity: Severity, rule: str = "", fault: str = "") -> dict[str, Manner]:
         about = About(rule=rule, fault=fault)
-        return {one.channel: one.how for one in ways(routes, severity, "pod1", about)}
+        return {one.channel: one.how for one in routes_to(routes, severity, "pod1", about)}
 
     assert where(Severity.P0, rule="gpu-fatal") == {"ops": Manner.page, "night": Manner.page}
     assert where(Severity.P2, rule="ib-port-down") == {"ops": Manner.digest, "ib": Manner.channel}
     assert where(Severity.P3, fault="xid-79") == {"ops": Manner.digest, "x79": Manner.channel}
-    assert ways(routes[2:3], Severity.P2, "other", About(rule="ib-port-down")) == []
-    assert ways(routes[:1], Severity.P3, "pod1", About()) == [Way("ops", Manner.digest)]
+    assert routes_to(routes[2:3], Severity.P2, "other", About(rule="ib-port-down")) == []
+    assert routes_to(routes[:1], Severity.P3, "pod1", About()) == [Routing("ops", Manner.digest)]
 
 
 # --- secrets -----------------------------------------------------------------------------------------------

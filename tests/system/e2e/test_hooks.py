@@ -17,7 +17,7 @@ import pytest
 from healer.embedded import embedded_slurm as embedded
 from healer.embedded.embedded_slurm import RealSlurm
 from healer.model import SlurmSnapshot
-from healer.model.gate import held_after_launch
+from healer.model.gate import is_held_after_launch
 from tests.support.hooks import LOST, MOUNTS, nobody_listens
 from tests.support.processes import descendants
 from tests.support.site import Site, boot_of, keep_logs
@@ -112,7 +112,7 @@ class Hooked(Site):
         picture = msgspec.msgpack.decode(self.sql("SELECT body FROM snapshots")[0][0], type=SlurmSnapshot)
         shown = picture.jobs.get(job)
         drained = picture.nodes[node].reason == "Prolog error"
-        return drained and shown is not None and held_after_launch(shown)
+        return drained and shown is not None and is_held_after_launch(shown)
 
     def is_over(self, job: str) -> bool:
         shown = self.job(job)
@@ -239,7 +239,7 @@ def test_a_refused_prologs_drain_becomes_ours_and_its_job_is_released_and_runs_e
         assert hooked.sql("SELECT doc ->> 'job' FROM permits WHERE node = %s AND hook = 'prolog'", node) == [
             (job,)
         ]
-        wait_until(lambda: held_after_launch(hooked.job(job)), 20, what="Slurm holds the job", every_s=0.1)
+        wait_until(lambda: is_held_after_launch(hooked.job(job)), 20, what="Slurm holds the job", every_s=0.1)
         wait_until(lambda: hooked.is_pictured(node, job), 15, what="healer sees both")
     assert_drained_as_ours(hooked, node)
     wait_until(lambda: hooked.job(job).state == "RUNNING", 40, what="the job runs again", every_s=0.2)

@@ -3,9 +3,9 @@
 import pytest
 
 from healer.decisions.consent import demotion_reason, promotion_obstacle
-from healer.model import Earn, Mode, Proof
+from healer.model import Mode, PromotionPolicy, Proof
 
-EARN = Earn()
+EARN = PromotionPolicy()
 
 
 @pytest.mark.parametrize(

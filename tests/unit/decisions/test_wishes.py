@@ -13,7 +13,7 @@ from healer.decisions.comments import (
     wish_of,
     with_remark,
 )
-from healer.model import Agreed, SlurmJob
+from healer.model import RestartConsent, SlurmJob
 
 
 def job(**fields: Any) -> SlurmJob:
@@ -57,18 +57,18 @@ def test_words(fields: dict[str, str], wish: Wish) -> None:
 @pytest.mark.parametrize(
     ("fields", "site", "agrees"),
     [
-        ({}, Agreed(), False),
-        ({"comment": "healer:requeue"}, Agreed(), True),
-        ({"comment": "healer:signal=USR1"}, Agreed(), True),
-        ({"submit_line": "sbatch --signal=USR1"}, Agreed(), False),
-        ({}, Agreed(partitions=("train",)), True),
-        ({}, Agreed(partitions=("debug",), qos=("low",)), False),
-        ({}, Agreed(qos=("normal",)), True),
-        ({"comment": "healer:keep"}, Agreed(partitions=("train",)), False),
-        ({"comment": "healer:keep healer:requeue"}, Agreed(), False),
+        ({}, RestartConsent(), False),
+        ({"comment": "healer:requeue"}, RestartConsent(), True),
+        ({"comment": "healer:signal=USR1"}, RestartConsent(), True),
+        ({"submit_line": "sbatch --signal=USR1"}, RestartConsent(), False),
+        ({}, RestartConsent(partitions=("train",)), True),
+        ({}, RestartConsent(partitions=("debug",), qos=("low",)), False),
+        ({}, RestartConsent(qos=("normal",)), True),
+        ({"comment": "healer:keep"}, RestartConsent(partitions=("train",)), False),
+        ({"comment": "healer:keep healer:requeue"}, RestartConsent(), False),
     ],
 )
-def test_who_has_agreed(fields: dict[str, str], site: Agreed, agrees: bool) -> None:
+def test_who_has_agreed(fields: dict[str, str], site: RestartConsent, agrees: bool) -> None:
     assert (restart_consent(job(**fields), site) is not None) is agrees
 
 

@@ -16,6 +16,7 @@ from healer.model import (
     Column,
     Component,
     DetectionRule,
+    Detections,
     DeviceKind,
     FaultClass,
     Finding,
@@ -23,7 +24,6 @@ from healer.model import (
     Peer,
     Place,
     Scope,
-    Sensed,
     Severity,
     Signal,
     SignalKind,
@@ -96,7 +96,7 @@ class Site:
         report = Report("c", subject, self.now, self.now, np.array(columns, np.int32), values)
         self.telemetry.update([report], self.book, self.now)
 
-    def tick(self, seconds: float = 30.0) -> Sensed:
+    def tick(self, seconds: float = 30.0) -> Detections:
         sensed = self.engine.tick(look(self.now, self.telemetry, watched=self.watched))
         self.now += timedelta(seconds=seconds)
         return sensed

@@ -45,9 +45,9 @@ def test_a_row_of_the_sxids(code: int) -> None:
     assert reading.fault_class is (FaultClass.fatal if row.always_fatal else row.fault_class)
 
 
-@pytest.mark.parametrize("ask", RULES.driver_asks.values(), ids=lambda ask: ask.fault)
+@pytest.mark.parametrize("ask", RULES.recovery_actions.values(), ids=lambda ask: ask.fault)
 def test_what_the_driver_asks_by_number_and_by_words(ask: object) -> None:
-    assert isinstance(ask, type(next(iter(RULES.driver_asks.values()))))
+    assert isinstance(ask, type(next(iter(RULES.recovery_actions.values()))))
     for now in (f"0x{ask.code:x} ({ask.words})", f"({ask.words})"):
         line = f"NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from 0x9 (Other) to {now}"
         reading = read(RULES, seen(line))

@@ -15,11 +15,11 @@ from healer.detection.fleet_figures import (
 from healer.detection.tick import Senses
 from healer.model import (
     Component,
+    Detections,
     FaultClass,
     Figure,
+    NodeComparison,
     NodeFigures,
-    NodeStanding,
-    Sensed,
     SlurmJob,
     SlurmNode,
     SlurmSnapshot,
@@ -49,7 +49,7 @@ def kinds(count: int, kind: str = "h100") -> dict[str, str]:
     return {node_name(number): kind for number in range(count)}
 
 
-def low(found: list[NodeStanding]) -> list[str]:
+def low(found: list[NodeComparison]) -> list[str]:
     return [one.node for one in found if any(figure.low for figure in one.figures)]
 
 
@@ -109,7 +109,7 @@ def test_no_false_alarm_in_a_thousand_healthy_fleets_of_a_percent_of_noise() -> 
 class Fleet:
     def __init__(self, told: list[NodeFigures]) -> None:
         self.told: list[NodeFigures] | None = told
-        self.now, self.kept = START, list[NodeStanding]()
+        self.now, self.kept = START, list[NodeComparison]()
         self.detector = FleetFigures(CLUSTER, self._read, self._keep)
 
     def _read(self, _: datetime) -> list[NodeFigures]:
@@ -117,10 +117,10 @@ class Fleet:
             raise LedgerAway("away")
         return self.told
 
-    def _keep(self, found: list[NodeStanding], _: datetime) -> None:
+    def _keep(self, found: list[NodeComparison], _: datetime) -> None:
         self.kept = found
 
-    def tick(self, after: timedelta = EVERY, *watched: str) -> Sensed:
+    def tick(self, after: timedelta = EVERY, *watched: str) -> Detections:
         self.now += after
         nodes = {name: SlurmNode(name=name, state=("IDLE",), gpus=8, gpu_model="h100") for name in kinds(20)}
         slurm = SlurmSnapshot(cluster=CLUSTER, taken_at=self.now, nodes=nodes)
@@ -163,7 +163,7 @@ def test_what_was_measured_before_a_repair_counts_no_more() -> None:
 def test_a_database_that_is_away_says_nothing_and_is_asked_again() -> None:
     site = Fleet(fleet({3: 610.0}))
     site.told = None
-    assert site.tick(EVERY, node_name(3)) == Sensed(at=site.now)
+    assert site.tick(EVERY, node_name(3)) == Detections(at=site.now)
     site.told = fleet({3: 610.0})
     assert len(site.tick(timedelta(minutes=1)).findings) == 1
 

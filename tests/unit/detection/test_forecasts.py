@@ -12,16 +12,16 @@ from healer.detection.forecasts import LOOK_S, OVER_LOOKS, Forecasts, sentence
 from healer.model import (
     Column,
     Component,
+    Detections,
     ForecastRule,
-    Foreseen,
     Mode,
     Part,
     Place,
     Scope,
-    Sensed,
     SlurmNode,
     SlurmSnapshot,
     Topology,
+    Trend,
 )
 from healer.model.telemetry import Report
 from healer.observations.telemetry_windows import Telemetry
@@ -53,7 +53,7 @@ class Days:
         self.forecasts = Forecasts([RULES[name] for name in names], self.rules.catalogue)
         self.lost = self.forecasts.load(before or {})
         self.watched: list[tuple[str, Component]] = []
-        self.told: list[Sensed] = []
+        self.told: list[Detections] = []
 
     def report(self, node: str, values: Mapping[tuple[str, Part], float]) -> None:
         ids = np.array(self.book.ids([Column(*key) for key in values]), np.int32)
@@ -72,7 +72,7 @@ class Days:
                 },
             )
 
-    def look(self, hours: float = 2.0) -> Sensed:
+    def look(self, hours: float = 2.0) -> Detections:
         sensed = self.forecasts.tick(look(self.now, self.telemetry, watched=self.watched))
         self.told.append(sensed)
         self.now += timedelta(hours=hours)
@@ -256,18 +256,18 @@ def test_a_look_is_due_each_five_minutes_only() -> None:
     ("seen", "text"),
     [
         (
-            Foreseen(level=5, per_day=1, days=3, low=2.5, high=4.2),
+            Trend(level=5, per_day=1, days=3, low=2.5, high=4.2),
             "within 3 days (2.5 to 4.2): 5 rows now, 1 more",
         ),
-        (Foreseen(level=5, per_day=1, days=3, low=2.5), "(2.5 or more)"),
+        (Trend(level=5, per_day=1, days=3, low=2.5), "(2.5 or more)"),
         (
-            Foreseen(level=9, per_day=1, days=0, low=0, high=0),
+            Trend(level=9, per_day=1, days=0, low=0, high=0),
             "at its limit now: 9 rows, the limit is 8 rows",
         ),
-        (Foreseen(level=7.9, per_day=1, days=0.1, low=0, high=1), "within a day"),
+        (Trend(level=7.9, per_day=1, days=0.1, low=0, high=1), "within a day"),
     ],
 )
-def test_the_sentence(seen: Foreseen, text: str) -> None:
+def test_the_sentence(seen: Trend, text: str) -> None:
     assert text in sentence(RULES["rows-remapped"], seen)
 
 

@@ -24,7 +24,7 @@ from healer.model import (
     IncidentState,
     LemonScore,
     NodeHistory,
-    NodePast,
+    NodeRecord,
     Review,
     Severity,
     SlurmJob,
@@ -43,11 +43,11 @@ def ago(days: float) -> datetime:
     return START - days * DAY
 
 
-def past(*days: float, node: str = "n1", **more: Any) -> NodePast:
-    return NodePast(node=node, faults=tuple((ago(day), f"xid-{int(day)}") for day in days), **more)
+def past(*days: float, node: str = "n1", **more: Any) -> NodeRecord:
+    return NodeRecord(node=node, faults=tuple((ago(day), f"xid-{int(day)}") for day in days), **more)
 
 
-def score_of(one: NodePast, marks: JobMarks | None = None) -> float:
+def score_of(one: NodeRecord, marks: JobMarks | None = None) -> float:
     found = scores("c", [one], marks.marks if marks else {}, START)
     return next((each.score for each in found if each.node == one.node), 0.0)
 
@@ -206,12 +206,12 @@ def test_what_a_person_or_a_repair_has_weighed_is_over_and_what_ended_by_itself_
 
 class Book:
     def __init__(self) -> None:
-        self.pasts: list[NodePast] = []
+        self.pasts: list[NodeRecord] = []
         self.kept: list[LemonScore] = []
         self.asked = 0
         self.away = False
 
-    def read(self, since: datetime, now: datetime) -> list[NodePast]:
+    def read(self, since: datetime, now: datetime) -> list[NodeRecord]:
         self.asked += 1
         if self.away:
             raise LedgerAway("away")

@@ -10,12 +10,12 @@ from healer.model import (
     Cause,
     Component,
     DetectionRule,
+    Detections,
     FaultClass,
     Finding,
     Part,
     Scope,
     Sense,
-    Sensed,
     Severity,
 )
 from tests.support.language_fleet import Fleet
@@ -48,7 +48,9 @@ class Site:
         self.watched: list[tuple[str, Component]] = []
         self.sensed = self.tick()
 
-    def tick(self, heat: list[float] | None = None, *, seconds: float = 5.0, **more: list[float]) -> Sensed:
+    def tick(
+        self, heat: list[float] | None = None, *, seconds: float = 5.0, **more: list[float]
+    ) -> Detections:
         """`heat` of n1's GPUs, None: nothing comes."""
         self.fleet.after(seconds)
         series = ({"heat": heat} if heat else {}) | more

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from healer.model import FaultClass, Mode, Observation, ObservationKind, Permit, RunState, SlurmNode
-from healer.model.gate import held_after_launch, permit_for
+from healer.model.gate import is_held_after_launch, permit_for
 from healer.signals.hook_reports import arrivals, hook_reports
 from tests.support.loop import CLUSTER, LOST, START, Site, later, name
 
@@ -90,7 +90,7 @@ def test_without_a_permit_it_is_slurms_drain_and_the_job_stays_held() -> None:
     site.run_for(30)
     assert slurms_drains(site) == ["slurm-drain:prolog-error"]
     shown = site.slurm.job(job)
-    assert shown is not None and held_after_launch(shown)
+    assert shown is not None and is_held_after_launch(shown)
 
 
 def test_a_hold_that_comes_in_a_later_life_of_the_job_is_not_lifted() -> None:
@@ -121,7 +121,7 @@ def test_on_a_hooks_own_word_a_rule_that_is_only_watched_releases_nothing(mode: 
     refused(site, job, run=None, check="gpu-count")
     site.run_for(20)
     shown = site.slurm.job(job)
-    assert shown is not None and held_after_launch(shown)
+    assert shown is not None and is_held_after_launch(shown)
     (run,) = [one for one in site.runs if one.playbook == "release-held"]
     assert (run.shadow, run.mode, run.state) == (True, mode, RunState.done)
 
@@ -135,7 +135,7 @@ def test_a_node_speaks_for_no_job_that_was_seen_on_another() -> None:
     site.ledger.tables.permits.append(permit(job=job, run=None, check="gpu-lost"))
     site.run_for(30)
     shown = site.slurm.job(job)
-    assert shown is not None and held_after_launch(shown)
+    assert shown is not None and is_held_after_launch(shown)
 
 
 def test_a_persons_hold_is_not_lifted() -> None:

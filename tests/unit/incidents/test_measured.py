@@ -5,7 +5,7 @@ from datetime import timedelta
 import msgspec
 
 from healer.incidents.growth import heard_with, senses_of, spoken
-from healer.model import EVIDENCE_KEPT, Component, FaultClass, IncidentState, Mode, Sense, Sensed
+from healer.model import EVIDENCE_KEPT, Component, Detections, FaultClass, IncidentState, Mode, Sense
 from tests.support.loop import CLUSTER, DEGRADED, LOST, name
 from tests.support.slow import SlowSite, found, slow_rules
 
@@ -249,7 +249,7 @@ def test_a_clear_word_about_another_part_says_nothing() -> None:
     site.find("straggler", gpu=3)
     elsewhere = Component(cluster=CLUSTER, node=NODE, gpu=4)
     site.walk(
-        sensed=Sensed(at=site.now, clear_since={("straggler", elsewhere): site.now - timedelta(hours=1)})
+        sensed=Detections(at=site.now, clear_since={("straggler", elsewhere): site.now - timedelta(hours=1)})
     )
     assert site.incident.clear_since is None
 

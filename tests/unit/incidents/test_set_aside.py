@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 
 from healer.incidents.growth import SET_ASIDE_KEPT, with_set_aside
-from healer.model import Component, FaultClass, Incident, SetAside
+from healer.model import Component, FaultClass, Incident, RuledOut
 
 AT = datetime(2026, 11, 20, 3, tzinfo=UTC)
 GPU = Component(cluster="pod1", node="gpu0001", gpu=3)
@@ -24,8 +24,8 @@ def incident() -> Incident:
     )
 
 
-def aside(what: str, where: Component = GPU, count: int = 1) -> SetAside:
-    return SetAside(at=AT, what=what, why="teardown", component=where, count=count)
+def aside(what: str, where: Component = GPU, count: int = 1) -> RuledOut:
+    return RuledOut(at=AT, what=what, why="teardown", component=where, count=count)
 
 
 def test_the_same_thing_again_only_counts() -> None:

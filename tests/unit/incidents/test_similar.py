@@ -6,7 +6,7 @@ from typing import Any
 
 from healer.incidents.node_history import similar_to
 from healer.model import Component, FaultClass, Incident, IncidentState, Review, Verb
-from healer.model.verdict import Same
+from healer.model.verdict import Similarity
 from tests.support.loop import CLUSTER, START
 
 MODELS = {"gpu0001": "h100", "gpu0002": "h100", "gpu0003": "a100"}
@@ -32,7 +32,7 @@ def incident(number: int, node: str = "gpu0001", gpu: int | None = 3, **fields: 
 HERE = incident(100)
 
 
-def same(*others: Incident, **fields: Any) -> list[tuple[int, Same]]:
+def same(*others: Incident, **fields: Any) -> list[tuple[int, Similarity]]:
     found = similar_to(HERE, others, lambda node: MODELS.get(node, ""), **fields)
     return [(int(one.id, 16), one.same) for one in found]
 
@@ -46,8 +46,12 @@ def test_the_own_part_and_node_come_first_and_each_group_newest_first() -> None:
         incident(8, "gpu0002"),
     ]
     assert same(*others) == [
-        (3, Same.part), (2, Same.node), (1, Same.part), (9, Same.model), (8, Same.model),
-    ]  # fmt: skip
+        (3, Similarity.part),
+        (2, Similarity.node),
+        (1, Similarity.part),
+        (9, Similarity.model),
+        (8, Similarity.model),
+    ]
 
 
 def test_another_fault_elsewhere_another_model_and_what_was_merged_are_not_alike() -> None:
@@ -62,12 +66,12 @@ def test_another_fault_elsewhere_another_model_and_what_was_merged_are_not_alike
 
 
 def test_where_nobody_knows_the_hardware_the_fault_alone_is_alike() -> None:
-    assert same(incident(1, "gpu0009")) == [(1, Same.fault)]
+    assert same(incident(1, "gpu0009")) == [(1, Similarity.fault)]
 
 
 def test_no_more_than_five_and_none_twice() -> None:
     many = [incident(number) for number in range(1, 20)]
-    assert same(*many, *many) == [(number, Same.part) for number in (19, 18, 17, 16, 15)]
+    assert same(*many, *many) == [(number, Similarity.part) for number in (19, 18, 17, 16, 15)]
 
 
 def test_how_it_ended() -> None:

@@ -23,15 +23,15 @@ from healer.model import (
     Component,
     Evidence,
     FaultClass,
-    Heard,
     HitBasis,
     Incident,
     IncidentState,
     JobHit,
     Mode,
     Remedy,
+    RuledOut,
     Sense,
-    SetAside,
+    SenseReport,
     Verdict,
 )
 from tests.support.loop import CLUSTER, DEGRADED, FATAL, LOST, START, TEARDOWN, Site, later, name, rules_in
@@ -181,8 +181,8 @@ def test_a_code_without_a_row_and_one_whose_row_says_nothing(line: str, words: s
 
 def test_a_second_sense_halves_the_doubt_and_an_alert_does_not() -> None:
     one = incident(confidence=0.8, evidence=(evidence(Sense.metrics),))
-    both = msgspec.structs.replace(one, heard=(Heard(sense=Sense.kernel, at=START),))
-    told = msgspec.structs.replace(one, heard=(Heard(sense=Sense.alert, at=START),))
+    both = msgspec.structs.replace(one, heard=(SenseReport(sense=Sense.kernel, at=START),))
+    told = msgspec.structs.replace(one, heard=(SenseReport(sense=Sense.alert, at=START),))
     assert [certainty_of(it) for it in (one, both, told)] == [0.8, 0.9, 0.8]
 
 
@@ -243,15 +243,15 @@ def test_more_of_the_same_is_no_news() -> None:
     before = incident(counted={"xid-45": 1})
     more = msgspec.structs.replace(before, counted={"xid-45": 1000}, updated=later(5), evidence_count=9)
     assert changed_verdict(before, more, RULES) is None
-    again = with_set_aside(before, SetAside(at=START, what="x", why="y"))
+    again = with_set_aside(before, RuledOut(at=START, what="x", why="y"))
     assert changed_verdict(before, again, RULES) == verdict_of(again, RULES)
-    assert changed_verdict(again, with_set_aside(again, SetAside(at=START, what="x", why="y")), RULES) is None
+    assert changed_verdict(again, with_set_aside(again, RuledOut(at=START, what="x", why="y")), RULES) is None
     assert changed_verdict(None, before, RULES) == verdict_of(before, RULES)
 
 
 def test_a_second_sense_and_the_end_are_news() -> None:
     before = incident(confidence=0.8, evidence=(evidence(Sense.metrics),))
-    heard = msgspec.structs.replace(before, heard=(Heard(sense=Sense.kernel, at=START),))
+    heard = msgspec.structs.replace(before, heard=(SenseReport(sense=Sense.kernel, at=START),))
     told = changed_verdict(before, heard, RULES)
     assert told is not None and told.certainty == 0.9
     over = msgspec.structs.replace(before, state=IncidentState.resolved, closed_why="returned by healer")

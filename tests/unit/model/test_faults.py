@@ -5,7 +5,7 @@ import pytest
 from healer.model.faults import (
     NODE_SILENT,
     Trait,
-    are_of_other_parts,
+    are_independent_parts,
     check_of,
     code_of,
     fault_is,
@@ -51,9 +51,9 @@ def test_whole_names_and_heads_are_told_apart() -> None:
 
 
 def test_only_parts_that_are_known_are_other_parts() -> None:
-    assert are_of_other_parts("xid-79", "nic-link-down")
-    assert not are_of_other_parts("xid-79", "repeats:sxid-1")
-    assert not are_of_other_parts("xid-79", "task-hung")
+    assert are_independent_parts("xid-79", "nic-link-down")
+    assert not are_independent_parts("xid-79", "repeats:sxid-1")
+    assert not are_independent_parts("xid-79", "task-hung")
 
 
 def test_a_name_tells_its_code_its_check_and_the_fault_that_came_too_often() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from healer.model import OwnerKind
-from healer.model.slurm import is_none, owner_of, slurm_kind
+from healer.model.slurm import is_empty_reason, owner_of, slurm_kind
 
 SLURMS_OWN = [
     ("Not responding", "not-responding"),
@@ -99,4 +99,4 @@ def test_slurm_that_appended_to_a_persons_words_does_not_become_its_owner() -> N
     ("reason", "none"), [("", True), ("none", True), ("(null)", True), ("None", True), ("none left", False)]
 )
 def test_what_stands_for_no_reason(reason: str, none: bool) -> None:
-    assert is_none(reason) is none
+    assert is_empty_reason(reason) is none

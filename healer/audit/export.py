@@ -13,7 +13,7 @@ import msgspec
 
 from healer.audit.chain import canonical, moment, record_bytes
 from healer.audit.verify import Report, examine
-from healer.model import AuditRecord, ChainBreak, Checkpoint
+from healer.model import AuditRecord, Broken, Checkpoint
 from healer.model.run import ChainLink
 from healer.ports.answers import AuditVerified
 from healer.ports.audit_store import ChainReads, CheckpointFile
@@ -103,7 +103,7 @@ def verify_export(
     lines = enumerate(stream, 1)
     header = _header(next(lines, (1, b""))[1])
     trusted = frozenset(header.keys if keys is None else keys)
-    bad: list[ChainBreak] = []
+    bad: list[Broken] = []
     signed = [*checkpoints]
     rest = _take_checkpoints(lines, signed, bad)
     report = examine(_links(rest, bad), checkpoints=signed, keys=trusted)
@@ -112,7 +112,7 @@ def verify_export(
         if report.heads.get(cluster, 0) < head.seq:
             ends = report.heads.get(cluster, 0)
             what = f"the export ends at seq {ends}, but its header says seq {head.seq}: its end is cut off"
-            broken.append(ChainBreak(cluster=cluster, seq=head.seq, what=what))
+            broken.append(Broken(cluster=cluster, seq=head.seq, what=what))
     return msgspec.structs.replace(report, broken=broken)
 
 
@@ -127,7 +127,7 @@ def _header(line: bytes) -> Header:
 
 
 def _take_checkpoints(
-    lines: Iterator[tuple[int, bytes]], signed: list[Checkpoint], bad: list[ChainBreak]
+    lines: Iterator[tuple[int, bytes]], signed: list[Checkpoint], bad: list[Broken]
 ) -> Iterator[tuple[int, bytes]]:
     """Moves the checkpoint lines into `signed`; gives back the lines behind them."""
     for number, line in lines:
@@ -145,7 +145,7 @@ def _with_first(first: tuple[int, bytes], rest: Iterator[tuple[int, bytes]]) -> 
     yield from rest
 
 
-def _links(lines: Iterable[tuple[int, bytes]], bad: list[ChainBreak]) -> Iterator[ChainLink]:
+def _links(lines: Iterable[tuple[int, bytes]], bad: list[Broken]) -> Iterator[ChainLink]:
     for number, line in lines:
         try:
             at = _decode_line(line)
@@ -162,8 +162,8 @@ def _links(lines: Iterable[tuple[int, bytes]], bad: list[ChainBreak]) -> Iterato
                 bad.append(_unreadable(number, error))
 
 
-def _unreadable(number: int, error: Exception) -> ChainBreak:
-    return ChainBreak(cluster="", seq=0, what=f"line {number} of the export cannot be read: {error}")
+def _unreadable(number: int, error: Exception) -> Broken:
+    return Broken(cluster="", seq=0, what=f"line {number} of the export cannot be read: {error}")
 
 
 def _line(at: ChainLink) -> bytes:
@@ -247,6 +247,6 @@ def export(chain: ChainReads, *, at: datetime | None = None) -> Iterator[bytes]:
         yield from export_lines(header, checkpoints, seen.links())
 
 
-def _removed(item: Checkpoint) -> ChainBreak:
+def _removed(item: Checkpoint) -> Broken:
     what = f"the checkpoint of seq {item.seq} stands in the checkpoint file"
-    return ChainBreak(cluster=item.cluster, seq=item.seq, what=f"{what}, but no longer in the database")
+    return Broken(cluster=item.cluster, seq=item.seq, what=f"{what}, but no longer in the database")

@@ -12,7 +12,7 @@ from operator import attrgetter
 import msgspec
 
 from healer.audit.chain import genesis, link, moment, record_bytes, signature_holds
-from healer.model import AuditRecord, ChainBreak, Checkpoint
+from healer.model import AuditRecord, Broken, Checkpoint
 from healer.model.run import ChainLink
 
 #: Broken places named per cluster; after that only their number. More are not read, and memory is bounded.
@@ -27,7 +27,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     sealer.
     """
 
-    broken: list[ChainBreak]
+    broken: list[Broken]
     records: int = 0
     heads: dict[str, int] = {}
     signed: dict[str, int] = {}
@@ -185,7 +185,7 @@ class _Walk:
                     f"is not what was signed on {moment(checkpoint.at)}: the chain up to here was made anew",
                 )
 
-    def finish(self, late: list[AuditRecord]) -> Iterator[ChainBreak]:
+    def finish(self, late: list[AuditRecord]) -> Iterator[Broken]:
         exchanged = _exchanged(self.suspects)
         for at in self.suspects:
             other = exchanged.get(at.seq)
@@ -204,12 +204,12 @@ class _Walk:
             signed = f"was signed on {moment(self.newest.at)}"
             self._say(self.newest.seq, f"{signed}, but the chain ends at seq {self.seq}: its end is cut off")
         for seq, what in sorted(self.found.items()):
-            yield ChainBreak(cluster=self.cluster, seq=seq, what=f"seq {seq}{_joined(what)}")
+            yield Broken(cluster=self.cluster, seq=seq, what=f"seq {seq}{_joined(what)}")
         if self.unnamed:
-            yield ChainBreak(cluster=self.cluster, seq=self.seq, what=f"and {self.unnamed} more places")
+            yield Broken(cluster=self.cluster, seq=self.seq, what=f"and {self.unnamed} more places")
         for record in late:
             what = f"record {record.id} of {moment(record.at)} ({record.verb} {record.subject})"
-            yield ChainBreak(cluster=self.cluster, seq=0, what=f"{what} was never sealed and will not be")
+            yield Broken(cluster=self.cluster, seq=0, what=f"{what} was never sealed and will not be")
 
 
 def _joined(what: str) -> str:

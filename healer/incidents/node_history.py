@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from healer.incidents.lifecycle import ended_by_itself
 from healer.model import HARDWARE, Component, Incident, NodeHistory, NodeRecord, Review, Severity, Verb
 from healer.model.faults import Trait, fault_is
-from healer.model.verdict import Similar, Similarity
+from healer.model.incident import Similar, Similarity
 
 #: So many are told.
 SIMILAR_SHOWN = 5

@@ -45,6 +45,7 @@ from healer.model.faults import (
     GoneAfter,
     Ladder,
     Repeat,
+    Retest,
     Same,
 )
 from healer.model.gate import (
@@ -75,9 +76,13 @@ from healer.model.incident import (
     EVIDENCE_KEPT,
     PROBATION,
     Incident,
+    IncidentVerdict,
     JobHit,
     NodeHistory,
+    RuledOut,
     SenseReport,
+    Similar,
+    VerdictAt,
 )
 from healer.model.kernel_lines import NO_LINES, KernelLine, LineBook
 from healer.model.node import (
@@ -163,7 +168,7 @@ from healer.model.rules import (
 from healer.model.run import (
     APPROVAL_LASTS,
     AuditRecord,
-    ChainBreak,
+    Broken,
     Checkpoint,
     LogEntry,
     Run,
@@ -212,7 +217,6 @@ from healer.model.telemetry import (
     UnknownSeries,
     Validation,
 )
-from healer.model.verdict import IncidentVerdict, Retest, RuledOut, Similar, VerdictAt
 from healer.model.vocabulary import (
     ENDED_RUN_STATES,
     HARDWARE,

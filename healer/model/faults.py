@@ -13,7 +13,6 @@ from functools import lru_cache
 import msgspec
 
 from healer.model.component import WAVE_FAULT, PlaceKind
-from healer.model.verdict import Retest
 from healer.model.vocabulary import Cause, FaultClass, Mode, Remedy, Severity
 
 #: What names of a kind begin with: the rule of an alert follows, a check of the node's own hooks, the fault
@@ -353,6 +352,13 @@ class GoneAfter(StrEnum):
     boot = "boot"
     seen = "seen"  # a boot after which the GPU is told of again
     test = "test"  # nothing but a test, or another part in its place
+
+
+class Retest(msgspec.Struct, frozen=True, kw_only=True):
+    """What decides whether a fault is transient or permanent. `name` is a word of `rules/ladders.yaml`."""
+
+    name: str
+    text: str
 
 
 class Ladder(msgspec.Struct, frozen=True, kw_only=True):

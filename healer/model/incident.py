@@ -1,12 +1,13 @@
 """Findings with one cause, their place, and the jobs they hit."""
 
 from datetime import datetime, timedelta
+from enum import StrEnum
 
 import msgspec
 
 from healer.model.component import Component
 from healer.model.detection import Evidence
-from healer.model.verdict import RuledOut
+from healer.model.faults import Retest
 from healer.model.vocabulary import (
     Cause,
     FaultClass,
@@ -17,6 +18,7 @@ from healer.model.vocabulary import (
     Review,
     Sense,
     Severity,
+    Verb,
     Verdict,
 )
 
@@ -70,6 +72,37 @@ def bad_nodes(root: Component, folded: tuple[str, ...], nodes: dict[str, Verdict
     if root.node is not None:
         return (root.node,)
     return tuple(name for name in folded if nodes.get(name) is Verdict.isolate)
+
+
+class RuledOut(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """What was considered and did not carry: a signal that follows from the root, planned work, a node in its
+    first minutes. `what` and `why` are for people; `count` is how often it came."""
+
+    at: datetime
+    what: str
+    why: str
+    component: Component | None = None
+    count: int = 1
+
+
+class IncidentVerdict(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """The verdict on nodes and cause. `certainty` is 0..1; `sentence` is what an engineer would say in one
+    breath; `why` its reasons, each a line or figure with its source."""
+
+    nodes: dict[str, Verdict]
+    cause: Cause
+    certainty: float
+    sentence: str
+    why: tuple[str, ...] = ()
+    set_aside: tuple[RuledOut, ...] = ()
+    retest: Retest | None = None
+
+
+class VerdictAt(msgspec.Struct, frozen=True, kw_only=True):
+    """The verdict from `at` on."""
+
+    at: datetime
+    verdict: IncidentVerdict
 
 
 # Wide: stored and answered as one JSON object, the same bytes in replay; whatever changes it changes
@@ -174,3 +207,39 @@ class NodeHistory(msgspec.Struct, frozen=True, kw_only=True):
 
     incidents: tuple[Incident, ...] = ()
     ticketed: frozenset[str] = frozenset()
+
+
+#: Of the same node, and of the same fault, so many are looked at, the newest.
+SIMILAR_MAX = 50
+
+
+class Similarity(StrEnum):
+    """What two incidents share, the closest first."""
+
+    part = "part"  # the same GPU or other part of the same node, whatever its fault was
+    node = "node"  # the same rule on the same node
+    model = "model"  # the same fault on another node with the same GPU model
+    fault = "fault"  # the same fault; whether the hardware is the same nobody knows
+
+
+# Wide: an object of the API's answer: what a page shows of the other incident, copied flat.
+class Similar(msgspec.Struct, frozen=True, kw_only=True):
+    """Another incident in short. `ended` says in a sentence how; `helped` is the last repair before its node
+    returned, `return_s` the time from the drain to that (None: it did not return, or was not drained)."""
+
+    id: str
+    cluster: str
+    same: Similarity
+    rule: str
+    fault: str
+    title: str
+    root: Component
+    opened: datetime
+    closed: datetime | None
+    state: IncidentState
+    severity: Severity
+    review: Review | None
+    review_cause: str | None
+    ended: str
+    helped: Verb | None = None
+    return_s: float | None = None

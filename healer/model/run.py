@@ -247,7 +247,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     signature: str
 
 
-class ChainBreak(msgspec.Struct, frozen=True, kw_only=True):
+class Broken(msgspec.Struct, frozen=True, kw_only=True):
     """One place where a chain does not hold."""
 
     cluster: str

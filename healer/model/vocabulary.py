@@ -1,5 +1,7 @@
 """The closed lists of words. They stand in answers, files and the database; `docs/words.md` explains them."""
 
+import difflib
+from collections.abc import Iterable
 from enum import StrEnum
 
 
@@ -237,3 +239,9 @@ class Review(StrEnum):
     true_fault = "true_fault"
     false_alarm = "false_alarm"
     unclear = "unclear"
+
+
+def did_you_mean(word: str, words: Iterable[str]) -> str:
+    """`did you mean NAME?` with the closest of `words`; empty if none is close."""
+    close = difflib.get_close_matches(word, list(words), n=1, cutoff=0.6)
+    return f"did you mean {close[0]}?" if close else ""

@@ -9,7 +9,7 @@ import msgspec
 from healer.model import (
     Answer,
     Breaker,
-    ChainBreak,
+    Broken,
     Checkpoint,
     Component,
     Controller,
@@ -408,7 +408,7 @@ class ChainState(msgspec.Struct, frozen=True, kw_only=True):
 
 class AuditVerified(msgspec.Struct, frozen=True, kw_only=True):
     ok: bool
-    broken: list[ChainBreak] = []
+    broken: list[Broken] = []
     records: int = 0
 
 

@@ -26,7 +26,7 @@ from healer.model import (
     Signal,
     SignalKind,
 )
-from healer.model.spelling import did_you_mean
+from healer.model.vocabulary import did_you_mean
 from healer.rulebook.rule_checks import Path, check_name, policy_of
 from healer.rulebook.source import Source
 

@@ -20,7 +20,7 @@ from healer.model import (
     Signal,
     SignalKind,
 )
-from healer.model.spelling import did_you_mean
+from healer.model.vocabulary import did_you_mean
 from healer.rulebook.rule_checks import RULE_NAME, Path, check_known, policy_of
 from healer.rulebook.source import Source
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 
 from healer.model import Channel, ChannelKind, Manner, Notifications, Route
-from healer.model.spelling import did_you_mean
+from healer.model.vocabulary import did_you_mean
 from healer.rulebook.rule_checks import Path, check_globs, check_name
 from healer.rulebook.source import Source
 from healer.settings import SECRET_OF, URL_OF

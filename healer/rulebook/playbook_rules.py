@@ -25,7 +25,7 @@ from healer.model import (
     Validation,
     Verb,
 )
-from healer.model.spelling import did_you_mean
+from healer.model.vocabulary import did_you_mean
 from healer.playbooks.advance import JOB_LISTS, RESERVED, InputInvalid, only_place, places_of, value_of
 from healer.playbooks.conditions import ConditionError, Ended, Fixed, leaves, parse, wrong_with
 from healer.playbooks.within import Within, inlined

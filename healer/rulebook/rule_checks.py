@@ -20,7 +20,7 @@ from healer.model import (
     WatchSettings,
 )
 from healer.model.hostlist import expand
-from healer.model.spelling import did_you_mean
+from healer.model.vocabulary import did_you_mean
 from healer.rulebook.source import Source
 from healer.signals.kernel_log import normal_pci
 

@@ -30,7 +30,7 @@ from healer.model import (
     Xid74Bits,
 )
 from healer.model.faults import Trait, faults_with, heads_with
-from healer.model.spelling import did_you_mean
+from healer.model.vocabulary import did_you_mean
 from healer.rulebook.cases.detection_cases import DETECTION_CASES, run_detection_cases
 from healer.rulebook.cases.detection_cases import prove as prove_rules
 from healer.rulebook.detection_rules import Placed, as_policy, read_models, read_rules

@@ -23,7 +23,7 @@ from healer.model import (
     TargetGroup,
 )
 from healer.model.hostlist import expand
-from healer.model.spelling import did_you_mean
+from healer.model.vocabulary import did_you_mean
 from healer.rulebook.source import Problem, Source
 
 #: Units a signal may have. Those of time, data and counts can be multiplied and divided in rules.

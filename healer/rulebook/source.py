@@ -11,7 +11,7 @@ from typing import Any, TypeVar, get_args, get_origin
 import msgspec
 import yaml
 
-from healer.model.spelling import did_you_mean
+from healer.model.vocabulary import did_you_mean
 
 T = TypeVar("T")
 

@@ -22,7 +22,7 @@ from healer.model import (
     Verb,
 )
 from healer.model.faults import HEALER_DRAIN
-from healer.model.verdict import SIMILAR_MAX
+from healer.model.incident import SIMILAR_MAX
 from healer.sim.memory_ledger import Tables
 
 

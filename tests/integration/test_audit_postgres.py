@@ -20,7 +20,7 @@ from healer.adapters.postgres.tables import (
 )
 from healer.adapters.signing import CheckpointFile, load_signer, trusted_keys
 from healer.audit import Sealer, Trail, export, read_checkpoints, report, verify_export
-from healer.model import ChainBreak, Checkpoint
+from healer.model import Broken, Checkpoint
 from tests.support.audit import START, healer, record, signer, unguarded
 
 
@@ -49,7 +49,7 @@ def kept(file: Path) -> list[Checkpoint]:
     return read_checkpoints(CheckpointFile(file).lines())
 
 
-def verify(engine: sa.Engine, **options) -> list[ChainBreak]:
+def verify(engine: sa.Engine, **options) -> list[Broken]:
     return report(PostgresChain(engine), **options).broken
 
 

@@ -45,7 +45,7 @@ from healer.model import (
     Verb,
     VerdictAt,
 )
-from healer.model.verdict import SIMILAR_MAX
+from healer.model.incident import SIMILAR_MAX
 from healer.ports.answers import IncidentRows, Note, OpenIncident, Page, SentMessage
 from healer.ports.queries import IncidentQuery
 

@@ -37,8 +37,8 @@ from healer.model import (
     StepEvent,
     Verb,
 )
+from healer.model.incident import Similarity
 from healer.model.slurm import SLURM, is_ours
-from healer.model.verdict import Similarity
 from healer.ports.answers import RunRecord, Standing
 
 

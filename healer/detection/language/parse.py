@@ -28,7 +28,7 @@ from healer.detection.language.units import (
     unit_of_name,
 )
 from healer.model import OF_DEVICES, Scope, Signal, SignalKind
-from healer.model.spelling import did_you_mean
+from healer.model.vocabulary import did_you_mean
 
 LONGEST_TEXT = 2000
 _DEEPEST = 40

@@ -30,7 +30,7 @@ from healer.model import (
     SlurmSnapshot,
     Topology,
 )
-from healer.model.spelling import did_you_mean
+from healer.model.vocabulary import did_you_mean
 from healer.rulebook.detection_rules import Placed
 from healer.rulebook.source import Source
 

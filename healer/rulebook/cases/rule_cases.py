@@ -31,7 +31,7 @@ from healer.model import (
     SlurmNode,
     Trend,
 )
-from healer.model.spelling import did_you_mean
+from healer.model.vocabulary import did_you_mean
 from healer.observations import Picture
 from healer.observations.trends import POINT_S, POINTS
 from healer.rulebook.cases.detection_cases import DETECTION_CASES, CaseWrong, run_detection_cases

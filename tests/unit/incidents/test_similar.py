@@ -6,7 +6,7 @@ from typing import Any
 
 from healer.incidents.node_history import similar_to
 from healer.model import Component, FaultClass, Incident, IncidentState, Review, Verb
-from healer.model.verdict import Similarity
+from healer.model.incident import Similarity
 from tests.support.loop import CLUSTER, START
 
 MODELS = {"gpu0001": "h100", "gpu0002": "h100", "gpu0003": "a100"}

@@ -29,6 +29,7 @@ from healer.engine.upkeep import Walk, follow_up, put_right, release, sweep, swe
 from healer.incidents import by_urgency, our_drains, take_findings
 from healer.incidents.correlate import fold, held_by_breaker, of_wave, unfold, waves_that_act
 from healer.incidents.impact import hit_so_far
+from healer.incidents.lifecycle import find_auto_resolve
 from healer.incidents.placers import Both, are_apart
 from healer.model import (
     AnswerKind,
@@ -48,6 +49,7 @@ from healer.model import (
     Severity,
     Slot,
 )
+from healer.model.run import run_id
 from healer.telling.news import approval_page, p0_page
 
 #: A P0 that lasts this long wakes a person, unless the breaker's own page already did.
@@ -102,6 +104,7 @@ def decide_all(walk: Walk, batch: Sequence[Observation]) -> None:
     for run in list(runs.values()):
         if run.id in runs:
             start_when_allowed(walk, run)
+            validate_cleared(walk, run)
     fold_held(walk)
 
 
@@ -296,6 +299,53 @@ def start_when_allowed(walk: Walk, run: Run) -> None:
         if waits and other.node == run.node:
             walk.tx.set_run_state(other.id, RunState.done, why=why, at=walk.now)
     set_going(walk, msgspec.structs.replace(run, state=RunState.running), run, decision)
+
+
+#: The playbook that tests a drained node and returns it.
+VALIDATE = "validate"
+
+
+def validate_cleared(walk: Walk, waiting: Run) -> None:
+    """Tests a node that waits for its repair by a person although its fault is known to be over: the driver
+    has withdrawn its request, or a reboot has completed the row remap. What passes its tests returns.
+
+    An incident that a person has acknowledged is theirs.
+    """
+    incident, playbook = walk.work.by_id.get(waiting.incident or ""), walk.rules.playbooks.get(VALIDATE)
+    if incident is None or playbook is None or incident.run != waiting.id or not _waits_for_repair(waiting):
+        return
+    if incident.drained_at is None or incident.acknowledged_by is not None:
+        return
+    cleared = find_auto_resolve(walk.rules, walk.picture, incident)
+    if cleared is None or not cleared.proven:
+        return
+    run = msgspec.structs.replace(
+        waiting,
+        id=run_id(f"{incident.id}|{VALIDATE}|{incident.evidence_count}"),  # once for what was reported so far
+        playbook=VALIDATE,
+        state=RunState.running,
+        reason=f"{cleared.why}: the node is tested",
+        created_at=walk.now,
+        input={"depth": "fit"},
+    )
+    if walk.tx.run(run.id) is not None:
+        return
+    proposal = beginning(run, playbook, incident)
+    verdict = judge(proposal, walk.gate, walk.rules, walk.now)
+    if verdict.outcome is not Outcome.act:
+        return
+    decision = decision_of(proposal, verdict, walk.now)
+    walk.tx.add_decision(decision)
+    walk.tx.set_run_state(waiting.id, RunState.done, why=run.reason, at=walk.now)
+    del walk.runs[waiting.id]
+    set_going(walk, run, None, decision)
+    walk.work.put(msgspec.structs.replace(incident, run=run.id, run_count=incident.run_count + 1))
+
+
+def _waits_for_repair(run: Run) -> bool:
+    """It waits for a person, and not for an approval."""
+    healers = run.by == "healer" and not run.shadow and run.node is not None
+    return healers and run.state is RunState.waiting and run.wake_at is None and run.approve_until is None
 
 
 def _wake(walk: Walk, run: Run) -> None:

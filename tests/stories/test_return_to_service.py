@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from healer.model import Mode, Remedy, RunState, StepEvent, Verdict
+from healer.model import CommandKind, Incident, Mode, Remedy, RemedyUse, RunState, StepEvent, Verdict
 from tests.support.loop import FATAL, name
 from tests.support.under_test import TestSite
 
@@ -75,3 +75,43 @@ def test_its_steps_are_those_of_validate(where: str) -> None:
     site, _ = broken()
     proven(site, passes=True)
     assert where in site.checkpoints
+
+
+ASKS = "NVRM: Xid (PCI:0000:9b:00): 154, GPU recovery action changed from {} to {}"
+NONE, RESET = "0x0 (None)", "0x1 (GPU Reset Required)"
+
+
+def waiting_for_a_person() -> tuple[TestSite, Incident]:
+    """The driver asks for a reset; reset and reboot were tried an hour ago, so neither is repeated."""
+    site = TestSite(mode=Mode.auto)
+    for remedy in (Remedy.drain_then_reset, Remedy.reboot_node):
+        use = RemedyUse(node=NODE, remedy=remedy, rule="x", at=site.now - timedelta(hours=1))
+        site.ledger.tables.remedies.append(use)
+    site.run_for(600, *site.say(1, ASKS.format(NONE, RESET)), step_s=5)
+    (incident,) = site.open_incidents
+    run = site.run_named(incident.run or "")
+    assert (run.state, run.wake_at, site.node(1).drain) == (RunState.waiting, None, True)
+    return site, incident
+
+
+@pytest.mark.parametrize("passes", [True, False])
+def test_a_withdrawn_request_is_tested_and_then_returns_the_node(passes: bool) -> None:
+    site, incident = waiting_for_a_person()
+    site.run_for(30, *site.say(1, ASKS.format(RESET, NONE)))
+    job = site.running_test()
+    site.slurm.remark(job, DONE if passes else "healer-test/1; gpus:failed:1")
+    site.slurm.complete(job) if passes else site.slurm.fail_job(job, "1:0")
+    site.run_for(60)
+    stored = site.ledger.tables.incidents[incident.id]
+    assert site.node(1).in_service is passes and stored.is_open is not passes
+    runs = [one.playbook for one in site.ledger.tables.runs.values() if one.incident == incident.id]
+    assert runs == ["gpu-fatal", "validate"], "what failed its tests waits for a person, and is not tested again"
+    site.run_for(600, step_s=5)
+    assert len(site.ledger.tables.runs) == len(runs)
+
+
+def test_what_a_person_has_acknowledged_is_theirs() -> None:
+    site, incident = waiting_for_a_person()
+    site.tell(CommandKind.acknowledge, incident=incident.id)
+    site.run_for(600, *site.say(1, ASKS.format(RESET, NONE)), step_s=5)
+    assert site.node(1).drain and [one.playbook for one in site.ledger.tables.runs.values()] == ["gpu-fatal"]

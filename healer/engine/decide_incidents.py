@@ -25,7 +25,16 @@ from healer.decisions import (
 )
 from healer.decisions.book_mismatch import forgotten_drains
 from healer.decisions.sweeps import with_sweep
-from healer.engine.upkeep import Walk, follow_up, put_right, release, sweep, sweeps_due, without
+from healer.engine.upkeep import (
+    Walk,
+    follow_up,
+    put_right,
+    release,
+    restart_jobs,
+    sweep,
+    sweeps_due,
+    without,
+)
 from healer.incidents import by_urgency, our_drains, take_findings
 from healer.incidents.correlate import fold, held_by_breaker, of_wave, unfold, waves_that_act
 from healer.incidents.impact import hit_so_far
@@ -101,6 +110,7 @@ def decide_all(walk: Walk, batch: Sequence[Observation]) -> None:
         elif active is not None and not active.shadow:
             _note_under_way(walk, incident, active)
     walk.started += follow_up(walk)
+    walk.started += restart_jobs(walk)
     for run in list(runs.values()):
         if run.id in runs:
             start_when_allowed(walk, run)

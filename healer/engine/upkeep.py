@@ -22,7 +22,7 @@ from healer.decisions import (
 from healer.decisions.book_mismatch import find_vetoes, idle_slots, slots_of_gone_nodes
 from healer.decisions.sweeps import is_scheduled, sweep_runs, tests_since, with_sweep
 from healer.incidents import Book
-from healer.incidents.impact import hit_since_listed
+from healer.incidents.impact import hit_at_the_time, hit_since_listed
 from healer.model import (
     ENDED_RUN_STATES,
     FaultClass,
@@ -32,6 +32,7 @@ from healer.model import (
     IncidentState,
     Inventory,
     Outcome,
+    Remedy,
     Ruleset,
     Run,
     RunState,
@@ -210,6 +211,24 @@ def follow_up(walk: Walk) -> list[str]:
         begun += _begin(walk, [_requeue(incident, run, job, walk.now) for job in jobs])
         hit = tuple(sorted({*incident.jobs_hit, *(job.leader for job in jobs)}))
         walk.work.put(msgspec.structs.replace(incident, jobs_hit=hit))
+    return begun
+
+
+def restart_jobs(walk: Walk) -> list[str]:
+    """Jobs that have lost data to a fault whose own repair may wait: each is requeued once, beside the plan.
+    The runs that were set going for it."""
+    begun: list[str] = []
+    for name in list(walk.work.changed):
+        incident = walk.work.by_id[name]
+        waits = incident.is_open and incident.run is not None and not incident.jobs_hit_final
+        if not waits or Remedy.requeue_job not in incident.remedy:
+            continue
+        plan = walk.tx.run(incident.run or "")
+        if plan is None or plan.shadow or plan.state in ENDED_RUN_STATES:
+            continue
+        moment_of = walk.picture.node(incident.root.node or "").moment
+        jobs = hit_at_the_time(incident, walk.gate.snapshot, moment_of)
+        begun += _begin(walk, [_requeue(incident, plan, job, walk.now) for job in jobs])
     return begun
 
 

@@ -76,19 +76,28 @@ class Policies:
 
 
 def remedy_of(rule: Rule, finding: Finding) -> tuple[Remedy, ...]:
-    """The driver's own ask first, then the rule's, else that of the line's row in its catalogue."""
-    asked = _ASKED.get(finding.asked or "")
-    beside = tuple(one for one in rule.remedy if one not in REMEDY_LADDER)
-    if asked is not None:
-        return (asked, *beside)
-    ladder = tuple(one for one in rule.remedy if one in REMEDY_LADDER)
+    """The rung that the driver asks for, else the rule's, else that of the row in the catalogue, then what
+    accompanies it."""
+    rungs, others = _split(rule.remedy)
     row = finding.remedy
-    if not ladder and row is not None and row in REMEDY_LADDER:
-        ladder = (row,)
-    elif not ladder and row is not None:
-        beside = (row, *(one for one in beside if one is not row))
-    told = (*ladder, *beside)
-    return tuple(one for one in told if one is not Remedy.none) or told[:1]
+    asked = _ASKED.get(finding.asked or "")
+    if asked is not None:
+        return (asked, *others)
+    if not rungs and row is not None:
+        rungs, added = _split((row,))
+        others = (*added, *(remedy for remedy in others if remedy not in added))
+    remedies = (*rungs[:1], *others)
+    return tuple(remedy for remedy in remedies if remedy is not Remedy.none) or remedies[:1]
+
+
+def _split(remedies: Iterable[Remedy]) -> tuple[tuple[Remedy, ...], tuple[Remedy, ...]]:
+    """The rungs of the ladder, and what is done besides. To restart the job is either: it accompanies every
+    other rung."""
+    remedies = tuple(remedies)
+    rungs = tuple(
+        remedy for remedy in remedies if remedy in REMEDY_LADDER and remedy is not Remedy.requeue_job
+    )
+    return rungs, tuple(remedy for remedy in remedies if remedy not in rungs)
 
 
 def asks_for(rule: Rule, finding: Finding) -> bool:
@@ -97,15 +106,14 @@ def asks_for(rule: Rule, finding: Finding) -> bool:
     return any(one is not Remedy.none for one in remedy) or (rule.playbook is not None and not remedy)
 
 
-def higher(known: tuple[Remedy, ...], new: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
-    """The higher rung of the two ladders, and all that stands beside it; that nothing is to be done stands
-    alone."""
-    rungs = [one for one in (*known, *new) if one in REMEDY_LADDER]
+def higher(before: tuple[Remedy, ...], new: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
+    """The higher rung of the two, and all that accompanies either; `none` only where nothing else is left."""
+    rungs, others = _split((*before, *new))
     top = max(rungs, key=REMEDY_LADDER.index, default=None)
-    beside = tuple(dict.fromkeys(one for one in (*known, *new) if one not in REMEDY_LADDER))
-    if top is Remedy.none and beside:
-        return beside
-    return ((top,) if top else ()) + beside
+    others = tuple(dict.fromkeys(others))
+    if top is Remedy.none and others:
+        return others
+    return ((top,) if top else ()) + others
 
 
 def incident_id(cluster: str, rule: str, root: Component, opening: str) -> str:

@@ -125,6 +125,20 @@ def hit_since_listed(
     return [job for job in jobs if certain and (newly_unusable or job.leader not in incident.jobs_hit)]
 
 
+def hit_at_the_time(
+    incident: Incident, snapshot: SlurmSnapshot | None, moment_of: Callable[[datetime, datetime], datetime]
+) -> list[SlurmJob]:
+    """Jobs that are still in the life in which the fault hit them. `moment_of`: an event and its arrival to
+    the time of the event by healer's clock."""
+    node = snapshot.nodes.get(incident.root.node or "") if snapshot is not None else None
+    reported = [evidence for evidence in incident.evidence if evidence.sense not in MEASURED]
+    if snapshot is None or node is None or not reported:
+        return []
+    jobs, certain = hit_by_evidence(incident, snapshot.jobs_on(node.name), node.name, node.gpus)
+    last = max(moment_of(evidence.at, evidence.arrived_at or evidence.at) for evidence in reported)
+    return [job for job in jobs if certain and job.start_at is not None and job.start_at <= last]
+
+
 def hit_so_far(incident: Incident, snapshot: SlurmSnapshot | None) -> tuple[str, ...]:
     """Those known, and those at work there now: a node that must stay in service takes job after job."""
     if incident.jobs_hit_final:

@@ -554,7 +554,7 @@ def _next_rung(rules: Ruleset, incident: Incident, again: Sequence[Incident], la
         return _with(incident, _evidence(incident, "again", text))
     above = (one for one in ladder.rungs if REMEDY_LADDER.index(one) > REMEDY_LADDER.index(tried))
     rung = max(next(above, ladder.rungs[-1]), wanted, key=REMEDY_LADDER.index)
-    beside = tuple(one for one in incident.remedy if one not in REMEDY_LADDER)
+    beside = tuple(remedy for remedy in incident.remedy if remedy is not wanted)
     cause = Cause.permanent if incident.cause in _OPEN else incident.cause
     text = f"{what} ({tried}): the next rung is {rung}"
     changed = msgspec.structs.replace(incident, remedy=(rung, *beside), cause=cause)

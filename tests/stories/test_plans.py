@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from healer.decisions.comments import OPT_IN
 from healer.model import IncidentState, Mode, RunState, StepEvent
 from healer.observations import Picture
-from tests.stories.test_replay import clock, job, jobs, kernel, nodes, played
-from tests.support.loop import LOST, Site, name
+from tests.stories.test_replay import clock, job, jobs, kernel, nodes, played, row
+from tests.support.loop import CLUSTER, LOST, START, Site, later, name
 from tests.support.power import PowerSite
 
 NODE = name(1)
@@ -85,6 +86,43 @@ def test_a_fault_without_a_remedy_of_healers_takes_no_new_job_and_asks_a_person(
     document = until(40 * H, xid("58, Unstable video memory interface"))
     assert [one["action"] for one in document["actions"]] == ["drain", "ticket"]
     assert document["incidents"][0]["closed"] is None
+
+
+CONTAINED = xid("94, pid=7, name=python, Contained: DRAM. RST: No, D-RST: No")
+
+
+def contained(**fields: Any) -> dict[str, Any]:
+    """A contained memory error under one of two jobs of the node, each on half of its GPUs."""
+    addresses = ("18", "2a", "3a", "5d", "9b", "ab", "ba", "db")
+    gpus = [{"index": index, "pci": f"0000:{bus}:00"} for index, bus in enumerate(addresses)]
+    heartbeat = {"cluster": CLUSTER, "node": NODE, "boot_id": "b1", "gpus": gpus}
+    halves = [
+        job(str(half), NODE, gpus={NODE: list(range(4 * half, 4 * half + 4))}, requeue=True, **fields)
+        for half in range(2)
+    ]
+    rows = (nodes(), row(1, "signals/heartbeat", heartbeat), jobs(2, *halves), kernel(10, 1, CONTAINED))
+    return played(*rows, clock(2 * H))
+
+
+def test_a_job_that_lost_its_data_is_restarted_at_once_and_the_node_goes_on() -> None:
+    """Step 3 of the vendor's workflow: requeue that job, keep the node, reset when idle."""
+    document = contained(comment=OPT_IN, start_at=START.isoformat())
+    acts = [(one["action"], one["job"]) for one in document["actions"]]
+    assert acts == [("requeue", "1")], "once, and not the job on the other GPUs"
+    assert document["incidents"][0]["remedy"] == ["reset_gpu_when_idle", "requeue_job"]
+
+
+def test_where_the_job_has_not_agreed_its_restart_is_held() -> None:
+    document = contained(start_at=START.isoformat())
+    assert document["actions"] == []
+    assert [(one["action"], one["job"], one["guard"]) for one in document["held"]] == [
+        ("requeue", "1", "consent")
+    ]
+
+
+def test_a_job_that_began_after_the_error_has_lost_nothing() -> None:
+    document = contained(comment=OPT_IN, start_at=later(60).isoformat())
+    assert document["actions"] == []
 
 
 def test_days_of_silence_forget_nothing() -> None:

@@ -334,13 +334,13 @@ def validate_cleared(walk: Walk, waiting: Run) -> None:
         id=run_id(f"{incident.id}|{VALIDATE}|{incident.evidence_count}"),  # once for what was reported so far
         playbook=VALIDATE,
         state=RunState.running,
-        reason=f"{cleared.why}: the node is tested",
+        reason=cleared.why,
         created_at=walk.now,
         input={"depth": "fit"},
     )
     if walk.tx.run(run.id) is not None:
         return
-    proposal = beginning(run, playbook, incident)
+    proposal = proposal_to_begin(run, playbook, incident)
     verdict = judge(proposal, walk.gate, walk.rules, walk.now)
     if verdict.outcome is not Outcome.act:
         return

@@ -105,7 +105,9 @@ def test_a_withdrawn_request_is_tested_and_then_returns_the_node(passes: bool) -
     stored = site.ledger.tables.incidents[incident.id]
     assert site.node(1).in_service is passes and stored.is_open is not passes
     runs = [one.playbook for one in site.ledger.tables.runs.values() if one.incident == incident.id]
-    assert runs == ["gpu-fatal", "validate"], "what failed its tests waits for a person, and is not tested again"
+    assert runs == ["gpu-fatal", "validate"], (
+        "what failed its tests waits for a person, and is not tested again"
+    )
     site.run_for(600, step_s=5)
     assert len(site.ledger.tables.runs) == len(runs)
 

@@ -1,4 +1,4 @@
-"""Nodes that are slow from the start of their job, where its own ranks cannot tell: compared with other jobs.
+"""Nodes that are slow from the start of their job, which its own ranks cannot show: compared with other jobs.
 
 Two of four nodes have no peers that agree. What the same program needed for a unit of work on the same GPU
 model elsewhere is a measure from outside. It is evidence and no more: the program may have changed, so a job
@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from healer.detection.protocol import Detector, Look, Pair
+from healer.detection.protocol import Detector, Look, Pair, Reports, percent
 from healer.detection.step_findings import Onset, finding_at
 from healer.detection.streams import WARM_UP
 from healer.model import Component, Detections, Finding, SlurmJob, SlurmSnapshot
-from healer.observations.steps import JobSteps
+from healer.observations.steps import JobSteps, LifeKey, active_job
 from healer.observations.telemetry_windows import Telemetry
 
 SLOWER_ELSEWHERE = "slower-than-elsewhere"
@@ -29,11 +29,10 @@ SLOWER, SPREADS = 0.05, 4.0
 NODES_LEAST, KEPT = 4, timedelta(days=7)
 #: Kinds of jobs, and figures of each, that are kept.
 KINDS_MOST, FIGURES_MOST = 500, 2000
-#: With so many nodes a job's own ranks find one that is slow, unless more of them are than this share.
+#: With this many nodes a job's own ranks show a slow one, unless more of them are slow than this share.
 OWN_PEERS, SHARED = 5, 0.25
 #: Jobs that are looked at in one tick; the others wait for the next.
 LOOKS_MOST = 20
-AGAIN_AFTER = timedelta(minutes=5)
 
 
 class Kind(NamedTuple):
@@ -64,63 +63,61 @@ class _Watch:
 
 
 class Baseline(Detector):
-    """Follows all jobs that tell their work. One thread; what it knows of other jobs is lost at a restart."""
+    """Follows all jobs that report their work. What it knows of other jobs is lost at a restart."""
 
     def __init__(self) -> None:
         self._figures: dict[Kind, dict[tuple[str, str], _Figure]] = {}
-        self._watches: dict[tuple[str, int], _Watch] = {}
-        self._told: dict[Pair, datetime] = {}
+        self._watches: dict[LifeKey, _Watch] = {}
+        self._reports = Reports()
         self._clear: dict[Pair, datetime] = {}
 
     def tick(self, look: Look) -> Detections:
         slurm, now = look.slurm, look.now
         findings: list[Finding] = []
-        kept: dict[tuple[str, int], _Watch] = {}
+        watches: dict[LifeKey, _Watch] = {}
         looks = 0
         for job in look.steps.jobs():
-            shown = slurm.jobs.get(job.job) if slurm is not None else None
-            if slurm is None or shown is None or not shown.active or not job.vouched or job.newest < 0:
+            shown = active_job(slurm, job.job)
+            if slurm is None or shown is None or not job.vouched or job.newest < 0:
                 continue
-            key = job.job, job.restart
-            watch = self._watches.get(key)
+            watch = self._watches.get(job.key)
             if watch is None or watch.job is not job:
                 watch = _Watch(job, job.newest, job.newest, job.newest)
-            kept[key] = watch
+            watches[job.key] = watch
             if looks < LOOKS_MOST and job.newest - max(watch.done, watch.first + WARM_UP) >= STEPS:
                 looks += 1
                 watch.done = job.newest
                 self._look(watch, shown, slurm, now)
             findings += self._findings(watch, now)
-        self._watches = kept
-        well = {pair for pair in look.watched if pair[0] == SLOWER_ELSEWHERE and self._well(pair[1])}
+        self._watches = watches
+        well = {pair for pair in look.watched if pair[0] == SLOWER_ELSEWHERE and self._is_well(pair[1])}
         self._clear = {pair: self._clear.get(pair, now) for pair in sorted(well, key=repr)}
         return Detections(at=now, findings=tuple(findings), clear_since=dict(self._clear))
 
     def forget(self, telemetry: Telemetry, node: str, since: datetime) -> None:
         for watch in self._watches.values():
             if watch.slower.pop(node, None) is not None:
-                watch.first = watch.done = watch.job.newest  # steps of before are of what is over
+                watch.first = watch.done = watch.job.newest  # earlier steps no longer count
         for figures in self._figures.values():
             for key in [key for key in figures if key[1] == node]:
                 del figures[key]
-        for pair in [pair for pair in self._told if pair[1].node == node]:
-            del self._told[pair]
+        self._reports.forget(node)
 
     def _look(self, watch: _Watch, shown: SlurmJob, slurm: SlurmSnapshot, now: datetime) -> None:
-        own = _by_node(watch.job, slurm)
-        models = {slurm.nodes[node].gpu_model for node in own if node in slurm.nodes}
-        if not own or len(models) != 1 or "" in models:
+        seconds_of = _by_node(watch.job, slurm)
+        models = {slurm.nodes[node].gpu_model for node in seconds_of if node in slurm.nodes}
+        if not seconds_of or len(models) != 1 or "" in models:
             return
         kind = Kind(shown.name, shown.user, shown.partition, models.pop())
         figures = self._figures.setdefault(kind, {})
         others = [
-            one.seconds
-            for (job, node), one in figures.items()
-            if job != shown.id and node not in own and now - one.at <= KEPT
+            figure.seconds
+            for (job, node), figure in figures.items()
+            if job != shown.id and node not in seconds_of and now - figure.at <= KEPT
         ]
-        watch.slower = _slower(own, np.array(others)) if len(others) >= NODES_LEAST else {}
-        for node, seconds in own.items():
-            figures.pop((shown.id, node), None)  # the newest stand last
+        watch.slower = _slower(seconds_of, np.array(others)) if len(others) >= NODES_LEAST else {}
+        for node, seconds in seconds_of.items():
+            figures.pop((shown.id, node), None)  # the newest are last
             figures[shown.id, node] = _Figure(seconds, now)
         while len(figures) > FIGURES_MOST:
             del figures[next(iter(figures))]
@@ -129,54 +126,52 @@ class Baseline(Detector):
             del self._figures[next(iter(self._figures))]
 
     def _findings(self, watch: _Watch, now: datetime) -> Iterator[Finding]:
-        slow = {node: one for node, one in watch.slower.items() if one[0] > 0}
+        slow = {node: (height, count) for node, (height, count) in watch.slower.items() if height > 0}
         if len(watch.slower) >= OWN_PEERS and len(slow) <= SHARED * len(watch.slower):
-            return  # its own ranks tell
+            return  # its own ranks show it
         job = watch.job
         for node, (height, count) in slow.items():
             where = Component(cluster=job.cluster, node=node)
-            last = self._told.get((SLOWER_ELSEWHERE, where))
-            if last is not None and now - last < AGAIN_AFTER:
+            if not self._reports.is_due((SLOWER_ELSEWHERE, where), now):
                 continue
-            self._told[SLOWER_ELSEWHERE, where] = now
-            share = f"{np.expm1(height):.0%}".replace("%", " %")
+            share = percent(float(np.expm1(height)))
             text = (
                 f"{where}: {share} more compute per unit of work in job {job.job} than {count} other nodes "
                 "of its GPU model needed in other jobs of the same name, user and partition; other nodes of "
                 "the job work as those do"
             )
             title = f"Node {share} slower than nodes of its model in other jobs"
-            yield finding_at(
-                Onset(job, where, watch.began - 1, now), SLOWER_ELSEWHERE, text=text, title=title
-            )
+            onset = Onset(job, where, watch.began - 1, now)
+            yield finding_at(onset, SLOWER_ELSEWHERE, text=text, title=title)
 
-    def _well(self, where: Component) -> bool:
-        told = [one.slower[where.node] for one in self._watches.values() if where.node in one.slower]
-        return bool(told) and all(height <= 0 for height, _ in told)
+    def _is_well(self, where: Component) -> bool:
+        slower = [watch.slower[where.node] for watch in self._watches.values() if where.node in watch.slower]
+        return bool(slower) and all(height <= 0 for height, _ in slower)
 
 
 def _by_node(job: JobSteps, slurm: SlurmSnapshot) -> dict[str, float]:
-    """Node -> its figure of the last steps; of nodes all of whose ranks tell their work."""
+    """Node -> median seconds of the last steps; only nodes all of whose ranks report their work."""
     places, ranks = job.places(slurm), job.ranks
     rows = np.flatnonzero(job.number > job.newest - STEPS)
     found = {}
     for index, name in enumerate(places.nodes):
-        own = np.flatnonzero((places.node == index) & job.seen[:ranks] & job.with_work[:ranks])
-        values = job.compute[np.ix_(rows, own)]
-        known = values[np.isfinite(values)]
-        if len(own) and len(known) >= STEPS * len(own) / 2 and len(own) == (places.node == index).sum():
-            found[name] = float(np.median(known))
+        here = places.node == index
+        members = np.flatnonzero(here & job.seen[:ranks] & job.with_work[:ranks])
+        values = job.compute[np.ix_(rows, members)]
+        values = values[np.isfinite(values)]
+        if len(members) and len(values) >= STEPS * len(members) / 2 and len(members) == here.sum():
+            found[name] = float(np.median(values))
     return found
 
 
-def _slower(own: dict[str, float], others: np.ndarray) -> dict[str, tuple[float, int]]:
-    """Node -> by how much it is slower than `others`, 0 where it is not; empty where nothing can be said:
+def _slower(seconds_of: dict[str, float], others: np.ndarray) -> dict[str, tuple[float, int]]:
+    """Node -> by how much it is slower than `others`, 0 where it is not; empty where no comparison holds:
     none of the nodes works as they did."""
     logs = np.log(others)
     middle = float(np.median(logs))
     spread = 1.4826 * float(np.median(np.abs(logs - middle)))
     limit = max(np.log1p(SLOWER), SPREADS * spread)
-    heights = {node: float(np.log(seconds)) - middle for node, seconds in own.items()}
+    heights = {node: float(np.log(seconds)) - middle for node, seconds in seconds_of.items()}
     if not any(abs(height) < limit / 2 for height in heights.values()):
         return {}
     return {node: (height if height > limit else 0.0, len(others)) for node, height in heights.items()}

@@ -1,21 +1,21 @@
 """What a step came to: a rank whose results differ, and a job whose loss is no number or jumps.
 
-Silent corruption is logged by nobody. In data-parallel training some results are the same on all ranks (a
-loss after its all-reduce, the norm of the gradient): a rank that tells another one has computed something
-wrong. Which results are such is seen from the job itself, never assumed: a loss of each rank's own data
-differs in every step, and says something only of a rank that leaves the others far behind. A loss that jumps
-on all ranks is the job's matter, and says nothing of its nodes.
+Silent corruption is never logged. In data-parallel training some results are the same on all ranks (a loss
+after its all-reduce, the norm of the gradient): a rank with another one has computed something wrong. Which
+results are shared is seen from the job itself, never assumed: a loss of each rank's own data differs in every
+step, and means something only for a rank that leaves the others far behind. A loss that jumps on all ranks is
+the job's matter, and says nothing of its nodes.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from healer.detection.protocol import Detector, Look, Pair
+from healer.detection.protocol import Detector, Look, Pair, Reports, watch_jobs
 from healer.detection.step_findings import (
     LOSS_NAN,
     LOSS_SPIKE,
@@ -26,45 +26,43 @@ from healer.detection.step_findings import (
     spike,
 )
 from healer.model import Component, Detections, Finding, SlurmSnapshot
-from healer.observations.steps import JobSteps, Places, StepTimes
+from healer.observations.steps import JobSteps, LifeKey, Places, active_job
 from healer.observations.telemetry_windows import Telemetry
 
-#: Steps in which all ranks told the same before a result counts as one that all share.
+#: Steps in which all ranks reported the same before a result counts as one that all share.
 ALIKE = 5
-#: Ranks that have to agree before one of them can be wrong: of two nobody knows which.
+#: Ranks that have to agree before one of them can be wrong: of two it cannot be known which.
 AGREE = 3
-#: More of the ranks than that apart from the others is no single part's doing.
+#: More of the ranks than that apart from the others is not the doing of a single part.
 SHARED = 0.25
-#: Steps in a row before anything is told: never on one sample.
+#: Steps in a row before anything is reported: never on one sample.
 TWICE = 2
 #: Of results that ranks do not share (each of its own data): so many steps like the others, and then so many
 #: in a row this many robust standard deviations (at least 2 % of the median each) away. Our own figures.
 CALM, FAR, FAR_Z, LEAST_SPREAD = 10, 3, 10.0, 0.02
-#: A jump lasts so many steps; one step's loss is its data's.
+#: A jump lasts so many steps; the loss of one step depends on its data.
 JUMP = 3
 #: Steps that the trend of a loss is made of: few, as a loss falls fast in the beginning.
 TREND = 20
 #: A loss this many robust standard deviations above its trend, and this share of it, has jumped. Data that is
 #: hard for a while moves a loss by some per cent. Our own figures.
 JUMP_Z, JUMP_SHARE = 6.0, 0.25
-#: What stands is told again after this.
-AGAIN_AFTER = timedelta(minutes=5)
 
 
 @dataclass(slots=True)
 class _Shared:
-    """One result of one pipeline stage: whether all its ranks tell the same, or else who is far away."""
+    """One result of one pipeline stage: whether all its ranks report the same, or else which are far away."""
 
     alike: int = 0
     #: By rank: steps in which it was like the others.
     calm: dict[int, int] = field(default_factory=dict)
-    #: By rank: in how many steps without a break it told otherwise than the others, and since when.
+    #: By rank: how many steps in a row it differed from the others, and since when.
     wrong: dict[int, tuple[int, int]] = field(default_factory=dict)
-    #: By rank: what it told, and what the others did, in the last of them.
-    said: dict[int, tuple[float, float]] = field(default_factory=dict)
+    #: By rank: its result in the last of them, and that of the others.
+    results: dict[int, tuple[float, float]] = field(default_factory=dict)
 
     def step(self, step: int, ranks: NDArray[np.intp], values: NDArray[np.float64]) -> None:
-        """(n,) of these ranks, all told."""
+        """(n,) of these ranks, all known."""
         if len(values) < AGREE + 1:
             return
         kinds, counts = np.unique(values, return_counts=True)
@@ -80,9 +78,9 @@ class _Shared:
         for rank, value in zip(ranks[others].tolist(), values[others].tolist(), strict=True):
             count, since = self.wrong.get(rank, (0, step))
             self.wrong[rank] = count + 1, since
-            self.said[rank] = value, float(most)
-        told = set(ranks[~others].tolist())
-        self.wrong = {rank: known for rank, known in self.wrong.items() if rank not in told}
+            self.results[rank] = value, float(most)
+        agreeing = set(ranks[~others].tolist())
+        self.wrong = {rank: since for rank, since in self.wrong.items() if rank not in agreeing}
 
     @property
     def enough(self) -> int:
@@ -94,8 +92,7 @@ class _Shared:
         finite = np.isfinite(values)
         if finite.sum() < AGREE:
             return float("nan"), np.zeros(len(values), bool)
-        middle = float(np.median(values[finite]))
-        spread = 1.4826 * float(np.median(np.abs(values[finite] - middle)))
+        middle, spread = _robust(values[finite])
         away = ~finite
         away[finite] = np.abs(values[finite] - middle) > FAR_Z * max(spread, LEAST_SPREAD * abs(middle))
         for rank in ranks[~away].tolist():
@@ -117,7 +114,7 @@ class _Trend:
     nan_since: int = 0
 
     def step(self, step: int, values: NDArray[np.float64]) -> None:
-        """(n,) all told; infinite ones are no numbers."""
+        """(n,) all known; infinite ones are no numbers."""
         finite = values[np.isfinite(values)]
         if len(finite) * 2 <= len(values):
             self.nans, self.nan_since = self.nans + 1, self.nan_since if self.nans else step
@@ -127,7 +124,7 @@ class _Trend:
         if self._is_high():
             self.high, self.since = self.high + 1, self.since if self.high else step
         else:
-            # What is high is not learnt: else a loss that stays there would be its own trend soon.
+            # A high loss is not learnt: else one that stays high would soon be its own trend.
             self.high = 0
             self.past = [*self.past[1 - TREND :], self.now]
 
@@ -138,10 +135,14 @@ class _Trend:
     def _is_high(self) -> bool:
         if len(self.past) < TREND:
             return False
-        past = np.array(self.past)
-        middle = float(np.median(past))
-        spread = 1.4826 * float(np.median(np.abs(past - middle)))
+        middle, spread = _robust(np.array(self.past))
         return self.now - middle > max(JUMP_Z * spread, JUMP_SHARE * abs(middle))
+
+
+def _robust(values: NDArray[np.float64]) -> tuple[float, float]:
+    """Median, and robust standard deviation (MAD)."""
+    middle = float(np.median(values))
+    return middle, 1.4826 * float(np.median(np.abs(values - middle)))
 
 
 @dataclass(slots=True, eq=False)
@@ -165,16 +166,16 @@ class _Watch:
                     self._result(name, step, job.results.of(name, row, job.ranks))
             self.done = step
 
-    def _result(self, name: str, step: int, told: NDArray[np.float64]) -> None:
-        ranks = np.flatnonzero(~np.isnan(told))
+    def _result(self, name: str, step: int, results: NDArray[np.float64]) -> None:
+        ranks = np.flatnonzero(~np.isnan(results))
         if not len(ranks):
             return
         if name == "loss":
-            self.loss.step(step, told[ranks])
+            self.loss.step(step, results[ranks])
         stages = self.job.stage[ranks]
         for stage in np.unique(stages).tolist():
-            own = ranks[stages == stage]
-            self.shared.setdefault((name, stage), _Shared()).step(step, own, told[own])
+            members = ranks[stages == stage]
+            self.shared.setdefault((name, stage), _Shared()).step(step, members, results[members])
 
     def wrong(self, places: Places) -> Iterator[tuple[Component, list[Wrong]]]:
         """Ranks that differed often enough, by where they run: one means its GPU, several their node."""
@@ -182,21 +183,21 @@ class _Watch:
         for (name, _), shared in self.shared.items():
             for rank, (count, since) in shared.wrong.items():
                 if count >= shared.enough and rank < len(places.node) and places.node[rank] >= 0:
-                    one = Wrong(name, rank, *shared.said[rank], since, shared.enough == TWICE)
-                    by_node.setdefault(places.nodes[places.node[rank]], []).append(one)
+                    result = Wrong(name, rank, *shared.results[rank], since, shared.enough == TWICE)
+                    by_node.setdefault(places.nodes[places.node[rank]], []).append(result)
         for node, ranks in by_node.items():
-            gpus = {int(places.gpu[one.rank]) for one in ranks}
+            gpus = {int(places.gpu[result.rank]) for result in ranks}
             gpu = gpus.pop() if len(gpus) == 1 else -1
             yield Component(cluster=self.job.cluster, node=node, gpu=gpu if gpu >= 0 else None), ranks
 
     def forget(self, node: str) -> None:
-        """What its ranks told is over; what others of the job do wrong shows again within a few steps."""
+        """Its results no longer count; what other ranks do wrong shows again within a few steps."""
         if self.places is not None and node in self.places.nodes:
             for shared in self.shared.values():
                 shared.wrong.clear()
 
     def judged(self, places: Places) -> set[Pair]:
-        """Of what this job's results speak now: of itself, and of its ranks where a result is shared."""
+        """What this job's results can judge now: itself, and its ranks where a result is shared."""
         whole = Component(cluster=self.job.cluster, job=self.job.job)
         found: set[Pair] = {(LOSS_NAN, whole), (LOSS_SPIKE, whole)} if self.loss.past else set()
         if any(shared.alike >= ALIKE or shared.calm for shared in self.shared.values()):
@@ -210,51 +211,38 @@ class _Watch:
 
 
 class Divergence(Detector):
-    """Follows all jobs. What it knows grows with the jobs that `StepTimes` holds."""
+    """Follows all jobs. Its memory grows with the jobs that `StepTimes` holds."""
 
     def __init__(self) -> None:
-        self._watches: dict[tuple[str, int], _Watch] = {}
-        self._told: dict[Pair, datetime] = {}
+        self._watches: dict[LifeKey, _Watch] = {}
+        self._reports = Reports()
         self._clear: dict[Pair, datetime] = {}
 
     def tick(self, look: Look) -> Detections:
         slurm, now = look.slurm, look.now
         findings: list[Finding] = []
-        standing: set[Pair] = set()
-        heard: set[Pair] = set()
-        for watch in self._follow(look.steps, slurm, now):
+        lasting: set[Pair] = set()
+        judged: set[Pair] = set()
+        self._watches = watch_jobs(self._watches, look.steps, _Watch)
+        for watch in self._watches.values():
+            watch.follow(now)
+            if active_job(slurm, watch.job.job) is None or not watch.job.vouched:
+                continue  # any sender may report it
             for pair, finding in self._claims(watch, slurm, now):
-                standing.add(pair)
-                if self._is_due(pair, now):
+                lasting.add(pair)
+                if self._reports.is_due(pair, now):
                     findings.append(finding)
-            heard |= watch.judged(watch.job.places(slurm))
-        well = {pair for pair in look.watched if pair in heard and pair not in standing}
+            judged |= watch.judged(watch.job.places(slurm))
+        well = {pair for pair in look.watched if pair in judged and pair not in lasting}
         self._clear = {pair: self._clear.get(pair, now) for pair in sorted(well, key=repr)}
-        self._told = {pair: at for pair, at in self._told.items() if pair in standing or pair not in heard}
+        for pair in (judged - lasting) & self._reports.last_at.keys():
+            del self._reports.last_at[pair]
         return Detections(at=now, findings=tuple(findings), clear_since=dict(self._clear))
 
     def forget(self, telemetry: Telemetry, node: str, since: datetime) -> None:
-        for pair in [pair for pair in self._told if pair[1].node == node]:
-            del self._told[pair]
+        self._reports.forget(node)
         for watch in self._watches.values():
             watch.forget(node)
-
-    def _follow(self, steps: StepTimes, slurm: SlurmSnapshot | None, now: datetime) -> list[_Watch]:
-        """Takes in new steps; the watches of jobs that Slurm shows at work. Of others anybody may tell."""
-        kept: dict[tuple[str, int], _Watch] = {}
-        live = []
-        for job in steps.jobs():
-            key = job.job, job.restart
-            watch = self._watches.get(key)
-            if watch is None or watch.job is not job or watch.rewound != job.rewound:
-                watch = _Watch(job, job.rewound)
-            kept[key] = watch
-            watch.follow(now)
-            shown = slurm.jobs.get(job.job) if slurm is not None else None
-            if shown is not None and shown.active and job.vouched:
-                live.append(watch)
-        self._watches = kept
-        return live
 
     def _claims(
         self, watch: _Watch, slurm: SlurmSnapshot | None, now: datetime
@@ -268,10 +256,3 @@ class Divergence(Detector):
             yield (LOSS_NAN, whole), no_number(job, whole, loss.nan_since, now)
         elif loss.high >= JUMP:
             yield (LOSS_SPIKE, whole), spike(job, whole, loss.since, loss.now, loss.usual, now)
-
-    def _is_due(self, pair: Pair, now: datetime) -> bool:
-        last = self._told.get(pair)
-        if last is not None and now - last < AGAIN_AFTER:
-            return False
-        self._told[pair] = now
-        return True

@@ -1,30 +1,35 @@
-"""What a detector is: a function over the picture, or a memory over what was measured."""
+"""What a detector is: a function over the picture, or an object with memory over measured windows."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import NamedTuple, Protocol
+from datetime import datetime, timedelta
+from hashlib import sha256
+from typing import NamedTuple, Protocol, TypeVar
 
 from healer.detection.readings import Line
 from healer.model import (
     Command,
     Component,
     Detections,
+    Evidence,
     Finding,
     LinkDown,
     Ruleset,
+    Sense,
     SlurmSnapshot,
 )
 from healer.observations import Picture
-from healer.observations.steps import StepTimes
+from healer.observations.steps import JobSteps, LifeKey, StepTimes
 from healer.observations.telemetry_windows import Telemetry
 
-#: A fault and where it is.
+#: A fault and its place.
 Pair = tuple[str, Component]
+#: What lasts is reported again after this: by then its incident may have closed.
+AGAIN_AFTER = timedelta(minutes=5)
 
 
 class PictureLook(NamedTuple):
-    """What detectors over the picture look at in one walk. `lines`: those that speak of now, as read."""
+    """What detectors over the picture look at in one walk. `lines`: those that are no history, as read."""
 
     rules: Ruleset
     picture: Picture
@@ -41,13 +46,13 @@ class Look:
     telemetry: Telemetry
     steps: StepTimes
     slurm: SlurmSnapshot | None = None
-    #: (fault, root) of open incidents that measured signals opened: whether they are over has to be told.
+    #: (fault, root) of open incidents that measured signals opened: detectors report when they are over.
     watched: Collection[Pair] = ()
     #: Nodes that lost a link, by their kernel's lines.
     links_down: Mapping[str, LinkDown] = field(default_factory=dict)
     #: Node -> titles of the incidents that are open on it.
     faults: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    #: Since when senders were heard without a break. What was not heard before was not missed.
+    #: Since when senders were heard without a break: anything before that was not missed.
     listening_since: datetime | None = None
 
 
@@ -66,24 +71,24 @@ class Detector(Protocol):
         return ()
 
     def prime(self, telemetry: Telemetry, now: datetime) -> None:
-        """A moment of the past, while windows are rebuilt after a restart: remember, and tell nothing."""
+        """A moment of the past, while windows are rebuilt after a restart: remember it, report nothing."""
 
     def forget(self, telemetry: Telemetry, node: str, since: datetime) -> None:
-        """The node was repaired, returned or booted at `since`: what was measured before is over."""
+        """The node was repaired, returned or booted at `since`: older measurements no longer count."""
 
     def under(self, rules: Ruleset) -> "Detector":
         """The detector of changed rules, which keeps what it remembers."""
         return self
 
     def know_parts(self, telemetry: Telemetry, gpus: Sequence[tuple[str, int, str]]) -> None:
-        """(node, GPU, part): which GPU is which part, as nodes list them."""
+        """(node, GPU, part): which physical GPU is at which index, as nodes list them."""
 
     def pack(self, telemetry: Telemetry) -> dict[str, bytes]:
-        """What took days to learn, by name: a restart needs it."""
+        """What took days to learn, by name, for the next start."""
         return {}
 
     def load(self, packed: Mapping[str, bytes]) -> list[str]:
-        """Takes what was kept; returns the names of what cannot be read, which begins anew."""
+        """Takes what `pack` gave; returns the names of what cannot be read and is learnt from scratch."""
         return []
 
     @property
@@ -93,20 +98,87 @@ class Detector(Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Nothing holds that the next tick has to look at again; time alone finds nothing."""
+        """Nothing is pending that the next tick has to look at again; time alone finds nothing."""
         return True
 
     @property
     def needs_samples(self) -> bool:
-        """False for what also finds something where nobody measures."""
+        """False for a detector that also finds something where no sender measures."""
         return True
 
 
 def unreadable(packed: Mapping[str, bytes], name: str, read: Callable[[bytes], None]) -> list[str]:
-    """Gives `read` what was kept under `name`; that name where `read` raises ValueError."""
+    """Calls `read` with what was kept under `name`; returns that name where `read` raises ValueError."""
     try:
         if name in packed:
             read(packed[name])
     except ValueError:
         return [name]
     return []
+
+
+def new_evidence(
+    identity: str, where: Component, at: datetime, text: str, now: datetime, sense: Sense
+) -> Evidence:
+    """Evidence of what healer itself worked out; the same `identity` always gives the same digest."""
+    return Evidence(
+        digest=sha256(identity.encode()).hexdigest(),
+        at=at,
+        component=where,
+        text=text,
+        arrived_at=now,
+        job=where.job,
+        sense=sense,
+    )
+
+
+def percent(share: float) -> str:
+    """`12 %` of 0.12."""
+    return f"{share:.0%}".replace("%", " %")
+
+
+def cleared_since(fault: str, cleared: Mapping[Component, datetime], look: Look) -> dict[Pair, datetime]:
+    """Of the watched incidents of this fault, those that ended: since when."""
+    return {pair: cleared[pair[1]] for pair in look.watched if pair[0] == fault and pair[1] in cleared}
+
+
+class Reports:
+    """When each fault was last reported; what lasts is reported again after `AGAIN_AFTER`."""
+
+    def __init__(self) -> None:
+        self.last_at: dict[Pair, datetime] = {}
+
+    def is_due(self, pair: Pair, now: datetime) -> bool:
+        """Whether to report it now; True counts as reported."""
+        last = self.last_at.get(pair)
+        if last is not None and now - last < AGAIN_AFTER:
+            return False
+        self.last_at[pair] = now
+        return True
+
+    def forget(self, node: str) -> None:
+        self.last_at = {pair: at for pair, at in self.last_at.items() if pair[1].node != node}
+
+
+class JobWatch(Protocol):
+    """What a detector follows of one life of a job."""
+
+    job: JobSteps
+    #: `job.rewound` when the watch began.
+    rewound: int
+
+
+W = TypeVar("W", bound=JobWatch)
+
+
+def watch_jobs(
+    watches: Mapping[LifeKey, W], steps: StepTimes, begin: Callable[[JobSteps, int], W]
+) -> dict[LifeKey, W]:
+    """The watch of each job's latest life; a new one where the life is new or went back to a checkpoint."""
+    found: dict[LifeKey, W] = {}
+    for job in steps.jobs():
+        watch = watches.get(job.key)
+        if watch is None or watch.job is not job or watch.rewound != job.rewound:
+            watch = begin(job, job.rewound)
+        found[job.key] = watch
+    return found

@@ -1,19 +1,18 @@
-"""Findings of step times: stragglers, slow jobs, results that differ, losses that jump.
-
-Figures in plain English, a chart by step, a stable identity.
-"""
+"""Findings of step times: stragglers, slow jobs, results that differ, losses that jump."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from hashlib import sha256
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from healer.detection.protocol import new_evidence, percent
 from healer.detection.streams import Pace, alike, medians, side_by_side
-from healer.model import Chart, ChartLine, Component, Evidence, FaultClass, Finding, Sense
+from healer.model import Chart, ChartLine, Component, FaultClass, Finding, Sense
+from healer.model.hostlist import name_some
 from healer.observations.step_columns import PARTS
 from healer.observations.steps import JobSteps, Places
 
@@ -21,29 +20,30 @@ STRAGGLER = "straggler"
 JOB_SLOW = "job-slow"
 #: Steps in a chart.
 CHART_STEPS = 60
-#: Ranks of which fewer tell say nothing of each other.
+#: With fewer ranks that report nothing can be compared.
 PEERS_LEAST = 4
-_RANKS_NAMED = 4
+#: Ranks and nodes that a sentence names.
+_NAMED = 4
 
 Floats = NDArray[np.float64]
 
 
 def ratios_of(steps: Sequence[tuple[JobSteps, int]]) -> list[Floats | None]:
-    """(R,) of each job and row: log of each rank's compute per work to the median of its peers in that step,
-    NaN where unknown; None: of nobody."""
+    """(R,) of each job and row: log of each rank's compute per work over the median of its peers in the step,
+    NaN where unknown; None where no rank has enough peers."""
     peers = [(index, ranks) for index, (job, _) in enumerate(steps) for ranks in job.peers()]
-    told = [steps[index][0].compute[steps[index][1], ranks].astype(np.float64) for index, ranks in peers]
+    compute = [steps[index][0].compute[steps[index][1], ranks].astype(np.float64) for index, ranks in peers]
     found: list[Floats | None] = [None] * len(steps)
-    for part in alike([len(one) for one in told]):
-        values = side_by_side([told[one] for one in part])
+    for part in alike([len(values) for values in compute]):
+        values = side_by_side([compute[group] for group in part])
         enough = np.count_nonzero(np.isfinite(values), axis=1) >= PEERS_LEAST
         logs = np.log(values / medians(values)[:, None])
         for row in np.flatnonzero(enough).tolist():
             index, ranks = peers[part[row]]
-            own = found[index]
-            if own is None:
-                own = found[index] = np.full(steps[index][0].ranks, np.nan)
-            own[ranks] = logs[row, : len(ranks)]
+            ratios = found[index]
+            if ratios is None:
+                ratios = found[index] = np.full(steps[index][0].ranks, np.nan)
+            ratios[ranks] = logs[row, : len(ranks)]
     return found
 
 
@@ -51,65 +51,62 @@ def straggler(
     job: JobSteps, where: Component, ranks: NDArray[np.intp], since: int, limit: float, now: datetime
 ) -> Finding:
     """`ranks` run at `where` and are slow after step `since`; `limit` is the log ratio that is too much."""
-    numbers, own, low, high = _history(job, ranks)
-    new = own[numbers > since]
-    share = float(np.exp(np.nanmedian(new if np.isfinite(new).any() else own)) - 1)
+    numbers, ratio, low, high = _history(job, ranks)
+    since_then = ratio[numbers > since]
+    share = float(np.exp(np.nanmedian(since_then if np.isfinite(since_then).any() else ratio)) - 1)
     steps = max(1, int((numbers > since).sum()))
     more = "or more " if len(numbers) == steps and steps >= CHART_STEPS else ""
     peers = "its stage" if (job.stage[ranks] >= 0).all() else "its peers"
     work = " per unit of work" if job.with_work[ranks].all() else ""
+    named = name_some([str(rank) for rank in ranks.tolist()], _NAMED)
     text = (
-        f"{_named(ranks)} on {where}: {share:.0%} more compute{work} than {peers} for {steps} {more}steps, "
-        f"since step {since + 1}; job {job.job} waits for it"
-    ).replace("%", " %")
-    chart = Chart(
-        title="Compute per unit of work, ratio to the peers' median",
-        unit="ratio",
-        x="step",
-        times=tuple(float(number) for number in numbers),
-        lines=(
-            _line(str(where), "own", np.exp(own)),
-            _line("peers, 10 %", "low", np.exp(low)),
-            _line("peers, 90 %", "high", np.exp(high)),
-            _line("too slow", "threshold", np.full(len(numbers), np.exp(limit))),
-        ),
-        node=where.node,
-        gpu=where.gpu,
+        f"{'ranks' if len(ranks) > 1 else 'rank'} {named} on {where}: {percent(share)} more compute{work} "
+        f"than {peers} for {steps} {more}steps, since step {since + 1}; job {job.job} waits for it"
     )
-    title = f"{'GPU' if where.gpu is not None else 'Node'} {share:.0%} slower than its peers in job {job.job}"
-    return finding_at(
-        Onset(job, where, since, now), STRAGGLER, text=text, title=title.replace("%", " %"), chart=chart
+    chart = _chart(
+        "Compute per unit of work, ratio to the peers' median",
+        "ratio",
+        numbers,
+        _line(str(where), "own", np.exp(ratio)),
+        _line("peers, 10 %", "low", np.exp(low)),
+        _line("peers, 90 %", "high", np.exp(high)),
+        _line("too slow", "threshold", np.full(len(numbers), np.exp(limit))),
     )
+    chart = msgspec.structs.replace(chart, node=where.node, gpu=where.gpu)
+    kind = "GPU" if where.gpu is not None else "Node"
+    title = f"{kind} {percent(share)} slower than its peers in job {job.job}"
+    return finding_at(Onset(job, where, since, now), STRAGGLER, text=text, title=title, chart=chart)
 
 
 def job_slow(job: JobSteps, pace: Pace, now: datetime) -> Finding:
     numbers, rows = _rows(job)
     with np.errstate(all="ignore"):
-        own = np.array([_median(job.step_s[row]) for row in rows])
-    share = pace.now_s / pace.before_s - 1
+        step_s = np.array([_median(job.step_s[row]) for row in rows])
+    more = percent(pace.now_s / pace.before_s - 1)
     text = (
-        f"job {job.job}: {pace.now_s:.3g} s a step since step {pace.since}, {share:.0%} more than its own "
+        f"job {job.job}: {pace.now_s:.3g} s a step since step {pace.since}, {more} more than its own "
         f"{pace.before_s:.3g} s before; step times alone do not tell which node"
-    ).replace("%", " %")
-    chart = Chart(
-        title="Step time",
-        unit="s",
-        x="step",
-        times=tuple(float(number) for number in numbers),
-        lines=(
-            _line(f"job {job.job}", "own", own),
-            _line("before", "peers", np.full(len(numbers), pace.before_s)),
-            _line("too slow", "threshold", np.full(len(numbers), pace.limit_s)),
-        ),
+    )
+    chart = _chart(
+        "Step time",
+        "s",
+        numbers,
+        _line(f"job {job.job}", "own", step_s),
+        _line("before", "peers", np.full(len(numbers), pace.before_s)),
+        _line("too slow", "threshold", np.full(len(numbers), pace.limit_s)),
     )
     where = Component(cluster=job.cluster, job=job.job)
-    title = f"Job {job.job} makes its steps {share:.0%} slower than before".replace("%", " %")
+    title = f"Job {job.job} makes its steps {more} slower than before"
     return finding_at(Onset(job, where, pace.since - 1, now), JOB_SLOW, text=text, title=title, chart=chart)
 
 
+def _chart(title: str, unit: str, steps: NDArray[np.int64], *lines: ChartLine) -> Chart:
+    return Chart(title=title, unit=unit, x="step", times=tuple(float(step) for step in steps), lines=lines)
+
+
 class Onset(NamedTuple):
-    """Where something of a job began, and when that is told. `since`: the last step before it; of results the
-    first with it."""
+    """Where and when something of a job began. `since`: the last step before it; of results the first with
+    it. `now`: when that is reported."""
 
     job: JobSteps
     where: Component
@@ -122,20 +119,12 @@ def finding_at(onset: Onset, fault: str, *, title: str, text: str, chart: Chart 
     job, where, since, now = onset
     fault_class, confidence = _OF_RESULTS.get(fault, (FaultClass.informational, 0.9))
     row = job.row(since if fault in _OF_RESULTS else since + 1)
-    told = float(job.at[row]) if row is not None else float("nan")
-    at = datetime.fromtimestamp(told, UTC) if np.isfinite(told) else now
+    ended_s = float(job.at[row]) if row is not None else float("nan")
+    at = datetime.fromtimestamp(ended_s, UTC) if np.isfinite(ended_s) else now
     identity = f"{fault}|{where.cluster}|{where.node}|{where.gpu}|{job.job}|{job.restart}|{since}"
-    evidence = Evidence(
-        digest=sha256(identity.encode()).hexdigest(),
-        at=min(at, now),
-        component=where,
-        text=text,
-        arrived_at=now,
-        job=job.job,
-        sense=Sense.step_times,
-    )
+    evidence = new_evidence(identity, where, min(at, now), text, now, Sense.step_times)
     return Finding.from_evidence(
-        evidence,
+        msgspec.structs.replace(evidence, job=job.job),
         fault=fault,
         fault_class=FaultClass.degraded if fault == STRAGGLER else fault_class,
         title=title,
@@ -154,29 +143,22 @@ def _rows(job: JobSteps) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
 def _history(job: JobSteps, ranks: NDArray[np.intp]) -> tuple[NDArray, NDArray, NDArray, NDArray]:
     """Steps, the ranks' mean log ratio, and the 10 and 90 % quantiles of all others."""
     numbers, rows = _rows(job)
-    own, low, high = np.full((3, len(rows)), np.nan)
+    ratio, low, high = np.full((3, len(rows)), np.nan)
     for index, x in enumerate(ratios_of([(job, row) for row in rows.tolist()])):
         if x is None:
             continue
-        mine = np.zeros(len(x), bool)
-        mine[ranks[ranks < len(x)]] = True
-        others = x[~mine & np.isfinite(x)]
+        chosen = np.zeros(len(x), bool)
+        chosen[ranks[ranks < len(x)]] = True
+        others = x[~chosen & np.isfinite(x)]
         if len(others):
             low[index], high[index] = np.quantile(others, (0.1, 0.9))
-        own[index] = np.mean(x[mine]) if mine.any() else np.nan
-    return numbers, own, low, high
-
-
-def _named(ranks: NDArray[np.intp]) -> str:
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    named = ", ".join(str(rank) for rank in ranks[:_RANKS_NAMED])
-    return f"ranks {named}" + (f" and {len(ranks) - _RANKS_NAMED} more" if len(ranks) > _RANKS_NAMED else "")
+        ratio[index] = np.mean(x[chosen]) if chosen.any() else np.nan
+    return numbers, ratio, low, high
 
 
 def _median(values: NDArray) -> float:
-    known = values[np.isfinite(values)]
-    return float(np.median(known)) if len(known) else float("nan")
+    values = values[np.isfinite(values)]
+    return float(np.median(values)) if len(values) else float("nan")
 
 
 def _line(label: str, role: str, values: NDArray) -> ChartLine:
@@ -185,11 +167,10 @@ def _line(label: str, role: str, values: NDArray) -> ChartLine:
 
 
 SLOWNESS_SHARED = "slowness-shared"
-#: One part of the step made so much of what it grew by: that part is named.
+#: A part of the step that makes this share of the growth is named.
 MOST = 0.6
 #: Steps before it, and since, that have to be kept to compare.
 LEAST = 3
-_NODES_NAMED = 4
 _MEANS = {
     "compute_s": "all ranks compute longer: clocks, power, cooling, or another phase of the training",
     "comm_s": "all wait longer for each other: the network",
@@ -199,7 +180,7 @@ _MEANS = {
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """After which step it began, and in words."""
+    """After which step it began, and a sentence that describes it."""
 
     since: int
     text: str
@@ -211,10 +192,10 @@ class Together:
 
 
 def slower_parts(job: JobSteps, pace: Pace) -> Together | None:
-    """Which part of the step grew on all ranks, where they tell their parts; nobody is slow alone."""
-    known = np.flatnonzero(job.number >= 0)
-    before = known[job.number[known] < pace.since]
-    since = known[job.number[known] >= pace.since]
+    """Which part of the step grew on all ranks, where they report parts; no rank is slow alone."""
+    rows = np.flatnonzero(job.number >= 0)
+    before = rows[job.number[rows] < pace.since]
+    since = rows[job.number[rows] >= pace.since]
     if len(before) < LEAST or len(since) < LEAST:
         return None
     was, now = job.parts.mean(before), job.parts.mean(since)
@@ -231,7 +212,7 @@ def slower_parts(job: JobSteps, pace: Pace) -> Together | None:
         for index, name in enumerate(PARTS)
         if np.isfinite(was[index]) and np.isfinite(now[index])
     )
-    more = f"{pace.now_s / pace.before_s - 1:.0%}".replace("%", " %")
+    more = percent(pace.now_s / pace.before_s - 1)
     text = (
         f"job {job.job}: {pace.now_s:.3g} s a step since step {pace.since}, {more} more than before, and no "
         f"rank is slower than the others; {what} ({figures}, mean over its ranks)"
@@ -242,15 +223,14 @@ def slower_parts(job: JobSteps, pace: Pace) -> Together | None:
 def slow_many(
     job: JobSteps, places: Places, slow: NDArray[np.bool_], height: NDArray[np.float64], since: float
 ) -> Together:
-    """More of the ranks than could be one part's doing compute longer than the rest. `slow` (R,), `height`
-    (R,) logs of their ratios."""
+    """More of the ranks than one part could cause compute longer than the rest. `slow` (R,), `height` (R,)
+    logs of their ratios."""
     ranks = np.flatnonzero(slow)
     node = places.node[ranks[ranks < len(places.node)]]
-    names = [places.nodes[one] for one in np.unique(node[node >= 0]).tolist()]
-    more = f" and {len(names) - _NODES_NAMED} more" if len(names) > _NODES_NAMED else ""
-    where = f" on {', '.join(names[:_NODES_NAMED])}{more}" if names else ""
-    known = height[ranks][np.isfinite(height[ranks])]
-    share = f" {np.expm1(np.median(known)):.0%}".replace("%", " %") if len(known) else ""
+    names = [places.nodes[index] for index in np.unique(node[node >= 0]).tolist()]
+    where = f" on {name_some(names, _NAMED)}" if names else ""
+    heights = height[ranks][np.isfinite(height[ranks])]
+    share = f" {percent(float(np.expm1(np.median(heights))))}" if len(heights) else ""
     text = (
         f"job {job.job}: {len(ranks)} of {int(job.seen.sum())} ranks{where} compute{share} longer than the "
         f"others since step {int(since) + 1}; so many together share a cause (power, cooling, storage, their "
@@ -272,28 +252,28 @@ _WORDS = {"loss": "loss", "grad_norm": "gradient norm"}
 
 
 class Wrong(NamedTuple):
-    """A rank that told another result than all others: what both told last, and since which step.
+    """A rank that reported another result than all others: both latest results, and since which step.
 
-    `exact`: all others told the same; else `others` is their median.
+    `exact`: all others reported the same; else `others` is their median.
     """
 
     name: str
     rank: int
-    own: float
+    value: float
     others: float
     since: int
     exact: bool
 
 
 def differs(job: JobSteps, where: Component, wrong: Sequence[Wrong], now: datetime) -> Finding:
-    first = min(wrong, key=lambda one: (one.since, one.rank))
-    ranks = sorted({one.rank for one in wrong})
+    first = min(wrong, key=lambda result: (result.since, result.rank))
+    ranks = sorted({result.rank for result in wrong})
     more = f" and {len(ranks) - 1} more of the node" if len(ranks) > 1 else ""
-    own, others = _exact(first.own), _exact(first.others)
+    value, others = _exact(first.value), _exact(first.others)
     how = f"all others have {others}" if first.exact else f"the median of all ranks is {others}"
     before = "all had the same" if first.exact else "it was like the others"
     text = (
-        f"rank {first.rank}{more} on {where}, job {job.job}: {_WORDS[first.name]} {own} where {how}, "
+        f"rank {first.rank}{more} on {where}, job {job.job}: {_WORDS[first.name]} {value} where {how}, "
         f"since step {first.since}; before, {before}"
     )
     title = f"{'Ranks' if more else 'A rank'} of job {job.job} computed other results than all others"

@@ -29,42 +29,42 @@ def alike(lengths: Sequence[int]) -> Iterator[list[int]]:
 
 
 def side_by_side(arrays: Sequence[Floats], width: int | None = None) -> Floats:
-    """(k, width) one row for each, NaN where it has ended; `width`: of the longest, if not told."""
-    lengths = [len(one) for one in arrays]
+    """(k, width) one row for each, padded with NaN; `width`: that of the longest, if not given."""
+    lengths = [len(array) for array in arrays]
     width = max(lengths, default=0) if width is None else width
     if all(length == width for length in lengths):
         return np.concatenate(arrays).reshape(len(arrays), width) if arrays else np.zeros((0, width))
     found = np.full((len(arrays), width), np.nan, np.result_type(*arrays))
-    for row, (one, length) in enumerate(zip(arrays, lengths, strict=True)):
-        found[row, :length] = one
+    for row, (array, length) in enumerate(zip(arrays, lengths, strict=True)):
+        found[row, :length] = array
     return found
 
 
 def medians(rows: Floats) -> Floats:
-    """(k,) of the known values of each row of (k, n), NaN where there are none."""
+    """(k,) of the finite values of each row of (k, n), NaN where there are none."""
     if not rows.size:
         return np.full(len(rows), np.nan)
     ordered = np.sort(rows, axis=1)  # NaN last
-    known = np.count_nonzero(~np.isnan(rows), axis=1)
+    count = np.count_nonzero(~np.isnan(rows), axis=1)
     row = np.arange(len(rows))
-    return (ordered[row, np.maximum(known - 1, 0) // 2] + ordered[row, known // 2]) / 2
+    return (ordered[row, np.maximum(count - 1, 0) // 2] + ordered[row, count // 2]) / 2
 
 
 def medians_of(arrays: Sequence[Floats]) -> NDArray[np.float64]:
-    """(k,) `medians` of arrays of whatever lengths."""
+    """(k,) `medians` of arrays of any lengths."""
     found = np.full(len(arrays), np.nan)
-    for part in alike([len(one) for one in arrays]):
+    for part in alike([len(array) for array in arrays]):
         found[part] = medians(side_by_side([arrays[index] for index in part]))
     return found
 
 
 #: Steps at the start that are never judged: compilation, caches, the first touch of memory.
 WARM_UP = 5
-#: From here on a series' own bias is taken away. Before, the dead band is as wide as a bias may be.
+#: From here on a series' own bias is taken off. Before, the dead band is as wide as a bias may be.
 LEARNT = 40
 #: A difference below this never matters; it also covers a rack's harmless 1 %.
 DEAD_BAND = 0.02
-#: What a series may always have been slower, and still be like the others.
+#: By how much a series may always have been slower, and still be like the others.
 BIAS_MAX = 0.03
 #: How far sound parts of one kind differ (standard deviation); shrinks what is learnt from noisy steps.
 BIAS_SCALE = 0.01
@@ -92,11 +92,9 @@ _BELOW_1 = math.nextafter(1.0, 0.0)
 _FIELDS = ("band", "sum", "since", "mean", "bias_sum", "bias_n", "mean_n", "before", "product", "slow")
 _LAST = len(_FIELDS)
 
-Floats = NDArray[np.float64]
-
 
 class Streams:
-    """n series of one job, told step by step. A step without a value leaves its series as it is."""
+    """n series of one job, step by step. A step without a value leaves its series as it is."""
 
     def __init__(self, n: int = 0) -> None:
         self.steps = 0
@@ -148,7 +146,7 @@ class Streams:
             self.state = np.concatenate([self.state, new], axis=1)
 
     def forget(self, series: NDArray[np.intp]) -> None:
-        """What was learnt of these is over; they start unknown."""
+        """What was learnt of these no longer counts; they start unknown."""
         series = series[series < len(self)]
         self.state[:_LAST, series] = 0
         self.state[_LAST:, series] = np.nan
@@ -158,11 +156,11 @@ class Streams:
         return _short_median(self.state[_LAST:])
 
     def bias(self) -> Floats:
-        """(n,) what each series always was above its peers: shrunk by how little is known, and bounded."""
+        """(n,) what each series always was above its peers: shrunk where little is known, and bounded."""
         return _bias(self._of("bias_sum"), self._of("bias_n"), self.noise)
 
     def clear(self) -> NDArray[np.bool_]:
-        """(n,) known to be like its peers; with `slow` false too it is neither: unknown, or on its way."""
+        """(n,) known to be like its peers; where `slow` is false too: unknown, or on its way."""
         short = self.short_median()
         return ~self.slow & (self.sum < self.threshold / 3) & (short < np.maximum(self.band / 2, self.noise))
 
@@ -175,11 +173,11 @@ class Streams:
         return np.where(self.slow, np.maximum(near, 1.0), np.clip(near, 0.0, _BELOW_1))
 
     def step(self, x: Floats, per_day: float, number: int = 0) -> None:
-        """One step; what is told: `Told`."""
-        step_all([Told(self, x, per_day, number)])
+        """One step; for the arguments see `StreamStep`."""
+        step_all([StreamStep(self, x, per_day, number)])
 
 
-class Told(NamedTuple):
+class StreamStep(NamedTuple):
     """One step of one job. `x` (n, or fewer): log ratio to the peers, NaN where unknown. `per_day`: steps in
     a day. `number`: of the step."""
 
@@ -189,14 +187,14 @@ class Told(NamedTuple):
     number: int
 
 
-def step_all(told: Sequence[Told]) -> None:
-    """One step of each of these jobs; no job may be told of twice."""
+def step_all(steps: Sequence[StreamStep]) -> None:
+    """One step of each of these jobs, at most one of a job."""
     due = []
-    for one in told:
-        one.streams.steps += 1
-        if one.streams.steps > WARM_UP and np.count_nonzero(np.isfinite(one.x)) >= LEAST:
-            due.append(one)
-    for part in alike([len(one.streams) for one in due]):
+    for step in steps:
+        step.streams.steps += 1
+        if step.streams.steps > WARM_UP and np.count_nonzero(np.isfinite(step.x)) >= LEAST:
+            due.append(step)
+    for part in alike([len(step.streams) for step in due]):
         _Columns([due[index] for index in part]).step()
 
 
@@ -204,25 +202,25 @@ def step_all(told: Sequence[Told]) -> None:
 class _Columns:
     """The series of k jobs side by side. Arrays are (k, n), and (k, 1) where a job has one value."""
 
-    def __init__(self, told: Sequence[Told]) -> None:
-        self.told, streams = told, [one.streams for one in told]
-        widths = [len(one) for one in streams]
+    def __init__(self, steps: Sequence[StreamStep]) -> None:
+        self.steps, streams = steps, [step.streams for step in steps]
+        widths = [len(stream) for stream in streams]
         n = max(widths)
-        self.state = np.zeros((_LAST + _SHORT, len(told), n))
-        for row, one in enumerate(streams):
-            self.state[:, row, : widths[row]] = one.state
+        self.state = np.zeros((_LAST + _SHORT, len(steps), n))
+        for row, stream in enumerate(streams):
+            self.state[:, row, : widths[row]] = stream.state
         fields = self.state[:_LAST]
         self.band, self.sum, self.since, self.mean, self.bias_sum, self.bias_n = fields[:6]
         self.mean_n, self.before, self.product, self.slow = fields[6:]
-        self.x = side_by_side([one.x for one in told], n)
+        self.x = side_by_side([step.x for step in steps], n)
         self.known = np.isfinite(self.x)
         self.widths = _column(widths)
-        #: What is no series of that job.
+        #: Padding: no series of that job.
         self.beyond = np.arange(n) >= self.widths if min(widths) < n else None
-        self.settled = _column([one.steps for one in streams]) > LEARNT
-        self.threshold = _column([one.threshold for one in streams])
+        self.settled = _column([stream.steps for stream in streams]) > LEARNT
+        self.threshold = _column([stream.threshold for stream in streams])
         #: Of one step, across the series.
-        self.noise = _column([one.noise for one in streams])
+        self.noise = _column([stream.noise for stream in streams])
 
     def step(self) -> None:
         bias = _bias(self.bias_sum, self.bias_n, self.noise)
@@ -239,33 +237,33 @@ class _Columns:
         common = medians(np.where(self.known, self.mean, np.nan))[:, None]
         moved = clipped - common - self.band
         np.copyto(self.sum, np.clip(self.sum + moved / wide, 0, 1.5 * self.threshold), where=self.known)
-        number = _column([one.number for one in self.told])
+        number = _column([step.number for step in self.steps])
         np.copyto(self.since, number, where=self.sum <= 0)
         self._judge(wide, unsure)
         self._learn(wide)
-        for row, one in enumerate(self.told):
-            one.streams.state[:] = self.state[:, row, : len(one.streams)]
+        for row, step in enumerate(self.steps):
+            step.streams.state[:] = self.state[:, row, : len(step.streams)]
 
     def _noise(self, d: Floats) -> Floats:
         """The scale of one step's values across the series (MAD), as the median of the last 64 steps; more
         where a series' steps resemble the step before, for then a sum wanders further."""
         n = np.count_nonzero(self.known, axis=1)
         mad = 1.4826 * medians(np.abs(d - medians(d)[:, None])) * n / (n - 0.8)
-        for one, scale in zip(self.told, mad.tolist(), strict=True):
-            one.streams.scales[one.streams.judged % _SCALES] = scale
-            one.streams.judged += 1
-        scales = side_by_side([one.streams.scales for one in self.told])
+        for step, scale in zip(self.steps, mad.tolist(), strict=True):
+            step.streams.scales[step.streams.judged % _SCALES] = scale
+            step.streams.judged += 1
+        scales = side_by_side([step.streams.scales for step in self.steps])
         self.noise = np.maximum(NOISE_FLOOR, medians(scales))[:, None]
-        for one, noise in zip(self.told, self.noise[:, 0].tolist(), strict=True):
-            one.streams.noise = noise
+        for step, noise in zip(self.steps, self.noise[:, 0].tolist(), strict=True):
+            step.streams.noise = noise
         alike = np.clip(self._own_medians(self.product) / self.noise**2, 0, 0.8)
         alike = np.where(self.settled, alike, 0.0)
         return self.noise * np.sqrt((1 + alike) / (1 - alike))
 
     def _own_medians(self, values: Floats) -> Floats:
-        """(k, 1) over all series of each job, those too of which this step tells nothing."""
-        own = values if self.beyond is None else np.where(self.beyond, np.nan, values)
-        return medians(own)[:, None]
+        """(k, 1) over all series of each job, also those without a value in this step."""
+        values = values if self.beyond is None else np.where(self.beyond, np.nan, values)
+        return medians(values)[:, None]
 
     def _allow(self, noise: Floats) -> Floats:
         """Sets the band; (k, n) how much of it is for what is not known of the bias."""
@@ -277,13 +275,13 @@ class _Columns:
     def _judge(self, noise: Floats, unsure: Floats) -> None:
         """CUSUM by Siegmund's approximation of its run length; the short median by its exact tail."""
         k = self._own_medians(self.band - unsure) / noise
-        length = self.widths * _column([one.per_day for one in self.told]) / BUDGET_PER_DAY
+        length = self.widths * _column([step.per_day for step in self.steps]) / BUDGET_PER_DAY
         self.threshold = np.maximum(THRESHOLD_LEAST, np.log1p(2 * k * k * length) / (2 * k) - 1.166)
         tail = (1 / length / 10) ** (1 / 3)
         normal = NormalDist()
-        leap = _column([normal.inv_cdf(one) for one in (1 - tail[:, 0]).tolist()]) * noise
-        for row, one in enumerate(self.told):
-            one.streams.threshold, one.streams.leap = float(self.threshold[row, 0]), float(leap[row, 0])
+        leap = _column([normal.inv_cdf(1 - share) for share in tail[:, 0].tolist()]) * noise
+        for row, step in enumerate(self.steps):
+            step.streams.threshold, step.streams.leap = float(self.threshold[row, 0]), float(leap[row, 0])
         short = _short_median(self.state[_LAST:])
         on = ((short > self.band + leap) | (self.sum > self.threshold)) & (short > self.band / 2)
         off = (self.sum < self.threshold / 3) & (short < self.band)
@@ -316,13 +314,13 @@ def _bias(total: Floats, n: Floats, noise: Floats | float) -> Floats:
 
 def _short_median(last: Floats) -> Floats:
     """Over the first axis, NaN where fewer than three are known."""
-    known = np.count_nonzero(np.isfinite(last), axis=0)
+    count = np.count_nonzero(np.isfinite(last), axis=0)
     ordered = np.sort(last, axis=0)  # NaN last
-    if (known == _SHORT).all():
+    if (count == _SHORT).all():
         return ordered[_SHORT // 2]
-    low, high = np.maximum(known - 1, 0) // 2, np.minimum(known // 2, _SHORT - 1)
+    low, high = np.maximum(count - 1, 0) // 2, np.minimum(count // 2, _SHORT - 1)
     middle = [np.take_along_axis(ordered, at[None], axis=0)[0] for at in (low, high)]
-    return np.where(known >= 3, (middle[0] + middle[1]) / 2, np.nan)
+    return np.where(count >= 3, (middle[0] + middle[1]) / 2, np.nan)
 
 
 #: So much more than before counts at the least, and so many steps in a row have to say so.
@@ -336,10 +334,10 @@ _SHORT_DEVIATION = 0.54
 
 
 class Pace:
-    """Step times of one job, told in order. While it is slow, "before" stands still."""
+    """Step times of one job, in order. While it is slow, "before" is not updated."""
 
     def __init__(self) -> None:
-        self.told = 0
+        self.steps = 0
         self.slow = False
         #: The step at which the slow ones began; the pace before and now, s per step (NaN unknown).
         self.since = -1
@@ -355,8 +353,8 @@ class Pace:
         return len(self._before) >= BEFORE_LEAST and len(self._last) == PACE_STEPS
 
     def step(self, number: int, step_s: float) -> None:
-        self.told += 1
-        if self.told <= WARM_UP or not step_s > 0:
+        self.steps += 1
+        if self.steps <= WARM_UP or not step_s > 0:
             return
         if len(self._last) == PACE_STEPS and not self.slow and self._run == 0:
             self._before.append(self._last[0][1])

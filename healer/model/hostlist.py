@@ -1,7 +1,7 @@
-"""Slurm's hostlist brackets: `gpu[0001-0016,0020]` -> names. Pure."""
+"""Slurm's hostlist brackets: `gpu[0001-0016,0020]` -> names; and short lists for sentences. Pure."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 #: More than the largest Slurm cluster; a typing mistake must not eat the memory.
 MOST_NAMES = 100_000
@@ -89,3 +89,9 @@ def _bracketed(head: str, width: int, numbers: list[int]) -> str:
         return f"{head}{numbers[0]:0{width}}"
     pieces = [f"{a:0{width}}" if a == b else f"{a:0{width}}-{b:0{width}}" for a, b in runs]
     return f"{head}[{','.join(pieces)}]"
+
+
+def name_some(names: Sequence[str], most: int) -> str:
+    """`a, b and 7 more`: at most `most` of the names."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -20,35 +20,37 @@ STEPS = 128
 #: A job that Slurm shows no more, and an earlier life of one, is kept this long.
 FORGET_AFTER = timedelta(minutes=10)
 #: Times between news of a job that are kept.
+#: Times between news of a job that are kept.
 NEWS = 32
-#: A step counts once so many of the ranks told of it.
+#: A step counts once this share of the ranks reported it.
 ENOUGH = 0.8
 #: What has not come by then is not waited for.
 LATE_AFTER_S = 10.0
 #: A step so far back with newer times: the job went back to a checkpoint within the same life.
 REWIND = 16
-#: A rank told on another node has moved once its own has told nothing of it for so long. Before, the other
-#: node has no say in what this one did.
+#: A rank reported by another node has moved once its own node has reported nothing of it for so long. Before,
+#: what the other node reports of it is dropped.
 MOVED_AFTER_S = 30.0
 
 
 # --- how many lives of jobs, and ranks of each, are kept -------------------------------------------------
-# Anybody with a token may tell step times of any job, so there is room for what Slurm shows, and a little for
-# what it does not show (yet); neither grows beyond it, whatever is told.
+# Every token with the role `signals` may report step times of any job. So there is room for what Slurm shows,
+# and a little for what it does not show (yet); neither grows beyond it, whatever is sent.
 
 RANKS_MAX = 16_384
 LIVES_MAX = 500
-#: Over all lives: 1 KiB each, and 1 KiB more for each result (loss, gradient norm) that the job tells.
+#: Over all lives: 1 KiB each, and 1 KiB more for each result (loss, gradient norm) that the job reports.
 RANKS_TOTAL = 131_072
 #: A job's life now, the one before, and one that Slurm does not show yet.
 LIVES_OF_JOB = 3
 #: Ranks of a job: at most so many on each of its GPUs.
 RANKS_PER_GPU = 2
-#: Of jobs that Slurm does not show, in all.
-STRANGE_LIVES_MAX = 50
-STRANGE_RANKS_MAX = 4096
+#: Of jobs that Slurm does not show, all together.
+UNSHOWN_LIVES_MAX = 50
+UNSHOWN_RANKS_MAX = 4096
 
-Key = tuple[str, int]
+#: Job and restart count.
+LifeKey = tuple[str, int]
 
 
 class Life(Protocol):
@@ -60,19 +62,27 @@ class Life(Protocol):
     def heard_at(self) -> datetime: ...
 
 
+def active_job(slurm: SlurmSnapshot | None, job: str) -> SlurmJob | None:
+    """The job, if Slurm shows it as active; None if it does not, or no snapshot is known."""
+    shown = slurm.jobs.get(job) if slurm is not None else None
+    return shown if shown is not None and shown.active else None
+
+
 def is_shown(job: str, slurm: SlurmSnapshot | None) -> bool:
-    """Without a word from Slurm every job counts as shown: nothing tells them apart."""
+    """Without a snapshot of Slurm every job counts as shown: there is nothing to check against."""
     return slurm is None or job in slurm.jobs
 
 
 def ranks_most(job: str, slurm: SlurmSnapshot | None) -> int:
     """One more than the highest rank the job may have."""
-    shown = slurm.jobs.get(job) if slurm is not None else None
-    if shown is None or slurm is None:
-        return RANKS_MAX if slurm is None else STRANGE_RANKS_MAX
+    if slurm is None:
+        return RANKS_MAX
+    shown = slurm.jobs.get(job)
+    if shown is None:
+        return UNSHOWN_RANKS_MAX
     nodes = [(name, slurm.nodes.get(name)) for name in set(shown.nodes)]
     gpus = sum(len(shown.gpus[name]) if name in shown.gpus else node.gpus for name, node in nodes if node)
-    # A job without GPUs, or one of which Slurm does not tell them.
+    # Else a job without GPUs, or one whose GPUs Slurm does not report.
     return min(RANKS_PER_GPU * gpus, RANKS_MAX) if gpus else RANKS_MAX
 
 
@@ -82,37 +92,37 @@ def grown(capacity: int, ranks: int, most: int) -> int:
 
 
 def make_room(
-    lives: Mapping[Key, Life], key: Key, capacity: int, slurm: SlurmSnapshot | None
-) -> list[Key] | None:
+    lives: Mapping[LifeKey, Life], key: LifeKey, capacity: int, slurm: SlurmSnapshot | None
+) -> list[LifeKey] | None:
     """The lives to forget so that life `key` may have `capacity` columns; None: it may not.
 
     The oldest lives of its own job go, then those of jobs that Slurm does not show, then the longest unheard.
     A job that Slurm does not show takes nothing from those that it shows.
     """
-    away: list[Key] = []
+    away: list[LifeKey] = []
     if key not in lives:
-        own = sorted(restart for job, restart in lives if job == key[0])
-        if len(own) >= LIVES_OF_JOB:
-            if key[1] < own[0]:
+        restarts = sorted(restart for job, restart in lives if job == key[0])
+        if len(restarts) >= LIVES_OF_JOB:
+            if key[1] < restarts[0]:
                 return None
-            away.append((key[0], own[0]))
-    others = {one: life for one, life in lives.items() if one != key and one not in away}
-    strange = {one: life for one, life in others.items() if not is_shown(one[0], slurm)}
+            away.append((key[0], restarts[0]))
+    others = {other: life for other, life in lives.items() if other != key and other not in away}
+    unshown = {other: life for other, life in others.items() if not is_shown(other[0], slurm)}
     if not is_shown(key[0], slurm):
-        if capacity > STRANGE_RANKS_MAX:
+        if capacity > UNSHOWN_RANKS_MAX:
             return None
-        away.extend(_surplus(strange, STRANGE_LIVES_MAX - 1, STRANGE_RANKS_MAX - capacity, strange))
-        gone = set(away)
-        ranks = sum(life.capacity for one, life in others.items() if one not in gone)
-        fits = len(others) - len(gone & others.keys()) < LIVES_MAX and ranks + capacity <= RANKS_TOTAL
-        return away if fits else None
+        away.extend(_surplus(unshown, UNSHOWN_LIVES_MAX - 1, UNSHOWN_RANKS_MAX - capacity, unshown))
+        rest = {other: life for other, life in others.items() if other not in away}
+        ranks = sum(life.capacity for life in rest.values())
+        return away if len(rest) < LIVES_MAX and ranks + capacity <= RANKS_TOTAL else None
     if capacity > RANKS_TOTAL:
         return None
-    away.extend(_surplus(others, LIVES_MAX - 1, RANKS_TOTAL - capacity, strange))
-    return away
+    return [*away, *_surplus(others, LIVES_MAX - 1, RANKS_TOTAL - capacity, unshown)]
 
 
-def _surplus(lives: Mapping[Key, Life], most: int, ranks: int, first: Collection[Key]) -> Iterator[Key]:
+def _surplus(
+    lives: Mapping[LifeKey, Life], most: int, ranks: int, first: Collection[LifeKey]
+) -> Iterator[LifeKey]:
     """What has to go until at most `most` lives with `ranks` columns are left; `first` go before all."""
     count, total = len(lives), sum(life.capacity for life in lives.values())
     if count <= most and total <= ranks:
@@ -144,9 +154,9 @@ class JobSteps:
         self.cluster, self.job, self.restart = cluster, job, restart
         self.heard_at = at
         self.gone_at: datetime | None = None
-        #: Slurm showed the job at work for all that was taken in. Until it does, strangers may tell of it.
+        #: Slurm showed the job at work for all that was taken in. Until it does, any sender may report it.
         self.vouched = False
-        #: Counts how often the job went back: what was learnt from later steps speaks of them no more.
+        #: How often the job went back: what was learnt from later steps no longer counts.
         self.rewound = 0
         self.newest = -1
         #: When it was heard of, and the times between such news, s.
@@ -161,25 +171,29 @@ class JobSteps:
         self.results = Results(STEPS)
         #: What the steps were made of, mean over the ranks.
         self.parts = StepParts(STEPS)
-        #: Where ranks stand that have ended no step for a while.
+        #: What ranks report that have ended no step for a while.
         self.in_step = InStep()
         self.seen = np.zeros(0, bool)
         #: How many columns hold anything: the highest rank heard, and one.
         self.ranks = 0
-        #: By rank: its node and GPU, its stage, and whether it tells its work.
+        #: By rank: its node and GPU, its stage, and whether it reports its work.
         self._own = np.zeros((4, 0), np.int32)
-        #: When the rank was last told where it is known to run, s since 1970.
+        #: When the rank was last reported by its own node, s since 1970.
         self._placed_s = np.zeros(0)
         self._names: dict[str, int] = {}
         self._places: tuple[object, Places] | None = None
         self._peers: list[NDArray[np.intp]] | None = None
-        #: Ranks that told of each step; and what was ready when it was asked last, until more comes.
-        self._told = np.zeros(STEPS, np.int64)
+        #: Ranks that reported each step; and what was ready at the last call, until more comes.
+        self._rank_count = np.zeros(STEPS, np.int64)
         self._ready: tuple[tuple[int, bool], list[int]] | None = None
 
     @property
+    def key(self) -> LifeKey:
+        return self.job, self.restart
+
+    @property
     def compute(self) -> NDArray[np.float32]:
-        """Seconds of compute per unit of work (work not told: 1)."""
+        """Seconds of compute per unit of work (1 where work is not reported)."""
         return self._seconds[0]
 
     @property
@@ -193,11 +207,11 @@ class JobSteps:
 
     @property
     def with_work(self) -> NDArray[np.bool_]:
-        """Who tells its work."""
+        """(capacity,) whether the rank reports its work."""
         return self._own[3] > 0
 
     @property
-    def told_at(self) -> float:
+    def ended_at(self) -> float:
         """When the newest step ended, by its senders, s since 1970."""
         return float(self.at[self.newest % STEPS]) if self.newest >= 0 else -np.inf
 
@@ -207,7 +221,7 @@ class JobSteps:
         return row if self.number[row] == step else None
 
     def ready(self, after: int, now: datetime) -> list[int]:
-        """Steps later than `after` that enough ranks told of and that nothing more is to be waited for."""
+        """Steps later than `after` that enough ranks reported and for which nothing more is waited."""
         if self.newest <= after:
             return []
         waited = (now - self.heard_at).total_seconds() > LATE_AFTER_S
@@ -216,17 +230,16 @@ class JobSteps:
         return list(self._ready[1])
 
     def _found_ready(self, after: int, *, waited: bool) -> list[int]:
-        known = np.flatnonzero(self.number > after)
-        order = known[np.argsort(self.number[known])]
-        told = self._told[order] / np.count_nonzero(self.seen)
-        enough = told >= ENOUGH
-        # The slow one may be the late one: a step waits for all, until most are at a later step.
+        rows = np.flatnonzero(self.number > after)
+        rows = rows[np.argsort(self.number[rows])]
+        share = self._rank_count[rows] / np.count_nonzero(self.seen)
+        enough = share >= ENOUGH
+        # The slow rank may be the late one: a step waits for all, until most are at a later step.
         later = np.append(np.logical_or.accumulate(enough[::-1])[::-1][1:], False)
-        fine = enough & ((told >= 1.0) | later | waited)
-        return self.number[order[fine]].tolist()
+        return self.number[rows[enough & ((share >= 1.0) | later | waited)]].tolist()
 
     def peers(self) -> list[NDArray[np.intp]]:
-        """Ranks that compare with each other: of one stage, and told per work or not told so alike."""
+        """Ranks that compare with each other: of one stage, and alike in whether they report their work."""
         if self._peers is None:
             ranks = np.flatnonzero(self.seen)
             keys = self.stage[ranks].astype(np.int64) * 2 + self.with_work[ranks]
@@ -236,48 +249,48 @@ class JobSteps:
         return self._peers
 
     def places(self, slurm: SlurmSnapshot | None) -> Places:
-        """As the senders told, where Slurm agrees that the job holds that node; else by Slurm's own order."""
+        """As the senders report, where Slurm agrees that the job holds that node; else by Slurm's order."""
         jobs = slurm.jobs if slurm is not None else None
         if self._places is not None and self._places[0] is jobs:
             return self._places[1]
-        found = self._told_places(slurm)
+        found = self._reported_places(slurm)
         shown = slurm.jobs.get(self.job) if slurm is not None else None
         if shown is not None and slurm is not None and not (found.node >= 0).any():
             found = _by_slurm(self.ranks, shown, slurm) or found
         self._places = jobs, found
         return found
 
-    def _told_places(self, slurm: SlurmSnapshot | None) -> Places:
+    def _reported_places(self, slurm: SlurmSnapshot | None) -> Places:
         shown = slurm.jobs.get(self.job) if slurm is not None else None
         allowed = set(shown.nodes) if shown is not None else set(slurm.nodes) if slurm is not None else set()
         fits = np.array([name in allowed for name in self._names], bool)
         n = self.ranks
         node, gpu = self._own[0, :n].copy(), self._own[1, :n]
-        told = node >= 0
-        node[told] = np.where(fits[node[told]], node[told], -1) if len(fits) else -1
+        placed = node >= 0
+        node[placed] = np.where(fits[node[placed]], node[placed], -1) if len(fits) else -1
         return Places(tuple(self._names), node, np.where(node >= 0, gpu, -1).astype(np.int32))
 
     # --- taking in ---
 
     def take(self, batch: "StepBatch", most: int = RANKS_MAX) -> int:
-        """Takes in one batch; returns how many rows were of no use (late, no rank below `most`, or told by
-        another node than the rank's)."""
-        told = len(batch.rank)
+        """Takes in one batch; returns how many rows were of no use (late, no rank below `most`, or of another
+        node than the rank's)."""
+        given = len(batch.rank)
         fine = (batch.rank >= 0) & (batch.rank < most) & (batch.step >= 0)
         if not fine.any():
-            return told
+            return given
         batch = only(batch, fine)
         self._grow(grown(self.capacity, int(batch.rank.max()) + 1, most))
-        place = self._told_nodes(batch)
-        own = self._by_its_node(batch.rank, place, batch.arrived_at.timestamp())
-        if not own.any():
-            return told
-        batch, place = only(batch, own), place[own]
+        place = self._node_numbers(batch)
+        fine = self._by_its_node(batch.rank, place, batch.arrived_at.timestamp())
+        if not fine.any():
+            return given
+        batch, place = only(batch, fine), place[fine]
         self._notice_rewind(batch.step, batch.at)
         self._make_rows(batch.step)
         here = self.number[batch.step % STEPS] == batch.step
         newest = int(batch.step.max())
-        # The first word counts: a repeat is nothing, and a later one of the same step is no better.
+        # The first report counts: a repeat is nothing, and a later one of the same step is no better.
         batch, place = only(batch, here), place[here]
         self._identity(batch, place)
         self._put(batch)
@@ -285,7 +298,7 @@ class JobSteps:
             self._note_news(newest, batch.arrived_at)
         self.heard_at = max(self.heard_at, batch.arrived_at)
         self._ready = None
-        return told - len(batch.rank)
+        return given - len(batch.rank)
 
     def _note_news(self, newest: int, at: datetime) -> None:
         if self.news_at is not None:
@@ -312,16 +325,16 @@ class JobSteps:
         good = np.isfinite(values) & (values > 0) & np.isnan(self._seconds[:, row, rank])
         kind, line = np.nonzero(good)
         self._seconds[kind, row[line], rank[line]] = values[kind, line]
-        for one in set(row.tolist()):
-            self._told[one] = np.count_nonzero(np.isfinite(self.step_s[one]))
+        for at in set(row.tolist()):
+            self._rank_count[at] = np.count_nonzero(np.isfinite(self.step_s[at]))
         self.results.put(batch, row, rank)
         self.parts.add(batch, row)
 
     def hear(self, batch: "StepBatch") -> int:
-        """Ranks that have told steps say where they stand now; returns how many words were of no use."""
+        """Ranks that have reported steps report where they are now; returns how many rows were of no use."""
         fine = (batch.rank >= 0) & (batch.rank < self.capacity)
         fine[fine] = self.seen[batch.rank[fine]]
-        place = self._told_nodes(batch)
+        place = self._node_numbers(batch)
         arrived_s = batch.arrived_at.timestamp()
         fine[fine] = self._by_its_node(batch.rank[fine], place[fine], arrived_s)
         index = np.flatnonzero(fine)
@@ -333,7 +346,7 @@ class JobSteps:
         return len(batch.rank) - len(index)
 
     def _notice_rewind(self, step: NDArray[np.int64], at: NDArray[np.float64]) -> None:
-        """Most of what comes is far back and yet later than the newest: the steps are run anew."""
+        """Most of what comes is far back and yet later than the newest: the steps are run again."""
         row = self.row(self.newest) if self.newest >= 0 else None
         if row is None or step.min() >= self.newest - REWIND:
             return
@@ -345,37 +358,35 @@ class JobSteps:
 
     def _clear(self, number: int) -> None:
         row = number % STEPS
-        self.number[row], self.at[row], self._told[row] = number, np.nan, 0
+        self.number[row], self.at[row], self._rank_count[row] = number, np.nan, 0
         self._seconds[:, row] = np.nan
         self.results.clear(row)
         self.parts.clear(row)
 
-    def _told_nodes(self, batch: "StepBatch") -> NDArray[np.int32]:
-        """(n,) this life's numbers of the nodes told, -1 where none was."""
+    def _node_numbers(self, batch: "StepBatch") -> NDArray[np.int32]:
+        """(n,) this life's numbers of the nodes in the batch, -1 where none is named."""
         return np.array([*map(self._named, batch.nodes), -1], np.int32)[batch.node]
 
     def _by_its_node(
         self, rank: NDArray[np.int32], node: NDArray[np.int32], arrived_s: float
     ) -> NDArray[np.bool_]:
-        """(n,) rows that their rank's own node told: the one it runs on, or else the first that names it."""
+        """(n,) rows of their rank's own node: the one it runs on, or else the first that names it."""
         place = np.where(arrived_s - self._placed_s > MOVED_AFTER_S, -1, self._own[0])
-        own = place[rank]
-        told = np.flatnonzero((node >= 0) & (own < 0))
-        if len(told):
-            new, first = np.unique(rank[told], return_index=True)
-            place[new] = node[told[first]]
-            own = place[rank]
-        return (node < 0) | (node == own)
+        unplaced = np.flatnonzero((node >= 0) & (place[rank] < 0))
+        if len(unplaced):
+            new, first = np.unique(rank[unplaced], return_index=True)
+            place[new] = node[unplaced[first]]
+        return (node < 0) | (node == place[rank])
 
     def _identity(self, batch: "StepBatch", node: NDArray[np.int32]) -> None:
-        """What else the rows tell of their ranks."""
+        """What else the rows report of their ranks."""
         rank, placed = batch.rank, node >= 0
         self._placed_s[rank[placed]] = batch.arrived_at.timestamp()
         old = self._own[:, rank]
         new = np.empty_like(old)
         new[0], new[1], new[2], new[3] = node, batch.gpu, batch.stage, np.isfinite(batch.work)
         if not placed.all():
-            # A row without a place is no word against the one that is known.
+            # A row without a place does not contradict the one that is known.
             new[:2] = np.where(placed, new[:2], old[:2])
         if self.seen[rank].all() and (new == old).all():
             return
@@ -396,8 +407,8 @@ class JobSteps:
             return
         empty = np.full((2, STEPS, more), np.nan, np.float32)
         self._seconds = np.concatenate([self._seconds, empty], axis=2)
-        nobody = np.array([[-1], [-1], [-1], [0]], np.int32)
-        self._own = np.concatenate([self._own, np.repeat(nobody, more, axis=1)], axis=1)
+        blank = np.array([[-1], [-1], [-1], [0]], np.int32)
+        self._own = np.concatenate([self._own, np.repeat(blank, more, axis=1)], axis=1)
         self.seen = np.concatenate([self.seen, np.zeros(more, bool)])
         self._placed_s = np.concatenate([self._placed_s, np.full(more, -np.inf)])
         self.capacity += more
@@ -410,18 +421,18 @@ class StepTimes:
 
     def __init__(self, cluster: str) -> None:
         self.cluster = cluster
-        #: Rows that were of no use: repeated far too late, of a rank that no job has, or that Slurm's picture
-        #: does not bear out.
+        #: Rows of no use: repeated far too late, of a rank that no job has, or that Slurm's snapshot does not
+        #: bear out.
         self.dropped = 0
-        self._lives: dict[tuple[str, int], JobSteps] = {}
+        self._lives: dict[LifeKey, JobSteps] = {}
 
     def update(self, batches: Sequence["StepBatch"], slurm: SlurmSnapshot | None, now: datetime) -> None:
         """Takes in what came, and forgets jobs that are over."""
-        by_life: dict[tuple[str, int], list[StepBatch]] = {}
+        by_life: dict[LifeKey, list[StepBatch]] = {}
         for batch in batches:
             if batch.cluster == self.cluster and len(batch.rank) and batch.doing is None:
                 by_life.setdefault((batch.job, batch.restart), []).append(batch)
-        self._drop_strange(slurm)
+        self._drop_unvouched(slurm)
         for key, parts in by_life.items():
             self._take(key, timely(joined(parts), now), slurm)
         for batch in batches:
@@ -429,11 +440,10 @@ class StepTimes:
                 self._hear(timely(batch, now), slurm)
         self._forget(slurm, now)
 
-    def _take(self, key: tuple[str, int], batch: "StepBatch", slurm: SlurmSnapshot | None) -> None:
-        fine = vouched(batch, slurm)
-        known = self._lives.get(key)
-        if fine is None and known is not None and known.vouched:
-            fine = np.zeros(len(batch.rank), bool)  # over, or Slurm's picture is: nobody vouches for more
+    def _take(self, key: LifeKey, batch: "StepBatch", slurm: SlurmSnapshot | None) -> None:
+        fine, life = vouched(batch, slurm), self._lives.get(key)
+        if fine is None and life is not None and life.vouched:
+            fine = np.zeros(len(batch.rank), bool)  # the job is over, or Slurm's snapshot is stale
         if fine is not None:
             self.dropped += int(np.count_nonzero(~fine))
             batch = only(batch, fine)
@@ -453,15 +463,16 @@ class StepTimes:
             return
         self.dropped += int(np.count_nonzero(~fine)) + life.hear(only(batch, fine))
 
-    def _drop_strange(self, slurm: SlurmSnapshot | None) -> None:
-        """Lives told before Slurm showed the job at work: whoever told them may have made them up."""
-        for key, one in list(self._lives.items()):
-            shown = slurm.jobs.get(one.job) if slurm is not None and not one.vouched else None
-            if shown is not None and shown.active:
-                del self._lives[key]
+    def _drop_unvouched(self, slurm: SlurmSnapshot | None) -> None:
+        """Lives reported before Slurm showed the job at work: the sender may have made them up."""
+        self._lives = {
+            key: life
+            for key, life in self._lives.items()
+            if life.vouched or active_job(slurm, life.job) is None
+        }
 
     def _life(
-        self, key: tuple[str, int], batch: "StepBatch", slurm: SlurmSnapshot | None
+        self, key: LifeKey, batch: "StepBatch", slurm: SlurmSnapshot | None
     ) -> tuple[JobSteps | None, int]:
         """The life, with leave to grow as the batch needs it, and the bound of its ranks; None: no room."""
         most, life = ranks_most(key[0], slurm), self._lives.get(key)
@@ -474,8 +485,8 @@ class StepTimes:
             away = make_room(self._lives, key, capacity, slurm)
             if away is None:
                 return life, had
-            for one in away:
-                del self._lives[one]
+            for other in away:
+                del self._lives[other]
         if life is None:
             life = self._lives[key] = JobSteps(self.cluster, *key, batch.arrived_at)
         return life, most
@@ -483,7 +494,7 @@ class StepTimes:
     def jobs(self) -> Iterator[JobSteps]:
         """The latest life of each job."""
         latest = self._latest()
-        return (one for one in self._lives.values() if one.restart == latest[one.job])
+        return (life for life in self._lives.values() if life.restart == latest[life.job])
 
     def job(self, name: str) -> JobSteps | None:
         latest = self._latest().get(name)
@@ -500,14 +511,13 @@ class StepTimes:
 
     def _forget(self, slurm: SlurmSnapshot | None, now: datetime) -> None:
         latest = self._latest()
-        for key, one in list(self._lives.items()):
-            shown = slurm.jobs.get(one.job) if slurm is not None else None
-            there = slurm is None or (shown is not None and shown.active)
-            if there and one.restart == latest[one.job]:
-                one.gone_at = None
+        for key, life in list(self._lives.items()):
+            there = slurm is None or active_job(slurm, life.job) is not None
+            if there and life.restart == latest[life.job]:
+                life.gone_at = None
                 continue
-            one.gone_at = one.gone_at or now
-            if now - max(one.gone_at, one.heard_at) > FORGET_AFTER:
+            life.gone_at = life.gone_at or now
+            if now - max(life.gone_at, life.heard_at) > FORGET_AFTER:
                 del self._lives[key]
 
 
@@ -547,10 +557,11 @@ def _by_slurm(ranks: int, job: SlurmJob, slurm: SlurmSnapshot) -> Places | None:
 
 
 def is_of_life(job: JobSteps, shown: SlurmJob) -> bool:
-    """Until its new life has told a step, a requeued job is known by the old one, whose ranks ran elsewhere.
+    """Whether it is the life that Slurm shows: until the new life of a requeued job has reported a step, the
+    job is known by the old one, whose ranks ran elsewhere.
 
-    Senders that count no lives always tell 0.
+    Senders that do not count lives always report 0.
     """
     if shown.start_at is None:
         return job.restart == shown.restarts
-    return job.restart in (0, shown.restarts) and job.told_at > shown.start_at.timestamp()
+    return job.restart in (0, shown.restarts) and job.ended_at > shown.start_at.timestamp()

@@ -496,6 +496,12 @@ class Telemetry:
         age_s = now.timestamp() - at_s
         return np.where((age_s <= stale_s) & (age_s >= -AHEAD_S), last, np.nan)
 
+    def value_on(self, scope: Scope, signal: str, now: datetime) -> NDArray[np.float64]:
+        """(n of `scope`,) `value`, or all NaN for a signal that was never reported there."""
+        if self.scope_of(signal) is not scope:
+            return np.full(self._axes.axis(scope).n, np.nan)
+        return self.value(signal, now)
+
     def heard_s(self, signal: str) -> NDArray[np.float64]:
         """(n,) the time of the last value, s since 1970; -inf where there never was one."""
         return self._last(signal)[1]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from healer.detection.streams import Streams, Told, alike, medians, medians_of, side_by_side, step_all
+from healer.detection.streams import Streams, StreamStep, alike, medians, medians_of, side_by_side, step_all
 
 pytestmark = pytest.mark.heavy
 
@@ -57,7 +57,7 @@ def test_no_job_moves_another_one(seed: int, sizes: list[int]) -> None:
             x[0] += 0.5 * (60 < number < 75)
             x[chance.random(len(x)) < 0.1] = np.nan
             alone[job].step(x, 17_280, number)
-            told.append(Told(together[job], x, 17_280, number))
+            told.append(StreamStep(together[job], x, 17_280, number))
         step_all(told)
     for one, other in zip(together, alone, strict=True):
         np.testing.assert_array_equal(one.state, other.state)

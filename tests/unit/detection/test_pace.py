@@ -7,7 +7,7 @@ from healer.detection.streams import BEFORE, BEFORE_LEAST, PACE_STEPS, WARM_UP, 
 
 def told(pace: Pace, seconds: list[float]) -> Pace:
     for value in seconds:
-        pace.step(pace.told + 1, value)
+        pace.step(pace.steps + 1, value)
     return pace
 
 

@@ -341,7 +341,7 @@ def test_what_a_clock_far_ahead_tells_is_of_now(ahead_s: int) -> None:
     job = times.job("4711")
     assert job is not None
     expected = START if ahead_s > 30 else told.arrived_at
-    assert (job.told_at, job.heard_at) == (expected.timestamp(), expected)
+    assert (job.ended_at, job.heard_at) == (expected.timestamp(), expected)
 
 
 def test_other_clusters_are_not_ours() -> None:

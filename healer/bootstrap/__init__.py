@@ -226,15 +226,15 @@ def told_cluster(slurm: Scheduler, cluster: str) -> bool:
     SettingsError when it is another one: nodes of the same name would be drained there.
     """
     try:
-        told = slurm.cluster_name()
+        name = slurm.cluster_name()
     except OtherCluster as error:
         raise SettingsError(str(error)) from error
     except SchedulerError as error:
         log.warning("slurm does not tell its name", error=str(error))
         return False
-    if told != cluster:
+    if name != cluster:
         raise SettingsError(
-            f"Slurm on this machine is the cluster {told}, not {cluster}: mend SLURM_CONF or HEALER_CLUSTER."
+            f"Slurm on this machine is the cluster {name}, not {cluster}: mend SLURM_CONF or HEALER_CLUSTER."
         )
     return True
 
@@ -434,7 +434,7 @@ def run_worker(settings: Settings) -> None:
 
     _log_as_json()
     cluster, slurm = cluster_name(settings), scheduler(settings)
-    told = told_cluster(slurm, cluster)
+    is_confirmed = told_cluster(slurm, cluster)
     db = engine(settings, name="healer worker", pool_size=12)
     snapshots = PostgresSnapshots(db)
     threading.Thread(target=_look_ahead, args=(db, snapshots, cluster), daemon=True).start()
@@ -454,9 +454,9 @@ def run_worker(settings: Settings) -> None:
 
     def drive(name: str) -> None:
         """Nothing is done before Slurm told its name; the sweep sends the run again."""
-        nonlocal told
-        told = told or told_cluster(slurm, cluster)
-        if told:
+        nonlocal is_confirmed
+        is_confirmed = is_confirmed or told_cluster(slurm, cluster)
+        if is_confirmed:
             driver.drive(name)
 
     run(make_app(broker_url(settings), cluster), cluster, drive)

@@ -98,7 +98,7 @@ def _senses_parts(
     reader: list[PostgresSamples] = []
 
     def pasts(since: datetime, now: datetime) -> list[NodeRecord]:
-        return [lemon_past(told, node, now) for node, told in past.histories(since)]
+        return [lemon_past(history, node, now) for node, history in past.histories(since)]
 
     def make(now_in_force: Ruleset) -> tuple[Senses, Samples]:
         while reader:

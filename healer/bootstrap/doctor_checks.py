@@ -52,9 +52,9 @@ class Look(NamedTuple):
 def _each_cluster(settings: Settings, look: Callable[[Settings], list[Look]]) -> list[Look]:
     """Under the cluster's name where there are several."""
     return [
-        found._replace(name=f"{one.cluster}: {found.name}") if settings.clusters else found
-        for one in settings.each()
-        for found in look(one)
+        found._replace(name=f"{cluster.cluster}: {found.name}") if settings.clusters else found
+        for cluster in settings.each()
+        for found in look(cluster)
     ]
 
 
@@ -149,7 +149,7 @@ NODE_ACTIONS = "node actions"
 
 def look_at_node_actions(settings: Settings) -> list[Look]:
     """Nothing is changed on the node. A site need not let healer work on nodes: then people do it."""
-    return _each_cluster(settings, lambda one: [_node_actions_of_cluster(one)])
+    return _each_cluster(settings, lambda cluster: [_node_actions_of_cluster(cluster)])
 
 
 def _node_actions_of_cluster(settings: Settings) -> Look:
@@ -181,18 +181,18 @@ def _some_node(settings: Settings, title: str) -> str | Look:
 
 def chosen(nodes: Sequence[SlurmNode]) -> str | None:
     """One that Slurm reaches, as the first by name: the same at each look."""
-    return min((one.name for one in nodes if one.responding), default=None)
+    return min((node.name for node in nodes if node.responding), default=None)
 
 
 def _asked(settings: Settings, node: str) -> Look:
     assert settings.ssh_key_file is not None
     try:
-        told = bootstrap.ssh_nodes(settings, settings.ssh_key_file).identify(node)
+        identity = bootstrap.ssh_nodes(settings, settings.ssh_key_file).identify(node)
     except NodeError as error:
         return Look(NODE_ACTIONS, False, str(error), "docs/nodes.md says how a node is set up.")
-    gpus = told.get("gpus") or []
+    gpus = identity.get("gpus") or []
     return Look(
-        NODE_ACTIONS, True, f"{node} answers by SSH: driver {told.get('driver', '?')}, {len(gpus)} GPUs"
+        NODE_ACTIONS, True, f"{node} answers by SSH: driver {identity.get('driver', '?')}, {len(gpus)} GPUs"
     )
 
 
@@ -201,7 +201,9 @@ BMCS = "BMCs"
 
 def look_at_bmcs(settings: Settings) -> list[Look]:
     """Nothing is switched. Where no BMC is configured there is nothing to look at."""
-    return _each_cluster(settings, lambda one: [] if one.bmc_url is None else [_bmcs_of_cluster(one)])
+    return _each_cluster(
+        settings, lambda cluster: [] if cluster.bmc_url is None else [_bmcs_of_cluster(cluster)]
+    )
 
 
 def _bmcs_of_cluster(settings: Settings) -> Look:
@@ -242,7 +244,7 @@ def look_at_nodes(settings: Settings) -> list[Look]:
         except SQLAlchemyError:
             return []
     return [
-        heard_of_nodes(name, {one.name for one in picture.gpu_nodes}, heard)
+        heard_of_nodes(name, {node.name for node in picture.gpu_nodes}, heard)
         for name, picture in pictures.items()
         if picture is not None
     ]
@@ -276,7 +278,7 @@ def look_at_site_commands(settings: Settings) -> list[Look]:
         return []
     if not commands:
         return [Look(SITE_COMMANDS, True, "none: what only the site can do is handed to a person")]
-    return [_checked(name, one.argv[0]) for name, one in sorted(commands.items())]
+    return [_checked(name, command.argv[0]) for name, command in sorted(commands.items())]
 
 
 def _checked(name: str, program: str) -> Look:
@@ -298,7 +300,7 @@ def look_at_guards(settings: Settings) -> list[Look]:
     checks say why."""
     with _database(settings) as db:
         try:
-            return [one for of in settings.each() for one in _guards_of(db, of, settings)] if db else []
+            return [look for of in settings.each() for look in _guards_of(db, of, settings)] if db else []
         except (SQLAlchemyError, ruleset.RulesInvalid):
             return []
 
@@ -307,13 +309,13 @@ def _guards_of(db: sa.Engine, of: Settings, settings: Settings) -> list[Look]:
     rules = ruleset.load(rules_folder(settings), overrides=guard_overrides(of), prove=False)
     found = []
     with db.connect() as conn:
-        known = cluster_names(conn)
-        for cluster in [of.cluster] if of.cluster else known:
+        names = cluster_names(conn)
+        for cluster in [of.cluster] if of.cluster else names:
             facts = read_facts(conn, cluster, PostgresSnapshots(db), SystemClock().now())
             found += [
                 warn_of_bound(cluster, one) for one in ineffective_limits(facts, rules, SystemClock().now())
             ]
-    return found or ([Look("guards", True, "every cap can bind, and none always would")] if known else [])
+    return found or ([Look("guards", True, "every cap can bind, and none always would")] if names else [])
 
 
 def warn_of_bound(cluster: str, bound: IneffectiveLimit) -> Look:

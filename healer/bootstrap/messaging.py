@@ -60,12 +60,12 @@ class ChannelBook:
     def of(self, channel: Channel) -> MessageChannel:
         """DeliveryFailed where a secret is not there: it is tried again, and said."""
         try:
-            known = known_of(self._settings, channel)
+            access = known_of(self._settings, channel)
         except SettingsError as error:
             raise DeliveryFailed(str(error).rstrip(".")) from None
         made = self._made.get(channel.name)
-        if made is None or made[0] != known:
-            made = self._made[channel.name] = (known, _MAKERS[channel.kind](known))
+        if made is None or made[0] != access:
+            made = self._made[channel.name] = (access, _MAKERS[channel.kind](access))
         return made[1]
 
 
@@ -105,20 +105,20 @@ def _secret(settings: Settings, channel: Channel, where: str, *, may_lack: bool 
     return text
 
 
-def _slack(known: ChannelAccess) -> MessageChannel:
+def _slack(access: ChannelAccess) -> MessageChannel:
     return SlackChannel(
-        known.secret or "", known.channel.channel, url=known.url or API, buttons=known.buttons
+        access.secret or "", access.channel.channel, url=access.url or API, buttons=access.buttons
     )
 
 
 _MAKERS: dict[ChannelKind, Callable[[ChannelAccess], MessageChannel]] = {
     ChannelKind.slack: _slack,
-    ChannelKind.wecom: lambda known: WeComBot(known.url, known.channel.mobiles),
-    ChannelKind.dingtalk: lambda known: DingTalkBot(known.url, known.secret or "", known.channel.mobiles),
-    ChannelKind.feishu: lambda known: FeishuBot(known.url, known.secret),
-    ChannelKind.pagerduty: lambda known: PagerDuty(known.secret or "", url=known.url or EVENTS_URL),
-    ChannelKind.alertmanager: lambda known: Alertmanager(known.url, known.secret),
-    ChannelKind.email: lambda known: Mail(known.channel, known.secret),
+    ChannelKind.wecom: lambda access: WeComBot(access.url, access.channel.mobiles),
+    ChannelKind.dingtalk: lambda access: DingTalkBot(access.url, access.secret or "", access.channel.mobiles),
+    ChannelKind.feishu: lambda access: FeishuBot(access.url, access.secret),
+    ChannelKind.pagerduty: lambda access: PagerDuty(access.secret or "", url=access.url or EVENTS_URL),
+    ChannelKind.alertmanager: lambda access: Alertmanager(access.url, access.secret),
+    ChannelKind.email: lambda access: Mail(access.channel, access.secret),
 }
 
 
@@ -142,45 +142,47 @@ class Telling:
         self._busy: dict[str, threading.Thread] = {}
 
     def __call__(self) -> None:
-        told, now = self._rules().notifications, self._clock.now()
+        notifications, now = self._rules().notifications, self._clock.now()
         with planning(self._db, self._cluster, now) as tx:
             if tx is not None:
-                tell.plan(tx, self._cluster, told, now)
-        for name in self._to_tell(told):
-            channel = told.channel(name)
+                tell.plan(tx, self._cluster, notifications, now)
+        for name in self._to_tell(notifications):
+            channel = notifications.channel(name)
             if channel is not None:
-                self._begin(channel, told)
+                self._begin(channel, notifications)
 
     def wait(self) -> None:
         """Until all that was begun has ended."""
         for thread in list(self._busy.values()):
             thread.join()
 
-    def _to_tell(self, told: Notifications) -> list[str]:
+    def _to_tell(self, notifications: Notifications) -> list[str]:
         """Those with something due, pages first; and Alertmanagers, whose alerts end unless renewed."""
-        if not told.channels:
+        if not notifications.channels:
             return []
         due = waiting_channels(self._db, self._cluster, self._clock.now())
-        managers = (one.name for one in told.channels if one.kind is ChannelKind.alertmanager)
+        managers = (
+            channel.name for channel in notifications.channels if channel.kind is ChannelKind.alertmanager
+        )
         return list(dict.fromkeys((*due, *managers)))
 
-    def _begin(self, channel: Channel, told: Notifications) -> None:
+    def _begin(self, channel: Channel, notifications: Notifications) -> None:
         self._busy = {name: thread for name, thread in self._busy.items() if thread.is_alive()}
         if channel.name in self._busy or len(self._busy) >= AT_ONCE:
             return
         thread = threading.Thread(
-            target=self._tell, args=(channel, told), name=f"channel {channel.name}", daemon=True
+            target=self._tell, args=(channel, notifications), name=f"channel {channel.name}", daemon=True
         )
         self._busy[channel.name] = thread
         thread.start()
 
-    def _tell(self, channel: Channel, told: Notifications) -> None:
+    def _tell(self, channel: Channel, notifications: Notifications) -> None:
         try:
             outbox = PostgresChannelOutbox(self._db, self._cluster, channel.name)
             tell.deliver_to(
                 outbox,
                 lambda: self._book.of(channel),
-                tell.Links(told.console_url, self._link_secret),
+                tell.Links(notifications.console_url, self._link_secret),
                 clock=self._clock,
                 chance=random.random,
             )
@@ -231,9 +233,9 @@ class Switch:
         return noted
 
     def __call__(self) -> float:
-        told = self._rules().notifications
-        channel = told.channel(told.alive.channel) if told.alive else None
-        if told.alive is None or channel is None:
+        notifications = self._rules().notifications
+        channel = notifications.channel(notifications.alive.channel) if notifications.alive else None
+        if notifications.alive is None or channel is None:
             return ALIVE_S
         if (dead := self._dead()) is not None:
             log.error("the dead man's switch is not held", dead=dead)
@@ -241,11 +243,11 @@ class Switch:
         try:
             manager = self._book.of(channel)
             if isinstance(manager, Alertmanager):
-                manager.alive((self._cluster,), timedelta(seconds=_LASTS * told.alive.every_s))
+                manager.alive((self._cluster,), timedelta(seconds=_LASTS * notifications.alive.every_s))
         except DeliveryFailed as error:
             log.warning("the dead man's switch could not be held", error=str(error))
             return ALIVE_S
-        return told.alive.every_s
+        return notifications.alive.every_s
 
     def _dead(self) -> str | None:
         if self._stopwatch() - self._seen_at > DEAD_AFTER_S:

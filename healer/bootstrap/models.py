@@ -89,7 +89,7 @@ class ModelKeeper:
 
     def _store(self) -> None:
         """Rows as they were told, and how unusual their nodes are by the models in force."""
-        of_class = {(one.model.hardware, one.model.load): one for one in self._fitted}
+        of_class = {(fit.model.hardware, fit.model.load): fit for fit in self._fitted}
         while self._rows:
             row = self._rows.popleft()
             self._features.put(row)
@@ -97,18 +97,18 @@ class ModelKeeper:
                 keep_unusual(self._db, side_by_side(fitted, row))
 
     def _look(self) -> None:
-        known = {one.model.id: one for one in self._fitted}
+        by_id = {fit.model.id: fit for fit in self._fitted}
         fitted: list[Fitted] = []
-        for model in (one.model for one in self._models.in_force()):
+        for model in (version.model for version in self._models.in_force()):
             if not usable(model):
                 if model.id not in self._unusable:
                     self._unusable.add(model.id)
-                    told = "a model of another version is not used: the scheduler makes a new one"
-                    log.warning(told, model=model.id[:12], hardware=model.hardware, load=model.load)
+                    message = "a model of another version is not used: the scheduler makes a new one"
+                    log.warning(message, model=model.id[:12], hardware=model.hardware, load=model.load)
                 continue
-            if model.id not in known:
+            if model.id not in by_id:
                 log.info("model", id=model.id[:12], hardware=model.hardware, load=model.load)
-            fitted.append(known.get(model.id) or Fitted(self._models.trained(model)))
+            fitted.append(by_id.get(model.id) or Fitted(self._models.trained(model)))
         self._fitted = tuple(fitted)
 
 
@@ -172,8 +172,8 @@ def shown(models: PostgresModels, features: PostgresFeatures, version: Version, 
 
 
 def _scores(scorer: Fitted, row: FeatureRow) -> Floats:
-    _, own = scored_of(scorer.model, whole(row))
-    return scorer.score(own) if len(own) else np.zeros(0)
+    _, values = scored_of(scorer.model, whole(row))
+    return scorer.score(values) if len(values) else np.zeros(0)
 
 
 def _hint(fits: bool, drift: float | None) -> str:
@@ -214,8 +214,8 @@ def _only_cluster(db: sa.Engine) -> str:
     with db.connect() as conn:
         names = list(cluster_names(conn))
     if len(names) != 1:
-        told = f"there are {', '.join(names)}" if names else "Slurm has shown none yet"
-        raise NoCluster(f"--cluster says which cluster is meant: {told}")
+        found = f"there are {', '.join(names)}" if names else "Slurm has shown none yet"
+        raise NoCluster(f"--cluster says which cluster is meant: {found}")
     return names[0]
 
 
@@ -237,8 +237,10 @@ class Refits:
         self._models, self._features = PostgresModels(db, cluster), PostgresFeatures(db, cluster)
 
     def look(self, now: datetime) -> list[ClassCheck]:
-        in_force = {(one.model.hardware, one.model.load): one for one in self._models.in_force()}
-        before = {(one.hardware, one.load): one for one in self._models.looks()}
+        in_force = {
+            (version.model.hardware, version.model.load): version for version in self._models.in_force()
+        }
+        before = {(look.hardware, look.load): look for look in self._models.looks()}
         sick, cluster = self._features.sick(now - SINCE, now), self._models.cluster
         found = []
         for hardware, load_, moments in self._features.classes(now - SINCE):
@@ -255,14 +257,14 @@ class Refits:
         fits = version if version is not None and training.usable(version.model) else None
         old = self._models.trained(fits.model) if fits is not None else None
         drifted = history.drifted(old) if old is not None else []
-        now, told, tried = history.now, "", False
+        now, outcome, tried = history.now, "", False
         why = training.due(fits, tried_at=last.tried_at, drifted=drifted, now=now)
         if why:
-            told, tried = self._refit(history, old, version, why)
+            outcome, tried = self._refit(history, old, version, why)
         return msgspec.structs.replace(
             last,
             at=now,
-            told=told or last.told,
+            told=outcome or last.told,
             tried_at=now if tried else last.tried_at,
             drifted=tuple(drifted[:DRIFTED_SHOWN]),
         )
@@ -279,12 +281,14 @@ class Refits:
             # A small class is not read whole each hour; one that has a model soon has enough again.
             return f"no new model: {error}" if old is not None else f"no model: {error}", old is None
         before = Fitted(old) if old is not None else None
-        told = training.judged(Fitted(trained), before, history.kept_aside())
+        judgement = training.judged(Fitted(trained), before, history.kept_aside())
         against = in_force.model.id if in_force is not None else None
-        new = self._models.save(trained, by=HEALER, at=history.now, why=why, judged=told, against=against)
+        new = self._models.save(
+            trained, by=HEALER, at=history.now, why=why, judged=judgement, against=against
+        )
         name = f"model {trained.model.id[:12]} ({why})"
-        if told.refused:
-            return f"{name} was made and not put in force: {told.refused}", True
+        if judgement.refused:
+            return f"{name} was made and not put in force: {judgement.refused}", True
         return f"{name} was put in force" if new else f"{name} was kept already", True
 
 

@@ -69,18 +69,18 @@ def replayed_files(
     """Of files and folders as one recording. What began before `since` is replayed from the file that holds
     it, so that windows and Slurm's picture are known, and left out of the document."""
     watch = _Watch(progress)
-    told = replay(rules, watch.over(entries_of(paths, since, until, samples=samples)))
+    document = replay(rules, watch.over(entries_of(paths, since, until, samples=samples)))
     span = watch.span
     if since is None or span is None:
-        return told, span
-    return report_since(told, since), msgspec.structs.replace(span, since=max(span.since, since))
+        return document, span
+    return report_since(document, since), msgspec.structs.replace(span, since=max(span.since, since))
 
 
 def span_of(
     paths: Sequence[Path], since: datetime | None, until: datetime | None
 ) -> tuple[datetime, datetime] | None:
     """From when to when these will be replayed, as far as that can be told without reading them."""
-    ends = [one for path in chosen(paths, since, until) if (one := ends_of(path)) is not None]
+    ends = [span for path in chosen(paths, since, until) if (span := ends_of(path)) is not None]
     if not ends:
         return None
     last = max(last for _, last in ends)

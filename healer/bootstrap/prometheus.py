@@ -39,9 +39,9 @@ class RememberedCharts:
 
     def __init__(self, settings: Settings, rules: Callable[[], Ruleset], book: ColumnBook) -> None:
         self._rules, self._book = rules, book
-        found = {one.cluster or "": prometheus_client(one) for one in settings.each()}
+        found = {cluster.cluster or "": prometheus_client(cluster) for cluster in settings.each()}
         self._clients = {name: client for name, client in found.items() if client is not None}
-        self._matchers = {one.cluster or "": one.prometheus_match for one in settings.each()}
+        self._matchers = {cluster.cluster or "": cluster.prometheus_match for cluster in settings.each()}
         self._made: dict[str, tuple[Catalogue, PromqlHistory]] = {}
         self._lock = threading.Lock()
 
@@ -66,7 +66,7 @@ class RememberedCharts:
                     catalogue,
                     PromqlHistory(client, catalogue, self._book, cluster, self._match_of(cluster)),
                 )
-            return made[1].node(node, signal, since, until, step_s, lambda _, one: one == node)
+            return made[1].node(node, signal, since, until, step_s, lambda _, name: name == node)
         finally:
             self._lock.release()
 
@@ -75,7 +75,7 @@ class Watched:
     """Whether the servers answer, for /readyz. A trouble and no failure: healer works without them."""
 
     def __init__(self, settings: Settings) -> None:
-        found = {one.cluster or "": prometheus_client(one) for one in settings.each()}
+        found = {cluster.cluster or "": prometheus_client(cluster) for cluster in settings.each()}
         self._clients = {name: client for name, client in found.items() if client is not None}
         self._told: dict[str, tuple[float, dict[str, Any]]] = {}
         self._asked = float("-inf")
@@ -90,17 +90,19 @@ class Watched:
                 self._asked = time.monotonic()
                 threading.Thread(target=self._ask, name="prometheus", daemon=True).start()
             now = time.monotonic()
-            told = {name: one | {"age_s": round(now - at, 1)} for name, (at, one) in self._told.items()}
-            checks = dict(ready.checks) | told
+            answers = {
+                name: answer | {"age_s": round(now - at, 1)} for name, (at, answer) in self._told.items()
+            }
+            checks = dict(ready.checks) | answers
         return Readiness(ready=ready.ready, checks=checks)
 
     def _ask(self) -> None:
         for cluster, client in self._clients.items():
-            told: dict[str, Any] = {"ok": True, "text": "answers"}
+            answer: dict[str, Any] = {"ok": True, "text": "answers"}
             try:
                 client.query("vector(1)", datetime.now(UTC))
             except HistoryAway as error:
-                told = {"ok": False, "text": str(error)}
+                answer = {"ok": False, "text": str(error)}
             name = f"prometheus {cluster}" if len(self._clients) > 1 else "prometheus"
             with self._lock:
-                self._told[name] = (time.monotonic(), told)
+                self._told[name] = (time.monotonic(), answer)

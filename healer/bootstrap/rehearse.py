@@ -149,12 +149,12 @@ def opened(before: Ruleset, after: Ruleset, old: Mapping[str, Any], new: Mapping
         kind, _, rule = name.partition("/")
         if kind != "rule" or before.texts.get(name) == digest:
             continue
-        mine, was = (
-            tuple(one["id"] for one in document["incidents"] if one["rule"] == rule)
+        after_ids, was = (
+            tuple(incident["id"] for incident in document["incidents"] if incident["rule"] == rule)
             for document in (new, old)
         )
-        missed = tuple(one for one in was if one not in set(mine))
-        found.append(Opened(rule=rule, digest=digest, incidents=mine, missed=missed))
+        missed = tuple(name for name in was if name not in set(after_ids))
+        found.append(Opened(rule=rule, digest=digest, incidents=after_ids, missed=missed))
     return found
 
 
@@ -176,9 +176,9 @@ class _Progress:
 
 
 def _tell(folder: Path, share: float) -> None:
-    beside = folder / f"{_PROGRESS}.tmp"
-    beside.write_text(f"{share:.4f}")
-    beside.replace(folder / _PROGRESS)
+    temporary = folder / f"{_PROGRESS}.tmp"
+    temporary.write_text(f"{share:.4f}")
+    temporary.replace(folder / _PROGRESS)
 
 
 def duty(settings: Settings, engine: Any, cluster: str) -> Any:

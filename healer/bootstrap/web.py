@@ -89,9 +89,9 @@ class BrokerWatch:
             return self._told.get(cluster, (None, ""))
 
     def _ask(self, cluster: str) -> None:
-        told = self._found(cluster)
+        answer = self._found(cluster)
         with self._lock:
-            self._told[cluster] = told
+            self._told[cluster] = answer
 
     def _found(self, cluster: str) -> tuple[int | None, str]:
         from kombu.exceptions import ChannelError
@@ -120,13 +120,13 @@ class OwnHealth:
         self._broker = BrokerWatch(settings)
 
     def __call__(self, cluster: str) -> Own:
-        told, text = self._broker(cluster)
+        waiting, text = self._broker(cluster)
         book = self._wired.rules
         return Own(
             stored=stored(self._db, cluster, self._wired.clock.now()),
             checks=self._wired.ready().checks | process_checks(self._app.state),
             queues=tuple(queues(self._app)),
-            broker=told,
+            broker=waiting,
             broker_text=text,
             rules_version=book().version,
             rules_since=book.since if isinstance(book, Rulebook) else None,
@@ -149,11 +149,13 @@ def done(engine: sa.Engine, cluster: str, rules: Ruleset, since: datetime, until
         touched = sa.and_(incidents.c.cluster == cluster, incidents.c.opened <= until)
         alive = sa.or_(incidents.c.closed.is_(None), incidents.c.closed >= since)
         docs = conn.execute(sa.select(incidents.c.doc).where(touched, alive)).scalars()
-        tables.incidents = {one.id: one for one in (msgspec.convert(doc, Incident) for doc in docs)}
+        tables.incidents = {
+            incident.id: incident for incident in (msgspec.convert(doc, Incident) for doc in docs)
+        }
         begun = sa.and_(runs.c.cluster == cluster, runs.c.created_at <= until)
         going = sa.or_(runs.c.ended_at.is_(None), runs.c.ended_at >= since)
         found = [run_of(row) for row in conn.execute(sa.select(runs).where(begun, going))]
-        tables.runs = {one.id: one for one in found}
+        tables.runs = {run.id: run for run in found}
         tables.log = logs_of(conn, list(tables.runs))
         held = sa.and_(
             decisions.c.cluster == cluster,
@@ -195,7 +197,7 @@ class RuleFiles:
                 overlaid(self._folder, Path(made, "rules"), name, text)
                 ruled(Path(made, "rules"), self._settings, prove=True)
             except RulesInvalid as error:
-                return [str(one) for one in error.problems]
+                return [str(problem) for problem in error.problems]
         return []
 
 
@@ -282,7 +284,9 @@ def _clusters(settings: Settings) -> dict[str, PreferredScheduler]:
     """How to come to each cluster. Where there are several nothing is asked of Slurm now: one that is away
     must not stop the others, and each scheduler asks its cluster's name before its first use."""
     if settings.clusters:
-        return {name: bootstrap.scheduler(one, cluster=name) for name, one in settings.clusters.items()}
+        return {
+            name: bootstrap.scheduler(cluster, cluster=name) for name, cluster in settings.clusters.items()
+        }
     cluster, slurm = bootstrap.cluster_name(settings), bootstrap.scheduler(settings)
     bootstrap.told_cluster(slurm, cluster)
     return {cluster: slurm}
@@ -293,8 +297,12 @@ def credentials(settings: Settings) -> Callable[[str], Munge | NoMunge]:
     if len(settings.clusters) < 2:
         munge = Munge(settings.each()[0].munge_socket)
         return lambda _: munge
-    own = {name: Munge(one.munge_socket) for name, one in settings.clusters.items() if one.munge_socket}
-    return lambda name: own.get(name) or NoMunge(name)
+    by_cluster = {
+        name: Munge(cluster.munge_socket)
+        for name, cluster in settings.clusters.items()
+        if cluster.munge_socket
+    }
+    return lambda name: by_cluster.get(name) or NoMunge(name)
 
 
 def web_app(settings: Settings) -> FastAPI:
@@ -313,7 +321,7 @@ def web_app(settings: Settings) -> FastAPI:
         arriving=lambda cluster, limit: Arriving(
             wired.losses.losses([cluster], limit), wired.senders.senders([cluster], limit), queues(app)
         ),
-        modes={name: one.mode for name, one in settings.clusters.items()},
+        modes={name: cluster.mode for name, cluster in settings.clusters.items()},
         rules_error=lambda: book.problem if isinstance(book, Rulebook) else "",
         cases=CaseBook(book.folder) if isinstance(book, Rulebook) else dict,
         charts=RememberedCharts(settings, wired.rules, wired.columns),

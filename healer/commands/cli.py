@@ -101,6 +101,6 @@ def _run(arguments: Sequence[str] | None) -> None:
         _end(error, 1)
 
 
-def _end(said: object, status: int) -> None:
-    print(f"healer: {said}", file=sys.stderr)
+def _end(message: object, status: int) -> None:
+    print(f"healer: {message}", file=sys.stderr)
     sys.exit(status)

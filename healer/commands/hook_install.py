@@ -134,14 +134,15 @@ def removal(slurm_conf: Path, to: Path) -> Plan:
         mode = stat.S_IMODE(slurm_conf.stat().st_mode)
         text = restored(text)
         plan.changes.append(Change(slurm_conf, before, _bytes(text), mode))
-    for where, told in _files(slurm_conf, text):
-        for one in find(told, *HOOKS):
-            if one.value.startswith(f"{to}/"):
+    for where, content in _files(slurm_conf, text):
+        for setting in find(content, *HOOKS):
+            if setting.value.startswith(f"{to}/"):
                 raise ConfProblem(
-                    f"{one.name}={one.value} stands in {where}, and nothing here would take it out: give "
-                    f"--slurm-conf {where} if it was installed there, else put back what stood there first"
+                    f"{setting.name}={setting.value} stands in {where}, and nothing here would take it out: "
+                    f"give --slurm-conf {where} if it was installed there, "
+                    "else put back what stood there first"
                 )
-    placed = [_placed(one.value) for one in find(text, "Prolog", "Epilog") if is_glob(one.value)]
+    placed = [_placed(setting.value) for setting in find(text, "Prolog", "Epilog") if is_glob(setting.value)]
     for path in (*(path for path in placed if path is not None), to / "healer-hook"):
         if path.is_file() and (path.parent == to or _MADE in path.read_text(errors="replace")):
             plan.changes.append(Change(path, path.read_bytes(), None))
@@ -174,16 +175,16 @@ def _hooked(slurm_conf: Path | None, text: str, to: Path, conf: Path) -> Hooked:
         _check_includes(slurm_conf, text)
     hooked = Hooked()
     for name, hook in HOOKS.items():
-        own = to / hook
-        found = [one for one in find(text, name) if one.value]
-        for one in found:
-            if not one.value.startswith("/"):
+        program = to / hook
+        found = [setting for setting in find(text, name) if setting.value]
+        for setting in found:
+            if not setting.value.startswith("/"):
                 raise ConfProblem(
-                    f"{name}={one.value} is no full path: Slurm sends that file to the nodes itself"
+                    f"{name}={setting.value} is no full path: Slurm sends that file to the nodes itself"
                 )
-            if one.value == str(own):
+            if setting.value == str(program):
                 raise ConfProblem(
-                    f"{name}={own} stands outside of healer's marks: put back what stood there first"
+                    f"{name}={program} stands outside of healer's marks: put back what stood there first"
                 )
         # Of several lines an older Slurm takes the last one, a newer one runs all: ours stands in the last
         # one's place and runs it, which is right for both.
@@ -192,11 +193,11 @@ def _hooked(slurm_conf: Path | None, text: str, to: Path, conf: Path) -> Hooked:
             path = _place(last)
             hooked.programs[path] = _program(to, hook, conf, "")
             continue
-        hooked.programs[own] = _program(to, hook, conf, last.value if last else "")
+        hooked.programs[program] = _program(to, hook, conf, last.value if last else "")
         if last is not None:
-            hooked.replaced.append((last, str(own)))
+            hooked.replaced.append((last, str(program)))
         else:
-            hooked.added[name] = str(own)
+            hooked.added[name] = str(program)
     every = value_of(text, "HealthCheckInterval") or "0"
     if not every.isdecimal():
         raise ConfProblem(f"HealthCheckInterval={every} is no number of seconds")
@@ -247,8 +248,8 @@ def _add(plan: Plan, path: Path, after: bytes, mode: int) -> None:
 
 
 def _check_includes(slurm_conf: Path, text: str) -> None:
-    for other, told in _files(slurm_conf, text):
-        if other != slurm_conf and (found := find(told, *HOOKS)):
+    for other, content in _files(slurm_conf, text):
+        if other != slurm_conf and (found := find(content, *HOOKS)):
             raise ConfProblem(
                 f"{found[0].name} is set in {other}, which it includes: give --slurm-conf {other}"
             )
@@ -259,8 +260,8 @@ def _files(path: Path, text: str) -> Iterator[tuple[Path, str]]:
     files = {path: text}
     waiting = [path]
     while waiting:
-        told = files[waiting.pop()]
-        for other in (path.parent / name for name in includes(told)):
+        content = files[waiting.pop()]
+        for other in (path.parent / name for name in includes(content)):
             if other not in files and other.is_file():
                 files[other] = _text(other.read_bytes())
                 waiting.append(other)
@@ -283,10 +284,10 @@ def _write(change: Change) -> None:
     path = change.path.resolve()
     assert change.after is not None
     path.parent.mkdir(parents=True, exist_ok=True)
-    known = path.stat() if path.exists() else None
+    status = path.stat() if path.exists() else None
     if change.before is not None and path.suffix == ".conf" and not is_installed(_text(change.before)):
-        _put(path.with_name(path.name + BACKUP), change.before, change.mode, known)
-    _put(path, change.after, change.mode, known)
+        _put(path.with_name(path.name + BACKUP), change.before, change.mode, status)
+    _put(path, change.after, change.mode, status)
 
 
 def _put(path: Path, data: bytes, mode: int, like: os.stat_result | None) -> None:
@@ -314,4 +315,4 @@ def _bytes(text: str) -> bytes:
 
 
 def named(changes: Sequence[Change]) -> list[dict[str, str]]:
-    return [{"path": str(one.path), "action": one.what} for one in changes]
+    return [{"path": str(change.path), "action": change.what} for change in changes]

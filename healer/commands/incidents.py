@@ -77,8 +77,8 @@ def _show(found: dict) -> None:
     _listed(
         "SIMILAR",
         [
-            f"{one['id'][:8]} {_where(one['root'])} {one['opened'][:10]}: {one['ended']}"
-            for one in found["similar"]
+            f"{other['id'][:8]} {_where(other['root'])} {other['opened'][:10]}: {other['ended']}"
+            for other in found["similar"]
         ],
     )
     _listed("ACTION", _done(found))
@@ -87,17 +87,17 @@ def _show(found: dict) -> None:
     print_table(("WHEN (UTC)", "WHAT", "BY", ""), rows)
 
 
-def _verdict(told: dict) -> None:
+def _verdict(document: dict) -> None:
     from healer.incidents.incident_verdict import set_aside_words, sure_words
 
-    verdict = msgspec.convert(told, IncidentVerdict)
+    verdict = msgspec.convert(document, IncidentVerdict)
     nodes = ", ".join(f"{name} {word}" for name, word in list(verdict.nodes.items())[:8]) or "none blamed"
     typer.echo(f"\nVERDICT: {verdict.sentence}")
     typer.echo(f"  how sure: {sure_words(verdict.certainty)}; cause: {verdict.cause}; nodes: {nodes}")
     if verdict.retest is not None:
         typer.echo(f"  what decides: {verdict.retest.text}")
     _listed("WHY (evidence and findings)", verdict.why)
-    _listed("CONSIDERED AND SET ASIDE", [set_aside_words(one) for one in verdict.set_aside])
+    _listed("CONSIDERED AND SET ASIDE", [set_aside_words(alternative) for alternative in verdict.set_aside])
 
 
 def _listed(title: str, rows: Sequence[str], more: str = "") -> None:
@@ -114,7 +114,7 @@ def _hits(found: dict) -> list[JobHit]:
 def _job(job: dict, found: dict) -> str:
     from healer.incidents.impact import lost_words
 
-    hit = next((one for one in _hits(found) if one.job == job["id"]), None)
+    hit = next((hit for hit in _hits(found) if hit.job == job["id"]), None)
     user = job.get("user") or (hit.user if hit else "")
     held = f", {hit.gpus} GPUs" if hit and hit.gpus else ""
     lost = f": {lost_words(hit)}" if hit else ""
@@ -128,7 +128,7 @@ def _done(found: dict) -> list[str]:
         + (f", asks: {run['question']}" if run.get("question") else "")
         for run in found["runs"]
     ]
-    return runs or [f"nothing: {one['why']}" for one in found["decisions"][-1:]]
+    return runs or [f"nothing: {decision['why']}" for decision in found["decisions"][-1:]]
 
 
 def evidence(
@@ -148,7 +148,7 @@ def evidence(
         if out is None:
             print_json(found) if json else _show_files(found)
             return
-        chosen = [one for one in found if file in (None, one["id"])]
+        chosen = [item for item in found if file in (None, item["id"])]
         if not chosen:
             raise Failed(
                 "there is no such file"

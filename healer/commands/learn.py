@@ -30,19 +30,19 @@ def learn(
     with Client() as api:
         found = api.get("/references", cluster=cluster)
         if node is not None:
-            told = _take(api, found["cluster"], node, kind, reason=reason, yes=yes)
+            answer = _take(api, found["cluster"], node, kind, reason=reason, yes=yes)
         elif forget:
-            told = _forget(api, found, kind, reason=reason, yes=yes)
+            answer = _forget(api, found, kind, reason=reason, yes=yes)
         else:
-            told = found
+            answer = found
     if json:
-        print_json(told)
+        print_json(answer)
     elif node is not None:
-        _print_learnt(told)
+        _print_learnt(answer)
     elif forget:
-        typer.echo(f"{'forgotten' if yes else '--yes forgets'}: {told['kind']}, from {told['node']}")
+        typer.echo(f"{'forgotten' if yes else '--yes forgets'}: {answer['kind']}, from {answer['node']}")
     else:
-        _print_references(told["items"])
+        _print_references(answer["items"])
 
 
 def _take(api: Any, cluster: str, node: str, kind: str | None, *, reason: str, yes: bool) -> Any:
@@ -51,31 +51,31 @@ def _take(api: Any, cluster: str, node: str, kind: str | None, *, reason: str, y
 
 
 def _forget(api: Any, found: Any, kind: str | None, *, reason: str, yes: bool) -> Any:
-    known = {one["kind"]: one for one in found["items"]}
-    if kind is None and len(known) != 1:
-        raise Failed(f"which one: --kind {' or '.join(known) or 'KIND'}")
-    wanted = kind or next(iter(known))
-    if wanted not in known:
+    by_kind = {reference["kind"]: reference for reference in found["items"]}
+    if kind is None and len(by_kind) != 1:
+        raise Failed(f"which one: --kind {' or '.join(by_kind) or 'KIND'}")
+    wanted = kind or next(iter(by_kind))
+    if wanted not in by_kind:
         raise Failed(f"there is no reference for {wanted}")
     if not yes:
-        return known[wanted]
+        return by_kind[wanted]
     return api.delete(f"/references/{found['cluster']}/{wanted}", {"reason": reason})
 
 
-def _print_learnt(told: Any) -> None:
-    reference, before = told["reference"], (told["before"] or {}).get("facts", {})
+def _print_learnt(answer: Any) -> None:
+    reference, before = answer["reference"], (answer["before"] or {}).get("facts", {})
     rows = [(name, value, before.get(name, "")) for name, value in reference["facts"].items()]
-    measured = (told["before"] or {}).get("figures", {})
+    measured = (answer["before"] or {}).get("figures", {})
     rows += [(name, f"{value:g}", _short(measured, name)) for name, value in reference["figures"].items()]
     print_table(("FACT", reference["node"], "BEFORE"), rows)
     differ = [
         (name, ", ".join(f"{fact} {value}" for fact, value in facts.items()))
-        for name, facts in told["differ"].items()
+        for name, facts in answer["differ"].items()
     ]
     if differ:
         print_table(("NODE", "DIFFERS"), differ)
-    typer.echo(f"{len(differ)} nodes of the kind {reference['kind']} differ, {told['silent']} told nothing")
-    typer.echo("taken" if told["stored"] else "nothing is taken: --yes takes it")
+    typer.echo(f"{len(differ)} nodes of the kind {reference['kind']} differ, {answer['silent']} told nothing")
+    typer.echo("taken" if answer["stored"] else "nothing is taken: --yes takes it")
 
 
 def _print_references(items: Any) -> None:
@@ -83,11 +83,11 @@ def _print_references(items: Any) -> None:
         typer.echo("no reference was taken: nothing is compared (healer learn --node GOOD)")
         return
     rows = [
-        (one["kind"], one["node"], one["at"][:19], one["by"], fact, value)
-        for one in items
+        (reference["kind"], reference["node"], reference["at"][:19], reference["by"], fact, value)
+        for reference in items
         for fact, value in [
-            *one["facts"].items(),
-            *((name, f"{told:g}") for name, told in one["figures"].items()),
+            *reference["facts"].items(),
+            *((name, f"{figure:g}") for name, figure in reference["figures"].items()),
         ]
     ]
     print_table(("KIND", "FROM", "AT (UTC)", "BY", "FACT", "VALUE"), rows)

@@ -67,5 +67,5 @@ def retry(
     if json:
         print_json(found)
         return
-    for one in found["items"]:
-        typer.echo(f"{one['message']} is delivered to {one['channel']} once more")
+    for delivery in found["items"]:
+        typer.echo(f"{delivery['message']} is delivered to {delivery['channel']} once more")

@@ -42,24 +42,24 @@ def train(
     from healer.bootstrap.models import train_classes
     from healer.detection.training import TooLittle
 
-    refused, told = [], []
+    refused, trained = [], []
     with _stores(cluster) as (models, features):
-        for one in train_classes(features, begin, now):
-            if isinstance(one, TooLittle):
-                refused.append(str(one))
+        for result in train_classes(features, begin, now):
+            if isinstance(result, TooLittle):
+                refused.append(str(result))
                 continue
-            new = not dry_run and models.save(one, by=person(), at=now, why="trained by a person")
-            told.append(_plain(one.model) | {"stored": new})
+            new = not dry_run and models.save(result, by=person(), at=now, why="trained by a person")
+            trained.append(_plain(result.model) | {"stored": new})
             if not json:
-                typer.echo(_line(one.model, dry_run=dry_run, new=new))
+                typer.echo(_line(result.model, dry_run=dry_run, new=new))
     if json:
-        print_json({"cluster": models.cluster, "dry_run": dry_run, "models": told, "refused": refused})
+        print_json({"cluster": models.cluster, "dry_run": dry_run, "models": trained, "refused": refused})
     else:
         for why in refused:
             typer.echo(f"no model: {why}")
-    if not told and not refused:
+    if not trained and not refused:
         raise Failed(f"no history of {models.cluster} since {since}: nodes have to send metrics first")
-    if not told:
+    if not trained:
         raise Failed("nothing was trained")
 
 
@@ -80,11 +80,11 @@ def show(
         else:
             versions = models.versions() if every else models.in_force()
         # With `--all` nothing is scored: that would grow the forest of each version.
-        found = [] if every else [shown(models, features, one, now) for one in versions]
+        found = [] if every else [shown(models, features, version, now) for version in versions]
         looks = models.looks()
     if json:
-        rows = [_version(one) for one in versions] if every else [_row(one) for one in found]
-        print_json({"cluster": models.cluster, "models": rows, "classes": [_plain(one) for one in looks]})
+        rows = [_version(version) for version in versions] if every else [_row(model) for model in found]
+        print_json({"cluster": models.cluster, "models": rows, "classes": [_plain(look) for look in looks]})
         return
     if not versions:
         typer.echo(f"no model of {models.cluster} yet: healer model train")
@@ -126,7 +126,7 @@ def refit(cluster: str | None = _CLUSTER, *, json: bool = AS_JSON) -> None:
     if looks is None:
         raise Failed("another process looks after the models just now")
     if json:
-        print_json({"classes": [_plain(one) for one in looks]})
+        print_json({"classes": [_plain(look) for look in looks]})
     elif not looks:
         typer.echo("no class of nodes was seen in the last 7 days")
     else:
@@ -143,68 +143,69 @@ def _one_of(found: "list[Version]", identity: str) -> "Version":
 
 
 def _look_line(look: "ClassCheck") -> str:
-    moved = "; ".join(f"{one.feature} {one.index:.2f} (limit {one.limit:.2f})" for one in look.drifted[:3])
-    told = look.told or "nothing to do"
+    moved = "; ".join(
+        f"{drift.feature} {drift.index:.2f} (limit {drift.limit:.2f})" for drift in look.drifted[:3]
+    )
+    outcome = look.told or "nothing to do"
     at = f"{look.at:%Y-%m-%d %H:%M} UTC"
-    return f"{_class_of(look)}: looked at {at}: {told}{'; drifted: ' if moved else ''}{moved}"
+    return f"{_class_of(look)}: looked at {at}: {outcome}{'; drifted: ' if moved else ''}{moved}"
 
 
-def _class_of(one: "Model | ClassCheck") -> str:
-    return f"{one.hardware or 'any GPU model'}, {one.load}"
+def _class_of(model: "Model | ClassCheck") -> str:
+    return f"{model.hardware or 'any GPU model'}, {model.load}"
 
 
-def _row(one: "Shown") -> dict[str, object]:
-    told = _plain(one)
-    del told["version"]
-    return _version(one.version) | told
+def _row(shown: "Shown") -> dict[str, object]:
+    row = _plain(shown)
+    del row["version"]
+    return _version(shown.version) | row
 
 
-def _version(one: "Version") -> dict[str, object]:
-    told = _plain(one)
-    del told["model"]
-    return _plain(one.model) | told
+def _version(version: "Version") -> dict[str, object]:
+    row = _plain(version)
+    del row["model"]
+    return _plain(version.model) | row
 
 
 def _versions(versions: "list[Version]") -> None:
     rows = []
-    for one in versions:
-        model, at = one.model, one.in_force_at
-        in_force = f"{at:%Y-%m-%d %H:%M}" if at else "never", one.in_force_by or ""
+    for version in versions:
+        model, at = version.model, version.in_force_at
+        in_force = f"{at:%Y-%m-%d %H:%M}" if at else "never", version.in_force_by or ""
         trained = model.id[:12], model.hardware, model.load, f"{model.trained_at:%Y-%m-%d %H:%M}"
-        rows.append([*trained, *in_force, f"{model.threshold:.3f}", _judged(one)])
+        rows.append([*trained, *in_force, f"{model.threshold:.3f}", _judged(version)])
     print_table(("id", "hardware", "load", "trained", "in force", "by", "threshold", "judged"), rows)
 
 
-def _judged(one: "Version") -> str:
-    told = one.judged
-    if told is None:
+def _judged(version: "Version") -> str:
+    judgement = version.judged
+    if judgement is None:
         return "not judged: a person's word"
-    if told.refused:
-        return f"refused: {told.refused}"
-    before = f" (before {told.above_before:.2%})" if told.above_before is not None else ""
-    return (
-        f"{told.above:.2%} of {told.samples} healthy samples above{before}, {told.found:.0%} of probes found"
-    )
+    if judgement.refused:
+        return f"refused: {judgement.refused}"
+    before = f" (before {judgement.above_before:.2%})" if judgement.above_before is not None else ""
+    share = f"{judgement.above:.2%} of {judgement.samples} healthy samples above{before}"
+    return f"{share}, {judgement.found:.0%} of probes found"
 
 
 def _table(found: "list[Shown]") -> None:
     rows = []
-    for one in found:
-        model = one.version.model
+    for shown in found:
+        model = shown.version.model
         made = model.id[:12], model.hardware, model.load, model.rows, len(model.features)
-        now = _age(one.age_s), f"{one.above} of {one.scored}", one.hint
+        now = _age(shown.age_s), f"{shown.above} of {shown.scored}", shown.hint
         rows.append([*made, f"{model.threshold:.3f}", *now])
     columns = ("id", "hardware", "load", "rows", "features", "threshold", "age", "above now", "hint")
     print_table(columns, rows)
 
 
-def _one(one: "Shown") -> None:
-    version, model, made_by = one.version, one.version.model, one.version.model.params
+def _one(shown: "Shown") -> None:
+    version, model, made_by = shown.version, shown.version.model, shown.version.model.params
     quantiles = ", ".join(f"{name}: {value:.3f}" for name, value in model.quantiles.items())
-    told = [
+    rows = [
         ("model", model.id),
         ("class", f"{_class_of(model)}, cluster {model.cluster}"),
-        ("trained", f"{model.trained_at:%Y-%m-%d %H:%M:%S} UTC, {_age(one.age_s)} ago"),
+        ("trained", f"{model.trained_at:%Y-%m-%d %H:%M:%S} UTC, {_age(shown.age_s)} ago"),
         ("attested", f"{model.attested} of {model.seen} samples; {model.rows} used, {model.nodes} nodes"),
         ("data", f"sha256 {model.data_hash}"),
         (
@@ -217,12 +218,12 @@ def _one(one: "Shown") -> None:
         *(("beside", f"{name}: threshold {limit.threshold:.3f}") for name, limit in model.beside.items()),
     ]
     if version.in_force_at is not None:
-        told.append(
+        rows.append(
             ("in force", f"since {version.in_force_at:%Y-%m-%d %H:%M:%S} UTC, by {version.in_force_by}")
         )
-    told += [("judged", _judged(version)), ("now", f"{one.above} of {one.scored} nodes above")]
-    told += [("hint", one.hint)] if one.hint else []
-    for name, text in [*told, *(("feature", name) for name in model.features)]:
+    rows += [("judged", _judged(version)), ("now", f"{shown.above} of {shown.scored} nodes above")]
+    rows += [("hint", shown.hint)] if shown.hint else []
+    for name, text in [*rows, *(("feature", name) for name in model.features)]:
         typer.echo(f"{name:<10} {text}")
 
 
@@ -235,10 +236,10 @@ def _line(model: "Model", *, dry_run: bool, new: bool) -> str:
     )
 
 
-def _plain(told: "Model | Version | Shown | ClassCheck") -> dict[str, object]:
+def _plain(value: "Model | Version | Shown | ClassCheck") -> dict[str, object]:
     import msgspec
 
-    return msgspec.to_builtins(told)
+    return msgspec.to_builtins(value)
 
 
 def _age(seconds: float) -> str:

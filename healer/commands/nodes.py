@@ -21,8 +21,8 @@ def nodes(
     with Client() as api:
         found = list(api.items("/nodes", limit, q=q, verdict=verdict, cluster=cluster))
     if lemons:
-        scored = [one for one in found if one.get("lemon_score")]
-        found = sorted(scored, key=lambda one: -one["lemon_score"])
+        scored = [node for node in found if node.get("lemon_score")]
+        found = sorted(scored, key=lambda node: -node["lemon_score"])
     if json:
         print_json(found)
         return

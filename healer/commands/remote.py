@@ -30,14 +30,14 @@ class Client:
     """Speaks to HEALER_URL with HEALER_TOKEN, or the token in the file HEALER_TOKEN_FILE."""
 
     def __init__(self, environ: Mapping[str, str] | None = None, *, timeout_s: float = 30) -> None:
-        known = os.environ if environ is None else environ
-        self.url = (known.get("HEALER_URL") or DEFAULT_URL).rstrip("/")
+        variables = os.environ if environ is None else environ
+        self.url = (variables.get("HEALER_URL") or DEFAULT_URL).rstrip("/")
         import httpx  # heavy, and only some commands ask the API
 
         self._http = httpx.Client(
             base_url=self.url,
             timeout=timeout_s,
-            headers={"Authorization": f"Bearer {_token(known)}"},
+            headers={"Authorization": f"Bearer {_token(variables)}"},
             follow_redirects=False,
         )
 
@@ -153,9 +153,9 @@ def with_cluster(
     columns: Sequence[str], rows: Sequence[Sequence[Any]], found: Sequence[dict[str, Any]]
 ) -> tuple[Sequence[str], Sequence[Sequence[Any]]]:
     """The table with the cluster of each row's thing in front, where they are of more than one."""
-    if len({one["cluster"] for one in found}) < 2:
+    if len({item["cluster"] for item in found}) < 2:
         return columns, rows
-    return ("CLUSTER", *columns), [(one["cluster"], *row) for one, row in zip(found, rows, strict=True)]
+    return ("CLUSTER", *columns), [(item["cluster"], *row) for item, row in zip(found, rows, strict=True)]
 
 
 def _words(cell: Any) -> str:
@@ -165,5 +165,5 @@ def _words(cell: Any) -> str:
         case True | False:
             return "yes" if cell else "no"
         case list() | tuple():
-            return " ".join(str(one) for one in cell)
+            return " ".join(str(part) for part in cell)
     return str(cell)

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 def print_document(document: dict[str, Any]) -> None:
     """One replay."""
-    for one in document["incidents"]:
-        jobs = ", ".join(one["jobs_hit"]) or "no job"
-        typer.echo(
-            f"{one['opened']}  {one['severity']} {one['rule']} {one['id'][:8]}  {one['title']}  ({jobs})"
-        )
+    for incident in document["incidents"]:
+        jobs = ", ".join(incident["jobs_hit"]) or "no job"
+        typer.echo(f"{_headline(incident)}  ({jobs})")
     if document["merged"]:
         typer.echo(f"\n{len(document['merged'])} turned out to be parts of others")
-    for one in document["merged"]:
-        typer.echo(f"{one['opened']}  {one['rule']} {one['id'][:8]} into {one['into'][:8]}")
+    for incident in document["merged"]:
+        typer.echo(
+            f"{incident['opened']}  {incident['rule']} {incident['id'][:8]} into {incident['into'][:8]}"
+        )
     typer.echo(f"\n{len(document['actions'])} actions")
     for row in document["actions"]:
         what = (row["job"] and f"job {row['job']}") or row["node"] or ""
@@ -54,11 +54,11 @@ def print_comparison(found: dict[str, Any]) -> None:
     rows = [[row[name] for name, _ in _COLUMNS] for row in found["rules"]]
     print_table([title for _, title in _COLUMNS], rows)
     for what, words in (("new", "Only now"), ("lost", "No longer")):
-        _section(f"{words}: incidents", [_incident(one) for one in found["incidents"][what]])
-        _section(f"{words}: actions", [_action(one) for one in found["actions"][what]])
-    _section("Different incidents", [_changed(one) for one in found["incidents"]["changed"]])
-    _section("Earlier or later actions", [_moved(one) for one in found["actions"]["moved"]])
-    _section("Held by another guard", [_held_line(one) for one in found["held"]])
+        _section(f"{words}: incidents", [_incident(incident) for incident in found["incidents"][what]])
+        _section(f"{words}: actions", [_action(action) for action in found["actions"][what]])
+    _section("Different incidents", [_changed(incident) for incident in found["incidents"]["changed"]])
+    _section("Earlier or later actions", [_moved(action) for action in found["actions"]["moved"]])
+    _section("Held by another guard", [_held_line(row) for row in found["held"]])
 
 
 _COLUMNS = (
@@ -75,41 +75,48 @@ def _section(title: str, lines: list[str]) -> None:
             typer.echo(line)
 
 
-def _incident(one: dict[str, Any]) -> str:
-    part = f"  (part of {one['part_of'][:8]})" if one["part_of"] else ""
-    return f"{one['opened']}  {one['severity']} {one['rule']} {one['id'][:8]}  {one['title']}{part}"
+def _headline(incident: dict[str, Any]) -> str:
+    what = f"{incident['severity']} {incident['rule']} {incident['id'][:8]}"
+    return f"{incident['opened']}  {what}  {incident['title']}"
 
 
-def _action(one: dict[str, Any]) -> str:
-    held = one["held"]
+def _incident(incident: dict[str, Any]) -> str:
+    part = f"  (part of {incident['part_of'][:8]})" if incident["part_of"] else ""
+    return f"{_headline(incident)}{part}"
+
+
+def _action(action: dict[str, Any]) -> str:
+    held = action["held"]
     other = f"  there held by {held['guard']}: {held['why']}" if held else ""
-    return f"{one['at']}  {one['action']:8} {_target(one)}  {one['rule']}{other}"
+    return f"{action['at']}  {action['action']:8} {_target(action)}  {action['rule']}{other}"
 
 
-def _changed(one: dict[str, Any]) -> str:
-    changes = (f"{name} {_value_words(a)} -> {_value_words(b)}" for name, (a, b) in one["changes"].items())
-    return f"{one['opened']}  {one['rule']} {one['id'][:8]}  {'; '.join(changes)}"
+def _changed(incident: dict[str, Any]) -> str:
+    changes = (
+        f"{name} {_value_words(a)} -> {_value_words(b)}" for name, (a, b) in incident["changes"].items()
+    )
+    return f"{incident['opened']}  {incident['rule']} {incident['id'][:8]}  {'; '.join(changes)}"
 
 
 def _value_words(value: Any) -> str:
     if isinstance(value, dict):
-        return " ".join(f"{name}={one}" for name, one in value.items()) or "none"
+        return " ".join(f"{name}={part}" for name, part in value.items()) or "none"
     return ", ".join(value) or "none" if isinstance(value, list) else str(value)
 
 
-def _moved(one: dict[str, Any]) -> str:
-    seconds = one["later_s"]
+def _moved(action: dict[str, Any]) -> str:
+    seconds = action["later_s"]
     words = f"{abs(seconds):.0f} s {'later' if seconds > 0 else 'earlier'}"
-    return f"{one['at']}  {one['action']:8} {_target(one)}  {one['rule']}  {words}"
+    return f"{action['at']}  {action['action']:8} {_target(action)}  {action['rule']}  {words}"
 
 
-def _held_line(one: dict[str, Any]) -> str:
-    guards = f"{one['before']['guard']} -> {one['guard']}"
-    return f"{one['at']}  {one['action']:8} {_target(one)}  {one['rule']}  {guards}"
+def _held_line(row: dict[str, Any]) -> str:
+    guards = f"{row['before']['guard']} -> {row['guard']}"
+    return f"{row['at']}  {row['action']:8} {_target(row)}  {row['rule']}  {guards}"
 
 
-def _target(one: dict[str, Any]) -> str:
-    return f"job {one['job']}" if one["job"] else one["node"] or ""
+def _target(row: dict[str, Any]) -> str:
+    return f"job {row['job']}" if row["job"] else row["node"] or ""
 
 
 SHIPPED, DONE = "shipped", "done"
@@ -152,16 +159,16 @@ def replay(  # noqa: PLR0917 - options of a command
     now = datetime.now(UTC)
     begin, end = _moment(since, now, "--since"), _moment(until, now, "--until")
     log_to_stderr()
-    own, what = rules or rules_folder(settings), _What(tuple(recordings), begin, end, samples)
+    rules_dir, what = rules or rules_folder(settings), _What(tuple(recordings), begin, end, samples)
     if against is None or against == DONE:
-        judged, span = _played(own, settings, what)
+        judged, span = _played(rules_dir, settings, what)
         if against is None:
             _out(judged, as_json, print_document)
             return
         compared = _done(span)
     else:
         folder = shipped_rules() if against == SHIPPED else Path(against)
-        judged, compared, span = _beside(own, folder, settings, what)
+        judged, compared, span = _beside(rules_dir, folder, settings, what)
     found = run.compare(compared, judged)
     _out({"against": against, "span": span, **found}, as_json, print_comparison)
     if fail_on is not None and run.differs(found, fail_on):
@@ -196,7 +203,7 @@ class _What(NamedTuple):
 
 
 def _beside(
-    own: Path, other: Path, settings: Settings, what: _What
+    rules_dir: Path, other: Path, settings: Settings, what: _What
 ) -> tuple[dict[str, Any], dict[str, Any], "Span | None"]:
     """Both replays at once, each in a process of its own: neither knows of the other."""
     from concurrent.futures import ProcessPoolExecutor
@@ -208,7 +215,7 @@ def _beside(
         )
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:
         compared = processes.submit(_played_apart, other, what)
-        judged, span = _played(own, settings, what)
+        judged, span = _played(rules_dir, settings, what)
         return judged, compared.result()[0], span
 
 
@@ -216,11 +223,11 @@ def _played_apart(folder: Path, what: _What) -> tuple[dict[str, Any], "Span | No
     from healer.bootstrap import log_to_stderr
 
     log_to_stderr()
-    return _played(folder, load(), what, tells=False)
+    return _played(folder, load(), what, show_progress=False)
 
 
 def _played(
-    folder: Path, settings: Settings, what: _What, *, tells: bool = True
+    folder: Path, settings: Settings, what: _What, *, show_progress: bool = True
 ) -> tuple[dict[str, Any], "Span | None"]:
     from healer.bootstrap import offline as run
 
@@ -230,7 +237,7 @@ def _played(
     try:
         if what.is_stdin:
             return run.replayed(rules, sys.stdin)
-        progress = _progress(run.span_of(recordings, since, until)) if tells else lambda _: None
+        progress = _progress(run.span_of(recordings, since, until)) if show_progress else lambda _: None
         return run.replayed_files(
             rules, recordings, since=since, until=until, samples=samples, progress=progress
         )
@@ -317,15 +324,15 @@ def recordings(cluster: str | None = CLUSTER, json: bool = AS_JSON) -> None:
     names = ("FILE", "FROM", "TO", "ENTRIES", "MB", "LOST", "ROUTES")
     rows = [
         (
-            one.file,
-            f"{one.first:%Y-%m-%d %H:%M:%S}",
-            f"{one.last:%Y-%m-%d %H:%M:%S}",
-            one.lines,
-            f"{one.bytes / 1e6:.2f}",
-            one.lost or "",
-            ", ".join(f"{route} {count}" for route, count in sorted(one.routes.items())),
+            file.file,
+            f"{file.first:%Y-%m-%d %H:%M:%S}",
+            f"{file.last:%Y-%m-%d %H:%M:%S}",
+            file.lines,
+            f"{file.bytes / 1e6:.2f}",
+            file.lost or "",
+            ", ".join(f"{route} {count}" for route, count in sorted(file.routes.items())),
         )
-        for one in found.files
+        for file in found.files
     ]
     if rows:
         print_table(names, rows)

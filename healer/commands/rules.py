@@ -117,11 +117,11 @@ def test(rules: _Folder = None, json: _Json = False) -> None:
         raise Failed(str(error)) from None
     wrong = [result for result in results if not result.ok]
     if json:
-        shown = [{**msgspec.to_builtins(one), "ok": one.ok} for one in results]
+        shown = [{**msgspec.to_builtins(result), "ok": result.ok} for result in results]
         typer.echo(msgspec.json.encode({"ok": not wrong, "cases": shown}))
     else:
-        for one in wrong:
-            typer.echo(f"{folder / one.file}:{one.line}: {one.name}: {one.why}")
+        for case in wrong:
+            typer.echo(f"{folder / case.file}:{case.line}: {case.name}: {case.why}")
         typer.echo(f"{len(results) - len(wrong)} of {len(results)} cases hold")
     if wrong:
         raise Failed(f"{len(wrong)} cases do not hold")

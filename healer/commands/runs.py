@@ -106,7 +106,7 @@ def run(
     asked = {"job": job, "cluster": cluster, "incident": incident, "reason": reason}
     body: dict[str, Any] = {name: value for name, value in asked.items() if value}
     if given:
-        body["inputs"] = dict(_named(one) for one in given)
+        body["inputs"] = dict(_named(text) for text in given)
     if restart:
         body["restart"] = restart
     if dry_run:
@@ -137,28 +137,28 @@ def _run_on_each(
     api: "Client", playbook: str, nodes: Sequence[str], body: dict[str, Any], json: bool
 ) -> None:
     """One that is refused loses nothing of the others. Ends with 1 where one was."""
-    told: list[dict[str, Any]] = []
+    answers: list[dict[str, Any]] = []
     for name in nodes:
         key = None if body.get("dry_run") else secrets.token_hex(16)
         try:
-            told.append(
+            answers.append(
                 {"node": name} | api.post(f"/playbooks/{playbook}/runs", {**body, "node": name}, key=key)
             )
         except ClientError as error:
-            told.append({"node": name, "error": str(error)})
+            answers.append({"node": name, "error": str(error)})
     if json:
-        print_json(told)
+        print_json(answers)
     else:
-        rows = [(one["node"], _said(one)) for one in told]
+        rows = [(answer["node"], _said(answer)) for answer in answers]
         print_table(("NODE", ""), rows)
-    if any("error" in one for one in told):
+    if any("error" in answer for answer in answers):
         raise typer.Exit(1)
 
 
-def _said(one: dict[str, Any]) -> str:
-    if "error" in one:
-        return f"refused: {one['error']}"
-    return f"{one['outcome']}. {one['why']}" if "outcome" in one else _line(one)
+def _said(answer: dict[str, Any]) -> str:
+    if "error" in answer:
+        return f"refused: {answer['error']}"
+    return f"{answer['outcome']}. {answer['why']}" if "outcome" in answer else _line(answer)
 
 
 def _line(answer: dict[str, Any]) -> str:
@@ -183,18 +183,21 @@ def _show_plan(plan: dict[str, Any]) -> None:
             "would hit: "
             + ", ".join(f"{job['id']} {job.get('user', '')}".strip() for job in plan["jobs_hit"])
         )
-    for one in plan["restarts"]:
-        typer.echo(_offer(one))
-    rows = [(one["guard"], one["kind"], one["used"], one["limit"], one["why"]) for one in plan["answers"]]
+    for offer in plan["restarts"]:
+        typer.echo(_offer(offer))
+    rows = [
+        (answer["guard"], answer["kind"], answer["used"], answer["limit"], answer["why"])
+        for answer in plan["answers"]
+    ]
     print_table(("GUARD", "SAYS", "USED", "LIMIT", ""), rows)
 
 
-def _offer(one: dict[str, Any]) -> str:
+def _offer(offer: dict[str, Any]) -> str:
     """A job that the run would wait for, and what the word would be that restarts it."""
-    job = f"job {one['job']} {one['user']}".strip()
-    if not one["possible"]:
-        return f"waits for {job}, which cannot be restarted: {one['why']}"
-    return f"waits for {job}; --restart {one['job']}:{one['restarts']} restarts it with the run"
+    job = f"job {offer['job']} {offer['user']}".strip()
+    if not offer["possible"]:
+        return f"waits for {job}, which cannot be restarted: {offer['why']}"
+    return f"waits for {job}; --restart {offer['job']}:{offer['restarts']} restarts it with the run"
 
 
 def approve(

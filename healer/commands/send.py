@@ -54,7 +54,7 @@ class Total:
         for heap in _HEAPS:
             self.sums[heap] += answer[heap]
         self.sums["rejected"] += [
-            {**one, "index": one["index"] + self.sent} for one in answer["rejected"]
+            {**entry, "index": entry["index"] + self.sent} for entry in answer["rejected"]
         ]  # fmt: skip
         if more := answer.get("rejected_more"):
             self.sums["rejected_more"] = self.sums.get("rejected_more", 0) + more
@@ -75,8 +75,8 @@ class Total:
             counts = ", ".join(f"{self.sums[heap]} {heap}" for heap in _HEAPS)
             rejected = len(self.sums["rejected"]) + self.sums.get("rejected_more", 0)
             typer.echo(f"{counts}, {rejected} rejected")
-            for one in self.sums["rejected"][:20]:
-                typer.echo(f"{self.noun} {one['index'] + 1}: {one['reason']}", err=True)
+            for entry in self.sums["rejected"][:20]:
+                typer.echo(f"{self.noun} {entry['index'] + 1}: {entry['reason']}", err=True)
         if self.sums["rejected"]:
             raise typer.Exit(1)
 
@@ -177,9 +177,9 @@ def step_times(
     if follow or form != "auto":
         raise Failed("--follow and --format go with --from-log")
 
-    def samples(one: dict[str, Any]) -> int:
-        told = one.get("samples")
-        return len(told) if isinstance(told, list) else 0
+    def samples(body: dict[str, Any]) -> int:
+        rows = body.get("samples")
+        return len(rows) if isinstance(rows, list) else 0
 
     _send_objects(
         "/signals/step-times", files, {"job": job, "cluster": cluster}, "sample", json, count=samples
@@ -279,9 +279,9 @@ def _send_objects(
     total = Total(noun)
     with Client() as api:
         for batch in _batched(_objects(files or [Path("-")])):
-            told = [given | one for one in batch]
-            things = sum(count(one) for one in told)
-            content = msgspec.json.encode(told)
+            objects = [given | item for item in batch]
+            things = sum(count(item) for item in objects)
+            content = msgspec.json.encode(objects)
             answer = patiently(lambda content=content: api.send(route, content, "application/json"))
             total.add(answer, things)
     total.report(json)
@@ -290,11 +290,11 @@ def _send_objects(
 def _batched(objects: Iterator[tuple[dict[str, Any], int]]) -> Iterator[list[dict[str, Any]]]:
     batch: list[dict[str, Any]] = []
     size = 0
-    for one, length in objects:
+    for item, length in objects:
         if batch and (size + length > BATCH_BYTES or len(batch) == _OBJECTS):
             yield batch
             batch, size = [], 0
-        batch.append(one)
+        batch.append(item)
         size += length
     if batch:
         yield batch
@@ -354,7 +354,7 @@ def kernel_log(
     lines = (line for line in lines_of(files or [Path("-")]) if line.strip())
     with Client() as api:
         for batch in batches(lines, most_lines=_BATCH):
-            entries = [{"line": one.decode("utf-8", "replace")} for one in batch]
+            entries = [{"line": line.decode("utf-8", "replace")} for line in batch]
             body = {**outer, "entries": entries}
             total.add(patiently(lambda body=body: api.post("/signals/kernel-log", body)), len(batch))
     total.report(json)

@@ -85,14 +85,14 @@ def _heaps(path: Path, reader: LogReader, follow: bool) -> Iterator[list[dict[st
 def _sample(step: LogStep, seen: datetime | None) -> dict[str, Any]:
     """A line's own time has no zone: that of this machine is taken."""
     at = step.stamp.astimezone(UTC) if step.stamp is not None else seen
-    told = {
+    sample = {
         "step": step.step,
         "step_s": step.step_s,
         "loss": _result(step.loss),
         "grad_norm": _result(step.grad_norm),
         "time": None if at is None else at.isoformat(),
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in sample.items() if value is not None}
 
 
 def _result(value: float | None) -> float | str | None:

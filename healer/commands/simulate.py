@@ -64,13 +64,13 @@ def simulate(
 
 def _progress() -> Callable[[str, float], None]:
     """Told every few seconds, to people who watch: never on standard output."""
-    told = time.monotonic()
+    printed_at = time.monotonic()
 
     def tell(name: str, share: float) -> None:
-        nonlocal told
+        nonlocal printed_at
         now = time.monotonic()
-        if now - told >= TOLD_S:
-            told = now
+        if now - printed_at >= TOLD_S:
+            printed_at = now
             print(f"{name}: {share:.0%}", file=sys.stderr, flush=True)
 
     return tell

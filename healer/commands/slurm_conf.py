@@ -39,7 +39,7 @@ class Found:
 def find(text: str, *names: str) -> list[Found]:
     """Every place where one of these settings is given, healer's own places included, in their order."""
     wanted = {name.lower() for name in names}
-    return [one for one in _settings(text) if one.name.lower() in wanted]
+    return [setting for setting in _settings(text) if setting.name.lower() in wanted]
 
 
 def value_of(text: str, name: str) -> str | None:
@@ -51,7 +51,7 @@ def value_of(text: str, name: str) -> str | None:
 def includes(text: str) -> list[str]:
     """Files that this one includes, as they are named there."""
     named = (re.match(r"\s*include\s+(\S+)", line, re.IGNORECASE) for line in text.split("\n"))
-    return [one[1] for one in named if one]
+    return [match[1] for match in named if match]
 
 
 def is_glob(path: str) -> bool:
@@ -65,13 +65,13 @@ def is_installed(text: str) -> bool:
 def changed(text: str, replaced: Sequence[tuple[Found, str]], added: Mapping[str, str]) -> str:
     """The text with other values at these places and these settings at its end."""
     lines = text.split("\n")
-    for first, last in sorted({(one.first, one.last) for one, _ in replaced}, reverse=True):
-        here = [(one, value) for one, value in replaced if one.first == first]
+    for first, last in sorted({(setting.first, setting.last) for setting, _ in replaced}, reverse=True):
+        here = [(setting, value) for setting, value in replaced if setting.first == first]
         old = lines[first : last + 1]
         new = list(old)
-        for one, value in sorted(here, key=lambda pair: (pair[0].line, pair[0].begin), reverse=True):
-            row = new[one.line - first]
-            new[one.line - first] = row[: one.begin] + value + row[one.end :]
+        for setting, value in sorted(here, key=lambda pair: (pair[0].line, pair[0].begin), reverse=True):
+            row = new[setting.line - first]
+            new[setting.line - first] = row[: setting.begin] + value + row[setting.end :]
         lines[first : last + 1] = [BEGIN, *(_WAS + line for line in old), *new, END]
     text = "\n".join(lines)
     if added:

@@ -51,9 +51,9 @@ def create(
     now = datetime.now(UTC)
     lasts = expires or (_LINK_LASTS if once else None)
     until = None if lasts is None else now + parse_lasts(lasts)
-    known = load().clusters
-    if known and (cluster not in known if cluster else node or job):
-        raise Failed(f"--cluster says which cluster is meant: one of {', '.join(known)}")
+    clusters = load().clusters
+    if clusters and (cluster not in clusters if cluster else node or job):
+        raise Failed(f"--cluster says which cluster is meant: one of {', '.join(clusters)}")
     with _tokens() as tokens:
         token = tokens.create(
             NewToken(
@@ -70,8 +70,8 @@ def create(
             by=person(),
         )
     if json:
-        told = {"token": token, "id": token.split("_")[1], "role": role.value, "name": name}
-        print_json(told | {"expires_at": until.isoformat() if until else None, "once": once})
+        document = {"token": token, "id": token.split("_")[1], "role": role.value, "name": name}
+        print_json(document | {"expires_at": until.isoformat() if until else None, "once": once})
     else:
         site = os.environ.get("HEALER_URL") or f"http://{load().listen}"
         typer.echo(f"{site.rstrip('/')}/sign-in?token={token}" if once else token)

@@ -111,9 +111,9 @@ def _known(folder: Path) -> "tuple[Topology, Topology]":
 
 
 def _tell(found: "Found", topology: "Topology") -> None:
-    nodes = {one.peer for one in found.cables if not one.is_switch}
-    to_nodes = sum(not one.is_switch for one in found.cables)
-    switches = {one.switch for one in found.cables} | set(found.guids)
+    nodes = {cable.peer for cable in found.cables if not cable.is_switch}
+    to_nodes = sum(not cable.is_switch for cable in found.cables)
+    switches = {cable.switch for cable in found.cables} | set(found.guids)
     typer.echo(f"read: {len(switches)} switches, {to_nodes} cables to {len(nodes)} nodes")
     for what, count in sorted(found.skipped.items()):
         typer.echo(f"left out: {count} {what}")

@@ -48,15 +48,15 @@ def run_tree(settings: Settings) -> None:
     setproctitle("healer up")
     parts, environ = healer_parts(settings, main), dict(os.environ)
     several = bool(settings.clusters)
-    for one in settings.each():
-        name = one.cluster or "" if several else ""
-        socket = own_sim_socket(one.data_dir, name)
-        if one.slurm_adapters[0] != "sim" or str(one.sim_socket) != str(socket):
+    for cluster in settings.each():
+        name = cluster.cluster or "" if several else ""
+        socket = own_sim_socket(cluster.data_dir, name)
+        if cluster.slurm_adapters[0] != "sim" or str(cluster.sim_socket) != str(socket):
             continue
         if len(os.fsencode(socket)) > SOCKET_MAX:
-            raise FolderUnusable(one.data_dir, "has too long a name to hold the simulated Slurm's socket")
+            raise FolderUnusable(cluster.data_dir, "has too long a name to hold the simulated Slurm's socket")
         # Nobody else has a simulated Slurm to offer: ours runs beside the parts.
-        parts = tree_parts.with_slurm(parts, socket, SIM_NODES, one.cluster, several=several)
+        parts = tree_parts.with_slurm(parts, socket, SIM_NODES, cluster.cluster, several=several)
         _say(
             f"no Slurm is used {f'for {name}' if name else 'here'}: "
             f"a simulated cluster of {SIM_NODES} nodes stands in"

@@ -99,7 +99,7 @@ class Recorder:
             if reports:
                 self._put(now, "signals/metrics", self._layouts.bodies(reports), samples=True)
             if batches:
-                self._put(now, "signals/step-times", [steps_body(one) for one in batches], samples=True)
+                self._put(now, "signals/step-times", [steps_body(batch) for batch in batches], samples=True)
 
     def note_lost(self, count: int, now: datetime) -> None:
         """So many entries were not written just now. A change of the picture may be among them, so it is told
@@ -115,15 +115,15 @@ class Recorder:
         if snapshot is None:
             return
         if snapshot.nodes is not self._nodes:
-            told = _changed("nodes", self._nodes, snapshot.nodes, _node)
+            rows = _changed("nodes", self._nodes, snapshot.nodes, _node)
             self._nodes = snapshot.nodes
-            if told:
-                self._put(now, "slurm/nodes", {"cluster": snapshot.cluster} | told)
+            if rows:
+                self._put(now, "slurm/nodes", {"cluster": snapshot.cluster} | rows)
         if snapshot.jobs is not self._jobs:
-            told = _changed("jobs", self._jobs, snapshot.jobs, _job)
+            rows = _changed("jobs", self._jobs, snapshot.jobs, _job)
             self._jobs = snapshot.jobs
-            if told:
-                self._put(now, "slurm/jobs", {"cluster": snapshot.cluster} | told)
+            if rows:
+                self._put(now, "slurm/jobs", {"cluster": snapshot.cluster} | rows)
 
     def _show_drift(
         self, now: datetime, facts: Mapping[str, Mapping[str, str]], references: Mapping[str, Reference]
@@ -133,18 +133,18 @@ class Recorder:
         cluster = self._snapshot.cluster if self._snapshot is not None else None
         if self._references is None:
             self._references = {}
-            told = [
-                _told({"cluster": cluster, "node": node, "inventory": dict(known)})
-                for node, known in sorted(facts.items())
-                if known
+            entries = [
+                _told({"cluster": cluster, "node": node, "inventory": dict(inventory)})
+                for node, inventory in sorted(facts.items())
+                if inventory
             ]
-            if told:
-                self._put(now, "signals/metrics", told)
+            if entries:
+                self._put(now, "signals/metrics", entries)
         for kind in sorted(self._references.keys() - references.keys()):
             self._put(now, "reference", {"kind": kind, "facts": {}})
-        for kind, one in sorted(references.items()):
-            if self._references.get(kind) != one:
-                self._put(now, "reference", {"kind": kind, "node": one.node, "facts": one.facts})
+        for kind, reference in sorted(references.items()):
+            if self._references.get(kind) != reference:
+                self._put(now, "reference", {"kind": kind, "node": reference.node, "facts": reference.facts})
         self._references = dict(references)
 
     def _put(
@@ -152,8 +152,8 @@ class Recorder:
     ) -> None:
         # Two threads tell their own time: a recording never goes back.
         self._last = now if self._last is None else max(now, self._last)
-        told: dict[str, Any] = {"at": self._last, "route": route, "body": body}
-        line = msgspec.json.encode(told | {"known_as": known_as} if known_as else told)
+        entry: dict[str, Any] = {"at": self._last, "route": route, "body": body}
+        line = msgspec.json.encode(entry | {"known_as": known_as} if known_as else entry)
         self._file.write(line if samples else without_secrets(line), self._last, route, samples=samples)
 
 
@@ -171,11 +171,11 @@ def _changed(name: str, before: Mapping[str, Any] | None, now: Mapping[str, Any]
     """The whole picture where a file begins, marked as told again: it says no more than the rows before it.
     Later what changed; empty: nothing."""
     if before is None:
-        return {name: [row(one) for one in now.values()], "again": True}
-    changed = [row(one) for key, one in now.items() if before.get(key) != one]
+        return {name: [row(item) for item in now.values()], "again": True}
+    changed = [row(item) for key, item in now.items() if before.get(key) != item]
     gone = [key for key in before if key not in now]
-    told = {"changed": changed, "gone": gone}
-    return {key: rows for key, rows in told.items() if rows}
+    picture = {"changed": changed, "gone": gone}
+    return {key: rows for key, rows in picture.items() if rows}
 
 
 #: What may open an incident. Its id follows from the name of the observation, which may hang on how it came
@@ -186,98 +186,103 @@ _NAMED = _LINES | {ObservationKind.alert, ObservationKind.hook}
 def _bodies(batch: Sequence[Observation]) -> Iterator[tuple[str, Any, Sequence[str]]]:
     """Observations back in the form in which senders tell them, and the names by which they are known.
     Commands of people are not signals. Heartbeats, which are most of all, share one entry."""
-    beats = [_beat(one) for one in batch if one.kind is ObservationKind.heartbeat]
+    beats = [_beat(observation) for observation in batch if observation.kind is ObservationKind.heartbeat]
     for first in range(0, len(beats), BEATS_MOST):
         yield "signals/heartbeat", beats[first : first + BEATS_MOST], ()
     for place, group in itertools.groupby(batch, key=_place):
         kind, cluster, node, boot_id = place
-        told = list(group)
+        observations = list(group)
         if kind == "kernel-log":
-            entries = [_entry(one) for one in told]
+            entries = [_entry(observation) for observation in observations]
             body = {"cluster": cluster, "node": node, "boot_id": boot_id, "entries": entries}
-            yield "signals/kernel-log", _told(body), _names(told)
+            yield "signals/kernel-log", _told(body), _names(observations)
         elif kind == ObservationKind.alert:
-            yield "signals/alertmanager", _alerts(told), _names(told)
+            yield "signals/alertmanager", _alerts(observations), _names(observations)
         else:
-            for one in told:
-                found = _body(one)
+            for observation in observations:
+                found = _body(observation)
                 if found is not None:
-                    yield *found, _names([one])
+                    yield *found, _names([observation])
 
 
-def _body(one: Observation) -> tuple[str, dict[str, Any]] | None:
-    where = one.component
+def _body(observation: Observation) -> tuple[str, dict[str, Any]] | None:
+    where = observation.component
     cluster, node = where.cluster, where.node
-    if one.kind is ObservationKind.checkpoint:
+    if observation.kind is ObservationKind.checkpoint:
         return "signals/checkpoints", _told(
-            {"cluster": cluster, "job": where.job, "time": one.event_at} | one.data
+            {"cluster": cluster, "job": where.job, "time": observation.event_at} | observation.data
         )
-    if one.kind is ObservationKind.hook:
-        return f"signals/hooks/{one.data['hook']}", _told(_hook(one))
-    if one.kind is ObservationKind.inventory and node is not None:
-        facts = one.data.get("facts") or {}
+    if observation.kind is ObservationKind.hook:
+        return f"signals/hooks/{observation.data['hook']}", _told(_hook(observation))
+    if observation.kind is ObservationKind.inventory and node is not None:
+        facts = observation.data.get("facts") or {}
         return "signals/metrics", {"cluster": cluster, "node": node, "inventory": facts}
-    if one.kind is ObservationKind.gpu_inventory and node is not None:
-        return "signals/metrics", _inventory(cluster, node, one)
+    if observation.kind is ObservationKind.gpu_inventory and node is not None:
+        return "signals/metrics", _inventory(cluster, node, observation)
     return None
 
 
-def _beat(one: Observation) -> dict[str, Any]:
-    where = one.component
-    told = {
+def _beat(observation: Observation) -> dict[str, Any]:
+    where = observation.component
+    fields = {
         "cluster": where.cluster,
         "node": where.node,
-        "boot_id": one.boot_id,
-        "gpus": one.data.get("gpus"),
+        "boot_id": observation.boot_id,
+        "gpus": observation.data.get("gpus"),
     }
-    return _told(told)
+    return _told(fields)
 
 
-def _names(told: Sequence[Observation]) -> list[str]:
-    return [one.digest for one in told if one.kind in _NAMED]
+def _names(observations: Sequence[Observation]) -> list[str]:
+    return [observation.digest for observation in observations if observation.kind in _NAMED]
 
 
 def _told(body: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in body.items() if value is not None}
 
 
-def _hook(one: Observation) -> dict[str, Any]:
-    checks = [{"name": name} for name in one.data.get("passed", ())]
-    checks += [{"name": name, "text": text} for name, text in one.data.get("failed", {}).items()]
-    where = one.component
-    named = {"cluster": where.cluster, "node": where.node, "job": where.job, "boot_id": one.boot_id}
-    return {**named, "id": one.data.get("id"), "time": one.event_at, "checks": checks}
+def _hook(observation: Observation) -> dict[str, Any]:
+    checks = [{"name": name} for name in observation.data.get("passed", ())]
+    checks += [{"name": name, "text": text} for name, text in observation.data.get("failed", {}).items()]
+    where = observation.component
+    named = {"cluster": where.cluster, "node": where.node, "job": where.job, "boot_id": observation.boot_id}
+    return {**named, "id": observation.data.get("id"), "time": observation.event_at, "checks": checks}
 
 
-def _alerts(told: Sequence[Observation]) -> dict[str, Any]:
+def _alerts(observations: Sequence[Observation]) -> dict[str, Any]:
     alerts = [
         {
-            "status": one.data["status"],
-            "labels": one.data["labels"],
-            "annotations": {"summary": one.data["summary"]},
-            "startsAt": one.data["starts_at"],
-            "endsAt": one.data.get("ends_at"),
-            "fingerprint": one.data["fingerprint"],
-            "generatorURL": one.data["url"],
+            "status": observation.data["status"],
+            "labels": observation.data["labels"],
+            "annotations": {"summary": observation.data["summary"]},
+            "startsAt": observation.data["starts_at"],
+            "endsAt": observation.data.get("ends_at"),
+            "fingerprint": observation.data["fingerprint"],
+            "generatorURL": observation.data["url"],
         }
-        for one in told
+        for observation in observations
     ]
-    return {"version": "4", "externalURL": told[0].data["source"], "alerts": alerts}
+    return {"version": "4", "externalURL": observations[0].data["source"], "alerts": alerts}
 
 
-def _inventory(cluster: str, node: str, one: Observation) -> dict[str, Any]:
-    return {"cluster": cluster, "node": node, "time": one.event_at, "gpus": one.data.get("gpus")}
+def _inventory(cluster: str, node: str, observation: Observation) -> dict[str, Any]:
+    return {
+        "cluster": cluster,
+        "node": node,
+        "time": observation.event_at,
+        "gpus": observation.data.get("gpus"),
+    }
 
 
-def _place(one: Observation) -> tuple[str, str, str | None, str | None]:
-    kind = "kernel-log" if one.kind in _LINES else str(one.kind)
-    return kind, one.component.cluster, one.component.node, one.boot_id
+def _place(observation: Observation) -> tuple[str, str, str | None, str | None]:
+    kind = "kernel-log" if observation.kind in _LINES else str(observation.kind)
+    return kind, observation.component.cluster, observation.component.node, observation.boot_id
 
 
-def _entry(one: Observation) -> dict[str, Any]:
-    entry: dict[str, Any] = {"time": one.event_at, "line": one.line}
-    if "job" in one.data:
-        entry["job"] = one.data["job"]
+def _entry(observation: Observation) -> dict[str, Any]:
+    entry: dict[str, Any] = {"time": observation.event_at, "line": observation.line}
+    if "job" in observation.data:
+        entry["job"] = observation.data["job"]
     return entry
 
 
@@ -310,7 +315,7 @@ class Layouts:
         self._known: dict[bytes, list[_Spot | None]] = {}
 
     def bodies(self, reports: Sequence[Report]) -> list[dict[str, Any]]:
-        return [self._body(one) for one in reports]
+        return [self._body(report) for report in reports]
 
     def _body(self, report: Report) -> dict[str, Any]:
         gpu: dict[str, list[float | None]] = {}
@@ -339,14 +344,14 @@ class Layouts:
 
     def _layout(self, report: Report) -> list[_Spot | None]:
         key = report.columns.tobytes()
-        known = self._known.get(key)
-        if known is None:
+        layout = self._known.get(key)
+        if layout is None:
             if len(self._known) >= LAYOUTS:
                 self._known.clear()
             ids = report.columns.tolist()
             columns = self._book.columns(ids)
-            known = self._known[key] = [_spot(columns.get(number)) for number in ids]
-        return known
+            layout = self._known[key] = [_spot(columns.get(number)) for number in ids]
+        return layout
 
 
 def _spot(column: Column | None) -> _Spot | None:

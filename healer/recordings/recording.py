@@ -65,16 +65,17 @@ class Source(msgspec.Struct, frozen=True):
 
 def merged(sources: Sequence[Source]) -> Iterator[Entry]:
     """The entries of all files by time. Those of one kind stand in their order, and are opened when due."""
-    kinds = dict.fromkeys(one.kind for one in sources)
+    kinds = dict.fromkeys(source.kind for source in sources)
     return heapq.merge(
-        *(_chained([one for one in sources if one.kind == kind]) for kind in kinds), key=lambda one: one.at
+        *(_chained([source for source in sources if source.kind == kind]) for kind in kinds),
+        key=lambda entry: entry.at,
     )
 
 
 def _chained(sources: Sequence[Source]) -> Iterator[Entry]:
     last: datetime | None = None
-    for one in sources:
-        for entry in read(one.lines, one.name, last):
+    for source in sources:
+        for entry in read(source.lines, source.name, last):
             last = entry.at
             yield entry
 

@@ -51,10 +51,10 @@ class _Stream:
         return self._waiting >= FRAME_BYTES
 
     def add(self, line: bytes, at: datetime, route: str, stopwatch_s: float) -> None:
-        known = self.known
-        routes = known.routes
+        summary = self.known
+        routes = summary.routes
         routes[route] = routes.get(route, 0) + 1
-        self.known = msgspec.structs.replace(known, last=max(known.last, at), lines=known.lines + 1)
+        self.known = msgspec.structs.replace(summary, last=max(summary.last, at), lines=summary.lines + 1)
         self._lines.append(line)
         self._waiting += len(line) + 1
         if self.waits_since is None:
@@ -83,9 +83,9 @@ class _Stream:
         return 0
 
     def _tell(self) -> None:
-        beside = self.path.with_name(f"{self.path.name}.tmp")
-        beside.write_bytes(msgspec.json.encode(self.known))
-        beside.replace(about(self.path))
+        temporary = self.path.with_name(f"{self.path.name}.tmp")
+        temporary.write_bytes(msgspec.json.encode(self.known))
+        temporary.replace(about(self.path))
 
     def close(self) -> int:
         lost = self.write()
@@ -183,7 +183,7 @@ def prune(folder: Path, *, max_bytes: int, max_age: timedelta, now: datetime) ->
     gone = [path for path in files if path.name[: len(oldest)] < oldest]
     kept = [path for path in files if path not in gone]
     size = sum(path.stat().st_size for path in kept)
-    for path in sorted(kept, key=lambda one: ("samples" not in one.name, one.name)):
+    for path in sorted(kept, key=lambda file: ("samples" not in file.name, file.name)):
         if size <= max_bytes and free_share(folder) >= FREE_SHARE:
             break
         size -= path.stat().st_size
@@ -200,8 +200,8 @@ def _drop(path: Path) -> None:
 
 
 def free_share(folder: Path) -> float:
-    told = shutil.disk_usage(folder)
-    return told.free / told.total
+    usage = shutil.disk_usage(folder)
+    return usage.free / usage.total
 
 
 def _hour(at: datetime) -> str:
@@ -229,7 +229,7 @@ def recordings(folder: Path | None) -> Recordings:
         files = tuple(_recorded(path) for path in sorted(folder.glob("*.jsonl.zst")))
     except (OSError, ValueError) as error:
         return Recordings(on=True, folder=str(folder), problem=str(error))
-    return Recordings(on=True, folder=str(folder), files=tuple(one for one in files if one.lines))
+    return Recordings(on=True, folder=str(folder), files=tuple(file for file in files if file.lines))
 
 
 def _recorded(path: Path) -> Recorded:
@@ -263,8 +263,8 @@ def ends_of(path: Path) -> tuple[datetime, datetime] | None:
     """The first and the last moment of a file; None where it has none, or cannot be read for them."""
     try:
         if path.suffix == PACKED:
-            known = _recorded(path)
-            return (known.first, known.last) if known.lines else None
+            recorded = _recorded(path)
+            return (recorded.first, recorded.last) if recorded.lines else None
         with path.open("rb") as file:
             first = file.readline()
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
@@ -288,15 +288,17 @@ def chosen(paths: Sequence[Path], since: datetime | None, until: datetime | None
             path.stat()
             found.append(path)
             continue
-        told = recordings(path)
-        if told.problem:
-            raise OSError(told.problem)
-        starts = [one.first for one in told.files if one.kind == KINDS[0] and since and one.first <= since]
+        listed = recordings(path)
+        if listed.problem:
+            raise OSError(listed.problem)
+        starts = [
+            file.first for file in listed.files if file.kind == KINDS[0] and since and file.first <= since
+        ]
         begin = max(starts, default=since)
         found += [
-            path / one.file
-            for one in told.files
-            if (begin is None or one.last >= begin) and (until is None or one.first <= until)
+            path / file.file
+            for file in listed.files
+            if (begin is None or file.last >= begin) and (until is None or file.first <= until)
         ]
     return found
 
@@ -330,9 +332,9 @@ def _frame(file: BinaryIO, path: Path) -> bytes | None:
         block = file.read(3)
         if len(block) < 3:
             return None
-        told = int.from_bytes(block, "little")
-        last, is_run = bool(told & 1), told >> 1 & 3 == 1
-        file.seek(1 if is_run else told >> 3, 1)
+        header = int.from_bytes(block, "little")
+        last, is_run = bool(header & 1), header >> 1 & 3 == 1
+        file.seek(1 if is_run else header >> 3, 1)
     end = file.tell() + 4 * checked
     file.seek(start)
     frame = file.read(end - start)

@@ -50,41 +50,41 @@ class _Told:
     """One document, by what it is looked up by."""
 
     def __init__(self, document: Row) -> None:
-        self.incidents = {one["id"]: one for one in document["incidents"]}
-        self.merged = {one["id"]: one for one in document["merged"]}
-        self.actions = [one for one in document["actions"] if one["action"] not in _WORDS]
+        self.incidents = {incident["id"]: incident for incident in document["incidents"]}
+        self.merged = {incident["id"]: incident for incident in document["merged"]}
+        self.actions = [action for action in document["actions"] if action["action"] not in _WORDS]
         self.held: list[Row] = list(document["held"])
 
     def rule_of(self, incident: str | None) -> str:
-        known = self.incidents.get(incident or "") or self.merged.get(incident or "")
-        return known["rule"] if known else ""
+        found = self.incidents.get(incident or "") or self.merged.get(incident or "")
+        return found["rule"] if found else ""
 
 
 def _same_incidents(old: _Told, new: _Told) -> Iterator[tuple[str, str]]:
     """(id in the old, id in the new) of each pair; an incident is in one pair at most."""
     both = old.incidents.keys() & new.incidents.keys()
     yield from ((name, name) for name in both)
-    left = [one for name, one in old.incidents.items() if name not in both]
-    right = [one for name, one in new.incidents.items() if name not in both]
+    left = [incident for name, incident in old.incidents.items() if name not in both]
+    right = [incident for name, incident in new.incidents.items() if name not in both]
     for key in (_rule_and_root, _root_and_evidence):
         pairs = list(_nearest(left, right, key, "opened"))
-        yield from ((one["id"], other["id"]) for one, other in pairs)
-        taken = {id(one) for pair in pairs for one in pair}
-        left = [one for one in left if id(one) not in taken]
-        right = [one for one in right if id(one) not in taken]
+        yield from ((before["id"], other["id"]) for before, other in pairs)
+        taken = {id(row) for pair in pairs for row in pair}
+        left = [row for row in left if id(row) not in taken]
+        right = [row for row in right if id(row) not in taken]
 
 
-def _rule_and_root(one: Row) -> Any:
-    return one["rule"], _root(one)
+def _rule_and_root(row: Row) -> Any:
+    return row["rule"], _root(row)
 
 
-def _root_and_evidence(one: Row) -> Any:
-    first = one["evidence"][0] if one["evidence"] else {}
-    return _root(one), first.get("line") or first.get("text")
+def _root_and_evidence(row: Row) -> Any:
+    first = row["evidence"][0] if row["evidence"] else {}
+    return _root(row), first.get("line") or first.get("text")
 
 
-def _root(one: Row) -> tuple[Any, ...]:
-    return tuple(sorted((name, value) for name, value in one["root"].items() if value is not None))
+def _root(row: Row) -> tuple[Any, ...]:
+    return tuple(sorted((name, value) for name, value in row["root"].items() if value is not None))
 
 
 def _nearest(
@@ -92,19 +92,19 @@ def _nearest(
 ) -> Iterator[tuple[Row, Row]]:
     """Pairs of one key, each row in one at most: in the order of `left`, the nearest in time."""
     waiting: dict[Any, list[Row]] = {}
-    for one in right:
-        waiting.setdefault(key(one), []).append(one)
-    for one in left:
-        found = waiting.get(key(one), [])
-        best = min(found, key=lambda other: abs(_apart_s(one, other, at)), default=None)
-        if best is not None and abs(_apart_s(one, best, at)) <= SAME_S:
+    for row in right:
+        waiting.setdefault(key(row), []).append(row)
+    for row in left:
+        found = waiting.get(key(row), [])
+        best = min(found, key=lambda other: abs(_apart_s(row, other, at)), default=None)
+        if best is not None and abs(_apart_s(row, best, at)) <= SAME_S:
             found.remove(best)
-            yield one, best
+            yield row, best
 
 
-def _apart_s(one: Row, other: Row, at: str = "at") -> float:
+def _apart_s(row: Row, other: Row, at: str = "at") -> float:
     """How much later `other` is."""
-    return (datetime.fromisoformat(other[at]) - datetime.fromisoformat(one[at])).total_seconds()
+    return (datetime.fromisoformat(other[at]) - datetime.fromisoformat(row[at])).total_seconds()
 
 
 # --- incidents
@@ -112,85 +112,85 @@ def _apart_s(one: Row, other: Row, at: str = "at") -> float:
 
 def _incidents(old: _Told, new: _Told, same: Mapping[str, str]) -> dict[str, Any]:
     kept = set(same.values())
-    lost = [one for name, one in old.incidents.items() if name not in same]
-    fresh = [one for name, one in new.incidents.items() if name not in kept]
+    lost = [incident for name, incident in old.incidents.items() if name not in same]
+    fresh = [incident for name, incident in new.incidents.items() if name not in kept]
     pairs = ((old.incidents[name], new.incidents[other]) for name, other in same.items())
-    changed = [row for one, other in pairs if (row := _changed_incident(one, other))]
+    changed = [row for before, other in pairs if (row := _changed_incident(before, other))]
     return {
-        "new": [_incident(one, old.merged) for one in fresh],
-        "lost": [_incident(one, new.merged) for one in lost],
+        "new": [_incident(incident, old.merged) for incident in fresh],
+        "lost": [_incident(incident, new.merged) for incident in lost],
         "changed": sorted(changed, key=lambda row: (row["opened"], row["id"])),
     }
 
 
-def _incident(one: Row, merged: Mapping[str, Row]) -> dict[str, Any]:
+def _incident(incident: Row, merged: Mapping[str, Row]) -> dict[str, Any]:
     """`part_of`: the other rule set takes it for a part of that incident."""
-    other = merged.get(one["id"])
+    other = merged.get(incident["id"])
     names = ("id", "rule", "severity", "title", "opened", "closed", "root", "jobs_hit")
-    return {name: one[name] for name in names} | {"part_of": other["into"] if other else None}
+    return {name: incident[name] for name in names} | {"part_of": other["into"] if other else None}
 
 
-def _changed_incident(one: Row, other: Row) -> dict[str, Any] | None:
-    later_s = _apart_s(one, other, "opened")
+def _changed_incident(before: Row, other: Row) -> dict[str, Any] | None:
+    later_s = _apart_s(before, other, "opened")
     changes = {
-        name: [one[name], other[name]]
+        name: [before[name], other[name]]
         for name in ("rule", "severity", "cause", "remedy", "nodes")
-        if one[name] != other[name]
+        if before[name] != other[name]
     }
     if abs(later_s) > ALIKE_S:
-        changes["opened"] = [one["opened"], other["opened"]]
+        changes["opened"] = [before["opened"], other["opened"]]
     if not changes:
         return None
     names = ("id", "rule", "severity", "title", "opened", "root", "jobs_hit")
     return {name: other[name] for name in names} | {
-        "before_id": one["id"], "later_s": later_s, "changes": changes,
+        "before_id": before["id"], "later_s": later_s, "changes": changes,
     }  # fmt: skip
 
 
 # --- actions and what was held
 
 
-def _target(one: Row) -> tuple[Any, ...]:
-    return one["action"], one["node"] or None, one["job"] or None
+def _target(row: Row) -> tuple[Any, ...]:
+    return row["action"], row["node"] or None, row["job"] or None
 
 
 def _actions(old: _Told, new: _Told) -> dict[str, Any]:
     pairs = list(_nearest(old.actions, new.actions, _target, "at"))
-    before = {id(one) for one, _ in pairs}
+    before = {id(row) for row, _ in pairs}
     after = {id(other) for _, other in pairs}
-    fresh = [_action(one, new, old) for one in new.actions if id(one) not in after]
-    lost = [_action(one, old, new) for one in old.actions if id(one) not in before]
+    fresh = [_action(action, new, old) for action in new.actions if id(action) not in after]
+    lost = [_action(action, old, new) for action in old.actions if id(action) not in before]
     moved = [
         dict(other) | {"rule": new.rule_of(other["incident"]), "later_s": later_s}
-        for one, other in pairs
-        if abs(later_s := _apart_s(one, other)) > ALIKE_S
+        for row, other in pairs
+        if abs(later_s := _apart_s(row, other)) > ALIKE_S
     ]
     return {"new": fresh, "lost": lost, "moved": moved}
 
 
-def _action(one: Row, mine: _Told, other: _Told) -> dict[str, Any]:
+def _action(action: Row, document: _Told, other: _Told) -> dict[str, Any]:
     """`held`: the guard that kept just this back in the other document, and its words; None: it was never
     asked for there."""
-    held = [row for row in other.held if _target(row) == _target(one)]
-    near = min(held, key=lambda row: abs(_apart_s(one, row)), default=None)
+    held = [row for row in other.held if _target(row) == _target(action)]
+    near = min(held, key=lambda row: abs(_apart_s(action, row)), default=None)
     why = None if near is None else {name: near[name] for name in ("at", "guard", "why")}
-    return dict(one) | {"rule": mine.rule_of(one["incident"]), "held": why}
+    return dict(action) | {"rule": document.rule_of(action["incident"]), "held": why}
 
 
 def _held(old: _Told, new: _Told) -> list[dict[str, Any]]:
     """What both held, and not by the same guard."""
     rows = []
-    for one, other in _nearest(_first_held(old), _first_held(new), _target, "at"):
-        if one["guard"] != other["guard"]:
+    for before, other in _nearest(_first_held(old), _first_held(new), _target, "at"):
+        if before["guard"] != other["guard"]:
             row = dict(other) | {"rule": new.rule_of(other["incident"])}
-            rows.append(row | {"before": {name: one[name] for name in ("at", "guard", "why")}})
+            rows.append(row | {"before": {name: before[name] for name in ("at", "guard", "why")}})
     return rows
 
 
-def _first_held(told: _Told) -> list[Row]:
+def _first_held(document: _Told) -> list[Row]:
     """The first guard of each action of an incident: what held it afterwards follows from that."""
     first: dict[Any, Row] = {}
-    for row in told.held:
+    for row in document.held:
         first.setdefault((row["incident"], *_target(row)), row)
     return list(first.values())
 
@@ -206,15 +206,15 @@ def _by_rule(
 
     def count(rows: Iterable[Row], what: str) -> None:
         for row in rows:
-            known = counted.setdefault(row["rule"], dict.fromkeys(_COUNTS, 0))
-            known[what] += 1
+            counts = counted.setdefault(row["rule"], dict.fromkeys(_COUNTS, 0))
+            counts[what] += 1
 
     for what in ("new", "lost", "changed"):
         count(incidents[what], f"incidents_{what}")
     for what in ("new", "lost", "moved"):
         count(actions[what], f"actions_{what}")
     count(held, "held")
-    totals = [_rules_of(one.incidents.values()) for one in (old, new)]
+    totals = [_rules_of(document.incidents.values()) for document in (old, new)]
     return [
         {"rule": rule, "before": totals[0].get(rule, 0), "after": totals[1].get(rule, 0), **counts}
         for rule, counts in sorted(counted.items())
@@ -229,6 +229,6 @@ _COUNTS = (
 
 def _rules_of(incidents: Iterable[Row]) -> dict[str, int]:
     found: dict[str, int] = {}
-    for one in incidents:
-        found[one["rule"]] = found.get(one["rule"], 0) + 1
+    for incident in incidents:
+        found[incident["rule"]] = found.get(incident["rule"], 0) + 1
     return found

@@ -250,7 +250,7 @@ class Injector:
         self._senders.lines(node, [line.format(pci=pci) for line in FAULTS[fault].lines])
         self._senders.hang(job.id)
         for other in job.nodes:  # what the crash of the job leaves on all its nodes
-            self._senders.lines(other, [TEARDOWN.format(pci=one) for one in PCI[:4]])
+            self._senders.lines(other, [TEARDOWN.format(pci=address) for address in PCI[:4]])
         self._call_technician(node, "GPU board replaced")
 
     def _slow_node(self) -> None:

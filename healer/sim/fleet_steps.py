@@ -107,9 +107,9 @@ class Training:
         self._held = [(*self._place(job), job.id) for job in running.values()]
         lives = {}
         for job in running.values():
-            known = self._lives.get(job.id)
-            if known is not None and known.job.restarts == job.restarts:
-                lives[job.id] = known
+            life = self._lives.get(job.id)
+            if life is not None and life.job.restarts == job.restarts:
+                lives[job.id] = life
             elif self._pace.reports(job):
                 lives[job.id] = self._life(job)
         self._lives = lives
@@ -186,8 +186,8 @@ class Training:
 
     def _begin(self, life: _Life, slower: Floats) -> None:
         pace, chance, ranks = self._pace, life.chance, len(life.rows)
-        own = 1 + self._bias[life.rows, life.gpus] + chance.normal(0, pace.noise, ranks)
-        compute = pace.compute_s * life.longer * own * slower[life.rows, life.gpus]
+        factor = 1 + self._bias[life.rows, life.gpus] + chance.normal(0, pace.noise, ranks)
+        compute = pace.compute_s * life.longer * factor * slower[life.rows, life.gpus]
         if life.step - life.first < pace.warm_up_steps:
             compute = compute * pace.warm_up
         compute = compute + (chance.random(ranks) * pace.garbage_one_in < 1) * pace.garbage_s

@@ -120,11 +120,11 @@ class Tables:
     def recent_incidents(self, since: datetime) -> list[Incident]:
         """Those that are open, and those that opened after `since`, which only grows."""
         assert isinstance(self.incidents, Rows)
-        return self.incidents.left(lambda one: not one.is_open and one.opened <= since)
+        return self.incidents.left(lambda incident: not incident.is_open and incident.opened <= since)
 
     def active_runs(self) -> list[Run]:
         assert isinstance(self.runs, Rows)
-        return self.runs.left(lambda one: one.state in ENDED_RUN_STATES)
+        return self.runs.left(lambda run: run.state in ENDED_RUN_STATES)
 
 
 class Undo:

@@ -50,8 +50,8 @@ class Loop:
         now, walks = self._clock.now(), 0
         while True:
             self.look()
-            told = [*batch, *self.ledger.take_commands()]
-            walk(self.ledger, self._rules(), self.picture, told, now, sensed)
+            observations = [*batch, *self.ledger.take_commands()]
+            walk(self.ledger, self._rules(), self.picture, observations, now, sensed)
             batch, sensed, walks = (), None, walks + 1
             due = sorted(self.ledger.due_runs(now))
             for run in due:

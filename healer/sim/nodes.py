@@ -78,10 +78,10 @@ class SimNodes:
 
     def restart_service(self, node: str, service: str) -> None:
         with self._lock:
-            known = self._reached(node)
-            known.restarts += 1
+            state = self._reached(node)
+            state.restarts += 1
             if service == FABRIC_MANAGER:
-                known.faults.discard("fabric-manager")
+                state.faults.discard("fabric-manager")
 
     def service_active(self, node: str, service: str) -> bool:
         with self._lock:
@@ -102,13 +102,13 @@ class SimNodes:
     def memory_state(self, node: str) -> MemoryState:
         with self._lock:
             faults = self._reached(node).faults
-            told = tuple(f"GPU 0: {words}" for fault, words in _MEMORY.items() if fault in faults)
-            return MemoryState(gpus=self._gpus - ("gpu-missing" in faults), faults=told)
+            texts = tuple(f"GPU 0: {words}" for fault, words in _MEMORY.items() if fault in faults)
+            return MemoryState(gpus=self._gpus - ("gpu-missing" in faults), faults=texts)
 
     def start_diagnosis(self, node: str, key: str) -> None:
         with self._lock:
-            known = self._reached(node)
-            self._begin(known.diagnoses, key, lambda: _outcome(known.faults - _NO_HARDWARE))
+            state = self._reached(node)
+            self._begin(state.diagnoses, key, lambda: _outcome(state.faults - _NO_HARDWARE))
 
     def diagnosis(self, node: str, key: str) -> Diagnosis | None:
         with self._lock:
@@ -116,8 +116,8 @@ class SimNodes:
 
     def start_reset(self, node: str, key: str, gpu: str) -> None:
         with self._lock:
-            known = self._reached(node)
-            self._begin(known.resets, key, lambda: _reset(known, gpu))
+            state = self._reached(node)
+            self._begin(state.resets, key, lambda: _reset(state, gpu))
 
     def reset(self, node: str, key: str) -> Diagnosis | None:
         with self._lock:
@@ -125,9 +125,9 @@ class SimNodes:
 
     def start_collection(self, node: str, key: str) -> None:
         with self._lock:
-            known = self._reached(node)
-            text = f"===== dmesg of {node}\n{chr(10).join(sorted(known.faults))}\n"
-            self._begin(known.collections, key, lambda: gzip.compress(text.encode(), mtime=0))
+            state = self._reached(node)
+            text = f"===== dmesg of {node}\n{chr(10).join(sorted(state.faults))}\n"
+            self._begin(state.collections, key, lambda: gzip.compress(text.encode(), mtime=0))
 
     def collection(self, node: str, key: str) -> Bundle | None:
         with self._lock:
@@ -210,10 +210,10 @@ class SimNodes:
         return self._nodes.setdefault(name, _Node())
 
     def _reached(self, name: str) -> _Node:
-        known = self._node(name)
-        if "unreachable" in known.faults:
+        node = self._node(name)
+        if "unreachable" in node.faults:
             raise NodeUnavailable(f"{name} does not answer.")
-        return known
+        return node
 
 
 def _fabric(state: str, status: str, text: str) -> FabricState:
@@ -268,8 +268,8 @@ class NodesClient(_Called):
 def _error_of(error: Gone | CallFailed) -> Exception:
     if isinstance(error, Gone):
         return NodeUnavailable(f"The simulated nodes at {error}")
-    known = {"ValueError": ValueError, "NodeUnavailable": NodeUnavailable}
-    return known.get(error.kind, NodeError)(error.text)
+    errors = {"ValueError": ValueError, "NodeUnavailable": NodeUnavailable}
+    return errors.get(error.kind, NodeError)(error.text)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -154,10 +154,10 @@ _APPLY: dict[Fault, Callable[[Effects, _At], None]] = {
 def effects_of(planted: Sequence[Planted], nodes: dict[str, int], gpus: int, ports: int) -> Effects:
     """`nodes` gives each node's row. A fault without a GPU is on all GPUs of its node."""
     effects = no_effects(len(nodes), gpus, ports)
-    for one in planted:
-        row = slice(None) if one.node is None else nodes[one.node]
-        gpu = slice(None) if one.gpu is None else one.gpu
-        _APPLY[one.fault](effects, (row, gpu))
+    for planting in planted:
+        row = slice(None) if planting.node is None else nodes[planting.node]
+        gpu = slice(None) if planting.gpu is None else planting.gpu
+        _APPLY[planting.fault](effects, (row, gpu))
     return effects
 
 

@@ -31,17 +31,17 @@ def report(
 ) -> dict[str, Any]:
     """`shown` is Slurm's last picture: it tells which GPU model a node has."""
     actions = _actions(tables)
-    told = _Told(tables, rules, shown)
+    rows = _Told(tables, rules, shown)
     # The recorded repair took its time: its drain outlasts the replay's own, and nothing was forgotten.
-    known = (
-        one
-        for one in tables.incidents.values()
-        if one.fault != HEALER_DRAIN or one.root.node not in recorded_drains
+    incidents = (
+        incident
+        for incident in tables.incidents.values()
+        if incident.fault != HEALER_DRAIN or incident.root.node not in recorded_drains
     )
-    by_opening = sorted(known, key=_by_opening)
+    by_opening = sorted(incidents, key=_by_opening)
     return {
-        "incidents": [told.incident(one) for one in by_opening if one.merged_into is None],
-        "merged": [_merged(one) for one in by_opening if one.merged_into is not None],
+        "incidents": [rows.incident(incident) for incident in by_opening if incident.merged_into is None],
+        "merged": [_merged(incident) for incident in by_opening if incident.merged_into is not None],
         "actions": actions,
         "held": _held(tables),
         "differences": _differences(actions, recorded_drains),
@@ -64,16 +64,16 @@ def since(document: dict[str, Any], at: datetime) -> dict[str, Any]:
     return document | kept
 
 
-def _merged(one: Incident) -> dict[str, Any]:
+def _merged(incident: Incident) -> dict[str, Any]:
     """What turned out to be a part of another incident. What was held or done under its name keeps that."""
     return {
-        "id": one.id,
-        "into": one.merged_into,
-        "rule": one.rule,
-        "opened": moment(one.opened),
-        "closed": moment(one.closed) if one.closed else None,
-        "root": msgspec.to_builtins(one.root),
-        "why": one.closed_why,
+        "id": incident.id,
+        "into": incident.merged_into,
+        "rule": incident.rule,
+        "opened": moment(incident.opened),
+        "closed": moment(incident.closed) if incident.closed else None,
+        "root": msgspec.to_builtins(incident.root),
+        "why": incident.closed_why,
     }
 
 
@@ -94,26 +94,26 @@ class _Told:
         self._nodes = shown.nodes if shown is not None else {}
         self._done = _done_by_incident(tables)
         self._alike: dict[tuple[str, str | None], list[Incident]] = {}
-        for one in sorted(tables.incidents.values(), key=_by_opening, reverse=True):
-            for key in {("fault", one.fault), ("node", one.root.node)}:
-                self._alike.setdefault(key, []).append(one)
+        for incident in sorted(tables.incidents.values(), key=_by_opening, reverse=True):
+            for key in {("fault", incident.fault), ("node", incident.root.node)}:
+                self._alike.setdefault(key, []).append(incident)
 
-    def incident(self, one: Incident) -> dict[str, Any]:
-        kept = self._tables.verdicts.get(one.id, ())
-        verdict = newest_verdict(kept, one, self._rules)
-        return _incident(one) | {
-            "hit": msgspec.to_builtins(one.hit),
+    def incident(self, incident: Incident) -> dict[str, Any]:
+        kept = self._tables.verdicts.get(incident.id, ())
+        verdict = newest_verdict(kept, incident, self._rules)
+        return _incident(incident) | {
+            "hit": msgspec.to_builtins(incident.hit),
             "verdict": msgspec.to_builtins(verdict),
             "similar": [
                 {"id": other.id, "same": str(other.same), "ended": other.ended}
-                for other in self._similar(one)
+                for other in self._similar(incident)
             ],
         }
 
-    def _similar(self, one: Incident) -> list[Similar]:
-        same_node = self._alike[("node", one.root.node)] if one.root.node is not None else []
-        near = [*self._alike[("fault", one.fault)][:SIMILAR_MAX], *same_node[:SIMILAR_MAX]]
-        return similar_to(one, near, self._model_of, self._cures)
+    def _similar(self, incident: Incident) -> list[Similar]:
+        same_node = self._alike[("node", incident.root.node)] if incident.root.node is not None else []
+        near = [*self._alike[("fault", incident.fault)][:SIMILAR_MAX], *same_node[:SIMILAR_MAX]]
+        return similar_to(incident, near, self._model_of, self._cures)
 
     def _model_of(self, node: str) -> str:
         return self._nodes[node].gpu_model if node in self._nodes else ""
@@ -128,24 +128,24 @@ def _done_by_incident(tables: Tables) -> dict[str, list[Verb]]:
     for run in tables.runs.values():
         if run.incident is not None and not run.shadow:
             log = tables.log.get(run.id, [])
-            done = [one for one in log if one.event is StepEvent.done and "verb" in one.data]
-            found.setdefault(run.incident, []).extend(Verb(one.data["verb"]) for one in done)
+            done = [entry for entry in log if entry.event is StepEvent.done and "verb" in entry.data]
+            found.setdefault(run.incident, []).extend(Verb(entry.data["verb"]) for entry in done)
     return found
 
 
-def _incident(one: Incident) -> dict[str, Any]:
+def _incident(incident: Incident) -> dict[str, Any]:
     return {
-        "id": one.id,
-        "rule": one.rule,
-        "opened": moment(one.opened),
-        "severity": one.severity,
-        "cause": one.cause,
-        "root": msgspec.to_builtins(one.root),
-        "affected": msgspec.to_builtins(one.affected),
-        "nodes": {name: str(verdict) for name, verdict in sorted(one.nodes.items())},
-        "remedy": list(one.remedy),
-        "jobs_hit": list(one.jobs_hit),
-        "closed": moment(one.closed) if one.closed else None,
+        "id": incident.id,
+        "rule": incident.rule,
+        "opened": moment(incident.opened),
+        "severity": incident.severity,
+        "cause": incident.cause,
+        "root": msgspec.to_builtins(incident.root),
+        "affected": msgspec.to_builtins(incident.affected),
+        "nodes": {name: str(verdict) for name, verdict in sorted(incident.nodes.items())},
+        "remedy": list(incident.remedy),
+        "jobs_hit": list(incident.jobs_hit),
+        "closed": moment(incident.closed) if incident.closed else None,
         "evidence": [
             {
                 "at": moment(e.at),
@@ -153,13 +153,13 @@ def _incident(one: Incident) -> dict[str, Any]:
                 "text": e.text,
                 "line": e.line,
             }
-            for e in one.evidence
+            for e in incident.evidence
         ],
-        "title": one.title,
-        "state": str(one.state),
-        "owner": one.owner,
-        "counted": dict(sorted(one.counted.items())),
-        "known_bad_in_service": one.known_bad_in_service,
+        "title": incident.title,
+        "state": str(incident.state),
+        "owner": incident.owner,
+        "counted": dict(sorted(incident.counted.items())),
+        "known_bad_in_service": incident.known_bad_in_service,
     }
 
 
@@ -170,8 +170,8 @@ def _actions(tables: Tables) -> list[dict[str, Any]]:
         found += [_action(run, entry) for entry in log if _acted(run, entry)]
     for at, message in tables.sent:
         if isinstance(message, Message) and message.page:
-            known = tables.incidents.get(message.incident or "")
-            node = known.root.node if known else None
+            incident = tables.incidents.get(message.incident or "")
+            node = incident.root.node if incident else None
             found.append(_row(at, "notify", node=node, job=None, incident=message.incident, mode="auto"))
     return sorted(
         found, key=lambda row: (row["at"], row["incident"] or "")
@@ -181,8 +181,8 @@ def _actions(tables: Tables) -> list[dict[str, Any]]:
 def _acted(run: Run, entry: LogEntry) -> bool:
     """A word to the owner of a job is no action: it stands in Slurm beside the job, and nobody acts on it."""
     acted = entry.event is StepEvent.done and not run.shadow
-    told = entry.data.get("verb") == Verb.notify and ":" in entry.step
-    return acted and not told and "verb" in entry.data
+    is_notice = entry.data.get("verb") == Verb.notify and ":" in entry.step
+    return acted and not is_notice and "verb" in entry.data
 
 
 def _action(run: Run, entry: LogEntry) -> dict[str, Any]:

@@ -38,9 +38,9 @@ class RecordedSamples:
     """The senses of one replay. Ticks are due every 5 s of simulated time while samples come or a fault is
     watched, else each minute."""
 
-    def __init__(self, cluster: str, rules: Ruleset, known: Known, start: datetime) -> None:
+    def __init__(self, cluster: str, rules: Ruleset, is_known: Known, start: datetime) -> None:
         book = MemoryColumns()
-        self._cluster, self._known = cluster, known
+        self._cluster, self._known = cluster, is_known
         # No recording holds a model of the forest. Its features are sampled all the same, for nodes that
         # changed are found by them; their levels are learnt from the recording itself.
         self._senses = Senses(cluster, rules, book, Forest(lambda: (), lambda _row: None))
@@ -65,9 +65,9 @@ class RecordedSamples:
         # On the grid of 5 s, as in production.
         self._due -= max(0, (self._due - entry.at) // _TICK) * _TICK
         if entry.route == STEP_TIMES:
-            told = step_batches(entry.raw, self._known, entry.at, cluster=self._cluster)
-            self._batches += told.batches
-            self.rejected += len(told.rejected) + told.rejected_more
+            parsed = step_batches(entry.raw, self._known, entry.at, cluster=self._cluster)
+            self._batches += parsed.batches
+            self.rejected += len(parsed.rejected) + parsed.rejected_more
             return []
         if entry.route == CHECKPOINTS:
             accepted = checkpoint_observations(entry.body, entry.at, cluster=self._cluster)

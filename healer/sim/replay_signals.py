@@ -56,10 +56,10 @@ class EventRoutes:
         rules: Ruleset,
         site: Callable[[str], Site],
         sampled: Callable[[Entry], list[Observation]],
-        told: Container[str],
+        seen: Container[str],
     ) -> None:
         self._cluster, self._rules, self._site = cluster, rules, site
-        self._sampled, self._told = sampled, told
+        self._sampled, self._told = sampled, seen
         self._routes: Mapping[str, Callable[[Entry, Site], wire.Accepted]] = {
             "signals/kernel-log": self._kernel_log,
             "signals/heartbeat": self._heartbeat,
@@ -129,9 +129,9 @@ class EventRoutes:
     def _with_what_goes_on(self, alerts: Alerts) -> wire.Accepted:
         """As the API stores it: that it was told again keeps an alert from being over."""
         again = [
-            told_again(one)
-            for one in alerts.observations
-            if one.data["status"] == "firing" and one.digest in self._told
+            told_again(observation)
+            for observation in alerts.observations
+            if observation.data["status"] == "firing" and observation.digest in self._told
         ]
         return wire.Accepted(
             observations=(*alerts.observations, *again),
@@ -145,29 +145,31 @@ class EventRoutes:
         rejects = Rejects()
         body = entry.body
         events = events_of(body, batch=isinstance(body, list), rejects=rejects)
-        inner = [one for one in events if one.type in ROUTES]
-        others = [one for one in events if one.type not in ROUTES]
+        inner = [event for event in events if event.type in ROUTES]
+        others = [event for event in events if event.type not in ROUTES]
         items, unrecognised = self._alerts_in(others, entry, rejects)
-        told = self._with_what_goes_on(enveloped_observations(items, site, entry.at))
-        taken = [told]
+        alerts = self._with_what_goes_on(enveloped_observations(items, site, entry.at))
+        taken = [alerts]
         for event in inner:
             held = replace(entry, route=f"signals/{ROUTES[event.type]}", raw=msgspec.json.encode(event.data))
             try:
-                taken += [one for one in (self.parsed(held),) if one is not None]
+                taken += [accepted for accepted in (self.parsed(held),) if accepted is not None]
             except ValueError as error:  # what a body alone has wrong is that event's
                 rejects.add(event.index, error)
         return wire.Accepted(
-            observations=tuple(seen for one in taken for seen in one.observations),
-            unrecognised=unrecognised + sum(one.unrecognised for one in taken),
-            rejected=(*rejects.sorted(), *(why for one in taken for why in one.rejected)),
-            rejected_more=rejects.more + sum(one.rejected_more for one in taken),
-            alternatives={key: also for one in taken for key, also in one.alternatives.items()},
+            observations=tuple(seen for accepted in taken for seen in accepted.observations),
+            unrecognised=unrecognised + sum(accepted.unrecognised for accepted in taken),
+            rejected=(*rejects.sorted(), *(why for accepted in taken for why in accepted.rejected)),
+            rejected_more=rejects.more + sum(accepted.rejected_more for accepted in taken),
+            alternatives={key: also for accepted in taken for key, also in accepted.alternatives.items()},
         )
 
     def _alerts_in(self, events: list[Event], entry: Entry, rejects: Rejects) -> tuple[list[Enveloped], int]:
-        globs = {glob for one in self._rules.alerts for glob in one.alert}
+        globs = {glob for rule in self._rules.alerts for glob in rule.alert}
         named = [
-            kind for kind in {one.type for one in events} if any(fnmatchcase(kind, glob) for glob in globs)
+            kind
+            for kind in {event.type for event in events}
+            if any(fnmatchcase(kind, glob) for glob in globs)
         ]
         items: list[Enveloped] = []
         unrecognised = 0
@@ -188,20 +190,20 @@ class EventRoutes:
         hook = entry.route.removeprefix(HOOKS_ROUTE)
         seen = hook_reports(entry.body, hook, site.known, entry.at, cluster=site.cluster)
         inventory: list[Observation] = []
-        for one in seen.reports:
-            if one.samples:
-                inventory += self._sampled(replace(entry, route=COLUMNAR, raw=one.samples))
-            if one.xml:
-                query = {"cluster": one.cluster, "node": one.node}
-                raw = msgspec.json.encode(one.xml.decode())
+        for report in seen.reports:
+            if report.samples:
+                inventory += self._sampled(replace(entry, route=COLUMNAR, raw=report.samples))
+            if report.xml:
+                query = {"cluster": report.cluster, "node": report.node}
+                raw = msgspec.json.encode(report.xml.decode())
                 inventory += self._sampled(replace(entry, route=NVIDIA_SMI, raw=raw, query=query))
-        told = list(arrivals(seen))
+        arrived = list(arrivals(seen))
         return wire.Accepted(
-            observations=(*inventory, *(one for one, _ in told)),
+            observations=(*inventory, *(observation for observation, _ in arrived)),
             unrecognised=seen.unrecognised,
             rejected=seen.rejected,
             rejected_more=seen.rejected_more,
-            alternatives={one.digest: also for one, also in told if also},
+            alternatives={observation.digest: also for observation, also in arrived if also},
         )
 
 
@@ -233,22 +235,22 @@ class Beats:
         self._older: set[str] = set()
         self._since = start
 
-    def plain(self, entry: Entry, known: wire.Known) -> list[Observation] | None:
+    def plain(self, entry: Entry, is_known: wire.Known) -> list[Observation] | None:
         """Those that are new, of a body of nothing but plain beats of nodes that are `known`; None for any
         other body: the API's own decoder tells what is wrong with it, or what else it says."""
         try:
-            told = self._decode(entry.raw)
+            beats = self._decode(entry.raw)
         except msgspec.DecodeError:
             return None
         found = []
-        for beat in told if isinstance(told, list) else (told,):
+        for beat in beats if isinstance(beats, list) else (beats,):
             if beat.time is not None or beat.gpus or beat.lost:
                 return None
             if beat.cluster != self._cluster and beat.cluster is not None:
                 return None
-            if not known(self._cluster, beat.node):
+            if not is_known(self._cluster, beat.node):
                 return None
-            part = self._parts.get(beat.node) or self._part(beat.node, known)
+            part = self._parts.get(beat.node) or self._part(beat.node, is_known)
             if part is None or (beat.boot_id not in self._boots and not self._learn(beat.boot_id)):
                 return None
             found.append((part, self._boots[beat.boot_id]))
@@ -273,8 +275,8 @@ class Beats:
         self._last[node] = now
         return True
 
-    def _part(self, node: str, known: wire.Known) -> Component | None:
-        if wire.wrong_node(self._cluster, node, known):
+    def _part(self, node: str, is_known: wire.Known) -> Component | None:
+        if wire.wrong_node(self._cluster, node, is_known):
             return None
         part = self._parts[node] = Component(cluster=self._cluster, node=node)
         return part

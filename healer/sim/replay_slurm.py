@@ -38,13 +38,13 @@ class Shown(msgspec.Struct, frozen=True):
 
 def shown(body: Any, name: str) -> Shown:
     """ValueError for a body that is neither `{name: [...]}` nor `{"changed": [...], "gone": [...]}`."""
-    known = body if isinstance(body, dict) else {}
-    if name in known or not known.keys() & {"changed", "gone"}:
-        return Shown(_rows(known.get(name), name), again=known.get("again") is True)
-    gone = known.get("gone", [])
+    fields = body if isinstance(body, dict) else {}
+    if name in fields or not fields.keys() & {"changed", "gone"}:
+        return Shown(_rows(fields.get(name), name), again=fields.get("again") is True)
+    gone = fields.get("gone", [])
     if not isinstance(gone, list):
         raise ValueError("`gone` has to be a list of names")
-    return Shown(_rows(known.get("changed", []), "changed"), [str(one) for one in gone], whole=False)
+    return Shown(_rows(fields.get("changed", []), "changed"), [str(name) for name in gone], whole=False)
 
 
 def _rows(rows: Any, name: str) -> list[dict[str, Any]]:
@@ -85,7 +85,7 @@ class ToldRows:
             return fresh
         if not fresh and not self._gone:
             return before
-        return {name: one for name, one in before.items() if name not in self._gone} | fresh
+        return {name: value for name, value in before.items() if name not in self._gone} | fresh
 
 
 # Wide: implements `ports.Scheduler`.
@@ -108,8 +108,8 @@ class ReplaySlurm:
         file where that says nothing."""
         file = topology or Topology()
         rows = self._told_nodes.take(shown)
-        told = [placed(node, file.place(self._cluster, node.name)) for node in map(_node, rows)]
-        fresh = {node.name: self._dated(node, self.nodes.get(node.name)) for node in told}
+        placed_nodes = [placed(node, file.place(self._cluster, node.name)) for node in map(_node, rows)]
+        fresh = {node.name: self._dated(node, self.nodes.get(node.name)) for node in placed_nodes}
         self.nodes = self._told_nodes.merged(self.nodes, fresh)
         return list(fresh.values())
 
@@ -117,21 +117,21 @@ class ReplaySlurm:
         """A reason stands since the recording first shows it: its words a week later are another drain. A
         boot of which it does not tell was the day before."""
         if node.boot_at is None:
-            known = before.boot_at if before is not None else None
-            node = msgspec.structs.replace(node, boot_at=known or self._clock.now() - timedelta(days=1))
+            boot_at = before.boot_at if before is not None else None
+            node = msgspec.structs.replace(node, boot_at=boot_at or self._clock.now() - timedelta(days=1))
         if not node.reason or node.reason_at is not None:
             return node
-        stands = before is not None and before.reason == node.reason
-        at = before.reason_at if before is not None and stands else self._clock.now()
+        is_same = before is not None and before.reason == node.reason
+        at = before.reason_at if before is not None and is_same else self._clock.now()
         return msgspec.structs.replace(node, reason_at=at)
 
     def show_jobs(self, shown: Shown) -> None:
         """A row that does not tell how often its job was restarted speaks of the life that is known."""
         before = self.jobs
-        known = ((str(row["id"]), row) for row in self._told_jobs.take(shown))
+        rows = ((str(row["id"]), row) for row in self._told_jobs.take(shown))
         fresh = {
             name: _job({"restarts": before[name].restarts} | dict(row) if name in before else row)
-            for name, row in known
+            for name, row in rows
         }
         self.jobs = self._told_jobs.merged(self.jobs, fresh)
 
@@ -179,32 +179,32 @@ class ReplaySlurm:
     # --- nodes and reservations
 
     def drain(self, nodes: Nodes, reason: str) -> None:
-        for known in self._each(nodes):
-            self._flag(known, "DRAIN")
-            self._set(known.name, reason=reason, reason_user="healer", reason_at=self._clock.now())
+        for node in self._each(nodes):
+            self._flag(node, "DRAIN")
+            self._set(node.name, reason=reason, reason_user="healer", reason_at=self._clock.now())
 
     def undrain(self, nodes: Nodes) -> None:
-        for known in self._each(nodes):
-            self._unflag(known, {"DRAIN"})
+        for node in self._each(nodes):
+            self._unflag(node, {"DRAIN"})
 
     def resume(self, nodes: Nodes) -> None:
-        for known in self._each(nodes):
-            flags = [flag for flag in known.state[1:] if flag not in {"DRAIN", "FAIL", "NOT_RESPONDING"}]
-            base = "IDLE" if known.base == "DOWN" else known.base
-            self._set(known.name, state=(base, *flags), reason="", reason_user="", reason_at=None)
+        for node in self._each(nodes):
+            flags = [flag for flag in node.state[1:] if flag not in {"DRAIN", "FAIL", "NOT_RESPONDING"}]
+            base = "IDLE" if node.base == "DOWN" else node.base
+            self._set(node.name, state=(base, *flags), reason="", reason_user="", reason_at=None)
 
     def down(self, nodes: Nodes, reason: str) -> None:
-        for known in self._each(nodes):
-            self._set(known.name, state=("DOWN", *known.state[1:]), reason=reason, reason_user="healer")
+        for node in self._each(nodes):
+            self._set(node.name, state=("DOWN", *node.state[1:]), reason=reason, reason_user="healer")
 
     def reboot(self, nodes: Nodes, reason: str) -> None:
         """It has booted by the time that the call returns, and is DOWN until somebody resumes it. What the
         recording tells of its boot id later on is no line of an earlier boot: so that is not known now."""
         now = self._clock.now()
-        for known in self._each(nodes):
-            flags = tuple(dict.fromkeys((*known.state[1:], "DRAIN")))
+        for node in self._each(nodes):
+            flags = tuple(dict.fromkeys((*node.state[1:], "DRAIN")))
             self._set(
-                known.name,
+                node.name,
                 state=("DOWN", *flags),
                 reason=reason,
                 reason_user="healer",
@@ -223,8 +223,8 @@ class ReplaySlurm:
         if reservation.name in self.reservations:
             raise SchedulerRefused(f"the recording has a reservation {reservation.name}")
         self.reservations[reservation.name] = reservation
-        for known in self._each(reservation.nodes) if reservation.maintenance else ():
-            self._flag(known, "MAINTENANCE")
+        for node in self._each(reservation.nodes) if reservation.maintenance else ():
+            self._flag(node, "MAINTENANCE")
 
     def change_reservation(self, name: str, nodes: Sequence[str]) -> None:
         before = self._reservation(name)
@@ -232,16 +232,16 @@ class ReplaySlurm:
         self.reserve(msgspec.structs.replace(before, nodes=tuple(nodes)))
 
     def unreserve(self, name: str) -> None:
-        for known in self._each(self._reservation(name).nodes):
-            self._unflag(known, {"MAINTENANCE"})
+        for node in self._each(self._reservation(name).nodes):
+            self._unflag(node, {"MAINTENANCE"})
         del self.reservations[name]
 
     # --- jobs
 
     def requeue(self, job: str) -> None:
-        known = self._job(job)
-        if known.active:
-            self._put_back(known)
+        found = self._job(job)
+        if found.active:
+            self._put_back(found)
 
     def revive(self, job: str) -> None:
         self._put_back(self._job(job))
@@ -329,15 +329,15 @@ def _node(row: Mapping[str, Any]) -> SlurmNode:
         if isinstance(state, str)
         else [part for word in state for part in str(word).split("+")]
     )
-    known = {name: value for name, value in row.items() if value is not None}
-    if isinstance(known.get("reason"), str):
-        reason, user, at = signed_reason(known["reason"])
-        told = {"reason": reason, "reason_user": user, "reason_at": at}
-        known = {name: value for name, value in told.items() if value} | known | {"reason": reason}
-    if "boot_id" in known:
-        known["boot_id"] = normal_boot_id(str(known["boot_id"]))
+    fields = {name: value for name, value in row.items() if value is not None}
+    if isinstance(fields.get("reason"), str):
+        reason, user, at = signed_reason(fields["reason"])
+        signature = {"reason": reason, "reason_user": user, "reason_at": at}
+        fields = {name: value for name, value in signature.items() if value} | fields | {"reason": reason}
+    if "boot_id" in fields:
+        fields["boot_id"] = normal_boot_id(str(fields["boot_id"]))
     return msgspec.convert(
-        {**known, "state": state_words(words)},
+        {**fields, "state": state_words(words)},
         SlurmNode,
         strict=False,
     )
@@ -348,7 +348,7 @@ def _job(row: Mapping[str, Any]) -> SlurmJob:
     state = row["state"]
     words = [state] if isinstance(state, str) else list(state)
     words = [str(word).upper() for word in words]
-    known = {name: value for name, value in row.items() if value is not None}
+    fields = {name: value for name, value in row.items() if value is not None}
     return msgspec.convert(
-        {**known, "id": str(row["id"]), "state": words[0], "flags": words[1:]}, SlurmJob, strict=False
+        {**fields, "id": str(row["id"]), "state": words[0], "flags": words[1:]}, SlurmJob, strict=False
     )

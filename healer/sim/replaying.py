@@ -75,7 +75,7 @@ class Replay:
             batch = list(group)
             only_many = all(entry.route in _MANY for entry in batch)
             if only_many and at - self.walked_at < timedelta(seconds=FINE_S):
-                self.beats.extend(one for entry in batch for one in self._signals(entry))
+                self.beats.extend(signal for entry in batch for signal in self._signals(entry))
                 self.quiet_since = at
                 continue
             self._pass_time(at)
@@ -89,7 +89,7 @@ class Replay:
                 elif entry.route == REFERENCE:
                     with _named(entry):
                         self._refer(entry)
-            seen = [one for entry in batch for one in self._signals(entry)]
+            seen = [signal for entry in batch for signal in self._signals(entry)]
             before = self._told()
             self._walk(seen)
             if before != self._told() or any(_is_news(entry) for entry in batch):
@@ -129,8 +129,8 @@ class Replay:
     def _refer(self, entry: Entry) -> None:
         """What nodes of a kind should be, from now on (`healer learn`)."""
         body = entry.body if isinstance(entry.body, dict) else {}
-        told = {"cluster": self.cluster, "node": "", "by": "", "at": entry.at} | body
-        reference = msgspec.convert(told, Reference)
+        fields = {"cluster": self.cluster, "node": "", "by": "", "at": entry.at} | body
+        reference = msgspec.convert(fields, Reference)
         self.ledger.tables.references[reference.kind] = reference
         self.picture.references_at = None
 
@@ -157,7 +157,9 @@ class Replay:
             self.rejected_first = f"{entry.place}, entry {first.index}: {first.reason}"
         if entry.known_as and len(entry.known_as) == len(parsed.observations):
             named = zip(parsed.observations, entry.known_as, strict=True)
-            return self._fresh([msgspec.structs.replace(one, digest=name) for one, name in named], {})
+            return self._fresh(
+                [msgspec.structs.replace(observation, digest=name) for observation, name in named], {}
+            )
         return self._fresh(parsed.observations, parsed.alternatives)
 
     def _fresh(
@@ -165,15 +167,15 @@ class Replay:
     ) -> list[Observation]:
         """Without those that were told before."""
         fresh = []
-        for one in observations:
-            if one.kind is ObservationKind.heartbeat:
-                if self.heartbeats.is_new(one):
-                    fresh.append(one)
+        for observation in observations:
+            if observation.kind is ObservationKind.heartbeat:
+                if self.heartbeats.is_new(observation):
+                    fresh.append(observation)
                 continue
-            names = {one.digest, *alternatives.get(one.digest, ())}
+            names = {observation.digest, *alternatives.get(observation.digest, ())}
             if self.known.isdisjoint(names):
-                fresh.append(one)
-            self.known.add(one.digest)
+                fresh.append(observation)
+            self.known.add(observation.digest)
         return fresh
 
     def _sampled(self, entry: Entry) -> list[Observation]:
@@ -181,9 +183,9 @@ class Replay:
             from healer.sim.replay_samples import RecordedSamples
 
             self.samples = RecordedSamples(self.cluster, self.rules, self._is_known, entry.at)
-        told = self.samples.take(entry)
-        self.loop.checkpoints.hear(told)
-        return told
+        observations = self.samples.take(entry)
+        self.loop.checkpoints.hear(observations)
+        return observations
 
     def _site(self, cluster: str) -> Site:
         return Site(cluster, (self.cluster,), self._is_known, self._is_switch)
@@ -191,7 +193,7 @@ class Replay:
     def _is_switch(self, _: str, name: str) -> bool:
         shown = self.slurm.nodes.values()
         return name in self.rules.topology.switches or any(
-            name == one.switch or name in one.switches for one in shown
+            name == node.switch or name in node.switches for node in shown
         )
 
     def _is_known(self, cluster: str, node: str) -> bool:

@@ -497,8 +497,8 @@ def _error_of(error: Gone | CallFailed) -> Exception:
         return SchedulerUnavailable(f"The simulated Slurm at {error}", sent=error.sent)
     if error.kind in {"UnknownNode", "SchedulerRefused"}:
         return (UnknownNode if error.kind == "UnknownNode" else SchedulerRefused)(error.text, error.code)
-    known = {"SchedulerUnavailable": SchedulerUnavailable, "ValueError": ValueError}
-    return known.get(error.kind, SchedulerError)(error.text)
+    errors = {"SchedulerUnavailable": SchedulerUnavailable, "ValueError": ValueError}
+    return errors.get(error.kind, SchedulerError)(error.text)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -309,19 +309,19 @@ class SimTelemetry:
 
     def plant(self, fault: str, node: str | None = None, gpu: int | None = None) -> None:
         """ValueError for a fault, node or GPU that does not exist."""
-        one = checked(fault, node, gpu, self._rows, self._gpus)
-        if one not in self._planted:
-            self._change([*self._planted, one])
+        planting = checked(fault, node, gpu, self._rows, self._gpus)
+        if planting not in self._planted:
+            self._change([*self._planted, planting])
 
     def mend(self, node: str | None = None, fault: str | None = None) -> None:
         """Takes away what is planted on the node (None: everything), or only that fault."""
 
         which = None if fault is None else Fault(fault)
 
-        def stays(one: Planted) -> bool:
-            return node not in {None, one.node} or which not in {None, one.fault}
+        def stays(planting: Planted) -> bool:
+            return node not in {None, planting.node} or which not in {None, planting.fault}
 
-        self._change([one for one in self._planted if stays(one)])
+        self._change([planting for planting in self._planted if stays(planting)])
 
     def _change(self, planted: list[Planted]) -> None:
         self._planted = planted

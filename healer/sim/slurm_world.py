@@ -312,8 +312,8 @@ class World:
 
     def _let_in(self, job: Job, held: list[Reservation]) -> bool:
         """A job of a MAINT reservation is not kept out by others that hold the node too."""
-        own = next((one for one in held if one.name == job.reservation), None)
-        return own is not None and (own.maintenance or len(held) == 1) if held else True
+        wanted = next((reservation for reservation in held if reservation.name == job.reservation), None)
+        return wanted is not None and (wanted.maintenance or len(held) == 1) if held else True
 
     def _start(self, job: Job, names: list[str], now: datetime) -> None:
         job.nodes = tuple(sorted(names))

@@ -125,8 +125,8 @@ class CallClient:
         """Those that nobody is using."""
         with self._lock:
             idle, self._idle = self._idle, []
-        for one in idle:
-            one.close()
+        for connection in idle:
+            connection.close()
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("_") or name not in _calls(self._served):
@@ -148,7 +148,7 @@ class CallClient:
         try:
             connection = connection or _Connection(self._path, self._timeout_s)
             sent = True
-            told = connection.asked(line)
+            answer = connection.asked(line)
         except OSError as error:
             if connection is not None:
                 connection.close()
@@ -156,7 +156,7 @@ class CallClient:
             raise Gone(f"{self._path} did not answer: {error}.", sent=sent) from error
         with self._lock:
             self._idle.append(connection)
-        reply = msgspec.json.decode(told, type=_Reply)
+        reply = msgspec.json.decode(answer, type=_Reply)
         if reply.error:
             raise CallFailed(reply.error, reply.text, reply.code)
         return reply.ok
@@ -176,10 +176,10 @@ class _Connection:
     def asked(self, line: bytes) -> bytes:
         self._file.write(line)
         self._file.flush()
-        told = self._file.readline()
-        if not told.endswith(b"\n"):
+        answer = self._file.readline()
+        if not answer.endswith(b"\n"):
             raise ConnectionError("it hung up")
-        return told
+        return answer
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

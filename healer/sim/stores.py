@@ -17,26 +17,30 @@ class MemoryCheckpoints:
     def __init__(self) -> None:
         self._newest: dict[str, JobCheckpoint] = {}
 
-    def take(self, told: Iterable[JobCheckpoint]) -> None:
+    def take(self, checkpoints: Iterable[JobCheckpoint]) -> None:
         """Durable ones only."""
-        for one in told:
-            known = self._newest.get(one.job)
-            if known is None or (known.restart, known.step, known.at) < (one.restart, one.step, one.at):
-                self._newest[one.job] = one
+        for checkpoint in checkpoints:
+            newest = self._newest.get(checkpoint.job)
+            if newest is None or (newest.restart, newest.step, newest.at) < (
+                checkpoint.restart,
+                checkpoint.step,
+                checkpoint.at,
+            ):
+                self._newest[checkpoint.job] = checkpoint
 
     def hear(self, signals: Iterable[Observation]) -> None:
         """Takes the checkpoints among these signals."""
         self.take(
             JobCheckpoint(
-                job=one.component.job or "",
-                restart=int(one.data["restart"]),
-                step=int(one.data["step"]),
-                path=str(one.data["path"]),
-                at=one.event_at,
-                arrived_at=one.arrived_at,
+                job=signal.component.job or "",
+                restart=int(signal.data["restart"]),
+                step=int(signal.data["step"]),
+                path=str(signal.data["path"]),
+                at=signal.event_at,
+                arrived_at=signal.arrived_at,
             )
-            for one in signals
-            if one.kind is ObservationKind.checkpoint and one.data["durable"]
+            for signal in signals
+            if signal.kind is ObservationKind.checkpoint and signal.data["durable"]
         )
 
     def newest_durable(self, job: str) -> JobCheckpoint | None:
@@ -64,8 +68,8 @@ class MemoryEvidence:
         self._finished.setdefault(file.id, file)
 
     def files(self, *, incident: str | None = None, run: str | None = None) -> list[EvidenceFile]:
-        fits = (one for one in self._finished.values() if one.incident == incident or incident is None)
-        return sorted((one for one in fits if run in (None, one.run)), key=lambda one: (one.at, one.id))
+        fits = (file for file in self._finished.values() if file.incident == incident or incident is None)
+        return sorted((file for file in fits if run in (None, file.run)), key=lambda file: (file.at, file.id))
 
     def file(self, file: str) -> EvidenceFile | None:
         return self._finished.get(file)

@@ -130,8 +130,8 @@ class Healer:
         """There is something to walk now. When the next walk is due depends on what comes of it."""
         self._due = self.site.now
 
-    def hear(self, told: Iterable[Observation]) -> None:
-        self._batch += told
+    def hear(self, observations: Iterable[Observation]) -> None:
+        self._batch += observations
 
     def _lines(self, node: str, lines: Sequence[str]) -> None:
         if "unreachable" in self.site.nodes.faults(node) and not lines[0].startswith("Kernel panic"):
@@ -139,9 +139,11 @@ class Healer:
         now = self.site.now
         entries = [{"line": line, "time": now.isoformat()} for line in lines]
         body: dict[str, Any] = {"cluster": CLUSTER, "node": node, "entries": entries}
-        told = kernel_log_observations(body, self._known, now, cluster=CLUSTER, book=self.rules.kernel_lines)
+        accepted = kernel_log_observations(
+            body, self._known, now, cluster=CLUSTER, book=self.rules.kernel_lines
+        )
         self.lines += len(lines)
-        self.hear(told.observations)
+        self.hear(accepted.observations)
         self.wake()
 
     def _teardown(self, fault: Fault) -> None:
@@ -245,8 +247,8 @@ def with_rules(rules: Ruleset, changed: Mapping[str, Mapping[str, Any]]) -> Rule
     """The rules with other fields in some of them. ValueError: there is no such rule."""
     if unknown := sorted(changed.keys() - rules.by_name.keys()):
         raise ValueError(f"no rule {unknown[0]!r}")
-    told = [msgspec.to_builtins(one) | dict(changed.get(one.name, {})) for one in rules.rules]
-    return msgspec.structs.replace(rules, rules=msgspec.convert(told, tuple[Rule, ...]))
+    rows = [msgspec.to_builtins(rule) | dict(changed.get(rule.name, {})) for rule in rules.rules]
+    return msgspec.structs.replace(rules, rules=msgspec.convert(rows, tuple[Rule, ...]))
 
 
 WHO = "operator"
@@ -309,7 +311,7 @@ class Nobody:
             self.site.agenda.at(self.site.later(retry_s), lambda: self._restart(life, start))
         faults = self.site.active.get(node, ())
         repair_s = max(
-            (one.repair_s for one in faults if one.way.hardware or one.way.slower > 1), default=0.0
+            (fault.repair_s for fault in faults if fault.way.hardware or fault.way.slower > 1), default=0.0
         )
         answer_s = self.site.scenario.people.answer_min * 60
         moment = working(self.site.later(repair_s + answer_s), self.site.scenario.people.works)
@@ -358,8 +360,8 @@ class Thresholds(Nobody):
 
     def _fails(self, node: str, fault: Fault | None = None):
         def drain() -> None:
-            stands = fault is None or fault in self.site.active.get(node, ())
-            if stands and not self.site.slurm.node(node).held:
+            is_present = fault is None or fault in self.site.active.get(node, ())
+            if is_present and not self.site.slurm.node(node).held:
                 real = bool(self.site.active.get(node))
                 retry_s = self.site.scenario.checks.retry_min * 60 if real else None
                 self._take_out(node, "check: failed", retry_s=retry_s)

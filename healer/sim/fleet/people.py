@@ -80,14 +80,16 @@ class People:
     def _repair_s(self, run: Run) -> float:
         """A node that is broken takes its repair; one that is not, a look."""
         faults = self.site.active.get(run.node or "", ())
-        hardware = [one.repair_s for one in faults if one.way.hardware]
+        hardware = [fault.repair_s for fault in faults if fault.way.hardware]
         again = "did not take" in self.site.nodes.faults(run.node or "")
-        last = [one.fault.repair_s for one in self.site.records.values() if one.fault.node == run.node]
+        last = [
+            record.fault.repair_s for record in self.site.records.values() if record.fault.node == run.node
+        ]
         return max(hardware, default=last[-1] if again and last else self._answers)
 
     def _repair(self, run: Run) -> None:
-        known = self.healer.runs.get(run.id)
-        if known is None or known.state is not RunState.waiting or run.node is None:
+        current = self.healer.runs.get(run.id)
+        if current is None or current.state is not RunState.waiting or run.node is None:
             return
         self._count("repairs")
         if "did not take" in self.site.nodes.faults(run.node):
@@ -138,7 +140,7 @@ class People:
         job = self.site.snapshot().jobs[self.site.job]
         faults = self.site.active.get(run.node or "", ())
         offered = takes_restarts(self.healer.rules.playbooks[run.playbook])
-        if not offered or run.node not in job.nodes or not any(one.way.stops for one in faults):
+        if not offered or run.node not in job.nodes or not any(fault.way.stops for fault in faults):
             return ()
         return (job.id,)
 

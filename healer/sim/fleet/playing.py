@@ -90,25 +90,31 @@ def forget(tables: Tables, now: datetime) -> set[str]:
     }
     tables.runs = {name: run for name, run in tables.runs.items() if name not in gone}
     tables.log = {name: log for name, log in tables.log.items() if name not in gone}
-    closed = {one.id for one in tables.incidents.values() if not one.is_open and (one.closed or now) < old}
-    tables.incidents = {name: one for name, one in tables.incidents.items() if name not in closed}
-    tables.verdicts = {name: one for name, one in tables.verdicts.items() if name not in closed}
-    tables.findings = [(name, one) for name, one in tables.findings if name not in closed]
-    tables.decisions = [one for one in tables.decisions if one.at >= old]
-    tables.granted = [one for one in tables.granted if one.granted_at >= old]
-    tables.requeues = [one for one in tables.requeues if one.at >= old]
+    closed = {
+        incident.id
+        for incident in tables.incidents.values()
+        if not incident.is_open and (incident.closed or now) < old
+    }
+    tables.incidents = {name: incident for name, incident in tables.incidents.items() if name not in closed}
+    tables.verdicts = {name: verdicts for name, verdicts in tables.verdicts.items() if name not in closed}
+    tables.findings = [(name, finding) for name, finding in tables.findings if name not in closed]
+    tables.decisions = [decision for decision in tables.decisions if decision.at >= old]
+    tables.granted = [slot for slot in tables.granted if slot.granted_at >= old]
+    tables.requeues = [use for use in tables.requeues if use.at >= old]
     tables.requeued_by = {key: run for key, run in tables.requeued_by.items() if run not in gone}
-    tables.remedies = [one for one in tables.remedies if one.at >= old]
-    tables.audit = [one for one in tables.audit if one.at >= old]
-    tables.messages = {name: one for name, one in tables.messages.items() if one.incident not in closed}
-    tables.sent = [(at, one) for at, one in tables.sent if at >= old]
-    tables.bursts = {key: one for key, one in tables.bursts.items() if one.last_at >= now - BURSTS_KEPT}
+    tables.remedies = [use for use in tables.remedies if use.at >= old]
+    tables.audit = [record for record in tables.audit if record.at >= old]
+    tables.messages = {
+        name: message for name, message in tables.messages.items() if message.incident not in closed
+    }
+    tables.sent = [(at, message) for at, message in tables.sent if at >= old]
+    tables.bursts = {key: burst for key, burst in tables.bursts.items() if burst.last_at >= now - BURSTS_KEPT}
     return gone
 
 
 #: What is compared, in the order of the table.
 MENDERS = ("healer", "nobody", "thresholds", "first sign")
-_OTHERS = {one.name: one for one in (Nobody, Thresholds, FirstSign)}
+_OTHERS = {mender.name: mender for mender in (Nobody, Thresholds, FirstSign)}
 #: What is over is forgotten each day.
 TIDY = timedelta(days=1)
 
@@ -176,14 +182,14 @@ class _Healed:
 
     def _note(self) -> None:
         """When a fault was first told, and which incidents there were: before anything is forgotten."""
-        for name, one in self.healer.incidents.items():
-            if self._known.get(name) != _word(one):
+        for name, incident in self.healer.incidents.items():
+            if self._known.get(name) != _word(incident):
                 if name not in self._known:
-                    self._found(one)
-                self._known[name] = _word(one)
+                    self._found(incident)
+                self._known[name] = _word(incident)
 
     def _found(self, incident: Incident) -> None:
-        named = {incident.root.node, *(one.node for one in incident.affected)}
+        named = {incident.root.node, *(component.node for component in incident.affected)}
         for node in [name for name in self.site.active if name in named]:
             for fault in self.site.active[node]:
                 record = self.site.records[fault.id]
@@ -218,8 +224,12 @@ class Reviews:
                 self.site.agenda.at(self.site.later(answer_s), self._judge(rule))
 
     def _rule_of(self, node: str, at: datetime) -> str | None:
-        mine = [one for one in self.healer.incidents.values() if one.root.node == node and one.opened <= at]
-        return mine[-1].rule if mine else None
+        of_node = [
+            incident
+            for incident in self.healer.incidents.values()
+            if incident.root.node == node and incident.opened <= at
+        ]
+        return of_node[-1].rule if of_node else None
 
     def _judge(self, rule: str) -> Callable[[], None]:
         def false_alarm() -> None:
@@ -228,8 +238,8 @@ class Reviews:
             earn = self.healer.rules.guards.earn
             wrong = len(self._judged[rule][-earn.incidents :])
             modes = self.healer.ledger.tables.modes
-            known = self.healer.rules.by_name.get(rule)
-            mode = modes.get(rule) or (self.healer.rules.mode_of(known) if known is not None else Mode.shadow)
+            found = self.healer.rules.by_name.get(rule)
+            mode = modes.get(rule) or (self.healer.rules.mode_of(found) if found is not None else Mode.shadow)
             if demotion_reason(mode, Proof(wrong=wrong), earn):
                 modes[rule] = Mode.approve
                 self.did["rules fallen back"] = self.did.get("rules fallen back", 0) + 1
@@ -261,16 +271,16 @@ class Happenings:
         self._number = self.FIRST
         self._plan_stops()
         self._innocent()
-        for one in site.scenario.happenings:
-            do = _KINDS.get(one.what)
+        for happening in site.scenario.happenings:
+            do = _KINDS.get(happening.what)
             if do is None:
-                raise BadScenario(f"nothing happens as {one.what!r}; there are {', '.join(_KINDS)}")
-            at = site.scenario.start + timedelta(hours=one.at_h)
-            do(self, one, at)
+                raise BadScenario(f"nothing happens as {happening.what!r}; there are {', '.join(_KINDS)}")
+            at = site.scenario.start + timedelta(hours=happening.at_h)
+            do(self, happening, at)
 
     def _moments(self, count: int) -> list[datetime]:
         seconds = self._rng.uniform(0, self.site.scenario.days * DAY_S, count)
-        return [self.site.scenario.start + timedelta(seconds=one) for one in sorted(seconds.tolist())]
+        return [self.site.scenario.start + timedelta(seconds=second) for second in sorted(seconds.tolist())]
 
     def _plan_stops(self) -> None:
         scenario = self.site.scenario
@@ -301,54 +311,54 @@ class Happenings:
         drawn = self.site.chance.draw(self._number, at, node, way=way, because="planted")
         return replace(drawn, **changed)  # type: ignore[arg-type]
 
-    def fault(self, one: Happening, at: datetime) -> None:
+    def fault(self, happening: Happening, at: datetime) -> None:
         """Nodes of the large job, one after the other from `place` on, fail in the same way at once."""
-        for node in self._nodes(one):
-            self.site.expect(self._fault(node, one.way, at))
+        for node in self._nodes(happening):
+            self.site.expect(self._fault(node, happening.way, at))
 
-    def passing(self, one: Happening, at: datetime) -> None:
+    def passing(self, happening: Happening, at: datetime) -> None:
         """The same, and after `minutes` all is well again by itself: power or a switch is back."""
-        nodes = self._nodes(one)
+        nodes = self._nodes(happening)
         for node in nodes:
-            self.site.expect(self._fault(node, one.way, at, took=True, again_s=None))
+            self.site.expect(self._fault(node, happening.way, at, took=True, again_s=None))
 
         def back() -> None:
             for node in nodes:
                 self.site.mend(node)
 
-        self.site.agenda.at(at + timedelta(minutes=one.minutes), back)
+        self.site.agenda.at(at + timedelta(minutes=happening.minutes), back)
 
-    def storm(self, one: Happening, at: datetime) -> None:
+    def storm(self, happening: Happening, at: datetime) -> None:
         """A GPU falls off the bus, and the end of the job is told by Xid 45 from everywhere."""
-        (root, *others) = self._nodes(one)
-        self.site.expect(self._fault(root, one.way, at))
+        (root, *others) = self._nodes(happening)
+        self.site.expect(self._fault(root, happening.way, at))
         for number, node in enumerate(others):
             late = timedelta(seconds=1 + STORM_S * number / max(1, len(others)))
             for gpu in PCI:
                 self.site.agenda.at(at + late, self._says(node, TEARDOWN.format(pci=gpu)))
 
-    def storage(self, one: Happening, at: datetime) -> None:
+    def storage(self, happening: Happening, at: datetime) -> None:
         """The file server does not answer: nodes say so, and steps wait for their data."""
 
         def begin() -> None:
             self.site.shared_slow = STORAGE_SLOWER, "storage"
-            for node in self._nodes(one):
+            for node in self._nodes(happening):
                 self.site.mender.said(node, STORAGE_LINE)
 
         def over() -> None:
             self.site.shared_slow = 1.0, "none"
-            for node in self._nodes(one):
+            for node in self._nodes(happening):
                 self.site.mender.said(node, "nfs: server 10.1.2.3 OK")
 
         self.site.agenda.at(at, begin)
-        self.site.agenda.at(at + timedelta(minutes=one.minutes), over)
+        self.site.agenda.at(at + timedelta(minutes=happening.minutes), over)
 
-    def controller_away(self, one: Happening, at: datetime) -> None:
-        self._switch(at, one.minutes, lambda healer, away: setattr(healer.controller, "away", away))
+    def controller_away(self, happening: Happening, at: datetime) -> None:
+        self._switch(at, happening.minutes, lambda healer, away: setattr(healer.controller, "away", away))
 
-    def deaf(self, one: Happening, at: datetime) -> None:
+    def deaf(self, happening: Happening, at: datetime) -> None:
         """What brings the signals breaks: nothing arrives, and all nodes are well."""
-        self._switch(at, one.minutes, lambda healer, deaf: setattr(healer, "deaf", deaf))
+        self._switch(at, happening.minutes, lambda healer, deaf: setattr(healer, "deaf", deaf))
 
     def _switch(self, at: datetime, minutes: float, turn: Callable[[Healer, bool], None]) -> None:
         healer = self.site.mender
@@ -365,24 +375,24 @@ class Happenings:
         self.site.agenda.at(at, set_to(True))
         self.site.agenda.at(at + timedelta(minutes=minutes), set_to(False))
 
-    def driver(self, one: Happening, at: datetime) -> None:
+    def driver(self, happening: Happening, at: datetime) -> None:
         """A roll-out: node after node tells another driver than the good one's."""
         healer = self.site.mender
         if not isinstance(healer, Healer):
             return
-        nodes = self._nodes(one)
+        nodes = self._nodes(happening)
         good = {"driver": "580.65.06"}
         healer.ledger.tables.references["h100"] = Reference(
             kind="h100", cluster=CLUSTER, node=self.site.names[0], by="ann", at=self.site.now, facts=good
         )
         for number, node in enumerate(nodes):
-            late = timedelta(minutes=one.minutes * number / max(1, len(nodes)))
+            late = timedelta(minutes=happening.minutes * number / max(1, len(nodes)))
             self.site.agenda.at(at + late, self._tells(healer, node, {"driver": NEW_DRIVER}))
 
     def _tells(self, healer: Healer, node: str, facts: dict[str, str]) -> Callable[[], None]:
         def do() -> None:
             now = self.site.now
-            told = Observation(
+            inventory = Observation(
                 digest=digest_of("inventory", node, now.isoformat()),
                 kind=ObservationKind.inventory,
                 component=Component(cluster=CLUSTER, node=node),
@@ -390,20 +400,20 @@ class Happenings:
                 arrived_at=now,
                 data={"facts": facts},
             )
-            healer.hear([told])
+            healer.hear([inventory])
             healer.wake()
 
         return do
 
-    def _nodes(self, one: Happening) -> list[str]:
+    def _nodes(self, happening: Happening) -> list[str]:
         """`place`: a rack, a switch, or the first node; `nodes`: how many from there on, 0: all of it."""
         shown = self.site.snapshot().nodes.values()
-        here = [node.name for node in shown if one.place in {node.rack, node.switch, node.name}]
+        here = [node.name for node in shown if happening.place in {node.rack, node.switch, node.name}]
         if not here:
-            raise BadScenario(f"{one.what}: the fleet has no rack, switch or node {one.place!r}")
-        if one.nodes:
+            raise BadScenario(f"{happening.what}: the fleet has no rack, switch or node {happening.place!r}")
+        if happening.nodes:
             first = self.site.names.index(here[0])
-            here = self.site.names[first : first + one.nodes]
+            here = self.site.names[first : first + happening.nodes]
         return here
 
 

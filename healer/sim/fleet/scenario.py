@@ -174,8 +174,8 @@ def load(name: str, *, days: float | None = None) -> Scenario:
     if not path.is_file():
         path = Path(name)
     try:
-        told = yaml.safe_load(path.read_text(encoding="utf-8"))
-        scenario = msgspec.convert(told, Scenario)
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        scenario = msgspec.convert(document, Scenario)
     except FileNotFoundError:
         raise BadScenario(f"no scenario {name!r}; there are {', '.join(shipped())}, or give a file") from None
     except OSError as error:
@@ -191,7 +191,7 @@ def load(name: str, *, days: float | None = None) -> Scenario:
 
 def _wrong(scenario: Scenario) -> str | None:
     """What no type tells."""
-    used = scenario.job.nodes + sum(one.count * one.nodes for one in scenario.fillers)
+    used = scenario.job.nodes + sum(filler.count * filler.nodes for filler in scenario.fillers)
     if scenario.days <= 0 or scenario.nodes < 1 or scenario.job.nodes < 1:
         return "days, nodes and job.nodes have to be above 0"
     if used > scenario.nodes:
@@ -202,8 +202,8 @@ def _wrong(scenario: Scenario) -> str | None:
         return "faults without a mix"
     if scenario.telemetry.beats not in {"all", "near"}:
         return f"telemetry.beats is `all` or `near`, not {scenario.telemetry.beats!r}"
-    ways = [way for one in scenario.mix for way in one.ways] + [
-        one.way for one in scenario.happenings if one.way
+    ways = [way for cause in scenario.mix for way in cause.ways] + [
+        happening.way for happening in scenario.happenings if happening.way
     ]
     unknown = sorted(set(ways) - WAYS.keys())
     return f"no way {unknown[0]!r}; there are {', '.join(WAYS)}" if unknown else None

@@ -50,7 +50,7 @@ class Chance:
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         self._scenario, self._seed = scenario, seed
-        counts = np.array([one.count for one in scenario.mix], dtype=float)
+        counts = np.array([cause.count for cause in scenario.mix], dtype=float)
         self._share = counts / counts.sum() if len(counts) else counts
 
     def draw(
@@ -103,7 +103,7 @@ class Chance:
     def _cause(self, chance: np.random.Generator, way: str) -> tuple[str, str]:
         row, weight = chance.random(), chance.random()
         if way:
-            named = next((one.cause for one in self._scenario.mix if way in one.ways), way)
+            named = next((cause.cause for cause in self._scenario.mix if way in cause.ways), way)
             return named, way
         cause = self._scenario.mix[int(np.searchsorted(np.cumsum(self._share), row, side="right"))]
         return cause.cause, _by_weight(cause, weight)

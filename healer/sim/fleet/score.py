@@ -68,7 +68,7 @@ def card_of(
     gpu_hours = scenario.job.nodes * scenario.gpus / 3600
     wall = sum(work.spent.values())
     records = list(site.records.values())
-    returned = [one for one in records if one.returned_at is not None]
+    returned = [record for record in records if record.returned_at is not None]
     return Card(
         scenario=scenario.name,
         seed=site.seed,
@@ -78,18 +78,18 @@ def card_of(
         effective=round(work.total(Spent.kept) / wall, 5),
         spent={str(kind): round(work.total(kind) / wall, 5) for kind in Spent},
         job_gpu_hours=round(wall * gpu_hours, 1),
-        lost_gpu_hours=_rounded({cause: one * gpu_hours for cause, one in work.by_cause().items()}),
+        lost_gpu_hours=_rounded({cause: seconds * gpu_hours for cause, seconds in work.by_cause().items()}),
         faults=len(records),
         skipped=site.skipped,
-        stopped_job=sum(one.stopped_job for one in records),
-        by_cause=_counted(one.fault.cause for one in records),
-        detect=_times(_after(one, one.told_at) for one in records if _is_of_node(one)),
-        decide=_times(_after(one, one.out_at) for one in records if _is_of_node(one)),
-        restart=_times(_after(one, one.running_at) for one in records if one.stopped_job),
+        stopped_job=sum(record.stopped_job for record in records),
+        by_cause=_counted(record.fault.cause for record in records),
+        detect=_times(_after(record, record.told_at) for record in records if _is_of_node(record)),
+        decide=_times(_after(record, record.out_at) for record in records if _is_of_node(record)),
+        restart=_times(_after(record, record.running_at) for record in records if record.stopped_job),
         drains=site.taken_out,
         wrong_drains=len(site.wrong),
         wrong_per_1000_node_days=round(1000 * len(site.wrong) / (scenario.nodes * scenario.days), 4),
-        missed=sum(_is_missed(one, site) for one in records),
+        missed=sum(_is_missed(record, site) for record in records),
         undiagnosed=undiagnosed,
         stuck=stuck,
         returned=len(returned),
@@ -122,40 +122,45 @@ def _after(record: Record, moment: datetime | None) -> float | None:
 def _relapsed(returned: list[Record], records: list[Record], within: timedelta) -> dict[str, int]:
     """Of the nodes that returned, those that failed again in that time, by why the first such fault came."""
     by_node: dict[str, list[Record]] = {}
-    for one in records:
-        if _is_of_node(one):
-            by_node.setdefault(one.fault.node, []).append(one)
+    for record in records:
+        if _is_of_node(record):
+            by_node.setdefault(record.fault.node, []).append(record)
     firsts = (
-        next((other for other in by_node.get(one.fault.node, ()) if _follows(other, one, within)), None)
-        for one in returned
+        next((other for other in by_node.get(record.fault.node, ()) if _follows(other, record, within)), None)
+        for record in returned
     )
-    return _counted(one.fault.because for one in firsts if one is not None)
+    return _counted(record.fault.because for record in firsts if record is not None)
 
 
-def _follows(other: Record, one: Record, within: timedelta) -> bool:
-    return one.returned_at is not None and one.returned_at < other.fault.at <= one.returned_at + within
+def _follows(other: Record, returned: Record, within: timedelta) -> bool:
+    return (
+        returned.returned_at is not None
+        and returned.returned_at < other.fault.at <= returned.returned_at + within
+    )
 
 
 def _times(seconds: Iterable[float | None]) -> Times:
-    known = sorted(one for one in seconds if one is not None)
-    if not known:
+    ordered = sorted(value for value in seconds if value is not None)
+    if not ordered:
         return Times(0, None, None)
-    return Times(len(known), round(_quantile(known, 0.5), 1), round(_quantile(known, 0.95), 1))
+    return Times(len(ordered), round(_quantile(ordered, 0.5), 1), round(_quantile(ordered, 0.95), 1))
 
 
-def _quantile(known: list[float], share: float) -> float:
-    return known[min(len(known) - 1, int(share * len(known)))]
+def _quantile(ordered: list[float], share: float) -> float:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 def _counted(names: Iterable[str]) -> dict[str, int]:
     found: dict[str, int] = {}
     for name in names:
         found[name] = found.get(name, 0) + 1
-    return dict(sorted(found.items(), key=lambda one: (-one[1], one[0])))
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _rounded(hours: dict[str, float]) -> dict[str, float]:
-    return {name: round(value, 1) for name, value in sorted(hours.items(), key=lambda one: (-one[1], one[0]))}
+    return {
+        name: round(value, 1) for name, value in sorted(hours.items(), key=lambda item: (-item[1], item[0]))
+    }
 
 
 _TOP = 10
@@ -189,14 +194,14 @@ def card_text(card: Card) -> str:
     if card.incidents:
         lines += ["", "incidents", *(f"  {name:40}{count}" for name, count in card.incidents.items())]
     if card.fed:
-        told = ", ".join(f"{value:,g} {name}" for name, value in card.fed.items())
-        lines += ["", f"simulated: {told}"]
+        fed = ", ".join(f"{value:,g} {name}" for name, value in card.fed.items())
+        lines += ["", f"simulated: {fed}"]
     return "\n".join(lines)
 
 
 def _why(counted: dict[str, int]) -> str:
-    told = ", ".join(f"{count} {because}" for because, count in counted.items())
-    return f" ({told})" if told else ""
+    reasons = ", ".join(f"{count} {because}" for because, count in counted.items())
+    return f" ({reasons})" if reasons else ""
 
 
 def _spent(card: Card) -> list[str]:

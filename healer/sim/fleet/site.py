@@ -107,7 +107,7 @@ class Work:
 
     def total(self, kind: Spent) -> float:
         """Seconds."""
-        return sum(seconds for (one, _), seconds in self.spent.items() if one is kind)
+        return sum(seconds for (spent_on, _), seconds in self.spent.items() if spent_on is kind)
 
     def by_cause(self) -> dict[str, float]:
         """Seconds that a cause took, of any kind."""
@@ -312,7 +312,7 @@ class Site:
         self.mender.told(fault)
 
     def over(self, fault: Fault) -> None:
-        left = [one for one in self.active.get(fault.node, ()) if one.id != fault.id]
+        left = [other for other in self.active.get(fault.node, ()) if other.id != fault.id]
         self.active[fault.node] = left
         if not left:
             del self.active[fault.node]
@@ -350,10 +350,12 @@ class Site:
                     self.expect(again)
 
     def _last_of(self, node: str) -> list[Record]:
-        mine = [
-            one for one in self.records.values() if one.fault.node == node and one.repaired_at is not None
+        repaired = [
+            record
+            for record in self.records.values()
+            if record.fault.node == node and record.repaired_at is not None
         ]
-        return mine[-1:]
+        return repaired[-1:]
 
     def _work_unplanned(self, fault: Fault) -> None:
         self.slurm.person_drain(fault.node, "work on the host, ticket 1", "hall")
@@ -375,9 +377,9 @@ class Site:
         job = self.snapshot().jobs[self.job]
         if job.state != "RUNNING" or not self.active:
             return None
-        mine = self._holds(job)
-        found = (one for node, faults in self.active.items() if node in mine for one in faults)
-        return next((one for one in found if one.way.stops and self.now >= self.stops_at(one)), None)
+        job_nodes = self._holds(job)
+        found = (fault for node, faults in self.active.items() if node in job_nodes for fault in faults)
+        return next((fault for fault in found if fault.way.stops and self.now >= self.stops_at(fault)), None)
 
     def _holds(self, job: SlurmJob) -> frozenset[str]:
         """The nodes of the large job: asked for each moment, and seldom others."""
@@ -439,13 +441,13 @@ class Site:
             self._stop = (slow if slow != NOBODY else "taken off", None)
 
     def _slow(self) -> tuple[float, str]:
-        mine = self._holds(self.snapshot().jobs[self.job])
+        job_nodes = self._holds(self.snapshot().jobs[self.job])
         found = [
-            (one.way.slower, one.cause)
+            (fault.way.slower, fault.cause)
             for node, faults in self.active.items()
-            if node in mine
-            for one in faults
-            if one.way.slower > 1
+            if node in job_nodes
+            for fault in faults
+            if fault.way.slower > 1
         ]
         return max([*found, self.shared_slow])
 
@@ -480,8 +482,8 @@ class Site:
 
 
 def _lives(snapshot: SlurmSnapshot, job: str) -> bool:
-    known = snapshot.jobs.get(job)
-    return known is not None and known.end_at is None
+    found = snapshot.jobs.get(job)
+    return found is not None and found.end_at is None
 
 
 def _specs(scenario: Scenario, names: list[str]) -> Iterator[SlurmNode]:

@@ -151,9 +151,9 @@ class Window:
         self._hush(sent, at)
         self._add_ports(sent.metrics)
         self._add_results(sent.step_times)
-        known = lambda _cluster, node: node in self.names  # noqa: E731
-        measured = self._translator.columnar(msgspec.json.encode(sent.metrics), known, at)
-        steps = step_batches(msgspec.json.encode(sent.step_times), known, at, cluster=CLUSTER)
+        in_window = lambda _cluster, node: node in self.names  # noqa: E731
+        measured = self._translator.columnar(msgspec.json.encode(sent.metrics), in_window, at)
+        steps = step_batches(msgspec.json.encode(sent.step_times), in_window, at, cluster=CLUSTER)
         if recorder is not None:
             recorder.note_samples(measured.reports, steps.batches, at)
         self._senses.renew([self._healer.picture.node(name) for name in self.names], at)
@@ -169,15 +169,15 @@ class Window:
             and self._whole.jobs is snapshot.jobs
         ):
             return msgspec.structs.replace(self._part, taken_at=snapshot.taken_at)
-        mine = set(self.names)
+        names = set(self.names)
         jobs = {
             job.id: msgspec.structs.replace(
                 job,
-                nodes=tuple(name for name in job.nodes if name in mine),
+                nodes=tuple(name for name in job.nodes if name in names),
                 gpus={name: job.gpus[name] for name in self.names if name in job.gpus},
             )
             for job in snapshot.jobs.values()
-            if not mine.isdisjoint(job.nodes)
+            if not names.isdisjoint(job.nodes)
         }
         nodes = {name: snapshot.nodes[name] for name in self.names}
         self._whole = snapshot
@@ -189,11 +189,11 @@ class Window:
         silent = {
             node
             for node in self.names
-            if any(one.way.silent and one.at <= at for one in self._site.active.get(node, ()))
+            if any(fault.way.silent and fault.at <= at for fault in self._site.active.get(node, ()))
         }
         sent.metrics = [body for body in sent.metrics if body["node"] not in silent]
         for body in sent.step_times:
-            body["samples"] = [one for one in body["samples"] if one["node"] not in silent]
+            body["samples"] = [sample for sample in body["samples"] if sample["node"] not in silent]
         sent.step_times = [body for body in sent.step_times if body["samples"]]
 
     def _show(self, snapshot: SlurmSnapshot, at: datetime) -> None:
@@ -282,16 +282,16 @@ class Windows:
         if not (way.sensors or way.port_down or way.wrong_numbers) or fault.node in self._site.out_before:
             return
         until = fault.at + timedelta(minutes=self._spec.after_min)
-        known = next((one for one in self._now_open if fault.node in one.names), None)
-        if known is not None:
-            known.until = max(known.until, until)
-            known.faults.append(fault)
+        window = next((window for window in self._now_open if fault.node in window.names), None)
+        if window is not None:
+            window.until = max(window.until, until)
+            window.faults.append(fault)
             return
         self._open(self._around(fault.node, self._spec.peers + 1), until, [fault])
 
     def _stood(self, fault: Fault, since: datetime) -> None:
         """The large job stands: what its nodes told until now, and tell until it works again."""
-        if any(fault.node in one.names for one in self._now_open):
+        if any(fault.node in window.names for window in self._now_open):
             return
         window = self._made(self._around(fault.node, self._spec.peers + 1), self._site.end, since)
         window.fine_until = self._site.later(FINE_S)
@@ -301,7 +301,7 @@ class Windows:
     def _is_over(self, window: Window) -> bool:
         if window.fine_until is not None:
             return self._goes_on(window)
-        return bool(window.faults) and all(self._has_left(one) for one in window.faults)
+        return bool(window.faults) and all(self._has_left(fault) for fault in window.faults)
 
     def _goes_on(self, window: Window) -> bool:
         """So long that healer has seen it too: its incident is over by that."""
@@ -318,10 +318,10 @@ class Windows:
     def _around(self, node: str, many: int) -> list[str]:
         """The node and its neighbours in the job, which are its peers."""
         job = self._site.snapshot().jobs[self._site.job]
-        mine = list(job.nodes) if node in job.nodes else self._site.names
-        at = mine.index(node)
-        begin = max(0, min(at - many // 2, len(mine) - many))
-        return mine[begin : begin + many]
+        names = list(job.nodes) if node in job.nodes else self._site.names
+        at = names.index(node)
+        begin = max(0, min(at - many // 2, len(names) - many))
+        return names[begin : begin + many]
 
     def _sample_at_random(self) -> None:
         rng = np.random.default_rng([self._site.seed, 8])

@@ -1,4 +1,4 @@
-"""Who may do what. One dependency, `need(role)`, stands on every route; a test walks them all.
+"""Who may do what. Every route has the dependency `need(role)`; a test walks them all.
 
 A token is looked up at most once a second, so that its revocation acts within that second.
 """
@@ -11,7 +11,6 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
-from datetime import timedelta
 from typing import Annotated, Any, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 
@@ -21,16 +20,15 @@ from starlette.requests import HTTPConnection
 
 from healer.api.db_health import PATIENCE_S, Crowded, Reach
 from healer.api.problems import Problem, field_error, unauthenticated
-from healer.api.services import Services
+from healer.api.services import Services, services_of
 from healer.model import AuditRecord, Component, Role
-from healer.ports.callers import Caller
+from healer.ports.callers import SESSION_COOKIE, SESSION_LASTS, Caller
 from healer.ports.request_errors import Unavailable
 
-SESSION_COOKIE = "healer_session"
 CSRF_HEADER = "x-healer-csrf"
-SESSION_LASTS = timedelta(hours=12)
 _READERS = frozenset({Role.viewer, Role.responder, Role.operator, Role.admin, Role.auditor})
-#: Who may pass a route that needs this role: each has what stands before it; auditor and signals stand apart.
+#: Roles that pass a route that needs this one: from viewer to admin each includes those before it; auditor
+#: and signals are separate.
 ALLOWED: dict[Role, frozenset[Role]] = {
     Role.viewer: _READERS,
     Role.responder: frozenset({Role.responder, Role.operator, Role.admin}),
@@ -41,19 +39,19 @@ ALLOWED: dict[Role, frozenset[Role]] = {
 }
 _CACHE_S = 1.0
 _CACHE_SIZE = 20_000
-#: While the database is away a token for signals that was good within this time still writes signals.
+#: While the database is away, a token for signals that was valid within this time still writes signals.
 REMEMBERED_S = 900.0
 _NO_CLUSTER = (
     "this token is bound to a node or a job, and not to its cluster: make it anew with --cluster, "
     "as clusters number their nodes and jobs alike"
 )
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-#: Refusals that are recorded within a minute: of all, and of one token.
+#: Refusals recorded per minute: of all, and of one token.
 _REFUSALS, _REFUSALS_OF_ONE = 100, 20
-#: Of what a refused request spoke of: so many are recorded, and so much of each name.
+#: Components recorded of a refused request, and characters of each name.
 _SPOKEN_MAX, _NAME_MAX = 5, 64
 _WHAT_MAX = 200
-#: Where a request that came within another one keeps the refusals of them all: they are one record.
+#: Key of a request's scope for the refusals of the requests within it: they become one record.
 TOGETHER = "healer.together"
 #: What a token may be bound to.
 _BINDINGS = ("cluster", "node", "job")
@@ -66,26 +64,26 @@ def digest_of(secret: str) -> bytes:
 
 
 def csrf_of(cookie: str) -> str:
-    """The value that pages carry and send back: it follows from the cookie, and tells nothing about it."""
+    """The value that pages carry and send back: derived from the cookie, and reveals nothing of it."""
     return hashlib.sha256(b"healer csrf " + cookie.encode("utf-8", "surrogateescape")).hexdigest()[:43]
 
 
 class Foreign(NamedTuple):
-    """Why a bound token may not speak so, and of what it spoke without being bound to it."""
+    """Why a bound token is refused, and the components it spoke of without being bound to them."""
 
     why: str
     spoken: Collection[Component]
 
 
 def foreign(caller: Caller, nodes: Pairs = (), jobs: Pairs = ()) -> Foreign | None:
-    """None where a token may speak of all these: one foreign word refuses the whole."""
+    """None where a token may speak of all these: one foreign name refuses the whole request."""
     if caller.cluster:
-        at, of = ([one for one in named if one[0] != caller.cluster] for named in (nodes, jobs))
+        at, of = ([pair for pair in named if pair[0] != caller.cluster] for named in (nodes, jobs))
         if at or of:
             return Foreign(f"this token is bound to the cluster {caller.cluster}", _components(at, of))
-    if caller.node and (at := [one for one in nodes if one[1] != caller.node]):
+    if caller.node and (at := [pair for pair in nodes if pair[1] != caller.node]):
         return Foreign(f"this token is bound to the node {caller.node}", _components(at))
-    if caller.job and (of := [one for one in jobs if one[1] != caller.job]):
+    if caller.job and (of := [pair for pair in jobs if pair[1] != caller.job]):
         return Foreign(f"this token is bound to the job {caller.job}", _components(jobs=of))
     return None
 
@@ -102,17 +100,17 @@ class Access:
     def __init__(self, services: Services, reach: Reach) -> None:
         self._services = services
         self.reach = reach
-        #: Tokens for signals alone, and when each was good last; no page and no command asks here.
+        #: Tokens for signals, and when each was valid last; pages and commands do not use it.
         self._senders: OrderedDict[bytes, tuple[float, Caller | None]] = OrderedDict()
         self._cache: OrderedDict[tuple[str, bytes], tuple[float, Caller | None]] = OrderedDict()
-        #: Look-ups on their way, and when each began; in the event loop alone.
+        #: Look-ups under way, and when each began; only in the event loop.
         self._looks: dict[tuple[str, bytes], tuple[float, asyncio.Future[Caller | None]]] = {}
         self._lock = threading.Lock()
-        #: What was recorded of whom within the last minute, and when.
+        #: Refusals recorded within the last minute: ((id, name), data) -> when.
         self._refused: OrderedDict[tuple[tuple[str, str], str], float] = OrderedDict()
 
     def cached(self, kind: str, digest: bytes) -> tuple[bool, Caller | None]:
-        """(known, caller) without asking the database."""
+        """(whether it is cached, caller) without asking the database."""
         entry = self._cache.get((kind, digest))
         if entry is None or time.monotonic() - entry[0] > _CACHE_S:
             return False, None
@@ -120,13 +118,13 @@ class Access:
 
     def look_up(self, kind: str, digest: bytes) -> Caller | None:
         """Asks the database; from a thread."""
-        # Before the query: an answer must never live longer than a second after its revocation.
+        # Taken before the query: a caller must not be cached longer than a second after its revocation.
         asked = time.monotonic()
         find = self._services.tokens.by_token if kind == "token" else self._services.tokens.by_session
         caller = find(digest, self._services.clock.now())
         with self._lock:
             newest, _ = self._cache.get((kind, digest), (asked, None))
-            if asked < newest:  # it hung, and what was asked later is known already
+            if asked < newest:  # it hung, and a later look-up has answered already
                 return caller
             self._cache[(kind, digest)] = (asked, caller)
             while len(self._cache) > _CACHE_SIZE:
@@ -136,7 +134,7 @@ class Access:
         return caller
 
     def _remember(self, digest: bytes, asked: float, caller: Caller | None) -> None:
-        """A look-up that hung tells of a time when the token may not have been revoked yet."""
+        """Ignores a look-up that hung: the token may have been revoked since it was asked."""
         newest, _ = self._senders.get(digest, (asked, None))
         if asked < newest:
             return
@@ -150,10 +148,10 @@ class Access:
                 self._senders.popitem(last=False)
 
     async def find(self, kind: str, digest: bytes) -> Caller | None:
-        """Requests that come with the same token while it is looked up share that look, if it is as young as
-        what the cache may tell: a token for all nodes brings many at once."""
-        known, caller = self.cached(kind, digest)
-        if known:
+        """Requests with the same token share a look-up under way, if it is as young as a cached caller may
+        be: a token for all nodes brings many at once."""
+        is_cached, caller = self.cached(kind, digest)
+        if is_cached:
             return caller
         key, now = (kind, digest), time.monotonic()
         begun, look = self._looks.get(key, (float("-inf"), None))
@@ -167,29 +165,29 @@ class Access:
         if self._looks.get(key, (0.0, None))[1] is look:
             del self._looks[key]
         if not look.cancelled():
-            look.exception()  # whoever waited has heard it, if anybody still does
+            look.exception()  # retrieved here, so that asyncio does not log it; the waiters got it
 
-    def sender_at_hand(self, authorization: bytes | None) -> Caller | None:
-        """The caller of this header where its token was looked up within the last second; else None, and
-        `sender` tells why."""
+    def cached_sender(self, authorization: bytes | None) -> Caller | None:
+        """The caller of this header if its token was looked up within the last second; else None: ask
+        `sender`."""
         if authorization is None or authorization[:12] != b"Bearer heal_":
             return None
-        known, caller = self.cached("token", hashlib.sha256(authorization[7:].strip()).digest())
-        return self._told_apart(caller) if known and caller is not None else None
+        _, caller = self.cached("token", hashlib.sha256(authorization[7:].strip()).digest())
+        return self._checked(caller) if caller is not None else None
 
     async def sender(self, request: HTTPConnection) -> Caller:
-        """Who sends signals. While the database is away a token for signals that was good a little while ago
-        still counts, for this alone: what it tells would else be lost in the very minutes that matter."""
+        """Who sends signals. While the database is away, a token for signals that was valid a little while
+        ago still counts, only for this: its signals would else be lost in the very minutes that matter."""
         try:
             return await self.caller(request)
         except Crowded:
-            raise  # the database is there, and may have another answer by now
+            raise  # the database answers, and may say otherwise by now
         except Unavailable:
             token = request.headers.get("authorization", "").partition(" ")[2].strip()
             seen_at, caller = self._senders.get(digest_of(token), (float("-inf"), None))
             if caller is None or time.monotonic() - seen_at > REMEMBERED_S:
                 raise
-            return self._told_apart(caller)
+            return self._checked(caller)
 
     async def caller(self, request: HTTPConnection) -> Caller:
         """Who asks. Raises 401, or 403 for a session without its CSRF proof."""
@@ -209,27 +207,28 @@ class Access:
                 _check_csrf(request, caller)
         if caller is None:
             raise unauthenticated()
-        return self._told_apart(caller)
+        return self._checked(caller)
 
-    def _told_apart(self, caller: Caller) -> Caller:
+    def _checked(self, caller: Caller) -> Caller:
+        """403 for a token of a node or job whose cluster is unknown."""
         if (caller.node or caller.job) and not caller.cluster and not self._services.only:
             raise Problem(403, _NO_CLUSTER)
         return caller
 
-    def notes(self, caller: Caller) -> bool:
+    def records_refusal(self, caller: Caller) -> bool:
         """Whether one more refusal of this caller would be recorded now."""
         with self._lock:
-            return self._room(caller)
+            return self._has_room(caller)
 
-    def _room(self, caller: Caller) -> bool:
+    def _has_room(self, caller: Caller) -> bool:
         now = time.monotonic()
         while self._refused and next(iter(self._refused.values())) < now - 60:
             self._refused.popitem(last=False)
-        own = sum(who == (caller.id, caller.name) for who, _ in self._refused)
-        return len(self._refused) < _REFUSALS and own < _REFUSALS_OF_ONE
+        of_caller = sum(who == (caller.id, caller.name) for who, _ in self._refused)
+        return len(self._refused) < _REFUSALS and of_caller < _REFUSALS_OF_ONE
 
     def note_refusal(self, caller: Caller, what: str, why: str, spoken: Collection[Component] = ()) -> None:
-        """Writes a refusal to the audit, and of what the caller `spoke`: the same at most once a minute."""
+        """Writes a refusal to the audit, with the components `spoken` of: the same at most once a minute."""
         data: dict[str, Any] = {"what": _plain(what, _WHAT_MAX), "why": why, "role": caller.role.value}
         if bound := {name: value for name in _BINDINGS if (value := getattr(caller, name))}:
             data["bound_to"] = bound
@@ -237,7 +236,7 @@ class Access:
             data["spoken_of"], data["spoken_of_count"] = _named(spoken)
         key = ((caller.id, caller.name), repr(data))
         with self._lock:
-            if key in self._refused or not self._room(caller):
+            if key in self._refused or not self._has_room(caller):
                 return
             self._refused[key] = time.monotonic()
         self._services.controls.audit(
@@ -261,20 +260,20 @@ class Access:
         if not cookie:
             return None
         digest = digest_of(cookie)
-        known, caller = self.cached("session", digest)
-        caller = caller if known else self.look_up("session", digest)
+        is_cached, caller = self.cached("session", digest)
+        caller = caller if is_cached else self.look_up("session", digest)
         if caller is None or caller.node or caller.job or caller.role is Role.signals:
             return None
         return msgspec.structs.replace(caller, csrf=csrf_of(cookie))
 
-    def sign_in(self, token: str) -> tuple[Caller, str] | None:
-        """Uses up a sign-in link: (caller, value of the session cookie), or None."""
+    def sign_in(self, token: str) -> str | None:
+        """Uses up a sign-in link; the value of the session cookie, or None."""
         now = self._services.clock.now()
         cookie = secrets.token_urlsafe(32)
         caller = self._services.tokens.sign_in(
             digest_of(token), digest_of(cookie), now=now, until=now + SESSION_LASTS
         )
-        return None if caller is None else (caller, cookie)
+        return None if caller is None else cookie
 
     def sign_out(self, cookie: str) -> None:
         digest = digest_of(cookie)
@@ -330,16 +329,16 @@ Admin = Annotated[Caller, need(Role.admin)]
 async def refuse(
     request: HTTPConnection, caller: Caller, why: str, spoken: Collection[Component] = ()
 ) -> NoReturn:
-    """403, and a record of it with what the request spoke of. Always raises."""
-    together: list[Foreign] | None = request.scope.get(TOGETHER)
-    if together is None:
-        await note(request, caller, Foreign(why, spoken))
+    """403, recorded with the components that the request spoke of. Always raises."""
+    refusals: list[Foreign] | None = request.scope.get(TOGETHER)
+    if refusals is None:
+        await note_refusal(request, caller, Foreign(why, spoken))
     else:
-        together.append(Foreign(why, spoken))
+        refusals.append(Foreign(why, spoken))
     raise Problem(403, why)
 
 
-async def note(request: HTTPConnection, caller: Caller, refused: Foreign) -> None:
+async def note_refusal(request: HTTPConnection, caller: Caller, refused: Foreign) -> None:
     access: Access = request.app.state.access
     await access.reach.ask(access.note_refusal, caller, _asked(request), refused.why, refused.spoken)
 
@@ -349,17 +348,17 @@ def _asked(request: HTTPConnection) -> str:
 
 
 def _named(spoken: Iterable[Component]) -> tuple[list[dict[str, str]], int]:
-    """The first of what was spoken of, and how many there are."""
-    named = sorted({tuple(getattr(one, name) or "" for name in _BINDINGS) for one in spoken})
+    """The first components that were spoken of, and the number of all."""
+    keys = sorted({tuple(getattr(component, name) or "" for name in _BINDINGS) for component in spoken})
     first = [
-        {name: _plain(value, _NAME_MAX) for name, value in zip(_BINDINGS, one, strict=True) if value}
-        for one in named[:_SPOKEN_MAX]
+        {name: _plain(value, _NAME_MAX) for name, value in zip(_BINDINGS, key, strict=True) if value}
+        for key in keys[:_SPOKEN_MAX]
     ]
-    return first, len(named)
+    return first, len(keys)
 
 
 def _plain(text: str, most: int) -> str:
-    """What a sender wrote, as it may stand in a record: one short line."""
+    """A sender's text for a record: one short printable line."""
     line = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text[:most])
     return f"{line}…" if len(text) > most else line
 
@@ -376,14 +375,13 @@ def confine(
 
     A token bound to a node (or job) reaches that node (or job) and nothing that spans more.
     """
-    why = None
-    if caller.cluster and caller.cluster != cluster:
-        why = f"this token is bound to the cluster {caller.cluster}"
-    elif caller.node and caller.node != node:
-        why = f"this token is bound to the node {caller.node}"
-    elif caller.job and caller.job != job:
-        why = f"this token is bound to the job {caller.job}"
-    if why is None:
+    asked = {"cluster": cluster, "node": node, "job": job}
+    for kind in _BINDINGS:
+        bound = getattr(caller, kind)
+        if bound and bound != asked[kind]:
+            why = f"this token is bound to the {kind} {bound}"
+            break
+    else:
         return
     access: Access = request.app.state.access
     spoken = [Component(cluster=cluster or "", node=node, job=job)] if cluster or node or job else []
@@ -392,10 +390,17 @@ def confine(
 
 
 def named_cluster(services: Services, caller: Caller, wanted: str | None = None) -> str:
-    """The cluster that is meant: as named, else the token's own, else the only one. 422 where it is open."""
+    """The cluster as named, else the token's own, else the only one. 422 if that leaves it open."""
     cluster = wanted or caller.cluster or services.only
     if not cluster:
         raise field_error("cluster", f"name the cluster: one of {', '.join(services.clusters)}")
+    return cluster
+
+
+def allowed_cluster(request: HTTPConnection, caller: Caller, wanted: str | None) -> str:
+    """`named_cluster`, and 403 unless the caller may act on all of it. From a thread."""
+    cluster = named_cluster(services_of(request), caller, wanted)
+    confine(request, caller, cluster=cluster)
     return cluster
 
 
@@ -414,8 +419,8 @@ def _only_known_query(request: Request) -> None:
     dependant = getattr(route, "dependant", None)
     if dependant is None or not request.query_params:
         return
-    known = {field.alias for one in (dependant, *dependant.dependencies) for field in one.query_params}
-    unknown = sorted(set(request.query_params) - known)
+    allowed = {field.alias for part in (dependant, *dependant.dependencies) for field in part.query_params}
+    unknown = sorted(set(request.query_params) - allowed)
     if unknown:
         errors = [{"field": name[:100], "detail": "no such query parameter"} for name in unknown]
         raise Problem(422, f"no such query parameter: {unknown[0][:100]}", errors=errors)

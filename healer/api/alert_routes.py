@@ -1,21 +1,29 @@
-"""`POST /signals/alertmanager` and `POST /signals/cloudevents`: what other systems tell in their words."""
+"""`POST /signals/alertmanager` and `POST /signals/cloudevents`: alerts and events of other systems."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 from starlette.types import Message
 
-from healer.api.access import TOGETHER, Foreign, note, refuse
+from healer.api.access import TOGETHER, Foreign, note_refusal, refuse
 from healer.api.db_health import Fleet
-from healer.api.group_commit import Accepted, GroupCommit, accepted, counted, respond, store
+from healer.api.group_commit import Accepted, GroupCommit, count_accepted, rejected_views, respond, store
 from healer.api.problems import problem_of
-from healer.api.request_preamble import JSON, Preamble, aside, confine, decoded, known_query, media_type
+from healer.api.request_preamble import (
+    JSON,
+    Endpoint,
+    Preamble,
+    confine,
+    decoded,
+    known_query,
+    media_type,
+    parse,
+)
 from healer.api.services import Services
 from healer.model import LossReason, Role
 from healer.ports.callers import Caller
@@ -40,10 +48,9 @@ from healer.signals.wire import Known
 
 #: Events of one request whose bodies are stored at the same time.
 _AT_ONCE = 32
-#: Of the outer request these headers are not the inner one's.
-_OWN_HEADERS = (b"content-type", b"content-length", b"content-encoding", b"transfer-encoding")
-_answered = msgspec.json.Decoder(Accepted).decode
-Endpoint = Callable[[Request], Awaitable[Response]]
+#: Headers of the outer request that an inner one does not inherit.
+_BODY_HEADERS = (b"content-type", b"content-length", b"content-encoding", b"transfer-encoding")
+_decode_answer = msgspec.json.Decoder(Accepted).decode
 
 
 class AlertRoutes:
@@ -56,30 +63,29 @@ class AlertRoutes:
     ) -> None:
         self._services, self._preamble, self._fleet, self._commit = services, preamble, fleet, commit
 
-    def routes(self, prefix: str) -> list[Route]:
-        return [Route(f"{prefix}/signals/alertmanager", self.alertmanager, methods=["POST"])]
+    def endpoints(self) -> dict[str, Endpoint]:
+        return {"alertmanager": self.alertmanager}
 
     async def alertmanager(self, request: Request) -> Response:
-        """202, or 4xx to what would be as wrong the next time: it repeats only after 429 and 5xx."""
-        caller, known = await self._preamble.enter(request)
+        """202, or 4xx for a body that is wrong for good: Alertmanager retries only after 429 and 5xx."""
+        caller, has_node = await self._preamble.enter(request)
         media_type(request, JSON, "application/json")
         known_query(request, set())
         raw = await self._preamble.body(request)
-        body = await aside(len(raw), decoded, raw)
+        body = await parse(len(raw), decoded, raw)
         now = self._services.clock.now()
-        site = await self.site(caller, known)
-        told = await aside(len(raw), alertmanager_observations, body, site, now)
-        await confine(request, caller, told.nodes())
-        answer = await self.stored("alertmanager", request, caller, told)
-        entries = answer.accepted + answer.duplicates + answer.unrecognised
-        self._preamble.meter.stored(request, entries, told.rejected, told.rejected_more)
+        site = await self.site(caller, has_node)
+        alerts = await parse(len(raw), alertmanager_observations, body, site, now)
+        await confine(request, caller, alerts.nodes())
+        answer = await self.stored("alertmanager", request, caller, alerts)
+        self._preamble.meter.stored(request, answer.entries, alerts.rejected, alerts.rejected_more)
         return respond(answer)
 
-    async def site(self, caller: Caller, known: Known) -> Site:
+    async def site(self, caller: Caller, has_node: Known) -> Site:
         snapshots, topology = await self._fleet.current(), self._services.rules().topology
 
-        def switch(cluster: str, name: str) -> bool:
-            """By Slurm's picture, or by the site's own map."""
+        def has_switch(cluster: str, name: str) -> bool:
+            """By Slurm's snapshot or the site's topology file."""
             if name in topology.switches or any(place.switch == name for place in topology.places.values()):
                 return True
             shown = snapshots.get(cluster)
@@ -87,42 +93,43 @@ class AlertRoutes:
                 name == node.switch or name in node.switches for node in shown.nodes.values()
             )
 
-        return Site(self._preamble.default(caller), self._preamble.served, known, switch)
+        return Site(self._preamble.default_cluster(caller), self._preamble.served, has_node, has_switch)
 
-    async def stored(self, route: str, request: Request, caller: Caller, told: Alerts) -> Accepted:
+    async def stored(self, route: str, request: Request, caller: Caller, alerts: Alerts) -> Accepted:
         """The answer, after the commit. Raises Problem 429 when too much waits."""
-        arrivals = [Arrival(one) for one in told.observations]
+        arrivals = [Arrival(alert) for alert in alerts.observations]
         new = await store(self._commit, route, arrivals, caller, lost=1)
-        # That it goes on is no news to the sender, and has to be known all the same.
-        goes_on = [
-            Arrival(told_again(one))
-            for one, is_new in zip(told.observations, new, strict=True)
-            if not is_new and one.data["status"] == "firing"
+        # A repeated alert is a duplicate, but the detector has to see that it still fires.
+        still_firing = [
+            Arrival(told_again(alert))
+            for alert, is_new in zip(alerts.observations, new, strict=True)
+            if not is_new and alert.data["status"] == "firing"
         ]
-        if goes_on:
-            await store(self._commit, route, goes_on, caller, lost=1, shed_first=True)
+        if still_firing:
+            await store(self._commit, route, still_firing, caller, lost=1, shed_first=True)
         left_out = "truncatedAlerts: Alertmanager left them out (max_alerts)"
-        self._preamble.meter.lose(request, LossReason.sender, told.lost, left_out)
-        count, repeats = sum(new), len(new) - sum(new)
-        return counted(route, count, told.unrecognised, told.rejected, told.rejected_more, duplicates=repeats)
+        self._preamble.meter.lose(request, LossReason.sender, alerts.lost, left_out)
+        count, unrecognised = sum(new), alerts.unrecognised
+        return count_accepted(route, alerts, count, unrecognised=unrecognised, duplicates=len(new) - count)
 
 
 class CloudEventRoutes:
-    """`endpoints`: route -> what takes its body. An event is confined as a request to that route would be."""
+    """`routes`: path -> the endpoint for its bodies. An event is confined as a request to that route is."""
 
     role = Role.signals
 
     def __init__(
-        self, services: Services, preamble: Preamble, alerts: AlertRoutes, endpoints: Mapping[str, Endpoint]
+        self, services: Services, preamble: Preamble, alerts: AlertRoutes, routes: Mapping[str, Endpoint]
     ) -> None:
-        self._services, self._preamble, self._alerts, self._endpoints = services, preamble, alerts, endpoints
+        self._services, self._preamble, self._alerts, self._routes = services, preamble, alerts, routes
 
-    def routes(self, prefix: str) -> list[Route]:
-        return [Route(f"{prefix}/signals/cloudevents", self.cloudevents, methods=["POST"])]
+    def endpoints(self) -> dict[str, Endpoint]:
+        return {"cloudevents": self.cloudevents}
 
     async def cloudevents(self, request: Request) -> Response:
-        # A token bound to a job may tell what the routes of jobs take: each inner request asks for itself.
-        caller, known = await self._preamble.enter(request, of_jobs=True)
+        # A token bound to a job may send what the routes of jobs take: each inner request is checked by
+        # itself.
+        caller, has_node = await self._preamble.enter(request, of_jobs=True)
         known_query(request, set())
         rejects = Rejects()
         events = await self._read(request, rejects)
@@ -130,38 +137,41 @@ class CloudEventRoutes:
         others = [event for event in events if event.type not in ROUTES]
         items, unrecognised = self._alerts_in(others, rejects)
         now = self._services.clock.now()
-        told = enveloped_observations(items, await self._alerts.site(caller, known), now)
+        alerts = enveloped_observations(items, await self._alerts.site(caller, has_node), now)
         if caller.job and (others or not inner):
-            spoken = [one.component for one in told.observations]
+            spoken = [alert.component for alert in alerts.observations]
             await refuse(request, caller, f"this token is bound to the job {caller.job}", spoken)
-        await confine(request, caller, told.nodes())
+        await confine(request, caller, alerts.nodes())
         refused: list[Foreign] = []
         try:
-            (answers, passed), alerts = await _all_told(
-                self._passed_on(request, inner, rejects, refused), self._alerts_stored(request, caller, told)
+            (answers, inner_rejects), answers_of_alerts = await _gather(
+                self._passed_on(request, inner, rejects, refused),
+                self._alerts_stored(request, caller, alerts),
             )
-        except Exception:  # which may be that of another part
+        except Exception:  # it may be that of the other part
             if refused:
-                spoken = [part for one in refused for part in one.spoken]
-                await note(request, caller, Foreign(refused[0].why, spoken))
+                spoken = [component for refusal in refused for component in refusal.spoken]
+                await note_refusal(request, caller, Foreign(refused[0].why, spoken))
             raise
-        answers += alerts
-        for one in told.rejected:
-            rejects.add(one.index, one.reason)
-        # What the routes of the inner bodies rejected, they have counted.
+        answers += answers_of_alerts
+        for entry in alerts.rejected:
+            rejects.add(entry.index, entry.reason)
+        # The routes of the inner bodies have counted what they rejected.
         wrong = rejects.sorted()
-        self._preamble.meter.stored(
-            request, max(0, len(events) - len(wrong) - rejects.more), wrong, rejects.more
+        entries = max(0, len(events) - len(wrong) - rejects.more)
+        self._preamble.meter.stored(request, entries, wrong, rejects.more)
+        rejected = sorted([*wrong, *inner_rejects.sorted()], key=lambda entry: entry.index)
+        return respond(
+            Accepted(
+                accepted=sum(answer.accepted for answer in answers),
+                duplicates=sum(answer.duplicates for answer in answers),
+                unrecognised=unrecognised
+                + alerts.unrecognised
+                + sum(answer.unrecognised for answer in answers),
+                rejected=rejected_views(rejected),
+                rejected_more=rejects.more + inner_rejects.more or msgspec.UNSET,
+            )
         )
-        rejected = sorted([*wrong, *passed.sorted()], key=lambda one: one.index)
-        answer = accepted(
-            sum(one.accepted for one in answers),
-            unrecognised + told.unrecognised + sum(one.unrecognised for one in answers),
-            rejected,
-            rejects.more + passed.more,
-            duplicates=sum(one.duplicates for one in answers),
-        )
-        return respond(answer)
 
     async def _read(self, request: Request, rejects: Rejects) -> list[Event]:
         kind = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
@@ -169,10 +179,10 @@ class CloudEventRoutes:
         attributes = attributes_of(request.headers)
         if kind not in (STRUCTURED, BATCH) and "specversion" in attributes:
             content = {"datacontenttype": kind}
-            data = {"data": await aside(len(raw), decoded, raw)} if raw else {}
+            data = {"data": await parse(len(raw), decoded, raw)} if raw else {}
             return events_of(attributes | content | data, batch=False, rejects=rejects)
         media_type(request, JSON | {STRUCTURED, BATCH}, "application/json")
-        body = await aside(len(raw), decoded, raw)
+        body = await parse(len(raw), decoded, raw)
         return events_of(body, batch=kind == BATCH, rejects=rejects)
 
     def _alerts_in(self, events: Iterable[Event], rejects: Rejects) -> tuple[list[Enveloped], int]:
@@ -192,56 +202,56 @@ class CloudEventRoutes:
             items += [item] if item is not None else []
         return items, unrecognised
 
-    async def _alerts_stored(self, request: Request, caller: Caller, told: Alerts) -> list[Accepted]:
-        if not told.observations:
+    async def _alerts_stored(self, request: Request, caller: Caller, alerts: Alerts) -> list[Accepted]:
+        if not alerts.observations:
             return []
-        clean = msgspec.structs.replace(told, unrecognised=0, rejected=(), rejected_more=0)
+        clean = msgspec.structs.replace(alerts, unrecognised=0, rejected=(), rejected_more=0)
         return [await self._alerts.stored("cloudevents", request, caller, clean)]
 
     async def _passed_on(
         self, request: Request, events: list[Event], rejects: Rejects, refused: list[Foreign]
     ) -> tuple[list[Accepted], Rejects]:
-        """Each body to its own route; the answers, and what of the bodies was rejected there. Too much and no
-        leave are the whole request's; what a body alone has wrong is that event's."""
+        """Gives each body to its own route; the answers, and what was rejected there. 401, 403, 429 and 5xx
+        fail the whole request; other errors reject the single event."""
         room = asyncio.Semaphore(_AT_ONCE)
 
-        async def one(event: Event) -> Accepted | str:
+        async def pass_on(event: Event) -> Accepted | str:
             async with room:
                 inner = _inner(request, ROUTES[event.type], msgspec.json.encode(event.data), refused)
                 try:
-                    response = await self._endpoints[ROUTES[event.type]](inner)
+                    response = await self._routes[ROUTES[event.type]](inner)
                 except Exception as error:
                     problem = problem_of(error)
                     if problem.status in (401, 403, 429) or problem.status >= 500:
                         raise
                     return problem.detail
-                return _answered(bytes(response.body))
+                return _decode_answer(bytes(response.body))
 
         answers: list[Accepted] = []
-        passed = Rejects()
-        for event, answer in zip(events, await _all_told(*map(one, events)), strict=True):
+        inner_rejects = Rejects()
+        for event, answer in zip(events, await _gather(*map(pass_on, events)), strict=True):
             if isinstance(answer, Accepted):
                 answers.append(answer)
                 for wrong in answer.rejected:
-                    passed.add(event.index, f"data[{wrong.index}]: {wrong.reason}")
+                    inner_rejects.add(event.index, f"data[{wrong.index}]: {wrong.reason}")
             else:
                 rejects.add(event.index, f"data: {answer}")
-        return answers, passed
+        return answers, inner_rejects
 
 
-async def _all_told(*parts: Awaitable[Any]) -> list[Any]:
-    """What each gives, after all have ended: a part that is refused takes no other with it. Then the failure
-    that a repeat may mend is raised before one that it cannot, so that the sender comes again."""
-    told = await asyncio.gather(*parts, return_exceptions=True)
-    failed = [one for one in told if isinstance(one, BaseException)]
+async def _gather(*parts: Awaitable[Any]) -> list[Any]:
+    """All results, once every part has ended: a failed part does not cancel the others. Then a failure that a
+    repeat may cure is raised before one that it cannot, so that the sender tries again."""
+    results = await asyncio.gather(*parts, return_exceptions=True)
+    failed = [result for result in results if isinstance(result, BaseException)]
     if failed:
-        raise max(failed, key=lambda one: problem_of(one).status if isinstance(one, Exception) else 600)
-    return told
+        raise max(failed, key=lambda error: problem_of(error).status if isinstance(error, Exception) else 600)
+    return results
 
 
 def _inner(request: Request, route: str, body: bytes, refused: list[Foreign]) -> Request:
-    """A request to one of our own routes by the same sender. `refused` gets what it is refused."""
-    headers = [one for one in request.scope["headers"] if one[0].lower() not in _OWN_HEADERS]
+    """A request to one of our own routes by the same sender. Its refusals are appended to `refused`."""
+    headers = [header for header in request.scope["headers"] if header[0].lower() not in _BODY_HEADERS]
     headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     path = f"{request.scope['path'].rpartition('/')[0]}/{route}"
     scope: dict[str, Any] = {

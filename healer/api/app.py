@@ -26,7 +26,7 @@ from healer.api import (
 )
 from healer.api.access import Access
 from healer.api.alert_routes import AlertRoutes, CloudEventRoutes
-from healer.api.db_health import Fleet, Reach, Readying
+from healer.api.db_health import Fleet, Reach, shared_readiness
 from healer.api.edge import PREFIX, Application
 from healer.api.event_routes import LogRoutes, SignalRoutes
 from healer.api.group_commit import BEGIN_AT, GroupCommit, QueueBounds, in_thread
@@ -42,14 +42,14 @@ from healer.ports.request_errors import Unavailable
 
 log = logging.getLogger("healer.api")
 Queues = Mapping[str, GroupCommit[Any, Any]]
-#: Threads for the synchronous routes; the engine's pool has room for two connections each.
+#: Threads of the synchronous routes; the engine's pool has room for two connections each.
 THREADS = 16
-#: Unknown series, losses and senders are counted in memory and written so often.
+#: Unknown series, losses and senders are counted in memory and written this often.
 TALLY_S = 5.0
 
 
 def create_app(services: Services) -> FastAPI:
-    """The application without the console: bootstrap adds the pages, which share `app.state.access`."""
+    """The application without the console: bootstrap adds its pages, which share `app.state.access`."""
     reach = Reach()
     access = Access(services, reach)
     fleet = Fleet(services, reach)
@@ -76,7 +76,7 @@ def create_app(services: Services) -> FastAPI:
         "access": access,
         "preamble": preamble,
         "reach": reach,
-        "ready": Readying(services.ready, reach),
+        "ready": shared_readiness(services.ready, reach),
         "spooling": spooling,
         "fleet": fleet,
         "queues": queues,
@@ -119,13 +119,7 @@ def _signal_routes(
     logs = LogRoutes(services, preamble, signals)
     measuring = MeasuringRoutes(services, preamble, commit, counts.tally, store_steps)
     alerts = AlertRoutes(services, preamble, fleet, commit)
-    bodies_of_events = {
-        "kernel-log": signals.kernel_log,
-        "heartbeat": signals.heartbeat,
-        "checkpoints": signals.checkpoints,
-        "step-times": measuring.step_times,
-        "metrics": measuring.columnar,
-    }
+    bodies_of_events = signals.endpoints() | measuring.endpoints()
     parts = (
         signals,
         logs,
@@ -138,7 +132,9 @@ def _signal_routes(
     queues = {"events": commit, "steps": measuring.steps, "metrics": measuring.metrics}
     for name, queue in queues.items():
         QUEUED.labels(name).set_function(lambda queue=queue: queue.depth)
-    return queues, [route for part in parts for route in part.routes(PREFIX)]
+    endpoints = {name: endpoint for part in parts for name, endpoint in part.endpoints().items()}
+    routes = [Route(f"{PREFIX}/signals/{name}", made, methods=["POST"]) for name, made in endpoints.items()]
+    return queues, routes
 
 
 def _lifespan(queues: Queues, spooling: Spooling | None, counts: "_Counts") -> Lifespan[FastAPI]:
@@ -162,7 +158,7 @@ def _lifespan(queues: Queues, spooling: Spooling | None, counts: "_Counts") -> L
 
 
 class _Counts(NamedTuple):
-    """What is counted in memory, and written now and then."""
+    """What is counted in memory and written from time to time."""
 
     tally: Tally
     losses: Losses
@@ -177,10 +173,9 @@ async def _write_counts(counts: _Counts) -> None:
 
 async def _flush(counts: _Counts) -> None:
     for count in counts:
-        # What could not be written is kept, and written the next time.
         try:
             await run_in_threadpool(count.flush)
         except Unavailable:
-            pass
+            pass  # it is kept, and written the next time
         except Exception:
-            log.exception("a count cannot be written")  # it must not keep the others from being written
+            log.exception("a count cannot be written")  # the others still have to be written

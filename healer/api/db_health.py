@@ -1,17 +1,17 @@
-"""Whether the database answers, as this process's own questions find it; and what all share of its answers.
+"""Whether the database answers, by this process's own queries; and answers of it that all requests share.
 
-A server that is down refuses at once; one that is stopped, frozen or cut off says nothing, and whoever asks
-hangs. So no request waits longer than `PATIENCE_S`, and while the database is known to be away none waits at
-all: one question at a time looks whether it is back.
+A server that is down refuses at once; one that is stopped, frozen or cut off hangs its clients. So no request
+waits longer than `PATIENCE_S`, and while the database is away none waits at all: one query at a time probes
+whether it is back.
 """
 
 import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 from healer.api.services import Services
 from healer.model import SlurmSnapshot
@@ -22,20 +22,18 @@ P = ParamSpec("P")
 T = TypeVar("T")
 #: A hook gives up after 3 s and has to be answered before.
 PATIENCE_S = 2.0
-#: How often somebody looks whether it is back, and when a look that still hangs is given up.
-_LOOK_S, _LOOK_AGAIN_S = 0.5, 10.0
-#: Questions at once; those that hang hold no thread of the other routes.
+#: How often a probe looks whether it is back, and when a probe that still hangs is given up.
+_PROBE_S, _PROBE_AGAIN_S = 0.5, 10.0
+#: Queries at once; those that hang hold no thread of the other routes.
 _THREADS = 8
-#: Who waits for one of them: so many, and for so long.
+#: Requests that may wait for one of these threads, and for how long.
 _QUEUED_MAX, _QUEUE_S = 200, 0.5
-#: Whether healer is ready is asked of the database this often, for all who ask us.
-_READY_S = 1.0
 _SILENT = "the database does not answer"
 _CROWDED = "too many questions wait for the database"
 
 
 class Crowded(Unavailable):
-    """Others ask so much that this was not asked. It says nothing about the database."""
+    """Too many queries wait for a thread; this one was not sent. It says nothing about the database."""
 
 
 class Reach:
@@ -49,8 +47,8 @@ class Reach:
         self._lock = threading.Lock()
         self._away_since: float | None = None
         self._why = ""
-        self._looked_at = float("-inf")
-        self._look: Future[Any] | None = None
+        self._probed_at = float("-inf")
+        self._probe: Future[Any] | None = None
         self._queued = 0
 
     @property
@@ -68,18 +66,18 @@ class Reach:
             self._away_since = None
 
     async def ask(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """What `work` finds in the database, asked in a thread. Raises Unavailable within the patience, and
-        at once while the database is known to be away."""
+        """The result of the query `work`, run in a thread. Raises Unavailable within the patience, and at
+        once while the database is known to be away."""
         if self.away:
-            self._look_for(lambda: work(*args, **kwargs))
+            self._start_probe(lambda: work(*args, **kwargs))
             raise Unavailable(self._why or _SILENT)
         return await self.insist(work, *args, **kwargs)
 
     async def insist(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The same, tried whatever was found before.
+        """The same, even while the database is known to be away.
 
-        The database is silent from when it is asked: who waits only for a thread, because others ask so much,
-        hears Crowded and learns nothing about the database.
+        Patience counts from when the query starts. Waiting too long for a thread raises Crowded, which says
+        nothing about the database.
         """
         if self._queued >= _QUEUED_MAX:
             raise Crowded(_CROWDED)
@@ -87,9 +85,9 @@ class Reach:
         begun = asyncio.Event()
 
         def begin() -> T:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            with contextlib.suppress(RuntimeError):  # the loop is closed: no request waits any more
                 loop.call_soon_threadsafe(begun.set)
-            return self._told(lambda: work(*args, **kwargs))
+            return self._observed(lambda: work(*args, **kwargs))
 
         asked = self._threads.submit(begin)
         self._queued += 1
@@ -106,14 +104,15 @@ class Reach:
             self.failed(_SILENT)
             raise Unavailable(f"{_SILENT} within {self.patience_s:g} s") from None
 
-    def _look_for(self, work: Callable[[], Any]) -> None:
+    def _start_probe(self, work: Callable[[], Any]) -> None:
         now = time.monotonic()
-        busy = self._look is not None and not self._look.done()
-        if now - self._looked_at < (_LOOK_AGAIN_S if busy else _LOOK_S):
+        busy = self._probe is not None and not self._probe.done()
+        if now - self._probed_at < (_PROBE_AGAIN_S if busy else _PROBE_S):
             return
-        self._looked_at, self._look = now, self._threads.submit(self._told, work)
+        self._probed_at, self._probe = now, self._threads.submit(self._observed, work)
 
-    def _told(self, work: Callable[[], T]) -> T:
+    def _observed(self, work: Callable[[], T]) -> T:
+        """`work`, with its outcome noted."""
         try:
             found = work()
         except Unavailable as error:
@@ -123,33 +122,45 @@ class Reach:
         return found
 
 
-class Readying:
-    """What /readyz tells of the database: anybody may ask, so all who do share one answer a second."""
+class SharedRead(Generic[T]):
+    """The result of `read`, at most a second old: requests share one call. Where it raises Unavailable, the
+    result before it stays."""
 
-    def __init__(self, ask: Callable[[], Readiness], reach: Reach) -> None:
-        self._ask, self._reach = ask, reach
-        self._asked_at, self._told = float("-inf"), Readiness(ready=False, checks={})
-        self._asking: asyncio.Task[None] | None = None
+    def __init__(self, read: Callable[[], Awaitable[T]], initial: T) -> None:
+        self._read, self._result = read, initial
+        self._read_at = float("-inf")
+        self._reading: asyncio.Task[None] | None = None
 
-    async def current(self) -> Readiness:
-        if time.monotonic() - self._asked_at > _READY_S:
-            if self._asking is None or self._asking.done():
-                self._asking = asyncio.create_task(self._look(), name="readiness")
-            await asyncio.shield(self._asking)
-        return self._told
+    async def current(self, *, renewed: bool = False) -> T:
+        """`renewed`: read it now, whatever its age."""
+        if renewed or time.monotonic() - self._read_at > _FRESH_S:
+            if self._reading is None or self._reading.done():
+                self._reading = asyncio.create_task(self._renew())
+            await asyncio.shield(self._reading)
+        return self._result
 
-    async def _look(self) -> None:
-        asked = time.monotonic()
+    async def _renew(self) -> None:
+        started = time.monotonic()
+        with contextlib.suppress(Unavailable):
+            self._result = await self._read()
+            self._read_at = started
+
+
+def shared_readiness(ask: Callable[[], Readiness], reach: Reach) -> SharedRead[Readiness]:
+    """The database's part of /readyz: anyone may ask, so all requests share one answer a second."""
+
+    async def read() -> Readiness:
         try:
-            self._told = await self._reach.insist(self._ask)
+            return await reach.insist(ask)
         except Unavailable as error:
-            self._told = Readiness(ready=False, checks={"database": {"ok": False, "text": str(error)}})
-        self._asked_at = asked
+            return Readiness(ready=False, checks={"database": {"ok": False, "text": str(error)}})
+
+    return SharedRead(read, Readiness(ready=False, checks={}))
 
 
 _FRESH_S = 1.0
-#: While the database is away the old picture still says which nodes there are, for as long as tokens that
-#: were good still count (`access.REMEMBERED_S`).
+#: While the database is away, the old snapshots still say which nodes there are, for as long as tokens
+#: remembered as valid still count (`access.REMEMBERED_S`).
 _USABLE_S = 900.0
 
 
@@ -165,12 +176,12 @@ class Fleet:
 
     @property
     def latest(self) -> dict[str, SlurmSnapshot]:
-        """By cluster, as they were last read; asks nobody."""
+        """By cluster, as last read."""
         return self._snapshots
 
     @property
     def fresh(self) -> dict[str, SlurmSnapshot] | None:
-        """The same, where they need not be read anew."""
+        """The same if they are fresh, else None."""
         return self._snapshots if time.monotonic() - self._read_at <= _FRESH_S else None
 
     def snapshots(self) -> dict[str, SlurmSnapshot]:

@@ -1,9 +1,9 @@
-"""The edge of HTTP: connections that bring nothing end, and no answer leaves without its headers. The
-application behind it serves the routes of signals first.
+"""The edge of HTTP: ends connections that bring nothing, and gives every answer its headers. The application
+behind it serves the routes of signals first.
 
-uvicorn itself ends a connection that idles between two requests, and no other one: its protocol here has a
-time for a head, for a request, and between two. A peer may hold a share of all connections, so that one
-machine with too many keeps no other out. The outermost layer bounds bodies, and answers every error.
+uvicorn only ends a connection that idles between two requests. Its protocol here also limits the time of a
+head and of a whole request. One address may hold only a share of all connections, so that it cannot keep
+others out. The outermost layer bounds bodies, and answers every error.
 """
 
 import asyncio
@@ -32,17 +32,17 @@ from healer.api.quotas import SENDER, loss_of, route_of
 from healer.api.request_preamble import WHOLE, WHOLE_S, check_encoding, packing_of, too_large, unpacked, whole
 from healer.ports.callers import Caller
 
-#: Where the API begins; pages lie beside it.
+#: Where the API begins; all other addresses are the console's.
 PREFIX = "/api/v1"
 #: From the first byte, or from the connection's beginning, until all headers are here.
 HEAD_S = 10.0
-#: From the headers to the end of the body; who reads it answers 408 long before (`receiving.WHOLE_S`).
+#: From the headers to the end of the body; its reader answers 408 long before (`WHOLE_S`).
 REQUEST_S = WHOLE_S + 15.0
 #: Between two requests.
 IDLE_S = 75
-#: File descriptors that are no connections of senders: database, rule files, listening sockets.
+#: File descriptors for anything but senders: database, rule files, listening sockets.
 _OWN_FILES = 256
-#: Of all connections those of one address; a proxy in front of many senders needs some hundred.
+#: Share of all connections for one address; a proxy in front of many senders needs some hundred.
 PEER_SHARE, PEER_LEAST = 0.25, 200
 _ENDED = Counter(
     "healer_connections_ended",
@@ -50,7 +50,7 @@ _ENDED = Counter(
     ("why",),
     registry=REGISTRY,
 )
-#: What is answered where no request comes to the application; the connection ends with it.
+#: Answers where no request reaches the application; the connection ends with them.
 _WRONG = Problem(400, "this is no request of HTTP/1.1, or a part of it is malformed or too long")
 _LATE = Problem(408, "the headers came too slowly")
 _FULL = Problem(503, "too many connections", headers={"Retry-After": "5"})
@@ -77,7 +77,7 @@ def bounds_here() -> Bounds:
 
 
 class _Place(Enum):
-    head = 0  # of a request, or what stands before it
+    head = 0  # of a request, or before it
     body = 1
     end = 2
 
@@ -150,7 +150,7 @@ class _Bounded(HttpToolsProtocol):
         answer = problem.response()
         headers = [*self.server_state.default_headers, *answer.raw_headers, (b"connection", b"close")]
         lines = [b"HTTP/1.1 %d %b" % (problem.status, HTTPStatus(problem.status).phrase.encode())]
-        lines += [b"%b: %b" % one for one in headers]
+        lines += [b"%b: %b" % header for header in headers]
         self.transport.write(b"\r\n".join([*lines, b"", bytes(answer.body)]))
         self.transport.close()
 
@@ -181,21 +181,16 @@ class _Bounded(HttpToolsProtocol):
 
 def bounded(bounds: Bounds) -> type[HttpToolsProtocol]:
     """uvicorn's protocol within these bounds. For one event loop."""
-
-    class Bounded(_Bounded):
-        pass
-
-    Bounded.bounds, Bounded.peers = bounds, collections.Counter()
-    return Bounded
+    return type("Bounded", (_Bounded,), {"bounds": bounds, "peers": collections.Counter()})
 
 
 def uvicorn_settings(bounds: Bounds | None = None) -> dict[str, Any]:
-    """What uvicorn is told of all this. What proxies say is read by the application."""
+    """uvicorn's settings for this. The application reads the headers of proxies."""
     bounds = bounds or bounds_here()
     return {
         "http": bounded(bounds),
         "timeout_keep_alive": bounds.idle_s,
-        # No route speaks it, and what a library for it answers by itself is no problem.
+        # No route speaks it, and what a library for it answers by itself is no RFC 9457 problem.
         "ws": "none",
         "backlog": 2048,
         "proxy_headers": False,
@@ -206,17 +201,16 @@ log = logging.getLogger("healer.api")
 Headers = Sequence[tuple[bytes, bytes]]
 #: Bodies of everything but signals.
 BODY_LIMIT = 64 * 1024
-_HEADERS = (
-    ("X-Content-Type-Options", "nosniff"),
-    ("Referrer-Policy", "no-referrer"),
-    ("X-Frame-Options", "DENY"),
-)
 #: What Slack sends, which has no session here: no form of another site can do anything by it.
 FORMS = {"chat/slack": "application/x-www-form-urlencoded"}
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 #: What an answer of the API may do in a browser: nothing. Pages set their own policy.
 _API_POLICY = "default-src 'none'; frame-ancestors 'none'"
-_PLAIN = tuple((name.lower().encode(), value.encode()) for name, value in _HEADERS)
+_PLAIN = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-frame-options", b"DENY"),
+)
 _STRICT = (
     *_PLAIN,
     (b"cache-control", b"private, no-cache"),
@@ -225,9 +219,9 @@ _STRICT = (
 
 
 class Edge:
-    """ASGI middleware, outside of everything. `prefix` is where the API begins; pages lie beside it.
+    """ASGI middleware, outside of everything. `prefix` is where the API begins.
 
-    The routes of signals bound and unpack their bodies themselves, and use `tell` and `failed` alone."""
+    The routes of signals bound and unpack their bodies themselves, and use only `send` and `failed`."""
 
     def __init__(self, app: ASGIApp, prefix: str) -> None:
         self.app = app
@@ -239,16 +233,17 @@ class Edge:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        told = {"started": False, "complete": False}
+        started = complete = False
 
         async def answer(message: Message) -> None:
+            nonlocal started, complete
             if message["type"] == "http.response.start":
-                told["started"] = True
+                started = True
                 more = _STRICT if scope["path"].startswith(self.prefix) else _PLAIN
-                message["headers"] = self._dressed(message["headers"], more)
+                message["headers"] = _with_headers(message["headers"], more)
                 self._count(scope, message["status"])
             elif message["type"] == "http.response.body" and not message.get("more_body", False):
-                told["complete"] = True
+                complete = True
             await send(message)
 
         try:
@@ -258,22 +253,22 @@ class Edge:
                 receive = await self._whole_body(scope, receive)
             await self.app(scope, receive, answer)
         except asyncio.CancelledError:  # by uvicorn alone, which would answer 500 as text
-            if told["started"]:
+            if started:
                 raise
             await ending().response()(scope, receive, answer)
         except Exception as error:
-            if told["complete"]:
+            if complete:
                 # The handler of last resort has answered and logged; Starlette raises it once more.
                 return
-            if told["started"]:
+            if started:
                 raise
             errors: Errors = scope["app"].state.errors
             await (await errors.answer(Request(scope, receive), error))(scope, receive, answer)
 
-    async def tell(self, scope: Scope, answer: Response, send: Send) -> None:
-        """Sends a whole answer of the API to a POST, dressed as all others are."""
+    async def send(self, scope: Scope, answer: Response, send: Send) -> None:
+        """Sends a whole answer of the API to a POST, with the headers that all answers carry."""
         self._count(scope, answer.status_code)
-        headers = [*self._dressed(answer.raw_headers)]
+        headers = [*_with_headers(answer.raw_headers, _STRICT)]
         await send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
         await send({"type": "http.response.body", "body": answer.body})
 
@@ -298,20 +293,16 @@ class Edge:
         if raw and scope["path"].startswith(self.prefix) and kind != wanted:
             raise Problem(415, f"the body must be {wanted}")
         body = unpacked(raw, packed, BODY_LIMIT) if raw else b""
-        told = False
+        replayed = False
 
         async def replay() -> Message:
-            nonlocal told
-            if told:
+            nonlocal replayed
+            if replayed:
                 return await receive()
-            told = True
+            replayed = True
             return {"type": "http.request", "body": body, "more_body": False}
 
         return replay
-
-    def _dressed(self, headers: Headers, more: Headers = _STRICT) -> Headers:
-        own = {name for name, _ in headers}
-        return [*headers, *(one for one in more if one[0] not in own)]
 
     def _count(self, scope: Scope, status: int) -> None:
         key = (scope["method"], status)
@@ -323,6 +314,12 @@ class Edge:
         counter.inc()
 
 
+def _with_headers(headers: Headers, more: Headers) -> Headers:
+    """With those of `more` that the answer does not set itself."""
+    names = {name for name, _ in headers}
+    return [*headers, *(header for header in more if header[0] not in names)]
+
+
 class Application(FastAPI):
     """FastAPI behind the Edge. The signal routes are served before its own layers: they halve the rate."""
 
@@ -331,8 +328,9 @@ class Application(FastAPI):
         self.router.routes.extend(routes)
         self._hot = {route.path: route.endpoint for route in routes}
         self._edge = Edge(super().__call__, PREFIX)
-        # Who sends signals is told by the token alone: no proxy's word on it is looked for.
-        self._behind_proxies: Any = ProxyHeadersMiddleware(cast(Any, self._edge), _proxies())
+        # Only the token says who sends signals: proxies' headers do not matter to those routes.
+        trusted = os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1")  # as uvicorn reads it
+        self._behind_proxies: Any = ProxyHeadersMiddleware(cast(Any, self._edge), trusted)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = self
@@ -346,10 +344,10 @@ class Application(FastAPI):
             error = raised if isinstance(raised, Exception) else ending()
             self._count(scope, error)
             answer = self._edge.failed(scope, error)
-        await self._edge.tell(scope, answer, send)
+        await self._edge.send(scope, answer, send)
 
     def _count(self, scope: Scope, error: Exception) -> None:
-        """Nothing of the request is stored, and its sender hears so."""
+        """Counts a failed request as lost: nothing of it is stored."""
         lost = loss_of(error, disk_full=self.state.reach.disk_full)
         if lost is None:
             return
@@ -363,8 +361,3 @@ class Application(FastAPI):
             who=caller.name if caller else "",
             example=why,
         )
-
-
-def _proxies() -> str:
-    """Whose word on a client's address counts, as uvicorn reads it."""
-    return os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1")

@@ -1,4 +1,4 @@
-"""The routes of events: raw, asynchronous, answered after the group commit. msgspec reads the bodies."""
+"""The routes of events: asynchronous, answered after the group commit. msgspec reads the bodies."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -6,24 +6,24 @@ from collections.abc import Callable, Iterable, Iterator
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from healer.api.access import refuse
-from healer.api.group_commit import Accepted, GroupCommit, counted, respond, store
+from healer.api.group_commit import Accepted, GroupCommit, count_accepted, respond, store
 from healer.api.problems import Problem, field_error
 from healer.api.quotas import SENDER
 from healer.api.request_preamble import (
     JSON,
+    Endpoint,
     Preamble,
-    aside,
     confine,
     decoded,
     known_query,
     media_type,
-    strange,
+    parse,
+    unknown_cluster,
 )
 from healer.api.services import Services
-from healer.model import LossReason, Role
+from healer.model import LossReason, Observation, Role
 from healer.ports.callers import Caller
 from healer.ports.signal_stores import Arrival
 from healer.signals import wire
@@ -32,7 +32,7 @@ from healer.signals.wire import Known, checkpoint_observations
 
 #: Heartbeats of one node within this time of a stored one are counted as duplicates, not stored.
 HEARTBEAT_EVERY_S = 1.0
-#: Media types, and the parameters of the address with each.
+#: Media types, and the query parameters with each.
 _LINES = {"application/json": frozenset[str](), "text/plain": frozenset({"cluster", "node", "boot_id"})}
 _BEATS = {"application/json": frozenset[str]()}
 
@@ -48,38 +48,38 @@ class SignalRoutes:
         self._commit = commit
         self._beats: dict[tuple[str, str | None], float] = {}
 
-    def routes(self, prefix: str) -> list[Route]:
-        return [
-            Route(f"{prefix}/signals/kernel-log", self.kernel_log, methods=["POST"]),
-            Route(f"{prefix}/signals/heartbeat", self.heartbeat, methods=["POST"]),
-            Route(f"{prefix}/signals/checkpoints", self.checkpoints, methods=["POST"]),
-        ]
+    def endpoints(self) -> dict[str, Endpoint]:
+        return {
+            "kernel-log": self.kernel_log,
+            "heartbeat": self.heartbeat,
+            "checkpoints": self.checkpoints,
+        }
 
     async def kernel_log(self, request: Request) -> Response:
-        caller, known, kind, raw, cluster = await self._preamble.open(request, _LINES)
+        caller, has_node, kind, raw, cluster = await self._preamble.open(request, _LINES)
         now = self._services.clock.now()
         book = self._services.rules().kernel_lines
         if kind == "text/plain":
             query = request.query_params
-            cluster = await self._preamble.meant(caller, query.get("cluster"))
+            cluster = await self._preamble.cluster_of(caller, query.get("cluster"))
             node = query.get("node")
             if not node:
                 raise field_error("node", "a text body needs ?node= in the address")
             await confine(request, caller, {(cluster, node)})
             lines, source = raw.decode("utf-8", "replace"), wire.NodeBoot(cluster, node, query.get("boot_id"))
-            parsed = wire.kernel_text_observations(lines, known, now, source, book=book)
+            parsed = wire.kernel_text_observations(lines, has_node, now, source, book=book)
         else:
             body = wire.kernel_log_body(raw) or decoded(raw)
             if caller.node or caller.cluster:
                 await confine(request, caller, wire.nodes_of_kernel_log(body, cluster=cluster))
-            parsed = wire.kernel_log_observations(body, known, now, cluster=cluster, book=book)
+            parsed = wire.kernel_log_observations(body, has_node, now, cluster=cluster, book=book)
         return await self._store(request, "kernel-log", parsed)
 
     async def heartbeat(self, request: Request) -> Response:
-        caller, known, _, raw, cluster = await self._preamble.open(request, _BEATS)
+        caller, has_node, _, raw, cluster = await self._preamble.open(request, _BEATS)
         body = decoded(raw)
         await confine(request, caller, wire.nodes_of_heartbeats(body, cluster=cluster))
-        parsed = wire.heartbeat_observations(body, known, self._services.clock.now(), cluster=cluster)
+        parsed = wire.heartbeat_observations(body, has_node, self._services.clock.now(), cluster=cluster)
         return await self._store(request, "heartbeat", parsed, heartbeat=True)
 
     async def checkpoints(self, request: Request) -> Response:
@@ -92,10 +92,10 @@ class SignalRoutes:
             await refuse(request, caller, why, await self._preamble.mentioned(request))
         body = decoded(await self._preamble.body(request))
         now = self._services.clock.now()
-        parsed = checkpoint_observations(body, now, cluster=self._preamble.default(caller))
-        told = [one.component for one in parsed.observations]
-        await confine(request, caller, jobs={(one.cluster, one.job or "") for one in told})
-        if why := strange((one.cluster for one in told), await self._preamble.clusters()):
+        parsed = checkpoint_observations(body, now, cluster=self._preamble.default_cluster(caller))
+        jobs = {(job.cluster, job.job or "") for job in (seen.component for seen in parsed.observations)}
+        await confine(request, caller, jobs=jobs)
+        if why := unknown_cluster((cluster for cluster, _ in jobs), await self._preamble.clusters()):
             raise wire.BadBody(why)
         return await self._store(request, "checkpoints", parsed)
 
@@ -103,45 +103,27 @@ class SignalRoutes:
         self, request: Request, route: str, parsed: wire.Accepted, *, heartbeat: bool = False
     ) -> Response:
         answer = await self.stored(route, request.scope[SENDER], parsed, heartbeat=heartbeat)
-        entries = answer.accepted + answer.duplicates + answer.unrecognised
-        self._preamble.meter.stored(request, entries, parsed.rejected, parsed.rejected_more)
+        self._preamble.meter.stored(request, answer.entries, parsed.rejected, parsed.rejected_more)
         return respond(answer)
 
     async def stored(
         self, route: str, caller: Caller, parsed: wire.Accepted, *, heartbeat: bool = False
     ) -> Accepted:
         """The answer, after the commit. Raises Problem 429 when too much waits."""
-        arrivals = [Arrival(one, parsed.alternatives.get(one.digest, ())) for one in parsed.observations]
-        repeats = 0
-        if heartbeat:
-            arrivals, repeats = self._coalesced(arrivals)
+        observations = [seen for seen in parsed.observations if not heartbeat or self._is_due(seen)]
+        arrivals = [Arrival(seen, parsed.alternatives.get(seen.digest, ())) for seen in observations]
         new = await store(self._commit, route, arrivals, caller, shed_first=heartbeat)
         if heartbeat:
-            self._remember(arrivals)
+            now = time.monotonic()
+            for seen in observations:
+                self._beats[seen.component.cluster, seen.component.node] = now
         count = sum(new)
-        return counted(
-            route,
-            count,
-            parsed.unrecognised,
-            parsed.rejected,
-            parsed.rejected_more,
-            duplicates=len(new) - count + repeats,
-        )
+        duplicates = len(parsed.observations) - count
+        return count_accepted(route, parsed, count, unrecognised=parsed.unrecognised, duplicates=duplicates)
 
-    def _coalesced(self, arrivals: list[Arrival]) -> tuple[list[Arrival], int]:
-        now = time.monotonic()
-        kept = []
-        for arrival in arrivals:
-            component = arrival.observation.component
-            if now - self._beats.get((component.cluster, component.node), float("-inf")) >= HEARTBEAT_EVERY_S:
-                kept.append(arrival)
-        return kept, len(arrivals) - len(kept)
-
-    def _remember(self, arrivals: list[Arrival]) -> None:
-        now = time.monotonic()
-        for arrival in arrivals:
-            component = arrival.observation.component
-            self._beats[(component.cluster, component.node)] = now
+    def _is_due(self, beat: Observation) -> bool:
+        stored_at = self._beats.get((beat.component.cluster, beat.component.node), float("-inf"))
+        return time.monotonic() - stored_at >= HEARTBEAT_EVERY_S
 
 
 _EXPORT = "application/vnd.fdo.journal"
@@ -152,7 +134,7 @@ _KINDS = _JSON | {_EXPORT}
 
 
 class LogRoutes:
-    """Kernel lines go the way of all events; `take` is also that of OTLP."""
+    """Kernel lines among the records of log shippers; `take` also serves OTLP."""
 
     role = Role.signals
 
@@ -161,11 +143,11 @@ class LogRoutes:
         self._preamble = preamble
         self._signals = signals
 
-    def routes(self, prefix: str) -> list[Route]:
-        return [Route(f"{prefix}/signals/logs", self.logs, methods=["POST"])]
+    def endpoints(self) -> dict[str, Endpoint]:
+        return {"logs": self.logs}
 
     async def logs(self, request: Request) -> Response:
-        caller, known = await self._preamble.enter(request)
+        caller, has_node = await self._preamble.enter(request)
         if request.headers.get("content-type", "").lower().startswith("text/plain"):
             raise Problem(
                 415,
@@ -176,7 +158,7 @@ class LogRoutes:
         known_query(request, {"cluster", "node"})
         raw = await self._preamble.body(request)
         read = _exported if kind == _EXPORT else json_records
-        answer, _ = await self.take("logs", request, caller, known, len(raw), lambda: read(raw))
+        answer, _ = await self.take("logs", request, caller, has_node, len(raw), lambda: read(raw))
         return respond(answer)
 
     async def take(
@@ -184,34 +166,31 @@ class LogRoutes:
         route: str,
         request: Request,
         caller: Caller,
-        known: Known,
+        has_node: Known,
         size: int,
         read: Callable[[], Iterable[Record]],
     ) -> tuple[Accepted, Logged]:
-        """Stores the kernel lines of a body. `unrecognised` of the answer counts the others too.
-
-        Raises Problem and BadBody."""
+        """Stores the kernel lines of a body; (the answer, what was parsed). `unrecognised` of the answer
+        counts the other lines too. Raises Problem and BadBody."""
         query = request.query_params
         wanted = query.get("cluster") or None
-        cluster = await self._preamble.meant(caller, wanted) if wanted else self._preamble.default(caller)
+        preamble = self._preamble
+        cluster = await preamble.cluster_of(caller, wanted) if wanted else preamble.default_cluster(caller)
         node = query.get("node") or caller.node
         now = self._services.clock.now()
 
         def parsed() -> Logged:
             book = self._services.rules().kernel_lines
-            return kernel_records(read(), known, now, cluster=cluster, node=node, book=book)
+            return kernel_records(read(), has_node, now, cluster=cluster, node=node, book=book)
 
-        logged = await aside(size, parsed)
+        logged = await parse(size, parsed)
         if caller.node or caller.cluster:
             await confine(request, caller, set(logged.nodes))
         answer = await self._signals.stored(route, caller, logged.accepted)
-        told = logged.accepted
-        entries = answer.accepted + answer.duplicates + answer.unrecognised + logged.not_kernel
-        self._preamble.meter.stored(request, entries, told.rejected, told.rejected_more)
+        rejected, more = logged.accepted.rejected, logged.accepted.rejected_more
+        preamble.meter.stored(request, answer.entries + logged.not_kernel, rejected, more)
         if logged.not_kernel:
-            self._preamble.meter.lose(
-                request, LossReason.not_kernel, logged.not_kernel, logged.example, at=cluster
-            )
+            preamble.meter.lose(request, LossReason.not_kernel, logged.not_kernel, logged.example, at=cluster)
             answer = msgspec.structs.replace(answer, unrecognised=answer.unrecognised + logged.not_kernel)
         return answer, logged
 

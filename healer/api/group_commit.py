@@ -2,7 +2,7 @@
 
 While one batch is being written the next one gathers, so that the cost of a commit is shared by all that
 came in its time. One writer for each queue of a process. Each owner, a token as a rule, keeps the order of
-its own requests; between owners slices are taken in turn, so that nobody waits for all that another one sent.
+its own requests; owners take turns by slices, so that no owner waits for everything that another one sent.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 from starlette.responses import Response
@@ -42,7 +42,7 @@ SHED_SHARE = 0.5
 _RETRY_S = 0.1
 T = TypeVar("T")
 R = TypeVar("R")
-#: What a queue is emptied into. The call begins to write; what it gives tells the end.
+#: Writes a batch: the call starts the write, the awaitable yields one result for each item.
 Store = Callable[[Sequence[T]], Awaitable[Sequence[R]]]
 
 
@@ -50,23 +50,20 @@ def in_thread(store: Callable[[Sequence[T]], Sequence[R]], name: str = "signals"
     """`store`, called in a thread of its own."""
     thread = ThreadPoolExecutor(1, thread_name_prefix=name)
 
-    def aside(items: Sequence[T]) -> Awaitable[Sequence[R]]:
-        return asyncio.get_running_loop().run_in_executor(thread, store, items)
-
-    return aside
+    return lambda items: asyncio.get_running_loop().run_in_executor(thread, store, items)
 
 
 class Busy(Exception):
-    """The queue is full: 429. `retry_after_s` is a whole number of seconds."""
+    """The queue is full: 429, to be retried after a second."""
 
-    def __init__(self, retry_after_s: int) -> None:
+    def __init__(self) -> None:
         super().__init__("too many signals wait to be written")
-        self.retry_after_s = retry_after_s
 
 
 @dataclass(slots=True, eq=False)
 class _Waiter(Generic[T, R]):
-    """One request. `at`: how many of its items were taken for a batch; `counts`: its part of the depth."""
+    """One request. `at`: how many of its items were taken for a batch; `counts`: its share of the depth;
+    `results`: those of the items written so far."""
 
     items: Sequence[T]
     weight: int
@@ -74,7 +71,7 @@ class _Waiter(Generic[T, R]):
     owner: str
     future: "asyncio.Future[Sequence[R]]"
     at: int = 0
-    told: list[R] = field(default_factory=list)
+    results: list[R] = field(default_factory=list)
     over: bool = False
 
 
@@ -82,9 +79,9 @@ class _Waiter(Generic[T, R]):
 _Slice = tuple[_Waiter[T, R], int, int]
 
 
-class _Patience:
-    """Senders wait so long and no longer. One timer for all of them: ten thousand come in a second, in order,
-    and each waits as long as the others."""
+class _Timeouts:
+    """Fails requests that waited for `wait_s`. One timer serves all of them: ten thousand come in a second,
+    in order, and each waits as long as the others."""
 
     def __init__(self, wait_s: float) -> None:
         self._wait_s = wait_s
@@ -94,7 +91,7 @@ class _Patience:
     def begin(self, future: "asyncio.Future[Any]") -> None:
         loop, waiting = future.get_loop(), self._waiting
         while waiting and waiting[0][1].done():
-            waiting.popleft()  # so that no more is kept than waits, but for what comes late behind the first
+            waiting.popleft()  # keep no more than still waits
         waiting.append((loop.time() + self._wait_s, future))
         if self._timer is None:
             self._timer = loop.call_later(self._wait_s, self._look, loop)
@@ -110,10 +107,10 @@ class _Patience:
 
 @dataclass(frozen=True, kw_only=True)
 class QueueBounds:
-    """`queue` and `batch` bound the sum of what `weigh` gives (1 for each item without it). While a queue of
-    `before` is over half full, nothing is taken here: what is in it matters more. `gather_s`: the first of a
-    batch waits so long for others, where a commit costs more than what is in it. `begin_at`: where nothing is
-    being written and so much waits, its commit begins at once, while the event loop reads what else has come.
+    """`queue` and `batch` bound the total weight by `weigh` (1 for each item without it). While a queue of
+    `before` is over half full, this one takes nothing: what is in those matters more. `gather_s`: the first
+    of a batch waits so long for others, where a commit costs more than its contents. `begin_at`: once so much
+    waits and nothing is being written, the commit begins at once, while the event loop reads on.
     """
 
     wait_s: float = WAIT_S
@@ -133,36 +130,24 @@ class GroupCommit(Generic[T, R]):
     """
 
     def __init__(self, store: Store[T, R], bounds: QueueBounds = QueueBounds()) -> None:
-        self._store = store
-        self._wait_s = bounds.wait_s
-        self._queue, self._batch, self._weigh = bounds.queue, bounds.batch, bounds.weigh
-        self._before, self._gather_s, self._begin_at = bounds.before, bounds.gather_s, bounds.begin_at
+        self._store, self.bounds = store, bounds
         #: What waits, by owner, and the owners in the order of their turns.
         self._lines: dict[str, deque[_Waiter[T, R]]] = {}
         self._turns: deque[str] = deque()
         #: What each owner holds: waiting or being written.
         self._held: dict[str, int] = {}
-        self._patience = _Patience(bounds.wait_s)
-        self._depth = 0
+        self._timeouts = _Timeouts(bounds.wait_s)
+        #: Weight of what waits or is being written.
+        self.depth = 0
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         #: The batch that is being written.
         self._begun: tuple[list[_Slice[T, R]], Awaitable[Sequence[R]]] | None = None
 
     @property
-    def depth(self) -> int:
-        """Weight of what waits or is being written."""
-        return self._depth
-
-    @property
-    def limit(self) -> int:
-        """What `depth` may come to before senders are told to wait."""
-        return self._queue
-
-    @property
     def pressed(self) -> bool:
-        """Over half full: what matters less has to stand back."""
-        return self._depth > self._queue * SHED_SHARE
+        """Over half full: what matters less has to give way."""
+        return self.depth > self.bounds.queue * SHED_SHARE
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="group commit")
@@ -171,8 +156,8 @@ class GroupCommit(Generic[T, R]):
         """Writes what waits, at most `wait_s`, then ends."""
         if self._task is None:
             return
-        deadline = asyncio.get_running_loop().time() + self._wait_s
-        while self._depth and asyncio.get_running_loop().time() < deadline:
+        deadline = asyncio.get_running_loop().time() + self.bounds.wait_s
+        while self.depth and asyncio.get_running_loop().time() < deadline:
             await asyncio.sleep(0.01)
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
@@ -182,36 +167,35 @@ class GroupCommit(Generic[T, R]):
     ) -> Sequence[R]:
         """Stores the items durably; the store's result for each.
 
-        Raises Busy when too much waits, of all or of this `owner`, who may hold that `share` of the queue;
+        Raises Busy when too much waits, in all or of this `owner`, who may hold that `share` of the queue;
         Unavailable when the database did not come back in time. After Unavailable they may still have been
         stored: a repeat by the sender is then a duplicate.
         """
         if not items:
             return []
-        weight = len(items) if self._weigh is None else sum(map(self._weigh, items))
-        bound = self._queue * SHED_SHARE if shed_first else self._queue
-        most = int(self._queue * share)
+        bounds = self.bounds
+        weight = len(items) if bounds.weigh is None else sum(map(bounds.weigh, items))
+        limit = bounds.queue * SHED_SHARE if shed_first else bounds.queue
+        most = int(bounds.queue * share)
         counts, held = min(weight, most) if share < 1 else weight, self._held.get(owner, 0)
         if (
-            (self._depth and self._depth + counts > bound)
+            (self.depth and self.depth + counts > limit)
             or (share < 1 and held and held + counts > most)
-            or (self._before and any(one.pressed for one in self._before))
+            or (bounds.before and any(queue.pressed for queue in bounds.before))
         ):
-            raise Busy(1)
-        waiter: _Waiter[T, R] = _Waiter(
-            items, weight, counts, owner, asyncio.get_running_loop().create_future()
-        )
-        self._line(owner).append(waiter)
-        self._depth += counts
+            raise Busy
+        future = asyncio.get_running_loop().create_future()
+        self._line(owner).append(_Waiter(items, weight, counts, owner, future))
+        self.depth += counts
         self._held[owner] = held + counts
         self._wake.set()
-        self._patience.begin(waiter.future)
-        if self._begin_at is not None and self._begun is None and self._depth >= self._begin_at:
+        self._timeouts.begin(future)
+        if bounds.begin_at is not None and self._begun is None and self.depth >= bounds.begin_at:
             self._begin()
-        return await waiter.future
+        return await future
 
     def _line(self, owner: str, *, first: bool = False) -> "deque[_Waiter[T, R]]":
-        """What of an owner waits; one who had nothing waiting gets a turn."""
+        """The waiting requests of an owner; an owner with none gets a turn."""
         line = self._lines.get(owner)
         if line is None:
             line = self._lines[owner] = deque()
@@ -226,8 +210,8 @@ class GroupCommit(Generic[T, R]):
             await self._wake.wait()
             self._wake.clear()
             while self._turns or self._begun:
-                if self._begun is None and self._gather_s and self._depth < self._batch:
-                    await asyncio.sleep(self._gather_s)
+                if self._begun is None and self.bounds.gather_s and self.depth < self.bounds.batch:
+                    await asyncio.sleep(self.bounds.gather_s)
                 if self._begun is None:
                     self._begin()
                 if self._begun is not None:
@@ -236,17 +220,14 @@ class GroupCommit(Generic[T, R]):
 
     def _begin(self) -> None:
         batch = self._take()
-        if batch:
-            self._begun = batch, self._asked(batch)
-
-    def _asked(self, batch: list[_Slice[T, R]]) -> Awaitable[Sequence[R]]:
-        """A store that cannot even begin, as where the system has no thread left, has failed as any other."""
+        if not batch:
+            return
         try:
-            return self._put(batch)
-        except Exception as error:
-            failed: asyncio.Future[Sequence[R]] = asyncio.get_running_loop().create_future()
-            failed.set_exception(error)
-            return failed
+            results = self._write(batch)
+        except Exception as error:  # it cannot even begin, as where the system has no thread left
+            results = asyncio.get_running_loop().create_future()
+            results.set_exception(error)
+        self._begun = batch, results
 
     def _take(self) -> list[_Slice[T, R]]:
         """Slices of the owners in turn, of requests whose senders still wait, up to the size of one batch."""
@@ -261,7 +242,7 @@ class GroupCommit(Generic[T, R]):
                 self._release(waiter)
             else:
                 end, weight = self._slice_of(waiter)
-                if batch and size + weight > self._batch:
+                if batch and size + weight > self.bounds.batch:
                     self._turns.appendleft(owner)
                     break
                 batch.append((waiter, waiter.at, end))
@@ -276,8 +257,8 @@ class GroupCommit(Generic[T, R]):
         return batch
 
     def _slice_of(self, waiter: _Waiter[T, R]) -> tuple[int, int]:
-        """(end, weight) of what is taken of it next. What is weighed comes in requests of one item."""
-        if self._weigh is not None or len(waiter.items) <= SLICE:
+        """(end, weight) of its next slice. What is weighed comes in requests of one item."""
+        if self.bounds.weigh is not None or len(waiter.items) <= SLICE:
             return len(waiter.items), waiter.weight
         end = min(len(waiter.items), waiter.at + SLICE)
         return end, end - waiter.at
@@ -291,10 +272,10 @@ class GroupCommit(Generic[T, R]):
                 line.appendleft(waiter)
             waiter.at = start
 
-    async def _end(self, batch: list[_Slice[T, R]], told: Awaitable[Sequence[R]]) -> None:
-        """Of a batch that is being written. When the database is away it waits in front again."""
+    async def _end(self, batch: list[_Slice[T, R]], results: Awaitable[Sequence[R]]) -> None:
+        """Waits for a batch that is being written. When the database is away it goes back to the front."""
         try:
-            self._tell(batch, await told)
+            self._deliver(batch, await results)
         except Unavailable:
             self._put_back(batch)
             await asyncio.sleep(_RETRY_S)
@@ -305,29 +286,29 @@ class GroupCommit(Generic[T, R]):
                 self._finish(batch[0][0], error)
 
     async def _write_alone(self, batch: list[_Slice[T, R]]) -> None:
-        """A batch that cannot be written must not take its neighbours with it."""
-        for index, one in enumerate(batch):
-            if one[0].over:
+        """Writes each slice by itself: one that cannot be written must not fail the others of its batch."""
+        for index, part in enumerate(batch):
+            if part[0].over:
                 continue
             try:
-                self._tell([one], await self._put([one]))
+                self._deliver([part], await self._write([part]))
             except Unavailable:
                 self._put_back(batch[index:])
                 await asyncio.sleep(_RETRY_S)
                 return
             except Exception as error:
-                self._finish(one[0], error)
+                self._finish(part[0], error)
 
-    def _put(self, batch: list[_Slice[T, R]]) -> Awaitable[Sequence[R]]:
+    def _write(self, batch: list[_Slice[T, R]]) -> Awaitable[Sequence[R]]:
         return self._store([item for waiter, start, end in batch for item in waiter.items[start:end]])
 
-    def _tell(self, batch: list[_Slice[T, R]], told: Sequence[R]) -> None:
+    def _deliver(self, batch: list[_Slice[T, R]], results: Sequence[R]) -> None:
         first = 0
         for waiter, start, end in batch:
-            waiter.told += told[first : first + end - start]
+            waiter.results += results[first : first + end - start]
             first += end - start
-            if len(waiter.told) == len(waiter.items):
-                self._finish(waiter, waiter.told)
+            if len(waiter.results) == len(waiter.items):
+                self._finish(waiter, waiter.results)
 
     def _finish(self, waiter: _Waiter[T, R], result: Sequence[R] | Exception) -> None:
         self._release(waiter)
@@ -339,11 +320,11 @@ class GroupCommit(Generic[T, R]):
             waiter.future.set_result(result)
 
     def _release(self, waiter: _Waiter[T, R]) -> None:
-        """Its place in the queue is free, once."""
+        """Frees its place in the queue, once."""
         if waiter.over:
             return
         waiter.over = True
-        self._depth -= waiter.counts
+        self.depth -= waiter.counts
         held = self._held[waiter.owner] - waiter.counts
         if held:
             self._held[waiter.owner] = held
@@ -351,7 +332,7 @@ class GroupCommit(Generic[T, R]):
             del self._held[waiter.owner]
 
 
-# --- what becomes of signals, counted and answered: the same for every route that takes them
+# --- results of signals, counted and answered: the same for every route that takes them
 
 _RESULTS = ("accepted", "duplicate", "unrecognised", "rejected", "shed")
 _EVENTS = ("kernel-log", "heartbeat", "checkpoints", "logs", "otlp/v1/logs", "alertmanager", "cloudevents")
@@ -373,7 +354,7 @@ class Rejected(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to signals: every entry falls into exactly one of the four. `rejected` tells of the first
+    """The answer to signals: every entry falls into exactly one of the four. `rejected` lists the first
     1,000; `rejected_more` is the number of the others, and left out when there are none."""
 
     accepted: int
@@ -382,10 +363,15 @@ class Accepted(msgspec.Struct, frozen=True, kw_only=True):
     rejected: list[Rejected] = []
     rejected_more: int | msgspec.UnsetType = msgspec.UNSET
 
+    @property
+    def entries(self) -> int:
+        """Entries that were not rejected."""
+        return self.accepted + self.duplicates + self.unrecognised
+
 
 class EncodedJson(Response):
-    """202 with JSON that is encoded already. Its two headers are written here: Response's own constructor
-    costs as much as to read a kernel line."""
+    """202 with JSON that is encoded already. It writes its two headers itself: Response's constructor costs
+    as much as reading a kernel line."""
 
     def __init__(self, body: bytes) -> None:
         self.body, self.status_code, self.background = body, 202, None
@@ -404,35 +390,31 @@ class HookAnswer(msgspec.Struct, frozen=True, kw_only=True):
     rejected: list[Rejected] = []
 
 
-def accepted(
-    count: int, unrecognised: int, rejected: Sequence[wire.Rejected], more: int, *, duplicates: int = 0
+class Parsed(Protocol):
+    """What the readers of bodies have in common. `rejected_more`: rejected beyond those that are listed."""
+
+    @property
+    def rejected(self) -> Sequence[wire.Rejected]: ...
+    @property
+    def rejected_more(self) -> int: ...
+
+
+def rejected_views(rejected: Sequence[wire.Rejected]) -> list[Rejected]:
+    return [Rejected(index=entry.index, reason=entry.reason) for entry in rejected]
+
+
+def count_accepted(
+    route: str, parsed: Parsed, count: int, *, unrecognised: int = 0, duplicates: int = 0
 ) -> Accepted:
-    """`more`: rejected beyond those that are named."""
+    """The answer to a parsed body of which `count` entries are new, counted as results of the route."""
+    count_results(route, count, duplicates, unrecognised, len(parsed.rejected) + parsed.rejected_more)
     return Accepted(
         accepted=count,
         duplicates=duplicates,
         unrecognised=unrecognised,
-        rejected=shown(rejected),
-        rejected_more=more or msgspec.UNSET,
+        rejected=rejected_views(parsed.rejected),
+        rejected_more=parsed.rejected_more or msgspec.UNSET,
     )
-
-
-def shown(rejected: Sequence[wire.Rejected]) -> list[Rejected]:
-    return [Rejected(index=one.index, reason=one.reason) for one in rejected]
-
-
-def counted(
-    route: str,
-    count: int,
-    unrecognised: int,
-    rejected: Sequence[wire.Rejected],
-    more: int,
-    *,
-    duplicates: int = 0,
-) -> Accepted:
-    """`accepted`, and counted as results of the route."""
-    count_results(route, count, duplicates, unrecognised, len(rejected) + more)
-    return accepted(count, unrecognised, rejected, more, duplicates=duplicates)
 
 
 def respond(answer: Accepted | HookAnswer) -> EncodedJson:
@@ -468,7 +450,7 @@ async def store(
         results = await queue.add(items, owner=owner, share=share, shed_first=shed_first)
     except Busy as error:
         _COUNTERS[route]["shed"].inc(len(items))
-        problem = Problem(429, str(error), headers={"Retry-After": str(error.retry_after_s)})
+        problem = Problem(429, str(error), headers={"Retry-After": "1"})
         problem.lost = len(items) if lost is None else lost
         raise problem from None
     COMMIT_S.observe(time.perf_counter() - started)

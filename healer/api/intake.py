@@ -1,6 +1,6 @@
-"""From bodies that wait to rows in the store: what the writer's thread of a queue of samples does.
+"""The writer's thread of a queue of samples: parses waiting bodies and stores what they hold.
 
-Bodies are read here and not in the event loop: a large one would hold up fault events, and a new column
+Bodies are parsed here and not in the event loop: a large one would hold up fault events, and a new column
 asks the database.
 """
 
@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 class Refused(Exception):
-    """The body speaks of what its token is not bound to; nothing of it is stored."""
+    """The body speaks of components that its token is not bound to; nothing of it is stored."""
 
     def __init__(self, why: str, spoken: Collection[Component] = ()) -> None:
         super().__init__(why)
@@ -42,7 +42,7 @@ class Intake(Generic[R]):
 
     def store(self, bodies: Sequence[Body[R]]) -> list[R | BadBody | Refused]:
         outcomes = [_outcome(body) for body in bodies]
-        good = [one for one in outcomes if not isinstance(one, BadBody | Refused)]
+        good = [outcome for outcome in outcomes if not isinstance(outcome, BadBody | Refused)]
         if good:
             self._put(good)
         return outcomes
@@ -58,16 +58,16 @@ def _outcome(body: Body[R]) -> R | BadBody | Refused:
 
 
 class Translators:
-    """The translators of the catalogue in force, one for each cluster: what is learned of a node's series is
-    of that cluster alone. For one thread."""
+    """The translators of the catalogue in force, one per cluster: each learns the series of its own nodes.
+    For one thread."""
 
     def __init__(self, rules: Callable[[], Ruleset], book: ColumnBook, shown: Shown = unknown_shape) -> None:
         self._rules, self._book, self._shown = rules, book, shown
         self._catalogue: Catalogue | None = None
         self._made: dict[str, Translator] = {}
 
-    def apart(self, cluster: str) -> Translator:
-        """One whose learning is of no use to any other request; for any thread."""
+    def separate(self, cluster: str) -> Translator:
+        """A new one that shares nothing with other requests; for any thread."""
         return Translator(self._rules().catalogue, self._book, cluster, self._shown)
 
     def current(self, cluster: str) -> Translator:

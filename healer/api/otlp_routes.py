@@ -10,11 +10,10 @@ from collections.abc import Awaitable, Callable, Sequence
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from healer.api.event_routes import LogRoutes
 from healer.api.problems import Problem, problem_of
-from healer.api.request_preamble import Preamble, known_query, media_type
+from healer.api.request_preamble import Endpoint, Preamble, known_query, media_type
 from healer.api.sample_routes import MeasuringRoutes
 from healer.model import Role
 from healer.signals import otlp_logs
@@ -23,15 +22,15 @@ from healer.signals.wire import Rejected
 
 _JSON, _PROTOBUF = "application/json", "application/x-protobuf"
 _KINDS = frozenset({_JSON, _PROTOBUF})
-#: Reasons that are told of one request.
-_TOLD = 5
+#: Reasons that an answer names.
+_REASONS = 5
 #: HTTP status -> code of google.rpc.Status; 2 is "unknown", 3 "invalid argument".
 _CODES = {401: 16, 403: 7, 404: 5, 408: 4, 413: 8, 429: 8, 500: 13, 503: 14, 507: 8}
 _encode = msgspec.json.Encoder().encode
 
 
 class OtlpProblem(Problem):
-    """A problem as OTLP tells it; for the counting of losses it is the one that it was."""
+    """A problem as OTLP reports it; losses are counted as of the original one."""
 
     def __init__(self, problem: Problem, *, json: bool) -> None:
         super().__init__(problem.status, problem.detail)
@@ -47,32 +46,29 @@ class OtlpProblem(Problem):
 
 
 class OtlpRoutes:
-    """Kernel lines go the way of other log records, samples that of other metrics."""
+    """Log records are stored by `LogRoutes`, samples by `MeasuringRoutes`."""
 
     role = Role.signals
 
     def __init__(self, preamble: Preamble, logs: LogRoutes, measuring: MeasuringRoutes) -> None:
         self._preamble, self._logs, self._measuring = preamble, logs, measuring
 
-    def routes(self, prefix: str) -> list[Route]:
-        return [
-            Route(f"{prefix}/signals/otlp/v1/logs", self.logs, methods=["POST"]),
-            Route(f"{prefix}/signals/otlp/v1/metrics", self.metrics, methods=["POST"]),
-        ]
+    def endpoints(self) -> dict[str, Endpoint]:
+        return {"otlp/v1/logs": self.logs, "otlp/v1/metrics": self.metrics}
 
     async def logs(self, request: Request) -> Response:
-        return await _told(request, "rejectedLogRecords", self._take_logs)
+        return await _answered(request, "rejectedLogRecords", self._take_logs)
 
     async def metrics(self, request: Request) -> Response:
-        return await _told(request, "rejectedDataPoints", self._take_metrics)
+        return await _answered(request, "rejectedDataPoints", self._take_metrics)
 
     async def _take_logs(self, request: Request, json: bool) -> tuple[int, str]:
-        caller, known = await self._preamble.enter(request)
+        caller, has_node = await self._preamble.enter(request)
         known_query(request, {"cluster", "node"})
         raw = await self._preamble.body(request)
         read = otlp_logs.json_records if json else otlp_logs.records
         answer, logged = await self._logs.take(
-            "otlp/v1/logs", request, caller, known, len(raw), lambda: read(raw)
+            "otlp/v1/logs", request, caller, has_node, len(raw), lambda: read(raw)
         )
         count = len(logged.accepted.rejected) + logged.accepted.rejected_more
         unknown = [
@@ -85,16 +81,16 @@ class OtlpRoutes:
         measured = await self._measuring.otlp(request, json=json)
         count = len(measured.rejected) + measured.rejected_more
         unknown = Counter[str]()
-        for one in measured.unknown.values():
-            unknown[one.why] += one.count
+        for series in measured.unknown.values():
+            unknown[series.why] += series.count
         unknown["of other names that are not kept"] += measured.unrecognised - unknown.total()
         return _not_stored(count, measured.rejected, [(many, why) for why, many in unknown.most_common()])
 
 
-async def _told(
+async def _answered(
     request: Request, name: str, take: Callable[[Request, bool], Awaitable[tuple[int, str]]]
 ) -> Response:
-    """The answer to what `take` makes of the request: (how many are not stored, why)."""
+    """The answer to a request that `take` stores; it returns (how many are not stored, why)."""
     json = request.headers.get("content-type", "").split(";")[0].strip().lower() == _JSON
     try:
         media_type(request, _KINDS, _PROTOBUF)
@@ -108,13 +104,14 @@ async def _told(
 
 
 def _not_stored(
-    rejected: int, told: Sequence[Rejected], unknown: Sequence[tuple[int, str]]
+    count: int, rejected: Sequence[Rejected], unknown: Sequence[tuple[int, str]]
 ) -> tuple[int, str]:
-    """(how many, a sentence with the first reasons)."""
-    count = rejected + sum(many for many, _ in unknown)
+    """(how many, a sentence with the first reasons). `count`: of the rejected entries, listed or not."""
+    count += sum(many for many, _ in unknown)
+    reasons = Counter(entry.reason for entry in rejected).most_common(_REASONS)
     words = [f"{many} {why}" for many, why in unknown if many > 0]
-    words += [f"{many} × {why}" for why, many in Counter(one.reason for one in told).most_common(_TOLD)]
-    return count, f"{count} not stored: {'; '.join(words[:_TOLD])}" if count else ""
+    words += [f"{many} × {why}" for why, many in reasons]
+    return count, f"{count} not stored: {'; '.join(words[:_REASONS])}" if count else ""
 
 
 def _kind(json: bool) -> str:

@@ -1,9 +1,9 @@
 """What one token may send: bytes and entries per second, with a burst, in this process alone; and what
 it sent and lost, counted in memory and written now and then: nothing is lost while the database is away.
 
-A request is let in while its token owes nothing, and is charged for what it was: so nothing has to be known
-beforehand, and the time until the next one is exact. What matters less is refused at a smaller debt: a token
-that sends too many metrics still tells its events, and one that floods events tells no metrics meanwhile.
+A request is let in while its token owes nothing, and is charged afterwards for what it was: so nothing has to
+be known beforehand, and the time until the next one is exact. What matters less is refused at a smaller debt:
+a token that sends too many metrics can still send events, and one that floods events sends no metrics.
 """
 
 import math
@@ -11,7 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import IntEnum
 from typing import Generic, NamedTuple, TypeVar
@@ -57,7 +57,7 @@ class Rates(NamedTuple):
 
 
 BURST_S = 60.0
-#: What a token that sends all the time earned is added so often; nothing is lost by it, nor gained but this.
+#: How often a token that sends all the time is credited: often enough to be exact, rarely enough to be cheap.
 _EARN_S = 0.1
 #: 10,000 GPUs are 1,250 nodes of 240 samples every 5 s: 60,000 samples/s, and 21 MB/s of remote_write
 #: unpacked, the widest form. One token for all of it fits ten times. Their 300,000 series are new to a
@@ -157,7 +157,7 @@ def rates_of(caller: Caller) -> Rates:
 
 
 def _earn(account: _Account, caller: Caller, now: float) -> Rates:
-    """Time pays back, up to a whole burst. This may be done twice a request, so it is written out."""
+    """Credits the time that passed, up to a whole burst. Runs up to twice a request, so it is unrolled."""
     if account.caller is not caller:
         account.caller, account.rates = caller, rates_of(caller)
     rates = account.rates
@@ -180,9 +180,9 @@ V = TypeVar("V")
 
 
 class Summed(Generic[K, V]):
-    """What came since the last write, by key. `_lock` guards `_counted`.
+    """Counts since the last write, by key. `_lock` guards `_counted`.
 
-    `write` raises when nothing was written. `join(earlier, later)` is both as one; it may change either.
+    `write` raises when nothing was written. `join(earlier, later)` merges two counts; it may change either.
     """
 
     def __init__(self, write: Callable[[Mapping[K, V]], None], join: Callable[[V, V], V]) -> None:
@@ -190,10 +190,10 @@ class Summed(Generic[K, V]):
         self._counted: dict[K, V] = {}
         self._lock = threading.Lock()
 
-    def _count(self, key: K, one: V) -> None:
+    def _count(self, key: K, later: V) -> None:
         """Under the lock."""
-        before = self._counted.get(key)
-        self._counted[key] = one if before is None else self._join(before, one)
+        earlier = self._counted.get(key)
+        self._counted[key] = later if earlier is None else self._join(earlier, later)
 
     def flush(self) -> None:
         """Writes what was counted; raises what `write` raises, and keeps it for the next time."""
@@ -205,13 +205,13 @@ class Summed(Generic[K, V]):
             self._write(counted)
         except Exception:
             with self._lock:
-                for key, one in counted.items():
-                    later = self._counted.get(key)
-                    self._counted[key] = one if later is None else self._join(one, later)
+                newer, self._counted = self._counted, counted
+                for key, later in newer.items():
+                    self._count(key, later)
             raise
 
 
-#: Kinds of losses that are counted apart between two writes; tokens have few names, so this is never met.
+#: Most kinds of losses counted separately between two writes; tokens have few names, so it is never reached.
 LOSS_KINDS = 2000
 
 
@@ -241,7 +241,7 @@ class Losses(Summed[tuple[str, str, LossReason, str], Loss]):
             key = (cluster, source, reason, who)
             if key not in self._counted and len(self._counted) >= LOSS_KINDS:
                 key = (cluster, source, reason, "")
-            one = Loss(
+            loss = Loss(
                 cluster=cluster,
                 source=source,
                 reason=reason,
@@ -251,7 +251,7 @@ class Losses(Summed[tuple[str, str, LossReason, str], Loss]):
                 last_seen=now,
                 example=example,
             )
-            self._count(key, one)
+            self._count(key, loss)
 
 
 def _joined_losses(earlier: Loss, later: Loss) -> Loss:
@@ -263,7 +263,7 @@ def _joined_losses(earlier: Loss, later: Loss) -> Loss:
     )
 
 
-#: Pairs of token and route that are summed up between two writes; what is more is not told apart.
+#: Most pairs of token and route counted separately between two writes; the rest counts as REST.
 PAIRS = 50_000
 REST = "…"
 
@@ -274,7 +274,7 @@ class Senders(Summed[tuple[str, str, str], "_Heard"]):
     def __init__(self, book: SenderBook, now: Callable[[], datetime], home: str) -> None:
         """`home` is the cluster of tokens that are bound to none."""
         super().__init__(
-            lambda counted: book.add([_sender(key, one) for key, one in counted.items()]), _joined_heard
+            lambda counted: book.add([_sender(key, heard) for key, heard in counted.items()]), _joined_heard
         )
         self._now, self._home = now, home
 
@@ -285,20 +285,20 @@ class Senders(Summed[tuple[str, str, str], "_Heard"]):
         with self._lock:
             if key not in self._counted and len(self._counted) >= PAIRS:
                 key = (key[0], REST, source)
-            one = self._counted.get(key)
-            if one is None:
-                node = (caller.node or "") if key[1] != REST else ""
+            node = (caller.node or "") if key[1] != REST else ""
+            heard = self._counted.get(key)
+            if heard is None:
                 self._counted[key] = _Heard(node, now, now, 1, size)
             else:
-                one.node = caller.node or "" if key[1] != REST else ""
-                one.requests += 1
-                one.bytes += size
-                one.last_seen = now
+                heard.node = node
+                heard.requests += 1
+                heard.bytes += size
+                heard.last_seen = now
 
 
 @dataclass(slots=True)
 class _Heard:
-    """A `Sender` that is still summed up: changed in place, as each request does so."""
+    """A `Sender` still being counted: changed in place, as every request adds to it."""
 
     node: str
     first_seen: datetime
@@ -314,52 +314,44 @@ def _joined_heard(earlier: _Heard, later: _Heard) -> _Heard:
     return later
 
 
-def _sender(key: tuple[str, str, str], one: _Heard) -> Sender:
-    return Sender(
-        cluster=key[0],
-        who=key[1],
-        source=key[2],
-        node=one.node,
-        requests=one.requests,
-        bytes=one.bytes,
-        first_seen=one.first_seen,
-        last_seen=one.last_seen,
-    )
+def _sender(key: tuple[str, str, str], heard: _Heard) -> Sender:
+    cluster, who, source = key
+    return Sender(cluster=cluster, who=who, source=source, **asdict(heard))
 
 
-#: Names that are counted apart between two writes of the tally; what is more is one name.
+#: Most names counted separately between two writes of the tally; the rest counts as REST.
 NAMES = 2000
 
 
 class Tally(Summed[tuple[str, str], UnknownSeries]):
-    """Unknown series, summed up between two writes. At most NAMES of all clusters are counted apart."""
+    """Unknown series, counted between two writes. At most NAMES of all clusters are counted separately."""
 
     def __init__(self, book: UnknownBook) -> None:
         super().__init__(lambda counted: book.add(list(counted.values())), _joined_unknown)
 
     def add(self, cluster: str, unknown: Iterable[tuple[str, Unknown]], now: datetime) -> None:
         with self._lock:
-            for name, one in unknown:
-                seen = (cluster, name) in self._counted or len(self._counted) < NAMES
-                key = (cluster, name if seen else REST)
-                fresh = UnknownSeries(
+            for name, series in unknown:
+                fits = (cluster, name) in self._counted or len(self._counted) < NAMES
+                key = (cluster, name if fits else REST)
+                counted = UnknownSeries(
                     cluster=cluster,
                     name=key[1],
-                    why=one.why,
-                    count=one.count,
+                    why=series.why,
+                    count=series.count,
                     first_seen=now,
                     last_seen=now,
-                    example=one.example,
+                    example=series.example,
                 )
-                self._count(key, fresh)
+                self._count(key, counted)
 
 
 def _joined_unknown(earlier: UnknownSeries, later: UnknownSeries) -> UnknownSeries:
     return msgspec.structs.replace(later, first_seen=earlier.first_seen, count=earlier.count + later.count)
 
 
-#: By status, where nothing tells more. 401, 403 and 404 are no losses: who sends there may not, and the audit
-#: has refusals of bound tokens.
+#: Reason by HTTP status, where nothing says more. 401, 403 and 404 are no losses: that sender may not send
+#: there, and the audit has refusals of bound tokens.
 _BY_STATUS = {
     400: LossReason.bad_body,
     408: LossReason.stalled,
@@ -384,7 +376,7 @@ def loss_of(error: Exception, *, disk_full: bool = False) -> tuple[LossReason, i
     return None if reason is None else (reason, problem.lost, problem.detail)
 
 
-#: Where a request's scope keeps its Caller, for what is counted after it failed.
+#: Key of a request's scope for its Caller, for what is counted after a failure.
 SENDER = "healer.sender"
 
 
@@ -404,17 +396,14 @@ class Meter:
         """Raises OverQuota while this token owes too much for what comes by that route."""
         self._quotas.check(caller, KINDS.get(route_of(path), Kind.events), now)
 
-    def came(self, caller: Caller, path: str, size: int) -> None:
-        """A whole body: its sender is heard, and charged for it."""
+    def received(self, caller: Caller, path: str, size: int) -> None:
+        """Counts and charges a whole body of `size` bytes."""
         self._senders.heard(caller, route_of(path), size)
         self._quotas.spend(caller, time.monotonic(), size=size)
 
     def charge(self, caller: Caller, *, size: int = 0, entries: int = 0, series: int = 0) -> None:
         """Counts bytes, entries (lines, samples, events) and new series against their sender's quota."""
         self._quotas.spend(caller, time.monotonic(), size=size, entries=entries, series=series)
-
-    def charge_size(self, caller: Caller, size: int) -> None:
-        self.charge(caller, size=size)
 
     def stored(
         self,
@@ -432,8 +421,8 @@ class Meter:
         self.charge(request.scope[SENDER], entries=entries + len(rejected) + more, series=series)
         if not rejected:
             return
-        late = [one for one in rejected if one.reason.startswith(TOO_OLD)]
-        wrong = [one for one in rejected if not one.reason.startswith(TOO_OLD)]
+        late = [entry for entry in rejected if entry.reason.startswith(TOO_OLD)]
+        wrong = [entry for entry in rejected if not entry.reason.startswith(TOO_OLD)]
         self.lose(request, LossReason.late, len(late), TOO_OLD)
         self.lose(request, LossReason.rejected, len(wrong) + more, (wrong or rejected)[0].reason)
 

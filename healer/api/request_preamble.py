@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from starlette.datastructures import Headers, QueryParams
 from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import Receive, Scope
 
 from healer.api.access import ALLOWED, Access, Pairs, foreign, named_cluster, refuse
@@ -37,6 +38,8 @@ from healer.signals import wire
 
 T = TypeVar("T")
 P = ParamSpec("P")
+#: Serves `POST /signals/…`.
+Endpoint = Callable[[Request], Awaitable[Response]]
 #: Of one request, as sent; and of one request of samples, unpacked.
 BODY_LIMIT = 8 * 1024 * 1024
 UNPACKED_LIMIT = 64 * 1024 * 1024
@@ -44,31 +47,31 @@ UNPACKED_LIMIT = 64 * 1024 * 1024
 _INLINE = 64 * 1024
 #: A short body that unpacks to more than this was meant to hold us up: it goes into a thread too.
 _INLINE_UNPACKED = 1024 * 1024
-#: Bodies that are unpacked at once: each may take twice UNPACKED_LIMIT of memory for a moment.
+#: Bodies unpacked at once: each may take twice UNPACKED_LIMIT of memory for a moment.
 _unpacking = anyio.CapacityLimiter(2)
-#: Long bodies that are read at once: in threads of their own, as those of the pages may all wait for a
-#: database that hangs.
+#: Long bodies parsed at once: in threads of their own, as those of the pages may all wait for a database that
+#: hangs.
 _reading = anyio.CapacityLimiter(4)
-#: What of a Content-Type is looked at; no kind that we know is longer.
+#: Characters of a Content-Type that are read; no supported media type is longer.
 _KIND_MAX = 200
-#: Longer queries of addresses are not remembered.
+#: Longer query strings are not cached.
 _QUERY_MAX = 200
 JSON = frozenset({"application/json"})
 
 
 class Sent(NamedTuple):
-    """A request that may be read: its body unpacked, of the media type `kind`, and the cluster it means where
-    it names none."""
+    """A request whose sender was checked: its body unpacked, of the media type `kind`; `cluster` is the one
+    it means where it names none."""
 
     caller: Caller
-    known: wire.Known
+    has_node: wire.Known
     kind: str
     body: bytes
     cluster: str
 
 
 class Preamble:
-    """Who sends, about what it may speak, and what it sends."""
+    """Checks who sends and of what it may speak, and reads the body."""
 
     role = Role.signals
 
@@ -76,27 +79,28 @@ class Preamble:
         self._services, self._access, self._fleet, self._only = services, access, fleet, services.only
         self.reach = access.reach
         self.meter, self.receiver = meter, Receiver()
-        #: The clusters that this healer looks after.
+        #: Clusters of this installation.
         self.served = services.clusters or (services.cluster,)
 
     async def open(self, request: Request, takes: Mapping[str, AbstractSet[str]]) -> Sent:
         """Checks the sender and what is sent, and reads the body. `takes`: the media types of this route, the
         default first, and the parameters that its address may have with each."""
-        caller, known = await self.enter(request)
+        caller, has_node = await self.enter(request)
         kind = media_type(request, takes.keys(), next(iter(takes)))
         known_query(request, takes[kind])
-        return Sent(caller, known, kind, await self.body(request), self.default(caller))
+        return Sent(caller, has_node, kind, await self.body(request), self.default_cluster(caller))
 
     async def enter(self, request: Request, *, of_jobs: bool = False) -> tuple[Caller, wire.Known]:
-        """Who sends, and the nodes there are. A database that is away is waited for.
+        """Who sends, and whether Slurm shows a node, as (cluster, node) -> bool. Waits for a database that is
+        away.
 
         A token bound to a job is 403 unless the route is one `of_jobs`: step times and checkpoints.
 
-        `known` raises Problem 503 for a cluster of ours that Slurm has not shown yet: its senders try again.
+        The look-up raises Problem 503 for a cluster of ours that Slurm has not shown yet: its senders retry.
         """
         scope, now = request.scope, time.monotonic()
-        # Ten thousand come in a second, and what is at hand is not waited for.
-        caller = self._access.sender_at_hand(header_of(scope, b"authorization"))
+        # Ten thousand come in a second: a cached caller costs no await.
+        caller = self._access.cached_sender(header_of(scope, b"authorization"))
         if caller is None:
             caller = await _patiently(lambda: self._access.sender(request), now + WAIT_S)
         if caller.role not in ALLOWED[self.role]:
@@ -111,26 +115,26 @@ class Preamble:
         snapshots = self._fleet.fresh
         if snapshots is None:
             snapshots = await _patiently(self._fleet.current, now + WAIT_S)
-        default = self.default(caller)
+        default = self.default_cluster(caller)
         if default in self.served:
-            self._seen(default, snapshots)
+            _check_shown(default, snapshots)
 
-        def known(cluster: str, node: str) -> bool:
+        def has_node(cluster: str, node: str) -> bool:
             snapshot = snapshots.get(cluster)
             if snapshot is None and cluster in self._services.clusters:
-                self._seen(cluster, snapshots)
+                _check_shown(cluster, snapshots)
             return snapshot is not None and node in snapshot.nodes
 
-        return caller, known
+        return caller, has_node
 
-    def notes(self, caller: Caller) -> bool:
+    def records_refusal(self, caller: Caller) -> bool:
         """Whether one more refusal of this caller would be recorded now."""
-        return self._access.notes(caller)
+        return self._access.records_refusal(caller)
 
     async def mentioned(self, request: Request) -> list[Component]:
-        """What a request that its route refuses unread speaks of, as far as its address and a short body of
-        JSON tell: for the record of the refusal alone."""
-        if not self.notes(request.scope[SENDER]):
+        """The components that a request speaks of which its route refuses unread, as far as its address and a
+        short JSON body show: only for the record of the refusal."""
+        if not self.records_refusal(request.scope[SENDER]):
             return []
         body: Any = None
         try:
@@ -139,33 +143,33 @@ class Preamble:
         except (Problem, ValueError, RecursionError):  # wrong in another way: it is refused all the same
             pass
         outer = [dict(query_of(request)), *(body if isinstance(body, list) else [body])]
-        found = [*_spoken_of(outer, self.default(request.scope[SENDER]))]
-        return [one for one in found if one.node or one.job] or found
+        found = [*_spoken_of(outer, self.default_cluster(request.scope[SENDER]))]
+        return [component for component in found if component.node or component.job] or found
 
     async def body(self, request: Request, *, unpacked_limit: int = BODY_LIMIT) -> bytes:
-        """The whole body, unpacked; 413 as soon as it is known to be too long, 415 for a packing we lack."""
+        """The whole body, unpacked; 413 as soon as it is too long, 415 for an unsupported encoding."""
         packed = encoding_of(request)
         if packed == "identity":
             return await self.raw_body(request)
         check_encoding(packed)
         raw = await self.raw_body(request)
         try:
-            body = await _unpacked_aside(raw, packed, unpacked_limit)
+            body = await _unpack(raw, packed, unpacked_limit)
         except Problem as problem:
-            if problem.status == 413:  # the work was done: who sends bombs pays for it
+            if problem.status == 413:  # the work was done: the sender of a zip bomb pays for it
                 self.meter.charge(request.scope[SENDER], size=unpacked_limit)
             raise
         self.meter.charge(request.scope[SENDER], size=max(0, len(body) - len(raw)))
         return body
 
     async def raw_body(self, request: Request, limit: int = BODY_LIMIT) -> bytes:
-        """The body as it was sent; its sender is heard, and charged for it."""
+        """The body as it was sent, counted and charged to its sender."""
         scope = request.scope
         length = header_of(scope, b"content-length")
         if length is not None and length.isdigit() and int(length) > limit:
             raise too_large(limit)
         caller: Caller = scope[SENDER]
-        if scope.pop(WHOLE, False):  # all of it is here already, as nearly always
+        if scope.pop(WHOLE, False):  # it has arrived already, as nearly always
             message = await request.receive()
             if message["type"] == "http.disconnect":
                 raise Broken(0)
@@ -173,39 +177,32 @@ class Preamble:
             if len(raw) > limit:
                 raise too_large(limit)
         else:
-            charge = functools.partial(self.meter.charge_size, caller)
-            raw = await self.receiver.body(request.receive, limit, caller, charge)
-        self.meter.came(caller, scope["path"], len(raw))
+            raw = await self.receiver.body(
+                request.receive, limit, caller, lambda size: self.meter.charge(caller, size=size)
+            )
+        self.meter.received(caller, scope["path"], len(raw))
         return raw
 
     def gpus_shown(self, cluster: str, node: str) -> int | None:
-        """How many GPUs Slurm shows of a node; None where it tells none. From any thread."""
+        """GPUs that Slurm shows of a node; None if it shows none. From any thread."""
         snapshot = self._fleet.latest.get(cluster)
         shown = snapshot.nodes.get(node) if snapshot is not None else None
         return shown.gpus or None if shown is not None else None
 
-    def default(self, caller: Caller) -> str:
+    def default_cluster(self, caller: Caller) -> str:
         """The cluster of what names none; empty where there are several and the token is bound to none."""
         return self._only or caller.cluster or ""
 
-    async def meant(self, caller: Caller, wanted: str | None) -> str:
-        """The cluster that a whole body is about: 422 where it is open, 503 before Slurm has shown it."""
+    async def cluster_of(self, caller: Caller, wanted: str | None) -> str:
+        """The cluster that a whole body is about: 422 if it is open, 503 before Slurm has shown it."""
         cluster = named_cluster(self._services, caller, wanted)
         if cluster in self._services.clusters:
-            self._seen(cluster, await self._fleet.current())
+            _check_shown(cluster, await self._fleet.current())
         return cluster
 
-    def _seen(self, cluster: str, snapshots: Mapping[str, SlurmSnapshot]) -> None:
-        if cluster not in snapshots:
-            raise Problem(
-                503,
-                f"Slurm has not been asked yet which nodes the cluster {cluster} has",
-                headers={"Retry-After": "2"},
-            )
-
     async def wrong_job(self, caller: Caller) -> Callable[[str, str], str | None]:
-        """(cluster, job) -> why this caller may not tell of that job's steps: a token bound to a node knows
-        the jobs that Slurm shows there, and no others."""
+        """(cluster, job) -> why this caller may not send that job's steps: a token bound to a node may send
+        those of the jobs that Slurm shows there."""
         node, snapshots = caller.node, await self._fleet.current()
 
         def why(cluster: str, job: str) -> str | None:
@@ -219,8 +216,17 @@ class Preamble:
         return why
 
     async def clusters(self) -> frozenset[str]:
-        """The clusters there are: of those alone anything is stored."""
+        """The clusters that Slurm has shown: signals of no other are stored."""
         return frozenset(await self._fleet.current())
+
+
+def _check_shown(cluster: str, snapshots: Mapping[str, SlurmSnapshot]) -> None:
+    if cluster not in snapshots:
+        raise Problem(
+            503,
+            f"Slurm has not been asked yet which nodes the cluster {cluster} has",
+            headers={"Retry-After": "2"},
+        )
 
 
 async def confine(request: Request, caller: Caller, nodes: Pairs = (), jobs: Pairs = ()) -> None:
@@ -234,15 +240,15 @@ def _spoken_of(outer: Iterable[Any], cluster: str) -> Iterator[Component]:
     """What objects, and the `entries` in them, name as `node` or `job`, or as `cluster` alone."""
     for whole in outer:
         entries = whole.get("entries") if isinstance(whole, dict) else None
-        for one in (whole, *(entries if isinstance(entries, list) else ())):
-            if isinstance(one, dict) and (one.get("cluster") or one.get("node") or one.get("job")):
-                where = str(one.get("cluster") or whole.get("cluster") or cluster)
-                node, job = (str(one[key]) if one.get(key) else None for key in ("node", "job"))
+        for entry in (whole, *(entries if isinstance(entries, list) else ())):
+            if isinstance(entry, dict) and (entry.get("cluster") or entry.get("node") or entry.get("job")):
+                where = str(entry.get("cluster") or whole.get("cluster") or cluster)
+                node, job = (str(entry[key]) if entry.get(key) else None for key in ("node", "job"))
                 yield Component(cluster=where, node=node, job=job)
 
 
-def strange(named: Iterable[str], clusters: frozenset[str]) -> str | None:
-    """Why what names these clusters cannot be stored: nobody would ever read it."""
+def unknown_cluster(named: Iterable[str], clusters: frozenset[str]) -> str | None:
+    """Why what names these clusters cannot be stored; None if it can."""
     for cluster in named:
         if not cluster:
             return f"cluster: name it: one of {', '.join(sorted(clusters))}"
@@ -264,8 +270,8 @@ async def _patiently(ask: Callable[[], Awaitable[T]], deadline: float) -> T:
 # --- bodies ----------------------------------------------------------------------------------------------
 
 
-async def _unpacked_aside(raw: bytes, packed: str, limit: int) -> bytes:
-    """What `unpacked` makes of it, without holding up other requests or the memory of many at once."""
+async def _unpack(raw: bytes, packed: str, limit: int) -> bytes:
+    """`unpacked`; a large body goes to one of few threads, so that it holds up no other request."""
     if len(raw) <= _INLINE:
         try:
             return unpacked(raw, packed, min(limit, _INLINE_UNPACKED))
@@ -275,17 +281,17 @@ async def _unpacked_aside(raw: bytes, packed: str, limit: int) -> bytes:
     return await anyio.to_thread.run_sync(unpacked, raw, packed, limit, limiter=_unpacking)
 
 
-async def aside(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """What `work` makes of a body of that many bytes: a long one holds up no other request."""
+async def parse(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """`work` on a body of `size` bytes: in a thread if it is long, so that it holds up no other request."""
     if size <= _INLINE:
         return work(*args, **kwargs)
     return await anyio.to_thread.run_sync(functools.partial(work, *args, **kwargs), limiter=_reading)
 
 
 def header_of(scope: Scope, name: bytes) -> bytes | None:
-    """The first header of that name, in small letters: `request.headers` costs more than it to make."""
-    for one, value in scope["headers"]:
-        if one == name:
+    """The first header of that name (lower case): making `request.headers` costs more."""
+    for key, value in scope["headers"]:
+        if key == name:
             return value
     return None
 
@@ -296,12 +302,12 @@ def encoding_of(request: Request) -> str:
     return packing_of(request.headers)
 
 
-def media_type(request: Request, known: AbstractSet[str], default: str) -> str:
-    """The kind of the body; 415 for one that this route does not take."""
+def media_type(request: Request, allowed: AbstractSet[str], default: str) -> str:
+    """The media type of the body; 415 for one that this route does not take."""
     header = header_of(request.scope, b"content-type")
     kind = default if header is None else _kind(header[:_KIND_MAX])
-    if kind not in known:
-        raise Problem(415, f"the body must be {' or '.join(sorted(known))}")
+    if kind not in allowed:
+        raise Problem(415, f"the body must be {' or '.join(sorted(allowed))}")
     return kind
 
 
@@ -311,7 +317,7 @@ def _kind(header: bytes) -> str:
 
 
 def query_of(request: Request) -> QueryParams:
-    """What the address asks: of a sender the same each time, and a tenth of what a request costs to read."""
+    """The query parameters. A sender's are the same each time, and parsing them is a tenth of a request."""
     raw = request.scope["query_string"]
     return _query(raw) if len(raw) <= _QUERY_MAX else QueryParams(raw)
 
@@ -321,11 +327,9 @@ def _query(raw: bytes) -> QueryParams:
     return QueryParams(raw)
 
 
-def known_query(request: Request, known: AbstractSet[str]) -> None:
-    if not request.scope["query_string"] or query_of(request).keys() <= known:
-        return
-    unknown = sorted(set(query_of(request)) - known)
-    if unknown:
+def known_query(request: Request, allowed: AbstractSet[str]) -> None:
+    """422 for a query parameter that this route does not have."""
+    if request.scope["query_string"] and (unknown := sorted(set(query_of(request)) - allowed)):
         raise field_error(unknown[0][:100], "no such query parameter")
 
 
@@ -338,26 +342,26 @@ def decoded(body: bytes) -> Any:
         ) from None
 
 
-#: What a body may be packed as; the names are HTTP's.
+#: Supported values of Content-Encoding.
 PACKINGS = ("gzip", "zstd")
 _PLAIN = frozenset({"", "identity"})
 _ALIASES = {"x-gzip": "gzip"}  # RFC 9110, 8.4.1.3
-#: gzip is fed so much at once: what lies behind the end of a member is copied, once for each member.
+#: Input of one gzip step, bytes: what lies behind the end of a member is copied, once for each member.
 _PIECE = 64 * 1024
-#: And unpacked in steps of so much.
+#: Output of one gzip step at most, bytes.
 _STEP = 1024 * 1024
 #: Members of one gzip body. Senders write one; log shippers that append write some.
 MEMBERS_MAX = 1000
 
 
 def packing_of(headers: Headers) -> str:
-    """`Content-Encoding` as one word in small letters, all its lines together; `identity` without one."""
+    """`Content-Encoding` in lower case, all its lines joined; `identity` without one."""
     text = ", ".join(headers.getlist("content-encoding")).strip().lower()
     return "identity" if text in _PLAIN else _ALIASES.get(text, text)
 
 
 def check_encoding(encoding: str) -> None:
-    """Raises Problem 415, before a body is read that nobody could unpack."""
+    """Raises Problem 415 for an unsupported encoding, before the body is read."""
     if encoding not in {"identity", *PACKINGS}:
         named = encoding[:50]
         why = "more than one packing" if "," in encoding else "not understood"
@@ -365,7 +369,7 @@ def check_encoding(encoding: str) -> None:
 
 
 def unpacked(raw: bytes, encoding: str, limit: int) -> bytes:
-    """The body of at most `limit` bytes; no more than that is ever unpacked.
+    """The body of at most `limit` bytes; no more than that is unpacked.
 
     Raises Problem: 413 beyond the limit, 415 for another packing, 400 for what is not what it says.
     """
@@ -374,7 +378,7 @@ def unpacked(raw: bytes, encoding: str, limit: int) -> bytes:
         if len(raw) > limit:
             raise too_large(limit)
         return raw
-    room = np.empty(limit + 1, np.uint8)  # pages that nobody writes to cost nothing
+    room = np.empty(limit + 1, np.uint8)  # untouched pages cost nothing
     size, why = _gunzip(raw, room) if encoding == "gzip" else _unzstd(raw, room)
     if not why and size <= limit:
         return room[:size].tobytes()
@@ -389,7 +393,8 @@ def too_large(limit: int) -> Problem:
 
 
 def _gunzip(raw: bytes, room: NDArray[np.uint8]) -> tuple[int, str]:
-    """RFC 1952: one member or several. (bytes written to `room`, why it is not gzip); full means too many."""
+    """RFC 1952: one member or several. Returns (bytes written to `room`, why it is not gzip); a full `room`
+    means too many bytes."""
     size = place = members = 0
     piece = b""
     unpacker = None
@@ -430,22 +435,23 @@ def _unzstd(raw: bytes, room: NDArray[np.uint8]) -> tuple[int, str]:
     try:
         return cramjam.zstd.decompress_into(raw, room.data), ""
     except cramjam.DecompressionError as error:
-        # The room's end is told only by these words; were they to change, the body would be refused as 400.
+        # Only these words say that the room is full; if they change, such a body is refused as 400.
         return (len(room), "") if "whole buffer" in str(error) else (0, str(error))
 
 
-#: The key of a scope whose whole body is here already, as `connections` sees it: nothing is waited for.
+#: Key of a scope whose whole body has arrived (set by `edge`): then nothing has to be waited for.
 WHOLE = "healer.whole"
 #: A body of 8 MB needs 280 kB/s for this; senders are on the cluster's own network.
 WHOLE_S = 30.0
-#: After so long at least so much must have come for each second: one that drips is told before `WHOLE_S`.
+#: After the grace period a body must bring at least so many bytes per second: one that drips is refused
+#: before `WHOLE_S`.
 GRACE_S, LEAST_RATE = 10.0, 1024
-#: Bodies on their way at once: of a token bound to a node, of all tokens of a job, whose ranks send by
-#: themselves, and of any other token.
+#: Bodies being received at once: of a token bound to a node, of all tokens of a job (each rank sends its
+#: own), and of any other token.
 OPEN_OF_NODE, OPEN_OF_JOB, OPEN = 64, 1024, 4096
-#: Bytes of bodies that are not whole yet: of one token or one job, and of all together.
+#: Bytes of unfinished bodies: of one token or one job, and of all together.
 HELD_OF_NODE, HELD_OF_JOB, HELD_OF_TOKEN, HELD = 16 * 2**20, 16 * 2**20, 64 * 2**20, 256 * 2**20
-#: Beyond `HELD` for short bodies alone, such as events are: long ones keep them out no more than this.
+#: Bytes beyond `HELD` reserved for short bodies, such as events, so that long ones cannot keep them out.
 SHORT, RESERVE = 256 * 1024, 32 * 2**20
 
 
@@ -463,26 +469,26 @@ class Stalled(Problem):
 
 
 class Broken(Problem):
-    """400 that nobody reads: the sender went away before its body was whole."""
+    """400: the sender went away before its body was whole."""
 
     def __init__(self, size: int) -> None:
         super().__init__(400, f"the sender went away after {size} bytes of its body")
 
 
 class Crowded(Problem):
-    """429: too much is on its way already, of this token or of all."""
+    """429: too much is being received already, of this token or of all."""
 
     def __init__(self, why: str) -> None:
         super().__init__(429, why, headers={"Retry-After": "2", "Connection": "close"})
 
 
 class Receiver:
-    """For one event loop. What it holds is bounded by the bodies that are on their way."""
+    """Receives bodies within the limits above. For one event loop."""
 
     def __init__(self) -> None:
         self._open: Counter[str] = Counter()
         self._held: Counter[str] = Counter()
-        #: Bytes of bodies that are not whole yet.
+        #: Bytes of unfinished bodies.
         self.held = 0
 
     async def body(
@@ -490,18 +496,17 @@ class Receiver:
         receive: Receive,
         limit: int,
         caller: Caller,
-        came: Callable[[int], None] = lambda _: None,
+        charge: Callable[[int], None] = lambda _: None,
     ) -> bytes:
-        """The whole body. Raises 413 as soon as it is too long, 408, 429, or 400 where it breaks off; then
-        `came` is told how many bytes had come."""
-        most = (OPEN, HELD_OF_TOKEN)
+        """The whole body. Raises 413 as soon as it is too long, 408, 429, or 400 if it breaks off; then it
+        calls `charge` with the number of bytes received."""
+        bodies, held = OPEN, HELD_OF_TOKEN
         if caller.node is not None:
-            most = (OPEN_OF_NODE, HELD_OF_NODE)
+            bodies, held = OPEN_OF_NODE, HELD_OF_NODE
         elif caller.job is not None:
-            most = (OPEN_OF_JOB, HELD_OF_JOB)
-        owner = caller.owner
-        with self._place(owner, most[0]):
-            return await self._read(receive, limit, owner, most[1], came)
+            bodies, held = OPEN_OF_JOB, HELD_OF_JOB
+        with self._place(caller.owner, bodies):
+            return await self._read(receive, limit, caller.owner, held, charge)
 
     @contextmanager
     def _place(self, owner: str, most: int) -> Iterator[None]:
@@ -516,7 +521,7 @@ class Receiver:
                 del self._open[owner]
 
     async def _read(
-        self, receive: Receive, limit: int, owner: str, most: int, came: Callable[[int], None]
+        self, receive: Receive, limit: int, owner: str, most: int, charge: Callable[[int], None]
     ) -> bytes:
         pieces: list[bytes] = []
         size = 0
@@ -534,7 +539,7 @@ class Receiver:
             return b"".join(pieces)
         finally:
             if not is_whole and size:
-                came(size)
+                charge(size)
             self.held -= size
             self._held[owner] -= size
             if self._held[owner] <= 0:
@@ -542,7 +547,7 @@ class Receiver:
 
 
 async def whole(receive: Receive, limit: int) -> bytes:
-    """A short body of anybody: `Receiver.body` without a token."""
+    """A short body: `Receiver.body` without a token."""
     return b"".join([piece async for piece in _pieces(receive, limit)])
 
 

@@ -8,15 +8,13 @@ from typing import NamedTuple, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from healer.api.access import foreign, refuse
 from healer.api.group_commit import (
     Busy,
     GroupCommit,
     QueueBounds,
-    count_results,
-    counted,
+    count_accepted,
     in_thread,
     respond,
     store,
@@ -27,14 +25,15 @@ from healer.api.quotas import Tally
 from healer.api.request_preamble import (
     JSON,
     UNPACKED_LIMIT,
+    Endpoint,
     Preamble,
-    aside,
     confine,
     encoding_of,
     known_query,
     media_type,
+    parse,
     query_of,
-    strange,
+    unknown_cluster,
 )
 from healer.api.services import Services
 from healer.model import Component, LossReason, Observation, Role
@@ -42,7 +41,6 @@ from healer.model.telemetry import StepBatch
 from healer.ports.callers import Caller
 from healer.ports.request_errors import DiskFull, NoRoom, Unavailable
 from healer.ports.signal_stores import Arrival
-from healer.signals import wire
 from healer.signals.hardware_names import with_devices
 from healer.signals.series import LIMITS, Measured
 from healer.signals.step_times import Steps, step_batches
@@ -52,17 +50,17 @@ from healer.signals.wire import BadBody, Known
 R = TypeVar("R", Measured, Steps)
 #: Bytes of bodies that may wait, and that are written in one commit.
 METRICS_QUEUE, METRICS_BATCH = 64 * 1024 * 1024, 2 * 1024 * 1024
-#: Metrics wait for no disk, so nothing makes them gather while another commit is under way.
+#: Their commit waits for no disk, so without this pause nothing would gather meanwhile.
 GATHER_S = 0.005
-#: OTLP says each point at length; a collector's batch of 8,192 points is some 2 MB.
+#: OTLP is verbose; a collector's batch of 8,192 points is some 2 MB.
 OTLP_UNPACKED_LIMIT = 16 * 1024 * 1024
 STEPS_QUEUE, STEPS_BATCH = 16 * 1024 * 1024, 2 * 1024 * 1024
-#: What a node's exporters say of its GPUs is stored again every 10 minutes; so many are known as stored.
+#: Inventories of a node's GPUs are stored again every 10 minutes; so many digests are remembered as stored.
 _INVENTORIES = 20_000
 _TEXT = frozenset({"text/plain", "application/openmetrics-text"})
 _XML = frozenset({"text/xml", "application/xml", "text/plain"})
 _PROTOBUF = frozenset({"application/x-protobuf"})
-#: Prometheus packs as snappy alone; vmagent as zstd where it may.
+#: Prometheus only sends snappy; vmagent prefers zstd.
 _WRITE_PACKINGS = ("snappy", "zstd", "gzip")
 
 
@@ -79,12 +77,9 @@ class MeasuringRoutes:
         tally: Tally,
         store_steps: Callable[[Sequence[StepBatch]], object],
     ) -> None:
-        """`store_steps` takes step times: into the store, or where they wait for it."""
-        self._services = services
-        self._preamble = preamble
-        self._events = events
-        self._store_steps = store_steps
-        self._tally = tally
+        """`store_steps` puts step times into the store or the spool."""
+        self._services, self._preamble, self._events = services, preamble, events
+        self._store_steps, self._tally = store_steps, tally
         self._translators = Translators(services.rules, services.columns, preamble.gpus_shown)
         self.steps = GroupCommit(
             in_thread(Intake(self._put_steps).store, "steps"),
@@ -99,27 +94,30 @@ class MeasuringRoutes:
         )
         self._inventories: OrderedDict[str, None] = OrderedDict()
 
-    def routes(self, prefix: str) -> list[Route]:
-        return [
-            Route(f"{prefix}/signals/metrics", self.columnar, methods=["POST"]),
-            Route(f"{prefix}/signals/prometheus/write", self.remote_write, methods=["POST"]),
-            Route(f"{prefix}/signals/openmetrics", self.openmetrics, methods=["POST"]),
-            Route(f"{prefix}/signals/nvidia-smi", self.nvidia_smi, methods=["POST"]),
-            Route(f"{prefix}/signals/step-times", self.step_times, methods=["POST"]),
-        ]
+    def endpoints(self) -> dict[str, Endpoint]:
+        return {
+            "metrics": self.columnar,
+            "prometheus/write": self.remote_write,
+            "openmetrics": self.openmetrics,
+            "nvidia-smi": self.nvidia_smi,
+            "step-times": self.step_times,
+        }
 
     async def columnar(self, request: Request) -> Response:
-        caller, known = await self._preamble.enter(request)
+        caller, has_node = await self._preamble.enter(request)
         media_type(request, JSON, "application/json")
         cluster = await self._cluster(request, caller, open_ok=True)  # each body may name its own
         raw = await self._preamble.body(request, unpacked_limit=UNPACKED_LIMIT)
         now = self._services.clock.now()
-        sent = Sent(request, caller, cluster, known, len(raw), lambda by, own: by.columnar(raw, own, now))
-        return await self._measured("metrics", sent)
+
+        def read(by: Translator, allowed: Known) -> Measured:
+            return by.columnar(raw, allowed, now)
+
+        return await self._measured("metrics", Sent(request, caller, cluster, has_node, len(raw), read))
 
     async def remote_write(self, request: Request) -> Response:
-        """204. What is wrong with a body is 400: Prometheus would send it again and again after a 5xx."""
-        caller, known = await self._preamble.enter(request)
+        """204; a bad body is 400, as Prometheus would send it again and again after a 5xx."""
+        caller, has_node = await self._preamble.enter(request)
         media_type(request, _PROTOBUF, "application/x-protobuf")
         if "io.prometheus.write.v2" in request.headers.get("content-type", ""):
             raise Problem(
@@ -135,29 +133,30 @@ class MeasuringRoutes:
         )
         now = self._services.clock.now()
 
-        def read(by: Translator, own: Known) -> Measured:
-            return by.remote_write(raw, own, now, packed=snappy)
+        def read(by: Translator, allowed: Known) -> Measured:
+            return by.remote_write(raw, allowed, now, packed=snappy)
 
+        sent = Sent(request, caller, cluster, has_node, len(raw), read)
         try:
-            await self._measured("prometheus/write", Sent(request, caller, cluster, known, len(raw), read))
+            await self._measured("prometheus/write", sent)
         except BadBody as error:
             raise Problem(400, str(error)) from None
         return Response(None, 204)
 
     async def openmetrics(self, request: Request) -> Response:
-        caller, known = await self._preamble.enter(request)
+        caller, has_node = await self._preamble.enter(request)
         media_type(request, _TEXT, "text/plain")
         cluster, node = await self._query(request, caller)
         raw = await self._preamble.body(request, unpacked_limit=UNPACKED_LIMIT)
         now = self._services.clock.now()
 
-        def read(by: Translator, own: Known) -> Measured:
-            return by.exposition(raw, own, now, node=node)
+        def read(by: Translator, allowed: Known) -> Measured:
+            return by.exposition(raw, allowed, now, node=node)
 
-        return await self._measured("openmetrics", Sent(request, caller, cluster, known, len(raw), read))
+        return await self._measured("openmetrics", Sent(request, caller, cluster, has_node, len(raw), read))
 
     async def nvidia_smi(self, request: Request) -> Response:
-        caller, known = await self._preamble.enter(request)
+        caller, has_node = await self._preamble.enter(request)
         media_type(request, _XML, "text/xml")
         cluster, node = await self._query(request, caller)
         if node is None:
@@ -165,27 +164,27 @@ class MeasuringRoutes:
         raw = await self._preamble.body(request, unpacked_limit=UNPACKED_LIMIT)
         now = self._services.clock.now()
 
-        def read(by: Translator, own: Known) -> Measured:
-            return by.nvidia_smi(raw, own, now, node=node)
+        def read(by: Translator, allowed: Known) -> Measured:
+            return by.nvidia_smi(raw, allowed, now, node=node)
 
-        return await self._measured("nvidia-smi", Sent(request, caller, cluster, known, len(raw), read))
+        return await self._measured("nvidia-smi", Sent(request, caller, cluster, has_node, len(raw), read))
 
     async def step_times(self, request: Request) -> Response:
-        caller, known = await self._preamble.enter(request, of_jobs=True)
+        caller, has_node = await self._preamble.enter(request, of_jobs=True)
         media_type(request, JSON, "application/json")
         known_query(request, set())
         raw = await self._preamble.body(request, unpacked_limit=UNPACKED_LIMIT)
         now = self._services.clock.now()
-        cluster, clusters = self._preamble.default(caller), await self._preamble.clusters()
+        cluster, clusters = self._preamble.default_cluster(caller), await self._preamble.clusters()
         wrong_job = await self._preamble.wrong_job(caller)
 
-        def sure(where: str, node: str) -> bool:
-            return _known_now(known, where, node)
+        def allowed(where: str, node: str) -> bool:
+            return _has_node_now(has_node, where, node)
 
         def read() -> Steps:
-            steps = step_batches(raw, sure, now, cluster=cluster, wrong_job=wrong_job)
+            steps = step_batches(raw, allowed, now, cluster=cluster, wrong_job=wrong_job)
             _confine_steps(caller, steps)
-            if why := strange((batch.cluster for batch in steps.batches), clusters):
+            if why := unknown_cluster((batch.cluster for batch in steps.batches), clusters):
                 raise BadBody(why)
             return steps
 
@@ -193,7 +192,7 @@ class MeasuringRoutes:
         if isinstance(steps, Refused):
             await refuse(request, caller, str(steps), steps.spoken)
         self._preamble.meter.stored(request, steps.accepted, steps.rejected, steps.rejected_more)
-        return _answer("step-times", steps.accepted, 0, steps.rejected, steps.rejected_more)
+        return respond(count_accepted("step-times", steps, steps.accepted))
 
     # --- before and after the queue ---
 
@@ -206,25 +205,23 @@ class MeasuringRoutes:
         return cluster, node
 
     async def _cluster(self, request: Request, caller: Caller, *also: str, open_ok: bool = False) -> str:
-        """The cluster of the whole body, one of ours: by the address, the token, or the only one.
-
-        `also` may stand in the address too. Empty where it is open and may be."""
+        """The cluster of the whole body, one of ours: by the address, the token, or the only one; empty if it
+        is open and may be. `also`: other query parameters of the route."""
         known_query(request, {"cluster", *also})
         wanted, served = query_of(request).get("cluster") or None, self._preamble.served
         if caller.cluster and (caller.cluster not in served or wanted not in (None, caller.cluster)):
             why = f"this token is bound to the cluster {caller.cluster}"
             await refuse(request, caller, why, await self._preamble.mentioned(request))
-        if open_ok and not (wanted or self._preamble.default(caller)):
+        if open_ok and not (wanted or self._preamble.default_cluster(caller)):
             return ""
-        cluster = await self._preamble.meant(caller, wanted)
+        cluster = await self._preamble.cluster_of(caller, wanted)
         if cluster not in served:
             raise field_error("cluster", f"healer serves {', '.join(served)} here")
         return cluster
 
     async def take_part(self, size: int, read: Callable[[], Measured]) -> None:
-        """Samples that came with something that matters more, by a sender whose words are its node's alone.
-
-        What is wrong with them, or too much now, is nothing to the caller."""
+        """Stores samples that came with a hook's report. Bad ones, and those that find no room, are
+        dropped."""
         try:
             outcome = (await self.metrics.add((Body(size, read),)))[0]
         except (Busy, Unavailable):
@@ -233,35 +230,33 @@ class MeasuringRoutes:
             await self._remember(outcome.inventory)
 
     def translator(self, cluster: str) -> Translator:
-        """Asked in the writer's thread, which alone may use it."""
+        """For the writer's thread only."""
         return self._translators.current(cluster)
 
     async def otlp(self, request: Request, *, json: bool) -> Measured:
-        """Metrics of OTLP; `healer.api.otlp` makes the answer."""
-        caller, known = await self._preamble.enter(request)
+        """Stores metrics of OTLP; `otlp_routes` makes the answer."""
+        caller, has_node = await self._preamble.enter(request)
         cluster = await self._cluster(request, caller)
         raw = await self._preamble.body(request, unpacked_limit=OTLP_UNPACKED_LIMIT)
         now = self._services.clock.now()
 
-        def read(by: Translator, own: Known) -> Measured:
-            return by.otlp(raw, own, now, json=json)
+        def read(by: Translator, allowed: Known) -> Measured:
+            return by.otlp(raw, allowed, now, json=json)
 
-        measured = await self._taken("otlp/v1/metrics", Sent(request, caller, cluster, known, len(raw), read))
-        rejected = len(measured.rejected) + measured.rejected_more
-        count_results("otlp/v1/metrics", measured.samples, 0, measured.unrecognised, rejected)
+        route = "otlp/v1/metrics"
+        measured = await self._take(route, Sent(request, caller, cluster, has_node, len(raw), read))
+        count_accepted(route, measured, measured.samples, unrecognised=measured.unrecognised)
         return measured
 
     async def _measured(self, route: str, sent: "Sent") -> Response:
-        measured = await self._taken(route, sent)
-        return _answer(
-            route, measured.samples, measured.unrecognised, measured.rejected, measured.rejected_more
-        )
+        measured = await self._take(route, sent)
+        return respond(count_accepted(route, measured, measured.samples, unrecognised=measured.unrecognised))
 
-    async def _taken(self, route: str, sent: "Sent") -> Measured:
+    async def _take(self, route: str, sent: "Sent") -> Measured:
         request = sent.request
 
         def read() -> Measured:
-            return sent.read(self.translator(sent.cluster), _own(sent))
+            return sent.read(self.translator(sent.cluster), _allowed_nodes(sent))
 
         measured = await self._stored(self.metrics, route, Body(sent.size, read))
         if isinstance(measured, Refused):
@@ -272,19 +267,17 @@ class MeasuringRoutes:
         self._preamble.meter.stored(
             request, entries, measured.rejected, measured.rejected_more, series=measured.placed
         )
-        for name, one in measured.unknown.items():
-            if one.why in LIMITS:
-                self._preamble.meter.lose(request, LossReason.series_limit, one.count, f"{name}: {one.why}")
+        for name, unknown in measured.unknown.items():
+            if unknown.why in LIMITS:
+                why = f"{name}: {unknown.why}"
+                self._preamble.meter.lose(request, LossReason.series_limit, unknown.count, why)
         return measured
 
     async def _stored(
-        self,
-        queue: "GroupCommit[Body[R], R | BadBody | Refused]",
-        route: str,
-        body: Body[R],
+        self, queue: "GroupCommit[Body[R], R | BadBody | Refused]", route: str, body: Body[R]
     ) -> R | Refused:
         if queue is self.metrics and self._preamble.reach.away:
-            # They come again, and windows tell that they are late: nobody waits, and no disk is filled.
+            # Newer ones follow, and late ones are of no use: they neither wait nor fill the disk.
             raise Unavailable("the database does not answer; metrics are not kept meanwhile")
         outcome = (await store(queue, route, (body,)))[0]
         if isinstance(outcome, BadBody):
@@ -292,43 +285,44 @@ class MeasuringRoutes:
         return outcome
 
     async def _spoken(self, sent: "Sent", refused: Refused) -> Collection[Component]:
-        """Every foreign node of a body that was refused at the first one. A translator of its own looks for
-        them: ours would remember their series as strange, also for other senders."""
-        if not self._preamble.notes(sent.caller):
+        """Every foreign node of a body that was refused at the first one. A separate translator looks for
+        them: the shared one would remember their series as unknown, also for other senders."""
+        if not self._preamble.records_refusal(sent.caller):
             return refused.spoken
         found = dict.fromkeys(refused.spoken)
 
-        def strange(cluster: str, node: str) -> bool:
-            if _known_now(sent.known, cluster, node) and (one := foreign(sent.caller, {(cluster, node)})):
-                found.update(dict.fromkeys(one.spoken))
+        def collect(cluster: str, node: str) -> bool:
+            pairs = {(cluster, node)}
+            if _has_node_now(sent.has_node, cluster, node) and (refusal := foreign(sent.caller, pairs)):
+                found.update(dict.fromkeys(refusal.spoken))
             return False
 
         def look() -> None:
             with suppress(BadBody):
-                known = with_devices(strange, bound=sent.caller.node is not None)
-                sent.read(self._translators.apart(sent.cluster), known)
+                nodes = with_devices(collect, bound=sent.caller.node is not None)
+                sent.read(self._translators.separate(sent.cluster), nodes)
 
-        await aside(sent.size, look)
+        await parse(sent.size, look)
         return found
 
     async def _remember(self, inventory: list[Observation]) -> None:
-        """Which GPU has which address: told with the samples, stored with the events, missed for nothing."""
-        new = [one for one in inventory if one.digest not in self._inventories]
+        """Stores which GPU has which address with the events; dropped if there is no room, as it comes
+        again."""
+        new = [seen for seen in inventory if seen.digest not in self._inventories]
         if not new:
             return
         try:
-            await self._events.add([Arrival(one) for one in new], shed_first=True)
+            await self._events.add([Arrival(seen) for seen in new], shed_first=True)
         except (Busy, NoRoom, Unavailable):
             return
-        for one in new:
-            self._inventories[one.digest] = None
+        self._inventories.update(dict.fromkeys(seen.digest for seen in new))
         while len(self._inventories) > _INVENTORIES:
             self._inventories.popitem(last=False)
 
     # --- in the writers' threads ---
 
-    def _put_metrics(self, told: list[Measured]) -> None:
-        reports = [report for measured in told for report in measured.reports]
+    def _put_metrics(self, batch: list[Measured]) -> None:
+        reports = [report for measured in batch for report in measured.reports]
         if reports:
             try:
                 self._services.samples.put(reports)
@@ -336,13 +330,13 @@ class MeasuringRoutes:
                 self._preamble.reach.disk_full = str(error)
                 raise
         now: datetime | None = None
-        for measured in told:
+        for measured in batch:
             if measured.unknown:
                 now = now or self._services.clock.now()
                 self._tally.add(measured.cluster or self._services.cluster, measured.unknown.items(), now)
 
-    def _put_steps(self, told: list[Steps]) -> None:
-        batches = [batch for steps in told for batch in steps.batches]
+    def _put_steps(self, parsed: list[Steps]) -> None:
+        batches = [batch for steps in parsed for batch in steps.batches]
         if batches:
             self._store_steps(batches)
 
@@ -352,40 +346,40 @@ def _size(body: Body) -> int:
 
 
 class Sent(NamedTuple):
-    """A body of metrics. `read` gives it to a translator, with the nodes that there are for it."""
+    """A body of metrics. `read` gives it to a translator, with a look-up of the nodes it may speak of."""
 
     request: Request
     caller: Caller
     cluster: str
-    known: Known
+    has_node: Known
     size: int
     read: Callable[[Translator, Known], Measured]
 
 
-def _own(sent: Sent) -> Known:
-    """Which nodes and devices the cluster has, for a bound token: the first word of a foreign one refuses
-    the whole, before anything of that node is learned from it or numbered."""
+def _allowed_nodes(sent: Sent) -> Known:
+    """The look-up of nodes and devices for this sender. The first name foreign to a bound token refuses the
+    whole body, before any series of that node is learned or numbered."""
 
-    def own(cluster: str, node: str) -> bool:
-        if not _known_now(sent.known, cluster, node):
+    def allowed(cluster: str, node: str) -> bool:
+        if not _has_node_now(sent.has_node, cluster, node):
             return False
         if found := foreign(sent.caller, {(cluster, node)}):
             raise Refused(*found)
         return True
 
-    return with_devices(own, bound=sent.caller.node is not None)
+    return with_devices(allowed, bound=sent.caller.node is not None)
 
 
-def _known_now(known: Known, cluster: str, node: str) -> bool:
-    """In a writer's thread what cannot be told yet is wrong with this one body, and with no other."""
+def _has_node_now(has_node: Known, cluster: str, node: str) -> bool:
+    """In a writer's thread: a cluster that Slurm has not shown yet fails this one body and no other."""
     try:
-        return known(cluster, node)
+        return has_node(cluster, node)
     except Problem as problem:
         raise BadBody(problem.detail) from None
 
 
 def _confine_steps(caller: Caller, steps: Steps) -> None:
-    """A token bound to a node tells of ranks on that node alone; one bound to a job of that job alone."""
+    """Refuses step times of other nodes or jobs than those the token is bound to."""
     nodes = {
         (batch.cluster, batch.nodes[index] if index >= 0 else "")
         for batch in steps.batches
@@ -394,9 +388,3 @@ def _confine_steps(caller: Caller, steps: Steps) -> None:
     jobs = {(batch.cluster, batch.job) for batch in steps.batches}
     if found := foreign(caller, nodes, jobs):
         raise Refused(*found)
-
-
-def _answer(
-    route: str, count: int, unrecognised: int, rejected: Sequence[wire.Rejected], rejected_more: int
-) -> Response:
-    return respond(counted(route, count, unrecognised, rejected, rejected_more))

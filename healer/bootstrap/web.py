@@ -40,24 +40,23 @@ from healer.adapters.postgres.tokens import PostgresIdempotency, PostgresTokens
 from healer.adapters.slurm.preferred import PreferredScheduler
 from healer.adapters.spool import FileSpool
 from healer.adapters.system_clock import SystemClock
-from healer.api.access import SESSION_LASTS, Access
+from healer.api.access import Access
 from healer.api.app import create_app
 from healer.api.services import Services
 from healer.api.system_routes import process_checks
 from healer.bootstrap.prometheus import RememberedCharts, Watched
 from healer.bootstrap.rehearse import overlaid, ruled
-from healer.console.pages import Sources, Trying
-from healer.console.router import router as console
+from healer.console.pages import Pages, Sources, Trying
+from healer.console.router import Console
 from healer.embedded.user import EmbeddedError
 from healer.engine.command import Commands, Site
 from healer.engine.controls import Controls, IncidentCommands
 from healer.engine.permission import HookPermits
 from healer.engine.reconciler import Reconciler
 from healer.engine.records import readiness
-from healer.model import Decision, Incident, Outcome, Role, Ruleset
+from healer.model import Decision, Incident, Outcome, Ruleset
 from healer.model.recordings import Recordings
 from healer.ports.answers import Arriving, Own, Queue
-from healer.ports.callers import NewSession, Session
 from healer.ports.request_errors import NotFound
 from healer.processes.rulebook import Rulebook
 from healer.recordings.recording_folder import recordings
@@ -137,7 +136,7 @@ def queues(app: FastAPI) -> list[Queue]:
     """What waits to be written in this process."""
     units = {"events": "entries"}
     return [
-        Queue(name, queue.depth, queue.limit, units.get(name, "bytes"))
+        Queue(name, queue.depth, queue.bounds.queue, units.get(name, "bytes"))
         for name, queue in app.state.queues.items()
     ]
 
@@ -328,28 +327,8 @@ def web_app(settings: Settings) -> FastAPI:
         trying=Trying(rehearsals=wired.rehearsals, files=wired.rule_files, recordings=wired.recordings),
         own=OwnHealth(settings, db, wired, app),
     )
-
-    def session_of(cookie: str) -> Session | None:
-        caller = access.session(cookie)
-        if caller is None or caller.node or caller.job or caller.role is Role.signals:
-            return None  # tokens of nodes and jobs write signals; they see no pages
-        clusters = (caller.cluster,) if caller.cluster else ()
-        return Session(name=caller.name, role=caller.role, csrf=caller.csrf or "", clusters=clusters)
-
-    def sign_in(token: str) -> NewSession | None:
-        signed = access.sign_in(token)
-        if signed is None:
-            return None
-        return NewSession(cookie=signed[1], max_age_s=int(SESSION_LASTS.total_seconds()))
-
-    pages = console(
-        sources,
-        session_of,
-        sign_in=sign_in,
-        sign_out=access.sign_out,
-        secure_cookie=wired.secure_cookies,
-        link_secret=settings.link_secret,
-    )
-    app.include_router(pages)
-    app.state.errors.page = pages.error_page
+    pages = Pages(sources, access, secure_cookie=wired.secure_cookies, link_secret=settings.link_secret)
+    console = Console(pages)
+    app.include_router(console)
+    app.state.errors.page = console.error_page
     return app

@@ -46,7 +46,7 @@ def approvals_page(request: Request, pages: Here) -> Response:
 def pauses_page(request: Request, pages: Here) -> Response:
     context = pages.context(request, "pauses")
     standing, now, session = context["standing"], context["now"], context["session"]
-    several = len(context["clusters"]) > 1 and not session.clusters
+    several = len(context["clusters"]) > 1 and session.cluster is None
     asked = AuditQuery(clusters=[standing.cluster], verb="pause.")
     records = pages.queries.audit.page(asked, limit=PAUSE_RECORDS).items
     context |= {

@@ -13,7 +13,7 @@ from healer.console.views.timeline_view import timeline
 from healer.engine.records import IncidentRecord, incident_record
 from healer.model import Incident, IncidentState, Role, Severity
 from healer.ports.answers import Standing
-from healer.ports.callers import Session
+from healer.ports.callers import Caller
 from healer.ports.queries import IncidentQuery
 from healer.ports.request_errors import Invalid
 
@@ -80,7 +80,7 @@ def incident_page(request: Request, pages: Here, incident_id: str) -> Response:
     return pages.show("incident.html", context)
 
 
-def _read_incident(pages: Pages, session: Session, name: str) -> IncidentRecord:
+def _read_incident(pages: Pages, session: Caller, name: str) -> IncidentRecord:
     """The incident whose id begins so, of a cluster that the session sees. Raises Problem."""
     rows = pages.queries.incidents.rows(name)
     if rows is None or rows.incident.cluster not in pages.clusters(session):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 from urllib.parse import urlencode
 
 import msgspec
@@ -21,7 +21,7 @@ from healer.console.views.buttons import may_act, may_respond
 from healer.model import Mode, Role, Ruleset, UnknownSeries
 from healer.model.recordings import Recordings
 from healer.ports.answers import Arriving, ClusterState, OwnReads, RuleBook, Standing
-from healer.ports.callers import SESSION_COOKIE, Session, SessionOf, SignIn, SignOut
+from healer.ports.callers import SESSION_COOKIE, Caller, Sessions
 from healer.ports.measurements import Charts
 from healer.ports.queries import Queries, Rehearsals, RuleFiles
 from healer.ports.request_errors import Invalid
@@ -99,18 +99,6 @@ class Sources:
     own: OwnReads | None = None
 
 
-class Entry(NamedTuple):
-    """How people come in. `sign_in` None: the host serves `/sign-in` itself. The rest as `router` says."""
-
-    sign_in: SignIn | None = None
-    sign_out: SignOut | None = None
-    secure_cookie: bool = False
-    link_secret: str | None = None
-
-
-_NO_ENTRY = Entry()
-
-
 class FleetRows:
     """The rows of each cluster, the very same list until Slurm, an incident or a slot says something else."""
 
@@ -134,11 +122,22 @@ class FleetRows:
 
 
 class Pages:
-    """What all pages share: who looks, at which cluster, and how it stands."""
+    """What all pages share: the caller, the cluster and its state.
 
-    def __init__(self, sources: Sources, session_of: SessionOf, entry: Entry = _NO_ENTRY) -> None:
-        self.sources, self.queries, self.entry = sources, sources.queries, entry
-        self._session_of = session_of
+    `secure_cookie`: the site is reached by https, so the cookie may only be sent by https. `link_secret`
+    signs the links of messages that show a run without signing in; None: there are none.
+    """
+
+    def __init__(
+        self,
+        sources: Sources,
+        sessions: Sessions,
+        *,
+        secure_cookie: bool = False,
+        link_secret: str | None = None,
+    ) -> None:
+        self.sources, self.queries, self.sessions = sources, sources.queries, sessions
+        self.secure_cookie, self._link_secret = secure_cookie, link_secret
         self.render = Renderer(sources.clock)
         self.clock = sources.clock
         self.fleet_rows = FleetRows()
@@ -151,7 +150,7 @@ class Pages:
         """Those in force."""
         return self.sources.rules()
 
-    def session(self, request: Request) -> Session:
+    def session(self, request: Request) -> Caller:
         session = self.signed_in(request)
         if session is None:
             raise Stop(to_sign_in(request))
@@ -159,21 +158,21 @@ class Pages:
             raise Problem(403, f"Role {session.role.value} sees no pages.", heading="Not for this token")
         return session
 
-    def signed_in(self, request: Request) -> Session | None:
+    def signed_in(self, request: Request) -> Caller | None:
         cookie = request.cookies.get(SESSION_COOKIE)
-        return self._session_of(cookie) if cookie else None
+        return self.sessions.session(cookie) if cookie else None
 
     def is_guest(self, request: Request) -> bool:
-        """Whether somebody who is not signed in came by a link of ours that shows this page."""
-        secret = self.entry.link_secret
+        """Whether a person who is not signed in came by a signed link that shows this page."""
+        secret = self._link_secret
         if secret is None or self.signed_in(request) is not None:
             return False
         given = request.query_params.get(LINK_NAME, "")
         return link_opens(request.url.path, given, secret, self.clock())
 
-    def clusters(self, session: Session) -> list[str]:
-        known = sorted({*self.queries.clusters.names(), *self.sources.modes})
-        return [name for name in known if name in session.clusters] if session.clusters else known
+    def clusters(self, session: Caller) -> list[str]:
+        names = sorted({*self.queries.clusters.names(), *self.sources.modes})
+        return [name for name in names if session.cluster in (None, name)]
 
     def context(self, request: Request, page: str, cluster: str | None = None) -> dict[str, Any]:
         """The names that every template knows. Raises `Stop` and Problem."""
@@ -208,7 +207,7 @@ class Pages:
         )
 
     def around(
-        self, request: Request, page: str, session: Session, clusters: list[str], stands: Standing
+        self, request: Request, page: str, session: Caller, clusters: list[str], stands: Standing
     ) -> dict[str, Any]:
         """What the layout shows."""
         now = self.clock()

@@ -13,52 +13,31 @@ from healer.console import (
     session_pages,
 )
 from healer.console.errors import ErrorPages
-from healer.console.pages import PAGE_ROWS, Entry, Here, PageRoute, Pages, Sources, missing
+from healer.console.pages import PAGE_ROWS, Here, PageRoute, Pages, missing
 from healer.console.render import link, speak_to
 from healer.console.views import timeline_view
-from healer.ports.callers import SessionOf, SignIn, SignOut
 from healer.ports.queries import AuditQuery
 
 routes = APIRouter(route_class=PageRoute)
 
 
 class Console(APIRouter):
-    """The routes of the console, and `error_page`: an error as a page of it."""
+    """All routes of the console, and `error_page`: an error as a page."""
 
     def __init__(self, pages: Pages) -> None:
         async def enter(request: Request) -> None:
-            """Before every route: whose pages these are, and the language of who asks."""
+            """Before every route: the pages and the language of the request."""
             request.state.pages = pages
             speak_to(request)
 
         super().__init__(include_in_schema=False, dependencies=[Depends(enter)])
         self.error_page = ErrorPages(pages)
-
-
-def router(
-    sources: Sources,
-    session_of: SessionOf,
-    *,
-    sign_in: SignIn | None = None,
-    sign_out: SignOut | None = None,
-    secure_cookie: bool = False,
-    link_secret: str | None = None,
-) -> Console:
-    """All routes of the console. Without `sign_in` the host serves `/sign-in` itself.
-
-    `secure_cookie`: the site is reached by https, so the cookie may be sent by https alone. `link_secret`:
-    signs the links of messages that show a run without signing in; None: there are none.
-    """
-    console = Console(Pages(sources, session_of, Entry(sign_in, sign_out, secure_cookie, link_secret)))
-    parts = [fleet_pages.routes, incident_pages.routes, machine_pages.routes, desk_pages.routes]
-    parts += [desk_pages.health_routes] if sources.own is not None else []
-    parts += [rule_pages.routes]
-    parts += [rule_pages.rehearsal_routes] if sources.trying is not None else []
-    parts += [run_pages.routes, routes, session_pages.language_routes]
-    parts += [session_pages.sign_in_routes] if sign_in is not None else []
-    for part in parts:
-        console.include_router(part)
-    return console
+        parts = [fleet_pages.routes, incident_pages.routes, machine_pages.routes, desk_pages.routes]
+        parts += [desk_pages.health_routes] if pages.sources.own is not None else []
+        parts += [rule_pages.routes]
+        parts += [rule_pages.rehearsal_routes] if pages.sources.trying is not None else []
+        for part in (*parts, run_pages.routes, routes, session_pages.routes):
+            self.include_router(part)
 
 
 @routes.get("/audit")

@@ -10,7 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from healer.api.problems import Problem
 from healer.console import language
 from healer.console.pages import Here, PageRoute, Pages
-from healer.ports.callers import SESSION_COOKIE
+from healer.ports.callers import SESSION_COOKIE, SESSION_LASTS
 
 _FORM_BYTES = 8192
 _YEAR_S = 365 * 86400
@@ -18,19 +18,17 @@ _YEAR_S = 365 * 86400
 _TEXTS, _CHARS = 50, 2000
 _NOT_KEPT = {"Cache-Control": "no-store"}
 
-#: Only where the host brings `sign_in`.
-sign_in_routes = APIRouter(route_class=PageRoute)
-language_routes = APIRouter(route_class=PageRoute)
+routes = APIRouter(route_class=PageRoute)
 
 
-@sign_in_routes.get("/sign-in")
+@routes.get("/sign-in")
 def sign_in_page(pages: Here, token: str = "", next: str = "/") -> Response:
     if token:
         return _open_session(pages, token, next)
     return pages.render.page("sign_in.html", failed=False, target=next)
 
 
-@sign_in_routes.post("/sign-in")
+@routes.post("/sign-in")
 async def sign_in_form(request: Request, pages: Here) -> Response:
     form = await _read_form(request)
     if _is_foreign(request):
@@ -40,18 +38,18 @@ async def sign_in_form(request: Request, pages: Here) -> Response:
 
 
 def _open_session(pages: Pages, token: str, target: str) -> Response:
-    new = pages.entry.sign_in(token) if pages.entry.sign_in is not None else None
-    if new is None:
+    cookie = pages.sessions.sign_in(token)
+    if cookie is None:
         return pages.render.page("sign_in.html", 401, failed=True, target=target)
     response = RedirectResponse(local(target), 303, headers=_NOT_KEPT)
     response.set_cookie(
-        SESSION_COOKIE, new.cookie, max_age=new.max_age_s, httponly=True, samesite="lax",
-        secure=pages.entry.secure_cookie, path="/",
+        SESSION_COOKIE, cookie, max_age=int(SESSION_LASTS.total_seconds()), httponly=True, samesite="lax",
+        secure=pages.secure_cookie, path="/",
     )  # fmt: skip
     return response
 
 
-@sign_in_routes.post("/sign-out")
+@routes.post("/sign-out")
 async def sign_out_form(request: Request, pages: Here) -> Response:
     form = await _read_form(request)
     return await run_in_threadpool(_end_session, request, pages, form.get("csrf", ""))
@@ -62,14 +60,14 @@ def _end_session(request: Request, pages: Pages, csrf: str) -> Response:
     if session is not None and (_is_foreign(request) or csrf != session.csrf):
         raise _foreign_form()
     cookie = request.cookies.get(SESSION_COOKIE)
-    if cookie and pages.entry.sign_out is not None:
-        pages.entry.sign_out(cookie)
+    if cookie:
+        pages.sessions.sign_out(cookie)
     response = RedirectResponse("/sign-in", 303, headers=_NOT_KEPT)
     response.delete_cookie(SESSION_COOKIE, path="/")
     return response
 
 
-@language_routes.post("/language")
+@routes.post("/language")
 async def choose_language(request: Request, pages: Here) -> Response:
     """For guests too: the page on which one signs in has the switch."""
     form = await _read_form(request)
@@ -78,12 +76,12 @@ async def choose_language(request: Request, pages: Here) -> Response:
     response = RedirectResponse(local(form.get("next", "/")), 303, headers=_NOT_KEPT)
     if (to := form.get("to", "")) in language.LANGUAGES:
         response.set_cookie(
-            language.COOKIE, to, max_age=_YEAR_S, samesite="lax", secure=pages.entry.secure_cookie, path="/"
+            language.COOKIE, to, max_age=_YEAR_S, samesite="lax", secure=pages.secure_cookie, path="/"
         )
     return response
 
 
-@language_routes.post("/words")
+@routes.post("/words")
 async def translate_texts(request: Request, pages: Here) -> Response:
     """Finished sentences, in the language of who asks, for what scripts get from the API."""
     return await run_in_threadpool(_translated, request, pages, await request.body())

@@ -1,7 +1,7 @@
-"""Who asks: tokens, sessions, credentials of nodes and jobs; and the answer that is kept for a repeat."""
+"""Callers: tokens, sessions, credentials of nodes and jobs; and answers kept for repeated requests."""
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Protocol
 
 import msgspec
@@ -10,7 +10,8 @@ from healer.model import Role
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """A token or a session. `id` is the token's id; `name` is the person: equal names are one person."""
+    """A token or a session. `id` is the token's id; `name` is the person: equal names are one person. With a
+    `cluster` it is bound to that one."""
 
     id: str
     name: str
@@ -22,11 +23,11 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     quota: float = 1.0
     #: Set for a console session: unsafe methods must bring it as X-Healer-CSRF.
     csrf: str | None = None
-    #: What quotas and shares are counted for: the token; of a job, which may have many tokens, the job.
+    #: What quotas and shares are counted by: the token; for a job, which may have many tokens, the job.
     owner: str = ""
 
     def __post_init__(self) -> None:
-        if not self.owner:  # once per caller, as ten thousand requests a second ask for it
+        if not self.owner:  # computed once per caller, as ten thousand requests a second need it
             owner = f"job {self.cluster} {self.job}" if self.job else self.id
             msgspec.structs.force_setattr(self, "owner", owner)
 
@@ -45,7 +46,7 @@ class NewToken(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Credential(msgspec.Struct, frozen=True, kw_only=True):
-    """A munge credential that was good: who made it, at which address (as its munged knows itself), when."""
+    """A valid munge credential: who made it, at which address (as its munged reports it), when."""
 
     uid: int
     host: str
@@ -55,7 +56,7 @@ class Credential(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CredentialRefused(Exception):
-    """Not a good credential. The text goes on after "the credential is refused: "."""
+    """Not a valid credential. The text goes on after "the credential is refused: "."""
 
 
 class Credentials(Protocol):
@@ -65,7 +66,7 @@ class Credentials(Protocol):
 
 
 class Enrolled(msgspec.Struct, frozen=True, kw_only=True):
-    """A token's secret, told this once, and until when it works."""
+    """A token's secret, shown only once, and until when it is valid."""
 
     token: str
     expires_at: datetime
@@ -89,7 +90,7 @@ class Tokens(Protocol):
     def sign_out(self, session: bytes, now: datetime) -> None: ...
 
     def enroll(self, cluster: str, node: str, *, nonce: str, by: str, now: datetime) -> Enrolled:
-        """A token for signals of this node alone; `nonce` is spent by it, for ever.
+        """A token for signals of this node only; it uses up `nonce` for ever.
         Those it got before end after a grace. Raises Conflict when the nonce is spent, Forbidden when the
         node's newest token was revoked (a person's word), TooMany.
         """
@@ -98,43 +99,29 @@ class Tokens(Protocol):
     def enroll_job(
         self, cluster: str, job: str, *, nodes: int, nonce: str, by: str, now: datetime
     ) -> Enrolled:
-        """A token for step times and checkpoints of this job alone, for a day; `nonce` is spent by it.
+        """A token for step times and checkpoints of this job only, for a day; it uses up `nonce`.
         `nodes` is how many the job holds: each may ask. Raises like `enroll`; a revoked one is a no to all of
         the job.
         """
         ...
 
 
-class Session(msgspec.Struct, frozen=True, kw_only=True):
-    """Who looks. `csrf` goes into the page and comes back in `X-Healer-CSRF`; `clusters` empty means all."""
-
-    name: str
-    role: Role
-    csrf: str = ""
-    clusters: tuple[str, ...] = ()
+#: The session cookie, and how long a session lasts.
+SESSION_COOKIE, SESSION_LASTS = "healer_session", timedelta(hours=12)
 
 
-class NewSession(msgspec.Struct, frozen=True, kw_only=True):
-    """What the browser gets for a sign-in link: the value of the session cookie and how long it lasts."""
+class Sessions(Protocol):
+    """The sessions of the console."""
 
-    cookie: str
-    max_age_s: int
+    def session(self, cookie: str) -> Caller | None:
+        """The person of a session cookie; None if it is unknown, ended or expired, or may see no pages."""
+        ...
 
+    def sign_in(self, token: str) -> str | None:
+        """Uses up a one-time token; the session cookie, or None if it is unknown, used or expired."""
+        ...
 
-#: Name of the session cookie.
-SESSION_COOKIE = "healer_session"
-
-
-#: The value of the session cookie -> who it is; None when it is unknown, ended or over.
-SessionOf = Callable[[str], Session | None]
-
-
-#: A one-time token -> a session; None when the link is unknown, used or expired (the page tells no more).
-SignIn = Callable[[str], NewSession | None]
-
-
-#: Ends the session with this cookie value.
-SignOut = Callable[[str], None]
+    def sign_out(self, cookie: str) -> None: ...
 
 
 class Kept(msgspec.Struct, frozen=True):

@@ -51,7 +51,7 @@ from healer.model import (
     StepEvent,
 )
 from healer.ports.answers import Arriving, OpenIncident, Sink
-from healer.ports.callers import Session
+from healer.ports.callers import Caller
 from healer.ports.queries import AuditQuery, IncidentQuery, Queries
 from tests.support.api import CLUSTER, RULES, incident, save_incident, save_run, snapshot
 from tests.support.console_telemetry import steps_of
@@ -374,6 +374,12 @@ def test_a_storm_of_held_runs_hides_none_that_asks(fresh_database: sa.Engine) ->
     assert [one.id for one in state.asking[:2]] == ["r0", "r20"]
 
 
+class NoSessions:
+    def session(self, cookie: str) -> None: ...
+    def sign_in(self, token: str) -> None: ...
+    def sign_out(self, cookie: str) -> None: ...
+
+
 def test_a_cluster_that_slurm_never_showed_has_its_page_too(fresh_database: sa.Engine) -> None:
     PostgresSnapshots(fresh_database).put(snapshot())
     modes = {"pod1": Mode.auto, "pod2": Mode.suggest}
@@ -386,8 +392,8 @@ def test_a_cluster_that_slurm_never_showed_has_its_page_too(fresh_database: sa.E
         modes=modes,
         cases=lambda: {"gpu-lost": 3},
     )
-    pages = Pages(sources, lambda _: None)
-    assert pages.clusters(Session(name="mara", role=Role.viewer)) == ["pod1", "pod2"]
+    pages = Pages(sources, NoSessions())
+    assert pages.clusters(Caller(id="mara", name="mara", role=Role.viewer)) == ["pod1", "pod2"]
     away, here = pages.standing("pod2"), pages.standing("pod1")
     assert (away.snapshot, away.default_mode, here.default_mode) == (None, Mode.suggest, Mode.auto)
     book = pages.rule_book("pod2")

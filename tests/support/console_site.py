@@ -14,8 +14,8 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from healer.api import problems
-from healer.console.pages import Sources
-from healer.console.router import router
+from healer.console.pages import Pages, Sources
+from healer.console.router import Console
 from healer.console.views.runs_view import asks
 from healer.incidents.node_history import similar_to
 from healer.model import (
@@ -64,7 +64,7 @@ from healer.ports.answers import (
     Standing,
     Stats,
 )
-from healer.ports.callers import NewSession, Session
+from healer.ports.callers import Caller
 from healer.ports.measurements import Devices
 from healer.ports.queries import AuditQuery, IncidentQuery, Queries, RunQuery
 from healer.ports.request_errors import Invalid
@@ -445,7 +445,7 @@ class Site:
         self._listeners: set[tuple[asyncio.AbstractEventLoop, asyncio.Queue[str]]] = set()
         self.app = FastAPI(redirect_slashes=False)
         self.queries = queries_of(sample)
-        self.console = router(
+        pages = Pages(
             Sources(
                 queries=self.queries,
                 rules=self._rules,
@@ -457,11 +457,10 @@ class Site:
                 cases=lambda: {shipped().rules[0].name: 3},
                 own=lambda _: self.own,
             ),
-            self._session,
-            sign_in=self._sign_in,
-            sign_out=self.ended.append,
+            self,
             link_secret=LINK_SECRET,
         )
+        self.console = Console(pages)
         self.app.include_router(self.console)
         problems.install(self.app, "/api/v1").page = self.console.error_page
         self.app.get("/api/v1/events/stream")(self._stream)
@@ -472,14 +471,18 @@ class Site:
     def _rules(self) -> Ruleset:
         return msgspec.structs.replace(shipped(), guards=self.sample.standing.guards)
 
-    def _session(self, cookie: str) -> Session | None:
-        return Session(name="mara", role=self.role, csrf=CSRF) if cookie == "cookie-good" else None
+    def session(self, cookie: str) -> Caller | None:
+        mara = Caller(id="mara", name="mara", role=self.role, csrf=CSRF)
+        return mara if cookie == "cookie-good" else None
 
-    def _sign_in(self, token: str) -> NewSession | None:
+    def sign_in(self, token: str) -> str | None:
         if token not in self.tokens:
             return None
         self.tokens.discard(token)
-        return NewSession(cookie="cookie-good", max_age_s=3600)
+        return "cookie-good"
+
+    def sign_out(self, cookie: str) -> None:
+        self.ended.append(cookie)
 
     async def _press(self, path: str, request: Request) -> JSONResponse:
         body = json.loads(await request.body() or b"{}")

@@ -25,7 +25,7 @@ from healer.model import (
     Verb,
 )
 from healer.ports.answers import Standing
-from healer.ports.callers import Session
+from healer.ports.callers import Caller
 
 #: Places in which healer holds slots, the fullest first.
 PLACES_SHOWN = 30
@@ -159,7 +159,7 @@ class PastPause(msgspec.Struct, frozen=True, kw_only=True):
     ended: str
 
 
-def pause_rows(standing: Standing, session: Session, now: datetime) -> list[PauseRow]:
+def pause_rows(standing: Standing, session: Caller, now: datetime) -> list[PauseRow]:
     """Oldest first, as they were set."""
     facts = GateFacts(cluster=standing.cluster, snapshot=standing.snapshot, breaker=standing.breaker)
     held = [run for run in standing.asking if _held(run)]

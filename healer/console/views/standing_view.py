@@ -12,7 +12,7 @@ from healer.decisions.capacity import floor_limit, slots_limit
 from healer.model import Breaker, BreakerState, Mode, Pause, Severity, Trouble
 from healer.observations.slurm_poll import troubles
 from healer.ports.answers import Standing
-from healer.ports.callers import Session
+from healer.ports.callers import Caller
 
 TROUBLE_WORDS = {
     Trouble.away: "not to be read",
@@ -172,9 +172,9 @@ def pause_button(cluster: str) -> Button:
     )
 
 
-def end_pause_button(pause: Pause, session: Session) -> Button | None:
-    """None for who may not end it: a pause of all clusters is not for somebody bound to some."""
-    if not may_act(session.role) or (session.clusters and pause.cluster not in session.clusters):
+def end_pause_button(pause: Pause, session: Caller) -> Button | None:
+    """None for a person who may not end it: one bound to a cluster may not end a pause of all."""
+    if not may_act(session.role) or session.cluster not in (None, pause.cluster):
         return None
     return Button(
         label="End",

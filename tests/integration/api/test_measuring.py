@@ -4,6 +4,7 @@ import gzip
 import struct
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import cramjam
@@ -363,7 +364,7 @@ def test_a_database_that_is_away_is_503(served: Served) -> None:
     headers = api.headers("signals")
     assert client.post(METRICS, json=node_body(), headers=headers).status_code == 202
     queue = api.app.state.queues["metrics"]
-    queue._wait_s = 0.5
+    queue.bounds = replace(queue.bounds, wait_s=0.5)
     with api.engine.begin() as conn:
         conn.execute(sa.text("LOCK TABLE samples IN ACCESS EXCLUSIVE MODE"))
         answer = client.post(METRICS, json=node_body(), headers=headers)
@@ -388,8 +389,7 @@ def test_metrics_are_shed_before_steps_and_steps_before_events(
     headers = api.headers("signals")
     queues = api.app.state.queues
     for name, bound in (("events", 2), ("steps", 1000), ("metrics", 1000)):
-        queues[name]._queue = bound
-        queues[name]._wait_s = 0.3
+        queues[name].bounds = replace(queues[name].bounds, queue=bound, wait_s=0.3)
     assert client.post(METRICS, json=node_body(), headers=headers).status_code == 503
     full = client.post(METRICS, json=[node_body()] * 10, headers=headers)
     assert (full.status_code, full.headers["Retry-After"]) == (429, "1")

@@ -16,9 +16,9 @@ from starlette.requests import Request
 
 from healer.api import access as access_module
 from healer.api.access import Access
-from healer.api.db_health import Crowded, Reach, Readying
+from healer.api.db_health import Crowded, Reach, shared_readiness
 from healer.api.problems import Problem
-from healer.api.request_preamble import aside
+from healer.api.request_preamble import parse
 from healer.model import Role
 from healer.ports.answers import Readiness
 from healer.ports.callers import Caller
@@ -128,7 +128,7 @@ def test_all_who_ask_whether_healer_is_ready_share_one_answer() -> None:
         return Readiness(ready=True, checks={})
 
     async def ask() -> None:
-        readying = Readying(look, Reach(patience_s=30))
+        readying = shared_readiness(look, Reach(patience_s=30))
         told = [asyncio.create_task(readying.current()) for _ in range(500)]
         await asyncio.sleep(0)
         release.set()
@@ -139,7 +139,7 @@ def test_all_who_ask_whether_healer_is_ready_share_one_answer() -> None:
 
 
 def test_one_that_is_away_is_not_ready() -> None:
-    readying = Readying(lambda: Readiness(ready=bool(away()), checks={}), Reach())
+    readying = shared_readiness(lambda: Readiness(ready=bool(away()), checks={}), Reach())
     told = asyncio.run(readying.current())
     assert not told.ready and told.checks["database"] == {"ok": False, "text": "connection refused"}
 
@@ -155,7 +155,7 @@ def test_a_long_body_is_read_while_all_pages_wait() -> None:
         while limiter.available_tokens:
             await asyncio.sleep(0.01)
         try:
-            assert await asyncio.wait_for(aside(1 << 20, lambda: "read"), 30) == "read"
+            assert await asyncio.wait_for(parse(1 << 20, lambda: "read"), 30) == "read"
         finally:
             release.set()
             await asyncio.gather(*pages)
@@ -189,7 +189,7 @@ def asked_while_away(api: Api, token: str, *, before: float = 0.0) -> Caller:
         for digest, (seen_at, caller) in list(access._senders.items()):
             access._senders[digest] = (seen_at - before, caller)
         reach.failed("away")
-        reach._looked_at = time.monotonic() + 60  # nobody looks whether it is back
+        reach._probed_at = time.monotonic() + 60  # nobody looks whether it is back
         return await access.sender(request(token))
 
     return asyncio.run(ask())

@@ -10,7 +10,7 @@ from healer.console.views import fleet_view, pauses_view, standing_view
 from healer.decisions.capacity import limits
 from healer.model import Breaker, GateFacts, Guard, Pause, Reservation, Role, Run, RunState, Slot
 from healer.ports.answers import Standing
-from healer.ports.callers import Session
+from healer.ports.callers import Caller
 from tests.support import console_sample
 from tests.support.console_sample import CLUSTER, NOW, pause_records, shipped
 from tests.support.console_site import Site, make_sample, standing_of
@@ -46,7 +46,7 @@ def test_a_pause_names_the_runs_that_it_holds_up_and_no_others() -> None:
     )
     rows = pauses_view.pause_rows(
         stands(pauses=given, asking=(held, between, asked)),
-        Session(name="eve", role=Role.viewer, csrf=""),
+        Caller(id="eve", name="eve", role=Role.viewer),
         NOW,
     )
     assert [[one.id for one in row.holds] for row in rows] == [["held", "between"], ["held"], ["between"], []]
@@ -65,12 +65,12 @@ def test_pauses_that_are_over_say_how_they_ended() -> None:
 
 
 @pytest.mark.parametrize(
-    ("clusters", "ends"),
-    [((), {"all-", "pod1"}), ((CLUSTER,), {"pod1"}), (("pod2",), set[str]())],
+    ("bound_to", "ends"),
+    [(None, {"all-", "pod1"}), (CLUSTER, {"pod1"}), ("pod2", set[str]())],
 )
-def test_who_is_bound_to_clusters_ends_no_pause_of_all(clusters: tuple[str, ...], ends: set[str]) -> None:
+def test_who_is_bound_to_clusters_ends_no_pause_of_all(bound_to: str | None, ends: set[str]) -> None:
     here = msgspec.structs.replace(paused("rule", "gpu-lost"), id="pod1", cluster=CLUSTER)
-    session = Session(name="mara", role=Role.operator, csrf="", clusters=clusters)
+    session = Caller(id="mara", name="mara", role=Role.operator, cluster=bound_to)
     rows = pauses_view.pause_rows(stands(pauses=(paused("all", ""), here)), session, NOW)
     assert {row.pause.id for row in rows if row.end is not None} == ends
 

@@ -245,7 +245,7 @@ class Refits:
         found = []
         for hardware, load_, moments in self._features.classes(now - SINCE):
             history = _History(self._features, hardware, load_, moments, sick, now)
-            first = ClassCheck(cluster=cluster, hardware=hardware, load=load_, at=now, told="")
+            first = ClassCheck(cluster=cluster, hardware=hardware, load=load_, at=now, result="")
             last = before.get((hardware, load_), first)
             look = self._class(history, in_force.get((hardware, load_)), last)
             self._models.note(look)
@@ -264,7 +264,7 @@ class Refits:
         return msgspec.structs.replace(
             last,
             at=now,
-            told=outcome or last.told,
+            result=outcome or last.result,
             tried_at=now if tried else last.tried_at,
             drifted=tuple(drifted[:DRIFTED_SHOWN]),
         )

@@ -146,7 +146,7 @@ def _look_line(look: "ClassCheck") -> str:
     moved = "; ".join(
         f"{drift.feature} {drift.index:.2f} (limit {drift.limit:.2f})" for drift in look.drifted[:3]
     )
-    outcome = look.told or "nothing to do"
+    outcome = look.result or "nothing to do"
     at = f"{look.at:%Y-%m-%d %H:%M} UTC"
     return f"{_class_of(look)}: looked at {at}: {outcome}{'; drifted: ' if moved else ''}{moved}"
 
@@ -215,7 +215,10 @@ def _one(shown: "Shown") -> None:
             "the middle",
         ),
         ("threshold", f"{model.threshold:.3f} (quantiles {quantiles})"),
-        *(("beside", f"{name}: threshold {limit.threshold:.3f}") for name, limit in model.beside.items()),
+        *(
+            ("beside", f"{name}: threshold {limit.threshold:.3f}")
+            for name, limit in model.other_limits.items()
+        ),
     ]
     if version.in_force_at is not None:
         rows.append(

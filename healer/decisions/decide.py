@@ -498,7 +498,7 @@ def new_run(
         rule=incident.rule,
         mode=mode,
         shadow=shadow,
-        beside=alongside,
+        alongside=alongside,
         approve_until=decision.at + APPROVAL_LASTS if waits else None,
         # The remedy that this run tries is counted by `repeat`, so that the next one goes up the ladder.
         input=given,

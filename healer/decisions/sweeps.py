@@ -213,7 +213,7 @@ def _run(cluster: str, node: str, now: datetime) -> Run:
         created_at=now,
         node=node,
         rule=PLAYBOOK,
-        beside=True,
+        alongside=True,
         input={"reason_text": "healer: its turn to be tested"},
     )
 

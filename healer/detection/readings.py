@@ -63,7 +63,7 @@ _LINK_DOWN = frozenset({"NETIR_LINK_EVT", "NETIR_LINK_DOWN"})
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """What one line means: the fault's name and class, and a sentence for people.
 
-    `remedy`, `cause`, `follows`, `beside` as in `Finding`; `server`: what stands elsewhere and is the root.
+    `remedy`, `cause`, `follows`, `evidence_only` as in `Finding`; `server`: what stands elsewhere and is the root.
     """
 
     fault: str
@@ -76,7 +76,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     remedy: Remedy | None = None
     cause: Cause | None = None
     follows: bool = False
-    beside: bool = False
+    evidence_only: bool = False
     server: str | None = None
 
 
@@ -133,7 +133,7 @@ def _line(rules: Ruleset, seen: Observation) -> Reading | None:
         text=f"{entry.text}: {server or told}" if server or told else entry.text,
         remedy=entry.remedy,
         cause=entry.cause,
-        beside=not entry.opens,
+        evidence_only=not entry.opens,
         server=server,
     )
 

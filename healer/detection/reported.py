@@ -141,7 +141,7 @@ def _line_finding(rule: str, reading: Reading, seen: Observation) -> Finding:
         follows=reading.follows,
         remedy=reading.remedy,
         cause=reading.cause,
-        beside=reading.beside,
+        evidence_only=reading.evidence_only,
     )
 
 
@@ -356,7 +356,7 @@ def finding_of(seen: Observation, entry: AlertRule | None, *, digest: str, now: 
         arrived_at=now,
         title=entry.title if entry is not None else "",
         confidence=_CONFIDENCE.get(fault_class, 0.5),
-        beside=not opens,
+        evidence_only=not opens,
     )
 
 

@@ -139,7 +139,7 @@ def train(
         data_hash=data_hash,
         threshold=decides.threshold,
         quantiles=decides.quantiles,
-        beside=limits,
+        other_limits=limits,
         trained_at=now,
         rows=len(data),
         fitted=fitted,

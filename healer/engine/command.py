@@ -243,7 +243,7 @@ def approve(tx: CommandTx, order: Order, restart: Mapping[str, int], rules: Rule
         return verdict
     acts = verdict.outcome is Outcome.act
     if acts:
-        if not run.beside:
+        if not run.alongside:
             freed = take_over_untouched(tx, approved, facts, rules, now)
             if run.node in facts.running and not freed:
                 raise Conflict(f"another run is working on {run.node}")

@@ -288,7 +288,7 @@ def start_when_allowed(walk: Walk, run: Run) -> None:
         return
     proposal = proposal_to_begin(run, playbook, walk.work.by_id.get(run.incident or ""))
     verdict = judge(proposal, walk.gate, walk.rules, walk.now)
-    at_work = None if run.beside else walk.gate.running.get(run.node or "")
+    at_work = None if run.alongside else walk.gate.running.get(run.node or "")
     other = walk.runs.get(at_work or "")
     taken = at_work is not None and (other is None or not _is_untouched(walk, other))
     if verdict.outcome is Outcome.held or taken:
@@ -305,7 +305,7 @@ def start_when_allowed(walk: Walk, run: Run) -> None:
     if other is not None:
         end_untouched(walk, other, RunState.done, why)
     for other in walk.runs.values():
-        waits = other.state is RunState.waiting and other.id != run.id and not run.beside
+        waits = other.state is RunState.waiting and other.id != run.id and not run.alongside
         if waits and other.node == run.node:
             walk.tx.set_run_state(other.id, RunState.done, why=why, at=walk.now)
     set_going(walk, msgspec.structs.replace(run, state=RunState.running), run, decision)
@@ -383,7 +383,7 @@ def set_going(walk: Walk, run: Run | None, active: Run | None, decision: Decisio
     if walk.gate.sweeps is not None and run.playbook in walk.rules.sweeping:
         walk.facts = with_sweep(walk.gate, run)
         return
-    if run.shadow or run.beside or decision.proposal is None or run.node is None:
+    if run.shadow or run.alongside or decision.proposal is None or run.node is None:
         return
     walk.facts = msgspec.structs.replace(walk.gate, running={**walk.gate.running, run.node: run.id})
     if decision.proposal.verb not in SLOT_VERBS or decision.proposal.begins:

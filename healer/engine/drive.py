@@ -503,7 +503,7 @@ class _Drive:
 
 def _news(run: Run, state: RunState, now: datetime, entries: Sequence[LogEntry] = ()) -> Command | None:
     """What the detector is told of a run's new state, and of its tests; nothing for shadow runs."""
-    if run.incident is None or run.shadow or (run.beside and run.by != "healer"):
+    if run.incident is None or run.shadow or (run.alongside and run.by != "healer"):
         return None  # a person who looks changes nothing of the incident
     data = {"run": run.id, "playbook": run.playbook, "state": str(state)}
     return Command(

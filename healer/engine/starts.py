@@ -123,7 +123,7 @@ class _Batch:
             self._audit(request, "run.held", kept)
             self.runs.append(run)
             return run, facts
-        if not run.beside:
+        if not run.alongside:
             self._take_over_waiting(run)
             take_over_untouched(tx, run, facts, rules, now)
         if (slot := first_slot(run, asked.playbook, incident)) is not None:
@@ -136,7 +136,7 @@ class _Batch:
 
     def _conflict(self, run: Run, facts: GateFacts) -> Conflict | None:
         """Who works on the node already. The gate's lock is held: no other run begins meanwhile."""
-        if run.beside:
+        if run.alongside:
             other = self._tx.running_beside(run.node, run.playbook)
             does = f"run {other} does the same on {run.node}: wait for it or cancel it"
             return None if other is None else Conflict(does)
@@ -207,7 +207,7 @@ def run_asked(asked: Asked, incident: Incident | None, now: datetime) -> Run:
         job=job.id if job else request.job,
         incident=incident.id if incident else None,
         rule=incident.rule if incident else playbook.name,
-        beside=runs_alongside(playbook),
+        alongside=runs_alongside(playbook),
         input={
             "reason_text": f"{request.by}: {request.reason}",
             "restarts": job.restarts if job else None,

@@ -251,7 +251,7 @@ def _requeue(incident: Incident, run: Run, job: SlurmJob, now: datetime) -> Run:
         incident=incident.id,
         rule=incident.rule,
         mode=run.mode,
-        beside=True,
+        alongside=True,
         input={"restarts": job.restarts},
     )
 

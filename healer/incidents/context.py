@@ -203,7 +203,7 @@ def split_by_context(context: Context, findings: Sequence[Finding]) -> tuple[lis
     for one in findings:
         found = context.rule_for(one.fault, one.component, one.jobs)
         certain = one.fault_class is FaultClass.fatal and bool(one.evidence[0].line)
-        if found is None or found[0].tells or certain:
+        if found is None or found[0].is_reported or certain:
             told.append(one)
         else:
             passed.append(Passed(one, *found))
@@ -234,7 +234,7 @@ def _place(context: Context, work: Book, rules: Ruleset, incidents: Sequence[Inc
 
 def _placed(context: Context, incident: Incident, rules: Ruleset) -> Incident:
     found = context.rule_for(incident.fault, incident.root, incident.jobs_hit)
-    bound = found[0] if found is not None and found[0].tells else None
+    bound = found[0] if found is not None and found[0].is_reported else None
     fresh = incident.opened == context.now and not incident.plan
     late = _told_late(context, incident) if bound is None and fresh else None
     bound = bound or late
@@ -274,7 +274,7 @@ def _told_late(context: Context, incident: Incident) -> ContextRule | None:
     if any(node.moment(one.at, one.arrived_at or context.now) > ended for one in lines):
         return None
     rules = context.rules_of(incident.fault)
-    return next((one for one in rules if one.when is ContextKind.maintenance and one.tells), None)
+    return next((one for one in rules if one.when is ContextKind.maintenance and one.is_reported), None)
 
 
 def _note_passed(context: Context, work: Book, passed: Sequence[Passed]) -> list[tuple[str, str, str]]:

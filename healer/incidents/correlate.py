@@ -200,7 +200,7 @@ def _open(book: Book, incident: Incident, finding: Finding, *, new: bool) -> Non
 def _roots_first(finding: Finding) -> tuple[bool, int, bool, bool]:
     """What the driver asks for comes of a fault that its own line names better."""
     asks = fault_is(finding.fault, Trait.driver_ask)
-    return finding.beside, -rank_told(finding), finding.teardown, asks
+    return finding.evidence_only, -rank_told(finding), finding.teardown, asks
 
 
 # --- what others share --------------------------------------------------------------------------------------

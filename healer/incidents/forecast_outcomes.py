@@ -41,7 +41,7 @@ def settle_forecasts(
     faults = [
         (one, proven)
         for one in findings
-        if not one.beside and (proven := rules.forecasts_proven_by(one.fault))
+        if not one.evidence_only and (proven := rules.forecasts_proven_by(one.fault))
     ]
     due = picture.forecasts_looked_at is None or now - picture.forecasts_looked_at >= LOOK
     if not rules.forecasts or not (told or faults or due):

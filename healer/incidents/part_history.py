@@ -127,7 +127,7 @@ def note(
     for one in findings:
         # A gauge holds the last Xid: it cannot tell how often that came, so it counts for no repeat.
         gauge = fault_is(one.fault, Trait.coded)
-        told = bool(one.evidence) and one.evidence[0].sense in _SENSES and not (one.beside or gauge)
+        told = bool(one.evidence) and one.evidence[0].sense in _SENSES and not (one.evidence_only or gauge)
         if (told or one.fault == REBOOTED) and one.fault_class in HARDWARE and one.component.device is None:
             _measured(picture, one, people)
 

@@ -71,7 +71,7 @@ Placer = Callable[[Finding, Book], Placement | None]
 
 def stand_beside(finding: Finding, book: Book) -> Placement | None:
     """Evidence for whoever reads the incident at its place: of hardware, or else the oldest."""
-    if not finding.beside:
+    if not finding.evidence_only:
         return None
     there = list(book.at(finding.component.node, (), finding.component))
     incident = next((one for one in there if one.fault_class in HARDWARE), there[0] if there else None)

@@ -310,7 +310,7 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     #: What made the score of its class's model, largest first.
     contributions: tuple[Contribution, ...] = ()
     #: Only evidence beside an incident that is open at its place: it opens none, and makes none worse.
-    beside: bool = False
+    evidence_only: bool = msgspec.field(default=False, name="beside")
     #: It follows from a fault elsewhere: beside a root in the same job it is only counted.
     follows: bool = False
     #: What its catalogue row says is to be done, and where the cause lies; the rule's own word wins.

@@ -67,7 +67,7 @@ class ContextRule(msgspec.Struct, frozen=True, kw_only=True):
         return timedelta(minutes=self.for_min)
 
     @property
-    def tells(self) -> bool:
+    def is_reported(self) -> bool:
         return self.severity is not None
 
 

@@ -43,7 +43,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     rule: str = ""
     mode: Mode = Mode.auto
     shadow: bool = False
-    beside: bool = False
+    alongside: bool = msgspec.field(default=False, name="beside")
     epoch: int = 0
     wake_at: datetime | None = None
     lease_until: datetime | None = None

@@ -59,7 +59,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
     `rows` samples were used, of `attested` healthy ones among `seen`. The first `fitted` of the data are what
     scorers are fitted to; the rest gave `threshold` and `quantiles`, and those of scorers that do not decide
-    (`beside`; models of older versions name some that are gone).
+    (`other_limits`; models of older versions name some that are gone).
     """
 
     id: str
@@ -79,10 +79,10 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     attested: int
     seen: int
     nodes: int
-    beside: dict[str, Limit] = {}
+    other_limits: dict[str, Limit] = msgspec.field(default_factory=dict, name="beside")
 
     def limit(self, scorer: str) -> Limit:
-        return Limit(self.threshold, self.quantiles) if scorer == DECIDES else self.beside[scorer]
+        return Limit(self.threshold, self.quantiles) if scorer == DECIDES else self.other_limits[scorer]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -129,12 +129,12 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
 
 class ClassCheck(msgspec.Struct, frozen=True, kw_only=True):
     """What came of the last look at a class. `tried_at`: when a model was last made anew, or could not be;
-    `told` is one sentence; `drifted` are features that do not lie as in training."""
+    `result` is one sentence; `drifted` are features that do not lie as in training."""
 
     cluster: str
     hardware: str
     load: str
     at: datetime
-    told: str
+    result: str = msgspec.field(name="told")
     tried_at: datetime | None = None
     drifted: tuple[ShiftedFeature, ...] = ()

@@ -192,9 +192,9 @@ def _check(source: Source, index: int, entry: ContextRule) -> None:
         source.problem((index, "for_min"), text)
     if not bounded and entry.for_min:
         source.problem((index, "for_min"), f"for_min: `{entry.when}` lasts as long as Slurm shows it")
-    if entry.cause is not None and not entry.tells:
+    if entry.cause is not None and not entry.is_reported:
         source.problem((index, "cause"), "cause: what is not told has none", "give a `severity` too")
-    if entry.tells:
+    if entry.is_reported:
         return
     if passed := _passed_over(entry.faults, entry.but):
         text = f"faults: {', '.join(passed)} are certain whatever goes on"

@@ -217,7 +217,7 @@ class MemoryLedger:
             running={
                 run.node: run.id
                 for run in tables.active_runs()
-                if run.state is RunState.running and not run.shadow and not run.beside and run.node
+                if run.state is RunState.running and not run.shadow and not run.alongside and run.node
             },
             permits=tuple(one for one in tables.permits if now - one.at < timedelta(hours=24)),
             waiting=tuple(self._waiting()),
@@ -368,7 +368,7 @@ class MemoryTx:
         """One run per node at a time; shadow runs and those that only look never count."""
         for other in self._tables.active_runs():
             both = other.state is run.state is RunState.running and not (other.shadow or run.shadow)
-            both = both and not (other.beside or run.beside)
+            both = both and not (other.alongside or run.alongside)
             if both and other.id != run.id and run.node is not None and other.node == run.node:
                 raise NodeTaken(run.node)
         self.undo.put(self._tables.runs, run.id, run)

@@ -33,7 +33,7 @@ def test_of_each_node_the_newest_of_each_figure(bench: PostgresBench, fresh_data
         "facts": (4, ago(days=1), told("diagnose", driver="580.65.06")),
     }
     for name, (number, at, _) in tests.items():
-        begin(bench, run(name, number, playbook="sweep", beside=True, created_at=at))
+        begin(bench, run(name, number, playbook="sweep", alongside=True, created_at=at))
     with ExitStack() as stack:
         for name, (_, at, data) in tests.items():
             claimed(stack, bench, name).write(entry("test", run=name, at=at, data=data))

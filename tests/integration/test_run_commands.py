@@ -214,7 +214,7 @@ def test_a_persons_drain_takes_over_a_run_that_has_only_waited(desk: Desk) -> No
 def test_a_run_that_only_looks_stands_beside_the_one_that_works(desk: Desk) -> None:
     """Nor does it keep one off: a drain that is asked for meanwhile begins at once."""
     beside = desk.people.start(desk.ask("collect-evidence"))
-    assert (beside.state, beside.beside, facts(desk).running) == (RunState.running, True, {})
+    assert (beside.state, beside.alongside, facts(desk).running) == (RunState.running, True, {})
     drain = desk.people.start(desk.ask())
     assert (drain.state, desk.state(beside.id)) == (RunState.running, RunState.running)
     with pytest.raises(Conflict, match="does the same"):
@@ -249,7 +249,7 @@ def test_a_sweep_by_hand_is_judged_takes_nothing_and_gives_way(desk: Desk) -> No
     assert seen.outcome is Outcome.act
     assert {one.guard: (one.used, one.limit) for one in seen.answers}[Guard.sweep] == (0, 1)
     run = desk.people.start(desk.ask("sweep"))
-    assert (run.state, run.beside, facts(desk).slots, facts(desk).running) == (RunState.running, True, (), {})
+    assert (run.state, run.alongside, facts(desk).slots, facts(desk).running) == (RunState.running, True, (), {})
     second = desk.people.start(desk.ask("sweep", 2))
     assert second.state is RunState.held and "1 of 1 nodes in sweep" in (second.question or "")
     assert desk.work(run.id, 3) is RunState.running

@@ -38,10 +38,10 @@ def sweeps(bench: Bench, days: float = 14) -> Sweeps:
 def test_what_is_in_sweep_and_what_is_stuck_there(bench: Bench) -> None:
     begin(
         bench,
-        run("s1", 1, playbook="sweep", beside=True),
-        run("s2", 2, playbook="sweep-by-night", beside=True, state=RunState.stuck),
-        run("s3", 3, playbook="sweep", beside=True, state=RunState.held),
-        run("s4", 4, playbook="sweep", beside=True, shadow=True),
+        run("s1", 1, playbook="sweep", alongside=True),
+        run("s2", 2, playbook="sweep-by-night", alongside=True, state=RunState.stuck),
+        run("s3", 3, playbook="sweep", alongside=True, state=RunState.held),
+        run("s4", 4, playbook="sweep", alongside=True, shadow=True),
         run("d5", 5, playbook="drain"),
     )
     assert sweeps(bench).running == {node(1): "s1", node(2): "s2"}
@@ -66,10 +66,10 @@ def test_nodes_with_hardware_faults_and_the_worst_of_each(bench: Bench) -> None:
 def test_when_each_node_was_tested_and_tried(bench: Bench) -> None:
     begin(
         bench,
-        run("s1", 1, playbook="sweep", beside=True, created_at=ago(days=20)),
-        run("s2", 1, playbook="sweep", beside=True, created_at=ago(days=3)),
+        run("s1", 1, playbook="sweep", alongside=True, created_at=ago(days=20)),
+        run("s2", 1, playbook="sweep", alongside=True, created_at=ago(days=3)),
         run("v3", 3, playbook="validate", created_at=ago(days=2)),
-        run("s4", 4, playbook="sweep", beside=True, created_at=ago(days=1)),
+        run("s4", 4, playbook="sweep", alongside=True, created_at=ago(days=1)),
     )
     told = {
         "s1": ({"verb": "sweep", "passed": True}, ago(days=20)),
@@ -86,7 +86,7 @@ def test_when_each_node_was_tested_and_tried(bench: Bench) -> None:
 
 
 def test_a_run_sees_the_gates_facts_without_its_lock(bench: Bench) -> None:
-    begin(bench, run("s1", 1, playbook="sweep", beside=True), run("d2", 2))
+    begin(bench, run("s1", 1, playbook="sweep", alongside=True), run("d2", 2))
     with ExitStack() as stack:
         claim = claimed(stack, bench, "s1")
         known = claim.facts(BOOKS)

@@ -60,7 +60,7 @@ def test_a_sweep_takes_nothing_that_the_gate_counts() -> None:
     assert (job.nodes, job.requeue, job.comment) == ((NODE,), False, f"{run}:test:0")
     assert site.scheduler.writes == ["submit"]
     assert (site.ledger.tables.slots, site.reservations()) == ({}, {})
-    assert site.node(1).in_service and site.run_named(run).beside
+    assert site.node(1).in_service and site.run_named(run).alongside
     site.slurm.complete(job.id)
     ends(site, run)
     assert verdict(site, run)["passed"] is True

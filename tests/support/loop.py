@@ -278,7 +278,7 @@ class Site:
             created_at=self.now,
             node=name(node),
             rule=playbook,
-            beside=runs_alongside(self.rules.playbooks[playbook]),
+            alongside=runs_alongside(self.rules.playbooks[playbook]),
             input={"reason_text": f"{by}: because"},
         )
         with self.ledger.transaction() as tx:

@@ -158,7 +158,7 @@ def _sinks(conn: sa.Connection, cluster: str, now: datetime) -> Iterator[Sink]:
 
 def _models(engine: sa.Engine, cluster: str) -> Iterator[ModelSeen]:
     kept = PostgresModels(engine, cluster)
-    looks = {(look.hardware, look.load): look.told for look in kept.looks()}
+    looks = {(look.hardware, look.load): look.result for look in kept.looks()}
     for version in kept.in_force():
         model = version.model
         yield ModelSeen(

@@ -128,7 +128,7 @@ class Expected(msgspec.Struct, frozen=True, kw_only=True, rename={"fault_class":
     cause: Cause | None = None
     nic: str | None = None
     device: str | None = None
-    beside: bool | None = None
+    evidence_only: bool | None = msgspec.field(default=None, name="beside")
     follows: bool | None = None
 
 
@@ -284,7 +284,7 @@ def _of_alert(rules: Ruleset, labels: dict[str, str]) -> list[Finding]:
     site = Site("case", ("case",), lambda _c, _n: True, lambda _c, _n: True)
     told = enveloped_observations([Enveloped(index=0, alert=item, source="case", id="1")], site, _AT)
     found = (finding_of(one, entry_for(rules, one), digest=one.digest, now=_AT) for one in told.observations)
-    return [one for one in found if not one.beside]
+    return [one for one in found if not one.evidence_only]
 
 
 def _shown(finding: Finding) -> dict[str, Any]:
@@ -303,7 +303,7 @@ def _shown(finding: Finding) -> dict[str, Any]:
         "asked": finding.asked,
         "remedy": finding.remedy,
         "cause": finding.cause,
-        "beside": finding.beside,
+        "beside": finding.evidence_only,
         "follows": finding.follows,
     }
 

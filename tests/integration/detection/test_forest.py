@@ -56,8 +56,8 @@ def test_a_model_says_what_it_was_made_from(trained: Trained, healthy: list[Feat
     assert "gpu power, lowest" in model.features
     assert "NVLink CRC errors" not in model.features
     assert model.quantiles["0.5"] < model.quantiles["0.99"] < model.threshold
-    assert set(model.beside) == {"forest"}
-    forest = model.beside["forest"]
+    assert set(model.other_limits) == {"forest"}
+    forest = model.other_limits["forest"]
     assert forest.quantiles["0.5"] < forest.quantiles["0.99"] < forest.threshold < 1
 
 

@@ -165,7 +165,7 @@ def test_where_nothing_is_measured_nothing_could_be_foretold(site: Site) -> None
 
 
 def test_a_fault_that_only_stands_beside_another_is_none(site: Site) -> None:
-    assert site.walk(days(1), finding("xid-95", GPU, days(1), beside=True)) == []
+    assert site.walk(days(1), finding("xid-95", GPU, days(1), evidence_only=True)) == []
 
 
 def test_precision_and_recall() -> None:

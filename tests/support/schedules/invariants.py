@@ -125,7 +125,7 @@ class Watch:
         at_work = Counter(
             run.node
             for run in tables.runs.values()
-            if run.state is RunState.running and not run.shadow and not run.beside and run.node
+            if run.state is RunState.running and not run.shadow and not run.alongside and run.node
         )
         for node, count in at_work.items():
             if count > 1:

@@ -63,7 +63,8 @@ _LINK_DOWN = frozenset({"NETIR_LINK_EVT", "NETIR_LINK_DOWN"})
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """What one line means: the fault's name and class, and a sentence for people.
 
-    `remedy`, `cause`, `follows`, `evidence_only` as in `Finding`; `server`: what stands elsewhere and is the root.
+    `remedy`, `cause`, `follows`, `evidence_only` as in `Finding`; `server`: what stands elsewhere and is the
+    root.
     """
 
     fault: str

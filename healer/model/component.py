@@ -10,7 +10,7 @@ import msgspec
 
 from healer.model.vocabulary import Cause, Remedy, Severity
 
-#: Stands before a device's name where a node's may stand too: no node's name begins so.
+#: Prefix that marks a device where a node name is expected too: no node name begins with it.
 DEVICE_MARK = "@"
 
 
@@ -36,12 +36,12 @@ class Component(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     part: str | None = None
 
     def may_equal(self, other: "Component") -> bool:
-        """Whether both can name one part: nothing that both tell differs. One sender knows a GPU's index,
-        another one its address."""
+        """Whether both may name the same part: they agree on every field that both give. One sender may give
+        a GPU's index, another one its address."""
         if self.node != other.node:
             return False
         pairs = ((getattr(self, name), getattr(other, name)) for name in self.__struct_fields__)
-        return all(mine == theirs for mine, theirs in pairs if mine is not None and theirs is not None)
+        return all(ours == theirs for ours, theirs in pairs if ours is not None and theirs is not None)
 
     def __str__(self) -> str:
         """For people: `gpu0017 GPU 3 (0000:9b:00)`."""
@@ -67,7 +67,7 @@ def device_in(subject: str) -> str | None:
 
 
 class JobCheckpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A durable checkpoint that a job told. `at` is the job's clock, `arrived_at` ours; both are UTC."""
+    """A durable checkpoint that a job reported. `at` is the job's clock, `arrived_at` ours; both are UTC."""
 
     job: str
     restart: int
@@ -82,7 +82,7 @@ SHARED_FAULT = "shared:"
 #: The same of a wave; the rule of the single incidents follows.
 WAVE_FAULT = "wave:"
 WAVE_RULE = "wave"
-#: Stands before the name of a block of topology/block, where Slurm tells switches of a tree else.
+#: Prefix of a block of topology/block, in fields that name a switch under topology/tree.
 BLOCK = "block:"
 
 
@@ -124,8 +124,8 @@ class Sharing(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of `rules/sharing.yaml`: faults of several nodes that mean the place. It is a policy too.
 
     Incidents of `faults` (globs) that open within `within_s` seconds at `at_least` nodes (or ports) of one
-    `place`, and at least `share` (0..1) of its nodes, are one incident of the place. `itself`: faults told of
-    the place, which explain `faults` of its nodes without any number.
+    `place`, and at least `share` (0..1) of its nodes, are one incident of the place. `itself`: faults
+    reported on the place, which explain `faults` of its nodes whatever their number.
     """
 
     name: str

@@ -12,8 +12,8 @@ from healer.model.faults import FORECAST_FAULT, Trait, fault_is
 from healer.model.telemetry import Scope
 from healer.model.vocabulary import Cause, FaultClass, Mode, Remedy, Sense, Severity
 
-#: Alertmanager and Grafana repeat what fires every 4 h unless told otherwise: twice that, and the hour for
-#: which a repeat may go unnoted (`healer.signals.alert_bodies.AGAIN_S`).
+#: Alertmanager and Grafana repeat a firing alert every 4 h by default: twice that, plus the hour in which a
+#: repeat may be left out (`healer.signals.alert_bodies.AGAIN_S`).
 ALERT_STAYS_H = 9.0
 #: The longest that an entry may ask for: so far back alerts are read after a restart.
 ALERT_STAYS_MAX_H = 72.0
@@ -25,10 +25,10 @@ class DetectionRule(msgspec.Struct, frozen=True, kw_only=True):
 
     `when` is the expression; `for_s` how long it has to hold (`for` in the file, a duration such as 2m).
     `signal` is what the chart shows, `threshold` an expression of the same unit drawn in it (empty: none).
-    `evidence` are further signals whose values are told with the finding. `models` limits the rule to GPU
-    models (globs). `source` says where the threshold comes from. `names_xid`: the signal's value is an Xid,
-    and a finding is that of its catalogue row. `sign`: it opens nothing, and is noted as an event of its
-    part; its rate over hours and days is a fault by `rules/escalations.yaml`.
+    `evidence` are further signals whose values are shown with the finding. `models` limits the rule to GPU
+    models (globs). `source` says where the threshold comes from. `names_xid`: the signal's value is an Xid
+    number, and the finding takes that Xid's catalogue row. `sign`: it opens no incident and is recorded as an
+    event of its part, whose rate over hours and days may be a fault (`rules/escalations.yaml`).
     """
 
     name: str
@@ -57,8 +57,8 @@ class AlertRule(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of `rules/alerts.yaml`: what an alert of another system means. It is a policy too.
 
     `alert` are globs over the alert's name (or a CloudEvent's type), `labels` globs over its labels; the
-    first entry that fits an alert has it. `opens` false: it is only evidence beside what is known already.
-    An alert that nobody repeats for `stays_h` hours is over, whether or not it was said to be resolved.
+    first entry that matches an alert takes it. `opens` false: evidence only, for an incident that is open
+    already. An alert not repeated for `stays_h` hours counts as resolved, even without a resolved message.
     """
 
     name: str
@@ -79,7 +79,7 @@ class AlertRule(msgspec.Struct, frozen=True, kw_only=True):
 
 class FiringAlert(msgspec.Struct, frozen=True, kw_only=True):
     """An alert of another system that fires now. `rule` is the entry of `rules/alerts.yaml` that takes it;
-    none: it is only evidence. `heard_at` is when it was told last, to an hour."""
+    none: it is only evidence. `heard_at` is when it was last reported, to the hour."""
 
     name: str
     text: str
@@ -151,10 +151,10 @@ class ForecastRule(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of `rules/forecasts.yaml`. It is a policy too, named `forecast-` and its name.
 
     It follows either `counts`, a counter (the first of these signals that a part has), in events a day, or
-    `value`, an expression of the rule language, where the condition `only` is true. It is told when the trend
-    reaches `limit` within `within_days`; below `least` it is no trend yet. `falls`: the limit lies below.
-    `decades`: judged by its logarithm. `unit` is for people. `fails` are faults (globs) of the same part that
-    prove it right; `models` limits it to GPU models (globs).
+    `value`, an expression of the rule language, where the condition `only` is true. It is raised when the
+    trend reaches `limit` within `within_days`; below `least` there is no trend yet. `falls`: the limit lies
+    below. `decades`: judged by its logarithm. `unit` is for people. `fails` are faults (globs) of the same
+    part that prove it right; `models` limits it to GPU models (globs).
     """
 
     name: str
@@ -196,8 +196,8 @@ class Trend(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class Outcome(StrEnum):
-    """What came of a forecast. `void`: nobody can tell, the part left before its time. `unforeseen`: no
-    forecast, but a fault of a part of which there should have been one."""
+    """Result of a forecast. `void`: undecidable, because the part left before its time. `unforeseen`: a fault
+    that should have had a forecast and had none."""
 
     open = "open"
     hit = "hit"
@@ -207,8 +207,9 @@ class Outcome(StrEnum):
 
 
 class Forecast(msgspec.Struct, frozen=True, kw_only=True):
-    """Told once for a part: that it is likely to fail before `until`. `rule` is the policy's name, `seen`
-    what it rested on when it was told (None: `unforeseen`). Ended at `ended_at` with `outcome`, for `why`."""
+    """A part that is likely to fail before `until`; made once per part. `rule` is the policy's name, `seen`
+    the trend when it was made (None: `unforeseen`). Ended at `ended_at` with `outcome`, for the reason
+    `why`."""
 
     id: str
     cluster: str
@@ -225,9 +226,8 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ForecastScore(msgspec.Struct, frozen=True, kw_only=True):
-    """How good a rule's forecasts are. `unforeseen`: faults of its `fails` on parts that it follows, of which
-    nothing was foretold. Precision hits / (hits + misses), recall hits / (hits + unforeseen); None before the
-    first."""
+    """How good a rule's forecasts are. `unforeseen`: faults of its `fails`, on parts that it follows, without
+    a forecast. Precision hits / (hits + misses), recall hits / (hits + unforeseen); None before the first."""
 
     open: int = 0
     hits: int = 0
@@ -272,12 +272,12 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     at: datetime
     component: Component
     text: str
-    #: Which sense told it: two that agree are worth more than one told twice. Each source names its own.
+    #: The sense that reported it: two senses that agree count for more than one sense twice.
     sense: Sense
     line: str = ""
     arrived_at: datetime | None = None
     job: str | None = None
-    #: A fatal fault that was told, not measured: it has ended the work on its GPU.
+    #: A fatal fault that was reported, not measured: it has ended the work on its GPU.
     fatal: bool = False
 
 
@@ -309,9 +309,9 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     charts: tuple[Chart, ...] = ()
     #: What made the score of its class's model, largest first.
     contributions: tuple[Contribution, ...] = ()
-    #: Only evidence beside an incident that is open at its place: it opens none, and makes none worse.
+    #: Evidence for an incident that is already open at its place: opens none and raises no severity.
     evidence_only: bool = msgspec.field(default=False, name="beside")
-    #: It follows from a fault elsewhere: beside a root in the same job it is only counted.
+    #: It follows from a fault elsewhere: where a root is open in the same job it is only counted.
     follows: bool = False
     #: What its catalogue row says is to be done, and where the cause lies; the rule's own word wins.
     remedy: Remedy | None = None
@@ -367,16 +367,16 @@ class Detections(msgspec.Struct, frozen=True, kw_only=True):
 class ObservationKind(StrEnum):
     xid = "xid"
     sxid = "sxid"
-    gpu_lost = "gpu_lost"  # fallen off the bus, told without an Xid number
+    gpu_lost = "gpu_lost"  # fallen off the bus, reported without an Xid number
     kernel_line = "kernel_line"  # a line without a code, see `rules/kernel_lines.yaml`; `data["name"]`
     gpu_identity = "gpu_identity"  # the line that gives PCI address and UUID
     heartbeat = "heartbeat"
-    gpu_inventory = "gpu_inventory"  # which GPU has which index, as telemetry's labels tell it
+    gpu_inventory = "gpu_inventory"  # which GPU has which index, by the labels of telemetry
     inventory = "inventory"  # what the node is made of and set to (`healer.model.FACTS`)
     hook = "hook"  # one run of a Slurm hook on its node, with its checks (see `healer.signals.hook_reports`)
     checkpoint = "checkpoint"  # what a requeue of a job can go back to
     alert = "alert"  # what another system's alerting says (see `healer.signals.alert_bodies`)
-    command = "command"  # what people and runs tell the detector (see `healer.model.node`)
+    command = "command"  # commands of people and runs to the detector (see `healer.model.node`)
 
 
 #: Lines that may be faults.
@@ -388,10 +388,9 @@ KERNEL_LINES = frozenset(
 class Observation(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One parsed signal.
 
-    `digest` is its identity (hex): the same signal told twice has the same digest. `event_at` is the
-    sender's clock, `arrived_at` ours; both are UTC. `data` holds what only this kind has, e.g. for an Xid:
-    `pid`, `process`, `gpu_instance`, `compute_instance`, `caused_by`, `recovery_action`, `unit`,
-    `fatal_word`, `registers`.
+    `digest` is its identity (hex): a repeated signal has the same digest. `event_at` is the sender's clock,
+    `arrived_at` ours; both are UTC. `data` holds what only this kind has, e.g. for an Xid: `pid`, `process`,
+    `gpu_instance`, `compute_instance`, `caused_by`, `recovery_action`, `unit`, `fatal_word`, `registers`.
     """
 
     digest: str

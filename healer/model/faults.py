@@ -23,7 +23,7 @@ REPEATS = "repeats:"
 FORECAST_FAULT = "forecast-"
 
 LEMON = "lemon"
-#: A job that is slow as a whole, and one that makes no step at all: told of no node.
+#: A job that is slow as a whole, and one that makes no step at all: reported on the job, not on a node.
 JOB_SLOW, HANG = "job-slow", "hang"
 #: Another boot of a node under a job that ran there.
 REBOOTED = "rebooted-under-job"
@@ -52,7 +52,7 @@ class Trait(StrEnum):
     gpu = "gpu"
     network = "network"
     disk = "disk"
-    # How it is told.
+    # How it is reported.
     by_code = "by_code"  # healer's own code names it, no catalogue and no file of rules
     coded = "coded"  # by a number of the driver's: Xid, SXid
     driver_ask = "driver_ask"  # what the driver itself asks for (Xid 154)
@@ -66,18 +66,18 @@ class Trait(StrEnum):
     # What it does to other faults.
     root = "root"  # in a part's history it explains milder bursts near it
     sticky = "sticky"  # a part that is gone or hangs repeats it for as long as anybody asks
-    lost_gpu = "lost_gpu"  # a GPU is gone: peers, switches and the driver tell of what follows
+    lost_gpu = "lost_gpu"  # a GPU is gone: peers, switches and the driver report the consequences
     follows_lost_gpu = "follows_lost_gpu"
     breaks_links = "breaks_links"  # NVLinks elsewhere lose packets when it is fatal
     loses_packets = "loses_packets"  # such a loss
     link_down = "link_down"  # its line says that a link of the node is gone, or may be
     contained = "contained"  # ends the program that it hit, which Slurm learns later, or never
     waits_for_files = "waits_for_files"  # a process waits in the kernel, maybe for a file server
-    # How it stands among incidents.
-    of_job = "of_job"  # told of a job, and of no node
-    evidence = "evidence"  # beside a fault of hardware no fault of its own
+    # How it relates to incidents.
+    of_job = "of_job"  # about a job, not about a node
+    evidence = "evidence"  # no fault of its own where a hardware fault is open
     several_at_once = "several_at_once"  # many at one place, the cluster: none takes another one in
-    of_past = "of_past"  # says what the past or a trend tells of a node: no fault that counts again
+    of_past = "of_past"  # drawn from a node's history or a trend: not counted as a fault again
     lemon = "lemon"
 
 
@@ -85,7 +85,7 @@ T = Trait
 #: Names, and what is true of them; `x*` is every name that begins with x. A fault has the traits of each row
 #: that fits it.
 _ROWS: tuple[tuple[str, set[Trait]], ...] = (
-    # --- GPUs, as the driver tells; 140 to 150: NVLink 5
+    # --- GPUs, as the driver reports them; 140 to 150: NVLink 5
     ("xid-*", {T.gpu, T.coded, T.gpu_line, T.root}),
     ("xid-14* xid-150* xid-74*", {T.follows_lost_gpu, T.breaks_links}),
     ("xid-144 xid-145 xid-146", {T.loses_packets}),
@@ -171,9 +171,9 @@ def heads_with(trait: Trait) -> tuple[str, ...]:
     return tuple(name[:-1] for name, traits in FAULTS.items() if trait in traits and name.endswith("*"))
 
 
-def are_independent_parts(one: str, other: str) -> bool:
+def are_independent_parts(one_fault: str, other_fault: str) -> bool:
     """Whether the faults are of parts of a node that do not break each other."""
-    parts = [traits_of(fault) & {T.gpu, T.network, T.disk} for fault in (one, other)]
+    parts = [traits_of(fault) & {T.gpu, T.network, T.disk} for fault in (one_fault, other_fault)]
     return all(parts) and parts[0] != parts[1]
 
 
@@ -346,11 +346,11 @@ class Escalations(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GoneAfter(StrEnum):
-    """What ends a fault by itself, where nobody has done anything about it."""
+    """What ends a fault by itself, without any repair."""
 
     reset = "reset"  # a reset of the GPU, so a boot too
     boot = "boot"
-    seen = "seen"  # a boot after which the GPU is told of again
+    seen = "seen"  # a boot after which the GPU is reported again
     test = "test"  # nothing but a test, or another part in its place
 
 

@@ -34,21 +34,21 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 def digest(parts: Iterable[msgspec.Struct | str]) -> str:
     """The same for the same meaning: comments, order of fields and what has its default count for nothing,
     nor does the mode, which is earned by itself. A field that a later healer adds changes nothing either."""
-    told = [part if isinstance(part, str) else _told(part) for part in parts]
-    return sha256(msgspec.json.encode(told, order="sorted")).hexdigest()[:16]
+    values = [part if isinstance(part, str) else _plain_value(part) for part in parts]
+    return sha256(msgspec.json.encode(values, order="sorted")).hexdigest()[:16]
 
 
-def _told(value: object) -> object:
+def _plain_value(value: object) -> object:
     if isinstance(value, Mapping):
-        return {str(name): _told(one) for name, one in value.items()}
+        return {str(name): _plain_value(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_told(one) for one in value]
+        return [_plain_value(item) for item in value]
     if not isinstance(value, msgspec.Struct) or isinstance(value, Mode):
         return value
     return {
-        field.name: _told(mine)
+        field.name: _plain_value(content)
         for field in msgspec.structs.fields(value)
-        if field.name != "mode" and (mine := getattr(value, field.name)) != field.default and mine != {}
+        if field.name != "mode" and (content := getattr(value, field.name)) != field.default and content != {}
     }
 
 
@@ -196,7 +196,7 @@ class Maintenance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sweeps(msgspec.Struct, frozen=True, kw_only=True):
-    """What the guard over sweeps looks at beside the rest; read only where a sweep is asked for.
+    """What the sweep guard reads in addition; loaded only where a sweep is asked for.
 
     `running`: node -> the run that sweeps it now, or got stuck at it. `ailing`: node -> the worst class of
     the hardware faults that are open there. `tested`: node -> when it last passed or failed a test, `begun`:
@@ -236,7 +236,7 @@ class GateFacts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     waiting: tuple[Waiting, ...] = ()
     #: New or changed rules and playbooks that have runs left.
     trials: tuple[Trial, ...] = ()
-    #: None: not read, because nobody asked for a sweep.
+    #: None: not loaded, because no sweep was asked for.
     sweeps: Sweeps | None = None
 
     @cached_property
@@ -259,7 +259,7 @@ class GateFacts(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True):
-    """One cap for people. For the floor `used` is what stands in service and `limit` the least."""
+    """One cap for people. For the floor, `used` is what is in service and `limit` the minimum."""
 
     guard: Guard
     name: str
@@ -377,8 +377,8 @@ def permit_for(node: SlurmNode, permits: Iterable[Permit]) -> Permit | None:
     if kind is None or node.reason_at is None:
         return None
     for permit in permits:
-        told = permit.node == node.name and DRAINING_HOOKS.get(permit.hook) == kind
-        if told and permit.at - _CLOCKS_DIFFER <= node.reason_at <= permit.until:
+        matches = permit.node == node.name and DRAINING_HOOKS.get(permit.hook) == kind
+        if matches and permit.at - _CLOCKS_DIFFER <= node.reason_at <= permit.until:
             return permit
     return None
 
@@ -386,7 +386,7 @@ def permit_for(node: SlurmNode, permits: Iterable[Permit]) -> Permit | None:
 def is_held_after_launch(job: SlurmJob) -> bool:
     """Slurm itself put the job back and holds it, because it could not be started (d.11 of the facts).
 
-    The words are told with spaces or underscores; a hold that a person set has others.
+    Slurm writes the words with spaces or underscores; a hold by a person has other words.
     """
-    said = f"{job.why} {job.reason}".replace("_", " ").lower()
-    return job.state == "PENDING" and bool(job.held_by) and "launch failed requeued held" in said
+    reason = f"{job.why} {job.reason}".replace("_", " ").lower()
+    return job.state == "PENDING" and bool(job.held_by) and "launch failed requeued held" in reason

@@ -9,7 +9,7 @@ MOST_NAMES = 100_000
 _MOST_BRACKETS = 16
 
 _BRACKET = re.compile(r"\[([0-9,\- ]+)\]")
-#: Up to a comma that stands in no bracket. Users write such lists too: linear, whatever they hold.
+#: Up to a comma outside brackets. Users write such lists too, so this takes linear time on any input.
 _PART = re.compile(r"(?:\[[^\[\]]*\]|[^,])+")
 #: 9 digits at most: what is longer is no number to count by.
 _NUMBERED = re.compile(r"(.*?[^0-9]|)([0-9]{1,9})")
@@ -65,7 +65,7 @@ def _numbers(text: str) -> list[str]:
 
 
 def compact(names: Iterable[str]) -> str:
-    """`gpu[0001-0003,0007]` of names that end with a number of equal width; others stand as they are."""
+    """`gpu[0001-0003,0007]` of names that end with a number of equal width; others are kept as they are."""
     by_head: dict[tuple[str, int], list[int]] = {}
     plain: list[str] = []
     for name in sorted(set(names)):

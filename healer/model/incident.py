@@ -24,10 +24,10 @@ from healer.model.vocabulary import (
 
 
 class JobHit(msgspec.Struct, frozen=True, kw_only=True):
-    """One life of a job that an incident hit, as Slurm showed it when it was noted: Slurm soon forgets jobs.
+    """One life of a job that an incident hit, as Slurm showed it at the time: Slurm soon forgets jobs.
 
-    `gpus` it held in all and `nodes` it ran on (0: Slurm did not tell). `ended_at` is when its work ended,
-    `since` from when on that work is lost; `lost_gpu_hours` = gpus × (ended_at - since), None: not known.
+    `gpus` it held in all and `nodes` it ran on (0: not given by Slurm). `ended_at` is when its work ended,
+    `since` from when on that work is lost; `lost_gpu_hours` = gpus × (ended_at - since), None: unknown.
     """
 
     job: str
@@ -59,7 +59,7 @@ PROBATION = timedelta(days=7)
 
 
 class SenseReport(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """When a sense told last of the root's node. `part` is the GPU that it named; empty: the whole node."""
+    """When a sense last reported on the root's node. `part` is the GPU it named; empty: the whole node."""
 
     sense: Sense
     at: datetime
@@ -110,9 +110,9 @@ class VerdictAt(msgspec.Struct, frozen=True, kw_only=True):
 class Incident(msgspec.Struct, frozen=True, kw_only=True):
     """One cause. `id` is a hash of cluster, rule, root and opening evidence, so a replay gives the same.
 
-    `nodes` holds a verdict for each node the incident speaks of; `counted` what was only counted
-    (fault -> number); `owner` the person whose drain stands on the node; `node_was_out`: the node
-    was out of service or under planned work when the incident opened, so it is no root of a storm.
+    `nodes` holds a verdict for each node of the incident; `counted` what was only counted (fault -> number);
+    `owner` the person whose drain is on the node; `node_was_out`: the node was out of service or under
+    planned work when the incident opened, so it is no root of a storm.
     """
 
     id: str
@@ -146,7 +146,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     counted: dict[str, int] = {}
     unusable: bool = False
     known_bad_in_service: bool = False
-    #: Nodes whose own incidents stand in this one, a wave, as long as the breaker holds them.
+    #: Nodes whose own incidents are folded into this one, a wave, as long as the breaker holds them.
     folded: tuple[str, ...] = ()
     node_was_out: bool = False
     owner: str | None = None
@@ -167,7 +167,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     held_by: Guard | None = None
     decision_key: str = ""
     p0_since: datetime | None = None
-    #: Since when the senses that told of it know its cause to be gone; None: it stands, or nobody knows.
+    #: Since when the senses that reported it see its cause gone; None: still present, or unknown.
     clear_since: datetime | None = None
     #: When the fleet was last looked at for it, to a quarter of a minute; None: it is not measured.
     ticked_at: datetime | None = None
@@ -179,18 +179,18 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     gives_way_to: str | None = None
     #: The entry of `rules/context.yaml` that makes it less urgent while something else goes on at its node.
     plan: str = ""
-    #: When that plan ended, or the node booted anew, until the fault is seen after it; and when it was: what
-    #: arose before is nothing until then.
+    #: End of that plan, or of a reboot, until the fault is seen after it (`seen_again`): evidence from before
+    #: counts for nothing until then.
     plan_over: datetime | None = None
     seen_again: datetime | None = None
-    #: What was considered and did not carry: told once each, the first 20.
+    #: What was considered and ruled out: once each, the first 20.
     set_aside: tuple[RuledOut, ...] = ()
     #: The person who cancelled or rejected healer's run: nothing more is started before a reopen.
     stopped_by: str | None = None
 
     @property
     def short_id(self) -> str:
-        """The first 8 characters: what stands in Slurm's reason."""
+        """The first 8 characters, as written into Slurm's reason."""
         return self.id[:8]
 
     @property
@@ -219,7 +219,7 @@ class Similarity(StrEnum):
     part = "part"  # the same GPU or other part of the same node, whatever its fault was
     node = "node"  # the same rule on the same node
     model = "model"  # the same fault on another node with the same GPU model
-    fault = "fault"  # the same fault; whether the hardware is the same nobody knows
+    fault = "fault"  # the same fault; the hardware may differ
 
 
 # Wide: an object of the API's answer: what a page shows of the other incident, copied flat.

@@ -16,8 +16,8 @@ from healer.model.vocabulary import Cause, FaultClass, Remedy
 
 #: A record of the kernel's log is at most 1 KiB; no pattern looks further.
 CONTENT_MAX = 1024
-#: What a pattern may name. `pci` is a GPU's or another device's address, `nic` a network card's device or
-#: address, `server` what stands elsewhere: the root is then that, and the node only affected.
+#: Groups that a pattern may name. `pci` is the address of a GPU or another device, `nic` a network card's
+#: device or address, `server` a remote machine: it is then the root, and the node only affected.
 GROUPS = frozenset({"pci", "nic", "server", "device", "process", "pid", "code", "value"})
 
 
@@ -33,8 +33,8 @@ _MAY_BE_LEFT_OUT = re.compile(r"[?*]\??|\{0[^}]*\}\??")
 class KernelLine(msgspec.Struct, frozen=True, kw_only=True):
     """One shape of line. `pattern` has to fit the whole line behind its prefix, from the first letter.
 
-    `opens`: false makes it evidence beside an incident, and none of its own. The other fields as in the
-    Xid catalogue.
+    `opens` false: evidence for an open incident, never one of its own. The other fields as in the Xid
+    catalogue.
     """
 
     name: str
@@ -57,7 +57,7 @@ class LineBook(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def by_name(self) -> dict[str, KernelLine]:
-        return {one.name: one for one in self.lines}
+        return {line.name: line for line in self.lines}
 
     @cached_property
     def _patterns(self) -> tuple[re2.Set, tuple[tuple[str, Pattern], ...]]:
@@ -65,10 +65,10 @@ class LineBook(msgspec.Struct, frozen=True, dict=True):
         options = pattern_options()
         options.max_mem = AUTOMATON_BYTES
         every = re2.Set.SearchSet(options)
-        for one in self.lines:
-            every.Add(one.pattern)
+        for line in self.lines:
+            every.Add(line.pattern)
         every.Compile()
-        return every, tuple((one.name, compile_pattern(one.pattern)) for one in self.lines)
+        return every, tuple((line.name, compile_pattern(line.pattern)) for line in self.lines)
 
     def candidates(self, line: str) -> list[tuple[str, Pattern]]:
         """The patterns that fit somewhere in the line: mostly none."""
@@ -111,12 +111,12 @@ def _names_text(branch: str) -> bool:
 
 def _end_of(pattern: str, begin: int) -> int:
     """Where the group ends that begins there."""
-    return next(place for place, depth, one in _walk(pattern[begin:]) if depth < 0 and one == ")") + begin
+    return next(place for place, depth, piece in _walk(pattern[begin:]) if depth < 0 and piece == ")") + begin
 
 
 def _split(pattern: str) -> list[str]:
     """The branches of its outermost choice."""
-    bars = [place for place, depth, one in _walk(pattern) if depth == 0 and one == "|"]
+    bars = [place for place, depth, piece in _walk(pattern) if depth == 0 and piece == "|"]
     return [pattern[a + 1 : b] for a, b in zip([-1, *bars], [*bars, len(pattern)], strict=True)]
 
 

@@ -12,10 +12,10 @@ from healer.model.slurm import SlurmNode
 
 
 class LastContact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """When a node last spoke: by a heartbeat (the follower's), by one of Slurm's hooks. None: not of late.
+    """When a node was last heard: by a heartbeat of its follower, by a Slurm hook. None: not recently.
 
-    `lines_lost` are kernel lines that its follower could not deliver, in all. `clock_skew_s`: by how much the
-    node's clock is ahead of healer's (below 0: behind), by the quickest of its words; None: it told no time.
+    `lines_lost` are kernel lines that its follower could not deliver, in all. `clock_skew_s`: how far the
+    node's clock is ahead of healer's (below 0: behind), by its fastest message; None: it sent no time.
     """
 
     heartbeat_at: datetime | None = None
@@ -25,8 +25,8 @@ class LastContact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class FabricState(msgspec.Struct, frozen=True, kw_only=True):
-    """NVLink fabric of a node as nvidia-smi tells it, the worst GPU's words. `healthy` only if all of
-    state, status, clique and cluster UUID are good (facts: gpu_faults_and_peers.md, c.7)."""
+    """NVLink fabric of a node by nvidia-smi, the worst GPU's words. `healthy` only if state, status, clique
+    and cluster UUID are all good (facts: gpu_faults_and_peers.md, c.7)."""
 
     state: str
     status: str
@@ -35,8 +35,8 @@ class FabricState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemoryState(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory of a node's GPUs as nvidia-smi tells it. `gpus`: how many it shows; `faults`: a sentence for
-    each whose memory is not as it should be."""
+    """Memory of a node's GPUs by nvidia-smi. `gpus`: how many it shows; `faults`: a sentence for each whose
+    memory is faulty."""
 
     gpus: int
     faults: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Stack(msgspec.Struct, frozen=True, kw_only=True):
-    """Where one process stands: by thread, the innermost frame first, each `name (file:line)`."""
+    """Stack of one process: by thread, the innermost frame first, each `name (file:line)`."""
 
     pid: int
     threads: dict[str, tuple[str, ...]]
@@ -71,7 +71,7 @@ IDLE_PERCENT, WAITING_OF_LIMIT = 5.0, 0.5
 
 
 class GpuActivity(msgspec.Struct, frozen=True, kw_only=True):
-    """What a GPU does now; None: nvidia-smi does not tell."""
+    """What a GPU does now; None: not given by nvidia-smi."""
 
     pci: str
     util_percent: float | None = None
@@ -147,10 +147,10 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Inventory(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node told of itself, and when something of it changed last.
+    """What a node reported of itself, and when any of it last changed.
 
-    `changed`: what a fact became while healer looked, and when. `booted_at`: when healer heard
-    of a new boot; None: of none since it began to look.
+    `changed`: the new value of a fact and when healer saw it change. `booted_at`: when healer heard of a new
+    boot; None: of none since it began to look.
     """
 
     node: str
@@ -179,20 +179,20 @@ def node_kind(gpu_model: str) -> str:
     return gpu_model.lower() or "cpu"
 
 
-def merged_facts(shown: SlurmNode | None, told: Mapping[str, str] | None) -> dict[str, str]:
-    """What is known of a node: what it told, and the driver as Slurm's picture has it."""
+def merged_facts(shown: SlurmNode | None, reported: Mapping[str, str] | None) -> dict[str, str]:
+    """Facts of a node: those that it reported, and the driver by Slurm's snapshot."""
     by_slurm = {"driver": shown.driver} if shown is not None and shown.driver else {}
-    return by_slurm | dict(told or {})
+    return by_slurm | dict(reported or {})
 
 
 def differences(facts: Mapping[str, str], reference: Reference) -> dict[str, str]:
-    """What the node told and the reference has otherwise, by fact."""
+    """Facts where the node differs from the reference, with the node's value."""
     wanted = reference.facts
     compared = wanted.keys() - NOT_COMPARED
     return {name: value for name, value in facts.items() if name in compared and value != wanted[name]}
 
 
-#: `PowerState` of Redfish's ComputerSystem; what a vendor adds beside them counts as neither on nor off.
+#: `PowerState` of Redfish's ComputerSystem; a vendor's additional states count as neither on nor off.
 ON, OFF = "On", "Off"
 
 
@@ -205,8 +205,8 @@ class ResetKind(StrEnum):
 
 
 class Power(msgspec.Struct, frozen=True, kw_only=True):
-    """`state`: the BMC's own word, empty where it tells none. `system`: which of its systems was asked.
-    `target`: where a reset is asked for. `kinds`: what it takes; empty where it does not say."""
+    """`state`: the BMC's own word, empty if it gives none. `system`: the Redfish system that was asked.
+    `target`: the URL for a reset. `kinds`: the resets it accepts; empty if it does not say."""
 
     state: str
     system: str
@@ -253,7 +253,7 @@ class CommandSeen(msgspec.Struct, frozen=True, kw_only=True):
     """What became of a command that was started under a key.
 
     `state`: `never` (no record of it here), `running`, `ended` (then `code` is its exit status, below 0 the
-    signal that ended it), `timed_out` (it was killed), `lost` (cut short: nobody knows how far it came).
+    signal that ended it), `timed_out` (it was killed), `lost` (cut short at an unknown point).
     `output`: the end of what it printed.
     """
 

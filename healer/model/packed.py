@@ -45,7 +45,7 @@ class _StepHead(msgspec.Struct, array_like=True):
     restart: int
     nodes: list[str]
     n: int
-    #: Rows of ranks that stand still: a byte more for each.
+    #: Rows of ranks in an unfinished step: one byte more for each.
     open: bool = False
 
 
@@ -89,7 +89,7 @@ def _unpacked(cluster: str, rows: Sequence[PackedReport]) -> list[Report | BadBl
             found[place] = error
     for size, places in sizes.items():
         raw = np.empty((len(places), size), np.uint8)
-        read = [_unpack_into(rows[place].body, one) for place, one in zip(places, raw, strict=True)]
+        read = [_unpack_into(rows[place].body, target) for place, target in zip(places, raw, strict=True)]
         for columns, at in _alike(raw, np.flatnonzero(read)):
             same = raw if len(at) == len(raw) else raw[at]
             for number, values in zip(at.tolist(), _values(same, len(columns)), strict=True):
@@ -145,7 +145,7 @@ def _values(raw: NDArray[np.uint8], n: int) -> NDArray[np.float64]:
 
 @functools.lru_cache(maxsize=2000)
 def _columns(raw: bytes) -> NDArray[np.int32]:
-    """Nodes tell the same columns again and again: one array for all of them, that nobody may write."""
+    """Nodes send the same columns again and again: they share one read-only array."""
     columns = _restored(raw, 0, len(raw) // 4, np.dtype("<i4"))
     columns.flags.writeable = False
     return columns

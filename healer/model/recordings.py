@@ -1,4 +1,4 @@
-"""What a file of a recording holds, as told beside it."""
+"""What a file of a recording holds, as its index file describes it."""
 
 from datetime import datetime
 
@@ -32,12 +32,12 @@ class Recordings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bytes(self) -> int:
-        return sum(one.bytes for one in self.files)
+        return sum(file.bytes for file in self.files)
 
     @property
     def oldest(self) -> datetime | None:
-        return min((one.first for one in self.files), default=None)
+        return min((file.first for file in self.files), default=None)
 
     @property
     def newest(self) -> datetime | None:
-        return max((one.last for one in self.files), default=None)
+        return max((file.last for file in self.files), default=None)

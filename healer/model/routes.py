@@ -1,4 +1,4 @@
-"""What `rules/notifications.yaml` says: who is told of what, and how. Format: docs/notifications.md."""
+"""`rules/notifications.yaml`: who is notified of what, and how. Format: docs/notifications.md."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -30,7 +30,7 @@ class ChannelKind(StrEnum):
 
 
 class Manner(StrEnum):
-    """How somebody is told, the most urgent first: woken, told at once, or told in the next digest."""
+    """How people are notified, the most urgent first: paged, at once in a channel, or in the next digest."""
 
     page = "page"
     channel = "channel"
@@ -38,7 +38,7 @@ class Manner(StrEnum):
 
 
 class Stage(StrEnum):
-    """How far an incident is, for those who are told: what a channel opens, updates and closes."""
+    """How far an incident is, for the people notified: what a channel opens, updates and closes."""
 
     opened = "opened"
     acknowledged = "acknowledged"
@@ -46,10 +46,10 @@ class Stage(StrEnum):
 
 
 class About(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What routes and channels need of a message beside its words.
+    """What routes and channels need of a message besides its words.
 
-    `alarm` is the same for all messages of one trouble, also over several incidents: what is raised again is
-    told ever more seldom. `run` waits for approval; `preview` is what it would do, line by line.
+    `alarm` is the same for all messages of one problem, also over several incidents: repeats of it are sent
+    at growing intervals. `run` waits for approval; `preview` is what it would do, line by line.
     """
 
     rule: str = ""
@@ -64,7 +64,7 @@ class About(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 class Channel(msgspec.Struct, frozen=True, kw_only=True):
     """One address of people. What each kind needs: docs/notifications.md.
 
-    `secret` and, of the group bots, `url` say where the secret stands: the name of a setting, or a file.
+    `secret` and, for group bots, `url` name where the secret is kept: a setting, or a file.
     """
 
     name: str
@@ -105,7 +105,7 @@ class Person(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeadMansSwitch(msgspec.Struct, frozen=True, kw_only=True):
-    """healer tells this Alertmanager that it lives, and again every `every_s` seconds."""
+    """healer sends this Alertmanager a sign of life every `every_s` seconds."""
 
     channel: str
     every_s: float = 60.0
@@ -122,7 +122,7 @@ class Notifications(msgspec.Struct, frozen=True, kw_only=True):
     people: tuple[Person, ...] = ()
 
     def channel(self, name: str) -> Channel | None:
-        return next((one for one in self.channels if one.name == name), None)
+        return next((channel for channel in self.channels if channel.name == name), None)
 
 
 class Routing(msgspec.Struct, frozen=True):
@@ -158,7 +158,7 @@ def _any(globs: tuple[str, ...], name: str) -> bool:
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
     """`id` is stable per (incident, occasion); sinks use it to recognise a repeat. `page`: wake somebody.
-    `about` is for routes and channels; the signed webhook does not tell it."""
+    `about` is for routes and channels; the signed webhook leaves it out."""
 
     id: str
     cluster: str
@@ -207,8 +207,9 @@ WEBHOOK, TICKETS = "webhook", "tickets"
 
 
 class DeliveryState(StrEnum):
-    """`digest` waits for the next one; `over`: the incident was, before anybody was told; `folded`: a newer
-    one of the same alarm took its place; `listed`: no sink takes it, it stands in healer's own list alone."""
+    """`digest` waits for the next one; `over`: the incident ended before anyone was notified; `folded`: a
+    newer one of the same alarm took its place; `listed`: no sink takes it, only healer's own list shows
+    it."""
 
     due = "due"
     digest = "digest"

@@ -47,10 +47,9 @@ class NodeContext(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
 class ContextRule(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of `rules/context.yaml`.
 
-    `faults` and `but` are globs. While `when` holds, such a finding is not told (it is told again if it still
-    stands afterwards); with `severity` it is told, no more urgent than that, and with `cause`. `for_min`
-    bounds the contexts that begin with a moment: the end of planned work, a boot, a new driver, the start of
-    a job.
+    `faults` and `but` are globs. While `when` holds, such a finding is not reported (but again afterwards, if
+    it persists); with `severity` it is reported, no more urgent than that, and with `cause`. `for_min` bounds
+    the contexts that begin with a moment: the end of planned work, a boot, a new driver, the start of a job.
     """
 
     name: str
@@ -118,7 +117,7 @@ class NvlinkRow(msgspec.Struct, frozen=True, kw_only=True):
     `-` is any) and whose second word is one of `status` (empty: any). Drivers before 575 and since lay out
     the first word differently: the first pattern is of the former, the second of the latter. `reason` is
     bits 25:20 of the first word, where the row is about one reason of a link that went down.
-    `remedy` and `cause` stand above those of the Xid; `follows`: what a fault elsewhere leads to.
+    `remedy` and `cause` override those of the Xid; `follows`: a consequence of a fault elsewhere.
     """
 
     xid: int
@@ -176,9 +175,10 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     playbook: str | None = None
     mode: Mode | None = None
     runbook: str = ""
-    #: So many different senses must have told of it before anything is done.
+    #: The number of different senses that must report it before anything is done.
     senses: int = 1
-    #: Made from an entry of `rules/detection/`, or of `rules/forecasts.yaml`: ticks tell when it is over.
+    #: Made from an entry of `rules/detection/` or `rules/forecasts.yaml`: the next ticks show when it is
+    #: over.
     detection: bool = False
     #: Made from an entry of `rules/forecasts.yaml`: nothing has failed yet.
     forecast: bool = False
@@ -317,15 +317,15 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     help: str = ""
 
 
-# Wide: an entry of a playbook file, as sites write it: its keys stand side by side there.
+# Wide: an entry of a playbook file, as sites write it.
 class Step(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of a playbook. Exactly one of `do`, `check`, `wait`, `use` is set; what `use` names stands in
-    its place once the files are read.
+    """One step of a playbook. Exactly one of `do`, `check`, `wait`, `use` is set; a `use` is replaced by the
+    steps that it names when the files are read.
 
     `for_each`: `jobs_hit`, `jobs_crashed`, `jobs_all` or `jobs_agreed` runs the step once per job.
-    `timeout_s` bounds one attempt, `retries` how many more there are, `wait_s` the longest wait before
-    somebody is asked. `may_fail`: what cannot be done for good has failed, which later steps may
-    ask for, and the run goes on; else a person is asked.
+    `timeout_s` bounds one attempt, `retries` how many more there are, `wait_s` the longest wait before a
+    person is asked. `may_fail`: where the step fails for good the run goes on, and later steps may ask for
+    that failure; otherwise a person is asked.
     """
 
     id: str
@@ -344,8 +344,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     input: dict[str, str | int | float | bool] = {}
     #: A condition (`healer.playbooks.conditions`): where it is not surely true the step is skipped.
     when: str | None = None
-    #: Checks of this playbook beside the verb's own: it is done already where `probe` passes, and only where
-    #: `verify` passes too. `undo`: `keep` leaves it as it is when its run is undone.
+    #: Checks of this playbook in addition to the verb's own: the step is already done where `probe` passes,
+    #: and only done where `verify` passes too. `undo`: `keep` leaves it as it is when its run is undone.
     probe: str | None = None
     verify: str | None = None
     undo: str | None = None
@@ -386,7 +386,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Peer(msgspec.Struct, frozen=True):
-    """What stands at the other end of a cable: a node or a switch, and the port there where it is known."""
+    """The other end of a cable: a node or a switch, and its port where known."""
 
     name: str
     port: str = ""
@@ -400,8 +400,8 @@ class Switch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """Where nodes stand, the PCI addresses of GPU 0, 1, … by GPU model, and cables by switch and its port,
-    where the site gives them."""
+    """Racks and switches of nodes, the PCI addresses of GPU 0, 1, … by GPU model, and cables by switch and
+    port, where the site gives them."""
 
     #: By node, or `cluster/node` where several clusters number their nodes alike.
     places: dict[str, Place] = {}
@@ -423,12 +423,12 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if where.device is None or where.part is None:
             return None
         for switch in (where.device, where.device.partition(".")[0]):
-            if known := self._cable_at.get((switch, _port(where.part))):
-                return known
+            if cable := self._cable_at.get((switch, _port(where.part))):
+                return cable
         return None
 
     def leaf_of(self, node: str, nic: str) -> str:
-        """The switch that a port of the node is cabled to: each rail has its own. Empty: nobody tells."""
+        """The leaf switch that a port of the node is cabled to: each rail has its own. Empty if unknown."""
         return self._leaf_at.get((node, _port(nic)), "")
 
     @cached_property
@@ -442,7 +442,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _cable_at(self) -> dict[tuple[str, str], tuple[str, str]]:
-        """By either end: the name of what stands there and its port."""
+        """By either end: the name of the device there and its port."""
         found: dict[tuple[str, str], tuple[str, str]] = {}
         for switch, ports in self.links.items():
             for port, peer in ports.items():
@@ -452,11 +452,11 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return found
 
     def behind(self, device: str, part: str | None = None) -> tuple[str, ...]:
-        """Nodes below a switch, or at the other end of its port; the nodes of a rack. Empty: nobody says.
+        """Nodes below a switch, or at the other end of its port; the nodes of a rack. Empty if unknown.
 
         A device may go by its name, its name with a domain, or its GUID.
         """
-        switch = next((one for one in (device, device.partition(".")[0]) if one in self.links), None)
+        switch = next((name for name in (device, device.partition(".")[0]) if name in self.links), None)
         switch = switch or self._by_guid.get(device.lower(), device)
         cables = self.links.get(switch, {})
         if part is not None:
@@ -471,7 +471,7 @@ class Topology(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def _in_place(self) -> dict[str, list[str]]:
-        """By name of a rack or leaf switch: its nodes, without the cluster that may stand before them."""
+        """By name of a rack or leaf switch: its nodes, without the cluster that may precede their names."""
         found: dict[str, list[str]] = {}
         for node, place in self.places.items():
             for name in {place.rack, place.switch, place.domain, place.pdu, place.row} - {""}:
@@ -504,7 +504,7 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     settle_s: float = 2.0
     #: Guards that differ by cluster or partition name; unset fields fall back to `guards`.
     cluster_guards: dict[str, GuardSettings] = {}
-    #: A partition of one of those clusters stands as `cluster/partition` too.
+    #: A partition of one of those clusters may be named `cluster/partition`.
     partition_guards: dict[str, GuardSettings] = {}
     #: What may be measured, the rules over it, and what GPU models are made for.
     catalogue: Catalogue = Catalogue()
@@ -532,7 +532,7 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     sharings: tuple[Sharing, ...] = ()
     #: Trends by which a part is likely to fail.
     forecasts: tuple[ForecastRule, ...] = ()
-    #: Who is told of what, and how.
+    #: Who is notified of what, and how.
     notifications: Notifications = Notifications()
 
     @cached_property
@@ -543,20 +543,20 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def sweeping(self) -> tuple[str, ...]:
         """Playbooks with a sweep in them."""
-        books = self.playbooks.items()
-        return tuple(name for name, one in books if any(step.do is Verb.sweep for step in one.steps))
+        books = self.playbooks.values()
+        return tuple(book.name for book in books if any(step.do is Verb.sweep for step in book.steps))
 
     @cached_property
     def texts(self) -> dict[str, str]:
         """`rule/NAME` and `playbook/NAME` -> a digest of what they say. A script is part of its playbook."""
-        said: dict[str, list[msgspec.Struct | str]] = {}
-        for one in (*self.rules, *self.detection, *self.alerts, *self.sharings, *self.forecasts):
-            said.setdefault(f"rule/{one.name}", []).append(one)
-        for one in (*self.escalations.repeats, *self.escalations.combinations):
-            said.setdefault(f"rule/{one.name}", []).append(one)
+        parts_by_name: dict[str, list[msgspec.Struct | str]] = {}
+        for policy in (*self.rules, *self.detection, *self.alerts, *self.sharings, *self.forecasts):
+            parts_by_name.setdefault(f"rule/{policy.name}", []).append(policy)
+        for policy in (*self.escalations.repeats, *self.escalations.combinations):
+            parts_by_name.setdefault(f"rule/{policy.name}", []).append(policy)
         for name, playbook in self.playbooks.items():
-            said[f"playbook/{name}"] = [playbook, *self._runs_in(playbook)]
-        return {name: digest(parts) for name, parts in said.items()}
+            parts_by_name[f"playbook/{name}"] = [playbook, *self._runs_in(playbook)]
+        return {name: digest(parts) for name, parts in parts_by_name.items()}
 
     def _runs_in(self, playbook: Playbook) -> Iterator[msgspec.Struct | str]:
         """The tests and the site's commands that it may start."""
@@ -577,7 +577,7 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         """The forecasts that this fault proves right; found once for each fault."""
         if fault not in self._proven:
             self._proven[fault] = tuple(
-                one for one in self.forecasts if any(fnmatchcase(fault, glob) for glob in one.fails)
+                rule for rule in self.forecasts if any(fnmatchcase(fault, glob) for glob in rule.fails)
             )
         return self._proven[fault]
 

@@ -13,9 +13,9 @@ from healer.model.slurm import SlurmNode
 from healer.model.vocabulary import REMEDY_LADDER, Mode, Remedy, RunState, Verb
 
 
-def run_id(told: str) -> str:
+def run_id(subject: str) -> str:
     """The id of a run of healer's own: what it is about gives it, so that a second one is the same."""
-    return f"r{sha256(told.encode()).hexdigest()[:23]}"
+    return f"r{sha256(subject.encode()).hexdigest()[:23]}"
 
 
 # Wide: a row of the ledger, and the API's answer: who asked, for what, how far it is.
@@ -54,7 +54,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     input: dict[str, Any] = {}
 
 
-#: After that somebody is told that an approval does not come. Nothing is done for it.
+#: After that, people are reminded that an approval is missing. Nothing else happens.
 APPROVAL_LASTS = timedelta(minutes=30)
 
 
@@ -87,19 +87,19 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 def tests_result(log: Sequence[LogEntry]) -> dict[str, str]:
     """`{"tests": "passed"}` or `failed`, by the last test of the node that came to an end; else nothing."""
-    for one in reversed(log):
-        if one.data.get("verb") != Verb.diagnose:
+    for entry in reversed(log):
+        if entry.data.get("verb") != Verb.diagnose:
             continue
-        if one.event is StepEvent.done:
-            return {"tests": "failed" if one.data.get("passed") is False else "passed"}
-        if one.event is StepEvent.failed and one.data.get("final"):
+        if entry.event is StepEvent.done:
+            return {"tests": "failed" if entry.data.get("passed") is False else "passed"}
+        if entry.event is StepEvent.failed and entry.data.get("final"):
             return {"tests": "failed"}
     return {}
 
 
 def has_requeued(log: Sequence[LogEntry]) -> bool:
     """The run has put a job back."""
-    return any(one.event is StepEvent.done and one.data.get("verb") == Verb.requeue for one in log)
+    return any(entry.event is StepEvent.done and entry.data.get("verb") == Verb.requeue for entry in log)
 
 
 #: What of the ladder a step does, once it was read back.
@@ -113,7 +113,7 @@ _REMEDIES = {
 
 def highest_remedy(log: Sequence[LogEntry]) -> dict[str, str]:
     """`{"tried": "reboot_node"}`: the highest rung of the ladder that the run carried out; else nothing."""
-    done = {one.data.get("verb") for one in log if one.event is StepEvent.done}
+    done = {entry.data.get("verb") for entry in log if entry.event is StepEvent.done}
     rungs = [rung for verb, rung in _REMEDIES.items() if verb in done]
     return {"tried": str(max(rungs, key=REMEDY_LADDER.index))} if rungs else {}
 
@@ -125,21 +125,21 @@ def is_our_note(text: str) -> bool:
     if not text.startswith("{"):
         return False
     try:
-        told = json.loads(text)
+        note = json.loads(text)
     except ValueError:
         return False
-    return isinstance(told, dict) and list(told) == [_KEY]
+    return isinstance(note, dict) and list(note) == [_KEY]
 
 
 def note_of(run: Run, state: str, node: SlurmNode) -> str:
-    """`since` is when the drain was set; `state` how the run stands."""
-    told: dict[str, Any] = {
+    """`since` is when the drain was set; `state` is that of the run."""
+    note: dict[str, Any] = {
         "incident": (run.incident or run.id)[:8],
         "rule": run.rule or run.playbook,
         "since": node.reason_at.isoformat() if node.reason_at else None,
         "state": state,
     }
-    return json.dumps({_KEY: told}, separators=(",", ":"))
+    return json.dumps({_KEY: note}, separators=(",", ":"))
 
 
 class RehearsalState(StrEnum):
@@ -232,7 +232,7 @@ class AuditRecord(msgspec.Struct, frozen=True, kw_only=True):
 def audit_record(
     cluster: str, at: datetime, actor: str, verb: str, subject: str, /, **data: Any
 ) -> AuditRecord:
-    """A record as the work that it tells of writes it: not sealed yet."""
+    """A record that is not sealed yet, as the work that it describes writes it."""
     return AuditRecord(cluster=cluster, at=at, actor=actor, verb=verb, subject=subject, data=data)
 
 

@@ -18,7 +18,7 @@ MAX_LENGTH = 120
 _BREAKS = re.compile(r"""["'`,=\\;|]""")
 #: What Slurm puts between an old reason and what it appends.
 _APPENDED = " : "
-#: What stands for no reason at all.
+#: Reasons that mean no reason at all.
 _NONE = frozenset({"", "(null)", "none"})
 
 _GRES = r"gres/\S+ count (?:reported lower than configured|too low)(?: \([^)]*\))?"
@@ -67,7 +67,7 @@ class OwnerKind(StrEnum):
 
 
 class ReasonOwner(msgspec.Struct, frozen=True):
-    """`name`: `healer`, `Slurm`, the program's, or the person's; empty where nobody knows which person."""
+    """`name`: `healer`, `Slurm`, the program's, or the person's; empty if the person is unknown."""
 
     kind: OwnerKind
     name: str
@@ -81,8 +81,8 @@ SLURM = ReasonOwner(OwnerKind.slurm, "Slurm")
 
 
 def plain(text: str) -> str:
-    """What of a text may stand in a reason of ours: one line of ASCII, without quotes, commas, `=` and the
-    like (parsers), and with nothing that looks as if Slurm had appended it."""
+    """A text reduced to what a reason of ours may hold: one line of ASCII, without quotes, commas, `=` and
+    the like (parsers), and with nothing that looks appended by Slurm."""
     kept = "".join(letter if letter.isprintable() else " " for letter in text)
     kept = _BREAKS.sub(" ", kept.encode("ascii", "ignore").decode())
     return re.sub(r"( :)+(?= )", ":", re.sub(r"\s+", " ", kept)).strip(" :")
@@ -95,18 +95,18 @@ def original_reason(reason: str) -> str:
 
 @lru_cache(maxsize=4096)
 def is_ours(reason: str) -> bool:
-    """As healer writes it, with nothing but words of Slurm's own behind it.
+    """Exactly as healer writes it, with nothing but Slurm's own words behind it.
 
-    Whoever adds to our text has taken the node over, though the front of it is ours.
+    A person who adds to our text has taken the node over, though the front of it is ours.
     """
-    own, *added = reason.split(_APPENDED)
-    if not own.startswith(OUR_PREFIX) or len(own) > MAX_LENGTH or plain(own) != own:
+    original, *appended = reason.split(_APPENDED)
+    if not original.startswith(OUR_PREFIX) or len(original) > MAX_LENGTH or plain(original) != original:
         return False
-    return all(slurm_kind(part) is not None for part in added)
+    return all(slurm_kind(part) is not None for part in appended)
 
 
 def is_empty_reason(reason: str) -> bool:
-    """Nobody wrote a reason: what Slurm's tools print then counts as nothing."""
+    """No reason was given: empty, or one of the words that Slurm's tools print then."""
     return reason.strip().lower() in _NONE
 
 
@@ -125,8 +125,8 @@ def owner_of(reason: str, user: str = "") -> ReasonOwner:
 @lru_cache(maxsize=4096)
 def slurm_kind(reason: str) -> str | None:
     """Which of Slurm's own reasons this is; None for a person's text, for ours and for an empty one."""
-    own = reason.partition(_APPENDED)[0].strip()
-    return next((kind for kind, pattern in _SLURM_REASONS if pattern.fullmatch(own)), None)
+    original = reason.partition(_APPENDED)[0].strip()
+    return next((kind for kind, pattern in _SLURM_REASONS if pattern.fullmatch(original)), None)
 
 
 @lru_cache(maxsize=4096)
@@ -159,7 +159,7 @@ _PLANNED_FLAGS = frozenset({"PLANNED", "BLOCKED"})
 
 
 class NodeStatus(StrEnum):
-    """What Slurm's state of a node comes to, for a person. One node has one; the rest stands in its state."""
+    """One word for a node's state in Slurm, for people; the details are in its state and flags."""
 
     invalid = "invalid"
     maintenance = "maintenance"
@@ -204,10 +204,10 @@ class SlurmNode(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     reason_at: datetime | None = None
     gpus: int = 0
     gpu_model: str = ""
-    #: The model as the node itself tells it, where the gres names none (`gpu:8`).
+    #: The model as the node reports it, where the gres names none (`gpu:8`).
     gpu_name: str = ""
     gpus_shared: bool = False
-    #: As Slurm counts them (CPUTot); 0: it does not tell.
+    #: CPUTot; 0 if Slurm does not report it.
     cpus: int = 0
     driver: str = ""
     rack: str = ""
@@ -220,7 +220,7 @@ class SlurmNode(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     features: tuple[str, ...] = ()
     boot_id: str = ""
     boot_at: datetime | None = None
-    #: Free texts of the site's; `extra` holds our JSON while an incident of ours stands (see docs/slurm.md).
+    #: The site's free texts; `extra` holds our JSON while an incident of ours is open (see docs/slurm.md).
     comment: str = ""
     extra: str = ""
     #: Switches from leaf to root, where Slurm or the topology file knows them; `switch` is the first.
@@ -311,7 +311,7 @@ class SlurmNode(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def resumable(self) -> bool:
-        """healer may resume it by itself: nobody knows what a flag that nobody knows would mean for that."""
+        """healer may resume it by itself: not with a flag that it does not know the meaning of."""
         return not self.unknown_flags
 
 
@@ -322,9 +322,9 @@ T = TypeVar("T")
 class SlurmJob(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One job. `state` is the base state (`RUNNING`); `flags` the rest (`COMPLETING`).
 
-    `gpus` maps node -> GPU indices where Slurm tells them: an empty tuple is a job without a GPU there, a
-    node that is missing was not told. `requeue`: Slurm may requeue it; `batch`: it was
-    submitted by sbatch (others cannot be requeued). `reason` is why it is pending.
+    `gpus` maps node -> GPU indices where Slurm reports them: an empty tuple is a job without a GPU there, a
+    missing node is unknown. `requeue`: Slurm may requeue it; `batch`: it was submitted by sbatch (others
+    cannot be requeued). `reason` is why it is pending.
     """
 
     id: str
@@ -337,7 +337,7 @@ class SlurmJob(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     batch: bool = True
     name: str = ""
     user: str = ""
-    #: The number behind `user`; None where Slurm does not tell.
+    #: The uid of `user`; None if Slurm does not report it.
     uid: int | None = None
     partition: str = ""
     qos: str = ""
@@ -350,10 +350,10 @@ class SlurmJob(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     eligible_at: datetime | None = None
     #: When it ended, or began to complete; None before that.
     end_at: datetime | None = None
-    #: `3`, `0:9` (signal 9) as Slurm's ExitCode; None where it has not ended or Slurm does not tell.
+    #: `3`, `0:9` (signal 9) as Slurm's ExitCode; None before it ended, or if Slurm does not report it.
     exit_code: str | None = None
     account: str = ""
-    #: What its owner wrote with `--extra` (23.11 and later); words for healer may stand there too.
+    #: What its owner wrote with `--extra` (23.11 and later), possibly with keywords for healer.
     extra: str = ""
     admin_comment: str = ""
     reservation: str = ""
@@ -370,7 +370,7 @@ class SlurmJob(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     #: Federation: where it was submitted and which clusters have a copy of it.
     origin: str = ""
     siblings: tuple[str, ...] = ()
-    #: A node that fails leaves the others of the job running (`--no-kill`); None where Slurm does not tell.
+    #: A node that fails leaves the rest of the job running (`--no-kill`); None if Slurm does not report it.
     no_kill: bool | None = None
     #: Node whose failure ended its last life, and the description that goes with `reason`.
     failed_node: str = ""
@@ -445,10 +445,10 @@ class Trouble(StrEnum):
 
 
 class Controller(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """slurmctld at `at`, as one poll found it. None of a figure: this way of asking does not tell it.
+    """slurmctld at `at`, as one poll found it. A figure is None if this adapter cannot report it.
 
-    `problem` is a sentence where it does not answer or answers badly; then the figures are the last known.
-    `adapter` names who answered; `fallbacks` why those before it in the site's order did not.
+    `problem` is a sentence where it answers badly or not at all; the figures are then the last ones received.
+    `adapter` names the adapter that answered; `fallbacks` why those before it in the site's order did not.
     """
 
     cluster: str
@@ -502,7 +502,7 @@ class SlurmCall(StrEnum):
     cancel = "cancel"
 
 
-#: States that tell of nothing but work.
+#: States of nodes that are idle or at work, with no flag.
 _PLAIN = frozenset({("IDLE",), ("ALLOCATED",), ("MIXED",)})
 
 
@@ -624,15 +624,15 @@ def our_reservation(snapshot: SlurmSnapshot | None, node: str) -> Reservation | 
 def our_reservation_in(reservations: Mapping[str, Reservation], node: str) -> Reservation | None:
     """The same of a list that was read alone."""
     found = reservations.values()
-    return next((one for one in found if is_our_reservation(one) and node in one.nodes), None)
+    return next((held for held in found if is_our_reservation(held) and node in held.nodes), None)
 
 
 def is_only_ours(snapshot: SlurmSnapshot | None, node: SlurmNode) -> bool:
-    """That the node is shown as planned work is our own doing, and nobody else's."""
+    """The node is shown under planned work because of our own reservation alone."""
     if snapshot is None or our_reservation(snapshot, node.name) is None:
         return False
-    others = (one for one in snapshot.reservations.values() if not is_our_reservation(one))
-    theirs = any(one.maintenance and node.name in one.nodes for one in others)
+    others = (found for found in snapshot.reservations.values() if not is_our_reservation(found))
+    theirs = any(other.maintenance and node.name in other.nodes for other in others)
     return not theirs and not {"POWERED_DOWN", "POWERING_DOWN"}.intersection(node.state)
 
 
@@ -642,7 +642,7 @@ def is_in_maintenance(snapshot: SlurmSnapshot | None, node: SlurmNode) -> bool:
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """A rate that a test told (`gemm_tflop_per_s`): the higher the better."""
+    """A rate that a test measured (`gemm_tflop_per_s`): the higher the better."""
 
     value: float
     at: datetime
@@ -656,8 +656,8 @@ class NodeFigures(msgspec.Struct, frozen=True):
 
 
 class FleetFigure(msgspec.Struct, frozen=True, kw_only=True):
-    """A figure beside those of `nodes` nodes of its model: their `median`, and their `spread` (a robust
-    standard deviation). `low`: too far below it."""
+    """A figure compared with `nodes` nodes of its model: their `median`, and their `spread` (a robust
+    standard deviation). `low`: too far below the median."""
 
     name: str
     value: float
@@ -698,9 +698,9 @@ def state_words(words: Sequence[str]) -> tuple[str, ...]:
     their order. Unknown words are carried through."""
     found: list[str] = []
     suffixes: list[str] = []
-    for word in (one.strip().upper() for one in words):
+    for word in (raw.strip().upper() for raw in words):
         plain = word.rstrip("".join(_SUFFIXES))
-        suffixes += [_SUFFIXES[one] for one in reversed(word[len(plain) :])]
+        suffixes += [_SUFFIXES[mark] for mark in reversed(word[len(plain) :])]
         if plain:
             found.append(_NAMES.get(plain, plain))
     base, *flags = found or ["UNKNOWN"]
@@ -708,8 +708,8 @@ def state_words(words: Sequence[str]) -> tuple[str, ...]:
 
 
 def signed_reason(text: str) -> tuple[str, str, datetime | None]:
-    """`Kill task failed [root@1763607600]` -> the reason, who set it and when. Slurm prints a date without a
-    zone there unless it is told otherwise: then nobody knows the moment."""
+    """`Kill task failed [root@1763607600]` -> the reason, who set it and when. By default Slurm prints a
+    local date there instead of Unix seconds: the time is then unknown."""
     signed = _SIGNED.fullmatch(text.strip())
     if signed is None:
         return text, "", None

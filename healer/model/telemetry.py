@@ -66,9 +66,9 @@ class Combine(StrEnum):
 class Alias(msgspec.Struct, frozen=True, kw_only=True):
     """A name under which a signal arrives; `scale` makes its unit ours (value × scale).
 
-    `{link}` in the name stands for each NVLink number. `labels`: only series with these labels (globs) are
-    meant, as in `node_systemd_unit_state`, whose name alone says little. `part`: the label that names the
-    part of a device, where it is none of those that are looked at anyway; `a/b`: both together.
+    `{link}` in the name is replaced by each NVLink number. `labels`: only series with these labels (globs)
+    count, as in `node_systemd_unit_state`, whose name alone says little. `part`: the label that names the
+    part of a device, if not one of those read by default; `a/b`: both together.
     """
 
     name: str
@@ -105,7 +105,7 @@ class Signal(msgspec.Struct, frozen=True, kw_only=True):
 class Catalogue(msgspec.Struct, frozen=True, kw_only=True):
     """All signals by name, and the names that may arrive (the signal's own among them).
 
-    Aliases that need labels, or hold `{link}`, are left out of `arriving`: the name alone does not tell.
+    Aliases that need labels, or hold `{link}`, are left out of `arriving`: the name alone does not decide.
     """
 
     signals: dict[str, Signal] = {}
@@ -163,14 +163,14 @@ DOING = ("compute", "collective", "between", "checkpoint", "evaluation")
 # Wide: columns of one table: a row of it is one step of one rank.
 @dataclass(frozen=True, slots=True, eq=False)
 class StepBatch:
-    """Step times of one job and one of its lives, as one sender told them.
+    """Step times of one job and one of its lives, from one sender.
 
     Arrays are (n,): `rank` int32, `step` int64, `at` float64 (s since 1970), `node` int32 (index into
-    `nodes`, -1 not told), `gpu` int32 (-1), `stage` int32 (-1); float64 with NaN where not told: `step_s`,
-    `compute_s`, `comm_s`, `data_s`, `work`, `loss`, `grad_norm` (infinite: told, and no number).
+    `nodes`, -1 unknown), `gpu` int32 (-1), `stage` int32 (-1); float64, NaN if not sent: `step_s`,
+    `compute_s`, `comm_s`, `data_s`, `work`, `loss`, `grad_norm` (infinite: sent as NaN or infinity).
 
-    `doing` (n,) int8, indexes of `DOING`: rows of ranks that stand still, `step_s` is for how long so far.
-    None: steps that are over.
+    `doing` (n,) int8, indexes of `DOING`: ranks in an unfinished step, with `step_s` its duration so far.
+    None: finished steps.
     """
 
     cluster: str
@@ -195,9 +195,9 @@ class StepBatch:
 
 
 class TargetGroup(msgspec.Struct, frozen=True):
-    """Targets of a job with labels of their own, which stand above the job's.
+    """Targets of a job with labels of their own, which override the job's.
 
-    `__scheme__` and `__metrics_path__` stand in place of the job's; `__param_NAME` is part of the query.
+    `__scheme__` and `__metrics_path__` replace the job's; `__param_NAME` is part of the query.
     """
 
     targets: tuple[str, ...]
@@ -249,9 +249,9 @@ class ScrapeRules(msgspec.Struct, frozen=True, kw_only=True):
 class TargetState(msgspec.Struct, frozen=True, kw_only=True):
     """How the last fetch of one target went. `up` is None before the first one has ended.
 
-    A target that does not answer says nothing of its node: what it told grows old and is then unknown.
-    `samples` were stored of the last fetch, `unrecognised` have no place; `error` says in one sentence why
-    nothing came.
+    A target that does not answer says nothing about its node: its values become stale and then unknown.
+    `samples` of the last fetch were stored, `unrecognised` were not in the catalogue; `error` says in one
+    sentence why nothing came.
     """
 
     cluster: str
@@ -269,7 +269,7 @@ class TargetState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScrapeState(msgspec.Struct, frozen=True, kw_only=True):
-    """What one cluster's scraper told last: its targets, and what it did since it started."""
+    """Latest state of one cluster's scraper: its targets, and its counts since it started."""
 
     cluster: str
     at: datetime
@@ -293,8 +293,8 @@ class FeatureShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScorerResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One way's score. `threshold` comes from nodes held out of training, `middle` is the class's median now.
-    `decides`: this is the one that `unusual-node` is told by."""
+    """One scorer's score. `threshold` comes from nodes held out of training, `middle` is the class's median
+    now. `decides`: this score raises `unusual-node`."""
 
     way: str
     score: float
@@ -319,7 +319,7 @@ class Unusual(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LossReason(StrEnum):
-    """Why something that a sender told is not stored. Words for people: `healer.console.words`."""
+    """Why data of a sender was not stored. Words for people: `healer.console.words`."""
 
     shed = "shed"  # too much waited to be written: 429
     quota = "quota"  # the token sent more than it may: 429
@@ -375,8 +375,8 @@ FIT = "fit"
 class Depth(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`tests` of `rules/validation` in their order, the first of which decides whether the node was tested at
     all; `limit_s` is the time limit of their one job. `same_facts`: versions other than on the good node of
-    its kind fail it; else they are only told (drift has incidents of its own). `pair`: tests of it and an
-    idle node together, once it has passed alone."""
+    its kind fail it; otherwise they are only reported (drift has incidents of its own). `pair`: tests of it
+    and an idle node together, once it has passed alone."""
 
     tests: tuple[str, ...]
     limit_s: int
@@ -396,4 +396,4 @@ class Validation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         if remedy is None or remedy not in REMEDY_LADDER:
             return self.otherwise
         upto = REMEDY_LADDER[: REMEDY_LADDER.index(remedy) + 1]
-        return next((self.fits[one] for one in reversed(upto) if one in self.fits), self.otherwise)
+        return next((self.fits[rung] for rung in reversed(upto) if rung in self.fits), self.otherwise)

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-#: Scorers of a model. The threshold of the distance raises `unusual-node`; the forest is shown beside it.
+#: Scorers of a model. The threshold of the distance raises `unusual-node`; the forest is shown in addition.
 DISTANCE, FOREST = "distance", "forest"
 DECIDES = DISTANCE
 #: Who puts models in force by the schedule.
@@ -128,8 +128,8 @@ class Version(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClassCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of the last look at a class. `tried_at`: when a model was last made anew, or could not be;
-    `result` is one sentence; `drifted` are features that do not lie as in training."""
+    """Result of the last check of a class. `tried_at`: when a model was last trained, or could not be;
+    `result` is one sentence; `drifted` are features whose distribution has moved since training."""
 
     cluster: str
     hardware: str

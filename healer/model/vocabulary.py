@@ -1,4 +1,4 @@
-"""The closed lists of words. They stand in answers, files and the database; `docs/words.md` explains them."""
+"""Closed lists of words, as in answers, files and the database; `docs/words.md` explains them."""
 
 import difflib
 from collections.abc import Iterable
@@ -83,12 +83,12 @@ class Sense(StrEnum):
     silence = "silence"
     slurm = "slurm"
     hook = "hook"
-    alert = "alert"  # another system's conclusion: counted beside none of them (`healer.incidents.growth`)
+    alert = "alert"  # another system's conclusion: not counted as a second sense (`healer.incidents.growth`)
     history = "history"  # healer's own, from what it remembers of the part: so is this
 
 
 class Remedy(StrEnum):
-    """The ladder of remedies, mildest first, then what stands beside it."""
+    """The ladder of remedies, mildest first, then those that are not on it."""
 
     none = "none"
     requeue_job = "requeue_job"
@@ -104,7 +104,7 @@ class Remedy(StrEnum):
     notify = "notify"
 
 
-#: Position on the ladder; remedies beside it have none.
+#: Position on the ladder; the other remedies have none.
 REMEDY_LADDER = (
     Remedy.none,
     Remedy.requeue_job,
@@ -159,7 +159,7 @@ NODE_REMOVING = REMOVING_VERBS - {Verb.requeue, Verb.cancel}
 #: Verbs on a job: a step says which one, the run's node is only where it is hit.
 JOB_VERBS = frozenset({Verb.requeue, Verb.revive, Verb.cancel, Verb.release, Verb.exclude, Verb.bisect})
 
-#: Those that start a job once more; a job's life is restarted once, whoever asks.
+#: Verbs that start a job again; a job's life is restarted once, no matter who asks.
 RESTARTING_VERBS = frozenset({Verb.requeue, Verb.revive})
 
 #: Verbs that give a node back.
@@ -229,10 +229,10 @@ class HitBasis(StrEnum):
     """What the GPU-hours that a job lost are reckoned from: known, at most so many, none, or unknown."""
 
     checkpoint = "checkpoint"  # known: since the last durable checkpoint
-    start = "start"  # at most: since the job's life began, no durable checkpoint was told
+    start = "start"  # at most: since the job's life began, no durable checkpoint was reported
     runs_on = "runs_on"  # none so far: its work goes on
     ended = "ended"  # none: that life ended otherwise
-    unknown = "unknown"  # Slurm does not tell its GPUs or its start
+    unknown = "unknown"  # Slurm gives no GPUs or no start time
 
 
 class Review(StrEnum):

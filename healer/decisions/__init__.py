@@ -3,8 +3,6 @@
 from healer.decisions.book_mismatch import kept_off, runs_to_lift_exclusions, runs_to_release_jobs
 from healer.decisions.breaker import (
     after_run_news,
-    canary_ended,
-    canary_withdrawn,
     next_breaker,
     reset,
     storm_roots,

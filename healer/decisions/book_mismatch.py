@@ -1,8 +1,8 @@
-"""What stands in Slurm against what the ledger holds: drains that nothing speaks for, slots of nodes that are
-back or gone, what is left on jobs, and the list of all that stays. Ours alone.
+"""Differences between Slurm and the ledger, for what healer itself did: drains without a run or incident,
+slots of nodes that are back or gone, leftovers on jobs.
 
-A drain that no run, no open incident and no slot of either accounts for was left by a run that was cancelled
-within it, or by an incident that a person resolved while it stood. Else nobody would know.
+A drain that no run, no open incident and no slot accounts for is left when a run is cancelled midway, or when
+a person resolves the incident of a drained node. Only this comparison finds it.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -38,9 +38,9 @@ from healer.model.node import Drift, DriftKind, Repair
 from healer.model.run import is_our_note, run_id
 from healer.model.slurm import is_empty_reason, is_our_reservation, is_ours, our_reservation, slurm_kind
 
-#: A run, a walk or a poll may still be at it.
+#: A younger difference may still be settled by a run, a walk or a poll.
 GRACE = timedelta(seconds=60)
-#: Where nobody told the restart count of the job, its hold must be found so soon to be the prolog's.
+#: Without the job's restart count, only a hold found this soon is attributed to the prolog.
 RELEASE_WITHIN = timedelta(minutes=10)
 
 
@@ -51,6 +51,7 @@ def forgotten_drains(
     incidents: Collection[Incident],
     now: datetime,
 ) -> list[Finding]:
+    """One finding for each of healer's `drains` that is older than `GRACE` and has no run or incident."""
     spoken_for = _spoken_for(facts, runs, incidents)
     drained = ((node, *_held_words(facts.snapshot, node)) for node in drains if node.name not in spoken_for)
     return [
@@ -61,7 +62,7 @@ def forgotten_drains(
 
 
 def _spoken_for(facts: GateFacts, runs: Collection[Run], incidents: Collection[Incident]) -> set[str | None]:
-    """Nodes of runs and of open incidents. The incident that says that nothing speaks for one does not."""
+    """Nodes that a run or an open incident accounts for; incidents about forgotten drains do not count."""
     run_ids, incident_ids = {run.id for run in runs}, {incident.id for incident in incidents}
     nodes = {slot.node for slot in facts.slots if slot.run in run_ids or slot.incident in incident_ids}
     return (
@@ -72,7 +73,7 @@ def _spoken_for(facts: GateFacts, runs: Collection[Run], incidents: Collection[I
 
 
 def _held_words(snapshot: SlurmSnapshot | None, node: SlurmNode) -> tuple[str, datetime | None]:
-    """What keeps it out, and since when."""
+    """What keeps the node out, as a sentence, and since when."""
     kept = our_reservation(snapshot, node.name)
     if kept is None or _ours(node):
         return f"Drained by healer, and nothing speaks for it any more: {node.reason}", node.reason_at
@@ -95,16 +96,16 @@ def _finding_of(cluster: str, node: SlurmNode, text: str, at: datetime, now: dat
     )
 
 
-#: A picture younger than this is believed about what is not in it.
+#: What is missing from a picture younger than this is taken to be gone.
 FRESH = timedelta(seconds=10)
-#: Moments that two machines noted are told apart only beyond this.
+#: Timestamps of two machines are ordered only if they differ by more.
 CLOCKS_DIFFER = timedelta(seconds=5)
 
 
 def find_vetoes(
     facts: GateFacts, runs: Collection[Run], rules: Ruleset, now: datetime
 ) -> list[tuple[Slot, Veto]]:
-    """Nodes that we had drained and that a person has resumed: a veto for a day (law 5)."""
+    """A veto for each node that healer had drained and a person has resumed (law 5)."""
     returning = {run.node for run in runs if run.state is RunState.running and _returns(run, rules)}
     found = []
     for slot in facts.slots:
@@ -114,8 +115,8 @@ def find_vetoes(
         if our_reservation(facts.snapshot, slot.node) is not None:
             continue  # its drain was lifted for our own tests
         if node.held and (is_ours(node.reason) or is_empty_reason(node.reason) or slurm_kind(node.reason)):
-            continue  # DOWN, after a reboot that we asked for or by Slurm: nobody has it back yet
-        # The margin: the clocks of who polls and who drains may differ.
+            continue  # DOWN, after a reboot that we asked for or by Slurm: it is not back in service
+        # The clocks of the machines that poll and drain may differ.
         if slot.drained_at is None or facts.snapshot.taken_at - slot.drained_at < CLOCKS_DIFFER:
             continue
         until = now + timedelta(hours=rules.guards.veto_h)
@@ -124,14 +125,14 @@ def find_vetoes(
 
 
 def _returns(run: Run, rules: Ruleset) -> bool:
-    """The run gives nodes back and takes nothing: only such a one lifts our drain by itself."""
+    """Whether the run returns nodes and takes none: only such a run lifts our drain by itself."""
     playbook = rules.playbooks.get(run.playbook)
     verbs = {step.do for step in playbook.steps} if playbook else set()
     return bool(verbs & RETURNING_VERBS) and not verbs & REMOVING_VERBS and not run.shadow
 
 
 def slots_of_gone_nodes(facts: GateFacts, now: datetime) -> list[Slot]:
-    """Slots of nodes that a fresh picture of Slurm does not have: nothing of theirs is left to return."""
+    """Slots of nodes that are missing from a fresh picture of Slurm: there is no node to return."""
     shown = facts.snapshot
     if shown is None or not shown.nodes or now - shown.taken_at > FRESH:
         return []
@@ -139,9 +140,9 @@ def slots_of_gone_nodes(facts: GateFacts, now: datetime) -> list[Slot]:
 
 
 def idle_slots(facts: GateFacts, runs: Collection[Run], run_of: Callable[[str], Run | None]) -> list[Slot]:
-    """Slots that were granted for a drain which never came, because its run has ended.
+    """Slots granted for a drain that was never made, because the run has ended.
 
-    It may have ended between the call and its line in the log: only a picture that was taken since can tell.
+    The run may have ended between the call and its log entry: a picture taken afterwards decides.
     """
     active = {run.id for run in runs}
     at_work = {run.node for run in runs if run.state is RunState.running and not run.shadow}
@@ -162,10 +163,10 @@ def _may_be_out(slot: Slot, facts: GateFacts, run: Run | None) -> bool:
 def find_mismatches(
     facts: GateFacts, runs: Collection[Run], incidents: Collection[Incident], now: datetime
 ) -> list[Drift]:
-    """What is left behind: most of it ends by itself within a walk or two, so what is young is left out.
+    """Differences by kind, then by node; empty without a picture.
 
-    `runs`: those that have not ended; `incidents`: the open ones. By kind, then by node; nothing without a
-    picture.
+    `runs`: those that have not ended; `incidents`: the open ones. Most differences end by themselves within a
+    walk or two, so young ones are left out.
     """
     if facts.snapshot is None:
         return []
@@ -302,7 +303,7 @@ def _runs(snapshot: SlurmSnapshot, runs: list[Run], now: datetime) -> Iterator[D
             )
 
 
-# --- what healer left on jobs, or Slurm did to them because of healer: a run takes each off
+# --- what healer left on jobs, or Slurm did to jobs because of healer; runs of their own undo it
 
 
 def kept_off(snapshot: SlurmSnapshot | None) -> list[SlurmJob]:
@@ -315,30 +316,31 @@ def kept_off(snapshot: SlurmSnapshot | None) -> list[SlurmJob]:
 def runs_to_lift_exclusions(
     snapshot: SlurmSnapshot | None, known_bad: Collection[str], now: datetime
 ) -> list[Run]:
-    """A run for each of them that is kept off a node which is not known bad in service any more.
+    """A run for each job that is kept off a node which is no longer known bad in service.
 
-    Its id holds the hour: where one ended and something is left all the same, the next hour has another.
+    The run's id holds the hour, so that an exclusion that survives a run gets another one in the next hour.
     """
     found = []
     for job in kept_off(snapshot):
         back = sorted(set(remark_in(job.admin_comment).off) - set(known_bad))
         if not back or snapshot is None:
             continue
-        words = f"off|{snapshot.cluster}|{job.id}|{job.restarts}|{','.join(back)}|{now:%Y%m%d%H}"
+        key = f"off|{snapshot.cluster}|{job.id}|{job.restarts}|{','.join(back)}|{now:%Y%m%d%H}"
         reason = f"{', '.join(back)} is not known bad in service any more"
         about = {"cluster": snapshot.cluster, "playbook": "release", "reason": reason}
-        found.append(_run_for(job, words, now, Mode.auto, **about))
+        found.append(_run_for(job, key, now, Mode.auto, **about))
     return found
 
 
 def runs_to_release_jobs(
     facts: GateFacts, ran_on: Mapping[str, tuple[int, tuple[str, ...]]], rules: Ruleset, now: datetime
 ) -> list[Run]:
-    """A run for each job that Slurm holds because a permitted prolog failed; its id is the permit's.
+    """A run for each job that Slurm holds because a permitted prolog failed; its id is made of the permit.
 
-    Only the very next life of that job: a hold that comes later is somebody else's. Slurm forgets where a job
-    was that it put back, so `ran_on` tells where it was seen last: restart count, and nodes. A job that was
-    seen in that life on other nodes alone is not the report's. One too short for any picture stays possible.
+    Only for the job's next restart count: a later hold has another cause. Slurm forgets the nodes of a
+    requeued job, so `ran_on` has where it was last seen: (restart count, nodes). A job seen under the
+    permit's restart count on other nodes only is left out; one that was too short for any picture is
+    included.
     """
     if facts.snapshot is None:
         return []
@@ -355,28 +357,28 @@ def runs_to_release_jobs(
                 continue
         elif job.restarts != permit.restarts + 1:
             continue
-        life, where = ran_on.get(job.id, (None, ()))
-        if life == job.restarts - 1 and permit.node not in where:
+        restarts, where = ran_on.get(job.id, (None, ()))
+        if restarts == job.restarts - 1 and permit.node not in where:
             continue
-        words = f"release|{permit.cluster}|{permit.node}|{permit.hook}|{permit.id}"
+        key = f"release|{permit.cluster}|{permit.node}|{permit.hook}|{permit.id}"
         reason = f"The prolog on {permit.node} was permitted to fail"
         about = {"cluster": permit.cluster, "playbook": "release-held", "reason": reason}
-        found.append(_run_for(job, words, now, _mode(permit, facts, rules), **about))
+        found.append(_run_for(job, key, now, _mode(permit, facts, rules), **about))
     return found
 
 
 def _mode(permit: Permit, facts: GateFacts, rules: Ruleset) -> Mode:
-    """What the gate permitted is granted already; where a hook failed by itself, its check's rule says."""
+    """Auto for a permit of the gate, which granted it already; else the mode of the failed check's rule."""
     if permit.run is not None:
         return Mode.auto
     rule = rules.by_name.get(permit.check)
     return facts.modes.get(permit.check) or (rules.mode_of(rule) if rule else rules.default_mode)
 
 
-def _run_for(job: SlurmJob, words: str, now: datetime, mode: Mode, **about: Any) -> Run:
-    """A run of healer's own for that job; `words` make its id."""
+def _run_for(job: SlurmJob, key: str, now: datetime, mode: Mode, **about: Any) -> Run:
+    """healer's own run for that job; its id is derived from `key`."""
     return Run(
-        id=run_id(words),
+        id=run_id(key),
         state=RunState.running,
         by="healer",
         created_at=now,

@@ -31,6 +31,9 @@ STORM_WINDOW = timedelta(minutes=5)
 ACTIONS_COUNTED = 10
 ACTIONS_AT_LEAST = 4
 
+_WITHDRAWN = frozenset({RunState.cancelled, RunState.rejected})
+_WORKED = frozenset({RunState.waiting, RunState.done})
+
 
 def threshold(settings: GuardSettings, nodes: int) -> int:
     """Distinct roots of one fault class in 5 minutes that make a storm: at least 3, at most 8."""
@@ -94,7 +97,7 @@ def next_breaker(
     """The breaker after a look at roots and actions, and whether it opened just now (then page).
 
     `actions`: the last removing steps, oldest first, True = worked. `nodes`: GPU nodes that Slurm knows.
-    Open it only gathers further roots. Roots that a person's reset knew of never open it again.
+    While open it only gathers further roots. Roots that were counted before a reset never open it again.
     """
     settings = settings_of(rules, breaker.cluster)
     counted = {root.incident for root in breaker.roots}
@@ -107,7 +110,7 @@ def next_breaker(
     if why := _storm(fresh, threshold(settings, nodes)):
         worst = _worst(fresh)
         return _opened(breaker, why, tuple(root for root in fresh if root.rule == worst), now), True
-    # Half-open, the canary alone decides: the failures that a person has seen would open it at once again.
+    # Half-open, the canary alone decides: the failures before the reset would open it again at once.
     if breaker.state is BreakerState.closed and (why := _failing(actions)):
         return _opened(breaker, why, (), now), True
     return breaker, False
@@ -124,6 +127,7 @@ def _worst(roots: Sequence[Root]) -> str:
 
 
 def _storm(roots: Sequence[Root], limit: int) -> str | None:
+    """Why these roots make a storm; None if they do not."""
     if not roots:
         return None
     worst = _worst(roots)
@@ -144,7 +148,7 @@ def _storm(roots: Sequence[Root], limit: int) -> str | None:
 
 
 def _failing(actions: Sequence[bool]) -> str | None:
-    """A failure just now that makes more than half of the last ten fail."""
+    """Why the actions open the breaker: the last one failed, and with it more than half of the last ten."""
     last = list(actions)[-ACTIONS_COUNTED:]
     failed = last.count(False)
     if len(last) < ACTIONS_AT_LEAST or last[-1] or failed * 2 <= len(last):
@@ -168,32 +172,19 @@ def reset(breaker: Breaker, person: str, reason: str, now: datetime) -> Breaker:
     )
 
 
-def canary_ended(breaker: Breaker, run: str, *, worked: bool, now: datetime) -> Breaker:
-    """After a run ended. Closed (the roots stay for the cool-down) or open again; other runs change nothing.
+def after_run_news(breaker: Breaker, run: str, state: RunState, now: datetime) -> Breaker:
+    """The breaker after news of a run. Only news of the half-open breaker's canary changes it.
 
-    A canary that ended without having acted (cancelled, rejected) proves nothing: use `canary_withdrawn`.
+    Closed when the canary worked (the roots stay for the cool-down), open again when it got stuck. A
+    cancelled or rejected canary proves nothing: the next run may be the canary.
     """
     if breaker.state is not BreakerState.half_open or breaker.canary != run:
         return breaker
-    if worked:
+    if state in _WITHDRAWN:
+        return msgspec.structs.replace(breaker, canary=None)
+    if state in _WORKED:
         return msgspec.structs.replace(breaker, state=BreakerState.closed, since=now, why="", canary=None)
-    why = f"the canary (run {run}) failed after {breaker.reset_by}'s reset"
-    return msgspec.structs.replace(breaker, state=BreakerState.open, since=now, why=why, canary=None)
-
-
-def canary_withdrawn(breaker: Breaker, run: str) -> Breaker:
-    """The canary was cancelled or rejected: the next one may try."""
-    if breaker.state is not BreakerState.half_open or breaker.canary != run:
-        return breaker
-    return msgspec.structs.replace(breaker, canary=None)
-
-
-def after_run_news(breaker: Breaker, run: str, state: RunState, now: datetime) -> Breaker:
-    """The half-open breaker after news of a run: its canary worked, failed, or was withdrawn."""
-    if state in {RunState.cancelled, RunState.rejected}:
-        return canary_withdrawn(breaker, run)
-    if state in {RunState.waiting, RunState.done}:
-        return canary_ended(breaker, run, worked=True, now=now)
     if state is RunState.stuck:
-        return canary_ended(breaker, run, worked=False, now=now)
+        why = f"the canary (run {run}) failed after {breaker.reset_by}'s reset"
+        return msgspec.structs.replace(breaker, state=BreakerState.open, since=now, why=why, canary=None)
     return breaker

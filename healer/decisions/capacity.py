@@ -83,10 +83,10 @@ def partition_limit(settings: GuardSettings, nodes: int) -> int:
 
 
 def out_of_service(facts: GateFacts, rules: Ruleset, now: datetime) -> frozenset[str]:
-    """Nodes of the fleet that count as gone: out by Slurm's picture, in our reservation for tests, or by
-    a slot that the picture does not show yet. None before the first picture.
+    """Nodes of the fleet that count as gone: out in Slurm's picture, in our reservation for tests, or holding
+    a slot that the picture does not show yet. Empty before the first picture.
 
-    Planned work counts as in service, so that a maintenance window does not stop the healing beside it.
+    Planned work counts as in service, so that a maintenance window does not stop repairs elsewhere.
     """
     snapshot = facts.snapshot
     if snapshot is None:
@@ -95,7 +95,7 @@ def out_of_service(facts: GateFacts, rules: Ruleset, now: datetime) -> frozenset
     ours = (reservation for reservation in snapshot.reservations.values() if is_our_reservation(reservation))
     taken = set(facts.held).union(*(reservation.nodes for reservation in ours))
     gone = fleet.out | (fleet.names & taken)
-    # Where the site lists none, only what Slurm itself shows so can be planned.
+    # Where the site lists no planned work, only what Slurm itself shows as planned counts.
     perhaps = gone if may_be_planned(rules, facts.cluster) else gone & fleet.planned
     return gone - {
         name
@@ -114,7 +114,7 @@ def floor(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -
     gone = out_of_service(facts, rules, now)
     answer = _floor_of("", fleet.names, gone, node, settings)
     for name in node.partitions:
-        # What a partition leaves out is its cluster's: only a floor of its own binds.
+        # A partition inherits its cluster's settings: only a floor of its own is another limit.
         of_partition = rules.guards_in(facts.cluster, name)
         if of_partition.min_service_share != settings.min_service_share:
             there = fleet.in_partition(name)
@@ -126,7 +126,7 @@ def floor(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -
 def _hold_for_more_urgent(
     answer: Answer, proposal: Proposal, facts: GateFacts, names: frozenset[str], gone: frozenset[str]
 ) -> Answer:
-    """The floor has room for this node, but not for those too that wait for it and go first."""
+    """The answer, or a hold where the room is needed by more urgent runs that wait for it."""
     in_service = proposal.node in names and proposal.node not in gone
     if answer.kind is AnswerKind.hold or not in_service or not facts.waiting:
         return answer
@@ -194,7 +194,7 @@ def switch(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) 
 def _place_of_node(
     guard: Guard, kind: str, label: str, proposal: Proposal, facts: GateFacts, rules: Ruleset
 ) -> Answer | None:
-    """The answer of the place of this `kind` that the node stands in; None where none is known."""
+    """The answer of the node's place of this `kind`; None if the place is unknown."""
     node = node_of(proposal, facts)
     if facts.snapshot is None or node is None:
         return unknown_node(guard, proposal, facts)
@@ -207,7 +207,7 @@ def _place_of_node(
 
 
 def _nearest(answers: list[Answer]) -> Answer:
-    """Of several caps the one that holds, else the one nearest to its limit."""
+    """The cap nearest to its limit; those that hold come first."""
     held = [answer for answer in answers if answer.kind is AnswerKind.hold]
     return min(held or answers, key=lambda answer: (answer.limit or 0) - (answer.used or 0))
 
@@ -241,7 +241,7 @@ def _partition(
 
 
 class _Cap(NamedTuple):
-    """How much is used of it. `where`: the nodes that share this capacity; None: all."""
+    """`where`: the nodes that share this capacity; None: all."""
 
     guard: Guard
     what: str
@@ -268,10 +268,10 @@ def _ask(cap: _Cap, proposal: Proposal, facts: GateFacts) -> Answer:
 def more_urgent(
     guard: Guard, proposal: Proposal, facts: GateFacts, where: Collection[str] | None
 ) -> list[Waiting]:
-    """Runs that wait for the very capacity of this guard and go first: severity, size of the job hit, age.
+    """Runs that wait for this guard's capacity and go first, by severity, size of the job hit, and age.
 
-    One whose node was taken out meanwhile waits no more. Whom a person or no incident asks for gives way to
-    nobody, nor does a surely unusable node, which needs none of this capacity.
+    A run whose node was taken out meanwhile waits no more. A proposal by a person or without an incident
+    gives way to no other, nor does that of a surely unusable node, which needs none of this capacity.
     """
     if proposal.urgency is None or proposal.by is not None or proposal.unusable:
         return []
@@ -339,15 +339,15 @@ def limits(facts: GateFacts, rules: Ruleset, now: datetime) -> list[Limit]:
     return found
 
 
-# --- caps that are set so that they can never hold anything, or always would --------------------------------
+# --- limits whose settings make them hold nothing, or everything --------------------------------------------
 
 
-#: Slurm is asked this often; a picture must be allowed to be older than that.
+#: Slurm is polled this often, in seconds; the bound on a picture's age must be longer.
 PICTURE_S = 10.0
 
 
 class IneffectiveLimit(msgspec.Struct, frozen=True, kw_only=True):
-    """`always`: with this setting the guard holds everything back; else it holds nothing, ever."""
+    """`always`: with this setting the guard holds everything; else it never holds anything."""
 
     guard: Guard
     always: bool
@@ -356,7 +356,8 @@ class IneffectiveLimit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ineffective_limits(facts: GateFacts, rules: Ruleset, now: datetime) -> list[IneffectiveLimit]:
-    """Empty before the first picture of Slurm, and for clusters of one node: there each cap is one."""
+    """Limits that always or never bind. Empty before the first picture of Slurm, and for a cluster of one
+    node, where each cap is one."""
     snapshot = facts.snapshot
     if snapshot is None or len(snapshot.gpu_nodes) < 2:
         return []
@@ -398,7 +399,7 @@ def _floor(
 def _of_places(
     settings: GuardSettings, snapshot: SlurmSnapshot, rules: Ruleset, cluster: str
 ) -> Iterator[IneffectiveLimit]:
-    """Of places with several nodes: the cap of a place with one is one."""
+    """Limits of places with several nodes; a place with one node has a cap of one."""
     for guard, kind in ((Guard.rack, "rack"), (Guard.switch, "switch")):
         sizes: dict[str, int] = {}
         for node in snapshot.gpu_nodes:

@@ -1,10 +1,10 @@
-"""What a job's owner and healer write about it in Slurm.
+"""What a job's owner and healer write about the job in Slurm.
 
-Owners: words in the comment (`sbatch --comment`) or `--extra`; `docs/jobs.md` is their page. A word that
-begins with `healer:` and means nothing is told to them.
+Owners: words in the comment (`sbatch --comment`) or `--extra`, see `docs/jobs.md`. An unknown word that
+begins with `healer:` is reported back to them.
 
 healer: its part of the admin comment, `… | healer: TEXT; off:gpu0007,gpu0008`. `off` names the nodes that
-healer excluded from the job, so that those can be taken back. What others wrote there is theirs, to the byte.
+healer excluded from the job, so that the exclusion can be lifted. Text of others there stays byte for byte.
 """
 
 import re
@@ -13,7 +13,7 @@ import msgspec
 
 from healer.model import RestartConsent, SlurmJob
 
-#: Its part of an admin comment begins so.
+#: healer's part of an admin comment begins so.
 OURS = "healer: "
 _BETWEEN = " | "
 _OFF = re.compile(r"(?:^|; )off:([A-Za-z0-9_.,-]+)$")
@@ -22,14 +22,14 @@ LONGEST = 400
 
 
 class Remark(msgspec.Struct, frozen=True, kw_only=True):
-    """What healer says to a job's owner, and the nodes that it keeps the job off."""
+    """healer's message to a job's owner, and the nodes that it excluded from the job."""
 
     text: str = ""
     off: tuple[str, ...] = ()
 
 
 def remark_in(comment: str) -> Remark:
-    """Our part; an empty one where there is none."""
+    """healer's part of the comment; empty if there is none."""
     ours = next((part for part in comment.split(_BETWEEN) if part.startswith(OURS)), "")
     text = ours.removeprefix(OURS).strip()
     found = _OFF.search(text)
@@ -39,7 +39,7 @@ def remark_in(comment: str) -> Remark:
 
 
 def with_remark(comment: str, remark: Remark) -> str:
-    """The comment with this as our part, which is gone where it says nothing; all else stays."""
+    """The comment with healer's part replaced, or removed if the remark is empty; all else stays."""
     parts = [part for part in comment.split(_BETWEEN) if not part.startswith(OURS)] if comment else []
     off = f"off:{','.join(remark.off)}" if remark.off else ""
     ours = "; ".join(part for part in (one_line(remark.text), off) if part)
@@ -47,32 +47,32 @@ def with_remark(comment: str, remark: Remark) -> str:
 
 
 def one_line(text: str) -> str:
-    """One printable line without what would divide it."""
+    """The text as one printable line without `|`, cut at `LONGEST`."""
     line = "".join(letter if letter.isprintable() else " " for letter in text.replace("|", "/"))
     return re.sub(r"\s+", " ", line).strip()[:LONGEST].rstrip()
 
 
-#: Its owner agrees that healer requeues and revives it, for more than a dead node or GPU (law 8).
+#: The owner agrees that healer requeues and revives the job, for more than a dead node or GPU (law 8).
 OPT_IN = "healer:requeue"
-#: Its owner, or what runs inside it, deals with faults: nothing is done to it.
+#: The owner, or the job itself, handles faults: healer leaves the job alone.
 KEEP = "healer:keep"
-#: `healer:signal=USR1@60`: it saves its work on this signal, within so many seconds. An opt-in too.
+#: `healer:signal=USR1@60`: the job saves its work on this signal within so many seconds. An opt-in too.
 SIGNAL = "healer:signal="
 
 #: Signals that a job may ask for. KILL and STOP save nothing.
 SIGNALS = frozenset({"HUP", "INT", "TERM", "USR1", "USR2", "CONT", "URG"})
-#: As sbatch's own --signal has it without a time; and the longest that a bad node waits for one job.
+#: Default of sbatch's own --signal, and the longest that a bad node waits for a job.
 GRACE_S, GRACE_MAX_S = 60, 600
 
 _NUMBERS = {"1": "HUP", "2": "INT", "10": "USR1", "12": "USR2", "15": "TERM", "18": "CONT", "23": "URG"}
 _SIGNAL = re.compile(r"(?:SIG)?([A-Z0-9]+)(?:@(\d{1,6}))?")
-#: sbatch's own option: R and B say whom Slurm would signal.
+#: sbatch's own option; R and B select the processes that Slurm signals.
 _OPTION = re.compile(r"(?:^|\s)--signal[= ](?:[RB]{1,2}:)?([A-Za-z0-9]+(?:@\d{1,6})?)(?=\s|$)")
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """`signal`: save your work on this one, within `grace_s`; empty: it knows none. `unknown`: words that
-    look like healer's and are none."""
+    """`signal`: the job saves its work on it within `grace_s` seconds; empty: none. `unknown`: words that
+    begin with `healer:` and mean nothing."""
 
     requeue: bool = False
     keep: bool = False
@@ -82,7 +82,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def wish_of(job: SlurmJob) -> Wish:
-    """The owner's words. sbatch's own --signal tells how the job saves its work, and agrees to nothing."""
+    """The owner's words. sbatch's own --signal gives the job's signal, but is no consent."""
     requeue = keep = False
     option = _OPTION.search(job.submit_line)
     signal = (_signal(option[1].upper()) if option else None) or ("", 0)
@@ -101,7 +101,7 @@ def wish_of(job: SlurmJob) -> Wish:
 
 
 def _signal(text: str) -> tuple[str, int] | None:
-    """`USR1@60` -> (USR1, 60); None where it is no signal that saves anything."""
+    """`USR1@60` -> (USR1, 60); None for any other text and for signals outside `SIGNALS`."""
     match = _SIGNAL.fullmatch(text)
     name = _NUMBERS.get(match[1], match[1]) if match else ""
     if match is None or name not in SIGNALS:
@@ -110,7 +110,7 @@ def _signal(text: str) -> tuple[str, int] | None:
 
 
 def restart_consent(job: SlurmJob, site: RestartConsent) -> str | None:
-    """Why healer may restart this job for more than a dead node: a sentence, or None where nobody said so."""
+    """Why healer may restart this job for more than a dead node, as a sentence; None without consent."""
     wish = wish_of(job)
     if wish.keep:
         return None

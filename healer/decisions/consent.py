@@ -1,9 +1,8 @@
-"""Guards over consent: the job's, the rule's mode, the approval of a person; and how a rule comes to act
-alone.
+"""Guards over consent: the job's, the rule's mode, the approval of a person; and promotion of rules to auto.
 
-A rule's first runs wait for a person, and mode auto is earned. A mode of the files or of HEALER_MODE is a
-person's word and needs no proof; what is changed while healer runs does. The way down is always free, and so
-is the way back to what the files say.
+The first runs of a new rule wait for a person, and mode auto needs proof. A mode from the files or
+HEALER_MODE was set by a person and needs no proof; one that is set while healer runs does. Demotion is always
+possible, and so is the return to the mode of the files.
 """
 
 from collections.abc import Sequence
@@ -34,8 +33,8 @@ STUCK_FOR = timedelta(seconds=30)
 
 
 def irreversible(proposal: Proposal, facts: GateFacts, now: datetime) -> Answer:
-    """One person whatever the mode, and a second one beside the requester unless the node is drained and
-    empty. Time never approves."""
+    """One person in every mode, and a second one besides the requester unless the node is drained and empty.
+    A time-out never approves."""
     if proposal.verb is Verb.down and (why := _why_down_takes_nothing(proposal, facts, now)):
         return allow(Guard.approval, why)
     people = {person for person in (proposal.by, proposal.approved_by) if person}
@@ -52,9 +51,9 @@ def irreversible(proposal: Proposal, facts: GateFacts, now: datetime) -> Answer:
 
 
 def _why_down_takes_nothing(proposal: Proposal, facts: GateFacts, now: datetime) -> str | None:
-    """Why DOWN takes nothing from anybody: the node is drained by us, and no job on it is at work.
+    """Why DOWN stops no work: healer drained the node, and its jobs are all completing or gone.
 
-    Since when stands in the run's own log; that it is still so, the picture must say that was taken since.
+    `proposal.stuck_since` comes from the run's log; a picture taken after it must still show the same.
     """
     node = node_of(proposal, facts)
     if facts.snapshot is None or node is None or not (node.drain and is_ours(node.reason)):
@@ -78,13 +77,13 @@ def _drained_and_empty(proposal: Proposal, facts: GateFacts) -> bool:
     return node.drain and not node.busy and not facts.snapshot.jobs_on(node.name)
 
 
-#: What stops or slows every program on the node: it must be empty. A restarted fabric manager ends the NVLink
-#: work of all jobs, and tests take whole GPUs.
+#: Verbs that stop or slow every program on the node, which must be empty. A restarted fabric manager ends the
+#: NVLink traffic of all jobs, and tests take whole GPUs.
 _NEEDS_EMPTY = frozenset({Verb.reset_gpu, Verb.reboot, Verb.restart_service, Verb.diagnose, Verb.reserve})
 
 
 def consent(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """Law 8, for jobs. Slurm's own word binds a person too: it would refuse the request anyway."""
+    """Law 8, for jobs. What Slurm itself refuses binds a person's request too."""
     if proposal.verb in RESTARTING_VERBS:
         return _restart(proposal, facts, rules)
     if proposal.verb in _NEEDS_EMPTY or proposal.empties:
@@ -107,7 +106,7 @@ def _restart(proposal: Proposal, facts: GateFacts, rules: Ruleset) -> Answer:
     if why := restart_consent(job, settings_of(rules, facts.cluster).consent):
         return allow(Guard.consent, why)
     if proposal.node is None and proposal.approved_by is not None:
-        # A run on a job: what was approved is this very restart. One on a node says nothing of its jobs.
+        # A run on a job: its approval covers this restart. The approval of a run on a node covers no job.
         return allow(Guard.consent, f"{proposal.approved_by} approved it for job {job.id}.")
     if proposal.agreed_by is not None:
         return allow(Guard.consent, f"{proposal.agreed_by} agreed to it for job {job.id}.")
@@ -122,7 +121,7 @@ def _restart(proposal: Proposal, facts: GateFacts, rules: Ruleset) -> Answer:
 
 
 def why_not_restartable(job: SlurmJob) -> str | None:
-    """Why Slurm would restart this job for nobody, and what its owner can do; None where it may."""
+    """Why Slurm refuses to restart this job, and what its owner can do; None if Slurm allows it."""
     if "REVOKED" in {job.state, *job.flags}:
         where = ", ".join(cluster for cluster in (*job.siblings, job.origin) if cluster) or "another cluster"
         return f"Job {job.id} is a copy that does not run here: its federation runs it on {where}."
@@ -140,11 +139,11 @@ def why_not_restartable(job: SlurmJob) -> str | None:
 
 
 def _answer_unseen_job(proposal: Proposal, facts: GateFacts, taken_at: datetime) -> Answer:
-    """Either the picture is older than the job, or the job ended and Slurm forgot it.
+    """The picture is older than the job, or the job ended and Slurm forgot it.
 
-    The jobs of a drained node are older than its drain: a picture taken after that would show them. So this
-    hold ends with the next picture, and a job that is gone holds nothing up. A person's word needs no
-    picture: the step reads the job itself before it acts, and Slurm refuses what cannot be requeued.
+    The jobs of a drained node are older than its drain, so a picture taken after the drain shows them: the
+    hold ends with the next picture. A person's request needs no picture: the step reads the job before it
+    acts.
     """
     unseen = f"Slurm's picture of {at(taken_at)} does not show job {proposal.job}"
     if proposal.by is not None:
@@ -180,7 +179,7 @@ def _jobs_text(jobs: list[SlurmJob]) -> str:
 
 
 def mode(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """How far the rule may go by itself. A person's request has no rule to ask."""
+    """How far the rule may go by itself. A person's request has no rule."""
     if proposal.by is not None:
         return allow(Guard.mode, f"{proposal.by} asks.")
     current = facts.modes.get(proposal.rule, proposal.mode)
@@ -197,9 +196,8 @@ def mode(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) ->
 
 
 def approval(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """Mode approve needs one person; what cannot be undone needs one whatever the mode, and a second one
-    beside the requester unless the node is drained and empty. Time never approves.
-    """
+    """Mode approve needs one person; so do the first runs of a new rule. Irreversible verbs have their
+    own."""
     if proposal.verb in IRREVERSIBLE_VERBS:
         return irreversible(proposal, facts, now)
     if proposal.by is not None:
@@ -220,15 +218,15 @@ def approval(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime
 
 
 def trial_of(proposal: Proposal, facts: GateFacts, rules: Ruleset) -> Trial | None:
-    """What the proposal comes from and has not yet been seen at work. A run that began before the change goes
-    on as it began."""
+    """The open trial of the proposal's rule or playbook. A run that began before the trial is not
+    affected."""
     begun = proposal.begun_at
     open_trials = [trial for trial in facts.trials if begun is None or trial.since <= begun]
     return open_trial(proposal.rule, proposal.playbook, open_trials, rules)
 
 
 def open_trial(rule: str, playbook: str | None, trials: Sequence[Trial], rules: Ruleset) -> Trial | None:
-    """The one with the most runs left, of a rule and the playbook that it names."""
+    """Of the trials of a rule and its playbook, the one with the most runs left; None if both are proven."""
     names = {f"rule/{rule}", f"playbook/{playbook}"}
     matching = (trial for trial in trials if trial.left > 0 and trial.name in names)
     return max(
@@ -239,14 +237,14 @@ def open_trial(rule: str, playbook: str | None, trials: Sequence[Trial], rules: 
 
 
 def trial_text(trial: Trial) -> str:
-    """The sentence of the guard: `Rule gpu-lost is new or changed since …: a person approves 3 more runs.`"""
+    """The guard's sentence: `Rule gpu-lost is new or changed since …: a person approves 3 more runs.`"""
     kind, _, name = trial.name.partition("/")
     runs = f"{trial.left} more runs" if trial.left > 1 else "one more run"
     return f"{kind.capitalize()} {name} is new or changed since {at(trial.since)}: a person approves {runs}."
 
 
 def promotion_obstacle(proof: Proof, earn: PromotionPolicy) -> str | None:
-    """What keeps the rule from mode auto, in one sentence; None: nothing."""
+    """What keeps the rule from mode auto, in one sentence; None if nothing does."""
     if proof.judged < earn.incidents:
         return (
             f"{proof.judged} of {earn.incidents} incidents of it are judged that auto needs: review more of "
@@ -261,10 +259,10 @@ def promotion_obstacle(proof: Proof, earn: PromotionPolicy) -> str | None:
 
 
 def demotion_reason(mode: Mode, proof: Proof, earn: PromotionPolicy) -> str | None:
-    """Why a rule in mode auto acts alone no longer; None: it does.
+    """Why a rule in mode auto must ask again; None if it may stay.
 
-    More false alarms among the newest incidents than the precision lets pass, however many there are by now:
-    a rule that was wrong twice in its first three is not waited for until it has had thirty.
+    It had more false alarms among its newest incidents than the required precision allows in the full number:
+    a rule that was wrong twice in its first three need not complete thirty.
     """
     allowed = (1 - earn.precision) * earn.incidents
     if mode is not Mode.auto or proof.wrong <= allowed:

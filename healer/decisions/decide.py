@@ -1,9 +1,9 @@
-"""Incident -> decision: what would be done, what every guard says, and how urgent that makes it. Then
-the run: what it asks of the gate, and when it takes its node's slot.
+"""Incident -> decision: what would be done, every guard's answer, and the severity that follows. Then the
+run: what it asks of the gate, and when it takes its node's slot.
 
 The slot is taken when the first removing step starts (law 1). A playbook that begins with its drain, or with
-a look right before it, is granted the slot as it begins. One that waits first begins without: for hours it
-only watches, and must not use up what another node needs. Its drain is judged whole when it is due.
+a check right before it, gets the slot as it begins. One that waits first begins without a slot: it may wait
+for hours, and must not use up what another node needs. Its drain is judged in full when it is due.
 """
 
 from collections.abc import Mapping
@@ -54,9 +54,10 @@ _REMEDIES = {
     Verb.restart_service: Remedy.restart_service,
     Verb.diagnose: Remedy.diagnose,
 }
-#: What may wait is planned once a failure has told its lines: until then it may be part of another one.
+#: A remedy that may wait is planned this long after the incident opened: it may turn out to be part of
+#: another.
 PLANS_AFTER = timedelta(minutes=3)
-#: A run in one of these states still asks the gate; the others are under way or wait for somebody.
+#: A run in one of these states still asks the gate; in the others it is under way, or waits for a person.
 _ASKING = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
 
 
@@ -66,7 +67,7 @@ def decide(
     """What to do about an incident now. None: nothing to decide (settling, ended, a run is under way).
 
     `active` is the incident's run that has not ended. The caller starts the run when `outcome` is act, and
-    stores a decision only when it says something new: figures move with the clock.
+    stores a decision only when its `decision_key` is new.
     """
     if not incident.is_open or now < incident.settle_until:
         return None
@@ -95,25 +96,14 @@ def decide(
     target = f"job {incident.root.job}" if of_job else proposal.node
     what = f"{rule.playbook} begins on {target}" if proposal.begins else f"{proposal.verb} {target}"
     why = f"{what}: every guard allows it." if result.outcome is Outcome.act else result.why
-    return Decision(
-        at=now,
-        cluster=incident.cluster,
-        incident=incident.id,
-        playbook=rule.playbook,
-        outcome=result.outcome,
-        why=why,
-        proposal=proposal,
-        answers=result.answers,
-        guard=result.guard,
-        run=proposal.run,
-        facts=_facts(facts, rules, now),
-    )
+    decision = decision_of(proposal, result, now)
+    return msgspec.structs.replace(decision, why=why, facts=_facts(facts, rules, now))
 
 
 def _why_not_asked(
     incident: Incident, playbook: Playbook | None, facts: GateFacts, active: Run | None
 ) -> str | None:
-    """Why the gate has nothing to judge: no target, a run that goes first, a drain of ours that stands."""
+    """Why the gate has nothing to judge: no target, a run that goes first, or a drain of ours in place."""
     verb, job, node = _verb_of(playbook), _job_of(incident, playbook), incident.root.node
     if job is None and (node is None or verb in {Verb.requeue, Verb.revive, Verb.cancel}):
         return f"{incident.title}: it names no node or job to act on."
@@ -129,7 +119,7 @@ def _why_not_asked(
 
 
 def _why_nothing_planned(incident: Incident, rule: Rule, playbook: Playbook | None) -> str | None:
-    """Why there is nothing that the playbook could wait for: no remedy, and no ticket that people ask for."""
+    """Why the playbook has nothing to wait for: the incident has neither a remedy nor a ticket."""
     if playbook is None or not playbook.is_plan:
         return None
     wanted = incident.remedy or rule.remedy
@@ -175,7 +165,7 @@ def _proposal(
 
 
 def _why_not_now(incident: Incident, rule: Rule, now: datetime) -> str | None:
-    """Why nothing begins by itself, although the fault was told: nobody says that it stands now."""
+    """Why nothing begins by itself although a fault was reported: it is not confirmed to be present now."""
     if (over := incident.plan_over) is not None:
         what = "Planned work on the node ended" if incident.plan else "The node has booted anew"
         return f"{what} at {over:%H:%M:%S} UTC: waits until it is seen again."
@@ -188,7 +178,7 @@ def _why_not_now(incident: Incident, rule: Rule, now: datetime) -> str | None:
 
 
 def _keep_waiting(run: Run, why: str, now: datetime) -> Decision:
-    """A run that waits for leave goes on to wait: no guard was asked."""
+    """A run that waits for permission keeps waiting; no guard was asked."""
     return Decision(
         at=now,
         cluster=run.cluster,
@@ -212,12 +202,12 @@ def _decide_nothing(incident: Incident, playbook: str | None, why: str, now: dat
 
 
 def out_by_us(node: str, facts: GateFacts) -> str | None:
-    """A drain of ours stands already, or is under way: a second one would change nothing."""
+    """Why a second drain would change nothing: ours is in place or under way. None if neither."""
     shown = facts.snapshot.nodes.get(node) if facts.snapshot else None
     if shown and shown.drain and is_ours(shown.reason):
         return f"{node} is out of service already: {shown.reason}."
     if shown and shown.drain:
-        return None  # somebody has replaced our reason since: ownership says whose it is
+        return None  # our reason was replaced since: guard `ownership` answers whose it is
     slot = facts.held.get(node)
     if slot is None:
         return None
@@ -225,7 +215,8 @@ def out_by_us(node: str, facts: GateFacts) -> str | None:
 
 
 def _is_left_to(incident: Incident, facts: GateFacts) -> bool:
-    """A milder one has given way. Its drain stands, or its tests, and the slot is this incident's."""
+    """A milder incident gave way: its drain or test reservation is in place, and the slot is this
+    incident's."""
     shown = facts.snapshot.nodes.get(incident.root.node or "") if facts.snapshot else None
     if shown is None:
         return False
@@ -239,11 +230,11 @@ def _is_left_to(incident: Incident, facts: GateFacts) -> bool:
 
 
 def _leaves_jobs_behind(incident: Incident, facts: GateFacts) -> bool:
-    """A fatal fault on a node that was drained for something else, where its jobs may end by themselves.
+    """A fatal fault on a node that was drained for another reason, where running jobs now hang on a dead GPU.
 
-    They hang on the dead GPU now, and whoever drained the node requeues nobody. A run of this incident finds
-    the drain, and goes on to the jobs; once it has listed them this is over, so it happens once. The proposal
-    does not ride on the other's slot: mode and approval were answered for another rule, or for a person.
+    The first drain requeues no job. A run of this incident finds the drain and goes on to the jobs; once it
+    has listed them this is over, so it happens once. The proposal does not ride on the other run's slot: mode
+    and approval were answered for another rule, or for a person.
     """
     if incident.fault_class is not FaultClass.fatal or incident.jobs_hit_final or facts.snapshot is None:
         return False
@@ -262,9 +253,10 @@ def _leaves_jobs_behind(incident: Incident, facts: GateFacts) -> bool:
 
 
 def _remedy_of(playbook: Playbook | None) -> Remedy | None:
-    """What the playbook itself tries. It does nothing else the next time: so it does not climb the ladder.
+    """The remedy that the playbook always tries; None for one that takes the incident's and climbs the
+    ladder.
 
-    One that asks for the remedy itself climbs it; and what a person has to approve within the run is theirs.
+    Steps after an approval do not count: they are a person's choice.
     """
     if playbook is None or playbook.repairs:
         return None
@@ -274,7 +266,8 @@ def _remedy_of(playbook: Playbook | None) -> Remedy | None:
 
 
 def next_remedy(incident: Incident, rule: Rule, facts: GateFacts, rules: Ruleset, now: datetime) -> Remedy:
-    """The smallest remedy on the ladder, from the incident's own upwards, not tried on the node of late."""
+    """The smallest remedy on the ladder, from the incident's upwards, that was not tried on the node
+    recently."""
     wanted = incident.remedy or rule.remedy
     first = next((remedy for remedy in wanted if remedy in REMEDY_LADDER), Remedy.none)
     node = incident.root.node
@@ -290,7 +283,7 @@ def next_remedy(incident: Incident, rule: Rule, facts: GateFacts, rules: Ruleset
 
 
 def _facts(facts: GateFacts, rules: Ruleset, now: datetime) -> dict[str, object]:
-    """What the decision rested on, in figures, for the record."""
+    """The figures that the decision rested on, for the record."""
     snapshot = facts.snapshot
     if snapshot is None:
         return {"rules": rules.version, "picture_age_s": None}
@@ -305,16 +298,15 @@ def _facts(facts: GateFacts, rules: Ruleset, now: datetime) -> dict[str, object]
 
 
 def severity_of(incident: Incident, decision: Decision | None, facts: GateFacts | None) -> Severity:
-    """How urgent it is for a person.
+    """How urgent the incident is for a person.
 
-    P0: a fatal fault hits service (the node still takes jobs, or jobs were on it) and healer cannot or may
-    not act, whichever guard says so: in shadow mode too nobody acts unless a person does. No P0: planned
-    work, a node that a person holds already (the owner has it), and what is well again though nothing was
-    done. Acted on, the rule's own severity stands, P1 at most. Without a decision nothing was held back, so
-    there is no P0 either.
+    P0: a fatal fault hits service (the node takes jobs, or jobs were on it) and healer cannot or may not act,
+    whichever guard holds it, shadow mode included. No P0: planned work, a node that a person drained, a fault
+    that is over, and an incident without a decision, where nothing was held. All else has its rule's
+    severity, P1 at most.
     """
     if incident.plan:
-        return incident.severity  # what goes on at the node bounds it
+        return incident.severity  # set by the planned work on the node
     base = incident.severity if incident.severity is not Severity.P0 else Severity.P1
     if incident.clear_since is not None and incident.state is IncidentState.open:
         return base  # well again, and nothing of healer's is under way
@@ -332,26 +324,24 @@ def severity_of(incident: Incident, decision: Decision | None, facts: GateFacts 
 # --- runs ---------------------------------------------------------------------------------------------------
 
 
-#: They take nothing from a node: nobody else's work on it is in their way, nor they in its. A command of the
-#: site that takes capacity stands behind a drain.
+#: Verbs that take no capacity, so that they never conflict with another run on the node. A site command that
+#: takes capacity follows a drain.
 _TAKES_NOTHING = frozenset(
     {None, Verb.collect, Verb.sweep, Verb.bisect, Verb.site_command, Verb.ticket, Verb.notify}
 )
-
-
-#: Looks that are over at once, and may end the run.
+#: Checks that are over at once, and may end the run.
 _BRIEF = frozenset({"still_silent"})
 
 
 def takes_slot_later(playbook: Playbook | None) -> bool:
-    """The playbook takes a slot, but does other things first than to look."""
+    """The playbook takes a slot, but not at once: steps other than brief checks come first."""
     steps = playbook.steps if playbook is not None else ()
     taking = next((index for index, step in enumerate(steps) if step.do in SLOT_VERBS), None)
     return taking is not None and any(step.check not in _BRIEF for step in steps[:taking])
 
 
 def begins_before_acting(verb: Verb, playbook: Playbook | None) -> bool:
-    """The run begins before the first step that takes anything is due, which asks whole when it is."""
+    """The run begins before its first removing step is due; that step asks every guard when it is."""
     if verb in SLOT_VERBS:
         return takes_slot_later(playbook)
     on_job = playbook is not None and playbook.target == "job" and verb in RESTARTING_VERBS
@@ -359,12 +349,12 @@ def begins_before_acting(verb: Verb, playbook: Playbook | None) -> bool:
 
 
 def runs_alongside(playbook: Playbook | None) -> bool:
-    """The playbook takes nothing: its run goes on beside the one that works on the node, and ends none."""
+    """The playbook takes nothing: its run may go on in parallel to another run on the node."""
     return playbook is not None and playbook.target == "node" and takes_nothing(playbook)
 
 
 def takes_nothing(playbook: Playbook) -> bool:
-    """From no node and no job."""
+    """No step takes a node out or work from a job."""
     return all(step.do in _TAKES_NOTHING for step in playbook.steps)
 
 
@@ -375,16 +365,16 @@ def holds_slot(facts: GateFacts, run: Run) -> bool:
 
 
 def rides_on_slot(run: Run, playbook: Playbook, facts: GateFacts) -> bool:
-    """What this run takes was granted as it began, or since. A slot that was given back is asked for anew."""
+    """What this run takes is granted already. A slot that was given back has to be asked for again."""
     if holds_slot(facts, run) or not any(step.do in SLOT_VERBS for step in playbook.steps):
         return True
     return not takes_slot_later(playbook) and run.node in facts.held
 
 
 def is_untouched(run: Run, playbook: Playbook | None, facts: GateFacts) -> bool:
-    """The run waits, and has taken nothing yet: it may end at any moment, and nobody would notice.
+    """The run has taken nothing yet, so that it may be ended without an effect.
 
-    Certain under the gate's lock only: the slot is granted under it, before the first effect.
+    Certain only under the gate's lock, under which the slot is granted.
     """
     if run.shadow or playbook is None or not takes_slot_later(playbook) or holds_slot(facts, run):
         return False
@@ -393,13 +383,13 @@ def is_untouched(run: Run, playbook: Playbook | None, facts: GateFacts) -> bool:
 
 
 def first_verb(playbook: Playbook) -> Verb:
-    """What the gate is asked about when a run is to begin: the first removing step, else the first act."""
+    """The verb that the gate judges when a run is to begin: the first that removes, else the first."""
     acts = [step.do for step in playbook.steps if step.do is not None]
     return next((verb for verb in acts if verb in REMOVING_VERBS), acts[0] if acts else Verb.notify)
 
 
 def adopts(playbook: Playbook) -> bool:
-    """Its drain takes over what Slurm itself drained or set down."""
+    """The playbook's drain takes over a node that Slurm itself drained or set down."""
     return any(step.do is Verb.drain and step.input.get("adopt") for step in playbook.steps)
 
 
@@ -411,9 +401,10 @@ def proposal_of(
     job: str | None = None,
     restarts: int | None = None,
 ) -> Proposal:
-    """`job` is one of several that a step works on; else it is the run's own."""
-    life = run.input.get("restart", {}).get(job)
-    agreed = life is not None and restarts in (None, life)
+    """What the gate is asked about a verb of this run. `job`: one of several of a step; else the run's
+    own."""
+    agreed_restarts = run.input.get("restart", {}).get(job)
+    agreed = agreed_restarts is not None and restarts in (None, agreed_restarts)
     return Proposal(
         cluster=run.cluster,
         verb=verb,
@@ -435,7 +426,7 @@ def proposal_of(
 
 
 def with_restarts(run: Run, jobs: Mapping[str, int], by: str) -> Run:
-    """The run with what `by` agreed to: the restart of these jobs in these lives."""
+    """The run with `by`'s consent to restart these jobs. `jobs`: job -> its restart count."""
     if not jobs:
         return run
     given = dict(run.input)
@@ -445,14 +436,14 @@ def with_restarts(run: Run, jobs: Mapping[str, int], by: str) -> Run:
 
 
 def restart_proposal(run: Run, job: str, incident: Incident | None) -> Proposal:
-    """What the gate is asked about a job whose restart was agreed to with the run."""
+    """What the gate is asked about a job whose restart a person agreed to with the run."""
     return proposal_of(run, Verb.requeue, incident, job=job, restarts=run.input["restart"][job])
 
 
 def refused_restart(
     run: Run, incident: Incident | None, facts: GateFacts, rules: Ruleset, now: datetime
 ) -> JudgeResult | None:
-    """What the gate refuses now of the restarts that were agreed to with the run."""
+    """The first of the agreed restarts that the gate refuses now; None if it refuses none."""
     verdicts = (
         judge(restart_proposal(run, job, incident), facts, rules, now) for job in run.input.get("restart", {})
     )
@@ -460,7 +451,7 @@ def refused_restart(
 
 
 def proposal_to_begin(run: Run, playbook: Playbook, incident: Incident | None) -> Proposal:
-    """What the gate is asked when the run is to begin."""
+    """What the gate is asked before the run begins."""
     verb = first_verb(playbook)
     begins = begins_before_acting(verb, playbook) and (verb not in RESTARTING_VERBS or run.by == "healer")
     return msgspec.structs.replace(proposal_of(run, verb, incident), begins=begins, adopts=adopts(playbook))
@@ -474,16 +465,17 @@ def new_run(
     *,
     alongside: bool,
 ) -> Run:
-    """Healer's own run for an incident. Its id follows from the incident's, so a second one is the same."""
+    """healer's own run for an incident. Its id is made of the incident's, so that a repeat is the same
+    run."""
     state, shadow = run_state_of(decision, mode)
-    # In shadow an incident is gone through once.
+    # An incident has one shadow run.
     count = "shadow" if shadow else incident.run_count
     waits = state is RunState.waiting_approval
     proposal = decision.proposal
     remedy = proposal.remedy if proposal else Remedy.none
     given: dict[str, object] = {"reason_text": incident.title, "remedy": str(remedy)}
     if proposal is not None and proposal.job is not None:
-        given["restarts"] = proposal.restarts  # the life that it is about
+        given["restarts"] = proposal.restarts
     return Run(
         id=run_id(f"{incident.id}|{playbook}|{count}"),
         cluster=incident.cluster,
@@ -500,7 +492,7 @@ def new_run(
         shadow=shadow,
         alongside=alongside,
         approve_until=decision.at + APPROVAL_LASTS if waits else None,
-        # The remedy that this run tries is counted by `repeat`, so that the next one goes up the ladder.
+        # Guard `repeat` counts this remedy, so that the next run goes up the ladder.
         input=given,
     )
 
@@ -521,7 +513,7 @@ def decision_of(proposal: Proposal, verdict: JudgeResult, now: datetime) -> Deci
 
 
 def run_state_of(decision: Decision, mode: Mode) -> tuple[RunState, bool]:
-    """State of the run, and whether it is a shadow run: what the guard that kept it back asks for."""
+    """State of the run, by the guard that held it, and whether it is a shadow run."""
     if decision.outcome is Outcome.act:
         return RunState.running, False
     if decision.guard is Guard.mode and mode is Mode.shadow:
@@ -534,7 +526,7 @@ def run_state_of(decision: Decision, mode: Mode) -> tuple[RunState, bool]:
 
 
 def decision_key(decision: Decision) -> str:
-    """The same for decisions that say the same; figures that move with the clock make no new decision."""
+    """Equal for decisions with the same meaning: figures that move with the clock do not count."""
     parts: list[str] = [decision.outcome, str(decision.guard), str(decision.run)]
     parts += [f"{answer.guard}={answer.kind}" for answer in decision.answers]
     if decision.outcome is Outcome.nothing:
@@ -543,7 +535,7 @@ def decision_key(decision: Decision) -> str:
 
 
 def is_known_bad_in_service(incident: Incident, decision: Decision, facts: GateFacts) -> bool:
-    """Law 2: surely unusable, and it must still stay in service."""
+    """Law 2: the node is surely unusable, but healer may not take it out of service."""
     node = facts.snapshot.nodes.get(incident.root.node or "") if facts.snapshot else None
     kept = decision.outcome in {Outcome.held, Outcome.refused}
     return incident.unusable and kept and node is not None and node.in_service

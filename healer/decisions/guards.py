@@ -1,8 +1,8 @@
 """The one gate: every guard that concerns a proposal answers, in the order of `GUARDS`; all answers are kept.
 
 Every guard is `(proposal, facts, rules, now) -> Answer`: it reads nothing else, never raises on missing data
-(unknown is a hold with its reason) and gives the figure it compared. Here are those over people's word,
-Slurm's picture and what was done before; `consent`, `capacity` and `sweeps` have the others.
+(unknown is a hold with its reason) and gives the figure it compared. This module has the guards over people's
+orders, Slurm's picture and history; `consent`, `capacity` and `sweeps` have the others.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,7 +54,7 @@ from healer.model.slurm import is_ours, our_reservation, slurm_kind
 
 
 def pause(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """A pause holds everybody, the person who asks too: whoever wants to act ends it first, by name."""
+    """A pause holds every request, a person's too: it has to be ended by name first."""
     standing = _active_pauses(proposal, facts, now)
     if not standing:
         return allow(Guard.pause, "No pause concerns this.")
@@ -75,35 +75,35 @@ def _active_pauses(proposal: Proposal, facts: GateFacts, now: datetime) -> list[
     return [active for active in facts.pauses if concerns_proposal(active, proposal, facts, now)]
 
 
-def concerns_proposal(pause_: Pause, proposal: Proposal, facts: GateFacts, now: datetime) -> bool:
+def concerns_proposal(paused: Pause, proposal: Proposal, facts: GateFacts, now: datetime) -> bool:
     """Whether this pause holds the proposal back."""
-    if pause_.until is not None and pause_.until <= now:
+    if paused.until is not None and paused.until <= now:
         return False
-    if pause_.cluster and pause_.cluster != proposal.cluster:
+    if paused.cluster and paused.cluster != proposal.cluster:
         return False
     node, job = node_of(proposal, facts), job_of(proposal, facts)
-    match pause_.scope:
+    match paused.scope:
         case "all":
             return True
         case "cluster":
-            return (pause_.name or pause_.cluster) == proposal.cluster
+            return (paused.name or paused.cluster) == proposal.cluster
         case "partition":
             partitions = node.partitions if node else ()
-            return pause_.name in partitions or (job is not None and job.partition == pause_.name)
+            return paused.name in partitions or (job is not None and job.partition == paused.name)
         case "node":
-            return pause_.name == proposal.node or (
-                proposal.node is None and job is not None and pause_.name in job.nodes
+            return paused.name == proposal.node or (
+                proposal.node is None and job is not None and paused.name in job.nodes
             )
         case "rule":
-            return pause_.name == proposal.rule
+            return paused.name == proposal.rule
         case "playbook":
-            return pause_.name == proposal.playbook
-    # A scope that this version does not know: somebody wanted healer to stand still.
+            return paused.name == proposal.playbook
+    # A scope that this version does not know is meant to hold, too.
     return True
 
 
 def stale(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """Actions fail closed: nobody acts on an old picture of Slurm, a person neither."""
+    """Actions fail closed: an old picture of Slurm holds every request, a person's too."""
     limit_s = settings_of(rules, facts.cluster).stale_s
     if facts.snapshot is None:
         return hold(Guard.stale, "There is no picture of Slurm yet.", limit=limit_s)
@@ -138,7 +138,7 @@ def ownership(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetim
 
 
 def _foreign(node: SlurmNode, proposal: Proposal, facts: GateFacts) -> str | None:
-    """Why the reason that stands on the node is not ours to replace, or None."""
+    """Why healer may not replace the node's reason in Slurm; None if it may."""
     if not node.held or is_ours(node.reason):
         return None
     slurms_own = slurm_kind(node.reason) is not None or (not node.reason and not node.drain)
@@ -146,9 +146,8 @@ def _foreign(node: SlurmNode, proposal: Proposal, facts: GateFacts) -> str | Non
         who = node.reason_user or "somebody"
         text = node.reason or "without a reason"
         return f"{node.name} was taken out by {who} ({text}); a person's reason is never replaced."
-    # Slurm's own DOWN returns by itself when the node registers: our drain on top of it takes nothing from
-    # anybody. Its own DRAIN stays, unless a hook of ours caused it, or a playbook that is made to adopt it
-    # asks, or a person.
+    # Slurm's own DOWN ends by itself when the node registers: our drain on top of it takes no capacity. Its
+    # own DRAIN stays, unless a hook of ours caused it, or a person or a playbook that adopts drains asks.
     ours = proposal.adopts or permit_for(node, facts.permits) is not None
     if node.drain and proposal.by is None and not ours:
         return f"Slurm itself drained {node.name} ({node.reason}); healer adopts it only when a person asks."
@@ -174,7 +173,7 @@ def _may_return(node: SlurmNode, facts: GateFacts) -> Answer:
 
 
 def protected(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """The site's lists of what healer never touches, whoever asks: nodes, and the work of jobs by QOS."""
+    """The site's lists of what healer never touches, at anyone's request: nodes, and jobs by QOS."""
     if proposal.verb in JOB_VERBS:
         return _protected_jobs(proposal, [job_of(proposal, facts)], facts, rules)
     node = node_of(proposal, facts)
@@ -190,7 +189,7 @@ def protected(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetim
     return allow(Guard.protected, f"{node.name} is not protected.")
 
 
-#: What takes a node without waiting for its jobs. A drain lets them run, all else wants the node empty.
+#: Verbs that take a node without waiting for its jobs. A drain lets them run; all others need an empty node.
 _ENDS_JOBS = frozenset({Verb.down, Verb.power_cycle})
 
 
@@ -208,7 +207,7 @@ def _protected_jobs(
 
 
 def maintenance(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """Planned work is no fault: healer waits for its end. A named person knows of it and may go on."""
+    """Planned work is no fault: healer waits for its end. A person may go on by name."""
     node = node_of(proposal, facts)
     if node is None:
         return unknown_node(Guard.maintenance, proposal, facts)
@@ -222,7 +221,7 @@ def maintenance(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datet
 
 
 def within_span(moments: list[datetime], now: datetime, span: timedelta) -> list[datetime]:
-    """Those within the span before now, oldest first. A moment that is exactly `span` old has left it."""
+    """The moments later than `now - span`, oldest first."""
     return sorted(moment for moment in moments if moment > now - span)
 
 
@@ -238,7 +237,7 @@ _REBOOTS = frozenset({Remedy.reboot_node, Remedy.power_cycle})
 def breaker(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
     """Open, nothing that healer starts takes capacity away; half-open, one canary may.
 
-    A named person passes: it is a person who looks at the storm, and a person who resets the breaker.
+    A named person passes: a person also examines the storm and resets the breaker.
     """
     state = facts.breaker
     if state.state is BreakerState.closed:
@@ -251,7 +250,7 @@ def breaker(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime)
             used=roots,
         )
     if proposal.ride and proposal.verb in RESTARTING_VERBS:
-        # Its node is out already: held back, the job would only sit on a dead GPU (law 3 stops what is new).
+        # The node is out already: a held job would only sit on a dead GPU, and law 3 stops new removals.
         return allow(Guard.breaker, "The job's node is out of service already.", used=roots)
     if state.state is BreakerState.open:
         why = f"The breaker is open: {state.why or 'a storm'}. A person resets it."
@@ -265,7 +264,7 @@ def breaker(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime)
 
 
 def cooldown(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """10 minutes after a storm's last root nothing new starts, also when the canary did well."""
+    """Nothing new starts within 10 minutes of a storm's last root, even if the canary worked."""
     if facts.breaker.state is not BreakerState.closed or not facts.breaker.roots:
         return allow(Guard.cooldown, "There was no storm.")
     over = max(root.at for root in facts.breaker.roots) + COOLDOWN
@@ -278,29 +277,29 @@ def cooldown(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime
     return hold(Guard.cooldown, f"Cool-down after a storm until {at(over)}.", frees_at=over)
 
 
-#: Both reset the GPU: one is no step above the other.
+#: Both reset the GPU: neither is above the other on the ladder.
 _RESETS = frozenset({Remedy.reset_gpu_when_idle, Remedy.drain_then_reset})
 
 
 def tries_of(facts: GateFacts, node: str, remedy: Remedy) -> list[RemedyUse]:
-    """When this was done to the node, by whichever name."""
+    """Uses of this remedy on the node; the two kinds of GPU reset count as one."""
     same = _RESETS if remedy in _RESETS else {remedy}
     return [use for use in facts.remedies if use.node == node and use.remedy in same]
 
 
 def repeat(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """Law 10: the same remedy is not tried twice on a node within the hours; the ladder goes up instead."""
+    """Law 10: the same remedy is not repeated on a node within `repeat_h`; the next one up the ladder is."""
     if proposal.node is None or proposal.remedy is Remedy.none:
         return allow(Guard.repeat, "No remedy is repeated.")
     if proposal.ride and proposal.verb is Verb.drain:
-        # Every remedy begins with a drain; which one comes after it was chosen when the run began.
+        # Every remedy begins with a drain, and this run's remedy was chosen when it began.
         return allow(Guard.repeat, "The remedy was chosen when the run began.")
     node = node_of(proposal, facts)
     span = max(settings.repeat for settings in settings_of_node(rules, facts.cluster, node))
     tried = [
         use.at
         for use in tries_of(facts, proposal.node, proposal.remedy)
-        # A later step of the run that tries it is that same try.
+        # A later step of the same run is the same try.
         if not (proposal.ride and use.incident == proposal.incident)
     ]
     last = within_span(tried, now, span)
@@ -317,7 +316,7 @@ def repeat(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) 
 
 
 def reboot_cap(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """Reboots and power cycles of one node in 24 h, whoever asked."""
+    """Reboots and power cycles of one node in 24 h, at anyone's request."""
     if proposal.verb not in {Verb.reboot, Verb.power_cycle}:
         return allow(Guard.reboot_cap, "This reboots nothing.")
     if proposal.granted:
@@ -327,37 +326,38 @@ def reboot_cap(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: dateti
     used = within_span(
         [use.at for use in facts.remedies if use.node == proposal.node and use.remedy in _REBOOTS], now, DAY
     )
-    figures = f"{proposal.node} was rebooted {len(used)} times in 24 h, the limit is {limit}"
+    return _daily_cap(Guard.reboot_cap, f"{proposal.node} was rebooted", used, limit)
+
+
+def _daily_cap(guard: Guard, what: str, used: list[datetime], limit: int) -> Answer:
+    """`used`: the uses of the last 24 h, oldest first."""
+    why = f"{what} {len(used)} times in 24 h, the limit is {limit}."
     if len(used) >= limit:
         frees_at = used[len(used) - limit] + DAY if limit > 0 else None
-        return refuse(Guard.reboot_cap, f"{figures}.", limit=limit, used=len(used), frees_at=frees_at)
-    return allow(Guard.reboot_cap, f"{figures}.", limit=limit, used=len(used))
+        return refuse(guard, why, limit=limit, used=len(used), frees_at=frees_at)
+    return allow(guard, why, limit=limit, used=len(used))
 
 
 def requeue_cap(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """Requeues of one job in 24 h, whoever asked. The requeue of this very restart count is this one."""
+    """Requeues of one job in 24 h, at anyone's request; that of the present restart count is not counted."""
     limit = settings_of_job(rules, facts.cluster, job_of(proposal, facts)).requeues_per_job
     uses = [
         use.at
         for use in facts.requeues
         if use.job == proposal.job and (proposal.restarts is None or use.restarts != proposal.restarts)
     ]
-    used = within_span(uses, now, DAY)
-    figures = f"Job {proposal.job} was requeued {len(used)} times in 24 h, the limit is {limit}"
-    if len(used) >= limit:
-        frees_at = used[len(used) - limit] + DAY if limit > 0 else None
-        return refuse(Guard.requeue_cap, f"{figures}.", limit=limit, used=len(used), frees_at=frees_at)
-    return allow(Guard.requeue_cap, f"{figures}.", limit=limit, used=len(used))
+    return _daily_cap(
+        Guard.requeue_cap, f"Job {proposal.job} was requeued", within_span(uses, now, DAY), limit
+    )
 
 
-# --- all guards in order, which verb asks which, and the verdict
+# --- all guards in order, the guards of each verb, and the verdict
 
 
 GuardFunction = Callable[[Proposal, GateFacts, Ruleset, datetime], Answer]
 
-#: In the order of their word: what a person said, what is known, whose the node is, what was done before,
-#: what capacity is left, and last how far the rule may go by itself. So `mode` and `approval` are named only
-#: when nothing else stands in the way.
+#: In order of precedence: people's orders, freshness of the picture, the node's owner, history, capacity, and
+#: last how far the rule may go by itself. So `mode` and `approval` are named only when nothing else holds.
 GUARDS: tuple[tuple[Guard, GuardFunction], ...] = (
     (Guard.pause, pause),
     (Guard.stale, stale),
@@ -385,46 +385,46 @@ GUARDS: tuple[tuple[Guard, GuardFunction], ...] = (
 _ALL = frozenset(Guard)
 #: A node is taken out of service, or what runs on it is stopped.
 _NODE_OUT = _ALL - {Guard.requeue_cap, Guard.sweep}
-#: Work is taken from a job; the node's slot is another question.
+#: Work is taken from a job; the node's slot is judged apart.
 _JOB = frozenset(
     {
         Guard.pause, Guard.stale, Guard.protected, Guard.consent, Guard.breaker, Guard.cooldown,
         Guard.requeue_cap, Guard.reserved, Guard.mode, Guard.approval,
     }
 )  # fmt: skip
-#: A node is given back: no breaker, no cap, no mode stands in the way (law 3).
+#: A node is returned: breaker, caps and mode do not apply (law 3).
 _BACK = frozenset({Guard.pause, Guard.stale, Guard.ownership})
-#: What takes a node asks for room when it takes it; a run that only begins has taken nothing yet.
+#: Asked when the node is taken; a run that only begins has taken nothing yet.
 _ROOM = SLOT_GUARDS | {Guard.floor, Guard.reserved}
 _CONSENT = frozenset({Guard.consent})
-#: A return asks this once: half done, the node no longer shows what it was granted for.
+#: Asked once for a return: halfway through, the node no longer shows the drain that it was granted for.
 _ONCE = frozenset({Guard.ownership})
-#: Something is done on a node or to a pending job that takes nothing away.
+#: Work on a node, or on a pending job, that takes no capacity.
 _TOUCH = frozenset(
     {
         Guard.pause, Guard.stale, Guard.ownership, Guard.protected, Guard.maintenance, Guard.repeat,
         Guard.mode, Guard.approval,
     }
 )  # fmt: skip
-#: What would end or slow the work of jobs on the node: it must be drained and empty.
+#: Work on a node that would end or slow its jobs: it must be drained and empty.
 _TOUCH_EMPTY = _TOUCH | {Guard.consent}
-#: A job of our own on an idle node, which gives way to everybody's. That it goes by itself is a setting of
-#: its own, and no rule has to earn it.
+#: healer's own job on an idle node, which gives way to every other. A setting of its own enables it; rules
+#: need no promotion for it.
 _SWEEP = frozenset(
     {
         Guard.pause, Guard.stale, Guard.ownership, Guard.protected, Guard.maintenance, Guard.breaker,
         Guard.cooldown, Guard.sweep,
     }
 )  # fmt: skip
-#: That nodes of a job are tested by halves once it has ended. Each node is asked about as one of a sweep.
+#: Nodes of an ended job are tested by halves. Each node is also judged as in a sweep.
 _BISECT = frozenset({Guard.pause, Guard.stale, Guard.breaker, Guard.cooldown, Guard.mode, Guard.approval})
 #: Something is read on a node.
 _LOOK = frozenset({Guard.pause, Guard.protected, Guard.mode, Guard.approval})
 _TOUCH_JOB = frozenset({Guard.pause, Guard.stale, Guard.mode, Guard.approval})
-#: People are told: never paused, never broken.
-_TELL = frozenset({Guard.mode, Guard.approval})
-#: A job's owner is told in Slurm itself: a pause stops that, and nothing else does.
-_TELL_IN_SLURM = frozenset({Guard.pause})
+#: Messages to people: no pause and no breaker holds them.
+_NOTIFY = frozenset({Guard.mode, Guard.approval})
+#: A comment for a job's owner in Slurm: only a pause holds it.
+_NOTIFY_IN_SLURM = frozenset({Guard.pause})
 
 ASKED: dict[Verb, frozenset[Guard]] = {
     Verb.drain: _NODE_OUT,
@@ -447,8 +447,8 @@ ASKED: dict[Verb, frozenset[Guard]] = {
     Verb.bisect: _BISECT,
     Verb.release: _TOUCH_JOB,
     Verb.exclude: _TOUCH_JOB,
-    Verb.ticket: _TELL,
-    Verb.notify: _TELL,
+    Verb.ticket: _NOTIFY,
+    Verb.notify: _NOTIFY,
 }
 
 
@@ -457,7 +457,7 @@ SLOT_VERBS = frozenset(verb for verb, asked in ASKED.items() if Guard.slots in a
 
 
 class JudgeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """`outcome` is act, held or refused; `guard` the one that kept it back, `why` its sentence."""
+    """`outcome` is act, held or refused; `guard` the one that held or refused it, `why` its sentence."""
 
     outcome: Outcome
     answers: tuple[Answer, ...]
@@ -466,16 +466,18 @@ class JudgeResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def answer(self) -> Answer | None:
-        """The answer of the guard that kept it back."""
+        """The answer of the guard that held or refused it; None if none did."""
         return next((answer for answer in self.answers if answer.guard is self.guard), None)
 
 
 def judge(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> JudgeResult:
     """Any refusal refuses, else any hold holds, else act; the first of its kind is named."""
     in_slurm = proposal.verb is Verb.notify and proposal.job is not None
-    asked = _TELL_IN_SLURM if in_slurm else ASKED[proposal.verb] - (_ROOM if proposal.begins else frozenset())
+    asked = (
+        _NOTIFY_IN_SLURM if in_slurm else ASKED[proposal.verb] - (_ROOM if proposal.begins else frozenset())
+    )
     if proposal.begins and proposal.verb in RESTARTING_VERBS:
-        asked -= _CONSENT  # it only looks so far, and a person may agree for the job before its restart
+        asked -= _CONSENT  # nothing is restarted yet, and a person may still agree for the job
     if proposal.granted and proposal.verb in RETURNING_VERBS:
         asked -= _ONCE
     answers = tuple(
@@ -491,10 +493,10 @@ def judge(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -
 
 
 def _unless_unusable(answer: Answer, proposal: Proposal) -> Answer:
-    """Law 2: a surely unusable node passes the slot caps and those alone; their figures stay."""
+    """Law 2: a surely unusable node passes the slot caps, and no other guard; the figures stay."""
     if not proposal.unusable or answer.guard not in SLOT_GUARDS or answer.kind is AnswerKind.allow:
         return answer
-    # Without a picture there is no figure to pass over: that stays held, as in `stale`.
+    # Without a picture there is no figure to compare: it stays held, as in `stale`.
     if answer.limit is None:
         return answer
     return msgspec.structs.replace(
@@ -506,7 +508,7 @@ def _unless_unusable(answer: Answer, proposal: Proposal) -> Answer:
 
 
 def after_grant(facts: GateFacts, proposal: Proposal, run: str, now: datetime) -> GateFacts:
-    """The facts once this proposal was granted: so that the next one of the same transaction sees it."""
+    """The facts with this proposal granted, for the next proposal of the same transaction."""
     changed: dict[str, object] = {}
     if proposal.verb in SLOT_VERBS and proposal.node:
         changed["running"] = {**facts.running, proposal.node: run}
@@ -534,7 +536,7 @@ def after_grant(facts: GateFacts, proposal: Proposal, run: str, now: datetime) -
 
 
 def takes_canary(facts: GateFacts, proposal: Proposal) -> bool:
-    """Granted now, this run becomes the half-open breaker's canary: store the breaker of `after`."""
+    """This run becomes the half-open breaker's canary if granted; `after_grant` has the breaker to store."""
     return (
         facts.breaker.state is BreakerState.half_open
         and facts.breaker.canary is None

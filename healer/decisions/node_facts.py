@@ -1,5 +1,4 @@
-"""What guards ask of a node, and how they answer: where it stands, what the site has planned for it, which
-settings bind it, and what goes on there now."""
+"""What the guards look up about a node (place, planned work, settings, activity), and how they answer."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -52,7 +51,7 @@ def job_of(proposal: Proposal, facts: GateFacts) -> SlurmJob | None:
 
 
 def settings_of_node(rules: Ruleset, cluster: str, node: SlurmNode | None) -> list[GuardSettings]:
-    """The settings of each partition that the node is in; the strictest of them binds. Never empty."""
+    """The settings of each partition of the node, of which the strictest binds. Never empty."""
     partitions = node.partitions if node else ()
     return [rules.guards_in(cluster, name) for name in partitions] or [settings_of(rules, cluster)]
 
@@ -62,8 +61,8 @@ def settings_of_job(rules: Ruleset, cluster: str, job: SlurmJob | None) -> Guard
 
 
 def place_of(rules: Ruleset, node: SlurmNode) -> Place:
-    """Rack, switch, NVLink domain: Slurm's picture first (a recording may carry them), then the site's
-    topology file."""
+    """Rack, switch, pod and NVLink domain: from Slurm's picture (a recording may carry them), else from the
+    site's topology file."""
     return _place_in(rules.topology, node)
 
 
@@ -107,7 +106,7 @@ def _names(pattern: str) -> Iterator[str]:
 
 
 def window_of(windows: tuple[Maintenance, ...], node: SlurmNode, now: datetime) -> Maintenance | None:
-    """The window of planned work that the node is in now. `until` itself is outside."""
+    """The window of planned work that the node is in now; `until` is exclusive."""
     for window in windows:
         begun = window.since is None or window.since <= now
         over = window.until is not None and window.until <= now
@@ -125,7 +124,7 @@ def may_be_planned(rules: Ruleset, cluster: str) -> bool:
 def ended_windows(
     rules: Ruleset, cluster: str, nodes: Iterable[SlurmNode], since: datetime, now: datetime
 ) -> dict[str, datetime]:
-    """Node -> the end of its last window of planned work by the site's list, of those that ended between."""
+    """Node -> the end of its last window of planned work in the site's list that ended in (since, now]."""
     found: dict[str, datetime] = {}
     everywhere = (settings_of(rules, cluster), *rules.partition_guards.values())
     ends = [window.until for settings in everywhere for window in settings.maintenance]
@@ -156,7 +155,7 @@ def planned_window(
 
 
 def rides(proposal: Proposal, facts: GateFacts) -> bool:
-    """The node has its slot already, so this step takes nothing more."""
+    """The node has its slot already, so this step takes no further capacity."""
     return proposal.ride or proposal.node in facts.held
 
 
@@ -164,7 +163,7 @@ class Fleet(msgspec.Struct, frozen=True):
     """Names of the nodes that caps and the floor count."""
 
     names: frozenset[str]
-    #: Of these, by Slurm alone: where no new jobs may start; and those that are out by plan.
+    #: Of these, as Slurm shows them: `out` take no new jobs, `planned` are in planned work.
     out: frozenset[str]
     planned: frozenset[str]
     #: partition -> its nodes
@@ -225,11 +224,7 @@ def _answer(
 
 
 allow = partial(_answer, AnswerKind.allow)
-
-
 hold = partial(_answer, AnswerKind.hold)
-
-
 refuse = partial(_answer, AnswerKind.refuse)
 
 
@@ -239,7 +234,7 @@ def at(moment: datetime) -> str:
 
 
 def unknown_node(guard: Guard, proposal: Proposal, facts: GateFacts) -> Answer:
-    """What a guard answers that needs the node and has none."""
+    """The hold of a guard that needs the node and has none."""
     if facts.snapshot is None:
         return hold(guard, "There is no picture of Slurm yet.")
     if proposal.node is None:
@@ -247,10 +242,10 @@ def unknown_node(guard: Guard, proposal: Proposal, facts: GateFacts) -> Answer:
     return hold(guard, f"Slurm's picture shows no node {proposal.node}.")
 
 
-# --- what goes on, in plain words for people ----------------------------------------------------------------
+# --- current activity on a node, as sentences for people ----------------------------------------------------
 
 
-#: What begins with a moment, and lasts as long as `rules/context.yaml` has an entry for.
+#: Activities that begin at a moment and last as long as `rules/context.yaml` says.
 _BEGINS = {
     ContextKind.booted: "first minutes after boot",
     ContextKind.new_driver: "driver update",
@@ -261,7 +256,8 @@ _BEGINS = {
 def context_of(
     rules: Ruleset, snapshot: SlurmSnapshot, node: SlurmNode, inventory: Inventory | None, now: datetime
 ) -> tuple[NodeContext, ...]:
-    """`told`: what is kept of the node's own word. Nothing where Slurm's picture is too old to say."""
+    """What goes on at the node now. `inventory`: the node's own report. Empty where Slurm's picture is too
+    old."""
     if now - snapshot.taken_at > PICTURE_LASTS:
         return ()
     table = table_of(rules.context)
@@ -295,7 +291,7 @@ def _shown(
 
 
 def _reserved_until(snapshot: SlurmSnapshot, node: SlurmNode) -> datetime | None:
-    """When Slurm's maintenance of the node ends; None where it tells no end, or none that all share."""
+    """When the last of Slurm's maintenance reservations on the node ends; None if one has no end."""
     held = [
         reservation.until
         for reservation in snapshot.reservations.values()

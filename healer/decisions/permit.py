@@ -1,8 +1,8 @@
-"""The gate's permit for a hook to fail, and the drains that come of it.
+"""The gate's permit for a hook to fail.
 
-A prolog or epilog that ends with a failure makes Slurm drain its node. So it is permitted only where healer
-takes the node out anyway, now: the node's slot is granted to a run of an incident that isolates it, and every
-guard still allows the drain. The permit takes nothing more; what Slurm then does with the node is ours.
+A failing prolog or epilog makes Slurm drain its node. It is permitted only where healer is draining the node
+anyway: the node's slot is granted to a run of an incident that isolates it, and every guard still allows the
+drain. The permit takes no further capacity, and Slurm's drain of the node then counts as healer's.
 """
 
 from datetime import datetime, timedelta
@@ -25,12 +25,8 @@ from healer.model import (
 )
 from healer.model.gate import DRAINING_HOOKS
 
-#: A drain that comes later than this after the answer is not the hook's: the hook has died, or did not fail.
+#: A drain that comes later than this was not caused by the hook: it has died, or did not fail.
 PERMIT_LASTS = timedelta(seconds=60)
-
-
-def isolates(incident: Incident, node: str) -> bool:
-    return incident.is_open and incident.nodes.get(node) is Verdict.isolate
 
 
 def permit_of(
@@ -39,7 +35,7 @@ def permit_of(
     """The permit for the run that holds the node's slot; else why there is none. Under the gate's lock."""
     if ask.hook not in DRAINING_HOOKS:
         return f"a {ask.hook} is never asked to fail"
-    if not isolates(incident, ask.node):
+    if not incident.is_open or incident.nodes.get(ask.node) is not Verdict.isolate:
         return f"incident {incident.short_id} does not isolate {ask.node}"
     slot = facts.held.get(ask.node)
     if slot is None or slot.run != run.id:
@@ -50,22 +46,15 @@ def permit_of(
     verdict = judge(proposal, facts, rules, now)
     if verdict.outcome is not Outcome.act:
         return verdict.why
-    return Permit(
-        id=ask.id,
-        cluster=ask.cluster,
-        node=ask.node,
-        hook=ask.hook,
-        at=now,
-        until=now + PERMIT_LASTS,
-        incident=incident.id,
-        run=run.id,
-        job=ask.job,
-        restarts=ask.restarts,
-    )
+    return _permit(ask, now, incident=incident.id, run=run.id)
 
 
 def permit_of_local_check(ask: HookRequest, check: str, at: datetime) -> Permit:
-    """For a hook that was not answered at `at` and failed by the site's own list: it has happened already."""
+    """For a hook that had no answer at `at` and failed by the site's own list of certain faults."""
+    return _permit(ask, at, check=check)
+
+
+def _permit(ask: HookRequest, at: datetime, **cause: str) -> Permit:
     return Permit(
         id=ask.id,
         cluster=ask.cluster,
@@ -75,5 +64,5 @@ def permit_of_local_check(ask: HookRequest, check: str, at: datetime) -> Permit:
         until=at + PERMIT_LASTS,
         job=ask.job,
         restarts=ask.restarts,
-        check=check,
+        **cause,
     )

@@ -1,9 +1,9 @@
-"""Guard `reserved` (what Slurm's reservations promise, and which hot spare takes the place of a lost
-node) and guard `sweep`, with whose turn it is.
+"""Guard `reserved` (Slurm's reservations, and the hot spare that replaces a lost node) and guard `sweep`,
+with the order in which nodes are swept.
 
-A sweep is one job of healer's own on an idle node. It takes no capacity as the other caps count it: it comes
-after everybody's job, and what this guard says no more ends it. So the guard is asked twice: before the job
-is submitted, and as long as it is there.
+A sweep is healer's own job on an idle node. It takes no capacity as the other caps count it: it gives way to
+every other job, and ends when this guard no longer allows it. So the guard is asked before the job is
+submitted, and again while it is queued or runs.
 
 Formula (n: GPU nodes that Slurm knows): max(1, min(max_nodes, floor(max_share * n))) in sweep at once.
 """
@@ -52,19 +52,19 @@ from healer.model.slurm import is_our_reservation
 
 #: What healer starts by itself; a person may start any playbook that sweeps.
 PLAYBOOK = "sweep"
-#: What every job of a sweep is called: `healer-sweep-<short id>`.
+#: Prefix of the names of sweep jobs: `healer-sweep-<short id>`.
 SWEEP_JOBS = "healer-sweep-"
-#: Why a job waits that a free node would help (Slurm's words).
+#: Slurm's reasons of pending jobs that a free node would help.
 _WANTS_NODES = frozenset({"Resources", "Priority"})
-#: A node on which a sweep began and came to no verdict is not tried again before.
+#: A node whose sweep ended without a verdict is not tried again before.
 TRIED_AGAIN = timedelta(hours=1)
-#: Turns that are looked back; what was tested before counts as never tested.
+#: Intervals that are looked back; a node tested earlier counts as never tested.
 TURNS = 2
 _NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def tests_since(rules: Ruleset, cluster: str, now: datetime) -> datetime:
-    """From when on tests are looked at."""
+    """Start of the time in which tests are looked up."""
     return now - TURNS * settings_of(rules, cluster).sweep.every
 
 
@@ -74,7 +74,7 @@ def sweep_limit(settings: GuardSettings, nodes: int) -> int:
 
 
 def sweep(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """Idle and healthy, wanted by nobody, few at once, and not before its turn. `proposal.granted`: its job
+    """Nodes that are idle, healthy, needed by no job and due, a few at once. `proposal.granted`: its job
     is submitted, and this asks whether it may stay."""
     node, snapshot, sweeps = node_of(proposal, facts), facts.snapshot, facts.sweeps
     if snapshot is None or node is None:
@@ -96,7 +96,7 @@ def sweep(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -
         return allow(Guard.sweep, f"Nobody wants {node.name}; {figures} beside it.", limit=limit, used=others)
     if others >= limit and not proposal.suspect:  # these very nodes are asked for
         return hold(Guard.sweep, f"{figures}.", limit=limit, used=others)
-    # That its turn has come was asked when its run began, which has counted as tried since.
+    # Its turn was checked when the run began; since then the node counts as tried.
     begun = sweeps.running.get(node.name, "") == proposal.run
     asks_turn = proposal.by is None and not begun and not proposal.borrows
     turn = _turn(node.name, sweeps, settings) if asks_turn else None
@@ -111,7 +111,7 @@ def sweep(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -
 def _unfit(
     node: SlurmNode, proposal: Proposal, facts: GateFacts, sweeps: Sweeps, now: datetime
 ) -> str | None:
-    """Why this node is not one to be swept, whoever wants it."""
+    """Why this node cannot be swept, at anyone's request; None if it can."""
     ailing, name = sweeps.ailing.get(node.name), node.name
     if proposal.granted:
         if node.held or not node.in_service or node.planned:
@@ -140,7 +140,7 @@ def _unfit(
 
 
 def wanted_by(node: SlurmNode, snapshot: SlurmSnapshot) -> SlurmJob | None:
-    """A job that waits for nodes in a partition of this one, and that this one could help."""
+    """A pending job that could start on this node; None if there is none."""
     return next(
         (
             job
@@ -156,13 +156,13 @@ def wanted_by(node: SlurmNode, snapshot: SlurmSnapshot) -> SlurmJob | None:
 
 
 def _lets_in(job: SlurmJob, node: SlurmNode, snapshot: SlurmSnapshot) -> bool:
-    """A job of a reservation runs on the nodes of that alone."""
+    """A job with a reservation runs only on the nodes of that reservation."""
     reservation = snapshot.reservations.get(job.reservation) if job.reservation else None
     return reservation is None or node.name in reservation.nodes
 
 
 def _turn(node: str, sweeps: Sweeps, settings: GuardSettings) -> datetime | None:
-    """When the node's turn comes; None: it was neither tested nor tried of late."""
+    """When the node is next due; None if it was neither tested nor tried recently."""
     tested, begun = sweeps.tested.get(node), sweeps.begun.get(node)
     moments = (tested and tested + settings.sweep.every, begun and begun + TRIED_AGAIN)
     return max((moment for moment in moments if moment is not None), default=None)
@@ -172,8 +172,8 @@ def _turn(node: str, sweeps: Sweeps, settings: GuardSettings) -> datetime | None
 
 
 def is_scheduled(rules: Ruleset, cluster: str) -> bool:
-    """A person said so, and the playbook does nothing but sweep: what takes capacity is begun for an
-    incident, or by a person."""
+    """A person enabled it, and the playbook only sweeps: playbooks that take capacity start for an incident
+    or at a person's request."""
     playbook = rules.playbooks.get(PLAYBOOK)
     if not settings_of(rules, cluster).sweep.scheduled or playbook is None:
         return False
@@ -181,8 +181,8 @@ def is_scheduled(rules: Ruleset, cluster: str) -> bool:
 
 
 def sweep_runs(facts: GateFacts, rules: Ruleset, now: datetime) -> Iterator[Run]:
-    """Runs that may be proposed now: of each idle node whose turn has come, the one that was tested longest
-    ago first. The caller asks the gate about each, and stops where it has begun enough."""
+    """Runs that may be proposed now, one for each idle node that is due, the longest untested first. The
+    caller asks the gate about each, and stops when it has started enough."""
     if facts.snapshot is None or facts.sweeps is None:
         return
     sweeps, settings = facts.sweeps, settings_of(rules, facts.cluster)
@@ -219,18 +219,18 @@ def _run(cluster: str, node: str, now: datetime) -> Run:
 
 
 def with_sweep(facts: GateFacts, run: Run) -> GateFacts:
-    """The facts once this run was begun: so that the next one of the same transaction sees it."""
+    """The facts with this run begun, for the next proposal of the same transaction."""
     sweeps = facts.sweeps or Sweeps()
     running = {**sweeps.running, run.node or "": run.id}
     return msgspec.structs.replace(facts, sweeps=msgspec.structs.replace(sweeps, running=running))
 
 
-#: Further than any way through a tree of switches: nothing is known of where the two stand.
+#: Distance of nodes whose switches are unknown: further than any path through a tree of switches.
 _FAR = 99
 
 
 def free_spares(snapshot: SlurmSnapshot, settings: GuardSettings) -> list[SlurmNode]:
-    """Nodes of the reservation that could be handed over now: idle, in service, not protected."""
+    """Nodes of the spares' reservation that could be handed over now: idle, in service, not protected."""
     held = snapshot.reservations.get(settings.spares.reservation) if settings.spares else None
     kept = (snapshot.nodes.get(name) for name in (held.nodes if held else ()))
     return [node for node in kept if node is not None and _is_free(node, settings)]
@@ -243,8 +243,8 @@ def _is_free(node: SlurmNode, settings: GuardSettings) -> bool:
 
 
 def nearest_spare(lost: SlurmNode, job: SlurmJob | None, spares: Iterable[SlurmNode]) -> SlurmNode | None:
-    """The nearest spare that the job could use as it used the lost node: the same leaf switch, else the
-    fewest hops, else any. The same GPUs and partition; None where none fits."""
+    """The nearest spare with the lost node's GPUs and partition: same leaf switch first, then fewest hops.
+    None if none fits."""
     fitting = [spare for spare in spares if spare.name != lost.name and _fits(spare, lost, job)]
     return min(fitting, key=lambda spare: (hops(lost, spare), spare.name), default=None)
 
@@ -257,7 +257,7 @@ def _fits(spare: SlurmNode, lost: SlurmNode, job: SlurmJob | None) -> bool:
 
 
 def hops(node: SlurmNode, other: SlurmNode) -> int:
-    """Levels up to the first switch that both lie under: 0 is the same leaf."""
+    """Levels up to the first switch that both nodes are under; 0 is the same leaf."""
     theirs = _path(other)
     return next((level for level, switch in enumerate(_path(node)) if switch in theirs), _FAR)
 
@@ -267,9 +267,9 @@ def _path(node: SlurmNode) -> tuple[str, ...]:
 
 
 def spares(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """What the site keeps for jobs that lose a node: one spare for one node, as long as there is one.
+    """The spare that replaces a job's lost node, while there is one.
 
-    It never holds a restart: without a spare the job waits for its turn like any other.
+    It never holds a restart: without a spare the job waits in the queue like any other.
     """
     settings = settings_of(rules, facts.cluster)
     if settings.spares is None:
@@ -301,10 +301,10 @@ _REPLACED = frozenset({"REPLACE", "REPLACE_DOWN"})
 
 
 def reserved(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
-    """Of a job the spares, of a node what it is promised for.
+    """For a job the spares, for a node the reservation that needs it.
 
-    A node whose fault ended its work is no capacity, so no promise keeps it; a slow or ageing one is. A
-    person who asks by name, or approved it, answers for that.
+    A node with a fatal fault is no use to a reservation, so none keeps it; a slow or ageing node stays. A
+    person who asks by name, or approved it, may take it.
     """
     if proposal.verb in RESTARTING_VERBS:
         return spares(proposal, facts, rules, now)
@@ -317,23 +317,23 @@ def reserved(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime
     here = [facts.snapshot.nodes[name] for name in kept.nodes if name in facts.snapshot.nodes]
     standing = sum(member.in_service for member in here)
     figures = f"reservation {kept.name} counts on {len(kept.nodes)} nodes, {standing} are in service"
-    figures_of: dict[str, Any] = {"limit": len(kept.nodes), "used": standing}
+    figures_used: dict[str, Any] = {"limit": len(kept.nodes), "used": standing}
     if rides(proposal, facts) or not node.in_service:
-        return allow(Guard.reserved, f"{node.name} is out already: {figures}.", **figures_of)
+        return allow(Guard.reserved, f"{node.name} is out already: {figures}.", **figures_used)
     if proposal.unusable or proposal.fatal:
         return allow(
-            Guard.reserved, f"{figures}: with this fault {node.name} is of no use to it.", **figures_of
+            Guard.reserved, f"{figures}: with this fault {node.name} is of no use to it.", **figures_used
         )
     if person := proposal.by or proposal.approved_by:
-        return allow(Guard.reserved, f"{figures}; {person} takes {node.name} from it.", **figures_of)
+        return allow(Guard.reserved, f"{figures}; {person} takes {node.name} from it.", **figures_used)
     why = f"{figures}: {node.name} stays until it ends, or until a person takes it."
-    return hold(Guard.reserved, why, frees_at=kept.until, **figures_of)
+    return hold(Guard.reserved, why, frees_at=kept.until, **figures_used)
 
 
 def _reservation_of(node: SlurmNode, facts: GateFacts, rules: Ruleset, now: datetime) -> Reservation | None:
-    """The reservation that keeps this very node for somebody, now or soon; of several the longest.
+    """The reservation that needs this node now or soon; of several the one that ends last.
 
-    Planned work is none (guard `maintenance`), nor are our own tests, nor the spares.
+    Maintenance (guard `maintenance`), healer's tests and the spares do not count.
     """
     spares = settings_of(rules, facts.cluster).spares
     reservations = facts.snapshot.reservations.values() if facts.snapshot else ()
@@ -352,6 +352,6 @@ def _reservation_of(node: SlurmNode, facts: GateFacts, rules: Ruleset, now: date
 
 
 def is_soon(reservation: Reservation, now: datetime) -> bool:
-    """It lasts now, or begins too soon for a repair."""
+    """The reservation is in effect, or begins too soon for a repair to end before it."""
     since, until = reservation.since, reservation.until
     return (since is None or since <= now + BEGINS_WITHIN) and (until is None or until > now)

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from healer.decisions import canary_ended, canary_withdrawn, next_breaker, reset, storm_roots
+from healer.decisions import after_run_news, next_breaker, reset, storm_roots
 from healer.decisions.breaker import threshold
 from healer.model import (
     Breaker,
@@ -14,6 +14,7 @@ from healer.model import (
     IncidentState,
     Maintenance,
     Root,
+    RunState,
 )
 from tests.support.gate import CLUSTER, GPU_LOST, NOW, TICKET, ago, facts, incident, later, name, node, rules
 
@@ -149,20 +150,20 @@ class TestResetAndCanary:
 
     def test_the_canary_decides(self):
         half = msgspec.structs.replace(reset(self.opened(), "alice", "x", NOW), canary="r1")
-        assert canary_ended(half, "r2", worked=False, now=NOW) == half
-        assert canary_ended(half, "r1", worked=True, now=NOW).state is BreakerState.closed
-        failed = canary_ended(half, "r1", worked=False, now=NOW)
+        assert after_run_news(half, "r2", RunState.stuck, NOW) == half
+        assert after_run_news(half, "r1", RunState.done, NOW).state is BreakerState.closed
+        failed = after_run_news(half, "r1", RunState.stuck, NOW)
         assert failed.state is BreakerState.open and "canary" in failed.why
 
     def test_a_withdrawn_canary_makes_room(self):
         half = msgspec.structs.replace(reset(self.opened(), "alice", "x", NOW), canary="r1")
-        assert canary_withdrawn(half, "r1").canary is None
-        assert canary_withdrawn(half, "r2") == half
+        assert after_run_news(half, "r1", RunState.cancelled, NOW).canary is None
+        assert after_run_news(half, "r2", RunState.cancelled, NOW) == half
 
     def test_the_roots_that_the_person_knew_never_open_it_again_new_ones_do(self):
         known = tuple(root(n) for n in range(1, 6))
         half = reset(self.opened(), "alice", "x", NOW)
-        closed = canary_ended(msgspec.structs.replace(half, canary="r1"), "r1", worked=True, now=NOW)
+        closed = after_run_news(msgspec.structs.replace(half, canary="r1"), "r1", RunState.done, NOW)
         for breaker in (half, closed):
             assert look(breaker, roots=known)[1] is False
             assert look(breaker, roots=(*known, *(root(n) for n in range(11, 16))))[1] is True

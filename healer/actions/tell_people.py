@@ -17,7 +17,7 @@ from healer.model import (
     TicketStage,
 )
 from healer.ports.scheduling import NotAvailable, SchedulerRefused, SchedulerUnavailable
-from healer.telling.news import about
+from healer.telling.news import about_incident
 
 _OVER = frozenset({StepEvent.done, StepEvent.skipped, StepEvent.failed})
 
@@ -148,7 +148,7 @@ def notify(ctx: Context) -> Result:
             text=text,
             severity=severity,
             incident=ctx.run.incident,
-            about=about(ctx.incident) if ctx.incident else About(node=ctx.run.node or ""),
+            about=about_incident(ctx.incident) if ctx.incident else About(node=ctx.run.node or ""),
         )
     )
     return Done(text=f"Message queued: {title}", data={"id": name})

@@ -1,4 +1,4 @@
-"""The chain: how a record is turned into bytes, how one link holds the next, what a checkpoint signs.
+"""The chain: the bytes of a record, the hash of a link, and what a checkpoint signs.
 
 Formats (docs/audit.md shows them with an example):
 
@@ -35,12 +35,13 @@ class Signer(Protocol):
 
 
 def canonical(value: Any) -> bytes:
-    """JSON with sorted keys and without spaces, UTF-8. Takes what JSON takes; times by `moment` first."""
+    """JSON with sorted keys and without spaces, UTF-8. Format times with `moment` first."""
     return _encode(value)
 
 
 def moment(at: datetime) -> str:
-    """RFC 3339, UTC, always six digits: `2026-11-20T03:00:00.000000Z`. A time without a zone is refused."""
+    """RFC 3339, UTC, always six digits: `2026-11-20T03:00:00.000000Z`. ValueError for a time without a
+    zone."""
     if at.tzinfo is not UTC:
         if at.tzinfo is None:
             raise ValueError(f"a time in an audit record needs a zone: {at.isoformat()}")
@@ -49,7 +50,7 @@ def moment(at: datetime) -> str:
 
 
 def record_bytes(record: AuditRecord) -> bytes:
-    """The canonical form that is hashed. The record must have been stored: its id is part of it."""
+    """The canonical form that is hashed. ValueError for a record that was not stored: it has no id yet."""
     if record.id is None:
         raise ValueError("an audit record is chained only after it was stored: it has no id")
     return _encode(
@@ -76,7 +77,7 @@ def link(prev: bytes, seq: int, record: AuditRecord) -> bytes:
 
 
 def extend(cluster: str, seq: int, head: bytes, records: list[AuditRecord]) -> list[ChainLink]:
-    """The links for these records, in their order, after a chain that ends at `seq` with hash `head`."""
+    """The links for these records, in order, after a chain that ends at `seq` with hash `head`."""
     links = []
     for record in records:
         seq += 1
@@ -102,7 +103,7 @@ def sign_checkpoint(signer: Signer, cluster: str, seq: int, head: bytes, at: dat
 
 
 def signature_holds(checkpoint: Checkpoint) -> bool:
-    """Whether the checkpoint's own key signed it. Whether that key is to be trusted is another question."""
+    """Whether the checkpoint's own key signed it; whether that key is trusted is not checked here."""
     data = checkpoint_bytes(checkpoint.cluster, checkpoint.seq, checkpoint.hash, checkpoint.at)
     try:
         key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(checkpoint.key))

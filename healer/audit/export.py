@@ -1,10 +1,11 @@
 """The stored audit verified and exported, each in one snapshot; an export is verified without the database.
 
 JSON Lines: line 1 is the header, then come the checkpoints, then every record by cluster and seq. In a
-record's line the bytes of `record` are the bytes that were hashed: whoever formats them again must keep to
+record's line the bytes of `record` are the bytes that were hashed: a program that reformats them must keep
 the canonical form.
 """
 
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -22,7 +23,7 @@ FORMAT = 1
 
 
 class ExportError(ValueError):
-    """This is no export that can be read. The text names the line."""
+    """The export cannot be read; the text names the line."""
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -76,7 +77,8 @@ def checkpoint_line(checkpoint: Checkpoint) -> bytes:
 
 
 def read_checkpoints(lines: Iterable[bytes]) -> list[Checkpoint]:
-    """A checkpoint file. A line that a crash cut short is passed over; other bad lines are an ExportError."""
+    """The checkpoints of a file. A line cut short by a crash is skipped; other bad lines raise
+    ExportError."""
     found: list[Checkpoint] = []
     for number, line in enumerate(lines, 1):
         if not line.rstrip().endswith(b"}}"):
@@ -94,11 +96,11 @@ def verify_export(
     keys: Collection[str] | None = None,
     checkpoints: Iterable[Checkpoint] = (),
 ) -> Report:
-    """Verifies an export by itself.
+    """Verifies an export without the database.
 
-    `keys`: the public keys that may sign, known from elsewhere; without them only the header's count, and a
-    forger with a key of his own goes unseen. `checkpoints`: signed heads kept elsewhere, to hold it against.
-    Raises ExportError when the first line is no header; later bad lines are named among the broken places.
+    `keys`: the public keys that may sign, from another source; without them the header's keys count, and a
+    forger with a new key is not found. `checkpoints`: signed heads kept elsewhere, to compare with.
+    Raises ExportError when the first line is no header; later bad lines are among the broken places.
     """
     lines = enumerate(stream, 1)
     header = _header(next(lines, (1, b""))[1])
@@ -129,20 +131,15 @@ def _header(line: bytes) -> Header:
 def _take_checkpoints(
     lines: Iterator[tuple[int, bytes]], signed: list[Checkpoint], bad: list[Broken]
 ) -> Iterator[tuple[int, bytes]]:
-    """Moves the checkpoint lines into `signed`; gives back the lines behind them."""
+    """Moves the checkpoint lines into `signed`; returns the lines after them."""
     for number, line in lines:
         if not line.startswith(b'{"checkpoint":'):
-            return _with_first((number, line), lines)
+            return itertools.chain([(number, line)], lines)
         try:
             signed.append(_decode_checkpoint(line).checkpoint)
         except msgspec.MsgspecError as error:
             bad.append(_unreadable(number, error))
     return lines
-
-
-def _with_first(first: tuple[int, bytes], rest: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
-    yield first
-    yield from rest
 
 
 def _links(lines: Iterable[tuple[int, bytes]], bad: list[Broken]) -> Iterator[ChainLink]:
@@ -190,10 +187,9 @@ def _plain(value: Header | Checkpoint) -> dict[str, Any]:
 
 
 class Trail:
-    """The audit of one installation: its database against its keys and its checkpoint file.
+    """The audit of one installation: its database, checked with its keys and its checkpoint file.
 
-    `keys`: public keys that may sign. Where there has never been one (a part that runs on another machine),
-    any key may sign.
+    `keys`: public keys that may sign; empty (a part that runs on another machine): any key may.
     """
 
     def __init__(self, chain: ChainReads, keys: Callable[[], Collection[str]], file: CheckpointFile) -> None:
@@ -206,7 +202,7 @@ class Trail:
         return report(self._chain, keys=self._keys() or None, outside=outside)
 
     def verify(self) -> AuditVerified:
-        """The same, as the API answers it."""
+        """The report in the form of the API's answer."""
         found = self.report()
         return AuditVerified(ok=not found.broken, broken=list(found.broken), records=found.records)
 
@@ -221,12 +217,12 @@ def report(
     """Verifies everything in one snapshot.
 
     `keys`: public keys that may sign (None: any). `outside`: signed heads kept outside the database, which
-    show one that was put back or cut short.
+    reveal a database that was restored or cut short.
     """
     with chain.snapshot() as seen:
         stored = seen.checkpoints()
-        known = {(item.cluster, item.seq, item.signature) for item in stored}
-        removed = [item for item in outside if (item.cluster, item.seq, item.signature) not in known]
+        present = {(item.cluster, item.seq, item.signature) for item in stored}
+        removed = [item for item in outside if (item.cluster, item.seq, item.signature) not in present]
         unsealed, late = seen.unsealed(), seen.never_sealed()
         found = examine(seen.links(), checkpoints=[*stored, *removed], unsealed=late, keys=keys)
     broken = [*found.broken, *map(_removed, removed)]
@@ -240,7 +236,7 @@ def export(chain: ChainReads, *, at: datetime | None = None) -> Iterator[bytes]:
         header = Header(
             healer_audit=1,
             at=at or datetime.now(UTC),
-            clusters={name: Head(seq=one.seq, hash=one.hash.hex()) for name, one in seen.heads().items()},
+            clusters={name: Head(seq=head.seq, hash=head.hash.hex()) for name, head in seen.heads().items()},
             keys=sorted({item.key for item in checkpoints}),
             checkpoints=len(checkpoints),
         )

@@ -1,7 +1,7 @@
-"""The sealer: chains what is committed, and signs the chain's heads.
+"""The sealer: chains committed records, and signs the heads of the chain.
 
 Ids are handed out before commit, so a lower id may become visible after a higher one. The chain therefore
-follows visibility: what is there and unsealed is chained by id, and a late comer gets the next seq.
+follows visibility: visible unsealed records are chained by id, and a late record gets the next seq.
 """
 
 from collections.abc import Callable, Iterable
@@ -21,7 +21,7 @@ CHECKPOINT_AFTER_S = 60.0
 
 
 class Sealer:
-    """Any number may run; one seals, and the others stand by. `checkpoint_file` gets every checkpoint too."""
+    """Any number may run; one seals and the others wait. `checkpoint_file` gets every checkpoint too."""
 
     def __init__(
         self,
@@ -37,10 +37,10 @@ class Sealer:
         self._unsigned: dict[str, datetime] = {}
 
     def seal_once(self) -> int:
-        """Seals all that is visible and signs what is due; the number of records sealed.
+        """Seals all visible records and signs what is due; returns the number of records sealed.
 
-        0 as well while another sealer is at work. With nothing new it costs one small query. Database errors
-        go to the caller, and the next call starts over.
+        0 also while another sealer is active. Without new records it costs one small query. Database errors
+        are raised, and the next call starts over.
         """
         try:
             if not self._is_leading and not self._take_over():
@@ -69,15 +69,16 @@ class Sealer:
             self._store.drop()
 
     def _take_over(self) -> bool:
-        """What an earlier sealer left: links without a checkpoint, checkpoints that missed the file."""
+        """Takes the lock and completes an earlier sealer's work: checkpoints that are missing from the file.
+        False if another sealer has the lock."""
         store, now = self._store, self._now()
         if not store.lock():
             return False
         heads = store.heads().items()
         self._unsigned = {name: now for name, head in heads if head.seq > store.signed_seq(name)}
         if self._file is not None:
-            known = {(item.cluster, item.seq) for item in read_checkpoints(self._file.lines())}
-            missed = [item for item in store.checkpoints() if (item.cluster, item.seq) not in known]
+            in_file = {(item.cluster, item.seq) for item in read_checkpoints(self._file.lines())}
+            missed = [item for item in store.checkpoints() if (item.cluster, item.seq) not in in_file]
             self._file.append(map(checkpoint_line, missed))
         self._is_leading = True
         return True
@@ -101,7 +102,7 @@ class Sealer:
         return len(records)
 
     def _sign_long(self, clusters: Iterable[str]) -> None:
-        """Signs the clusters whose unsigned end has grown long."""
+        """Signs the clusters with `CHECKPOINT_LINKS` unsigned links or more."""
         for cluster in clusters:
             head = self._store.head(cluster)
             if head and head.seq - self._store.signed_seq(cluster) >= CHECKPOINT_LINKS:
@@ -116,7 +117,7 @@ class Sealer:
         head = self._store.head(cluster)
         if head is not None and head.seq > self._store.signed_seq(cluster):
             made = sign_checkpoint(self._signer, cluster, head.seq, head.hash, self._now().astimezone(UTC))
-            # Stored first: one in the file that the database lacks means that it was removed.
+            # Stored first: a checkpoint in the file that the database lacks was removed from the database.
             self._store.add_checkpoint(made)
             if self._file is not None:
                 self._file.append([checkpoint_line(made)])

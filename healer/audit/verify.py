@@ -1,7 +1,7 @@
-"""Reads a chain from its first link to its last and names every place where it does not hold.
+"""Reads a chain from its first link to its last and names every broken place.
 
-Works on anything that gives `ChainLink`s by cluster and seq: database rows and export lines alike. What it
-can find and what it cannot is written in docs/audit.md.
+Works on `ChainLink`s by cluster and seq, from database rows and export lines alike. docs/audit.md says what
+it can find and what it cannot.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -15,16 +15,15 @@ from healer.audit.chain import genesis, link, moment, record_bytes, signature_ho
 from healer.model import AuditRecord, Broken, Checkpoint
 from healer.model.run import ChainLink
 
-#: Broken places named per cluster; after that only their number. More are not read, and memory is bounded.
+#: Broken places named per cluster; further ones are only counted, to bound the memory.
 NAMED_MAX = 1000
 #: Changed links that are compared pair by pair to find exchanged ones (200 pairs of pairs: 0.1 s).
 EXCHANGE_MAX = 200
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What a verification saw. `heads` and `signed`: seq by cluster, of the last link and of the newest
-    checkpoint that holds; `keys`: public keys of the checkpoints seen; `unsealed`: records that wait for the
-    sealer.
+    """The result of a verification. `heads` and `signed`: cluster -> seq of the last link and of the newest
+    valid checkpoint; `keys`: public keys of the checkpoints; `unsealed`: records that wait for the sealer.
     """
 
     broken: list[Broken]
@@ -44,9 +43,9 @@ def examine(
 ) -> Report:
     """Verifies all clusters in one pass.
 
-    `links` come by cluster, then by seq. `unsealed` are records that have no link and wait for none.
-    `keys` are the public keys that may sign; None takes any key, so that only damage is found, not forgery by
-    somebody who has made a new key.
+    `links` come by cluster, then by seq. `unsealed`: records that have no link and will get none.
+    `keys`: the public keys that may sign; with None any key may, so that a forgery with a new key is not
+    found.
     """
     signed = _by_cluster(checkpoints)
     late: dict[str, list[AuditRecord]] = {}
@@ -86,7 +85,7 @@ class _Walk:
         self.count = 0
         self.seq = 0  # of the last link in order
         self.signed = 0
-        self.head: bytes | None = genesis(cluster)  # None after a gap: what stood there is not known
+        self.head: bytes | None = genesis(cluster)  # None after a gap: the hash before it is unknown
         self.recomputed = self.head  # the head as its own record gives it
         self.suspects: list[ChainLink] = []
         self.gaps: dict[int, int] = {}  # first missing seq -> last
@@ -120,7 +119,7 @@ class _Walk:
         for at in links:
             self.count += 1
             record = at.record
-            # The way of a link that holds, kept short: an audit of years goes through here.
+            # The fast path of a valid link: an audit of years takes it.
             if at.seq == self.seq + 1 and record is not None and at.prev == self.head:
                 made = sha256(at.prev + at.seq.to_bytes(8, "big") + record_bytes(record)).digest()
                 if made == at.hash:
@@ -134,7 +133,7 @@ class _Walk:
                 self._compare(at)
 
     def _examine(self, at: ChainLink) -> None:
-        """A link that does not simply follow: finds out why, and goes on behind it."""
+        """Finds out why a link does not follow the one before it, and goes on after it."""
         if at.seq <= self.seq:
             self._out_of_place(at)
             self._check_alone(at, None)
@@ -175,7 +174,7 @@ class _Walk:
         self._say(at.seq, "appears twice")
 
     def _compare(self, at: ChainLink) -> None:
-        """Holds the link against what was signed for its seq."""
+        """Compares the link with what was signed for its seq."""
         for checkpoint in self.wanted.pop(at.seq):
             if checkpoint.hash == at.hash.hex():
                 self.signed = max(self.signed, at.seq)
@@ -189,7 +188,7 @@ class _Walk:
         exchanged = _exchanged(self.suspects)
         for at in self.suspects:
             other = exchanged.get(at.seq)
-            # Links exchanged with their hashes no longer follow either: that is said once.
+            # Exchanged links also break the links after them: report that once.
             if other is not None:
                 for seq in (at.seq + 1, other + 1):
                     if self.found.get(seq, "").startswith("does not follow"):
@@ -221,18 +220,18 @@ def _changed(at: ChainLink) -> str:
 
 
 def _exchanged(suspects: list[ChainLink]) -> dict[int, int]:
-    """Pairs of links whose hashes fit when records or places are put back: seq -> seq, both ways."""
+    """Pairs of links whose hashes are valid with exchanged records or places: seq -> seq, both ways."""
     pairs: dict[int, int] = {}
-    for index, one in enumerate(suspects):
+    for index, suspect in enumerate(suspects):
         for other in suspects[index + 1 :]:
-            if one.seq not in pairs and other.seq not in pairs and _fit_crosswise(one, other):
-                pairs[one.seq], pairs[other.seq] = other.seq, one.seq
+            if suspect.seq not in pairs and other.seq not in pairs and _fit_crosswise(suspect, other):
+                pairs[suspect.seq], pairs[other.seq] = other.seq, suspect.seq
     return pairs
 
 
-def _fit_crosswise(one: ChainLink, other: ChainLink) -> bool:
-    return (_fits(one, other) and _fits(other, one)) or (
-        _sealed_at(one, other.seq) and _sealed_at(other, one.seq)
+def _fit_crosswise(suspect: ChainLink, other: ChainLink) -> bool:
+    return (_fits(suspect, other) and _fits(other, suspect)) or (
+        _sealed_at(suspect, other.seq) and _sealed_at(other, suspect.seq)
     )
 
 

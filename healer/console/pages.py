@@ -25,7 +25,7 @@ from healer.ports.callers import SESSION_COOKIE, Caller, Sessions
 from healer.ports.measurements import Charts
 from healer.ports.queries import Queries, Rehearsals, RuleFiles
 from healer.ports.request_errors import Invalid
-from healer.telling.news import LINK_NAME, link_opens
+from healer.telling.news import LINK_NAME, is_valid_link
 
 _WEEK = timedelta(days=7)
 PAGE_ROWS = 50
@@ -168,7 +168,7 @@ class Pages:
         if secret is None or self.signed_in(request) is not None:
             return False
         given = request.query_params.get(LINK_NAME, "")
-        return link_opens(request.url.path, given, secret, self.clock())
+        return is_valid_link(request.url.path, given, secret, self.clock())
 
     def clusters(self, session: Caller) -> list[str]:
         names = sorted({*self.queries.clusters.names(), *self.sources.modes})

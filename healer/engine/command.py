@@ -61,7 +61,7 @@ from healer.model import (
     Verb,
     audit_record,
 )
-from healer.playbooks import UNDO, from_here, stuck_at, touched
+from healer.playbooks import UNDO, keys_from_step, parts_to_undo, stuck_keys
 from healer.ports.answers import Preview
 from healer.ports.clock import Clock
 from healer.ports.commanding import CommandLedger, CommandTx, NodeTaken, RunRequest
@@ -319,7 +319,7 @@ def retry(tx: CommandTx, order: Order, step: str | None, rules: Ruleset) -> Run:
         keys = _steps_from(tx, run, step, rules)
     elif run.state is RunState.stuck:
         # Of several jobs one may be stuck while the last line of the log speaks of another.
-        keys = stuck_at(rules.playbooks[run.playbook], tx.log(run.id), order.at)
+        keys = stuck_keys(rules.playbooks[run.playbook], tx.log(run.id), order.at)
     else:
         raise Conflict(f"run {run.id} is {run.state}: only a stuck run is retried")
     for key in keys:
@@ -334,7 +334,7 @@ def _steps_from(tx: CommandTx, run: Run, step: str, rules: Ruleset) -> list[str]
     if any(entry.step == UNDO for entry in log):
         raise Conflict(f"run {run.id} is being taken back: retry it without a step")
     try:
-        keys = from_here(rules.playbooks[run.playbook], log, step)
+        keys = keys_from_step(rules.playbooks[run.playbook], log, step)
     except ValueError as error:
         raise Invalid("step", str(error)) from error
     if not keys:
@@ -350,7 +350,7 @@ def undo(tx: CommandTx, order: Order, rules: Ruleset) -> Run:
         return run
     if run.state in ENDED_RUN_STATES:
         raise Conflict(f"run {run.id} has ended ({run.state}): start a playbook that brings it back")
-    if not touched(rules.playbooks[run.playbook], log):
+    if not parts_to_undo(rules.playbooks[run.playbook], log):
         raise Conflict(f"run {run.id} has changed nothing yet: cancel it")
     text = f"{order.by}: {order.reason}"
     tx.write(_line(run, UNDO, StepEvent.done, text, order, {"by": order.by}))

@@ -27,7 +27,7 @@ from healer.model import (
 from healer.ports.clock import Clock
 from healer.ports.commanding import CommandLedger, CommandTx
 from healer.ports.request_errors import Conflict, Invalid, NotFound
-from healer.telling.news import fell_back
+from healer.telling.news import demotion_message
 
 #: Who sets a mode that falls back by itself.
 HEALER = "healer"
@@ -255,7 +255,7 @@ class IncidentCommands:
         cluster = self._ledger.cluster
         order = Order(rule.name, HEALER, f"{why} ({incident.short_id})", request, self._clock)
         store_mode(tx, cluster, order, set_to[0] if set_to else None, Mode.approve)
-        tx.queue_message(fell_back(cluster, rule.name, why, incident.id, request))
+        tx.queue_message(demotion_message(cluster, rule.name, why, incident.id, request))
 
 
 def _audit_incident(tx: CommandTx, incident: Incident, order: Order, verb: str, data: dict[str, Any]) -> None:

@@ -63,7 +63,19 @@ from healer.model import (
     Verb,
 )
 from healer.model.run import has_requeued, highest_remedy, tests_result
-from healer.playbooks.advance import BEGIN, GOES_ON, UNDO, Ask, Do, Finish, Know, Skip, Sleep, Undo, advance
+from healer.playbooks.advance import (
+    BEGIN,
+    GOES_ON,
+    UNDO,
+    Ask,
+    Do,
+    Finish,
+    RecordFacts,
+    Skip,
+    Sleep,
+    Undo,
+    advance,
+)
 from healer.ports.lease import PROOFS
 from healer.ports.node_exec import NodeError
 from healer.ports.scheduling import NotAvailable, SchedulerError
@@ -142,7 +154,7 @@ class _Drive:
                     entries.append(self._do(intent))
                 case Skip():
                     entries.append(self._keep(intent.key, StepEvent.skipped, intent.why))
-                case Know():
+                case RecordFacts():
                     entries.append(self._know())
                 case Undo():
                     entries.append(self._undo(intent))

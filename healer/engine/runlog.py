@@ -21,7 +21,7 @@ from healer.model import (
     Verb,
     audit_record,
 )
-from healer.playbooks.advance import Do, jobs_agreed, jobs_all, taken
+from healer.playbooks.advance import Do, jobs_agreed, jobs_all, read_inputs
 
 _PAST = {
     Verb.drain: "node.drained",
@@ -161,7 +161,7 @@ def facts_of(run: Run, playbook: Playbook, incident: Incident | None) -> dict[st
     given = run.input.get("inputs") or {}
     optional = {name: msgspec.structs.replace(one, required=False) for name, one in playbook.inputs.items()}
     book = msgspec.structs.replace(playbook, inputs=optional)
-    known = taken(book, {name: value for name, value in given.items() if name in playbook.inputs})
+    known = read_inputs(book, {name: value for name, value in given.items() if name in playbook.inputs})
     return found | {f"input.{name}": value for name, value in known.items()}
 
 

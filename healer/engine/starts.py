@@ -44,7 +44,7 @@ from healer.model import (
     audit_record,
 )
 from healer.playbooks import takes_restarts
-from healer.playbooks.advance import InputInvalid, taken
+from healer.playbooks.advance import InputInvalid, read_inputs
 from healer.ports.answers import RestartOffer
 from healer.ports.clock import Clock
 from healer.ports.commanding import ALONE, CommandTx, RunRequest
@@ -270,7 +270,7 @@ def _inputs(playbook: Playbook, request: RunRequest) -> dict[str, Any]:
     if not playbook.inputs and not request.inputs:
         return {}
     try:
-        return {"inputs": taken(playbook, request.inputs)}
+        return {"inputs": read_inputs(playbook, request.inputs)}
     except InputInvalid as error:
         raise Invalid(f"inputs.{error.name}", str(error)) from error
 

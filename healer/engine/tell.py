@@ -49,7 +49,7 @@ from healer.ports.outbound import (
     Unrouted,
 )
 from healer.telling import news
-from healer.telling.news import linked
+from healer.telling.news import with_incident_link
 
 log = structlog.get_logger()
 
@@ -105,8 +105,8 @@ def _tell_opened(tx: NewsTx, cluster: str, told: Notifications, since: datetime,
     for incident, stage in tx.untold(since):
         if incident.settle_until > now:
             continue
-        if routes_to(told.routes, incident.severity, cluster, news.about(incident)):
-            tx.queue(news.opened(incident, now if stage else None))
+        if routes_to(told.routes, incident.severity, cluster, news.about_incident(incident)):
+            tx.queue(news.opened_news(incident, now if stage else None))
         tx.note_told(incident.id, incident.severity, Stage.opened)
 
 
@@ -114,8 +114,8 @@ def _tell_further(tx: NewsTx) -> None:
     for incident in tx.told_changed():
         stage = Stage.acknowledged if incident.is_open else Stage.resolved
         if tx.thread(incident.id).has_deliveries:
-            ended = None if incident.is_open else news.resolved(incident, tx.work_of(incident.id))
-            tx.queue(ended or news.acknowledged(incident))
+            ended = None if incident.is_open else news.resolved_news(incident, tx.work_of(incident.id))
+            tx.queue(ended or news.acknowledged_news(incident))
         tx.note_told(incident.id, incident.severity, stage)
 
 
@@ -168,7 +168,7 @@ def _follow(
 def _take_back(tx: PlanTx, thread: str) -> None:
     """What reached no channel is over, and does not count as told."""
     for channel, alarm, raised in tx.raised_untried(thread):
-        tx.save_raised(channel, alarm, news.taken_back(raised))
+        tx.save_raised(channel, alarm, news.withdraw_alarm(raised))
     tx.end_untried(thread)
 
 
@@ -176,7 +176,7 @@ def _backed_off(tx: PlanTx, channel: str, alarm: str, now: datetime) -> datetime
     """When it is told. An earlier one of the same alarm that still waits for its time gives way to it."""
     took_place, raised = tx.fold_waiting(channel, alarm), tx.raised(channel, alarm)
     if not took_place or raised is None:
-        raised = news.told_next(raised, now)
+        raised = news.schedule_alarm(raised, now)
         tx.save_raised(channel, alarm, raised)
     return raised.last_at
 
@@ -267,7 +267,7 @@ def _send(
     if attempt.is_ticket:
         if tickets is None:
             return None
-        ticket = linked(msgspec.convert(attempt.doc, Ticket), console_url)
+        ticket = with_incident_link(msgspec.convert(attempt.doc, Ticket), console_url)
         # A search may not show yet what was opened a moment ago; the name does.
         return tickets.send(msgspec.structs.replace(ticket, reference=attempt.reference))
     if notifier is None:

@@ -63,7 +63,7 @@ from healer.model.faults import OUTAGES, Trait, fault_is
 from healer.model.gate import permit_for
 from healer.observations import Picture
 from healer.ports.transactions import Ledger
-from healer.telling.news import opened_message, stage_after, ticket_after
+from healer.telling.news import notify_message, ticket_stage, ticket_update
 
 
 def walk(
@@ -145,10 +145,10 @@ def _planned_on(rules: Ruleset, picture: Picture, now: datetime, node: SlurmNode
 
 
 def _tell_ticket(walk: Walk, before: Incident | None, incident: Incident) -> None:
-    stage = stage_after(before, incident)
+    stage = ticket_stage(before, incident)
     if stage is not None and walk.tx.has_ticket(incident.id):
         steps = walk.tx.steps_of(incident) if stage is TicketStage.closed else []
-        walk.tx.queue_message(ticket_after(incident, stage, steps, walk.now))
+        walk.tx.queue_message(ticket_update(incident, stage, steps, walk.now))
 
 
 def _save(walk: Walk) -> None:
@@ -163,7 +163,7 @@ def _save(walk: Walk) -> None:
             about = {"rule": incident.rule, "title": incident.title, "root": str(incident.root)}
             walk.audit(verb, subject, **about, incident=incident.id)
             if Remedy.notify in incident.remedy:
-                walk.tx.queue_message(opened_message(incident))
+                walk.tx.queue_message(notify_message(incident))
         if not incident.is_open and (before is None or before.is_open):
             walk.audit("incident.resolved", subject, why=incident.closed_why, incident=incident.id)
         _tell_ticket(walk, before, incident)

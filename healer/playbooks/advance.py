@@ -1,6 +1,6 @@
-"""`advance`: from a run's log to its next intent. Pure: the log alone says where a run is.
+"""`advance`: from a run's log to its next intent. Pure: the log alone holds a run's state.
 
-What a person gives a playbook at its start is checked against its `inputs` here, and put where steps read it.
+The values that a person gives a playbook are checked against its `inputs` here, and filled into its steps.
 """
 
 import re
@@ -14,13 +14,13 @@ import msgspec
 from healer.model import Input, InputType, LogEntry, Playbook, Step, StepEvent
 from healer.playbooks.conditions import parse, reads, truth
 
-#: Keys of a run's log that no step has: what the run knows, and that it is being undone.
+#: Keys of a run's log that are no steps: the facts of the run, and that it is being undone.
 BEGIN, UNDO = "begin", "undo"
-#: In a line of the log: its step could not be done, and the steps behind it ask for that (`may_fail`).
+#: In a log entry: the step failed, and the run goes on because later steps ask for that (`may_fail`).
 GOES_ON = "goes_on"
 #: The list of jobs whose restart a person agreed to with the run.
 AGREED = "jobs_agreed"
-#: Steps may not be called so.
+#: Reserved ids: no step may have one.
 RESERVED = frozenset({BEGIN, UNDO})
 
 _OVER = frozenset({StepEvent.done, StepEvent.skipped})
@@ -28,7 +28,7 @@ _UNDONE = frozenset({StepEvent.undone, StepEvent.skipped})
 
 
 class Do(msgspec.Struct, frozen=True, kw_only=True):
-    """Do this step now. `fresh` is False when it was started before: look first whether it is done."""
+    """Do this step now. `fresh` is False when it was started before: check first whether it is done."""
 
     step: Step
     key: str
@@ -53,19 +53,19 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Skip(msgspec.Struct, frozen=True, kw_only=True):
-    """This step's `when` is not met: note it, and go on."""
+    """The step's `when` is not met: log that, and go on."""
 
     step: Step
     key: str
     why: str
 
 
-class Know(msgspec.Struct, frozen=True, kw_only=True):
-    """Write down, at the key `begin`, what the run knows: conditions and inputs rest on that line alone."""
+class RecordFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Log the facts of the run at the key `begin`: conditions and inputs are read from that entry alone."""
 
 
 class Undo(msgspec.Struct, frozen=True, kw_only=True):
-    """Take back what this step did; its key in the log is `undo:` and that of the step."""
+    """Undo this step; its key in the log is `undo:` and the step's key."""
 
     step: Step
     key: str
@@ -75,80 +75,81 @@ class Undo(msgspec.Struct, frozen=True, kw_only=True):
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True):
     why: str
-    #: It was taken back.
     undone: bool = False
 
 
-Intent = Do | Sleep | Ask | Skip | Finish | Know | Undo
+Intent = Do | Sleep | Ask | Skip | Finish | RecordFacts | Undo
 
 
 def advance(playbook: Playbook, log: Sequence[LogEntry], now: datetime) -> Intent:
     """The next intent of a run with this log.
 
     Steps go in order. A step `for_each` has one part per job of the list that the step `check: jobs_hit`
-    wrote; a part that waits does not keep the others back.
+    wrote; a part that waits does not delay the others.
     """
     last = {entry.step: entry for entry in log}
     if UNDO in last:
-        return undoing(playbook, log, now)
-    over = next((one for one in last.values() if one.event in _OVER and one.data.get("ends_run")), None)
+        return undo_intent(playbook, log, now)
+    over = next(
+        (entry for entry in last.values() if entry.event in _OVER and entry.data.get("ends_run")), None
+    )
     if over is not None:
         return Finish(why=over.text)
-    if asks_for_facts(playbook) and BEGIN not in last:
-        return Know()
-    knows = known(log)
+    if needs_facts(playbook) and BEGIN not in last:
+        return RecordFacts()
+    knows = run_facts(log)
     for step in playbook.steps:
         if step.when is not None and not is_met(step.when, last, knows):
             if step.id not in last or last[step.id].event is StepEvent.retry:
                 return Skip(step=step, key=step.id, why=f"only when {step.when.replace('.', ' ')}")
             continue
-        wanted = filled(step, knows)
+        wanted = fill_step(step, knows)
         intents = [_part(wanted, key, item, last.get(key), now) for key, item in _parts(wanted, log)]
-        ready = next((one for one in intents if isinstance(one, Do)), None)
+        ready = next((intent for intent in intents if isinstance(intent, Do)), None)
         if ready is not None:
             return ready
-        asks = next((one for one in intents if isinstance(one, Ask)), None)
+        asks = next((intent for intent in intents if isinstance(intent, Ask)), None)
         if asks is not None:
             return asks
-        sleeps = [one for one in intents if isinstance(one, Sleep)]
+        sleeps = [sleep for sleep in intents if isinstance(sleep, Sleep)]
         if sleeps:
-            timed = [one for one in sleeps if one.until is not None]
-            return min(timed, key=lambda one: one.until or now) if timed else sleeps[0]
+            timed = [sleep for sleep in sleeps if sleep.until is not None]
+            return min(timed, key=lambda sleep: sleep.until or now) if timed else sleeps[0]
     return Finish(why="all steps are done")
 
 
 @lru_cache(maxsize=256)
-def _asks_for_facts(steps: tuple[tuple[str | None, tuple[object, ...]], ...]) -> bool:
-    return any((when and reads(parse(when))) or any(map(places_of, values)) for when, values in steps)
+def _steps_need_facts(steps: tuple[tuple[str | None, tuple[object, ...]], ...]) -> bool:
+    return any((when and reads(parse(when))) or any(map(placeholders, values)) for when, values in steps)
 
 
-def asks_for_facts(playbook: Playbook) -> bool:
-    """A condition, an input of a step or its list of jobs rests on what the run knows."""
-    return takes_restarts(playbook) or _asks_for_facts(
+def needs_facts(playbook: Playbook) -> bool:
+    """A condition, an input or the job list of some step uses the facts of the run."""
+    return takes_restarts(playbook) or _steps_need_facts(
         tuple((step.when, tuple(step.input.values())) for step in playbook.steps)
     )
 
 
 def takes_restarts(playbook: Playbook) -> bool:
-    """Whoever starts or approves a run of it may agree to the restart of jobs on the node."""
+    """A person who starts or approves a run of it may agree to the restart of jobs on the node."""
     return any(step.for_each == AGREED for step in playbook.steps)
 
 
-def known(log: Sequence[LogEntry]) -> Mapping[str, Any]:
-    """`severity`, `verdict.cause`, `input.x` … as they were when the run began or asked again."""
-    return next((one.data["knows"] for one in reversed(log) if "knows" in one.data), {})
+def run_facts(log: Sequence[LogEntry]) -> Mapping[str, Any]:
+    """`severity`, `verdict.cause`, `input.x` … as of the run's beginning, or of its last update."""
+    return next((entry.data["knows"] for entry in reversed(log) if "knows" in entry.data), {})
 
 
 def is_met(when: str, last: Mapping[str, LogEntry], knows: Mapping[str, Any]) -> bool:
-    """Surely true; `last` is the newest line of each step."""
+    """The condition is surely true. `last`: the newest entry of each step."""
     return truth(parse(when), lambda step: outcome(last.get(step)), knows) is True
 
 
 def outcome(last: LogEntry | None) -> str | None:
     """`passed`, `failed` or `skipped` by the step's last entry; None while it has not ended.
 
-    `failed` is an answer: it was looked, and it is not well. A step that could not be done asks a person,
-    unless it `may_fail`.
+    `failed` is the result of a check that was made. A step that could not be done asks a person, unless it
+    `may_fail`.
     """
     if last is None or not _is_over(last):
         return None
@@ -162,49 +163,49 @@ def _is_over(last: LogEntry) -> bool:
     return last.event in _OVER or (last.event is StepEvent.failed and bool(last.data.get(GOES_ON)))
 
 
-def stuck_at(playbook: Playbook, log: Sequence[LogEntry], now: datetime) -> list[str]:
-    """The keys of all parts that ask a person: what a retry begins again."""
+def stuck_keys(playbook: Playbook, log: Sequence[LogEntry], now: datetime) -> list[str]:
+    """The keys of all parts that ask a person, which a retry begins again."""
     last = {entry.step: entry for entry in log}
     if UNDO in last:
-        asked = undoing(playbook, log, now)
+        asked = undo_intent(playbook, log, now)
         return [asked.key] if isinstance(asked, Ask) else []
     parts = [(step, key, item) for step in playbook.steps for key, item in _parts(step, log)]
     return [key for step, key, item in parts if isinstance(_part(step, key, item, last.get(key), now), Ask)]
 
 
-def from_here(playbook: Playbook, log: Sequence[LogEntry], step: str) -> list[str]:
-    """The keys that begin again where a person lets a run go on from this step: its own, and those of all
-    later steps that the log speaks of. What comes before stays. Raises ValueError where there is none."""
-    ids = [one.id for one in playbook.steps]
+def keys_from_step(playbook: Playbook, log: Sequence[LogEntry], step: str) -> list[str]:
+    """The keys that begin again when a person continues a run from this step: its own, and those of all later
+    steps in the log. Raises ValueError for an unknown step."""
+    ids = [each.id for each in playbook.steps]
     if step not in ids:
         raise ValueError(f"{playbook.name} has no step {step}; it has {', '.join(ids)}")
     later = ids[ids.index(step) :]
-    keys = dict.fromkeys(one.step for one in log if one.step.partition(":")[0] in later)
+    keys = dict.fromkeys(entry.step for entry in log if entry.step.partition(":")[0] in later)
     return list(keys)
 
 
-def undoing(playbook: Playbook, log: Sequence[LogEntry], now: datetime) -> Undo | Sleep | Ask | Finish:
-    """What was done, taken back from the last to the first; a step that was only begun may have been done."""
+def undo_intent(playbook: Playbook, log: Sequence[LogEntry], now: datetime) -> Undo | Sleep | Ask | Finish:
+    """The next intent of an undo, from the last step to the first; a step that was only begun may be done."""
     last = {entry.step: entry for entry in log}
     kept: list[str] = []
-    for step, key, item in reversed(touched(playbook, log)):
-        own = f"{UNDO}:{key}"
-        entry = last.get(own)
+    for step, key, item in reversed(parts_to_undo(playbook, log)):
+        undo_key = f"{UNDO}:{key}"
+        entry = last.get(undo_key)
         if entry is None or entry.event in {StepEvent.started, StepEvent.retry}:
             attempt = entry.attempt if entry is not None else 1
-            return Undo(step=step, key=own, item=item, attempt=attempt)
+            return Undo(step=step, key=undo_key, item=item, attempt=attempt)
         if entry.event in _UNDONE:
             kept += [entry.text] if entry.event is StepEvent.skipped else []
             continue
         if entry.event is StepEvent.waiting:
             until = datetime.fromisoformat(entry.data["wake_at"])
             if until > now:
-                return Sleep(until=until, key=own, why=entry.text)
-            return Undo(step=step, key=own, item=item, attempt=entry.attempt)
+                return Sleep(until=until, key=undo_key, why=entry.text)
+            return Undo(step=step, key=undo_key, item=item, attempt=entry.attempt)
         titled = msgspec.structs.replace(step, title=f"To take back {step.title or step.id}")
-        paused = _failed(titled, own, item, entry, now)
+        paused = _failed(titled, undo_key, item, entry, now)
         if isinstance(paused, Do):
-            return Undo(step=step, key=own, item=item, attempt=paused.attempt)
+            return Undo(step=step, key=undo_key, item=item, attempt=paused.attempt)
         return paused
     why = last[UNDO].text
     return Finish(
@@ -212,17 +213,21 @@ def undoing(playbook: Playbook, log: Sequence[LogEntry], now: datetime) -> Undo 
     )
 
 
-def touched(playbook: Playbook, log: Sequence[LogEntry]) -> list[tuple[Step, str, str | None]]:
-    """The parts of steps that changed something or may have, in the order of their first line."""
+def parts_to_undo(playbook: Playbook, log: Sequence[LogEntry]) -> list[tuple[Step, str, str | None]]:
+    """The parts of steps that changed something or may have, in the order of their first log entry."""
     steps = {step.id: step for step in playbook.steps if step.do is not None}
     last = {entry.step: entry for entry in log}
-    begun = (one for one in log if one.event in {StepEvent.started, StepEvent.done})
+    begun = (entry for entry in log if entry.event in {StepEvent.started, StepEvent.done})
     found: dict[str, tuple[Step, str, str | None]] = {}
-    left = {key for key, one in last.items() if one.event is StepEvent.skipped}
-    for one in begun:
-        name, _, item = one.step.partition(":")
-        if name in steps and one.step not in found and (one.step not in left or one.event is StepEvent.done):
-            found[one.step] = (filled(steps[name], known(log)), one.step, item or None)
+    left = {key for key, entry in last.items() if entry.event is StepEvent.skipped}
+    for entry in begun:
+        name, _, item = entry.step.partition(":")
+        if (
+            name in steps
+            and entry.step not in found
+            and (entry.step not in left or entry.event is StepEvent.done)
+        ):
+            found[entry.step] = (fill_step(steps[name], run_facts(log)), entry.step, item or None)
     return list(found.values())
 
 
@@ -233,18 +238,18 @@ def _parts(step: Step, log: Sequence[LogEntry]) -> list[tuple[str, str | None]]:
 
 
 def jobs_hit(log: Sequence[LogEntry]) -> dict[str, int]:
-    """Jobs that were at work when the list was taken, with their restart counts then."""
+    """Jobs that were running when the list was made -> their restart counts then."""
     return _listed(log, "jobs")
 
 
 def jobs_crashed(log: Sequence[LogEntry]) -> dict[str, int]:
-    """Jobs that a fault had ended before anything was done for them: when the list was taken, or by the time
-    that their requeue came."""
-    known = jobs_hit(log)
+    """Jobs that a fault ended before healer acted on them: when the list was made, or before their
+    requeue."""
+    hit = jobs_hit(log)
     late = {
-        job: known[job]
+        job: hit[job]
         for entry in log
-        if entry.data.get("crashed") and (job := entry.step.partition(":")[2]) in known
+        if entry.data.get("crashed") and (job := entry.step.partition(":")[2]) in hit
     }
     return _listed(log, "crashed") | late
 
@@ -254,14 +259,14 @@ def jobs_all(log: Sequence[LogEntry]) -> dict[str, int]:
 
 
 def jobs_agreed(log: Sequence[LogEntry]) -> dict[str, int]:
-    """Jobs whose restart a person agreed to as they started or approved the run, in the life that they agreed
-    about: one that was restarted since has another."""
-    told = {job: life for one in log for job, life in one.data.get("restart", {}).items()}
+    """Jobs whose restart a person agreed to with the run -> the restart count that they agreed about. A job
+    that was restarted since is left out."""
+    agreed = {job: count for entry in log for job, count in entry.data.get("restart", {}).items()}
     now = jobs_all(log)
-    return {str(job): int(life) for job, life in told.items() if now.get(job, life) == life}
+    return {str(job): int(count) for job, count in agreed.items() if now.get(job, count) == count}
 
 
-#: What `for_each` may name.
+#: The lists that `for_each` may name.
 JOB_LISTS = {
     "jobs_hit": jobs_hit,
     "jobs_crashed": jobs_crashed,
@@ -278,7 +283,7 @@ def _listed(log: Sequence[LogEntry], name: str) -> dict[str, int]:
 
 
 def _part(step: Step, key: str, item: str | None, last: LogEntry | None, now: datetime) -> Intent | None:
-    """What this part wants; None when it is over."""
+    """The intent of this part; None when it is over."""
     if last is None:
         return Do(step=step, key=key, item=item, attempt=1, fresh=True)
     if _is_over(last):
@@ -326,35 +331,35 @@ _PLACE = re.compile(r"\{input\.(\w+)\}")
 
 
 class InputInvalid(ValueError):
-    """`name` is the input that is wrong."""
+    """`name`: the wrong input."""
 
     def __init__(self, name: str, text: str) -> None:
         super().__init__(text)
         self.name = name
 
 
-def taken(playbook: Playbook, given: Mapping[str, Any]) -> dict[str, str | int | bool]:
-    """All inputs of a run: what is given, else the default. A duration is whole seconds.
+def read_inputs(playbook: Playbook, given: Mapping[str, Any]) -> dict[str, str | int | bool]:
+    """All inputs of a run: the given value, else the default. A duration is in whole seconds.
 
-    Texts are read as their type says, so a command line may give all of them. Raises InputInvalid.
+    Texts are parsed by the input's type, so that a command line can give any of them. Raises InputInvalid.
     """
     for name in given:
         if name not in playbook.inputs:
-            known = ", ".join(playbook.inputs) or "it takes none"
-            raise InputInvalid(name, f"{playbook.name} has no input {name} ({known})")
+            takes = ", ".join(playbook.inputs) or "it takes none"
+            raise InputInvalid(name, f"{playbook.name} has no input {name} ({takes})")
     found: dict[str, str | int | bool] = {}
     for name, spec in playbook.inputs.items():
         value = given.get(name)
         value = spec.default if value is None else value
         if value is not None:
-            found[name] = value_of(name, spec, value)
+            found[name] = read_value(name, spec, value)
         elif spec.required:
             raise InputInvalid(name, f"{playbook.name} needs {name}: {spec.help or spec.type}")
     return found
 
 
-def value_of(name: str, spec: Input, value: Any) -> str | int | bool:
-    """One value as its type says. Raises InputInvalid."""
+def read_value(name: str, spec: Input, value: Any) -> str | int | bool:
+    """The value parsed by the input's type. Raises InputInvalid."""
     if spec.type is InputType.bool:
         if isinstance(value, bool):
             return value
@@ -379,33 +384,33 @@ def value_of(name: str, spec: Input, value: Any) -> str | int | bool:
     return value
 
 
-def places_of(value: Any) -> list[str]:
-    """The inputs that a value of a step's `input` names."""
+def placeholders(value: Any) -> list[str]:
+    """Names of the inputs in a value of a step's `input`."""
     return _PLACE.findall(value) if isinstance(value, str) else []
 
 
-def only_place(value: Any) -> str | None:
-    """`{input.x}` alone, which gives the input with its own type: x."""
+def sole_placeholder(value: Any) -> str | None:
+    """`x` for a value that is `{input.x}` alone, which keeps the input's type; else None."""
     found = _PLACE.fullmatch(value) if isinstance(value, str) else None
     return found[1] if found is not None else None
 
 
-def filled(step: Step, knows: Mapping[str, Any]) -> Step:
-    """The step with `{input.x}` replaced. One that was not given, and has no default, is left out."""
-    if not any(places_of(value) for value in step.input.values()):
+def fill_step(step: Step, knows: Mapping[str, Any]) -> Step:
+    """The step with `{input.x}` replaced; an unset input without a default is left out."""
+    if not any(placeholders(value) for value in step.input.values()):
         return step
     given = {name.removeprefix("input."): value for name, value in knows.items() if name.startswith("input.")}
-    return msgspec.structs.replace(step, input=placed(step.input, given))
+    return msgspec.structs.replace(step, input=fill_values(step.input, given))
 
 
-def placed(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """A step's `input` with its places filled; without values that are a place alone and not given."""
-    found = {name: _placed(value, given) for name, value in values.items()}
+def fill_values(values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """A step's `input` with its placeholders filled; without values that are only an unset placeholder."""
+    found = {name: _fill_value(value, given) for name, value in values.items()}
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _placed(value: Any, given: Mapping[str, Any]) -> Any:
-    if (place := only_place(value)) is not None:
+def _fill_value(value: Any, given: Mapping[str, Any]) -> Any:
+    if (place := sole_placeholder(value)) is not None:
         return given.get(place)
     return _PLACE.sub(lambda found: _text(given.get(found[1])), value) if isinstance(value, str) else value
 

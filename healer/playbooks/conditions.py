@@ -1,9 +1,9 @@
-"""The `when` of a step: a small condition over what the run knows. Pure.
+"""The `when` of a step: a small condition over the facts of the run. Pure.
 
     when: validate.failed and (verdict.cause == permanent or severity <= P1)
 
-A condition is read by a grammar of its own, as ids of steps hold dashes. Three values: an unknown fact makes
-a comparison neither true nor false, and a step goes on only where its condition is surely true.
+A condition has a grammar of its own, as step ids contain dashes. Its value may be unknown: a comparison with
+a missing fact is neither true nor false, and a step goes on only where its condition is surely true.
 """
 
 import operator
@@ -18,14 +18,14 @@ from healer.model import Cause, FaultClass, Input, InputType, Remedy, Severity
 
 LONGEST_TEXT = 500
 _DEEPEST = 20
-#: What an earlier step can have come to.
+#: Outcomes of an earlier step.
 OUTCOMES = ("passed", "failed", "skipped")
-#: What a run knows of its incident, and the words that it may be compared with.
+#: Facts about a run's incident, and the values that they may be compared with.
 FACTS: Mapping[str, tuple[str, ...]] = {
-    "verdict.cause": tuple(str(one) for one in Cause),
-    "verdict.remedy": tuple(str(one) for one in Remedy),
-    "fault_class": tuple(str(one) for one in FaultClass),
-    "severity": tuple(str(one) for one in Severity),
+    "verdict.cause": tuple(str(word) for word in Cause),
+    "verdict.remedy": tuple(str(word) for word in Remedy),
+    "fault_class": tuple(str(word) for word in FaultClass),
+    "severity": tuple(str(word) for word in Severity),
 }
 COMPARES: Mapping[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq,
@@ -46,14 +46,14 @@ class ConditionError(ValueError):
         self.column = column
 
 
-class Ended(msgspec.Struct, frozen=True):
+class StepOutcome(msgspec.Struct, frozen=True):
     """`STEP.passed`, `STEP.failed`, `STEP.skipped`."""
 
     step: str
     word: str
 
 
-class Compared(msgspec.Struct, frozen=True):
+class Comparison(msgspec.Struct, frozen=True):
     """`severity <= P1`, `input.depth == 3`. `value` is as in the text."""
 
     name: str
@@ -61,14 +61,14 @@ class Compared(msgspec.Struct, frozen=True):
     value: str
 
 
-class Told(msgspec.Struct, frozen=True):
-    """`input.force`: a bool that was given."""
+class GivenFlag(msgspec.Struct, frozen=True):
+    """`input.force`: a boolean input."""
 
     name: str
 
 
-class Fixed(msgspec.Struct, frozen=True):
-    """`true`, `false`: what a playbook gives to one that it uses."""
+class Literal(msgspec.Struct, frozen=True):
+    """`true` or `false`: from a playbook that passes a value to one that it uses."""
 
     value: bool
 
@@ -77,15 +77,15 @@ class Not(msgspec.Struct, frozen=True):
     of: "Condition"
 
 
-class Both(msgspec.Struct, frozen=True):
+class And(msgspec.Struct, frozen=True):
     parts: tuple["Condition", ...]
 
 
-class Either(msgspec.Struct, frozen=True):
+class Or(msgspec.Struct, frozen=True):
     parts: tuple["Condition", ...]
 
 
-Condition = Ended | Compared | Told | Fixed | Not | Both | Either
+Condition = StepOutcome | Comparison | GivenFlag | Literal | Not | And | Or
 
 
 @lru_cache(maxsize=1024)
@@ -130,16 +130,16 @@ class _Reader:
         return self.tokens[self.at - 1][0]
 
     def either(self) -> Condition:
-        return self.joined("or", Either, lambda: self.joined("and", Both, self.one))
+        return self.joined("or", Or, lambda: self.joined("and", And, self.nested))
 
-    def joined(self, word: str, kind: type[Both] | type[Either], part: Callable[[], Condition]) -> Condition:
+    def joined(self, word: str, kind: type[And] | type[Or], part: Callable[[], Condition]) -> Condition:
         parts = [part()]
         while self.next == word:
             self.take()
             parts.append(part())
         return kind(tuple(parts)) if len(parts) > 1 else parts[0]
 
-    def one(self) -> Condition:
+    def nested(self) -> Condition:
         self.depth += 1
         if self.depth > _DEEPEST:
             self.wrong(f"nested deeper than {_DEEPEST}")
@@ -151,76 +151,77 @@ class _Reader:
     def term(self) -> Condition:
         word = self.take()
         if word == "not":
-            return Not(self.one())
+            return Not(self.nested())
         if word == "(":
             inner = self.either()
             if self.take() != ")":
                 self.wrong("a bracket is not closed", back=1)
             return inner
         if word in ("true", "false"):
-            return Fixed(word == "true")
+            return Literal(word == "true")
         if word in COMPARES or word in (")", "and", "or"):
             self.wrong(f"did not expect {word}", back=1)
         if self.next in COMPARES:
             op, value = self.take(), self.take()
             if value in COMPARES or value in ("(", ")", "and", "or", "not"):
                 self.wrong(f"expected a value after {op}", back=1)
-            return Compared(word, op, value)
+            return Comparison(word, op, value)
         return self.alone(word)
 
     def alone(self, word: str) -> Condition:
         head, _, tail = word.rpartition(".")
         if head == "input":
-            return Told(word)
+            return GivenFlag(word)
         if word in FACTS:
             self.wrong(f"{word} has to be compared, as in {word} == {FACTS[word][0]}", back=1)
         if not head or tail not in OUTCOMES:
             self.wrong(f"{word!r} has to be STEP.passed or STEP.failed (or STEP.skipped)", back=1)
-        return Ended(head, tail)
+        return StepOutcome(head, tail)
 
 
-# --- what it speaks of ---
+# --- names in a condition ---
 
 
-def leaves(of: Condition) -> list[Ended | Compared | Told | Fixed]:
+def leaves(of: Condition) -> list[StepOutcome | Comparison | GivenFlag | Literal]:
     if isinstance(of, Not):
         return leaves(of.of)
-    if isinstance(of, Both | Either):
+    if isinstance(of, And | Or):
         return [leaf for part in of.parts for leaf in leaves(part)]
     return [of]
 
 
 def reads(of: Condition) -> set[str]:
-    """The names that are not outcomes of steps: `severity`, `input.x`."""
-    return {leaf.name for leaf in leaves(of) if isinstance(leaf, Compared | Told)}
+    """The names other than outcomes of steps: `severity`, `input.x`."""
+    return {leaf.name for leaf in leaves(of) if isinstance(leaf, Comparison | GivenFlag)}
 
 
 # --- its value ---
 
 
 def truth(of: Condition, outcomes: Callable[[str], str | None], knows: Mapping[str, Any]) -> bool | None:
-    """None: not known. `outcomes` gives a step's word, `knows` what the run knows by its name."""
+    """The value of the condition; None if unknown. `outcomes`: step -> its outcome; `knows`: fact ->
+    value."""
     match of:
-        case Ended():
+        case StepOutcome():
             return outcomes(of.step) == of.word
-        case Fixed():
+        case Literal():
             return of.value
-        case Told():
+        case GivenFlag():
             value = knows.get(of.name)
             return value if isinstance(value, bool) else None
-        case Compared():
+        case Comparison():
             return _compared(of, knows.get(of.name))
         case Not():
             inner = truth(of.of, outcomes, knows)
             return None if inner is None else not inner
-        case Both():
-            return _all([truth(part, outcomes, knows) for part in of.parts])
-        case Either():
-            some = _all([_opposite(truth(part, outcomes, knows)) for part in of.parts])
-            return _opposite(some)
+        case And():
+            return _and([truth(part, outcomes, knows) for part in of.parts])
+        case Or():
+            some = _and([_not(truth(part, outcomes, knows)) for part in of.parts])
+            return _not(some)
 
 
-def _compared(of: Compared, value: Any) -> bool | None:
+def _compared(of: Comparison, value: Any) -> bool | None:
     if value is None:
         return None
     if isinstance(value, bool):
@@ -230,33 +231,33 @@ def _compared(of: Compared, value: Any) -> bool | None:
     return COMPARES[of.op](str(value), of.value)  # P0 < P1 < …, as their texts
 
 
-def _all(found: list[bool | None]) -> bool | None:
+def _and(found: list[bool | None]) -> bool | None:
     if False in found:
         return False
     return None if None in found else True
 
 
-def _opposite(value: bool | None) -> bool | None:
+def _not(value: bool | None) -> bool | None:
     return None if value is None else not value
 
 
-# --- as the files hold them: what is wrong with one, and one playbook's within another's
+# --- conditions in files: their errors, and those of a playbook used by another
 
 
-def wrong_with(leaf: Compared | Told, inputs: Mapping[str, Input]) -> str | None:
-    """What cannot be right about it, in a sentence; None where it is."""
+def leaf_error(leaf: Comparison | GivenFlag, inputs: Mapping[str, Input]) -> str | None:
+    """What is wrong with the comparison, in a sentence; None if nothing is."""
     name = leaf.name.removeprefix("input.")
     if name == leaf.name:
         if leaf.name not in FACTS:
             return f"there is no {leaf.name}; there are {', '.join(FACTS)} and input.NAME"
-        assert isinstance(leaf, Compared)
+        assert isinstance(leaf, Comparison)
         if leaf.value not in FACTS[leaf.name]:
             return f"{leaf.name} is never {leaf.value}: it is one of {', '.join(FACTS[leaf.name])}"
         return _only_equal(leaf) if leaf.name != "severity" else None
     given = inputs.get(name)
     if given is None:
         return f"the playbook has no input {name}"
-    if isinstance(leaf, Told):
+    if isinstance(leaf, GivenFlag):
         return None if given.type is InputType.bool else f"{leaf.name} is no bool: compare it"
     if given.type in (InputType.int, InputType.duration):
         return None if re.fullmatch(r"\d+", leaf.value) else f"{leaf.name} is a number, {leaf.value} is none"
@@ -267,50 +268,50 @@ def wrong_with(leaf: Compared | Told, inputs: Mapping[str, Input]) -> str | None
     return _only_equal(leaf)
 
 
-def _only_equal(leaf: Compared) -> str | None:
+def _only_equal(leaf: Comparison) -> str | None:
     return None if leaf.op in ("==", "!=") else f"{leaf.name} has no order: only == and !="
 
 
 def text_of(of: Condition) -> str:
-    """A text that reads back as the same condition."""
+    """A text that parses to the same condition."""
     match of:
-        case Ended():
+        case StepOutcome():
             return f"{of.step}.{of.word}"
-        case Fixed():
+        case Literal():
             return "true" if of.value else "false"
-        case Told():
+        case GivenFlag():
             return of.name
-        case Compared():
+        case Comparison():
             return f"{of.name} {of.op} {of.value}"
         case Not():
             return f"not {_bracketed(of.of)}"
-        case Both():
+        case And():
             return " and ".join(_bracketed(part) for part in of.parts)
-        case Either():
+        case Or():
             return " or ".join(_bracketed(part) for part in of.parts)
 
 
 def _bracketed(of: Condition) -> str:
-    return f"({text_of(of)})" if isinstance(of, Both | Either | Not) else text_of(of)
+    return f"({text_of(of)})" if isinstance(of, And | Or | Not) else text_of(of)
 
 
-def renamed(of: Condition, step: Callable[[str], str], given: Mapping[str, Any]) -> Condition:
-    """The same where its playbook is part of another one: steps by their new ids, and its inputs as that one
-    gives them, a value or another input's name as `{input.x}`."""
+def inline_condition(of: Condition, step: Callable[[str], str], given: Mapping[str, Any]) -> Condition:
+    """The condition of a playbook that another one uses: with the new ids of its steps, and with its inputs
+    as `given` by the other, a value or the name of an input as `{input.x}`."""
     match of:
-        case Ended():
-            return Ended(step(of.step), of.word)
+        case StepOutcome():
+            return StepOutcome(step(of.step), of.word)
         case Not():
-            return Not(renamed(of.of, step, given))
-        case Both():
-            return Both(tuple(renamed(part, step, given) for part in of.parts))
-        case Either():
-            return Either(tuple(renamed(part, step, given) for part in of.parts))
-        case Told() | Compared() if of.name.startswith("input."):
+            return Not(inline_condition(of.of, step, given))
+        case And():
+            return And(tuple(inline_condition(part, step, given) for part in of.parts))
+        case Or():
+            return Or(tuple(inline_condition(part, step, given) for part in of.parts))
+        case GivenFlag() | Comparison() if of.name.startswith("input."):
             value = given.get(of.name.removeprefix("input."))
             if isinstance(value, str) and (outer := re.fullmatch(r"\{(input\.\w+)\}", value)):
                 return msgspec.structs.replace(of, name=outer[1])
-            known = truth(of, lambda _: None, {of.name: value})
-            return Fixed(known is True)
+            result = truth(of, lambda _: None, {of.name: value})
+            return Literal(result is True)
         case _:
             return of

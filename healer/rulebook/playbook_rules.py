@@ -26,9 +26,16 @@ from healer.model import (
     Verb,
 )
 from healer.model.vocabulary import did_you_mean
-from healer.playbooks.advance import JOB_LISTS, RESERVED, InputInvalid, only_place, places_of, value_of
-from healer.playbooks.conditions import ConditionError, Ended, Fixed, leaves, parse, wrong_with
-from healer.playbooks.within import Within, inlined
+from healer.playbooks.advance import (
+    JOB_LISTS,
+    RESERVED,
+    InputInvalid,
+    placeholders,
+    read_value,
+    sole_placeholder,
+)
+from healer.playbooks.conditions import ConditionError, Literal, StepOutcome, leaf_error, leaves, parse
+from healer.playbooks.within import InlineError, inline_playbook
 from healer.rulebook.source import Source
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
@@ -68,7 +75,7 @@ def check_spec(source: Source, path: tuple[str, str], name: str, spec: Input) ->
         source.problem((*path, "required"), f"inputs: {name} has a default, so it is never missing")
     if spec.default is not None and not (spec.type is InputType.choice and not spec.choices):
         try:
-            value_of(name, spec, spec.default)
+            read_value(name, spec, spec.default)
         except InputInvalid as error:
             source.problem((*path, "default"), f"inputs: {error}")
 
@@ -83,7 +90,7 @@ def check_input(source: Source, path: tuple[str, int], step: Step, playbook: Pla
         if name not in known:
             hint = did_you_mean(name, list(known)) or (f"it reads {', '.join(known)}" if known else "")
             source.problem(where, f"input: {word} does not read {name}", hint)
-        elif places_of(value):
+        elif placeholders(value):
             _check_places(source, where, name, value, known[name], playbook)
         elif type(value) is not known[name][0]:
             source.problem(where, f"input: {name} has to be {_WANTED[known[name][0]]}")
@@ -116,19 +123,19 @@ def _check_places(
 ) -> None:
     """`{input.x}` in a step's input: the playbook has it, of a type that the step reads."""
     wanted, needed = reads
-    for place in places_of(value):
+    for place in placeholders(value):
         spec = playbook.inputs.get(place)
         if spec is None:
             hint = did_you_mean(place, playbook.inputs)
             source.problem(where, f"input: the playbook has no input {place}", hint)
             return
         given = _TYPES.get(spec.type, str)
-        if wanted is not str and (only_place(value) is None or given is not wanted):
+        if wanted is not str and (sole_placeholder(value) is None or given is not wanted):
             source.problem(where, f"input: {name} has to be {_WANTED[wanted]}, {place} is {spec.type}")
         elif needed and not spec.required and spec.default is None:
             source.problem(where, f"input: {name} is needed, and {place} may be missing", "give it a default")
         elif name in _CLOSED:
-            if spec.type is not InputType.choice or only_place(value) is None:
+            if spec.type is not InputType.choice or sole_placeholder(value) is None:
                 text = f"input: {name} takes an input that is a choice, and nothing beside it"
                 source.problem(where, text, "list what it may be")
             for choice in spec.choices:
@@ -204,8 +211,8 @@ def read_playbooks(
                 _check_order(source, playbook, range(len(playbook.steps)))
             continue
         try:
-            flat = inlined(playbook, books)
-        except Within as error:
+            flat = inline_playbook(playbook, books)
+        except InlineError as error:
             source.problem(("steps", error.index), str(error), error.hint)
             whole[name] = playbook
             continue
@@ -267,7 +274,7 @@ def _check_step(
     if step.use is None:
         check_input(source, path, step, playbook)
     script = step.input.get("script")
-    if isinstance(script, str) and not places_of(script) and script not in scripts:
+    if isinstance(script, str) and not placeholders(script) and script not in scripts:
         hint = did_you_mean(script, list(scripts)) or "a file rules/validation/NAME.sh"
         source.problem((*path, "input", "script"), f"there is no script {script}", hint)
 
@@ -279,7 +286,7 @@ def _check_depth(
     given = step.input.get("depth")
     if step.do not in {Verb.bisect, Verb.diagnose, Verb.sweep} or not isinstance(given, str):
         return
-    place = only_place(given)
+    place = sole_placeholder(given)
     spec = playbook.inputs.get(place) if place is not None else None
     named = spec.choices if spec is not None else () if place is not None else (given,)
     for name in named:
@@ -359,7 +366,7 @@ def _check_given(
     if spec is None:
         hint = did_you_mean(name, used.inputs)
         source.problem(where, f"input: {used.name} has no input {name}", hint)
-    elif (place := only_place(value)) is not None:
+    elif (place := sole_placeholder(value)) is not None:
         outer = playbook.inputs.get(place)
         same = outer is not None and (outer.type, outer.choices) == (spec.type, spec.choices)
         if outer is None:
@@ -370,7 +377,7 @@ def _check_given(
             source.problem(where, f"input: {name} is needed, and {place} may be missing", "give it a default")
     else:
         try:
-            value_of(name, spec, value)
+            read_value(name, spec, value)
         except InputInvalid as error:
             source.problem(where, f"input: {error}")
 
@@ -402,14 +409,14 @@ def _check_when(
         source.problem(path, f"when: {error}", "such as test.failed, or severity <= P1 and not input.fast")
         return
     for leaf in leaves(condition):
-        if isinstance(leaf, Ended):
+        if isinstance(leaf, StepOutcome):
             _check_ended(source, path, leaf, before, playbook)
-        elif not isinstance(leaf, Fixed) and (text := wrong_with(leaf, playbook.inputs)):
+        elif not isinstance(leaf, Literal) and (text := leaf_error(leaf, playbook.inputs)):
             source.problem(path, f"when: {text}")
 
 
 def _check_ended(
-    source: Source, path: Sequence[str | int], leaf: Ended, before: dict[str, Step], playbook: Playbook
+    source: Source, path: Sequence[str | int], leaf: StepOutcome, before: dict[str, Step], playbook: Playbook
 ) -> None:
     step = before.get(leaf.step)
     if step is None:
@@ -537,7 +544,7 @@ def _check_command_use(
 
 def _named(step: Step, playbook: Playbook) -> Sequence[str]:
     told = step.input.get("command")
-    place = only_place(told)
+    place = sole_placeholder(told)
     if place is not None:
         return playbook.inputs[place].choices if place in playbook.inputs else ()
     return (str(told),)

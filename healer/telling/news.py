@@ -1,7 +1,7 @@
-"""What healer tells people by itself, outside of playbooks: pages, news of an incident, digests, tickets.
+"""Messages that healer sends outside of playbooks: pages, news of an incident, digests, tickets.
 
-Pure; the time is given. Each message has a stable id, so that a repeat is no second page, and all messages of
-an incident are one thread.
+Pure; the time is given. Each message has a stable id, so that a repeat is no second page. All messages of an
+incident are one thread.
 """
 
 import hashlib
@@ -39,11 +39,11 @@ DIGEST_MAX = 40
 _LINE_MAX = 200
 
 
-def told_next(raised: Raised | None, now: datetime) -> Raised:
-    """When an alarm that is raised now is told (`last_at`: now or later), as what it then counts.
+def schedule_alarm(raised: Raised | None, now: datetime) -> Raised:
+    """When to send an alarm that is raised now: `last_at`, now or later, with the new count of repeats.
 
-    A first alarm, and one after a long quiet, at once; else 5, 10, 20, 40, 80 min and ever 80 min after the
-    last one. Also a clock that was set back never makes it wait longer than that.
+    The first one, and one after a long silence, at once; else 5, 10, 20, 40, 80, 80 … min after the last one.
+    It never waits longer than that, even if the clock was set back.
     """
     if raised is None or now - raised.last_at >= FORGOTTEN:
         return Raised(0, now)
@@ -52,16 +52,17 @@ def told_next(raised: Raised | None, now: datetime) -> Raised:
     return Raised(raised.again + 1, max(due, now))
 
 
-def taken_back(raised: Raised) -> Raised | None:
-    """What counts when the one that waited for its time was over before it, so that it was never sent."""
+def withdraw_alarm(raised: Raised) -> Raised | None:
+    """The state before the last `schedule_alarm`, for an alarm that ended before it was sent; None: no
+    alarm."""
     if raised.again == 0:
         return None
     wait = BACK_OFF[min(raised.again, len(BACK_OFF)) - 1]
     return Raised(raised.again - 1, raised.last_at - wait)
 
 
-def about(incident: Incident, stage: Stage = Stage.opened) -> About:
-    """`run`: the one that a person may approve or reject, where it waits for that."""
+def about_incident(incident: Incident, stage: Stage = Stage.opened) -> About:
+    """What routes and channels need of an incident. `run`: set where a person may approve or reject it."""
     asks = stage is not Stage.resolved and incident.held_by is Guard.approval
     return About(
         rule=incident.rule,
@@ -73,34 +74,37 @@ def about(incident: Incident, stage: Stage = Stage.opened) -> About:
     )
 
 
-def opened(incident: Incident, again: datetime | None = None) -> Message:
-    """`again`: when it was opened again, or grew worse."""
-    jobs = ", ".join(incident.jobs_hit) or "none"
+def opened_news(incident: Incident, again: datetime | None = None) -> Message:
+    """`again`: when the incident was reopened, or its severity rose."""
     lines = [
         verdict_sentence(incident),
         f"Where: {place(incident.root)}",
-        f"Jobs hit: {jobs}",
-        f"healer: {_does(incident)}",
+        _jobs(incident),
+        f"healer: {_what_healer_does(incident)}",
     ]
     stamp = f":{again:%Y%m%dT%H%M%S}" if again else ""
     return _message(incident, f"{incident.id}:told:{incident.severity}{stamp}", Stage.opened, lines)
 
 
-def acknowledged(incident: Incident) -> Message:
+def acknowledged_news(incident: Incident) -> Message:
     lines = [f"{incident.acknowledged_by} looks after it.", verdict_sentence(incident)]
     return _message(incident, f"{incident.id}:ack", Stage.acknowledged, lines)
 
 
-def resolved(incident: Incident, work: Sequence[tuple[Run, Sequence[LogEntry]]]) -> Message:
-    """With the proof: what was done, and how it was seen."""
+def resolved_news(incident: Incident, work: Sequence[tuple[Run, Sequence[LogEntry]]]) -> Message:
+    """News of a resolved incident, with a proof line for each step that was done."""
     stamp = f"{incident.closed or incident.updated:%Y%m%dT%H%M%S}"
-    lines = [verdict_sentence(incident), *proof(work), f"Closed: {incident.closed_why or 'by a person'}"]
+    lines = [
+        verdict_sentence(incident),
+        *proof_lines(work),
+        f"Closed: {incident.closed_why or 'by a person'}",
+    ]
     return _message(incident, f"{incident.id}:over:{stamp}", Stage.resolved, lines)
 
 
-def proof(work: Sequence[tuple[Run, Sequence[LogEntry]]]) -> list[str]:
-    """A line for each step that is done, in the words of what was read back after it; a step that was done
-    several times by its last. Shadow runs did nothing."""
+def proof_lines(work: Sequence[tuple[Run, Sequence[LogEntry]]]) -> list[str]:
+    """A line for each step that was done, with what was read back after it; for a repeated step its last
+    entry. Shadow runs did nothing."""
     lines = []
     for run, log in work:
         done = {entry.step: entry.text for entry in log if entry.event is StepEvent.done}
@@ -116,14 +120,14 @@ def proof(work: Sequence[tuple[Run, Sequence[LogEntry]]]) -> list[str]:
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True):
-    """What a digest tells in one line: the incident as it is now, or a message without one."""
+    """A line of a digest: the present state of an incident, or a message without an incident."""
 
     message: Message
     incident: Incident | None = None
 
 
 def digest(name: str, cluster: str, items: Sequence[Item], console_url: str) -> Message:
-    """One message of many, the worst and newest first, each incident once and as it is now."""
+    """One message for many, by severity, each incident once and in its present state."""
     once = {item.message.incident or item.message.id: item for item in items}
     ordered = sorted(once.values(), key=lambda item: _severity(item).value)
     lines = [_in_digest(item, console_url) for item in ordered[:DIGEST_MAX]]
@@ -145,12 +149,12 @@ def _severity(item: Item) -> Severity:
 
 
 def _in_digest(item: Item, console_url: str) -> str:
-    one = item.incident
-    if one is None:
+    incident = item.incident
+    if incident is None:
         return f"{item.message.severity} {item.message.title}"[:_LINE_MAX]
-    how = "open" if one.is_open else f"over: {one.closed_why or 'by a person'}"
-    link = f" {console_url.rstrip('/')}/incidents/{one.id}" if console_url else ""
-    return f"{one.severity} {place(one.root)}: {one.title}; {how}"[:_LINE_MAX] + link
+    how = "open" if incident.is_open else f"over: {incident.closed_why or 'by a person'}"
+    link = f" {console_url.rstrip('/')}/incidents/{incident.id}" if console_url else ""
+    return f"{incident.severity} {place(incident.root)}: {incident.title}; {how}"[:_LINE_MAX] + link
 
 
 def _message(incident: Incident, name: str, stage: Stage, lines: Sequence[str]) -> Message:
@@ -162,11 +166,11 @@ def _message(incident: Incident, name: str, stage: Stage, lines: Sequence[str]) 
         text="\n".join(lines),
         severity=incident.severity,
         incident=incident.id,
-        about=about(incident, stage),
+        about=about_incident(incident, stage),
     )
 
 
-def _does(incident: Incident) -> str:
+def _what_healer_does(incident: Incident) -> str:
     if incident.held_by is not None:
         return f"the guard {incident.held_by} holds it back"
     if incident.known_bad_in_service:
@@ -183,8 +187,8 @@ def notice_of(
     link_secret: str | None = None,
     buttons: bool = False,
 ) -> Notice:
-    """As channels write it. An approval is a link to the run, where a person signs in and approves; with a
-    secret it shows the run for a day without that. Buttons where the channel has them."""
+    """The message for channels. An approval is a link to the run, where a person signs in and approves; with
+    a secret the link shows the run for a day without signing in. `buttons`: the channel has buttons."""
     about, console_url = message.about, console_url.rstrip("/")
     run = f"/runs/{about.run}" if about.run else ""
     path = f"/incidents/{message.incident}" if message.incident else run
@@ -207,7 +211,7 @@ def notice_of(
     )
 
 
-# --- pages of healer's own
+# --- pages about healer itself
 
 
 def breaker_page(breaker: Breaker, now: datetime) -> Message:
@@ -224,8 +228,8 @@ def breaker_page(breaker: Breaker, now: datetime) -> Message:
     )
 
 
-def opened_message(incident: Incident) -> Message:
-    """For rules whose remedy is to tell people. P0 and P1 wake them."""
+def notify_message(incident: Incident) -> Message:
+    """For rules whose remedy is `notify`. P0 and P1 page."""
     nodes = ", ".join(sorted(incident.nodes)) or "none"
     return Message(
         id=f"{incident.id}:opened",
@@ -235,27 +239,26 @@ def opened_message(incident: Incident) -> Message:
         severity=incident.severity,
         page=incident.severity in {Severity.P0, Severity.P1},
         incident=incident.id,
-        about=about(incident),
+        about=about_incident(incident),
     )
 
 
 def p0_page(incident: Incident, why: str) -> Message:
-    jobs = ", ".join(incident.jobs_hit) or "none"
     return Message(
-        # Urgent again after it was over is a page of its own, but one an hour at most.
+        # An incident that is P0 again gets another page, one an hour at most.
         id=f"{incident.id}:p0:{incident.p0_since:%Y%m%dT%H}",
         cluster=incident.cluster,
         title=f"P0 {incident.root}: {incident.title}",
-        text=f"{verdict_sentence(incident)}\nWhere: {incident.root}\nJobs hit: {jobs}\nhealer: {why}",
+        text=f"{verdict_sentence(incident)}\nWhere: {incident.root}\n{_jobs(incident)}\nhealer: {why}",
         severity=Severity.P0,
         page=True,
         incident=incident.id,
-        about=about(incident),
+        about=about_incident(incident),
     )
 
 
-def fell_back(cluster: str, rule: str, why: str, incident: str, request: str) -> Message:
-    """A rule was wrong too often to act alone any longer. It wakes no one: the rule asks first now."""
+def demotion_message(cluster: str, rule: str, why: str, incident: str, request: str) -> Message:
+    """A rule was wrong too often to stay in mode auto. No page: the rule asks first now."""
     return Message(
         id=f"rule:{rule}:{request}",
         cluster=cluster,
@@ -269,22 +272,22 @@ def fell_back(cluster: str, rule: str, why: str, incident: str, request: str) ->
 
 
 def blind_page(cluster: str, problem: str, now: datetime) -> Message:
-    """healer looks at nothing that is measured; kernel lines and silence are walked as ever."""
-    told = sha256(problem.encode()).hexdigest()[:12]
+    """healer evaluates no metrics and step times; kernel lines and silence still work."""
+    digest = sha256(problem.encode()).hexdigest()[:12]
     return Message(
-        id=f"senses:{cluster}:{told}:{now:%Y%m%d}",  # the same again is a page of the next day
+        id=f"senses:{cluster}:{digest}:{now:%Y%m%d}",  # the same problem pages once a day
         cluster=cluster,
         title=f"healer looks at no metrics and no step times of {cluster}",
         text=f"{problem}\nKernel lines and silence are heard as ever. `healer rules test` says what is wrong "
         "with rules; what else fails stands in the detector's log.",
         severity=Severity.P1,
         page=True,
-        about=About(alarm=f"senses:{told}@{cluster}"),
+        about=About(alarm=f"senses:{digest}@{cluster}"),
     )
 
 
 def approval_page(run: Run) -> Message:
-    """No one approved in time, before the run or at a step of it; nothing is done for that (law 8)."""
+    """An approval timed out, for the run or one of its steps; a time-out never approves (law 8)."""
     begun = run.state is RunState.waiting and run.approve_until is not None
     asked_at = run.approve_until - APPROVAL_LASTS if begun and run.approve_until else run.created_at
     what = run.question if begun and run.question else run.reason
@@ -294,7 +297,7 @@ def approval_page(run: Run) -> Message:
         title=f"Nobody has approved {run.playbook} on {run.node or run.job}",
         text=f"{what}\nIt was asked at {asked_at:%H:%M} UTC and waits. Nothing is done before "
         "somebody approves or rejects it.",
-        # A run that has begun has done what is urgent: no one is woken for the rest.
+        # A run that has begun has done what is urgent: the rest does not page.
         severity=Severity.P1 if begun else Severity.P0,
         page=not begun,
         incident=run.incident,
@@ -302,7 +305,7 @@ def approval_page(run: Run) -> Message:
     )
 
 
-# --- links that show one page without signing in, for a day: they show, and allow nothing
+# --- links that show one page without signing in, for a day; they only show
 #
 # `?look=UNTIL.SIGNATURE`: the second until which it opens, and the first 32 hex digits of HMAC-SHA256 over
 # `PATH|UNTIL` with the site's secret (HEALER_LINK_SECRET).
@@ -313,13 +316,13 @@ LINK_NAME = "look"
 
 
 def sign_link(path: str, secret: str, since: datetime) -> str:
-    """The path with what opens it, the same each time for the same moment."""
+    """The path with its signature; the same for the same `since`."""
     until = int((since + LINK_LASTS).timestamp())
     return f"{path}?{LINK_NAME}={until}.{_signature(path, until, secret)}"
 
 
-def link_opens(path: str, look: str, secret: str, now: datetime) -> bool:
-    """Whether this is ours, for this page, and not over."""
+def is_valid_link(path: str, look: str, secret: str, now: datetime) -> bool:
+    """Whether the link was signed for this page and has not expired."""
     stamp, _, given = look.partition(".")
     if not (stamp.isascii() and stamp.isdigit() and len(stamp) < 12):
         return False
@@ -333,16 +336,16 @@ def _signature(path: str, until: int, secret: str) -> str:
     return hmac.new(secret.encode(), f"{path}|{until}".encode(), hashlib.sha256).hexdigest()[:32]
 
 
-#: Steps that are told; a long story keeps its beginning and its end.
+#: Steps in a ticket's closing text; of more, the first and last are kept.
 _STEPS_MAX = 40
 _STEP_LENGTH = 300
 _EVENTS = {StepEvent.done: "", StepEvent.failed: "failed: ", StepEvent.undone: "undone: "}
 
 
-def stage_after(before: Incident | None, after: Incident) -> TicketStage | None:
-    """What its ticket has to be told, if it has one; None: nothing.
+def ticket_stage(before: Incident | None, after: Incident) -> TicketStage | None:
+    """The stage of an update of the incident's ticket; None: no update.
 
-    News is what changes the verdict's sentence. Only a run files a ticket.
+    An open incident is updated when its verdict's sentence changes. Only a run files a ticket.
     """
     if before is None or not after.run_count:
         return None
@@ -355,23 +358,23 @@ def stage_after(before: Incident | None, after: Incident) -> TicketStage | None:
     return None
 
 
-def first_ticket(incident: Incident) -> str:
-    """The id of the delivery that opens it."""
+def ticket_id(incident: Incident) -> str:
+    """The id of the delivery that opens the incident's ticket."""
     return f"{incident.id}:ticket"
 
 
-def ticket_after(incident: Incident, stage: TicketStage, steps: Sequence[LogEntry], now: datetime) -> Ticket:
-    """`steps`: the logs of the runs that worked on it, oldest first."""
-    told = verdict_sentence(incident)
+def ticket_update(incident: Incident, stage: TicketStage, steps: Sequence[LogEntry], now: datetime) -> Ticket:
+    """An update of the incident's ticket. `steps`: the logs of its runs, oldest first."""
+    verdict = verdict_sentence(incident)
     if stage is TicketStage.updated:
-        occasion = sha256(told.encode()).hexdigest()[:12]  # the same words are told once
-        text = f"{told}\n{_jobs(incident)}"
+        occasion = sha256(verdict.encode()).hexdigest()[:12]  # the same text is sent once
+        text = f"{verdict}\n{_jobs(incident)}"
     else:
         at = (incident.closed or now) if stage is TicketStage.closed else now
         occasion = f"{stage}:{at:%Y%m%dT%H%M%S}"
-        text = proof_text(incident, steps) if stage is TicketStage.closed else f"It is open again. {told}"
+        text = proof_text(incident, steps) if stage is TicketStage.closed else f"It is open again. {verdict}"
     return Ticket(
-        id=f"{first_ticket(incident)}:{occasion}",
+        id=f"{ticket_id(incident)}:{occasion}",
         cluster=incident.cluster,
         node=incident.root.node,
         incident=incident.id,
@@ -383,8 +386,8 @@ def ticket_after(incident: Incident, stage: TicketStage, steps: Sequence[LogEntr
     )
 
 
-def linked(ticket: Ticket, console_url: str) -> Ticket:
-    """What opens a ticket ends with the incident's page, where the site says how people reach healer."""
+def with_incident_link(ticket: Ticket, console_url: str) -> Ticket:
+    """A ticket that is opened, with a link to the incident's page if the site has a console URL."""
     if not console_url or ticket.incident is None or ticket.stage is not TicketStage.opened:
         return ticket
     link = f"{console_url.rstrip('/')}/incidents/{ticket.incident}"
@@ -392,7 +395,7 @@ def linked(ticket: Ticket, console_url: str) -> Ticket:
 
 
 def proof_text(incident: Incident, steps: Sequence[LogEntry]) -> str:
-    """Why it is over, what was done and what was seen of it: each step was read back before it was logged."""
+    """Why the incident is over and what was done; each step was read back before it was logged."""
     lines = [verdict_sentence(incident)]
     if incident.closed is not None:
         lines.append(f"Over since {incident.closed:%Y-%m-%d %H:%M:%S} UTC: {incident.closed_why or 'closed'}")
@@ -401,19 +404,19 @@ def proof_text(incident: Incident, steps: Sequence[LogEntry]) -> str:
     if incident.tried is not Remedy.none and incident.tried in REMEDY_LADDER:
         lines.append(f"Tried for it: {incident.tried}")
     lines.append(_jobs(incident))
-    return "\n".join([*lines, *_told(steps)])
+    return "\n".join([*lines, *_work_done(steps)])
 
 
 def _jobs(incident: Incident) -> str:
     return f"Jobs hit: {', '.join(incident.jobs_hit) or 'none'}"
 
 
-def _told(steps: Sequence[LogEntry]) -> list[str]:
-    rows = [
-        f"{one.at:%m-%d %H:%M:%S} {one.step}: {_EVENTS[one.event]}{' '.join(one.text.split())[:_STEP_LENGTH]}"
-        for one in steps
-        if one.event in _EVENTS
-    ]
+def _work_done(steps: Sequence[LogEntry]) -> list[str]:
+    def row(entry: LogEntry) -> str:
+        text = " ".join(entry.text.split())[:_STEP_LENGTH]
+        return f"{entry.at:%m-%d %H:%M:%S} {entry.step}: {_EVENTS[entry.event]}{text}"
+
+    rows = [row(entry) for entry in steps if entry.event in _EVENTS]
     if not rows:
         return ["healer did nothing itself"]
     left_out = len(rows) - _STEPS_MAX

@@ -16,7 +16,7 @@ from healer.model import (
     Ticket,
     TicketStage,
 )
-from healer.telling.news import proof_text, stage_after, ticket_after
+from healer.telling.news import proof_text, ticket_stage, ticket_update
 from tests.support.ledgers import incident as made
 from tests.support.loop import CLUSTER, LOST, START, Site, later
 
@@ -57,7 +57,11 @@ def test_a_run_files_one_ticket_and_a_person_closes_it_with_what_was_done() -> N
 
 def test_the_nodes_return_is_part_of_the_proof_however_soon_the_detector_hears_of_it() -> None:
     site = faulty()
-    site.on_checkpoint = lambda _: site.walk()  # it walks wherever the run could be overtaken
+
+    def walk_then(_: str) -> None:
+        site.walk()  # it walks wherever the run could be overtaken
+
+    site.on_checkpoint = walk_then
     (waits,) = [one for one in site.runs if one.state is RunState.waiting]
     back = Run(
         id="r-resume", cluster=CLUSTER, playbook="resume", state=RunState.running, by="ann",
@@ -105,20 +109,20 @@ def incident(**fields: Any) -> Incident:
 def test_news_is_what_changes_the_sentence() -> None:
     before = incident()
     over = {"state": IncidentState.resolved, "closed": START, "closed_why": "well again"}
-    assert stage_after(None, before) is None
-    assert stage_after(before, msgspec.structs.replace(before, updated=later(9))) is None
-    assert stage_after(before, incident(confidence=0.6)) is TicketStage.updated
-    assert stage_after(before, incident(**over)) is TicketStage.closed
-    assert stage_after(incident(**over), before) is TicketStage.reopened
-    assert stage_after(incident(**over), incident(**over)) is None
+    assert ticket_stage(None, before) is None
+    assert ticket_stage(before, msgspec.structs.replace(before, updated=later(9))) is None
+    assert ticket_stage(before, incident(confidence=0.6)) is TicketStage.updated
+    assert ticket_stage(before, incident(**over)) is TicketStage.closed
+    assert ticket_stage(incident(**over), before) is TicketStage.reopened
+    assert ticket_stage(incident(**over), incident(**over)) is None
     never = msgspec.structs.replace(before, run_count=0)
-    assert stage_after(never, msgspec.structs.replace(never, **over)) is None
+    assert ticket_stage(never, msgspec.structs.replace(never, **over)) is None
 
 
 def test_the_same_news_is_one_delivery() -> None:
-    first = ticket_after(incident(), TicketStage.updated, [], START)
-    assert ticket_after(incident(), TicketStage.updated, [], later(60)).id == first.id
-    other = ticket_after(incident(confidence=0.6), TicketStage.updated, [], START)
+    first = ticket_update(incident(), TicketStage.updated, [], START)
+    assert ticket_update(incident(), TicketStage.updated, [], later(60)).id == first.id
+    other = ticket_update(incident(confidence=0.6), TicketStage.updated, [], START)
     assert other.id != first.id
     assert other.key == first.key
 

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 
 from healer.model import About, Message, Role, RunState, Severity
 from healer.ports.answers import RunRecord
-from healer.telling.news import LINK_LASTS, link_opens, notice_of, sign_link
+from healer.telling.news import LINK_LASTS, is_valid_link, notice_of, sign_link
 from tests.support.console_sample import NOW
 from tests.support.console_site import LINK_SECRET, Site, make_sample
 
@@ -93,6 +93,6 @@ def test_messages_carry_it_where_there_is_a_secret() -> None:
     url = urlsplit(link(LINK_SECRET))
     look = parse_qs(url.query)["look"][0]
     almost, over = (NOW + LINK_LASTS + timedelta(seconds=by) for by in (-1, 0))
-    assert link_opens(url.path, look, LINK_SECRET, almost)
-    assert not link_opens(url.path, look, LINK_SECRET, over)
+    assert is_valid_link(url.path, look, LINK_SECRET, almost)
+    assert not is_valid_link(url.path, look, LINK_SECRET, over)
     assert link(LINK_SECRET) == link(LINK_SECRET)  # a second try of the same message says the same

@@ -24,7 +24,7 @@ from healer.model import (
     StepEvent,
     SweepSettings,
 )
-from healer.playbooks import UNDO, stuck_at, touched
+from healer.playbooks import UNDO, parts_to_undo, stuck_keys
 from healer.ports.node_exec import NodeUnavailable
 from healer.ports.scheduling import SchedulerError, SchedulerUnavailable
 from healer.ports.transactions import LedgerAway
@@ -362,7 +362,7 @@ class World:
         with people.transaction() as tx:
             if run.state is RunState.stuck:
                 log = people.tables.log.get(run.id, [])
-                for key in stuck_at(self.rules.playbooks[run.playbook], log, people.clock.now()):
+                for key in stuck_keys(self.rules.playbooks[run.playbook], log, people.clock.now()):
                     self._mark(people, run, key, StepEvent.retry)
                 try:
                     tx.set_run_state(run.id, RunState.running, why="ann retries", at=people.clock.now())
@@ -411,7 +411,7 @@ class World:
         if run is None or run.shadow:
             return ""
         log = people.tables.log.get(run.id, [])
-        if any(one.step == UNDO for one in log) or not touched(self.rules.playbooks[run.playbook], log):
+        if any(one.step == UNDO for one in log) or not parts_to_undo(self.rules.playbooks[run.playbook], log):
             return ""
         try:
             with people.transaction() as tx:

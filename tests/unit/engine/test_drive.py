@@ -21,7 +21,7 @@ from healer.model import (
     SlurmNode,
     StepEvent,
 )
-from healer.playbooks import UNDO, Do, Finish, Know, Skip, Sleep, advance
+from healer.playbooks import UNDO, Do, Finish, RecordFacts, Skip, Sleep, advance
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
 from healer.sim.memory_ledger import MemoryClaim, Tables
 from healer.sim.sim_slurm import SimScheduler
@@ -67,7 +67,7 @@ class Watched:
 def faulty(*, mode: Mode = Mode.auto, line: str = LOST, **job: Any) -> tuple[Site, str]:
     """A job on the first two nodes of ten, and a fatal line of the first; its run has just begun."""
     site = Site(10, mode=mode, scheduler=Watched)
-    given = {"nodes": 2} | job
+    given: dict[str, Any] = {"nodes": 2, **job}
     running = site.slurm.add_job(**given)
     site.walk(*site.say(1, line))
     site.clock.advance(2)
@@ -519,7 +519,7 @@ def test_a_log_cut_anywhere_ends_the_same(cut: int) -> None:
     for prefix in range(len(site.log(only_run(site).id)) + 1):
         assert isinstance(
             advance(playbook, site.log(only_run(site).id)[:prefix], site.now),
-            Do | Skip | Sleep | Finish | Know,
+            Do | Skip | Sleep | Finish | RecordFacts,
         )
     site.ledger.tables = tables
     site.run_for(60)

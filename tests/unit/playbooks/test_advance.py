@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from healer.model import LogEntry, Playbook, Step, StepEvent, Verb
-from healer.playbooks import Ask, Do, Finish, Intent, Know, Skip, Sleep, advance, stuck_at
+from healer.playbooks import Ask, Do, Finish, Intent, RecordFacts, Skip, Sleep, advance, stuck_keys
 from tests.support.loop import START, later, shipped
 
 BOOK = Playbook(
@@ -165,8 +165,8 @@ def test_a_retry_begins_all_parts_again_that_are_stuck_and_no_other() -> None:
         entry("requeue:2", "failed", attempt=9),
         entry("requeue:3", "done"),
     ]
-    assert stuck_at(BOOK, log, START) == ["requeue:1", "requeue:2"]
-    assert stuck_at(BOOK, listed(j1=0), START) == []
+    assert stuck_keys(BOOK, log, START) == ["requeue:1", "requeue:2"]
+    assert stuck_keys(BOOK, listed(j1=0), START) == []
 
 
 def test_undone_is_a_question_for_a_person() -> None:
@@ -212,7 +212,7 @@ LOGS = st.lists(
 @given(log=LOGS, book=st.sampled_from([BOOK, *shipped().playbooks.values()]))
 def test_every_log_has_a_next_intent_and_always_the_same(log: list[LogEntry], book: Playbook) -> None:
     intent = advance(book, log, START)
-    assert isinstance(intent, Do | Sleep | Ask | Skip | Finish | Know)
+    assert isinstance(intent, Do | Sleep | Ask | Skip | Finish | RecordFacts)
     assert advance(book, list(log), START) == intent
     if isinstance(intent, Sleep) and intent.until is not None:
         assert intent.until > START

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from healer.model import Input, InputType, Playbook, Step, Verb
-from healer.playbooks.advance import InputInvalid, filled, taken
+from healer.playbooks.advance import InputInvalid, fill_step, read_inputs
 
 BOOK = Playbook(
     name="book",
@@ -23,12 +23,12 @@ BOOK = Playbook(
 
 
 def test_what_is_left_out_is_the_default_and_a_duration_is_seconds() -> None:
-    assert taken(BOOK, {"service": "slurmd"}) == {"service": "slurmd", "lasts": 600, "fast": False}
+    assert read_inputs(BOOK, {"service": "slurmd"}) == {"service": "slurmd", "lasts": 600, "fast": False}
 
 
 def test_a_command_line_may_give_texts() -> None:
     given = {"service": "nvidia-dcgm", "lasts": "2h", "depth": "-3", "fast": "true", "note": "it hums"}
-    assert taken(BOOK, given) == given | {"lasts": 7200, "depth": -3, "fast": True}
+    assert read_inputs(BOOK, given) == given | {"lasts": 7200, "depth": -3, "fast": True}
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_command_line_may_give_texts() -> None:
 )
 def test_a_wrong_one_is_named(given: dict[str, Any], name: str, says: str) -> None:
     with pytest.raises(InputInvalid) as caught:
-        taken(BOOK, given)
+        read_inputs(BOOK, given)
     assert caught.value.name == name
     assert says in str(caught.value)
 
@@ -61,4 +61,4 @@ def test_a_step_gets_them_with_their_own_type_or_within_a_text() -> None:
     }
     step = Step(id="s", do=Verb.notify, input=values)
     knows = {"input.lasts": 600, "input.note": "hums"}
-    assert filled(step, knows).input == {"lasts_s": 600, "text": "hums after 600 s", "n": 1}
+    assert fill_step(step, knows).input == {"lasts_s": 600, "text": "hums after 600 s", "n": 1}

@@ -3,7 +3,7 @@
 import pytest
 
 from healer.model import Input, InputType, Playbook, Step, Verb
-from healer.playbooks.within import DEEPEST, Within, inlined
+from healer.playbooks.within import DEEPEST, InlineError, inline_playbook
 
 INNER = Playbook(
     name="check",
@@ -25,7 +25,7 @@ def outer(*steps: Step, **inputs: Input) -> Playbook:
 
 
 def flat(book: Playbook, *others: Playbook) -> tuple[Step, ...]:
-    return inlined(book, {one.name: one for one in (book, INNER, *others)}).playbook.steps
+    return inline_playbook(book, {one.name: one for one in (book, INNER, *others)}).playbook.steps
 
 
 def test_its_steps_stand_in_its_place_with_names_of_their_own() -> None:
@@ -35,7 +35,7 @@ def test_its_steps_stand_in_its_place_with_names_of_their_own() -> None:
     assert steps[1].input == {"script": "sanity"}
     # `loud` is false where nobody gives it: fixed when the files are read.
     assert steps[2].when == "now-test.failed and false"
-    assert inlined(book, {"check": INNER}).origin == (0, 1, 1, 2)
+    assert inline_playbook(book, {"check": INNER}).origin == (0, 1, 1, 2)
 
 
 def test_it_is_given_values_and_inputs_of_the_outer_one() -> None:
@@ -60,19 +60,19 @@ def test_twice_the_same_is_twice_its_steps() -> None:
 
 def test_a_circle_a_stranger_and_too_deep_are_said() -> None:
     round_ = Playbook(name="a", title="A", target="node", steps=(Step(id="b", use="outer"),))
-    with pytest.raises(Within, match="outer -> a -> outer goes round in a circle"):
+    with pytest.raises(InlineError, match="outer -> a -> outer goes round in a circle"):
         flat(outer(Step(id="x", use="a")), round_)
-    with pytest.raises(Within, match="there is no playbook none"):
+    with pytest.raises(InlineError, match="there is no playbook none"):
         flat(outer(Step(id="x", use="none")))
     chain = [
         Playbook(name=f"n{at}", title="", target="node", steps=(Step(id="x", use=f"n{at + 1}"),))
         for at in range(DEEPEST + 1)
     ]
-    with pytest.raises(Within, match="is deeper than"):
+    with pytest.raises(InlineError, match="is deeper than"):
         flat(outer(Step(id="x", use="n0")), *chain)
 
 
 def test_two_steps_of_one_name_are_said() -> None:
-    with pytest.raises(Within, match="the step now-test stands here twice") as caught:
+    with pytest.raises(InlineError, match="the step now-test stands here twice") as caught:
         flat(outer(Step(id="now-test", do=Verb.notify), Step(id="now", use="check")))
     assert caught.value.index == 1

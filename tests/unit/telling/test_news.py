@@ -20,7 +20,7 @@ from healer.model import (
 )
 from healer.ports.outbound import BACK_OFF, FORGOTTEN, Raised
 from healer.telling import news
-from healer.telling.news import Item, told_next
+from healer.telling.news import Item, schedule_alarm
 
 AT = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
 
@@ -67,7 +67,7 @@ def test_an_alarm_that_goes_on_is_told_after_5_10_20_40_80_and_ever_80_minutes()
     raised, told = None, []
     for minute in range(6 * 60):
         now = AT + timedelta(minutes=minute)
-        following = told_next(raised, now)
+        following = schedule_alarm(raised, now)
         if following.last_at <= now:
             told.append(minute)
             raised = following
@@ -75,39 +75,39 @@ def test_an_alarm_that_goes_on_is_told_after_5_10_20_40_80_and_ever_80_minutes()
 
 
 def test_one_that_waits_is_due_at_its_time_and_counts_from_there() -> None:
-    first = told_next(None, AT)
-    again = told_next(first, AT + timedelta(minutes=1))
+    first = schedule_alarm(None, AT)
+    again = schedule_alarm(first, AT + timedelta(minutes=1))
     assert (again.again, again.last_at) == (1, AT + BACK_OFF[0])
-    assert told_next(again, again.last_at).last_at == again.last_at + BACK_OFF[1]
+    assert schedule_alarm(again, again.last_at).last_at == again.last_at + BACK_OFF[1]
 
 
 def test_after_a_long_quiet_it_is_news_again() -> None:
     often = Raised(5, AT)
-    almost = told_next(often, AT + FORGOTTEN - timedelta(seconds=1))
+    almost = schedule_alarm(often, AT + FORGOTTEN - timedelta(seconds=1))
     assert (almost.again, almost.last_at) == (6, AT + FORGOTTEN - timedelta(seconds=1))
-    assert told_next(often, AT + FORGOTTEN) == Raised(0, AT + FORGOTTEN)
+    assert schedule_alarm(often, AT + FORGOTTEN) == Raised(0, AT + FORGOTTEN)
 
 
 @pytest.mark.parametrize("times", range(1, 9))
 def test_one_that_was_over_before_its_time_does_not_count(times: int) -> None:
-    raised = told_next(None, AT)
+    before, raised = None, schedule_alarm(None, AT)
     for _ in range(times):
-        before, raised = raised, told_next(raised, raised.last_at)
-    assert news.taken_back(raised) == before
-    assert news.taken_back(told_next(None, AT)) is None
+        before, raised = raised, schedule_alarm(raised, raised.last_at)
+    assert news.withdraw_alarm(raised) == before
+    assert news.withdraw_alarm(schedule_alarm(None, AT)) is None
 
 
 @pytest.mark.parametrize("again", range(7))
 def test_a_clock_that_was_set_back_makes_nobody_wait_longer(again: int) -> None:
     ahead = Raised(again, AT + timedelta(days=1))
-    assert told_next(ahead, AT).last_at - AT <= BACK_OFF[-1]
+    assert schedule_alarm(ahead, AT).last_at - AT <= BACK_OFF[-1]
 
 
 # --- words ----------------------------------------------------------------------------------------
 
 
 def test_an_incident_that_opened_says_where_whom_and_what_healer_does() -> None:
-    told = news.opened(incident())
+    told = news.opened_news(incident())
     assert (told.incident, told.severity, told.page, told.about.stage) == (
         "1f2e3d4c",
         "P1",
@@ -117,17 +117,20 @@ def test_an_incident_that_opened_says_where_whom_and_what_healer_does() -> None:
     assert "GPU 3 of gpu0017" in told.title
     assert "Jobs hit: 4711" in told.text.split("\n")
     assert "healer: does nothing yet" in told.text
-    assert "healer: works on it" in news.opened(incident(run="r1")).text
+    assert "healer: works on it" in news.opened_news(incident(run="r1")).text
 
 
 def test_the_same_trouble_is_one_alarm_and_each_occasion_a_message_of_its_own() -> None:
-    first, second = news.opened(incident()), news.opened(incident("aaaa"))
+    first, second = news.opened_news(incident()), news.opened_news(incident("aaaa"))
     assert first.about.alarm == second.about.alarm
-    assert first.about.alarm != news.opened(incident(root=Component(cluster="pod1", node="n2"))).about.alarm
+    assert (
+        first.about.alarm != news.opened_news(incident(root=Component(cluster="pod1", node="n2"))).about.alarm
+    )
     names = {
-        first.id, second.id, news.opened(incident(), again=AT).id,
-        news.opened(incident(severity=Severity.P0)).id,
-        news.acknowledged(incident(acknowledged_by="anna")).id, news.resolved(incident(closed=AT), ()).id,
+        first.id, second.id, news.opened_news(incident(), again=AT).id,
+        news.opened_news(incident(severity=Severity.P0)).id,
+        news.acknowledged_news(incident(acknowledged_by="anna")).id,
+        news.resolved_news(incident(closed=AT), ()).id,
     }  # fmt: skip
     assert len(names) == 6
 
@@ -140,7 +143,7 @@ def test_the_end_is_told_with_what_was_done_and_how_it_was_seen() -> None:
         entry("reset", StepEvent.failed, "busy"),
         entry("reset", StepEvent.done, "no pending remap, 8 GPUs"),
     ]
-    told = news.resolved(over, [(run(), log), (run(id="r2", shadow=True), log)])
+    told = news.resolved_news(over, [(run(), log), (run(id="r2", shadow=True), log)])
     lines = told.text.split("\n")
     assert lines[1:] == [
         "Done: drain: our reason was read back",
@@ -148,12 +151,12 @@ def test_the_end_is_told_with_what_was_done_and_how_it_was_seen() -> None:
         "Closed: the tests passed",
     ]
     assert told.about.stage is Stage.resolved
-    assert "Done: nothing by healer" in news.resolved(over, ()).text
+    assert "Done: nothing by healer" in news.resolved_news(over, ()).text
 
 
 def test_a_long_proof_is_cut_and_says_so() -> None:
     log = [entry(f"step{number}", StepEvent.done, "x" * 500) for number in range(20)]
-    lines = news.proof([(run(), log)])
+    lines = news.proof_lines([(run(), log)])
     assert len(lines) == news.PROOF_MAX
     assert lines[-1] == "Done: 13 steps more, see the incident"
     assert max(map(len, lines)) <= 200
@@ -166,9 +169,9 @@ def test_a_digest_tells_each_incident_once_as_it_is_now_the_worst_first() -> Non
     low, high = incident("low", severity=Severity.P3), incident("high", severity=Severity.P2)
     over = incident("low", severity=Severity.P3, state=IncidentState.resolved, closed_why="it is gone")
     items = [
-        Item(message=news.opened(low), incident=over),
-        Item(message=news.resolved(over, ()), incident=over),
-        Item(message=news.opened(high), incident=high),
+        Item(message=news.opened_news(low), incident=over),
+        Item(message=news.resolved_news(over, ()), incident=over),
+        Item(message=news.opened_news(high), incident=high),
     ]
     told = news.digest("digest:1", "pod1", items, "https://healer.example/")
     assert told.title == "pod1: 2 of lower urgency, 1 still open"
@@ -180,7 +183,7 @@ def test_a_digest_tells_each_incident_once_as_it_is_now_the_worst_first() -> Non
 
 
 def test_a_long_digest_says_how_much_more_there_is() -> None:
-    items = [Item(message=news.opened(incident(str(n))), incident=incident(str(n))) for n in range(50)]
+    items = [Item(message=news.opened_news(incident(str(n))), incident=incident(str(n))) for n in range(50)]
     lines = news.digest("digest:1", "pod1", items, "").text.split("\n")
     assert len(lines) == news.DIGEST_MAX + 1
     assert lines[-1] == "and 10 more"
@@ -188,6 +191,10 @@ def test_a_long_digest_says_how_much_more_there_is() -> None:
 
 def test_a_run_that_waits_for_approval_goes_along_for_the_buttons() -> None:
     asks = incident(run="r1", held_by=Guard.approval)
-    assert news.about(asks).run == "r1"
-    assert news.about(asks, Stage.resolved).run == ""
-    assert news.about(incident(run="r1")).run == news.about(incident(held_by=Guard.approval)).run == ""
+    assert news.about_incident(asks).run == "r1"
+    assert news.about_incident(asks, Stage.resolved).run == ""
+    assert (
+        news.about_incident(incident(run="r1")).run
+        == news.about_incident(incident(held_by=Guard.approval)).run
+        == ""
+    )

@@ -303,12 +303,12 @@ def cover_silences(book: Book, one: Incident) -> None:
     around = (*book.at(one.root.node, (), one.root), *outages)
     over = next((other for other in around if covers(other, one)), None)
     if over is not None:  # told of a node that an open incident explains already
-        book.merge(one, over)
+        _merge_silence(book, one, over)
         return
     for fault in sorted(silences_behind(one.fault)):
         for other in book.these(book.index.of_fault(fault)):
             if other.run is None and covers(one, other):
-                book.merge(other, one)
+                _merge_silence(book, other, one)
     for node in [part.node for part in one.affected] if one.fault in PLACES_SILENT else ():
         for other in book.at(node, (), None):
             told_just_before = one.opened - other.opened <= EXPLAINS_FOR
@@ -318,6 +318,14 @@ def cover_silences(book: Book, one: Incident) -> None:
     place = one.root.device or one.root.switch
     for sharing in book.places.of_itself(one.fault) if place else ():
         take_in(book, book.by_id[one.id], members_of(book, sharing, place or ""))
+
+
+def _merge_silence(book: Book, silence: Incident, outage: Incident) -> None:
+    """The members of a narrower outage are members of the wider one: that lasts until all are back."""
+    if silence.fault in PLACES_SILENT:
+        outage = book.by_id[outage.id]
+        book.put(msgspec.structs.replace(outage, affected=with_parts(outage, silence.affected)))
+    book.merge(silence, book.by_id[outage.id])
 
 
 # --- waves --------------------------------------------------------------------------------------------------

@@ -65,7 +65,7 @@ from healer.observations.picture import Outage
 
 #: Incidents that nobody acts on end by themselves after this long without new evidence.
 QUIET = {
-    FaultClass.application: timedelta(minutes=10),
+    FaultClass.application: timedelta(hours=1),  # so late may lines of other nodes of the job come
     FaultClass.unknown: timedelta(hours=24),
     FaultClass.degraded: timedelta(hours=24),
     FaultClass.informational: timedelta(minutes=10),

@@ -32,7 +32,9 @@ from healer.model import (
 from healer.model.faults import (
     FLEET_OFFLINE,
     FLEET_SILENT,
+    NODE_OFFLINE,
     OUTAGES,
+    PLACES_SILENT,
     REBOOTED,
     SERVER_AWAY,
     Trait,
@@ -377,10 +379,14 @@ def covers(one: Incident, other: Incident) -> bool:
         return False
     if one.fault in OUTAGES and other.unusable and other.opened > one.opened:
         return False
-    if one.fault == FLEET_OFFLINE or (one.fault == FLEET_SILENT and other.root.node is None):
+    anywhere = other.root.node is None or other.fault == NODE_OFFLINE
+    if one.fault == FLEET_OFFLINE or (one.fault == FLEET_SILENT and anywhere):
         return True  # about every node, whichever it names
-    mine = {part.node for part in (*one.affected, one.root)}
-    if other.root.node is None:  # Slurm says of the place what its senders' silence said
+    mine = {part.node for part in (*one.affected, one.root)} - {None}
+    if other.root.node is None:
         theirs = {part.node for part in other.affected}
+        if other.fault in PLACES_SILENT:  # the first to be missed share a PDU, and all of them a switch
+            return len(theirs) < len(mine) and 2 * len(theirs & mine) >= len(theirs)
+        # Slurm says of the place what its senders' silence said
         return other.root == one.root or bool(theirs and theirs <= mine)
     return other.root.node in mine

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import sqlalchemy as sa
 
 from healer import bootstrap
-from healer.adapters.postgres.engine import translated
+from healer.adapters.postgres.engine import request_errors
 from healer.adapters.postgres.migrate import MigrationError, current, head, upgrade
 from healer.adapters.postgres.read_queries import cluster_names
 from healer.adapters.postgres.tokens import PostgresTokens
@@ -27,5 +27,5 @@ def tokens(settings: Settings) -> Iterator[PostgresTokens]:
 
 def _only_cluster(db: sa.Engine) -> str:
     """Where the audit of tokens goes: the first cluster that Slurm has shown, before that one of our own."""
-    with translated(), db.connect() as conn:
+    with request_errors(), db.connect() as conn:
         return next(iter(cluster_names(conn)), "installation")

@@ -25,7 +25,7 @@ import structlog
 from sqlalchemy.exc import SQLAlchemyError
 
 from healer import bootstrap
-from healer.adapters.postgres.engine import translated
+from healer.adapters.postgres.engine import request_errors
 from healer.adapters.postgres.forest_rows import PostgresFeatures, PostgresModels, keep_unusual
 from healer.adapters.postgres.loops import try_lead
 from healer.adapters.postgres.read_queries import cluster_names
@@ -198,7 +198,7 @@ def opened(
     when the database does not answer."""
     db = bootstrap.engine(settings, name=name, pool_size=2)
     try:
-        with translated():
+        with request_errors():
             yield db, cluster or settings.cluster or _only_cluster(db)
     finally:
         db.dispose()

@@ -23,7 +23,7 @@ from healer.adapters.postgres.arrivals import (
     PostgresSenders,
     PostgresUnknownSeries,
 )
-from healer.adapters.postgres.engine import translated
+from healer.adapters.postgres.engine import request_errors
 from healer.adapters.postgres.events import PostgresEvents
 from healer.adapters.postgres.evidence import PostgresEvidence
 from healer.adapters.postgres.gate_facts import PostgresHooks
@@ -144,7 +144,7 @@ def queues(app: FastAPI) -> list[Queue]:
 def done(engine: sa.Engine, cluster: str, rules: Ruleset, since: datetime, until: datetime) -> dict[str, Any]:
     """From healer's own book. Pages are left out: a replay has other sinks."""
     tables = Tables()
-    with translated(), engine.connect() as conn:
+    with request_errors(), engine.connect() as conn:
         touched = sa.and_(incidents.c.cluster == cluster, incidents.c.opened <= until)
         alive = sa.or_(incidents.c.closed.is_(None), incidents.c.closed >= since)
         docs = conn.execute(sa.select(incidents.c.doc).where(touched, alive)).scalars()

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 import pytest
 import sqlalchemy as sa
 
-from healer.adapters.postgres.engine import make_engine, translated
+from healer.adapters.postgres.engine import make_engine, request_errors
 from healer.adapters.postgres.inbox import PostgresSignals
 from healer.adapters.postgres.samples import PostgresSamples
 from healer.model import Component, Observation, ObservationKind
@@ -105,7 +105,7 @@ def test_values_that_no_table_holds_are_their_own_fault(fresh_database: sa.Engin
 def test_a_command_to_a_standby_is_refused_as_to_one_that_is_away(fresh_database: sa.Engine) -> None:
     with (
         pytest.raises(Unavailable, match="read-only"),
-        translated(),
+        request_errors(),
         fresh_database.begin() as conn,
     ):
         conn.execute(sa.text("SET TRANSACTION READ ONLY"))

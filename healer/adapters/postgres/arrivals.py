@@ -9,12 +9,12 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, insert
 
 from healer.adapters.postgres.engine import (
-    OnDatabase,
+    PostgresStore,
     matches,
     read_structs,
     reading,
+    request_errors,
     storable,
-    translated,
     upsert,
 )
 from healer.adapters.postgres.tables import losses, scrapes, senders, unknown_series
@@ -34,12 +34,12 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ScrapeState).decode
 
 
-class PostgresLosses(OnDatabase):
+class PostgresLosses(PostgresStore):
     """`healer.ports.signal_stores.LossBook`. Bounded by who may send: all else are closed lists."""
 
     def add(self, told: Sequence[Loss]) -> None:
         rows = sorted(told, key=lambda loss: (loss.cluster, loss.source, loss.reason, loss.who))
-        with translated(), self._engine.begin() as conn:
+        with request_errors(), self._engine.begin() as conn:
             for loss in rows:  # in one order, so that two processes never wait for each other
                 row = msgspec.structs.asdict(loss)
                 row["reason"] = loss.reason.value
@@ -60,7 +60,7 @@ class PostgresLosses(OnDatabase):
             ]
 
 
-class PostgresSenders(OnDatabase):
+class PostgresSenders(PostgresStore):
     """`healer.ports.signal_stores.SenderBook`. Rows of tokens that send no more stay for a week:
     `retention`."""
 
@@ -79,7 +79,7 @@ class PostgresSenders(OnDatabase):
         new = statement.excluded
         values = {**_added(senders, new, "requests", "bytes"), "node": new.node}
         once = statement.on_conflict_do_update(index_elements=list(_SENDER_KEY), set_=values)
-        with translated(), self._engine.begin() as conn:
+        with request_errors(), self._engine.begin() as conn:
             conn.execute(once)
 
     def senders(self, clusters: Sequence[str] | None, limit: int, *, node: str | None = None) -> list[Sender]:
@@ -101,7 +101,7 @@ class PostgresUnknownSeries:
 
     def add(self, series: Sequence[UnknownSeries]) -> None:
         clusters = sorted({entry.cluster for entry in series})
-        with translated(), self._engine.begin() as conn:
+        with request_errors(), self._engine.begin() as conn:
             for cluster in clusters:
                 lock = sa.text("SELECT pg_advisory_xact_lock(:kind, hashtext(:cluster))")
                 conn.execute(lock, {"kind": _LOCK, "cluster": cluster})
@@ -153,12 +153,12 @@ def _added(table: sa.Table, fresh: Any, *counts: str) -> dict[str, Any]:
     return {name: table.c[name] + fresh[name] for name in counts} | last
 
 
-class PostgresScrapes(OnDatabase):
+class PostgresScrapes(PostgresStore):
     """`healer.ports.measurements.ScrapeBook`."""
 
     def put(self, state: ScrapeState) -> None:
         row = {"at": state.at, "body": zlib.compress(_encode(state), 1)}
-        with translated(), self._engine.begin() as conn:
+        with request_errors(), self._engine.begin() as conn:
             # The next one comes in some seconds: no one waits for the disk.
             conn.execute(sa.text("SET LOCAL synchronous_commit = off"))
             conn.execute(upsert(scrapes, {"cluster": state.cluster}, row))

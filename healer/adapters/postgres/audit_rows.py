@@ -13,7 +13,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import DBAPIError
 
 from healer.adapters.postgres.engine import (
-    OnDatabase,
+    PostgresStore,
     begins,
     matches,
     pick,
@@ -258,7 +258,7 @@ def _checkpoint(row: sa.Row) -> Checkpoint:
 # --- lists for people
 
 
-class PostgresAudit(OnDatabase):
+class PostgresAudit(PostgresStore):
     """`healer.ports.queries.AuditQueries`."""
 
     def page(self, query: AuditQuery, *, limit: int, cursor: str | None = None) -> Page[AuditRecord]:

@@ -1,9 +1,9 @@
-"""Runs held by one worker: a session lock each, a lease and a growing epoch.
+"""Claims on runs: a session-level advisory lock, a lease and a growing epoch for each claimed run.
 
-The lock dies with the worker's session; what that worker had begun to do may still be under way, so another
-one takes the run only after it has seen the lock free for a lease's time (`healer.ports.lease`). Every write
-names its epoch, so a worker that was overtaken is refused. All runs of a process share one session, on which
-what they write at the same time goes together; what they ask the gate goes together on another one.
+The lock ends with the worker's session, but a call that the worker began may still be under way. So another
+worker takes the run only after it has seen the lock free for the length of a lease (`healer.ports.lease`).
+Every write names its epoch; a worker that lost its claim is refused. All claims of a process share one
+session and batch their concurrent writes there; their questions to the gate are batched on a second session.
 """
 
 import time
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -55,7 +56,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerParts:
-    """What the ledger of one cluster works with. `stopwatch`: seconds that no change of the clock touches."""
+    """The dependencies of one cluster's ledger. `stopwatch` returns monotonic seconds."""
 
     engine: sa.Engine
     cluster: str
@@ -65,10 +66,8 @@ class LedgerParts:
     stopwatch: Callable[[], float] = time.monotonic
 
 
-# --- who holds which run: taken, proven and given back for many runs at once, on one session of the process.
-# Rows that somebody else has locked just now are passed over, so that a holder of several never waits for
-# one; what was passed over gets a transaction of its own.
-
+# --- statements that claim, renew and release many runs at once. Rows locked by another transaction are
+# skipped, so that one busy run never delays the others; a skipped run gets a transaction of its own.
 
 _LOCK = sa.text(
     "SELECT id FROM unnest(CAST(:ids AS text[])) AS wanted (id) "
@@ -93,54 +92,54 @@ _LEFT = sa.text(
 _INCIDENTS = sa.text("SELECT id, doc FROM incidents WHERE id = ANY(:ids)")
 _FREE = sa.text("UPDATE runs SET lease_until = NULL WHERE id = ANY(:ids)")
 
-_MINE = """
-WITH mine AS (
+_RENEW = """
+WITH claimed AS (
   SELECT runs.id FROM runs
   JOIN unnest(CAST(:ids AS text[]), CAST(:epochs AS bigint[])) AS held (id, epoch)
     ON held.id = runs.id AND held.epoch = runs.epoch
   FOR NO KEY UPDATE OF runs {})
-UPDATE runs SET lease_until = :until FROM mine WHERE runs.id = mine.id RETURNING runs.id
+UPDATE runs SET lease_until = :until FROM claimed WHERE runs.id = claimed.id RETURNING runs.id
 """
-_CHANGE = """
-WITH mine AS (
-  SELECT runs.id, given.doc AS told FROM runs
+_SAVE = """
+WITH claimed AS (
+  SELECT runs.id, given.doc AS saved FROM runs
   JOIN jsonb_array_elements(CAST(:rows AS jsonb)) AS given (doc)
     ON runs.id = given.doc->>'id' AND runs.epoch = (given.doc->>'epoch')::bigint
   FOR NO KEY UPDATE OF runs {})
-UPDATE runs SET state = told->>'state', wake_at = (told->>'wake_at')::timestamptz, lease_until = NULL,
-  ended_at = (told->>'ended_at')::timestamptz, doc = told
-FROM mine WHERE runs.id = mine.id RETURNING runs.id
+UPDATE runs SET state = saved->>'state', wake_at = (saved->>'wake_at')::timestamptz, lease_until = NULL,
+  ended_at = (saved->>'ended_at')::timestamptz, doc = saved
+FROM claimed WHERE runs.id = claimed.id RETURNING runs.id
 """
-_MINE_NOW, _MINE_FREE = sa.text(_MINE.format("")), sa.text(_MINE.format("SKIP LOCKED"))
-_CHANGE_NOW, _CHANGE_FREE = sa.text(_CHANGE.format("")), sa.text(_CHANGE.format("SKIP LOCKED"))
+#: Each statement waiting for locked rows, and skipping them.
+_RENEW_ONE, _RENEW_MANY = sa.text(_RENEW.format("")), sa.text(_RENEW.format("SKIP LOCKED"))
+_SAVE_ONE, _SAVE_MANY = sa.text(_SAVE.format("")), sa.text(_SAVE.format("SKIP LOCKED"))
 
 
 @dataclass(frozen=True)
-class Taken:
-    """A run under its new epoch, with its log and incident as they were then."""
+class ClaimedRun:
+    """A run under its new epoch, with its log and incident as of the claim."""
 
     run: Run
     log: list[LogEntry]
     incident: Incident | None
-    #: The session whose lock it is, and when by the stopwatch it was surely this one's.
+    #: The session that holds the lock, and a stopwatch time at which the claim was certainly valid.
     session: int
     since_s: float
 
 
-class Locks:
-    """The locks of one session, by its own book: the server counts a lock that it gives twice."""
+class RunLocks:
+    """The advisory locks of one session. Tracked here because the server counts a lock taken twice."""
 
     def __init__(self) -> None:
         self._session, self._locked, self._held = 0, set[str](), set[str]()
 
-    def of(self, session: int) -> "Locks":
-        """What an earlier session had is gone with it."""
+    def on_session(self, session: int) -> None:
+        """Forgets the locks of an earlier session: they ended with it."""
         if session != self._session:
             self._session, self._locked, self._held = session, set(), set()
-        return self
 
     def lock(self, conn: sa.Connection, runs: Sequence[str]) -> list[str]:
-        """Those of these that are free, here and elsewhere; their locks are ours now."""
+        """Locks these runs and returns those that nobody held."""
         wanted = [run for run in dict.fromkeys(runs) if run not in self._held]
         new = [run for run in wanted if run not in self._locked]
         if new:
@@ -148,7 +147,7 @@ class Locks:
         return [run for run in wanted if run in self._locked]
 
     def unlock(self, conn: sa.Connection, but: Mapping[str, object]) -> None:
-        """Gives back all that is neither held nor among those just taken."""
+        """Releases every lock that is neither held nor among those just claimed."""
         free = [run for run in self._locked if run not in self._held and run not in but]
         if free:
             conn.execute(_UNLOCK, {"ids": free})
@@ -161,121 +160,113 @@ class Locks:
         self._held.discard(run)
 
 
-def take(
+def claim_due(
     conn: sa.Connection, runs: Sequence[str], left: Left, now: datetime, *, session: int, since_s: float
-) -> dict[str, Taken]:
-    """Those of these runs, whose locks are ours, that are due: each under a new epoch."""
-    asked = {"ids": list(runs), "lefts": [left.epoch(run) for run in runs], "now": now, "until": now + LEASE}
-    rows = conn.execute(_TAKE, asked).all() if runs else []
+) -> dict[str, ClaimedRun]:
+    """Claims those of these runs that are due, each under a new epoch. The caller holds their locks."""
+    values = {"ids": list(runs), "lefts": [left.epoch(run) for run in runs], "now": now, "until": now + LEASE}
+    rows = conn.execute(_TAKE, values).all() if runs else []
     ids = [row.id for row in rows]
     if others := [run for run in runs if run not in set(ids)]:
-        # The lock is ours, and so the run is free: one that still has a lease was left without a word.
+        # We hold the lock, so a run that still has a lease was abandoned by its worker.
         for run, epoch in conn.execute(_LEFT, {"ids": others}):
             left.seen(run, epoch)
     logs = logs_of(conn, ids)
     by_id = {row.id: msgspec.convert(row.doc, Run) for row in rows}
-    incidents_by_id = incidents_of(conn, [run.incident for run in by_id.values() if run.incident is not None])
-    found = {}
+    incidents_by_id = read_incidents(
+        conn, [run.incident for run in by_id.values() if run.incident is not None]
+    )
+    claimed = {}
     for row in rows:
         left.taken(row.id)
         run = msgspec.structs.replace(by_id[row.id], epoch=row.epoch, lease_until=now + LEASE, wake_at=None)
-        found[row.id] = Taken(run, logs[row.id], incidents_by_id.get(run.incident or ""), session, since_s)
-    return found
+        incident = incidents_by_id.get(run.incident or "")
+        claimed[row.id] = ClaimedRun(run, logs[row.id], incident, session, since_s)
+    return claimed
 
 
-def incidents_of(conn: sa.Connection, names: Sequence[str]) -> dict[str, Incident]:
-    if not names:
-        return {}
-    return {
-        name: msgspec.convert(doc, Incident) for name, doc in conn.execute(_INCIDENTS, {"ids": list(names)})
-    }
+def read_incidents(conn: sa.Connection, ids: Sequence[str]) -> dict[str, Incident]:
+    rows = conn.execute(_INCIDENTS, {"ids": list(ids)}) if ids else ()
+    return {incident: msgspec.convert(doc, Incident) for incident, doc in rows}
 
 
-def prove(conn: sa.Connection, runs: Sequence[Run], until: datetime) -> set[str]:
-    """Those that are still of this epoch: theirs until the transaction ends, and their leases go on.
+def renew_leases(conn: sa.Connection, runs: Sequence[Run], until: datetime) -> set[str]:
+    """Renews the leases of the runs that still have this epoch, locks their rows and returns their ids.
 
-    Of several, those that somebody has locked are not among them, whosever they are.
+    Several at once: rows locked by another transaction are skipped, even if the claim is valid.
     """
     if not runs:
         return set()
-    held = {"ids": [run.id for run in runs], "epochs": [run.epoch for run in runs], "until": until}
-    return set(conn.execute(_MINE_FREE if len(runs) > 1 else _MINE_NOW, held).scalars())
+    values = {"ids": [run.id for run in runs], "epochs": [run.epoch for run in runs], "until": until}
+    return set(conn.execute(_RENEW_MANY if len(runs) > 1 else _RENEW_ONE, values).scalars())
 
 
-def change(conn: sa.Connection, runs: Sequence[Run]) -> set[str]:
-    """The same for runs that are given back in a new state, which is theirs then."""
+def release_runs(conn: sa.Connection, runs: Sequence[Run]) -> set[str]:
+    """Saves the new state of claimed runs and ends their leases. Returns and skips like `renew_leases`."""
     if not runs:
         return set()
     rows = {"rows": msgspec.json.encode(runs).decode()}
-    return set(conn.execute(_CHANGE_FREE if len(runs) > 1 else _CHANGE_NOW, rows).scalars())
+    return set(conn.execute(_SAVE_MANY if len(runs) > 1 else _SAVE_ONE, rows).scalars())
 
 
-def free_leases(conn: sa.Connection, runs: Sequence[str]) -> None:
-    """Nothing of these is under way any more: the next one need not wait for that."""
-    conn.execute(_FREE, {"ids": list(runs)})
-
-
-# --- what runs ask the gate
+# --- questions to the gate
 
 
 @dataclass(frozen=True)
-class Case:
-    """A run's question. `judge` may be asked again where nothing came of the first answer."""
+class GateCase:
+    """A run's question to the gate. `judge` is called again if its first transaction was rolled back."""
 
     run: Run
     judge: Callable[[GateTx], Any]
-    #: Sorts the most urgent first.
+    #: Sort key, most urgent first.
     order: tuple[str, datetime]
-    #: What the run had to write before; nothing of it is what guards look at.
-    before: Lines = field(default_factory=Lines)
+    #: Pending writes of the run; no guard reads them.
+    pending: Lines = field(default_factory=Lines)
 
 
-class Judging:
-    """The work of a lane: cases of one cluster in, their answers out."""
+def judge_cases(parts: LedgerParts, conn: sa.Connection, cases: Sequence[GateCase]) -> Sequence[object]:
+    """Judges the cases in order of urgency, in one transaction under the gate's lock; returns the answers."""
+    cluster, clock = parts.cluster, parts.clock
+    answers: dict[int, object] = {}
 
-    def __init__(self, parts: LedgerParts) -> None:
-        self._parts, self._clock = parts, parts.clock
+    def store_lines(lines: Sequence[Lines]) -> None:
+        store(conn, cluster, lines, at=clock.now(), has_sink=parts.has_sink)
 
-    def __call__(self, conn: sa.Connection, cases: Sequence[Case]) -> Sequence[object]:
-        cluster, now = self._parts.cluster, self._clock.now()
-        answers: dict[int, object] = {}
-        with conn.begin():
-            # The gate first, then the runs: the order of the walk and of people's commands.
-            facts = gate.lock_gate(conn, cluster, self._parts.snapshots, now)
-            mine = prove(conn, [case.run for case in cases], now + LEASE)
-            kept: list[Lines] = []
-            changed = False
-            for place in sorted(range(len(cases)), key=lambda place: cases[place].order):
-                case = cases[place]
-                if case.run.id not in mine:
-                    answers[place] = ALONE if len(cases) > 1 else lost(case.run)
-                    continue
-                if changed:
-                    self._store(conn, kept)
-                    kept, now = [], self._clock.now()
-                    facts = gate.read_facts(conn, cluster, self._parts.snapshots, now)
-                tx = PostgresGateTx(conn, case.run, facts)
-                answers[place] = case.judge(tx)
-                kept.append(case.before.then(tx.lines))
-                changed = tx.changed
-            self._store(conn, kept)
-        return [answers[place] for place in range(len(cases))]
-
-    def _store(self, conn: sa.Connection, kept: Sequence[Lines]) -> None:
-        store(conn, self._parts.cluster, kept, at=self._clock.now(), has_sink=self._parts.has_sink)
+    with conn.begin():
+        # Lock order as in the walk and in people's commands: the gate first, then the runs.
+        now = clock.now()
+        facts = gate.lock_gate(conn, cluster, parts.snapshots, now)
+        claimed = renew_leases(conn, [case.run for case in cases], now + LEASE)
+        unsaved: list[Lines] = []
+        changed = False
+        for place in sorted(range(len(cases)), key=lambda place: cases[place].order):
+            case = cases[place]
+            if case.run.id not in claimed:
+                answers[place] = ALONE if len(cases) > 1 else lease_lost(case.run)
+                continue
+            if changed:
+                store_lines(unsaved)
+                unsaved = []
+                facts = gate.read_facts(conn, cluster, parts.snapshots, clock.now())
+            tx = PostgresGateTx(conn, case.run, facts)
+            answers[place] = case.judge(tx)
+            unsaved.append(case.pending.then(tx.lines))
+            changed = tx.changed
+        store_lines(unsaved)
+    return [answers[place] for place in range(len(cases))]
 
 
-def lost(run: Run) -> LeaseLost:
+def lease_lost(run: Run) -> LeaseLost:
     return LeaseLost(f"run {run.id} was claimed by another worker or ended by a person")
 
 
 class PostgresGateTx:
-    """`healer.ports.transactions.GateTx` inside a transaction that has the gate's lock, and the run."""
+    """`healer.ports.transactions.GateTx` in a transaction that holds the gate's lock and the run's row."""
 
     def __init__(self, conn: sa.Connection, run: Run, facts: GateFacts) -> None:
         self._conn, self._run, self.facts = conn, run, facts
         self.lines = Lines()
-        #: `facts` are no longer what the next one would read.
+        #: Whether `facts` are out of date for the next case.
         self.changed = False
 
     def sweeps(self, playbooks: Sequence[str], since: datetime) -> Sweeps:
@@ -305,21 +296,21 @@ class PostgresGateTx:
         row = {"run": self._run.id, **msgspec.structs.asdict(use)}
         statement = insert(requeues).values(cluster=self._run.cluster, **row)
         ended = sa.select(runs.c.id).where(runs.c.state.in_(ENDED))
-        taken = self._conn.execute(
+        requeue_row = self._conn.execute(
             statement.on_conflict_do_update(
                 constraint="requeues_once",
                 set_={"run": self._run.id, "at": use.at},
                 where=sa.or_(requeues.c.run == self._run.id, requeues.c.run.in_(ended)),
             ).returning(requeues.c.id)
         ).first()
-        if taken is None:
+        if requeue_row is None:
             held = sa.select(requeues.c.run).where(self._life(use.job, use.restarts))
             raise AlreadyRequeued(self._conn.execute(held).scalar_one())
 
     def drop_requeue(self, job: str, restarts: int) -> None:
         self.changed = True
-        mine = requeues.c.run == self._run.id
-        self._conn.execute(sa.delete(requeues).where(self._life(job, restarts), mine))
+        by_this_run = requeues.c.run == self._run.id
+        self._conn.execute(sa.delete(requeues).where(self._life(job, restarts), by_this_run))
 
     def _life(self, job: str, restarts: int) -> sa.ColumnElement[bool]:
         life = (requeues.c.job == job, requeues.c.restarts == restarts)
@@ -333,44 +324,44 @@ class PostgresGateTx:
         self.lines.audits.append(record)
 
 
-# --- claims
+# --- claims: requests to the shared session, and the claim that a worker holds
 
 
 @dataclass(frozen=True)
-class _Take:
+class _ClaimRun:
     run: str
 
 
 @dataclass(frozen=True)
-class _Write:
-    """`run` as it is held, and what is written with the proof that it is; with `ends` it is given back so."""
+class _WriteRun:
+    """Proves the claim on `run` and writes `lines`; with `releases` it saves the run and ends its lease."""
 
     run: Run
     session: int
     lines: Lines = field(default_factory=Lines)
-    ends: bool = False
+    releases: bool = False
 
 
 @dataclass(frozen=True)
-class _Give:
-    """`over`: nothing of it is under way here any more, though its lease lasts."""
+class _ReleaseLock:
+    """`ends_lease`: nothing of the run is under way here, so the next worker need not wait for the lease."""
 
     run: str
     session: int
-    over: bool
+    ends_lease: bool
 
 
 @dataclass(frozen=True)
-class _Look:
+class _ReadIncident:
     incident: str
 
 
 @dataclass(frozen=True)
-class _Paused:
+class _AskPaused:
     """Whether any pause is in force."""
 
 
-_Item = _Take | _Write | _Give | _Look | _Paused
+_Request = _ClaimRun | _WriteRun | _ReleaseLock | _ReadIncident | _AskPaused
 
 
 class Claims:
@@ -378,100 +369,106 @@ class Claims:
 
     def __init__(self, parts: LedgerParts) -> None:
         self.parts = parts
-        self._left, self._locks = Left(parts.stopwatch), Locks()
-        self.lane = Lane[_Item](parts.engine, self._work)
-        self.gate = Lane[Case](parts.engine, Judging(parts))
+        self._left, self._locks = Left(parts.stopwatch), RunLocks()
+        self.lane = Lane[_Request](parts.engine, self._serve)
+        self.gate = Lane[GateCase](parts.engine, partial(judge_cases, parts))
 
     @contextmanager
     def claim(self, run: str) -> Iterator["PostgresClaim | None"]:
         with ledger_errors():
-            taken: Taken | None = self.lane.do(_Take(run))
-        if taken is None:
+            claimed: ClaimedRun | None = self.lane.do(_ClaimRun(run))
+        if claimed is None:
             yield None
             return
-        over = False
+        ends_lease = False
         try:
-            yield PostgresClaim(self, taken)
+            yield PostgresClaim(self, claimed)
         except LeaseLost:
-            # A person ended or turned the run. Nothing of it is under way here any more, so the next one
-            # need not wait for that.
-            over = True
+            # A person ended or changed the run, and the worker stopped.
+            ends_lease = True
             raise
         finally:
-            self.lane.post(_Give(run, taken.session, over))
+            self.lane.post(_ReleaseLock(run, claimed.session, ends_lease))
 
-    def _work(self, conn: sa.Connection, items: Sequence[_Item]) -> Sequence[object]:
-        """One transaction. `_Give` comes first, so that a run may be taken again in the same."""
+    def _serve(self, conn: sa.Connection, requests: Sequence[_Request]) -> Sequence[object]:
+        """Serves a batch in one transaction. Releases come first: a run may be claimed again in the batch."""
         now, since_s, session = self.parts.clock.now(), self.parts.stopwatch(), self.lane.session
-        locks = self._locks.of(session)
-        gives = [item for item in items if isinstance(item, _Give) and item.session == session]
-        for give in gives:
-            locks.release(give.run)
-        if overs := [give.run for give in gives if give.over]:
-            with conn.begin():
-                free_leases(conn, overs)
-        writes = [item for item in items if isinstance(item, _Write) and item.session == session]
-        looks = {item.incident for item in items if isinstance(item, _Look)}
+        locks = self._locks
+        locks.on_session(session)
+        self._release(conn, [request for request in requests if isinstance(request, _ReleaseLock)])
+        writes = [item for item in requests if isinstance(item, _WriteRun) and item.session == session]
         with conn.begin():
-            wanted = locks.lock(conn, [item.run for item in items if isinstance(item, _Take)])
-            taken = take(conn, wanted, self._left, now, session=session, since_s=since_s)
-            mine = prove(conn, [item.run for item in writes if not item.ends], now + LEASE)
-            mine |= change(conn, [item.run for item in writes if item.ends])
-            lines = [item.lines for item in writes if item.run.id in mine]
+            free = locks.lock(conn, [item.run for item in requests if isinstance(item, _ClaimRun)])
+            claimed = claim_due(conn, free, self._left, now, session=session, since_s=since_s)
+            proven = renew_leases(conn, [write.run for write in writes if not write.releases], now + LEASE)
+            proven |= release_runs(conn, [write.run for write in writes if write.releases])
+            lines = [write.lines for write in writes if write.run.id in proven]
             store(conn, self.parts.cluster, lines, at=now, has_sink=self.parts.has_sink)
-            shown = incidents_of(conn, sorted(looks))
-            asked = any(isinstance(item, _Paused) for item in items)
-            paused = asked and bool(gate.read_pauses(conn, self.parts.cluster, now))
-            locks.unlock(conn, but=taken)
-        locks.hold(taken)
+            wanted = {item.incident for item in requests if isinstance(item, _ReadIncident)}
+            incidents_by_id = read_incidents(conn, sorted(wanted))
+            asks_paused = any(isinstance(item, _AskPaused) for item in requests)
+            paused = asks_paused and bool(gate.read_pauses(conn, self.parts.cluster, now))
+            locks.unlock(conn, but=claimed)
+        locks.hold(claimed)
         results: list[object] = []
-        for item in items:
-            match item:
-                case _Take():
-                    results.append(taken.pop(item.run, None))
-                case _Look():
-                    results.append(shown.get(item.incident))
-                case _Paused():
+        for request in requests:
+            match request:
+                case _ClaimRun():
+                    results.append(claimed.pop(request.run, None))
+                case _ReadIncident():
+                    results.append(incidents_by_id.get(request.incident))
+                case _AskPaused():
                     results.append(paused)
-                case _Give():
+                case _ReleaseLock():
                     results.append(None)
-                case _Write() if item.session != session:
-                    results.append(LedgerAway(f"the session that held run {item.run.id} is gone"))
-                case _Write() if item.run.id in mine:
+                case _WriteRun() if request.session != session:
+                    results.append(session_gone(request.run))
+                case _WriteRun() if request.run.id in proven:
                     results.append((now + LEASE, since_s))
-                case _Write():
-                    results.append(ALONE if len(writes) > 1 else lost(item.run))
+                case _WriteRun():
+                    results.append(ALONE if len(writes) > 1 else lease_lost(request.run))
         return results
+
+    def _release(self, conn: sa.Connection, releases: Sequence[_ReleaseLock]) -> None:
+        current = [release for release in releases if release.session == self.lane.session]
+        for release in current:
+            self._locks.release(release.run)
+        if ended := [release.run for release in current if release.ends_lease]:
+            with conn.begin():
+                conn.execute(_FREE, {"ids": ended})
+
+
+def session_gone(run: Run) -> LedgerAway:
+    return LedgerAway(f"the session that held run {run.id} is gone")
 
 
 # Wide: implements `ports.RunClaim`.
 class PostgresClaim:
-    """`healer.ports.transactions.RunClaim`. Every write extends the lease, and takes with it what was kept
-    for it."""
+    """`healer.ports.transactions.RunClaim`. Every write extends the lease and includes pending lines."""
 
-    def __init__(self, claims: Claims, taken: Taken) -> None:
-        self.run = taken.run
+    def __init__(self, claims: Claims, claimed: ClaimedRun) -> None:
+        self.run = claimed.run
         self._claims, self._clock, self._engine = claims, claims.parts.clock, claims.parts.engine
-        self._session, self._log = taken.session, taken.log
-        self._fresh = taken.incident
-        self._kept = Lines()
-        #: By the stopwatch, just before it was last proven that the run is this one's.
-        self._renewed_s = taken.since_s
-        by_person = taken.run.by != "healer"
-        severity = str(taken.incident.severity) if taken.incident is not None else "P3"
-        self._order = ("" if by_person else severity, taken.run.created_at)
+        self._session, self._log = claimed.session, claimed.log
+        self._first_incident = claimed.incident
+        self._pending = Lines()
+        #: Stopwatch time just before the claim was last proven.
+        self._renewed_s = claimed.since_s
+        by_person = claimed.run.by != "healer"
+        severity = str(claimed.incident.severity) if claimed.incident is not None else "P3"
+        self._order = ("" if by_person else severity, claimed.run.created_at)
 
     def log(self) -> list[LogEntry]:
-        """As it was when the run was claimed; only the holder of the claim adds to it."""
+        """The log as of the claim; only the holder of the claim adds to it."""
         return list(self._log)
 
     def incident(self) -> Incident | None:
-        """As it is now: the detector may have changed it since the last step."""
-        fresh, self._fresh = self._fresh, None
-        if fresh is not None or self.run.incident is None:
-            return fresh
+        """The current incident: the detector may have changed it since the last step."""
+        incident, self._first_incident = self._first_incident, None
+        if incident is not None or self.run.incident is None:
+            return incident
         with ledger_errors():
-            return self._claims.lane.do(_Look(self.run.incident))
+            return self._claims.lane.do(_ReadIncident(self.run.incident))
 
     def known_bad(self) -> set[str]:
         query = sa.select(incidents.c.doc).where(
@@ -505,7 +502,7 @@ class PostgresClaim:
 
     def paused(self) -> bool:
         with ledger_errors():
-            return self._claims.lane.do(_Paused())
+            return self._claims.lane.do(_AskPaused())
 
     def fence(self) -> bool:
         if self.run.lease_until is None:
@@ -513,21 +510,20 @@ class PostgresClaim:
         for proofs in range(PROOFS):
             if self._claims.parts.stopwatch() - self._renewed_s <= FRESH_S:
                 return proofs > 0
-            self._write(Lines())  # whoever is stopped behind it proves it once more
+            self._write(Lines())  # checked again: the process may be suspended right after the write
         raise LeaseLost(f"the database answers too slowly to prove that run {self.run.id} is held")
 
     def gate(self, judge: Callable[[GateTx], T]) -> T:
-        """What it proves is the epoch alone, on another session than the lock's: `fence` trusts it no longer
-        for that."""
+        """Proves the epoch only, on another session than the lock's, so `fence` does not rely on it."""
         if self.run.lease_until is None:
             raise LeaseLost(f"run {self.run.id} is not held")
         if self._session != self._claims.lane.session:
-            raise LedgerAway(f"the session that held run {self.run.id} is gone")
-        if self._kept.released:
-            self._write(Lines())  # guards look at slots
+            raise session_gone(self.run)
+        if self._pending.released:
+            self._write(Lines())  # guards count slots
         with ledger_errors():
-            answer = self._claims.gate.do(Case(self.run, judge, self._order, self._kept))
-        self._kept = Lines()
+            answer = self._claims.gate.do(GateCase(self.run, judge, self._order, self._pending))
+        self._pending = Lines()
         return answer
 
     def write(
@@ -565,32 +561,33 @@ class PostgresClaim:
         lines = Lines(commands=[] if command is None else [self._named(command)])
         if state in {RunState.stuck, *ENDED_RUN_STATES}:
             run = self.run
-            about = {"why": why, "incident": run.incident, "playbook": run.playbook}
-            record = audit_record(run.cluster, now, run.by, f"run.{state}", f"run/{run.id}", **about)
+            data = {"why": why, "incident": run.incident, "playbook": run.playbook}
+            record = audit_record(run.cluster, now, run.by, f"run.{state}", f"run/{run.id}", **data)
             lines.audits.append(record)
         with ledger_errors():
-            self._claims.lane.do(_Write(self.run, self._session, self._kept.then(lines), ends=True))
-        self._kept = Lines()
+            lines = self._pending.then(lines)
+            self._claims.lane.do(_WriteRun(self.run, self._session, lines, releases=True))
+        self._pending = Lines()
 
     def keep(self, entry: LogEntry) -> None:
-        self._kept.entries.append(entry)
+        self._pending.entries.append(entry)
 
     def send_command(self, command: Command) -> None:
-        self._kept.commands.append(self._named(command))
+        self._pending.commands.append(self._named(command))
 
     def _named(self, command: Command) -> tuple[Command, str]:
         return command, f"{self.run.id}:{self.run.epoch}:{command.kind}:{command.at.isoformat()}"
 
     def queue_message(self, message: Message | Ticket) -> None:
-        self._kept.messages.append(message)
+        self._pending.messages.append(message)
 
     def release_slot(self, node: str, *, why: str) -> None:
-        self._kept.released.append((node, self._clock.now(), why))
+        self._pending.released.append((node, self._clock.now(), why))
 
     def _write(self, lines: Lines) -> None:
-        """One transaction that also proves the claim and extends the lease."""
+        """Writes in one transaction that also proves the claim and extends the lease."""
         with ledger_errors():
-            wanted = _Write(self.run, self._session, self._kept.then(lines))
-            until, begun_s = self._claims.lane.do(wanted)
-        self._kept = Lines()
+            request = _WriteRun(self.run, self._session, self._pending.then(lines))
+            until, begun_s = self._claims.lane.do(request)
+        self._pending = Lines()
         self.run, self._renewed_s = msgspec.structs.replace(self.run, lease_until=until), begun_s

@@ -1,5 +1,4 @@
-"""How healer talks to PostgreSQL: one engine for a process, its errors translated, common transactions,
-rows as nouns, and the parts of statements that recur."""
+"""Access to PostgreSQL: the engine, errors, batched transactions, row decoding and common SQL fragments."""
 
 import json
 import math
@@ -28,10 +27,10 @@ T = TypeVar("T")
 def make_engine(
     url: str, *, name: str = "healer", pool_size: int = 8, statement_timeout_s: float = 15
 ) -> sa.Engine:
-    """An engine for `url` (`postgresql://…`; the driver is always psycopg 3).
+    """An engine for `url` (`postgresql://…`, always with psycopg 3). Connects lazily.
 
-    `name` is what `pg_stat_activity` shows. No connection is made here. A connection that went bad is
-    replaced when it is taken from the pool, so a restarted PostgreSQL costs no caller an error.
+    `name` appears in `pg_stat_activity`. Broken connections are replaced at checkout, so a restart of
+    PostgreSQL causes no errors.
     """
     parsed = sa.make_url(url).set(drivername="postgresql+psycopg")
     return sa.create_engine(
@@ -45,7 +44,7 @@ def make_engine(
             "connect_timeout": 3,
             "application_name": name,
             "options": f"-c statement_timeout={int(statement_timeout_s * 1000)} -c timezone=UTC",
-            # A dead peer is noticed within seconds, not after the two hours of the kernel's default.
+            # Detects a dead peer within seconds; the kernel's default is two hours.
             "keepalives_idle": 5,
             "keepalives_interval": 2,
             "keepalives_count": 3,
@@ -58,18 +57,15 @@ _decode = msgspec.json.Decoder().decode
 
 
 def _decoded(text: bytes | str) -> Any:
-    """A document as PostgreSQL gives it, in a third of the time that Python's own decoder takes."""
+    """The JSON document; msgspec takes a third of the time of the standard library."""
     try:
         return _decode(text)
     except msgspec.DecodeError:
-        return json.loads(text)  # a figure beyond all floats, which PostgreSQL keeps and a sender may tell
+        return json.loads(text)  # a number beyond all floats: valid JSON, stored by PostgreSQL
 
 
-def own_connection(engine: sa.Engine) -> psycopg.Connection:
-    """A connection outside of the pool, in autocommit: for what speaks to PostgreSQL past SQLAlchemy.
-
-    The caller closes it.
-    """
+def connect_outside_pool(engine: sa.Engine) -> psycopg.Connection:
+    """A psycopg connection in autocommit mode that is not part of the pool. The caller closes it."""
     pooled = engine.raw_connection()
     connection = pooled.driver_connection
     pooled.detach()
@@ -79,8 +75,8 @@ def own_connection(engine: sa.Engine) -> psycopg.Connection:
     return connection
 
 
-class OwnConnection:
-    """Such a connection, made when it is first needed and again after it broke."""
+class DedicatedConnection:
+    """A connection outside the pool, opened on first use and reopened after it broke."""
 
     def __init__(
         self,
@@ -94,7 +90,7 @@ class OwnConnection:
 
     def get(self) -> psycopg.Connection:
         if self._connection is None or self._connection.closed:
-            connection = own_connection(self._engine)
+            connection = connect_outside_pool(self._engine)
             connection.prepare_threshold = self._prepare_threshold
             if self._begin is not None:
                 self._begin(connection)
@@ -109,10 +105,9 @@ class OwnConnection:
 
 
 def storable(value: Any) -> Any:
-    """The same data in the form that PostgreSQL's JSONB takes and gives back unchanged.
+    """The data as builtins that JSONB accepts and returns unchanged.
 
-    Nothing is lost for what it quotes: NUL and lone surrogates, which JSONB refuses and a kernel line may
-    hold, become U+FFFD, and figures that JSON does not know (NaN, infinity) become their names.
+    NUL and lone surrogates, which a kernel line may contain, become U+FFFD; NaN and infinity become strings.
     """
     return _clean(msgspec.to_builtins(value, str_keys=True, enc_hook=str))
 
@@ -140,21 +135,20 @@ def _clean(value: Any) -> Any:
     return value
 
 
-#: SQLSTATEs, or classes of them, that tell of a server that is away, starting or stopping, or that takes
-#: nothing now (a standby: 25006), rather than of a wrong question.
+#: SQLSTATEs and their classes for a server that is down, starting, stopping or read-only (25006, a standby).
 _AWAY = ("08", "53", "57", "25006")
-#: Classes that tell of the values themselves: data, constraints, limits of the program.
-_WRONG = ("22", "23", "54")
+#: Classes of errors in the values themselves: data, constraints, program limits.
+_BAD_VALUES = ("22", "23", "54")
 
 
-def unstored(error: Exception) -> Unavailable | Unstorable:
-    """What an error means to whoever wanted to store: only where the very values are refused it cannot help
-    to come again. A table that lacks or a right that is missing is the trouble of the database."""
+def storage_error(error: Exception) -> Unavailable | Unstorable:
+    """The error for the sender of what was not stored: Unstorable if a retry cannot help, because the values
+    are refused; otherwise Unavailable, also for a missing table or permission."""
     cause = getattr(error, "orig", None) or error
     state = getattr(cause, "sqlstate", None)
     if isinstance(cause, psycopg.errors.DiskFull):
         return DiskFull("the disk of the database is full")
-    if (state or "").startswith(_WRONG) or (state is None and isinstance(cause, psycopg.DataError)):
+    if (state or "").startswith(_BAD_VALUES) or (state is None and isinstance(cause, psycopg.DataError)):
         return Unstorable("the database refuses it: " + _first_line(error))
     if state is None or state.startswith(_AWAY[:3]):
         return Unavailable(f"the database does not answer: {type(cause).__name__}")
@@ -162,8 +156,8 @@ def unstored(error: Exception) -> Unavailable | Unstorable:
 
 
 @contextmanager
-def translated() -> Iterator[None]:
-    """Turns "the database is away" into Unavailable, and text it cannot hold into Invalid."""
+def request_errors() -> Iterator[None]:
+    """Raises Unavailable if the database is down, and Invalid for values that it cannot store."""
     try:
         with _away_as(Unavailable):
             yield
@@ -173,7 +167,7 @@ def translated() -> Iterator[None]:
 
 @contextmanager
 def ledger_errors() -> Iterator[None]:
-    """Turns "the database is away" into LedgerAway, for the loops that know what to do then."""
+    """Raises LedgerAway if the database is down."""
     with _away_as(LedgerAway):
         yield
 
@@ -191,17 +185,24 @@ def _away_as(kind: type[Exception]) -> Iterator[None]:
         raise
 
 
-class OnDatabase:
-    """Reads and writes over one engine."""
+class PostgresStore:
+    """Base of the classes that read and write with one engine."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
 
 
+class ClusterStore:
+    """Base of the classes that read and write the rows of one cluster."""
+
+    def __init__(self, engine: sa.Engine, cluster: str) -> None:
+        self._engine, self.cluster = engine, cluster
+
+
 @contextmanager
 def reading(engine: sa.Engine) -> Iterator[sa.Connection]:
-    """A connection for one short read; errors as `translated` tells them."""
-    with translated(), engine.connect() as conn:
+    """A connection for one short read; raises as `request_errors` does."""
+    with request_errors(), engine.connect() as conn:
         yield conn
 
 
@@ -211,43 +212,40 @@ def _first_line(error: Exception) -> str:
     return text.splitlines()[0] if text else type(cause).__name__
 
 
-#: So many go together at most: the last one of them waits for all.
-TOGETHER_MAX = 64
+#: Items in one batch: all callers wait for the slowest.
+BATCH_MAX = 64
 
 
-class _Waiting(Generic[T]):
-    """One item, and its caller's place in the row."""
+class _Entry(Generic[T]):
+    """A queued item and the lock that its caller waits on."""
 
     def __init__(self, item: T, *, awaited: bool) -> None:
         self.item, self.awaited = item, awaited
         self.result: object = None
         self.done = False
-        # A bare lock: an Event is four of them and a queue, for each write of each run.
+        # A plain lock: much cheaper than an Event, and there is one for each write of each run.
         self._turn = threading.Lock()
         self._turn.acquire()
 
     def wait(self) -> None:
-        """Until it is done or has the turn."""
+        """Returns when the item is done or its thread is to serve the next batch."""
         self._turn.acquire()
 
     def wake(self) -> None:
-        """By whoever is at work, and so by one thread at a time; it may come again for the same item."""
+        """Called by the serving thread only; may be called twice for the same item."""
         if self._turn.locked():
             self._turn.release()
 
 
 class Lane(Generic[T]):
-    """Work for one connection that goes together: what comes while a transaction runs is the next one.
+    """Group commit on one connection: items that arrive during a transaction form the next batch.
 
-    A transaction costs a dozen round trips and an fsync, whether it speaks of one run or of fifty. So whoever
-    has something to do here puts it down; if no one is at work it takes all that lies there and does it, else
-    it waits for whoever is. Alone, it costs no more than a transaction of its own, and waits for nothing.
+    A transaction costs a dozen round trips and an fsync, for one item or for fifty. The first thread to find
+    the lane idle serves everything in the queue; the others wait for it. A single item is served at once.
 
-    `work` carries items out on the connection and commits: a result for each, or the error that it is.
-
-    An item whose result is ALONE gets a turn of its own. What is refused together is tried one by one, so
-    that no item suffers from another: `work` must bear to be called again with an item whose transaction was
-    rolled back.
+    `work` executes a batch on the connection, commits, and returns a result or an exception for each item.
+    An item whose result is ALONE is repeated in a batch of its own. If a batch fails, its items are repeated
+    one by one, so `work` must accept an item again after its transaction was rolled back.
     """
 
     def __init__(
@@ -255,70 +253,71 @@ class Lane(Generic[T]):
     ) -> None:
         self._engine, self._work = engine, work
         self._lock = threading.Lock()
-        self._row: list[_Waiting[T]] = []
+        self._queue: list[_Entry[T]] = []
         self._busy = False
         self._connection: sa.Connection | None = None
-        #: Grows with each connection: what a session held is lost with it.
+        #: Increases with each connection; session-level locks end with their session.
         self.session = 0
 
     def do(self, item: T) -> Any:
-        """Returns the item's result, once it is committed, or raises its error."""
-        mine = _Waiting(item, awaited=True)
-        if not self._leads(mine):
-            mine.wait()
-        if not mine.done:
+        """Returns the item's result after the commit, or raises its error."""
+        entry = _Entry(item, awaited=True)
+        if not self._enqueue(entry):
+            entry.wait()
+        if not entry.done:
             self._serve()
-        if isinstance(mine.result, BaseException):
-            raise mine.result
-        return mine.result
+        if isinstance(entry.result, BaseException):
+            raise entry.result
+        return entry.result
 
     def post(self, item: T) -> None:
-        """The same for what no one waits for. It is done when this returns, or goes with the next."""
-        if self._leads(_Waiting(item, awaited=False)):
+        """Queues an item without waiting for it, unless the lane is idle."""
+        if self._enqueue(_Entry(item, awaited=False)):
             self._serve()
 
-    def _leads(self, mine: _Waiting[T]) -> bool:
+    def _enqueue(self, entry: _Entry[T]) -> bool:
+        """Whether the caller must serve the queue."""
         with self._lock:
-            self._row.append(mine)
+            self._queue.append(entry)
             if self._busy:
                 return False
             self._busy = True
             return True
 
     def _serve(self) -> None:
-        """One turn, for all that wait; then the first who came meanwhile has the next."""
+        """Serves one batch, then hands over to the first caller that arrived meanwhile."""
         while True:
             with self._lock:
-                served, self._row = self._row[:TOGETHER_MAX], self._row[TOGETHER_MAX:]
+                served, self._queue = self._queue[:BATCH_MAX], self._queue[BATCH_MAX:]
             for entry, result in zip(served, self._results([entry.item for entry in served]), strict=True):
                 entry.result, entry.done = result, True
                 entry.wake()
             with self._lock:
-                following = next((entry for entry in self._row if entry.awaited), None)
+                following = next((entry for entry in self._queue if entry.awaited), None)
                 if following is not None:
                     following.wake()
                     return
-                if not self._row:
+                if not self._queue:
                     self._busy = False
                     return
 
     def _results(self, items: list[T]) -> Sequence[object]:
         try:
-            results = self._carried(items)
+            results = self._execute(items)
         except BaseException as error:
             if self._connection is None or len(items) == 1 or not isinstance(error, Exception):
                 return [error] * len(items)
             results = [ALONE] * len(items)
         pairs = zip(items, results, strict=True)
-        return [self._alone(item) if result is ALONE else result for item, result in pairs]
+        return [self._execute_one(item) if result is ALONE else result for item, result in pairs]
 
-    def _alone(self, item: T) -> object:
+    def _execute_one(self, item: T) -> object:
         try:
-            return self._carried([item])[0]
+            return self._execute([item])[0]
         except Exception as error:
             return error
 
-    def _carried(self, items: list[T]) -> Sequence[object]:
+    def _execute(self, items: list[T]) -> Sequence[object]:
         connection = self._connected()
         try:
             return self._work(connection, items)
@@ -338,7 +337,7 @@ class Lane(Generic[T]):
         return self._connection
 
     def close(self) -> None:
-        """Ends the session. Only while nothing is under way."""
+        """Ends the session. Call it only while no item is queued."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.invalidate()
@@ -346,7 +345,7 @@ class Lane(Generic[T]):
 
 
 def _is_gone(connection: sa.Connection) -> bool:
-    """The server ended the session while nothing was asked of it: there is something to be read."""
+    """Whether the server closed the idle session: its socket is then readable."""
     if connection.invalidated:
         return True
     driver = connection.connection.driver_connection
@@ -357,11 +356,11 @@ def _is_gone(connection: sa.Connection) -> bool:
     return bool(readable.poll(0))
 
 
-# --- rows as nouns, and the parts of statements that recur
+# --- rows decoded to structs, and common SQL fragments
 
 
 def read_docs(conn: sa.Connection, query: sa.Select, kind: type[T]) -> list[T]:
-    """`query` asks for one column of documents."""
+    """Decodes the single column of documents that `query` selects."""
     return [msgspec.convert(doc, kind) for doc in conn.execute(query).scalars()]
 
 
@@ -371,16 +370,16 @@ def read_doc(conn: sa.Connection, query: sa.Select, kind: type[T]) -> T | None:
 
 
 def read_structs(
-    conn: sa.Connection, query: sa.Executable, kind: type[T], asked: Mapping[str, Any] | None = None
+    conn: sa.Connection, query: sa.Executable, kind: type[T], values: Mapping[str, Any] | None = None
 ) -> list[T]:
-    """`query` asks for columns with the names of the fields."""
-    return [kind(**row) for row in conn.execute(query, asked).mappings()]
+    """Decodes rows whose columns have the names of the fields of `kind`."""
+    return [kind(**row) for row in conn.execute(query, values).mappings()]
 
 
 def read_page(
     conn: sa.Connection, query: sa.Select, order: Sequence[sa.ColumnElement], limit: int, cursor: str | None
 ) -> tuple[Sequence[sa.Row], str | None]:
-    """Rows from behind the cursor, newest first by `order` (a moment and an identity); the next cursor."""
+    """The rows after the cursor, newest first by `order` (a time and an id), and the next cursor."""
     if cursor is not None:
         last = decode_cursor(cursor, tuple[datetime, str])
         query = query.where(sa.tuple_(*order) < sa.tuple_(*(sa.literal(part) for part in last)))
@@ -391,16 +390,16 @@ def read_page(
 
 
 def pick(item: object, *names: str) -> dict[str, Any]:
-    """These attributes of a row or of a noun, by name."""
+    """These attributes of a row or a struct, by name."""
     return {name: getattr(item, name) for name in names}
 
 
 def write_docs(
-    conn: sa.Connection, statement: sa.TextClause, rows: Sequence[object], **given: object
+    conn: sa.Connection, statement: sa.TextClause, rows: Sequence[object], **values: object
 ) -> None:
-    """One statement for however many rows: they are one JSON text, and it is planned once."""
+    """Executes one statement for all rows, passed as one JSON text, so that it is planned once."""
     if rows:
-        conn.execute(statement, {"rows": msgspec.json.encode(rows).decode(), **given})
+        conn.execute(statement, {"rows": msgspec.json.encode(rows).decode(), **values})
 
 
 def upsert(table: sa.Table, key: dict[str, Any], values: dict[str, Any]) -> Any:
@@ -410,14 +409,14 @@ def upsert(table: sa.Table, key: dict[str, Any], values: dict[str, Any]) -> Any:
 
 
 def matches(column: sa.ColumnElement, wanted: Sequence[str] | str | None) -> sa.ColumnElement[bool]:
-    """The column is what is wanted, or one of those; None: whatever it is."""
+    """The column equals `wanted`, or is one of it; None matches everything."""
     if wanted is None:
         return sa.true()
     return column == wanted if isinstance(wanted, str) else column.in_(wanted)
 
 
 def contains(text: str) -> str:
-    """A LIKE pattern that finds `text` anywhere, whatever it holds. Use with escape='\\\\'."""
+    """A LIKE pattern for `text` anywhere in a string, with wildcards escaped. Use with escape='\\\\'."""
     return "%" + text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
 
 

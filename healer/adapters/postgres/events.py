@@ -14,7 +14,7 @@ import psycopg
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from healer.adapters.postgres.engine import own_connection
+from healer.adapters.postgres.engine import connect_outside_pool
 from healer.ports.answers import Event
 
 CHANNEL = "healer_events"
@@ -114,7 +114,7 @@ class PostgresEvents:
                 self._closed.wait(_RECONNECT_S)
 
     def _follow(self) -> None:
-        with own_connection(self._engine) as connection:
+        with connect_outside_pool(self._engine) as connection:
             connection.execute(f"LISTEN {CHANNEL}")
             # Whatever happened while no one listened is unknown: what was kept no longer has a past.
             with self._lock:

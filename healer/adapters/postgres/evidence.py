@@ -11,7 +11,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
-from healer.adapters.postgres.engine import OnDatabase, ledger_errors, matches, pick, read_doc, read_docs
+from healer.adapters.postgres.engine import PostgresStore, ledger_errors, matches, pick, read_doc, read_docs
 from healer.adapters.postgres.tables import evidence, evidence_pieces
 from healer.model import EvidenceFile
 from healer.ports.node_exec import EvidenceBroken
@@ -24,7 +24,7 @@ MOST_BYTES = 2 * 1024**3
 LOW_BYTES = MOST_BYTES // 16
 
 
-class PostgresEvidence(OnDatabase):
+class PostgresEvidence(PostgresStore):
     """`healer.ports.node_exec.EvidenceBook`."""
 
     def stored(self, file: str) -> int:

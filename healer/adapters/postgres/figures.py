@@ -7,7 +7,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import JSONB
 
-from healer.adapters.postgres.engine import OnDatabase, matches, read_structs, reading
+from healer.adapters.postgres.engine import PostgresStore, matches, read_structs, reading
 from healer.adapters.postgres.own_health import gauges
 from healer.adapters.postgres.tables import audit_records, decisions, incidents, requeues, runs, slots
 from healer.model import HARDWARE, HitBasis, Review, RunState
@@ -35,7 +35,7 @@ _TAKES_UP = ("incident.acknowledged", "incident.resolve_asked", "run.approved", 
 _BY_HEALER_ALONE = sa.and_(runs.c.doc["by"].astext == _HEALER, runs.c.doc["approved_by"].astext.is_(None))
 
 
-class PostgresFigures(OnDatabase):
+class PostgresFigures(PostgresStore):
     """`healer.ports.queries.FigureQueries`."""
 
     def stats(self, clusters: Sequence[str] | None, since: datetime | None) -> Stats:

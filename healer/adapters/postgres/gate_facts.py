@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres import audit_rows
-from healer.adapters.postgres.engine import pick, read_doc, read_structs, reading, translated, write_docs
+from healer.adapters.postgres.engine import pick, read_doc, read_structs, reading, request_errors, write_docs
 from healer.adapters.postgres.incident_rows import watched
 from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.run_rows import ENDED
@@ -262,13 +262,13 @@ class PostgresHooks:
             return _permit_for(conn, ask)
 
     def note(self, permit: Permit, now: datetime) -> None:
-        with translated(), self._engine.begin() as conn:
+        with request_errors(), self._engine.begin() as conn:
             if _permit_for(conn, permit) is None:
                 _add_permit(conn, permit, now)
 
     @contextmanager
     def asking(self, cluster: str, now: datetime) -> Iterator["_Asking"]:
-        with translated(), self._engine.begin() as conn:
+        with request_errors(), self._engine.begin() as conn:
             yield _Asking(conn, lock_gate(conn, cluster, self._snapshots, now), now)
 
 

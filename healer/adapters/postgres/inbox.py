@@ -15,7 +15,13 @@ import psycopg
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
-from healer.adapters.postgres.engine import OwnConnection, ledger_errors, read_structs, unstored, write_docs
+from healer.adapters.postgres.engine import (
+    DedicatedConnection,
+    ledger_errors,
+    read_structs,
+    storage_error,
+    write_docs,
+)
 from healer.adapters.postgres.tables import inbox
 from healer.model import Command, Component, JobCheckpoint, Observation, ObservationKind
 from healer.model.detection import KERNEL_LINES
@@ -60,7 +66,7 @@ class PostgresSignals:
     """The durable end of the API's group commit. One thread at a time; its connection is its own."""
 
     def __init__(self, engine: sa.Engine) -> None:
-        self._connection = OwnConnection(engine, prepare_threshold=1)
+        self._connection = DedicatedConnection(engine, prepare_threshold=1)
 
     def store(self, arrivals: Sequence[Arrival]) -> list[bool]:
         """One INSERT, one commit. True where new. Raises Unavailable, or Unstorable where something of it is
@@ -73,7 +79,7 @@ class PostgresSignals:
             return self._store(arrivals)
         except (psycopg.Error, SQLAlchemyError) as error:
             self.close()
-            raise unstored(error) from error
+            raise storage_error(error) from error
 
     def close(self) -> None:
         self._connection.close()

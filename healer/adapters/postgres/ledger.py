@@ -19,7 +19,7 @@ from healer.adapters.postgres.engine import (
     read_doc,
     read_docs,
     read_structs,
-    translated,
+    request_errors,
     upsert,
 )
 from healer.adapters.postgres.incident_rows import add_verdict
@@ -119,17 +119,17 @@ class PostgresLedger:
 
     def has_run(self, run: str) -> bool:
         query = sa.select(runs.c.id).where(runs.c.cluster == self.cluster, runs.c.id == run)
-        with translated(), self._engine.connect() as conn:
+        with request_errors(), self._engine.connect() as conn:
             return conn.execute(query).first() is not None
 
     def consumed(self, row: int) -> bool:
         query = sa.select(inbox.c.consumed_at).where(inbox.c.id == row)
-        with translated(), self._engine.connect() as conn:
+        with request_errors(), self._engine.connect() as conn:
             return conn.execute(query).scalar() is not None
 
     @contextmanager
     def command(self) -> Iterator["PostgresTx"]:
-        with translated(), self._engine.begin() as conn:
+        with request_errors(), self._engine.begin() as conn:
             yield PostgresTx(conn, self._parts)
 
     def together(
@@ -146,7 +146,7 @@ class PostgresLedger:
         lane = Lane[T](self._engine, work_on)
 
         def do(item: T) -> Any:
-            with translated():
+            with request_errors():
                 return lane.do(item)
 
         return do

@@ -10,7 +10,7 @@ import structlog
 from psycopg import sql
 from sqlalchemy.exc import SQLAlchemyError
 
-from healer.adapters.postgres.engine import OwnConnection, upsert
+from healer.adapters.postgres.engine import DedicatedConnection, upsert
 from healer.adapters.postgres.tables import beats, slots
 from healer.ports.clock import Clock
 from healer.ports.lease import LEASE, SENT, UNHEARD
@@ -97,7 +97,7 @@ class Waker:
             for channel in channels:
                 connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
 
-        self._connection = OwnConnection(engine, begin=listen)
+        self._connection = DedicatedConnection(engine, begin=listen)
 
     def wait(self, seconds: float) -> None:
         """Returns when notified, at the latest after `seconds`."""
@@ -138,7 +138,7 @@ class Waiting:
 
     def __init__(self, engine: sa.Engine, cluster: str, clock: Clock) -> None:
         self._cluster, self._clock = cluster, clock
-        self._connection = OwnConnection(engine, prepare_threshold=0)
+        self._connection = DedicatedConnection(engine, prepare_threshold=0)
 
     def __call__(self) -> set[str]:
         try:

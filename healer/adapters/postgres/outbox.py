@@ -15,15 +15,15 @@ from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres import audit_rows
 from healer.adapters.postgres.engine import (
-    OnDatabase,
+    PostgresStore,
     matches,
     pick,
     read_docs,
     read_page,
     reading,
+    request_errors,
     storable,
     storable_text,
-    translated,
     upsert,
 )
 from healer.adapters.postgres.tables import channels, deliveries, delivery_log, messages, threads
@@ -67,7 +67,7 @@ def queue(
     conn.execute(row.on_conflict_do_nothing(index_elements=["id"]))
 
 
-class PostgresOutbox(OnDatabase):
+class PostgresOutbox(PostgresStore):
     """`healer.ports.outbound.Outbox`."""
 
     def claim(self, *, messages: bool, tickets: bool, now: datetime) -> Attempt | None:
@@ -267,7 +267,7 @@ def _mark(conn: sa.Connection, table: sa.Table, attempt: Attempt, values: dict[s
 # --- all messages and how their delivery stands, and the replay of those that no sink took
 
 
-class PostgresMessageBook(OnDatabase):
+class PostgresMessageBook(PostgresStore):
     """`healer.ports.queries.MessageBook`."""
 
     def page(
@@ -292,7 +292,7 @@ class PostgresMessageBook(OnDatabase):
             return Page(items=_deliveries(conn, rows), next_cursor=more)
 
     def cluster_of(self, message: str) -> str:
-        with translated(), self._engine.connect() as conn:
+        with request_errors(), self._engine.connect() as conn:
             found = conn.execute(sa.select(messages.c.cluster).where(messages.c.id == message)).scalar()
         if found is None:
             raise NotFound(f"there is no message {message}")
@@ -302,7 +302,7 @@ class PostgresMessageBook(OnDatabase):
         self, message: str, *, channel: str | None, by: str, reason: str, now: datetime
     ) -> list[Delivery]:
         again = {"state": "due", "tries": 0, "next_try_at": now}
-        with translated(), self._engine.begin() as conn:
+        with request_errors(), self._engine.begin() as conn:
             ours = [messages.c.id == message, messages.c.state == "failed"]
             sink = sa.case((messages.c.kind == "ticket", TICKETS), else_=WEBHOOK)
             theirs = [deliveries.c.message == message, deliveries.c.state == "failed"]

@@ -10,7 +10,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, JSONB, insert
 from sqlalchemy.exc import IntegrityError
 
 from healer.adapters.postgres.audit_rows import append
-from healer.adapters.postgres.engine import OnDatabase, matches, pick, read_doc, reading, translated
+from healer.adapters.postgres.engine import PostgresStore, matches, pick, read_doc, reading, request_errors
 from healer.adapters.postgres.rule_rows import outcome
 from healer.adapters.postgres.tables import incidents, rehearsals, replay_proofs
 from healer.model import audit_record
@@ -25,13 +25,13 @@ DEAD = timedelta(minutes=2)
 _LARGE = ("text", "before", "result")
 
 
-class PostgresRehearsals(OnDatabase):
+class PostgresRehearsals(PostgresStore):
     """`healer.ports.queries.Rehearsals` and `healer.processes.scheduler.RehearsalBook`."""
 
     # --- people
 
     def ask(self, asked: Rehearsal) -> Rehearsal:
-        with translated(), self._engine.begin() as conn:
+        with request_errors(), self._engine.begin() as conn:
             before = _read(conn, asked.id)
             if before is not None:
                 return before
@@ -59,7 +59,7 @@ class PostgresRehearsals(OnDatabase):
 
     def cancel(self, name: str, *, by: str, reason: str, at: datetime) -> Rehearsal:
         """Again changes nothing. NotFound, or Conflict where it has ended otherwise."""
-        with translated(), self._engine.begin() as conn:
+        with request_errors(), self._engine.begin() as conn:
             rehearsal = _read(conn, name, lock=True)
             if rehearsal is None:
                 raise NotFound(f"no change {name} was tried")
@@ -84,7 +84,7 @@ class PostgresRehearsals(OnDatabase):
     def prove(
         self, name: str, rules: Sequence[str], *, by: str, reason: str, at: datetime, request: str
     ) -> list[Outcomes]:
-        with translated(), self._engine.begin() as conn:
+        with request_errors(), self._engine.begin() as conn:
             rehearsal = _read(conn, name, lock=True)
             if rehearsal is None:
                 raise NotFound(f"no change {name} was tried")
@@ -115,7 +115,7 @@ class PostgresRehearsals(OnDatabase):
 
     def claim(self, cluster: str, now: datetime) -> Rehearsal | None:
         """The one that waits, as running now. One whose runner died has failed."""
-        with translated(), self._engine.begin() as conn:
+        with request_errors(), self._engine.begin() as conn:
             mine = sa.select(rehearsals.c.id, rehearsals.c.state, rehearsals.c.seen_at).where(
                 rehearsals.c.cluster == cluster,
                 rehearsals.c.state.in_([state.value for state in ACTIVE_REHEARSALS]),
@@ -133,7 +133,7 @@ class PostgresRehearsals(OnDatabase):
 
     def advance(self, name: str, progress: float, now: datetime, left_s: float | None = None) -> bool:
         """False when it is to stop."""
-        with translated(), self._engine.begin() as conn:
+        with request_errors(), self._engine.begin() as conn:
             rehearsal = _read(conn, name, lock=True)
             if rehearsal is None or rehearsal.state is not RehearsalState.running:
                 return False
@@ -144,7 +144,7 @@ class PostgresRehearsals(OnDatabase):
         self, name: str, now: datetime, *, result: Mapping[str, Any] | None = None, problem: str = ""
     ) -> None:
         """Done with a result, failed with a problem; one that was cancelled meanwhile stays so."""
-        with translated(), self._engine.begin() as conn:
+        with request_errors(), self._engine.begin() as conn:
             rehearsal = _read(conn, name, lock=True)
             if rehearsal is None or rehearsal.state is not RehearsalState.running:
                 return

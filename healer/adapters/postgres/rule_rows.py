@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import ARRAY, aggregate_order_by, insert
 
 from healer.adapters.postgres import audit_rows
-from healer.adapters.postgres.engine import OnDatabase, matches, read_structs, reading
+from healer.adapters.postgres.engine import PostgresStore, matches, read_structs, reading
 from healer.adapters.postgres.node_rows import forecast_scores
 from healer.adapters.postgres.tables import (
     findings,
@@ -27,7 +27,7 @@ from healer.ports.answers import RuleRecord
 FINDINGS_READ = 5000
 
 
-class PostgresRules(OnDatabase):
+class PostgresRules(PostgresStore):
     """`healer.ports.queries.RuleQueries`."""
 
     def records(

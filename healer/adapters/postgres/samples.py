@@ -15,7 +15,7 @@ import structlog
 from psycopg.errors import LockNotAvailable
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from healer.adapters.postgres.engine import OwnConnection, translated, unstored
+from healer.adapters.postgres.engine import DedicatedConnection, request_errors, storage_error
 from healer.adapters.postgres.tables import SAMPLE_SLOTS, signal_columns
 from healer.model import Column, Part
 from healer.model.packed import PackedReport, pack_report, pack_steps, unpack_reports, unpack_steps
@@ -135,7 +135,7 @@ class _Writer:
     """A connection that does nothing but COPY. Each call is one transaction."""
 
     def __init__(self, engine: sa.Engine, setting: str) -> None:
-        self._connection = OwnConnection(engine, begin=lambda conn: conn.execute(setting.encode()))
+        self._connection = DedicatedConnection(engine, begin=lambda conn: conn.execute(setting.encode()))
 
     def copy(
         self, rows: Iterable[tuple[str, str, str, datetime, datetime, bytes]], *, tell: str | None = None
@@ -151,7 +151,7 @@ class _Writer:
                     cursor.execute(b"NOTIFY " + tell.encode())
         except _ERRORS as error:
             self.close()
-            raise unstored(error) from error
+            raise storage_error(error) from error
 
     def close(self) -> None:
         self._connection.close()
@@ -196,7 +196,7 @@ class _Reader:
 
     def __init__(self, engine: sa.Engine, cluster: str) -> None:
         self._cluster = cluster
-        self._connection = OwnConnection(engine, begin=_begin_reading)
+        self._connection = DedicatedConnection(engine, begin=_begin_reading)
         self._cursor: psycopg.ServerCursor[Any] | None = None
         self._seen: str | None = None
         self._looking_at = ""
@@ -304,7 +304,7 @@ class PostgresColumns:
 
     def _look_up(self) -> None:
         """What others numbered meanwhile. Numbers become visible in their order: see `_number`."""
-        with translated(), self._engine.connect() as conn:
+        with request_errors(), self._engine.connect() as conn:
             self._learn(conn)
 
     def _learn(self, conn: sa.Connection) -> None:
@@ -317,7 +317,7 @@ class PostgresColumns:
             self._ids[column] = self._last = row.id
 
     def _number(self, columns: Sequence[Column]) -> None:
-        with translated(), self._engine.begin() as conn:
+        with request_errors(), self._engine.begin() as conn:
             # One at a time, so that the bound is exact and no number is visible before a smaller one.
             conn.execute(sa.text("LOCK TABLE signal_columns IN SHARE ROW EXCLUSIVE MODE"))
             self._learn(conn)

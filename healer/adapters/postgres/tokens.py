@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import Insert, insert
 
 from healer.adapters.postgres.audit_rows import append
-from healer.adapters.postgres.engine import OnDatabase, pick, translated
+from healer.adapters.postgres.engine import PostgresStore, pick, request_errors
 from healer.adapters.postgres.tables import idempotency, sessions, tokens
 from healer.model import Role, audit_record
 from healer.ports.callers import Caller, Enrolled, Kept, KeyInFlight, KeyReused, NewToken
@@ -50,7 +50,7 @@ class PostgresTokens:
 
     def sign_in(self, digest: bytes, session: bytes, *, now: datetime, until: datetime) -> Caller | None:
         """Uses up a one-time link and opens a session in one transaction, so only one of two presses wins."""
-        with translated(), self._engine.begin() as conn:
+        with request_errors(), self._engine.begin() as conn:
             unused = tokens.c.digest == digest, tokens.c.once.is_(True), tokens.c.used_at.is_(None)
             use = sa.update(tokens).where(*unused, *_in_force(now)).values(used_at=now)
             row = conn.execute(use.returning(*_CALLER)).first()
@@ -64,7 +64,7 @@ class PostgresTokens:
             return caller
 
     def sign_out(self, session: bytes, now: datetime) -> None:
-        with translated(), self._engine.begin() as conn:
+        with request_errors(), self._engine.begin() as conn:
             mine = sessions.c.digest == session, sessions.c.ended_at.is_(None)
             conn.execute(sa.update(sessions).where(*mine).values(ended_at=now))
 
@@ -78,7 +78,7 @@ class PostgresTokens:
         data: dict[str, Any] = {"once": new.once} | {field: value for field, value in bound.items() if value}
         if new.quota != 1:
             data["quota"] = new.quota
-        with translated(), self._engine.begin() as conn:
+        with request_errors(), self._engine.begin() as conn:
             conn.execute(_insert(identity, secret, new.role, name, now).values(row))
             where, subject = new.cluster or self._cluster, f"token/{identity}"
             data |= {"role": new.role.value, "name": name}
@@ -92,7 +92,7 @@ class PostgresTokens:
         until, name = now + ENROLLED_FOR, f"node {cluster}/{node}"
         new = _insert(identity, secret, Role.signals, name, now)
         own = (tokens.c.cluster == cluster, tokens.c.node == node, tokens.c.role == Role.signals.value)
-        with translated(), self._engine.begin() as conn:
+        with request_errors(), self._engine.begin() as conn:
             made = sa.select(tokens.c.revoked_at, tokens.c.created_at, tokens.c.name).where(*own)
             rows = conn.execute(made.order_by(tokens.c.created_at.desc()).limit(100)).all()
             if rows and rows[0].revoked_at is not None:
@@ -120,7 +120,7 @@ class PostgresTokens:
         new = _insert(identity, secret, Role.signals, name, now)
         own = (tokens.c.cluster == cluster, tokens.c.job == job, tokens.c.name == name)
         hour = sa.func.count().filter(tokens.c.created_at > now - timedelta(hours=1))
-        with translated(), self._engine.begin() as conn:
+        with request_errors(), self._engine.begin() as conn:
             made, revoked = conn.execute(sa.select(hour, sa.func.max(tokens.c.revoked_at)).where(*own)).one()
             if revoked is not None:
                 raise Forbidden(f"a token of the job {job} was revoked by a person: it gets no other")
@@ -142,13 +142,13 @@ class PostgresTokens:
     def all(self) -> list[sa.RowMapping]:
         """Every token but its digest, newest first."""
         columns = [column for column in tokens.c if column.name != "digest"]
-        with translated(), self._engine.connect() as conn:
+        with request_errors(), self._engine.connect() as conn:
             rows = conn.execute(sa.select(*columns).order_by(tokens.c.created_at.desc()))
             return list(rows.mappings())
 
     def revoke(self, identity: str, *, by: str, now: datetime) -> bool:
         """False when there is no such token, or it was revoked before."""
-        with translated(), self._engine.begin() as conn:
+        with request_errors(), self._engine.begin() as conn:
             mine = tokens.c.id == identity, tokens.c.revoked_at.is_(None)
             revoked = sa.update(tokens).where(*mine).values(revoked_at=now)
             row = conn.execute(revoked.returning(tokens.c.cluster)).first()
@@ -158,7 +158,7 @@ class PostgresTokens:
             return row is not None
 
     def _find(self, statement: sa.Select) -> Caller | None:
-        with translated(), self._engine.connect() as conn:
+        with request_errors(), self._engine.connect() as conn:
             row = conn.execute(statement).first()
         return None if row is None else _caller(row)
 
@@ -188,7 +188,7 @@ def _caller(row: sa.Row) -> Caller:
 ANSWERS_KEPT = timedelta(hours=24)
 
 
-class PostgresIdempotency(OnDatabase):
+class PostgresIdempotency(PostgresStore):
     """`healer.ports.callers.Idempotency`.
 
     The key's lock is a transaction's: when this process dies, PostgreSQL lets it go, and the next request
@@ -196,7 +196,7 @@ class PostgresIdempotency(OnDatabase):
     """
 
     def once(self, key: str, who: str, request: bytes, now: datetime, act: Callable[[], Kept]) -> Kept:
-        with translated():
+        with request_errors():
             self._remember(key, who, request, now)
             with self._engine.begin() as conn:
                 if not conn.scalar(sa.select(sa.func.pg_try_advisory_xact_lock(_lock(key, who)))):

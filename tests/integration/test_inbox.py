@@ -17,7 +17,6 @@ from healer.adapters.postgres.inbox import (
     PostgresSignals,
     consume,
     put_command,
-    unconsumed,
 )
 from healer.embedded.postgres import Postgres
 from healer.model import Command, CommandKind, Component, Observation, ObservationKind
@@ -63,7 +62,7 @@ def test_consumed_rows_are_not_walked_again_but_still_known(fresh_database: sa.E
     inbox = PostgresInbox(fresh_database, CLUSTER)
     inbox.add([seen(1), seen(2)])
     with fresh_database.begin() as conn:
-        consume(conn, unconsumed(conn, CLUSTER, 1), NOW)
+        consume(conn, inbox.unconsumed(1), NOW)
     assert [one.digest for one in inbox.unconsumed(10)] == [seen(2).digest]
     assert inbox.add([seen(1)]) == 0
     second = NOW + timedelta(seconds=2)

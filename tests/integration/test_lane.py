@@ -57,7 +57,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def waiting(lane: Lane[str], count: int) -> Callable[[], bool]:
-    return lambda: len(lane._row) == count
+    return lambda: len(lane._queue) == count
 
 
 def test_what_comes_while_a_turn_runs_goes_together_in_the_next(
@@ -167,7 +167,7 @@ class Together:
         first = self._pool.submit(self.claims[MANY].gate, holds_up)
         assert begun.wait(20)
         others = [self._pool.submit(act, number, self.claims[number]) for number in range(MANY)]
-        wait_until(lambda: len(claims.gate._row) == MANY, 20, what="all are at the gate")
+        wait_until(lambda: len(claims.gate._queue) == MANY, 20, what="all are at the gate")
         go.set()
         first.result(20)
         return [one.exception(20) or one.result() for one in others]

@@ -1,8 +1,8 @@
-"""Who sends what, what of it is not stored and what has no place, and what scrapers reported last."""
+"""Senders, losses, unknown series, and the latest reports of scrapers."""
 
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -20,11 +20,13 @@ from healer.adapters.postgres.engine import (
 from healer.adapters.postgres.tables import losses, scrapes, senders, unknown_series
 from healer.model import Loss, LossReason, ScrapeState, Sender, UnknownSeries
 
-#: Names that are kept of one cluster; what is more is counted under `REST`.
+T = TypeVar("T")
+
+#: Names of unknown series kept for a cluster; the others are counted under `REST`.
 MOST = 2000
 REST = "…"
 
-#: Advisory lock, with the cluster's hash: the bound is exact with several processes too.
+#: Advisory lock, with the cluster's hash, so that the bound is exact with several processes.
 _LOCK = 0x756E6B6E
 
 _LOSS_KEY = ("cluster", "source", "reason", "who")
@@ -35,12 +37,11 @@ _decode = msgspec.msgpack.Decoder(ScrapeState).decode
 
 
 class PostgresLosses(PostgresStore):
-    """`healer.ports.signal_stores.LossBook`. Bounded by who may send: all else are closed lists."""
+    """`healer.ports.signal_stores.LossBook`. Bounded by the number of senders: the other keys are enums."""
 
-    def add(self, told: Sequence[Loss]) -> None:
-        rows = sorted(told, key=lambda loss: (loss.cluster, loss.source, loss.reason, loss.who))
+    def add(self, losses_seen: Sequence[Loss]) -> None:
         with request_errors(), self._engine.begin() as conn:
-            for loss in rows:  # in one order, so that two processes never wait for each other
+            for loss in _sorted(losses_seen, _LOSS_KEY):
                 row = msgspec.structs.asdict(loss)
                 row["reason"] = loss.reason.value
                 row["example"] = storable(loss.example)[:500]
@@ -53,22 +54,17 @@ class PostgresLosses(PostgresStore):
         wanted = _latest(losses, clusters, _LOSS_KEY)
         with reading(self._engine) as conn:
             rows = conn.execute(wanted.limit(limit)).mappings()
-            return [
-                Loss(**{**row, "reason": LossReason(row["reason"])})
-                for row in rows
-                if row["reason"] in LossReason.__members__
-            ]
+            known_reasons = [row for row in rows if row["reason"] in LossReason.__members__]
+        return [Loss(**{**row, "reason": LossReason(row["reason"])}) for row in known_reasons]
 
 
 class PostgresSenders(PostgresStore):
-    """`healer.ports.signal_stores.SenderBook`. Rows of tokens that send no more stay for a week:
-    `retention`."""
+    """`healer.ports.signal_stores.SenderBook`. Rows of silent tokens stay for a week (`retention`)."""
 
-    def add(self, told: Sequence[Sender]) -> None:
-        if not told:
+    def add(self, senders_seen: Sequence[Sender]) -> None:
+        if not senders_seen:
             return
-        # In one order, so that two processes never wait for each other.
-        rows = sorted(told, key=lambda sender: (sender.cluster, sender.who, sender.source))
+        rows = _sorted(senders_seen, _SENDER_KEY)
         columns = list(senders.c)
         arrays = [
             sa.cast([getattr(sender, column.name) for sender in rows], ARRAY(column.type))
@@ -86,6 +82,11 @@ class PostgresSenders(PostgresStore):
         wanted = _latest(senders, clusters, _SENDER_KEY).where(matches(senders.c.node, node))
         with reading(self._engine) as conn:
             return read_structs(conn, wanted.limit(limit), Sender)
+
+
+def _sorted(items: Sequence[T], key: Sequence[str]) -> list[T]:
+    """By key, as every process writes them, so that two processes cannot deadlock."""
+    return sorted(items, key=lambda item: [getattr(item, name) for name in key])
 
 
 def _latest(table: sa.Table, clusters: Sequence[str] | None, key: Sequence[str]) -> sa.Select:
@@ -106,10 +107,9 @@ class PostgresUnknownSeries:
                 lock = sa.text("SELECT pg_advisory_xact_lock(:kind, hashtext(:cluster))")
                 conn.execute(lock, {"kind": _LOCK, "cluster": cluster})
                 names = sa.select(unknown_series.c.name).where(unknown_series.c.cluster == cluster)
-                known = set(conn.execute(names).scalars())
-                for row in _bounded(
-                    [entry for entry in series if entry.cluster == cluster], known, self._most
-                ):
+                stored = set(conn.execute(names).scalars())
+                of_cluster = [entry for entry in series if entry.cluster == cluster]
+                for row in _bounded(of_cluster, stored, self._most):
                     _add(conn, row)
 
     def series(self, clusters: Sequence[str] | None, limit: int) -> list[UnknownSeries]:
@@ -120,16 +120,17 @@ class PostgresUnknownSeries:
             return read_structs(conn, wanted, UnknownSeries)
 
 
-def _bounded(series: Sequence[UnknownSeries], known: set[str], most: int) -> list[UnknownSeries]:
-    """Sorted by name, as two processes must; names beyond the bound are one row."""
+def _bounded(series: Sequence[UnknownSeries], names: set[str], most: int) -> list[UnknownSeries]:
+    """The series summed by name, sorted by name. Names beyond the bound are one row. `names`: those already
+    stored; new ones are added."""
     kept: dict[str, UnknownSeries] = {}
-    left = most - len(known - {REST})
+    left = most - len(names - {REST})
     for entry in sorted(series, key=lambda entry: entry.name):
         named = msgspec.structs.replace(entry, name=storable(entry.name))
-        if named.name not in known:
+        if named.name not in names:
             if left > 0:
                 left -= 1
-                known.add(named.name)
+                names.add(named.name)
             else:
                 named = msgspec.structs.replace(entry, name=REST, why=f"more than {most} names", example={})
         before = kept.get(named.name)
@@ -148,7 +149,7 @@ def _add(conn: sa.Connection, entry: UnknownSeries) -> None:
 
 
 def _added(table: sa.Table, fresh: Any, *counts: str) -> dict[str, Any]:
-    """These counts added to what is there, and when it was last seen."""
+    """The updates of an upsert: these counts are added, and `last_seen` moves on."""
     last = {"last_seen": sa.func.greatest(table.c.last_seen, fresh.last_seen)}
     return {name: table.c[name] + fresh[name] for name in counts} | last
 
@@ -159,19 +160,18 @@ class PostgresScrapes(PostgresStore):
     def put(self, state: ScrapeState) -> None:
         row = {"at": state.at, "body": zlib.compress(_encode(state), 1)}
         with request_errors(), self._engine.begin() as conn:
-            # The next one comes in some seconds: no one waits for the disk.
+            # The next one follows in seconds, so a crash may lose this commit.
             conn.execute(sa.text("SET LOCAL synchronous_commit = off"))
             conn.execute(upsert(scrapes, {"cluster": state.cluster}, row))
 
     def states(self, clusters: Sequence[str] | None) -> list[ScrapeState]:
-        mine = matches(scrapes.c.cluster, clusters)
-        wanted = sa.select(scrapes.c.body).where(mine).order_by(scrapes.c.cluster)
+        wanted = sa.select(scrapes.c.body).where(matches(scrapes.c.cluster, clusters))
         with reading(self._engine) as conn:
-            return read_states(conn, wanted)
+            return read_states(conn, wanted.order_by(scrapes.c.cluster))
 
 
 def read_states(conn: sa.Connection, wanted: sa.Select) -> list[ScrapeState]:
-    """Those that can be read: a row of another version is left out until its scraper writes again."""
+    """The readable states: a row of another version is left out until its scraper writes again."""
     found: list[ScrapeState] = []
     for body in conn.scalars(wanted):
         try:

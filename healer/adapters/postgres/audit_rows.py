@@ -1,4 +1,4 @@
-"""The audit in PostgreSQL: its records, the chain of the sealer, lists for people, and the feed of events."""
+"""The audit in PostgreSQL: its records, the sealed chain, pages of records, and the feed of events."""
 
 import contextlib
 import json
@@ -13,6 +13,7 @@ from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import DBAPIError
 
 from healer.adapters.postgres.engine import (
+    ClusterStore,
     PostgresStore,
     begins,
     matches,
@@ -41,13 +42,13 @@ _READ_ROWS = 5000
 
 _APPEND = sa.text("""
 INSERT INTO audit_records (cluster, at, actor, verb, subject, data)
-SELECT one->>'cluster', (one->>'at')::timestamptz, one->>'actor', one->>'verb', one->>'subject', one->'data'
-FROM jsonb_array_elements(CAST(:rows AS jsonb)) WITH ORDINALITY AS given (one, place) ORDER BY place
+SELECT doc->>'cluster', (doc->>'at')::timestamptz, doc->>'actor', doc->>'verb', doc->>'subject', doc->'data'
+FROM jsonb_array_elements(CAST(:rows AS jsonb)) WITH ORDINALITY AS given (doc, place) ORDER BY place
 """)
 # The data is read as text and decoded by msgspec: one decoder for sealing, verifying and exporting.
-_OWN = ("id", "cluster", "at", "actor", "verb", "subject")
+_FIELDS = ("id", "cluster", "at", "actor", "verb", "subject")
 RECORD: tuple[Any, ...] = (
-    *(audit_records.c[name] for name in _OWN),
+    *(audit_records.c[name] for name in _FIELDS),
     sa.cast(audit_records.c.data, sa.Text).label("text"),
 )
 _is_chained = sa.exists().where(audit_chain.c.record == audit_records.c.id)
@@ -59,14 +60,14 @@ _is_chained = sa.exists().where(audit_chain.c.record == audit_records.c.id)
 def append(conn: sa.Connection, record: AuditRecord) -> None:
     """Stores the record in the caller's transaction; it is sealed within 1 s of the commit.
 
-    NUL, lone surrogates and figures that JSON lacks are replaced, so that what a record quotes never stops
-    the work it tells of. A time without a zone is a ValueError.
+    Characters and numbers that JSONB refuses are replaced (`storable`), so that quoted text never fails the
+    recorded action. Raises ValueError for a time without a zone.
     """
     append_many(conn, [record])
 
 
 def append_many(conn: sa.Connection, records: Sequence[AuditRecord]) -> None:
-    """The same for several, in their order."""
+    """Stores records in their order, like `append`."""
     if records:
         conn.execute(_APPEND, {"rows": json.dumps([_row(record) for record in records])})
 
@@ -82,8 +83,8 @@ def _row(record: AuditRecord) -> dict[str, object]:
 
 def record_of(row: Sequence[Any]) -> AuditRecord:
     """The record of a row of `RECORD`."""
-    *own, text = row
-    return AuditRecord(**dict(zip(_OWN, own, strict=True)), data=msgspec.json.decode(text))
+    *fields, text = row
+    return AuditRecord(**dict(zip(_FIELDS, fields, strict=True)), data=msgspec.json.decode(text))
 
 
 # --- the chain
@@ -98,7 +99,7 @@ class PostgresChain:
 
     def lock(self) -> bool:
         self._held = self._engine.connect()
-        with self._resting() as conn:
+        with self._transaction() as conn:
             is_mine = conn.scalar(sa.select(sa.func.pg_try_advisory_lock(SEALER_LOCK)))
         if not is_mine:
             self._held.close()
@@ -106,7 +107,7 @@ class PostgresChain:
         return bool(is_mine)
 
     def drop(self) -> None:
-        # Never back into the pool: the session's lock must end with it.
+        # Not returned to the pool: the lock must end with the session.
         conn, self._held = self._held, None
         if conn is not None:
             with contextlib.suppress(DBAPIError):
@@ -114,8 +115,8 @@ class PostgresChain:
             conn.close()
 
     def unlock(self) -> None:
-        # The server may take a while to see that the session is over: the next one need not wait for it.
-        with self._resting() as conn:
+        # Explicitly: the server may notice the end of the session late.
+        with self._transaction() as conn:
             conn.execute(sa.select(sa.func.pg_advisory_unlock(SEALER_LOCK)))
         self.drop()
 
@@ -123,12 +124,12 @@ class PostgresChain:
         waiting = (
             sa.select(*RECORD)
             .join(audit_unsealed, audit_unsealed.c.record == audit_records.c.id)
-            # Whoever queues a sealed record again must not stop the sealer.
+            # A record that is queued again after it was sealed must not stop the sealer.
             .where(~_is_chained)
             .order_by(audit_records.c.id)
             .limit(limit)
         )
-        with self._resting() as conn:
+        with self._transaction() as conn:
             return [record_of(row) for row in conn.execute(waiting)]
 
     def add(self, links: Sequence[ChainLink]) -> None:
@@ -136,47 +137,47 @@ class PostgresChain:
         rows = [pick(link, *names) | {"record": link.record_id} for link in links]
         numbers = sa.literal([link.record_id for link in links], sa.ARRAY(sa.BigInteger))
         sealed = audit_unsealed.c.record.in_(sa.select(sa.func.unnest(numbers)))
-        with self._resting() as conn:
+        with self._transaction() as conn:
             conn.execute(sa.insert(audit_chain), rows)
             conn.execute(sa.delete(audit_unsealed).where(sealed))
 
     def heads(self) -> dict[str, ChainHead]:
-        with self._resting() as conn:
+        with self._transaction() as conn:
             return heads_of(conn)
 
     def head(self, cluster: str) -> ChainHead | None:
-        with self._resting() as conn:
+        with self._transaction() as conn:
             return head_of(conn, cluster)
 
     def signed_seq(self, cluster: str) -> int:
         newest = sa.select(sa.func.max(audit_checkpoints.c.seq)).where(audit_checkpoints.c.cluster == cluster)
-        with self._resting() as conn:
+        with self._transaction() as conn:
             return conn.scalar(newest) or 0
 
     def checkpoints(self) -> list[Checkpoint]:
-        with self._resting() as conn:
+        with self._transaction() as conn:
             return checkpoints_of(conn)
 
     def add_checkpoint(self, checkpoint: Checkpoint) -> None:
         row = msgspec.structs.asdict(checkpoint)
         row |= {name: bytes.fromhex(row[name]) for name in ("hash", "signature")}
-        with self._resting() as conn:
+        with self._transaction() as conn:
             conn.execute(sa.insert(audit_checkpoints).values(row))
 
     @contextmanager
     def snapshot(self) -> Iterator["PostgresChainSnapshot"]:
         with self._engine.connect() as plain:
             conn = plain.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
-            # All of it will be read: plan for the whole, not for the first rows.
+            # Plan for reading all rows, not for the first ones.
             conn.execute(sa.text("SET LOCAL cursor_tuple_fraction = 1"))
-            # An audit of years takes longer than any request may.
+            # An audit of several years takes longer than a request may.
             conn.execute(sa.text("SET LOCAL statement_timeout = 0"))
             yield PostgresChainSnapshot(conn)
             conn.rollback()
 
     @contextmanager
-    def _resting(self) -> Iterator[sa.Connection]:
-        """The connection that holds the lock, in a transaction that ends here."""
+    def _transaction(self) -> Iterator[sa.Connection]:
+        """A transaction on the connection that holds the lock."""
         assert self._held is not None, "the sealer's lock is not held"
         with self._held.begin():
             yield self._held
@@ -216,14 +217,14 @@ class PostgresChainSnapshot:
         return self._conn.scalar(sa.select(sa.func.count()).select_from(audit_unsealed)) or 0
 
     def never_sealed(self) -> list[AuditRecord]:
-        # The trigger queues each in its own transaction.
+        # The trigger queues a record in the record's own transaction.
         is_waiting = sa.exists().where(audit_unsealed.c.record == audit_records.c.id)
         lost = sa.select(*RECORD).where(~_is_chained, ~is_waiting).order_by(audit_records.c.id).limit(1000)
         return [record_of(row) for row in self._conn.execute(lost)]
 
 
 def head_of(conn: sa.Connection, cluster: str) -> ChainHead | None:
-    """The cluster's last link."""
+    """The last link of the cluster's chain."""
     last = sa.select(audit_chain.c.seq, audit_chain.c.hash).where(audit_chain.c.cluster == cluster)
     row = conn.execute(last.order_by(audit_chain.c.seq.desc()).limit(1)).first()
     return ChainHead(*row) if row else None
@@ -251,11 +252,11 @@ def checkpoints_of(conn: sa.Connection) -> list[Checkpoint]:
 
 
 def _checkpoint(row: sa.Row) -> Checkpoint:
-    own = {"cluster": row.cluster, "seq": row.seq, "at": row.at.astimezone(UTC), "key": row.key}
-    return Checkpoint(**own, hash=row.hash.hex(), signature=row.signature.hex())
+    fields = pick(row, "cluster", "seq", "key") | {"at": row.at.astimezone(UTC)}
+    return Checkpoint(**fields, hash=row.hash.hex(), signature=row.signature.hex())
 
 
-# --- lists for people
+# --- pages of records
 
 
 class PostgresAudit(PostgresStore):
@@ -306,32 +307,29 @@ def _asked(query: AuditQuery) -> Iterator[sa.ColumnElement[bool]]:
     if query.people_since is not None:
         yield record.actor != "healer"
         yield record.id > _last_before(query.people_since)
-        yield from (~begins(record.verb, one) for one in query.but)
+        yield from (~begins(record.verb, verb) for verb in query.but)
 
 
 def _last_before(moment: datetime) -> sa.ColumnElement[int]:
-    """The last record before then, found from the end: a filter by `at` would walk the whole trail."""
+    """The id of the last record before then. Searched from the end: a filter by `at` would scan all rows."""
     older = sa.select(audit_records.c.id).where(audit_records.c.at < moment)
     return sa.func.coalesce(older.order_by(audit_records.c.id.desc()).limit(1).scalar_subquery(), 0)
 
 
 def _sealed(row: sa.Row) -> AuditRecord:
-    """With its link, where it has one."""
+    """The record with its link in the chain, if it is sealed."""
     *record, seq, prev, made = row
     if seq is None:
         return record_of(record)
     return msgspec.structs.replace(record_of(record), seq=seq, prev=prev.hex(), hash=made.hex())
 
 
-# --- the feed of events. The audit's chain is its outbox: a record is there once what it tells of is
-# committed, and is never changed. Only how far the sink has come is stored.
+# --- the feed of events. The audit chain is its outbox: a sealed record is committed and never changes, so
+# only the sink's position is stored.
 
 
-class PostgresEventFeed:
+class PostgresEventFeed(ClusterStore):
     """`healer.ports.outbound.EventFeed`."""
-
-    def __init__(self, engine: sa.Engine, cluster: str) -> None:
-        self._engine, self.cluster = engine, cluster
 
     def position(self) -> Fed:
         table = event_feed.c
@@ -357,6 +355,6 @@ class PostgresEventFeed:
         return None if row is None else (row[0], record_of(row[1:]))
 
     def note(self, before: int, fed: Fed) -> None:
-        mine = (event_feed.c.cluster == self.cluster, event_feed.c.seq == before)
+        unmoved = (event_feed.c.cluster == self.cluster, event_feed.c.seq == before)
         with self._engine.begin() as conn:
-            conn.execute(sa.update(event_feed).where(*mine).values(fed._asdict()))
+            conn.execute(sa.update(event_feed).where(*unmoved).values(fed._asdict()))

@@ -139,7 +139,7 @@ class RunLocks:
             self._session, self._locked, self._held = session, set(), set()
 
     def lock(self, conn: sa.Connection, runs: Sequence[str]) -> list[str]:
-        """Locks these runs and returns those that nobody held."""
+        """Locks these runs and returns those that were free."""
         wanted = [run for run in dict.fromkeys(runs) if run not in self._held]
         new = [run for run in wanted if run not in self._locked]
         if new:

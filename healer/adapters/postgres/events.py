@@ -1,7 +1,7 @@
 """Live events: triggers NOTIFY (migration 0003), one thread per process listens, every listener has a queue.
 
-The last events are kept in memory, so a page that reconnects hears what it missed; one that missed more than
-that, or whose process lost its connection meanwhile, is told to read all anew (`reset`).
+The last events are kept in memory for pages that reconnect. A page that missed more than that, or whose
+process lost its connection meanwhile, gets `reset` and reads everything again.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from healer.ports.answers import Event
 
 CHANNEL = "healer_events"
 KEPT = 2_000
-#: Events one listener may be behind; then it has to read all again.
+#: Events that a listener may be behind before it gets `reset`.
 QUEUE = 500
 SILENCE_S = 15.0
 _RECONNECT_S = 0.5
@@ -37,7 +37,7 @@ class _Listener:
         self.queue: asyncio.Queue[Event] = asyncio.Queue(QUEUE)
 
     def put(self, event: Event) -> None:
-        """Inside the listener's loop."""
+        """Called in the listener's event loop."""
         if self.queue.full():
             while not self.queue.empty():
                 self.queue.get_nowait()
@@ -58,7 +58,7 @@ class PostgresEvents:
         self._closed = threading.Event()
 
     async def listen(self, last_id: int | None) -> AsyncIterator[Event | None]:
-        """Events as they happen, None each 15 s of silence. Begins with what came after `last_id`."""
+        """Events as they happen, from the one after `last_id` on; None after each 15 s without an event."""
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, self._start)
         listener = _Listener(loop)
@@ -78,7 +78,7 @@ class PostgresEvents:
                 self._listeners.discard(listener)
 
     def ready(self) -> bool:
-        """Whether the connection listens now."""
+        """Whether the connection is listening."""
         return self._listening.is_set()
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class PostgresEvents:
     def _missed(self, last_id: int | None) -> list[Event]:
         if last_id is None:
             return []
-        # By place, not by number: numbers are given before the commit, and arrive in the order of commits.
+        # By position: ids are assigned before the commit, but events arrive in the order of commits.
         missed: list[Event] = []
         for event in reversed(self._kept):
             if event.id == last_id:
@@ -116,19 +116,19 @@ class PostgresEvents:
     def _follow(self) -> None:
         with connect_outside_pool(self._engine) as connection:
             connection.execute(f"LISTEN {CHANNEL}")
-            # Whatever happened while no one listened is unknown: what was kept no longer has a past.
+            # Events were missed while nothing listened, so the kept ones are no longer complete.
             with self._lock:
                 behind = self._kept[-1].id if self._kept else None
                 self._kept.clear()
             if behind is not None:
-                self._tell(Event(id=behind, kind="reset", data={}), keep=False)
+                self._publish(Event(id=behind, kind="reset", data={}), keep=False)
             self._listening.set()
             while not self._closed.is_set():
                 for notice in connection.notifies(timeout=1.0, stop_after=1):
                     payload = msgspec.json.decode(notice.payload, type=_Payload)
-                    self._tell(Event(id=payload.seq, kind=payload.kind, data=payload.data))
+                    self._publish(Event(id=payload.seq, kind=payload.kind, data=payload.data))
 
-    def _tell(self, event: Event, *, keep: bool = True) -> None:
+    def _publish(self, event: Event, *, keep: bool = True) -> None:
         with self._lock:
             if keep:
                 self._kept.append(event)

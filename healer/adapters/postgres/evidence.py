@@ -1,7 +1,7 @@
-"""Collected files in PostgreSQL: workers store them and the API reads them, on whatever machine each is.
+"""Evidence files in PostgreSQL: written by workers and read by the API, on any machine.
 
-Pieces come in one after the other, and a file is shown once its checksum is right. What is over the bounds
-goes, the oldest first (`forget`, at each tidy).
+Pieces are stored one after the other, and a file is shown once its checksum is right. `forget` deletes the
+oldest files beyond the limits.
 """
 
 import hashlib
@@ -16,11 +16,11 @@ from healer.adapters.postgres.tables import evidence, evidence_pieces
 from healer.model import EvidenceFile
 from healer.ports.node_exec import EvidenceBroken
 
-#: A repair and its warranty claim are over by then.
+#: Longer than a repair and its warranty claim take.
 KEPT = timedelta(days=90)
-#: Of all files together; of one at most 24 MB are taken from a node.
+#: The limit of all files together; one file has at most 24 MB.
 MOST_BYTES = 2 * 1024**3
-#: Where the database's disk is nearly full.
+#: The limit when the database's disk is nearly full.
 LOW_BYTES = MOST_BYTES // 16
 
 
@@ -90,7 +90,7 @@ def collected_for(
 
 
 def forget(engine: sa.Engine, now: datetime, *, low: bool = False) -> None:
-    """Drops what is too old, and the oldest of what is too much. `low`: the disk is nearly full."""
+    """Deletes files that are too old, and the oldest beyond the limit. `low`: the disk is nearly full."""
     newer = sa.func.sum(evidence.c.size_bytes).over(order_by=(evidence.c.at.desc(), evidence.c.id.desc()))
     summed = sa.select(evidence.c.id, newer.label("so_far")).subquery()
     over = sa.select(summed.c.id).where(summed.c.so_far > (LOW_BYTES if low else MOST_BYTES))

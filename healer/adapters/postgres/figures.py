@@ -1,4 +1,4 @@
-"""Counts and times of incidents: for /stats and the page of reports, straight from the rows."""
+"""Counts and times of incidents for /stats and the page of reports."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -14,23 +14,23 @@ from healer.model import HARDWARE, HitBasis, Review, RunState
 from healer.ports.answers import Group, Period, RuleFigures, Saved, Spread, Stats
 
 _DOC = incidents.c.doc
-#: Of an incident: when what began it happened, when its drain was read back, when it was first decided on.
+#: Of an incident: the time of its first evidence, of its confirmed drain, and of its first decision.
 _TIME = sa.DateTime(timezone=True)
 _SEEN_AT = sa.cast(_DOC["evidence"][0]["at"].astext, _TIME)
 _DRAINED_AT = sa.cast(_DOC["drained_at"].astext, _TIME)
 _FIRST_DECISION = (
     sa.select(sa.func.min(decisions.c.at)).where(decisions.c.incident == incidents.c.id).scalar_subquery()
 )
-#: The jobs that an incident hit (`healer.model.incident.JobHit`); empty where nothing is known to be hit.
+#: The jobs that an incident hit (`healer.model.incident.JobHit`); may be empty.
 _HIT_LIST = sa.func.coalesce(_DOC["hit"], sa.text("'[]'::jsonb"))
 _SHARES = (0.5, 0.9, 1.0)
 
-#: With fewer incidents that people took up, their median is one person's one night.
+#: With fewer incidents that people took up, the median response time is not shown.
 LEAST_TAKEN_UP = 5
 
 _HEALER = "healer"
 _BEGAN = (RunState.running, RunState.waiting, RunState.stuck, RunState.done, RunState.undone)
-#: How a person takes up an incident; a review or a note may come on Monday.
+#: Audit verbs by which a person takes up an incident; a review or a note may follow days later.
 _TAKES_UP = ("incident.acknowledged", "incident.resolve_asked", "run.approved", "run.started")
 _BY_HEALER_ALONE = sa.and_(runs.c.doc["by"].astext == _HEALER, runs.c.doc["approved_by"].astext.is_(None))
 
@@ -52,12 +52,12 @@ class PostgresFigures(PostgresStore):
 
 
 def _hit_rows() -> sa.TableValuedAlias:
-    """A row for each job that was hit, in the column `value`; joined to the incidents."""
+    """A row for each job that was hit, in the column `value`, to join to the incidents."""
     return sa.func.jsonb_array_elements(_HIT_LIST).table_valued(sa.column("value", JSONB), name="hit")
 
 
 def stats(conn: sa.Connection, clusters: Sequence[str] | None, since: datetime | None) -> Stats:
-    """Of the incidents opened since `since` (all when None)."""
+    """Statistics of the incidents opened since `since` (all for None)."""
     where = [matches(incidents.c.cluster, clusters)]
     slot_where = [slots.c.released_at.is_not(None), matches(slots.c.cluster, clusters)]
     if since is not None:
@@ -92,7 +92,8 @@ def stats(conn: sa.Connection, clusters: Sequence[str] | None, since: datetime |
 
 
 def _lost(where: Sequence[sa.ColumnElement[bool]]) -> Any:
-    """Each life of a job once, with the most that an incident tells: hours, those at most, jobs unknown."""
+    """Sums of lost GPU hours, of upper bounds (`at_most`), and of jobs with unknown loss. Each life of a job
+    counts once, with its largest loss of all incidents."""
     hit = _hit_rows()
     rows = sa.select(incidents.c.cluster, hit.c.value).select_from(incidents.join(hit, sa.true()))
     hits = rows.where(*where).subquery()
@@ -127,7 +128,7 @@ def _spread(conn: sa.Connection, span: Any, where: Sequence[sa.ColumnElement[boo
 
 
 def _period(conn: sa.Connection, cluster: str, since: datetime) -> Period:
-    """Of the incidents opened since then."""
+    """Figures of the incidents opened since then."""
     where = [incidents.c.cluster == cluster, incidents.c.opened >= since]
     returned, relapsed = conn.execute(_relapses(cluster, since)).one()
     return Period(
@@ -144,7 +145,7 @@ def _period(conn: sa.Connection, cluster: str, since: datetime) -> Period:
 def _groups(
     conn: sa.Connection, key: sa.ColumnElement[Any], where: Sequence[sa.ColumnElement[bool]]
 ) -> tuple[Group, ...]:
-    """The most frequent first."""
+    """Incidents grouped by `key`, the most frequent group first."""
     opened = incidents.c.opened
     spans = {"detect": opened - _SEEN_AT, "decide": _FIRST_DECISION - opened, "drain": _DRAINED_AT - opened}
     each = sa.select(key.label("key"), *(_seconds(span).label(name) for name, span in spans.items()))
@@ -215,8 +216,8 @@ def _by_rule(conn: sa.Connection, where: Sequence[sa.ColumnElement[bool]]) -> tu
 
 
 def _relapses(cluster: str, since: datetime) -> sa.Select[int, int]:
-    """Incidents whose node came back in the period, and those of them whose node had a hardware fault again
-    before its probation ended."""
+    """Counts of incidents whose node returned in the period, and of those whose node had a hardware fault
+    again during its probation."""
     probation = sa.cast(_DOC["probation_until"].astext, _TIME)
     later = incidents.alias("later")
     again = sa.exists().where(
@@ -236,13 +237,11 @@ def _relapses(cluster: str, since: datetime) -> sa.Select[int, int]:
     )
 
 
-# --- GPU-hours that restarts without a person saved, beside the time that people took where left to them.
-# Both sides are this site's own. Decision 59 says why, and what it leaves out.
+# --- GPU hours saved by automatic restarts, compared to the response time of this site's people (decision 59)
 
 
 def _saved(conn: sa.Connection, where: Sequence[sa.ColumnElement[bool]]) -> Saved:
-    """Of the incidents of `where`."""
-    alone = _alone(where).subquery("alone")
+    alone = _restarted_alone(where).subquery("alone")
     people, median = conn.execute(_people(where)).one()
     jobs = conn.execute(sa.select(sa.func.count()).select_from(alone)).scalar_one()
     if people < LEAST_TAKEN_UP:
@@ -253,8 +252,8 @@ def _saved(conn: sa.Connection, where: Sequence[sa.ColumnElement[bool]]) -> Save
     return Saved(jobs=jobs, people=people, people_s=people_s, gpu_hours=round(float(hours or 0.0), 2))
 
 
-def _alone(where: Sequence[sa.ColumnElement[bool]]) -> sa.Select[Any, Any]:
-    """Jobs restarted (read back) by a run that no person began or approved: their GPUs, seconds it took."""
+def _restarted_alone(where: Sequence[sa.ColumnElement[bool]]) -> sa.Select[Any, Any]:
+    """Jobs restarted by a run that no person started or approved: their GPUs and the seconds until then."""
     done, hit = audit_records.alias("done"), _hit_rows()
     life = sa.and_(
         hit.c.value["job"].astext == requeues.c.job,
@@ -282,8 +281,8 @@ def _alone(where: Sequence[sa.ColumnElement[bool]]) -> sa.Select[Any, Any]:
 
 
 def _people(where: Sequence[sa.ColumnElement[bool]]) -> sa.Select[Any, Any]:
-    """Incidents that hit a job and were left to people: how long until somebody took them up."""
-    said = audit_records.c.at
+    """Incidents that hit a job and that no automatic run handled: the number that people took up, and the
+    median seconds until then."""
     by_person = sa.and_(audit_records.c.actor != _HEALER, audit_records.c.verb.in_(_TAKES_UP))
     healers = sa.exists().where(
         runs.c.incident == incidents.c.id,
@@ -293,8 +292,8 @@ def _people(where: Sequence[sa.ColumnElement[bool]]) -> sa.Select[Any, Any]:
     )
     its_runs = sa.select("run/" + runs.c.id).where(runs.c.incident == incidents.c.id)
     first = sa.func.least(
-        _first(said, by_person, audit_records.c.subject == "incident/" + incidents.c.id),
-        _first(said, by_person, audit_records.c.subject.in_(its_runs)),
+        _first_record(by_person, audit_records.c.subject == "incident/" + incidents.c.id),
+        _first_record(by_person, audit_records.c.subject.in_(its_runs)),
     )
     each = (
         sa.select(_seconds(first - incidents.c.opened).label("s"))
@@ -308,5 +307,6 @@ def _people(where: Sequence[sa.ColumnElement[bool]]) -> sa.Select[Any, Any]:
     )
 
 
-def _first(at: sa.ColumnElement[Any], *those: sa.ColumnElement[bool]) -> sa.ScalarSelect[Any]:
-    return sa.select(sa.func.min(at)).where(*those).correlate(incidents).scalar_subquery()
+def _first_record(*where: sa.ColumnElement[bool]) -> sa.ScalarSelect[Any]:
+    first = sa.select(sa.func.min(audit_records.c.at)).where(*where)
+    return first.correlate(incidents).scalar_subquery()

@@ -1,4 +1,4 @@
-"""What the isolation forest learns from and makes: features, models, and how unusual nodes are."""
+"""Rows of the isolation forest: features, models, and anomaly scores of nodes."""
 
 import zlib
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres.audit_rows import append
-from healer.adapters.postgres.engine import pick, read_doc, read_docs, upsert
+from healer.adapters.postgres.engine import ClusterStore, pick, read_doc, read_docs, upsert
 from healer.adapters.postgres.tables import (
     feature_rows,
     forest_classes,
@@ -26,16 +26,13 @@ from healer.model.trained import ClassCheck, FeatureRow, Model, ModelComparison,
 FEATURES_KEPT = timedelta(days=14)
 
 
-class PostgresFeatures:
+class PostgresFeatures(ClusterStore):
     """Feature rows of one cluster."""
 
-    def __init__(self, engine: sa.Engine, cluster: str) -> None:
-        self._engine, self.cluster = engine, cluster
-
     def put(self, row: FeatureRow) -> None:
-        """Stores one row. Features are cut at ±10 and half a percent is enough: 2 bytes each."""
+        """Stores one row as float16: features are clipped to ±10, and half a percent is precise enough."""
         with self._engine.begin() as conn:
-            # What a power loss takes is one moment of history.
+            # A crash may lose this row: one sample of the history.
             conn.execute(sa.text("SET LOCAL synchronous_commit = off"))
             conn.execute(
                 sa.insert(feature_rows).values(
@@ -49,13 +46,14 @@ class PostgresFeatures:
     def classes(self, since: datetime) -> list[tuple[str, str, int]]:
         """GPU model, load and number of rows of each class."""
         table = feature_rows.c
-        key, mine = (table.hardware, table.load), (table.cluster == self.cluster, table.at >= since)
-        counted = sa.select(*key, sa.func.count()).where(*mine).group_by(*key).order_by(*key)
+        key = (table.hardware, table.load)
+        counted = sa.select(*key, sa.func.count()).where(table.cluster == self.cluster, table.at >= since)
+        counted = counted.group_by(*key).order_by(*key)
         with self._engine.connect() as conn:
             return [(hardware, load, count) for hardware, load, count in conn.execute(counted)]
 
     def read(self, hardware: str, load: str, since: datetime) -> Iterator[FeatureRow]:
-        """Oldest first, a few at a time: two weeks of a large class do not fit into memory at once."""
+        """Rows of a class, oldest first, streamed: two weeks of a large class do not fit into memory."""
         query = self._of_class(hardware, load, since).order_by(feature_rows.c.at, feature_rows.c.id)
         with self._engine.connect() as conn:
             for row in conn.execution_options(yield_per=20).execute(query):
@@ -73,7 +71,7 @@ class PostgresFeatures:
         return sa.select(feature_rows).where(*of_class, table.at >= since)
 
     def sick(self, since: datetime, now: datetime) -> dict[str, list[tuple[datetime, datetime]]]:
-        """By node, from when to when it had incidents. Those that a person called false alarms are none."""
+        """By node: the periods in which it had incidents, without those reviewed as false alarms."""
         table = incidents.c
         over = sa.or_(table.closed.is_(None), table.closed >= since - timedelta(days=1))
         real = sa.func.coalesce(table.doc["review"].astext, "") != "false_alarm"
@@ -102,20 +100,17 @@ def _row(row: sa.Row) -> FeatureRow:
     )
 
 
-#: Of each class; older ones are forgotten. The audit keeps what they were.
+#: Models kept of each class: the newest ones, and those last in force. The audit describes deleted ones.
 KEPT, KEPT_IN_FORCE = 10, 2
-#: What the audit tells of a model.
-_TOLD = (
+#: Fields of a model in the audit.
+_AUDITED = (
     *("hardware", "load", "params", "features", "definition"),
     *("data_hash", "rows", "attested", "seen", "threshold"),
 )
 
 
-class PostgresModels:
+class PostgresModels(ClusterStore):
     """Models of one cluster."""
-
-    def __init__(self, engine: sa.Engine, cluster: str) -> None:
-        self._engine, self.cluster = engine, cluster
 
     def save(
         self,
@@ -127,11 +122,11 @@ class PostgresModels:
         judged: ModelComparison | None = None,
         against: str | None = None,
     ) -> bool:
-        """Keeps it, and puts it in force unless it was refused; False when this very model is there already.
-        With its audit records in one commit.
+        """Stores the model and puts it in force unless it was refused, with audit records, in one commit.
+        Returns False if the model is already stored.
 
-        `against`: the model in force that it was judged against. If a person has put another one in force
-        meanwhile, that one stays."""
+        `against`: the model in force that it was compared to. If another one was put in force meanwhile, the
+        new model is refused."""
         model, table = trained.model, forest_models.c
         values = {
             **pick(model, "id", "cluster", "hardware", "load", "trained_at"),
@@ -147,7 +142,7 @@ class PostgresModels:
                 judged = msgspec.structs.replace(judged, refused=why_not)
             values["judged"] = msgspec.to_builtins(judged)
             conn.execute(sa.insert(forest_models).values(values))
-            data = {name: values["doc"][name] for name in _TOLD}
+            data = {name: values["doc"][name] for name in _AUDITED}
             _audit(conn, model, "model.trained", by, at, data | {"why": why})
             if judged is not None and judged.refused:
                 _audit(conn, model, "model.refused", by, at, {"judged": values["judged"]})
@@ -157,20 +152,19 @@ class PostgresModels:
         return True
 
     def use(self, model: Model, *, by: str, at: datetime, why: str) -> None:
-        """Puts a kept version in force: back to an older one, or one that was refused. KeyError when it has
-        been forgotten since."""
+        """Puts a stored model in force, an older one or a refused one. Raises KeyError if it was deleted."""
         with self._engine.begin() as conn:
             _put_in_force(conn, model, by=by, at=at, why=why)
 
     def in_force(self) -> list[Version]:
-        """The model in force of each class, without its data."""
+        """The model in force of each class, without training data."""
         was_in_force = forest_models.c.in_force_at
         oldest_first = reversed(self._versions(was_in_force.is_not(None), by=was_in_force))
         found = {(version.model.hardware, version.model.load): version for version in oldest_first}
         return [found[name] for name in sorted(found)]
 
     def versions(self) -> list[Version]:
-        """All that are kept, by class, the newest first."""
+        """All stored models, by class, newest first."""
         found = self._versions(by=forest_models.c.trained_at)
         return sorted(found, key=lambda version: (version.model.hardware, version.model.load))
 
@@ -189,7 +183,7 @@ class PostgresModels:
             return [msgspec.convert(row, Version) for row in rows]
 
     def looks(self) -> list[ClassCheck]:
-        """The last look at each class."""
+        """The last training decision of each class."""
         table = forest_classes.c
         query = sa.select(table.doc).where(table.cluster == self.cluster)
         with self._engine.connect() as conn:
@@ -201,7 +195,7 @@ class PostgresModels:
             conn.execute(upsert(forest_classes, key, {"at": look.at, "doc": msgspec.to_builtins(look)}))
 
     def trained(self, model: Model) -> Trained:
-        """With its data. KeyError when it has been forgotten since."""
+        """The model with its training data. Raises KeyError if it was deleted."""
         with self._engine.connect() as conn:
             packed = conn.scalar(sa.select(forest_models.c.data).where(forest_models.c.id == model.id))
         if packed is None:
@@ -216,7 +210,7 @@ def _of_class(model: Model) -> tuple[sa.ColumnElement[bool], ...]:
 
 
 def _newest(conn: sa.Connection, model: Model) -> sa.Row[Any, Any] | None:
-    """`id` and `in_force_at` of what is in force of its class; it stays so until this transaction ends."""
+    """`id` and `in_force_at` of the model in force of the same class, locked until the transaction ends."""
     lock = sa.text("SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))")
     conn.execute(lock, {"name": f"model {model.cluster}/{model.hardware}/{model.load}"})
     table = forest_models.c
@@ -235,7 +229,7 @@ def _put_in_force(
 ) -> None:
     table = forest_models.c
     before = _newest(conn, model)
-    # Later than the one before, whatever the clocks of two hosts say.
+    # Later than the previous model, even if the clocks of two hosts differ.
     at_least = before.in_force_at + timedelta(milliseconds=1) if before is not None else at
     done = conn.execute(
         sa.update(forest_models)
@@ -250,7 +244,7 @@ def _put_in_force(
 
 
 def _forget_models(conn: sa.Connection, model: Model) -> None:
-    """All of the class but the newest, and what was in force last: that is the way back."""
+    """Deletes models of the class except the newest, and those last in force, for a rollback."""
     table, of_class = forest_models.c, _of_class(model)
     newest = sa.select(table.id).where(*of_class).order_by(table.trained_at.desc()).limit(KEPT)
     used = sa.select(table.id).where(*of_class, table.in_force_at.is_not(None))
@@ -263,17 +257,14 @@ def _audit(conn: sa.Connection, model: Model, verb: str, by: str, at: datetime, 
     append(conn, AuditRecord(cluster=model.cluster, at=at, actor=by, verb=verb, subject=subject, data=data))
 
 
-#: What is older says nothing of the node any more.
+#: Older scores are outdated.
 UNUSUAL_KEPT = timedelta(days=1)
 
 
 def keep_unusual(engine: sa.Engine, nodes: Sequence[Unusual]) -> None:
     if not nodes:
         return
-    names = ("cluster", "node", "at")
-    rows = [
-        {name: getattr(node, name) for name in names} | {"doc": msgspec.to_builtins(node)} for node in nodes
-    ]
+    rows = [pick(node, "cluster", "node", "at") | {"doc": msgspec.to_builtins(node)} for node in nodes]
     statement = insert(unusual_nodes)
     given = {"at": statement.excluded.at, "doc": statement.excluded.doc}
     with engine.begin() as conn:
@@ -286,8 +277,8 @@ def keep_unusual(engine: sa.Engine, nodes: Sequence[Unusual]) -> None:
 
 def read_unusual(conn: sa.Connection, cluster: str, node: str, now: datetime) -> Unusual | None:
     table = unusual_nodes.c
-    mine = table.cluster == cluster, table.node == node, table.at >= now - UNUSUAL_KEPT
-    return read_doc(conn, sa.select(table.doc).where(*mine), Unusual)
+    query = sa.select(table.doc).where(table.cluster == cluster, table.node == node)
+    return read_doc(conn, query.where(table.at >= now - UNUSUAL_KEPT), Unusual)
 
 
 def forget_unusual(conn: sa.Connection, now: datetime) -> None:

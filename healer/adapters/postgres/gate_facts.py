@@ -1,4 +1,4 @@
-"""The lock of the gate, what guards may look at, pauses, and what hooks of Slurm are permitted."""
+"""The gate: its lock, the facts that guards read, slots, pauses, and permits for Slurm hooks."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -42,42 +42,42 @@ from healer.ports.transactions import HookStanding
 
 FACTS = sa.text("""
 SELECT json_build_object(
-  'slots', coalesce((SELECT json_agg(one) FROM (
+  'slots', coalesce((SELECT json_agg(item) FROM (
      SELECT cluster, node, incident, run, granted_at, unusable, drained_at FROM slots
-     WHERE cluster = :cluster AND released_at IS NULL ORDER BY id) AS one), '[]'),
+     WHERE cluster = :cluster AND released_at IS NULL ORDER BY id) AS item), '[]'),
   'granted', coalesce((SELECT json_agg(granted_at ORDER BY granted_at) FROM slots
      WHERE cluster = :cluster AND granted_at > :now - interval '1 hour' AND NOT unusable
        AND (released_at IS NULL OR drained_at IS NOT NULL)), '[]'),
-  'pauses', coalesce((SELECT json_agg(one) FROM (
+  'pauses', coalesce((SELECT json_agg(item) FROM (
      SELECT id, scope, name, "by", reason, since, until, cluster FROM pauses
      WHERE ended_at IS NULL AND (until IS NULL OR until > :now)
-       AND (cluster IS NULL OR cluster = :cluster) ORDER BY since) AS one), '[]'),
-  'requeues', coalesce((SELECT json_agg(one) FROM (
+       AND (cluster IS NULL OR cluster = :cluster) ORDER BY since) AS item), '[]'),
+  'requeues', coalesce((SELECT json_agg(item) FROM (
      SELECT job, restarts, at, incident FROM requeues
-     WHERE cluster = :cluster AND at > :now - interval '24 hours' ORDER BY id) AS one), '[]'),
-  'remedies', coalesce((SELECT json_agg(one) FROM (
+     WHERE cluster = :cluster AND at > :now - interval '24 hours' ORDER BY id) AS item), '[]'),
+  'remedies', coalesce((SELECT json_agg(item) FROM (
      SELECT node, remedy, rule, at, incident FROM remedies
-     WHERE cluster = :cluster AND at > :now - interval '24 hours' ORDER BY id) AS one), '[]'),
-  'vetoes', coalesce((SELECT json_agg(one) FROM (
+     WHERE cluster = :cluster AND at > :now - interval '24 hours' ORDER BY id) AS item), '[]'),
+  'vetoes', coalesce((SELECT json_agg(item) FROM (
      SELECT node, "by", at, until FROM vetoes
-     WHERE cluster = :cluster AND until > :now ORDER BY id) AS one), '[]'),
+     WHERE cluster = :cluster AND until > :now ORDER BY id) AS item), '[]'),
   'modes', coalesce((SELECT json_object_agg(rule, mode) FROM rule_modes), '{}'),
-  'trials', coalesce((SELECT json_agg(one) FROM (
+  'trials', coalesce((SELECT json_agg(item) FROM (
      SELECT name, digest, since, "left" FROM rule_texts
-     WHERE cluster = :cluster AND "left" > 0) AS one), '[]'),
+     WHERE cluster = :cluster AND "left" > 0) AS item), '[]'),
   'actions', coalesce((SELECT json_agg(event = 'done' ORDER BY seq) FROM (
      SELECT run_log.seq, run_log.event FROM run_log JOIN runs ON runs.id = run_log.run
      WHERE runs.cluster = :cluster AND run_log.doc->'data'->>'verb' = ANY(:removing)
        AND run_log.event IN ('done', 'failed') AND run_log.doc->'data'->>'verb' IS NOT NULL
        AND (run_log.event = 'done'
             OR run_log.event = 'failed' AND (run_log.doc->'data'->>'final')::boolean)
-     ORDER BY run_log.seq DESC LIMIT 10) AS one), '[]'),
+     ORDER BY run_log.seq DESC LIMIT 10) AS item), '[]'),
   'permits', coalesce((SELECT json_agg(doc ORDER BY id) FROM permits
      WHERE cluster = :cluster AND at > :now - CAST(:permits_kept AS interval)), '[]'),
   'running', coalesce((SELECT json_object_agg(node, id) FROM runs
      WHERE cluster = :cluster AND state = 'running' AND NOT shadow AND node IS NOT NULL
        AND (doc->>'beside') IS DISTINCT FROM 'true'), '{}'),
-  'waiting', coalesce((SELECT json_agg(one) FROM (
+  'waiting', coalesce((SELECT json_agg(item) FROM (
      SELECT * FROM (
        SELECT runs.id AS run, runs.node, incidents.severity, incidents.opened AS since,
               incidents.doc->'jobs_hit' AS jobs,
@@ -87,7 +87,7 @@ SELECT json_build_object(
        FROM runs JOIN incidents ON incidents.id = runs.incident
        WHERE runs.cluster = :cluster AND NOT runs.shadow
          AND (runs.state = 'held' OR runs.state = 'running' AND runs.doc->>'question' IS NOT NULL)) AS held
-     WHERE guard = ANY(:capacity) ORDER BY severity, since) AS one), '[]')
+     WHERE guard = ANY(:capacity) ORDER BY severity, since) AS item), '[]')
 )::text
 """)
 
@@ -123,13 +123,13 @@ SELECT json_build_object(
        AND runs.cluster = :cluster AND runs.node IS NOT NULL GROUP BY runs.node) AS proven), '{}')
 )::text
 """)
-#: `fatal` comes after `degraded`: the worst is the greatest.
-_HARDWARE = sorted(str(one) for one in HARDWARE)
+#: `max` of a class in SQL is the worst: `fatal` sorts after `degraded`.
+_HARDWARE = sorted(map(str, HARDWARE))
 _TESTS = [str(Verb.diagnose), str(Verb.sweep)]
 
 
-class _Known(msgspec.Struct):
-    """What `FACTS` answers: those fields of GateFacts."""
+class _Facts(msgspec.Struct):
+    """The fields of GateFacts that `FACTS` selects."""
 
     slots: tuple[Slot, ...] = ()
     granted: tuple[datetime, ...] = ()
@@ -145,11 +145,11 @@ class _Known(msgspec.Struct):
     waiting: tuple[Waiting, ...] = ()
 
 
-_decode = msgspec.json.Decoder(_Known).decode
-#: A drain that came of a hook is known as ours for so long, if nothing gave it our reason before.
+_decode = msgspec.json.Decoder(_Facts).decode
+#: How long a drain by a failed hook is recognised as healer's without healer's reason.
 PERMITS_KEPT = timedelta(hours=24)
 REMOVING = [str(verb) for verb in NODE_REMOVING]
-#: What several may wait for at once.
+#: Guards on shared capacity, for which several runs may wait.
 CAPACITY = [str(guard) for guard in (*SLOT_GUARDS, Guard.floor)]
 
 
@@ -158,12 +158,12 @@ def pauses_in_force(now: datetime) -> tuple[sa.ColumnElement[bool], ...]:
 
 
 def read_pauses(conn: sa.Connection, cluster: str, now: datetime) -> list[str]:
-    """The ids of the pauses that stand for this cluster. Without the lock: for what takes no capacity."""
-    mine = sa.or_(pauses.c.cluster.is_(None), pauses.c.cluster == cluster)
-    return list(conn.scalars(sa.select(pauses.c.id).where(*pauses_in_force(now), mine)))
+    """The ids of the pauses in force for this cluster. Reads without the gate's lock."""
+    applies = sa.or_(pauses.c.cluster.is_(None), pauses.c.cluster == cluster)
+    return list(conn.scalars(sa.select(pauses.c.id).where(*pauses_in_force(now), applies)))
 
 
-#: The columns of a pause, as its noun has them.
+#: The columns of `Pause`.
 PAUSE = tuple(pauses.c[name] for name in Pause.__struct_fields__)
 
 
@@ -186,27 +186,27 @@ def read_facts(
     *,
     breaker: Breaker | None = None,
 ) -> GateFacts:
-    """The facts without the lock: for previews and pages. One statement: this lies on the path to a drain."""
+    """The facts, without the lock (`lock_gate` takes it first). One statement: every drain waits for it."""
     if breaker is None:
         row = conn.execute(sa.select(gate.c.breaker).where(gate.c.cluster == cluster)).first()
         breaker = msgspec.convert(row.breaker, Breaker) if row else Breaker(cluster=cluster)
-    asked = {"cluster": cluster, "now": now, "removing": REMOVING, "permits_kept": PERMITS_KEPT}
-    asked["capacity"] = CAPACITY
-    facts = _decode(conn.execute(FACTS, asked).scalar_one())
+    values = {"cluster": cluster, "now": now, "removing": REMOVING, "permits_kept": PERMITS_KEPT}
+    values["capacity"] = CAPACITY
+    facts = _decode(conn.execute(FACTS, values).scalar_one())
     fields = {name: getattr(facts, name) for name in facts.__struct_fields__}
     return GateFacts(cluster=cluster, breaker=breaker, snapshot=snapshots.read(conn, cluster), **fields)
 
 
 def read_sweeps(conn: sa.Connection, cluster: str, playbooks: Sequence[str], since: datetime) -> Sweeps:
-    """Apart from the facts: a drain never waits for them."""
-    asked = {"cluster": cluster, "playbooks": list(playbooks), "since": since}
-    found = conn.execute(SWEEPS, {**asked, "hardware": _HARDWARE, "tests": _TESTS}).scalar_one()
+    """The state of sweeps by these playbooks. Not part of the facts, so that no drain waits for it."""
+    values = {"cluster": cluster, "playbooks": list(playbooks), "since": since}
+    found = conn.execute(SWEEPS, {**values, "hardware": _HARDWARE, "tests": _TESTS}).scalar_one()
     return msgspec.json.decode(found, type=Sweeps)
 
 
 def grant_slots(conn: sa.Connection, many: Sequence[Slot]) -> None:
-    """One slot per node, and none twice among these. A later run takes over that of one which drained nothing
-    yet, or has ended."""
+    """Grants one slot per node; `many` names each node once. A run takes over the slot of a run that has
+    ended or has not drained the node yet."""
     write_docs(conn, _GRANT, many, ended=ENDED)
 
 
@@ -216,7 +216,7 @@ def release_slot(conn: sa.Connection, cluster: str, node: str, *, at: datetime, 
 
 
 def slot_of(conn: sa.Connection, cluster: str, node: str) -> Slot | None:
-    """As it is now: each statement sees what was committed before it."""
+    """The node's current slot, also if it was granted after the transaction began."""
     columns = [slots.c[name] for name in Slot.__struct_fields__]
     held = read_structs(conn, sa.select(*columns).where(*_held(cluster, node)), Slot)
     return held[0] if held else None
@@ -259,27 +259,27 @@ class PostgresHooks:
 
     def permit_for(self, ask: HookRequest) -> Permit | None:
         with reading(self._engine) as conn:
-            return _permit_for(conn, ask)
+            return _read_permit(conn, ask)
 
     def note(self, permit: Permit, now: datetime) -> None:
         with request_errors(), self._engine.begin() as conn:
-            if _permit_for(conn, permit) is None:
+            if _read_permit(conn, permit) is None:
                 _add_permit(conn, permit, now)
 
     @contextmanager
-    def asking(self, cluster: str, now: datetime) -> Iterator["_Asking"]:
+    def asking(self, cluster: str, now: datetime) -> Iterator["_PostgresHookTx"]:
         with request_errors(), self._engine.begin() as conn:
-            yield _Asking(conn, lock_gate(conn, cluster, self._snapshots, now), now)
+            yield _PostgresHookTx(conn, lock_gate(conn, cluster, self._snapshots, now), now)
 
 
-class _Asking:
+class _PostgresHookTx:
     """`healer.ports.transactions.HookTx`."""
 
     def __init__(self, conn: sa.Connection, facts: GateFacts, now: datetime) -> None:
         self._conn, self.facts, self._now = conn, facts, now
 
     def permit_for(self, ask: HookRequest) -> Permit | None:
-        return _permit_for(self._conn, ask)
+        return _read_permit(self._conn, ask)
 
     def cause(self, slot: Slot) -> tuple[Incident, Run] | None:
         cause = sa.select(incidents.c.doc).where(incidents.c.id == slot.incident)
@@ -291,10 +291,11 @@ class _Asking:
         _add_permit(self._conn, permit, self._now)
 
 
-def _permit_for(conn: sa.Connection, asked: HookRequest | Permit) -> Permit | None:
-    mine = (permits.c.cluster == asked.cluster, permits.c.node == asked.node)
-    query = sa.select(permits.c.doc).where(*mine, permits.c.hook == asked.hook, permits.c.report == asked.id)
-    return read_doc(conn, query, Permit)
+def _read_permit(conn: sa.Connection, report: HookRequest | Permit) -> Permit | None:
+    """The permit stored for this report of a hook."""
+    of_node = (permits.c.cluster == report.cluster, permits.c.node == report.node)
+    of_report = (permits.c.hook == report.hook, permits.c.report == report.id)
+    return read_doc(conn, sa.select(permits.c.doc).where(*of_node, *of_report), Permit)
 
 
 def _add_permit(conn: sa.Connection, permit: Permit, now: datetime) -> None:

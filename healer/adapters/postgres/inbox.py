@@ -1,7 +1,7 @@
 """The inbox: accepted signals and commands, until the walk takes them. Accepted means committed with fsync.
 
-Every row's `doc` is the JSON of an Observation, but for `kind = 'command'`, where it is a Command; `digest`
-is the row's identity and unique, so whatever is told twice is stored once.
+The `doc` of a row is the JSON of an Observation, or of a Command for `kind = 'command'`. `digest` is unique:
+what is sent twice is stored once.
 """
 
 import contextlib
@@ -16,8 +16,10 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from healer.adapters.postgres.engine import (
+    ClusterStore,
     DedicatedConnection,
     ledger_errors,
+    matches,
     read_structs,
     storage_error,
     write_docs,
@@ -27,12 +29,11 @@ from healer.model import Command, Component, JobCheckpoint, Observation, Observa
 from healer.model.detection import KERNEL_LINES
 from healer.ports.signal_stores import Arrival
 
-#: Wakes the detector; what was missed it finds by its own poll.
+#: The channel of the NOTIFY that wakes the detector; it also polls.
 CHANNEL = "healer_inbox"
-#: Wakes the detector, with the commit.
-TELL = sa.text("NOTIFY " + CHANNEL)
+_NOTIFY = "NOTIFY " + CHANNEL
 
-# One parameter for all rows: msgspec writes it far faster than six arrays are adapted.
+# One JSON parameter for all rows: much faster than adapting six arrays.
 _INSERT = """
 INSERT INTO inbox (cluster, kind, node, digest, arrived_at, doc)
 SELECT
@@ -43,18 +44,18 @@ ON CONFLICT (digest) DO NOTHING
 RETURNING encode(digest, 'hex')
 """
 
-#: Alerts that a detector reads when it starts: those that it remembers, each sent again a few times.
+#: Alerts that a starting detector reads: as many as it remembers, with a few repetitions each.
 _ALERTS_READ = 100_000
-#: Of one node: those that are remembered of it (`observations.picture`), each sent again many times.
+#: Alerts of one node: as many as are remembered of it (`observations.picture`), with repetitions.
 _ALERTS_OF_NODE = 2_000
-#: Deadlocks in a row after which a batch is not tried again.
+#: Deadlocks in a row after which a batch is given up.
 _DEADLOCKS = 5
 
-#: Of a full batch, so much may be one node's while others wait.
+#: One node gets at most 1/SHARE of a full batch while others wait.
 SHARE = 10
-#: Looks for others behind floods; so many nodes that flood one behind the other are told apart.
+#: Queries for other nodes' rows behind those of flooding nodes, each excluding more nodes.
 _LOOKS = 8
-#: Ids are given before the commit: a row may become visible behind so many later ones.
+#: Ids are assigned before the commit: a row may become visible after this many later ones.
 _SLACK = 20_000
 
 _COLUMNS = (inbox.c.id, inbox.c.cluster, inbox.c.kind, inbox.c.digest, inbox.c.arrived_at, inbox.c.doc)
@@ -63,17 +64,17 @@ _encode = msgspec.json.Encoder().encode
 
 
 class PostgresSignals:
-    """The durable end of the API's group commit. One thread at a time; its connection is its own."""
+    """The durable end of the API's group commit, for one thread, with a dedicated connection."""
 
     def __init__(self, engine: sa.Engine) -> None:
         self._connection = DedicatedConnection(engine, prepare_threshold=1)
 
     def store(self, arrivals: Sequence[Arrival]) -> list[bool]:
-        """One INSERT, one commit. True where new. Raises Unavailable, or Unstorable where something of it is
-        refused; then nothing was stored."""
+        """Stores all in one commit; returns for each arrival whether it was new. Raises Unavailable or
+        Unstorable; then nothing was stored."""
         try:
             for _ in range(_DEADLOCKS):
-                # Two processes stored the same signals in another order: one of them is asked to repeat.
+                # Two processes store the same signals in different orders: one of them has to repeat.
                 with contextlib.suppress(psycopg.errors.DeadlockDetected):
                     return self._store(arrivals)
             return self._store(arrivals)
@@ -111,27 +112,27 @@ class PostgresSignals:
 
 
 def insert_observations(connection: psycopg.Connection, observations: Sequence[Observation]) -> set[str]:
-    """Inserts what is new and wakes the detector; digests (hex) of what was new.
+    """Inserts what is new and wakes the detector. Returns the digests (hex) of new rows.
 
-    On an autocommit connection the INSERT is durable when it returns, and the NOTIFY is a transaction of
-    its own that writes nothing: inside the INSERT's it would hold the notification lock over the fsync.
+    On an autocommit connection the INSERT is durable when it returns. The NOTIFY is a transaction of its own:
+    inside the INSERT's it would hold the notification lock during the fsync.
     """
     if not observations:
         return set()
-    # PostgreSQL's text holds no NUL; a sender's NUL must not cost the whole batch.
+    # PostgreSQL's text cannot hold NUL; one NUL must not fail the whole batch.
     rows_json = _encode(observations).decode().replace("\\u0000", "\\ufffd")
     rows = connection.execute(_INSERT, [rows_json])
     stored = {row[0] for row in rows}
     if any(_wakes(observation) and observation.digest in stored for observation in observations):
-        connection.execute("NOTIFY " + CHANNEL)
+        connection.execute(_NOTIFY)
     return stored
 
 
 def _wakes(observation: Observation) -> bool:
-    """What only says that a node is well waits for the next tick: on a large fleet it would wake a walk a
-    hundred times a second."""
-    well = observation.kind is ObservationKind.hook and not observation.data.get("failed")
-    return not well and observation.kind is not ObservationKind.heartbeat
+    """Whether it wakes the detector. Heartbeats and passed hooks wait for the next tick: a large fleet sends
+    hundreds a second."""
+    passed = observation.kind is ObservationKind.hook and not observation.data.get("failed")
+    return not passed and observation.kind is not ObservationKind.heartbeat
 
 
 _COMMANDS = sa.text("""
@@ -144,30 +145,29 @@ ON CONFLICT (digest) DO NOTHING
 
 
 def put_commands(conn: sa.Connection, commands: Sequence[tuple[Command, str]]) -> None:
-    """Puts commands into the inbox, each with the name under which it comes once. The NOTIFY leaves with the
+    """Adds commands, each with the request name under which it is stored once. The NOTIFY is sent with the
     commit."""
     if commands:
         rows = [
             {"digest": command_digest(command, name).hex(), "command": command} for command, name in commands
         ]
         write_docs(conn, _COMMANDS, rows)
-        conn.execute(TELL)
+        conn.execute(sa.text(_NOTIFY))
 
 
 def put_command(conn: sa.Connection, command: Command, *, request: str) -> int:
-    """The id of its row; the same `request` again is the same row."""
+    """Adds a command and returns the id of its row; the same `request` again is the same row."""
     put_commands(conn, [(command, request)])
-    mine = inbox.c.digest == command_digest(command, request)
-    return conn.execute(sa.select(inbox.c.id).where(mine)).scalar_one()
+    query = sa.select(inbox.c.id).where(inbox.c.digest == command_digest(command, request))
+    return conn.execute(query).scalar_one()
 
 
 def command_digest(command: Command, request: str) -> bytes:
-    """What makes the same request the same row."""
     return hashlib.sha256(f"command\0{command.cluster}\0{request}".encode()).digest()
 
 
 def observation_of(row: sa.Row) -> Observation:
-    """A row of the inbox as the walk sees it: a command's `data` is the JSON of the Command."""
+    """The observation in a row of the inbox. For a command, `data` is the JSON of the Command."""
     if row.kind != ObservationKind.command.value:
         return msgspec.structs.replace(msgspec.convert(row.doc, Observation), inbox_id=row.id)
     command = msgspec.convert(row.doc, Command)
@@ -183,19 +183,8 @@ def observation_of(row: sa.Row) -> Observation:
     )
 
 
-def unconsumed(conn: sa.Connection, cluster: str, limit: int) -> list[Observation]:
-    """What the walk has not taken yet, oldest first."""
-    rows = conn.execute(
-        sa.select(*_COLUMNS)
-        .where(inbox.c.cluster == cluster, inbox.c.consumed_at.is_(None))
-        .order_by(inbox.c.id)
-        .limit(limit)
-    )
-    return [observation_of(row) for row in rows]
-
-
 def consume(conn: sa.Connection, observations: Iterable[Observation], at: datetime) -> None:
-    """Marks rows as walked, in the walk's own transaction."""
+    """Marks rows as consumed, in the walk's transaction."""
     ids = [observation.inbox_id for observation in observations if observation.inbox_id is not None]
     if ids:
         conn.execute(sa.update(inbox).where(inbox.c.id.in_(ids)).values(consumed_at=at))
@@ -204,61 +193,61 @@ def consume(conn: sa.Connection, observations: Iterable[Observation], at: dateti
 def alerts(
     conn: sa.Connection, cluster: str, since: datetime, *, node: str | None = None, limit: int
 ) -> list[Observation]:
-    """The newest alerts of a cluster, or of one node; oldest first. Of each node `_ALERTS_OF_NODE` at most:
-    one that tells very many hides no other's."""
+    """The newest alerts of a cluster, or of one node, oldest first. At most `_ALERTS_OF_NODE` of each node,
+    so that a noisy node hides no other."""
     newest = (inbox.c.arrived_at.desc(), inbox.c.id.desc())
-    place = sa.func.row_number().over(partition_by=inbox.c.node, order_by=newest)
-    told = sa.select(*_COLUMNS, inbox.c.node, place.label("place")).where(
-        inbox.c.cluster == cluster, inbox.c.kind == ObservationKind.alert.value, inbox.c.arrived_at >= since
+    rank = sa.func.row_number().over(partition_by=inbox.c.node, order_by=newest)
+    ranked = (
+        sa.select(*_COLUMNS, inbox.c.node, rank.label("rank"))
+        .where(inbox.c.cluster == cluster, inbox.c.kind == ObservationKind.alert.value)
+        .where(inbox.c.arrived_at >= since, matches(inbox.c.node, node))
+        .subquery()
     )
-    if node is not None:
-        told = told.where(inbox.c.node == node)
-    each = told.subquery()
     wanted = (
-        sa.select(each)
-        .where(sa.or_(each.c.node.is_(None), each.c.place <= _ALERTS_OF_NODE))
-        .order_by(each.c.arrived_at.desc(), each.c.id.desc())
+        sa.select(ranked)
+        .where(sa.or_(ranked.c.node.is_(None), ranked.c.rank <= _ALERTS_OF_NODE))
+        .order_by(ranked.c.arrived_at.desc(), ranked.c.id.desc())
         .limit(limit)
     )
     return [observation_of(row) for row in reversed(conn.execute(wanted).all())]
 
 
-class Turns:
-    """What the walk of one cluster takes next: each node's rows in their order, no node's before all others.
+class FairQueue:
+    """Selects the next rows for the walk of one cluster: in order of arrival, but fair to all nodes.
 
-    By id alone, a node that floods its own events would hold up everybody's until all of them are walked.
+    By id alone, a node that floods the inbox would delay all others until its rows are consumed.
     """
 
     def __init__(self, cluster: str) -> None:
         self._cluster = cluster
-        #: Up to this id only `_floods` have rows that wait, but for those that became visible very late.
-        self._looked, self._floods = 0, frozenset[str]()
+        #: Up to this id only flooding nodes have pending rows, except rows that became visible very late.
+        self._searched, self._flooding = 0, frozenset[str]()
 
     def take(self, conn: sa.Connection, limit: int) -> Sequence[sa.Row]:
-        """At most `limit` rows that wait, by id. Where more wait than that, a node has `limit / SHARE` of
-        them at most, unless there are not enough others."""
+        """At most `limit` pending rows, by id. If more are pending, a node gets `limit / SHARE` of them at
+        most, unless the others do not fill the rest."""
         found = self._oldest(conn, limit)
         share = max(1, limit // SHARE)
         if len(found) < limit:
-            self._looked, self._floods = 0, frozenset()
+            self._searched, self._flooding = 0, frozenset()
             return found
-        floods = _over(found, share)
-        if not floods:
+        flooding = _over(found, share)
+        if not flooding:
             return found
-        if not floods >= self._floods:
-            self._looked = 0  # what was passed over belongs to others now
+        if not flooding >= self._flooding:
+            self._searched = 0  # skipped rows may belong to nodes that no longer flood
         last = conn.execute(sa.select(sa.func.max(inbox.c.id))).scalar() or 0
         rows = {row.id: row for row in found}
         for _ in range(_LOOKS):
-            others = self._oldest(conn, limit, floods, self._looked)
+            others = self._oldest(conn, limit, flooding, self._searched)
             rows |= {row.id: row for row in others}
-            more = _over(others, share) - floods
+            more = _over(others, share) - flooding
             if not more or len(others) < limit:
                 break
-            floods |= more
-        first = min((row.id for row in rows.values() if row.node not in floods), default=last + 1)
-        self._looked, self._floods = max(0, min(first - 1, last - _SLACK)), frozenset(floods)
-        return _in_turn([rows[number] for number in sorted(rows)], share, limit)
+            flooding |= more
+        first = min((row.id for row in rows.values() if row.node not in flooding), default=last + 1)
+        self._searched, self._flooding = max(0, min(first - 1, last - _SLACK)), frozenset(flooding)
+        return _share_batch([rows[number] for number in sorted(rows)], share, limit)
 
     def _oldest(
         self, conn: sa.Connection, limit: int, without: Iterable[str] = (), after: int = 0
@@ -275,12 +264,13 @@ class Turns:
 
 
 def _over(rows: Sequence[sa.Row], share: int) -> set[str]:
+    """Nodes with more than `share` of these rows."""
     counts = Counter(row.node for row in rows if row.node is not None)
     return {node for node, count in counts.items() if count > share}
 
 
-def _in_turn(rows: Sequence[sa.Row], share: int, limit: int) -> list[sa.Row]:
-    """By id: the first `share` of each node, then what else there is room for."""
+def _share_batch(rows: Sequence[sa.Row], share: int, limit: int) -> list[sa.Row]:
+    """The first `share` rows of each node, then others up to `limit`; by id."""
     taken: Counter[str] = Counter()
     first: list[sa.Row] = []
     rest: list[sa.Row] = []
@@ -298,17 +288,17 @@ class PostgresInbox:
         self._engine = engine
         self._cluster = cluster
         self._signals = PostgresSignals(engine)
-        self._turns = Turns(cluster)
+        self._queue = FairQueue(cluster)
 
     def add(self, observations: Sequence[Observation]) -> int:
-        return sum(self._signals.store([Arrival(one) for one in observations]))
+        return sum(self._signals.store([Arrival(observation) for observation in observations]))
 
     def unconsumed(self, limit: int) -> list[Observation]:
         with self._engine.connect() as conn:
-            return [observation_of(row) for row in self._turns.take(conn, limit)]
+            return [observation_of(row) for row in self._queue.take(conn, limit)]
 
     def since(self, moment: datetime, *, lines: datetime) -> Iterator[Observation]:
-        """Read by a server-side cursor, so an hour of a storm fits."""
+        """Reads with a server-side cursor, so that an hour of a storm fits into memory."""
         wanted = (inbox.c.arrived_at >= moment) | inbox.c.kind.in_(KERNEL_LINES)
         statement = (
             sa.select(*_COLUMNS)
@@ -324,7 +314,7 @@ class PostgresInbox:
             return alerts(conn, self._cluster, moment, limit=_ALERTS_READ)
 
 
-# A later life of the job comes first, then the later step: no clock is asked.
+# Ordered by the job's restarts, then by step: clocks are not compared.
 _NEWEST_DURABLE = sa.text(
     """
     SELECT
@@ -343,15 +333,12 @@ _NEWEST_DURABLE = sa.text(
 )
 
 
-class PostgresCheckpoints:
+class PostgresCheckpoints(ClusterStore):
     """`healer.ports.transactions.Checkpoints` of one cluster."""
-
-    def __init__(self, engine: sa.Engine, cluster: str) -> None:
-        self._engine, self._cluster = engine, cluster
 
     def newest_durable(self, job: str) -> JobCheckpoint | None:
         with ledger_errors(), self._engine.connect() as conn:
-            return newest_durable(conn, self._cluster, job)
+            return newest_durable(conn, self.cluster, job)
 
 
 def newest_durable(conn: sa.Connection, cluster: str, job: str) -> JobCheckpoint | None:

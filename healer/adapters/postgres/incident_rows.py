@@ -1,4 +1,4 @@
-"""Incidents, and all that hangs on one of them."""
+"""Incidents with their findings, verdicts, notes and messages, for pages."""
 
 import threading
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from healer.adapters.postgres.engine import (
 )
 from healer.adapters.postgres.evidence import collected_for
 from healer.adapters.postgres.node_rows import PostgresSnapshots
-from healer.adapters.postgres.outbox import channels_told
+from healer.adapters.postgres.outbox import channel_states
 from healer.adapters.postgres.run_rows import decisions_where, records_of
 from healer.adapters.postgres.tables import (
     decisions,
@@ -49,7 +49,7 @@ from healer.model.incident import SIMILAR_MAX
 from healer.ports.answers import IncidentRows, Note, OpenIncident, Page, SentMessage
 from healer.ports.queries import IncidentQuery
 
-#: The shortest beginning of an incident's id that may stand for it (what Slurm's reason shows).
+#: The shortest prefix of an id that identifies an incident: the length in Slurm's drain reason.
 SHORT_ID = 8
 
 
@@ -145,7 +145,7 @@ def incident_page(
 
 
 def about_node(node: str) -> sa.ColumnElement[bool]:
-    """Incidents that have their root on the node or speak of it."""
+    """Incidents whose root is on the node or that give a verdict on it."""
     return sa.or_(incidents.c.node == node, incidents.c.doc["nodes"].has_key(node))
 
 
@@ -159,28 +159,28 @@ def _holds_text(text: str) -> sa.ColumnElement[bool]:
 def watched(
     conn: sa.Connection, clusters: Sequence[str] | None, now: datetime, *those: sa.ColumnElement[bool]
 ) -> list[Incident]:
-    """Open incidents, and those whose node is still on probation, the oldest first."""
+    """Open incidents, and those whose node is still on probation, oldest first."""
     on_probation = sa.and_(
         incidents.c.closed > now - PROBATION, incidents.c.doc["probation_until"].astext > now.isoformat()
     )
-    mine = matches(incidents.c.cluster, clusters), sa.or_(incidents.c.state != "resolved", on_probation)
-    query = sa.select(incidents.c.doc).where(*those, *mine).order_by(incidents.c.opened)
-    return read_docs(conn, query, Incident)
+    active = sa.or_(incidents.c.state != "resolved", on_probation)
+    query = sa.select(incidents.c.doc).where(*those, matches(incidents.c.cluster, clusters), active)
+    return read_docs(conn, query.order_by(incidents.c.opened), Incident)
 
 
 def _findings_of(conn: sa.Connection, incident: str) -> list[Finding]:
-    mine = sa.select(findings.c.doc).where(findings.c.incident == incident)
-    return read_docs(conn, mine.order_by(findings.c.id).limit(200), Finding)
+    query = sa.select(findings.c.doc).where(findings.c.incident == incident)
+    return read_docs(conn, query.order_by(findings.c.id).limit(200), Finding)
 
 
 def _notes(conn: sa.Connection, incident: str) -> list[Note]:
-    mine = sa.select(notes.c.at, notes.c.by, notes.c.text).where(notes.c.incident == incident)
-    return read_structs(conn, mine.order_by(notes.c.id), Note)
+    query = sa.select(notes.c.at, notes.c.by, notes.c.text).where(notes.c.incident == incident)
+    return read_structs(conn, query.order_by(notes.c.id), Note)
 
 
 def _messages(conn: sa.Connection, incident: str) -> list[SentMessage]:
-    """Pages, notes and tickets alike: a ticket has no severity of its own."""
-    channels = channels_told(conn, incident)
+    """Pages, notes and tickets; a ticket, which has no severity, counts as P3."""
+    channels = channel_states(conn, incident)
     found = conn.execute(sa.select(messages).where(messages.c.incident == incident).order_by(messages.c.at))
     return [
         SentMessage(
@@ -192,70 +192,66 @@ def _messages(conn: sa.Connection, incident: str) -> list[SentMessage]:
     ]
 
 
-#: Word for word as the index has it: a name that is a parameter would miss it.
+#: Literal, as in the index: a parameter would not match it.
 _fault: sa.ColumnElement[str] = sa.literal_column("(incidents.doc ->> 'fault')", sa.Text)
 
 
 def may_be_alike(conn: sa.Connection, incident: Incident) -> list[Incident]:
-    """Two walks down an index."""
+    """The latest incidents of the same fault and of the same node; each query scans one index."""
     alike = [_fault == incident.fault]
     if incident.root.node is not None:
         alike.append(incidents.c.node == incident.root.node)
-    mine = sa.select(incidents.c.doc).where(incidents.c.cluster == incident.cluster)
-    newest = mine.order_by(incidents.c.opened.desc()).limit(SIMILAR_MAX)
+    query = sa.select(incidents.c.doc).where(incidents.c.cluster == incident.cluster)
+    newest = query.order_by(incidents.c.opened.desc()).limit(SIMILAR_MAX)
     return [found for same in alike for found in read_docs(conn, newest.where(same), Incident)]
 
 
-# --- open ones, as every page needs them: each is decoded once per version of its row and process
+# --- open incidents, needed by every page: each version of a row is decoded once per process
 
-#: The transaction that wrote the row: another one after each write.
+#: The transaction that wrote the row, which differs after each write.
 _version: sa.ColumnElement[str] = sa.literal_column("incidents.xmin::text", sa.Text)
 
 _decode = msgspec.json.Decoder(OpenIncident).decode
 
-#: One number for all of them and their versions: 5,000 are compared without being fetched.
+#: One number for all ids and versions, so that 5,000 rows are compared without being fetched.
 _digest = sa.func.bit_xor(sa.func.hashtextextended(incidents.c.id + _version, 0))
 
 
 class OpenIncidents:
-    """Of all clusters. While nothing was written the answer is the very same tuple."""
+    """A cache of the open incidents by cluster. Until something is written, `read` returns the same tuple."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[str, _Known] = {}
+        self._cached: dict[str, _Cached] = {}
 
     def read(self, conn: sa.Connection, cluster: str) -> tuple[OpenIncident, ...]:
-        """The newest first."""
-        mine = [incidents.c.cluster == cluster, incidents.c.state != "resolved"]
-        stamp = tuple(conn.execute(sa.select(sa.func.count(), _digest).where(*mine)).one())
+        """Newest first."""
+        is_open = [incidents.c.cluster == cluster, incidents.c.state != "resolved"]
+        stamp = tuple(conn.execute(sa.select(sa.func.count(), _digest).where(*is_open)).one())
         with self._lock:
-            before = self._known.get(cluster) or _Known((), {}, ())
+            before = self._cached.get(cluster) or _Cached((), {}, ())
         if stamp == before.stamp:
-            return before.found
+            return before.incidents
         order = incidents.c.opened.desc(), incidents.c.id.desc()
-        heads = conn.execute(sa.select(incidents.c.id, _version).where(*mine).order_by(*order))
+        heads = conn.execute(sa.select(incidents.c.id, _version).where(*is_open).order_by(*order))
         versions = {name: version for name, version in heads}
-        by_id = {incident.id: incident for incident in before.found}
-        by_id |= _written(conn, [name for name in versions if before.versions.get(name) != versions[name]])
-        # One that was resolved between two of these looks is gone already.
+        by_id = {incident.id: incident for incident in before.incidents}
+        by_id |= _read_open(conn, [name for name in versions if before.versions.get(name) != versions[name]])
+        # An incident may have been deleted or resolved between the two queries.
         found = (by_id[name] for name in versions if name in by_id)
-        now = _Known(
-            stamp,
-            versions,
-            tuple(incident for incident in found if incident.state is not IncidentState.resolved),
-        )
+        still_open = tuple(incident for incident in found if incident.state is not IncidentState.resolved)
         with self._lock:
-            self._known[cluster] = now
-        return now.found
+            self._cached[cluster] = _Cached(stamp, versions, still_open)
+        return still_open
 
 
-class _Known(NamedTuple):
+class _Cached(NamedTuple):
     stamp: tuple[int, ...]
     versions: dict[str, str]
-    found: tuple[OpenIncident, ...]
+    incidents: tuple[OpenIncident, ...]
 
 
-def _written(conn: sa.Connection, names: list[str]) -> dict[str, OpenIncident]:
+def _read_open(conn: sa.Connection, names: list[str]) -> dict[str, OpenIncident]:
     if not names:
         return {}
     text = sa.cast(incidents.c.doc, sa.Text)
@@ -266,7 +262,7 @@ def _written(conn: sa.Connection, names: list[str]) -> dict[str, OpenIncident]:
 
 
 def parts_of(conn: sa.Connection, incident: str) -> tuple[OpenIncident, ...]:
-    """Those that ended as a part of this one, the oldest first."""
+    """Incidents that were merged into this one, oldest first."""
     docs = conn.execute(
         sa.select(sa.cast(incidents.c.doc, sa.Text))
         .where(incidents.c.state == "resolved", part_of == incident)
@@ -275,9 +271,8 @@ def parts_of(conn: sa.Connection, incident: str) -> tuple[OpenIncident, ...]:
     return tuple(map(_decode, docs.scalars()))
 
 
-# --- what healer held to be true of an incident, a row for each change
+# --- verdicts on an incident, a row for each change
 
-#: The newest of them that an answer shows.
 VERDICTS_SHOWN = 50
 
 
@@ -286,7 +281,7 @@ def add_verdict(conn: sa.Connection, incident: str, verdict: IncidentVerdict, at
 
 
 def verdicts_of(conn: sa.Connection, incident: str) -> list[VerdictAt]:
-    """Oldest first."""
-    mine = sa.select(verdicts.c.at, verdicts.c.doc).where(verdicts.c.incident == incident)
-    rows = conn.execute(mine.order_by(verdicts.c.id.desc()).limit(VERDICTS_SHOWN)).all()
+    """The latest verdicts, oldest first."""
+    query = sa.select(verdicts.c.at, verdicts.c.doc).where(verdicts.c.incident == incident)
+    rows = conn.execute(query.order_by(verdicts.c.id.desc()).limit(VERDICTS_SHOWN)).all()
     return [VerdictAt(at=row.at, verdict=msgspec.convert(row.doc, IncidentVerdict)) for row in reversed(rows)]

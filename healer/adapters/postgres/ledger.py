@@ -1,4 +1,4 @@
-"""The ledger on PostgreSQL: the walk's transaction, and which runs are due."""
+"""The ledger on PostgreSQL: transactions of the walk and of commands, and the runs that are due."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -16,6 +16,7 @@ from healer.adapters.postgres.claims import Claims, LedgerParts, PostgresClaim
 from healer.adapters.postgres.engine import (
     Lane,
     ledger_errors,
+    pick,
     read_doc,
     read_docs,
     read_structs,
@@ -72,11 +73,10 @@ from healer.model import (
 )
 from healer.ports.lease import LEASE, UNHEARD
 
-#: The storm count looks back this far, so incidents resolved within it are still read.
+#: The window of the storm count: incidents resolved within it are still read.
 _RECENT = timedelta(minutes=5)
-#: A story longer than this is told by its end.
+#: Log entries of an incident that are read, the latest ones.
 _STEPS_MAX = 500
-_ENDED = ("done", "undone", "rejected", "cancelled")
 _WAITING = ("waiting", "held", "stuck", "proposed", "waiting_approval")
 T = TypeVar("T")
 
@@ -84,7 +84,7 @@ T = TypeVar("T")
 class PostgresLedger:
     """`healer.ports.Ledger` of one cluster.
 
-    The detector gives the connection that holds its lock: what it commits, it commits as the one detector.
+    The detector passes the connection that holds its lock, so that only the leader can commit.
     """
 
     def __init__(self, parts: LedgerParts, connection: sa.Connection | None = None) -> None:
@@ -152,17 +152,17 @@ class PostgresLedger:
         return do
 
     def due_runs(self, now: datetime, *, sent: timedelta = timedelta(0)) -> list[str]:
-        """New, woken, or maybe left by a dead worker: its lease is not renewed (`lease.is_unheard`)."""
+        """Ids of runs that are new, woken, or perhaps abandoned: the lease is not renewed (`is_unheard`)."""
         ready = sa.or_(runs.c.wake_at.is_(None), runs.c.wake_at <= now)
         left = sa.or_(
             runs.c.lease_until.is_(None),
             runs.c.lease_until <= now + LEASE - UNHEARD,
             runs.c.lease_until > now + 2 * LEASE,
         )
-        # One that began in the future did so by another clock.
+        # A run created in the future was created by another clock.
         late = sa.or_(runs.c.epoch > 0, runs.c.created_at <= now - sent, runs.c.created_at > now)
-        mine = runs.c.cluster == self.cluster, runs.c.state == "running"
-        query = sa.select(runs.c.id).where(*mine, ready, left, late).order_by(runs.c.created_at).limit(200)
+        running = runs.c.cluster == self.cluster, runs.c.state == "running"
+        query = sa.select(runs.c.id).where(*running, ready, left, late).order_by(runs.c.created_at).limit(200)
         with self._engine.connect() as conn:
             return list(conn.scalars(query))
 
@@ -176,8 +176,8 @@ class PostgresTx:
 
     def open_incidents(self) -> list[Incident]:
         lately = sa.or_(incidents.c.state != "resolved", incidents.c.opened > self._now() - _RECENT)
-        mine = sa.select(incidents.c.doc).where(incidents.c.cluster == self._cluster, lately)
-        return read_docs(self.conn, mine.order_by(incidents.c.opened, incidents.c.id), Incident)
+        query = sa.select(incidents.c.doc).where(incidents.c.cluster == self._cluster, lately)
+        return read_docs(self.conn, query.order_by(incidents.c.opened, incidents.c.id), Incident)
 
     def incident(self, name: str) -> Incident | None:
         return read_doc(self.conn, sa.select(incidents.c.doc).where(incidents.c.id == name), Incident)
@@ -249,8 +249,7 @@ class PostgresTx:
         return {name for name in names.scalars() if name is not None}
 
     def save_incident(self, incident: Incident) -> None:
-        columns = ("cluster", "rule", "state", "severity", "opened", "updated", "closed")
-        row = {name: getattr(incident, name) for name in columns}
+        row = pick(incident, "cluster", "rule", "state", "severity", "opened", "updated", "closed")
         row |= {"node": incident.root.node, "doc": msgspec.to_builtins(incident)}
         self.conn.execute(upsert(incidents, {"id": incident.id}, row))
 
@@ -278,8 +277,8 @@ class PostgresTx:
         return read_docs(self.conn, query.order_by(table.told_at, table.id), Forecast)
 
     def save_forecast(self, forecast: Forecast) -> None:
-        columns = ("cluster", "rule", "outcome", "told_at", "ended_at")
-        row = {name: getattr(forecast, name) for name in columns} | {"doc": msgspec.to_builtins(forecast)}
+        row = pick(forecast, "cluster", "rule", "outcome", "told_at", "ended_at")
+        row["doc"] = msgspec.to_builtins(forecast)
         self.conn.execute(upsert(forecasts, {"id": forecast.id}, row))
 
     def save_inventories(self, inventories: Sequence[Inventory]) -> None:
@@ -334,11 +333,11 @@ class PostgresTx:
         return self.conn.execute(query.limit(1)).first() is not None
 
     def steps_of(self, incident: Incident) -> list[LogEntry]:
-        did = runs.c.cluster == self._cluster, ~runs.c.shadow
-        mine = sa.select(runs.c.id).where(*did, runs.c.incident == incident.id)
-        here = runs.c.node == incident.root.node, runs.c.created_at >= incident.opened
-        meant = mine if incident.root.node is None else mine.union(sa.select(runs.c.id).where(*did, *here))
-        query = sa.select(run_log.c.seq, run_log.c.doc).where(run_log.c.run.in_(meant))
+        acting = sa.select(runs.c.id).where(runs.c.cluster == self._cluster, ~runs.c.shadow)
+        of_incident = acting.where(runs.c.incident == incident.id)
+        on_node = acting.where(runs.c.node == incident.root.node, runs.c.created_at >= incident.opened)
+        chosen = of_incident if incident.root.node is None else of_incident.union(on_node)
+        query = sa.select(run_log.c.seq, run_log.c.doc).where(run_log.c.run.in_(chosen))
         rows = self.conn.execute(query.order_by(run_log.c.seq.desc()).limit(_STEPS_MAX))
         return [msgspec.convert({**row.doc, "seq": row.seq}, LogEntry) for row in rows][::-1]
 

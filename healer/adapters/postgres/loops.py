@@ -1,4 +1,4 @@
-"""What the loops need of PostgreSQL: that one of them leads, a sign that each works, and what wakes them."""
+"""PostgreSQL for the loops: leader election, heartbeats, and wake-ups."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -17,8 +17,7 @@ from healer.ports.lease import LEASE, SENT, UNHEARD
 
 
 def part_lock(part: str, cluster: str) -> str:
-    """The name under which the one detector, or scraper, of a cluster holds its advisory lock
-    (hashtextextended of it)."""
+    """The name of the advisory lock (its hashtextextended) of a cluster's detector or scraper."""
     return f"{part}:{cluster}"
 
 
@@ -44,7 +43,7 @@ def try_lead(conn: sa.Connection, cluster: str, part: str = "detector") -> bool:
 
 
 def returned_nodes(conn: sa.Connection, cluster: str) -> list[tuple[str, datetime]]:
-    """When each node last came back: what it said before is history, also after a restart."""
+    """The last return of each node to service: older signals are history, also after a restart."""
     rows = conn.execute(
         sa.select(slots.c.node, sa.func.max(slots.c.released_at))
         .where(slots.c.cluster == cluster, slots.c.released_at.is_not(None))
@@ -55,25 +54,25 @@ def returned_nodes(conn: sa.Connection, cluster: str) -> list[tuple[str, datetim
 
 log = structlog.get_logger()
 
-#: A part that works says so this often, and is dead after so many seconds of silence.
+#: The interval of heartbeats, and the silence after which a part counts as dead.
 BEAT_S = 5.0
 DEAD_AFTER_S = 60.0
 
 
 class Beat:
-    """Callable, as often as one likes. It never fails: what cannot be said is silence."""
+    """Stores a heartbeat when called, at most every `BEAT_S`. Never raises: a failed write is silence."""
 
     def __init__(
         self, engine: sa.Engine, cluster: str, part: str, stopwatch: Callable[[], float] = time.monotonic
     ) -> None:
         self._engine, self._key, self._stopwatch = engine, {"cluster": cluster, "part": part}, stopwatch
-        self._said = float("-inf")
+        self._last = float("-inf")
 
     def __call__(self) -> None:
         now = self._stopwatch()
-        if now - self._said < BEAT_S:
+        if now - self._last < BEAT_S:
             return
-        self._said = now
+        self._last = now
         try:
             with self._engine.begin() as conn:
                 conn.execute(upsert(beats, self._key, {"at": sa.func.clock_timestamp()}))
@@ -82,7 +81,7 @@ class Beat:
 
 
 def beats_on(engine: sa.Engine, cluster: str, part: str) -> bool:
-    """Whether the part said within the last minute that it works."""
+    """Whether the part sent a heartbeat within `DEAD_AFTER_S`."""
     since = sa.func.clock_timestamp() - sa.func.make_interval(0, 0, 0, 0, 0, 0, DEAD_AFTER_S)
     lately = sa.exists().where(beats.c.cluster == cluster, beats.c.part == part, beats.c.at > since)
     with engine.connect() as conn:
@@ -90,7 +89,7 @@ def beats_on(engine: sa.Engine, cluster: str, part: str) -> bool:
 
 
 class Waker:
-    """LISTEN on its own connection: something was committed elsewhere. A missed notice costs one tick."""
+    """LISTENs on a dedicated connection for commits elsewhere. A missed notification costs one tick."""
 
     def __init__(self, engine: sa.Engine, channels: Sequence[str]) -> None:
         def listen(connection: psycopg.Connection) -> None:
@@ -113,9 +112,9 @@ class Waker:
         self._connection.close()
 
 
-# As `PostgresLedger.due_runs`, `PostgresOutbox.claim`, `PostgresPlanTx.unrouted` and `PostgresChain.unsealed`
-# look for it themselves.
-_ASKED = {
+# The conditions of `PostgresLedger.due_runs`, `PostgresOutbox.claim`, `PostgresPlanTx.unrouted` and
+# `PostgresChain.unsealed`.
+_WORK = {
     "sweep": """SELECT FROM runs WHERE cluster = %(cluster)s AND state = 'running'
         AND (wake_at IS NULL OR wake_at <= %(now)s)
         AND (lease_until IS NULL OR lease_until <= %(unheard)s OR lease_until > %(wrong)s)
@@ -126,14 +125,14 @@ _ASKED = {
         WHERE cluster = %(cluster)s AND state = 'due' AND next_try_at <= %(now)s""",
     "seal": "SELECT FROM audit_unsealed",
 }
-_STATEMENT = ("SELECT " + ", ".join(f"EXISTS ({question})" for question in _ASKED.values())).encode()
+_STATEMENT = ("SELECT " + ", ".join(f"EXISTS ({query})" for query in _WORK.values())).encode()
 
 
 class Waiting:
     """Callable: the names of the duties that have work, of `sweep`, `deliver`, `tell` and `seal`.
 
-    On a connection of its own, as a pool looks whether its connection still lives, begins and ends a
-    transaction, and so asks four times. Errors of the database go to the caller; the next call reconnects.
+    One round trip on a dedicated connection; a pooled one takes four. Raises database errors; the next call
+    reconnects.
     """
 
     def __init__(self, engine: sa.Engine, cluster: str, clock: Clock) -> None:
@@ -150,7 +149,7 @@ class Waiting:
             self.close()
             raise
         assert row is not None
-        return {name for name, waits in zip(_ASKED, row, strict=True) if waits}
+        return {name for name, waits in zip(_WORK, row, strict=True) if waits}
 
     def close(self) -> None:
         self._connection.close()

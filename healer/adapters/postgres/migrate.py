@@ -1,4 +1,4 @@
-"""Brings a database to the tables that this version of healer needs. One linear history in `migrations/`."""
+"""Upgrades a database to this version's tables. One linear history in `migrations/`."""
 
 from pathlib import Path
 
@@ -10,12 +10,12 @@ from alembic.script import ScriptDirectory
 
 from healer import data_folder
 
-#: Advisory lock that makes two upgrades at once take turns ("healer m" as a number).
+#: Advisory lock that serialises upgrades ("healer m" as a number).
 _LOCK = 0x6865616C6572206D
 
 
 class MigrationError(Exception):
-    """The database cannot be brought to this version. One sentence for people."""
+    """The database cannot be upgraded. One sentence for people."""
 
 
 def migrations_folder() -> Path:
@@ -27,7 +27,7 @@ def migrations_folder() -> Path:
 
 
 def head() -> str:
-    """The revision that this version of healer needs."""
+    """The latest revision of this version of healer."""
     revision = ScriptDirectory.from_config(_config()).get_current_head()
     if revision is None:
         raise MigrationError("there are no migrations: the installation is incomplete.")
@@ -35,14 +35,14 @@ def head() -> str:
 
 
 def current(connection: sa.Connection) -> str | None:
-    """The revision of this database; None for an empty one."""
+    """The revision of the database; None for an empty one."""
     return MigrationContext.configure(connection).get_current_revision()
 
 
 def upgrade(engine: sa.Engine) -> tuple[str | None, str]:
-    """Upgrades to head in one transaction, under a lock; returns (revision before, revision after).
+    """Upgrades to head in one transaction, under a lock. Returns (revision before, revision after).
 
-    Raises MigrationError when the database was made by a newer healer.
+    Raises MigrationError if the database was created by a newer healer.
     """
     config = _config()
     revisions = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}

@@ -1,5 +1,4 @@
-"""What is kept of nodes and their parts: Slurm's latest picture, faults, forecasts, inventories, what they
-should be, scores."""
+"""Rows about nodes: the Slurm snapshot, fault bursts, forecasts, inventories, test results and scores."""
 
 import secrets
 import threading
@@ -12,6 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres.engine import (
+    ClusterStore,
     Lane,
     ledger_errors,
     matches,
@@ -55,13 +55,11 @@ from healer.model import (
     rates_in,
 )
 
-# --- Slurm's latest picture: one row per cluster, decoded once per version and process
-#
-#  How its slurmctld does lies in a row of its own: those figures change with every poll, the picture does
-#  not.
+# --- the latest Slurm snapshot: one row per cluster, decoded once per version and process. Figures of
+# slurmctld change with every poll and so have a row of their own.
 
 SNAPSHOT_CHANNEL = "healer_snapshot"
-#: Stands in the body for the moment, which has a column of its own: an unchanged cluster has unchanged bytes.
+#: The body's `taken_at`; the real one is a column, so that an unchanged cluster has an unchanged body.
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -73,11 +71,12 @@ class _Written(NamedTuple):
     body: bytes
     snapshot: SlurmSnapshot
 
-    def shows(self, snapshot: SlurmSnapshot) -> bool:
-        """The very same mappings: Slurm said that nothing changed, and so they need not be compared."""
-        mine = self.snapshot
-        same_jobs = mine.jobs is snapshot.jobs and mine.reservations is snapshot.reservations
-        return same_jobs and mine.nodes is snapshot.nodes
+    def has_mappings_of(self, snapshot: SlurmSnapshot) -> bool:
+        """Whether both share their mappings: Slurm reported no change, and a comparison is not needed."""
+        return all(
+            getattr(self.snapshot, name) is getattr(snapshot, name)
+            for name in ("nodes", "jobs", "reservations")
+        )
 
 
 class PostgresSnapshots:
@@ -86,22 +85,22 @@ class PostgresSnapshots:
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
         self._lock = threading.Lock()
-        #: Who asks at the same time gets one answer.
+        #: One answer for all concurrent readers.
         self._lane = Lane[str](engine, self._latest)
-        self._known: dict[str, tuple[int, SlurmSnapshot]] = {}
+        self._decoded: dict[str, tuple[int, SlurmSnapshot]] = {}
         self._written: dict[str, _Written] = {}
 
     def put(self, snapshot: SlurmSnapshot) -> None:
-        """A new moment is noted for the stored body only while that is the very one that was written here."""
+        """Writes the body if it changed, otherwise only the time."""
         written = self._written.get(snapshot.cluster)
-        if written is not None and written.shows(snapshot):
+        if written is not None and written.has_mappings_of(snapshot):
             body = written.body
         else:
             body = _encode(msgspec.structs.replace(snapshot, taken_at=_EPOCH))
-        if written is not None and written.body == body and self._still(snapshot, written.version):
+        if written is not None and written.body == body and self._touch(snapshot, written.version):
             self._written[snapshot.cluster] = _Written(written.version, body, snapshot)
             return
-        # Random: readers keep bodies by version, so one that a crash took must not come back for another.
+        # Random, not counted: readers cache bodies by version, and a crash may lose a committed number.
         version = secrets.randbits(63)
         row = {"version": version, "taken_at": snapshot.taken_at, "body": body, "error": None}
         with self._engine.begin() as conn:
@@ -109,26 +108,24 @@ class PostgresSnapshots:
             conn.execute(sa.text(f"NOTIFY {SNAPSHOT_CHANNEL}"))
         self._written[snapshot.cluster] = _Written(version, body, snapshot)
 
-    def _still(self, snapshot: SlurmSnapshot, version: int) -> bool:
-        """Notes the moment at which the stored picture was still true. False: another one is stored.
-
-        A crash that loses this commit only makes the picture look older than it is.
-        """
+    def _touch(self, snapshot: SlurmSnapshot, version: int) -> bool:
+        """Updates the time of the stored snapshot; False if another version is stored."""
         with self._engine.begin() as conn:
+            # A crash that loses this commit only makes the snapshot look older than it is.
             conn.execute(sa.text("SET LOCAL synchronous_commit = off"))
             this = snapshots.c.cluster == snapshot.cluster, snapshots.c.version == version
             same = sa.update(snapshots).where(*this, snapshots.c.taken_at <= snapshot.taken_at)
             return conn.execute(same.values(taken_at=snapshot.taken_at, error=None)).rowcount == 1
 
     def failed(self, cluster: str, error: str) -> None:
-        """Notes why the last poll gave nothing; the old picture stays and grows stale."""
+        """Stores why the last poll failed; the old snapshot remains and becomes stale."""
         with self._engine.begin() as conn:
             conn.execute(sa.update(snapshots).where(snapshots.c.cluster == cluster).values(error=error))
 
     def put_controller(self, controller: Controller) -> None:
-        """A crash that loses this commit only makes the figures look older than they are."""
         row = {"at": controller.at, "doc": msgspec.to_builtins(controller)}
         with self._engine.begin() as conn:
+            # As in `_touch`.
             conn.execute(sa.text("SET LOCAL synchronous_commit = off"))
             conn.execute(upsert(controllers, {"cluster": controller.cluster}, row))
 
@@ -145,28 +142,29 @@ class PostgresSnapshots:
         return [found[cluster] for cluster in clusters]
 
     def read(self, conn: sa.Connection, cluster: str) -> SlurmSnapshot | None:
-        """The same inside a caller's transaction."""
+        """The latest snapshot, in the caller's transaction."""
         query = sa.select(snapshots.c.version, snapshots.c.taken_at).where(snapshots.c.cluster == cluster)
         head = conn.execute(query).first()
         if head is None:
             return None
         with self._lock:
-            kept = self._known.get(cluster)
-        if kept is None or kept[0] != head.version:
-            row = conn.execute(query.add_columns(snapshots.c.body)).one()
-            kept, head = (row.version, _kept(kept[1] if kept else None, _decode(row.body))), row
+            decoded = self._decoded.get(cluster)
+        if decoded is None or decoded[0] != head.version:
+            head = conn.execute(query.add_columns(snapshots.c.body)).one()
+            before = decoded[1] if decoded else None
+            decoded = head.version, _reuse_mappings(before, _decode(head.body))
             with self._lock:
-                self._known[cluster] = kept
-        return msgspec.structs.replace(kept[1], taken_at=head.taken_at)
+                self._decoded[cluster] = decoded
+        return msgspec.structs.replace(decoded[1], taken_at=head.taken_at)
 
 
 def read_controller(conn: sa.Connection, cluster: str) -> Controller | None:
     return read_doc(conn, sa.select(controllers.c.doc).where(controllers.c.cluster == cluster), Controller)
 
 
-def _kept(before: SlurmSnapshot | None, now: SlurmSnapshot) -> SlurmSnapshot:
-    """The mappings that say what they said before stay the same objects: a job that ended is no news of the
-    nodes, and whoever looks at nodes alone has nothing to do."""
+def _reuse_mappings(before: SlurmSnapshot | None, now: SlurmSnapshot) -> SlurmSnapshot:
+    """`now` with the unchanged mappings of `before` as the same objects, so that readers of nodes see by
+    identity that only jobs changed."""
     if before is None:
         return now
     same = {
@@ -177,7 +175,7 @@ def _kept(before: SlurmSnapshot | None, now: SlurmSnapshot) -> SlurmSnapshot:
     return msgspec.structs.replace(now, **same)
 
 
-# --- what parts have had, by burst: written by the walk that noted it, read when a detector starts
+# --- fault bursts: written by the walk, read when a detector starts
 
 _SAVE_BURSTS = sa.text("""
 INSERT INTO fault_bursts (cluster, node, part, fault, began_at, last_at, doc)
@@ -190,18 +188,18 @@ DO UPDATE SET last_at = excluded.last_at, doc = excluded.doc
 
 
 def save_bursts(conn: sa.Connection, bursts: Sequence[FaultBurst]) -> None:
-    """A burst that goes on is the same row."""
+    """Inserts the bursts, or updates those that go on."""
     write_docs(conn, _SAVE_BURSTS, bursts)
 
 
 def bursts_since(conn: sa.Connection, cluster: str, last_at: datetime) -> list[FaultBurst]:
-    """Those that went on at `last_at` or later, the oldest first."""
+    """Bursts that were active at `last_at` or later, oldest first."""
     table = fault_bursts.c
     query = sa.select(table.doc).where(table.cluster == cluster, table.last_at >= last_at)
     return read_docs(conn, query.order_by(table.last_at, table.node, table.part, table.fault), FaultBurst)
 
 
-# --- what was foretold of parts, what came of it, and the trends behind it
+# --- forecasts, their outcomes, and the trends behind them
 
 _SCORE_FIELDS = {
     ForecastOutcome.open: "open",
@@ -213,7 +211,7 @@ _SCORE_FIELDS = {
 
 
 def forecast_scores(conn: sa.Connection) -> dict[str, ForecastScore]:
-    """By rule, of all clusters."""
+    """The outcomes of forecasts by rule, over all clusters."""
     key = (forecasts.c.rule, forecasts.c.outcome)
     found: dict[str, dict[str, int]] = {}
     for rule, outcome, count in conn.execute(sa.select(*key, sa.func.count()).group_by(*key)):
@@ -221,28 +219,25 @@ def forecast_scores(conn: sa.Connection) -> dict[str, ForecastScore]:
     return {rule: ForecastScore(**counts) for rule, counts in found.items()}
 
 
-class PostgresTrends:
-    """The trends of one cluster."""
-
-    def __init__(self, engine: sa.Engine, cluster: str) -> None:
-        self._engine, self._cluster = engine, cluster
+class PostgresTrends(ClusterStore):
+    """The trends of one cluster, packed, by rule."""
 
     def read(self) -> dict[str, bytes]:
-        query = sa.select(trends.c.rule, trends.c.packed).where(trends.c.cluster == self._cluster)
+        query = sa.select(trends.c.rule, trends.c.packed).where(trends.c.cluster == self.cluster)
         with ledger_errors(), self._engine.connect() as conn:
             return {row.rule: bytes(row.packed) for row in conn.execute(query)}
 
     def write(self, packed: Mapping[str, bytes], now: datetime) -> None:
         if not packed:
             return
-        row = {"cluster": self._cluster, "saved_at": now}
+        row = {"cluster": self.cluster, "saved_at": now}
         statement = insert(trends).values([{**row, "rule": rule, "packed": packed[rule]} for rule in packed])
         given = {"saved_at": statement.excluded.saved_at, "packed": statement.excluded.packed}
         with ledger_errors(), self._engine.begin() as conn:
             conn.execute(statement.on_conflict_do_update(index_elements=["cluster", "rule"], set_=given))
 
 
-# --- what nodes reported of themselves, and what nodes of each kind should be
+# --- inventories that nodes reported, and the reference inventory of each kind of node
 
 _SAVE_INVENTORIES = sa.text("""
 INSERT INTO inventories (cluster, node, at, doc)
@@ -257,13 +252,14 @@ def save_inventories(conn: sa.Connection, cluster: str, many: Sequence[Inventory
 
 
 def read_inventories(conn: sa.Connection, cluster: str, node: str | None = None) -> list[Inventory]:
-    """Of one node, or of all."""
-    mine = inventories.c.cluster == cluster, matches(inventories.c.node, node)
-    return read_docs(conn, sa.select(inventories.c.doc).where(*mine).order_by(inventories.c.node), Inventory)
+    """The inventory of one node, or of all."""
+    table = inventories.c
+    query = sa.select(table.doc).where(table.cluster == cluster, matches(table.node, node))
+    return read_docs(conn, query.order_by(table.node), Inventory)
 
 
 def changed_since(conn: sa.Connection, cluster: str, since: datetime) -> dict[str, Inventory]:
-    """By node: those that have booted, or of which something changed, since then."""
+    """By node: inventories of nodes that booted or changed since then."""
     table = inventories.c
     booted = sa.cast(table.doc["booted_at"].astext, sa.DateTime(timezone=True))
     query = sa.select(table.doc).where(table.cluster == cluster, sa.or_(table.at >= since, booted >= since))
@@ -276,38 +272,38 @@ def read_references(conn: sa.Connection, cluster: str) -> list[Reference]:
 
 
 def save_reference(conn: sa.Connection, reference: Reference) -> None:
-    """In place of the one of its kind."""
+    """Replaces the reference of its kind."""
     key = {"cluster": reference.cluster, "kind": reference.kind}
     row = {"at": reference.at, "doc": msgspec.to_builtins(reference)}
     conn.execute(upsert(references, key, row))
 
 
-# --- what tests of nodes measured, scores of lemons, and what both are reckoned from
+# --- test results of nodes, lemon scores, and the histories behind them
 
 
 def read_histories(
     conn: sa.Connection, cluster: str, since: datetime, node: str | None = None
 ) -> dict[str, NodeHistory]:
-    """By node, of one or of all: incidents that were open at `since` or later."""
+    """By node, for one or all: incidents that were open at `since` or later."""
     table = incidents.c
-    mine = sa.select(table.id, table.node, table.doc).where(
+    query = sa.select(table.id, table.node, table.doc).where(
         table.cluster == cluster,
         table.node.is_not(None) if node is None else table.node == node,
         sa.or_(table.closed.is_(None), table.closed >= since),
         table.doc["merged_into"].astext.is_(None),
     )
     found: dict[str, list[Incident]] = {}
-    for row in conn.execute(mine.order_by(table.opened, table.id)):
+    for row in conn.execute(query.order_by(table.opened, table.id)):
         found.setdefault(row.node, []).append(msgspec.convert(row.doc, Incident))
     filed = sa.select(messages.c.incident).where(
-        messages.c.kind == "ticket", messages.c.incident.in_(mine.with_only_columns(table.id))
+        messages.c.kind == "ticket", messages.c.incident.in_(query.with_only_columns(table.id))
     )
     ticketed = frozenset(conn.scalars(filed))
-    return {name: NodeHistory(incidents=tuple(own), ticketed=ticketed) for name, own in found.items()}
+    return {name: NodeHistory(incidents=tuple(past), ticketed=ticketed) for name, past in found.items()}
 
 
 def measured_figures(conn: sa.Connection, cluster: str, node: str) -> dict[str, float]:
-    """What the node's newest test that passed with results has measured; empty where there is none."""
+    """The figures of the node's latest passed test with results; empty if there is none."""
     data = run_log.c.doc["data"]
     newest = (
         sa.select(data["results"])
@@ -326,7 +322,7 @@ def measured_figures(conn: sa.Connection, cluster: str, node: str) -> dict[str, 
     return figures_in(conn.execute(newest).scalar() or {})
 
 
-#: By the index `run_log_tests`. The newest of a node's tests come last, and take the place of older figures.
+#: Oldest first, by the index `run_log_tests`.
 _RESULTS = sa.text("""
 SELECT runs.node, run_log.at, run_log.doc->'data'->'results' AS results
 FROM run_log JOIN runs ON runs.id = run_log.run
@@ -338,43 +334,37 @@ ORDER BY run_log.seq
 _TESTS = [str(Verb.diagnose), str(Verb.sweep)]
 
 
-class PostgresLemons:
-    """What the ledger holds of every node's last weeks, and the scores of lemons; of one cluster."""
-
-    def __init__(self, engine: sa.Engine, cluster: str) -> None:
-        self._engine, self._cluster = engine, cluster
+class PostgresLemons(ClusterStore):
+    """Incident histories of the nodes of one cluster, and their lemon scores."""
 
     def histories(self, since: datetime) -> list[tuple[str, NodeHistory]]:
-        """By node, of those with an incident that was open at `since` or later."""
+        """By node: incidents that were open at `since` or later."""
         with ledger_errors(), self._engine.connect() as conn:
-            return sorted(read_histories(conn, self._cluster, since).items(), key=lambda found: found[0])
+            return sorted(read_histories(conn, self.cluster, since).items(), key=lambda found: found[0])
 
     def keep(self, scores: list[LemonScore], now: datetime) -> None:
-        """In place of all that were kept."""
+        """Replaces all scores of the cluster."""
         with ledger_errors(), self._engine.begin() as conn:
-            _replace_docs(conn, lemon_scores, self._cluster, scores, at=now)
+            _replace_docs(conn, lemon_scores, self.cluster, scores, at=now)
 
 
-class PostgresFleetFigures:
-    """What tests of nodes measured, of the runs' logs, and where each node ranks by that; of one cluster."""
-
-    def __init__(self, engine: sa.Engine, cluster: str) -> None:
-        self._engine, self._cluster = engine, cluster
+class PostgresFleetFigures(ClusterStore):
+    """Test results of the nodes of one cluster, from run logs, and the ranks of nodes by them."""
 
     def read(self, since: datetime) -> list[NodeFigures]:
-        """Of each node the newest of each figure, whether the test passed or not."""
-        asked = {"since": since, "tests": _TESTS, "cluster": self._cluster}
+        """The latest value of each figure of each node, from passed and failed tests."""
+        values = {"since": since, "tests": _TESTS, "cluster": self.cluster}
         found: dict[str, dict[str, Figure]] = {}
         with ledger_errors(), self._engine.connect() as conn:
-            for row in conn.execute(_RESULTS, asked):
+            for row in conn.execute(_RESULTS, values):
                 rates = {name: Figure(value, row.at) for name, value in rates_in(row.results or {}).items()}
                 found.setdefault(row.node, {}).update(rates)
         return [NodeFigures(node, figures) for node, figures in sorted(found.items())]
 
     def keep(self, standings: list[NodeComparison], now: datetime) -> None:
-        """In place of all that were kept."""
+        """Replaces all ranks of the cluster."""
         with ledger_errors(), self._engine.begin() as conn:
-            _replace_docs(conn, node_standings, self._cluster, standings, at=now)
+            _replace_docs(conn, node_standings, self.cluster, standings, at=now)
 
 
 class _OfNode(Protocol):
@@ -393,7 +383,7 @@ def _replace_docs(
 
 
 def read_lemons(conn: sa.Connection, cluster: str, node: str | None = None) -> dict[str, LemonScore]:
-    """By node, of one or of all that have any."""
+    """The lemon score of one node, or of all, by node."""
     table = lemon_scores.c
     query = sa.select(table.doc).where(table.cluster == cluster, matches(table.node, node))
     return {score.node: score for score in read_docs(conn, query, LemonScore)}
@@ -401,7 +391,5 @@ def read_lemons(conn: sa.Connection, cluster: str, node: str | None = None) -> d
 
 def read_standing(conn: sa.Connection, cluster: str, node: str) -> NodeComparison | None:
     table = node_standings.c
-    found = read_docs(
-        conn, sa.select(table.doc).where(table.cluster == cluster, table.node == node), NodeComparison
-    )
-    return found[0] if found else None
+    query = sa.select(table.doc).where(table.cluster == cluster, table.node == node)
+    return read_doc(conn, query, NodeComparison)

@@ -1,7 +1,7 @@
-"""Rows of messages and tickets on their way to sinks: the webhook, the ticket system, and each channel.
+"""Messages and tickets and their delivery to sinks: the webhook, the ticket system, and each channel.
 
-A row of `messages` is `due` until a sink took it (`sent`) or five tries failed (`failed`); without a sink it
-is `listed`. Its way to each channel is a row of `deliveries`. `healer.engine.tell` says what becomes of them.
+A row of `messages` is `due` until the sink accepts it (`sent`) or five attempts fail (`failed`); without a
+sink it is `listed`. Its delivery to each channel is a row of `deliveries`. `healer.engine.tell` decides.
 """
 
 from collections.abc import Iterator, Sequence
@@ -44,16 +44,16 @@ from healer.ports.answers import Page, ToldAt
 from healer.ports.outbound import Attempt, Notice, Outcome
 from healer.ports.request_errors import Conflict, NotFound
 
-#: A claim ends after this: longer than the slowest send, so that two never send at once.
+#: A claim expires after this: longer than the slowest send, so that no two processes send at once.
 _CLAIM_S = 60.0
-#: The same at a channel, where one process is at work at a time.
+#: The same for a channel, which one process serves at a time.
 _CHANNEL_CLAIM_S = 20.0
 
 
 def queue(
     conn: sa.Connection, item: Message | Ticket, *, at: datetime, has_sink: bool, routed: bool = False
 ) -> None:
-    """Puts it on the list in the caller's transaction; the same id again is nothing."""
+    """Queues it in the caller's transaction; an id that is already there changes nothing."""
     row = insert(messages).values(
         **pick(item, "id", "cluster", "incident"),
         kind="message" if isinstance(item, Message) else "ticket",
@@ -77,13 +77,13 @@ class PostgresOutbox(PostgresStore):
             if row is None:
                 return None
             name = _ticket_name(conn, row.incident) if row.kind == "ticket" else ""
-        own = pick(row, "id", "cluster", "doc", "at", "page", "tries")
-        return Attempt(**own, subject=f"{row.kind}/{row.id}", reference=name)
+        fields = pick(row, "id", "cluster", "doc", "at", "page", "tries")
+        return Attempt(**fields, subject=f"{row.kind}/{row.id}", reference=name)
 
     def settle(self, attempt: Attempt, outcome: Outcome, record: AuditRecord | None, now: datetime) -> None:
         with self._engine.begin() as conn:
             if outcome.held_until is not None:
-                # The sink wants to be left alone: nothing of this kind loses a try to it.
+                # The sink asked for a pause: nothing of this kind spends an attempt meanwhile.
                 kind, until = "ticket" if attempt.is_ticket else "message", outcome.held_until
                 same = (messages.c.state == "due", messages.c.kind == kind, messages.c.next_try_at < until)
                 conn.execute(sa.update(messages).where(*same).values(next_try_at=until))
@@ -92,10 +92,9 @@ class PostgresOutbox(PostgresStore):
 
 
 def _claimed(kinds: Sequence[str], now: datetime) -> Any:
-    """Of the due rows of these kinds the most urgent one, claimed.
+    """Claims the most urgent due row of these kinds.
 
-    Of a ticket's rows the first that waits or is on its way: two of them at once could each find no ticket
-    and open one.
+    Of an incident's ticket rows only the first: two at once could each find no ticket and open one.
     """
     earlier = messages.alias("earlier")
     waits = sa.exists().where(
@@ -117,7 +116,7 @@ def _claimed(kinds: Sequence[str], now: datetime) -> Any:
 
 
 def _ticket_name(conn: sa.Connection, incident: str | None) -> str:
-    """The name that the sink gave the incident's ticket before."""
+    """The sink's reference of the incident's ticket; empty if there is none."""
     if incident is None:
         return ""
     query = sa.select(messages.c.reference).where(
@@ -130,7 +129,7 @@ def _ticket_name(conn: sa.Connection, incident: str | None) -> str:
 
 
 def waiting_channels(engine: sa.Engine, cluster: str, now: datetime) -> list[str]:
-    """Channels with something to tell now, those with a page first."""
+    """Channels with a delivery due now, those with a page first."""
     is_page = sa.func.bool_or(deliveries.c.how == Manner.page)
     named = sa.select(deliveries.c.channel).where(*_due(cluster, now)).group_by(deliveries.c.channel)
     with engine.connect() as conn:
@@ -145,7 +144,7 @@ class PostgresChannelOutbox:
 
     @contextmanager
     def alone(self) -> Iterator[bool]:
-        """A lock of the session, so that it goes with its process."""
+        """Whether this process holds the channel: a session-level lock, which ends with the process."""
         asked = {"name": f"channel:{self._cluster}:{self.name}"}
         with self._engine.connect() as conn:
             lock = sa.text("SELECT pg_try_advisory_lock(hashtextextended(:name, 0))")
@@ -154,7 +153,7 @@ class PostgresChannelOutbox:
             try:
                 yield is_mine
             except BaseException:
-                conn.invalidate()  # with its session goes the lock
+                conn.invalidate()  # ends the session and so the lock
                 raise
             if is_mine:
                 conn.execute(sa.text("SELECT pg_advisory_unlock(hashtextextended(:name, 0))"), asked)
@@ -177,9 +176,9 @@ class PostgresChannelOutbox:
             .limit(1)
         )
         claim = {"tries": deliveries.c.tries + 1, "next_try_at": now + timedelta(seconds=_CHANNEL_CLAIM_S)}
-        mine = deliveries.c.id == chosen.scalar_subquery()
+        claimed = sa.update(deliveries).where(deliveries.c.id == chosen.scalar_subquery()).values(claim)
         with self._engine.begin() as conn:
-            row = conn.execute(sa.update(deliveries).where(mine).values(claim).returning(deliveries)).first()
+            row = conn.execute(claimed.returning(deliveries)).first()
             if row is None:
                 return None
             _log(conn, row.id, now, "begun", f"try {row.tries}")
@@ -219,7 +218,7 @@ class PostgresChannelOutbox:
                 audit_rows.append(conn, record)
 
     def open_notices(self, before: datetime) -> list[Notice]:
-        # What is about no incident has no end that anybody tells: it ends by itself.
+        # A notice about no incident is never resolved: it expires at the channel.
         about_incident = threads.c.thread != threads.c.doc["id"].astext
         is_open = (threads.c.told_at <= before, threads.c.stage != Stage.resolved, about_incident)
         with self._engine.connect() as conn:
@@ -259,12 +258,12 @@ def _values(outcome: Outcome) -> dict[str, object]:
 
 
 def _mark(conn: sa.Connection, table: sa.Table, attempt: Attempt, values: dict[str, object]) -> bool:
-    """False when the claim had ended and somebody else has tried since: what they write counts."""
+    """Updates the row; False if the claim expired and another process has claimed it since."""
     same = (table.c.id == attempt.id, table.c.state == "due", table.c.tries == attempt.tries)
     return conn.execute(sa.update(table).where(*same).values(values)).rowcount == 1
 
 
-# --- all messages and how their delivery stands, and the replay of those that no sink took
+# --- all messages with the state of their deliveries, and the retry of failed ones
 
 
 class PostgresMessageBook(PostgresStore):
@@ -280,7 +279,7 @@ class PostgresMessageBook(PostgresStore):
         limit: int,
         cursor: str | None,
     ) -> Page[Delivery]:
-        listed = everything().c
+        listed = all_deliveries().c
         query = sa.select(*listed).where(
             matches(listed.cluster, clusters),
             matches(listed.state, state or None),
@@ -303,14 +302,17 @@ class PostgresMessageBook(PostgresStore):
     ) -> list[Delivery]:
         again = {"state": "due", "tries": 0, "next_try_at": now}
         with request_errors(), self._engine.begin() as conn:
-            ours = [messages.c.id == message, messages.c.state == "failed"]
             sink = sa.case((messages.c.kind == "ticket", TICKETS), else_=WEBHOOK)
-            theirs = [deliveries.c.message == message, deliveries.c.state == "failed"]
-            if channel is not None:
-                ours.append(sink == channel)
-                theirs.append(deliveries.c.channel == channel)
-            sinks = list(conn.scalars(sa.update(messages).where(*ours).values(**again).returning(sink)))
-            put = sa.update(deliveries).where(*theirs).values(**again, ended_at=None)
+            at_sink = sa.update(messages).where(
+                messages.c.id == message, messages.c.state == "failed", matches(sink, channel)
+            )
+            at_channels = sa.update(deliveries).where(
+                deliveries.c.message == message,
+                deliveries.c.state == "failed",
+                matches(deliveries.c.channel, channel),
+            )
+            sinks = list(conn.scalars(at_sink.values(**again).returning(sink)))
+            put = at_channels.values(**again, ended_at=None)
             rows = conn.execute(put.returning(deliveries.c.id, deliveries.c.channel)).all()
             if not sinks and not rows:
                 at = f" at {channel}" if channel else ""
@@ -319,15 +321,15 @@ class PostgresMessageBook(PostgresStore):
                 _log(conn, row.id, now, "retried", f"by {by}: {reason}")
             channels = [*sinks, *(row.channel for row in rows)]
             cluster = conn.execute(sa.select(messages.c.cluster).where(messages.c.id == message)).scalar_one()
-            why, subject = {"reason": reason, "channels": sorted(channels)}, f"message/{message}"
-            audit_rows.append(conn, audit_record(cluster, now, by, "message.retried", subject, **why))
-            listed = everything(message)
+            data, subject = {"reason": reason, "channels": sorted(channels)}, f"message/{message}"
+            audit_rows.append(conn, audit_record(cluster, now, by, "message.retried", subject, **data))
+            listed = all_deliveries(message)
             found = conn.execute(sa.select(listed).where(listed.c.channel.in_(channels))).all()
             return _deliveries(conn, found)
 
 
-def channels_told(conn: sa.Connection, incident: str) -> dict[str, list[ToldAt]]:
-    """By message of the incident: the channels that it goes to."""
+def channel_states(conn: sa.Connection, incident: str) -> dict[str, list[ToldAt]]:
+    """By message of the incident: the state of its delivery to each channel."""
     table = deliveries.c
     rows = conn.execute(
         sa.select(table.message, table.channel, table.state, table.error, table.reference)
@@ -337,28 +339,28 @@ def channels_told(conn: sa.Connection, incident: str) -> dict[str, list[ToldAt]]
     )
     found: dict[str, list[ToldAt]] = {}
     for message, channel, state, error, reference in rows:
-        told = ToldAt(channel=channel, state=state, error=error, reference=reference)
-        found.setdefault(message, []).append(told)
+        delivery = ToldAt(channel=channel, state=state, error=error, reference=reference)
+        found.setdefault(message, []).append(delivery)
     return found
 
 
-def everything(message: str | None = None) -> sa.Subquery:
-    """What each sink has of each message; one that channels take is not also listed as untaken."""
-    taken = sa.exists().where(deliveries.c.message == messages.c.id)
+def all_deliveries(message: str | None = None) -> sa.Subquery:
+    """A row for each message and sink. A message that channels deliver does not also appear as `listed`."""
+    has_channel = sa.exists().where(deliveries.c.message == messages.c.id)
     title, severity = (messages.c.doc[name].astext for name in ("title", "severity"))
     is_ticket = messages.c.kind == "ticket"
     same = ("cluster", "state", "at", "tries", "next_try_at", "error", "reference")
 
     def each(table: sa.Table, **columns: sa.ColumnElement) -> sa.Select:
-        about = {
+        columns |= {
             "title": title,
             "severity": sa.func.coalesce(severity, "P3"),
             "incident": messages.c.incident,
         }
-        named = (column.label(name) for name, column in {**about, **columns}.items())
+        named = (column.label(name) for name, column in sorted(columns.items()))
         return sa.select(*(table.c[name] for name in same), *named)
 
-    own = each(
+    at_sinks = each(
         messages,
         message=messages.c.id,
         channel=sa.case((is_ticket, TICKETS), else_=WEBHOOK),
@@ -366,8 +368,8 @@ def everything(message: str | None = None) -> sa.Subquery:
         ended_at=sa.cast(sa.null(), sa.DateTime(timezone=True)),
         number=sa.cast(sa.null(), sa.BigInteger),
         key=messages.c.id,
-    ).where(sa.or_(messages.c.state != "listed", sa.not_(taken)))
-    theirs = each(
+    ).where(sa.or_(messages.c.state != "listed", sa.not_(has_channel)))
+    at_channels = each(
         deliveries,
         message=deliveries.c.message,
         channel=deliveries.c.channel,
@@ -377,12 +379,13 @@ def everything(message: str | None = None) -> sa.Subquery:
         key=deliveries.c.message + " " + deliveries.c.channel,
     ).select_from(deliveries.join(messages, messages.c.id == deliveries.c.message))
     if message is not None:
-        own, theirs = own.where(messages.c.id == message), theirs.where(messages.c.id == message)
-    return sa.union_all(own, theirs).subquery()
+        of_message = messages.c.id == message
+        at_sinks, at_channels = at_sinks.where(of_message), at_channels.where(of_message)
+    return sa.union_all(at_sinks, at_channels).subquery()
 
 
 def _deliveries(conn: sa.Connection, rows: Sequence[sa.Row]) -> list[Delivery]:
-    """With what came of each try."""
+    """The deliveries with the log of their attempts."""
     table, numbers = delivery_log.c, [row.number for row in rows if row.number is not None]
     logs: dict[int, tuple[DeliveryAttempt, ...]] = {}
     for row in conn.execute(sa.select(delivery_log).where(table.delivery.in_(numbers)).order_by(table.id)):

@@ -1,4 +1,4 @@
-"""What the database tells of healer itself: for its page of health, /metrics and /readyz."""
+"""Healer's own health in the database: for the health page, /metrics and /readyz."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
@@ -13,7 +13,7 @@ from healer.adapters.postgres.forest_rows import PostgresModels
 from healer.adapters.postgres.gate_facts import pauses_in_force
 from healer.adapters.postgres.loops import lock_held, part_lock
 from healer.adapters.postgres.node_rows import read_controller
-from healer.adapters.postgres.outbox import everything
+from healer.adapters.postgres.outbox import all_deliveries
 from healer.adapters.postgres.retention import free_share
 from healer.adapters.postgres.run_rows import ENDED
 from healer.adapters.postgres.tables import (
@@ -39,28 +39,25 @@ _LEADING = ("detector", "scraper")
 
 
 def pulses(engine: sa.Engine, clusters: Sequence[str]) -> list[Pulse]:
-    """Of each cluster. Raises Unavailable."""
+    """The pulse of each cluster. Raises Unavailable."""
     with reading(engine) as conn:
         table = snapshots.c
-        found = conn.execute(
-            sa.select(table.cluster, table.taken_at, table.error).where(table.cluster.in_(clusters))
-        )
-        pictures = {cluster: (taken_at, error or "") for cluster, taken_at, error in found}
-        shown = [(cluster, *pictures.get(cluster, (None, ""))) for cluster in clusters]
+        query = sa.select(table.cluster, table.taken_at, table.error).where(table.cluster.in_(clusters))
+        rows = {row.cluster: row for row in conn.execute(query)}
         return [
             Pulse(
                 cluster=cluster,
-                taken_at=taken_at,
-                error=error,
+                taken_at=rows[cluster].taken_at if cluster in rows else None,
+                error=rows[cluster].error or "" if cluster in rows else "",
                 controller=read_controller(conn, cluster),
                 detector=lock_held(conn, part_lock("detector", cluster)),
             )
-            for cluster, taken_at, error in shown
+            for cluster in clusters
         ]
 
 
 def gauges(conn: sa.Connection, now: datetime) -> dict[str, Any]:
-    """What `healer.api.metrics` shows: gauge -> {label values: number}."""
+    """The gauges of `healer.api.metrics`: gauge -> {label values: number}."""
 
     def counted(*columns: Any, where: Sequence[sa.ColumnElement[bool]]) -> dict[tuple[str, ...], float]:
         found = conn.execute(sa.select(*columns, sa.func.count()).where(*where).group_by(*columns))
@@ -81,7 +78,7 @@ def gauges(conn: sa.Connection, now: datetime) -> dict[str, Any]:
         "runs": counted(runs.c.cluster, runs.c.state, where=[runs.c.state.not_in(ENDED)]),
         "slots": counted(slots.c.cluster, where=[slots.c.released_at.is_(None)]),
         "pauses": counted(pauses.c.cluster, where=pauses_in_force(now)),
-        # What the webhooks did not take, and what channels did not.
+        # At webhooks and at channels.
         "messages_failed": counted(sa.union_all(*failed).subquery().c.cluster, where=[]),
         "inbox": {(row[0],): row[1] for row in waiting},
         "inbox_age": {(row[0],): max(0.0, (now - row[2]).total_seconds()) for row in waiting},
@@ -91,19 +88,19 @@ def gauges(conn: sa.Connection, now: datetime) -> dict[str, Any]:
 
 
 def stored(engine: sa.Engine, cluster: str, now: datetime) -> Stored:
-    """Raises Unavailable."""
+    """The state of healer's parts and queues for one cluster. Raises Unavailable."""
     with reading(engine) as conn:
         version, size = conn.execute(
             sa.text("SELECT current_setting('server_version'), pg_database_size(current_database())")
         ).one()
-        said = conn.execute(sa.select(beats.c.part, beats.c.at).where(beats.c.cluster == cluster))
+        heartbeats = conn.execute(sa.select(beats.c.part, beats.c.at).where(beats.c.cluster == cluster))
         states = read_states(conn, sa.select(scrapes.c.body).where(scrapes.c.cluster == cluster))
         return Stored(
             version=version,
             size_bytes=size,
             free_share=free_share(engine),
             controller=read_controller(conn, cluster),
-            beats={row.part: row.at for row in said},
+            beats={row.part: row.at for row in heartbeats},
             leads=frozenset(part for part in _LEADING if lock_held(conn, part_lock(part, cluster))),
             backlogs=tuple(_backlogs(conn, cluster, now)),
             sinks=tuple(_sinks(conn, cluster, now)),
@@ -120,13 +117,13 @@ def _backlogs(conn: sa.Connection, cluster: str, now: datetime) -> Iterator[Back
     unsealed = audit_unsealed.join(audit_records, audit_records.c.id == audit_unsealed.c.record)
     signals = _waiting(inbox.c.arrived_at).where(inbox.c.cluster == cluster, inbox.c.consumed_at.is_(None))
     records = _waiting(audit_records.c.at).select_from(unsealed).where(audit_records.c.cluster == cluster)
-    asked = {
+    queues = {
         "Signals for the detector": signals,
         "Runs for the workers": _waiting(since).where(*due, free, ready),
         "Audit records for the seal": records,
     }
-    for name, question in asked.items():
-        count, oldest = conn.execute(question).one()
+    for name, query in queues.items():
+        count, oldest = conn.execute(query).one()
         yield Backlog(name=name, count=count, oldest=oldest)
 
 
@@ -135,7 +132,7 @@ def _waiting(since: sa.ColumnElement[Any]) -> sa.Select[int, Any]:
 
 
 def _sinks(conn: sa.Connection, cluster: str, now: datetime) -> Iterator[Sink]:
-    listed = everything().c
+    listed = all_deliveries().c
     state = listed.state
 
     def count(word: str) -> sa.ColumnElement[int]:

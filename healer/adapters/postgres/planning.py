@@ -1,4 +1,4 @@
-"""Rows of a round of planning: what is news of incidents, and which channels get which message when."""
+"""Planning of notifications: which incidents have news, and which channels get which message when."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ from healer.adapters.postgres.tables import (
 from healer.model import Incident, IncidentState, LogEntry, Manner, Message, Run, Severity, Stage
 from healer.ports.outbound import Put, Raised, Thread, Unrouted
 
-#: Incidents of each kind of news, and messages, in one round: a storm is told in several.
+#: Incidents of each kind of news, and messages, in one round; a storm takes several rounds.
 ROUND_MAX = 200
 
 
@@ -62,19 +62,19 @@ class PostgresPlanTx:
     # --- incidents
 
     def untold(self, since: datetime) -> list[tuple[Incident, Stage | None]]:
-        told_so_far = told_incidents
+        announced = told_incidents
         rows = self._conn.execute(
-            sa.select(incidents.c.doc, told_so_far.c.stage)
-            .outerjoin(told_so_far, told_so_far.c.incident == incidents.c.id)
+            sa.select(incidents.c.doc, announced.c.stage)
+            .outerjoin(announced, announced.c.incident == incidents.c.id)
             .where(
                 incidents.c.cluster == self._cluster,
                 incidents.c.state != "resolved",
                 incidents.c.severity != Severity.P0,
                 incidents.c.opened >= since,
                 sa.or_(
-                    told_so_far.c.incident.is_(None),
-                    told_so_far.c.stage == Stage.resolved,
-                    incidents.c.severity < told_so_far.c.severity,
+                    announced.c.incident.is_(None),
+                    announced.c.stage == Stage.resolved,
+                    incidents.c.severity < announced.c.severity,
                 ),
             )
             .order_by(incidents.c.severity, incidents.c.opened)
@@ -83,23 +83,22 @@ class PostgresPlanTx:
         return [(msgspec.convert(row.doc, Incident), row.stage and Stage(row.stage)) for row in rows]
 
     def told_changed(self) -> list[Incident]:
-        told_so_far, taken = told_incidents, incidents.c.doc["acknowledged_by"].astext
-        changed = sa.or_(
-            incidents.c.state == "resolved", sa.and_(told_so_far.c.stage == Stage.opened, taken.is_not(None))
-        )
+        announced, acknowledged_by = told_incidents, incidents.c.doc["acknowledged_by"].astext
+        acknowledged = sa.and_(announced.c.stage == Stage.opened, acknowledged_by.is_not(None))
         query = (
             sa.select(incidents.c.doc)
-            .join(told_so_far, told_so_far.c.incident == incidents.c.id)
-            .where(told_so_far.c.cluster == self._cluster, told_so_far.c.stage != Stage.resolved, changed)
+            .join(announced, announced.c.incident == incidents.c.id)
+            .where(announced.c.cluster == self._cluster, announced.c.stage != Stage.resolved)
+            .where(sa.or_(incidents.c.state == "resolved", acknowledged))
             .limit(ROUND_MAX)
         )
         return read_docs(self._conn, query, Incident)
 
     def work_of(self, incident: str) -> list[tuple[Run, list[LogEntry]]]:
-        made = sa.select(runs.c.id, runs.c.doc).where(runs.c.incident == incident).order_by(runs.c.created_at)
-        rows = self._conn.execute(made).all()
-        logs = logs_of(self._conn, [row.id for row in rows])
-        return [(msgspec.convert(row.doc, Run), logs[row.id]) for row in rows]
+        query = sa.select(runs.c.doc).where(runs.c.incident == incident).order_by(runs.c.created_at)
+        found = read_docs(self._conn, query, Run)
+        logs = logs_of(self._conn, [run.id for run in found])
+        return [(run, logs[run.id]) for run in found]
 
     def note_told(self, incident: str, severity: Severity, stage: Stage) -> None:
         values = {"cluster": self._cluster, "severity": severity, "stage": stage}
@@ -107,8 +106,8 @@ class PostgresPlanTx:
 
     def thread(self, thread: str) -> Thread:
         here = (threads.c.cluster == self._cluster, threads.c.thread == thread)
-        standing = sa.select(threads.c.channel).where(*here, threads.c.stage != Stage.resolved)
-        ways = sa.select(
+        unresolved = sa.select(threads.c.channel).where(*here, threads.c.stage != Stage.resolved)
+        of_thread = sa.select(
             deliveries.c.channel, deliveries.c.how, deliveries.c.state, deliveries.c.tries
         ).where(self._ours, deliveries.c.thread == thread)
         state_of = (
@@ -116,10 +115,10 @@ class PostgresPlanTx:
             .outerjoin(told_incidents, told_incidents.c.incident == incidents.c.id)
             .where(incidents.c.id == thread)
         )
-        rows = self._conn.execute(ways).all()
+        rows = self._conn.execute(of_thread).all()
         state, severity, stage = self._conn.execute(state_of).first() or (None, None, None)
         return Thread(
-            standing=set(self._conn.scalars(standing)),
+            standing=set(self._conn.scalars(unresolved)),
             tried={row.channel for row in rows if row.state == "due" and row.tries > 0},
             listed={row.channel for row in rows if row.how == Manner.digest and row.state == "sent"},
             has_deliveries=bool(rows),
@@ -222,7 +221,7 @@ class PostgresPlanTx:
         self._end(deliveries.c.id.in_(numbers), state="sent", reference=digest)
 
     def _end(self, *where: sa.ColumnElement[bool], **values: Any) -> int:
-        """How many deliveries ended so."""
+        """Ends deliveries and returns how many."""
         ended = sa.update(deliveries).where(*where).values(**values, next_try_at=None, ended_at=self._now)
         return self._conn.execute(ended).rowcount
 

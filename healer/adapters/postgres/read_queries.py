@@ -1,4 +1,4 @@
-"""All that the API and the console read, on PostgreSQL."""
+"""The read side of the API and the console on PostgreSQL."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
@@ -60,10 +60,10 @@ from healer.ports.answers import (
 )
 from healer.ports.queries import Queries
 
-#: Incidents of a node's history that its page shows.
+#: Incidents in the history on a node's page.
 _HISTORY = 50
-#: Heartbeats tell which GPUs a node has; the last ones within this time are looked at.
-_TOLD = timedelta(minutes=5)
+#: The GPUs of a node are read from its last heartbeat within this time.
+_HEARTBEAT_WINDOW = timedelta(minutes=5)
 _HOUR = timedelta(hours=1)
 
 
@@ -80,11 +80,11 @@ class PostgresClusters:
 
     def snapshots(self) -> dict[str, SlurmSnapshot]:
         with reading(self._engine) as conn:
-            return _pictures(conn, self._reader, None)
+            return _snapshots(conn, self._reader, None)
 
     def state(self, cluster: str, now: datetime) -> ClusterState:
         with reading(self._engine) as conn:
-            picture = conn.execute(
+            row = conn.execute(
                 sa.select(snapshots.c.version, snapshots.c.error).where(snapshots.c.cluster == cluster)
             ).first()
             facts = read_facts(conn, cluster, self._reader, now)
@@ -92,8 +92,8 @@ class PostgresClusters:
                 cluster=cluster,
                 breaker=facts.breaker,
                 snapshot=facts.snapshot,
-                snapshot_version=picture.version if picture else 0,
-                snapshot_error=picture.error or "" if picture else "",
+                snapshot_version=row.version if row else 0,
+                snapshot_error=row.error or "" if row else "",
                 controller=read_controller(conn, cluster),
                 slots=facts.slots,
                 granted_last_hour=sum(at > now - _HOUR for at in facts.granted),
@@ -110,10 +110,11 @@ class PostgresClusters:
 
     def breakers(self) -> list[Breaker]:
         with reading(self._engine) as conn:
-            kept = {row.cluster: row.breaker for row in conn.execute(sa.select(gate))}
-            names = sorted({*cluster_names(conn), *kept})
+            stored = {row.cluster: row.breaker for row in conn.execute(sa.select(gate))}
+            names = sorted({*cluster_names(conn), *stored})
         return [
-            msgspec.convert(kept[name], Breaker) if name in kept else Breaker(cluster=name) for name in names
+            msgspec.convert(stored[name], Breaker) if name in stored else Breaker(cluster=name)
+            for name in names
         ]
 
 
@@ -121,13 +122,12 @@ def cluster_names(conn: sa.Connection) -> list[str]:
     return list(conn.scalars(sa.select(snapshots.c.cluster).order_by(snapshots.c.cluster)))
 
 
-def _pictures(
+def _snapshots(
     conn: sa.Connection, reader: PostgresSnapshots, clusters: Sequence[str] | None
 ) -> dict[str, SlurmSnapshot]:
-    names = cluster_names(conn)
-    wanted = names if clusters is None else [name for name in names if name in clusters]
-    found = {name: reader.read(conn, name) for name in wanted}
-    return {name: picture for name, picture in found.items() if picture is not None}
+    names = [name for name in cluster_names(conn) if clusters is None or name in clusters]
+    found = {name: reader.read(conn, name) for name in names}
+    return {name: snapshot for name, snapshot in found.items() if snapshot is not None}
 
 
 class PostgresNodes:
@@ -138,27 +138,27 @@ class PostgresNodes:
 
     def fleet(self, clusters: Sequence[str] | None, now: datetime) -> FleetRows:
         with reading(self._engine) as conn:
-            pictures = _pictures(conn, self._reader, clusters)
+            found = _snapshots(conn, self._reader, clusters)
             return FleetRows(
-                snapshots=pictures,
+                snapshots=found,
                 watched=tuple(watched(conn, clusters, now)),
-                changed={name: changed_since(conn, name, now - CONTEXT_LONGEST) for name in pictures},
-                lemons={name: read_lemons(conn, name) for name in pictures},
+                changed={name: changed_since(conn, name, now - CONTEXT_LONGEST) for name in found},
+                lemons={name: read_lemons(conn, name) for name in found},
             )
 
     def rows(self, cluster: str, node: str, now: datetime) -> NodeRows | None:
         with reading(self._engine) as conn:
-            picture = self._reader.read(conn, cluster)
-            if picture is None or node not in picture.nodes:
+            snapshot = self._reader.read(conn, cluster)
+            if snapshot is None or node not in snapshot.nodes:
                 return None
             inventory = read_inventories(conn, cluster, node)
-            mine = [incidents.c.cluster == cluster, about_node(node)]
+            of_node = [incidents.c.cluster == cluster, about_node(node)]
             return NodeRows(
-                snapshot=picture,
-                node=picture.nodes[node],
+                snapshot=snapshot,
+                node=snapshot.nodes[node],
                 watched=tuple(watched(conn, [cluster], now, about_node(node))),
-                history=tuple(incident_page(conn, mine, _HISTORY).items),
-                gpus=_gpus_told(conn, cluster, node, now),
+                history=tuple(incident_page(conn, of_node, _HISTORY).items),
+                gpus=_reported_gpus(conn, cluster, node, now),
                 inventory=inventory[0] if inventory else None,
                 lemon=read_lemons(conn, cluster, node).get(node),
                 unusual=read_unusual(conn, cluster, node, now),
@@ -182,15 +182,15 @@ class PostgresNodes:
             return read_lemons(conn, cluster)
 
 
-def _gpus_told(conn: sa.Connection, cluster: str, node: str, now: datetime) -> dict[int, dict[str, Any]]:
-    """GPU index -> what the node's last heartbeat said of it."""
+def _reported_gpus(conn: sa.Connection, cluster: str, node: str, now: datetime) -> dict[int, dict[str, Any]]:
+    """By GPU index: the entry in the node's last heartbeat."""
     data = conn.execute(
         sa.select(inbox.c.doc["data"]["gpus"])
         .where(
             inbox.c.cluster == cluster,
             inbox.c.node == node,
             inbox.c.kind == "heartbeat",
-            inbox.c.arrived_at > now - _TOLD,
+            inbox.c.arrived_at > now - _HEARTBEAT_WINDOW,
             inbox.c.doc["data"].has_key("gpus"),
         )
         .order_by(inbox.c.arrived_at.desc())
@@ -204,10 +204,9 @@ DONE_SHOWN = 50
 CHECKPOINTS_SHOWN = 50
 ERRORS_SHOWN = 20
 
-#: A step that has ended says what came of it.
-_SAID = [str(event) for event in (StepEvent.done, StepEvent.skipped, StepEvent.failed)]
+_STEP_ENDED = [str(event) for event in (StepEvent.done, StepEvent.skipped, StepEvent.failed)]
 
-# The index over a job's checkpoints is on this very expression.
+# The condition on the job is the expression of the index over checkpoints.
 _CHECKPOINTS = sa.text(
     """
     SELECT
@@ -224,7 +223,7 @@ _CHECKPOINTS = sa.text(
     """
 )
 
-# One row for each code: a job that crashes on 77 nodes leaves thousands of lines.
+# One row for each fault: a job that crashes on 77 nodes leaves thousands of lines.
 _ERRORS = sa.text(
     """
     SELECT
@@ -251,30 +250,30 @@ class PostgresJobs:
         self._engine, self._snapshots = engine, snapshots
 
     def rows(self, cluster: str, job: str) -> JobRows:
-        asked = {"cluster": cluster, "job": job}
+        key = {"cluster": cluster, "job": job}
         with reading(self._engine) as conn:
             hit = [incidents.c.cluster == cluster, incidents.c.doc["jobs_hit"].contains([job])]
             found = incident_page(conn, hit, INCIDENTS_SHOWN).items
-            again = (
+            requeued = (
                 sa.select(requeues.c.restarts, requeues.c.at, requeues.c.incident, requeues.c.run)
                 .where(requeues.c.cluster == cluster, requeues.c.job == job)
                 .order_by(requeues.c.id)
             )
-            checkpoints_asked = {**asked, "limit": CHECKPOINTS_SHOWN}
-            lines = {**asked, "class": str(FaultClass.application), "limit": ERRORS_SHOWN}
-            seen = read_structs(conn, _CHECKPOINTS, CheckpointSeen, checkpoints_asked)
+            errors = {**key, "class": str(FaultClass.application), "limit": ERRORS_SHOWN}
+            newest = {**key, "limit": CHECKPOINTS_SHOWN}
+            checkpoints = read_structs(conn, _CHECKPOINTS, CheckpointSeen, newest)
             return JobRows(
                 snapshot=self._snapshots.read(conn, cluster),
                 incidents=tuple(found),
-                requeues=tuple(read_structs(conn, again, Requeue)),
-                done=_done_to(conn, cluster, job, [incident.id for incident in found]),
-                errors=tuple(read_structs(conn, _ERRORS, JobErrors, lines)),
-                checkpoints=tuple(sorted(seen, key=lambda checkpoint: checkpoint.at)),
+                requeues=tuple(read_structs(conn, requeued, Requeue)),
+                done=_steps_on_job(conn, cluster, job, [incident.id for incident in found]),
+                errors=tuple(read_structs(conn, _ERRORS, JobErrors, errors)),
+                checkpoints=tuple(sorted(checkpoints, key=lambda checkpoint: checkpoint.at)),
             )
 
 
-def _done_to(conn: sa.Connection, cluster: str, job: str, hit_by: Sequence[str]) -> tuple[JobDone, ...]:
-    """What runs of these incidents, and runs on the job itself, said of it."""
+def _steps_on_job(conn: sa.Connection, cluster: str, job: str, hit_by: Sequence[str]) -> tuple[JobDone, ...]:
+    """Ended steps on the job, of the runs of these incidents and of runs on the job itself; oldest first."""
     of_job = sa.or_(
         sa.and_(runs.c.incident.in_(hit_by), run_log.c.step.endswith(f":{job}", autoescape=True)),
         runs.c.job == job,
@@ -282,11 +281,11 @@ def _done_to(conn: sa.Connection, cluster: str, job: str, hit_by: Sequence[str])
     rows = conn.execute(
         sa.select(run_log.c.doc, runs.c.id, runs.c.incident)
         .join(runs, runs.c.id == run_log.c.run)
-        .where(runs.c.cluster == cluster, of_job, run_log.c.event.in_(_SAID))
+        .where(runs.c.cluster == cluster, of_job, run_log.c.event.in_(_STEP_ENDED))
         .order_by(run_log.c.seq.desc())
         .limit(DONE_SHOWN)
     ).all()
-    said = [(msgspec.convert(doc, LogEntry), run, incident) for doc, run, incident in reversed(rows)]
+    entries = [(msgspec.convert(doc, LogEntry), run, incident) for doc, run, incident in reversed(rows)]
     return tuple(
         JobDone(
             at=entry.at,
@@ -296,7 +295,7 @@ def _done_to(conn: sa.Connection, cluster: str, job: str, hit_by: Sequence[str])
             run=run,
             incident=incident,
         )
-        for entry, run, incident in said
+        for entry, run, incident in entries
     )
 
 

@@ -1,4 +1,4 @@
-"""Changes of rules that are tried over recordings: asked for by people, carried out by one runner, kept."""
+"""Rehearsals: changes of rules that people ask for and one runner replays over recordings."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -17,11 +17,11 @@ from healer.model import audit_record
 from healer.model.run import ACTIVE_REHEARSALS, Opened, Outcomes, Rehearsal, RehearsalState
 from healer.ports.request_errors import Conflict, NotFound
 
-#: A result lists every difference; it is kept for so long.
+#: How long rehearsals with their results are kept.
 KEPT = timedelta(days=90)
-#: A runner speaks every two seconds; one that has been silent for so long is dead.
+#: A runner reports every two seconds; after this silence it is dead.
 DEAD = timedelta(minutes=2)
-#: What no list shows.
+#: Fields that lists leave out.
 _LARGE = ("text", "before", "result")
 
 
@@ -43,7 +43,7 @@ class PostgresRehearsals(PostgresStore):
             except IntegrityError:
                 raise Conflict("another change is being tried: wait for it, or cancel it") from None
             data = {"file": asked.file, "days": asked.days, "reason": asked.reason}
-            _record(conn, asked, asked.created_at, asked.by, "rehearsal.asked", data)
+            _audit(conn, asked, asked.created_at, asked.by, "rehearsal.asked", data)
             return asked
 
     def newest(self, clusters: Sequence[str] | None, limit: int) -> list[Rehearsal]:
@@ -58,7 +58,7 @@ class PostgresRehearsals(PostgresStore):
             return _read(conn, name)
 
     def cancel(self, name: str, *, by: str, reason: str, at: datetime) -> Rehearsal:
-        """Again changes nothing. NotFound, or Conflict where it has ended otherwise."""
+        """Cancels it; repeating that changes nothing. Raises NotFound, or Conflict if it ended otherwise."""
         with request_errors(), self._engine.begin() as conn:
             rehearsal = _read(conn, name, lock=True)
             if rehearsal is None:
@@ -67,14 +67,14 @@ class PostgresRehearsals(PostgresStore):
                 return rehearsal
             if rehearsal.state not in ACTIVE_REHEARSALS:
                 raise Conflict(f"it is {rehearsal.state.value} already")
-            _record(conn, rehearsal, at, by, "rehearsal.cancelled", {"reason": reason})
+            _audit(conn, rehearsal, at, by, "rehearsal.cancelled", {"reason": reason})
             return _write(conn, rehearsal, at, state=RehearsalState.cancelled, ended_at=at, left_s=None)
 
-    # --- what is known of its incidents
+    # --- the outcomes of its incidents
 
     def real(self, names: Sequence[str]) -> dict[str, bool | None]:
         with reading(self._engine) as conn:
-            return _real(conn, names)
+            return _read_outcomes(conn, names)
 
     def outcomes(self, rehearsal: Rehearsal) -> list[Outcomes]:
         """By changed rule."""
@@ -105,22 +105,22 @@ class PostgresRehearsals(PostgresStore):
                     .returning(replay_proofs.c.incident)
                 )
                 if made.first() is not None:
-                    seen = outcomes_of[rule]
-                    data = {"rule": rule, "text": opening.digest, "right": seen.right, "wrong": seen.wrong}
-                    data |= {"true_faults_missed": seen.missed_true, "reason": reason, "request": request}
-                    _record(conn, rehearsal, at, by, "rule.proven_by_replay", data)
+                    result = outcomes_of[rule]
+                    data = {"rule": rule, "text": opening.digest, **pick(result, "right", "wrong")}
+                    data |= {"true_faults_missed": result.missed_true, "reason": reason, "request": request}
+                    _audit(conn, rehearsal, at, by, "rule.proven_by_replay", data)
             return list(_outcomes(conn, rehearsal))
 
     # --- the runner
 
     def claim(self, cluster: str, now: datetime) -> Rehearsal | None:
-        """The one that waits, as running now. One whose runner died has failed."""
+        """Starts the queued rehearsal. One whose runner died is marked as failed."""
         with request_errors(), self._engine.begin() as conn:
-            mine = sa.select(rehearsals.c.id, rehearsals.c.state, rehearsals.c.seen_at).where(
+            query = sa.select(rehearsals.c.id, rehearsals.c.state, rehearsals.c.seen_at).where(
                 rehearsals.c.cluster == cluster,
                 rehearsals.c.state.in_([state.value for state in ACTIVE_REHEARSALS]),
             )
-            row = conn.execute(mine.with_for_update(skip_locked=True)).first()
+            row = conn.execute(query.with_for_update(skip_locked=True)).first()
             rehearsal = _read(conn, row.id) if row is not None else None
             if row is None or rehearsal is None:
                 return None
@@ -132,7 +132,7 @@ class PostgresRehearsals(PostgresStore):
             return None
 
     def advance(self, name: str, progress: float, now: datetime, left_s: float | None = None) -> bool:
-        """False when it is to stop."""
+        """Stores the progress; False if the runner must stop."""
         with request_errors(), self._engine.begin() as conn:
             rehearsal = _read(conn, name, lock=True)
             if rehearsal is None or rehearsal.state is not RehearsalState.running:
@@ -143,7 +143,7 @@ class PostgresRehearsals(PostgresStore):
     def end(
         self, name: str, now: datetime, *, result: Mapping[str, Any] | None = None, problem: str = ""
     ) -> None:
-        """Done with a result, failed with a problem; one that was cancelled meanwhile stays so."""
+        """Ends it as done with a result, or as failed with a problem; a cancelled one stays cancelled."""
         with request_errors(), self._engine.begin() as conn:
             rehearsal = _read(conn, name, lock=True)
             if rehearsal is None or rehearsal.state is not RehearsalState.running:
@@ -152,21 +152,22 @@ class PostgresRehearsals(PostgresStore):
             ended = {"state": state, "ended_at": now, "problem": problem, "result": result, "left_s": None}
             _write(conn, rehearsal, now, **ended, progress=rehearsal.progress if result is None else 1.0)
             data = {"state": state.value, "file": rehearsal.file} | ({"why": problem} if problem else {})
-            _record(conn, rehearsal, now, "healer", "rehearsal.ended", data)
+            _audit(conn, rehearsal, now, "healer", "rehearsal.ended", data)
 
 
 def opened_in(rehearsal: Rehearsal) -> list[Opened]:
-    """By changed rule; of one that has not ended, nothing."""
+    """The incidents that each changed rule opened; empty until the rehearsal is done."""
     return msgspec.convert((rehearsal.result or {}).get("opened", []), list[Opened])
 
 
 def _outcomes(conn: sa.Connection, rehearsal: Rehearsal) -> Iterator[Outcomes]:
     for opening in opened_in(rehearsal):
-        real = _real(conn, [*opening.incidents, *opening.missed], rule=opening.rule)
+        real = _read_outcomes(conn, [*opening.incidents, *opening.missed], rule=opening.rule)
         outcomes = [real.get(name) for name in opening.incidents]
         missed = [real.get(name) for name in opening.missed]
-        mine = replay_proofs.c.rule == opening.rule, replay_proofs.c.digest == opening.digest
-        first = sa.select(replay_proofs.c.by, replay_proofs.c.at).where(*mine).order_by(replay_proofs.c.at)
+        proof = replay_proofs.c
+        of_text = proof.rule == opening.rule, proof.digest == opening.digest
+        first = sa.select(proof.by, proof.at).where(*of_text).order_by(proof.at)
         counted = conn.execute(first.limit(1)).first()
         yield Outcomes(
             rule=opening.rule,
@@ -181,7 +182,10 @@ def _outcomes(conn: sa.Connection, rehearsal: Rehearsal) -> Iterator[Outcomes]:
         )
 
 
-def _real(conn: sa.Connection, names: Sequence[str], rule: str | None = None) -> dict[str, bool | None]:
+def _read_outcomes(
+    conn: sa.Connection, names: Sequence[str], rule: str | None = None
+) -> dict[str, bool | None]:
+    """By incident: true fault, false alarm, or None if it is not judged."""
     query = sa.select(incidents.c.id, outcome().label("right")).where(
         incidents.c.id.in_(names),
         incidents.c.doc["merged_into"].astext.is_(None),
@@ -209,8 +213,8 @@ def _row(rehearsal: Rehearsal) -> dict[str, Any]:
     }
 
 
-def _record(
-    conn: sa.Connection, about: Rehearsal, at: datetime, actor: str, verb: str, data: dict[str, Any]
+def _audit(
+    conn: sa.Connection, rehearsal: Rehearsal, at: datetime, actor: str, verb: str, data: dict[str, Any]
 ) -> None:
-    subject = f"rehearsal/{about.id}"
-    append(conn, audit_record(about.cluster, at, actor, verb, subject, **data))
+    subject = f"rehearsal/{rehearsal.id}"
+    append(conn, audit_record(rehearsal.cluster, at, actor, verb, subject, **data))

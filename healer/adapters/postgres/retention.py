@@ -1,4 +1,4 @@
-"""What is dropped by age. Incidents, runs, decisions and the audit are kept."""
+"""Deletes old rows. Incidents, runs, decisions and the audit are kept."""
 
 import os
 from datetime import datetime, timedelta
@@ -26,60 +26,53 @@ from healer.model.detection import ALERT_STAYS_MAX_H
 from healer.ports.outbound import FORGOTTEN
 
 HEARTBEATS = timedelta(hours=1)
-#: What senders say again and again.
-_SAID_AGAIN = ("heartbeat", "gpu_inventory", "inventory", "hook")
-#: That an alert goes on is noted once an hour; no rule asks further back.
+#: Kinds that senders repeat periodically.
+_PERIODIC = ("heartbeat", "gpu_inventory", "inventory", "hook")
+#: Hourly repetitions of firing alerts; no rule looks further back.
 AGAIN = timedelta(hours=ALERT_STAYS_MAX_H)
-#: As long as an identity must be known: an old dmesg that is sent again within it is a duplicate.
+#: As long as duplicates are recognised, for example an old dmesg that is sent again.
 EVENTS = timedelta(days=90)
 KEYS = timedelta(hours=24)
 SESSIONS = timedelta(days=7)
-#: A name that was not sent for so long is no longer listed as unknown, nor a loss or a sender.
+#: Unknown series, losses and senders that were not seen for this long.
 UNKNOWN_SERIES = timedelta(days=7)
-#: Longer than anything looks back: for whoever asks later what a part has had.
+#: Longer than any rule looks back, for people.
 BURSTS = timedelta(days=90)
-#: What came of forecasts: a rule's precision is that of a year.
+#: The precision of a rule's forecasts is that of a year.
 FORECASTS = timedelta(days=365)
-#: Below this share of free room on the database's disk samples are kept for as long as windows ask for
-#: them, and no longer: they come again, events do not.
+#: Below this free share of the database's disk, samples are kept only as long as windows need them: they are
+#: sent again, events are not.
 LOW_SHARE = 0.1
 
-#: Rows that one statement looks at, so that it ends in time whatever has gathered.
+#: Rows that one statement scans, so that it never times out.
 PORTION = 20_000
 
 log = structlog.get_logger()
 
 
 def tidy(engine: sa.Engine, now: datetime, *, free: float | None = None) -> None:
-    """`free` is the free share of the database's disk, as `free_share` tells it."""
+    """Deletes everything that is too old. `free`: the free share of the database's disk (`free_share`)."""
     low = free is not None and free < LOW_SHARE
     if low and (emptied := samples.forget(engine, now, kept=1)):
-        # First, because all else here writes before it frees anything.
+        # First: the other deletes write before they free anything.
         log.warning("the database's disk is nearly full: samples are dropped early", free=free, slots=emptied)
-    walked = inbox.c.consumed_at.is_not(None)
     arrived = inbox.c.arrived_at
-    again = inbox.c.doc[("data", "again")].astext.is_not(None)
-    _by_number(
-        engine,
-        inbox,
-        sa.and_(
-            walked,
-            sa.or_(
-                sa.and_(inbox.c.kind.in_(_SAID_AGAIN), arrived < now - HEARTBEATS),
-                sa.and_(inbox.c.kind == "alert", again, arrived < now - AGAIN),
-                arrived < now - EVENTS,
-            ),
-        ),
+    repeated = inbox.c.doc[("data", "again")].astext.is_not(None)
+    too_old = sa.or_(
+        sa.and_(inbox.c.kind.in_(_PERIODIC), arrived < now - HEARTBEATS),
+        sa.and_(inbox.c.kind == "alert", repeated, arrived < now - AGAIN),
+        arrived < now - EVENTS,
     )
-    _by_number(engine, permits, permits.c.at < now - EVENTS)
-    _by_number(engine, delivery_log, delivery_log.c.at < now - EVENTS)
-    _all(engine, raised_alarms, raised_alarms.c.last_at < now - FORGOTTEN)
-    _all(engine, idempotency, idempotency.c.at < now - KEYS)
-    _all(engine, sessions, sessions.c.expires_at < now - SESSIONS)
-    _all(engine, fault_bursts, fault_bursts.c.last_at < now - BURSTS)
-    _all(engine, forecasts, forecasts.c.ended_at < now - FORECASTS)
-    for seen in (unknown_series, losses, senders):
-        _all(engine, seen, seen.c.last_seen < now - UNKNOWN_SERIES)
+    _delete_by_id(engine, inbox, sa.and_(inbox.c.consumed_at.is_not(None), too_old))
+    _delete_by_id(engine, permits, permits.c.at < now - EVENTS)
+    _delete_by_id(engine, delivery_log, delivery_log.c.at < now - EVENTS)
+    _delete(engine, raised_alarms, raised_alarms.c.last_at < now - FORGOTTEN)
+    _delete(engine, idempotency, idempotency.c.at < now - KEYS)
+    _delete(engine, sessions, sessions.c.expires_at < now - SESSIONS)
+    _delete(engine, fault_bursts, fault_bursts.c.last_at < now - BURSTS)
+    _delete(engine, forecasts, forecasts.c.ended_at < now - FORECASTS)
+    for table in (unknown_series, losses, senders):
+        _delete(engine, table, table.c.last_seen < now - UNKNOWN_SERIES)
     evidence.forget(engine, now, low=low)
     with engine.begin() as conn:
         forget_features(conn, now)
@@ -87,9 +80,8 @@ def tidy(engine: sa.Engine, now: datetime, *, free: float | None = None) -> None
     samples.forget(engine, now)
 
 
-def _by_number(engine: sa.Engine, table: sa.Table, old: sa.ColumnElement[bool]) -> None:
-    """Deletes in the order of the rows' ids, a portion in each transaction: after a backlog of days, or where
-    one row cannot go, all others are gone for good."""
+def _delete_by_id(engine: sa.Engine, table: sa.Table, old: sa.ColumnElement[bool]) -> None:
+    """Deletes in the order of ids, a portion in each transaction, so that progress survives a failure."""
     begin = 0
     while True:
         behind = (
@@ -103,8 +95,8 @@ def _by_number(engine: sa.Engine, table: sa.Table, old: sa.ColumnElement[bool]) 
         begin = end
 
 
-def _all(engine: sa.Engine, table: sa.Table, old: sa.ColumnElement[bool]) -> None:
-    """The same for a table without numbers."""
+def _delete(engine: sa.Engine, table: sa.Table, old: sa.ColumnElement[bool]) -> None:
+    """Deletes by portions from a table without ids."""
     place = sa.literal_column("ctid")
     some = sa.select(place).select_from(table).where(old).limit(PORTION).scalar_subquery()
     while True:
@@ -115,8 +107,8 @@ def _all(engine: sa.Engine, table: sa.Table, old: sa.ColumnElement[bool]) -> Non
 
 
 def free_share(engine: sa.Engine) -> float | None:
-    """The free share of the disk that PostgreSQL's data lie on; None where this machine cannot tell: a server
-    elsewhere, or one whose folder our role may not know."""
+    """The free share of the disk with PostgreSQL's data; None if the server runs elsewhere or does not show
+    its data directory to our role."""
     asked = sa.text("SELECT inet_server_addr() IS NULL, current_setting('data_directory')")
     try:
         with engine.connect() as conn:

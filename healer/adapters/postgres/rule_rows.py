@@ -1,4 +1,4 @@
-"""Rules: what running made of each, how many runs of a new text wait for a person, how incidents ended."""
+"""Rules: their counts and modes, the first runs of a new text that need approval, and their precision."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -23,7 +23,7 @@ from healer.model import ForecastScore, Mode, Proof, Remedy, Review, StepEvent, 
 from healer.model.gate import COUNTED
 from healer.ports.answers import RuleRecord
 
-#: How many findings are looked at, newest first.
+#: The number of newest findings that are counted.
 FINDINGS_READ = 5000
 
 
@@ -33,8 +33,8 @@ class PostgresRules(PostgresStore):
     def records(
         self, cluster: str | None = None, *, fired_since: datetime | None = None
     ) -> dict[str, RuleRecord]:
-        """A finding counts for its own rule, whatever the rule of the incident that it joined. What is not
-        among the newest findings is known by its incident alone: when that was opened."""
+        """By rule. A finding counts for its rule, whatever the rule of the incident that it joined. For rules
+        without one of the newest findings, the last firing is the opening of the last incident."""
         opened: dict[str, list[sa.Row]] = {}
         with reading(self._engine) as conn:
             for row in conn.execute(_incidents(cluster)):
@@ -42,10 +42,10 @@ class PostgresRules(PostgresStore):
             found = [] if fired_since is None else conn.execute(_findings(cluster, fired_since)).all()
             fired = {row.rule: row for row in found}
             modes = {row.rule: row for row in conn.execute(sa.select(rule_modes))}
-            foretold = forecast_scores(conn)
+            scores = forecast_scores(conn)
         return {
-            name: _record(opened.get(name, ()), fired.get(name), modes.get(name), foretold.get(name))
-            for name in {*opened, *fired, *modes, *foretold}
+            name: _record(opened.get(name, ()), fired.get(name), modes.get(name), scores.get(name))
+            for name in {*opened, *fired, *modes, *scores}
         }
 
     def trials(self, cluster: str | None = None) -> list[Trial]:
@@ -55,7 +55,7 @@ class PostgresRules(PostgresStore):
 
 
 def _incidents(cluster: str | None) -> sa.Select:
-    """By rule and review."""
+    """Counts by rule and review."""
     review = incidents.c.doc["review"].astext
     wanted = sa.select(
         incidents.c.rule,
@@ -69,7 +69,7 @@ def _incidents(cluster: str | None) -> sa.Select:
 
 
 def _findings(cluster: str | None, since: datetime) -> sa.Select:
-    """Of the newest findings only: each has its charts with it, so reading them all would be slow."""
+    """Counts of the newest findings by rule. Each finding holds its charts, so reading all would be slow."""
     newest = sa.select(findings).order_by(findings.c.id.desc()).limit(FINDINGS_READ).subquery()
     rule = newest.c.doc["rule"].astext
     wanted = (
@@ -90,7 +90,7 @@ def _first_text(value: sa.ColumnElement, order: sa.ColumnElement) -> sa.ColumnEl
 
 
 def _record(
-    opened: Iterable[sa.Row], fired: sa.Row | None, mode: sa.Row | None, foretold: ForecastScore | None
+    opened: Iterable[sa.Row], fired: sa.Row | None, mode: sa.Row | None, forecasts: ForecastScore | None
 ) -> RuleRecord:
     rows = list(opened)
     last = [(row.last, row.newest) for row in (*rows, fired) if row is not None]
@@ -106,11 +106,11 @@ def _record(
         last_at=last_at,
         last_incident=last_incident,
         fired=fired.fired if fired else 0,
-        forecasts=foretold,
+        forecasts=forecasts,
     )
 
 
-# --- what each rule and playbook says, and how many more of its runs wait for a person
+# --- the texts of rules and playbooks, and how many more of their runs need approval
 
 
 def note_texts(
@@ -121,32 +121,34 @@ def note_texts(
     before = {(name, digest) for name, digest in conn.execute(texts_before)}
     new = [(name, digest) for name, digest in texts.items() if (name, digest) not in before]
     if new:
-        left = first_runs if before else 0  # a new installation starts with what its files say
+        left = first_runs if before else 0  # a new installation trusts its files
         row = {"cluster": cluster, "since": now, "left": left}
         rows = [{**row, "name": name, "digest": digest} for name, digest in new]
         conn.execute(insert(rule_texts).on_conflict_do_nothing(), rows)
         if before:
             data = {"names": sorted(name for name, _ in new), "first_runs_by_approval": first_runs}
-            about = f"cluster/{cluster}"
-            audit_rows.append(conn, audit_record(cluster, now, "healer", "rules.changed", about, **data))
-    return _counted(conn, cluster, texts, first_runs)
+            subject = f"cluster/{cluster}"
+            audit_rows.append(conn, audit_record(cluster, now, "healer", "rules.changed", subject, **data))
+    return _update_trials(conn, cluster, texts, first_runs)
 
 
-def _trials(mine: sa.ColumnElement[bool]) -> sa.Select:
+def _trials(where: sa.ColumnElement[bool]) -> sa.Select:
     columns = [rule_texts.c[name] for name in Trial.__struct_fields__]
-    return sa.select(*columns).where(mine, rule_texts.c.left > 0)
+    return sa.select(*columns).where(where, rule_texts.c.left > 0)
 
 
-def _counted(conn: sa.Connection, cluster: str, texts: Mapping[str, str], first_runs: int) -> list[Trial]:
-    """Those of now that have runs left, after what has run since."""
-    waiting = read_structs(conn, _trials(rule_texts.c.cluster == cluster), Trial)
-    standing = [trial for trial in waiting if texts.get(trial.name) == trial.digest]
-    if not standing:
+def _update_trials(
+    conn: sa.Connection, cluster: str, texts: Mapping[str, str], first_runs: int
+) -> list[Trial]:
+    """Counts approved runs and returns the trials of current texts that need more of them."""
+    stored = read_structs(conn, _trials(rule_texts.c.cluster == cluster), Trial)
+    current = [trial for trial in stored if texts.get(trial.name) == trial.digest]
+    if not current:
         return []
-    let_go = _let_go(conn, cluster, min(trial.since for trial in standing))
+    approved = _approved_runs(conn, cluster, min(trial.since for trial in current))
     trials = []
-    for trial in standing:
-        ran = sum(since >= trial.since for since in let_go.get(trial.name, ()))
+    for trial in current:
+        ran = sum(since >= trial.since for since in approved.get(trial.name, ()))
         left = max(0, first_runs - ran)
         if left != trial.left:
             text = (rule_texts.c.name == trial.name, rule_texts.c.digest == trial.digest)
@@ -157,8 +159,8 @@ def _counted(conn: sa.Connection, cluster: str, texts: Mapping[str, str], first_
     return trials
 
 
-def _let_go(conn: sa.Connection, cluster: str, since: datetime) -> dict[str, list[datetime]]:
-    """`rule/NAME` and `playbook/NAME` -> when the runs began that a person approved or asked for."""
+def _approved_runs(conn: sa.Connection, cluster: str, since: datetime) -> dict[str, list[datetime]]:
+    """By `rule/NAME` and `playbook/NAME`: start times of the runs that a person approved or started."""
     approved = runs.c.doc["approved_by"].astext
     rule = runs.c.doc["rule"].astext
     found: dict[str, list[datetime]] = {}
@@ -177,7 +179,7 @@ def _let_go(conn: sa.Connection, cluster: str, since: datetime) -> dict[str, lis
     return found
 
 
-# --- how the incidents of each rule turned out, newest first: what mode auto is earned by
+# --- the precision of each rule in its latest incidents, by which mode `auto` is granted
 
 
 def proofs(
@@ -188,11 +190,11 @@ def proofs(
     now: tuple[str, Review] | None = None,
     texts: Mapping[str, str] | None = None,
 ) -> dict[str, Proof]:
-    """rule -> its newest `most` judged incidents; rules without one are left out. `now`: an incident and the
-    review of it that the detector has not stored yet.
+    """By rule: right and wrong among its newest `most` judged incidents; rules without one are left out.
+    `now`: an incident and a review of it that the detector has not stored yet.
 
-    `texts`: what rules say now (`Ruleset.texts`). One whose text was proven by a replay is judged by what
-    that text opened: in the replay, and since it is in force.
+    `texts`: the current texts of rules (`Ruleset.texts`). A text that was proven by a replay counts only the
+    incidents that it opened, in the replay and since it is in force.
     """
     judged = sa.select(incidents.c.rule, incidents.c.opened, outcome(now).label("right")).where(
         incidents.c.doc["merged_into"].astext.is_(None), matches(incidents.c.rule, rules)
@@ -206,7 +208,7 @@ def proofs(
             judged_rows.c.right,
             sa.func.row_number()
             .over(partition_by=judged_rows.c.rule, order_by=judged_rows.c.opened.desc())
-            .label("place"),
+            .label("rank"),
         )
         .where(judged_rows.c.right.is_not(None))
         .subquery()
@@ -217,7 +219,7 @@ def proofs(
             sa.func.count().filter(ranked.c.right).label("right"),
             sa.func.count().filter(sa.not_(ranked.c.right)).label("wrong"),
         )
-        .where(ranked.c.place <= most)
+        .where(ranked.c.rank <= most)
         .group_by(ranked.c.rule)
     )
     return {row.rule: Proof(right=row.right, wrong=row.wrong) for row in conn.execute(query)}
@@ -226,7 +228,7 @@ def proofs(
 def _by_replay(
     conn: sa.Connection, rules: Sequence[str] | None, texts: Mapping[str, str]
 ) -> list[tuple[str, str]]:
-    """(rule, digest) of those whose text of now has proof by replay."""
+    """(rule, digest) of rules whose current text was proven by a replay."""
     table = replay_proofs.c
     query = sa.select(table.rule, table.digest).where(matches(table.rule, rules)).distinct()
     found = [(row.rule, row.digest) for row in conn.execute(query)]
@@ -234,7 +236,7 @@ def _by_replay(
 
 
 def _as_edited(rule: str, digest: str) -> sa.ColumnElement[bool]:
-    """What this text of the rule opened: in a replay that is proof, or since it was first in force here."""
+    """Whether this text of the rule opened the incident: in the replay, or since it is in force here."""
     replayed = sa.select(replay_proofs.c.incident).where(
         replay_proofs.c.rule == rule, replay_proofs.c.digest == digest
     )
@@ -251,7 +253,7 @@ def _as_edited(rule: str, digest: str) -> sa.ColumnElement[bool]:
 
 
 def outcome(now: tuple[str, Review] | None = None) -> sa.ColumnElement[bool]:
-    """Of a row of `incidents`: true fault, false alarm, or null where it is not judged."""
+    """Of a row of `incidents`: true for a true fault, false for a false alarm, null if not judged."""
     review = incidents.c.doc["review"].astext
     if now is not None:
         review = sa.case((incidents.c.id == now[0], now[1].value), else_=review)
@@ -269,7 +271,7 @@ def outcome(now: tuple[str, Review] | None = None) -> sa.ColumnElement[bool]:
     replaced = sa.and_(
         incidents.c.state == "resolved", incidents.c.doc["tried"].astext == Remedy.replace.value
     )
-    # A person's word overrides what was measured.
+    # A review overrides test results.
     return sa.case(
         (review == Review.true_fault.value, True),
         (review == Review.false_alarm.value, False),

@@ -1,7 +1,4 @@
-"""Runs: their rows, logs and decisions, written many at once and read for pages.
-
-So a step's line costs the same whether one run writes it or fifty.
-"""
+"""Runs with their logs and decisions: written in batches, and read for pages."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +11,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from healer.adapters.postgres import audit_rows, inbox, outbox
-from healer.adapters.postgres.engine import matches, read_page, reading, write_docs
+from healer.adapters.postgres.engine import matches, pick, read_page, reading, write_docs
 from healer.adapters.postgres.tables import decisions, runs
 from healer.model import (
     ENDED_RUN_STATES,
@@ -33,7 +30,7 @@ from healer.ports.answers import Page, RunRecord
 from healer.ports.commanding import NodeTaken
 from healer.ports.queries import RunQuery
 
-#: As the index `runs_active` has it.
+#: As in the index `runs_active`.
 ENDED = ["done", "undone", "rejected", "cancelled"]
 
 _ENTRIES = sa.text("""
@@ -72,45 +69,46 @@ WHERE slots.cluster = :cluster AND slots.node = doc->>'node' AND slots.released_
 
 @dataclass
 class Lines:
-    """What one transaction of a run writes beside the run itself."""
+    """The rows that one transaction of a run writes, apart from the run itself."""
 
     entries: list[LogEntry] = field(default_factory=list)
     audits: list[AuditRecord] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
     remedies: list[RemedyUse] = field(default_factory=list)
-    #: Nodes whose drain by us was read back.
+    #: Nodes whose drain was confirmed, and when.
     drained: list[tuple[str, datetime]] = field(default_factory=list)
-    #: Slots given back: node, when, why.
+    #: Released slots: node, time, reason.
     released: list[tuple[str, datetime, str]] = field(default_factory=list)
-    #: For the detector, each with the name under which it comes once.
+    #: Commands to the detector, each with the request name under which it is stored once.
     commands: list[tuple[Command, str]] = field(default_factory=list)
     messages: list[Message | Ticket] = field(default_factory=list)
 
     def then(self, later: "Lines") -> "Lines":
-        """Both, these first."""
+        """Both, `self` first."""
         both = {part.name: getattr(self, part.name) + getattr(later, part.name) for part in fields(self)}
         return Lines(**both)
 
 
 def store(conn: sa.Connection, cluster: str, many: Sequence[Lines], *, at: datetime, has_sink: bool) -> None:
-    """Writes these in the caller's transaction, each kind in the order of `many`."""
-    write_entries(conn, [one for lines in many for one in lines.entries])
-    write_decisions(conn, [one for lines in many for one in lines.decisions])
-    audit_rows.append_many(conn, [one for lines in many for one in lines.audits])
-    write_docs(conn, _REMEDIES, [one for lines in many for one in lines.remedies], cluster=cluster)
+    """Writes these in the caller's transaction, each kind of row in the order of `many`."""
+    write_entries(conn, [entry for lines in many for entry in lines.entries])
+    write_decisions(conn, [decision for lines in many for decision in lines.decisions])
+    audit_rows.append_many(conn, [record for lines in many for record in lines.audits])
+    write_docs(conn, _REMEDIES, [use for lines in many for use in lines.remedies], cluster=cluster)
     drained = [{"node": node, "at": when} for lines in many for node, when in lines.drained]
     write_docs(conn, _DRAINED, drained, cluster=cluster)
     released = [
         {"node": node, "at": when, "why": why} for lines in many for node, when, why in lines.released
     ]
     write_docs(conn, _RELEASED, released, cluster=cluster)
-    inbox.put_commands(conn, [one for lines in many for one in lines.commands])
-    for message in (one for lines in many for one in lines.messages):
-        outbox.queue(conn, message, at=at, has_sink=has_sink)
+    inbox.put_commands(conn, [command for lines in many for command in lines.commands])
+    for lines in many:
+        for message in lines.messages:
+            outbox.queue(conn, message, at=at, has_sink=has_sink)
 
 
 def write_runs(conn: sa.Connection, runs: Sequence[Run]) -> None:
-    """Inserts them; one of the same id again is nothing. NodeTaken when a node has a running run."""
+    """Inserts runs; an id that exists is skipped. Raises NodeTaken if a node has a running run."""
     with _node_taken(runs[0].node or "" if len(runs) == 1 else ""):
         write_docs(conn, _RUNS, runs)
 
@@ -126,10 +124,10 @@ def write_decisions(conn: sa.Connection, decisions: Sequence[Decision]) -> None:
 def set_run_state(
     conn: sa.Connection, run: str, state: RunState, *, why: str, at: datetime, **change: object
 ) -> Run:
-    """Sets the state in row and document alike. A worker that still holds the run loses its claim.
+    """Sets the state in the row and the document; a worker that holds the run loses its claim. Returns the
+    changed run, or the unchanged one if it has already ended.
 
-    Its lease stays: what it has begun may be under way, and no one else goes on before that is over. What has
-    ended stays so: that run comes back as it is.
+    The lease stays: a call of that worker may be under way, and the next worker waits for its end.
     """
     doc = conn.execute(sa.select(runs.c.doc).where(runs.c.id == run).with_for_update()).scalar_one()
     before = msgspec.convert(doc, Run)
@@ -152,7 +150,7 @@ def set_run_state(
 
 @contextmanager
 def _node_taken(node: str) -> Iterator[None]:
-    """Of running runs a node has one: the index refuses another."""
+    """Raises NodeTaken if the unique index refuses a second running run on the node."""
     try:
         yield
     except IntegrityError as error:
@@ -166,9 +164,9 @@ def _node_taken(node: str) -> Iterator[None]:
 
 _RUN = (runs.c.doc, runs.c.state, runs.c.epoch, runs.c.wake_at, runs.c.lease_until, runs.c.ended_at)
 _LOGS = sa.text("SELECT run, seq, doc FROM run_log WHERE run = ANY(:ids) ORDER BY seq")
-#: Runs that want a person, and how many of them a page shows.
+#: States of runs that need a person.
 _ASKING = ("waiting_approval", "proposed", "stuck")
-#: A storm holds many runs at a time: they hide none of those that ask.
+#: Limited separately: in a storm, many held runs must not hide those that need a person.
 _ASKING_SHOWN, _HELD_SHOWN = 200, 50
 
 
@@ -205,7 +203,7 @@ class PostgresRuns:
         return RunRecord(run=found, log=tuple(log), decisions=tuple(judged), plan=plan)
 
     def at_work(self, ids: Sequence[str]) -> dict[str, Run]:
-        """One that acts comes before one that only shows."""
+        """By incident: its active run, rather not a shadow run."""
         wanted = (
             sa.select(*_RUN)
             .where(runs.c.incident.in_(ids), runs.c.state.not_in(ENDED))
@@ -224,22 +222,21 @@ def run_page(
 
 
 def asking_runs(conn: sa.Connection, cluster: str) -> list[Run]:
-    """Those that want a person, and those that are held, oldest first."""
+    """Runs that need a person, and held runs, oldest first."""
     asking = sa.or_(
         runs.c.state.in_(_ASKING),
         sa.and_(runs.c.state.in_(("waiting", "running")), runs.c.doc["question"].astext.is_not(None)),
     )
-    mine = runs.c.cluster == cluster
-    asked = run_page(conn, [mine, asking], _ASKING_SHOWN).items
-    held = run_page(conn, [mine, runs.c.state == "held"], _HELD_SHOWN).items
+    of_cluster = runs.c.cluster == cluster
+    asked = run_page(conn, [of_cluster, asking], _ASKING_SHOWN).items
+    held = run_page(conn, [of_cluster, runs.c.state == "held"], _HELD_SHOWN).items
     return sorted([*asked, *held], key=lambda run: (run.created_at, run.id))
 
 
 def run_of(row: sa.Row) -> Run:
-    """The columns are what the claims write; they stand above the document."""
-    run = msgspec.convert(row.doc, Run)
-    columns = ("state", "epoch", "wake_at", "lease_until", "ended_at")
-    return msgspec.convert(msgspec.to_builtins(run) | {name: getattr(row, name) for name in columns}, Run)
+    """The run in a row. Claims update the columns only, so these override the document."""
+    columns = pick(row, "state", "epoch", "wake_at", "lease_until", "ended_at")
+    return msgspec.convert(row.doc | columns, Run)
 
 
 def _run_named(conn: sa.Connection, run: str) -> Run | None:
@@ -265,7 +262,7 @@ def records_of(conn: sa.Connection, incident: str, judged: Sequence[Decision]) -
 
 
 def logs_of(conn: sa.Connection, names: Sequence[str]) -> dict[str, list[LogEntry]]:
-    """run -> its log, oldest first."""
+    """By run: its log, oldest first."""
     logs: dict[str, list[LogEntry]] = {name: [] for name in names}
     for run, seq, doc in conn.execute(_LOGS, {"ids": list(names)}) if names else ():
         logs[run].append(msgspec.structs.replace(msgspec.convert(doc, LogEntry), seq=seq))

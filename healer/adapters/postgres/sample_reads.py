@@ -1,4 +1,4 @@
-"""Samples for pages and checks: what the ring of the last hour still holds."""
+"""Reads samples of the last hour for pages and checks."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -18,14 +18,14 @@ from healer.ports.measurements import Devices
 from healer.ports.request_errors import Unavailable
 from healer.ports.transactions import LedgerAway
 
-#: Rows of one answer; more is cut, oldest first. A node that reports every second for an hour; a job of 1,000
-#: ranks whose nodes each tell their own for ten minutes.
+#: Rows of one answer, the latest ones: a node that reports every second for an hour; ten minutes of a job
+#: with 1,000 ranks.
 MOST_ROWS = {METRICS: 3600, STEPS: 20_000}
 
-#: Reports of each device in a list: of one moment there are several where several senders speak of it, or
-#: where Prometheus spreads its series over requests.
+#: Latest reports of each device in a list: several senders, or several requests of Prometheus, may report the
+#: same time.
 _OF_A_DEVICE = 8
-#: From each name to the next by the index: the table holds an hour of all nodes' samples, few are of devices.
+#: Skips from name to name by the index: few of an hour's samples of all nodes are of devices.
 DEVICES_FOUND = sa.text("""
 WITH RECURSIVE named (subject, number) AS (
     (SELECT subject, 1 FROM samples
@@ -38,28 +38,27 @@ WITH RECURSIVE named (subject, number) AS (
 )
 SELECT named.subject, newest.at, newest.arrived_at, newest.body
 FROM named LEFT JOIN LATERAL (
-    SELECT one.at, one.arrived_at, one.body, one.id FROM samples AS one
-    WHERE one.cluster = :cluster AND one.subject = named.subject AND one.arrived_at > :since
-      AND one.kind = :kind
-    ORDER BY one.arrived_at DESC, one.id DESC LIMIT :most
+    SELECT at, arrived_at, body, id FROM samples
+    WHERE cluster = :cluster AND subject = named.subject AND arrived_at > :since AND kind = :kind
+    ORDER BY arrived_at DESC, id DESC LIMIT :most
 ) AS newest ON true
 WHERE starts_with(named.subject, :mark)
 ORDER BY named.number, newest.arrived_at, newest.id
 """)
 
-#: Reports of a node (several senders), and batches of a job, of all that there are.
+#: Latest reports of each node (several senders), and batches of each job, in a list.
 _REPORTS, _BATCHES = 4, 1000
-#: As above, of many names.
 _NEWEST = sa.text("""
-SELECT wanted.name, one.at, one.arrived_at, one.body FROM unnest(CAST(:names AS text[])) AS wanted (name)
+SELECT wanted.name, newest.at, newest.arrived_at, newest.body
+FROM unnest(CAST(:names AS text[])) AS wanted (name)
 CROSS JOIN LATERAL (
     SELECT at, arrived_at, body, id FROM samples
     WHERE cluster = :cluster AND subject = wanted.name AND arrived_at > :since AND kind = :kind
     ORDER BY arrived_at DESC, id DESC LIMIT :most
-) AS one ORDER BY one.arrived_at, one.id
+) AS newest ORDER BY newest.arrived_at, newest.id
 """)
 
-#: Alerts of a node that a page looks through; each that fires is told again once an hour at most.
+#: Alerts of a node that a page reads; a firing alert is repeated once an hour at most.
 ALERTS_READ = 2000
 
 
@@ -76,19 +75,19 @@ class PostgresSignalReads:
         return found, self._columns_of(found)
 
     def devices(self, cluster: str, since: datetime, *, limit: int, after: str = "") -> Devices:
-        asked = {
+        values = {
             "cluster": cluster, "after": DEVICE_MARK + after, "mark": DEVICE_MARK, "limit": limit,
             "since": since, "kind": METRICS, "most": _OF_A_DEVICE,
         }  # fmt: skip
         with reading(self._engine) as conn:
             conn.execute(sa.text("SET LOCAL enable_seqscan = off"))  # as in `_rows`
-            rows = conn.execute(DEVICES_FOUND, asked).all()
+            rows = conn.execute(DEVICES_FOUND, values).all()
         found: dict[str, list[Report]] = {row.subject.removeprefix(DEVICE_MARK): [] for row in rows}
         more = len(found) > limit
         if more:
             found.popitem()
-        told_rows = [(METRICS, row.subject, row.at, row.arrived_at, row.body) for row in rows if row.body]
-        for report in unpacked(cluster, told_rows)[0]:
+        packed = [(METRICS, row.subject, row.at, row.arrived_at, row.body) for row in rows if row.body]
+        for report in unpacked(cluster, packed)[0]:
             if (reports := found.get(report.node.removeprefix(DEVICE_MARK))) is not None:
                 reports.append(report)
         columns = self._columns_of([report for reports in found.values() for report in reports])
@@ -99,13 +98,14 @@ class PostgresSignalReads:
 
     def heard(self, cluster: str, node: str, since: datetime) -> LastContact:
         lost = sa.cast(inbox.c.doc["data"]["lost"].astext, sa.BigInteger)
-        told_at = sa.cast(inbox.c.doc["event_at"].astext, sa.DateTime(timezone=True))
-        # What told no time was given that of its arrival. The quickest word was delayed least on its way.
-        by_far = sa.cast(inbox.c.doc["data"]["ahead_s"].astext, sa.Float)  # it was dated by its arrival
+        event_at = sa.cast(inbox.c.doc["event_at"].astext, sa.DateTime(timezone=True))
+        # Signals without a time are dated by their arrival, and so are those far ahead, with `ahead_s`. The
+        # maximum is the signal with the least delay.
+        far_ahead_s = sa.cast(inbox.c.doc["data"]["ahead_s"].astext, sa.Float)
         ahead_s = sa.func.max(
-            sa.func.coalesce(by_far, sa.extract("epoch", told_at - inbox.c.arrived_at))
-        ).filter(sa.or_(told_at != inbox.c.arrived_at, by_far.is_not(None)))
-        spoken = (
+            sa.func.coalesce(far_ahead_s, sa.extract("epoch", event_at - inbox.c.arrived_at))
+        ).filter(sa.or_(event_at != inbox.c.arrived_at, far_ahead_s.is_not(None)))
+        latest = (
             sa.select(
                 inbox.c.kind,
                 sa.func.max(inbox.c.arrived_at).label("at"),
@@ -117,9 +117,9 @@ class PostgresSignalReads:
             .group_by(inbox.c.kind)
         )
         with reading(self._engine) as conn:
-            rows = {row.kind: row for row in conn.execute(spoken)}
+            rows = {row.kind: row for row in conn.execute(latest)}
         beat, hook = rows.get("heartbeat"), rows.get("hook")
-        # A report of a hook may come late, from its spool: heartbeats never do.
+        # A hook's report may come late, from its spool; heartbeats never do.
         ahead = [float(row.ahead_s) for row in (beat, hook) if row is not None and row.ahead_s is not None]
         return LastContact(
             heartbeat_at=beat.at if beat else None,
@@ -142,16 +142,16 @@ class PostgresSignalReads:
         return unpacked(cluster, self._newest(cluster, STEPS, jobs, since, _BATCHES))[1]
 
     def _columns_of(self, reports: Sequence[Report]) -> dict[int, Column]:
-        # Most reports share their columns.
-        apart = {id(report.columns): report.columns for report in reports}
-        ids = np.unique(np.concatenate(list(apart.values()))).tolist() if apart else []
+        # Most reports share one array of columns.
+        arrays = {id(report.columns): report.columns for report in reports}
+        ids = np.unique(np.concatenate(list(arrays.values()))).tolist() if arrays else []
         return self._columns.columns(ids)
 
     def _newest(self, cluster: str, kind: str, names: Sequence[str], since: datetime, most: int) -> list[Row]:
-        asked = {"names": list(names), "cluster": cluster, "since": since, "kind": kind, "most": most}
+        values = {"names": list(names), "cluster": cluster, "since": since, "kind": kind, "most": most}
         with reading(self._engine) as conn:
             conn.execute(sa.text("SET LOCAL enable_seqscan = off"))  # as in `_rows`
-            rows = conn.execute(_NEWEST, asked)
+            rows = conn.execute(_NEWEST, values)
             return [(kind, row.name, row.at, row.arrived_at, row.body) for row in rows]
 
     def _rows(self, cluster: str, kind: str, subject: str, since: datetime) -> list[Row]:
@@ -164,7 +164,7 @@ class PostgresSignalReads:
             .limit(MOST_ROWS[kind])
         )
         with reading(self._engine) as conn:
-            # The partitions are never analysed, so the planner would guess; the index always fits here.
+            # The partitions are never analysed, so the planner would guess; the index is always right.
             conn.execute(sa.text("SET LOCAL enable_seqscan = off"))
             rows = conn.execute(wanted).all()
         return [(kind, subject, row.at, row.arrived_at, row.body) for row in reversed(rows)]

@@ -1,7 +1,7 @@
 """Measured samples in PostgreSQL: one row per report, written by COPY, read exactly once, kept for an hour.
 
-The table is a ring of 8 partitions of 15 minutes (`tables.samples`): a row lies in the slot of its arrival.
-Nothing is deleted by row: `forget` truncates the slots that are wholly past.
+The table is a ring of 8 partitions of 15 minutes (`tables.samples`), chosen by the time of arrival. `forget`
+truncates expired partitions.
 """
 
 import struct
@@ -15,7 +15,7 @@ import structlog
 from psycopg.errors import LockNotAvailable
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from healer.adapters.postgres.engine import DedicatedConnection, request_errors, storage_error
+from healer.adapters.postgres.engine import DedicatedConnection, pick, request_errors, storage_error
 from healer.adapters.postgres.tables import SAMPLE_SLOTS, signal_columns
 from healer.model import Column, Part
 from healer.model.packed import PackedReport, pack_report, pack_steps, unpack_reports, unpack_steps
@@ -25,19 +25,19 @@ from healer.ports.transactions import LedgerAway
 
 log = structlog.get_logger()
 
-#: Wakes readers of step times. Metrics are read by the tick, which comes anyway.
+#: The channel of the NOTIFY that wakes readers of step times. Metrics are read with the next tick.
 CHANNEL = "healer_steps"
-#: The first look of a reader: as long as the longest window of a rule.
+#: How far back a reader starts: the longest window of a rule.
 WINDOW = timedelta(minutes=15)
 #: Rows in one answer of `new`.
 CHUNK = 10_000
 METRICS, STEPS = "metrics", "steps"
 
-#: Of the store: kind, subject, at, arrived_at, body.
+#: A stored row: kind, subject, at, arrived_at, body.
 Row = tuple[str, str, datetime, datetime, bytes]
 
 _SLOT_S = 900
-#: Slots behind the current one that may still hold rows of the last 60 minutes.
+#: Slots before the current one that may hold rows of the last 60 minutes.
 _KEPT = 4
 _ERRORS = (psycopg.Error, SQLAlchemyError)
 
@@ -49,12 +49,12 @@ _COPY_END = b"\xff\xff"
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _length = struct.Struct(">i").pack
-#: at, arrived_at, slot, and the length of the body, each behind its own length.
+#: at, arrived_at and slot, each preceded by its length, and the length of the body.
 _tail = struct.Struct(">iqiqihi").pack
 
 
 def slot_of(arrived_at: datetime) -> int:
-    """The partition of what arrived then."""
+    """The partition of rows that arrived then."""
     return int(arrived_at.timestamp() // _SLOT_S) % SAMPLE_SLOTS
 
 
@@ -62,15 +62,14 @@ class PostgresSamples:
     """`healer.ports.measurements.Samples` of one cluster. One thread may put reports, one steps, and one may
     read.
 
-    `put` and `put_steps` raise `request_errors.Unavailable` when the database is away, `Unstorable` when it
-    refuses something of the call; then nothing of it is stored. `new` raises LedgerAway, and begins again:
-    after a crash of the server numbers of transactions may be given a second time, so what was seen before no
-    longer tells what is new.
+    `put` and `put_steps` raise Unavailable or Unstorable; then nothing of the call is stored. `new` raises
+    LedgerAway and then starts over: after a crash of the server, transaction ids may be assigned again, so
+    the last snapshot does not identify new rows.
     """
 
     def __init__(self, engine: sa.Engine, cluster: str) -> None:
-        # A crash of the server alone costs at most 0.6 s of metrics: they come again, and no one waits for
-        # the disk. Step times come once.
+        # A crash of the server loses at most 0.6 s of metrics, which are sent again; no writer waits for the
+        # disk. Step times are sent once.
         self._metrics = _Writer(engine, "SET synchronous_commit = off")
         self._steps = _Writer(engine, "SET synchronous_commit = on")
         self._reader = _Reader(engine, cluster)
@@ -88,11 +87,11 @@ class PostgresSamples:
                 (batch.cluster, STEPS, batch.job, batch.arrived_at, batch.arrived_at, pack_steps(batch))
                 for batch in batches
             ),
-            tell=CHANNEL,
+            notify=CHANNEL,
         )
 
     def new(self) -> tuple[list[Report], list[StepBatch]]:
-        """At most `CHUNK` rows: both lists empty when there is nothing more."""
+        """New reports and step times, at most `CHUNK` rows; both lists are empty when there are none left."""
         try:
             rows = self._reader.rows()
         except _ERRORS as error:
@@ -106,8 +105,8 @@ class PostgresSamples:
 
 
 def unpacked(cluster: str, rows: Iterable[Row]) -> tuple[list[Report], list[StepBatch]]:
-    """What the rows hold, in their order. One that cannot be read (of another version?) is left out, and
-    logged: it must not stop all."""
+    """The reports and step times in these rows, in order. An unreadable row, perhaps of another version, is
+    logged and skipped."""
     packed: list[PackedReport] = []
     batches: list[StepBatch] = []
     for kind, subject, at, arrived_at, body in rows:
@@ -117,38 +116,38 @@ def unpacked(cluster: str, rows: Iterable[Row]) -> tuple[list[Report], list[Step
         try:
             batches.append(unpack_steps(body, cluster=cluster, job=subject, arrived_at=arrived_at))
         except ValueError as error:
-            _unreadable(subject, error)
+            _log_unreadable(subject, error)
     reports: list[Report] = []
     for row, report in zip(packed, unpack_reports(cluster, packed), strict=True):
         if isinstance(report, Report):
             reports.append(report)
         else:
-            _unreadable(row.node, report)
+            _log_unreadable(row.node, report)
     return reports, batches
 
 
-def _unreadable(subject: str, error: ValueError) -> None:
+def _log_unreadable(subject: str, error: ValueError) -> None:
     log.warning("a stored row of samples cannot be read", subject=subject, error=str(error))
 
 
 class _Writer:
-    """A connection that does nothing but COPY. Each call is one transaction."""
+    """A connection for COPY. Each call is one transaction."""
 
     def __init__(self, engine: sa.Engine, setting: str) -> None:
         self._connection = DedicatedConnection(engine, begin=lambda conn: conn.execute(setting.encode()))
 
     def copy(
-        self, rows: Iterable[tuple[str, str, str, datetime, datetime, bytes]], *, tell: str | None = None
+        self, rows: Iterable[tuple[str, str, str, datetime, datetime, bytes]], *, notify: str | None = None
     ) -> None:
         block = _block(rows)
         try:
             with self._connection.get().cursor() as cursor:
                 with cursor.copy(_COPY) as copy:
                     copy.write(block)
-                if tell is not None:
-                    # A transaction of its own: inside the COPY's it would hold the lock of all
-                    # notifications over the fsync.
-                    cursor.execute(b"NOTIFY " + tell.encode())
+                if notify is not None:
+                    # Its own transaction: inside the COPY's it would hold the notification lock during
+                    # the fsync.
+                    cursor.execute(b"NOTIFY " + notify.encode())
         except _ERRORS as error:
             self.close()
             raise storage_error(error) from error
@@ -158,7 +157,7 @@ class _Writer:
 
 
 def _block(rows: Iterable[tuple[str, str, str, datetime, datetime, bytes]]) -> bytes:
-    """The rows as one block of PostgreSQL's binary COPY, made by one join."""
+    """The rows in the format of PostgreSQL's binary COPY."""
     parts = [_COPY_HEAD]
     heads: dict[tuple[str, str], bytes] = {}
     arrival, arrived, slot = None, 0, 0
@@ -183,8 +182,8 @@ def _text(value: str) -> bytes:
 
 _FIELDS = "SELECT kind, subject, at, arrived_at, body FROM samples WHERE cluster = %(cluster)s AND "
 _FIRST = _FIELDS + "arrived_at > %(since)s AND slot = ANY(%(slots)s) ORDER BY tx, id"
-# Visible now, and not visible to the snapshot of the last look: a transaction that commits late is seen,
-# whatever numbers were given meanwhile, and none is seen twice.
+# Visible now and not in the snapshot of the last pass: a transaction that commits late is read, and none is
+# read twice.
 _NEXT = _FIELDS + (
     "tx >= pg_snapshot_xmin(%(seen)s::pg_snapshot) "
     "AND NOT pg_visible_in_snapshot(tx, %(seen)s::pg_snapshot) ORDER BY tx, id"
@@ -192,51 +191,52 @@ _NEXT = _FIELDS + (
 
 
 class _Reader:
-    """What became visible since the last look. A look may last several calls: it is one transaction."""
+    """Reads rows that became visible since the last pass. A pass is one transaction of one or more calls."""
 
     def __init__(self, engine: sa.Engine, cluster: str) -> None:
         self._cluster = cluster
         self._connection = DedicatedConnection(engine, begin=_begin_reading)
         self._cursor: psycopg.ServerCursor[Any] | None = None
-        self._seen: str | None = None
-        self._looking_at = ""
+        #: PostgreSQL snapshots of the last complete pass and of the current one.
+        self._last_snapshot: str | None = None
+        self._snapshot = ""
 
     def rows(self) -> list[Row]:
         """At most CHUNK rows in the order of their transactions."""
         if self._cursor is None:
-            self._cursor = self._look()
+            self._cursor = self._begin_pass()
         rows = self._cursor.fetchmany(CHUNK)
         if len(rows) < CHUNK:
             self._cursor.close()
             self._cursor = None
             self._connection.get().commit()
-            self._seen = self._looking_at
+            self._last_snapshot = self._snapshot
         return rows
 
-    def _look(self) -> "psycopg.ServerCursor[Any]":
+    def _begin_pass(self) -> "psycopg.ServerCursor[Any]":
         connection = self._connection.get()
-        snapshot = connection.execute("SELECT pg_current_snapshot()::text, now()").fetchone()
-        assert snapshot is not None
-        self._looking_at, now = snapshot
+        row = connection.execute("SELECT pg_current_snapshot()::text, now()").fetchone()
+        assert row is not None
+        self._snapshot, now = row
         cursor = connection.cursor("new_samples", binary=True)
-        if self._seen is not None:
-            cursor.execute(_NEXT, {"cluster": self._cluster, "seen": self._seen})
+        if self._last_snapshot is not None:
+            cursor.execute(_NEXT, {"cluster": self._cluster, "seen": self._last_snapshot})
             return cursor
-        # One slot more than the window reaches: the senders' API may run on a machine whose clock is ahead.
+        # Also the next slot: the clock of the API's machine may be ahead.
         slots = sorted({slot_of(now + timedelta(seconds=_SLOT_S * step)) for step in (-1, 0, 1)})
         cursor.execute(_FIRST, {"cluster": self._cluster, "since": now - WINDOW, "slots": slots})
         return cursor
 
     def close(self) -> None:
-        self._cursor, self._seen = None, None
+        self._cursor, self._last_snapshot = None, None
         self._connection.close()
 
 
 def _begin_reading(connection: psycopg.Connection) -> None:
-    # The partitions are never analysed, so the planner would guess. The index of transactions always
-    # fits: rows lie in its order, and nothing is sorted on disk before the first one comes.
-    for guess in ("seqscan", "bitmapscan", "sort"):
-        connection.execute(f"SET enable_{guess} = off".encode())
+    # The partitions are never analysed, so the planner would guess. The index on `tx` is always right: rows
+    # are stored in its order, and no sort delays the first row.
+    for plan in ("seqscan", "bitmapscan", "sort"):
+        connection.execute(f"SET enable_{plan} = off".encode())
     connection.autocommit = False
     connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
     connection.read_only = True
@@ -246,11 +246,11 @@ def _begin_reading(connection: psycopg.Connection) -> None:
 
 
 def forget(engine: sa.Engine, now: datetime, *, kept: int = _KEPT) -> list[int]:
-    """Truncates the slots that hold only rows that arrived over 60 minutes ago; those slots.
+    """Truncates the slots whose rows all arrived over 60 minutes ago; returns those slots.
 
-    `kept`: slots behind the current one that are left: 1 still holds all that a window asks for.
-    The next slot is left alone: an API whose clock is ahead may write there already. A busy reader or
-    writer never waits for this: after 0.2 s it gives up, until the next time.
+    `kept`: the number of slots kept before the current one; 1 still covers the longest window. The next slot
+    is kept too: an API whose clock is ahead may already write there. Gives up on a slot after waiting 0.2 s
+    for its lock, so that no reader or writer is delayed.
     """
     here = slot_of(now)
     done: list[int] = []
@@ -275,10 +275,7 @@ COLUMNS_MAX = 100_000
 
 
 class PostgresColumns:
-    """`healer.ports.measurements.ColumnBook`. What it knows it never asks again: a number keeps its meaning.
-
-    Raises `healer.ports.request_errors.Unavailable` when the database is away.
-    """
+    """`healer.ports.measurements.ColumnBook`. Numbers never change and are cached. Raises Unavailable."""
 
     def __init__(self, engine: sa.Engine, *, most: int = COLUMNS_MAX) -> None:
         self._engine, self._most = engine, most
@@ -287,57 +284,48 @@ class PostgresColumns:
         self._last = 0
 
     def ids(self, columns: Sequence[Column]) -> list[int]:
-        known = self._ids
-        if any(column not in known for column in columns):
-            self._look_up()
-            new = list(dict.fromkeys(column for column in columns if column not in known))
+        ids = self._ids
+        if any(column not in ids for column in columns):
+            self._refresh()
+            new = list(dict.fromkeys(column for column in columns if column not in ids))
             if new:
-                self._bound(new)
-                self._number(new)
-        return [known[column] for column in columns]
+                self._check_bound(new)
+                self._assign(new)
+        return [ids[column] for column in columns]
 
     def columns(self, ids: Iterable[int]) -> dict[int, Column]:
         wanted = list(ids)
         if any(number not in self._columns for number in wanted):
-            self._look_up()
+            self._refresh()
         return {number: self._columns[number] for number in wanted if number in self._columns}
 
-    def _look_up(self) -> None:
-        """What others numbered meanwhile. Numbers become visible in their order: see `_number`."""
+    def _refresh(self) -> None:
+        """Reads the numbers that other processes assigned meanwhile."""
         with request_errors(), self._engine.connect() as conn:
-            self._learn(conn)
+            self._read_new(conn)
 
-    def _learn(self, conn: sa.Connection) -> None:
-        fresh = (
-            sa.select(signal_columns).where(signal_columns.c.id > self._last).order_by(signal_columns.c.id)
-        )
-        for row in conn.execute(fresh):
+    def _read_new(self, conn: sa.Connection) -> None:
+        """Numbers become visible in order (`_assign`), so reading starts after the last one."""
+        new = sa.select(signal_columns).where(signal_columns.c.id > self._last).order_by(signal_columns.c.id)
+        for row in conn.execute(new):
             column = Column(row.signal, Part(gpu=row.gpu, link=row.link, port=row.port))
             self._columns[row.id] = column
             self._ids[column] = self._last = row.id
 
-    def _number(self, columns: Sequence[Column]) -> None:
+    def _assign(self, columns: Sequence[Column]) -> None:
         with request_errors(), self._engine.begin() as conn:
-            # One at a time, so that the bound is exact and no number is visible before a smaller one.
+            # One process at a time: the bound is exact, and no number is visible before a smaller one.
             conn.execute(sa.text("LOCK TABLE signal_columns IN SHARE ROW EXCLUSIVE MODE"))
-            self._learn(conn)
+            self._read_new(conn)
             new = [column for column in columns if column not in self._ids]
             if not new:
                 return
-            self._bound(new)
-            rows = [
-                {
-                    "signal": column.signal,
-                    "gpu": column.part.gpu,
-                    "link": column.part.link,
-                    "port": column.part.port,
-                }
-                for column in new
-            ]
+            self._check_bound(new)
+            rows = [{"signal": column.signal, **pick(column.part, "gpu", "link", "port")} for column in new]
             conn.execute(sa.insert(signal_columns), rows)
-        # Only now, after the commit, are they known: what a rollback takes away must not be used.
-        self._look_up()
+        # Cached only after the commit, in case of a rollback.
+        self._refresh()
 
-    def _bound(self, new: Sequence[Column]) -> None:
+    def _check_bound(self, new: Sequence[Column]) -> None:
         if len(self._ids) + len(new) > self._most:
             raise TooManyColumns(f"at most {self._most} series are told apart, and {len(self._ids)} are")

@@ -1,6 +1,6 @@
-"""The tables, as SQLAlchemy Core sees them. `migrations/` builds them; a test holds the two together.
+"""The tables in SQLAlchemy Core. `migrations/` creates them; a test compares the two.
 
-Nouns are stored as their JSON (`doc`) beside the few columns that are searched, sorted or constrained.
+Structs are stored as JSON in `doc`; columns hold only what is searched, sorted or constrained.
 """
 
 from functools import partial
@@ -32,7 +32,7 @@ _bytes = partial(_columns, BYTEA)
 
 
 def _keys(*names: str) -> list[sa.Column]:
-    """Texts that are the primary key together."""
+    """The text columns of a primary key."""
     return [sa.Column(name, sa.Text, primary_key=True) for name in names]
 
 
@@ -41,7 +41,6 @@ def _serial(name: str = "id") -> sa.Column:
 
 
 def _tries() -> list[sa.Column]:
-    """How often it was tried, and when it is tried again."""
     count = sa.Column("tries", sa.Integer, nullable=False, server_default="0")
     return [count, *_moments("next_try_at?")]
 
@@ -51,13 +50,13 @@ def _of_incident() -> sa.Column:
 
 
 def _index(name: str, *columns: str, where: str | None = None, unique: bool = False) -> sa.Index:
-    """A column with a parenthesis is an expression."""
+    """An index. A name that starts with a parenthesis is an expression."""
     parts = [sa.text(column) if column.startswith("(") else column for column in columns]
     return sa.Index(name, *parts, unique=unique, postgresql_where=None if where is None else sa.text(where))
 
 
-# Signals as accepted. `consumed_at` is set by the walk in its own transaction; what is left is found by
-# the partial index, never by "id greater than the last" (rows commit out of order).
+# Accepted signals and commands. The walk sets `consumed_at` in its own transaction. Pending rows are found by
+# the partial index, never by "id greater than the last one": rows commit out of order.
 inbox = _table(
     "inbox",
     _serial(),
@@ -74,7 +73,7 @@ inbox = _table(
 
 
 class Xid8(sa.types.UserDefinedType):
-    """PostgreSQL's number of a transaction that never comes again."""
+    """PostgreSQL's 64-bit transaction id, which never wraps."""
 
     cache_ok = True
 
@@ -82,9 +81,8 @@ class Xid8(sa.types.UserDefinedType):
         return "xid8"
 
 
-# Reports and step times, packed. A ring of partitions: those that are wholly past are truncated (`samples.py`
-# tells the slot of a moment), so nothing is deleted by row, and the tables never have to be vacuumed.
-# `tx` tells a reader exactly once what became visible since its last look.
+# Packed reports and step times in a ring of partitions. Expired partitions are truncated (`samples.slot_of`),
+# so no row is deleted and no vacuum is needed. By `tx` a reader gets each row exactly once.
 SAMPLE_SLOTS = 8
 samples = _table(
     "samples",
@@ -105,7 +103,7 @@ for _slot in range(SAMPLE_SLOTS):
         sa.DDL(f"CREATE TABLE samples_{_slot} PARTITION OF samples FOR VALUES IN ({_slot})"),
     )
 
-# Each series of a node has a number, the same for all nodes.
+# The number of each series of a node, the same for all nodes.
 signal_columns = _table(
     "signal_columns",
     sa.Column("id", sa.Integer, sa.Identity(), primary_key=True),
@@ -117,7 +115,7 @@ signal_columns = _table(
     ),
 )
 
-# What arrives and the catalogue does not know. Bounded by name; what is more is one row, `…`.
+# Series that the catalogue does not know. The number of names is bounded; the rest is one row, `…`.
 unknown_series = _table(
     "unknown_series",
     *_keys("cluster", "name"),
@@ -127,7 +125,7 @@ unknown_series = _table(
     *_json("example"),
 )
 
-# What was sent and is not stored, counted by reason and sender.
+# Signals that were sent and not stored, counted by reason and sender.
 losses = _table(
     "losses",
     *_keys("cluster", "source", "reason", "who"),
@@ -136,7 +134,7 @@ losses = _table(
     *_texts("example"),
 )
 
-# Who sends what, by token and route; `node` is the one that the token is bound to, if any.
+# Senders by token and route; `node` is the node that the token is bound to.
 senders = _table(
     "senders",
     *_keys("cluster", "who", "source"),
@@ -145,10 +143,10 @@ senders = _table(
     *_moments("first_seen", "last_seen"),
 )
 
-# What the scraper of each cluster fetched last: msgpack, zlib. One row, so that 1,250 targets are one write.
+# The last state of each cluster's scraper (msgpack, zlib). One row, so that 1,250 targets are one write.
 scrapes = _table("scrapes", *_keys("cluster"), *_moments("at"), *_bytes("body"))
 
-# Slurm's latest picture, one row per cluster; `body` is msgpack, written by the poller only when it changed.
+# The latest Slurm snapshot of each cluster; `body` is msgpack, written only when it changed.
 snapshots = _table(
     "snapshots",
     *_keys("cluster"),
@@ -160,8 +158,8 @@ snapshots = _table(
 
 controllers = _table("controllers", *_keys("cluster"), *_moments("at"), *_json("doc"))
 
-# Hooks that the gate let fail, and those that failed unanswered: by these the drains that Slurm makes of it
-# are known as ours.
+# Hooks that the gate permitted to fail, and hooks that failed without an answer: they identify the drains
+# that Slurm makes of them as healer's.
 permits = _table(
     "permits",
     _serial(),
@@ -181,22 +179,22 @@ incidents = _table(
     _index("incidents_open", "cluster", "opened", where="state <> 'resolved'"),
     _index("incidents_node", "cluster", "node", "opened"),
     _index("incidents_opened", "opened"),
-    # Similar ones: the same fault, newest first.
+    # For similar incidents: the same fault, newest first.
     _index("incidents_fault", "cluster", "(doc ->> 'fault')", "opened"),
     _index(
         "incidents_merged", "(doc ->> 'merged_into')", "opened", where="(doc ->> 'merged_into') IS NOT NULL"
     ),
 )
 
-#: What an incident is a part of. As the index has it: with a name that is a parameter none would fit.
+#: The incident that an incident was merged into. Literal, as in the index: a parameter would not match it.
 part_of = sa.literal_column("(incidents.doc ->> 'merged_into')", sa.Text)
 
 findings = _table("findings", _serial(), _of_incident(), *_moments("at"), *_json("doc"))
 
-# What healer held to be true of an incident, from when on: a row for each change.
+# Healer's verdict on an incident and the time from which it held: a row for each change.
 verdicts = _table("verdicts", _serial(), _of_incident(), *_moments("at"), *_json("doc"))
 
-# What parts have had, by burst: repeats over days are judged by it. One row a burst, changed while it lasts.
+# Fault bursts of components, for rules on repeats over days. One row for each burst, updated while it lasts.
 fault_bursts = _table(
     "fault_bursts",
     *_keys("cluster", "node", "part", "fault"),
@@ -206,7 +204,7 @@ fault_bursts = _table(
     _index("fault_bursts_last", "cluster", "last_at"),
 )
 
-# What was foretold of parts, and what came of it.
+# Forecasts for components and their outcome.
 forecasts = _table(
     "forecasts",
     *_keys("id"),
@@ -218,7 +216,7 @@ forecasts = _table(
     _index("forecasts_rule", "rule", "outcome"),
 )
 
-# Two weeks of what forecasts follow, packed; one row a rule, rewritten each hour.
+# Two weeks of the trends behind forecasts, packed; one row for each rule, rewritten every hour.
 trends = _table(
     "trends",
     *_keys("cluster", "rule"),
@@ -226,16 +224,16 @@ trends = _table(
     sa.Column("packed", sa.LargeBinary, nullable=False),
 )
 
-# How much each node is a lemon, as the detector reckoned last; all of a cluster are written together.
+# The latest lemon score of each node; all scores of a cluster are written together.
 lemon_scores = _table("lemon_scores", *_keys("cluster", "node"), *_moments("at"), *_json("doc"))
 
-# How each node ranks among those of its model by what its tests measured; all of a cluster together.
+# The rank of each node among nodes of its model, by its test results; written together for a cluster.
 node_standings = _table("node_standings", *_keys("cluster", "node"), *_moments("at"), *_json("doc"))
 
-# What nodes of a kind should have (driver, firmware, settings), as `healer learn` took it from good ones.
+# The reference inventory (driver, firmware, settings) of each kind of node, from `healer learn`.
 references = _table("node_references", *_keys("cluster", "kind"), *_moments("at"), *_json("doc"))
 
-# What each node last reported of itself (driver, firmware, settings).
+# The last inventory that each node reported (driver, firmware, settings).
 inventories = _table("inventories", *_keys("cluster", "node"), *_moments("at"), *_json("doc"))
 
 decisions = _table(
@@ -258,7 +256,7 @@ runs = _table(
     sa.Column("epoch", sa.BigInteger, nullable=False, server_default="0"),
     *_moments("created_at", "wake_at?", "lease_until?", "ended_at?"),
     *_json("doc"),
-    # One run per node at a time; shadow runs and those that only look never count.
+    # One run per node at a time; shadow runs and read-only runs do not count.
     _index(
         "runs_one_per_node",
         "cluster",
@@ -279,11 +277,11 @@ run_log = _table(
     *_moments("at"),
     *_texts("step", "event"),
     *_json("doc"),
-    # The gate asks under its lock how the last removing steps ended.
+    # The gate reads under its lock how the last removing steps ended.
     _index(
         "run_log_verbs", "seq", where="event IN ('done', 'failed') AND doc -> 'data' ->> 'verb' IS NOT NULL"
     ),
-    # Whose turn it is to be swept goes by the tests that came to a verdict.
+    # The order of sweeps follows the tests that passed or failed.
     _index("run_log_tests", "at", where="event = 'done' AND doc -> 'data' ->> 'passed' IS NOT NULL"),
 )
 
@@ -305,7 +303,7 @@ requeues = _table(
     *_integers("restarts"),
     *_texts("incident?", "run"),
     *_moments("at"),
-    # A job is requeued once per life of it, whoever asks and however often.
+    # One requeue per life of a job, however many runs ask for it.
     sa.UniqueConstraint("cluster", "job", "restarts", name="requeues_once"),
     _index("requeues_at", "cluster", "at"),
 )
@@ -332,7 +330,7 @@ vetoes = _table("vetoes", _serial(), *_texts("cluster", "node", "by"), *_moments
 
 rule_modes = _table("rule_modes", *_keys("rule"), *_texts("mode", "by", "reason"), *_moments("at"))
 
-#: What each rule and playbook says, by digest. `left`: so many runs of it wait for a person first.
+#: The text of each rule and playbook, by digest. `left`: the number of first runs that still need approval.
 rule_texts = _table(
     "rule_texts",
     *_keys("cluster", "name", "digest"),
@@ -341,7 +339,7 @@ rule_texts = _table(
     _index("rule_texts_on_trial", "cluster", where='"left" > 0'),
 )
 
-# Changes of rule files that are tried over recordings. `seen_at`: when its runner last spoke of it.
+# Changes of rule files that are replayed over recordings. `seen_at`: the last progress report of the runner.
 rehearsals = _table(
     "rehearsals",
     *_keys("id"),
@@ -352,14 +350,14 @@ rehearsals = _table(
     _index("rehearsals_one", "cluster", unique=True, where="state IN ('queued', 'running')"),
 )
 
-#: Incidents that a rule, as this text of it, opened in a replay and that a person made proof.
+#: Incidents that this text of a rule opened in a replay and that a person accepted as proof.
 replay_proofs = _table(
     "replay_proofs", *_keys("rule", "digest", "incident"), *_texts("rehearsal", "by"), *_moments("at")
 )
 
 notes = _table("notes", _serial(), _of_incident(), *_moments("at"), *_texts("by", "text"))
 
-# Every page, note and ticket: healer's own list, and what still has to leave for a sink.
+# Every page, note and ticket, and its delivery to the generic webhook.
 messages = _table(
     "messages",
     *_keys("id"),
@@ -371,22 +369,22 @@ messages = _table(
     *_tries(),
     *_texts("error?", "reference?"),
     *_json("doc"),
-    # Whether it was looked at which channels take it; `state` is the generic webhook's.
+    # Whether its channels were decided; `state` is that of the generic webhook.
     sa.Column("routed", sa.Boolean, nullable=False, server_default=sa.false()),
     _index("messages_due", "next_try_at", where="state = 'due'"),
     _index("messages_unrouted", "cluster", "at", where="NOT routed"),
 )
 
-# A channel of rules/notifications.yaml gets what comes after it was first seen there.
+# Channels of rules/notifications.yaml; a channel gets messages from `since` on.
 channels = _table(
     "channels",
     *_keys("cluster", "name"),
     *_moments("since"),
-    # It asked for a pause.
+    # The channel asked for a pause until then.
     *_moments("held_until?"),
 )
 
-# How far channels have an incident.
+# The severity and stage of each incident that channels were last notified of.
 told_incidents = _table(
     "told_incidents",
     sa.Column("incident", sa.Text, sa.ForeignKey("incidents.id"), primary_key=True),
@@ -394,13 +392,13 @@ told_incidents = _table(
     _index("told_incidents_open", "cluster", where="stage <> 'resolved'"),
 )
 
-# One message's way to one channel.
+# The delivery of a message to a channel.
 deliveries = _table(
     "deliveries",
     _serial(),
     *_texts("cluster", "channel"),
     sa.Column("message", sa.Text, sa.ForeignKey("messages.id"), nullable=False),
-    # The incident, or the message itself: all of a thread is one message where the channel can.
+    # The incident, or the message itself: a thread is one message where the channel can edit messages.
     *_texts("thread", "alarm", "how", "stage"),
     *_moments("at"),
     *_texts("state"),
@@ -413,7 +411,7 @@ deliveries = _table(
     _index("deliveries_state", "state", "id"),
 )
 
-# Where a channel keeps an incident's message: its own name for it, and what it got last.
+# A channel's reference for the thread of an incident, and the last notice sent there.
 threads = _table(
     "threads",
     *_keys("cluster", "channel", "thread"),
@@ -422,15 +420,15 @@ threads = _table(
     *_json("doc"),
 )
 
-# Alarms at a channel, for those that are raised again and again.
+# Alarms at a channel, for alarms that are raised repeatedly.
 raised_alarms = _table(
     "raised_alarms", *_keys("cluster", "channel", "alarm"), *_integers("again"), *_moments("last_at")
 )
 
-# When a part of healer last said that it works, by the database's clock.
+# The last heartbeat of each part of healer, by the database's clock.
 beats = _table("beats", *_keys("cluster", "part"), *_moments("at"))
 
-# Every try to deliver, and what came of it.
+# Every delivery attempt and its outcome.
 delivery_log = _table(
     "delivery_log",
     _serial(),
@@ -445,10 +443,10 @@ tokens = _table(
     sa.Column("digest", BYTEA, nullable=False, unique=True),
     *_texts("role", "name", "node?", "job?", "cluster?"),
     *_moments("created_at", "expires_at?", "revoked_at?"),
-    # A sign-in link: works once, then becomes a session.
+    # A sign-in link, which works once and becomes a session.
     sa.Column("once", sa.Boolean, nullable=False, server_default=sa.false()),
     *_moments("used_at?"),
-    # How many times the usual quota of signals it may send.
+    # A factor on the usual quota of signals.
     sa.Column("quota", sa.Float, nullable=False, server_default="1"),
 )
 
@@ -479,7 +477,7 @@ audit_records = _table(
     _index("audit_records_subject", "subject", "id"),
 )
 
-# What the sealer has not chained yet, so that asking costs nothing. A trigger on audit_records fills it.
+# Records that are not sealed yet. A trigger on audit_records fills it.
 audit_unsealed = _table(
     "audit_unsealed", sa.Column("record", sa.BigInteger, primary_key=True, autoincrement=False)
 )
@@ -492,7 +490,7 @@ audit_chain = _table(
     *_bytes("prev", "hash"),
 )
 
-# How far the feed of events has brought the chain to its sink.
+# The position of the event feed in the audit chain.
 event_feed = _table("event_feed", *_keys("cluster"), *_numbers("seq"), *_tries())
 
 audit_checkpoints = _table(
@@ -505,7 +503,7 @@ audit_checkpoints = _table(
     *_bytes("signature"),
 )
 
-# What nodes of one class (GPU model, load) looked like at one moment: float16, (nodes, features), zlib.
+# Features of the nodes of one class (GPU model, load) at one time: float16, (nodes, features), zlib.
 feature_rows = _table(
     "feature_rows",
     _serial(),
@@ -516,8 +514,9 @@ feature_rows = _table(
     _index("feature_rows_class", "cluster", "hardware", "load", "at"),
 )
 
-# A model is its data and parameters, never a pickle: float32, (rows, features), zlib. The forest grows again.
-# Of each class that is in force which was put in force last; `judged` is how it did against the one before.
+# A model is its training data and parameters, never a pickle: float32, (rows, features), zlib; the forest is
+# fitted again on load. Of each class the latest `in_force_at` is in force; `judged` compares it to the
+# previous model.
 forest_models = _table(
     "forest_models",
     *_keys("id"),
@@ -531,15 +530,15 @@ forest_models = _table(
     _index("forest_models_class", "cluster", "hardware", "load", "trained_at"),
 )
 
-# What came of the last look whether a class's model is to be made again.
+# The last decision whether to train a class's model again.
 forest_classes = _table(
     "forest_classes", *_keys("cluster", "hardware", "load"), *_moments("at"), *_json("doc")
 )
 
-# How unusual each node was when its class was last kept: pages read it.
+# The latest anomaly score of each node, for pages.
 unusual_nodes = _table("unusual_nodes", *_keys("cluster", "node"), *_moments("at"), *_json("doc"))
 
-# What was collected on nodes, for people: gzip in pieces. Shown once all of it is here.
+# Evidence bundles collected on nodes: gzip in pieces, shown when complete.
 evidence = _table(
     "evidence",
     *_keys("id"),

@@ -1,8 +1,9 @@
-"""Tokens and sessions, of which only digests are kept, and answers kept for the repeat of a request."""
+"""Tokens and sessions, stored as digests only, and the stored answers of idempotent requests."""
 
 import hashlib
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -18,15 +19,15 @@ from healer.ports.request_errors import Conflict, Forbidden, TooMany
 
 _CALLER = tuple(tokens.c[name] for name in ("id", "name", "role", "node", "job", "cluster", "quota"))
 
-#: How long an enrolled token lasts (the follower renews it long before), and those before it still do.
+#: The lifetime of a node's enrolled token, which the follower renews long before, and of replaced ones.
 ENROLLED_FOR = timedelta(days=90)
 GRACE = timedelta(minutes=10)
-#: Enrolments of one node in an hour; of a job as many, or this for each of its nodes.
+#: Enrolments in an hour: of a node; of a job the same, or this for each of its nodes.
 ENROLMENTS_PER_H = 10
 JOB_ENROLMENTS_PER_NODE = 4
-#: How long a job's own token lasts: whoever still runs gets a new one, and none is given after the job's end.
+#: The lifetime of a job's token. A running job enrols again; an ended job cannot.
 JOB_ENROLLED_FOR = timedelta(days=1)
-#: What is deleted of such tokens when one is made: as many, ended that long ago. Their audit stays.
+#: Expired job tokens are deleted when one is made: at most so many, expired that long ago.
 _OLD_JOBS, _ENDED_FOR = 1_000, timedelta(days=1)
 
 
@@ -34,22 +35,22 @@ class PostgresTokens:
     """`healer.ports.callers.Tokens`, and what `healer token` does."""
 
     def __init__(self, engine: sa.Engine, cluster: str) -> None:
-        """`cluster` is where the audit records of tokens bound to no cluster go."""
+        """`cluster` gets the audit records of tokens that are bound to no cluster."""
         self._engine = engine
         self._cluster = cluster
 
     def by_token(self, digest: bytes, now: datetime) -> Caller | None:
-        mine = tokens.c.digest == digest, tokens.c.once.is_(False), *_in_force(now)
-        return self._find(sa.select(*_CALLER).where(*mine))
+        of_digest = tokens.c.digest == digest, tokens.c.once.is_(False)
+        return self._find(sa.select(*_CALLER).where(*of_digest, *_in_force(now)))
 
     def by_session(self, digest: bytes, now: datetime) -> Caller | None:
-        """A session lasts until its own end, and ends at once with its token's revocation."""
-        mine = sessions.c.digest == digest, sessions.c.ended_at.is_(None), sessions.c.expires_at > now
+        """The session's caller, until it expires, is ended, or its token is revoked."""
+        valid = sessions.c.digest == digest, sessions.c.ended_at.is_(None), sessions.c.expires_at > now
         wanted = sa.select(*_CALLER).join(sessions, sessions.c.token == tokens.c.id)
-        return self._find(wanted.where(*mine, tokens.c.revoked_at.is_(None)))
+        return self._find(wanted.where(*valid, tokens.c.revoked_at.is_(None)))
 
     def sign_in(self, digest: bytes, session: bytes, *, now: datetime, until: datetime) -> Caller | None:
-        """Uses up a one-time link and opens a session in one transaction, so only one of two presses wins."""
+        """Uses up a one-time link and opens a session in one transaction, so that a link works only once."""
         with request_errors(), self._engine.begin() as conn:
             unused = tokens.c.digest == digest, tokens.c.once.is_(True), tokens.c.used_at.is_(None)
             use = sa.update(tokens).where(*unused, *_in_force(now)).values(used_at=now)
@@ -65,11 +66,11 @@ class PostgresTokens:
 
     def sign_out(self, session: bytes, now: datetime) -> None:
         with request_errors(), self._engine.begin() as conn:
-            mine = sessions.c.digest == session, sessions.c.ended_at.is_(None)
-            conn.execute(sa.update(sessions).where(*mine).values(ended_at=now))
+            is_open = sessions.c.digest == session, sessions.c.ended_at.is_(None)
+            conn.execute(sa.update(sessions).where(*is_open).values(ended_at=now))
 
     def create(self, new: NewToken, *, by: str, now: datetime) -> str:
-        """Makes a token and returns it: the only moment at which its secret is known."""
+        """Makes a token and returns it. Its secret is not stored."""
         identity = secrets.token_hex(4)
         name = new.name or f"{new.role.value}-{identity}"
         secret = f"heal_{identity}_{secrets.token_urlsafe(32)}"
@@ -86,47 +87,39 @@ class PostgresTokens:
         return secret
 
     def enroll(self, cluster: str, node: str, *, nonce: str, by: str, now: datetime) -> Enrolled:
-        """One transaction. The id follows from the nonce: the primary key refuses it a second time."""
-        identity = hashlib.sha256(f"enroll\0{cluster}\0{node}\0{nonce}".encode()).hexdigest()[:24]
-        secret = f"heal_{identity}_{secrets.token_urlsafe(32)}"
-        until, name = now + ENROLLED_FOR, f"node {cluster}/{node}"
-        new = _insert(identity, secret, Role.signals, name, now)
-        own = (tokens.c.cluster == cluster, tokens.c.node == node, tokens.c.role == Role.signals.value)
+        """Makes the node's token and lets its older ones expire. Raises Forbidden, TooMany or Conflict."""
+        enrolment = _Enrolment("node", node, cluster, nonce)
+        of_node = (tokens.c.cluster == cluster, tokens.c.node == node, tokens.c.role == Role.signals.value)
         with request_errors(), self._engine.begin() as conn:
-            made = sa.select(tokens.c.revoked_at, tokens.c.created_at, tokens.c.name).where(*own)
+            made = sa.select(tokens.c.revoked_at, tokens.c.created_at, tokens.c.name).where(*of_node)
             rows = conn.execute(made.order_by(tokens.c.created_at.desc()).limit(100)).all()
             if rows and rows[0].revoked_at is not None:
                 raise Forbidden(
                     f"the token of {node} was revoked by a person; one who wants it back makes a new one: "
                     f"healer token create --role signals --node {node} --cluster {cluster}"
                 )
-            hour = sum(row.name == name and row.created_at > now - timedelta(hours=1) for row in rows)
+            lately = now - timedelta(hours=1)
+            hour = sum(row.name == enrolment.name and row.created_at > lately for row in rows)
             if hour >= ENROLMENTS_PER_H:
                 raise TooMany(f"{node} has enrolled {hour} times within an hour", 600)
-            _insert_once(conn, new.values(node=node, cluster=cluster, expires_at=until))
-            older = (*own, tokens.c.name == name, tokens.c.id != identity, tokens.c.expires_at > now + GRACE)
+            older = (*of_node, tokens.c.name == enrolment.name, tokens.c.expires_at > now + GRACE)
             conn.execute(sa.update(tokens).where(*older).values(expires_at=now + GRACE))
-            data = {"role": Role.signals.value, "name": name, "node": node, "cluster": cluster}
-            append(conn, audit_record(cluster, now, by, "token.enrolled", f"token/{identity}", **data))
-        return Enrolled(token=secret, expires_at=until)
+            return enrolment.store(conn, by=by, now=now, until=now + ENROLLED_FOR)
 
     def enroll_job(
         self, cluster: str, job: str, *, nodes: int, nonce: str, by: str, now: datetime
     ) -> Enrolled:
-        """Like `enroll`; the job's other tokens stay, because each of its nodes has one."""
-        identity = hashlib.sha256(f"enroll job\0{cluster}\0{job}\0{nonce}".encode()).hexdigest()[:24]
-        secret = f"heal_{identity}_{secrets.token_urlsafe(32)}"
-        until, name = now + JOB_ENROLLED_FOR, f"job {cluster}/{job}"
-        new = _insert(identity, secret, Role.signals, name, now)
-        own = (tokens.c.cluster == cluster, tokens.c.job == job, tokens.c.name == name)
+        """Like `enroll`, but the job's other tokens stay: each of its nodes has one."""
+        enrolment = _Enrolment("job", job, cluster, nonce)
+        of_job = (tokens.c.cluster == cluster, tokens.c.job == job, tokens.c.name == enrolment.name)
         hour = sa.func.count().filter(tokens.c.created_at > now - timedelta(hours=1))
+        counts = sa.select(hour, sa.func.max(tokens.c.revoked_at)).where(*of_job)
         with request_errors(), self._engine.begin() as conn:
-            made, revoked = conn.execute(sa.select(hour, sa.func.max(tokens.c.revoked_at)).where(*own)).one()
+            made, revoked = conn.execute(counts).one()
             if revoked is not None:
                 raise Forbidden(f"a token of the job {job} was revoked by a person: it gets no other")
             if made >= max(ENROLMENTS_PER_H, JOB_ENROLMENTS_PER_NODE * nodes):
                 raise TooMany(f"the job {job} has enrolled {made} times within an hour", 600)
-            _insert_once(conn, new.values(job=job, cluster=cluster, expires_at=until))
             old = (
                 sa.select(tokens.c.id)
                 .where(tokens.c.job.is_not(None), tokens.c.name.like("job %/%"), tokens.c.role == "signals")
@@ -135,12 +128,10 @@ class PostgresTokens:
                 .limit(_OLD_JOBS)
             )
             conn.execute(sa.delete(tokens).where(tokens.c.id.in_(old)))
-            data = {"role": Role.signals.value, "name": name, "job": job, "cluster": cluster}
-            append(conn, audit_record(cluster, now, by, "token.enrolled", f"token/{identity}", **data))
-        return Enrolled(token=secret, expires_at=until)
+            return enrolment.store(conn, by=by, now=now, until=now + JOB_ENROLLED_FOR)
 
     def all(self) -> list[sa.RowMapping]:
-        """Every token but its digest, newest first."""
+        """Every token without its digest, newest first."""
         columns = [column for column in tokens.c if column.name != "digest"]
         with request_errors(), self._engine.connect() as conn:
             rows = conn.execute(sa.select(*columns).order_by(tokens.c.created_at.desc()))
@@ -149,8 +140,8 @@ class PostgresTokens:
     def revoke(self, identity: str, *, by: str, now: datetime) -> bool:
         """False when there is no such token, or it was revoked before."""
         with request_errors(), self._engine.begin() as conn:
-            mine = tokens.c.id == identity, tokens.c.revoked_at.is_(None)
-            revoked = sa.update(tokens).where(*mine).values(revoked_at=now)
+            unrevoked = tokens.c.id == identity, tokens.c.revoked_at.is_(None)
+            revoked = sa.update(tokens).where(*unrevoked).values(revoked_at=now)
             row = conn.execute(revoked.returning(tokens.c.cluster)).first()
             if row is not None:
                 where, subject = row.cluster or self._cluster, f"token/{identity}"
@@ -172,18 +163,40 @@ def _insert(identity: str, secret: str, role: Role, name: str, now: datetime) ->
     return insert(tokens).values(id=identity, digest=digest, role=role.value, name=name, created_at=now)
 
 
-def _insert_once(conn: sa.Connection, new: Insert) -> None:
-    made = conn.execute(new.on_conflict_do_nothing(index_elements=["id"]).returning(tokens.c.id))
-    if made.first() is None:
-        raise Conflict("this credential was used before; each attempt needs a new one")
+@dataclass(frozen=True)
+class _Enrolment:
+    """A token for signals that a node or a job gets for a credential. `kind`: `node` or `job`."""
+
+    kind: str
+    subject: str
+    cluster: str
+    nonce: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} {self.cluster}/{self.subject}"
+
+    def store(self, conn: sa.Connection, *, by: str, now: datetime, until: datetime) -> Enrolled:
+        """The id is derived from the nonce, so the primary key refuses a reused credential (Conflict)."""
+        prefix = "enroll job" if self.kind == "job" else "enroll"
+        seed = f"{prefix}\0{self.cluster}\0{self.subject}\0{self.nonce}"
+        identity = hashlib.sha256(seed.encode()).hexdigest()[:24]
+        secret = f"heal_{identity}_{secrets.token_urlsafe(32)}"
+        bound = {self.kind: self.subject, "cluster": self.cluster}
+        new = _insert(identity, secret, Role.signals, self.name, now).values(**bound, expires_at=until)
+        made = conn.execute(new.on_conflict_do_nothing(index_elements=["id"]).returning(tokens.c.id))
+        if made.first() is None:
+            raise Conflict("this credential was used before; each attempt needs a new one")
+        data = {"role": Role.signals.value, "name": self.name, **bound}
+        append(conn, audit_record(self.cluster, now, by, "token.enrolled", f"token/{identity}", **data))
+        return Enrolled(token=secret, expires_at=until)
 
 
 def _caller(row: sa.Row) -> Caller:
-    own = pick(row, "id", "name", "node", "job", "cluster", "quota")
-    return Caller(**own, role=Role(row.role))
+    return Caller(**pick(row, "id", "name", "node", "job", "cluster", "quota"), role=Role(row.role))
 
 
-# --- Idempotency-Key: one row for a key and caller, committed before anything is done, kept for 24 h
+# --- Idempotency-Key: one row for a key and caller, committed before the work, kept for 24 h
 
 ANSWERS_KEPT = timedelta(hours=24)
 
@@ -191,8 +204,8 @@ ANSWERS_KEPT = timedelta(hours=24)
 class PostgresIdempotency(PostgresStore):
     """`healer.ports.callers.Idempotency`.
 
-    The key's lock is a transaction's: when this process dies, PostgreSQL lets it go, and the next request
-    with the key finds a row without an answer and does the work (again, under the same request id).
+    The key's lock belongs to a transaction: if this process dies, PostgreSQL releases it, and the next
+    request with the key finds a row without an answer and repeats the work under the same request id.
     """
 
     def once(self, key: str, who: str, request: bytes, now: datetime, act: Callable[[], Kept]) -> Kept:

@@ -8,7 +8,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from healer.adapters.postgres.inbox import consume, unconsumed
+from healer.adapters.postgres.inbox import PostgresInbox, consume
 from healer.adapters.postgres.tokens import PostgresIdempotency
 from healer.model import IncidentState
 from healer.ports.callers import Kept, KeyInFlight, KeyReused
@@ -190,9 +190,10 @@ def test_a_command_reaches_the_inbox_with_its_record(served: Served) -> None:
     stop = threading.Event()
 
     def detector() -> None:
+        inbox = PostgresInbox(api.engine, CLUSTER)
         while not stop.wait(0.01):
             with api.engine.begin() as conn:
-                consume(conn, unconsumed(conn, CLUSTER, 10), datetime.now(UTC))
+                consume(conn, inbox.unconsumed(10), datetime.now(UTC))
 
     thread = threading.Thread(target=detector)
     thread.start()
@@ -243,8 +244,8 @@ def test_what_was_merged_is_split_by_name_or_all_of_it(served: Served) -> None:
     one = {"incidents": [parts[0].id], "reason": "x"}
     assert client.post(path, json=one, headers=headers).status_code == 202
     assert client.post(path, json={"reason": "y"}, headers=headers).status_code == 202
-    with api.engine.begin() as conn:
-        asked = [sorted(row.data["data"]["incidents"]) for row in unconsumed(conn, CLUSTER, 10)]
+    pending = PostgresInbox(api.engine, CLUSTER).unconsumed(10)
+    asked = [sorted(row.data["data"]["incidents"]) for row in pending]
     assert asked == [[parts[0].id], [one.id for one in parts]]
 
 

@@ -61,7 +61,7 @@ class UnknownBook(Protocol):
 class LossBook(Protocol):
     """What was sent and is not stored. `add` raises `request_errors.Unavailable`, and adds nothing."""
 
-    def add(self, told: Sequence[Loss]) -> None:
+    def add(self, counts: Sequence[Loss]) -> None:
         """Adds the counts to those of the same cluster, source, reason and sender."""
         ...
 
@@ -73,7 +73,7 @@ class LossBook(Protocol):
 class SenderBook(Protocol):
     """Who sends what. `add` raises `request_errors.Unavailable`, and adds nothing."""
 
-    def add(self, told: Sequence[Sender]) -> None:
+    def add(self, counts: Sequence[Sender]) -> None:
         """Adds to what is known of the same cluster, token's name and route."""
         ...
 

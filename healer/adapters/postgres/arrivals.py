@@ -39,9 +39,9 @@ _decode = msgspec.msgpack.Decoder(ScrapeState).decode
 class PostgresLosses(PostgresStore):
     """`healer.ports.signal_stores.LossBook`. Bounded by the number of senders: the other keys are enums."""
 
-    def add(self, losses_seen: Sequence[Loss]) -> None:
+    def add(self, counts: Sequence[Loss]) -> None:
         with request_errors(), self._engine.begin() as conn:
-            for loss in _sorted(losses_seen, _LOSS_KEY):
+            for loss in _sorted(counts, _LOSS_KEY):
                 row = msgspec.structs.asdict(loss)
                 row["reason"] = loss.reason.value
                 row["example"] = storable(loss.example)[:500]
@@ -61,10 +61,10 @@ class PostgresLosses(PostgresStore):
 class PostgresSenders(PostgresStore):
     """`healer.ports.signal_stores.SenderBook`. Rows of silent tokens stay for a week (`retention`)."""
 
-    def add(self, senders_seen: Sequence[Sender]) -> None:
-        if not senders_seen:
+    def add(self, counts: Sequence[Sender]) -> None:
+        if not counts:
             return
-        rows = _sorted(senders_seen, _SENDER_KEY)
+        rows = _sorted(counts, _SENDER_KEY)
         columns = list(senders.c)
         arrays = [
             sa.cast([getattr(sender, column.name) for sender in rows], ARRAY(column.type))

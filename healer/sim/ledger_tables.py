@@ -151,8 +151,10 @@ class Undo:
         self._back.append(partial(rows.__delitem__, slice(len(rows), None)))
         rows.extend(more)
 
-    def keep(self, rows: list[V], kept: Iterable[V]) -> None:
-        """Only these stay."""
+    def remove(self, rows: list[V], is_removed: Callable[[V], bool]) -> None:
+        self.replace(rows, [row for row in rows if not is_removed(row)])
+
+    def replace(self, rows: list[V], kept: Iterable[V]) -> None:
         before = list(rows)
         self._back.append(lambda: rows.__setitem__(slice(None), before))
         rows[:] = kept

@@ -12,7 +12,6 @@ from healer.ports.scheduling import Scheduler
 from healer.sim.memory_ledger import MemoryLedger
 from healer.sim.nodes import SimNodes
 from healer.sim.sim_clock import SimClock
-from healer.sim.stores import MemoryCheckpoints
 
 
 class Loop:
@@ -31,7 +30,7 @@ class Loop:
     ) -> None:
         self._clock, self._rules, self._snapshot = clock, rules, snapshot
         self.ledger = MemoryLedger(cluster, clock)
-        self.checkpoints = self.ledger.checkpoints = MemoryCheckpoints()
+        self.checkpoints = self.ledger.checkpoints
         self.picture = Picture(cluster, watching_since=clock.now())
         tools = Toolbox(
             now=clock.now, scheduler=scheduler, nodes=nodes, checkpoints=self.checkpoints, **ports

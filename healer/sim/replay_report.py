@@ -23,7 +23,7 @@ from healer.model import (
 )
 from healer.model.faults import HEALER_DRAIN
 from healer.model.incident import SIMILAR_MAX
-from healer.sim.memory_ledger import Tables
+from healer.sim.ledger_tables import Tables
 
 
 def report(

@@ -29,7 +29,7 @@ from healer.sim.fleet.schedule import DAY_S, Fault
 from healer.sim.fleet.score import Card, card_of
 from healer.sim.fleet.site import CLUSTER, Site
 from healer.sim.fleet.windows import Windows
-from healer.sim.memory_ledger import Tables
+from healer.sim.ledger_tables import Tables
 from healer.sim.planted_faults import INNOCENT, PCI, TEARDOWN
 from healer.sim.stores import MemoryColumns
 

@@ -135,7 +135,7 @@ def test_undo_goes_back_through_what_was_written_twice() -> None:
     undo.drop(rows, "a")
     undo.put(rows, "a", 7)
     undo.add(listed, 4)
-    undo.keep(listed, [4])
+    undo.replace(listed, [4])
     undo.add(listed, 5, 6)
     assert (rows, listed) == ({"b": 1, "a": 7}, [4, 5, 6])
     undo()

@@ -41,10 +41,10 @@ from healer.signals.alert_bodies import (
     attributes_of,
     enveloped_observations,
     events_of,
-    told_again,
+    repeated_alert,
 )
 from healer.signals.rejects import BadEntry, Rejects
-from healer.signals.wire import Known
+from healer.signals.wire import HasNode
 
 #: Events of one request whose bodies are stored at the same time.
 _AT_ONCE = 32
@@ -81,7 +81,7 @@ class AlertRoutes:
         self._preamble.meter.stored(request, answer.entries, alerts.rejected, alerts.rejected_more)
         return respond(answer)
 
-    async def site(self, caller: Caller, has_node: Known) -> Site:
+    async def site(self, caller: Caller, has_node: HasNode) -> Site:
         snapshots, topology = await self._fleet.current(), self._services.rules().topology
 
         def has_switch(cluster: str, name: str) -> bool:
@@ -101,7 +101,7 @@ class AlertRoutes:
         new = await store(self._commit, route, arrivals, caller, lost=1)
         # A repeated alert is a duplicate, but the detector has to see that it still fires.
         still_firing = [
-            Arrival(told_again(alert))
+            Arrival(repeated_alert(alert))
             for alert, is_new in zip(alerts.observations, new, strict=True)
             if not is_new and alert.data["status"] == "firing"
         ]

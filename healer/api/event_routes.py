@@ -28,7 +28,7 @@ from healer.ports.callers import Caller
 from healer.ports.signal_stores import Arrival
 from healer.signals import wire
 from healer.signals.logs import Logged, Record, export_records, json_records, kernel_records, record_of
-from healer.signals.wire import Known, checkpoint_observations
+from healer.signals.wire import HasNode, checkpoint_observations
 
 #: Heartbeats of one node within this time of a stored one are counted as duplicates, not stored.
 HEARTBEAT_EVERY_S = 1.0
@@ -166,7 +166,7 @@ class LogRoutes:
         route: str,
         request: Request,
         caller: Caller,
-        has_node: Known,
+        has_node: HasNode,
         size: int,
         read: Callable[[], Iterable[Record]],
     ) -> tuple[Accepted, Logged]:

@@ -64,7 +64,7 @@ class Sent(NamedTuple):
     it means where it names none."""
 
     caller: Caller
-    has_node: wire.Known
+    has_node: wire.HasNode
     kind: str
     body: bytes
     cluster: str
@@ -90,7 +90,7 @@ class Preamble:
         known_query(request, takes[kind])
         return Sent(caller, has_node, kind, await self.body(request), self.default_cluster(caller))
 
-    async def enter(self, request: Request, *, of_jobs: bool = False) -> tuple[Caller, wire.Known]:
+    async def enter(self, request: Request, *, of_jobs: bool = False) -> tuple[Caller, wire.HasNode]:
         """Who sends, and whether Slurm shows a node, as (cluster, node) -> bool. Waits for a database that is
         away.
 

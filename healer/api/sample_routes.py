@@ -45,7 +45,7 @@ from healer.signals.hardware_names import with_devices
 from healer.signals.series import LIMITS, Measured
 from healer.signals.step_times import Steps, step_batches
 from healer.signals.translate import Translator
-from healer.signals.wire import BadBody, Known
+from healer.signals.wire import BadBody, HasNode
 
 R = TypeVar("R", Measured, Steps)
 #: Bytes of bodies that may wait, and that are written in one commit.
@@ -110,7 +110,7 @@ class MeasuringRoutes:
         raw = await self._preamble.body(request, unpacked_limit=UNPACKED_LIMIT)
         now = self._services.clock.now()
 
-        def read(by: Translator, allowed: Known) -> Measured:
+        def read(by: Translator, allowed: HasNode) -> Measured:
             return by.columnar(raw, allowed, now)
 
         return await self._measured("metrics", Sent(request, caller, cluster, has_node, len(raw), read))
@@ -133,7 +133,7 @@ class MeasuringRoutes:
         )
         now = self._services.clock.now()
 
-        def read(by: Translator, allowed: Known) -> Measured:
+        def read(by: Translator, allowed: HasNode) -> Measured:
             return by.remote_write(raw, allowed, now, packed=snappy)
 
         sent = Sent(request, caller, cluster, has_node, len(raw), read)
@@ -150,7 +150,7 @@ class MeasuringRoutes:
         raw = await self._preamble.body(request, unpacked_limit=UNPACKED_LIMIT)
         now = self._services.clock.now()
 
-        def read(by: Translator, allowed: Known) -> Measured:
+        def read(by: Translator, allowed: HasNode) -> Measured:
             return by.exposition(raw, allowed, now, node=node)
 
         return await self._measured("openmetrics", Sent(request, caller, cluster, has_node, len(raw), read))
@@ -164,7 +164,7 @@ class MeasuringRoutes:
         raw = await self._preamble.body(request, unpacked_limit=UNPACKED_LIMIT)
         now = self._services.clock.now()
 
-        def read(by: Translator, allowed: Known) -> Measured:
+        def read(by: Translator, allowed: HasNode) -> Measured:
             return by.nvidia_smi(raw, allowed, now, node=node)
 
         return await self._measured("nvidia-smi", Sent(request, caller, cluster, has_node, len(raw), read))
@@ -240,7 +240,7 @@ class MeasuringRoutes:
         raw = await self._preamble.body(request, unpacked_limit=OTLP_UNPACKED_LIMIT)
         now = self._services.clock.now()
 
-        def read(by: Translator, allowed: Known) -> Measured:
+        def read(by: Translator, allowed: HasNode) -> Measured:
             return by.otlp(raw, allowed, now, json=json)
 
         route = "otlp/v1/metrics"
@@ -351,12 +351,12 @@ class Sent(NamedTuple):
     request: Request
     caller: Caller
     cluster: str
-    has_node: Known
+    has_node: HasNode
     size: int
-    read: Callable[[Translator, Known], Measured]
+    read: Callable[[Translator, HasNode], Measured]
 
 
-def _allowed_nodes(sent: Sent) -> Known:
+def _allowed_nodes(sent: Sent) -> HasNode:
     """The look-up of nodes and devices for this sender. The first name foreign to a bound token refuses the
     whole body, before any series of that node is learned or numbered."""
 
@@ -370,7 +370,7 @@ def _allowed_nodes(sent: Sent) -> Known:
     return with_devices(allowed, bound=sent.caller.node is not None)
 
 
-def _has_node_now(has_node: Known, cluster: str, node: str) -> bool:
+def _has_node_now(has_node: HasNode, cluster: str, node: str) -> bool:
     """In a writer's thread: a cluster that Slurm has not shown yet fails this one body and no other."""
     try:
         return has_node(cluster, node)

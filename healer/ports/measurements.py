@@ -113,7 +113,7 @@ class Readings(Protocol):
 #: Of one answer of a PromqlServer: a sample is some 25 bytes of it, and ten times that while it is read.
 ANSWER_BYTES_MAX = 32 * 2**20
 #: (cluster, node) -> whether Slurm knows it.
-Known = Callable[[str, str], bool]
+HasNode = Callable[[str, str], bool]
 #: Points of a chart by column: (s since 1970, value), by time.
 Points = dict[Column, list[tuple[float, float]]]
 
@@ -194,7 +194,7 @@ class MetricHistory(Protocol):
     name: str
 
     def between(
-        self, since: datetime, until: datetime, known: Known, *, go_on: Callable[[], bool] = lambda: True
+        self, since: datetime, until: datetime, has_node: HasNode, *, go_on: Callable[[], bool] = lambda: True
     ) -> "list[Report]":
         """All samples of the catalogue's signals in that time, by their times; each report arrived when it
         was measured. At most a minute at once. `go_on` is asked before each question to the server: when it
@@ -203,7 +203,7 @@ class MetricHistory(Protocol):
         ...
 
     def node(
-        self, node: str, signal: str, since: datetime, until: datetime, step_s: int, known: Known
+        self, node: str, signal: str, since: datetime, until: datetime, step_s: int, has_node: HasNode
     ) -> Points:
         """One signal of one node at every step, by part."""
         ...
@@ -222,11 +222,11 @@ class NoHistory:
     name = ""
 
     def between(
-        self, since: datetime, until: datetime, known: Known, *, go_on: Callable[[], bool] = lambda: True
+        self, since: datetime, until: datetime, has_node: HasNode, *, go_on: Callable[[], bool] = lambda: True
     ) -> "list[Report]":
         return []
 
     def node(
-        self, node: str, signal: str, since: datetime, until: datetime, step_s: int, known: Known
+        self, node: str, signal: str, since: datetime, until: datetime, step_s: int, has_node: HasNode
     ) -> Points:
         return {}

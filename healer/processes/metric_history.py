@@ -13,14 +13,14 @@ from healer.model.telemetry import Report
 from healer.ports.measurements import (
     AnswerTooLong,
     ColumnBook,
+    HasNode,
     HistoryAway,
-    Known,
     MetricHistory,
     Points,
     PromqlServer,
 )
 from healer.processes.senses_loop import Chunk
-from healer.signals.promql import arriving, names_of, names_told, of_node, selector
+from healer.signals.promql import arriving, names_answered, names_of, of_node, selector
 from healer.signals.rejects import BadBody
 from healer.signals.translate import Translator
 
@@ -50,7 +50,7 @@ class PromqlHistory:
         self._names: tuple[float, list[str]] | None = None
 
     def between(
-        self, since: datetime, until: datetime, known: Known, *, go_on: Callable[[], bool] = lambda: True
+        self, since: datetime, until: datetime, has_node: HasNode, *, go_on: Callable[[], bool] = lambda: True
     ) -> list[Report]:
         # Raw samples, by a range selector: their own times, and no point that nobody measured. A query_range
         # would repeat each value for up to five minutes after its series ended.
@@ -59,11 +59,11 @@ class PromqlHistory:
         names = self._known_names(since)
         found: list[Report] = []
         for first in range(0, len(names), NAMES_TOGETHER):
-            found += self._samples(names[first : first + NAMES_TOGETHER], span_s, until, known, go_on)
+            found += self._samples(names[first : first + NAMES_TOGETHER], span_s, until, has_node, go_on)
         return sorted(found, key=lambda one: one.at)
 
     def _samples(
-        self, names: Sequence[str], span_s: int, until: datetime, known: Known, go_on: Callable[[], bool]
+        self, names: Sequence[str], span_s: int, until: datetime, has_node: HasNode, go_on: Callable[[], bool]
     ) -> list[Report]:
         _check(go_on)
         try:
@@ -73,12 +73,12 @@ class PromqlHistory:
                 return []  # one name alone is too much: the windows fill without it
             half = len(names) // 2
             parts = (names[:half], names[half:])
-            return [one for part in parts for one in self._samples(part, span_s, until, known, go_on)]
-        return self._reports(raw, known, until)
+            return [one for part in parts for one in self._samples(part, span_s, until, has_node, go_on)]
+        return self._reports(raw, has_node, until)
 
-    def _reports(self, raw: bytes, known: Known, until: datetime) -> list[Report]:
+    def _reports(self, raw: bytes, has_node: HasNode, until: datetime) -> list[Report]:
         try:
-            measured = self._translator.queried(raw, known, until)
+            measured = self._translator.queried(raw, has_node, until)
         except BadBody as error:
             raise HistoryAway(str(error)) from None
         # When they came to the server is not known; they were measured then.
@@ -88,7 +88,7 @@ class PromqlHistory:
         """The catalogue's names that the server has."""
         if self._names is None or time.monotonic() - self._names[0] > NAMES_S:
             try:
-                told = names_told(self._server.names(since, since + timedelta(minutes=15)))
+                told = names_answered(self._server.names(since, since + timedelta(minutes=15)))
             except BadBody as error:
                 raise HistoryAway(str(error)) from None
             wanted = arriving(self._catalogue)
@@ -96,7 +96,7 @@ class PromqlHistory:
         return self._names[1]
 
     def node(
-        self, node: str, signal: str, since: datetime, until: datetime, step_s: int, known: Known
+        self, node: str, signal: str, since: datetime, until: datetime, step_s: int, has_node: HasNode
     ) -> Points:
         told = self._catalogue.signals.get(signal)
         names = names_of(told) if told is not None else []
@@ -104,7 +104,7 @@ class PromqlHistory:
             return {}
         raw = self._server.query_range(of_node(names, node, self._matchers), since, until, step_s)
         try:
-            lines = self._translator.charted(raw, known)
+            lines = self._translator.charted(raw, has_node)
         except BadBody as error:
             raise HistoryAway(str(error)) from None
         own = {number: line for ((_, where), number), line in lines.items() if where == node}

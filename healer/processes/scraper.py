@@ -43,7 +43,7 @@ from healer.ports.request_errors import Unavailable
 from healer.ports.signal_stores import Arrival, SignalStore
 from healer.signals.hardware_names import device_name
 from healer.signals.series import Measured
-from healer.signals.wire import BadBody, Known
+from healer.signals.wire import BadBody, HasNode
 
 #: A target that stalls is asked less often, up to so many intervals apart: it holds a connection each time.
 STALLED_MOST = 4
@@ -94,7 +94,7 @@ def _is_parameter(name: str) -> bool:
     return name.startswith(_PARAMETER)
 
 
-def node_of(target: Target, cluster: str, known: Known) -> str | None:
+def node_of(target: Target, cluster: str, has_node: HasNode) -> str | None:
     """Whose the target's samples are, a device with its mark; None where their own labels say it. Raises
     NoNode.
 
@@ -110,7 +110,7 @@ def node_of(target: Target, cluster: str, known: Known) -> str | None:
         raise NoNode(f"the target has no label {rule} that names its node")
     plain = name if rule == HOST else name.partition(":")[0]
     for one in (name, plain, plain.partition(".")[0]):
-        if one and known(cluster, one):
+        if one and has_node(cluster, one):
             return one
     raise NoNode(f"{cluster} has no node {name[:100]}: name it by a label, and that label by `node`")
 

@@ -3,7 +3,7 @@
 `POST /signals/alertmanager` takes Alertmanager's webhook (version 4) and Grafana's variant of it (version 1,
 with `orgId` and more around the alerts). Alertmanager sends the whole group again after each change and every
 `repeat_interval`, so an alert's identity is its cluster, fingerprint, status and moment, never the address of
-who sent it: two Alertmanagers that share their work both tell of the same alert.
+who sent it: two Alertmanagers in a high-availability pair both send the same alert.
 
 What an alert means is not decided here: `rules/alerts.yaml` and `healer.detection.alerts`.
 
@@ -28,7 +28,7 @@ from healer.signals.identity import digest_of
 from healer.signals.kernel_log import normal_pci
 from healer.signals.rejects import BadBody, BadEntry, Rejected, Rejects, utc_time
 from healer.signals.series import CLUSTER_LABELS, NODE_LABELS, check_labels, gpu_index, home_of
-from healer.signals.wire import Known, believed
+from healer.signals.wire import HasNode, effective_time
 
 #: Alerts of one request: a group of a whole cluster's nodes is far below this.
 ALERTS_MAX = 10_000
@@ -38,9 +38,9 @@ SWITCH_LABELS = ("switch", "sysname", "sysName")
 _ANNOTATIONS = ("summary", "message", "description")
 TEXT_MAX = 500
 URL_MAX = 1000
-#: An alert is noted as told again once in so many seconds: the bound for its silence counts in hours.
+#: A repeated alert is recorded once in this many seconds: `stays_h` is in hours.
 AGAIN_S = 3600
-#: The versions of the webhook: Alertmanager's, and the one that Grafana writes beside its `orgId`.
+#: Versions of the webhook: Alertmanager's, and the one that Grafana writes together with its `orgId`.
 _VERSION, _GRAFANA = "4", "1"
 _FIRST_YEAR = 1970
 #: A fingerprint is a hash in hex; what is longer is hashed, so that no sender chooses what is stored.
@@ -60,7 +60,7 @@ class Alert(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class AlertGroup(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The body of the webhook. What else stands in it is not read: the alerts repeat what matters."""
+    """Body of the webhook. Its other fields are not read: the alerts repeat what matters."""
 
     version: str
     alerts: list[Alert]
@@ -83,17 +83,20 @@ class Alerts(msgspec.Struct, frozen=True, kw_only=True):
 
     def nodes(self) -> set[tuple[str, str]]:
         """Every (cluster, node or "") that is spoken of: for tokens bound to one of them."""
-        return {(one.component.cluster, one.component.node or "") for one in self.observations}
+        return {
+            (observation.component.cluster, observation.component.node or "")
+            for observation in self.observations
+        }
 
 
 class Site(msgspec.Struct, frozen=True):
     """Which things there are. `cluster` is that of alerts which name none (empty: they have to), `served` are
-    all of ours; `switch` says whether a cluster has such a switch."""
+    all of ours; `has_switch` says whether a cluster has such a switch."""
 
     cluster: str
     served: tuple[str, ...]
-    known: Known
-    switch: Known
+    has_node: HasNode
+    has_switch: HasNode
 
 
 def alertmanager_observations(body: Any, site: Site, now: datetime) -> Alerts:
@@ -118,13 +121,13 @@ class Enveloped(msgspec.Struct, frozen=True, kw_only=True):
 def enveloped_observations(items: Iterable[Enveloped], site: Site, now: datetime) -> Alerts:
     """Alerts of several senders. Raises nothing: what is wrong is rejected."""
     heap = _Heap(site, now)
-    for one in items:
-        heap.take(one.index, one.alert, one.source, one.id)
+    for item in items:
+        heap.take(item.index, item.alert, item.source, item.id)
     return heap.done(0)
 
 
-def told_again(seen: Observation) -> Observation:
-    """The same alert, told again: stored at most once an hour, so that its silence can be known."""
+def repeated_alert(seen: Observation) -> Observation:
+    """The same alert, repeated: stored at most once an hour, so that healer knows when it falls silent."""
     hour = int(seen.arrived_at.timestamp()) // AGAIN_S
     data = seen.data | {"again": seen.digest}
     return msgspec.structs.replace(seen, digest=digest_of("alert-again", seen.digest, hour), data=data)
@@ -136,8 +139,10 @@ def _group(body: Any) -> tuple[list[Any], int, str]:
         raise BadBody("the body: expected an object with `version` and `alerts`, as Alertmanager sends it")
     version, alerts = body.get("version"), body.get("alerts")
     if version != _VERSION and not (version == _GRAFANA and "orgId" in body):
-        told = repr(version)[:50]
-        raise BadBody(f'version: {told}; Alertmanager\'s "{_VERSION}" is taken, and Grafana\'s "{_GRAFANA}"')
+        shown_version = repr(version)[:50]
+        raise BadBody(
+            f'version: {shown_version}; Alertmanager\'s "{_VERSION}" is taken, and Grafana\'s "{_GRAFANA}"'
+        )
     if not isinstance(alerts, list):
         raise BadBody("alerts: expected a list")
     if len(alerts) > ALERTS_MAX:
@@ -190,14 +195,14 @@ def _where(labels: Mapping[str, str], site: Site) -> Component | None:
     named = next((labels[name] for name in CLUSTER_LABELS if labels.get(name) in site.served), None)
     cluster = named or site.cluster
     if not cluster:
-        told = ", ".join(site.served)
-        raise BadEntry(f"labels: no `cluster`; healer looks after several and guesses none: {told}")
-    home = home_of(labels, site.known, cluster)
+        clusters = ", ".join(site.served)
+        raise BadEntry(f"labels: no `cluster`; healer looks after several and guesses none: {clusters}")
+    home = home_of(labels, site.has_node, cluster)
     if not isinstance(home, str):
         return _part(labels, *home)
     for name in SWITCH_LABELS:
         switch = labels.get(name)
-        if switch and site.switch(cluster, switch):
+        if switch and site.has_switch(cluster, switch):
             return Component(cluster=cluster, switch=switch)
     return None
 
@@ -215,23 +220,23 @@ def _part(labels: Mapping[str, str], cluster: str, node: str) -> Component:
 
 
 def _observation(alert: Alert, where: Component, now: datetime, source: str, envelope: str) -> Observation:
-    told = _moment("startsAt", alert.starts_at)
-    begun = believed(told, now)
+    reported = _moment("startsAt", alert.starts_at)
+    begun = effective_time(reported, now)
     if begun.year < _FIRST_YEAR:
         raise BadEntry(f"startsAt: {alert.starts_at[:40]} is no moment at which an alert began")
     firing = alert.status == "firing"
-    ended = None if firing or not alert.ends_at else believed(_moment("endsAt", alert.ends_at), now)
+    ended = None if firing or not alert.ends_at else effective_time(_moment("endsAt", alert.ends_at), now)
     if ended is not None and ended < begun:
         ended = None  # the year 1, or a clock that leapt: that it is over counts, not when
     fingerprint = alert.fingerprint
     if not _FINGERPRINT.fullmatch(fingerprint):
         fingerprint = digest_of("fingerprint", fingerprint, *sorted(alert.labels.items()))[:32]
     # Two of our clusters may have nodes of the same names, and so the same labels. The moment is the one that
-    # was told: what a clock that is ahead repeats is a repeat too.
-    same = ("alert", where.cluster, fingerprint, f"{told.timestamp():.3f}", alert.status)
+    # in the alert: what a clock that is ahead repeats is a repeat too.
+    same = ("alert", where.cluster, fingerprint, f"{reported.timestamp():.3f}", alert.status)
     if envelope:
         same = ("alert-event", where.cluster, source, envelope)
-    # Whoever sends chooses the fingerprint and the envelope: another node's alert is another one.
+    # The sender chooses the fingerprint and the envelope, so the place belongs to the identity too.
     here = (where.node or "", where.switch or "", str(where.gpu), where.pci or "", where.nic or "")
     url = alert.generator_url
     return Observation(
@@ -247,7 +252,7 @@ def _observation(alert: Alert, where: Component, now: datetime, source: str, env
             "starts_at": begun.isoformat(),
             **({"ends_at": ended.isoformat()} if ended else {}),
             "labels": alert.labels,
-            "summary": _said(alert.annotations),
+            "summary": _summary(alert.annotations),
             "source": source,
             "url": url if url.startswith(("http://", "https://")) and len(url) <= URL_MAX else "",
         },
@@ -261,10 +266,10 @@ def _moment(name: str, text: str) -> datetime:
         raise BadEntry(f"{name}: {str(error).removeprefix('time: ')}") from None
 
 
-def _said(annotations: Mapping[str, str]) -> str:
+def _summary(annotations: Mapping[str, str]) -> str:
     """One line for people."""
-    told = next((annotations[name] for name in _ANNOTATIONS if annotations.get(name)), "")
-    return " ".join(told[: 4 * TEXT_MAX].split())[:TEXT_MAX]
+    text = next((annotations[name] for name in _ANNOTATIONS if annotations.get(name)), "")
+    return " ".join(text[: 4 * TEXT_MAX].split())[:TEXT_MAX]
 
 
 STRUCTURED = "application/cloudevents+json"
@@ -386,12 +391,12 @@ def _unpacked(text: Any) -> Any:
 
 
 def alert_in(event: Event, named: Sequence[str], now: datetime) -> Enveloped | None:
-    """The alert that an event tells of; None where its type says nothing to healer.
+    """The alert in an event; None where its type means nothing to healer.
 
     `named`: the types that `rules/alerts.yaml` takes of those in the request. Raises BadEntry.
     """
     if event.type == ALERT:
-        alert = _own(event, now)
+        alert = _alertmanager_form(event, now)
     elif event.type == NVSENTINEL:
         alert = _nvsentinel(event, now)
     elif event.type in named:
@@ -407,14 +412,14 @@ def _object(event: Event) -> dict[str, Any]:
     return event.data
 
 
-def _own(event: Event, now: datetime) -> dict[str, Any]:
-    """As Alertmanager tells one: `status`, `labels`, `annotations`, `startsAt`."""
-    told = {"status": "firing", "startsAt": event.time or now.isoformat()} | _object(event)
-    labels = told.get("labels")
-    if isinstance(labels, dict) and not told.get("fingerprint"):
+def _alertmanager_form(event: Event, now: datetime) -> dict[str, Any]:
+    """In Alertmanager's form: `status`, `labels`, `annotations`, `startsAt`."""
+    alert = {"status": "firing", "startsAt": event.time or now.isoformat()} | _object(event)
+    labels = alert.get("labels")
+    if isinstance(labels, dict) and not alert.get("fingerprint"):
         same = sorted((str(name), str(value)) for name, value in labels.items())
-        told["fingerprint"] = digest_of("event", event.source, *same)
-    return told
+        alert["fingerprint"] = digest_of("event", event.source, *same)
+    return alert
 
 
 def _nvsentinel(event: Event, now: datetime) -> dict[str, Any]:
@@ -432,7 +437,7 @@ def _nvsentinel(event: Event, now: datetime) -> dict[str, Any]:
     }
     codes, entities = health.get("errorCode"), health.get("entitiesImpacted")
     if isinstance(codes, list) and codes:
-        labels["error_code"] = ",".join(_word(one) for one in codes[:8])
+        labels["error_code"] = ",".join(_word(code) for code in codes[:8])
     for entity in entities[:16] if isinstance(entities, list) else ():
         if isinstance(entity, dict) and (label := _ENTITIES.get(_word(entity.get("entityType")))):
             labels.setdefault(label, _word(entity.get("entityValue")))

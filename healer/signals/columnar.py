@@ -19,19 +19,19 @@ from healer.model.telemetry import Report
 from healer.signals.hardware_names import GPU_BEYOND, GPUS_LEAST, LINK_BEYOND, NVLINKS_MAX, Parts, Ports
 from healer.signals.inventory import GpuNames, Where
 from healer.signals.kernel_log import normal_pci
-from healer.signals.rejects import BadBody, BadEntry, Rejects, check_marks, utc_time
+from healer.signals.rejects import NOT_JSON, BadBody, BadEntry, Rejects, check_marks
 from healer.signals.series import (
     NO_ROOM,
     REPORTS_MAX,
     SAMPLES_MAX,
     TOO_MANY_MOMENTS,
+    Meaning,
     Measured,
     Names,
     Numbers,
-    Way,
 )
-from healer.signals.values import TOO_OLD, clean, doubles, moment, number
-from healer.signals.wire import Gpu, Known, wrong_node
+from healer.signals.values import clean, doubles, number, sample_time
+from healer.signals.wire import Gpu, HasNode, wrong_node
 
 # --- columnar body ------------------------------------------------------------------------------------------
 #
@@ -85,7 +85,7 @@ class Wordy(msgspec.Struct, forbid_unknown_fields=True):
 
 _fast = msgspec.json.Decoder(list[Body] | Body)
 _list = msgspec.json.Decoder(list[msgspec.Raw])
-_one = msgspec.json.Decoder(Wordy)
+_wordy = msgspec.json.Decoder(Wordy)
 
 
 def bodies(raw: bytes, rejects: Rejects) -> Iterator[tuple[int, Body | Wordy]]:
@@ -99,19 +99,19 @@ def bodies(raw: bytes, rejects: Rejects) -> Iterator[tuple[int, Body | Wordy]]:
         return
     except msgspec.ValidationError:
         pass  # one by one: one bad entry never loses the good ones
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_JSON as error:
         raise BadBody(f"the body is not JSON: {error}") from None
     for index, item in enumerate(_items(raw)):
         try:
-            yield index, _one.decode(item)
+            yield index, _wordy.decode(item)
         except msgspec.ValidationError as error:
             rejects.add(index, error)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except NOT_JSON as error:
             raise BadBody(f"the body is not JSON: {error}") from None
 
 
 def _items(raw: bytes) -> Sequence[msgspec.Raw | bytes]:
-    """The entries as they stand in the body: an entry is read, judged and forgotten before the next one."""
+    """The entries as raw bytes: each is decoded, judged and dropped before the next one."""
     begin = raw.lstrip(b" \t\r\n")[:1]
     if begin == b"{":
         return [raw]
@@ -119,7 +119,7 @@ def _items(raw: bytes) -> Sequence[msgspec.Raw | bytes]:
         raise BadBody("the body: expected an object with `node` and `gpu` or `host`, or a list of them")
     try:
         items = _list.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_JSON as error:
         raise BadBody(f"the body is not JSON: {error}") from None
     _check_entries(len(items))
     return items
@@ -187,33 +187,33 @@ class Columnar:
         self._layouts: dict[tuple[Any, ...], _Layout] = {}
         self._layout_bytes = 0
 
-    def take(self, raw: bytes, known: Known, now: datetime) -> Measured:
+    def take(self, raw: bytes, has_node: HasNode, now: datetime) -> Measured:
         """Raises BadBody when it is not JSON, neither an object nor a list, or far too much."""
         out = Measured()
         rejects = Rejects()
         #: Index of the entry of each report.
         entries: list[int] = []
-        told_gpus: set[Where] = set()
+        with_inventory: set[Where] = set()
         for index, body in bodies(raw, rejects):
             try:
-                self._one(body, known, now, out, told_gpus)
+                self._take_body(body, has_node, now, out, with_inventory)
             except BadEntry as error:
                 rejects.add(index, error)
             if len(out.reports) > len(entries):
                 entries.append(index)
         _drop_moments(out, entries, rejects)
-        # Last, for what is told here counts as told: a body may still be refused until now.
-        out.inventory = self._gpus.inventory(told_gpus, now)
+        # Last, because this marks the inventory as sent, and until now the body may still be refused.
+        out.inventory = self._gpus.inventory(with_inventory, now)
         out.reject(rejects)
         return out
 
-    def _one(
-        self, body: Body | Wordy, known: Known, now: datetime, out: Measured, told_gpus: set[Where]
+    def _take_body(
+        self, body: Body | Wordy, has_node: HasNode, now: datetime, out: Measured, with_inventory: set[Where]
     ) -> None:
         cluster = body.cluster or self._cluster
-        if wrong := wrong_node(cluster, body.node, known):
+        if wrong := wrong_node(cluster, body.node, has_node):
             raise BadEntry(wrong)
-        at = now if body.time is None else _time(body.time, now)
+        at = now if body.time is None else sample_time(body.time, now)
         where = (cluster, body.node)
         if body.ports:
             self._without_strange_ports(body, where, out)
@@ -221,12 +221,12 @@ class Columnar:
         layout = self._layout(body)
         if body.gpus:
             self._learn(where, body.gpus)
-            told_gpus.add(where)
+            with_inventory.add(where)
         if body.inventory:
             check_sizes(body)
             for name, value in body.inventory.items():
                 self._gpus.facts.learn(where, name, value)
-            told_gpus.add(where)
+            with_inventory.add(where)
         flat: list[Any] = list(chain.from_iterable(body.gpu.values()))
         if body.links:
             flat += chain.from_iterable(chain.from_iterable(body.links.values()))
@@ -268,7 +268,7 @@ class Columnar:
                 out.unplaced(name, why, 1, {"port": port[:100]})
 
     def _without_parts_beyond(self, body: Body | Wordy, where: Where, out: Measured) -> None:
-        """Cuts lists that tell of more GPUs than the node has, or of more links than a GPU can have."""
+        """Cuts lists with more GPUs than the node has, or with more links than a GPU can have."""
         longest = max(map(len, body.gpu.values()), default=0)
         if body.links:
             longest = max(longest, *map(len, body.links.values()))
@@ -323,41 +323,41 @@ class Columnar:
         scale: list[float] = []
         unknown: dict[tuple[str, str], int] = {}
         seen: set[int] = set()
-        for place, (name, way, column, why_not) in enumerate(places):
+        for place, (name, meaning, column, why_not) in enumerate(places):
             given = numbers[column] if column is not None else -1
             why = why_not
             if column is not None:
                 why = NO_ROOM if given < 0 else "told twice" if given in seen else ""
-            if why or way is None:
+            if why or meaning is None:
                 unknown[name, why] = unknown.get((name, why), 0) + 1
                 continue
             seen.add(given)
             take.append(place)
             columns.append(given)
-            scale.append(way.scale)
+            scale.append(meaning.scale)
         ids = np.array(columns, np.int32)
         ids.setflags(write=False)  # shared by all reports of this shape
         return _Layout(
             columns=ids,
             take=None if len(take) == len(places) else np.array(take, np.intp),
-            scale=None if all(one == 1 for one in scale) else np.array(scale),
-            signals=tuple(way.signal if way else None for _, way, _, _ in places),
+            scale=None if all(factor == 1 for factor in scale) else np.array(scale),
+            signals=tuple(meaning.signal if meaning else None for _, meaning, _, _ in places),
             unknown=tuple((name, why, count) for (name, why), count in unknown.items()),
         )
 
-    def _places(self, body: Body | Wordy) -> Iterator[tuple[str, Way | None, Column | None, str]]:
-        """(name, way, column, why not) for each flat value, in its order."""
+    def _places(self, body: Body | Wordy) -> Iterator[tuple[str, Meaning | None, Column | None, str]]:
+        """(name, meaning, column, why not) for each flat value, in its order."""
         for name, values in body.gpu.items():
-            way = self._names.plain(name, Scope.gpu) or next(
-                (one for one in self._names.ways(name) if one.link is not None), None
+            meaning = self._names.plain(name, Scope.gpu) or next(
+                (meaning for meaning in self._names.meanings(name) if meaning.link is not None), None
             )
             for gpu in range(len(values)):
-                yield self._place(name, way, Part(gpu=gpu, link=way.link if way else None), "gpu")
+                yield self._place(name, meaning, Part(gpu=gpu, link=meaning.link if meaning else None), "gpu")
         for name, gpus in body.links.items():
-            way = self._names.plain(name, Scope.link, nvlink=True)
+            meaning = self._names.plain(name, Scope.link, nvlink=True)
             for gpu, links in enumerate(gpus):
                 for link in range(len(links)):
-                    yield self._place(name, way, Part(gpu=gpu, link=link), "links")
+                    yield self._place(name, meaning, Part(gpu=gpu, link=link), "links")
         for name in body.host:
             yield self._place(name, self._names.plain(name, Scope.node), Part(), "host")
         for port, values in body.ports.items():
@@ -365,10 +365,10 @@ class Columnar:
                 yield self._place(name, self._names.plain(name, Scope.link), Part(port=port), "ports")
 
     def _place(
-        self, name: str, way: Way | None, part: Part, field: str
-    ) -> tuple[str, Way | None, Column | None, str]:
-        if way is not None:
-            return name, way, Column(way.signal.name, part), ""
+        self, name: str, meaning: Meaning | None, part: Part, field: str
+    ) -> tuple[str, Meaning | None, Column | None, str]:
+        if meaning is not None:
+            return name, meaning, Column(meaning.signal.name, part), ""
         why = f"does not belong in `{field}`" if name in self._names else "not in the catalogue"
         return name, None, None, why
 
@@ -381,7 +381,9 @@ def _cut(name: str, values: list[Any], most: int, why: str, out: Measured) -> No
 
 def _drop_moments(out: Measured, entries: list[int], rejects: Rejects) -> None:
     """Of a node with too many reports the newest stay. `entries`: index of the entry of each report."""
-    counts = Counter((one.cluster, one.node) for one in out.reports) if len(entries) > REPORTS_MAX else {}
+    counts = (
+        Counter((report.cluster, report.node) for report in out.reports) if len(entries) > REPORTS_MAX else {}
+    )
     many = {where: count - REPORTS_MAX for where, count in counts.items() if count > REPORTS_MAX}
     if not many:
         return
@@ -394,7 +396,7 @@ def _drop_moments(out: Measured, entries: list[int], rejects: Rejects) -> None:
             dropped.add(place)
             rejects.add(entries[place], TOO_MANY_MOMENTS)
             out.samples -= int(np.count_nonzero(~np.isnan(report.values)))
-    out.reports = [one for place, one in enumerate(out.reports) if place not in dropped]
+    out.reports = [report_ for place, report_ in enumerate(out.reports) if place not in dropped]
 
 
 def _read_words(flat: list[Any], signals: tuple[Signal | None, ...]) -> None:
@@ -402,10 +404,3 @@ def _read_words(flat: list[Any], signals: tuple[Signal | None, ...]) -> None:
         if isinstance(value, str):
             signal = signals[place]
             flat[place] = number(signal, value) if signal is not None else None
-
-
-def _time(text: str, now: datetime) -> datetime:
-    at = moment(utc_time(text), now)
-    if at is None:
-        raise BadEntry(TOO_OLD)
-    return at

@@ -20,10 +20,10 @@ from healer.signals.hardware_names import wrong_device
 from healer.signals.inventory import Where
 from healer.signals.rejects import BadBody, Rejected, Rejects, check_marks
 from healer.signals.series import Measured, Placer
-from healer.signals.slots import NOT_TOLD, Samples, Slots
+from healer.signals.slots import NO_TIME, Samples, Slots
 from healer.signals.templates import NO_SAMPLE, UNWANTED, Key, Line, Template, Templates, begin_of, key_of
 from healer.signals.values import float_of
-from healer.signals.wire import Known, wrong_node
+from healer.signals.wire import HasNode, wrong_node
 
 LINE_LIMIT = 16_384
 #: What one exporter prints is below 50,000.
@@ -33,7 +33,7 @@ _NAME = re.compile(r"\s*([a-zA-Z_:][a-zA-Z0-9_:]{0,199})(?=[\s{])\s*")
 _NO_NAME = re.compile(r"\s*(?=\{)")
 _PLAIN = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]{0,199}")
 #: A label; or, in quotes and without a value, the name of the series, as Prometheus 3 writes one that is not
-#: made of letters, digits, `_` and `:`. Names of labels may stand in quotes too.
+#: made of letters, digits, `_` and `:`. Label names may be quoted too.
 _LABEL = re.compile(
     r'\s*(?:([a-zA-Z_][a-zA-Z0-9_]*)|"((?:[^"\\]|\\.)*)")(?:\s*=\s*"((?:[^"\\]|\\.)*)")?\s*(,|(?=\}))'
 )
@@ -55,20 +55,20 @@ class Exposition:
         self._cluster = cluster
         self._of_node, self._of_labels, self._of_device = (_Memory(placer) for _ in range(3))
 
-    def take(self, raw: bytes, known: Known, now: datetime, *, node: str | None) -> Measured:
+    def take(self, raw: bytes, has_node: HasNode, now: datetime, *, node: str | None) -> Measured:
         """Raises BadBody when no line of it is text. An index is a line's number, from 0. `node`: or a
         device, with its mark."""
         check_marks(raw, lines=(b"\n", LINES_MAX))
         where = (self._cluster, node) if node else None
         memory = self._of_labels if where is None else self._of_node
-        wrong = wrong_node(*where, known) if where is not None else None
+        wrong = wrong_node(*where, has_node) if where is not None else None
         if where is not None and (device := device_in(where[1])) is not None:
-            wrong, memory = wrong_device(device, self._cluster, known), self._of_device
+            wrong, memory = wrong_device(device, self._cluster, has_node), self._of_device
         if wrong:
             _text(raw, Rejects())
             return Measured(rejected=(Rejected(0, wrong),))
         memory.slots.forget(now)
-        return _Reading(memory, known, now, where).read(raw)
+        return _Reading(memory, has_node, now, where).read(raw)
 
 
 class _Memory:
@@ -99,7 +99,7 @@ def _text(raw: bytes, rejects: Rejects) -> str:
 
 
 class _Careful(NamedTuple):
-    """A sample whose line is not known as it stands."""
+    """A sample whose line is not in the table."""
 
     slot: int
     value: float
@@ -110,24 +110,23 @@ class _Careful(NamedTuple):
 class _Reading:
     """One request."""
 
-    def __init__(self, memory: _Memory, known: Known, now: datetime, where: Where | None) -> None:
+    def __init__(self, memory: _Memory, has_node: HasNode, now: datetime, where: Where | None) -> None:
         self.slots, self.templates = memory.slots, memory.templates
-        self.known, self.now, self.where = known, now, where
+        self.has_node, self.now, self.where = has_node, now, where
         self.out = Measured()
         self.rejects = Rejects()
 
     def read(self, raw: bytes) -> Measured:
         begin = begin_of(self.where[1] if self.where else "", raw)
-        known = self.templates.read(begin, raw, self.slots.age()) if begin else None
-        if known is not None:
-            self._report_again(*known)
+        fitting = self.templates.read(begin, raw, self.slots.age()) if begin else None
+        if fitting is not None:
+            self._report_again(*fitting)
         else:
             text = _text(raw, self.rejects)
             plain = self._report_lines(text)
             if begin and plain and self.templates.worth_making(key := key_of(begin, raw)):
                 self._remember(key, text)
-        nodes = {(one.cluster, one.node) for one in self.out.reports}
-        self.out.inventory = self.slots.placer.gpus.inventory(nodes, self.now)
+        self.slots.add_inventory(self.out, self.now)
         return self.out
 
     def _report_again(self, template: Template, values: NDArray[np.float64]) -> None:
@@ -135,10 +134,12 @@ class _Reading:
         for name, count in template.unwanted.items():
             self.slots.unwanted(name, dict, self.out, count)
         prepared = template.prepared
-        if prepared is None or not prepared.report(values, self.known, self.now, self.out):
-            times = np.full(len(values), NOT_TOLD, np.int64)
+        if prepared is None or not prepared.report(values, self.has_node, self.now, self.out):
+            times = np.full(len(values), NO_TIME, np.int64)
             samples = Samples(template.slots, values, times)
-            self.slots.report(samples, self.known, self.now, self.out, where=self.where, rejects=self.rejects)
+            self.slots.report(
+                samples, self.has_node, self.now, self.out, where=self.where, rejects=self.rejects
+            )
 
     def _remember(self, key: Key, text: str) -> None:
         """Makes a template of a body of which each line is a known series and its value, or no sample."""
@@ -156,20 +157,20 @@ class _Reading:
                 made.append(Line(line[:place].encode(), slot))
             else:
                 return
-        slots = np.array([one.slot for one in made if one.slot >= 0], np.int32)
+        slots = np.array([line.slot for line in made if line.slot >= 0], np.int32)
         template = Template(made, self.slots.age(slots), self.slots.prepare(slots, self.where))
         self.templates.add(key, template)
 
     def _slot_of(self, series: str) -> int | None:
-        # A GPU that only this node's learned names tell is known by node and series.
-        slot = self.slots.known.get(series, self.slots.refused.get(series))
+        # A GPU that only this node's learned names identify is keyed by node and series.
+        slot = self.slots.by_key.get(series, self.slots.refused.get(series))
         if slot is None and self.where is not None:
-            slot = self.slots.known.get(f"{self.where[1]}\n{series}")
+            slot = self.slots.by_key.get(f"{self.where[1]}\n{series}")
         return slot
 
     def _report_lines(self, text: str) -> bool:
         """Line by line. Whether all samples are of now, and nothing was wrong."""
-        find, refused = self.slots.known.get, self.slots.refused.get
+        find, refused = self.slots.by_key.get, self.slots.refused.get
         found: list[int] = []
         words: list[str] = []
         numbers: list[int] = []
@@ -184,23 +185,23 @@ class _Reading:
                 add_slot(slot)
                 add_word(word)
                 add_number(number)
-            elif not line.startswith("#") and (one := self._careful(number, line)) is not None:
-                careful.append(one)
-        samples = Samples(
-            np.array(found + [one.slot for one in careful], np.int32),
-            np.array(self._numbers(text, words) + [one.value for one in careful], np.float64),
-            np.array([NOT_TOLD] * len(found) + [one.time for one in careful], np.int64),
+            elif not line.startswith("#") and (sample := self._careful(number, line)) is not None:
+                careful.append(sample)
+        samples = Samples.of(
+            found + [sample.slot for sample in careful],
+            self._numbers(text, words) + [sample.value for sample in careful],
+            [NO_TIME] * len(found) + [sample.time for sample in careful],
         )
-        if careful:  # of a series that is told twice the last line counts
-            numbers += [one.line for one in careful]
+        if careful:  # of a series that comes twice the last line counts
+            numbers += [sample.line for sample in careful]
             order = np.argsort(np.array(numbers), kind="stable")
             lines = dict(enumerate(sorted(numbers)))
             samples = Samples(samples.slots[order], samples.values[order], samples.times[order], lines)
-        self.slots.report(samples, self.known, self.now, self.out, where=self.where, rejects=self.rejects)
-        return not self.rejects.count and all(one.time == NOT_TOLD for one in careful)
+        self.slots.report(samples, self.has_node, self.now, self.out, where=self.where, rejects=self.rejects)
+        return not self.rejects.count and all(sample.time == NO_TIME for sample in careful)
 
     def _numbers(self, text: str, words: list[str]) -> list[float]:
-        """The values; NaN where a word is no number, and its line is told."""
+        """The values; NaN where a word is no number, and its line is rejected."""
         try:
             # JSON's numbers are most of those that exporters print, and are read at a fifth of the cost.
             values = _json_numbers.decode(f"[{','.join(words)}]")
@@ -212,13 +213,13 @@ class _Reading:
         wrong = {word for word, value in zip(words, values, strict=True) if value is None}
         for number, line in enumerate(text.split("\n") if wrong else ()):
             series, _, word = line.rpartition(" ")
-            if word in wrong and (series in self.slots.known or series in self.slots.refused):
+            if word in wrong and (series in self.slots.by_key or series in self.slots.refused):
                 self.rejects.add(number, f"{word[:40]!r} is not a number")
         return [math.nan if value is None else value for value in values]
 
     def _careful(self, number: int, line: str) -> _Careful | None:
-        """The sample of a line that is not known as it stands; None when it is none."""
-        # Most lines that come here are of names that nobody wants: they are told by the name alone.
+        """The sample of a line that is not in the table; None if it has none."""
+        # Most lines that come here have names outside the catalogue: the name alone decides.
         name = line.partition("{")[0].partition(" ")[0]
         if _PLAIN.fullmatch(name) and self.slots.unwanted(name, lambda: _labels(line), self.out):
             return None
@@ -233,8 +234,8 @@ class _Reading:
         key = line[:end]
         slot = self._slot_of(key)
         if slot is None:
-            own = f"{self.where[1]}\n{key}" if self.where is not None else None
-            slot = self.slots.add(key, name, labels, self.known, self.where, own)
+            node_key = f"{self.where[1]}\n{key}" if self.where is not None else None
+            slot = self.slots.add(key, name, labels, self.has_node, self.where, node_key)
         return _Careful(slot, value, stamp, number)
 
 
@@ -276,7 +277,7 @@ def _labels(line: str) -> dict[str, str]:
 
 
 def _says_nothing(line: str) -> bool:
-    """Whether it is blank, or a comment: blanks may stand before that too."""
+    """Whether it is blank or a comment, also an indented one."""
     return line.lstrip(" \t\r")[:1] in ("", "#")
 
 
@@ -296,7 +297,7 @@ def _float(word: str) -> float | None:
 
 
 def _value(text: str) -> tuple[float, int]:
-    """(value, time in ms since 1970). OpenMetrics tells seconds, Prometheus' own text milliseconds."""
+    """(value, time in ms since 1970). OpenMetrics uses seconds, Prometheus' own text milliseconds."""
     match = _VALUE.fullmatch(text)
     if match is None:
         raise _BadLine("no value after the series")
@@ -306,7 +307,7 @@ def _value(text: str) -> tuple[float, int]:
     except ValueError:
         raise _BadLine(f"{match[0].strip()[:40]!r} is not a number") from None
     if stamp is None:
-        return value, NOT_TOLD
+        return value, NO_TIME
     if math.isnan(stamp) or abs(stamp) > 1e15:
         raise _BadLine("the time stamp is not a time")
     return value, int(stamp if abs(stamp) > 1e11 else stamp * 1000)

@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterable, Mapping
 
 from healer.model import DEVICE_MARK, device_in
 from healer.signals.inventory import Where
-from healer.signals.wire import Known
+from healer.signals.wire import HasNode
 
 # --- parts --------------------------------------------------------------------------------------------------
 #
 #  Which GPUs and NVLinks of a node are taken: a forged index would be a series of its own for ever.
 
-#: (cluster, node) -> how many GPUs Slurm shows there; None where it does not tell.
+#: (cluster, node) -> how many GPUs Slurm shows there; None if it does not say.
 Shown = Callable[[str, str], int | None]
 
 #: A node has so many GPUs at least: a site may leave one that is broken out of Slurm's configuration.
 GPUS_LEAST = 8
-#: Of a node of which Slurm tells no number, as HGX-2 has.
+#: For a node whose number Slurm does not give; HGX-2 has as many.
 GPUS_UNKNOWN = 16
 #: Of any node: what a label of two digits can say, and more than any machine has.
 GPUS_MOST = 64
@@ -29,12 +29,12 @@ LINK_BEYOND = f"an NVLink beyond the {NVLINKS_MAX} that a GPU can have"
 
 
 def unknown_shape(cluster: str, node: str) -> int | None:
-    """Where nobody asks Slurm."""
+    """Where Slurm is not asked."""
     return None
 
 
 class Parts:
-    """What of a node may be told."""
+    """Which GPUs and NVLinks of a node are accepted."""
 
     def __init__(self, shown: Shown = unknown_shape) -> None:
         self._shown = shown
@@ -72,12 +72,12 @@ NO_PORT = "not the name of a hardware port, such as mlx5_0/1 or eth0"
 TOO_MANY = f"more than {PORTS_MAX} ports of this node"
 #: Different names of ports in one cluster: machines of one kind have the same ones.
 NAMES_MAX = 512
-#: While fewer names are known, any node may bring them; then one may bring so many that nobody told before:
-#: no few nodes use up what all share, and machines of a new kind are soon known.
+#: While fewer names are known, any node may add some; after that each node may add only this many new ones,
+#: so that a few nodes cannot use up the shared limit, and machines of a new kind are still learned soon.
 NAMES_FREE, NAMES_OF_NODE = 128, 8
 TOO_MANY_NAMES = f"more than {NAMES_MAX} different names of ports in this cluster"
 TOO_MANY_NEW = f"more than {NAMES_OF_NODE} names of ports that only this node told"
-#: Reasons that may be gone with what other nodes tell.
+#: Reasons that later reports of other nodes may lift.
 PASSING = frozenset({TOO_MANY, TOO_MANY_NEW})
 
 #: Drivers' names of RDMA devices and of NICs, and systemd's (not `eni`: clouds' pod interfaces).
@@ -86,7 +86,7 @@ _HARDWARE = re.compile(
     r"(?:mlx|ib|bnxt|hfi|opa|en(?!i)|eth|em|bond|efa|irdma|roce|rdma|iwp|hsn|cxi|mana|qedr)"
     r"[A-Za-z0-9_-]{1,36}(?:/[0-9]{1,3})?"
 )
-#: Interfaces of containers, bridges and tunnels: only for the reason that is told.
+#: Interfaces of containers, bridges and tunnels: they only get a better reason.
 _VIRTUAL = re.compile(
     r"(?:lo$|docker|veth|vnet|vmnet|virbr|br-|cbr|cni|cali|cilium|lxc|lxd|flannel|weave|ovs|genev|vxlan|tunl|"
     r"tap|tun|dummy|eni|azv|gke|kube|podman|nodelocaldns|ifb|macv|ipv|wg|sit|gre|erspan)"
@@ -101,7 +101,7 @@ def wrong_port(name: str) -> str | None:
 
 
 class Ports:
-    """The ports that nodes told: the first `PORTS_MAX` of each are taken."""
+    """The ports that nodes reported: the first `PORTS_MAX` of each are accepted."""
 
     def __init__(self) -> None:
         self._nodes: dict[Where, dict[str, None]] = {}
@@ -222,44 +222,44 @@ def device_name(label: str, value: str) -> str | None:
 
 def device_of(labels: Mapping[str, str]) -> str | None:
     """The device that a series is of."""
-    told = ((label, labels[label]) for label in DEVICE_LABELS if labels.get(label))
-    return next((name for label, value in told if (name := device_name(label, value))), None)
+    named = ((label, labels[label]) for label in DEVICE_LABELS if labels.get(label))
+    return next((name for label, value in named if (name := device_name(label, value))), None)
 
 
-def part_of(labels: Mapping[str, str], own: str = "") -> str | None:
-    """The part of the device. `own`: the label that the alias names, or several that together tell it:
+def part_of(labels: Mapping[str, str], part_labels: str = "") -> str | None:
+    """The part of the device. `part_labels`: the label that the alias names, or several joined by `/`, as in
     `component_name/channel_index`."""
-    if own:
-        told = [labels.get(label, "").strip() for label in own.split("/")]
-        name = "/".join(told)
-        return name if all(told) and _PART.fullmatch(name) else None
+    if part_labels:
+        words = [labels.get(label, "").strip() for label in part_labels.split("/")]
+        name = "/".join(words)
+        return name if all(words) and _PART.fullmatch(name) else None
     values = (labels.get(label, "").strip() for label in PART_LABELS)
     return next((value for value in values if _PART.fullmatch(value)), None)
 
 
-def with_devices(known: Known, *, bound: bool) -> Known:
+def with_devices(has_node: HasNode, *, bound: bool) -> HasNode:
     """`known` that says yes to devices too, but for a sender whose token is bound to a node (`bound`)."""
 
     def also(cluster: str, name: str) -> bool:
-        return known(cluster, name) if device_in(name) is None else not bound
+        return has_node(cluster, name) if device_in(name) is None else not bound
 
     return also
 
 
-def refused(device: str, cluster: str, known: Known) -> str | None:
+def refused(device: str, cluster: str, has_node: HasNode) -> str | None:
     """Why the sender may not speak of this device, or it is none: exporters that run on a node name that node
     where their series name no device, and 1,250 nodes are no 1,250 switches or file systems."""
-    if not known(cluster, DEVICE_MARK + device):
+    if not has_node(cluster, DEVICE_MARK + device):
         return NOT_YOURS
     names = {device, device.partition(".")[0]}
-    return IS_A_NODE if any(known(cluster, name) for name in names) else None
+    return IS_A_NODE if any(has_node(cluster, name) for name in names) else None
 
 
-def wrong_device(device: str, cluster: str, known: Known) -> str | None:
+def wrong_device(device: str, cluster: str, has_node: HasNode) -> str | None:
     """Why a request may not be of this device as a whole."""
     if not _DEVICE.fullmatch(device):
         return "device: not a name of a device: letters, digits and . _ : -, at most 64"
-    why = refused(device, cluster, known)
+    why = refused(device, cluster, has_node)
     return f"device: {why}" if why else None
 
 
@@ -273,18 +273,18 @@ class Devices:
 
     def wrong(self, device: str, part: str | None) -> str | None:
         """Why it is not taken; learns it otherwise."""
-        known = self._devices.get(device)
-        if known is None and len(self._devices) >= DEVICES_MAX:
+        parts = self._devices.get(device)
+        if parts is None and len(self._devices) >= DEVICES_MAX:
             return TOO_MANY_DEVICES
         if part is None:
             self._devices.setdefault(device, set())
             return None
         number = self._parts.get(part)
-        if number is not None and known is not None and number in known:
+        if number is not None and parts is not None and number in parts:
             return None
         if number is None and len(self._parts) >= PART_NAMES_MAX:
             return TOO_MANY_PARTS
-        if known is not None and len(known) >= PARTS_MAX:
+        if parts is not None and len(parts) >= PARTS_MAX:
             return TOO_MANY_PARTS
         if self._pairs >= PAIRS_MAX:
             return TOO_MANY_DEVICES

@@ -15,7 +15,14 @@ import msgspec
 from healer.model import Component, Observation, ObservationKind
 from healer.signals.identity import digest_of
 from healer.signals.rejects import BadBody, BadEntry, Rejected, Rejects
-from healer.signals.wire import Known, event_time, kernel_log_observations, normal_boot_id, wrong_node
+from healer.signals.wire import (
+    HasNode,
+    check_id,
+    event_time,
+    kernel_log_observations,
+    normal_boot_id,
+    wrong_node,
+)
 
 HOOKS = ("prolog", "epilog", "health-check")
 #: Reports of one request: a node's spool holds what one request takes (1 MB), of 400 bytes at least each.
@@ -95,18 +102,18 @@ class HooksSeen(msgspec.Struct, frozen=True, kw_only=True):
     rejected_more: int = 0
 
 
-def hook_reports(body: Any, hook: str, known: Known, now: datetime, *, cluster: str) -> HooksSeen:
+def hook_reports(body: Any, hook: str, has_node: HasNode, now: datetime, *, cluster: str) -> HooksSeen:
     """One report or a list of them, oldest first; `cluster` where a report names none. Raises BadBody."""
     seen: list[HookSeen] = []
     rejects, unrecognised = Rejects(), 0
     for index, item in enumerate(_items(body)):
         try:
             report = msgspec.convert(item, HookReport)
-            one, strange = _seen(report, report.hook or hook, known, now, report.cluster or cluster)
+            hook_seen, strange = _seen(report, report.hook or hook, has_node, now, report.cluster or cluster)
         except (BadEntry, msgspec.ValidationError) as error:
             rejects.add(index, error)
         else:
-            seen.append(one)
+            seen.append(hook_seen)
             unrecognised += strange
     return HooksSeen(
         reports=tuple(seen),
@@ -118,8 +125,8 @@ def hook_reports(body: Any, hook: str, known: Known, now: datetime, *, cluster: 
 
 def nodes_of_hooks(body: Any, *, cluster: str) -> set[tuple[str, str]]:
     """Every (cluster, node) that the body names, for tokens bound to one of them."""
-    told = [item for item in _items(body) if isinstance(item, dict)]
-    return {(str(item.get("cluster") or cluster), str(item.get("node") or "")) for item in told}
+    reports = [item for item in _items(body) if isinstance(item, dict)]
+    return {(str(item.get("cluster") or cluster), str(item.get("node") or "")) for item in reports}
 
 
 def _items(body: Any) -> list[Any]:
@@ -131,27 +138,24 @@ def _items(body: Any) -> list[Any]:
     return items
 
 
-def _seen(report: HookReport, hook: str, known: Known, now: datetime, cluster: str) -> tuple[HookSeen, int]:
-    if wrong := wrong_node(cluster, report.node, known):
+def _seen(
+    report: HookReport, hook: str, has_node: HasNode, now: datetime, cluster: str
+) -> tuple[HookSeen, int]:
+    if wrong := wrong_node(cluster, report.node, has_node):
         raise BadEntry(wrong)
     at = event_time(report.time, now) or now
     boot_id = normal_boot_id(report.boot_id)
     job = None if report.job is None else str(report.job)
-    for name, text in (("boot_id", boot_id), ("job", job)):
-        if text is not None and not re.fullmatch(r"[\x21-\x7e]{1,256}", text):
-            raise BadEntry(f"{name}: 1 to 256 printable ASCII characters without spaces")
-    for check in report.checks:
-        if not _CHECK.fullmatch(check.name):
-            raise BadEntry(
-                f"checks: {check.name[:40]!r} is no name of a check: small letters, digits and dashes"
-            )
-    entries = [msgspec.to_builtins(one) for one in report.kernel]
+    check_id("boot_id", boot_id)
+    check_id("job", job)
+    _check_names(report)
+    entries = [msgspec.to_builtins(line) for line in report.kernel]
     around = {"cluster": cluster, "node": report.node, "boot_id": boot_id, "entries": entries}
-    lines = kernel_log_observations(around, known, now, cluster=cluster)
+    lines = kernel_log_observations(around, has_node, now, cluster=cluster)
     if lines.rejected:
         raise BadEntry(f"kernel: {lines.rejected[0].reason}")
     key = report.id or digest_of(at.isoformat())[:32]
-    fresh = now - at <= FRESH
+    fresh, results = now - at <= FRESH, _results(report)
     return (
         HookSeen(
             cluster=cluster,
@@ -166,7 +170,7 @@ def _seen(report: HookReport, hook: str, known: Known, now: datetime, cluster: s
                 event_at=at,
                 arrived_at=now,
                 boot_id=boot_id,
-                data={"hook": hook, "id": key, **_results(report)},
+                data={"hook": hook, "id": key, **results},
             ),
             lines=lines.observations,
             alternatives=lines.alternatives,
@@ -174,32 +178,38 @@ def _seen(report: HookReport, hook: str, known: Known, now: datetime, cluster: s
             xml=report.nvidia_smi.encode() if fresh else b"",
             job=job,
             restarts=report.restarts,
-            refused=report.refused
-            if report.refused in {one.name for one in report.checks if one.text}
-            else "",
+            refused=report.refused if report.refused in results.get("failed", ()) else "",
         ),
         lines.unrecognised,
     )
 
 
+def _check_names(report: HookReport) -> None:
+    for check in report.checks:
+        if not _CHECK.fullmatch(check.name):
+            raise BadEntry(
+                f"checks: {check.name[:40]!r} is no name of a check: small letters, digits and dashes"
+            )
+
+
 def _results(report: HookReport) -> dict[str, Any]:
     """The checks that failed, with their texts, and those that passed; without a check, nothing."""
-    failed = {one.name: one.text for one in report.checks if one.text}
-    passed = [one.name for one in report.checks if not one.text]
+    failed = {check.name: check.text for check in report.checks if check.text}
+    passed = [check.name for check in report.checks if not check.text]
     return ({"failed": failed} if failed else {}) | ({"passed": passed} if passed else {})
 
 
 def _samples(report: HookReport, cluster: str) -> bytes:
     if not (report.host or report.ports or report.inventory):
         return b""
-    told = {"cluster": cluster, "node": report.node, "host": report.host, "ports": report.ports}
-    told |= {"inventory": report.inventory} if report.inventory else {}
-    return msgspec.json.encode(told if report.time is None else told | {"time": report.time})
+    body = {"cluster": cluster, "node": report.node, "host": report.host, "ports": report.ports}
+    body |= {"inventory": report.inventory} if report.inventory else {}
+    return msgspec.json.encode(body if report.time is None else body | {"time": report.time})
 
 
 def arrivals(seen: HooksSeen) -> Iterator[tuple[Observation, tuple[str, ...]]]:
     """(observation, other digests under which it may be stored already) of everything to be stored."""
-    for one in seen.reports:
-        for line in one.lines:
-            yield line, one.alternatives.get(line.digest, ())
-        yield one.observation, ()
+    for report in seen.reports:
+        for line in report.lines:
+            yield line, report.alternatives.get(line.digest, ())
+        yield report.observation, ()

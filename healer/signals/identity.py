@@ -1,10 +1,10 @@
-"""The identity of a fault event: the same event told twice, by whatever route, has the same digest.
+"""The identity of a fault event: the same event has the same digest, by whatever route it comes.
 
 The best that the signal offers, in this order:
 
 1. boot id and the kernel's sequence number;
 2. boot id, the time stamp in the line, and the content (the line without its prefix);
-3. the event's time as the sender told it, and the content;
+3. the event's time by the sender's clock, and the content;
 4. the time stamp in the line and the content;
 5. the content and its arrival: the same content again within 10 minutes is the same event.
 

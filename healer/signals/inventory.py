@@ -31,10 +31,9 @@ def gpu_row(index: int, pci: str, uuid: str, serial: str) -> dict[str, Any]:
 
 # --- facts --------------------------------------------------------------------------------------------------
 #
-#  What nodes are made of and set to (`healer.model.FACTS`), as labels, nvidia-smi and reports tell it.
+#  What nodes are made of and set to (`healer.model.FACTS`), from labels, nvidia-smi and reports.
 #
-# Told on a change, and again every few hours: what was told while the database was away is not lost for
-# ever.
+# Sent on a change, and again every few hours, so that nothing is lost for good while the database is away.
 
 #: Series that are there for their labels: name -> label -> fact.
 INFO_SERIES: Mapping[str, Mapping[str, str]] = {
@@ -52,7 +51,7 @@ GPU_LABELS: Mapping[str, str] = {
     "driver_version": "driver",
     "modelName": "gpu",
 }
-#: Told again after so long, and not more often than this.
+#: Facts are sent again after this long, and never more often than the second.
 _AGAIN_S = 6 * 3600
 _LEAST_S = 60
 #: Nodes remembered by one process: more than any cluster has, and all are nodes that Slurm knows.
@@ -61,7 +60,7 @@ _NODES_MAX = 50_000
 _VALUES_MAX = 8
 #: Printable, and nothing that a terminal or a page would take for more than text.
 _VALUE = re.compile(r"[^\x00-\x1f\x7f-\x9f]{1,128}")
-#: Words of a value that nobody knows.
+#: Values that mean unknown.
 _NOTHING = frozenset({"", "n/a", "[n/a]", "not specified", "unknown", "none"})
 
 #: (cluster, node).
@@ -71,13 +70,13 @@ Where = tuple[str, str]
 @dataclass(slots=True)
 class _Node:
     facts: dict[str, str] = field(default_factory=dict)
-    #: By fact and part (a GPU or card): what the parts tell one by one.
+    #: By fact and part (a GPU or card): values that parts report one by one.
     parts: dict[str, dict[str, str]] = field(default_factory=dict)
-    told: dict[str, str] = field(default_factory=dict)
-    told_at: datetime | None = None
+    sent: dict[str, str] = field(default_factory=dict)
+    sent_at: datetime | None = None
 
 
-def fine(name: str, value: str) -> str | None:
+def normal_fact(name: str, value: str) -> str | None:
     """The value as it is kept; None for a fact that is not compared, or a value that says nothing."""
     value = " ".join(value.split())
     if name not in FACTS or value.lower() in _NOTHING or not _VALUE.fullmatch(value[:FACT_MAX]):
@@ -93,7 +92,7 @@ class Facts:
 
     def learn(self, where: Where, name: str, value: str, part: str = "") -> None:
         """`part`: of this GPU or card alone; the node's value then holds all different ones."""
-        kept = fine(name, value)
+        kept = normal_fact(name, value)
         if kept is None:
             return
         if where not in self._nodes and len(self._nodes) >= _NODES_MAX:
@@ -117,17 +116,17 @@ class Facts:
                 self.learn(where, name, labels[label], f"gpu{gpu}" if name != "driver" else "")
 
     def due(self, nodes: Iterable[Where], now: datetime) -> list[Observation]:
-        """What is to be told of these nodes: something changed, or it was told long ago."""
+        """Observations due for these nodes: a fact changed, or it was last sent long ago."""
         found = []
         for where in nodes:
             node = self._nodes.get(where)
             if node is None or not node.facts:
                 continue
-            age_s = (now - node.told_at).total_seconds() if node.told_at else None
-            changed = node.facts != node.told
+            age_s = (now - node.sent_at).total_seconds() if node.sent_at else None
+            changed = node.facts != node.sent
             if age_s is None or (changed and age_s >= _LEAST_S) or age_s >= _AGAIN_S:
-                node.told, node.told_at = dict(node.facts), now
-                found.append(_facts_observation(where, node.told, now))
+                node.sent, node.sent_at = dict(node.facts), now
+                found.append(_facts_observation(where, node.sent, now))
         return found
 
 
@@ -145,7 +144,7 @@ def _facts_observation(where: Where, facts: dict[str, str], now: datetime) -> Ob
 
 # --- gpu names ----------------------------------------------------------------------------------------------
 
-#: An inventory is told again after so long, so that a rebuild of the last 15 min always finds one.
+#: GPUs are sent again after this long, so that a rebuild from the last 15 min always finds one.
 _TELL_EVERY_S = 600
 
 #: What a UUID may look like; it is stored with the inventory, so no control characters.
@@ -158,8 +157,8 @@ class _NodeGpus:
     addresses: dict[str, int] = field(default_factory=dict)
     #: Index -> serial number of the board.
     serials: dict[int, str] = field(default_factory=dict)
-    #: What was told last: the stretch of time, and whether it still holds.
-    told: int = -1
+    #: The interval in which it was last sent; -1: something changed since.
+    sent_interval: int = -1
 
 
 class GpuNames:
@@ -168,12 +167,12 @@ class GpuNames:
     def __init__(self) -> None:
         self._nodes: dict[Where, _NodeGpus] = {}
         self._watching: list[set[Where]] = []
-        #: What else the nodes tell of themselves.
+        #: The nodes' other facts.
         self.facts = Facts()
 
     def changes(self) -> set[Where]:
-        """A set of its own for each caller, which may empty it. It receives each node of which something
-        known turned out otherwise: what was placed by it has to be placed anew."""
+        """A new set for each caller, who may empty it. It receives every node where a learned name turned out
+        to be wrong: series that were placed by it have to be placed again."""
         self._watching.append(set())
         return self._watching[-1]
 
@@ -194,22 +193,22 @@ class GpuNames:
                 self._changed(self._nodes)
                 self._nodes.clear()
             node = self._nodes[where] = _NodeGpus()
-        for known, word in ((node.uuids, uuid), (node.addresses, pci)):
-            if not word or known.get(word) == index:
+        for indexes, word in ((node.uuids, uuid), (node.addresses, pci)):
+            if not word or indexes.get(word) == index:
                 continue
-            # Counting begins anew when a GPU is lost: whoever had this index or this name has it no more.
-            others = [name for name, one in known.items() if one == index or name == word]
+            # Indexes shift when a GPU is lost: an older owner of this index or this name is outdated.
+            others = [name for name, other in indexes.items() if other == index or name == word]
             for name in others:
-                del known[name]
+                del indexes[name]
             if others:
                 self._changed([where])
                 node.serials.pop(index, None)
-            known[word] = index
-            node.told = -1
+            indexes[word] = index
+            node.sent_interval = -1
         number = normal_serial(serial or "")
         if number and node.serials.get(index) != number:
             node.serials[index] = number
-            node.told = -1
+            node.sent_interval = -1
 
     def index(self, where: Where, uuid: str | None, pci: str | None) -> int | None:
         node = self._nodes.get(where)
@@ -220,14 +219,14 @@ class GpuNames:
         return node.addresses.get(pci) if pci else None
 
     def inventory(self, nodes: Iterable[Where], now: datetime) -> list[Observation]:
-        """What is due to be told of these nodes: their facts, and their GPUs where addresses are known."""
+        """Observations due for these nodes: their facts, and their GPUs where addresses are known."""
         nodes = list(nodes)
         stretch = int(now.timestamp()) // _TELL_EVERY_S
         found: list[Observation] = []
         for where in nodes:
             node = self._nodes.get(where)
-            if node is not None and node.told != stretch and node.addresses:
-                node.told = stretch
+            if node is not None and node.sent_interval != stretch and node.addresses:
+                node.sent_interval = stretch
                 found.append(_gpus_observation(where, node, stretch, now))
         return found + self.facts.due(nodes, now)
 

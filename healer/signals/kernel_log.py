@@ -18,15 +18,15 @@ from healer.model.kernel_lines import CONTENT_MAX, Pattern, encodable
 
 # --- prefix -------------------------------------------------------------------------------------------------
 #
-#  What stands before the kernel's own words in a log line: dmesg, syslog, journald, /dev/kmsg.
+#  What precedes the kernel's own words in a log line: dmesg, syslog, journald, /dev/kmsg.
 #
 # A line with the tag of another program is not a kernel line, whatever it says: anybody may run `logger`.
-# (A person who sets the tag to `kernel` cannot be told apart in text; senders should read the kernel's own
+# (A user who sets the tag to `kernel` cannot be detected in text; senders should read the kernel's own
 # transport, `journalctl -k` or /dev/kmsg.)
 
 
 class Prefix(msgspec.Struct, frozen=True):
-    """`content` is the kernel's words; the rest is what the prefix tells, see `ParsedLine`."""
+    """`content` is the kernel's words; the rest comes from the prefix, see `ParsedLine`."""
 
     content: str
     stamp: str | None = None
@@ -43,7 +43,7 @@ _COLOURS = re.compile("\x1b\\[[0-9;]{0,16}m")
 # Control characters and lone surrogates: no log prints them, and PostgreSQL's JSON cannot hold all of them.
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 
-# What rsyslog makes of a line that comes again: the kernel's words stand in brackets.
+# rsyslog folds repeated lines and puts the kernel's words in brackets.
 _REPEATED = re.compile(r"(?P<before>.{0,120}?kernel: )message repeated \d{1,9} times: \[ ?(?P<said>.*)\]")
 
 # `dmesg -d` and `journalctl -o short-delta` put the time since the line before behind it.
@@ -130,9 +130,9 @@ def clean(line: str) -> str:
 
 
 def readings(line: str) -> Iterator[Prefix]:
-    """A line of the kernel whose begin nobody knows: each way to cut off a prefix that fits.
+    """A kernel line whose beginning is unknown: each way to cut off a prefix that fits.
 
-    The whole line is one of them, so whoever looks for words in it has to look from their first letter.
+    The whole line is one of them, so patterns have to match from its first letter.
     """
     line = clean(line)
     if _CONTROL.search(line):
@@ -144,34 +144,34 @@ def readings(line: str) -> Iterator[Prefix]:
             yield prefix
 
 
-def _prefix(content: str, said: dict[str, str | None]) -> Prefix | None:
-    priority = said.get("pri") or said.get("kmsg_pri")
+def _prefix(content: str, parts: dict[str, str | None]) -> Prefix | None:
+    priority = parts.get("pri") or parts.get("kmsg_pri")
     if priority and int(priority) not in _KERNEL_PRIORITIES:
         return None
-    seq = said.get("seq")
-    stamp = said.get("mono")
-    if micros := said.get("mono_us"):  # as dmesg prints it, so that both routes give one identity
+    seq = parts.get("seq")
+    stamp = parts.get("mono")
+    if micros := parts.get("mono_us"):  # as dmesg prints it, so that both routes give one identity
         stamp = f"{int(micros) // 1_000_000}.{int(micros) % 1_000_000:06d}"
-    at, local = _moment(said)
-    dated = said.get("iso") or said.get("full") or said.get("bsd") or said.get("day") or said.get("unix")
+    at, local = _moment(parts)
+    dated = parts.get("iso") or parts.get("full") or parts.get("bsd") or parts.get("day") or parts.get("unix")
     return Prefix(content, stamp or dated, at, local, int(seq) if seq else None)
 
 
-def _moment(said: dict[str, str | None]) -> tuple[datetime | None, datetime | None]:
+def _moment(parts: dict[str, str | None]) -> tuple[datetime | None, datetime | None]:
     """(the moment, the same without a zone): at most one of the two is known."""
     try:
-        if unix := said.get("unix"):
+        if unix := parts.get("unix"):
             return datetime.fromtimestamp(float(unix), UTC), None
-        if iso := said.get("iso"):
+        if iso := parts.get("iso"):
             moment = datetime.fromisoformat(iso.replace(",", "."))
             return (moment.astimezone(UTC), None) if moment.tzinfo else (None, moment)
-        if full := said.get("full"):
+        if full := parts.get("full"):
             moment = datetime.fromisoformat(full)
-            return (moment.replace(tzinfo=UTC), None) if said["zone"] == "UTC" else (None, moment)
-        if day := said.get("day"):
+            return (moment.replace(tzinfo=UTC), None) if parts["zone"] == "UTC" else (None, moment)
+        if day := parts.get("day"):
             return None, datetime.strptime(" ".join(day.split()), "%b %d %H:%M:%S %Y")  # noqa: DTZ007
-        if bsd := said.get("bsd"):
-            # Syslog names no year. 1904 stands for "unknown" because it has a 29 February.
+        if bsd := parts.get("bsd"):
+            # Syslog gives no year. 1904 means "unknown": it has a 29 February.
             words = " ".join(bsd.partition(".")[0].split())
             return None, datetime.strptime(f"{words} 1904", "%b %d %H:%M:%S %Y")  # noqa: DTZ007
     except (ValueError, OverflowError):
@@ -189,10 +189,10 @@ NO_YEAR = 1904
 class ParsedLine(msgspec.Struct, frozen=True, kw_only=True):
     """One recognised line.
 
-    `content` is the line without its prefix, `stamp` the time stamp in the prefix as it stands there,
-    `stamp_at` the moment it surely means (None when its zone is unknown and it matters), `seq` the kernel's
-    sequence number where the prefix has one. `pci` is in the form `0000:9b:00`. `data` holds what only this
-    kind has, see `Observation.data`; `follow_up` in it marks a line that belongs to another line's event.
+    `content` is the line without its prefix, `stamp` the time stamp as the prefix gives it, `stamp_at` its
+    exact time (None when its zone is unknown and it matters), `seq` the kernel's sequence number where the
+    prefix has one. `pci` is in the form `0000:9b:00`. `data` holds what only this kind has, see
+    `Observation.data`; `follow_up` in it marks a line that belongs to another line's event.
     """
 
     kind: ObservationKind
@@ -263,10 +263,10 @@ _FABRIC = re.compile(
     r" physical id (?P<switch>\d+) port (?P<port>\d+)\.?$"
 )
 
-# The loss of a GPU told over several lines, the driver's own words from end to end: whoever names a program
-# gets its name into a line of the kernel's (`NAME[pid]: segfault at … in FILE[…]`), so what is found within a
-# line proves nothing. Alone, the line that says it is the event; with its neighbours (`parse_batch`), or
-# where all are one record, it gets the address too.
+# A GPU's loss reported over several lines, matched whole in the driver's own words: a user can get a
+# program's name into a kernel line (`NAME[pid]: segfault at … in FILE[…]`), so text found within a line
+# proves nothing. The line that states the loss is the event by itself; with its neighbours (`parse_batch`),
+# or where all are one record, it gets the address too.
 _PCI_ID = r"\(PCI ID: [0-9a-fA-F]{4}:[0-9a-fA-F]{4}\)"
 _SAYS = (
     r"(?:fallen off the bus and is not responding to commands\.?"
@@ -281,7 +281,7 @@ _LOST_FIRST = re.compile(
 )
 _LOST_MIDDLE = re.compile(rf"NVRM: (?:(?:{_PCI_ID} )?installed in this system has|{_RELEASE})$")
 _LOST_SAYS = re.compile(rf"NVRM: {_SAYS}$")
-#: Lines that may stand between the first line of such a message and the one that says it.
+#: Lines that may lie between the first line of such a message and the one that states the loss.
 _LOST_REACH = 4
 
 
@@ -308,10 +308,10 @@ def _driver_line(prefix: Prefix) -> ParsedLine | None:
 
 
 def parse_batch(lines: Sequence[str], book: LineBook = NO_LINES) -> list[ParsedLine | None]:
-    """Lines of one node in order; one answer per line. Joins a GPU's loss that is told over three lines."""
+    """Lines of one node in order; one result per line. Joins a GPU's loss that spans three lines."""
     parsed = [parse_line(line, book) for line in lines]
-    for index, one in enumerate(parsed):
-        if one is None or not one.data.get("opens_loss"):
+    for index, first in enumerate(parsed):
+        if first is None or not first.data.get("opens_loss"):
             continue
         for later in range(index + 1, min(index + 1 + _LOST_REACH, len(parsed))):
             other = parsed[later]
@@ -321,9 +321,9 @@ def parse_batch(lines: Sequence[str], book: LineBook = NO_LINES) -> list[ParsedL
                 words = other.content.removeprefix("NVRM: ")
                 parsed[later] = msgspec.structs.replace(
                     other,
-                    pci=one.pci,
-                    content=f"{one.content} {words}",
-                    stamp=one.stamp or other.stamp,
+                    pci=first.pci,
+                    content=f"{first.content} {words}",
+                    stamp=first.stamp or other.stamp,
                     data={},
                 )
                 break
@@ -426,7 +426,7 @@ def _nvlink5(text: str, data: dict[str, Any]) -> int | None:
 
 
 def _link(text: str) -> int | None:
-    """None for -1, which stands for no link, and for what no GPU or switch has."""
+    """None for -1, which means no link, and for numbers that no GPU or switch has."""
     return int(text) if text.isdecimal() and len(text) <= LINK_DIGITS else None
 
 
@@ -485,10 +485,10 @@ def _gpu_line(prefix: Prefix) -> ParsedLine | None:
 
 
 def _rest_of_loss(prefix: Prefix) -> ParsedLine | None:
-    """An indented line: `dmesg` and `journalctl` show so what follows a line's end within one record.
+    """An indented line: `dmesg` and `journalctl` indent what follows a line end within one record.
 
-    A file name may hold a line's end too, so such a line says nothing of itself: it counts behind the first
-    line of a GPU's loss alone, which nobody but the driver can write.
+    A file name may contain a line end too, so such a line is no event by itself: it only counts after the
+    first line of a GPU's loss, which only the driver can write.
     """
     text = prefix.content.removeprefix("NVRM: ")
     if _LOST_SAYS.match(prefix.content):
@@ -511,21 +511,21 @@ def _shaped(line: str, shapes: Sequence[tuple[str, Pattern]]) -> ParsedLine | No
             continue
         for name, pattern in shapes:
             if match := pattern.fullmatch(encodable(content)):
-                told = {key: value for key, value in match.groupdict().items() if value}
-                pci = told.get("pci")
+                groups = {key: value for key, value in match.groupdict().items() if value}
+                pci = groups.get("pci")
                 return _line(
                     prefix,
                     ObservationKind.kernel_line,
                     pci=normal_pci(pci) if pci else None,
-                    nic=told.get("nic"),
+                    nic=groups.get("nic"),
                     text=content,
-                    data={"name": name, **told},
+                    data={"name": name, **groups},
                 )
     return None
 
 
 def _fabric_manager(line: str) -> ParsedLine | None:
-    """What the fabric manager tells of an NVSwitch: the same event as the driver's SXid."""
+    """The fabric manager's report of an NVSwitch error: the same event as the driver's SXid."""
     match = _FABRIC.match(clean(line).strip())
     if match is None:
         return None

@@ -1,8 +1,8 @@
 """`POST /signals/logs`: records of log shippers -> the kernel lines among them.
 
 A record is an object as journalctl, Vector, Fluent Bit and rsyslog's templates print them, or one record of
-the journal's export format. Only what its shipper marks as the kernel's counts (`of_the_kernel`); the
-rest is told as `not_kernel`, and nothing of it is read.
+the journal's export format. Only what its shipper marks as the kernel's counts (`is_kernel_record`); the
+rest is counted as `not_kernel` and not read.
 """
 
 import json
@@ -14,26 +14,26 @@ import msgspec
 
 from healer.model import NO_LINES, LineBook
 from healer.signals.kernel_log import one_line
-from healer.signals.rejects import BadBody, BadEntry, check_marks, map_of, pairs_of
-from healer.signals.wire import ENTRIES_MAX, Accepted, Known, check_entries, entries_observations
+from healer.signals.rejects import NOT_JSON, BadBody, BadEntry, check_marks, map_of, pairs_of
+from healer.signals.wire import ENTRIES_MAX, Accepted, HasNode, check_entries, entries_observations
 
 # --- syslog -------------------------------------------------------------------------------------------------
 #
 #  What proves that a record of a log shipper is the kernel's own line.
 #
-# Text proves nothing: whoever may run programs on a node writes `<0>` or `kern.err` to /dev/log, and
-# rsyslog's imuxsock believes the facility. What counts is the shipper's own word of where it read the line:
+# Text proves nothing: anyone who runs programs on a node can write `<0>` or `kern.err` to /dev/log, and
+# rsyslog's imuxsock trusts the facility. What counts is where the shipper says it read the line:
 # journald's `_TRANSPORT`, or the name of rsyslog's input.
 
 #: Inputs of rsyslog that read the kernel and nothing else.
 KERNEL_INPUTS = frozenset({"imklog", "imkmsg"})
 #: The one that reads the journal, which names the transport itself.
 JOURNAL_INPUT = "imjournal"
-#: Names under which shippers tell the facility: journald, rsyslog's templates, Vector and the collector.
+#: Names that shippers use for the facility: journald, rsyslog's templates, Vector and the collector.
 FACILITY_NAMES = ("syslog_facility", "facility", "syslogfacility", "syslogfacility-text", "facility_text")
 _KERNEL_FACILITY = frozenset({0, "0", "kern", "kernel"})
-#: What is looked at to tell whose a line is; all that a record tells under such a name must agree. Any
-#: program may choose a `transport` without `_`: it proves nothing, and speaks against the kernel as well.
+#: Fields that show a line's origin; all values under one of these names must agree. Any program may choose a
+#: `transport` without `_`: it proves nothing, but a value other than the kernel's still counts against it.
 MARKS = frozenset({"_transport", "transport", "inputname", "source_type", *FACILITY_NAMES})
 #: What journald's records of the kernel never have: that of the process that wrote a line
 #: (systemd.journal-fields(7)), of a container's output, and of a file.
@@ -48,25 +48,25 @@ _OTHERS = frozenset(
 _OTHERS_BEGIN = ("kubernetes", "container_")
 #: Vector's name of the source that reads the journal.
 _JOURNAL_SOURCE = "journald"
-#: Under this, marks have what no record of the kernel tells.
+#: Collects the marks that no kernel record has.
 OTHER = "another origin"
 
 
-def proves(name: str) -> bool:
+def is_origin_mark(name: str) -> bool:
     """Whether a name, in small letters, says something of whose a line is."""
-    return name in MARKS or is_others(name)
+    return name in MARKS or is_foreign_field(name)
 
 
-def is_others(name: str) -> bool:
+def is_foreign_field(name: str) -> bool:
     return name in _OTHERS or name.startswith(_OTHERS_BEGIN)
 
 
-def small(places: Iterable[Mapping[Any, Any]]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
-    """(fields by name in small letters, all that was told under the names that prove something).
+def fields_and_marks(places: Iterable[Mapping[Any, Any]]) -> tuple[dict[str, Any], dict[str, list[Any]]]:
+    """(fields by lower-case name, all values of the names that show an origin).
 
-    Shippers write journald's names in capitals or in small letters. `places` in the order in which they
-    count, the least first: a later one stands above an earlier one, but a mark is never overruled, not even
-    by another of its name in the same place (`Repeated`).
+    Shippers write journald's names in upper or lower case. `places` come in increasing priority: a later
+    field overrides an earlier one, but a mark is never overridden, not even by another of its name in the
+    same place (`Repeated`).
     """
     fields: dict[str, Any] = {}
     marks: dict[str, list[Any]] = {}
@@ -78,18 +78,18 @@ def small(places: Iterable[Mapping[Any, Any]]) -> tuple[dict[str, Any], dict[str
                 # INPUTNAME is a field that any program may give to journald; rsyslog's own is small.
                 mark = key if key != "inputname" or name == key else OTHER
                 marks.setdefault(mark, []).append(value)
-            elif is_others(key):
+            elif is_foreign_field(key):
                 marks.setdefault(OTHER, []).append(key)
     return fields, marks
 
 
-def of_the_kernel(marks: Mapping[str, list[Any]]) -> bool:
+def is_kernel_record(marks: Mapping[str, list[Any]]) -> bool:
     """Whether the shipper marks the record as the kernel's. Anything that says otherwise makes it none.
 
     - `_TRANSPORT` is `kernel`, with or without a facility;
-    - or `inputname` is one of KERNEL_INPUTS and the facility is told.
-    A facility that is told must be the kernel's, 0: root may write to /dev/kmsg with another one. And nothing
-    tells of a process, a container or a file.
+    - or `inputname` is one of KERNEL_INPUTS and the facility is given.
+    A given facility must be the kernel's, 0: root may write to /dev/kmsg with another one. And no field names
+    a process, a container or a file.
     """
     transports, inputs = marks.get("_transport", []), marks.get("inputname", [])
     facilities = [value for name in FACILITY_NAMES for value in marks.get(name, ())]
@@ -126,7 +126,7 @@ def export_records(raw: bytes) -> Iterator[dict[str, Any]]:
     """Each record of a body in the export format: `NAME=value` lines, or NAME, eight bytes of size and the
     value as it is; an empty line ends a record.
 
-    A value is text, or bytes where it is no UTF-8. What stands twice is a list. Raises BadBody where the
+    A value is text, or bytes where it is not UTF-8; of a repeated name it is a list. Raises BadBody where the
     bytes cannot be followed any more.
     """
     record: dict[str, Any] = {}
@@ -186,7 +186,7 @@ def message_text(value: Any) -> str:
         text = value
     elif isinstance(value, bytes):
         text = value.decode("utf-8", "replace")
-    elif isinstance(value, list) and all(isinstance(one, int) and 0 <= one < 256 for one in value):
+    elif isinstance(value, list) and all(isinstance(byte, int) and 0 <= byte < 256 for byte in value):
         text = bytes(value).decode("utf-8", "replace")
     elif isinstance(value, list):
         raise BadEntry("MESSAGE: more than one")
@@ -240,7 +240,7 @@ _TELLING = frozenset(
     )
 )
 
-#: What a record tells, in several places (a resource, a record, its body): the one that counts least first.
+#: The fields of a record, by place (a resource, a record, its body), in increasing priority.
 Places = tuple[Mapping[Any, Any], ...]
 
 
@@ -255,20 +255,20 @@ class Logged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Source:
-    """The records of a JSON body as they stand in it: of a name told twice a decoder keeps the last."""
+    """The raw records of a JSON body: of a repeated name a decoder keeps only the last value."""
 
     def __init__(self, cut: Callable[[], Sequence[bytes | msgspec.Raw]]) -> None:
         self._cut = cut
         self._texts: Sequence[bytes | msgspec.Raw] | None = None
 
     def lost(self, index: int, decoded: Mapping[Any, Any]) -> bool:
-        """Whether `decoded` may lack something that the record tells."""
+        """Whether `decoded` may lack some value of the record."""
         # What was dropped took its colon along, and none is hidden where no character is escaped by number.
         text = self._text(index)
         return b"\\u" in text or text.count(b":") != _json(decoded).count(b":")
 
-    def told(self, index: int) -> dict[Any, Any]:
-        """The record with all that it tells, numbers as text; {} where it cannot be read again."""
+    def decode_all(self, index: int) -> dict[Any, Any]:
+        """The record with every value, numbers as text; {} where it cannot be read again."""
         try:
             return json.loads(self._text(index), object_pairs_hook=map_of, parse_int=str, parse_float=str)
         except (ValueError, RecursionError):
@@ -286,9 +286,9 @@ class Record(msgspec.Struct, frozen=True):
     index: int
     places: Places = ()
     wrong: str = ""
-    #: RFC 3339, where the form itself tells when it was; the record's own word stands above it.
+    #: RFC 3339, where the form itself gives the time; the record's own time overrides it.
     time: str | None = None
-    #: Where `places` may have lost what a name told first.
+    #: Where `places` may have lost the first value of a repeated name.
     source: Source | None = None
 
 
@@ -297,7 +297,7 @@ def json_records(raw: bytes) -> list[Record]:
     check_marks(raw, objects=(b"{", OBJECTS_MAX), lists=(b"[", OBJECTS_MAX), values=(b",", VALUES_MAX))
     try:
         body = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_JSON as error:
         if not raw.lstrip().startswith(b"{"):
             raise BadBody(f"the body is not JSON: {error}") from None
         return list(_lines(raw))
@@ -307,17 +307,17 @@ def json_records(raw: bytes) -> list[Record]:
     return [record_of(index, item, source) for index, item in enumerate(items)]
 
 
-def telling(fields: Mapping[Any, Any]) -> dict[Any, Any]:
+def relevant_fields(fields: Mapping[Any, Any]) -> dict[Any, Any]:
     """Those of a resource that may say something of its records: it may have thousands of records, and each
     is looked at with all of them."""
     kept: list[tuple[Any, Any]] = []
     other = False
     for name, value in pairs_of(fields):
         key = str(name).lower()
-        if is_others(key):  # one of them says all that they say
+        if is_foreign_field(key):  # one of them says all that they say
             other, keeps = True, not other
         else:
-            keeps = key in _TELLING or proves(key)
+            keeps = key in _TELLING or is_origin_mark(key)
         if keeps:
             kept.append((name, value))
     return map_of(kept)
@@ -340,20 +340,20 @@ def _lines(raw: bytes) -> Iterator[Record]:
             continue
         try:
             yield record_of(index, decode(line), source)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except NOT_JSON:
             yield Record(index, wrong="not JSON")
 
 
 def kernel_records(
     records: Iterable[Record],
-    known: Known,
+    has_node: HasNode,
     now: datetime,
     *,
     cluster: str,
     node: str | None = None,
     book: LineBook = NO_LINES,
 ) -> Logged:
-    """The kernel lines among the records. `cluster` and `node` stand where a record names none.
+    """The kernel lines among the records. `cluster` and `node` are defaults for records that name none.
 
     Raises BadBody for too many.
     """
@@ -367,24 +367,24 @@ def kernel_records(
         if record.wrong:
             wrong.append((record.index, record.wrong))
             continue
-        fields, marks = small(record.places)
-        kernels, source = of_the_kernel(marks), record.source
+        fields, marks = fields_and_marks(record.places)
+        kernels, source = is_kernel_record(marks), record.source
         if kernels and source is not None and source.lost(record.index, record.places[0]):
-            _, marks = small([source.told(record.index)])
-            kernels = of_the_kernel(marks)
+            _, marks = fields_and_marks([source.decode_all(record.index)])
+            kernels = is_kernel_record(marks)
         if not kernels:
             not_kernel += 1
             example = example or _marks_told(marks)
             continue
         try:
-            outer, entry = _entry(fields, record.time, known, cluster=cluster, node=node)
+            outer, entry = _entry(fields, record.time, has_node, cluster=cluster, node=node)
         except BadEntry as error:
             wrong.append((record.index, str(error)))
             continue
         nodes.add((outer["cluster"], outer["node"] or ""))
         entries.append((record.index, outer, entry))
     return Logged(
-        accepted=entries_observations(entries, known, now, wrong=wrong, book=book),
+        accepted=entries_observations(entries, has_node, now, wrong=wrong, book=book),
         not_kernel=not_kernel,
         nodes=frozenset(nodes),
         example=example,
@@ -392,12 +392,12 @@ def kernel_records(
 
 
 def _marks_told(marks: Mapping[str, list[Any]]) -> str:
-    told = ", ".join(f"{name}={value!r}"[:60] for name, values in marks.items() for value in values[:2])
-    return f"marked as {told}" if told else "without _TRANSPORT and inputname"
+    shown = ", ".join(f"{name}={value!r}"[:60] for name, values in marks.items() for value in values[:2])
+    return f"marked as {shown}" if shown else "without _TRANSPORT and inputname"
 
 
 def _entry(
-    fields: Mapping[str, Any], time: str | None, known: Known, *, cluster: str, node: str | None
+    fields: Mapping[str, Any], time: str | None, has_node: HasNode, *, cluster: str, node: str | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(around, entry) as the kernel-log route takes them. Raises BadEntry."""
     text = message_text(_first(fields, _MESSAGES))
@@ -408,7 +408,7 @@ def _entry(
     host = _word(fields, _HOSTS) or node
     outer = {
         "cluster": where,
-        "node": host and node_of(host, where, known),
+        "node": host and node_of(host, where, has_node),
         "boot_id": (_word(fields, _BOOTS) or "").strip() or None,
     }
     entry: dict[str, Any] = {"line": stamp_of(fields) + text, "time": _time(fields) or time}
@@ -418,10 +418,10 @@ def _entry(
     return outer, {name: value for name, value in entry.items() if value is not None}
 
 
-def node_of(host: str, cluster: str, known: Known) -> str:
+def node_of(host: str, cluster: str, has_node: HasNode) -> str:
     """The node's name in Slurm: the host's own, or the first part of a full one."""
     short, dot, _ = host.partition(".")
-    return short if dot and short and not known(cluster, host) and known(cluster, short) else host
+    return short if dot and short and not has_node(cluster, host) and has_node(cluster, short) else host
 
 
 def _first(fields: Mapping[str, Any], names: tuple[str, ...]) -> Any:
@@ -437,7 +437,7 @@ def _word(fields: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
 
 
 def _time(fields: Mapping[str, Any]) -> str | None:
-    """When it was, RFC 3339; None where nothing tells it. Raises BadEntry."""
+    """Time of the record, RFC 3339; None if it gives none. Raises BadEntry."""
     micros = number(_first(fields, _MICROS))
     if micros is not None:
         return time_text(micros / 1e6)

@@ -22,13 +22,13 @@ from healer.signals.kernel_log import normal_pci
 from healer.signals.rejects import BadBody, Rejected
 from healer.signals.series import NO_GPU, Measured, Numbers
 from healer.signals.values import clean, number
-from healer.signals.wire import Known, wrong_node
+from healer.signals.wire import HasNode, wrong_node
 
 #: Real output is about 12 kB per GPU.
 XML_LIMIT_BYTES = 8 * 2**20
 _DEPTH_MAX, _GPUS_MAX, _TEXT_MAX = 16, 64, 4096
 #: Characters of an element's name, and different paths of one GPU: real output has names of up to 50 and some
-#: 300 paths. Each element's path is put together anew, so long names would be work without end.
+#: 300 paths. The path of each element is joined again, so long names would be work without end.
 _TAG_MAX, _PATHS_MAX = 128, 4096
 _PREFIX = "nvidia-smi:"
 #: Words of values that a GPU prints which does not answer any more.
@@ -48,7 +48,7 @@ _ALWAYS = ("uuid", "pci/pci_bus_id")
 
 @dataclass(slots=True)
 class _Gpu:
-    """One <gpu>: its values by path; the first counts where a path stands twice (processes, ports)."""
+    """One <gpu>: its values by path; the first counts where a path comes twice (processes, ports)."""
 
     address: str
     values: dict[str, str] = field(default_factory=dict)
@@ -88,12 +88,12 @@ class NvidiaSmi:
                     if alias.name.startswith(_PREFIX):
                         self._paths.append((alias.name.removeprefix(_PREFIX), signal, alias.scale))
 
-    def take(self, raw: bytes, known: Known, now: datetime, *, node: str) -> Measured:
+    def take(self, raw: bytes, has_node: HasNode, now: datetime, *, node: str) -> Measured:
         """Raises BadBody for what is not nvidia-smi's XML. Words that say nothing are no samples."""
         log = _parse(raw)
         gpus, whole = log.gpus, log.attached == len(log.gpus)
         out = Measured()
-        if wrong := wrong_node(self._cluster, node, known):
+        if wrong := wrong_node(self._cluster, node, has_node):
             out.rejected = (Rejected(0, wrong),)
             return out
         where = (self._cluster, node)
@@ -102,14 +102,14 @@ class NvidiaSmi:
         answering = [gpu for gpu in gpus if not gpu.lost]  # values of a lost one are unknown
         seen: set[int] = set()
         for gpu, index in zip(answering, self._indexes(where, gpus, answering, whole), strict=True):
-            told = self._values(gpu)
+            samples = self._values(gpu)
             beyond = self._parts.wrong(where, index, None)
             if index is None or index in seen or beyond:
-                for signal, _ in told:
+                for signal, _ in samples:
                     out.unplaced(signal.name, beyond or NO_GPU, 1, {"pci_bus_id": gpu.address[:64]})
                 continue
             seen.add(index)
-            for signal, value in told:
+            for signal, value in samples:
                 columns.append(Column(signal.name, Part(gpu=index)))
                 values.append(value)
         if self._count is not None and whole:
@@ -133,7 +133,7 @@ class NvidiaSmi:
     def _indexes(
         self, where: Where, gpus: list[_Gpu], answering: list[_Gpu], whole: bool
     ) -> Sequence[int | None]:
-        """The index of each GPU that answers, None where nothing tells it; learns those that are sure."""
+        """The index of each GPU that answers, None where it is unknown; learns those that are certain."""
         minors = [gpu.minor for gpu in answering]
         if None not in minors and len(set(minors)) == len(minors):
             indexes = minors
@@ -142,11 +142,11 @@ class NvidiaSmi:
             if len(answering) < len(gpus):
                 # A driver that still lists a lost GPU may have put it anywhere: what was learned wins, and
                 # a place counts only as long as no other GPU has it.
-                known = [self._gpus.index(where, gpu.uuid, gpu.pci) for gpu in answering]
-                free = set(indexes) - set(known)
+                learned = [self._gpus.index(where, gpu.uuid, gpu.pci) for gpu in answering]
+                free = set(indexes) - set(learned)
                 indexes = [
-                    place if one is None and place in free else one
-                    for one, place in zip(known, indexes, strict=True)
+                    place if learned_index is None and place in free else learned_index
+                    for learned_index, place in zip(learned, indexes, strict=True)
                 ]
         else:
             return [self._gpus.index(where, gpu.uuid, gpu.pci) for gpu in answering]
@@ -163,14 +163,14 @@ class NvidiaSmi:
         values: list[float],
         out: Measured,
     ) -> None:
-        ids, told = np.array(self._numbers.of(columns), np.int32), np.array(values)
-        kept = (ids >= 0) & ~np.isnan(clean(told))
+        ids, numbers = np.array(self._numbers.of(columns), np.int32), np.array(values)
+        kept = (ids >= 0) & ~np.isnan(clean(numbers))
         if kept.any():
             out.samples = int(kept.sum())
-            out.reports.append(Report(*where, now, now, ids[kept], told[kept]))
+            out.reports.append(Report(*where, now, now, ids[kept], numbers[kept]))
 
     def _values(self, gpu: _Gpu) -> list[tuple[Signal, float]]:
-        """What this GPU tells, each signal once: the first of its paths that says something."""
+        """Samples of this GPU, each signal once: the first of its paths that has a value."""
         found: dict[str, tuple[Signal, float]] = {}
         for path, signal, scale in self._paths:
             if signal.name in found:
@@ -198,15 +198,15 @@ def _domain(gpu: _Gpu) -> str:
 
 def _mask(folder: str, signal: Signal, gpu: _Gpu) -> float | None:
     """The bits whose word is Active, of a folder with one element for each; None when it has none."""
-    told = [(path, text) for path, text in gpu.values.items() if path.startswith(folder)]
+    flags = [(path, text) for path, text in gpu.values.items() if path.startswith(folder)]
     mask = 0
-    for path, text in told:
+    for path, text in flags:
         if text.strip().lower() == "active":
             tail = path.removeprefix(folder)
             # hw_slowdown is the end of `clocks_event_reason_hw_slowdown` alone, not of hw_thermal_slowdown.
             mask |= next((bit for name, bit in signal.bits.items() if tail.endswith(f"_reason_{name}")), 0)
-    known = any(text.strip().lower() in {"active", "not active"} for _, text in told)
-    return float(mask) if known else None
+    is_mask = any(text.strip().lower() in {"active", "not active"} for _, text in flags)
+    return float(mask) if is_mask else None
 
 
 def _small(text: str, most: int) -> int | None:

@@ -1,6 +1,6 @@
 """`POST /signals/otlp/v1/logs`: ExportLogsServiceRequest -> records (`logs.kernel_records`).
 
-What a record tells lies in three places: attributes of its resource, its own attributes, and its body where
+The fields of a record lie in three places: attributes of its resource, its own attributes, and its body where
 that is a map, as the collector's journald receiver makes it. A body that is text is the line.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from healer.signals.logs import Places, Record, telling, time_text
+from healer.signals.logs import Places, Record, relevant_fields, time_text
 from healer.signals.otlp_values import (
     SCOPES_MAX,
     VALUES_MAX,
@@ -24,7 +24,7 @@ from healer.signals.otlp_values import (
     whole,
 )
 from healer.signals.protobuf import FIXED64, LENGTH, Torn, fields
-from healer.signals.rejects import BadBody, BadEntry, check_marks, pairs_of, sentence
+from healer.signals.rejects import NOT_JSON, BadBody, BadEntry, check_marks, pairs_of, sentence
 
 #: Log records of one request: a collector sends 8,192 at once.
 RECORDS_MAX = 200_000
@@ -62,11 +62,11 @@ def _check(index: int) -> None:
 
 def _resource(raw: bytes, start: int, end: int) -> tuple[dict[str, Any], list[tuple[int, int]]]:
     """(attributes of the resource, where its scopes lie)."""
-    told: dict[str, Any] = {}
+    resource: dict[str, Any] = {}
     scopes: list[tuple[int, int]] = []
     for field, kind, _, begin, stop in fields(raw, start, end):
         if field == 1 and kind == LENGTH:
-            told = _around(
+            resource = _around(
                 attributes(
                     raw, ((b, e) for f, k, _, b, e in fields(raw, begin, stop) if (f, k) == (1, LENGTH))
                 )
@@ -75,12 +75,12 @@ def _resource(raw: bytes, start: int, end: int) -> tuple[dict[str, Any], list[tu
             scopes.append((begin, stop))
             if len(scopes) > SCOPES_MAX:
                 raise BadBody(f"a resource has more than {SCOPES_MAX} scopes")
-    return told, scopes
+    return resource, scopes
 
 
-def _around(told: dict[str, Any]) -> dict[str, Any]:
+def _around(resource: dict[str, Any]) -> dict[str, Any]:
     """What of a resource's attributes its records need. Raises BadBody."""
-    kept = telling(told)
+    kept = relevant_fields(resource)
     if len(pairs_of(kept)) > TELLING_MAX:
         raise BadBody(f"a resource tells hosts, times and lines under more than {TELLING_MAX} names")
     return kept
@@ -104,8 +104,8 @@ def _record(index: int, raw: bytes, start: int, end: int, around: dict[str, Any]
     return _made(index, around, attributes(raw, spans), body, at or seen)
 
 
-def _made(index: int, around: dict[str, Any], own: dict[str, Any], body: Any, nanos: int) -> Record:
-    places: Places = (around, own, body if isinstance(body, dict) else {"body": body})
+def _made(index: int, around: dict[str, Any], record: dict[str, Any], body: Any, nanos: int) -> Record:
+    places: Places = (around, record, body if isinstance(body, dict) else {"body": body})
     try:
         return Record(index, places, time=time_text(nanos / 1e9) if nanos else None)
     except BadEntry as error:
@@ -136,10 +136,10 @@ class _Logs(msgspec.Struct, rename="camel", gc=False):
     resource_logs: list[_ResourceLogs] | None = None
 
 
-def _json_record(index: int, one: _LogRecord, around: dict[str, Any]) -> Record:
+def _json_record(index: int, record: _LogRecord, around: dict[str, Any]) -> Record:
     try:
-        nanos = whole(one.time_unix_nano) or whole(one.observed_time_unix_nano)
-        return _made(index, around, json_attributes(one.attributes), json_value(one.body), nanos)
+        nanos = whole(record.time_unix_nano) or whole(record.observed_time_unix_nano)
+        return _made(index, around, json_attributes(record.attributes), json_value(record.body), nanos)
     except Torn as error:
         return Record(index, wrong=str(error))
 
@@ -152,17 +152,17 @@ def json_records(raw: bytes) -> Iterator[Record]:
     check_marks(raw, objects=(b"{", OBJECTS_MAX))
     try:
         body = _decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_JSON as error:
         raise BadBody(f"the body is not OTLP in JSON: {sentence(error)}") from None
     index = 0
     try:
         for resource in body.resource_logs or ():
-            told = resource.resource.attributes if resource.resource else None
-            around = _around(json_attributes(told))
+            pairs = resource.resource.attributes if resource.resource else None
+            around = _around(json_attributes(pairs))
             for scope in resource.scope_logs or ():
-                for one in scope.log_records or ():
+                for record in scope.log_records or ():
                     _check(index)
-                    yield _json_record(index, one, around)
+                    yield _json_record(index, record, around)
                     index += 1
     except Torn as error:
         raise BadBody(f"the body is not OTLP in JSON: {error}") from None

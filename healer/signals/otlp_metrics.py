@@ -12,14 +12,13 @@ from struct import unpack_from
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 
 from healer.signals.otlp_values import SCOPES_MAX, JsonPair, attributes, json_attributes, real, text, whole
 from healer.signals.protobuf import FIXED64, LENGTH, VARINT, Torn, fields, varint
 from healer.signals.rejects import BadBody, Rejects, check_marks, sentence
 from healer.signals.series import Measured, Placer
-from healer.signals.slots import NOT_TOLD, Samples, Slots
-from healer.signals.wire import Known
+from healer.signals.slots import NO_TIME, Samples, Slots
+from healer.signals.wire import HasNode
 
 # --- otlp names ---------------------------------------------------------------------------------------------
 #
@@ -43,10 +42,10 @@ _REMEMBERED = 5_000
 
 
 class SeriesNames:
-    """Which name of the catalogue a metric has. `known`: whether the catalogue has a name."""
+    """Which name of the catalogue a metric has. `in_catalogue`: whether the catalogue has a name."""
 
-    def __init__(self, known: Callable[[str], bool]) -> None:
-        self._known = known
+    def __init__(self, in_catalogue: Callable[[str], bool]) -> None:
+        self._in_catalogue = in_catalogue
         self._found: dict[tuple[str, str, bool], str] = {}
 
     def of(self, name: str, unit: str, grows: bool) -> str:
@@ -56,7 +55,9 @@ class SeriesNames:
         if found is None:
             if len(self._found) >= _REMEMBERED:
                 self._found.clear()
-            found = next((one for one in candidates(*key) if self._known(one)), key[0])
+            found = next(
+                (candidate for candidate in candidates(*key) if self._in_catalogue(candidate)), key[0]
+            )
             self._found[key] = found
         return found
 
@@ -67,10 +68,10 @@ def candidates(name: str, unit: str, grows: bool) -> Iterator[str]:
     plain = _OTHER.sub("_", name).strip("_")
     stem = plain.removesuffix("_total")
     with_unit = _with_unit(stem, unit, grows)
-    for one in dict.fromkeys((stem, with_unit)):
+    for form in dict.fromkeys((stem, with_unit)):
         if grows:
-            yield f"{one}_total"
-        yield one
+            yield f"{form}_total"
+        yield form
 
 
 def _with_unit(stem: str, unit: str, grows: bool) -> str:
@@ -97,8 +98,8 @@ def labels_of(resource: dict[str, Any], point: dict[str, Any]) -> dict[str, str]
     if colon and port.isascii() and port.isdigit() and host:
         labels.setdefault("hostname", host)
     for label, name in (("node", "k8s.node.name"), ("host", "host.name")):
-        if told := word(resource.get(name)):
-            labels.setdefault(label, told)
+        if host_name := word(resource.get(name)):
+            labels.setdefault(label, host_name)
     _of_hardware(labels)
     for name, value in around.items():
         labels.setdefault(name, value)
@@ -108,13 +109,13 @@ def labels_of(resource: dict[str, Any], point: dict[str, Any]) -> dict[str, str]
 def _of_hardware(labels: dict[str, str]) -> None:
     """`hw.id` of a GPU (semantic conventions of hardware) is what the vendor's tools call it: an index, a
     UUID or a PCI address."""
-    told = labels.get("hw_id", "")
-    if told.isascii() and told.isdigit():
-        labels.setdefault("gpu", told)
-    elif told.startswith("GPU-"):
-        labels.setdefault("UUID", told)
-    elif told.count(":") == 2:
-        labels.setdefault("pci_bus_id", told)
+    hardware_id = labels.get("hw_id", "")
+    if hardware_id.isascii() and hardware_id.isdigit():
+        labels.setdefault("gpu", hardware_id)
+    elif hardware_id.startswith("GPU-"):
+        labels.setdefault("UUID", hardware_id)
+    elif hardware_id.count(":") == 2:
+        labels.setdefault("pci_bus_id", hardware_id)
 
 
 def _label(name: str) -> str:
@@ -134,7 +135,7 @@ def word(value: Any) -> str:
 #
 #  ExportMetricsServiceRequest in protobuf -> its metrics with their points. opentelemetry-proto 1.x.
 #
-# Attributes are passed on as the bytes they are, and read only for a series that nobody knows yet.
+# Attributes are passed on as raw bytes and decoded only for a series that is new.
 
 #: Data points of one request, and fields in all: a collector sends 8,192 points of some 10 fields at once.
 POINTS_MAX, FIELDS_MAX = 500_000, 6_000_000
@@ -152,7 +153,7 @@ NOTHING = "a metric without points that are known here"
 
 
 class Point(NamedTuple):
-    """`block` stands for the attributes: see `Metric.read`. `at_ms` is since 1970, or NOT_TOLD."""
+    """`block`: the raw attributes, see `Metric.read`. `at_ms` is since 1970, or NO_TIME."""
 
     block: bytes
     value: float
@@ -160,8 +161,8 @@ class Point(NamedTuple):
 
 
 class Metric(NamedTuple):
-    """`resource` stands for the resource's attributes, `read` gives those of a block. `refused`: why its
-    points, `held` of them, are not taken; empty where they are. `grows`: a monotonic sum."""
+    """`resource`: the resource's raw attributes; `read` decodes those of a block. `refused`: why its points,
+    `held` of them, are not taken; empty where they are. `grows`: a monotonic sum."""
 
     resource: bytes
     read: Callable[[bytes], dict[str, Any]]
@@ -174,7 +175,7 @@ class Metric(NamedTuple):
 
 
 def milliseconds(nanos: int) -> int:
-    return nanos // 1_000_000 if nanos else NOT_TOLD
+    return nanos // 1_000_000 if nanos else NO_TIME
 
 
 def why_refused(temporality: int) -> str:
@@ -192,8 +193,10 @@ def read_protobuf(raw: bytes) -> Iterator[Metric]:
 
 def read_protobuf_attributes(block: bytes) -> dict[str, Any]:
     """Attributes of a point (field 7) or of a resource (field 1). Raises Torn."""
-    told = fields(block, 0, len(block))
-    return attributes(block, ((b, e) for field, kind, _, b, e in told if kind == LENGTH and field in (1, 7)))
+    entries = fields(block, 0, len(block))
+    return attributes(
+        block, ((b, e) for field, kind, _, b, e in entries if kind == LENGTH and field in (1, 7))
+    )
 
 
 class _Reader:
@@ -202,11 +205,11 @@ class _Reader:
         self.points_left, self.fields_left = POINTS_MAX, FIELDS_MAX
 
     def fields(self, start: int, end: int) -> Iterator[tuple[int, int, int, int, int]]:
-        for one in fields(self.data, start, end):
+        for field in fields(self.data, start, end):
             self.fields_left -= 1
             if self.fields_left < 0:
                 raise BadBody(f"the body has more than {FIELDS_MAX} fields: send it in several requests")
-            yield one
+            yield field
 
     def spans(self, start: int, end: int, wanted: int) -> Iterator[tuple[int, int]]:
         for field, kind, _, begin, stop in self.fields(start, end):
@@ -215,16 +218,16 @@ class _Reader:
 
     def metrics(self) -> Iterator[Metric]:
         for start, end in self.spans(0, len(self.data), 1):
-            told: list[tuple[int, int]] = []
+            attribute_spans: list[tuple[int, int]] = []
             scopes: list[tuple[int, int]] = []
             for field, kind, _, begin, stop in self.fields(start, end):
                 if kind == LENGTH and field == 1:
-                    told = [(begin, stop)]
+                    attribute_spans = [(begin, stop)]
                 elif kind == LENGTH and field == 2:
                     scopes.append((begin, stop))
                     if len(scopes) > SCOPES_MAX:
                         raise BadBody(f"a resource has more than {SCOPES_MAX} scopes")
-            resource = b"".join(self.data[b:e] for b, e in told)
+            resource = b"".join(self.data[b:e] for b, e in attribute_spans)
             for begin, stop in scopes:
                 for b, e in self.spans(begin, stop, 2):
                     yield self._metric(b, e, resource)
@@ -370,8 +373,8 @@ def read_json(raw: bytes) -> Iterator[Metric]:
         for resource in body.resource_metrics or ():
             block = bytes(resource.resource.attributes) if resource.resource else b""
             for scope in resource.scope_metrics or ():
-                for one in scope.metrics or ():
-                    metric = _metric(one, block)
+                for entry in scope.metrics or ():
+                    metric = _metric(entry, block)
                     left -= metric.held
                     if left < 0:
                         raise BadBody(f"the body has more than {POINTS_MAX} data points")
@@ -385,20 +388,29 @@ def read_json_attributes(block: bytes) -> dict[str, Any]:
     return json_attributes(_pairs(block)) if block else {}
 
 
-def _metric(one: _Metric, resource: bytes) -> Metric:
-    if one.gauge is not None:
-        points, refused, grows = one.gauge.data_points or (), "", False
-    elif one.sum is not None:
-        told = one.sum.aggregation_temporality
-        refused = why_refused(_WORDS.get(told, 0) if isinstance(told, str) else told or 0)
-        points, grows = one.sum.data_points or (), bool(one.sum.is_monotonic)
+def _metric(metric: _Metric, resource: bytes) -> Metric:
+    if metric.gauge is not None:
+        points, refused, grows = metric.gauge.data_points or (), "", False
+    elif metric.sum is not None:
+        temporality = metric.sum.aggregation_temporality
+        refused = why_refused(
+            _WORDS.get(temporality, 0) if isinstance(temporality, str) else temporality or 0
+        )
+        points, grows = metric.sum.data_points or (), bool(metric.sum.is_monotonic)
     else:
-        other = one.histogram or one.exponential_histogram or one.summary
+        other = metric.histogram or metric.exponential_histogram or metric.summary
         points, grows = (other.data_points or ()) if other else (), False
         refused = HISTOGRAMS if other else NOTHING
     taken = () if refused else (_point(point) for point in points if isinstance(point, _Number))
     return Metric(
-        resource, read_json_attributes, one.name or "", one.unit or "", grows, refused, len(points), taken
+        resource,
+        read_json_attributes,
+        metric.name or "",
+        metric.unit or "",
+        grows,
+        refused,
+        len(points),
+        taken,
     )
 
 
@@ -418,9 +430,9 @@ def _point(point: _Number) -> Point:
 NEW_SERIES_MAX = 200_000
 #: Attributes of one resource: they are labels of all its series, and a series has at most 64.
 ATTRIBUTES_MAX = 128
-#: Bytes of them, as they stand in the body: each known resource is kept.
+#: Bytes of them, as in the body: each known resource is kept.
 RESOURCE_BYTES_MAX = 16_384
-#: Resources that are known by a number; then all are numbered anew.
+#: Resources that have a number; above this all are numbered again.
 _RESOURCES_MAX = 50_000
 
 
@@ -433,10 +445,10 @@ class Otlp:
         self._resources: dict[bytes, int] = {}
         self._numbered = 0
 
-    def take(self, raw: bytes, known: Known, now: datetime, *, json: bool) -> Measured:
+    def take(self, raw: bytes, has_node: HasNode, now: datetime, *, json: bool) -> Measured:
         """Raises BadBody. An index in `rejected` is a data point's number, from 0."""
         self.slots.forget(now)
-        reading = _Reading(self, known)
+        reading = _Reading(self, has_node)
         try:
             block, number = None, 0
             for metric in read_json(raw) if json else read_protobuf(raw):
@@ -464,8 +476,8 @@ class Otlp:
 class _Reading:
     """One request."""
 
-    def __init__(self, otlp: Otlp, known: Known) -> None:
-        self.otlp, self.slots, self.known = otlp, otlp.slots, known
+    def __init__(self, otlp: Otlp, has_node: HasNode) -> None:
+        self.otlp, self.slots, self.has_node = otlp, otlp.slots, has_node
         self.out, self.rejects = Measured(), Rejects()
         self.index = self.new = 0
         self._slots: list[int] = []
@@ -485,7 +497,7 @@ class _Reading:
         name = self.otlp.names.of(metric.name, metric.unit, metric.grows)
         # Lengths first: no two series have the same bytes.
         head = b"%d:%d:" % (resource, len(name)) + name.encode("utf-8", "surrogatepass")
-        find, refused = self.slots.known.get, self.slots.refused.get
+        find, refused = self.slots.by_key.get, self.slots.refused.get
         for point in metric.points:
             key = head + point.block
             slot = find(key)
@@ -501,14 +513,14 @@ class _Reading:
             self.index += 1
 
     def _unknown(self, key: bytes, name: str, metric: Metric, point: Point) -> int | None:
-        """The slot of a series that is not known; None when nobody wants it, which is counted."""
+        """The slot of a new series; None if its name is not in the catalogue, which is counted."""
         labels = self._labels(metric, point)
         if self.slots.unwanted(name[:200], labels, self.out):
             return None
         self.new += 1
         if self.new > NEW_SERIES_MAX:
             raise BadBody(f"the body has more than {NEW_SERIES_MAX} new series: send it in several requests")
-        return self.slots.add(key, name, labels(), self.known)
+        return self.slots.add(key, name, labels(), self.has_node)
 
     def _labels(self, metric: Metric, point: Point) -> Callable[[], dict[str, str]]:
         def read() -> dict[str, str]:
@@ -516,7 +528,7 @@ class _Reading:
             try:
                 return labels_of(around, metric.read(point.block)) if around is not None else {}
             except (Torn, ValueError, RecursionError):
-                # A series whose attributes cannot be read names no node; it is told so.
+                # A series whose attributes cannot be read names no node, and is counted as such.
                 return {}
 
         return read
@@ -535,13 +547,7 @@ class _Reading:
         return self._around
 
     def done(self, now: datetime) -> Measured:
-        samples = Samples(
-            np.array(self._slots, np.int32),
-            np.array(self._values, np.float64),
-            np.array(self._times, np.int64),
-            self._lines,
-        )
-        self.slots.report(samples, self.known, now, self.out, rejects=self.rejects)
-        nodes = {(one.cluster, one.node) for one in self.out.reports}
-        self.out.inventory = self.slots.placer.gpus.inventory(nodes, now)
+        samples = Samples.of(self._slots, self._values, self._times, self._lines)
+        self.slots.report(samples, self.has_node, now, self.out, rejects=self.rejects)
+        self.slots.add_inventory(self.out, now)
         return self.out

@@ -148,7 +148,7 @@ def _plain(value: JsonValue | None, budget: _Budget, depth: int) -> Any:
     if value.kvlist_value is not None:
         return _plain_pairs(value.kvlist_value.values, budget, depth + 1)
     if value.array_value is not None:
-        return [_plain(one, budget, depth + 1) for one in value.array_value.values or ()]
+        return [_plain(item, budget, depth + 1) for item in value.array_value.values or ()]
     if value.bytes_value is not None:
         try:
             return base64.b64decode(value.bytes_value, validate=True)
@@ -190,8 +190,8 @@ def message(rejected: int, why: str) -> bytes:
     stored, else how many are not, and why."""
     if not rejected:
         return b""
-    told = b"\x08" + _varint(rejected) + _text_field(2, why)
-    return b"\x0a" + _varint(len(told)) + told
+    partial_success = b"\x08" + _varint(rejected) + _text_field(2, why)
+    return b"\x0a" + _varint(len(partial_success)) + partial_success
 
 
 def status(code: int, why: str) -> bytes:

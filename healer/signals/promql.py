@@ -2,7 +2,7 @@
 
 Its JSON is that of Prometheus' HTTP API, which VictoriaMetrics, Mimir and Thanos speak too: `data.resultType`
 is `vector` (one sample of each series) or `matrix` (several), times are seconds with fractions, values are
-texts. A series is known by the bytes of its labels, as they stand in the answer.
+strings. A series is identified by the raw bytes of its labels.
 """
 
 import math
@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from healer.model import Catalogue, Combine, Signal
 from healer.ports.measurements import ANSWER_BYTES_MAX
 from healer.signals.inventory import Where
-from healer.signals.rejects import BadBody
+from healer.signals.rejects import NOT_JSON, BadBody
 from healer.signals.series import LINKS, NODE_LABELS, Measured, Placer
 from healer.signals.slots import Samples, Slots
 from healer.signals.values import clean, is_plain
-from healer.signals.wire import Known
+from healer.signals.wire import HasNode
 
 _MS = 1000
 #: (times in s since 1970, values), (n,) each, by time.
@@ -64,7 +64,7 @@ class Queried:
     def __init__(self, placer: Placer) -> None:
         self._slots: Slots[bytes] = Slots(placer, whole=True)
 
-    def take(self, raw: bytes, known: Known, now: datetime, *, signal: str = "") -> Measured:
+    def take(self, raw: bytes, has_node: HasNode, now: datetime, *, signal: str = "") -> Measured:
         """`signal`: the name of every series, whatever the answer calls it. Raises BadBody."""
         slots, out = self._slots, Measured()
         slots.forget(now)
@@ -72,33 +72,32 @@ class Queried:
         counts: list[int] = []
         values: list[str] = []
         times: list[float] = []
-        for one in result(raw):
-            samples = one.values if one.value is None else [one.value]
+        for series in result(raw):
+            samples = series.values if series.value is None else [series.value]
             if not samples:
                 continue
             # Under a signal's own name the same labels are another series than under the server's.
-            key = signal.encode() + bytes(one.metric)
-            slot = slots.known.get(key)
+            key = signal.encode() + bytes(series.metric)
+            slot = slots.by_key.get(key)
             if slot is None:
                 slot = slots.refused.get(key)
             if slot is None:
-                slot = slots.add(key, *_named(one.metric, signal), known)
+                slot = slots.add(key, *_named(series.metric, signal), has_node)
             found.append(slot)
             counts.append(len(samples))
             times += [at for at, _ in samples]
             values += [value for _, value in samples]
         taken = Samples(np.repeat(np.array(found, np.int32), counts), _floats(values), _milliseconds(times))
-        slots.report(taken, known, now, out)
-        nodes = {(one.cluster, one.node) for one in out.reports}
-        out.inventory = slots.placer.gpus.inventory(nodes, now)
+        slots.report(taken, has_node, now, out)
+        slots.add_inventory(out, now)
         return out
 
-    def lines(self, raw: bytes, known: Known) -> dict[tuple[Where, int], Line]:
+    def lines(self, raw: bytes, has_node: HasNode) -> dict[tuple[Where, int], Line]:
         """(node, column) -> its points, for pages: of any age. Raises BadBody."""
         parts: dict[tuple[Where, int], tuple[Combine, list[Line]]] = {}
-        for one in result(raw):
-            found = self._slots.placer.place(*_named(one.metric, ""), known)
-            samples = one.values if one.value is None else [one.value]
+        for series in result(raw):
+            found = self._slots.placer.place(*_named(series.metric, ""), has_node)
+            samples = series.values if series.value is None else [series.value]
             if isinstance(found, str) or not samples:
                 continue
             values = clean(_floats([value for _, value in samples])) * found.scale
@@ -113,10 +112,10 @@ _TOGETHER = {Combine.sum: np.add, Combine.max: np.maximum, Combine.min: np.minim
 def _combined(how: Combine, lines: Sequence[Line]) -> Line:
     """Several series of one column as one: at each moment what the catalogue's `combine` makes of them."""
     times = np.concatenate([at for at, _ in lines])
-    values = np.concatenate([one for _, one in lines])
-    told = ~np.isnan(values)
-    order = np.argsort(times[told], kind="stable")
-    times, values = times[told][order], values[told][order]
+    values = np.concatenate([part for _, part in lines])
+    valid = ~np.isnan(values)
+    order = np.argsort(times[valid], kind="stable")
+    times, values = times[valid][order], values[valid][order]
     if not len(times):
         return times, values
     first = np.flatnonzero(np.append(True, times[1:] != times[:-1]))
@@ -130,26 +129,26 @@ def result(raw: bytes) -> list[_Series]:
     if len(raw) > ANSWER_BYTES_MAX:
         raise BadBody(f"the answer is larger than {ANSWER_BYTES_MAX} bytes")
     try:
-        told = _answer.decode(raw)
-        if told.status != "success":
-            raise BadBody(f"the server says: {told.error[:300] or told.status[:300]}")
-        if told.data.resultType not in _SERIES:
-            kind = told.data.resultType[:50]
+        answer = _answer.decode(raw)
+        if answer.status != "success":
+            raise BadBody(f"the server says: {answer.error[:300] or answer.status[:300]}")
+        if answer.data.resultType not in _SERIES:
+            kind = answer.data.resultType[:50]
             raise BadBody(f"the answer is a {kind}, and a vector or a matrix has labels that say whose it is")
-        return _series.decode(told.data.result)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return _series.decode(answer.data.result)
+    except NOT_JSON as error:
         raise BadBody(f"the answer is not that of a Prometheus-compatible server: {error}") from None
 
 
-def names_told(raw: bytes) -> list[str]:
+def names_answered(raw: bytes) -> list[str]:
     """The names in an answer of `/api/v1/label/__name__/values`. Raises BadBody."""
     try:
-        told = _names.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        answer = _names.decode(raw)
+    except NOT_JSON as error:
         raise BadBody(f"the answer is not that of a Prometheus-compatible server: {error}") from None
-    if told.status != "success":
-        raise BadBody(f"the server says: {told.error[:300] or told.status[:300]}")
-    return told.data
+    if answer.status != "success":
+        raise BadBody(f"the server says: {answer.error[:300] or answer.status[:300]}")
+    return answer.data
 
 
 def _named(metric: msgspec.Raw, signal: str) -> tuple[str, dict[str, str]]:
@@ -216,10 +215,10 @@ def of_node(names: Iterable[str], node: str, matchers: str = "") -> str:
 
     More than its own may fit; whose a series is the labels say, in the order that every form obeys.
     """
-    known = list(names)
+    series_names = list(names)
     form = re.escape(node).replace("\\", "\\\\") + "([.:].*)?"
     more = f",{matchers}" if matchers else ""
-    return " or ".join(selector(known, f'{label}=~"{form}"{more}') for label in NODE_LABELS)
+    return " or ".join(selector(series_names, f'{label}=~"{form}"{more}') for label in NODE_LABELS)
 
 
 def step_for(span_s: float, points: int) -> int:

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-#: Entries told as rejected, of one request; the rest is only counted.
-REJECTED_TOLD = 1000
+#: Entries listed as rejected, of one request; the rest is only counted.
+REJECTED_LISTED = 1000
 #: RFC 3339, 5.6: capitals or not, a blank for the T, any number of digits of a second. Its offsets have a
 #: colon and its fractions a point; `date +%z` writes no colon, PostgreSQL no minutes,
 #: `dmesg --time-format iso` a comma, and no fault is to be lost for that.
@@ -21,6 +21,9 @@ _SECOND = slice(17, 19)
 _NO_TIME = "time: not an RFC 3339 time, such as 2026-11-20T03:00:00Z"
 #: Small bodies are read as they are; of larger ones their marks are counted first (`check_marks`).
 _SMALL_BYTES = 2**20
+
+#: Errors of msgspec's JSON decoder, whatever the bytes.
+NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class BadBody(ValueError):
@@ -37,29 +40,29 @@ class Rejected(msgspec.Struct, frozen=True):
 
 
 class Rejects:
-    """Entries that are wrong: the first `REJECTED_TOLD` with their reason, the rest as a number.
+    """Entries that are wrong: the first `REJECTED_LISTED` with their reason, the rest as a number.
 
     A body may hold millions of them, and each reason is a text: so no more are kept, nor even written.
     """
 
-    __slots__ = ("count", "told")
+    __slots__ = ("count", "listed")
 
     def __init__(self) -> None:
-        self.told: list[Rejected] = []
+        self.listed: list[Rejected] = []
         self.count = 0
 
     def add(self, index: int, why: str | Exception) -> None:
         self.count += 1
-        if len(self.told) < REJECTED_TOLD:
-            self.told.append(Rejected(index, why if isinstance(why, str) else sentence(why)))
+        if len(self.listed) < REJECTED_LISTED:
+            self.listed.append(Rejected(index, why if isinstance(why, str) else sentence(why)))
 
     def sorted(self) -> tuple[Rejected, ...]:
-        return tuple(sorted(self.told, key=lambda one: one.index))
+        return tuple(sorted(self.listed, key=lambda entry: entry.index))
 
     @property
     def more(self) -> int:
         """Those that are only counted."""
-        return self.count - len(self.told)
+        return self.count - len(self.listed)
 
 
 def check_marks(raw: bytes, **most: tuple[bytes, int]) -> None:
@@ -112,14 +115,14 @@ def _in_leap_second(at: datetime) -> datetime:
 
 # --- repeated -----------------------------------------------------------------------------------------------
 #
-#  Maps of a sender in which one name may stand more than once, as JSON and protobuf allow.
+#  Maps in which one name may occur more than once, as JSON and protobuf allow.
 #
-# A plain map tells the last value alone. Where a later word must not overrule an earlier one (`logs`),
-# all of them are looked at.
+# A plain dict keeps the last value only. Where a later value must not override an earlier one (`logs`), all
+# of them are read.
 
 
 class Repeated(dict[Any, Any]):
-    """A map of which some name stands more than once. `pairs`: all of it, in its order."""
+    """A map in which some name occurs more than once. `pairs`: all of it, in order."""
 
     def __init__(self, pairs: Sequence[tuple[Any, Any]]) -> None:
         super().__init__(pairs)
@@ -127,11 +130,11 @@ class Repeated(dict[Any, Any]):
 
 
 def map_of(pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
-    """The map of these pairs; a Repeated where a name stands more than once."""
+    """The map of these pairs; a Repeated where a name occurs more than once."""
     plain = dict(pairs)
     return plain if len(plain) == len(pairs) else Repeated(pairs)
 
 
-def pairs_of(told: Mapping[Any, Any]) -> Collection[tuple[Any, Any]]:
-    """All pairs that were told."""
-    return told.pairs if isinstance(told, Repeated) else told.items()
+def pairs_of(mapping: Mapping[Any, Any]) -> Collection[tuple[Any, Any]]:
+    """All pairs, repeated names included."""
+    return mapping.pairs if isinstance(mapping, Repeated) else mapping.items()

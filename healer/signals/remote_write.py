@@ -28,7 +28,7 @@ from healer.signals.protobuf import FIXED64, LENGTH, VARINT, Torn, fields, varin
 from healer.signals.rejects import BadBody
 from healer.signals.series import Measured, Placer
 from healer.signals.slots import Samples, Slots
-from healer.signals.wire import Known
+from healer.signals.wire import HasNode
 
 # --- order --------------------------------------------------------------------------------------------------
 #
@@ -86,7 +86,7 @@ class Order:
         starts: NDArray[np.int64],
         ends: NDArray[np.int64],
         widths: NDArray[np.int64],
-        known: dict[bytes, int],
+        slot_by_block: dict[bytes, int],
     ) -> NDArray[np.int32]:
         """(n,) int32: what `known` says of each block of `data` from a start to its end, -1 for those it does
         not know. Only blocks that are looked up are cut out. `widths`: of the samples behind them."""
@@ -99,7 +99,7 @@ class Order:
         done, end = 0, len(begins)
         for _ in range(_RUNS_MAX):
             slot = -1
-            while done < end and (slot := known.get(block(done), -1)) < 0:
+            while done < end and (slot := slot_by_block.get(block(done), -1)) < 0:
                 done += 1
             place = self._place(slot)
             if place < 0:
@@ -109,11 +109,11 @@ class Order:
             self._widths[place : place + run] = widths[done : done + run]
             done += run
         # Those of a run that had no slot then may have got one since.
-        for one in np.flatnonzero(slots[:done] < 0).tolist():
-            slots[one] = known.get(block(one), -1)
+        for place in np.flatnonzero(slots[:done] < 0).tolist():
+            slots[place] = slot_by_block.get(block(place), -1)
         if done < end:
             rest = list(map(block, range(done, end)))
-            slots[done:] = np.fromiter(map(known.get, rest, repeat(-1)), np.int32, len(rest))
+            slots[done:] = np.fromiter(map(slot_by_block.get, rest, repeat(-1)), np.int32, len(rest))
             if len(rest) > end // _NEW_SHARE:
                 self._remember([*map(block, range(done)), *rest], slots, widths)
         return slots
@@ -171,8 +171,8 @@ _NAME_FIRST = b"\x0a\x08__name__\x12"
 #: A label block that is not known, and its labels as they are read when asked for -> its slot; None when the
 #: series is not to be kept.
 Resolve = Callable[[bytes, Callable[[], dict[str, str]]], int | None]
-#: The name of a series whose first label it is, and the labels as they are read when asked for: whether
-#: nobody wants that name. Counts it.
+#: (name of a series, a function that reads its labels) -> whether that name is outside the catalogue, which
+#: is then counted. Only for series whose first label is the name.
 Unwanted = Callable[[str, Callable[[], dict[str, str]]], bool]
 
 
@@ -183,7 +183,7 @@ class RemoteWrite:
         self._slots: Slots[bytes] = Slots(placer, whole=False)
         self._order = Order()
 
-    def take(self, raw: bytes, known: Known, now: datetime, *, packed: bool = True) -> Measured:
+    def take(self, raw: bytes, has_node: HasNode, now: datetime, *, packed: bool = True) -> Measured:
         """Raises BadBody. `packed`: in snappy; else it is the message itself."""
         data = unpacked(raw) if packed else raw
         slots = self._slots
@@ -194,15 +194,14 @@ class RemoteWrite:
             if (slot := slots.refused.get(block)) is not None:
                 return slot
             labels = read_labels()
-            return slots.add(block, labels.pop("__name__", ""), labels, known)
+            return slots.add(block, labels.pop("__name__", ""), labels, has_node)
 
         def unwanted(name: str, labels: Callable[[], dict[str, str]]) -> bool:
             return slots.unwanted(name, labels, out)
 
         self._order.forget(slots.generation)
-        slots.report(read(data, slots.known, resolve, unwanted, self._order), known, now, out)
-        nodes = {(one.cluster, one.node) for one in out.reports}
-        out.inventory = slots.placer.gpus.inventory(nodes, now)
+        slots.report(read(data, slots.by_key, resolve, unwanted, self._order), has_node, now, out)
+        slots.add_inventory(out, now)
         return out
 
 
@@ -219,7 +218,7 @@ def unpacked(raw: bytes) -> bytes:
 
 def read(
     data: bytes,
-    known: dict[bytes, int],
+    slot_by_block: dict[bytes, int],
     resolve: Resolve,
     unwanted: Unwanted,
     order: Order | None = None,
@@ -230,33 +229,23 @@ def read(
     Raises BadBody.
     """
     try:
-        return _read(data, known, resolve, unwanted, order or Order())
+        return _read(data, slot_by_block, resolve, unwanted, order or Order())
     except Torn as error:
         raise BadBody(f"the body is not a prometheus.WriteRequest: {error}") from None
-
-
-def walk(data: bytes, known: dict[bytes, int], resolve: Resolve) -> Samples:
-    """The same by the walker alone: the reference for `read`."""
-    walker = _Walker(data, known, resolve)
-    try:
-        for field, kind, _, start, stop in fields(data, 0, len(data)):
-            if field == 1 and kind == LENGTH:
-                walker.series(start, stop)
-    except Torn as error:
-        raise BadBody(f"the body is not a prometheus.WriteRequest: {error}") from None
-    return walker.samples()
 
 
 def _read(
-    data: bytes, known: dict[bytes, int], resolve: Resolve, unwanted: Unwanted, order: Order
+    data: bytes, slot_by_block: dict[bytes, int], resolve: Resolve, unwanted: Unwanted, order: Order
 ) -> Samples:
-    walker = _Walker(data, known, resolve)
-    outline = _outline_as_before(data, known, order) or _guessed_outline(data) or _outline(data, walker)
+    walker = _Walker(data, slot_by_block, resolve)
+    outline = (
+        _outline_as_before(data, slot_by_block, order) or _guessed_outline(data) or _outline(data, walker)
+    )
     starts, ends = outline
     if not len(ends):
         return walker.samples()
     width = _widths(data, starts, ends)
-    slots = order.slots(data, starts, ends - width, width, known)
+    slots = order.slots(data, starts, ends - width, width, slot_by_block)
     found = slots >= 0
     for place in np.flatnonzero(~found).tolist():
         start, end = int(starts[place]), int(ends[place])
@@ -283,7 +272,7 @@ class _Outline(NamedTuple):
     ends: NDArray[np.int64]
 
 
-def _outline_as_before(data: bytes, known: dict[bytes, int], order: Order) -> _Outline | None:
+def _outline_as_before(data: bytes, slot_by_block: dict[bytes, int], order: Order) -> _Outline | None:
     """As series have followed the first one before; None where that does not lead to the last byte."""
     if len(data) < 16 or data[0] != 0x0A:
         return None
@@ -291,9 +280,9 @@ def _outline_as_before(data: bytes, known: dict[bytes, int], order: Order) -> _O
     if size >= 0x80:
         size, start = size & 0x7F | data[2] << 7, 3
     end = start + size
-    slot = known.get(data[start : end - _FULL], -1)
+    slot = slot_by_block.get(data[start : end - _FULL], -1)
     if slot < 0:
-        slot = known.get(data[start : end - _ZERO], -1)
+        slot = slot_by_block.get(data[start : end - _ZERO], -1)
     sizes = order.sizes(slot, len(data) // _SERIES_BYTES + 1)
     if sizes is None:
         return None
@@ -425,19 +414,15 @@ def _times(tail: NDArray[np.uint64]) -> NDArray[np.int64]:
 
 
 class _Walker:
-    def __init__(self, data: bytes, known: dict[bytes, int], resolve: Resolve) -> None:
-        self.data, self.known, self.resolve = data, known, resolve
+    def __init__(self, data: bytes, slot_by_block: dict[bytes, int], resolve: Resolve) -> None:
+        self.data, self.slot_by_block, self.resolve = data, slot_by_block, resolve
         self._slots: list[int] = []
         self._values: list[float] = []
         self._times: list[int] = []
         self._read = 0
 
     def samples(self) -> Samples:
-        return Samples(
-            np.array(self._slots, np.int32),
-            np.array(self._values, np.float64),
-            np.array(self._times, np.int64),
-        )
+        return Samples.of(self._slots, self._values, self._times)
 
     def series(self, start: int, end: int) -> None:
         self._read += 1
@@ -454,7 +439,7 @@ class _Walker:
             if len(labels) + len(samples) > PARTS_OF_SERIES_MAX:
                 raise BadBody(f"a series has more than {PARTS_OF_SERIES_MAX} labels and samples")
         block = b"".join(data[begin:stop] for begin, _, stop in labels)
-        slot = self.known.get(block)
+        slot = self.slot_by_block.get(block)
         if slot is None:
             slot = self.resolve(block, lambda: dict(_label(data, value, stop) for _, value, stop in labels))
         if slot is None:

@@ -45,19 +45,19 @@ from healer.signals.hardware_names import (
 from healer.signals.inventory import GPU_LABELS, INFO_SERIES, GpuNames, Where
 from healer.signals.kernel_log import normal_pci
 from healer.signals.rejects import Rejected, Rejects
-from healer.signals.wire import Known
+from healer.signals.wire import HasNode
 
 # --- names --------------------------------------------------------------------------------------------------
 #
 #  From the name of an arriving series to the signals it may be; from signal and part to a number.
 
-#: NVLinks of one GPU that a `{link}` in an alias stands for: 18 on Hopper and Blackwell.
+#: NVLinks of one GPU that replace a `{link}` in an alias: 18 on Hopper and Blackwell.
 LINKS = 18
 #: Columns whose number one process remembers; the book itself holds at most as many.
 _REMEMBERED = 100_000
 
 
-class Way(msgspec.Struct, frozen=True):
+class Meaning(msgspec.Struct, frozen=True):
     """One signal that a name may be. `labels` have to match (globs); `link` is the one in the name itself,
     `part` the label of a device's part."""
 
@@ -80,42 +80,52 @@ class Names:
     """The names of a catalogue. A derived signal has none: it never arrives."""
 
     def __init__(self, catalogue: Catalogue) -> None:
-        self._ways: dict[str, list[Way]] = {}
+        self._meanings: dict[str, list[Meaning]] = {}
         for signal in catalogue.signals.values():
             if signal.derived:
                 continue
-            self._ways.setdefault(signal.name, []).append(Way(signal, 1.0))
+            self._meanings.setdefault(signal.name, []).append(Meaning(signal, 1.0))
             for alias in signal.aliases:
                 labels = tuple(sorted(alias.labels.items()))
                 if "{link}" in alias.name:
                     for link in range(LINKS):
                         name = alias.name.replace("{link}", str(link))
-                        self._ways.setdefault(name, []).append(Way(signal, alias.scale, labels, link))
+                        self._meanings.setdefault(name, []).append(Meaning(signal, alias.scale, labels, link))
                 else:
-                    way = Way(signal, alias.scale, labels, part=alias.part)
-                    self._ways.setdefault(alias.name, []).append(way)
-        for ways in self._ways.values():
-            ways.sort(key=lambda way: not way.labels)  # the inlet's temperature before that of any sensor
+                    meaning = Meaning(signal, alias.scale, labels, part=alias.part)
+                    self._meanings.setdefault(alias.name, []).append(meaning)
+        for meanings in self._meanings.values():
+            meanings.sort(
+                key=lambda meaning: not meaning.labels
+            )  # the inlet's temperature before that of any sensor
 
     def __contains__(self, name: str) -> bool:
-        return name in self._ways
+        return name in self._meanings
 
     def of_several(self) -> frozenset[str]:
         """Names, other than a signal's own, of which one series is only a part of each signal it may be."""
         return frozenset(
             name
-            for name, ways in self._ways.items()
-            if all(way.signal.combine is not Combine.last and way.signal.name != name for way in ways)
+            for name, meanings in self._meanings.items()
+            if all(
+                meaning.signal.combine is not Combine.last and meaning.signal.name != name
+                for meaning in meanings
+            )
         )
 
-    def ways(self, name: str) -> Sequence[Way]:
-        return self._ways.get(name, ())
+    def meanings(self, name: str) -> Sequence[Meaning]:
+        return self._meanings.get(name, ())
 
-    def plain(self, name: str, scope: Scope, *, nvlink: bool = False) -> Way | None:
-        """The way of a form without labels; the link must not stand in the name."""
-        for way in self.ways(name):
-            if way.signal.scope is scope and way.nvlink is nvlink and not way.labels and way.link is None:
-                return way
+    def plain(self, name: str, scope: Scope, *, nvlink: bool = False) -> Meaning | None:
+        """The meaning of a form without labels; the link must not be part of the name."""
+        for meaning in self.meanings(name):
+            if (
+                meaning.signal.scope is scope
+                and meaning.nvlink is nvlink
+                and not meaning.labels
+                and meaning.link is None
+            ):
+                return meaning
         return None
 
 
@@ -154,8 +164,8 @@ class Numbers:
 #
 #  What a request of samples holds, whatever its wire form.
 
-#: Names told as unknown, of one request; samples of the others are only counted.
-NAMES_TOLD = 200
+#: Names listed as unknown, of one request; samples of the others are only counted.
+NAMES_LISTED = 200
 #: Reports of one node in one request, and samples of one report: far above what any sender needs who did not
 #: fall silent for an hour, or any machine has.
 REPORTS_MAX = 64
@@ -175,11 +185,10 @@ class Unknown(msgspec.Struct, kw_only=True):
 
 
 class Measured(msgspec.Struct, kw_only=True):
-    """`samples` were accepted and stand in `reports`; `unrecognised` have no place in the catalogue or on a
-    node of ours, and `unknown` lists them by name. `rejected_more` were rejected beyond those in `rejected`.
-    `placed` series were not known before. `inventory` are observations of the kinds `gpu_inventory` and
-    `inventory`. `cluster` is
-    that of what names none, if known."""
+    """`samples` were accepted, into `reports`; `unrecognised` have no place in the catalogue or on a node of
+    ours, and `unknown` lists them by name. `rejected_more` were rejected beyond those in `rejected`. `placed`
+    series were new. `inventory` are observations of the kinds `gpu_inventory` and `inventory`. `cluster` is
+    the default for what names none, if there is one."""
 
     cluster: str = ""
     reports: list[Report] = []
@@ -193,8 +202,9 @@ class Measured(msgspec.Struct, kw_only=True):
 
     def nodes(self) -> set[tuple[str, str]]:
         """Every (cluster, node) that something would be stored for: for tokens bound to one node."""
-        return {(one.cluster, one.node) for one in self.reports} | {
-            (one.component.cluster, one.component.node or "") for one in self.inventory
+        return {(report.cluster, report.node) for report in self.reports} | {
+            (observation.component.cluster, observation.component.node or "")
+            for observation in self.inventory
         }
 
     def reject(self, rejects: Rejects) -> None:
@@ -203,11 +213,11 @@ class Measured(msgspec.Struct, kw_only=True):
     def unplaced(self, name: str, why: str, count: int = 1, example: dict[str, str] | None = None) -> None:
         """Counts samples that are not stored."""
         self.unrecognised += count
-        known = self.unknown.get(name)
-        if known is not None:
-            known.count += count
-            known.why = why
-        elif len(self.unknown) < NAMES_TOLD:
+        listed = self.unknown.get(name)
+        if listed is not None:
+            listed.count += count
+            listed.why = why
+        elif len(self.unknown) < NAMES_LISTED:
             self.unknown[name] = Unknown(why=why, count=count, example=example or {})
 
 
@@ -250,18 +260,18 @@ OF_A_NODE = "is of a node, and the request of a device"
 
 class Series(NamedTuple):
     """Where a series belongs: a node, or a device with its mark. `portable`: its part follows from its labels
-    alone, whatever its node. `own`: it came under the signal's own name."""
+    alone, whatever its node. `is_signal_name`: it came under the signal's own name."""
 
     where: Where
     column: int
     scale: float
     combine: Combine
     portable: bool
-    own: bool
+    is_signal_name: bool
 
 
 class Placer:
-    """Places series; learns GPU names from those that tell them, and which ports a node has."""
+    """Places series; learns GPU names from series that have both, and which ports a node has."""
 
     def __init__(
         self, names: Names, numbers: Numbers, gpus: GpuNames, ports: Ports, parts: Parts, cluster: str
@@ -273,24 +283,24 @@ class Placer:
         self.placed = 0
 
     def place(
-        self, name: str, labels: dict[str, str], known: Known, where: Where | None = None
+        self, name: str, labels: dict[str, str], has_node: HasNode, where: Where | None = None
     ) -> Series | str:
         """The series, or why it has no place. `where`: the node or device that the request itself names."""
-        ways = self.names.ways(name)
-        self._learn_facts(name, labels, known, where)
-        if not ways:
+        meanings = self.names.meanings(name)
+        self._learn_facts(name, labels, has_node, where)
+        if not meanings:
             return NOT_KNOWN
         if labels.get("GPU_I_ID"):
             return "MIG instance"
-        ways = [way for way in ways if way.takes(labels)]
-        if not ways:
+        meanings = [meaning for meaning in meanings if meaning.takes(labels)]
+        if not meanings:
             return "no signal has these labels"
         of_device = where is not None and device_in(where[1]) is not None
         home, why = where, ""
-        for way in ways:
-            if way.signal.scope in OF_DEVICES:
+        for meaning in meanings:
+            if meaning.signal.scope in OF_DEVICES:
                 fits = where is None or of_device
-                found = self._device(way, labels, known, where) if fits else OF_A_DEVICE
+                found = self._device(meaning, labels, has_node, where) if fits else OF_A_DEVICE
                 if isinstance(found, str):
                     why = why or found
                     continue
@@ -299,31 +309,39 @@ class Placer:
                 why = why or OF_A_NODE
                 continue
             else:
-                found = home or home_of(labels, known, self._cluster)
+                found = home or home_of(labels, has_node, self._cluster)
                 if isinstance(found, str):
                     why = found
                     continue
                 place = home = found
-                part, portable = self._part(way, labels, home)
+                part, portable = self._part(meaning, labels, home)
             if isinstance(part, str):
                 why = part
                 continue
-            (column,) = self._numbers.of([Column(way.signal.name, part)])
+            (column,) = self._numbers.of([Column(meaning.signal.name, part)])
             if column < 0:
                 return NO_ROOM
-            return Series(place, column, way.scale, way.signal.combine, portable, own=name == way.signal.name)
+            return Series(
+                place,
+                column,
+                meaning.scale,
+                meaning.signal.combine,
+                portable,
+                is_signal_name=name == meaning.signal.name,
+            )
         return why
 
-    def _learn_facts(self, name: str, labels: dict[str, str], known: Known, where: Where | None) -> None:
-        """A series is placed once, and anew when its labels change: so is what they tell of the node."""
+    def _learn_facts(self, name: str, labels: dict[str, str], has_node: HasNode, where: Where | None) -> None:
+        """A series is placed once, and again when its labels change: so facts in its labels are read as
+        often."""
         if name not in INFO_SERIES and GPU_LABELS.keys().isdisjoint(labels):
             return
-        home = where or home_of(labels, known, self._cluster)
+        home = where or home_of(labels, has_node, self._cluster)
         if not isinstance(home, str) and device_in(home[1]) is None:
             self.gpus.facts.from_labels(home, name, labels)
 
     def _device(
-        self, way: Way, labels: dict[str, str], known: Known, where: Where | None
+        self, meaning: Meaning, labels: dict[str, str], has_node: HasNode, where: Where | None
     ) -> tuple[Where, Part] | str:
         """The device that the request or the labels name, and its part, or why there is none."""
         if where is None and is_foreign(labels, self._cluster):
@@ -332,23 +350,23 @@ class Placer:
         if device is None:
             return NO_DEVICE
         where = self._cluster, DEVICE_MARK + device
-        part = part_of(labels, way.part) if way.signal.scope is Scope.device_part else ""
+        part = part_of(labels, meaning.part) if meaning.signal.scope is Scope.device_part else ""
         if part is None:
             return NO_PART
-        if why := refused(device, self._cluster, known):
+        if why := refused(device, self._cluster, has_node):
             return why
         return self._devices.wrong(device, part or None) or (where, Part(port=part or None))
 
-    def _part(self, way: Way, labels: dict[str, str], where: Where) -> tuple[Part | str, bool]:
-        """(part, whether labels alone told it), or (why there is none, True)."""
-        if way.signal.scope is Scope.node:
+    def _part(self, meaning: Meaning, labels: dict[str, str], where: Where) -> tuple[Part | str, bool]:
+        """(part, whether it follows from the labels alone), or (why there is none, True)."""
+        if meaning.signal.scope is Scope.node:
             return Part(), True
-        if way.signal.scope is Scope.link and not way.nvlink:
+        if meaning.signal.scope is Scope.link and not meaning.nvlink:
             return self._port(labels, where), True
-        link = way.link if way.link is not None else gpu_index(labels.get("nvlink"))
-        if way.nvlink and link is None:
+        link = meaning.link if meaning.link is not None else gpu_index(labels.get("nvlink"))
+        if meaning.nvlink and link is None:
             return "no label `nvlink`", True
-        if not way.nvlink and labels.get("nvlink"):
+        if not meaning.nvlink and labels.get("nvlink"):
             return "speaks of one link, and the signal does not", True
         index = gpu_index(labels.get("gpu"))
         if beyond := self._parts.wrong(where, index, link):
@@ -356,7 +374,7 @@ class Placer:
         gpu, portable = self._gpu(index, labels, where)
         if gpu is None:
             return NO_GPU, True
-        return Part(gpu=gpu, link=link if way.nvlink else None), portable
+        return Part(gpu=gpu, link=link if meaning.nvlink else None), portable
 
     def _gpu(self, index: int | None, labels: dict[str, str], where: Where) -> tuple[int | None, bool]:
         uuid = labels.get("UUID") or labels.get("uuid") or labels.get("gpu_uuid")
@@ -379,7 +397,7 @@ def is_foreign(labels: Mapping[str, str], cluster: str) -> bool:
     return any(labels.get(label, cluster) not in ("", cluster) for label in CLUSTER_LABELS)
 
 
-def home_of(labels: Mapping[str, str], known: Known, cluster: str) -> Where | str:
+def home_of(labels: Mapping[str, str], has_node: HasNode, cluster: str) -> Where | str:
     """The node of `cluster` that labels name, or why it is none of ours."""
     if is_foreign(labels, cluster):
         return OTHER_CLUSTER
@@ -389,19 +407,19 @@ def home_of(labels: Mapping[str, str], known: Known, cluster: str) -> Where | st
             continue
         if label == "instance":
             name = name.rsplit(":", 1)[0]
-        if known(cluster, name):
+        if has_node(cluster, name):
             return cluster, name
         short, *domain = name[:LABEL_BYTES_MAX].split(".")
-        if not domain or not known(cluster, short):
+        if not domain or not has_node(cluster, short):
             continue
-        if any(word != cluster and known(word, short) for word in domain):
+        if any(word != cluster and has_node(word, short) for word in domain):
             return OTHER_CLUSTER  # gpu0001.pod2.example: clusters number their nodes alike
         return cluster, short
     return NO_NODE
 
 
 def gpu_index(text: str | None) -> int | None:
-    """None for what is no index, such as `00`: it would stand for the same GPU as `0`, and overwrite it."""
+    """None for what is no index, such as `00`: it would name the same GPU as `0`, and overwrite it."""
     if not text or len(text) > 2 or not (text.isascii() and text.isdigit()):
         return None
     return index if (index := int(text)) <= INDEX_MAX and text == str(index) else None

@@ -30,7 +30,7 @@ from healer.signals.series import (
     example,
 )
 from healer.signals.values import TOO_OLD, clean, moment
-from healer.signals.wire import Known
+from healer.signals.wire import HasNode
 
 # --- prepared -----------------------------------------------------------------------------------------------
 #
@@ -58,15 +58,15 @@ class Prepared(NamedTuple):
     scale: NDArray[np.float64] | None
     refused: tuple[Refusal, ...]
 
-    def report(self, values: NDArray[np.float64], known: Known, now: datetime, out: Measured) -> bool:
+    def report(self, values: NDArray[np.float64], has_node: HasNode, now: datetime, out: Measured) -> bool:
         """Adds the report. False, and nothing done, when one of the values is not known, or the node."""
         kept = clean(values[self.order])
-        if np.count_nonzero(np.isnan(kept)) or not known(*self.where):
+        if np.count_nonzero(np.isnan(kept)) or not has_node(*self.where):
             return False
         if self.scale is not None:
             kept *= self.scale
-        for one in self.refused:
-            out.unplaced(one.name, one.why, one.samples, one.example)
+        for refusal in self.refused:
+            out.unplaced(refusal.name, refusal.why, refusal.samples, refusal.example)
         out.samples += len(kept)
         out.reports.append(Report(*self.where, now, now, self.columns, kept))
         return True
@@ -83,11 +83,11 @@ KEY_BYTES_MAX = 192 * 2**20
 #: The same of series that are not kept. They are remembered apart, so that they never push out the others.
 REFUSED_MAX = 100_000
 REFUSED_BYTES_MAX = 32 * 2**20
-#: Time of a sample that tells none.
-NOT_TOLD = -(2**62)
+#: Time of a sample without one.
+NO_TIME = -(2**62)
 #: Series that are not kept are looked at again after so long: their node may be new.
 _LOOK_AGAIN = timedelta(minutes=1)
-#: Reasons of series that are not kept, told apart.
+#: Reasons, by name, of series that are not kept; beyond that names are merged.
 _REASONS_MAX = 5_000
 _EXAMPLES_MAX = 5_000
 _SEVERAL = "several series make one number: send this exporter's text to /signals/openmetrics"
@@ -106,6 +106,13 @@ class Samples(NamedTuple):
     values: NDArray[np.float64]
     times: NDArray[np.int64]
     lines: Mapping[int, int] = MappingProxyType({})
+
+    @classmethod
+    def of(
+        cls, slots: list[int], values: list[float], times: list[int], lines: Mapping[int, int] | None = None
+    ) -> "Samples":
+        arrays = np.array(slots, np.int32), np.array(values, np.float64), np.array(times, np.int64)
+        return cls(*arrays, lines or {})
 
 
 class _Rows(NamedTuple):
@@ -128,7 +135,7 @@ class _Rows(NamedTuple):
 
 
 class Slots(Generic[K]):
-    """`known` is looked up by the wire form's own key of a series. A slot is never given back, only all are
+    """`by_key` is looked up by the wire form's own key of a series. A slot is never given back, only all are
     forgotten at once. `whole`: one request holds all series of a node that together make one number."""
 
     def __init__(self, placer: Placer, *, whole: bool) -> None:
@@ -143,7 +150,7 @@ class Slots(Generic[K]):
 
     def _start(self) -> None:
         self.generation += 1
-        self.known: dict[K, int] = {}
+        self.by_key: dict[K, int] = {}
         self._key_bytes = 0
         #: By node, the keys of series that its learned GPU names placed.
         self._by_names: dict[Where, list[K]] = {}
@@ -161,7 +168,7 @@ class Slots(Generic[K]):
         self._nodes: dict[Where, int] = {}
         #: By place in `_nodes`: series that were placed there.
         self._of_node: Counter[int] = Counter()
-        #: Labels of one series of each name that nobody wants.
+        #: Labels of one series of each name outside the catalogue.
         self._examples: dict[str, dict[str, str]] = {}
         #: (name, why) of what is not kept -> its one slot; and name, why and example by `_home`.
         self._refusals: dict[tuple[str, str], int] = {}
@@ -177,7 +184,7 @@ class Slots(Generic[K]):
             self._refused_since = now
         while self._changed:
             for key in self._by_names.pop(self._changed.pop(), ()):
-                if self.known.pop(key, None) is not None:
+                if self.by_key.pop(key, None) is not None:
                     self._key_bytes -= len(key)
                     self.generation += 1
 
@@ -191,17 +198,17 @@ class Slots(Generic[K]):
         key: K,
         name: str,
         labels: dict[str, str],
-        known: Known,
+        has_node: HasNode,
         where: Where | None = None,
-        own: K | None = None,
+        node_key: K | None = None,
     ) -> int:
-        """The slot of a series that neither `known` nor `refused` has. Where the request names the node,
-        `key` stands for the series on any node, and `own` for that of this node."""
+        """The slot of a series that neither `by_key` nor `refused` has. Where the request names the node,
+        `key` identifies the series on any node, and `node_key` on this node only."""
         if why := "a name of more than 200 characters" if len(name) > NAME_MAX else check_labels(labels):
             return self._refuse(name[:NAME_MAX], why, labels)
-        found = self.placer.place(name, labels, known, where)
+        found = self.placer.place(name, labels, has_node, where)
         if not isinstance(found, str) and not self._whole:
-            found = found if found.own or found.combine is Combine.last else _SEVERAL
+            found = found if found.is_signal_name or found.combine is Combine.last else _SEVERAL
         if (
             not isinstance(found, str)
             and self._of_node[self._nodes.get(found.where, -1)] >= SERIES_OF_NODE_MAX
@@ -218,10 +225,10 @@ class Slots(Generic[K]):
         self._of_node[home] += 1
         self.placer.placed += 1
         slot = self._new(found.column, home, found.scale, _HOW[found.combine])
-        if own is not None and not found.portable:
-            key = own
+        if node_key is not None and not found.portable:
+            key = node_key
         if self._key_bytes < KEY_BYTES_MAX:  # one request may hold more than is to be remembered
-            self.known[key] = slot
+            self.by_key[key] = slot
             self._key_bytes += len(key)
             if not found.portable:
                 self._by_names.setdefault(found.where, []).append(key)
@@ -263,8 +270,8 @@ class Slots(Generic[K]):
         return slot
 
     def prepare(self, slots: NDArray[np.int32], where: Where | None) -> Prepared | None:
-        """What slots in this order mean; None where each request has to be put together anew. `where`: the
-        node that the request names."""
+        """What slots in this order mean; None where each request has to be put together by itself. `where`:
+        the node that the request names."""
         columns = self._column[slots]
         places = np.flatnonzero(columns >= 0)
         homes = np.unique(self._home[slots[places]])
@@ -285,7 +292,7 @@ class Slots(Generic[K]):
     def report(
         self,
         samples: Samples,
-        known: Known,
+        has_node: HasNode,
         now: datetime,
         out: Measured,
         *,
@@ -294,19 +301,19 @@ class Slots(Generic[K]):
     ) -> None:
         """Adds the samples' reports, and what is rejected to `rejects`. `where`: all are of this node."""
         rejects, lines = rejects or Rejects(), samples.lines
-        for place, why in self._reported(samples, known, now, out, where):
+        for place, why in self._reported(samples, has_node, now, out, where):
             rejects.add(lines.get(place, place), why)
         out.reject(rejects)
 
     def _reported(
-        self, samples: Samples, known: Known, now: datetime, out: Measured, where: Where | None
+        self, samples: Samples, has_node: HasNode, now: datetime, out: Measured, where: Where | None
     ) -> Iterator[tuple[int, str]]:
         """(place, reason) of what is rejected."""
         slots, values = samples.slots, clean(samples.values)
         kept = self._column[slots] >= 0
         if not kept.all():
-            for one in self._refusals_of(slots[~kept]):
-                out.unplaced(one.name, one.why, one.samples, one.example)
+            for refusal in self._refusals_of(slots[~kept]):
+                out.unplaced(refusal.name, refusal.why, refusal.samples, refusal.example)
         kept &= ~np.isnan(values)  # stale markers among them
         places = np.flatnonzero(kept)
         if not len(places):
@@ -323,11 +330,16 @@ class Slots(Generic[K]):
         new[1:] |= rows.columns[1:] != rows.columns[:-1]
         if not new.all():
             first = np.flatnonzero(new)
-            one = _one_of_several(rows.values, first, self._how[slots[order][first]])
-            rows, begins = rows.pick(first)._replace(values=one), begins[first]
+            combined = _one_of_several(rows.values, first, self._how[slots[order][first]])
+            rows, begins = rows.pick(first)._replace(values=combined), begins[first]
         nodes = list(self._nodes) if where is None else [where]
         firsts = np.flatnonzero(begins).tolist()
-        yield from _group(rows, firsts, nodes, known, now, out)
+        yield from _group(rows, firsts, nodes, has_node, now, out)
+
+    def add_inventory(self, out: Measured, now: datetime) -> None:
+        """After the reports: what is due of their nodes' GPUs and facts."""
+        nodes = {(report.cluster, report.node) for report in out.reports}
+        out.inventory = self.placer.gpus.inventory(nodes, now)
 
     def _refusals_of(self, slots: NDArray[np.int32]) -> Iterator[Refusal]:
         numbers, counts = np.unique(self._home[slots], return_counts=True)
@@ -337,10 +349,10 @@ class Slots(Generic[K]):
 
 
 def _group(
-    rows: _Rows, firsts: list[int], nodes: list[Where], known: Known, now: datetime, out: Measured
+    rows: _Rows, firsts: list[int], nodes: list[Where], has_node: HasNode, now: datetime, out: Measured
 ) -> Iterator[tuple[int, str]]:
     """Adds one report for each run of rows that begins at one of `firsts`; yields (place, reason) of those
-    that are rejected. Runs of a node stand together, the oldest first."""
+    that are rejected. Runs of a node are adjacent, the oldest first."""
     seen: dict[Where, bool] = {}
     homes = rows.homes[firsts].tolist()
     left = Counter(homes)
@@ -348,7 +360,7 @@ def _group(
         where = nodes[home]
         left[home] -= 1
         if where not in seen:
-            seen[where] = known(*where)  # what was learned may be older than Slurm's picture
+            seen[where] = has_node(*where)  # what was learned may be older than Slurm's picture
         at = _at(int(rows.times[first]), now)
         if at is None:
             yield int(rows.places[first]), f"{TOO_OLD} (node {where[1]})"
@@ -366,7 +378,7 @@ def _group(
 
 def _at(ms: int, now: datetime) -> datetime | None:
     """The moment that counts for a time stamp; None when it is too old, or no time at all."""
-    if ms == NOT_TOLD:
+    if ms == NO_TIME:
         return now
     try:
         return moment(datetime.fromtimestamp(ms / 1000, UTC), now)

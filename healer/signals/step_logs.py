@@ -1,6 +1,6 @@
 """What training programs print -> how long a step took, for `healer send step-times --from-log`.
 
-Such a line is of all ranks together: it tells `step_s` and never who is slow. Forms:
+Such a line is about all ranks together: it gives `step_s` and never who is slow. Forms:
 
 - Megatron-LM and its kin: `iteration 10/ 100 | … | elapsed time per iteration (ms): 12936.1 | … | lm loss: …`
   (a mean over the log interval);
@@ -26,13 +26,13 @@ from healer.signals.values import float_of
 #
 #  Lightning's progress bars, of tqdm and rich -> how long a step took.
 #
-# A bar tells how many batches were done after how many whole seconds of its epoch, and a rate of two
+# A bar shows how many batches were done after how many whole seconds of its epoch, and a rate of two
 # decimals. The rate is coarse where steps are slow (`0.02it/s` is 40 s as well as 66 s), and tqdm's is the
 # mean since the epoch began, in which a slowdown hides. So a step's time is taken from two bars of one
-# epoch, as soon as they lie so far apart that whole seconds do not matter. The rate tells only of an epoch
-# that ends before, if it is fine.
+# epoch, as soon as they lie so far apart that whole seconds do not matter. The rate is used only for an epoch
+# that ends before that, and only if it is fine enough.
 
-#: How far off a told time may be at most, as a share of it.
+#: Largest error of a step's time, as a share of it.
 FINE = 0.02
 #: What lies between two times in whole seconds is known to a second.
 APART_S = 1 / FINE
@@ -57,8 +57,8 @@ _VALIDATION = re.compile(
 
 
 class Bar(NamedTuple):
-    """One drawing of a bar. `total` is None where the loader does not know it; `rate_s` where the rate tells
-    the time of a step less well than FINE."""
+    """One drawing of a bar. `total` is None where the loader does not know it; `rate_s` where the rate is
+    coarser than FINE."""
 
     epoch: int
     done: int
@@ -95,23 +95,23 @@ class Bars:
 
     def __init__(self, usual: Callable[[float], float | None]) -> None:
         self._usual = usual
-        #: Where what is told next begins; None: at the next bar.
+        #: The bar from which the next time is measured; None: the next bar drawn.
         self._since: Bar | None = None
         self._last: Bar | None = None
-        #: Something of this epoch was told.
-        self._told = False
-        #: Batches of the epochs before, where bars do not tell how many there are.
+        #: A time of this epoch was returned.
+        self._timed = False
+        #: Batches of earlier epochs, where bars do not show how many an epoch has.
         self._before = 0
 
-    def aside(self) -> None:
-        """The training rests, for a validation: what comes begins anew."""
+    def pause(self) -> None:
+        """The training pauses for a validation: the next time starts after it."""
         self._since = None
 
-    def drawn(self, now: Bar) -> tuple[int, float] | None:
-        """Number of the step, and its time in s, if this bar tells it."""
+    def advance(self, now: Bar) -> tuple[int, float] | None:
+        """Number of the step, and its time in s, if this bar completes one."""
         last, self._last = self._last, now
         if last is None or now.epoch != last.epoch or now.done < last.done or now.elapsed_s < last.elapsed_s:
-            self._since, self._told = None, False
+            self._since, self._timed = None, False
             if last is not None and now.epoch != last.epoch:
                 self._before = self._before + last.done if now.epoch > last.epoch else 0
         if self._since is None:
@@ -120,7 +120,7 @@ class Bars:
         took = self._took(now)
         if took is None:
             return None
-        self._told = True
+        self._timed = True
         before = self._before if now.total is None else now.epoch * now.total
         return before + now.done, took
 
@@ -129,7 +129,7 @@ class Bars:
         if since is not None and now.done > since.done and now.elapsed_s - since.elapsed_s >= APART_S:
             self._since = now
             return self._usual((now.elapsed_s - since.elapsed_s) / (now.done - since.done))
-        return now.rate_s if 0 < now.done == now.total and not self._told else None
+        return now.rate_s if 0 < now.done == now.total and not self._timed else None
 
 
 def _fine(rate: str | None, unit: str | None) -> float | None:
@@ -186,7 +186,7 @@ class LogReader:
         self._readers = (
             readers[form] if form != "auto" else tuple(r for some in readers.values() for r in some)
         )
-        #: A line spoke of steps, whether or not it told how long one took.
+        #: A line was about steps, whether or not it gave their time.
         self.spoken = False
         self._last_told: int | None = None
         #: Of a kind of line: the last step and when.
@@ -206,7 +206,7 @@ class LogReader:
                 continue
             self.spoken = True
             if not 0 < found.step_s <= SECONDS_MAX or found.step == self._last_told:
-                return None  # each rank, or each redraw of a bar, tells the same step
+                return None  # each rank, or each redraw of a bar, reports the same step
             self._last_told = found.step
             return found
         return None
@@ -225,17 +225,17 @@ class LogReader:
         drawn = bar(text)
         if drawn is None:
             if validates(text):
-                self._bars.aside()
+                self._bars.pause()
             return None
         self.spoken = True
-        told = self._bars.drawn(drawn)
-        # The loss beside it may still be that of the step before.
-        return None if told is None else LogStep(*told)
+        timed = self._bars.advance(drawn)
+        # The loss next to it may still be that of the step before.
+        return None if timed is None else LogStep(*timed)
 
     def _csv(self, text: str, at: datetime | None) -> LogStep | None:
         """Rows of Lightning's CSVLogger have no time: they count by when they were written."""
         cells = text.strip().split(",")
-        if "step" in cells and len(cells) <= COLUMNS_MAX and all(_COLUMN.fullmatch(one) for one in cells):
+        if "step" in cells and len(cells) <= COLUMNS_MAX and all(_COLUMN.fullmatch(cell) for cell in cells):
             self._columns, self.spoken = cells, True
             self._before.pop("csv", None)
             return None

@@ -17,9 +17,9 @@ from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from healer.model.telemetry import DOING, StepBatch
-from healer.signals.rejects import BadBody, BadEntry, Rejected, Rejects, check_marks, sentence, utc_time
-from healer.signals.values import TOO_OLD, moment
-from healer.signals.wire import Known, wrong_node
+from healer.signals.rejects import NOT_JSON, BadBody, BadEntry, Rejected, Rejects, check_marks, sentence
+from healer.signals.values import sample_time
+from healer.signals.wire import HasNode, wrong_node
 
 #: More than the ranks of any job times the steps that a sender would keep back; bodies of one request.
 SAMPLES_MAX = 200_000
@@ -34,14 +34,14 @@ _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 _NoNumber = Literal["NaN", "nan", "Infinity", "-Infinity", "inf", "-inf"]
 
 
-#: (cluster, job) -> why the sender may not tell of that job, None if it may.
+#: (cluster, job) -> why the sender may not report on that job, None if it may.
 WrongJob = Callable[[str, str], str | None]
 
 
 class StepSample(msgspec.Struct, forbid_unknown_fields=True):
     """One step of one rank. Times in s; `work` in tokens or samples; `time` is RFC 3339 with a zone.
 
-    A `loss` or `grad_norm` that is no number is told as the word `"NaN"`. With `open_s` in the place of
+    A `loss` or `grad_norm` that is no number is sent as the word `"NaN"`. With `open_s` in place of
     `step_s` the rank has ended no step for so long, and `doing` says what it does in `step`.
     """
 
@@ -70,7 +70,7 @@ class _Body(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Steps(msgspec.Struct, kw_only=True):
-    """`accepted` samples stand in `batches`. Indexes of `rejected` count samples through all bodies;
+    """`accepted` samples are in `batches`. Indexes of `rejected` count samples through all bodies;
     `rejected_more` were rejected too, and are only counted."""
 
     batches: list[StepBatch] = []
@@ -79,11 +79,11 @@ class Steps(msgspec.Struct, kw_only=True):
     rejected_more: int = 0
 
 
-class _Told(NamedTuple):
-    """One body: how many samples it told, and those of the right form with their index in it."""
+class _Entry(NamedTuple):
+    """One body: the number of its samples, and those of the right form with their index in it."""
 
     body: _Body
-    told: int
+    sample_count: int
     samples: list[tuple[int, StepSample]]
 
 
@@ -100,15 +100,15 @@ def _any_job(cluster: str, job: str) -> str | None:
 
 
 def step_batches(
-    raw: bytes, known: Known, now: datetime, *, cluster: str, wrong_job: WrongJob = _any_job
+    raw: bytes, has_node: HasNode, now: datetime, *, cluster: str, wrong_job: WrongJob = _any_job
 ) -> Steps:
-    """One body or a list of them. The job need not be known to Slurm's picture yet; a node that is told has
-    to be one of the cluster. All samples of a body are rejected if `wrong_job` says why. Raises BadBody."""
+    """One body or a list of them. The job need not be in Slurm's snapshot yet; a named node has to be one of
+    the cluster. All samples of a body are rejected if `wrong_job` says why. Raises BadBody."""
     rejects = Rejects()
     out = Steps()
     index = 0
     check_marks(raw, values=(b",", 20 * SAMPLES_MAX), objects=(b"{", SAMPLES_MAX + BODIES_MAX))
-    for body, told, samples in _bodies(raw, rejects):
+    for body, count, samples in _bodies(raw, rejects):
         rows: list[tuple[StepSample, datetime]] = []
         nodes: dict[str, int] = {}
         wrong: dict[str, str | None] = {}
@@ -118,13 +118,13 @@ def step_batches(
             try:
                 if why is not None:
                     raise BadEntry(why)
-                rows.append((sample, _checked(sample, where, known, now, wrong)))
+                rows.append((sample, _checked(sample, where, has_node, now, wrong)))
             except BadEntry as error:
                 rejects.add(index + number, error)
                 continue
             if sample.node is not None:
                 nodes.setdefault(sample.node, len(nodes))
-        index += told
+        index += count
         out.accepted += len(rows)
         for is_open in (False, True):
             if some := [row for row in rows if (row[0].open_s is not None) is is_open]:
@@ -133,32 +133,32 @@ def step_batches(
     return out
 
 
-def _bodies(raw: bytes, rejects: Rejects) -> list[_Told]:
+def _bodies(raw: bytes, rejects: Rejects) -> list[_Entry]:
     """What a request holds; samples of a wrong form go to `rejects`."""
     try:
-        told = _fast.decode(raw)
+        decoded = _fast.decode(raw)
     except msgspec.ValidationError:
         return _one_by_one(raw, rejects)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except NOT_JSON as error:
         raise BadBody(f"the body is not JSON: {error}") from None
-    bodies = told if isinstance(told, list) else [told]
+    bodies = decoded if isinstance(decoded, list) else [decoded]
     _check_size(len(bodies), sum(len(body.samples) for body in bodies))
     for body in bodies:
         _check_job(body.job)
-    return [_Told(body, len(body.samples), list(enumerate(body.samples))) for body in bodies]
+    return [_Entry(body, len(body.samples), list(enumerate(body.samples))) for body in bodies]
 
 
-def _one_by_one(raw: bytes, rejects: Rejects) -> list[_Told]:
+def _one_by_one(raw: bytes, rejects: Rejects) -> list[_Entry]:
     """The same where something is wrong: only the wrong sample is lost. What is around it has to be right."""
     try:
-        told = _any.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        decoded = _any.decode(raw)
+    except NOT_JSON as error:
         raise BadBody(f"the body is not JSON: {error}") from None
-    items = told if isinstance(told, list) else [told]
-    found: list[_Told] = []
+    items = decoded if isinstance(decoded, list) else [decoded]
+    found: list[_Entry] = []
     start = 0
     for number, item in enumerate(items):
-        where = f"[{number}]" if isinstance(told, list) else "the body"
+        where = f"[{number}]" if isinstance(decoded, list) else "the body"
         samples = item.get("samples") if isinstance(item, dict) else None
         if not isinstance(samples, list):
             raise BadBody(f"{where}: expected an object with `job` and `samples`, a list")
@@ -175,7 +175,7 @@ def _one_by_one(raw: bytes, rejects: Rejects) -> list[_Told]:
             except msgspec.ValidationError as error:
                 rejects.add(start + place, error)
         start += len(samples)
-        found.append(_Told(body, len(samples), good))
+        found.append(_Entry(body, len(samples), good))
     return found
 
 
@@ -192,7 +192,7 @@ def _check_size(bodies: int, samples: int) -> None:
 
 
 def _checked(
-    sample: StepSample, cluster: str, known: Known, now: datetime, wrong: dict[str, str | None]
+    sample: StepSample, cluster: str, has_node: HasNode, now: datetime, wrong: dict[str, str | None]
 ) -> datetime:
     """When the step ended. Raises BadEntry."""
     _check_whole(sample)
@@ -204,10 +204,10 @@ def _checked(
         raise BadEntry("work: has to be more than 0")
     if sample.node is not None:
         if sample.node not in wrong:
-            wrong[sample.node] = wrong_node(cluster, sample.node, known)
+            wrong[sample.node] = wrong_node(cluster, sample.node, has_node)
         if why := wrong[sample.node]:
             raise BadEntry(why)
-    return now if sample.time is None else _time(sample.time, now)
+    return now if sample.time is None else sample_time(sample.time, now)
 
 
 def _check_whole(sample: StepSample) -> None:
@@ -228,13 +228,6 @@ def _check_whole(sample: StepSample) -> None:
         raise BadEntry("open_s: needs doing and step")
 
 
-def _time(text: str, now: datetime) -> datetime:
-    counted = moment(utc_time(text), now)
-    if counted is None:
-        raise BadEntry(TOO_OLD)
-    return counted
-
-
 def _batch(
     body: _Body,
     cluster: str,
@@ -245,36 +238,36 @@ def _batch(
     is_open: bool,
 ) -> StepBatch:
     fields = zip(*[astuple(sample) for sample, _ in rows], strict=True)
-    told: dict[str, tuple[Any, ...]] = dict(zip(StepSample.__struct_fields__, fields, strict=True))
+    columns: dict[str, tuple[Any, ...]] = dict(zip(StepSample.__struct_fields__, fields, strict=True))
 
     def whole(values: Iterable[int | None]) -> NDArray[np.int32]:
         return np.array([-1 if value is None else value for value in values], np.int32)
 
     def measure(values: Sequence[float | None]) -> NDArray[np.float64]:
-        if not any(values) and values.count(None) == len(values):  # what nobody tells
+        if not any(values) and values.count(None) == len(values):  # no sample has it
             return np.full(len(values), np.nan)
         return np.array(values, np.float64)
 
     def result(values: Sequence[float | str | None]) -> NDArray[np.float64]:
-        return measure([math.inf if isinstance(one, str) else one for one in values])
+        return measure([math.inf if isinstance(value, str) else value for value in values])
 
     at = [when.timestamp() for _, when in rows]
-    step = [int(when) if one is None else one for one, when in zip(told["step"], at, strict=True)]
+    step = [int(when) if number is None else number for number, when in zip(columns["step"], at, strict=True)]
     return StepBatch(
         cluster=cluster,
         job=str(body.job),
         restart=body.restart,
         arrived_at=now,
         nodes=tuple(nodes),
-        rank=np.array([one or 0 for one in told["rank"]], np.int32),
+        rank=np.array([rank or 0 for rank in columns["rank"]], np.int32),
         step=np.array(step, np.int64),
         at=np.array(at),
-        node=whole(map(nodes.get, told["node"])),
-        gpu=whole(told["gpu"]),
-        stage=whole(told["stage"]),
-        step_s=measure(told["open_s" if is_open else "step_s"]),
-        doing=np.array([*map(DOING.index, told["doing"])], np.int8) if is_open else None,
-        work=measure(told["work"]),
-        **{name: measure(told[name]) for name in _SECONDS},
-        **{name: result(told[name]) for name in RESULTS},
+        node=whole(map(nodes.get, columns["node"])),
+        gpu=whole(columns["gpu"]),
+        stage=whole(columns["stage"]),
+        step_s=measure(columns["open_s" if is_open else "step_s"]),
+        doing=np.array([*map(DOING.index, columns["doing"])], np.int8) if is_open else None,
+        work=measure(columns["work"]),
+        **{name: measure(columns[name]) for name in _SECONDS},
+        **{name: result(columns[name]) for name in RESULTS},
     )

@@ -2,12 +2,12 @@
 
 An exporter prints its series in one order, so a scrape is nearly always the last one with new numbers, and
 most of those are the old ones too. A `Template` holds the last body that fitted, a few lines a block. Each
-block is compared where it stands in the next body; only lines of those that differ are cut out and read.
+block is compared with the same place in the next body; only lines of those that differ are cut out and read.
 Where most differ each time all lines are one block. A body that does not fit is read line by line as if
 there were no template.
 
-Nothing here lets go of Python's lock, as numpy does for long arrays: to get it back beside a busy event loop
-costs more than the array saves.
+Nothing here releases the GIL, as numpy does for long arrays: getting it back next to a busy event loop costs
+more than the array saves.
 """
 
 from collections import Counter
@@ -37,11 +37,11 @@ _LOOK = 16
 _VALUE_BYTES = 32
 #: What a template of no line takes.
 _TEMPLATE_BYTES = 2_000
-#: Longest line that bodies are told apart by.
+#: Longest line that may identify a body.
 _BEGIN_MAX = 4096
 #: Bodies that did not fit and are counted, by what they begin with.
 _MISSES_MAX = 50_000
-#: Kinds of lines beside the slots of samples.
+#: Kinds of lines that have no slot.
 NO_SAMPLE, UNWANTED = -1, -2
 
 #: Node in the address (empty without), the first sample's series; and how many lines.
@@ -58,7 +58,7 @@ Age = tuple[int, datetime | None]
 class Line(NamedTuple):
     """`text`: all of it for a line without a sample (`slot` is NO_SAMPLE), else all up to the value.
 
-    `slot` is UNWANTED for a sample whose `name` nobody wants."""
+    `slot` is UNWANTED for a sample whose `name` is not in the catalogue."""
 
     text: bytes
     slot: int
@@ -76,7 +76,7 @@ class _Block:
         plain = [line.slot == NO_SAMPLE for line in lines]
         self.begin, self.end = begin, begin + plain.count(False)
         self._plain = plain if any(plain) else None
-        self._samples = [not one for one in plain] if self._plain else ()
+        self._samples = [not is_comment for is_comment in plain] if self._plain else ()
         self._sizes = [len(line.text) for line in lines]
         self._size = sum(self._sizes) + len(lines)
         #: As it was, with the end of its last line; empty before it was ever seen.
@@ -111,13 +111,13 @@ class Template:
 
     def __init__(self, lines: Sequence[Line], age: Age, prepared: Prepared | None) -> None:
         self.age, self.prepared = age, prepared
-        told = [line for line in lines if line.slot != NO_SAMPLE]
-        kept = [place for place, line in enumerate(told) if line.slot >= 0]
-        self._kept = None if len(kept) == len(told) else np.array(kept, np.intp)
+        samples = [line for line in lines if line.slot != NO_SAMPLE]
+        kept = [place for place, line in enumerate(samples) if line.slot >= 0]
+        self._kept = None if len(kept) == len(samples) else np.array(kept, np.intp)
         #: Slots of the samples that have one, (n,) int32; the names of the others, and how often.
-        self.slots = np.array([told[place].slot for place in kept], np.int32)
+        self.slots = np.array([samples[place].slot for place in kept], np.int32)
         self.slots.setflags(write=False)
-        self.unwanted = Counter(line.name for line in told if line.slot == UNWANTED)
+        self.unwanted = Counter(line.name for line in samples if line.slot == UNWANTED)
         self._lines = len(lines)
         #: Whether its last line has no end.
         self._torn = bool(lines and lines[-1].text)
@@ -127,7 +127,7 @@ class Template:
         self._texts: list[bytes] | None = [line.text for line in ended]
         #: Whether few of the blocks change.
         self._calm, self._read_at_once = True, 0
-        self._numbers = np.zeros(len(told))
+        self._numbers = np.zeros(len(samples))
         #: Bytes that it may come to.
         self.size = _TEMPLATE_BYTES + sum(len(line.text) + _VALUE_BYTES for line in lines)
 
@@ -146,10 +146,10 @@ class Template:
         """Takes the numbers of blocks that differ; False, and nothing done, when the body does not fit."""
         words: list[bytes] = []
         changed: list[tuple[_Block, bytes]] = []
-        texts, place, stands = self._texts, 0, raw.startswith
+        texts, place, starts_with = self._texts, 0, raw.startswith
         for block in self._blocks:
             body = block.body
-            if body and stands(body, place):
+            if body and starts_with(body, place):
                 place += len(body)
                 continue
             end = block.cut(raw, place, texts[block.first : block.last] if texts else block.texts(), words)

@@ -13,14 +13,14 @@ from healer.signals.otlp_metrics import Otlp
 from healer.signals.promql import Line, Queried
 from healer.signals.remote_write import RemoteWrite
 from healer.signals.series import Measured, Names, Numbers, Placer
-from healer.signals.wire import Known
+from healer.signals.wire import HasNode
 
 
 class Translator:
-    """One per process; not thread-safe. All it remembers is bounded. Made anew when the catalogue changes.
+    """One per process; not thread-safe. All it remembers is bounded. Replaced when the catalogue changes.
 
-    Every method raises `wire.BadBody` when nothing of the body can be read; what else the book or `known`
-    raises passes through. `known` is asked of each node before anything is learned or numbered for it.
+    Every method raises `wire.BadBody` when nothing of the body can be read; other errors of the book or of
+    `has_node` pass through. `has_node` is asked for each node before anything is learned or numbered for it.
     """
 
     def __init__(
@@ -39,35 +39,35 @@ class Translator:
         self._otlp = Otlp(placer)
         self._nvidia_smi = NvidiaSmi(catalogue, numbers, gpus, parts, cluster)
 
-    def columnar(self, raw: bytes, known: Known, now: datetime) -> Measured:
+    def columnar(self, raw: bytes, has_node: HasNode, now: datetime) -> Measured:
         """`POST /signals/metrics`."""
-        return self._told(self._columnar.take(raw, known, now))
+        return self._counted(self._columnar.take(raw, has_node, now))
 
-    def exposition(self, raw: bytes, known: Known, now: datetime, *, node: str | None) -> Measured:
+    def exposition(self, raw: bytes, has_node: HasNode, now: datetime, *, node: str | None) -> Measured:
         """`POST /signals/openmetrics`; without `node` the labels of each series name it."""
-        return self._told(self._exposition.take(raw, known, now, node=node))
+        return self._counted(self._exposition.take(raw, has_node, now, node=node))
 
-    def remote_write(self, raw: bytes, known: Known, now: datetime, *, packed: bool = True) -> Measured:
+    def remote_write(self, raw: bytes, has_node: HasNode, now: datetime, *, packed: bool = True) -> Measured:
         """`POST /signals/prometheus/write`: protobuf, 1.0; `packed`: in snappy."""
-        return self._told(self._remote_write.take(raw, known, now, packed=packed))
+        return self._counted(self._remote_write.take(raw, has_node, now, packed=packed))
 
-    def queried(self, raw: bytes, known: Known, now: datetime, *, signal: str = "") -> Measured:
+    def queried(self, raw: bytes, has_node: HasNode, now: datetime, *, signal: str = "") -> Measured:
         """An answer of a Prometheus-compatible server; with `signal` all its series are of that one."""
-        return self._told(self._queried.take(raw, known, now, signal=signal))
+        return self._counted(self._queried.take(raw, has_node, now, signal=signal))
 
-    def charted(self, raw: bytes, known: Known) -> dict[tuple[Where, int], Line]:
+    def charted(self, raw: bytes, has_node: HasNode) -> dict[tuple[Where, int], Line]:
         """The same as points of charts, of any age, by node and column."""
-        return self._queried.lines(raw, known)
+        return self._queried.lines(raw, has_node)
 
-    def otlp(self, raw: bytes, known: Known, now: datetime, *, json: bool) -> Measured:
+    def otlp(self, raw: bytes, has_node: HasNode, now: datetime, *, json: bool) -> Measured:
         """`POST /signals/otlp/v1/metrics`: in protobuf, or in `json`."""
-        return self._told(self._otlp.take(raw, known, now, json=json))
+        return self._counted(self._otlp.take(raw, has_node, now, json=json))
 
-    def nvidia_smi(self, raw: bytes, known: Known, now: datetime, *, node: str) -> Measured:
+    def nvidia_smi(self, raw: bytes, has_node: HasNode, now: datetime, *, node: str) -> Measured:
         """`POST /signals/nvidia-smi`: the XML of `nvidia-smi -q -x`."""
-        return self._told(self._nvidia_smi.take(raw, known, now, node=node))
+        return self._counted(self._nvidia_smi.take(raw, has_node, now, node=node))
 
-    def _told(self, measured: Measured) -> Measured:
+    def _counted(self, measured: Measured) -> Measured:
         measured.cluster = self._cluster
         measured.placed, self._placed = self._placer.placed - self._placed, self._placer.placed
         return measured

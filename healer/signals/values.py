@@ -1,4 +1,4 @@
-"""Numbers as exporters write them: what stands for "nothing known", words, times that cannot be."""
+"""Numbers as exporters write them: blanks, words, and times that cannot be."""
 
 import functools
 import math
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from healer.model import Signal, SignalKind
+from healer.signals.rejects import BadEntry, utc_time
 
 # --- numerals -----------------------------------------------------------------------------------------------
 #
@@ -94,17 +95,25 @@ def _doubles(count: int) -> struct.Struct:
 
 def clean(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Blanks and infinities become NaN, in place. Shape kept."""
-    told = _BORDERS.searchsorted(values, "right") & 1  # NaN stands behind all
-    if np.count_nonzero(told) < values.size:
-        values[told == 0] = np.nan
+    is_number = _BORDERS.searchsorted(values, "right") & 1  # NaN sorts last
+    if np.count_nonzero(is_number) < values.size:
+        values[is_number == 0] = np.nan
     return values
 
 
 def moment(at: datetime, now: datetime) -> datetime | None:
-    """The time that counts for a sample told at `at`; None when it is too old to matter."""
+    """The time that counts for a sample of time `at`; None when it is too old to matter."""
     if at > now + FUTURE_LIMIT:
         return now
     return None if at < now - OLD_LIMIT else at
+
+
+def sample_time(text: str, now: datetime) -> datetime:
+    """The time that counts for a sample with this RFC 3339 time. Raises BadEntry, also if it is too old."""
+    at = moment(utc_time(text), now)
+    if at is None:
+        raise BadEntry(TOO_OLD)
+    return at
 
 
 def number(signal: Signal, text: str) -> float:

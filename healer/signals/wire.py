@@ -1,7 +1,7 @@
 """The wire forms of kernel lines, heartbeats and checkpoints -> observations.
 
-Each entry of a request falls into exactly one heap: an observation (new or a duplicate, which the store
-tells), unrecognised, or rejected with its index and the reason. One bad entry never loses the good ones.
+Each entry of a request becomes exactly one of these: an observation (new or a duplicate, which the store
+decides), unrecognised, or rejected with its index and the reason. One bad entry never loses the good ones.
 Only a body whose outer shape is wrong is refused whole (`BadBody`).
 """
 
@@ -14,10 +14,11 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from healer.model import NO_LINES, Component, LineBook, Observation, ObservationKind
+from healer.ports.measurements import HasNode
 from healer.signals.identity import Origin, digest_of, identify
 from healer.signals.inventory import gpu_row, normal_serial
 from healer.signals.kernel_log import NO_YEAR, ParsedLine, normal_pci, one_line, parse_batch
-from healer.signals.rejects import BadBody, BadEntry, Rejected, Rejects, utc_time
+from healer.signals.rejects import NOT_JSON, BadBody, BadEntry, Rejected, Rejects, utc_time
 
 #: A kernel line is at most 1 KiB and a record of /dev/kmsg at most 8 KiB; driver lines are far below this.
 LINE_LIMIT_BYTES = 4096
@@ -37,8 +38,6 @@ _BOOT_ID = re.compile(r"[0-9a-fA-F]{32}|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-
 _ID, _ID_MAX = re.compile(r"[\x21-\x7e]{1,256}"), 256
 #: Node names, boot ids and other ids that were looked at.
 _REMEMBERED = 16_384
-#: Whether this cluster has this node: (cluster, node) -> bool.
-Known = Callable[[str, str], bool]
 
 
 class Accepted(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,23 +98,23 @@ _kernel_log = msgspec.json.Decoder(KernelLog).decode
 
 
 def kernel_log_body(raw: bytes) -> KernelLog | None:
-    """The body, read at once into what it has to be. None where anything in it is not: then its JSON is what
-    `kernel_log_observations` takes too, entry by entry, and tells what is wrong with."""
+    """The body, decoded directly into its type. None where anything in it is wrong: then decode its JSON and
+    let `kernel_log_observations` find what is wrong, entry by entry."""
     try:
         return _kernel_log(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except NOT_JSON:
         return None
 
 
 def kernel_log_observations(
-    body: Any, known: Known, now: datetime, *, cluster: str, book: LineBook = NO_LINES
+    body: Any, has_node: HasNode, now: datetime, *, cluster: str, book: LineBook = NO_LINES
 ) -> Accepted:
     """`body` is a KernelLog or the decoded JSON: one object of the contract's form, or a list of them.
 
-    `book`: shapes of lines without a code. `cluster` stands where the body names none. Indexes count entries
+    `book`: shapes of lines without a code. `cluster` is the default. Indexes count entries
     through all objects of a list. Raises BadBody.
     """
-    heap = _Heap(known, now, book)
+    heap = _Heap(has_node, now, book)
     if isinstance(body, KernelLog):
         check_entries(len(body.entries))
         outer = {
@@ -141,7 +140,7 @@ class NodeBoot(NamedTuple):
 
 def kernel_text_observations(
     text: str,
-    known: Known,
+    has_node: HasNode,
     now: datetime,
     source: NodeBoot,
     *,
@@ -149,7 +148,7 @@ def kernel_text_observations(
 ) -> Accepted:
     """Plain lines of one node. Blank lines are no entries; an index is a line's number, from 0.
     Raises BadBody for far too many."""
-    heap = _Heap(known, now, book)
+    heap = _Heap(has_node, now, book)
     outer = source._asdict()
     check_entries(text.count("\n"), LINES_MAX, "lines")
     for index, line in enumerate(text.split("\n")):
@@ -160,7 +159,7 @@ def kernel_text_observations(
 
 def entries_observations(
     entries: Iterable[tuple[int, dict[str, Any], Any]],
-    known: Known,
+    has_node: HasNode,
     now: datetime,
     *,
     wrong: Iterable[tuple[int, str]] = (),
@@ -169,7 +168,7 @@ def entries_observations(
     """Entries that another form holds: (index, `cluster`, `node` and `boot_id` around it, the entry).
 
     `wrong`: what that form itself rejects, by index and reason."""
-    heap = _Heap(known, now, book)
+    heap = _Heap(has_node, now, book)
     for index, outer, entry in entries:
         heap.take(index, outer, entry)
     for index, why in wrong:
@@ -177,13 +176,17 @@ def entries_observations(
     return heap.done()
 
 
-def heartbeat_observations(body: Any, known: Known, now: datetime, *, cluster: str) -> Accepted:
+def heartbeat_observations(body: Any, has_node: HasNode, now: datetime, *, cluster: str) -> Accepted:
     """One heartbeat, or a list of them. Raises BadBody."""
+    return _each(_beats(body), lambda item: _heartbeat(item, has_node, now, cluster))
+
+
+def _each(items: list[Any], observe: Callable[[Any], Observation]) -> Accepted:
     observations: list[Observation] = []
     rejects = Rejects()
-    for index, item in enumerate(_beats(body)):
+    for index, item in enumerate(items):
         try:
-            observations.append(_heartbeat(item, known, now, cluster))
+            observations.append(observe(item))
         except (BadEntry, msgspec.ValidationError) as error:
             rejects.add(index, error)
     return Accepted(observations=tuple(observations), rejected=rejects.sorted(), rejected_more=rejects.more)
@@ -206,7 +209,7 @@ def nodes_of_kernel_log(body: Any, *, cluster: str) -> set[tuple[str, str]]:
 def nodes_of_heartbeats(body: Any, *, cluster: str) -> set[tuple[str, str]]:
     """The same of a heartbeat body."""
     beats = [item for item in _beats(body) if isinstance(item, dict)]
-    return {(str(one.get("cluster") or cluster), str(one.get("node") or "")) for one in beats}
+    return {(str(beat.get("cluster") or cluster), str(beat.get("node") or "")) for beat in beats}
 
 
 # --- kernel lines ----------------------------------------------------------------------------------------
@@ -223,8 +226,8 @@ def _objects(body: Any) -> list[Any]:
 
 def _entries(body: Any, cluster: str) -> Iterator[tuple[dict[str, Any], Any]]:
     """(what the body says around the entry, the entry)."""
-    objects = [one for one in _objects(body) if isinstance(one, dict)]
-    entries_in_all = sum(len(one["entries"]) for one in objects if isinstance(one.get("entries"), list))
+    objects = [item for item in _objects(body) if isinstance(item, dict)]
+    entries_in_all = sum(len(item["entries"]) for item in objects if isinstance(item.get("entries"), list))
     check_entries(max(len(objects), entries_in_all))
     for number, item in enumerate(_objects(body)):
         where = f"[{number}]" if isinstance(body, list) else "the body"
@@ -245,8 +248,8 @@ def _entries(body: Any, cluster: str) -> Iterator[tuple[dict[str, Any], Any]]:
 class _Heap:
     """Sorts the entries of one request. One node's lines stay together, in order: a lost GPU takes three."""
 
-    def __init__(self, known: Known, now: datetime, book: LineBook) -> None:
-        self.known, self.now, self.book = known, now, book
+    def __init__(self, has_node: HasNode, now: datetime, book: LineBook) -> None:
+        self.has_node, self.now, self.book = has_node, now, book
         self.rejects = Rejects()
         self.by_node: dict[tuple[str, str], list[_Taken]] = {}
         self.checked: dict[tuple[str, str], str | None] = {}
@@ -260,29 +263,29 @@ class _Heap:
             self.by_node.setdefault((taken.cluster, taken.node), []).append(taken)
 
     def _taken(self, index: int, outer: dict[str, Any], entry: Any) -> "_Taken":
-        one = entry if type(entry) is KernelEntry else msgspec.convert(entry, KernelEntry)
-        cluster, node = one.cluster or outer["cluster"], one.node or outer["node"]
+        line = entry if type(entry) is KernelEntry else msgspec.convert(entry, KernelEntry)
+        cluster, node = line.cluster or outer["cluster"], line.node or outer["node"]
         if node is None:
             raise BadEntry("node: missing, in the entry and around it")
         where = (cluster, node)
         if where not in self.checked:
-            self.checked[where] = wrong_node(cluster, node, self.known)
+            self.checked[where] = wrong_node(cluster, node, self.has_node)
         if wrong := self.checked[where]:
             raise BadEntry(wrong)
-        boot_id = normal_boot_id(one.boot_id or outer["boot_id"])
-        _check_id("boot_id", boot_id)
-        _check_id("job", one.job)
-        if len(one.line) > LINE_LIMIT_BYTES // 4:  # a letter has four bytes at most
-            _check_size(one.line)
-        at = None if one.time is None else told_time(one.time, self.now)
-        return _Taken(index, cluster, node, boot_id, one, at)
+        boot_id = normal_boot_id(line.boot_id or outer["boot_id"])
+        check_id("boot_id", boot_id)
+        check_id("job", line.job)
+        if len(line.line) > LINE_LIMIT_BYTES // 4:  # a letter has four bytes at most
+            _check_size(line.line)
+        at = None if line.time is None else parse_time(line.time, self.now)
+        return _Taken(index, cluster, node, boot_id, line, at)
 
     def done(self) -> Accepted:
         observations: list[tuple[int, Observation]] = []
         alternatives: dict[str, tuple[str, ...]] = {}
         unrecognised = 0
         for entries in self.by_node.values():
-            lines = [one.entry.line for one in entries]
+            lines = [taken.entry.line for taken in entries]
             for taken, parsed in zip(entries, parse_batch(lines, self.book), strict=True):
                 if parsed is None:
                     unrecognised += 1
@@ -317,12 +320,12 @@ def _check_size(line: str) -> None:
         raise BadEntry(f"line: {size} bytes, at most {LINE_LIMIT_BYTES} are taken")
 
 
-def wrong_node(cluster: str, node: str, known: Known) -> str | None:
+def wrong_node(cluster: str, node: str, has_node: HasNode) -> str | None:
     if len(node) > _NODE_NAME_MAX or not _is_node_name(node):
         return "node: not a node name"
     if not cluster:
         return "cluster: name it, as healer looks after several and clusters number their nodes alike"
-    return None if known(cluster, node) else f"node: {node} is not a node of cluster {cluster}"
+    return None if has_node(cluster, node) else f"node: {node} is not a node of cluster {cluster}"
 
 
 # What these are asked comes again with each line of a node.
@@ -333,13 +336,13 @@ def _is_node_name(word: str) -> bool:
     return _NODE_NAME.fullmatch(word) is not None
 
 
-def _check_id(name: str, word: str | int | None) -> None:
+def check_id(name: str, word: str | int | None) -> None:
     if not is_id(word):
         raise BadEntry(f"{name}: 1 to 256 printable ASCII characters without spaces")
 
 
 def is_id(word: str | int | None) -> bool:
-    """Whether it can be one; what was not told can."""
+    """Whether it can be an id; a missing one can."""
     if word is None:
         return True
     text = str(word)
@@ -365,37 +368,37 @@ def _normal_boot_id(text: str) -> str:
 
 
 def event_time(text: str | None, now: datetime) -> datetime | None:
-    """The time that an entry tells, in UTC, as far as it is believed; None: it tells none. Raises BadEntry.
+    """The time of an entry, in UTC, as far as it is trusted; None: it gives none. Raises BadEntry.
 
-    A clock that is hours ahead is one that was set to local time, or never set: its node's words are as true
-    as any other's, and count as of their arrival.
+    A clock that is hours ahead was set to local time, or never set: the messages of its node are as true as
+    any others, and count as of their arrival.
     """
-    return None if text is None else believed(told_time(text, now), now)
+    return None if text is None else effective_time(parse_time(text, now), now)
 
 
-def told_time(text: str, now: datetime) -> datetime:
-    """The time as it is told, in UTC. Raises BadEntry, also for one that no zone explains."""
-    told = utc_time(text)
-    if told > now + FUTURE_MOST:
+def parse_time(text: str, now: datetime) -> datetime:
+    """The sender's time in UTC. Raises BadEntry, also for one that no time zone explains."""
+    at = utc_time(text)
+    if at > now + FUTURE_MOST:
         raise BadEntry(f"time: {text} is more than 26 h ahead of this server's clock")
-    return told
+    return at
 
 
-def believed(told: datetime, now: datetime) -> datetime:
-    """The time that counts for what is told of `told`."""
-    return told if told <= now + FUTURE_LIMIT else now
+def effective_time(reported: datetime, now: datetime) -> datetime:
+    """The time that counts for something reported at `reported`."""
+    return reported if reported <= now + FUTURE_LIMIT else now
 
 
 def _observation(taken: _Taken, line: ParsedLine, now: datetime) -> tuple[Observation, tuple[str, ...]]:
     entry = taken.entry
-    told = taken.at or _stamp_time(line, now)
+    reported = taken.at or _stamp_time(line, now)
     seq = entry.seq if entry.seq is not None else line.seq
     origin = Origin(taken.cluster, taken.node, taken.boot_id, seq, line.stamp)
-    identity = identify(origin, line.content, event_at=told, arrived_at=now)
+    identity = identify(origin, line.content, event_at=reported, arrived_at=now)
     data = dict(line.data)
-    at = believed(told, now) if told else now
-    if told and at != told:
-        data["ahead_s"] = (told - now).total_seconds()
+    at = effective_time(reported, now) if reported else now
+    if reported and at != reported:
+        data["ahead_s"] = (reported - now).total_seconds()
     if entry.job is not None:
         data["job"] = str(entry.job)
     observation = Observation(
@@ -461,18 +464,18 @@ def _beats(body: Any) -> list[Any]:
     return beats
 
 
-def _heartbeat(item: Any, known: Known, now: datetime, cluster: str) -> Observation:
+def _heartbeat(item: Any, has_node: HasNode, now: datetime, cluster: str) -> Observation:
     beat = msgspec.convert(item, Heartbeat)
     where = beat.cluster or cluster
-    if wrong := wrong_node(where, beat.node, known):
+    if wrong := wrong_node(where, beat.node, has_node):
         raise BadEntry(wrong)
-    told = told_time(beat.time, now) if beat.time is not None else now
-    at = believed(told, now)
+    reported = parse_time(beat.time, now) if beat.time is not None else now
+    at = effective_time(reported, now)
     boot_id = normal_boot_id(beat.boot_id)
-    _check_id("boot_id", boot_id)
+    check_id("boot_id", boot_id)
     data: dict[str, Any] = {}
-    if at != told:
-        data["ahead_s"] = (told - now).total_seconds()
+    if at != reported:
+        data["ahead_s"] = (reported - now).total_seconds()
     if beat.gpus:
         data["gpus"] = [_gpu(gpu) for gpu in beat.gpus]
     if beat.lost:
@@ -492,7 +495,7 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
     pci = normal_pci(gpu.pci)
     if pci is None:
         raise BadEntry(f"gpus: {gpu.pci!r} of GPU {gpu.index} is not a PCI address such as 0000:9b:00")
-    _check_id("uuid", gpu.uuid or None)
+    check_id("uuid", gpu.uuid or None)
     return gpu_row(gpu.index, pci, gpu.uuid, normal_serial(gpu.serial))
 
 
@@ -515,37 +518,30 @@ class JobCheckpointBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 def checkpoint_observations(body: Any, now: datetime, *, cluster: str) -> Accepted:
-    """One checkpoint, or a list of them, decoded from JSON. Told again, it is a duplicate. Raises BadBody."""
-    observations: list[Observation] = []
-    rejects = Rejects()
-    for index, item in enumerate(_checkpoint_objects(body)):
-        try:
-            observations.append(
-                _checkpoint_observation(msgspec.convert(item, JobCheckpointBody), now, cluster)
-            )
-        except (BadEntry, msgspec.ValidationError) as error:
-            rejects.add(index, error)
-    return Accepted(observations=tuple(observations), rejected=rejects.sorted(), rejected_more=rejects.more)
-
-
-def _checkpoint_objects(body: Any) -> list[Any]:
+    """One checkpoint, or a list of them, decoded from JSON. A repeat is a duplicate. Raises BadBody."""
     if not isinstance(body, dict | list):
         raise BadBody("the body: expected an object with `job`, `step`, `path` and `durable`, or a list")
-    items = body if isinstance(body, list) else [body]
+    items = _objects(body)
     check_entries(len(items))
-    return items
+    return _each(items, lambda item: _checkpoint(item, now, cluster))
 
 
-def _checkpoint_observation(told: JobCheckpointBody, now: datetime, cluster: str) -> Observation:
-    where, job = told.cluster or cluster, str(told.job)
-    at = event_time(told.time, now) or now
-    data = {"restart": told.restart, "step": told.step, "path": told.path, "durable": told.durable}
-    known = [told.restart, told.step, told.path, told.durable]
-    if told.sha256 is not None:
-        data["sha256"] = told.sha256
-        known.append(told.sha256)
+def _checkpoint(item: Any, now: datetime, cluster: str) -> Observation:
+    checkpoint = msgspec.convert(item, JobCheckpointBody)
+    where, job = checkpoint.cluster or cluster, str(checkpoint.job)
+    at = event_time(checkpoint.time, now) or now
+    data = {
+        "restart": checkpoint.restart,
+        "step": checkpoint.step,
+        "path": checkpoint.path,
+        "durable": checkpoint.durable,
+    }
+    identity = [checkpoint.restart, checkpoint.step, checkpoint.path, checkpoint.durable]
+    if checkpoint.sha256 is not None:
+        data["sha256"] = checkpoint.sha256
+        identity.append(checkpoint.sha256)
     return Observation(
-        digest=digest_of("checkpoint", where, job, *known),
+        digest=digest_of("checkpoint", where, job, *identity),
         kind=ObservationKind.checkpoint,
         component=Component(cluster=where, job=job),
         event_at=at,

@@ -25,7 +25,7 @@ from healer.signals.alert_bodies import (
     alertmanager_observations,
     enveloped_observations,
     events_of,
-    told_again,
+    repeated_alert,
 )
 from healer.signals.hook_reports import arrivals, hook_reports
 from healer.signals.logs import Record, export_records, json_records, kernel_records, record_of
@@ -85,12 +85,14 @@ class EventRoutes:
         query, book = entry.query, self._rules.kernel_lines
         body = wire.kernel_log_body(entry.raw) or entry.body
         if not isinstance(body, str):
-            return wire.kernel_log_observations(body, site.known, entry.at, cluster=site.cluster, book=book)
+            return wire.kernel_log_observations(
+                body, site.has_node, entry.at, cluster=site.cluster, book=book
+            )
         source = wire.NodeBoot(site.cluster, query.get("node", ""), query.get("boot_id"))
-        return wire.kernel_text_observations(body, site.known, entry.at, source, book=book)
+        return wire.kernel_text_observations(body, site.has_node, entry.at, source, book=book)
 
     def _heartbeat(self, entry: Entry, site: Site) -> wire.Accepted:
-        return wire.heartbeat_observations(entry.body, site.known, entry.at, cluster=site.cluster)
+        return wire.heartbeat_observations(entry.body, site.has_node, entry.at, cluster=site.cluster)
 
     def _logs(self, entry: Entry, site: Site) -> wire.Accepted:
         """JSON as it is; in a string JSON lines, or the journal's export format."""
@@ -114,7 +116,7 @@ class EventRoutes:
     def _records(self, records: Iterable[Record], entry: Entry, site: Site) -> wire.Accepted:
         return kernel_records(
             records,
-            site.known,
+            site.has_node,
             entry.at,
             cluster=site.cluster,
             node=entry.query.get("node"),
@@ -129,7 +131,7 @@ class EventRoutes:
     def _with_what_goes_on(self, alerts: Alerts) -> wire.Accepted:
         """As the API stores it: that it was told again keeps an alert from being over."""
         again = [
-            told_again(observation)
+            repeated_alert(observation)
             for observation in alerts.observations
             if observation.data["status"] == "firing" and observation.digest in self._told
         ]
@@ -188,7 +190,7 @@ class EventRoutes:
     def _hooks(self, entry: Entry, site: Site) -> wire.Accepted:
         """Their samples take the way of all samples."""
         hook = entry.route.removeprefix(HOOKS_ROUTE)
-        seen = hook_reports(entry.body, hook, site.known, entry.at, cluster=site.cluster)
+        seen = hook_reports(entry.body, hook, site.has_node, entry.at, cluster=site.cluster)
         inventory: list[Observation] = []
         for report in seen.reports:
             if report.samples:
@@ -235,7 +237,7 @@ class Beats:
         self._older: set[str] = set()
         self._since = start
 
-    def plain(self, entry: Entry, is_known: wire.Known) -> list[Observation] | None:
+    def plain(self, entry: Entry, is_known: wire.HasNode) -> list[Observation] | None:
         """Those that are new, of a body of nothing but plain beats of nodes that are `known`; None for any
         other body: the API's own decoder tells what is wrong with it, or what else it says."""
         try:
@@ -275,7 +277,7 @@ class Beats:
         self._last[node] = now
         return True
 
-    def _part(self, node: str, is_known: wire.Known) -> Component | None:
+    def _part(self, node: str, is_known: wire.HasNode) -> Component | None:
         if wire.wrong_node(self._cluster, node, is_known):
             return None
         part = self._parts[node] = Component(cluster=self._cluster, node=node)

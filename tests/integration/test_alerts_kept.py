@@ -13,7 +13,7 @@ from healer.adapters.postgres.sample_reads import PostgresSignalReads
 from healer.adapters.postgres.samples import PostgresColumns
 from healer.detection.reported import firing
 from healer.model import Observation
-from healer.signals.alert_bodies import Site, alertmanager_observations, told_again
+from healer.signals.alert_bodies import Site, alertmanager_observations, repeated_alert
 from tests.support.loop import CLUSTER, name, rules_in
 
 NOW = datetime(2026, 11, 20, 3, tzinfo=UTC)
@@ -37,7 +37,7 @@ def inbox(fresh_database: sa.Engine) -> PostgresInbox:
 
 def test_what_fires_for_long_is_read_back(inbox: PostgresInbox, fresh_database: sa.Engine) -> None:
     first = alert(BEGUN)
-    again = told_again(alert(NOW - timedelta(hours=2)))
+    again = repeated_alert(alert(NOW - timedelta(hours=2)))
     inbox.add([first, again, alert(BEGUN, node=2), alert(NOW, node=2, status="resolved")])
     known = list(inbox.alerts(NOW - timedelta(hours=72)))
     assert [one.digest for one in known][:1] == [first.digest]
@@ -103,10 +103,10 @@ def test_repeats_go_after_three_days_and_the_alert_stays_known(
     inbox: PostgresInbox, fresh_database: sa.Engine
 ) -> None:
     first = alert(BEGUN)
-    inbox.add([first, told_again(alert(BEGUN + timedelta(hours=2))), told_again(alert(NOW))])
+    inbox.add([first, repeated_alert(alert(BEGUN + timedelta(hours=2))), repeated_alert(alert(NOW))])
     with fresh_database.begin() as conn:
         consume(conn, inbox.unconsumed(10), NOW)
     tidy(fresh_database, BEGUN + timedelta(hours=3) + AGAIN)
     left = [one.digest for one in inbox.alerts(BEGUN)]
-    assert left == [first.digest, told_again(alert(NOW)).digest]
+    assert left == [first.digest, repeated_alert(alert(NOW)).digest]
     assert inbox.add([alert(NOW + timedelta(days=30))]) == 0

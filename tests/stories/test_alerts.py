@@ -30,7 +30,7 @@ from healer.observations.picture import ALERTS_MAX, OF_NODE_MAX, Alerts
 from healer.recordings.recording import read
 from healer.rulebook.ruleset import RulesInvalid, load
 from healer.signals.alert_bodies import Site as Where
-from healer.signals.alert_bodies import alertmanager_observations, told_again
+from healer.signals.alert_bodies import alertmanager_observations, repeated_alert
 from healer.sim.replaying import replay
 from tests.support.loop import CLUSTER, DEGRADED, LOST, SHIPPED, Site, later, name, rules_in
 
@@ -105,7 +105,7 @@ def test_a_late_word_of_what_is_over_opens_nothing_again() -> None:
     first = say(site, "NodeClockNotSynchronising")
     site.run_for(5, *first)
     site.run_for(5, *say(site, "NodeClockNotSynchronising", status="resolved"))
-    site.run_for(5, *[told_again(one) for one in first])
+    site.run_for(5, *[repeated_alert(one) for one in first])
     assert opened(site) == []
 
 
@@ -135,7 +135,7 @@ def test_an_alert_that_is_repeated_with_an_earlier_beginning_stays() -> None:
     site.walk(*say(site, "NodeClockNotSynchronising"))
     for _ in range(4):
         site.clock.advance(4 * 3600)
-        site.walk(*[told_again(one) for one in say(site, "NodeClockNotSynchronising", since=-1800)])
+        site.walk(*[repeated_alert(one) for one in say(site, "NodeClockNotSynchronising", since=-1800)])
     (incident,) = site.incidents
     assert incident.is_open and incident.evidence_count == 1
 
@@ -159,7 +159,7 @@ def test_an_alert_that_is_repeated_stays() -> None:
         site.clock.advance(4 * 3600)
         repeat = say(site, "NodeClockNotSynchronising")
         assert [one.digest for one in repeat] == [one.digest for one in first]
-        site.walk(*[told_again(one) for one in repeat])
+        site.walk(*[repeated_alert(one) for one in repeat])
     (incident,) = site.incidents
     assert incident.is_open and incident.evidence_count == 1
 

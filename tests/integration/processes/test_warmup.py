@@ -15,7 +15,7 @@ from healer.detection.tick import Senses
 from healer.model import Column, Part, Ruleset, SlurmNode, SlurmSnapshot
 from healer.model.telemetry import Report, StepBatch
 from healer.observations import Picture
-from healer.ports.measurements import HistoryAway, Known, NoHistory, Points
+from healer.ports.measurements import HasNode, HistoryAway, NoHistory, Points
 from healer.processes import metric_history as module
 from healer.processes.metric_history import WARM_MOST_S, PromqlHistory, WarmUp
 from healer.processes.senses_loop import Chunk, SensesLoop, SensesParts
@@ -53,15 +53,15 @@ class Remembered:
         self.asked: list[tuple[datetime, datetime]] = []
 
     def between(
-        self, since: datetime, until: datetime, known: Known, *, go_on: Callable[[], bool] = lambda: True
+        self, since: datetime, until: datetime, has_node: HasNode, *, go_on: Callable[[], bool] = lambda: True
     ) -> list[Report]:
         self.asked.append((since, until))
         if len(self.asked) > self.away:
             raise HistoryAway("it does not answer")
-        return [one for one in self.reports if since < one.at <= until and known(CLUSTER, one.node)]
+        return [one for one in self.reports if since < one.at <= until and has_node(CLUSTER, one.node)]
 
     def node(
-        self, node: str, signal: str, since: datetime, until: datetime, step_s: int, known: Known
+        self, node: str, signal: str, since: datetime, until: datetime, step_s: int, has_node: HasNode
     ) -> Points:
         return {}
 

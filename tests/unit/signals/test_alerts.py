@@ -22,7 +22,7 @@ from healer.signals.alert_bodies import (
     attributes_of,
     enveloped_observations,
     events_of,
-    told_again,
+    repeated_alert,
 )
 from healer.signals.rejects import BadBody, BadEntry, Rejects
 
@@ -117,7 +117,7 @@ def test_a_beginning_that_is_hours_ahead_is_not_believed_and_a_repeat_stays_one(
 def test_that_it_goes_on_is_noted_once_an_hour() -> None:
     first = one(alert())
     later = [
-        told_again(
+        repeated_alert(
             alertmanager_observations(group(alert()), site(), NOW + timedelta(minutes=minutes)).observations[
                 0
             ]
@@ -271,8 +271,8 @@ def test_each_required_attribute_is_missed_by_name(name: str) -> None:
     del wrong[name]
     found, rejects = taken(wrong, event(**{name: ""}), event(id="good"))
     assert len(found.observations) == 1
-    assert [told.index for told in rejects.told] == [0, 1]
-    assert all(told.reason.startswith(f"{name}: ") for told in rejects.told)
+    assert [told.index for told in rejects.listed] == [0, 1]
+    assert all(told.reason.startswith(f"{name}: ") for told in rejects.listed)
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_each_required_attribute_is_missed_by_name(name: str) -> None:
 )
 def test_what_is_wrong_with_an_event_is_named(wrong: dict[str, Any], reason: str) -> None:
     _, rejects = taken(event(**wrong))
-    assert reason in rejects.told[0].reason
+    assert reason in rejects.listed[0].reason
 
 
 def test_data_may_come_in_base64() -> None:

@@ -150,12 +150,12 @@ def test_gpus_that_another_node_tells_otherwise_leave_this_one_alone(bench: Benc
     for node in ("gpu0001", "gpu0002"):
         take(bench, learn(node, 0) + f'DCGM_FI_DEV_GPU_TEMP{{UUID="GPU-{node}",hostname="{node}"}} 1\n')
     slots = bench.translator._exposition._of_labels.slots
-    before = dict(slots.known)
+    before = dict(slots.by_key)
     take(bench, learn("gpu0002", 5))
     slots.forget(NOW)
-    gone = before.keys() - slots.known.keys()
+    gone = before.keys() - slots.by_key.keys()
     assert {"gpu0002" in key and "GPU_TEMP" in key for key in gone} == {True}
-    assert all(slots.known[key] == slot for key, slot in before.items() if key not in gone)
+    assert all(slots.by_key[key] == slot for key, slot in before.items() if key not in gone)
 
 
 def test_a_gpu_that_is_told_later_is_found_at_once(bench: Bench) -> None:

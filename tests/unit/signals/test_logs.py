@@ -13,13 +13,13 @@ from healer.signals import logs
 from healer.signals.logs import (
     Logged,
     export_records,
+    fields_and_marks,
+    is_kernel_record,
     json_records,
     kernel_records,
     message_text,
-    of_the_kernel,
     record_of,
-    small,
-    telling,
+    relevant_fields,
 )
 from healer.signals.rejects import BadBody, BadEntry
 from healer.signals.wire import NodeBoot, kernel_log_observations, kernel_text_observations
@@ -211,15 +211,16 @@ def test_all_that_journald_tells_of_the_kernels_lines_is_the_kernels() -> None:
         vector(journalctl(**more)),
         fluent_bit(journalctl(**more), lower=True),
     ):
-        _, marks = small((record,))
-        assert of_the_kernel(marks), marks
+        _, marks = fields_and_marks((record,))
+        assert is_kernel_record(marks), marks
 
 
 def test_what_a_resource_tells_of_another_origin_counts_for_its_records() -> None:
-    around = telling({"kubernetes_pod": "a", "kubernetes_b": "c", "container_id": "d", "x": "y", "host": "z"})
+    resource = {"kubernetes_pod": "a", "kubernetes_b": "c", "container_id": "d", "x": "y", "host": "z"}
+    around = relevant_fields(resource)
     assert set(around) == {"kubernetes_pod", "host"}
-    _, marks = small((around, journalctl()))
-    assert not of_the_kernel(marks)
+    _, marks = fields_and_marks((around, journalctl()))
+    assert not is_kernel_record(marks)
 
 
 def test_a_lines_end_within_a_record_begins_no_line() -> None:

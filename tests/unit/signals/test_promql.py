@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from healer.model import Part
 from healer.signals import promql
-from healer.signals.promql import arriving, names_of, names_told, of_node, selector, step_for
+from healer.signals.promql import arriving, names_answered, names_of, of_node, selector, step_for
 from healer.signals.rejects import BadBody
 from tests.support.measuring import NOW, Bench, gpu, known, shipped
 
@@ -137,7 +137,7 @@ def test_nothing_escapes_but_bad_body(series: list[tuple[dict[str, str], Any, An
 
 @given(st.binary(max_size=200))
 def test_bytes_never_escape_either(raw: bytes) -> None:
-    for read in (promql.result, names_told):
+    for read in (promql.result, names_answered):
         try:
             read(raw)
         except BadBody:

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from healer.model import Part
-from healer.signals import remote_write, slots
-from healer.signals.remote_write import Order, _outline, _outline_as_before, _Walker, read, unpacked, walk
+from healer.signals import protobuf, remote_write, slots
+from healer.signals.remote_write import Order, _outline, _outline_as_before, _Walker, read, unpacked
 from healer.signals.series import Measured
 from healer.signals.wire import BadBody
 from tests.support.measuring import NOW, Bench, gpu, known
@@ -25,6 +25,18 @@ DCGM = {"UUID": "GPU-aa", "gpu": "2", "Hostname": "gpu0001", "instance": "10.0.0
 @pytest.fixture
 def bench() -> Bench:
     return Bench()
+
+
+def walk(data: bytes, slot_by_block: dict[bytes, int], resolve: remote_write.Resolve) -> slots.Samples:
+    """What `read` gives, by the walker alone: the reference."""
+    walker = _Walker(data, slot_by_block, resolve)
+    try:
+        for number, kind, _, start, stop in protobuf.fields(data, 0, len(data)):
+            if number == 1 and kind == protobuf.LENGTH:
+                walker.series(start, stop)
+    except protobuf.Torn as error:
+        raise BadBody(str(error)) from None
+    return walker.samples()
 
 
 def series(name: str, labels: Mapping[str, str], *samples: tuple[float, int]) -> tuple[dict[str, str], list]:
@@ -158,7 +170,7 @@ def test_labels_that_are_too_long_are_never_remembered(bench: Bench) -> None:
             "a name",
         }
         assert taken.unrecognised == 3
-    assert (slots.known, slots.refused) == ({}, {})
+    assert (slots.by_key, slots.refused) == ({}, {})
 
 
 def test_series_that_are_not_kept_never_push_out_those_that_are(
@@ -167,12 +179,12 @@ def test_series_that_are_not_kept_never_push_out_those_that_are(
     monkeypatch.setattr(slots, "REFUSED_BYTES_MAX", 2_000)
     remembered = bench.translator._remote_write._slots
     take(bench, series("DCGM_FI_DEV_GPU_TEMP", DCGM, (61, MS)))
-    before = dict(remembered.known)
+    before = dict(remembered.by_key)
     for part in range(100):
         name = {"device": f"veth{part}", "node": "gpu0001"}
         taken = take(bench, series("node_network_receive_errs_total", name, (1, MS)))
         assert taken.unknown["node_network_receive_errs_total"].why == "virtual interface"
-    assert remembered.known == before
+    assert remembered.by_key == before
     assert sum(map(len, remembered.refused)) <= 2_100
 
 
@@ -182,7 +194,7 @@ def test_what_series_are_known_by_is_bounded_in_bytes(bench: Bench, monkeypatch:
     told = [series("node_load1", {"node": "gpu0001", "x": f"{n:03}" * 30}, (1, MS + n)) for n in range(50)]
     for _ in range(3):
         assert take(bench, *told).samples == 50
-        assert sum(map(len, remembered.known)) <= 3_200
+        assert sum(map(len, remembered.by_key)) <= 3_200
 
 
 def test_a_body_of_far_too_many_new_series(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,9 +115,9 @@ def _signal_routes(
         store_steps = steps_lane(spooling, services, counts.losses).put
         spool_figures(services.spool)
     commit = GroupCommit(store, QueueBounds(begin_at=BEGIN_AT))
-    signals = SignalRoutes(services, preamble, commit)
-    logs = LogRoutes(services, preamble, signals)
     measuring = MeasuringRoutes(services, preamble, commit, counts.tally, store_steps)
+    signals = SignalRoutes(services, preamble, commit, measuring.hear)
+    logs = LogRoutes(services, preamble, signals)
     alerts = AlertRoutes(services, preamble, fleet, commit)
     bodies_of_events = signals.endpoints() | measuring.endpoints()
     parts = (

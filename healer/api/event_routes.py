@@ -42,10 +42,17 @@ class SignalRoutes:
 
     role = Role.signals
 
-    def __init__(self, services: Services, preamble: Preamble, commit: "GroupCommit[Arrival, bool]") -> None:
+    def __init__(
+        self,
+        services: Services,
+        preamble: Preamble,
+        commit: "GroupCommit[Arrival, bool]",
+        hear: Callable[[Iterable[Observation]], None],
+    ) -> None:
+        """`hear` is given the heartbeats: they name the GPUs that samples are of."""
         self._services = services
         self._preamble = preamble
-        self._commit = commit
+        self._commit, self._hear = commit, hear
         self._beats: dict[tuple[str, str | None], float] = {}
 
     def endpoints(self) -> dict[str, Endpoint]:
@@ -80,6 +87,7 @@ class SignalRoutes:
         body = decoded(raw)
         await confine(request, caller, wire.nodes_of_heartbeats(body, cluster=cluster))
         parsed = wire.heartbeat_observations(body, has_node, self._services.clock.now(), cluster=cluster)
+        self._hear(parsed.observations)
         return await self._store(request, "heartbeat", parsed, heartbeat=True)
 
     async def checkpoints(self, request: Request) -> Response:

@@ -4,11 +4,12 @@ Bodies are parsed here and not in the event loop: a large one would hold up faul
 asks the database.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from healer.model import Catalogue, Component, Ruleset
+from healer.model import Catalogue, Component, Observation, Ruleset
 from healer.ports.measurements import ColumnBook
 from healer.signals.hardware_names import Shown, unknown_shape
 from healer.signals.translate import Translator
@@ -59,12 +60,20 @@ def _outcome(body: Body[R]) -> R | BadBody | Refused:
 
 class Translators:
     """The translators of the catalogue in force, one per cluster: each learns the series of its own nodes.
-    For one thread."""
+    For one thread, but for `hear` and `separate`."""
 
     def __init__(self, rules: Callable[[], Ruleset], book: ColumnBook, shown: Shown = unknown_shape) -> None:
         self._rules, self._book, self._shown = rules, book, shown
         self._catalogue: Catalogue | None = None
         self._made: dict[str, Translator] = {}
+        #: By cluster and node, the GPUs that its latest heartbeat lists and that no translator learned yet.
+        self._listed: defaultdict[str, dict[str, list[Mapping[str, Any]]]] = defaultdict(dict)
+
+    def hear(self, beats: Iterable[Observation]) -> None:
+        """Keeps which GPUs heartbeats list until the next `current` of their cluster; for any thread."""
+        for beat in beats:
+            if gpus := beat.data.get("gpus"):
+                self._listed[beat.component.cluster][beat.component.node or ""] = gpus
 
     def separate(self, cluster: str) -> Translator:
         """A new one that shares nothing with other requests; for any thread."""
@@ -76,4 +85,7 @@ class Translators:
             self._made, self._catalogue = {}, catalogue
         if cluster not in self._made:
             self._made[cluster] = Translator(catalogue, self._book, cluster, self._shown)
+        listed = self._listed[cluster]
+        while listed:  # each taken whole: `hear` may add more meanwhile
+            self._made[cluster].learn_gpus(*listed.popitem())
         return self._made[cluster]

@@ -1,7 +1,7 @@
 """The routes of samples: metrics in four wire forms, and step times. Answered after the group commit."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from datetime import datetime
 from typing import NamedTuple, TypeVar
@@ -228,6 +228,10 @@ class MeasuringRoutes:
             return
         if isinstance(outcome, Measured) and outcome.inventory:
             await self._remember(outcome.inventory)
+
+    def hear(self, beats: Iterable[Observation]) -> None:
+        """Heartbeats name the GPUs that samples are of."""
+        self._translators.hear(beats)
 
     def translator(self, cluster: str) -> Translator:
         """For the writer's thread only."""

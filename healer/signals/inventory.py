@@ -210,6 +210,11 @@ class GpuNames:
             node.serials[index] = number
             node.sent_interval = -1
 
+    def learn_listed(self, where: Where, gpus: Iterable[Mapping[str, Any]]) -> None:
+        """The node itself listed these: rows as `gpu_row` makes them."""
+        for gpu in gpus:
+            self.learn(where, gpu["index"], gpu["uuid"], gpu["pci"], gpu.get("serial"))
+
     def index(self, where: Where, uuid: str | None, pci: str | None) -> int | None:
         node = self._nodes.get(where)
         if node is None:

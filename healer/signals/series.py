@@ -374,6 +374,8 @@ class Placer:
         gpu, portable = self._gpu(index, labels, where)
         if gpu is None:
             return NO_GPU, True
+        if beyond := self._parts.wrong(where, gpu, link):  # a heartbeat may list more than Slurm shows
+            return beyond, True
         return Part(gpu=gpu, link=link if meaning.nvlink else None), portable
 
     def _gpu(self, index: int | None, labels: dict[str, str], where: Where) -> tuple[int | None, bool]:

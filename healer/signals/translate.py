@@ -1,6 +1,8 @@
 """All wire forms of samples -> reports, with what one process learned of series so far."""
 
+from collections.abc import Iterable, Mapping
 from datetime import datetime
+from typing import Any
 
 from healer.model import Catalogue
 from healer.ports.measurements import ColumnBook
@@ -28,7 +30,8 @@ class Translator:
     ) -> None:
         """`shown`: how many GPUs Slurm shows of a node; others are not taken."""
         self.catalogue, self._cluster = catalogue, cluster
-        names, numbers, gpus = Names(catalogue), Numbers(book), GpuNames()
+        names, numbers = Names(catalogue), Numbers(book)
+        gpus = self._gpus = GpuNames()
         ports, parts = Ports(), Parts(shown)
         placer = self._placer = Placer(names, numbers, gpus, ports, parts, cluster)
         self._placed = 0
@@ -38,6 +41,11 @@ class Translator:
         self._queried = Queried(placer)
         self._otlp = Otlp(placer)
         self._nvidia_smi = NvidiaSmi(catalogue, numbers, gpus, parts, cluster)
+
+    def learn_gpus(self, node: str, gpus: Iterable[Mapping[str, Any]]) -> None:
+        """What a heartbeat of the node lists: series that name a GPU by its UUID or address alone are placed
+        by it."""
+        self._gpus.learn_listed((self._cluster, node), gpus)
 
     def columnar(self, raw: bytes, has_node: HasNode, now: datetime) -> Measured:
         """`POST /signals/metrics`."""

@@ -1,7 +1,8 @@
 """Recorded samples through the senses of production: the same translator, the same rings, the same tick."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
+from typing import Any
 
 from healer.detection.forest import Forest
 from healer.detection.tick import TICK_S, Senses
@@ -55,6 +56,10 @@ class RecordedSamples:
     def next_tick(self, now: datetime) -> datetime | None:
         """When the next tick is due; None while there is nothing to look at."""
         return self._due if now - self._heard_at <= LONGEST else None
+
+    def learn_gpus(self, node: str, gpus: Iterable[Mapping[str, Any]]) -> None:
+        """A heartbeat of the node lists them."""
+        self._translator.learn_gpus(node, gpus)
 
     def take(self, entry: Entry) -> list[Observation]:
         """Keeps the samples until the next tick; what the walk has to see comes back.

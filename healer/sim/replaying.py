@@ -55,6 +55,8 @@ class Replay:
         #: None until the recording brings a sample: without any, no tick is due and numpy is not loaded.
         self.samples: RecordedSamples | None = None
         self.heartbeats = Beats(cluster, start)
+        #: By node, the GPUs of its latest heartbeat that the samples' translator has yet to learn.
+        self.listed: dict[str, list[dict[str, Any]]] = {}
         #: Those that came since the last walk: thousands a second are walked once a second.
         self.beats: list[Observation] = []
         self.walked_at = start
@@ -169,6 +171,8 @@ class Replay:
         fresh = []
         for observation in observations:
             if observation.kind is ObservationKind.heartbeat:
+                if gpus := observation.data.get("gpus"):
+                    self.listed[observation.component.node or ""] = gpus
                 if self.heartbeats.is_new(observation):
                     fresh.append(observation)
                 continue
@@ -183,6 +187,9 @@ class Replay:
             from healer.sim.replay_samples import RecordedSamples
 
             self.samples = RecordedSamples(self.cluster, self.rules, self._is_known, entry.at)
+        for node, gpus in self.listed.items():
+            self.samples.learn_gpus(node, gpus)
+        self.listed.clear()
         observations = self.samples.take(entry)
         self.loop.checkpoints.hear(observations)
         return observations

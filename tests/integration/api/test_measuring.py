@@ -131,6 +131,17 @@ def test_text_as_exporters_print_it(served: Served) -> None:
     assert values(api) == {("gpu0003", Column("load1")): 2.5}
 
 
+def test_a_heartbeat_names_the_gpu_of_a_series_that_tells_its_uuid_alone(served: Served) -> None:
+    api, client = served
+    headers = {**api.headers("signals"), "Content-Type": "text/plain"}
+    gpus = [{"index": 1, "pci": "0000:9c:00", "uuid": "GPU-2"}]
+    beat = {"cluster": CLUSTER, "node": "gpu0003", "boot_id": "b1", "gpus": gpus}
+    assert client.post(f"{SIGNALS}/heartbeat", json=beat, headers=api.headers("signals")).status_code == 202
+    text = 'DCGM_FI_DEV_GPU_TEMP{UUID="GPU-2",Hostname="gpu0003"} 62\n'
+    assert client.post(TEXT, content=text, headers=headers).json()["accepted"] == 1
+    assert values(api) == {("gpu0003", temperature(1)): 62}
+
+
 def test_remote_write_is_stored_before_204(served: Served) -> None:
     api, client = served
     body = written(

@@ -1,7 +1,8 @@
 """Which GPU has which index: learned by node, and changes told by node."""
 
-from healer.signals.inventory import GpuNames
-from tests.support.measuring import NOW
+from healer.signals.inventory import GpuNames, gpu_row
+from healer.signals.series import Measured
+from tests.support.measuring import NOW, Bench, gpu, known
 
 A, B = ("pod1", "gpu0001"), ("pod1", "gpu0002")
 
@@ -50,3 +51,19 @@ def test_a_uuid_that_is_none_is_not_learned() -> None:
         assert gpus.index(A, uuid, None) is None
     (told,) = gpus.inventory([A], NOW)
     assert told.data["gpus"] == [{"index": 0, "pci": "0000:18:00", "uuid": ""}]
+
+
+def test_a_heartbeat_names_the_gpus_of_samples_that_tell_a_uuid_or_an_address_alone() -> None:
+    bench = Bench()
+    by_uuid = b'DCGM_FI_DEV_ROW_REMAP_FAILED{UUID="GPU-66",hostname="gpu0002"} 1\n'
+    by_address = b'DCGM_FI_DEV_GPU_TEMP{pci_bus_id="00000000:8B:00.0",hostname="gpu0002"} 41\n'
+
+    def sent(body: bytes) -> Measured:
+        return bench.translator.exposition(body, known, NOW, node="gpu0002")
+
+    why = sent(by_uuid + by_address).unknown
+    assert {one.why for one in why.values()} == {"no GPU is known by these labels"}
+    bench.translator.learn_gpus("gpu0002", [gpu_row(5, "0000:8b:00", "GPU-66", "")])
+    (report,) = sent(by_uuid + by_address).reports
+    assert bench.values(report) == {("row_remap_failed", gpu(5)): 1, ("gpu_temp_c", gpu(5)): 41}
+    assert sent(b'DCGM_FI_DEV_ROW_REMAP_FAILED{UUID="GPU-67"} 1\n').samples == 0

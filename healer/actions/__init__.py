@@ -1,4 +1,4 @@
-"""`VERBS`, what a step may do: look, do, verify, undo. Nothing is done because a call returned 0."""
+"""`VERBS`, what a step may do: probe, do, verify, undo. A call that returned 0 proves nothing."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -20,11 +20,12 @@ from healer.actions import (
     sweep,
     tell_people,
     under_test,
+    waits,
 )
 from healer.actions.base import Action, Again, Context, Done, Failed, Result, Skipped, StepClaim, Toolbox
 from healer.model import SlurmCall, Step, Verb
 
-#: What `do:` may name.
+#: Actions that `do:` may name.
 VERBS: Mapping[Verb, Action] = MappingProxyType(
     {
         Verb.drain: drain.DRAIN,
@@ -49,7 +50,7 @@ VERBS: Mapping[Verb, Action] = MappingProxyType(
     }
 )
 
-#: What `check:` may name.
+#: Actions that `check:` may name.
 CHECKS: Mapping[str, Action] = MappingProxyType(
     {
         "jobs_hit": checks.JOBS_HIT,
@@ -68,24 +69,24 @@ CHECKS: Mapping[str, Action] = MappingProxyType(
     }
 )
 
-#: What `wait:` may name.
+#: Actions that `wait:` may name.
 WAITS: Mapping[str, Action] = MappingProxyType(
     {
-        "job_end_or_checkpoint": checks.MOMENT,
-        "job_end": checks.JOB_END,
-        "checkpoint": checks.CHECKPOINT,
-        "job_runs": checks.JOB_RUNS,
-        "lifted": checks.LIFTED,
-        "time": checks.TIME,
-        "approval": checks.APPROVAL,
-        "empty": checks.EMPTY,
-        "told_out": checks.TOLD_OUT_WAIT,
-        "reached": checks.REACHED,
-        "repair": checks.REPAIR,
+        "job_end_or_checkpoint": waits.MOMENT,
+        "job_end": waits.JOB_END,
+        "checkpoint": waits.CHECKPOINT,
+        "job_runs": waits.JOB_RUNS,
+        "lifted": waits.LIFTED,
+        "time": waits.TIME,
+        "approval": waits.APPROVAL,
+        "empty": waits.EMPTY,
+        "told_out": waits.REPORTS_ENDED,
+        "reached": waits.REACHED,
+        "repair": waits.REPAIR,
     }
 )
 
-#: What a step asks of Slurm beside reading, by its verb.
+#: The calls that change Slurm, by verb.
 _CALLS: Mapping[Verb, tuple[SlurmCall, ...]] = MappingProxyType(
     {
         Verb.drain: (SlurmCall.drain,),
@@ -103,14 +104,14 @@ _CALLS: Mapping[Verb, tuple[SlurmCall, ...]] = MappingProxyType(
 
 
 def calls_of(step: Step) -> tuple[SlurmCall, ...]:
-    """What an adapter must be able to do for this step. Where it cannot, the step asks a person."""
+    """The calls that an adapter must support for this step. Where it does not, the step asks a person."""
     if step.do is Verb.diagnose and (step.input.get("script") or step.input.get("depth")):
         return (SlurmCall.submit,)
     return _CALLS.get(step.do, ()) if step.do is not None else ()
 
 
-#: What `probe` and `verify` of a step may name beside its verb's own: they look, and change nothing.
-_CHECKS_BESIDE = {
+#: Checks that `probe` and `verify` of a step may add to its verb's own; they change nothing.
+_EXTRA_CHECKS = {
     "fabric_state": node_work.FABRIC_STATE,
     "node_answers": checks.NODE_ANSWERS,
     "job_works": hang.JOB_WORKS,
@@ -119,7 +120,7 @@ _LOOK_AGAIN_S = 2.0
 
 
 def action_of(step: Step) -> Action:
-    """What a step does, with its own `probe` and `verify` where it has any."""
+    """The action of a step, with the extra checks of its `probe` and `verify`."""
     if step.do is None:
         return CHECKS[step.check] if step.check is not None else WAITS[step.wait or ""]
     if step.probe is None and step.verify is None:
@@ -130,8 +131,8 @@ def action_of(step: Step) -> Action:
 @lru_cache(maxsize=256)
 def _with_checks(action: Action, probe: str | None, verify: str | None) -> Action:
     def looks(ctx: Context) -> Result | None:
-        seen = _CHECKS_BESIDE[probe].verify(ctx) if probe is not None else None
-        if isinstance(seen, Skipped):  # it is not done at all, which is another thing than done
+        seen = _EXTRA_CHECKS[probe].verify(ctx) if probe is not None else None
+        if isinstance(seen, Skipped):  # not to be done, which differs from done already
             return seen
         if seen is not None and _passes(seen):
             return Done(text=f"{probe} passes already: there is nothing to do", data={"probe": probe})
@@ -141,7 +142,7 @@ def _with_checks(action: Action, probe: str | None, verify: str | None) -> Actio
     def also(found: Result, ctx: Context) -> Result:
         if verify is None or not isinstance(found, Done) or found.data.get("passed") is False:
             return found
-        seen = _CHECKS_BESIDE[verify].verify(ctx)
+        seen = _EXTRA_CHECKS[verify].verify(ctx)
         if _passes(seen):
             return msgspec.structs.replace(found, text=f"{found.text}; {seen.text}")
         if isinstance(seen, Failed):

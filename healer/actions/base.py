@@ -1,4 +1,4 @@
-"""What an action is given, what it may answer, and how it reads Slurm."""
+"""What an action gets, what it may answer, and how it reads Slurm."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -36,10 +36,11 @@ from healer.ports.transactions import Checkpoints
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
-    """Read back: it is so. `data` is kept in the log and shown as the step's evidence.
+    """Done and read back. `data` is kept in the log and shown as the step's evidence.
 
-    Three of its names mean something to the run: `passed` False is a verdict of "no", which a later step's
-    `when` may ask for; `ends_run` ends it here; `moment_s` says how long a moment that was waited for lasts.
+    Three of its keys steer the run: `passed` False is a negative result, which a later step's `when` may ask
+    for; `ends_run` ends the run here; `moment_s` is how long the moment that was waited for lasts, in
+    seconds.
     """
 
     text: str
@@ -54,10 +55,10 @@ class Skipped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Again(msgspec.Struct, frozen=True, kw_only=True):
-    """Not yet: look again after `after_s`; None: only when a person or an event wakes the run.
+    """Not yet: look again after `after_s` seconds; None: when a person or an event wakes the run.
 
-    `since`: what was asked for can come from then on only (a job was given time to save its work), so the
-    step's time-out counts from there. `data` is kept in the log.
+    `since`: the step's time-out counts from here, as when a job was given time to save its work. `data` is
+    kept in the log.
     """
 
     text: str
@@ -77,63 +78,63 @@ Result = Done | Skipped | Again | Failed
 
 
 class Toolbox(msgspec.Struct, frozen=True, kw_only=True):
-    """What this process has to work with, and what the rules give. None: nothing of that kind is set up."""
+    """The ports of this process and the settings of the rules. None: not set up here."""
 
     now: Callable[[], datetime]
     scheduler: Scheduler
-    #: The newest picture of Slurm that is stored, and as whom healer comes to it: reservations let those in.
+    #: The newest stored picture of Slurm, and the users as whom healer calls Slurm: reservations admit those.
     picture: Callable[[], SlurmSnapshot | None] = lambda: None
     users: Callable[[], Sequence[str]] = lambda: ("root",)
     nodes: NodeExec | None = None
     bmc: Bmc | None = None
     checkpoints: Checkpoints | None = None
     evidence: EvidenceBook | None = None
-    #: What was measured of late.
+    #: Recent measurements.
     readings: Readings | None = None
-    #: What starts commands of the site here, and the list of those that there are.
+    #: Starts site commands on this machine; and the site's commands by name.
     commands: SiteCommands | None = None
     known_commands: Mapping[str, SiteCommand] = {}
     guards: GuardSettings = GuardSettings()
-    #: The tests of `rules/validation` by name, and which of them make a test of which depth.
+    #: The tests of `rules/validation` by name, and the tests of each depth.
     scripts: Mapping[str, str] = {}
     validation: Validation = Validation()
 
 
 class StepClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """What a step may tell and ask healer itself by its run's claim."""
+    """What a step may send to healer and ask of it, by its run's claim."""
 
     queue: Callable[[Message | Ticket], None]
     tell_detector: Callable[[Command], None]
     release_slot: Callable[[str], None]
-    #: Nodes that are known bad and must stay in service.
+    #: Nodes that are known bad but stay in service.
     known_bad: Callable[[], Collection[str]] = frozenset
-    #: Hooks that were permitted to fail of late.
+    #: Recent permits for hooks to fail.
     permits: Callable[[], Collection[Permit]] = tuple
-    #: Asks the gate whether what this step began may stay; the sentence of what speaks against it.
+    #: Asks the gate whether what this step began may stay; why not, as a sentence, or None.
     stays: Callable[[], str | None] = lambda: None
-    #: Asks the gate which of these idle nodes may not be tested with others, and why; True: they are already.
+    #: Asks the gate which of these idle nodes may not be tested with others: node -> why. True: they are
+    #: already.
     may_borrow: Callable[[Sequence[str], bool], Mapping[str, str]] = lambda _nodes, _begun: {}
-    #: What nodes of each kind should be.
+    #: The good node of each kind.
     references: Callable[[], Sequence[Reference]] = tuple
-    #: What healer keeps of the run's node since a moment.
+    #: History of the run's node since a moment.
     history: Callable[[datetime], NodeHistory] = lambda _: NodeHistory()
 
 
 def since_retry(log: Sequence[LogEntry], key: str) -> list[LogEntry]:
-    """A step's lines since a person let it go on, theirs first; all of them where none did."""
-    own = [one for one in log if one.step == key]
-    retries = [index for index, one in enumerate(own) if one.event is StepEvent.retry]
-    return own[retries[-1] :] if retries else own
+    """A step's log entries since a person's last retry, that first; all of them without a retry."""
+    entries = [entry for entry in log if entry.step == key]
+    retries = [index for index, entry in enumerate(entries) if entry.event is StepEvent.retry]
+    return entries[retries[-1] :] if retries else entries
 
 
 class Context(msgspec.Struct, frozen=True, kw_only=True):
-    """A step as far as it is, and all that its action may touch. `fence()` must be called right before each
-    effect.
+    """The state of a step, and all that its action may touch. Call `fence()` right before each effect.
 
-    `item` is the job of a `for_each` step; `restarts` its restart count when the list was taken; `began_at`
-    when this step was first started or waited. `key` names this effect: the same after a death, another one
-    after a person's retry. `asked`: this attempt has been made, only its outcome is awaited. `tested_at`:
-    when this run began to test its node, or a person's later word to go on. `log` is the run's so far.
+    `item`: the job of a `for_each` step; `restarts`: its restart count when the list was made; `began_at`:
+    when this step was first started or waited. `key` identifies this effect: it survives a worker's death,
+    and changes with a person's retry. `asked`: this attempt was made, and its outcome is awaited.
+    `tested_at`: when this run began to test its node, or a person's later retry. `log`: the run's log so far.
     `reserved`: this run has begun to reserve its node for tests.
     """
 
@@ -154,7 +155,7 @@ class Context(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lines(self) -> list[LogEntry]:
-        """This step's own lines since a person last let it go on."""
+        """This step's log entries since a person's last retry."""
         return since_retry(self.log, self.part)
 
     @property
@@ -192,12 +193,11 @@ def _nothing(_: Context) -> None:
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):
-    """`probe` looks whether it is so already (None: it is not); `do` causes it; `verify` reads back.
+    """`probe` checks whether it is done already (None: it is not); `do` causes it; `verify` reads it back.
 
-    `do` may answer at once where there is nothing to wait for; a step that only looks, waits or tells has
-    `verify` alone. `undo` is None where nothing can be undone.
-    `effect` is False for steps that only look. `only_keeps` tells that all which is left to do of a step that
-    was let go keeps its node out of service: no guard is asked about that again.
+    `do` may answer at once where there is nothing to wait for; a step that only checks, waits or sends has
+    `verify` alone. `undo` is None where nothing can be undone. `effect` is False for steps that only look.
+    `only_keeps`: the rest of a granted step only keeps its node out of service, so no guard is asked again.
     """
 
     verify: Callable[[Context], Result]
@@ -208,7 +208,7 @@ class Action(msgspec.Struct, frozen=True, kw_only=True):
     only_keeps: Callable[[Context], bool] = lambda _: False
 
 
-# --- what Slurm shows now, or what a step answers where it cannot be read
+# --- reading Slurm, or the step's answer where it cannot be read
 
 
 def drain_reason(rule: str, incident: str | None, text: str) -> str:
@@ -226,21 +226,21 @@ def reason_of(ctx: Context) -> str:
 
 
 def is_ours(reason: str, incident: str | None = None) -> bool:
-    """Whether the drain is ours; with an incident: whether it is that incident's."""
+    """Whether the drain is healer's; with `incident`: whether it is that incident's."""
     return is_healers(reason) and (incident is None or f" inc:{incident[:8]}" in reason)
 
 
-def own_words(log: Sequence[LogEntry]) -> str:
-    """The reason by which this run knows its node to be out: as its last drain was read back."""
-    read = (one.data.get("reason") for one in reversed(log) if one.data.get("verb") == Verb.drain)
+def last_drain_reason(log: Sequence[LogEntry]) -> str:
+    """The reason of this run's last drain, as it was read back; empty if there was none."""
+    read = (entry.data.get("reason") for entry in reversed(log) if entry.data.get("verb") == Verb.drain)
     return next((str(reason) for reason in read if reason), "")
 
 
 def holder_of(node: SlurmNode, words: str = "") -> str | None:
-    """`ann holds`, where somebody else's word keeps the node out; None where only ours or Slurm's own does.
+    """`ann holds`, where another person or program keeps the node out; None where only healer or Slurm does.
 
-    A drain without a reason is somebody's too. Slurm's own DOWN ends by itself when the node registers.
-    `words`: what this run has read back of its drain; whoever has added to them since holds the node.
+    A drain without a reason is a person's too. Slurm's own DOWN ends by itself when the node registers.
+    `words`: the reason of this run's drain; a person who appended to it since then holds the node.
     """
     if not node.held:
         return None
@@ -258,7 +258,7 @@ T = TypeVar("T")
 
 
 def read_slurm(read: Callable[[], T], after_s: float = LOOK_AGAIN_S) -> T | Failed | Again:
-    """What `read` gives. A node that Slurm does not know fails for good; no answer is asked for again."""
+    """The value of `read()`. Failed for a node that Slurm does not know, Again without an answer of Slurm."""
     try:
         return read()
     except UnknownNode as error:
@@ -268,8 +268,8 @@ def read_slurm(read: Callable[[], T], after_s: float = LOOK_AGAIN_S) -> T | Fail
 
 
 def cause(ctx: Context, effect: Callable[[], object], *, needs_right: bool = False) -> Failed | None:
-    """One effect on Slurm, right behind the fence. None: it was asked for, or it is not known whether it
-    happened, and reading it back tells. `needs_right`: without the right to it no further attempt is made."""
+    """One effect on Slurm, right after the fence. None: it was requested, or it is unknown whether it
+    happened: read it back. `needs_right`: a missing right in Slurm is final, without another attempt."""
     ctx.fence()
     try:
         effect()
@@ -281,15 +281,20 @@ def cause(ctx: Context, effect: Callable[[], object], *, needs_right: bool = Fal
 
 
 def whole_job(scheduler: Scheduler, name: str) -> SlurmJob | None:
-    """The job; the leader where it is a component of a heterogeneous one, which Slurm restarts as a whole."""
+    """The job; for a component of a heterogeneous job its leader, as Slurm restarts those as a whole."""
     job = scheduler.job(name)
     return scheduler.job(job.leader) if job is not None and job.leader != job.id else job
 
 
 def whole_jobs(scheduler: Scheduler, jobs: Iterable[SlurmJob]) -> list[SlurmJob]:
-    """Each heterogeneous job once, as its leader; by id."""
-    leaders = (scheduler.job(one.leader) or one if one.leader != one.id else one for one in jobs)
-    return sorted({one.id: one for one in leaders}.values(), key=lambda one: one.id)
+    """The jobs by id, each heterogeneous job once, as its leader."""
+    leaders = (scheduler.job(job.leader) or job if job.leader != job.id else job for job in jobs)
+    return sorted({job.id: job for job in leaders}.values(), key=lambda job: job.id)
+
+
+def first_logged(entries: Iterable[LogEntry], name: str) -> Any:
+    """The first value under `name` in the data of these entries; None if there is none."""
+    return next((entry.data[name] for entry in entries if entry.data.get(name)), None)
 
 
 def read_node(ctx: Context, after_s: float = LOOK_AGAIN_S) -> SlurmNode | Failed | Again:
@@ -297,9 +302,9 @@ def read_node(ctx: Context, after_s: float = LOOK_AGAIN_S) -> SlurmNode | Failed
 
 
 def read_free_node(ctx: Context, after_s: float = LOOK_AGAIN_S) -> SlurmNode | Failed | Again:
-    """The node, where nobody else holds it: what somebody holds is theirs."""
+    """The node; Failed where another person or program holds it."""
     node = read_node(ctx, after_s)
-    if isinstance(node, SlurmNode) and (holder := holder_of(node, own_words(ctx.log))):
+    if isinstance(node, SlurmNode) and (holder := holder_of(node, last_drain_reason(ctx.log))):
         return Failed(text=f"{holder} {node.name}: {node.reason or 'no reason given'}", final=True)
     return node
 
@@ -313,13 +318,14 @@ def read_node_and_jobs(
 
 
 def read_job(ctx: Context) -> SlurmJob | Skipped | Failed | Again:
-    """The job of this step; one that Slurm has forgotten is nothing to do."""
+    """The job of this step; Skipped for one that Slurm has forgotten."""
     job = read_slurm(lambda: ctx.tools.scheduler.job(ctx.job))
     return job if job is not None else Skipped(text=f"Slurm no longer knows job {ctx.job}")
 
 
 def read_job_of_run(ctx: Context) -> SlurmJob | Done | Failed | Again:
-    """The job that the run is about; forgotten, the run is over. It has to be known which life is meant."""
+    """The job of this run; a forgotten job ends the run. Failed without the restart count that the run is
+    about."""
     job = read_job(ctx)
     if isinstance(job, Skipped):
         return Done(text=job.text, data={"ends_run": True})

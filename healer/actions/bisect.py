@@ -1,9 +1,9 @@
-"""Bisect: which node makes a job slow, by tests of halves of its nodes (`halving`) after the job has ended.
+"""Bisect: which node makes a job slow, by tests of halves of its nodes after the job has ended.
 
-A running job's GPUs are never taken: its end is waited for, and then only idle nodes are tested. They stay in
-service, in no reservation; each group is one job like that of a sweep, under the guard of sweeps, which gives
-way to everybody's. The step's own log is its memory: the nodes, each group before its job is submitted, what
-Slurm called the job, what it told. A job is known by that number, or by its name and comment.
+The GPUs of a running job are never taken: only idle nodes are tested, after its end. They stay in service
+without a reservation; each group is one job like that of a sweep, under the guard of sweeps, and gives way to
+every other. The step's log holds its state: the nodes, each group before its job is submitted, the job's
+number and result. The job is found by that number, or by its name and comment.
 """
 
 from collections import Counter
@@ -19,24 +19,24 @@ from healer.actions.group_job import LEAST, LOOK_AGAIN_S, WAITS_AGAIN_S, Found, 
 from healer.model import SlurmJob, SlurmNode, SlurmSnapshot, node_kind
 from healer.model.hostlist import expand
 
-#: After its end the job's nodes have so long to come to rest; what is not idle then is left out.
+#: How long after the job's end its nodes may take to become idle; later ones are left out.
 GATHER = timedelta(minutes=5)
 #: All groups together, from the end of the job.
 LASTS = timedelta(hours=2)
-#: Groups that were lost to another job, or could not be tested.
+#: The most groups that may be lost to other jobs, or fail to be tested.
 VOIDS_MAX = 4
 
 
 class Doubt(msgspec.Struct, frozen=True):
-    """The nodes that are searched, those against which something speaks already, and who was left out."""
+    """The nodes that are searched, the suspects among them, and those left out."""
 
     nodes: tuple[str, ...]
     named: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
 
 
-class Told(msgspec.Struct, frozen=True):
-    """What the step's log holds."""
+class Progress(msgspec.Struct, frozen=True):
+    """The state of the search, from the step's log."""
 
     of: tuple[str, ...] = ()
     free_at: datetime | None = None
@@ -45,75 +45,75 @@ class Told(msgspec.Struct, frozen=True):
 
     @property
     def open(self) -> Round | None:
-        """The group that is not over."""
+        """The group under test."""
         return self.rounds[-1] if self.rounds and self.rounds[-1].outcome is None else None
 
 
-def told_by(ctx: Context) -> Told:
-    # Which nodes it is about stays known when a person lets it go on: Slurm has forgotten the job by then.
+def read_progress(ctx: Context) -> Progress:
+    # The nodes are kept across a person's retry: Slurm has forgotten the job by then.
     named = (line.data["of"] for line in ctx.log if line.step == ctx.part and "of" in line.data)
-    told, rounds = Told(of=tuple(next(named, ()))), list[Round]()
+    progress, rounds = Progress(of=tuple(next(named, ()))), list[Round]()
     for line in ctx.lines:
         if found := line.data.get("free_at"):
-            told = msgspec.structs.replace(told, free_at=datetime.fromisoformat(found))
+            progress = msgspec.structs.replace(progress, free_at=datetime.fromisoformat(found))
         if found := line.data.get("doubt"):
-            told = msgspec.structs.replace(told, doubt=msgspec.convert(found, Doubt))
+            progress = msgspec.structs.replace(progress, doubt=msgspec.convert(found, Doubt))
         if found := line.data.get("group"):
             rounds.append(Round(nodes=tuple(found)))
         if rounds and (more := line.data.get("told")):
             rounds[-1] = msgspec.convert(msgspec.to_builtins(rounds[-1]) | more, Round)
-    return msgspec.structs.replace(told, rounds=tuple(rounds))
+    return msgspec.structs.replace(progress, rounds=tuple(rounds))
 
 
 def _look(ctx: Context) -> Result | None:
-    """None: the job of a group is to be submitted."""
+    """None: the job of a group has to be submitted."""
     picture = read_slurm(ctx.tools.scheduler.snapshot, LOOK_AGAIN_S)
     if not isinstance(picture, SlurmSnapshot):
         return picture
-    told = told_by(ctx)
-    if told.doubt is None:
-        return _gather(ctx, told, picture)
-    if told.open is not None:
-        return group_job.look(ctx, len(told.rounds), told.open, picture, late=_is_late(ctx, told))
-    return _next(ctx, told, told.doubt)
+    progress = read_progress(ctx)
+    if progress.doubt is None:
+        return _gather(ctx, progress, picture)
+    if progress.open is not None:
+        return group_job.look(ctx, len(progress.rounds), progress.open, picture, late=_is_late(ctx, progress))
+    return _next(ctx, progress, progress.doubt)
 
 
-def _is_late(ctx: Context, told: Told) -> bool:
-    return told.free_at is not None and ctx.tools.now() - told.free_at > LASTS
+def _is_late(ctx: Context, progress: Progress) -> bool:
+    return progress.free_at is not None and ctx.tools.now() - progress.free_at > LASTS
 
 
 # --- the nodes ---
 
 
-def _gather(ctx: Context, told: Told, picture: SlurmSnapshot) -> Result:
-    """Waits for the job's end, then for its nodes; notes those that are to be searched."""
+def _gather(ctx: Context, progress: Progress, picture: SlurmSnapshot) -> Result:
+    """Waits for the job's end, then for idle nodes; logs those that will be searched."""
     job = picture.jobs.get(ctx.job)
-    if not told.of:
-        return _of(ctx, job)
-    if told.free_at is None and job is not None and _works_on(job, told.of):
+    if not progress.of:
+        return _list_nodes(ctx, job)
+    if progress.free_at is None and job is not None and _works_on(job, progress.of):
         text = f"Job {job.title} runs: its end is waited for, nothing is taken from it"
         return Again(text=text, after_s=WAITS_AGAIN_S, since=ctx.tools.now())
-    if told.free_at is None:
+    if progress.free_at is None:
         data = {"free_at": ctx.tools.now().isoformat()}
         return Again(text=f"Job {ctx.job} does not run on them", after_s=0, data=data)
-    nodes = _alike(told.of, picture)
-    idle = _may(ctx, nodes)
-    left = [one for one in told.of if one not in idle]
-    waited = ctx.tools.now() - told.free_at
+    nodes = _alike(progress.of, picture)
+    idle = _testable(ctx, nodes)
+    left = [name for name in progress.of if name not in idle]
+    waited = ctx.tools.now() - progress.free_at
     if left and waited < GATHER:
-        text = f"Waits for {few(left)}: {len(idle)} of {len(told.of)} nodes may be tested"
+        text = f"Waits for {few(left)}: {len(idle)} of {len(progress.of)} nodes may be tested"
         return Again(text=text, after_s=WAITS_AGAIN_S)
     if idle and len(idle) < LEAST:
-        idle += _others(ctx, idle, picture)[: LEAST - len(idle)]
+        idle += _fill_up_nodes(ctx, idle, picture)[: LEAST - len(idle)]
     if len(idle) < LEAST:
         return _too_few(ctx, idle, waited)
-    doubt = Doubt(nodes=tuple(idle), named=tuple(_named(ctx, idle)), left_out=tuple(left))
+    doubt = Doubt(nodes=tuple(idle), named=tuple(_suspects(ctx, idle)), left_out=tuple(left))
     text = f"{len(idle)} nodes are tested by halves" + (f", not {few(left)}" if left else "")
     return Again(text=text, after_s=0, data={"doubt": msgspec.to_builtins(doubt)})
 
 
-def _of(ctx: Context, job: SlurmJob | None) -> Result:
-    """Noted at once: Slurm forgets a job minutes after its end."""
+def _list_nodes(ctx: Context, job: SlurmJob | None) -> Result:
+    """Logs the job's nodes at once: Slurm forgets a job minutes after its end."""
     given = str(ctx.step.input.get("nodes") or "")
     try:
         nodes = expand(given) if given else sorted(job.nodes if job is not None else ())
@@ -131,32 +131,32 @@ def _works_on(job: SlurmJob, nodes: Sequence[str]) -> bool:
 
 
 def _alike(names: Sequence[str], picture: SlurmSnapshot) -> list[str]:
-    """Those of the kind that most of them are: figures of different kinds are no measure of each other."""
-    known = [picture.nodes[one] for one in names if one in picture.nodes]
-    kinds = Counter(_kind(one) for one in known)
-    return [one.name for one in known if _kind(one) == max(kinds, key=kinds.__getitem__)]
+    """The nodes of the most frequent kind: figures of different kinds cannot be compared."""
+    nodes = [picture.nodes[name] for name in names if name in picture.nodes]
+    kinds = Counter(_kind(node) for node in nodes)
+    return [node.name for node in nodes if _kind(node) == max(kinds, key=kinds.__getitem__)]
 
 
 def _kind(node: SlurmNode) -> tuple[str, int]:
     return node_kind(node.gpu_model), node.gpus
 
 
-def _may(ctx: Context, nodes: Sequence[str]) -> list[str]:
+def _testable(ctx: Context, nodes: Sequence[str]) -> list[str]:
     against = ctx.claim.may_borrow(nodes, False)
-    return [one for one in nodes if one not in against]
+    return [node for node in nodes if node not in against]
 
 
-def _others(ctx: Context, idle: Sequence[str], picture: SlurmSnapshot) -> list[str]:
-    """Idle nodes of the same kind and partition that were not in the job: few nodes need more beside them."""
+def _fill_up_nodes(ctx: Context, idle: Sequence[str], picture: SlurmSnapshot) -> list[str]:
+    """Idle nodes of the same kind and partition that were not in the job, to fill up a small group."""
     first = picture.nodes[idle[0]]
     alike = [
-        one
-        for one in picture.gpu_nodes
-        if one.name not in idle and one.state == ("IDLE",) and _kind(one) == _kind(first)
+        node
+        for node in picture.gpu_nodes
+        if node.name not in idle and node.state == ("IDLE",) and _kind(node) == _kind(first)
     ]
-    ours = [picture.nodes[one] for one in idle]
-    near = [one.name for one in alike if test_job.shared_partition([*ours, one])]
-    return _may(ctx, near[: 4 * LEAST])
+    ours = [picture.nodes[name] for name in idle]
+    near = [node.name for node in alike if test_job.shared_partition([*ours, node])]
+    return _testable(ctx, near[: 4 * LEAST])
 
 
 def _too_few(ctx: Context, idle: Sequence[str], waited: timedelta) -> Result:
@@ -166,52 +166,47 @@ def _too_few(ctx: Context, idle: Sequence[str], waited: timedelta) -> Result:
     return _no_verdict(f"{text}; none came free in {LASTS}", idle)
 
 
-def _named(ctx: Context, nodes: Sequence[str]) -> list[str]:
-    """What the incident lists as suspects, the likeliest first."""
+def _suspects(ctx: Context, nodes: Sequence[str]) -> list[str]:
+    """The incident's suspects, the likeliest first."""
     affected = ctx.incident.affected if ctx.incident is not None else ()
-    return [name for one in affected if (name := one.node) in nodes and name is not None]
+    return [name for component in affected if (name := component.node) in nodes and name is not None]
 
 
-# --- what comes of it ---
+# --- groups and the verdict ---
 
 
-def _next(ctx: Context, told: Told, doubt: Doubt) -> Result:
-    answers = {tuple(sorted(one.nodes)): one.answer for one in told.rounds if one.outcome == "answered"}
-    found = search(doubt.nodes, doubt.named, answers, _standard(ctx, doubt))
+def _next(ctx: Context, progress: Progress, doubt: Doubt) -> Result:
+    answers = {
+        tuple(sorted(group.nodes)): group.answer for group in progress.rounds if group.outcome == "answered"
+    }
+    reference = test_job.reference_for(ctx, doubt.nodes[0])
+    found = search(doubt.nodes, doubt.named, answers, reference.figures if reference is not None else {})
     if isinstance(found, Found):
         return _verdict(ctx, doubt, found)
-    voids = [one.says for one in told.rounds if one.outcome == "void"]
+    voids = [group.says for group in progress.rounds if group.outcome == "void"]
     if len(voids) >= VOIDS_MAX:
         return _no_verdict(f"{len(voids)} groups came to no answer: {voids[-1]}", found.nodes)
-    if _is_late(ctx, told):
+    if _is_late(ctx, progress):
         return _no_verdict(f"{LASTS} are over", found.nodes)
-    text = f"Group {len(told.rounds) + 1}: {len(found.nodes)} nodes, {few(found.nodes)}"
+    text = f"Group {len(progress.rounds) + 1}: {len(found.nodes)} nodes, {few(found.nodes)}"
     return Again(text=text, after_s=0, data={"group": list(found.nodes)})
-
-
-def _standard(ctx: Context, doubt: Doubt) -> dict[str, float]:
-    """The figures of the good node of their kind."""
-    picture = ctx.tools.picture()
-    node = picture.nodes.get(doubt.nodes[0]) if picture is not None else None
-    kind = node_kind(node.gpu_model) if node is not None else None
-    return next((one.figures for one in ctx.claim.references() if one.kind == kind), {})
 
 
 def _verdict(ctx: Context, doubt: Doubt, found: Found) -> Done:
     for node, why in found.slow.items():
         says = f"{why}, among {len(doubt.nodes)} nodes of job {ctx.job} in {found.tested} groups"
-        ctx.claim.tell_detector(test_job.failed_test(ctx, node, "together", says[:300], job=ctx.job))
-    said = [f"{node} is slow ({why})" for node, why in found.slow.items()]
-    said += [
-        f"{few(one)} and {few(other)} are well apart and slow together: what lies between them"
-        for one, other in found.between
+        ctx.claim.tell_detector(test_job.failed_test_command(ctx, node, "together", says[:300], job=ctx.job))
+    parts = [f"{node} is slow ({why})" for node, why in found.slow.items()]
+    parts += [
+        f"{few(group)} and {few(other)} are well apart and slow together: what lies between them"
+        for group, other in found.between
     ]
-    said += [f"{few(one)} are slow, and nothing tells them apart" for one in found.open]
+    parts += [f"{few(group)} are slow, and nothing tells them apart" for group in found.open]
     if found.clean:
-        said = ["none is slow, alone or with the others"]
+        parts = ["none is slow, alone or with the others"]
     if doubt.left_out:
-        said.append(f"not tested: {few(doubt.left_out)}")
-    text = f"{len(doubt.nodes)} nodes of job {ctx.job} in {found.tested} groups: {'; '.join(said)}"
+        parts.append(f"not tested: {few(doubt.left_out)}")
+    text = f"{len(doubt.nodes)} nodes of job {ctx.job} in {found.tested} groups: {'; '.join(parts)}"
     data: dict[str, Any] = {
         "passed": found.clean,
         "evidence": True,
@@ -224,7 +219,7 @@ def _verdict(ctx: Context, doubt: Doubt, found: Found) -> Done:
 
 
 def _no_verdict(why: str, left: Sequence[str]) -> Done:
-    """Unknown is never bad: it has neither passed nor failed."""
+    """Unknown is never bad: the step has neither passed nor failed."""
     text = f"No verdict: {why}" + (f". Still open: {few(left)}" if left else "")
     return Done(text=text, data={"verdict": "none", "evidence": True, "left_out": list(left)})
 
@@ -237,10 +232,10 @@ def _probe(ctx: Context) -> Result | None:
 
 
 def _do(ctx: Context) -> Result | None:
-    told = told_by(ctx)
-    if told.open is None or told.open.job is not None:
-        return None  # nothing is due
-    return _timed(ctx, group_job.submit(ctx, len(told.rounds), told.open))
+    progress = read_progress(ctx)
+    if progress.open is None or progress.open.job is not None:
+        return None  # nothing to submit
+    return _timed(ctx, group_job.submit(ctx, len(progress.rounds), progress.open))
 
 
 def _verify(ctx: Context) -> Result:
@@ -251,15 +246,15 @@ def _timed(ctx: Context, result: Result | None) -> Result | None:
     """The step's time-out counts from the end of the job."""
     if not isinstance(result, Again) or result.since is not None:
         return result
-    return msgspec.structs.replace(result, since=told_by(ctx).free_at or ctx.tools.now())
+    return msgspec.structs.replace(result, since=read_progress(ctx).free_at or ctx.tools.now())
 
 
 def _undo(ctx: Context) -> Result:
-    told = told_by(ctx)
+    progress = read_progress(ctx)
     picture = read_slurm(ctx.tools.scheduler.snapshot, LOOK_AGAIN_S)
     if not isinstance(picture, SlurmSnapshot):
         return picture
-    job = group_job.find(ctx, len(told.rounds), told.rounds[-1], picture) if told.rounds else None
+    job = group_job.find(ctx, len(progress.rounds), progress.rounds[-1], picture) if progress.rounds else None
     if job is None or not (job.active or job.state == "PENDING"):
         return Done(text="No job of ours is left")
     failed = test_job.cancel(ctx, job)

@@ -1,7 +1,7 @@
 """Drain, down, undrain, resume: a node out of service and back, each read back from Slurm.
 
-No new job starts on a drained node. A run that tested its node inside a reservation of ours drains it before
-that reservation ends: in between the node would take anybody's jobs.
+No new job starts on a drained node. A run that tested its node inside healer's reservation drains the node
+before the reservation ends: in between it would take any job.
 """
 
 from datetime import datetime, timedelta
@@ -22,7 +22,7 @@ from healer.actions.base import (
     cause,
     holder_of,
     is_ours,
-    own_words,
+    last_drain_reason,
     read_node,
     read_node_and_jobs,
     read_slurm,
@@ -51,7 +51,7 @@ def _judge_drain(ctx: Context, node: SlurmNode) -> Result | None:
             data={"state": list(node.state), "reason": node.reason, "user": node.reason_user, "other": True},
         )
     if holder := _other(ctx, node):
-        # Read just before: somebody was faster. Their reason is never replaced (law 5).
+        # Another owner drained it just before. Their reason is never replaced (law 5).
         return Failed(text=f"{holder} {node.name} with the reason: {node.reason or 'none'}", final=True)
     if adopts(ctx) and not node.held:
         return Skipped(
@@ -66,8 +66,8 @@ def adopts(ctx: Context) -> bool:
 
 
 def _other(ctx: Context, node: SlurmNode) -> str | None:
-    """`ann holds`. Slurm's own drain is nobody's where the step takes such a one over, or where a hook of
-    ours was permitted to cause it."""
+    """`ann holds`; None where no other owner does. Slurm's own drain has no owner where the step adopts
+    drains, or where healer's hook was permitted to cause it."""
     if slurm_kind(node.reason) is not None and (
         adopts(ctx) or permit_for(node, ctx.claim.permits()) is not None
     ):
@@ -81,23 +81,23 @@ def _probe_drain(ctx: Context) -> Result | None:
         return node
     result = _judge_drain(ctx, node)
     if isinstance(result, Done) and _tested(ctx, result) and under_test.reservation(ctx) is not None:
-        return None  # the tests are still to be ended
+        return None  # the tests have to be ended first
     return result
 
 
 def _tested(ctx: Context, drained: Done) -> bool:
-    """A reservation of ours may stand: this run's, or one that another run left behind, by the picture."""
+    """healer's reservation may be in place: this run's, or one that another run left, by the picture."""
     left = not drained.data.get("other") and our_reservation(ctx.tools.picture(), ctx.node) is not None
     return ctx.reserved or left
 
 
 def _do_drain(ctx: Context) -> Result | None:
-    if ctx.reserved or ctx.asked:  # the first drain of a node goes out without another look
+    if ctx.reserved or ctx.asked:  # a node's first drain is sent without another look
         node = read_node(ctx)
         if not isinstance(node, SlurmNode):
             return node
         if isinstance(_judge_drain(ctx, node), Done):
-            return under_test.end(ctx)
+            return under_test.end_tests(ctx)
     return cause(ctx, lambda: ctx.tools.scheduler.drain(ctx.node, reason_of(ctx)), needs_right=True)
 
 
@@ -105,19 +105,19 @@ def _verify_drain(ctx: Context) -> Result:
     tools = msgspec.structs.replace(ctx.tools, picture=cache(ctx.tools.picture))
     ctx = msgspec.structs.replace(ctx, tools=tools)
     result = _probe_drain(ctx)
-    if isinstance(result, Done) and (beaten := _beaten(ctx)) is not None:
-        return _put_back(ctx, beaten)
+    if isinstance(result, Done) and (beaten := _overwritten_drain(ctx)) is not None:
+        return _restore_reason(ctx, beaten)
     return result or Again(text="The drain does not show in Slurm yet", after_s=1.0)
 
 
 # --- a race that was lost ---
 
 
-def _beaten(ctx: Context) -> SlurmNode | None:
-    """The node as somebody else had drained it between our look and our drain, by the newest picture.
+def _overwritten_drain(ctx: Context) -> SlurmNode | None:
+    """The node with another owner's drain from between our look and our drain, by the newest picture.
 
-    Slurm has no compare-and-set: what stood there for an instant is seen by a poll that fell into it, and by
-    nothing else (docs/slurm.md, "The window that is left").
+    Slurm has no compare-and-set: only a poll within that instant sees their reason (docs/slurm.md, "The
+    window that is left").
     """
     picture = ctx.tools.picture()
     shown = picture.nodes.get(ctx.node) if picture is not None else None
@@ -127,17 +127,17 @@ def _beaten(ctx: Context) -> SlurmNode | None:
     return shown if shown.reason and shown.reason_at is not None and shown.reason_at >= began else None
 
 
-def _put_back(ctx: Context, theirs: SlurmNode) -> Failed:
-    """Their words stand again; the node is theirs, and no slot of ours."""
+def _restore_reason(ctx: Context, theirs: SlurmNode) -> Failed:
+    """Restores their reason and releases our slot: the node is theirs."""
     who = theirs.reason_user or "Somebody"
     text = f"{who}'s drain of {ctx.node} came first ({theirs.reason})"
     ctx.fence()
     try:
         ctx.tools.scheduler.drain(ctx.node, theirs.reason)
-        stands = ctx.tools.scheduler.node(ctx.node).reason == theirs.reason
+        restored = ctx.tools.scheduler.node(ctx.node).reason == theirs.reason
     except SchedulerError:
-        stands = False
-    if stands:
+        restored = False
+    if restored:
         text = f"{text}, and ours had replaced it: their words stand again."
         ctx.claim.release_slot(f"{who}'s drain came first")
     else:
@@ -160,7 +160,7 @@ def _undo_drain(ctx: Context) -> Result:
     if not isinstance(node, SlurmNode):
         return node
     if not (node.drain and is_ours(node.reason, ctx.run.incident or ctx.run.id)):
-        if ctx.asked:  # lifted by a worker that died before it freed the slot: no person's doing
+        if ctx.asked:  # a worker lifted it and died before it released the slot
             ctx.claim.release_slot("the drain was undone")
         return Done(text="Our drain does not stand any more")
     ctx.fence()
@@ -172,7 +172,7 @@ def _undo_drain(ctx: Context) -> Result:
 DRAIN = Action(probe=_probe_drain, do=_do_drain, verify=_verify_drain, undo=_undo_drain)
 
 
-#: Jobs that still run may do so for hours.
+#: How often to look while jobs still run, in seconds.
 RUN_ON_S = 5.0
 
 
@@ -209,7 +209,7 @@ def _do_down(ctx: Context) -> Result | None:
     node, jobs = read
     if (seen := _judge_down(ctx, node, jobs)) is not None:  # a person may have been faster
         return seen
-    # The very words that stand: they are ours, maybe another incident's.
+    # Keeps the reason as it is: it is healer's, maybe of another incident.
     return cause(ctx, lambda: ctx.tools.scheduler.down(node.name, node.reason))
 
 
@@ -221,10 +221,10 @@ def _verify_down(ctx: Context) -> Result:
 
 
 def jobs_left(ctx: Context) -> Result:
-    """Whether the node's jobs leave it. No: all that are left were completing, the same ones, for 30 s.
+    """Whether the node's jobs leave it. No: the same jobs have all been completing for 30 s.
 
-    Jobs that still run are waited for `input.run_on_s` seconds; after that nothing is stuck as far as this
-    step can tell. Since when the same jobs complete is in the step's own log, so a death changes nothing.
+    It waits `input.run_on_s` seconds for jobs that still run; after that nothing counts as stuck. The step's
+    log holds when the jobs began to complete, so that it survives a worker's death.
     """
     read = read_node_and_jobs(ctx)
     if not isinstance(read, tuple):
@@ -238,17 +238,17 @@ def jobs_left(ctx: Context) -> Result:
         if (ctx.tools.now() - ctx.began_at).total_seconds() < float(ctx.step.input.get("run_on_s", 0)):
             return Again(text=text, after_s=RUN_ON_S)
         return Done(text=f"{text}: nothing is stuck", data={"passed": True})
-    lives = ", ".join(f"{job.id} (restart {job.restarts})" for job in sorted(jobs, key=lambda one: one.id))
+    lives = ", ".join(f"{job.id} (restart {job.restarts})" for job in sorted(jobs, key=lambda job: job.id))
     text = f"On {node.name} completes: job {lives}"
     since = _since(ctx, text)
     if ctx.tools.now() - since < STUCK_FOR:
         return Again(text=text, after_s=LOOK_AGAIN_S)
-    told = f"On {node.name} hangs since {since:%H:%M:%S} UTC at its end: job {lives}"
-    return Done(text=told, data={"passed": False, "stuck_since": since.isoformat()})
+    stuck = f"On {node.name} hangs since {since:%H:%M:%S} UTC at its end: job {lives}"
+    return Done(text=stuck, data={"passed": False, "stuck_since": since.isoformat()})
 
 
 def _since(ctx: Context, text: str) -> datetime:
-    """When this was seen first without anything else in between: what is seen again writes no line."""
+    """Since when this text has been the step's last log entry; now if it is not."""
     last = ctx.lines[-1] if ctx.lines else None
     same = last is not None and last.event is StepEvent.waiting and last.text == text
     return last.at if last is not None and same else ctx.tools.now()
@@ -261,19 +261,19 @@ JOBS_LEFT = Action(probe=lambda _: None, do=lambda _: None, verify=jobs_left, ef
 # --- resume lifts only a drain of ours, and our reservation ends with it; undrain leaves DOWN as it is
 
 
-#: Slurm refuses a return of a node that has not registered as configured, and one amid a reboot would lose it
-#: half way (d.8, 4 and 5).
+#: Slurm refuses to return a node that has not registered as configured, and a reboot would undo the return
+#: (d.8, 4 and 5).
 _NOT_YET = frozenset({"REBOOT_ISSUED", "REBOOT_REQUESTED", "INVALID_REG"})
-#: The playbooks by which a person says that a node is repaired.
+#: The playbooks that a person starts for a repaired node.
 REPAIRED = frozenset({"resume", "return-to-service"})
 
 
 def _returned(ctx: Context, node: SlurmNode, text: str) -> Done:
     ctx.fence()
     clear_note(ctx.tools.scheduler, node)
-    # Both with the step's last line, or not at all: with its slot gone and its incident open the node would
-    # be drained once more, and whoever hears that it is back finds in the log how. What opened while the run
-    # went on was none of its business, and what came since it let the node go speaks of a node in service.
+    # Both in the transaction of the step's last entry: with its slot released and its incident open the node
+    # would be drained again. Incidents from before the run's tests end with the return; `cleared_at` keeps
+    # reports about the node in service.
     ctx.claim.tell_detector(
         ctx.command(
             CommandKind.node_returned,
@@ -282,7 +282,7 @@ def _returned(ctx: Context, node: SlurmNode, text: str) -> Done:
             cleared_at=ctx.began_at.isoformat(),
             **tests_result(ctx.log),
             **highest_remedy(ctx.log),
-            # Who gives a node back with this one says that it is repaired (wait: repair).
+            # A person who returns a node with one of these declares it repaired (wait: repair).
             **({"repaired": True} if ctx.run.playbook in REPAIRED else {}),
         )
     )
@@ -295,7 +295,7 @@ def _read_held(ctx: Context) -> tuple[SlurmNode, Reservation | None] | Failed | 
     if not isinstance(read, tuple):
         return read
     node, kept = read
-    if holder := holder_of(node, own_words(ctx.log)):
+    if holder := holder_of(node, last_drain_reason(ctx.log)):
         return Failed(
             text=f"{holder} {node.name}: {node.reason or 'no reason given'}. healer lifts only its drains.",
             final=True,
@@ -312,7 +312,7 @@ def _probe_lift(ctx: Context, *, resumes: bool) -> Result | None:
     if _NOT_YET.intersection(node.state):
         return Again(text=f"{node.name} is {state}", after_s=5.0)
     if ctx.run.by == "healer":
-        # A person may end any drain of ours, another incident's too; healer by itself only this one's.
+        # A person may end any of healer's drains; healer by itself only that of this incident.
         if node.drain and not is_ours(node.reason, ctx.run.incident or ctx.run.id):
             return Failed(text=f"{node.name} is out for something else: {node.reason}", final=True)
         if node.held and not node.resumable:
@@ -323,7 +323,7 @@ def _probe_lift(ctx: Context, *, resumes: bool) -> Result | None:
         return None
     if node.in_service:
         return _returned(ctx, node, f"{node.name} is in service ({state})")
-    # Its slot and its incidents stay until it is back.
+    # Its slot and its incidents stay until it is back in service.
     return Done(text=f"{node.name} is no longer drained, and not in service ({state})")
 
 
@@ -333,7 +333,7 @@ def _do_lift(ctx: Context, *, resumes: bool) -> Result | None:
         return read
     node, kept = read
     if kept is not None and not node.held:
-        return under_test.end(ctx)  # read back before anything else: one effect at a time
+        return under_test.end_tests(ctx)  # read back before anything else: one effect at a time
     lift = ctx.tools.scheduler.resume if resumes else ctx.tools.scheduler.undrain
     return cause(ctx, lambda: lift(ctx.node), needs_right=True)
 
@@ -354,14 +354,15 @@ def _lift_action(*, resumes: bool) -> Action:
 RESUME, UNDRAIN = _lift_action(resumes=True), _lift_action(resumes=False)
 
 
-# --- the note beside our drain: in the node's `extra`, or in `comment` where Slurm has no such field
+# --- the note on a node that healer drained: in the node's `extra`, or in `comment` where Slurm has no
+# `extra`
 #
-# Only where the field is empty or ours already. Nobody waits for it and nothing fails by it: other programs
-# read it, and it proves nothing. What could not be taken away `healer reconcile` shows.
+# Written only where the field is empty or holds healer's note. Other programs read it; no step waits for it
+# or fails by it. `healer reconcile` lists notes that could not be removed.
 
 
 def write_note(scheduler: Scheduler, run: Run, state: str) -> str | None:
-    """Writes the run's state beside a drain of ours. Returns why it could not."""
+    """Writes the run's state on a node that healer drained. Returns why it could not, or None."""
     try:
         node = scheduler.node(run.node or "")
         text = note_of(run, state, node)
@@ -379,12 +380,12 @@ def write_note(scheduler: Scheduler, run: Run, state: str) -> str | None:
 
 
 def our_notes(node: SlurmNode) -> set[str]:
-    """The fields that hold a note of ours."""
+    """The names of the fields that hold healer's note."""
     return {name for name in ("comment", "extra") if is_our_note(getattr(node, name))}
 
 
 def clear_note(scheduler: Scheduler, node: SlurmNode) -> str | None:
-    """Takes our note away, whichever field holds it. Tells why it could not."""
+    """Removes healer's note. Returns why it could not, or None."""
     try:
         if ours := our_notes(node):
             scheduler.annotate(node.name, **dict.fromkeys(ours, ""))

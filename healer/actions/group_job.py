@@ -1,7 +1,7 @@
-"""One group of nodes of a bisection: a job of ours on all of them, like that of a sweep.
+"""A group of nodes of a bisection: the search for the slow node, and healer's job on one group.
 
-The nodes are idle, stay in service and in no reservation. The job has the lowest priority; each second the
-gate is asked whether it may stay. It is known by the number that Slurm gave, or by its name and comment.
+The nodes are idle and stay in service, without a reservation. The job has the lowest priority; every second
+the gate is asked whether it may stay. It is found by Slurm's number, or by its name and comment.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,33 +12,33 @@ import msgspec
 
 from healer.actions import test_job
 from healer.actions.base import Again, Context, Failed, Result
-from healer.actions.test_form import Ended, batch, told_in
+from healer.actions.test_form import TestOutcome, parse_report
 from healer.decisions.sweeps import SWEEP_JOBS
-from healer.model import FIGURE_SHARE, SlurmJob, SlurmSnapshot, Submission, rates_in
+from healer.model import FIGURE_SHARE, SlurmJob, SlurmSnapshot, rates_in
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
 
-#: Of fewer nodes no half has a partner for each.
+#: With fewer nodes a half has no two nodes that could be tested together.
 LEAST = 4
-#: What is held of a node against which something speaks already, as odds to one of which nothing is known.
+#: Prior odds of a suspect against a node of which nothing is known.
 NAMED_WEIGHS = 30.0
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a test of a group told: its figures by name, the higher the better; `failed`: what went wrong."""
+    """The result of a group's test: figures by name, higher is better; `failed`: what went wrong."""
 
     figures: dict[str, float] = {}
     failed: str = ""
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
-    """The group that is to be tested next."""
+    """The group to be tested next."""
 
     nodes: tuple[str, ...]
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """`slow`: nodes, and why, in words. `between`: two groups that are well apart and not together.
-    `open`: groups that are slow, of which nothing tells the nodes apart. All empty: nothing is slow."""
+    """`slow`: node -> why. `between`: pairs of groups that are well apart and slow together. `open`: slow
+    groups whose nodes cannot be distinguished. All empty: nothing is slow."""
 
     slow: dict[str, str] = {}
     between: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = ()
@@ -56,13 +56,13 @@ def search(
     answers: Mapping[tuple[str, ...], Answer],
     standard: Mapping[str, float] | None = None,
 ) -> Wanted | Found:
-    """`named`: those of `nodes` against which something speaks. `answers` by the group's names, sorted.
-    `standard`: figures of a good node of the kind, where they are known."""
+    """The next group to test, or the result. `named`: the suspects among `nodes`. `answers`: sorted names of
+    a group -> its result. `standard`: figures of the good node of the kind, if known."""
     if len(nodes) < LEAST:
         raise ValueError("too few nodes to be halved")
-    look = _Search(answers, standard or {}, {one: NAMED_WEIGHS for one in named})
+    look = _Search(answers, standard or {}, {node: NAMED_WEIGHS for node in named})
     try:
-        look.top(sorted(nodes, key=lambda one: one not in named))
+        look.top(sorted(nodes, key=lambda node: node not in named))
     except _Missing as missing:
         return Wanted(nodes=missing.nodes)
     return Found(slow=look.slow, between=tuple(look.between), open=tuple(look.open), tested=len(look.seen))
@@ -78,7 +78,7 @@ class _Search:
     answers: Mapping[tuple[str, ...], Answer]
     standard: Mapping[str, float]
     weights: Mapping[str, float]
-    #: Answers in the order in which they were looked at, with the size of their groups.
+    #: (size of the group, its result), in the order of evaluation.
     seen: list[tuple[int, Answer]] = field(default_factory=list)
     well: list[str] = field(default_factory=list)
     slow: dict[str, str] = field(default_factory=dict)
@@ -86,44 +86,44 @@ class _Search:
     open: list[tuple[str, ...]] = field(default_factory=list)
 
     def top(self, nodes: list[str]) -> None:
-        # Equally large: so far there is no node that could fill the smaller one up.
+        # Of equal size: no node is known to be well yet, to fill up the smaller one.
         half = len(nodes) // 2
         first, rest = nodes[:half], nodes[half:]
-        told = self._both(first, rest)
-        if any(told):
-            self._go_on((first, rest), told)
+        reasons = self._both(first, rest)
+        if any(reasons):
+            self._go_on((first, rest), reasons)
         elif self._judged(self._answer(nodes), size=0):
             self.between.append((tuple(first), tuple(rest)))
 
     def _halve(self, doubt: list[str]) -> None:
-        """Of nodes that are slow together."""
+        """Goes on with halves of nodes that are slow together."""
         first, rest = self._halves(doubt)
         size = max(2, len(first), len(rest))
         groups = self._filled(first, size), self._filled(rest, size)
-        if min(len(one) for one in groups) < 2:
+        if min(len(group) for group in groups) < 2:
             self.open.append(tuple(doubt))
             return
-        told = self._both(*groups)
-        if any(told):
-            self._go_on((first, rest), told)
+        reasons = self._both(*groups)
+        if any(reasons):
+            self._go_on((first, rest), reasons)
         else:
             self.well += [*first, *rest]
             self.between.append((tuple(first), tuple(rest)))
 
-    def _go_on(self, halves: tuple[list[str], list[str]], told: tuple[str, str]) -> None:
-        for half, why in zip(halves, told, strict=True):
+    def _go_on(self, halves: tuple[list[str], list[str]], reasons: tuple[str, str]) -> None:
+        for half, why in zip(halves, reasons, strict=True):
             if not why:
                 self.well += half
-        for half, why in zip(halves, told, strict=True):
+        for half, why in zip(halves, reasons, strict=True):
             if why and len(half) == 1:
                 self.slow[half[0]] = why
             elif why:
                 self._halve(half)
 
     def _halves(self, doubt: list[str]) -> tuple[list[str], list[str]]:
-        """The likeliest that together are as likely as all others, so that the answer halves the doubt; once
-        there are nodes to fill up with, halves need not be equally large."""
-        whole = sum(self._weight(one) for one in doubt)
+        """Two parts of about equal weight, the likeliest nodes first. The parts differ in size only once
+        there are nodes that are well, to fill up the smaller one."""
+        whole = sum(self._weight(node) for node in doubt)
         count = weighs = 0
         while count < len(doubt) // 2 and (weighs < whole / 2 or not self.well):
             weighs += self._weight(doubt[count])
@@ -134,12 +134,12 @@ class _Search:
         return self.weights.get(node, 1.0)
 
     def _filled(self, half: list[str], size: int) -> list[str]:
-        return [*half, *[one for one in self.well if one not in half][: size - len(half)]]
+        return [*half, *[node for node in self.well if node not in half][: size - len(half)]]
 
     def _both(self, first: list[str], rest: list[str]) -> tuple[str, str]:
-        """What speaks against each. Both are tested before either is judged: each is the other's measure."""
-        one, other = self._answer(first), self._answer(rest)
-        return self._judged(one, size=len(first)), self._judged(other, size=len(rest))
+        """Why each is slow, or empty. Both are tested before either is judged: they are compared."""
+        this, other = self._answer(first), self._answer(rest)
+        return self._judged(this, size=len(first)), self._judged(other, size=len(rest))
 
     def _answer(self, nodes: Sequence[str]) -> Answer:
         found = self.answers.get(tuple(sorted(nodes)))
@@ -148,13 +148,13 @@ class _Search:
         self.seen.append((len(nodes), found))
         return found
 
-    def _judged(self, told: Answer, *, size: int) -> str:
-        """Why it is slow; empty: it is not. A larger group is no worse a measure, a smaller one is."""
-        if told.failed:
-            return told.failed
-        for name, figure in told.figures.items():
+    def _judged(self, answer: Answer, *, size: int) -> str:
+        """Why it is slow; empty: it is not. Compared with groups of at least about its size."""
+        if answer.failed:
+            return answer.failed
+        for name, figure in answer.figures.items():
             others = [
-                one.figures[name] for many, one in self.seen if many >= size - 1 and name in one.figures
+                other.figures[name] for many, other in self.seen if many >= size - 1 and name in other.figures
             ]
             best = max([*others, self.standard.get(name, 0.0)])
             if figure < FIGURE_SHARE * best:
@@ -165,17 +165,17 @@ class _Search:
 LOOK_AGAIN_S = 1.0
 #: Nodes of a group are not idle.
 WAITS_AGAIN_S = 10.0
-#: A controller that did not answer in time may still take what it was sent.
+#: A controller that did not answer in time may still take a job for this long.
 APPEARS_WITHIN = timedelta(minutes=1)
 _NAMED = 8
 
 
 class Round(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One group: the number of its job once it was submitted, and `answered` or `void` once that is over."""
+    """A group: the number of its job once submitted, and its outcome, `answered` or `void`, once over."""
 
     nodes: tuple[str, ...]
     job: str | None = None
-    #: When it was submitted, and Slurm did not say whether it took it.
+    #: When it was submitted without an answer of Slurm.
     asked_at: datetime | None = None
     outcome: str | None = None
     answer: Answer = Answer()
@@ -183,8 +183,8 @@ class Round(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def look(ctx: Context, number: int, now: Round, picture: SlurmSnapshot, *, late: bool) -> Result | None:
-    """The state of the group, the `number`th of its run; None: its job is to be submitted. `late`: the
-    run's time is over."""
+    """The state of the group, the `number`th of its run; None: submit its job. `late`: the run's time is
+    over."""
     job = find(ctx, number, now, picture)
     if job is None and now.job is not None:
         return _over(now, "void", "Slurm no longer knows its job")
@@ -201,7 +201,7 @@ def look(ctx: Context, number: int, now: Round, picture: SlurmSnapshot, *, late:
 
 
 def _unanswered(ctx: Context, now: Round, asked_at: datetime) -> Again:
-    """Its name is looked for, so that it gives way like any other; it is not submitted a second time."""
+    """Slurm did not answer the submission: looks for the job by name, and never submits it again."""
     if ctx.tools.now() - asked_at > APPEARS_WITHIN:
         return _over(now, "void", "Slurm did not say whether it took its job, and shows none")
     return Again(text=f"The test job of {few(now.nodes)} is looked for", after_s=LOOK_AGAIN_S)
@@ -212,16 +212,16 @@ def find(ctx: Context, number: int, now: Round, picture: SlurmSnapshot) -> Slurm
         found = picture.jobs.get(now.job)
         return found if found is not None and found.name == _name(ctx) else None
     users, comment = ctx.tools.users(), _comment(ctx, number)
-    mine = (
+    ours = (
         job
         for job in picture.jobs.values()
         if (job.name, job.comment) == (_name(ctx), comment) and job.user in users
     )
-    return next(mine, None)
+    return next(ours, None)
 
 
 def _name(ctx: Context) -> str:
-    """As a sweep's: whoever looks after those, after a run that was cancelled too, looks after this."""
+    """Named like a sweep's job, so that the clean-up of left-over sweeps covers it too."""
     return f"{SWEEP_JOBS}{ctx.run.id[:8]}"
 
 
@@ -230,12 +230,14 @@ def _comment(ctx: Context, number: int) -> str:
 
 
 def _under_way(ctx: Context, now: Round, job: SlurmJob, *, late: bool) -> Result:
-    """It gives way: to whoever wants one of its nodes, and to its own patience."""
+    """The job gives way to any job that needs one of its nodes, and when it does not start in time."""
     why = next(iter(ctx.claim.may_borrow(now.nodes, True).values()), None)
     why = why or test_job.not_started(ctx, job, job.submit_at) or ("its time is over" if late else None)
     noted = {"told": {"job": job.id}}
     if why is None:
-        text = f"The test job {job.id} of {len(now.nodes)} nodes ({few(now.nodes)}) {test_job.does(job)}"
+        text = (
+            f"The test job {job.id} of {len(now.nodes)} nodes ({few(now.nodes)}) {test_job.state_text(job)}"
+        )
         return Again(text=text, after_s=LOOK_AGAIN_S, data=noted)
     if (failed := test_job.cancel(ctx, job)) is not None:
         return failed
@@ -243,29 +245,29 @@ def _under_way(ctx: Context, now: Round, job: SlurmJob, *, late: bool) -> Result
 
 
 def _ended(now: Round, job: SlurmJob) -> Result:
-    """What a test told is an answer; a job that was cancelled or killed has none."""
-    told = told_in(job.admin_comment)
-    tests = told.tests if told is not None else {}
-    failed = next((name for name, one in tests.items() if one is Ended.failed), None)
-    if told is not None and job.state == "FAILED" and failed is not None:
-        return _over(now, "answered", "", Answer(failed=f"{failed}: {told.says.get(failed, 'failed')}"))
-    rates = rates_in(told.results) if told is not None else {}
+    """The result of an ended job; void for one that was cancelled or killed."""
+    report = parse_report(job.admin_comment)
+    tests = report.tests if report is not None else {}
+    failed = next((name for name, ended in tests.items() if ended is TestOutcome.failed), None)
+    if report is not None and job.state == "FAILED" and failed is not None:
+        return _over(now, "answered", "", Answer(failed=f"{failed}: {report.says.get(failed, 'failed')}"))
+    rates = rates_in(report.results) if report is not None else {}
     if job.state != "COMPLETED" or not rates:
-        says = "; ".join(told.says.values()) if told is not None else ""
+        says = "; ".join(report.says.values()) if report is not None else ""
         return _over(now, "void", f"job {job.id} was {job.state}" + (f" ({says})" if says else ""))
     return _over(now, "answered", "", Answer(figures=rates))
 
 
 def _over(now: Round, outcome: str, says: str, answer: Answer = Answer()) -> Again:
-    figures = ", ".join(f"{name} {one:g}" for name, one in answer.figures.items())
+    figures = ", ".join(f"{name} {figure:g}" for name, figure in answer.figures.items())
     text = f"{len(now.nodes)} nodes ({few(now.nodes)}): {says or answer.failed or figures}"
-    told = {"outcome": outcome, "says": says, "answer": msgspec.to_builtins(answer)}
-    return Again(text=text, after_s=0, data={"told": told})
+    update = {"outcome": outcome, "says": says, "answer": msgspec.to_builtins(answer)}
+    return Again(text=text, after_s=0, data={"told": update})
 
 
 def submit(ctx: Context, number: int, now: Round) -> Result | None:
     depth = ctx.tools.validation.depths.get(str(ctx.step.input.get("depth")))
-    lacks = [one for one in depth.tests if one not in ctx.tools.scripts] if depth is not None else []
+    lacks = [name for name in depth.tests if name not in ctx.tools.scripts] if depth is not None else []
     if depth is None or lacks:
         text = f"There is no depth {ctx.step.input.get('depth')} of tests in rules, or a script is missing"
         return Failed(text=text, final=True)
@@ -273,16 +275,15 @@ def submit(ctx: Context, number: int, now: Round) -> Result | None:
         picture = ctx.tools.scheduler.snapshot()
     except SchedulerUnavailable:
         return None  # nothing was submitted
-    node, settings = picture.nodes[now.nodes[0]], ctx.tools.guards.sweep
-    job = Submission(
+    nodes, settings = [picture.nodes[name] for name in now.nodes], ctx.tools.guards.sweep
+    job = test_job.submission(
+        nodes,
+        test_job.script_of(ctx, depth.tests, "together"),
         name=_name(ctx),
-        script=batch({one: ctx.tools.scripts[one] for one in depth.tests}, "together"),
-        nodes=now.nodes,
         time_limit_s=depth.limit_s,
-        partition=settings.partition or test_job.shared_partition([picture.nodes[one] for one in now.nodes]),
+        partition=settings.partition or test_job.shared_partition(nodes),
         qos=settings.qos,
         comment=_comment(ctx, number),
-        gpus_per_node=0 if node.gpus_shared else node.gpus,
         nice=test_job.NICE,
     )
     ctx.fence()

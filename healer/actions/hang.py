@@ -1,6 +1,7 @@
-"""A job that may hang: what its ranks and GPUs show, as evidence, and whether both say that it does.
+"""A job that may hang: evidence from its ranks and GPUs, and whether both prove a hang.
 
-Many nodes are asked, one after the other; each answer is a line of the run's log, so a death costs one look.
+Nodes are asked one after the other, and each answer is an entry of the run's log, so that a worker's death
+costs one look.
 """
 
 from datetime import datetime, timedelta
@@ -24,15 +25,15 @@ from healer.model import GpuActivity, JobOnNode, LogEntry, SlurmJob, StepEvent
 from healer.model.node import IDLE_PERCENT, WAITING_OF_LIMIT
 from healer.ports.node_exec import NodeError
 
-#: All nodes of a job are asked for a proof; a larger job's hang is for a person.
+#: The most nodes of a job that are asked; whether a larger job hangs a person decides.
 MOST_NODES = 32
-#: So many nodes show their stacks, those of missing ranks first.
+#: How many nodes are asked for stacks, those of missing ranks first.
 STACKS_OF = 4
-#: Twice quiet, so far apart: one look may meet a pause of a job that works.
+#: Time between the two looks at the GPUs: a single one may meet a pause of a working job.
 APART = timedelta(seconds=60)
-#: A dump proves nothing of a collective that had only just begun, and an old one nothing of now.
+#: How long a collective must have been stuck when it was dumped, and the oldest dump that counts.
 STOOD_FOR, DUMP_LASTS = timedelta(seconds=60), timedelta(minutes=30)
-#: What one node's dumps may come to in the run's log.
+#: The most bytes of a node's dumps in the run's log.
 KEPT_BYTES = 512 * 1024
 
 
@@ -40,8 +41,8 @@ KEPT_BYTES = 512 * 1024
 
 
 def hung(ctx: Context) -> Result:
-    """Yes: a dump of every rank shows the same collective standing, and all GPUs of the job are quiet, twice.
-    No: it is not proven, for whatever reason; that is no proof that the job is well."""
+    """Yes: the dumps of all ranks show the same stalled collective, and all GPUs of the job were quiet twice.
+    No: a hang is not proven, which does not prove that the job is well."""
     job = _job(ctx)
     if not isinstance(job, SlurmJob):
         return job
@@ -52,27 +53,27 @@ def hung(ctx: Context) -> Result:
     if len(nodes) > MOST_NODES:
         text = f"Job {job.title} has {len(nodes)} nodes: only a person can tell whether it hangs"
         return Done(text=text, data={"passed": False, "evidence": True})
-    first = [one for one in ctx.lines if "node" in one.data]
+    first = [entry for entry in ctx.lines if "node" in entry.data]
     if (missing := _next(nodes, first)) is not None:
-        return _looked(ctx, job, missing, with_dumps=True)
-    again = [one for one in ctx.lines if "again" in one.data]
+        return _look_at_node(ctx, job, missing, with_dumps=True)
+    again = [entry for entry in ctx.lines if "again" in entry.data]
     if not again and (left_s := (first[-1].at + APART - ctx.tools.now()).total_seconds()) > 0:
         return Again(text=f"Looks again at the GPUs of job {job.title}", after_s=left_s)
     if (missing := _next(nodes, again, "again")) is not None:
-        return _looked(ctx, job, missing, with_dumps=False)
-    return _judged(job, first, again)
+        return _look_at_node(ctx, job, missing, with_dumps=False)
+    return _verdict(job, first, again)
 
 
 def _next(nodes: list[str], lines: list[LogEntry], name: str = "node") -> str | None:
-    asked = {one.data[name] for one in lines}
+    asked = {entry.data[name] for entry in lines}
     return next((node for node in nodes if node not in asked), None)
 
 
-def _looked(ctx: Context, job: SlurmJob, node: str, *, with_dumps: bool) -> Again:
-    """One node's answer as a line of the log."""
+def _look_at_node(ctx: Context, job: SlurmJob, node: str, *, with_dumps: bool) -> Again:
+    """Asks one node; its answer becomes a log entry."""
     assert ctx.tools.nodes is not None
     name = "node" if with_dumps else "again"
-    ctx.fence()  # many nodes take long: the run stays ours
+    ctx.fence()  # many nodes take long: renew the claim
     try:
         seen = ctx.tools.nodes.job_on_node(node, job.id)
     except NodeError as error:
@@ -80,7 +81,7 @@ def _looked(ctx: Context, job: SlurmJob, node: str, *, with_dumps: bool) -> Agai
         return Again(
             text=f"{node} tells nothing{'' if with_dumps else ' any more'}: {error}", after_s=0, data=data
         )
-    quiet = is_quiet(_of_job(job, node, seen.gpus))
+    quiet = is_quiet(_gpus_of_job(job, node, seen.gpus))
     data = {name: node, "quiet": quiet}
     words = [{None: "its GPUs cannot be told", True: "its GPUs are quiet", False: "its GPUs work"}[quiet]]
     if with_dumps:
@@ -91,16 +92,18 @@ def _looked(ctx: Context, job: SlurmJob, node: str, *, with_dumps: bool) -> Agai
     return Again(text=f"{node}{'' if with_dumps else ' again'}: {', '.join(words)}", after_s=0, data=data)
 
 
-def _of_job(job: SlurmJob, node: str, gpus: tuple[GpuActivity, ...]) -> tuple[GpuActivity, ...]:
-    """The job's own, where Slurm tells which; nvidia-smi lists them in the order of their numbers. Of one
-    that it does not list nothing is known."""
-    own, unknown = job.gpus.get(node), GpuActivity(pci="")
-    return gpus if own is None else tuple(gpus[one] if one < len(gpus) else unknown for one in own)
+def _gpus_of_job(job: SlurmJob, node: str, gpus: tuple[GpuActivity, ...]) -> tuple[GpuActivity, ...]:
+    """The job's GPUs, where Slurm reports which; nvidia-smi lists GPUs by index. One that it does not list is
+    unknown."""
+    indices, unknown = job.gpus.get(node), GpuActivity(pci="")
+    if indices is None:
+        return gpus
+    return tuple(gpus[index] if index < len(gpus) else unknown for index in indices)
 
 
 def is_quiet(gpus: tuple[GpuActivity, ...]) -> bool | None:
-    """No GPU computes; None: there is none, or one of them does not tell."""
-    found = [_is_quiet(one) for one in gpus]
+    """Whether no GPU computes; None: there are no GPUs, or one does not report."""
+    found = [_is_quiet(gpu) for gpu in gpus]
     if False in found:
         return False
     return None if None in found or not found else True
@@ -117,47 +120,47 @@ def _is_quiet(gpu: GpuActivity) -> bool | None:
 
 
 def _dumps(ctx: Context, seen: JobOnNode) -> tuple[dict[str, Any], list[str]]:
-    """By rank what its newest dump says; and why others are left out."""
+    """Rank -> summary of its newest dump; and why others are left out."""
     found: dict[str, Any] = {}
     unread = [seen.text] if seen.text else []
-    for one in sorted(seen.dumps, key=lambda one: one.at):
+    for dump in sorted(seen.dumps, key=lambda dump: dump.at):
         ctx.fence()  # a large dump takes a second
-        if ctx.tools.now() - one.at > DUMP_LASTS:
-            unread.append(f"that of rank {one.rank} is old")
-        elif one.data is None:
-            unread.append(f"that of rank {one.rank} is too large")
+        if ctx.tools.now() - dump.at > DUMP_LASTS:
+            unread.append(f"that of rank {dump.rank} is old")
+        elif dump.data is None:
+            unread.append(f"that of rank {dump.rank} is too large")
         else:
             try:
-                groups = read(one.data)
+                groups = read(dump.data)
             except RecorderError as error:
-                unread.append(f"that of rank {one.rank} is not read: {error}")
+                unread.append(f"that of rank {dump.rank} is not read: {error}")
             else:
-                kept = {name: _kept(group) for name, group in groups.items()}
-                found[str(one.rank)] = {"at": one.at.isoformat(), "groups": kept}
+                kept = {name: _summary_of(group) for name, group in groups.items()}
+                found[str(dump.rank)] = {"at": dump.at.isoformat(), "groups": kept}
     if len(msgspec.json.encode(found)) > KEPT_BYTES:
         return {}, ["the recorder's dumps hold too much to be kept"]
     return found, unread[:5]
 
 
-def _kept(group: Group) -> dict[str, Any]:
-    """What the judge needs of it, for the log: of the calls the newest few."""
+def _summary_of(group: Group) -> dict[str, Any]:
+    """The part of a dump that the verdict needs, for the log: of the calls the newest few."""
     last = dict(sorted(group.ops.items())[-8:])
     short = msgspec.structs.replace(group, ops=last)
     return msgspec.to_builtins(short, str_keys=True)
 
 
-def _judged(job: SlurmJob, first: list[LogEntry], again: list[LogEntry]) -> Done:
+def _verdict(job: SlurmJob, first: list[LogEntry], again: list[LogEntry]) -> Done:
     nodes: dict[int, str] = {}
     ranks: dict[int, dict[str, Group]] = {}
     dumped: dict[int, str] = {}
     twice = False
     for line in first:
-        for rank, told in line.data.get("ranks", {}).items():
+        for rank, dump in line.data.get("ranks", {}).items():
             twice = twice or int(rank) in nodes
             nodes[int(rank)] = line.data["node"]
-            dumped[int(rank)] = told["at"]
-            groups = told["groups"].items()
-            ranks[int(rank)] = {name: msgspec.convert(one, Group, strict=False) for name, one in groups}
+            dumped[int(rank)] = dump["at"]
+            groups = dump["groups"].items()
+            ranks[int(rank)] = {name: msgspec.convert(group, Group, strict=False) for name, group in groups}
     stand = find_stall(ranks)
     quiet = [line.data["quiet"] for line in (*first, *again)]
     stood_s = [
@@ -166,7 +169,7 @@ def _judged(job: SlurmJob, first: list[LogEntry], again: list[LogEntry]) -> Done
         if stand is not None and (group := groups.get(stand.group)) is not None
         if group.open is not None and group.open.seq == stand.seq
     ]
-    why = _unproven(stand, quiet, max(stood_s, default=0.0))
+    why = _why_unproven(stand, quiet, max(stood_s, default=0.0))
     if why is None and twice:
         why = "Two nodes tell of the same rank: dumps of another job may be among them"
     text = (
@@ -180,9 +183,9 @@ def _judged(job: SlurmJob, first: list[LogEntry], again: list[LogEntry]) -> Done
     return Done(text=words, data=data)
 
 
-def _unproven(stand: Stall | None, quiet: list[bool | None], stood_s: float) -> str | None:
-    """What is missing for a proof; None: nothing. `stood_s`: how long a rank had waited when it was dumped,
-    by its own node's clock."""
+def _why_unproven(stand: Stall | None, quiet: list[bool | None], stood_s: float) -> str | None:
+    """What is missing for a proof; None: nothing. `stood_s`: how long a rank had waited at its dump, in
+    seconds by its node's clock."""
     if False in quiet:
         return "Its GPUs work, so it may go on"
     if None in quiet:
@@ -202,8 +205,8 @@ def _unproven(stand: Stall | None, quiet: list[bool | None], stood_s: float) -> 
 
 
 def job_works(ctx: Context) -> Result:
-    """Right before a requeue, which a pause or an approval may have held up for hours: a job whose GPUs work
-    again is left alone. Asked once, before anything is done to the job; what is not known says nothing."""
+    """Right before a requeue, which a pause or an approval may have delayed for hours: a job whose GPUs work
+    again is left alone. Asked once, before any effect on the job; unknown does not stop the requeue."""
     job = read_job(ctx)
     if ctx.asked or ctx.tools.nodes is None or not isinstance(job, SlurmJob):
         return Failed(text="Nobody has looked")
@@ -215,7 +218,7 @@ def job_works(ctx: Context) -> Result:
             seen = ctx.tools.nodes.job_on_node(node, job.id)
         except NodeError:
             continue
-        if is_quiet(_of_job(job, node, seen.gpus)) is False:
+        if is_quiet(_gpus_of_job(job, node, seen.gpus)) is False:
             by_hand = f"`healer run requeue --job {job.id}` does it all the same"
             return Skipped(text=f"The GPUs of job {job.title} work on {node}: not requeued; {by_hand}")
     return Failed(text=f"No GPU of job {job.title} is seen to work")
@@ -225,16 +228,16 @@ def job_works(ctx: Context) -> Result:
 
 
 def stacks(ctx: Context) -> Result:
-    """Evidence alone: it never says no, and where nothing can be read it says that."""
+    """Collects stacks as evidence; it never fails the run."""
     job = _job(ctx)
     if not isinstance(job, SlurmJob):
         return job
     if ctx.tools.nodes is None:
         return Skipped(text="healer has no way to work on nodes: no stacks were read")
-    asked = {one.data["node"] for one in ctx.lines if "node" in one.data}
-    node = next((one for one in _sample(ctx, job) if one not in asked), None)
+    asked = {entry.data["node"] for entry in ctx.lines if "node" in entry.data}
+    node = next((name for name in _sample(ctx, job) if name not in asked), None)
     if node is None:
-        found = [one.text for one in ctx.lines if one.data.get("stacks")]
+        found = [entry.text for entry in ctx.lines if entry.data.get("stacks")]
         text = "; ".join(found) or f"No stack of job {job.title} could be read"
         return Done(text=text, data={"evidence": True})
     ctx.fence()
@@ -242,34 +245,34 @@ def stacks(ctx: Context) -> Result:
         seen = ctx.tools.nodes.job_stacks(node, job.id)
     except NodeError as error:
         return Again(text=f"{node}: {error}", after_s=0, data={"node": node})
-    told = [f"process {one.pid} stands in {_where(one.threads)}" for one in seen.stacks]
+    shown = [f"process {stack.pid} stands in {_where(stack.threads)}" for stack in seen.stacks]
     if seen.text:
-        told.append(seen.text)
+        shown.append(seen.text)
     data = {"node": node, "stacks": msgspec.to_builtins(seen.stacks)} if seen.stacks else {"node": node}
-    return Again(text=f"{node}: {', '.join(told) or 'nothing told'}", after_s=0, data=data)
+    return Again(text=f"{node}: {', '.join(shown) or 'nothing told'}", after_s=0, data=data)
 
 
 def _where(threads: dict[str, tuple[str, ...]]) -> str:
-    """The innermost frames of the thread that the program began with."""
+    """The innermost frames of the main thread."""
     frames = threads.get("MainThread") or next(iter(threads.values()), ())
     return " < ".join(frames[:3]) or "no frame"
 
 
 def _sample(ctx: Context, job: SlurmJob) -> list[str]:
-    """Nodes of ranks that never came first, then some of all."""
-    told = (one.data.get("missing", []) for one in ctx.log if one.event is StepEvent.done)
-    first = [node for missing in told for node in missing if node in job.nodes]
+    """Up to `STACKS_OF` nodes: those of missing ranks first, then some across the job."""
+    missing_lists = (entry.data.get("missing", []) for entry in ctx.log if entry.event is StepEvent.done)
+    first = [node for missing in missing_lists for node in missing if node in job.nodes]
     nodes = sorted(job.nodes)
     evenly = nodes[:: max(1, len(nodes) // STACKS_OF)]
     return list(dict.fromkeys([*first[: STACKS_OF - 1], *evenly]))[:STACKS_OF]
 
 
 def _job(ctx: Context) -> SlurmJob | Result:
-    """The job, while it is at work in the life that the run is about; else the run is over."""
+    """The job while it runs under the restart count that the run is about; else the run is over."""
     job = read_job_of_run(ctx)
     if not isinstance(job, SlurmJob):
         return job
-    assert ctx.restarts is not None  # that look has seen to it
+    assert ctx.restarts is not None  # read_job_of_run checked it
     if job.restarts > ctx.restarts or job.state != "RUNNING" or "COMPLETING" in job.flags:
         text = f"Job {job.title} is {job.state}, restart {job.restarts}: it does not hang any more"
         return Done(text=text, data={"ends_run": True})

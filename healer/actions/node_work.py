@@ -1,4 +1,4 @@
-"""What is done on a node itself: a service restarted, its tests run, its GPUs reset, its logs collected."""
+"""Work on a node itself: restart a service, run its tests, reset its GPUs, collect its logs."""
 
 from collections.abc import Callable
 from hashlib import sha256
@@ -6,17 +6,17 @@ from hashlib import sha256
 import msgspec
 
 from healer.actions.base import Action, Again, Context, Done, Failed, Result, read_node
-from healer.model import Bundle, EvidenceFile, SlurmNode
+from healer.model import Bundle, Diagnosis, EvidenceFile, SlurmNode
 from healer.ports.node_exec import EvidenceBroken, NodeError, NodeExec, NodeUnavailable
 
 LOOK_AGAIN_S = 2.0
 
-#: What became of it, by the node's own word. NodeError where it was never begun, or was cut short.
+#: Reads the outcome of the work from the node. Raises NodeError where it was never begun, or was cut short.
 Look = Callable[[Context, NodeExec], Result]
 
 
 def no_way(ctx: Context, command: str) -> Failed:
-    """Handed to a person, with what to type there."""
+    """Hands the work to a person, with the command to type."""
     text = (
         f"healer has no way to work on {ctx.node} itself: none is configured, so nothing was done there. "
         f"By hand, as root on {ctx.node}: `{command}`."
@@ -30,9 +30,9 @@ def node_action(
     by_hand: Callable[[Context], str],
     after_s: float = LOOK_AGAIN_S,
 ) -> Action:
-    """Work on the node that goes on by itself: begun once under the step's key, then looked at.
+    """Work that the node goes on with by itself: started once under the step's key, then polled.
 
-    `by_hand`: for a person, where healer has no way to the node."""
+    `by_hand`: the command for a person, where healer has no access to the node."""
 
     def probe(ctx: Context) -> Result | None:
         if ctx.tools.nodes is None:
@@ -40,7 +40,7 @@ def node_action(
         try:
             return look(ctx, ctx.tools.nodes)
         except NodeUnavailable as error:
-            # Unknown whether it runs: to begin it again under the same key is nothing.
+            # Unknown whether it runs: starting it again under the same key changes nothing.
             return Again(text=f"{ctx.node} did not answer: {error}", after_s=after_s) if ctx.asked else None
         except NodeError:
             return None
@@ -51,7 +51,7 @@ def node_action(
         try:
             start(ctx, ctx.tools.nodes)
         except NodeUnavailable as error:
-            # Unknown whether it began: looked for. Surely not (other work runs there): a little later.
+            # Sent: unknown whether it began, so poll. Not sent (other work runs there): try again later.
             return None if error.sent else Again(text=str(error), after_s=after_s)
         except NodeError as error:
             return Failed(text=str(error))
@@ -74,6 +74,15 @@ def node_action(
 TESTS_AGAIN_S = 5.0
 
 
+def _outcome(ctx: Context, result: Diagnosis | None, running: Again) -> Result:
+    """The outcome of work on the node; `running` while it has none."""
+    if result is None:
+        return running
+    return Done(
+        text=f"{ctx.node}: {result.text}", data={"passed": result.passed, "failed": list(result.failed)}
+    )
+
+
 # --- restart_service ---
 
 
@@ -82,7 +91,7 @@ def _service(ctx: Context) -> str:
 
 
 def _restart_probe(ctx: Context) -> Result | None:
-    """Nothing tells that a restart is not needed; once asked for, only its outcome is looked at."""
+    """No probe shows that a restart is not needed; once requested, only its outcome is read."""
     if ctx.tools.nodes is None:
         return no_way(ctx, f"systemctl restart {_service(ctx)}")
     return _restarted(ctx) if ctx.asked else None
@@ -94,7 +103,7 @@ def _restart(ctx: Context) -> Result | None:
     try:
         ctx.tools.nodes.restart_service(ctx.node, _service(ctx))
     except NodeUnavailable as error:
-        # Unknown whether it happened: read back. Surely not: a service that is active proves no restart then.
+        # Sent: read it back. Not sent: an active service would prove no restart.
         return None if error.sent else Failed(text=str(error))
     except NodeError as error:
         return Failed(text=str(error))
@@ -118,10 +127,8 @@ def _restarted(ctx: Context) -> Result:
 
 
 def _tests_result(ctx: Context, nodes: NodeExec) -> Result:
-    told = nodes.diagnosis(ctx.node, ctx.key)
-    if told is None:
-        return Again(text=f"The tests of {ctx.node} run", after_s=TESTS_AGAIN_S)
-    return Done(text=f"{ctx.node}: {told.text}", data={"passed": told.passed, "failed": list(told.failed)})
+    running = Again(text=f"The tests of {ctx.node} run", after_s=TESTS_AGAIN_S)
+    return _outcome(ctx, nodes.diagnosis(ctx.node, ctx.key), running)
 
 
 #: The node's own tests alone.
@@ -137,16 +144,16 @@ OWN_TESTS = node_action(
 
 
 def fabric_state(ctx: Context) -> Result:
-    """The NVLink fabric of the node is up on every GPU. It takes a while to come: `timeout_s` of the step."""
+    """The NVLink fabric is up on every GPU of the node. Waits for it up to the step's `timeout_s`."""
     if ctx.tools.nodes is None:
         return no_way(ctx, "nvidia-smi -q | grep -A 4 Fabric")
     try:
-        told = ctx.tools.nodes.fabric_state(ctx.node)
+        fabric = ctx.tools.nodes.fabric_state(ctx.node)
     except NodeError as error:
         return Failed(text=f"The fabric of {ctx.node} could not be read: {error}")
-    data: dict[str, object] = {"passed": told.healthy, "state": told.state, "status": told.status}
-    text = f"{ctx.node}: {told.text or f'fabric {told.state}: {told.status}'}"
-    if not told.healthy and (ctx.tools.now() - ctx.began_at).total_seconds() < ctx.step.timeout_s:
+    data: dict[str, object] = {"passed": fabric.healthy, "state": fabric.state, "status": fabric.status}
+    text = f"{ctx.node}: {fabric.text or f'fabric {fabric.state}: {fabric.status}'}"
+    if not fabric.healthy and (ctx.tools.now() - ctx.began_at).total_seconds() < ctx.step.timeout_s:
         return Again(text=text, after_s=LOOK_AGAIN_S)
     return Done(text=text, data=data)
 
@@ -155,26 +162,26 @@ def fabric_state(ctx: Context) -> Result:
 
 
 def memory_health(ctx: Context) -> Result:
-    """Yes: as many GPUs as Slurm counts, and none has a row that waits to be remapped or could not be. What
-    cannot be read is neither: a person is asked."""
+    """Yes: as many GPUs as Slurm counts, none with a pending or failed row remap. Where that cannot be read a
+    person is asked."""
     if ctx.tools.nodes is None:
         return no_way(ctx, "nvidia-smi -q -d ROW_REMAPPER,ECC")
     node = read_node(ctx)
     if not isinstance(node, SlurmNode):
         return node
     try:
-        told = ctx.tools.nodes.memory_state(ctx.node)
+        memory = ctx.tools.nodes.memory_state(ctx.node)
     except NodeUnavailable as error:
         if (ctx.tools.now() - ctx.began_at).total_seconds() < ctx.step.timeout_s:
             return Again(text=f"{ctx.node} did not answer: {error}", after_s=LOOK_AGAIN_S)
         return Failed(text=f"The memory of the GPUs of {ctx.node} could not be read: {error}")
     except NodeError as error:
         return Failed(text=str(error))
-    missing = 0 if node.gpus_shared else max(0, node.gpus - told.gpus)
-    faults = [*told.faults, *([f"it shows {told.gpus} of {node.gpus} GPUs"] if missing else [])]
+    missing = 0 if node.gpus_shared else max(0, node.gpus - memory.gpus)
+    faults = [*memory.faults, *([f"it shows {memory.gpus} of {node.gpus} GPUs"] if missing else [])]
     if faults:
         return Done(text=f"{ctx.node}: {'; '.join(faults)}", data={"passed": False, "faults": faults})
-    text = f"{ctx.node}: the memory of {told.gpus} GPUs is well, nothing is pending"
+    text = f"{ctx.node}: the memory of {memory.gpus} GPUs is well, nothing is pending"
     return Done(text=text, data={"passed": True})
 
 
@@ -187,8 +194,8 @@ ALL = "all"
 
 
 def _which(ctx: Context) -> str:
-    """The incident's own GPU by its address; all of them where that is not known, or where the step says so.
-    The node is empty, so more than one GPU costs no job anything."""
+    """The PCI address of the incident's GPU; all GPUs where it is unknown, or the step says so. The node is
+    empty, so that a reset of all costs no job."""
     pci = ctx.incident.root.pci if ctx.incident is not None else None
     if ctx.step.input.get("which") == ALL or not pci:
         return ALL
@@ -201,10 +208,8 @@ def _reset_by_hand(ctx: Context) -> str:
 
 
 def _reset_result(ctx: Context, nodes: NodeExec) -> Result:
-    told = nodes.reset(ctx.node, ctx.key)
-    if told is None:
-        return Again(text=f"A GPU of {ctx.node} is being reset", after_s=LOOK_AGAIN_S)
-    return Done(text=f"{ctx.node}: {told.text}", data={"passed": told.passed, "failed": list(told.failed)})
+    running = Again(text=f"A GPU of {ctx.node} is being reset", after_s=LOOK_AGAIN_S)
+    return _outcome(ctx, nodes.reset(ctx.node, ctx.key), running)
 
 
 RESET_GPU = node_action(
@@ -212,12 +217,12 @@ RESET_GPU = node_action(
 )
 
 
-#: Pieces fetched at one visit (256 KB each, about 0.2 s): a worker's thread is not kept for a large file.
+#: Pieces fetched at once (256 KB each, about 0.2 s): a large file must not occupy a worker's thread.
 PIECES = 16
 
 
 def _fetched(ctx: Context, nodes: NodeExec) -> Result:
-    """Goes on where the last visit, or a worker that died, left off."""
+    """Fetches the next pieces, from where the last attempt or a worker that died left off."""
     book = ctx.tools.evidence
     assert book is not None  # the probe has looked
     bundle = nodes.collection(ctx.node, ctx.key)
@@ -245,7 +250,7 @@ def _fetched(ctx: Context, nodes: NodeExec) -> Result:
 
 
 def _file(ctx: Context, bundle: Bundle) -> EvidenceFile:
-    """The same file for whoever takes the run up."""
+    """The file's record; the same id for every worker that takes the run up."""
     return EvidenceFile(
         id=f"e{sha256(f'{ctx.key}|{bundle.sha256}'.encode()).hexdigest()[:23]}",
         cluster=ctx.run.cluster,

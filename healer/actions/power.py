@@ -1,9 +1,9 @@
-"""Power of a node by its BMC: a power cycle, and a look at the power.
+"""Power of a node by its BMC: power cycle, power state, and the reboot by Slurm.
 
-A BMC knows no key and no fence: the same reset twice is two. So a line of the log stands before each reset,
-and within one key a second one goes out only where the first surely never came: the BMC was not reached, or
-said that it is busy. Whoever takes up a run that died behind such a line only looks, and asks a person where
-no boot follows. `On` alone may be said twice: a node that is on stays on.
+A BMC has no idempotency key and no fence: a repeated reset resets twice. So a log entry precedes each reset,
+and within one key a second reset is sent only where the first surely was not: the BMC was not reached, or was
+busy. A worker that takes up a run after such an entry only looks, and asks a person if no boot follows. Only
+`On` may be repeated: a node that is on stays on.
 """
 
 from collections.abc import Callable
@@ -20,6 +20,7 @@ from healer.actions.base import (
     Result,
     Skipped,
     cause,
+    first_logged,
     is_ours,
     read_free_node,
     reason_of,
@@ -29,7 +30,7 @@ from healer.model.node import OFF, ON
 from healer.ports.node_exec import BmcError, BmcUnavailable
 
 LOOK_AGAIN_S = 5.0
-#: A node that is still off so long after `On` is told once more.
+#: A node that is still off this long after `On` gets it again.
 ON_AGAIN = timedelta(minutes=1)
 
 
@@ -41,40 +42,40 @@ def _no_bmc(ctx: Context) -> str:
 
 
 def _resets(lines: list[LogEntry]) -> list[LogEntry]:
-    """The lines that stand before resets which went out, or may have.
+    """The entries of resets that were sent, or may have been.
 
-    A line of this very claim with nothing behind it is no reset yet: it is sent next. Where the same claim
-    wrote something else behind it (a guard held it, Slurm did not answer, the BMC was busy), none went out.
+    This claim's last entry is not sent yet. If the same claim logged something else after it (a guard held
+    it, Slurm did not answer, the BMC was busy), it was not sent.
     """
-    places = [index for index, one in enumerate(lines) if "asks" in one.data]
+    places = [index for index, entry in enumerate(lines) if "asks" in entry.data]
     return [lines[index] for index in places if not _surely_not_sent(lines[index : index + 2])]
 
 
 def _asked(ctx: Context) -> LogEntry | None:
-    """The last of them since a person let the step go on."""
+    """The last reset since a person's retry."""
     return next(reversed(_resets(ctx.lines)), None)
 
 
 def _since(ctx: Context) -> datetime | None:
-    """From when on a boot may come: the step's time counts from there."""
-    return next((one.at for one in _resets(ctx.lines)), None)
+    """When the first reset was sent: the step's time-out counts from there."""
+    return next((entry.at for entry in _resets(ctx.lines)), None)
 
 
 def _surely_not_sent(lines: list[LogEntry]) -> bool:
-    """The line that asks, and the one behind it."""
+    """`lines`: the entry of a reset and the one after it, if any."""
     if len(lines) < 2 or lines[1].epoch != lines[0].epoch:
         return False
     return lines[1].event in {StepEvent.waiting, StepEvent.held} and lines[1].data.get("sent") is not True
 
 
 def _is_next(ctx: Context, asked: LogEntry) -> bool:
-    """Written in this claim, as the last line: no other worker can have sent anything after it."""
+    """The last entry, written by this claim: no other worker can have sent it."""
     return ctx.lines[-1] is asked and asked.epoch == ctx.run.epoch
 
 
 def _booted_power(ctx: Context, node: SlurmNode) -> bool:
-    """Surely booted since a reset went out, or may have: also one before a person's *Try again*."""
-    asked = next(reversed(_resets([one for one in ctx.log if one.step == ctx.part])), None)
+    """The node surely booted since a reset was sent, or may have been; also one before a person's retry."""
+    asked = next(reversed(_resets([entry for entry in ctx.log if entry.step == ctx.part])), None)
     if asked is None:
         return False
     before_id, before_at = asked.data.get("boot_id"), asked.data.get("boot_at")
@@ -123,7 +124,7 @@ def _power(ctx: Context) -> Power | Result:
 
 
 def _only_keeps(ctx: Context, booted: Callable[[Context, SlurmNode], bool | None]) -> bool:
-    """It has booted, and is only to be drained again."""
+    """The node has booted, and only has to be drained again."""
     node = read_free_node(ctx, LOOK_AGAIN_S)
     return isinstance(node, SlurmNode) and bool(booted(ctx, node)) and not node.drain
 
@@ -151,7 +152,7 @@ def _do_power(ctx: Context) -> Result | None:
 
 
 def _next_kind(ctx: Context, asked: LogEntry | None, power: Power) -> ResetKind | None:
-    """What is asked for next; None: nothing. A BMC that lists no kinds is asked for the usual one."""
+    """The next reset; None: none. A BMC that lists no kinds gets a power cycle."""
     if asked is not None:
         off_first = asked.data["asks"] == ResetKind.force_off
         late = asked.data["asks"] == ResetKind.on and ctx.tools.now() - asked.at >= ON_AGAIN
@@ -189,15 +190,15 @@ def _send(ctx: Context, asked: LogEntry) -> Result:
 
 
 def _goes_on(ctx: Context, asked: LogEntry, power: Power) -> Result:
-    """A reset went out, or may have: its boot is waited for."""
+    """Waits for the boot after a reset that was sent, or may have been."""
     assert ctx.tools.bmc is not None
-    task = next((one.data["task"] for one in reversed(ctx.lines) if one.data.get("task")), None)
+    task = first_logged(reversed(ctx.lines), "task")
     if task is not None:
         try:
             if why := ctx.tools.bmc.task_failed(ctx.node, task):
                 return Failed(text=f"The BMC of {ctx.node} gave {asked.data['asks']} up: {why}", final=True)
         except BmcError:
-            pass  # its boot tells
+            pass  # the boot decides
     since = f"{ctx.node} has not booted since {asked.data['asks']} was asked for"
     return _wait(ctx, f"{since}; its power is {power.state or 'unknown'}")
 
@@ -214,7 +215,7 @@ def _verify_power(ctx: Context) -> Result:
 
 
 def power_state(ctx: Context) -> Result:
-    """Yes: on. No: off. Without a BMC, or an answer of it within `timeout_s`, it is not known: skipped."""
+    """Yes: on. No: off. Skipped without a BMC, or without its answer within `timeout_s`."""
     if ctx.tools.bmc is None:
         return Skipped(text=_no_bmc(ctx))
     try:
@@ -243,23 +244,23 @@ POWER_STATE = Action(verify=power_state, effect=False)
 
 
 _UNDER_WAY = frozenset({"REBOOT_ISSUED", "REBOOT_REQUESTED"})
-#: A boot time moves by a second when slurmd registers again; a boot takes longer.
+#: Smallest change of the boot time that is a boot: it moves by a second when slurmd registers again.
 BOOT_MOVES = timedelta(seconds=5)
 
 
 def boot_of(node: SlurmNode | None) -> dict[str, Any]:
-    """What the line that grants a reboot keeps of the node."""
+    """The node's boot as the log entry of a granted reboot keeps it."""
     if node is None:
         return {}
     return {"boot_at": node.boot_at.isoformat() if node.boot_at else None, "boot_id": node.boot_id}
 
 
 def _booted_reboot(ctx: Context, node: SlurmNode) -> bool | None:
-    """Whether it booted since the step was granted; None where that cannot be known.
+    """Whether the node booted since the step was granted; None if unknown.
 
-    Granted in this very attempt, the line does not stand in the log yet: nothing was asked for before.
+    In the attempt that is granted there is no entry yet, and nothing was requested before.
     """
-    granted = next((one for one in ctx.lines if one.event is StepEvent.started), None)
+    granted = next((entry for entry in ctx.lines if entry.event is StepEvent.started), None)
     before = granted.data if granted is not None else boot_of(node)
     if before.get("boot_id") and node.boot_id:
         return before["boot_id"] != node.boot_id
@@ -284,7 +285,7 @@ def _probe_reboot(ctx: Context) -> Result | None:
     if "NOT_RESPONDING" in node.state or "INVALID_REG" in node.state:
         return Again(text=f"{node.name} has booted and is {state}", after_s=LOOK_AGAIN_S)
     if not node.drain:
-        return None  # DOWN alone may end by itself: it is drained again, whatever a guard says by now
+        return None  # DOWN alone may end by itself: drain it again, without asking the guards
     return Done(text=f"{node.name} has booted and is {state}", data={"state": list(node.state)})
 
 
@@ -296,7 +297,7 @@ def _do_reboot(ctx: Context) -> Result | None:
         return _drain_again(ctx, node)
     if not node.drain:
         return Failed(text=f"{node.name} is not drained any more", final=True)
-    reason = node.reason if is_ours(node.reason) else reason_of(ctx)  # ours stays as it is
+    reason = node.reason if is_ours(node.reason) else reason_of(ctx)  # keep our reason as it is
     return cause(ctx, lambda: ctx.tools.scheduler.reboot(node.name, reason))
 
 

@@ -1,7 +1,7 @@
-"""Release: what healer left on a job, or what Slurm did because of healer, is taken off it.
+"""Release: removes from a job what healer left on it, or what Slurm did because of healer.
 
-With `input: {hold: true}` that is the hold of a job whose prolog failed because healer permitted it to; else
-the nodes that it was kept off.
+With `input: {hold: true}` the hold of a job whose prolog failed by healer's permit; else the exclusion of
+nodes.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ from healer.ports.scheduling import NotAvailable, SchedulerRefused, SchedulerUna
 
 
 def missing(ctx: Context, job: SlurmJob) -> list[str]:
-    """Known bad nodes in service that the job may still be given, unless Slurm would not take them before."""
-    if any(one.step == ctx.part and one.data.get("not_kept_off") for one in ctx.log):
+    """Known bad nodes in service that the job does not exclude; empty where Slurm refused to exclude them."""
+    if any(entry.step == ctx.part and entry.data.get("not_kept_off") for entry in ctx.log):
         return []
     return sorted(set(ctx.claim.known_bad()) - set(job.excluded))
 
@@ -44,11 +44,11 @@ def _remark(ctx: Context, job: SlurmJob, remark: Remark) -> None:
         ctx.tools.scheduler.remark(job.id, wanted)
 
 
-# --- taking it back ---
+# --- removing exclusions ---
 
 
 def left(job: SlurmJob, known_bad: Sequence[str] = ()) -> list[str]:
-    """Nodes that healer keeps the job off and that are not bad any more."""
+    """Nodes that healer keeps the job off and that are no longer known bad."""
     return [node for node in remark_in(job.admin_comment).off if node not in known_bad]
 
 
@@ -62,8 +62,8 @@ def probe(ctx: Context) -> Result | None:
         still = f"; still kept off {', '.join(rest)}, known bad" if rest else ""
         return Done(text=f"Nothing of healer's is left on job {job.title}{still}")
     if job.active:
-        # Slurm changes the list of a pending job alone: this one needs no other node now. Once it is pending
-        # again the walk starts another run.
+        # Slurm changes the list of pending jobs only. Once the job is pending again the walk starts another
+        # run.
         return Skipped(text=f"Job {job.title} runs: what healer left on it is taken back when it waits again")
     if job.state != "PENDING":
         return Skipped(text=f"Job {job.title} has ended: its exclusions went with it")

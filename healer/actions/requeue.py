@@ -1,8 +1,8 @@
-"""Requeue: a job is restarted exactly once and asked to start at once, with a spare for the node it lost.
+"""Requeue: restarts a job exactly once and asks Slurm to start it at once, with a spare for its lost node.
 
-Fenced by its restart count: the list of jobs hit was taken with it, and a job whose count has grown since
-has been restarted, by us or by Slurm. `requeue Incomplete` does nothing to a job that is not running. Tasks
-of an array are jobs of their own; a heterogeneous job goes as a whole, by its leader.
+Fenced by the restart count: it is in the list of jobs hit, and a job with a higher count has been restarted,
+by healer or Slurm. `requeue Incomplete` does nothing to a job that is not running. Tasks of an array are jobs
+of their own; a heterogeneous job is restarted as a whole, by its leader.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,6 +19,7 @@ from healer.actions.base import (
     Failed,
     Result,
     Skipped,
+    first_logged,
     is_ours,
     read_slurm,
     whole_job,
@@ -33,15 +34,16 @@ LOOK_AGAIN_S = 1.0
 
 
 def save_first(ctx: Context, job: SlurmJob) -> Again | None:
-    """Tells the job to save its work, once; None when there is nothing (more) to wait for.
+    """Signals the job to save its work, once; None when there is nothing (more) to wait for.
 
-    A signal whose answer never came counts as sent: the job has its time, and none is sent after it. Only a
-    worker that dies between the signal and its line in the log lets the next one send it again: a job that
-    saves on a signal saves twice then.
+    A signal without an answer counts as sent: the job gets its time, and no second one is sent. Only if a
+    worker dies between the signal and its log entry is it sent again, and the job saves twice.
     """
-    told = _told(ctx)
-    if told is not None:
-        return _waits(ctx, told.text, told.data) if _until(told.data) > ctx.tools.now() else None
+    signalled = _signal_entry(ctx)
+    if signalled is not None:
+        return (
+            _waits(ctx, signalled.text, signalled.data) if _until(signalled.data) > ctx.tools.now() else None
+        )
     wish = wish_of(job)
     if not wish.signal:
         return None
@@ -60,14 +62,14 @@ def save_first(ctx: Context, job: SlurmJob) -> Again | None:
     return _waits(ctx, text, {"signal": wish.signal, "until": until.isoformat()})
 
 
-def time_is_over(ctx: Context) -> datetime | None:
-    """When the time for saving ends or ended; None where no signal was sent."""
-    told = _told(ctx)
-    return _until(told.data) if told is not None else None
+def save_deadline(ctx: Context) -> datetime | None:
+    """When the time for saving ends; None if no signal was sent."""
+    signalled = _signal_entry(ctx)
+    return _until(signalled.data) if signalled is not None else None
 
 
-def _told(ctx: Context) -> LogEntry | None:
-    return next((one for one in ctx.log if one.step == ctx.part and one.data.get("signal")), None)
+def _signal_entry(ctx: Context) -> LogEntry | None:
+    return next((entry for entry in ctx.log if entry.step == ctx.part and entry.data.get("signal")), None)
 
 
 def _until(data: dict[str, str]) -> datetime:
@@ -80,25 +82,22 @@ def _waits(ctx: Context, text: str, data: dict[str, str]) -> Again:
     return Again(text=text, after_s=min(LOOK_AGAIN_S, left_s), since=until, data=data)
 
 
-#: Slurm's error numbers (facts, d.4) that mean: this job cannot be restarted, whoever asks.
+#: Slurm's error numbers (facts, d.4) for jobs that can never be restarted.
 _NEVER = {2037: "the job forbids it (--no-requeue)", 2039: "it is no batch job", 2107: "not the leader"}
 _PENDING = 2024
-#: Until the next scheduling pass a revived job still shows why it ended (seen on 22.05 and 24.11).
+#: Reasons that a revived job keeps from its end until the next scheduling pass (seen on 22.05 and 24.11).
 _BEFORE_BEGIN = ("BeginTime", "NonZeroExitCode", "RaisedSignal", "NodeDown", "JobLaunchFailure")
 
-#: A job that has been COMPLETING for longer is not waited for by the step that put it back.
+#: The step that put a job back does not wait for one that has been COMPLETING for longer.
 ENDS_WITHIN = timedelta(seconds=30)
 
 
-def read_own_job(ctx: Context) -> SlurmJob | Result:
-    """The job of this step; the leader where it is a component of a heterogeneous job (2107)."""
-    try:
-        job = whole_job(ctx.tools.scheduler, ctx.job)
-    except SchedulerUnavailable as error:
-        return Again(text=f"Slurm did not answer: {error}", after_s=2.0)
+def read_job_or_leader(ctx: Context) -> SlurmJob | Result:
+    """The job of this step; for a component of a heterogeneous job its leader (2107)."""
+    job = read_slurm(lambda: whole_job(ctx.tools.scheduler, ctx.job))
     if job is None:
         return Skipped(text=f"Slurm no longer knows job {ctx.job}")
-    if ctx.restarts is None:
+    if isinstance(job, SlurmJob) and ctx.restarts is None:
         return Failed(text=f"the restart count of job {ctx.job} is not known", final=True)
     return job
 
@@ -108,15 +107,15 @@ def is_restarted(ctx: Context, job: SlurmJob) -> bool:
 
 
 def is_stuck(ctx: Context, job: SlurmJob, since: datetime | None = None) -> bool:
-    """Its end on some node goes on and on, as with an epilog that hangs: a later step frees the node."""
+    """The job does not end on some node, as with a hanging epilog: a later step frees the node."""
     began = max(ctx.began_at, since) if since is not None else ctx.began_at
     return "COMPLETING" in job.flags and ctx.tools.now() - began > ENDS_WITHIN
 
 
-def outcome(ctx: Context, job: SlurmJob, word: str) -> Result | None:
-    """After the restart: done once nothing but the scheduler's own order keeps it from starting."""
+def restart_result(ctx: Context, job: SlurmJob, word: str) -> Result | None:
+    """After the restart: done once only the scheduler's order keeps the job from starting; None: not yet."""
     if "REVOKED" in {job.state, *job.flags}:
-        where = ", ".join(one for one in (*job.siblings, job.origin) if one) or "another cluster"
+        where = ", ".join(cluster for cluster in (*job.siblings, job.origin) if cluster) or "another cluster"
         return Done(text=f"Job {job.title} was {word}; its federation runs it on {where}")
     if job.state == "RUNNING":
         return Done(
@@ -131,7 +130,7 @@ def outcome(ctx: Context, job: SlurmJob, word: str) -> Result | None:
             text=f"Job {job.title} was {word} (restart {job.restarts}){held}",
             data={"restarts": job.restarts, "state": job.state, "reason": job.reason},
         )
-    if is_stuck(ctx, job, time_is_over(ctx)):
+    if is_stuck(ctx, job, save_deadline(ctx)):
         text = f"Job {job.title} was {word}; it starts when its end on {_named(job.nodes)} is over"
         return Done(text=text, data={"restarts": job.restarts, "state": job.state})
     if job.state in {"PENDING", "COMPLETING"} or job.active:
@@ -156,8 +155,8 @@ def _why(job: SlurmJob) -> str:
 
 
 def put_back(ctx: Context, word: str, effect: Callable[[Context, SlurmJob], Result | None]) -> Result | None:
-    """Puts the job back by `effect`, once; one that was put back is brought to its start."""
-    job = read_own_job(ctx)
+    """Puts the job back by `effect`, once; a job that was put back is brought to its start."""
+    job = read_job_or_leader(ctx)
     if not isinstance(job, SlurmJob):
         return job
     try:
@@ -165,14 +164,14 @@ def put_back(ctx: Context, word: str, effect: Callable[[Context, SlurmJob], Resu
     except SchedulerRefused as error:
         return _refused(error, job, word)
     except SchedulerUnavailable:
-        return None  # it may have come through: the next look tells
+        return None  # unknown whether it happened: read it back
 
 
 def _go_on(ctx: Context, job: SlurmJob) -> Result | None:
-    """The next effect on a job that was put back. Sent before it has left COMPLETING it has none."""
+    """The next effect on a job that was put back; none before it has left COMPLETING."""
     if job.state != "PENDING" or "COMPLETING" in job.flags:
         return None
-    step = release.keep_off(ctx, job) or hand_over(ctx, job)
+    step = release.keep_off(ctx, job) or hand_over_spare(ctx, job)
     if step is not None:
         return step
     if job.reason.startswith(_BEFORE_BEGIN):
@@ -193,18 +192,18 @@ _WORD_REQUEUE = "requeued"
 
 def _probe_requeue(ctx: Context) -> Result | None:
     agreed = ctx.item in ctx.run.input.get("restart", {})
-    return _seen(ctx, may_be_ours=_begun(ctx) or not agreed)
+    return _look(ctx, may_be_ours=_begun(ctx) or not agreed)
 
 
-def _seen(ctx: Context, *, may_be_ours: bool = True) -> Result | None:
-    job = read_own_job(ctx)
+def _look(ctx: Context, *, may_be_ours: bool = True) -> Result | None:
+    job = read_job_or_leader(ctx)
     if not isinstance(job, SlurmJob):
         return job
     if is_restarted(ctx, job):
         if may_be_ours:
-            return outcome(ctx, job, _WORD_REQUEUE)
+            return restart_result(ctx, job, _WORD_REQUEUE)
         return Skipped(text=f"Job {job.title} was restarted since: nobody agreed to a restart of this life")
-    if is_stuck(ctx, job, time_is_over(ctx)):
+    if is_stuck(ctx, job, save_deadline(ctx)):
         return Skipped(text=f"Job {job.title} is ending and does not end", data={"crashed": True})
     if job.active:
         return None
@@ -217,8 +216,8 @@ def _seen(ctx: Context, *, may_be_ours: bool = True) -> Result | None:
 
 
 def _begun(ctx: Context) -> bool:
-    """This step was at work before: the restart may be its own."""
-    return any(one.event is StepEvent.started for one in ctx.lines)
+    """This step was started before: the restart may be its own."""
+    return any(entry.event is StepEvent.started for entry in ctx.lines)
 
 
 def _do_requeue(ctx: Context) -> Result | None:
@@ -238,14 +237,14 @@ def _requeue(ctx: Context, job: SlurmJob) -> Result | None:
 
 
 def _still_ours(ctx: Context) -> bool:
-    """The node that the jobs are taken from is still drained by us; a person may have given it back."""
+    """healer's drain of the jobs' node is still in place: a person may have returned it."""
     node = ctx.tools.scheduler.node(ctx.node)
     return node.drain and is_ours(node.reason)
 
 
 def _verify_requeue(ctx: Context) -> Result:
     text = f"Job {ctx.job} is being requeued"
-    return _seen(ctx) or Again(text=text, after_s=0.25, since=time_is_over(ctx))
+    return _look(ctx) or Again(text=text, after_s=0.25, since=save_deadline(ctx))
 
 
 REQUEUE = Action(probe=_probe_requeue, do=_do_requeue, verify=_verify_requeue)
@@ -255,11 +254,11 @@ _WORD_REVIVE = "revived"
 
 
 def _probe_revive(ctx: Context) -> Result | None:
-    job = read_own_job(ctx)
+    job = read_job_or_leader(ctx)
     if not isinstance(job, SlurmJob):
         return job
     if is_restarted(ctx, job):
-        return outcome(ctx, job, _WORD_REVIVE)
+        return restart_result(ctx, job, _WORD_REVIVE)
     if job.crashed and _by_the_fault(ctx, job):
         return None
     if job.crashed:
@@ -277,7 +276,7 @@ def _probe_revive(ctx: Context) -> Result | None:
 
 
 def _by_the_fault(ctx: Context, job: SlurmJob) -> bool:
-    """A person who asks for this very job has looked themselves."""
+    """The fault crashed the job; a person's request for this job needs no check."""
     if ctx.incident is None or ctx.item is None:
         return True
     return bool(crashed_among([job], ctx.incident.root, moments_of(ctx.incident)))
@@ -301,35 +300,33 @@ def _verify_revive(ctx: Context) -> Result:
 REVIVE = Action(probe=_probe_revive, do=_do_revive, verify=_verify_revive)
 
 
-# --- a spare takes the place of a lost node: one change of the site's reservation, which swaps the two
+# --- a spare replaces a lost node: one change of the site's reservation, which swaps the two
 #
-# The lost node is drained and in the reservation from then on, so the number of its nodes never changes,
-# nothing has to be given back, and no record of ours can be lost: repaired, it is a spare itself.
+# From then on the lost, drained node is in the reservation. So the number of its nodes never changes, nothing
+# has to be given back, and the repaired node is a spare.
 
 
-def hand_over(ctx: Context, job: SlurmJob) -> Again | None:
-    """One spare for the node that this run took out, with the first job that is put back; None: no need.
+def hand_over_spare(ctx: Context, job: SlurmJob) -> Again | None:
+    """Hands one spare over for the node that this run took out, with the first job that is put back; None: no
+    need.
 
-    Refused, not available or none left: that is said, and the job waits for its turn like any other.
+    If that is refused, not supported, or no spare is left, the job waits in the queue like any other.
     """
     kept = ctx.tools.guards.spares
-    # Only a run that took a node out has lost one; whoever requeues a single job has not.
-    if kept is None or ctx.item is None or any("spare" in one.data for one in ctx.log):
+    # Only a run that took a node out has lost one; a requeue of a single job has not.
+    if kept is None or ctx.item is None or any("spare" in entry.data for entry in ctx.log):
         return None
     seen = _with_places(ctx.tools.scheduler.snapshot(), ctx.tools.picture())
     lost, held = seen.nodes.get(ctx.node), seen.reservations.get(kept.reservation)
     if held is None or lost is None:
-        return _none(f"No spare: Slurm shows no reservation {kept.reservation}")
+        return _no_spare(f"No spare: Slurm shows no reservation {kept.reservation}")
     if lost.name in held.nodes:
         return _read_back(ctx, held)
-    bad = ctx.claim.known_bad()
-    chosen = nearest_spare(
-        lost, job, (one for one in free_spares(seen, ctx.tools.guards) if one.name not in bad)
-    )
+    chosen = _nearest(ctx, seen, lost, job)
     if chosen is None:
-        return _none(f"No spare is left in {kept.reservation} that fits {lost.name}")
+        return _no_spare(f"No spare is left in {kept.reservation} that fits {lost.name}")
     if _chosen(ctx) != chosen.name:
-        # Noted before Slurm is asked: a change whose answer never came is known as ours when it is read back.
+        # Logged before the change: without Slurm's answer it is recognised as ours when it is read back.
         text = f"{chosen.name} of the reservation {kept.reservation} is to take the place of {lost.name}"
         return Again(text=text, after_s=0, data={"handing": chosen.name})
     nodes = sorted({*held.nodes, lost.name} - {chosen.name})
@@ -337,48 +334,54 @@ def hand_over(ctx: Context, job: SlurmJob) -> Again | None:
     try:
         ctx.tools.scheduler.change_reservation(kept.reservation, nodes)
     except (NotAvailable, SchedulerRefused) as error:
-        return _none(f"No spare: {chosen.name} could not be taken out of {kept.reservation} ({error})")
+        return _no_spare(f"No spare: {chosen.name} could not be taken out of {kept.reservation} ({error})")
     text = f"{chosen.name} leaves the reservation {kept.reservation} for {lost.name}"
     return Again(text=text, after_s=0.25)
 
 
 def _chosen(ctx: Context) -> str:
-    """The spare that this run noted last; empty where it noted none."""
-    return next((one.data["handing"] for one in reversed(ctx.log) if one.data.get("handing")), "")
+    """The spare that this run logged last; empty if none."""
+    return first_logged(reversed(ctx.log), "handing") or ""
+
+
+def _nearest(ctx: Context, seen: SlurmSnapshot, lost: SlurmNode, job: SlurmJob) -> SlurmNode | None:
+    bad = ctx.claim.known_bad()
+    spares = (spare for spare in free_spares(seen, ctx.tools.guards) if spare.name not in bad)
+    return nearest_spare(lost, job, spares)
 
 
 def _read_back(ctx: Context, held: Reservation) -> Again:
-    """The lost node is among the spares: our change is done, or it was one of them before."""
+    """The lost node is in the reservation: our change is done, or it was a spare itself."""
     handed = _chosen(ctx)
     if not handed or handed in held.nodes:
-        return _none(f"{ctx.node} was a spare of {held.name} itself: there is no node to make up for")
+        return _no_spare(f"{ctx.node} was a spare of {held.name} itself: there is no node to make up for")
     text = f"{handed} of the reservation {held.name} takes the place of {ctx.node}"
     return Again(text=text, after_s=0, data={"spare": handed, "reservation": held.name})
 
 
-def _none(text: str) -> Again:
+def _no_spare(text: str) -> Again:
     return Again(text=text, after_s=0, data={"spare": ""})
 
 
-def _with_places(fresh: SlurmSnapshot, known: SlurmSnapshot | None) -> SlurmSnapshot:
-    """Where nodes stand is in the stored picture: the site's topology file is part of it."""
-    if known is None:
+def _with_places(fresh: SlurmSnapshot, stored: SlurmSnapshot | None) -> SlurmSnapshot:
+    """The snapshot with switches from the stored picture, which has the site's topology file."""
+    if stored is None:
         return fresh
-    nodes = {name: _placed(node, known.nodes.get(name)) for name, node in fresh.nodes.items()}
+    nodes = {name: _with_switches(node, stored.nodes.get(name)) for name, node in fresh.nodes.items()}
     return msgspec.structs.replace(fresh, nodes=nodes)
 
 
-def _placed(node: SlurmNode, known: SlurmNode | None) -> SlurmNode:
-    if known is None:
+def _with_switches(node: SlurmNode, stored: SlurmNode | None) -> SlurmNode:
+    if stored is None:
         return node
-    return msgspec.structs.replace(node, switch=known.switch, switches=known.switches)
+    return msgspec.structs.replace(node, switch=stored.switch, switches=stored.switches)
 
 
 # --- the check `spare_ready` ---
 
 
 def spare_ready(ctx: Context) -> Result:
-    """A spare is free that fits the node for the job on it. None is taken yet: others may be first."""
+    """A spare is free that fits the node and the job on it. It is not taken yet: other runs may be first."""
     kept = ctx.tools.guards.spares
     if kept is None:
         return Failed(text="No spares are named in rules/guards.yaml", final=True)
@@ -401,10 +404,7 @@ def spare_ready(ctx: Context) -> Result:
     if not alive:
         text = f"No job runs on {lost.name}: there is nothing to move to a spare"
         return Done(text=text, data={"ends_run": True})
-    bad = ctx.claim.known_bad()
-    chosen = nearest_spare(
-        lost, alive[0], (one for one in free_spares(seen, ctx.tools.guards) if one.name not in bad)
-    )
+    chosen = _nearest(ctx, seen, lost, alive[0])
     if chosen is None:
         return Failed(text=f"No spare is free in {held.name} that fits {lost.name}", final=True)
     text = f"{chosen.name} of the reservation {held.name} is free for {lost.name} (job {alive[0].title})"

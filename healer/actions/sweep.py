@@ -1,16 +1,15 @@
-"""Sweep: the tests of an idle node by one job of ours, with no drain and no reservation. It gives way.
+"""Sweep: tests of an idle node by one job of healer's, without drain and reservation, that gives way.
 
-Slurm decides when the job starts: it is submitted with the lowest priority that a user may ask for, for this
-node alone, with a short limit, and is never requeued. While it is there the gate is asked again every second
-whether it may stay; where it may not, it is cancelled, and nothing else ever is. A job that was cancelled,
-preempted or killed says nothing of its node: the verdict is what its tests told.
+The job has the lowest priority that a user may ask for, this node alone, a short limit, and is never
+requeued. While it is queued or runs, the gate is asked every second whether it may stay; if not, it is
+cancelled, and nothing else is. A job that was cancelled, preempted or killed gives no verdict on its node.
 """
 
 from collections.abc import Iterator
 
 from healer.actions import test_job
-from healer.actions.base import Action, Again, Context, Done, Failed, Result
-from healer.actions.test_form import Ended
+from healer.actions.base import Action, Again, Context, Done, Failed, Result, first_logged, read_slurm
+from healer.actions.test_form import TestOutcome
 from healer.decisions.sweeps import SWEEP_JOBS
 from healer.model import SlurmJob
 from healer.ports.scheduling import SchedulerUnavailable
@@ -23,12 +22,12 @@ def _name(ctx: Context) -> str:
 
 
 def _submitted(ctx: Context) -> str | None:
-    return next((one.data["submitted"] for one in ctx.lines if one.data.get("submitted")), None)
+    return first_logged(ctx.lines, "submitted")
 
 
 def _job(ctx: Context) -> SlurmJob | None:
-    """Our job by the id that Slurm gave for it. Where a worker died before it could note that: by its name,
-    comment and user, of which anybody can give the first two."""
+    """healer's job by Slurm's number; if a worker died before it was logged, by name, comment and user. Name
+    and comment alone could be forged."""
     number = _submitted(ctx)
     if number is not None:
         job = ctx.tools.scheduler.job(number)
@@ -44,15 +43,14 @@ def _by_name(ctx: Context) -> Iterator[SlurmJob]:
 
 
 def _gives_way(ctx: Context) -> str | None:
-    """Why it gave way, as it was noted before the job was cancelled."""
-    return next((str(one.data["gives_way"]) for one in ctx.lines if one.data.get("gives_way")), None)
+    """Why the job gives way, as logged before it was cancelled."""
+    return first_logged(ctx.lines, "gives_way")
 
 
 def _probe(ctx: Context) -> Result | None:
-    try:
-        job = _job(ctx)
-    except SchedulerUnavailable as error:
-        return Again(text=f"Slurm did not answer: {error}", after_s=LOOK_AGAIN_S)
+    job = read_slurm(lambda: _job(ctx), LOOK_AGAIN_S)
+    if isinstance(job, Failed | Again):
+        return job
     if job is None:
         number = _submitted(ctx)
         return _no_verdict(ctx, f"Slurm no longer knows job {number}") if number is not None else None
@@ -61,13 +59,13 @@ def _probe(ctx: Context) -> Result | None:
     if _gives_way(ctx) is not None:
         return _cancelled(ctx, job)
     if (why := ctx.claim.stays() or test_job.not_started(ctx, job, ctx.began_at)) is not None:
-        # Noted first: what the tests say from here on comes of their end.
+        # Logged first: from here on the tests may fail because they are ended.
         return Again(text=f"Gives way: {why}", after_s=0, data={"gives_way": why, "submitted": job.id})
-    return Again(text=f"The test job {job.id} on {ctx.node} {test_job.does(job)}", after_s=LOOK_AGAIN_S)
+    return Again(text=f"The test job {job.id} on {ctx.node} {test_job.state_text(job)}", after_s=LOOK_AGAIN_S)
 
 
 def _cancelled(ctx: Context, job: SlurmJob) -> Result:
-    """Its own job and no other: by the id that Slurm gave, under the name that we gave."""
+    """Cancels this step's own job."""
     if (failed := test_job.cancel(ctx, job)) is not None:
         return failed
     return Again(text=f"Job {job.id} was cancelled and comes to its end", after_s=LOOK_AGAIN_S)
@@ -78,23 +76,23 @@ def _no_verdict(ctx: Context, why: str) -> Done:
 
 
 def _verdict(ctx: Context, job: SlurmJob) -> Result:
-    """An answer is what a test told; whatever ended the job from outside is none."""
-    why, answer = _gives_way(ctx), test_job.judged(ctx, job)
+    """The result of the tests; no verdict where the job was ended from outside."""
+    why, answer = _gives_way(ctx), test_job.judge_job(ctx, job)
     if why is not None:
         return _no_verdict(ctx, f"Gave way: {why.rstrip('.')}")
-    failed = [name for name, one in answer.told.tests.items() if one is Ended.failed]
-    told = job.state == "COMPLETED" or (job.state == "FAILED" and bool(failed))
-    if not told:
+    failed = [name for name, ended in answer.report.tests.items() if ended is TestOutcome.failed]
+    has_answer = job.state == "COMPLETED" or (job.state == "FAILED" and bool(failed))
+    if not has_answer:
         return _no_verdict(ctx, answer.head)
     if not answer.data["passed"]:
         test = failed[0] if failed else "compared"
-        says = answer.told.says.get(test, "") if failed else "; ".join(answer.data["worse"])
-        ctx.claim.tell_detector(test_job.failed_test(ctx, ctx.node, test, says or answer.head))
+        says = answer.report.says.get(test, "") if failed else "; ".join(answer.data["worse"])
+        ctx.claim.tell_detector(test_job.failed_test_command(ctx, ctx.node, test, says or answer.head))
     return Done(text=answer.text, data=answer.data)
 
 
 def _do(ctx: Context) -> Result | None:
-    asked = test_job.asked_for(ctx)
+    asked = test_job.runnable_tests(ctx)
     if isinstance(asked, Failed):
         return asked
     try:
@@ -104,9 +102,16 @@ def _do(ctx: Context) -> Result | None:
     settings = ctx.tools.guards.sweep
     partition = settings.partition or next(iter(node.partitions), "")
     job = test_job.submission(
-        ctx, asked, node, name=_name(ctx), partition=partition, qos=settings.qos, nice=test_job.NICE
+        [node],
+        test_job.script_of(ctx, asked.tests, asked.depth),
+        name=_name(ctx),
+        time_limit_s=asked.limit_s,
+        comment=ctx.key,
+        partition=partition,
+        qos=settings.qos,
+        nice=test_job.NICE,
     )
-    return test_job.hand_in(ctx, asked, job, look_again_s=LOOK_AGAIN_S)
+    return test_job.submit_job(ctx, asked, job, look_again_s=LOOK_AGAIN_S)
 
 
 def _verify(ctx: Context) -> Result:
@@ -114,10 +119,9 @@ def _verify(ctx: Context) -> Result:
 
 
 def _undo(ctx: Context) -> Result:
-    try:
-        job = _job(ctx)
-    except SchedulerUnavailable as error:
-        return Again(text=f"Slurm did not answer: {error}", after_s=LOOK_AGAIN_S)
+    job = read_slurm(lambda: _job(ctx), LOOK_AGAIN_S)
+    if isinstance(job, Failed | Again):
+        return job
     if job is None or not (job.active or job.state == "PENDING"):
         return Done(text="No job of ours is left")
     return _cancelled(ctx, job)

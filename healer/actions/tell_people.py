@@ -1,4 +1,4 @@
-"""Tickets and messages. They stand in healer's own list with a stable id; delivery is never waited for."""
+"""Tickets and messages. They are queued with a stable id; no step waits for their delivery."""
 
 from datetime import datetime, timedelta
 
@@ -23,9 +23,9 @@ _OVER = frozenset({StepEvent.done, StepEvent.skipped, StepEvent.failed})
 
 
 def outcome_of(log: tuple[LogEntry, ...], job: str, but: str = "") -> str:
-    """The last word of this run on the job; empty where it did nothing about it. `but`: a step left out."""
-    ended = (one for one in reversed(log) if one.event in _OVER and one.step != but)
-    return next((one.text for one in ended if one.step.partition(":")[2] == job), "")
+    """The last outcome of this run for the job; empty if it did nothing for it. `but`: a step left out."""
+    ended = (entry for entry in reversed(log) if entry.event in _OVER and entry.step != but)
+    return next((entry.text for entry in ended if entry.step.partition(":")[2] == job), "")
 
 
 def line_for(ctx: Context, job: SlurmJob) -> str:
@@ -38,8 +38,8 @@ def line_for(ctx: Context, job: SlurmJob) -> str:
     return one_line(f"{cause} on {ctx.node}. {did}{asked}{incident}")
 
 
-def tell_owner(ctx: Context) -> Result:
-    """The owner of this step's job. The same line again is nothing."""
+def notify_owner(ctx: Context) -> Result:
+    """Notifies the owner of this step's job. Repeating the same text changes nothing."""
     try:
         job = ctx.tools.scheduler.job(ctx.job)
         if job is None:
@@ -55,7 +55,7 @@ def tell_owner(ctx: Context) -> Result:
 
 
 def _notified(ctx: Context, job: SlurmJob, text: str) -> bool:
-    """Slurm refuses where no program of the job listens, as after `salloc --no-shell`."""
+    """Writes to the job's terminal. False where Slurm refuses, as after `salloc --no-shell`."""
     ctx.fence()
     try:
         ctx.tools.scheduler.notify(job.id, f"healer: {text}")
@@ -76,45 +76,45 @@ def _remarked(ctx: Context, job: SlurmJob, text: str) -> Result:
 
 
 def _found(ctx: Context) -> list[str]:
-    """What steps of this run have brought up for people, each once."""
-    over = (one for one in ctx.log if one.event is StepEvent.done and one.data.get("evidence"))
-    return [f"Found: {text}" for text in dict.fromkeys(one.text for one in over)]
+    """The evidence that steps of this run found, each once."""
+    over = (entry for entry in ctx.log if entry.event is StepEvent.done and entry.data.get("evidence"))
+    return [f"Found: {text}" for text in dict.fromkeys(entry.text for entry in over)]
 
 
-def _held(one: Incident, now: datetime) -> list[str]:
-    """Whose drain it is about, and how long it has stood."""
-    if one.owner is None:
+def _held(incident: Incident, now: datetime) -> list[str]:
+    """The owner of the drain that the incident is about, and its age."""
+    if incident.owner is None:
         return []
-    since = one.owner_since or one.opened
+    since = incident.owner_since or incident.opened
     hours = (now - since) / timedelta(hours=1)
     age = f"{hours / 24:.0f} days" if hours >= 48 else f"{hours:.0f} h"
-    return [f"Held by {one.owner} since {since:%Y-%m-%d %H:%M} UTC ({age})"]
+    return [f"Held by {incident.owner} since {since:%Y-%m-%d %H:%M} UTC ({age})"]
 
 
-def _story(ctx: Context) -> tuple[str, str]:
-    one = ctx.incident
-    if one is None:
+def _describe(ctx: Context) -> tuple[str, str]:
+    incident = ctx.incident
+    if incident is None:
         title = f"{ctx.run.playbook} on {ctx.run.node or ctx.run.job}"
         return title, "\n".join([ctx.run.reason, *_found(ctx)])
-    jobs = ", ".join(one.jobs_hit) or "none"
+    jobs = ", ".join(incident.jobs_hit) or "none"
     lines = [
-        verdict_sentence(one),
-        f"Where: {one.root}",
-        *_held(one, ctx.tools.now()),
+        verdict_sentence(incident),
+        f"Where: {incident.root}",
+        *_held(incident, ctx.tools.now()),
         *_found(ctx),
         f"Jobs hit: {jobs}",
-        f"Remedy: {', '.join(one.remedy) or 'none'}",
-        *(f"Evidence: {evidence.line or evidence.text}" for evidence in one.evidence[:5]),
+        f"Remedy: {', '.join(incident.remedy) or 'none'}",
+        *(f"Evidence: {evidence.line or evidence.text}" for evidence in incident.evidence[:5]),
     ]
-    return f"{one.severity} {one.root}: {one.title}", "\n".join(lines)
+    return f"{incident.severity} {incident.root}: {incident.title}", "\n".join(lines)
 
 
 def open_ticket(ctx: Context) -> Result:
-    """One for the incident: what a later run of it files is a note in the open ticket."""
-    title, text = _story(ctx)
-    one = ctx.incident
+    """Opens the incident's ticket; a later run of the incident updates it."""
+    title, text = _describe(ctx)
+    incident = ctx.incident
     name = f"{ctx.run.incident or ctx.run.id}:ticket"
-    again = one is not None and one.run_count > 1
+    again = incident is not None and incident.run_count > 1
     if again:
         name = f"{name}:{ctx.run.id}"
     ctx.claim.queue(
@@ -126,18 +126,18 @@ def open_ticket(ctx: Context) -> Result:
             title=title,
             text=text,
             stage=TicketStage.updated if again else TicketStage.opened,
-            severity=one.severity if one else Severity.P3,
-            since=one.opened if one else ctx.run.created_at,
+            severity=incident.severity if incident else Severity.P3,
+            since=incident.opened if incident else ctx.run.created_at,
         )
     )
     return Done(text=f"Ticket filed: {title}", data={"id": name})
 
 
 def notify(ctx: Context) -> Result:
-    """People, by the site's sinks; for each job its owner, in Slurm."""
+    """Messages people by the site's channels; for a job its owner in Slurm."""
     if ctx.item is not None:
-        return tell_owner(ctx)
-    title, text = _story(ctx)
+        return notify_owner(ctx)
+    title, text = _describe(ctx)
     name = f"{ctx.run.incident or ctx.run.id}:{ctx.step.id}"
     severity = ctx.incident.severity if ctx.incident else Severity.P3
     ctx.claim.queue(

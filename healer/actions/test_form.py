@@ -1,9 +1,9 @@
-"""The batch job that runs tests on a node one after the other, and what it tells Slurm of them. Pure.
+"""The batch job that runs tests on a node one after the other, and the results that it writes to Slurm. Pure.
 
-A file that a job writes lies on its node, where healer cannot read it. What every Slurm hands back is the
-job's own record: the results go into its admin comment, which operators alone may set, after each test anew,
-so they stand there too when the time limit ends the job. The exit code is the verdict: 0 passed, 77 not
-tested, else failed. The comment is one line of at most 2,000 characters, parts divided by `; `:
+healer cannot read a file that a job writes on its node. So the results go into the job's admin comment, which
+only operators may set. It is updated after each test, so that it has the results also if the time limit ends
+the job. The exit code is the verdict: 0 passed, 77 not tested, else failed. The comment is one line of at
+most 2,000 characters, with parts divided by `; `:
 
     healer-test/1; gpus:passed:2; gpu_count=8; versions:failed:1; driver=580.65.06; says versions …
 """
@@ -17,11 +17,11 @@ import msgspec
 
 from healer.model import FACTS, FIGURE_SHARE, NOT_COMPARED, Reference, figures_in
 
-#: What a test ends with that could not be made: its program is missing, or there is nothing to be tested.
+#: Exit code of a test that could not be run: its program is missing, or there is nothing to test.
 NOT_TESTED = 77
-#: Of the results of one job, in characters. What is more is left out and said to be.
+#: Longest results of one job, in characters; the rest is left out and marked as cut.
 ROOM = 2000
-#: Version of the comment's form; `test_results` reads it.
+#: Version of the comment's format.
 FORM = "healer-test/1"
 
 _HEAD = """\
@@ -97,8 +97,8 @@ run() {{ # NAME INTERPRETER…
 
 """
 
-# The first test decides: where it could not be made, nobody looked at what the node is there for. Others are
-# told and let go.
+# If the first test could not be run, the node counts as not tested. Other tests that could not be run are
+# only reported.
 _ONE = """\
 run {name} {interpreter}
 code=$?
@@ -107,7 +107,7 @@ if tell; then heard=yes; else heard=no; fi
 """
 
 
-# Results that cannot be read prove nothing.
+# Results that did not reach Slurm prove nothing.
 _END = """\
 [ $heard = yes ] || [ $printed = no ] || exit {not_tested}
 exit 0
@@ -115,10 +115,9 @@ exit 0
 
 
 def batch(tests: Mapping[str, str], depth: str = "") -> str:
-    """The script of a job that runs these tests (name to text) in their order, up to the first that fails.
+    """The script of a job that runs these tests (name -> text) in order, up to the first that fails.
 
-    `#SBATCH` lines at the head of a test count for the job. What a test prints is described in
-    docs/validation.md.
+    `#SBATCH` lines at the head of a test apply to the job. docs/validation.md describes the output of a test.
     """
     if not tests:
         raise ValueError("no tests to run")
@@ -141,7 +140,7 @@ def batch(tests: Mapping[str, str], depth: str = "") -> str:
 
 
 def _asks(body: str) -> list[str]:
-    """What it asks of sbatch: as there, up to the first line that is no comment."""
+    """The test's `#SBATCH` lines; like sbatch, up to the first line that is no comment."""
     found = []
     for line in body.splitlines():
         if line.startswith("#SBATCH"):
@@ -152,11 +151,11 @@ def _asks(body: str) -> list[str]:
 
 
 def _interpreter(body: str) -> str:
-    """Named, because /tmp may be mounted without the right to run what lies there."""
+    """The interpreter of a test; it is called by name because /tmp may be mounted noexec."""
     return body.partition("\n")[0].removeprefix("#!").strip() or "/bin/sh"
 
 
-# --- what a job told
+# --- the results of a job
 
 
 _TEST = re.compile(r"([a-z0-9][A-Za-z0-9_-]{0,39}):(passed|failed|untested):(\d{1,6})")
@@ -164,106 +163,107 @@ _RESULT = re.compile(r"([a-z][a-z0-9_]{0,39})=([A-Za-z0-9_.,:+/-]{1,128})")
 _SAYS = re.compile(r"says (\S+) (.{1,160})")
 
 
-class Ended(StrEnum):
+class TestOutcome(StrEnum):
     passed = "passed"
     failed = "failed"
-    #: Its program is missing, or there was nothing to be tested.
+    #: Its program is missing, or there was nothing to test.
     untested = "untested"
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """By test how it ended, and its seconds; the results by name; by test what it said. `whole` is False
-    where results were left out or a part could not be read."""
+class TestReport(msgspec.Struct, frozen=True, kw_only=True):
+    """`tests`: outcome by test; `took_s`: seconds by test; `results`: value by name; `says`: message by test.
+    `whole` is False where results were left out or a part could not be read."""
 
-    tests: dict[str, Ended] = {}
+    tests: dict[str, TestOutcome] = {}
     took_s: dict[str, int] = {}
     results: dict[str, str] = {}
     says: dict[str, str] = {}
     whole: bool = True
 
 
-def told_in(comment: str) -> Told | None:
-    """None: it holds no results of ours."""
+def parse_report(comment: str) -> TestReport | None:
+    """The report in an admin comment; None if it has none."""
     head, *parts = comment.split("; ")
     if head != FORM:
         return None
-    tests: dict[str, Ended] = {}
+    tests: dict[str, TestOutcome] = {}
     took_s: dict[str, int] = {}
     results: dict[str, str] = {}
     says: dict[str, str] = {}
     whole = True
     for part in parts:
         if found := _TEST.fullmatch(part):
-            tests[found[1]], took_s[found[1]] = Ended(found[2]), int(found[3])
+            tests[found[1]], took_s[found[1]] = TestOutcome(found[2]), int(found[3])
         elif found := _RESULT.fullmatch(part):
             results[found[1]] = found[2]
         elif found := _SAYS.fullmatch(part):
             says[found[1]] = found[2].strip()
         else:
             whole = False
-    return Told(tests=tests, took_s=took_s, results=results, says=says, whole=whole)
+    return TestReport(tests=tests, took_s=took_s, results=results, says=says, whole=whole)
 
 
-class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """Sentences: `worse` of figures below those of the good node, `other` of facts that are not the same
-    there. `alike`: the names of what is as good."""
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """Sentences: `worse` about figures below those of the good node, `other` about facts that differ.
+    `alike`: names of results that are as good."""
 
     worse: tuple[str, ...] = ()
     other: tuple[str, ...] = ()
     alike: tuple[str, ...] = ()
 
 
-def compared(results: Mapping[str, str], reference: Reference | None) -> Compared:
-    """A fact has to be the same, a count (`_count`) at least as high, a rate (`_per_s`) at least 90 % of it.
-    What the reference does not have, or is no number where one belongs, is not compared."""
+def compare(results: Mapping[str, str], reference: Reference | None) -> Comparison:
+    """A fact has to be the same, a count (`_count`) at least as high, a rate (`_per_s`) at least 90 %. A
+    result that the reference lacks, or that is not a number, is not compared."""
     if reference is None:
-        return Compared()
+        return Comparison()
     worse, other, alike = [], [], []
     for name, value in results.items():
         if name in FACTS:
-            found, said = other, _other(name, value, reference)
+            found, text = other, _other(name, value, reference)
         else:
-            found, said = worse, _worse(name, value, reference)
-        if said is not None:
-            (found if said else alike).append(said or name)
-    return Compared(worse=tuple(worse), other=tuple(other), alike=tuple(alike))
+            found, text = worse, _worse(name, value, reference)
+        if text is not None:
+            (found if text else alike).append(text or name)
+    return Comparison(worse=tuple(worse), other=tuple(other), alike=tuple(alike))
 
 
 def _other(name: str, value: str, reference: Reference) -> str | None:
-    """Empty: the same as there; None: not compared."""
+    """How the fact differs; empty: it is the same; None: not compared."""
     good = reference.facts.get(name)
     if good is None or name in NOT_COMPARED:
         return None
-    return "" if value == written(good) else f"{FACTS[name]} {value}, {reference.node} has {good}"
+    return "" if value == fact_as_written(good) else f"{FACTS[name]} {value}, {reference.node} has {good}"
 
 
 def _worse(name: str, value: str, reference: Reference) -> str | None:
-    """Empty: as good as there; None: not compared."""
-    wanted, told = reference.figures.get(name), figures_in({name: value}).get(name)
-    if wanted is None or told is None:
+    """How the figure is worse; empty: it is not; None: not compared."""
+    wanted, figure = reference.figures.get(name), figures_in({name: value}).get(name)
+    if wanted is None or figure is None:
         return None
     share = FIGURE_SHARE if name.endswith("_per_s") else 1.0
-    if told >= share * wanted:
+    if figure >= share * wanted:
         return ""
-    of = f"{100 * told / wanted:.0f} % of " if wanted else ""
+    of = f"{100 * figure / wanted:.0f} % of " if wanted else ""
     return f"{name} {value} is {of}{wanted:g} on {reference.node}"
 
 
-def written(fact: str) -> str:
-    """A fact as a test writes it: results hold no blanks."""
+def fact_as_written(fact: str) -> str:
+    """A fact as a test writes it, without blanks."""
     return re.sub(r"[^A-Za-z0-9_.,:+/-]+", "_", fact.replace(", ", ","))[:128]
 
 
-def sentence(told: Told, wanted: Sequence[str]) -> str:
+def report_text(report: TestReport, wanted: Sequence[str]) -> str:
     """`gpus and links passed, dcgm untested (no dcgmi here), burn failed (…); not run: nccl`"""
     parts = []
-    for outcome in Ended:
+    for outcome in TestOutcome:
         names = [
-            name + (f" ({told.says[name]})" if outcome is not Ended.passed and name in told.says else "")
-            for name, one in told.tests.items()
-            if one is outcome
+            name
+            + (f" ({report.says[name]})" if outcome is not TestOutcome.passed and name in report.says else "")
+            for name, ended in report.tests.items()
+            if ended is outcome
         ]
         if names:
             parts.append(f"{', '.join(names)} {outcome}")
-    left = [name for name in wanted if name not in told.tests]
+    left = [name for name in wanted if name not in report.tests]
     return "; ".join([*parts, *([f"{', '.join(left)} not run"] if left else [])])

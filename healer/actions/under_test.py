@@ -1,7 +1,7 @@
-"""A node under test: in a MAINT reservation of ours, so that its drain is lifted and no user's job comes.
+"""A node under test: in healer's MAINT reservation, so that its drain can be lifted without user jobs.
 
-Slurm starts no job on a node that is DRAIN or DOWN, not even in a reservation. So the order is: reserve, read
-the reservation back, resume, test inside; passed: the reservation ends, failed: drain first, then it ends.
+Slurm starts no job on a DRAIN or DOWN node, not even in a reservation. So the order is: reserve, read the
+reservation back, resume, test inside. Passed: the reservation ends. Failed: drain first, then it ends.
 """
 
 from datetime import timedelta
@@ -15,7 +15,7 @@ from healer.actions.base import (
     Result,
     cause,
     holder_of,
-    own_words,
+    last_drain_reason,
     read_slurm,
     reason_of,
 )
@@ -23,23 +23,23 @@ from healer.model import Reservation, SlurmNode
 from healer.model.slurm import our_reservation_in, reservation_name
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
 
-#: What every test job of ours is called: `healer-test-<short id>`.
+#: Prefix of the names of healer's test jobs: `healer-test-<short id>`.
 TEST_JOBS = "healer-test-"
-#: Slurm's error numbers: no such reservation; a job that is not known or has ended.
+#: Slurm's error numbers: no such reservation; a job that is unknown or has ended.
 _NO_RESERVATION = 2053
 JOB_OVER = frozenset({2017, 2021})
 LOOK_AGAIN_S = 1.0
-#: A job of this reservation may use a node outside of it too: the partner in tests of two (pair_job).
+#: A job of this reservation may also use a node outside it: the partner in tests of two nodes.
 _FLAGS = ("FLEX",)
 
 
 def reservation(ctx: Context) -> Reservation | None:
-    """The reservation of ours on the node as Slurm shows it now. Raises SchedulerUnavailable."""
+    """healer's reservation on the node as Slurm shows it now. Raises SchedulerUnavailable."""
     return our_reservation_in(ctx.tools.scheduler.reserved(), ctx.node)
 
 
-def end(ctx: Context) -> Result | None:
-    """Ends the tests and the reservation on the node; nothing where there is none. The caller reads back."""
+def end_tests(ctx: Context) -> Result | None:
+    """Ends the tests and the reservation on the node, if any. The caller reads it back."""
     try:
         found = reservation(ctx)
         if found is None:
@@ -48,7 +48,6 @@ def end(ctx: Context) -> Result | None:
         for job in jobs.values():
             if job.reservation == found.name and job.name.startswith(TEST_JOBS) and job.end_at is None:
                 _cancel(ctx, job.id)
-        # Another run of the incident gives its reservation the same name.
         ctx.fence()
         ctx.tools.scheduler.unreserve(found.name)
     except SchedulerRefused as error:
@@ -75,7 +74,7 @@ def _read(ctx: Context) -> tuple[SlurmNode, Reservation | None] | Failed | Again
     if not isinstance(read, tuple):
         return read
     node, found = read
-    if holder := holder_of(node, own_words(ctx.log)):
+    if holder := holder_of(node, last_drain_reason(ctx.log)):
         return Failed(text=f"{holder} {node.name}: {node.reason or 'no reason given'}", final=True)
     if found is not None and not _as_made(ctx, found):
         text = f"The reservation {found.name} is not as healer made it: look, and end it."
@@ -86,7 +85,7 @@ def _read(ctx: Context) -> tuple[SlurmNode, Reservation | None] | Failed | Again
 
 
 def _as_made(ctx: Context, found: Reservation) -> bool:
-    """Without an end: Slurm makes a year of that."""
+    """The reservation is still as healer made it: without an end, which Slurm turns into a year."""
     lasts = found.until is None or found.until - ctx.tools.now() > timedelta(days=1)
     return found.maintenance and found.nodes == (ctx.node,) and lasts
 
@@ -105,7 +104,7 @@ def _probe(ctx: Context) -> Result | None:
 
 
 def _do(ctx: Context) -> Result | None:
-    """One of the two effects; the drain is lifted only where the reservation was read back."""
+    """Reserves the node, or lifts its drain once the reservation was read back."""
     read = _read(ctx)
     if not isinstance(read, tuple):
         return read
@@ -127,8 +126,8 @@ def _verify(ctx: Context) -> Result:
 
 
 def _undo(ctx: Context) -> Result:
-    """As it was before: drained again, and once that is read back the reservation ends. It stays where the
-    drain does not come: no job may come in between."""
+    """Drains the node again, then ends the reservation. It stays until the drain is read back, so that no job
+    starts in between."""
     read = _read(ctx)
     if not isinstance(read, tuple):
         return read
@@ -142,9 +141,9 @@ def _undo(ctx: Context) -> Result:
         except SchedulerRefused as error:
             return Failed(text=f"{error}: it stays reserved, drain it first", final=error.no_right)
         except SchedulerUnavailable:
-            pass  # unknown whether it happened: the next look tells
+            pass  # unknown whether it happened: read it back
         return Again(text=f"{node.name} is drained before its reservation ends", after_s=LOOK_AGAIN_S)
-    return end(ctx) or Done(text="Reservation ended")
+    return end_tests(ctx) or Done(text="Reservation ended")
 
 
 RESERVE = Action(probe=_probe, do=_do, verify=_verify, undo=_undo)

@@ -24,7 +24,7 @@ from healer.actions import (
     Toolbox,
     action_of,
 )
-from healer.actions.checks import told_since
+from healer.actions.checks import reported_since
 from healer.actions.drain import write_note
 from healer.decisions import settings_of
 from healer.engine.permission import TELLING, StepPermission, paused, remedy_use
@@ -317,7 +317,7 @@ class _Drive:
         incident = ctx.incident
         if intent.step.do not in RETURNING_VERBS or incident is None or self.run.shadow:
             return None
-        lines = told_since(incident, ctx.tested_at) if ctx.tested_at is not None else []
+        lines = reported_since(incident, ctx.tested_at) if ctx.tested_at is not None else []
         worse = incident.worse if self.run.by == "healer" and has_removed(self.entries) else None
         if not lines and worse is None:
             return None

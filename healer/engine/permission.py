@@ -10,8 +10,8 @@ from datetime import datetime, timedelta
 import msgspec
 
 from healer.actions import Again, Context, Result, Skipped
-from healer.actions.checks import far_from_checkpoint
 from healer.actions.power import boot_of
+from healer.actions.waits import far_from_checkpoint
 from healer.decisions import (
     SLOT_VERBS,
     JudgeResult,

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from healer.actions import CHECKS, VERBS, WAITS
-from healer.actions.site_command import PLACES, places_in
+from healer.actions.site_command import PLACES, word_placeholders
 from healer.incidents.growth import CONCLUDED
 from healer.model import (
     FIT,
@@ -494,7 +494,7 @@ def _check_argv(source: Source, index: int, command: SiteCommand) -> None:
         source.problem((index, "argv"), "argv: the list is empty")
         return
     program = command.argv[0]
-    if not program.startswith("/") or places_in(program):
+    if not program.startswith("/") or word_placeholders(program):
         source.problem((index, "argv", 0), f"argv: {program!r} has to be a program's whole path")
     if PurePosixPath(program).name in _SHELLS:
         text = f"argv: {PurePosixPath(program).name} starts whatever it is given"
@@ -502,7 +502,7 @@ def _check_argv(source: Source, index: int, command: SiteCommand) -> None:
     for number, word in enumerate(command.argv):
         if "\0" in word or "\n" in word:
             source.problem((index, "argv", number), "argv: a word is one line")
-        for place in places_in(word):
+        for place in word_placeholders(word):
             if place not in PLACES:
                 hint = did_you_mean(place, PLACES) or f"one of {', '.join(PLACES)}"
                 source.problem((index, "argv", number), f"argv: nothing is known by {{{place}}}", hint)

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from healer.actions.site_command import NotFilled, counts_errors, filled, stood_still
+from healer.actions.site_command import MissingValue, counts_errors, fill_words, is_unchanged
 from healer.model import (
     Cause,
     Column,
@@ -39,7 +39,8 @@ COMMANDS = {
 
 
 def incident(**root: Any) -> Incident:
-    where = Component(cluster=CLUSTER, **({"node": NODE, "nic": "mlx5_0/1"} | root))
+    fields: dict[str, Any] = {"node": NODE, "nic": "mlx5_0/1", **root}
+    where = Component(cluster=CLUSTER, **fields)
     return Incident(
         id="1" * 32, cluster=CLUSTER, rule="ib-symbol-errors-lasting", fault="ib-symbol-errors-lasting",
         fault_class=FaultClass.degraded, severity=Severity.P3, cause=Cause.fabric, title="Symbol errors",
@@ -258,12 +259,12 @@ def test_the_gate_lets_no_command_that_takes_capacity_run_under_work() -> None:
     "value", ["", "-rf", "a b", "a;id", "$(id)", "a\nb", "../x", "a/../b", "x" * 129, "ü", "`id`", "'"]
 )
 def test_what_is_no_plain_word_never_becomes_an_argument(value: str) -> None:
-    with pytest.raises(NotFilled):
-        filled(("/site/x", "--port={port}"), {"port": value})
+    with pytest.raises(MissingValue):
+        fill_words(("/site/x", "--port={port}"), {"port": value})
 
 
 def test_words_are_filled_in_place() -> None:
-    assert filled(("/x", "{node}:{port}", "--go"), {"node": "gpu1", "port": "mlx5_0/1"}) == (
+    assert fill_words(("/x", "{node}:{port}", "--go"), {"node": "gpu1", "port": "mlx5_0/1"}) == (
         "/x", "gpu1:mlx5_0/1", "--go",
     )  # fmt: skip
 
@@ -282,9 +283,9 @@ def test_words_are_filled_in_place() -> None:
 def test_a_counter_stood_still_moves_or_nobody_knows(values: list[int], answer: bool | None) -> None:
     points = [(later(30 * index), float(value)) for index, value in enumerate(values)]
     now = points[-1][0] if points else START
-    assert stood_still(points, now, timedelta(seconds=600)) is answer
+    assert is_unchanged(points, now, timedelta(seconds=600)) is answer
     if points:
-        assert stood_still(points, now + timedelta(hours=1), timedelta(seconds=600)) is None
+        assert is_unchanged(points, now + timedelta(hours=1), timedelta(seconds=600)) is None
 
 
 def test_traffic_and_waits_are_no_errors() -> None:

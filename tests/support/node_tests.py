@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from healer.actions.test_form import Told, batch, told_in
+from healer.actions.test_form import TestReport, batch, parse_report
 
 VALIDATION = Path(__file__).parents[2] / "rules" / "validation"
 
@@ -79,12 +79,12 @@ class Bench:
         """`scontrol update` of a job: its admin comment is kept."""
         self.put("scontrol", f'[ "$1 $2" = "update JobId=4711" ] && printf %s "$3" >{self.folder}/comment')
 
-    def job(self, tests: dict[str, str], depth: str = "") -> tuple[int, Told | None]:
+    def job(self, tests: dict[str, str], depth: str = "") -> tuple[int, TestReport | None]:
         """What healer submits, run here."""
         done = subprocess.run(["/bin/sh", "-c", batch(tests, depth)], env=self.env, timeout=60, check=False)
         kept = self.folder / "comment"
         text = kept.read_text() if kept.exists() else ""
-        return done.returncode, told_in(text.removeprefix("AdminComment="))
+        return done.returncode, parse_report(text.removeprefix("AdminComment="))
 
 
 def shipped(*names: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from healer.actions.test_form import ROOM, Ended, Told, batch, compared, sentence, told_in
+from healer.actions.test_form import ROOM, TestOutcome, TestReport, batch, compare, parse_report, report_text
 from healer.model import Reference, figures_in
 from tests.support.node_tests import SMI, VALIDATION, Bench, shipped
 from tests.support.wait import wait_until
@@ -32,7 +32,7 @@ def ending(code: int) -> str:
 def test_results_come_back_and_the_exit_code_decides(bench: Bench) -> None:
     code, told = bench.job({"versions": PASSES, "bare": ending(0)})
     assert code == 0 and told is not None
-    assert told.tests == {"versions": Ended.passed, "bare": Ended.passed}
+    assert told.tests == {"versions": TestOutcome.passed, "bare": TestOutcome.passed}
     assert (told.results, told.says, told.whole) == (
         {"driver": "580.65.06"},
         {"versions": "all well"},
@@ -43,15 +43,15 @@ def test_results_come_back_and_the_exit_code_decides(bench: Bench) -> None:
 def test_the_first_that_fails_ends_it_with_its_code(bench: Bench) -> None:
     code, told = bench.job({"a": ending(0), "b": ending(3), "c": ending(0)})
     assert code == 3 and told is not None
-    assert told.tests == {"a": Ended.passed, "b": Ended.failed}
-    assert sentence(told, ["a", "b", "c"]) == "a passed; b failed; c not run"
+    assert told.tests == {"a": TestOutcome.passed, "b": TestOutcome.failed}
+    assert report_text(told, ["a", "b", "c"]) == "a passed; b failed; c not run"
 
 
 def test_what_could_not_be_tested_is_told_and_the_first_one_decides(bench: Bench) -> None:
     code, told = bench.job({"a": ending(0), "b": ending(77)})
-    assert code == 0 and told is not None and told.tests["b"] is Ended.untested
+    assert code == 0 and told is not None and told.tests["b"] is TestOutcome.untested
     code, told = bench.job({"a": ending(77), "b": ending(0)})
-    assert code == 77 and told is not None and told.tests == {"a": Ended.untested}
+    assert code == 77 and told is not None and told.tests == {"a": TestOutcome.untested}
 
 
 def test_results_that_nobody_can_read_prove_nothing(bench: Bench) -> None:
@@ -123,12 +123,14 @@ def test_the_demos_pretended_gpus_pass(bench: Bench) -> None:
 
 @pytest.mark.parametrize("text", ["", "healer: requeued", "healer-test/2; a:passed:1", "x healer-test/1"])
 def test_what_is_not_ours_is_nothing(text: str) -> None:
-    assert told_in(text) is None
+    assert parse_report(text) is None
 
 
 def test_a_part_that_is_not_of_the_form_is_left_out_and_said() -> None:
-    told = told_in("healer-test/1; a:passed:1; a:great:1; b=x y; c=1; says")
-    assert told == Told(tests={"a": Ended.passed}, took_s={"a": 1}, results={"c": "1"}, whole=False)
+    told = parse_report("healer-test/1; a:passed:1; a:great:1; b=x y; c=1; says")
+    assert told == TestReport(
+        tests={"a": TestOutcome.passed}, took_s={"a": 1}, results={"c": "1"}, whole=False
+    )
 
 
 # --- compared with a good node ---
@@ -159,7 +161,7 @@ GOOD = Reference(
 def test_a_fact_is_the_same_a_count_as_high_and_a_rate_nine_tenths(
     name: str, value: str, worse: str | None
 ) -> None:
-    found = compared({name: value}, GOOD)
+    found = compare({name: value}, GOOD)
     assert found.worse + found.other == ((worse,) if worse else ()) and found.alike == (
         () if worse else (name,)
     )
@@ -171,9 +173,9 @@ def test_a_fact_is_the_same_a_count_as_high_and_a_rate_nine_tenths(
     [("kernel", "6.1"), ("nvlink_domain", "b"), ("ecc_uncorrected_total", "9"), ("gpu_count", "many")],
 )
 def test_what_the_good_node_does_not_bound_is_not_compared(name: str, value: str) -> None:
-    found = compared({name: value}, GOOD)
+    found = compare({name: value}, GOOD)
     assert (found.worse, found.alike) == ((), ())
-    assert compared({name: value}, None) == found
+    assert compare({name: value}, None) == found
 
 
 def test_what_a_good_node_is_taken_for() -> None:

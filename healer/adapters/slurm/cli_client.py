@@ -1,7 +1,7 @@
-"""Slurm through its own commands: scontrol, sinfo, squeue, scancel, sbatch and sdiag.
+"""Slurm through its commands: scontrol, sinfo, squeue, scancel, sbatch and sdiag.
 
-Each read of one node or job is one short command (3 ms). Slurm 22.05 answers those in text and lists in JSON;
-from 23.02 everything is read as JSON of a pinned version. Nothing is repeated here: who asked reads back.
+A read of one node or job is one short command (3 ms). From 23.02 everything is read as JSON of a pinned
+version; for 22.05 single records are text and lists are JSON. Nothing is retried here: the caller reads back.
 """
 
 import re
@@ -12,20 +12,20 @@ from pathlib import Path
 
 from healer.adapters.slurm import parse_json, parse_text, process
 from healer.adapters.slurm import slurm_words as words
-from healer.adapters.slurm.commands import Commands, looking_first, understanding
+from healer.adapters.slurm.commands import Commands, only_reading, parse_errors
 from healer.adapters.slurm.slurm_adapter import SlurmAdapter
 from healer.model import Controller, Reservation, SlurmCall, SlurmJob, SlurmNode, SlurmSnapshot, Submission
 from healer.ports.scheduling import Nodes, SchedulerRefused, SchedulerUnavailable, UnknownNode
 
-#: Calls that need a program which a machine with scontrol may lack.
+#: Calls that need a program other than scontrol, which may not be installed.
 _PROGRAMS = {SlurmCall.submit: "sbatch", SlurmCall.cancel: "scancel", SlurmCall.signal: "scancel"}
 _SUBMITTED = re.compile(r"(\d+)(?:;\S+)?\s*")
-#: More jobs on one node than this are read in one list instead of one by one.
+#: If a node has more jobs than this, all jobs are read in one list.
 _ONE_BY_ONE = 8
-#: A list of everything may take this many times the time-out of one command.
+#: The time-out of a complete list, in time-outs of one command.
 _PATIENCE = 6
-#: Without --all an account that is neither root nor SlurmUser sees nothing of hidden partitions, nor of those
-#: of other groups, and a node would look empty that is full.
+#: Without --all, an unprivileged account does not see hidden partitions and those of other groups, and a full
+#: node would look empty.
 _SHOW = ("scontrol", "--all", "show")
 
 
@@ -33,7 +33,7 @@ _SHOW = ("scontrol", "--all", "show")
 class CliScheduler(SlurmAdapter):
     """`ports.Scheduler` over the command line. Safe for threads.
 
-    `bin_dir`: the folder of all commands, where they are not on the usual path. `timeout_s` bounds one.
+    `bin_dir`: the folder of Slurm's commands, if not on the usual path. `timeout_s` bounds one command.
     """
 
     name = "cli"
@@ -44,7 +44,7 @@ class CliScheduler(SlurmAdapter):
         self._commands = Commands(slurm_conf, bin_dir, timeout_s)
         self._cluster: str | None = None
 
-    # --- what it is
+    # --- about the adapter
 
     def describe(self) -> str:
         version, shape = self._commands.version()
@@ -58,7 +58,7 @@ class CliScheduler(SlurmAdapter):
         }
 
     def cluster_name(self) -> str:
-        """ClusterName, asked once."""
+        """ClusterName, read once."""
         cluster = self._cluster
         if cluster is None:
             text = self._commands.ask("read the configuration", "scontrol", "show", "config").text
@@ -84,11 +84,9 @@ class CliScheduler(SlurmAdapter):
 
     def reserved(self) -> dict[str, Reservation]:
         pin = self._commands.pin()
-        told = self._commands.ask("read the reservations", *_SHOW, "reservation", *pin, patience=_PATIENCE)
-        with understanding():
-            if pin:
-                return parse_json.reservations(told.out)
-            return parse_text.reservations(told.text)
+        output = self._commands.ask("read the reservations", *_SHOW, "reservation", *pin, patience=_PATIENCE)
+        with parse_errors():
+            return parse_json.reservations(output.out) if pin else parse_text.reservations(output.text)
 
     def node(self, name: str) -> SlurmNode:
         words.checked_node(name)
@@ -98,7 +96,7 @@ class CliScheduler(SlurmAdapter):
         if output.code:
             raise words.error(f"Slurm did not show node {name}", output.words)
         found = self._read_nodes(output)
-        # Slurm also finds a node by its host name; only the node of this very name is meant.
+        # Slurm also finds a node by its host name.
         if name not in found:
             raise UnknownNode(f"Slurm has no node {name}.", words.NODE_UNKNOWN)
         return found[name]
@@ -119,10 +117,10 @@ class CliScheduler(SlurmAdapter):
 
     def controller(self) -> Controller:
         start = time.monotonic()
-        # Its exit status only says that one of them is down.
+        # A failure only means that one of the servers is down.
         ping = self._commands.run("scontrol", "ping")
         answer_s = time.monotonic() - start
-        with understanding():
+        with parse_errors():
             answering = parse_json.answering(parse_text.servers(ping.text))
             if answering is None:
                 raise SchedulerUnavailable(
@@ -134,14 +132,14 @@ class CliScheduler(SlurmAdapter):
 
     def topology(self) -> Mapping[str, tuple[str, ...]]:
         output = self._commands.ask("show its topology", "scontrol", "show", "topology", patience=_PATIENCE)
-        with understanding():
+        with parse_errors():
             return parse_text.switches(output.text) or parse_text.blocks(output.text)
 
     def job(self, job: str) -> SlurmJob | None:
         words.checked_job(job)
         pin = self._commands.pin()
-        # Asked by the leader's id for a part of a heterogeneous job: `7+1` is no id to `scontrol show job`
-        # where the job has only one part left.
+        # A component of a heterogeneous job is read by the leader's id: `scontrol show job` does not know
+        # `7+1` if the job has only one component left.
         output = self._commands.run("scontrol", "--all", "-d", "show", "job", job.partition("+")[0], *pin)
         if output.code:
             error = words.error(f"Slurm did not show job {job}", output.words)
@@ -162,7 +160,7 @@ class CliScheduler(SlurmAdapter):
     # --- nodes
 
     def reboot(self, nodes: Nodes, reason: str) -> None:
-        """Slurm passes over a node that already waits for a reboot, 22.05 without a word (d.8, 8)."""
+        """Slurm skips a node with a pending reboot, 22.05 silently (d.8, 8), so the nodes are read back."""
         names = words.checked_nodes(nodes)
         because = words.checked_line("a reason", reason)
         self._commands.ask(
@@ -213,12 +211,12 @@ class CliScheduler(SlurmAdapter):
         self._commands.ask(f"make the reservation {name}", "scontrol", "create", "reservation", *options)
 
     def change_reservation(self, name: str, nodes: Sequence[str]) -> None:
-        """Slurm 24.11 leaves out a node that it does not know and calls that a success: looked up before."""
+        """Checks the nodes first: Slurm 24.11 drops unknown nodes and reports success."""
         words.checked_reservation(name)
         names = words.checked_nodes(nodes)
-        with looking_first():
-            known = self._nodes_of(names)
-        unknown = [node for node in names if node not in known]
+        with only_reading():
+            shown = self._nodes_of(names)
+        unknown = [node for node in names if node not in shown]
         if unknown:
             raise UnknownNode(f"Slurm has no node {', '.join(unknown)}.", words.NODE_UNKNOWN)
         self._commands.ask(
@@ -233,15 +231,15 @@ class CliScheduler(SlurmAdapter):
     # --- jobs
 
     def requeue(self, job: str) -> None:
-        found = self._known(job)
-        if not self._waits_together(found):
+        found = self._existing_job(job)
+        if not self._is_untouchable(found):
             self._commands.ask(
                 f"requeue job {job}", "scontrol", "requeue", "Incomplete", words.command_id(found)
             )
 
     def revive(self, job: str) -> None:
-        """Slurm's plain requeue takes any job that is not pending; here only one that failed is sent."""
-        found = self._known(job)
+        """Only for a failed job: Slurm's plain requeue accepts any job that is not pending."""
+        found = self._existing_job(job)
         if found.state == "PENDING":
             raise SchedulerRefused(f"Job {job}: Job is pending execution", 2024)
         if found.state not in {"FAILED", "NODE_FAIL"}:
@@ -249,10 +247,10 @@ class CliScheduler(SlurmAdapter):
         self._commands.ask(f"revive job {job}", "scontrol", "requeue", self._target(job, found))
 
     def start_now(self, job: str) -> None:
-        """The begin time becomes two seconds from now. Not "now": a node kills a batch job that comes back in
-        the very second in which its earlier run ended there ("Job credential revoked", seen on 22.05)."""
-        found = self._known(job)
-        if not self._waits_together(found):
+        """Sets the begin time to two seconds from now: a node kills a batch job that returns in the same
+        second in which its earlier run ended ("Job credential revoked", seen on 22.05)."""
+        found = self._existing_job(job)
+        if not self._is_untouchable(found):
             self._update_job(job, words.command_id(found), "StartTime=now+2")
 
     def hold(self, job: str) -> None:
@@ -266,10 +264,10 @@ class CliScheduler(SlurmAdapter):
         self._update_job(job, words.command_id(self._single(job)), f"ExcNodeList={','.join(names)}")
 
     def signal(self, job: str, name: str) -> None:
-        """Only to a job that runs: for another one scancel tries again for minutes (seen on 22.05)."""
+        """Only for a running job: scancel retries others for minutes (seen on 22.05)."""
         self._must_have(SlurmCall.signal)
         option = f"--signal={words.checked_signal(name)}"
-        found = self._known(job)
+        found = self._existing_job(job)
         if found.state not in {"RUNNING", "SUSPENDED"}:
             raise SchedulerRefused(f"Job {job} is {found.state}: there is nothing to signal.")
         self._commands.ask(f"signal job {job}", "scancel", option, "--full", self._target(job, found))
@@ -311,7 +309,7 @@ class CliScheduler(SlurmAdapter):
         self._must_have(SlurmCall.cancel)
         self._commands.ask(f"cancel job {job}", "scancel", words.command_id(self._single(job)))
 
-    # --- inside
+    # --- helpers
 
     def _change_nodes(self, verb: str, names: list[str], changes: Mapping[str, str]) -> None:
         texts = [f"{field.capitalize()}={text}" for field, text in changes.items()]
@@ -322,14 +320,14 @@ class CliScheduler(SlurmAdapter):
             if error.no_right:
                 text = f"{error}: the account that healer runs as lacks the right. {words.NODE_RIGHT}"
                 raise SchedulerRefused(text, error.code) from error
-            raise self._which(names, error) if len(names) > 1 else error from error
+            raise self._partial_refusal(names, error) if len(names) > 1 else error from error
 
-    def _which(self, names: Sequence[str], error: SchedulerRefused) -> SchedulerRefused:
-        """Slurm goes through a list, does what it can, and names nobody: an unknown node ends its walk, one
-        that is refused does not (seen on 22.05 and 24.11)."""
+    def _partial_refusal(self, names: Sequence[str], error: SchedulerRefused) -> SchedulerRefused:
+        """Slurm changes the nodes of a list one by one without naming the refused ones. It stops at an
+        unknown node, but not at a refused one (seen on 22.05 and 24.11)."""
         if isinstance(error, UnknownNode):
-            known = self._nodes_of(names)
-            unknown = [name for name in names if name not in known]
+            shown = self._nodes_of(names)
+            unknown = [name for name in names if name not in shown]
             return UnknownNode(f"{error} Unknown: {', '.join(unknown)}; read the others back.", error.code)
         return SchedulerRefused(f"{error} It may have been done to some of them: read each back.", error.code)
 
@@ -339,42 +337,40 @@ class CliScheduler(SlurmAdapter):
         )
 
     def _target(self, job: str, found: SlurmJob) -> str:
-        """What a command says for a job that has begun, whatever else of it is known."""
-        return job if self._waits_together(found) else words.command_id(found)
+        """The id for a command on a job that has started, also if its record could not be read."""
+        return job if self._is_untouchable(found) else words.command_id(found)
 
     def _nodes_of(self, names: Sequence[str]) -> dict[str, SlurmNode]:
-        """Those of them that Slurm knows, in one command."""
+        """The nodes among these that Slurm knows, read with one command."""
         output = self._commands.run(*_SHOW, "node", ",".join(names), *self._commands.pin())
         shown = self._read_nodes(output) if output.out.strip() else {}
-        # JSON leaves out what Slurm does not know, without a word; text names it.
+        # Text names unknown nodes; JSON silently omits them.
         if not self._commands.pin() or output.code or not output.out.strip():
-            unsaid = [name for name in names if f"Node {name} not found" not in output.words]
-            silent = [name for name in unsaid if name not in shown]
-            if silent:
-                raise _silence(f"Slurm did not show {', '.join(silent)}", output)
+            missing = [
+                name for name in names if name not in shown and f"Node {name} not found" not in output.words
+            ]
+            if missing:
+                raise _no_answer(f"Slurm did not show {', '.join(missing)}", output)
         return {name: shown[name] for name in names if name in shown}
 
     def _all_jobs(self) -> dict[str, SlurmJob]:
-        return self._jobs(self._ask_all_jobs())
-
-    def _ask_all_jobs(self) -> process.Output:
         pin = self._commands.pin()
-        # On 22.05 squeue alone prints JSON, also of jobs that have ended.
+        # On 22.05 only squeue prints JSON, also of jobs that have ended.
         command = ("scontrol", "--all", "-d", "show", "job", *pin) if pin else ("squeue", "--all", "--json")
-        return self._commands.ask("read all jobs", *command, patience=_PATIENCE)
+        return self._jobs(self._commands.ask("read all jobs", *command, patience=_PATIENCE))
 
     def _jobs(self, output: process.Output) -> dict[str, SlurmJob]:
-        with understanding():
+        with parse_errors():
             return parse_json.jobs(output.out)
 
     def _read_nodes(self, output: process.Output) -> dict[str, SlurmNode]:
         if not self._commands.pin():
             return parse_text.nodes(output.text)
-        with understanding():
+        with parse_errors():
             return parse_json.nodes(output.out)
 
     def _queues(self) -> parse_json.Queues:
-        """What waits in slurmctld; unknown where this machine has no sdiag."""
+        """slurmctld's queues; unknown without sdiag."""
         if self._commands.where("sdiag") is None:
             return parse_json.Queues()
         pin = self._commands.pin()
@@ -382,7 +378,7 @@ class CliScheduler(SlurmAdapter):
         return parse_json.queues(output.out) if pin else parse_text.queues(output.text)
 
 
-def _silence(action: str, output: process.Output) -> SchedulerUnavailable:
-    """A list without what was asked for says nothing of it, whatever the command called that."""
+def _no_answer(action: str, output: process.Output) -> SchedulerUnavailable:
+    """The error for a list without the requested nodes: whether they exist is unknown."""
     error = words.error(action, output.err.decode("utf-8", "replace"))
     return error if isinstance(error, SchedulerUnavailable) else SchedulerUnavailable(str(error))

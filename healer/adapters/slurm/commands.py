@@ -1,4 +1,4 @@
-"""Slurm's commands on this machine: where they are, which release they are, and one way to run them."""
+"""Finds and runs Slurm's commands on this machine, and determines their release."""
 
 import contextlib
 import os
@@ -22,15 +22,15 @@ _SLURM_USER = re.compile(r"^SlurmUser\s*=\s*([^\s(]+)", re.MULTILINE)
 
 
 class Commands:
-    """`slurm_conf` is handed on as SLURM_CONF. Safe for threads.
+    """`slurm_conf` is passed as SLURM_CONF. Safe for threads.
 
-    `bin_dir`: where the commands are, all of them: one of another Slurm's could not be told from its own.
+    `bin_dir`: the folder of all commands, so that no command of another installation is used.
     """
 
     def __init__(self, slurm_conf: str | None, bin_dir: Path | str | None, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._path = str(bin_dir) if bin_dir else f"{_PATH}:{os.environ.get('PATH', '')}"
-        # %s makes Slurm print every time as seconds since 1970: no zone to guess.
+        # %s makes Slurm print times as Unix seconds, without a time zone.
         self._env = {
             "PATH": f"{bin_dir}:{_PATH}" if bin_dir else _PATH,
             "LC_ALL": "C",
@@ -44,7 +44,7 @@ class Commands:
         self._version: tuple[str, str | None] | None = None
 
     def where(self, program: str) -> str | None:
-        """Its path; None where this machine has none."""
+        """The program's path; None if it is not installed."""
         path = self._found.get(program)
         if path is None:
             path = shutil.which(program, path=self._path)
@@ -53,7 +53,7 @@ class Commands:
         return path
 
     def version(self) -> tuple[str, str | None]:
-        """Slurm's version and, from 23.02, the newest JSON shape that both sides know. Asked once."""
+        """Slurm's version and, from 23.02, the newest data_parser that both sides know. Determined once."""
         with self._lock:
             if self._version is None:
                 text = self.ask("tell its version", "scontrol", "--version").text
@@ -66,19 +66,19 @@ class Commands:
             return self._version
 
     def pin(self) -> tuple[str, ...]:
-        """The option that pins the JSON's shape: releases change what is printed without it (d.1)."""
+        """The option that pins the data_parser: the default differs between releases (d.1)."""
         shape = self.version()[1]
         return (f"--json={shape}",) if shape else ()
 
     def ask(self, action: str, *command: str, patience: int = 1, stdin: bytes = b"") -> process.Output:
-        """As `run`; a failure is raised as what its words mean."""
+        """Like `run`, but a failure is raised as the error in its message."""
         output = self.run(*command, patience=patience, stdin=stdin)
         if output.code:
             raise words.error(f"Slurm did not {action}", output.words)
         return output
 
     def run(self, program: str, *arguments: str, patience: int = 1, stdin: bytes = b"") -> process.Output:
-        """One command, never through a shell, within `patience` times the time-out."""
+        """Runs one command, without a shell, within `patience` times the time-out."""
         path = self.where(program)
         if path is None:
             raise SchedulerUnavailable(f"{program} is not installed on this machine.", sent=False)
@@ -96,8 +96,8 @@ class Commands:
 
 
 @contextlib.contextmanager
-def understanding() -> Iterator[None]:
-    """An answer that is not understood is no answer."""
+def parse_errors() -> Iterator[None]:
+    """Raises SchedulerUnavailable for an answer that is not understood."""
     try:
         yield
     except parse_json.NotUnderstood as error:
@@ -105,8 +105,8 @@ def understanding() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def looking_first() -> Iterator[None]:
-    """What fails while a write only looks has sent nothing that changes anything."""
+def only_reading() -> Iterator[None]:
+    """Marks failures of the reads before a write: nothing was changed (`sent` is False)."""
     try:
         yield
     except SchedulerUnavailable as error:
@@ -114,11 +114,11 @@ def looking_first() -> Iterator[None]:
         raise
 
 
-# --- whether an account may change nodes, found out without changing anything
+# --- whether an account may change nodes
 
 
 class Rights(NamedTuple):
-    """`may` None: it cannot be told here. `way_out` where it may not."""
+    """`may` is None if unknown. `way_out`: the remedy if it may not."""
 
     may: bool | None
     text: str
@@ -134,15 +134,15 @@ def own_account() -> str:
 
 
 def rights_of(user: str, bin_dir: Path | None = None, slurm_conf: Path | None = None) -> Rights:
-    """Asks `scontrol show config` for SlurmUser and `sacctmgr` for the account's AdminLevel."""
+    """Compares SlurmUser in `scontrol show config` and the account's AdminLevel in `sacctmgr`."""
     if user == "root":
         return Rights(True, "root may drain")
     commands = Commands(str(slurm_conf) if slurm_conf else None, bin_dir, _RIGHTS_TIMEOUT_S)
-    slurm_user = _SLURM_USER.search(_said(commands, "scontrol", "show", "config") or "")
+    slurm_user = _SLURM_USER.search(_output(commands, "scontrol", "show", "config") or "")
     if slurm_user is not None and slurm_user[1] == user:
         return Rights(True, f"{user} is SlurmUser and may drain")
     show = ("show", "user", user, "format=AdminLevel")
-    level = _said(commands, "sacctmgr", "--noheader", "--parsable2", *show)
+    level = _output(commands, "sacctmgr", "--noheader", "--parsable2", *show)
     if level is None:
         return Rights(None, f"whether {user} may drain is not known: Slurm tells it at the first drain")
     if level.strip() == "Administrator":
@@ -154,8 +154,8 @@ def rights_of(user: str, bin_dir: Path | None = None, slurm_conf: Path | None = 
     )
 
 
-def _said(commands: Commands, *command: str) -> str | None:
-    """What it printed; None where there is none, or it failed."""
+def _output(commands: Commands, *command: str) -> str | None:
+    """The command's output; None if it failed or is not installed."""
     try:
         output = commands.run(*command)
     except SchedulerUnavailable:

@@ -1,7 +1,7 @@
-"""Slurm's JSON, from the hand-written form of 22.05 (v0.0.38) to the data_parser forms v0.0.39 to v0.0.45.
+"""Parses Slurm's JSON, from the hand-written form of 22.05 (v0.0.38) to the data_parsers v0.0.39 to v0.0.45.
 
-One set of shapes reads them all: where a release changed a field's form (d.2 and d.3 of the facts), the field
-takes both. Fields that are not named here are ignored. Text and pyslurm fill the same records.
+One set of structs reads all of them: a field whose form changed between releases (d.2 and d.3 of the facts)
+accepts both forms. Other fields are ignored. The parsers of text and pyslurm fill the same records.
 """
 
 import contextlib
@@ -16,20 +16,20 @@ from healer.model import Reservation, SlurmJob, SlurmNode
 
 log = structlog.get_logger()
 
-#: Newest first: what `--json=` may be pinned to.
+#: The data_parsers to which `--json=` may be pinned, newest first.
 DATA_PARSERS = tuple(f"v0.0.{number}" for number in range(45, 38, -1))
-#: "Duration=infinite" is stored by Slurm as a year from the start.
+#: Slurm stores "Duration=infinite" as a year from the start.
 _ENDLESS = timedelta(days=364)
-#: How `SlurmJob.why` begins of a job that could not be read.
+#: The prefix of `SlurmJob.why` for a job that could not be read.
 UNREAD = "healer cannot read this job: "
 
 
 class NotUnderstood(Exception):
-    """Slurm's answer has a shape that no known release prints; the text names the field."""
+    """Slurm's answer has a form that no known release prints; the text names the field."""
 
 
 class _Number(msgspec.Struct, frozen=True):
-    """From 23.11 on: `set: false` is absent, `infinite: true` is not 0."""
+    """Numbers from 23.11 on: `set: false` means absent, and `infinite: true` is not 0."""
 
     set: bool = False
     infinite: bool = False
@@ -125,8 +125,8 @@ class JobRecord(msgspec.Struct, frozen=True):
     state_description: _Text = None
 
 
-class _Sketch(msgspec.Struct, frozen=True):
-    """What Slurm itself writes of a job: no word of its owner's is in it."""
+class _JobCore(msgspec.Struct, frozen=True):
+    """The fields of a job that only Slurm writes, never its owner."""
 
     job_id: int
     job_state: str | list[str]
@@ -143,7 +143,7 @@ class _Jobs(msgspec.Struct, frozen=True):
     jobs: list[JobRecord] = []
 
 
-class _JobsApart(msgspec.Struct, frozen=True):
+class _RawJobs(msgspec.Struct, frozen=True):
     errors: list[Problem] = []
     jobs: list[msgspec.Raw] = []
 
@@ -172,7 +172,7 @@ class Server(msgspec.Struct, frozen=True):
 
 
 class Queues(msgspec.Struct, frozen=True):
-    """Requests in work, messages that wait to leave, records that wait for slurmdbd."""
+    """Counts in slurmctld: requests in progress, outgoing messages, and records queued for slurmdbd."""
 
     threads: int | None = None
     agent: int | None = None
@@ -180,7 +180,7 @@ class Queues(msgspec.Struct, frozen=True):
 
 
 class _Ping(msgspec.Struct, frozen=True):
-    """`ping` up to v0.0.39, `pinged` from v0.0.40, both the words UP and DOWN; `responding` from v0.0.42."""
+    """`ping` up to v0.0.39 and `pinged` from v0.0.40 are UP or DOWN; `responding` is there from v0.0.42."""
 
     hostname: str = ""
     mode: str = "primary"
@@ -204,24 +204,24 @@ class _Diag(msgspec.Struct, frozen=True):
 
 
 def nodes(raw: bytes) -> dict[str, SlurmNode]:
-    """Of `sinfo --json` (22.05) or `scontrol show node --json`. NotUnderstood on anything else."""
-    with _understood():
+    """By name, from `sinfo --json` (22.05) or `scontrol show node --json`. Raises NotUnderstood."""
+    with _not_understood():
         answer = msgspec.json.decode(_text(raw), type=_Nodes)
         check_errors(answer.errors)
         return {record.name: node(record) for record in answer.nodes}
 
 
 def jobs(raw: bytes) -> dict[str, SlurmJob]:
-    """Of `squeue --json` or `scontrol show job --json`, by raw job id. NotUnderstood on anything else.
+    """By raw job id, from `squeue --json` or `scontrol show job --json`. Raises NotUnderstood.
 
-    Much of a job is its owner's, and one that cannot be read must not hide the others: it is carried with
-    what Slurm itself says of it, and as one that nobody may restart.
+    Owners write parts of their jobs. A job that cannot be read must not hide the others: it is returned with
+    the fields that Slurm writes, as not requeueable.
     """
     found: dict[str, SlurmJob] = {}
     unread: dict[str, str] = {}
-    with _understood():
-        for told in _jobs(raw):
-            job = _job_or_sketch(told)
+    with _not_understood():
+        for record in _jobs(raw):
+            job = _job_or_core(record)
             found[job.id] = job
             if job.why.startswith(UNREAD):
                 unread[job.id] = job.why
@@ -231,22 +231,22 @@ def jobs(raw: bytes) -> dict[str, SlurmJob]:
 
 
 def reservations(raw: bytes) -> dict[str, Reservation]:
-    """Of `scontrol show reservation --json` or `/reservations`, by name. NotUnderstood on anything else."""
-    with _understood("Slurm's reservations"):
+    """By name, from `scontrol show reservation --json` or `/reservations`. Raises NotUnderstood."""
+    with _not_understood("Slurm's reservations"):
         answer = msgspec.json.decode(raw, type=_Reservations)
         check_errors(answer.errors)
         return {record.name: reservation(record) for record in answer.reservations}
 
 
 def servers(raw: bytes) -> list[Server]:
-    """Of `scontrol ping --json` or `/ping`."""
-    with _understood("Slurm's ping"):
+    """From `scontrol ping --json` or `/ping`. Raises NotUnderstood."""
+    with _not_understood("Slurm's ping"):
         pings = msgspec.json.decode(raw, type=_Pings).pings
     return [Server(ping.hostname, role_of(ping.mode), _is_up(ping)) for ping in pings]
 
 
 def answering(servers: Sequence[Server]) -> Server | None:
-    """Who is in charge: the first that is up, since Slurm asks them in this order too."""
+    """The server in charge: the first one that is up, as Slurm tries them in this order."""
     return next((server for server in servers if server.up), None)
 
 
@@ -261,60 +261,60 @@ def _is_up(ping: _Ping) -> bool:
 
 
 def queues(raw: bytes) -> Queues:
-    """Of `sdiag --json` or `/diag`."""
-    with _understood("Slurm's diagnostics"):
+    """From `sdiag --json` or `/diag`. Raises NotUnderstood."""
+    with _not_understood("Slurm's diagnostics"):
         figures = msgspec.json.decode(raw, type=_Diag).statistics
     return Queues(figures.server_thread_count, figures.agent_queue_size, figures.dbd_agent_queue_size)
 
 
 def check_errors(errors: Sequence[Problem]) -> None:
-    """NotUnderstood where Slurm told any: what stands beside an error may be a part of the whole."""
+    """Raises NotUnderstood for an answer with errors: its data may be incomplete."""
     if errors:
-        said = "; ".join(problem.description or problem.error or "an error" for problem in errors)
-        raise NotUnderstood(f"Slurm answered with errors: {said[:300]}")
+        texts = "; ".join(problem.description or problem.error or "an error" for problem in errors)
+        raise NotUnderstood(f"Slurm answered with errors: {texts[:300]}")
 
 
-class _Unread(msgspec.Struct, frozen=True):
-    sketch: _Sketch
+class _UnreadJob(msgspec.Struct, frozen=True):
+    core: _JobCore
     why: str
 
 
-def _jobs(raw: bytes) -> Sequence[JobRecord | _Unread]:
-    """DecodeError where not even the sketch of a job can be read."""
+def _jobs(raw: bytes) -> Sequence[JobRecord | _UnreadJob]:
+    """Raises DecodeError if not even the core of a job can be read."""
     text = _text(raw)
     try:
         answer = msgspec.json.decode(text, type=_Jobs)
     except msgspec.DecodeError:
-        apart = msgspec.json.decode(text, type=_JobsApart)
-        check_errors(apart.errors)
-        return [_one_job(each) for each in apart.jobs]
+        raw_answer = msgspec.json.decode(text, type=_RawJobs)
+        check_errors(raw_answer.errors)
+        return [_decode_job(job) for job in raw_answer.jobs]
     check_errors(answer.errors)
     return answer.jobs
 
 
-def _one_job(raw: msgspec.Raw) -> JobRecord | _Unread:
+def _decode_job(raw: msgspec.Raw) -> JobRecord | _UnreadJob:
     try:
         return msgspec.json.decode(raw, type=JobRecord)
     except msgspec.DecodeError as error:
-        return _Unread(msgspec.json.decode(raw, type=_Sketch), str(error))
+        return _UnreadJob(msgspec.json.decode(raw, type=_JobCore), str(error))
 
 
-def _job_or_sketch(told: JobRecord | _Unread) -> SlurmJob:
-    if isinstance(told, _Unread):
-        return _sketched(told.sketch, told.why)
+def _job_or_core(record: JobRecord | _UnreadJob) -> SlurmJob:
+    if isinstance(record, _UnreadJob):
+        return _unread_job(record.core, record.why)
     try:
-        return job(told)
+        return job(record)
     except ValueError as error:
-        return _sketched(_Sketch(told.job_id, told.job_state, told.nodes), str(error))
+        return _unread_job(_JobCore(record.job_id, record.job_state, record.nodes), str(error))
 
 
-def _sketched(sketch: _Sketch, why: str) -> SlurmJob:
-    state, flags = words.job_state(sketch.job_state)
+def _unread_job(core: _JobCore, why: str) -> SlurmJob:
+    state, flags = words.job_state(core.job_state)
     return SlurmJob(
-        id=str(sketch.job_id),
+        id=str(core.job_id),
         state=state,
         flags=flags,
-        nodes=words.expand_hosts(sketch.nodes or ""),
+        nodes=words.expand_hosts(core.nodes or ""),
         requeue=False,
         batch=False,
         why=f"{UNREAD}{why}"[:300],
@@ -322,7 +322,7 @@ def _sketched(sketch: _Sketch, why: str) -> SlurmJob:
 
 
 def _text(raw: bytes) -> bytes:
-    """A user's job name may hold any bytes; it must not hide the whole cluster."""
+    """The text as valid UTF-8: a user's job name may contain any bytes."""
     try:
         raw.decode()
     except UnicodeDecodeError:
@@ -331,7 +331,7 @@ def _text(raw: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def _understood(what: str = "Slurm's JSON") -> Iterator[None]:
+def _not_understood(what: str = "Slurm's JSON") -> Iterator[None]:
     try:
         yield
     except ValueError as error:  # also msgspec.DecodeError
@@ -343,7 +343,7 @@ def node(record: NodeRecord) -> SlurmNode:
     gpus, model = words.gpus_of_gres(gres)
     state = _state(record.state, record.state_flags)
     after = _state(record.next_state_after_reboot, record.next_state_after_reboot_flags)
-    reason = (record.reason or "") if words.reason_stands(state) else ""
+    reason = (record.reason or "") if words.reason_is_current(state) else ""
     return SlurmNode(
         name=record.name,
         state=state,
@@ -360,15 +360,15 @@ def node(record: NodeRecord) -> SlurmNode:
         boot_at=_time(record.boot_time),
         comment=record.comment or "",
         extra=record.extra or "",
-        # A node that is not to be rebooted has a next state all the same: none at all, or INVALID.
+        # Without a pending reboot the next state is empty or INVALID.
         after_reboot=() if after[0] in ("UNKNOWN", "INVALID") else after,
-        address=_other(record.address, record.name),
-        hostname=_other(record.hostname, record.name),
+        address=_unless_name(record.address, record.name),
+        hostname=_unless_name(record.hostname, record.name),
     )
 
 
-def _other(text: str | None, name: str) -> str:
-    """An address or host name, where it is not the node's own name."""
+def _unless_name(text: str | None, name: str) -> str:
+    """An address or host name; empty if it equals the node's name."""
     return "" if text is None or text == name else text
 
 
@@ -378,7 +378,7 @@ def _state(base: _Words, flags: list[str]) -> tuple[str, ...]:
 
 
 def job(record: JobRecord, gpus: dict[str, tuple[int, ...]] | None = None) -> SlurmJob:
-    """`gpus` where another shape than JSON shows them."""
+    """`gpus`: the GPU indices by node, if they are not part of the record."""
     state, flags = words.job_state(record.job_state)
     on = words.expand_hosts(record.nodes or "")
     reason = "" if record.state_reason in (None, "None") else record.state_reason
@@ -392,7 +392,7 @@ def job(record: JobRecord, gpus: dict[str, tuple[int, ...]] | None = None) -> Sl
         state=state,
         flags=flags,
         nodes=on,
-        gpus=_gpus(record, on, words.computes(state, flags)) if gpus is None else gpus,
+        gpus=_gpus(record, on, words.shows_allocation(state, flags)) if gpus is None else gpus,
         restarts=_number(record.restart_cnt),
         requeue=record.requeue,
         batch=record.batch_flag,
@@ -429,29 +429,29 @@ def job(record: JobRecord, gpus: dict[str, tuple[int, ...]] | None = None) -> Sl
     )
 
 
-def _exit_code(told: int | ExitCode | None) -> str | None:
-    """From 23.02 on an object; before it wait(2)'s status, the signal in its low seven bits."""
-    if told is None:
+def _exit_code(code: int | ExitCode | None) -> str | None:
+    """From 23.02 on an object; before, the status of wait(2) with the signal in its low seven bits."""
+    if code is None:
         return None
-    if isinstance(told, int):
-        return words.exit_code(told >> 8 & 0xFF, told & 0x7F)
-    signal = told.signal or Signal()
+    if isinstance(code, int):
+        return words.exit_code(code >> 8 & 0xFF, code & 0x7F)
+    signal = code.signal or Signal()
     number = _number(signal.id) or _number(signal.signal_id)
-    return words.exit_code(_number(told.return_code), number)
+    return words.exit_code(_number(code.return_code), number)
 
 
 def _gpus(job: JobRecord, on: tuple[str, ...], running: bool) -> dict[str, tuple[int, ...]]:
-    """GPU indices by node: () where the job has none there, no entry where Slurm does not tell."""
+    """GPU indices by node: () where the job has none, no entry where Slurm does not report them."""
     details = job.gres_detail or []
     if not details and running:
-        # Slurm lists nothing for a running job without GRES; for one that is ending it lists nothing at all.
+        # Slurm lists nothing for a running job without GRES, and for any job that is ending.
         asks = (job.tres_per_job, job.tres_per_node, job.tres_per_socket, job.tres_per_task)
         return {} if words.names_gpus(*asks, job.tres_alloc_str) else dict.fromkeys(on, ())
-    # One entry for each node, in the order of the node list; fewer means that it is not told.
+    # One entry for each node, in the order of the node list; otherwise the list is incomplete.
     if len(details) != len(on):
         return {}
-    told = zip(on, (words.gpu_indices(text or "") for text in details), strict=True)
-    return {node: indices for node, indices in told if indices is not None}
+    reported = zip(on, (words.gpu_indices(text or "") for text in details), strict=True)
+    return {node: indices for node, indices in reported if indices is not None}
 
 
 def _number(value: _Int, absent: int = 0) -> int:
@@ -461,7 +461,7 @@ def _number(value: _Int, absent: int = 0) -> int:
 
 
 def _time(value: _Int) -> datetime | None:
-    return words.moment(_number(value))
+    return words.to_datetime(_number(value))
 
 
 def _names(value: _Words) -> tuple[str, ...]:
@@ -470,7 +470,7 @@ def _names(value: _Words) -> tuple[str, ...]:
 
 
 def reservation(record: ReservationRecord) -> Reservation:
-    """ValueError on a malformed host list."""
+    """Raises ValueError for a malformed host list."""
     start, end = _time(record.start_time), _time(record.end_time)
     users, accounts, flags = (
         tuple(name for name in _names(field) if name != "(null)")

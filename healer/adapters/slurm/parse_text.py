@@ -1,9 +1,9 @@
-"""What Slurm's commands print as text (SLURM_TIME_FORMAT=%s), as nouns.
+"""Parses the text of Slurm's commands (with SLURM_TIME_FORMAT=%s).
 
-The text of a job is partly written by its owner: a job's name or comment may hold line breaks and lines that
-look like Slurm's own. So a job's text counts only when it can be read in one way: one record, every line
-begins with a key that Slurm prints, no key twice, and none that Slurm prints for a few jobs alone, for a
-comment could forge it. Otherwise `Ambiguous` is raised and the caller takes JSON.
+A job's owner writes parts of its text: its name or comment may contain line breaks and lines that look like
+Slurm's. So the text must be unambiguous: one record, every line starts with a key that Slurm prints, no key
+occurs twice, and none is optional, because a comment could forge it. Otherwise `Ambiguous` is raised, and the
+caller reads JSON.
 """
 
 import re
@@ -17,10 +17,10 @@ from healer.model import BLOCK, Reservation, SlurmJob, SlurmNode
 
 
 class Ambiguous(Exception):
-    """This text could be read in more than one way, or not at all."""
+    """The text has more than one reading, or none."""
 
 
-# --- nodes: written by administrators alone --------------------------------------------------------------
+# --- nodes: only administrators write their text ---------------------------------------------------------
 
 _NODE_START = re.compile(r"^NodeName=(\S+)", re.MULTILINE)
 _NODE_KEYS = re.compile(
@@ -72,7 +72,7 @@ def _node(name: str, text: str) -> SlurmNode:
 
 
 def _reason(text: str) -> tuple[str, str, int | None]:
-    """Slurm puts user and time behind the first line of the reason; more lines stand under it."""
+    """Reason, user and time. Slurm appends user and time to the first line of the reason."""
     match = _NODE_REASON.search(text)
     if match is None:
         return "", "", None
@@ -91,7 +91,7 @@ _JOB_HEAD = re.compile(
     r"(?: HetJobId=(?P<het>\d+) HetJobOffset=(?P<offset>\d+))?"
     r" JobName=(?P<name>.*)"
 )
-#: The keys that begin a line, as 22.05 prints them with -d; what stands behind the first is fixed by Slurm.
+#: The first key of each line of 22.05 with -d; Slurm fixes the order of the keys that follow it.
 _JOB_LINES = {
     "UserId", "Priority", "JobState", "Requeue", "DerivedExitCode", "RunTime", "SubmitTime", "AccrueTime",
     "StartTime", "SuspendTime", "Partition", "ReqNodeList", "NodeList", "BatchHost", "NumNodes", "TRES",
@@ -100,8 +100,8 @@ _JOB_LINES = {
     "CpusPerTres", "MemPerTres", "GresEnforceBind", "BatchFeatures", "SystemComment", "MailUser", "Switches",
     "HetJobIdSet", "TresBind", "TresFreq", "NtasksPerTRES",
 }  # fmt: skip
-# Not among them: Reservation, AdminComment and FedOrigin. Where Slurm prints none, a line break in a name or
-# a comment makes one that is no second one. Jobs that have one are read from JSON.
+# Without Reservation, AdminComment and FedOrigin, which Slurm prints only for some jobs: a line break in a
+# name or comment could forge them. Jobs that have one are read from JSON.
 _JOB_LINE = re.compile(r"   ([A-Za-z/_]+)=(.*)")
 _UID = re.compile(r"\((\d+)\)$")
 _JOB_GRES = re.compile(r"     Nodes=(\S+) CPU_IDs=\S* Mem=\d+ GRES=(\S*)")
@@ -119,7 +119,7 @@ _NEEDED = (
 
 
 def job(text: str) -> SlurmJob:
-    """The one job of `scontrol -d show job ID`. Ambiguous when that cannot be told."""
+    """The job of `scontrol -d show job ID`. Raises Ambiguous."""
     records = text.strip("\n").rstrip().split("\n")
     head = _JOB_HEAD.fullmatch(records[0])
     if head is None:
@@ -182,30 +182,30 @@ def _job(head: re.Match[str], found: dict[str, str], gpus: dict[str, tuple[int, 
         state_description=why,
     )
     held = {node: indices for node, indices in gpus.items() if node in on}
-    return parse_json.job(record, _gpus_told(found, held, running=words.computes(state, flags)))
+    return parse_json.job(record, _reported_gpus(found, held, running=words.shows_allocation(state, flags)))
 
 
 def _exit_code(text: str) -> parse_json.ExitCode | None:
-    """`3:0` or `0:9`: a code, and the signal that ended it."""
+    """`3:0` or `0:9`: exit code and signal."""
     code, _, signal = text.partition(":")
     if not (code.isdecimal() and signal.isdecimal()):
         return None
     return parse_json.ExitCode(int(code), parse_json.Signal(int(signal)))
 
 
-def _gpus_told(
+def _reported_gpus(
     found: dict[str, str], gpus: dict[str, tuple[int, ...] | None], *, running: bool
 ) -> dict[str, tuple[int, ...]]:
-    """GPU indices by node: () where the job has none there, no entry where Slurm does not tell."""
+    """GPU indices by node: () where the job has none, no entry where Slurm does not report them."""
     asks = (text for key, text in found.items() if key == "JOB_GRES" or key.startswith("Tres"))
-    # A job that is ending shows an empty GRES on every node, and so would one whose GPUs are not told.
+    # An empty GRES on every node means no GPUs only for a running job that asked for none.
     none = running and (any(gpus.values()) or not words.names_gpus(*asks))
     return {node: held for node, held in gpus.items() if held is not None and (held or none)}
 
 
 def _pairs(first: str, rest: str) -> dict[str, str]:
-    """`RUNNING Reason=None Dependency=(null)` behind the key `JobState` -> its keys and values. The first of
-    two alike counts: what a user may write (WCKey) stands last."""
+    """The keys and values of a line: `RUNNING Reason=None Dependency=(null)` after `JobState=`. The first of
+    two equal keys counts: the field that users may write (WCKey) is last."""
     return dict(reversed(list(_key_and_value(f"{first}={rest}"))))
 
 
@@ -224,7 +224,7 @@ def _decimal(text: str) -> int | None:
 
 
 def _seconds(text: str) -> int | None:
-    """Seconds since 1970, which SLURM_TIME_FORMAT=%s makes of Slurm's local times; 0 and words are none."""
+    """Unix seconds, which SLURM_TIME_FORMAT=%s prints for times; None for words."""
     return int(text) if text.isdecimal() and len(text) < 20 else None
 
 
@@ -236,8 +236,8 @@ _RESERVATION_PAIR = re.compile(r"(?:^|\s)(StartTime|EndTime|Nodes|Flags|Users|Ac
 
 
 def reservations(text: str) -> dict[str, Reservation]:
-    """All reservations by name; none at all is "No reservations in the system". NotUnderstood on a record
-    that cannot be read: a reservation that is overlooked would let jobs be put where they may not run."""
+    """All reservations by name. Raises NotUnderstood for an unreadable record, because healer must not miss a
+    reservation."""
     starts = [match.start() for match in _RESERVATION.finditer(text)]
     records = [text[start:end] for start, end in pairwise([*starts, len(text)])]
     if not records and text.strip() and "No reservations" not in text:
@@ -276,7 +276,7 @@ _QUEUES = {
 
 
 def servers(text: str) -> list[parse_json.Server]:
-    """Of `scontrol ping`; it prints the same words where one of them is down. NotUnderstood on others."""
+    """From `scontrol ping`, also if one of them is down. Raises NotUnderstood."""
     found = _SERVER.findall(text)
     if not found:
         raise NotUnderstood(f"scontrol ping said {text.strip()[:200]!r}.")
@@ -284,12 +284,12 @@ def servers(text: str) -> list[parse_json.Server]:
 
 
 def queues(text: str) -> parse_json.Queues:
-    """Of `sdiag`; what it does not print is None."""
+    """From `sdiag`; None for what it does not print."""
     found = {name: pattern.search(text) for name, pattern in _QUEUES.items()}
     return parse_json.Queues(**{name: int(match[1]) for name, match in found.items() if match})
 
 
-# --- topology: the text is one since 2.0 -----------------------------------------------------------------
+# --- topology: the same text since 2.0 -------------------------------------------------------------------
 
 _BLOCK = re.compile(r"^BlockName=(\S+)\b(.*)$", re.MULTILINE)
 _SWITCH = re.compile(r"^SwitchName=(\S+) Level=(\d+)\b(.*)$", re.MULTILINE)
@@ -297,8 +297,8 @@ _NODES = re.compile(r"\bNodes=(\S+)")
 
 
 def switches(text: str) -> Mapping[str, tuple[str, ...]]:
-    """Node -> its switches, leaf first. Empty where Slurm knows no tree: topology/block prints BlockName, and
-    a flat cluster nothing. NotUnderstood on node names that cannot be read."""
+    """By node: its switches, leaf first. Empty without topology/tree: topology/block prints BlockName, and a
+    flat cluster nothing. Raises NotUnderstood for malformed node names."""
     found: dict[str, list[tuple[int, str]]] = {}
     for name, level, rest in _SWITCH.findall(text):
         for node in _nodes_under("switch", name, rest):
@@ -307,7 +307,7 @@ def switches(text: str) -> Mapping[str, tuple[str, ...]]:
 
 
 def blocks(text: str) -> Mapping[str, tuple[str, ...]]:
-    """Node -> its block of topology/block, marked as one. An aggregate of blocks is none."""
+    """By node: its block of topology/block, with the prefix `BLOCK`. Aggregated blocks are skipped."""
     found: dict[str, tuple[str, ...]] = {}
     for name, rest in _BLOCK.findall(text):
         if "+" not in name and "," not in name:

@@ -1,7 +1,7 @@
 """One Slurm through several adapters, in the site's order of preference (docs/decisions/0016).
 
-What one cannot do goes to the next; what none can do is NotAvailable with each one's reason. A write that may
-have reached Slurm is never handed on: whoever asked reads back, and the read may take the next adapter.
+A call that an adapter does not offer goes to the next; if none offers it, NotAvailable names each reason. A
+write that may have reached Slurm is never repeated with another adapter: the caller reads back.
 """
 
 import threading
@@ -21,9 +21,9 @@ from healer.ports.scheduling import (
     SchedulerUnavailable,
 )
 
-#: A write ends within this, whatever its adapters do: less than the margin that a lease leaves for an effect.
+#: The bound of a write over all adapters, less than a lease leaves for one call.
 WRITE_S = 7.0
-#: An adapter that did not answer is asked last for this long; then one caller tries it again.
+#: An adapter that did not answer is tried last for this long; then one caller tries it again.
 REST_S = 15.0
 
 P = ParamSpec("P")
@@ -31,11 +31,11 @@ T = TypeVar("T")
 
 
 class OtherCluster(SchedulerError):
-    """Two adapters reach two clusters: nodes of the same name would be drained in the wrong one."""
+    """The adapters reach different clusters, where nodes may have the same names."""
 
 
 class _Rest(NamedTuple):
-    """`until` on the stopwatch; `why` in the adapter's own words."""
+    """An adapter that is tried last until `until` (stopwatch), and its error."""
 
     until: float
     why: str
@@ -44,35 +44,35 @@ class _Rest(NamedTuple):
 def _read(
     method: Callable[Concatenate[Scheduler, P], T],
 ) -> Callable[Concatenate["PreferredScheduler", P], T]:
-    """The same call of the first adapter that can."""
+    """Calls the same method of the first adapter that offers it."""
     call = SlurmCall(method.__name__)
 
-    def ask(self: "PreferredScheduler", *given: P.args, **named: P.kwargs) -> T:
-        return self.first(call, lambda slurm: getattr(slurm, call)(*given, **named))[1]
+    def read(self: "PreferredScheduler", *args: P.args, **kwargs: P.kwargs) -> T:
+        return self.first(call, lambda slurm: getattr(slurm, call)(*args, **kwargs))[1]
 
-    return ask
+    return read
 
 
 def _write(
     method: Callable[Concatenate[Scheduler, P], T],
 ) -> Callable[Concatenate["PreferredScheduler", P], T]:
-    """As `_read`; it ends within `WRITE_S`."""
+    """Like `_read`, within `WRITE_S`."""
     call = SlurmCall(method.__name__)
 
-    def do(self: "PreferredScheduler", *given: P.args, **named: P.kwargs) -> T:
+    def write(self: "PreferredScheduler", *args: P.args, **kwargs: P.kwargs) -> T:
         with process.within(WRITE_S):
-            return self.first(call, lambda slurm: getattr(slurm, call)(*given, **named), write=True)[1]
+            return self.first(call, lambda slurm: getattr(slurm, call)(*args, **kwargs), write=True)[1]
 
-    return do
+    return write
 
 
 # Wide: implements `ports.Scheduler`.
 class PreferredScheduler:
-    """`ports.Scheduler` over others. Safe for threads as far as they are.
+    """`ports.Scheduler` over other adapters. Safe for threads if they are.
 
-    `cluster`: the one that is meant; OtherCluster is raised before anything reaches another. None: not known.
-    `hand_on_s`: a write goes to no further adapter later than this after it was begun: what is left of
-    WRITE_S would not do. `stopwatch` runs in seconds and never backwards.
+    `cluster`: the expected cluster (None: unknown); OtherCluster is raised before anything is sent to another
+    one. `hand_on_s`: seconds after which a write is not passed to another adapter, because the rest of
+    WRITE_S would not be enough. `stopwatch` returns monotonic seconds.
     """
 
     def __init__(
@@ -94,10 +94,10 @@ class PreferredScheduler:
         self._cluster: str | None = None
         self._reached: set[int] = set()
 
-    # --- what it is
+    # --- about the adapters
 
     def describe(self) -> str:
-        """Each adapter's line in the site's order; why, for those that do not answer."""
+        """The description of each adapter, or its error."""
         lines, answered = [], False
         for adapter in self.adapters:
             try:
@@ -110,7 +110,7 @@ class PreferredScheduler:
         return ", then ".join(lines)
 
     def unavailable(self) -> Mapping[SlurmCall, str]:
-        """What none can do. One that does not answer now may be able to: it is not known."""
+        """The calls that no adapter offers; empty while one does not answer, because it is unknown then."""
         try:
             found = [adapter.unavailable() for adapter in self.adapters]
         except SchedulerUnavailable:
@@ -122,7 +122,7 @@ class PreferredScheduler:
         }
 
     def cluster_name(self) -> str:
-        """Its name, once one told it and no other that answers told another one."""
+        """The name that all answering adapters report. Raises SchedulerUnavailable or OtherCluster."""
         problems = []
         for number in range(len(self.adapters)):
             try:
@@ -134,9 +134,9 @@ class PreferredScheduler:
             raise SchedulerUnavailable("; ".join(problems))
         return self._cluster
 
-    # --- what others do
+    # --- calls of the adapters
 
-    #: As the adapter gave it: mappings that it hands back unchanged stay the same objects.
+    #: As returned by the adapter: unchanged mappings stay the same objects.
     snapshot = _read(Scheduler.snapshot)
     reserved = _read(Scheduler.reserved)
     node = _read(Scheduler.node)
@@ -167,7 +167,7 @@ class PreferredScheduler:
     cancel = _write(Scheduler.cancel)
 
     def controller(self) -> Controller:
-        """Of the first that answers, with its name and why those before it did not."""
+        """From the first adapter that answers, with its name and the errors of those before it."""
         number, found, errors = self.first(SlurmCall.controller, lambda slurm: slurm.controller())
         with self._lock:
             why = {earlier: rest.why for earlier, rest in self._rests.items()}
@@ -175,12 +175,12 @@ class PreferredScheduler:
         before = tuple(self._named(earlier, why[earlier]) for earlier in range(number) if earlier in why)
         return msgspec.structs.replace(found, adapter=self.adapters[number].name, fallbacks=before)
 
-    # --- inside
+    # --- helpers
 
     def first(
         self, call: SlurmCall, ask: Callable[[Scheduler], T], *, write: bool = False
     ) -> tuple[int, T, dict[int, SchedulerError]]:
-        """The first adapter that can, its answer, and the errors of those asked before it."""
+        """The number of the first adapter that succeeds, its answer, and the errors of those before it."""
         begun = self._stopwatch()
         errors: dict[int, SchedulerError] = {}
         for number in self._order():
@@ -200,15 +200,15 @@ class PreferredScheduler:
             except SchedulerRefused as error:
                 self._wake(number)
                 if not error.no_right:
-                    raise  # an account lacks a right, and the next adapter may come as another one
+                    raise  # only a missing right: the next adapter may use another account
                 errors[number] = error
             else:
                 self._wake(number)
                 return number, answer, errors
-        raise self._none(call, errors)
+        raise self._combine(call, errors)
 
-    def _none(self, call: SlurmCall, errors: Mapping[int, SchedulerError]) -> SchedulerError:
-        """One error for all. While one does not answer it is unknown what it would have said."""
+    def _combine(self, call: SlurmCall, errors: Mapping[int, SchedulerError]) -> SchedulerError:
+        """One error for all adapters; SchedulerUnavailable if one of them did not answer."""
         if len(self.adapters) == 1:
             return errors[0]
         text = "; ".join(self._named(number, str(error)) for number, error in sorted(errors.items()))
@@ -222,7 +222,8 @@ class PreferredScheduler:
         return NotAvailable(call, "; ".join(self._named(number, error.why) for number, error in lacks))
 
     def _order(self) -> list[int]:
-        """The site's order, those that rest last. Whose rest is over is tried by this caller alone."""
+        """The site's order, with resting adapters last. After its rest an adapter is tried by this caller
+        only."""
         now = self._stopwatch()
         with self._lock:
             resting = {number for number, rest in self._rests.items() if now < rest.until}
@@ -239,7 +240,7 @@ class PreferredScheduler:
             self._rests.pop(number, None)
 
     def _reach(self, number: int) -> None:
-        """Before its first use an adapter tells its cluster. Silence then means that nothing was sent."""
+        """Checks the adapter's cluster before its first use. An error then means that nothing was sent."""
         if number in self._reached:
             return
         adapter = self.adapters[number]

@@ -1,6 +1,6 @@
-"""Runs one command: no shell, a bare environment, bounded in time and in size; and the bound of a whole call.
+"""Runs one command without a shell, bounded in time and output, and bounds the time of a whole call.
 
-Bounds within bounds only get narrower. Without one only each request's own time-out holds.
+Nested bounds only get narrower. Without one, only the time-out of each request applies.
 """
 
 import contextlib
@@ -17,16 +17,16 @@ import msgspec
 
 from healer.ports.scheduling import SchedulerUnavailable
 
-#: 10,000 nodes are 12 MB of text; jobs in JSON take about 5 kB each and more for many nodes.
+#: 10,000 nodes are 12 MB of text; a job in JSON takes 5 kB, and more with many nodes.
 MOST_BYTES = 512 * 1024 * 1024
 
-#: When all that a call does must have ended: looks, token, several requests, one adapter after another.
+#: The deadline of the current call with all its commands, requests and adapters, on the monotonic clock.
 _UNTIL: ContextVar[float] = ContextVar("until", default=math.inf)
 
 
 @contextlib.contextmanager
 def within(limit_s: float) -> Iterator[None]:
-    """All that is waited for inside ends within `limit_s` from now."""
+    """Bounds all waits inside to `limit_s` from now."""
     before = _UNTIL.set(min(_UNTIL.get(), time.monotonic() + limit_s))
     try:
         yield
@@ -35,7 +35,7 @@ def within(limit_s: float) -> Iterator[None]:
 
 
 def left_s(most_s: float | None) -> float:
-    """How long may still be waited, `most_s` at most (None: no other limit); 0 when it is over."""
+    """Seconds left of the call's bound, at most `most_s` (None: no further limit); 0 if it has expired."""
     return max(0.0, min(math.inf if most_s is None else most_s, _UNTIL.get() - time.monotonic()))
 
 
@@ -50,7 +50,7 @@ class Output(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """What it said of a failure; Slurm uses both channels."""
+        """The error message; Slurm writes it to either stream."""
         return (self.err + b" " + self.out[:2000]).decode("utf-8", "replace").strip()
 
 
@@ -62,8 +62,8 @@ def run(
     stdin: bytes = b"",
     most_bytes: int = MOST_BYTES,
 ) -> Output:
-    """Raises SchedulerUnavailable when it cannot start, takes too long or prints too much: the command is
-    killed then, and nobody knows whether Slurm did what was asked."""
+    """Raises SchedulerUnavailable if the command cannot start, takes too long or prints too much. It is
+    killed then, and its effect is unknown."""
     name = os.path.basename(command[0])  # noqa: PTH119 - a string is all that is needed on the hot path
     timeout_s = left_s(timeout_s)
     if not timeout_s:
@@ -91,7 +91,7 @@ def run(
 
 
 def _source(data: bytes) -> IO[bytes]:
-    """A file in memory to read from: unlike a pipe it never blocks who fills it."""
+    """An in-memory file as standard input: unlike a pipe, writing it never blocks."""
     if not data:
         return open(os.devnull, "rb")  # noqa: PTH123 - as cheap as can be on the hot path
     source = os.fdopen(os.memfd_create("stdin", os.MFD_CLOEXEC), "w+b")

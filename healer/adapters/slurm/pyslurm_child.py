@@ -1,7 +1,7 @@
-"""The process in which pyslurm lives: one line of JSON in, one line out. Standard library and pyslurm alone.
+"""The child process that runs pyslurm: one line of JSON in, one line out. Imports only the standard library.
 
-libslurm ends its process when it finds no configuration, and pyslurm keeps Python's lock while slurmctld does
-not answer. Neither may happen to healer, so healer never loads it (docs/decisions/0016).
+libslurm exits its process if it finds no configuration, and pyslurm holds the GIL while slurmctld does not
+answer. So healer never loads it (docs/decisions/0016).
 
 First line out: `{"pyslurm": "24.11.0", "libslurm": "24.11.5", "has": [...]}` or an error. Then for each
 `{"call": name, "given": {...}}` either `{"answer": ...}` or `{"error": {"kind", "code", "text"}}`.
@@ -15,7 +15,7 @@ import tempfile
 import time
 from typing import Any
 
-#: What is read of a node and of a job. What a release does not have reads as null.
+#: The attributes that are read of nodes, jobs and reservations; null if a release lacks one.
 NODE = (
     "name", "state", "next_state", "reason", "reason_user", "reason_time", "configured_gres", "partitions",
     "active_features", "boot_time", "comment", "extra", "address", "hostname",
@@ -30,15 +30,15 @@ JOB = (
 )  # fmt: skip
 RESERVATION = ("name", "nodes", "users", "accounts", "start_time", "end_time")
 
-#: What newer releases lost or gained; the parent asks for nothing that is not there.
+#: Parts that only some releases have.
 PARTS = ("slurm_requeue", "Reservations", "reservation", "statistics")
 
-#: slurm_requeue's flag JOB_RUNNING of slurm.h: only a job that runs or is suspended, scontrol's Incomplete.
+#: slurm_requeue's flag JOB_RUNNING of slurm.h, scontrol's Incomplete: only running and suspended jobs.
 _INCOMPLETE = 1
 
 
 def read(thing: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    """Attributes by name. Null: this release has none, a user has no name here, or a text is not UTF-8."""
+    """Attributes by name; None if the release lacks it, a user has no name here, or a text is not UTF-8."""
     found: dict[str, Any] = {}
     for name in names:
         try:
@@ -54,7 +54,7 @@ def read_job(job: Any) -> dict[str, Any]:
 
 # Wide: one method for each call that the child process answers.
 class Calls:
-    """Everything that the parent may ask for, by name. `slurm` is the module pyslurm."""
+    """The calls that the parent makes, by name. `slurm` is the module pyslurm."""
 
     def __init__(self, slurm: Any) -> None:
         self.slurm = slurm
@@ -66,8 +66,8 @@ class Calls:
         return [read(node, NODE) for node in self.slurm.Nodes.load().values()]
 
     def node(self, name: str) -> dict[str, Any] | None:
-        """Out of all nodes: slurmctld counts the CPUs in use only when it is asked for all. Without that a
-        node which was just set DOWN under its job reads MIXED."""
+        """Reads all nodes: slurmctld updates the CPUs in use only then. Otherwise a node that was just set
+        DOWN under its job reads MIXED."""
         found = (node for node in self.slurm.Nodes.load().values() if node.name == name)
         return next((read(node, NODE) for node in found), None)
 
@@ -78,15 +78,15 @@ class Calls:
         return read_job(self.slurm.Job.load(job))
 
     def reservations(self) -> list[dict[str, Any]]:
-        """Flags as one text; pyslurm before 25.05 has them in its older half alone."""
+        """With flags as one text; pyslurm before 25.05 has them only in its old API."""
         if hasattr(self.slurm, "Reservations"):
             found = self.slurm.Reservations.load().values()
-            return [read(one, RESERVATION) | {"flags": flag_names(one)} for one in found]
+            return [read(item, RESERVATION) | {"flags": flag_names(item)} for item in found]
         older = self.slurm.reservation().get()
         return [record | {"name": name, "nodes": record["node_list"]} for name, record in older.items()]
 
     def controller(self) -> dict[str, Any]:
-        """Who answers a ping, and figures of sdiag as far as this release shows them."""
+        """The server that answers a ping, and figures of sdiag as far as this release has them."""
         hosts = self.slurm.get_controllers()
         answers = [place for place in range(len(hosts)) if self._answers(place)]
         if hasattr(self.slurm, "statistics"):
@@ -111,7 +111,7 @@ class Calls:
             return False
 
     def change_nodes(self, names: str, changes: dict[str, str]) -> None:
-        """All of them in one call of Slurm's, which ends at a name that it does not know."""
+        """Changes all in one call, which stops at an unknown name."""
         self.slurm.Node(names).modify(self.slurm.Node(**changes))
 
     def change_job(self, job: int, changes: dict[str, Any]) -> None:
@@ -142,7 +142,7 @@ class Calls:
         self.slurm.Job(job).notify(text)
 
     def submit(self, script: str, fields: dict[str, Any]) -> int:
-        """pyslurm takes a script's text for a path first, and a text may be too long for one."""
+        """By a file: pyslurm first takes a text for a path, for which it may be too long."""
         with tempfile.NamedTemporaryFile("w", encoding="utf-8") as file:
             file.write(script)
             file.flush()
@@ -150,7 +150,7 @@ class Calls:
 
 
 def flag_names(reservation: Any) -> str:
-    """`ReservationFlags` of 25.05 and later as names with commas; none where one is new to pyslurm."""
+    """`ReservationFlags` (25.05 and later) as names with commas; empty if pyslurm does not know one."""
     try:
         flags = reservation.flags
     except ValueError:
@@ -164,7 +164,7 @@ def problem(kind: str, text: str, code: int | None = None) -> dict[str, Any]:
 
 
 def load() -> tuple[Any, dict[str, Any]]:
-    """The module and the first line, which is an error where pyslurm cannot be used."""
+    """The module and the first line, which is an error if pyslurm cannot be used."""
     try:
         slurm = importlib.import_module("pyslurm")
     except ModuleNotFoundError as error:
@@ -183,7 +183,7 @@ def answer(calls: Calls, line: str) -> dict[str, Any]:
     except calls.slurm.RPCError as error:
         return problem("slurm", str(error.msg), error.errno)
     except ValueError as error:
-        # The older half of pyslurm raises ValueError(text, number).
+        # The old API of pyslurm raises ValueError(text, number).
         text, code = (*error.args, None)[:2]
         return problem("slurm" if isinstance(code, int) else "pyslurm", str(text), code)
     except Exception as error:
@@ -191,7 +191,7 @@ def answer(calls: Calls, line: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    # What libslurm prints must not come between the lines.
+    # libslurm's prints must not mix with the answers.
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     slurm, first = load()

@@ -1,6 +1,6 @@
-"""Slurm through pyslurm 23.11 to 25.11, which lives in a process of its own (`pyslurm_child`).
+"""Slurm through pyslurm 23.11 to 25.11, which runs in a child process (`pyslurm_child`).
 
-One call costs 1 to 3 ms. Nothing is repeated here: who asked reads back. Errors come as Slurm's numbers.
+A call takes 1 to 3 ms. Nothing is retried here: the caller reads back. Errors have Slurm's numbers.
 """
 
 import os
@@ -25,7 +25,7 @@ from healer.ports.scheduling import (
 )
 
 _CHILD = Path(__file__).with_name("pyslurm_child.py")
-#: What the process needs of healer's environment; healer's own settings and secrets are not among it.
+#: The environment variables that the child gets; healer's settings and secrets are not among them.
 _ENV = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "SLURM_CONF")
 _NEVER = {
     SlurmCall.topology: "pyslurm shows no topology",
@@ -35,18 +35,18 @@ _NEVER = {
     SlurmCall.change_reservation: "healer makes reservations by rest or cli, and changes them there",
     SlurmCall.unreserve: "healer makes reservations by rest or cli, and ends them there",
 }
-#: A list of everything may take this many times the time-out of one call.
+#: The time-out of a complete list, in time-outs of one call.
 _PATIENCE = 6
 _CLEAR = "pyslurm sends no empty text or list, so nothing can be cleared by it"
-#: The releases whose interface healer knows.
+#: The supported releases.
 _OLDEST, _NEWEST = (23, 11), (25, 11)
 
-#: slurm_errno.h: not connected, refused by authentication or by protocol. Slurm did nothing.
-_AT_THE_DOOR = frozenset({1001, 1005, 1006, 1007, 1800, 6000, 6001, 6004, 6007, 6008})
-#: The node's state does not allow it: pyslurm's number, and the one that healer knows it by.
+#: slurm_errno.h: not connected, or refused by authentication or protocol. Slurm did nothing.
+_REFUSED_EARLY = frozenset({1001, 1005, 1006, 1007, 1800, 6000, 6001, 6004, 6007, 6008})
+#: The node's state does not allow the change: pyslurm's number, and healer's.
 _NODE_STATE, _NODE_STATE_TRANSITION = 2028, 2180
 _NOT_RUNNING = 2021
-#: Errors of a signal that are surely about it; any other number may be left over from an earlier call.
+#: Errors that a signal causes; any other number may be left over from an earlier call.
 _OF_A_SIGNAL = frozenset({2002, 2010, 2017})
 
 
@@ -54,7 +54,7 @@ _OF_A_SIGNAL = frozenset({2002, 2010, 2017})
 class PyslurmScheduler(SlurmAdapter):
     """`ports.Scheduler` over pyslurm. `timeout_s` bounds one call; a snapshot may take six times as long.
 
-    `command` and `env` start its process: by default this Python, with SLURM_CONF as it is set here.
+    `command` and `env` start the child process, by default this Python with the current SLURM_CONF.
     """
 
     name = "pyslurm"
@@ -67,15 +67,15 @@ class PyslurmScheduler(SlurmAdapter):
         env: Mapping[str, str] | None = None,
     ) -> None:
         self._timeout_s = timeout_s
-        own = {name: os.environ[name] for name in _ENV if name in os.environ}
-        self._link = PyslurmLink(command, own | {"LC_ALL": "C.UTF-8"} | dict(env or {}))
+        inherited = {name: os.environ[name] for name in _ENV if name in os.environ}
+        self._link = PyslurmLink(command, inherited | {"LC_ALL": "C.UTF-8"} | dict(env or {}))
         self._cluster: str | None = None
 
     def close(self) -> None:
-        """Ends its process; the next call would start another one."""
+        """Ends the child process; the next call would start another one."""
         self._link.close()
 
-    # --- what it is
+    # --- about the adapter
 
     def describe(self) -> str:
         first = self._loaded()
@@ -98,7 +98,7 @@ class PyslurmScheduler(SlurmAdapter):
     def snapshot(self) -> SlurmSnapshot:
         cluster, taken_at = self.cluster_name(), datetime.now(UTC)
         records = self._ask("show nodes", "nodes", timeout_s=self._timeout_s * _PATIENCE)
-        nodes = [_noun(pyslurm_nouns.node, record) for record in records]
+        nodes = [_parsed(pyslurm_nouns.node, record) for record in records]
         if not nodes:
             raise SchedulerUnavailable("Slurm answered with no nodes at all.")
         return SlurmSnapshot(
@@ -111,17 +111,17 @@ class PyslurmScheduler(SlurmAdapter):
 
     def reserved(self) -> dict[str, Reservation]:
         records = self._ask("show reservations", "reservations")
-        found = [_noun(pyslurm_nouns.reservation, record) for record in records]
+        found = [_parsed(pyslurm_nouns.reservation, record) for record in records]
         return {reservation.name: reservation for reservation in found}
 
     def node(self, name: str) -> SlurmNode:
         record = self._ask(f"show node {name}", "node", name=words.checked_node(name))
         if record is None:
             raise UnknownNode(f"Slurm has no node {name}.", words.NODE_UNKNOWN)
-        return _noun(pyslurm_nouns.node, record)
+        return _parsed(pyslurm_nouns.node, record)
 
     def job(self, job: str) -> SlurmJob | None:
-        """By its raw id, as a task (`5_1`) or as a part (`5+1`)."""
+        """By raw id, as an array task (`5_1`) or as a component (`5+1`)."""
         words.checked_job(job)
         if job.isdigit():
             try:
@@ -130,9 +130,9 @@ class PyslurmScheduler(SlurmAdapter):
                 if error.code == words.JOB_UNKNOWN:
                     return None
                 raise
-            # The id of an array or of a het job may show another record of it first.
+            # For an array or a heterogeneous job, Slurm may return another record of it first.
             if record["id"] == int(job):
-                return _noun(pyslurm_nouns.job, record)
+                return _parsed(pyslurm_nouns.job, record)
         return words.job_named(job, self._all_jobs())
 
     def jobs_on(self, node: str) -> list[SlurmJob]:
@@ -151,31 +151,31 @@ class PyslurmScheduler(SlurmAdapter):
     # --- jobs
 
     def requeue(self, job: str) -> None:
-        found = self._known(job)
+        found = self._existing_job(job)
         self._must_have(SlurmCall.requeue)
-        if not self._waits_together(found):
+        if not self._is_untouchable(found):
             self._ask(f"requeue job {job}", "requeue_incomplete", job=int(found.id))
 
     def revive(self, job: str) -> None:
-        """Slurm's plain requeue takes any job that is not pending; here only one that failed is sent."""
-        found = self._known(job)
+        """Only for a failed job: Slurm's plain requeue accepts any job that is not pending."""
+        found = self._existing_job(job)
         if found.state not in {"FAILED", "NODE_FAIL", "PENDING"}:
             raise SchedulerRefused(f"Job {job} is {found.state}: it did not fail.")
         self._ask(f"revive job {job}", "requeue", job=int(found.id))
 
     def start_now(self, job: str) -> None:
         """Two seconds from now: see docs/slurm.md, "Requeue and start"."""
-        found = self._known(job)
-        if not self._waits_together(found):
-            for part in self._led(found):
+        found = self._existing_job(job)
+        if not self._is_untouchable(found):
+            for part in self._components(found):
                 self._ask(f"set the start of job {job}", "begin_in", job=int(part.id), seconds=2)
 
     def hold(self, job: str) -> None:
-        for part in self._led(self._single(job)):
+        for part in self._components(self._single(job)):
             self._ask(f"hold job {job}", "hold", job=int(part.id))
 
     def release(self, job: str) -> None:
-        for part in self._led(self._single(job)):
+        for part in self._components(self._single(job)):
             self._ask(f"release job {job}", "release", job=int(part.id))
 
     def exclude(self, job: str, nodes: Sequence[str]) -> None:
@@ -227,22 +227,22 @@ class PyslurmScheduler(SlurmAdapter):
     def cancel(self, job: str) -> None:
         self._to_processes(SlurmCall.cancel, job, "cancel")
 
-    # --- inside
+    # --- helpers
 
     def _loaded(self) -> dict[str, Any]:
-        """The process's first line. SchedulerUnavailable, one sentence, where pyslurm cannot be used."""
+        """The child's first line. Raises SchedulerUnavailable if pyslurm cannot be used."""
         return usable(self._link.first(self._timeout_s))
 
-    def _ask(self, action: str, call: str, *, timeout_s: float | None = None, **given: Any) -> Any:
+    def _ask(self, action: str, call: str, *, timeout_s: float | None = None, **arguments: Any) -> Any:
         self._loaded()
-        told = self._link.call(call, given, timeout_s or self._timeout_s)
-        if "error" in told:
-            raise error(f"Slurm did not {action}", told["error"])
-        return told["answer"]
+        reply = self._link.call(call, arguments, timeout_s or self._timeout_s)
+        if "error" in reply:
+            raise error(f"Slurm did not {action}", reply["error"])
+        return reply["answer"]
 
     def _all_jobs(self) -> dict[str, SlurmJob]:
         records = self._ask("show jobs", "jobs", timeout_s=self._timeout_s * _PATIENCE)
-        jobs: list[SlurmJob] = [_noun(pyslurm_nouns.job, record) for record in records]
+        jobs: list[SlurmJob] = [_parsed(pyslurm_nouns.job, record) for record in records]
         return {job.id: job for job in jobs}
 
     def _change_nodes(self, verb: str, names: list[str], changes: Mapping[str, str]) -> None:
@@ -258,12 +258,12 @@ class PyslurmScheduler(SlurmAdapter):
             raise
 
     def _raw_id(self, job: str) -> int:
-        """This one record to libslurm, also where scontrol takes it for a whole array."""
+        """libslurm takes the raw id for this record only, scontrol for a whole array."""
         return int(self._single(job).id)
 
-    def _to_processes(self, call: SlurmCall, job: str, verb: str, **given: Any) -> None:
-        """Signals take a job's id as scontrol does: an array's own id means all of its tasks."""
-        found = self._known(job)
+    def _to_processes(self, call: SlurmCall, job: str, verb: str, **arguments: Any) -> None:
+        """Signals take an id as scontrol does: an array's id means all of its tasks."""
+        found = self._existing_job(job)
         if found.id == found.array_job:
             raise NotAvailable(
                 call, f"job {job} is also the id of its whole array, and pyslurm would reach all"
@@ -271,14 +271,14 @@ class PyslurmScheduler(SlurmAdapter):
         if call is SlurmCall.signal and not found.active:
             raise SchedulerRefused(f"Job {job} does not run.", _NOT_RUNNING)
         try:
-            self._ask(f"{verb} job {job}", verb, job=int(found.id), **given)
+            self._ask(f"{verb} job {job}", verb, job=int(found.id), **arguments)
         except SchedulerRefused as error:
             if error.code is None or error.code in _OF_A_SIGNAL:
                 raise
             raise SchedulerUnavailable(f"{error} (or it did: pyslurm cannot tell)") from error
 
 
-def _noun(make: Any, record: Mapping[str, Any]) -> Any:
+def _parsed(make: Any, record: Mapping[str, Any]) -> Any:
     try:
         return make(record)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -286,7 +286,7 @@ def _noun(make: Any, record: Mapping[str, Any]) -> Any:
 
 
 def usable(first: dict[str, Any]) -> dict[str, Any]:
-    """The process's first line. SchedulerUnavailable, one sentence, where pyslurm cannot be used."""
+    """The child's first line. Raises SchedulerUnavailable if pyslurm cannot be used."""
     if "error" in first:
         raise SchedulerUnavailable(_not_loaded(first["error"]), sent=False)
     built, found = (_release(first[name]) for name in ("pyslurm", "libslurm"))
@@ -310,14 +310,14 @@ def _not_loaded(error: Mapping[str, Any]) -> str:
     return f"pyslurm cannot load the libslurm it was built for: {error['text']}."
 
 
-def error(action: str, told: Mapping[str, Any]) -> SchedulerError:
-    """What pyslurm's error means. One without a number of Slurm's own leaves open what happened."""
-    code, text = told["code"], f"{action}: {told['text']}"
+def error(action: str, problem: Mapping[str, Any]) -> SchedulerError:
+    """The error for a problem that the child reports. Without a number from Slurm the effect is unknown."""
+    code, text = problem["code"], f"{action}: {problem['text']}"
     if code == words.NODE_UNKNOWN:
         return UnknownNode(text, words.NODE_UNKNOWN)
-    if told["kind"] != "slurm":
+    if problem["kind"] != "slurm":
         return SchedulerRefused(text)
-    if code in _AT_THE_DOOR:
+    if code in _REFUSED_EARLY:
         return SchedulerUnavailable(text, sent=False)
     if code is None or code < 2000 or 5000 <= code < 6000:
         return SchedulerUnavailable(text)

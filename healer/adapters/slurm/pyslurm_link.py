@@ -1,4 +1,4 @@
-"""The line to the process in which pyslurm lives (`pyslurm_child`): one call at a time, bounded in time."""
+"""The connection to the pyslurm process (`pyslurm_child`): one call at a time, bounded in time."""
 
 import contextlib
 import json
@@ -13,14 +13,14 @@ from typing import Any
 from healer.adapters.slurm import process
 from healer.ports.scheduling import SchedulerUnavailable
 
-#: Loading pyslurm may take this long on a busy machine; a call meanwhile says so and sends nothing.
+#: Loading pyslurm may take this long on a busy machine; calls meanwhile fail without being sent.
 _START_S = 30.0
 _MOST_BYTES = 512 * 1024 * 1024
 _TAIL = 2000
 
 
 class PyslurmLink:
-    """Starts the process when it is first needed, and again when it ended or hung. Safe for threads."""
+    """Starts the process on first use, and again if it ended or hung. Safe for threads."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         self._command, self._env = list(command), dict(env)
@@ -28,15 +28,16 @@ class PyslurmLink:
         self._child: subprocess.Popen[bytes] | None = None
         self._first: dict[str, Any] | None = None
         self._begun = 0.0
-        self._said = b""
+        self._stderr_tail = b""
 
     def first(self, timeout_s: float) -> dict[str, Any]:
-        """The process's first line. SchedulerUnavailable, with nothing sent, while there is none."""
+        """The process's first line. Raises SchedulerUnavailable while there is none."""
         with self._held(timeout_s) as deadline:
             return self._started(deadline)
 
     def call(self, name: str, given: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """The answer's line. A process that does not answer in time is ended: nobody knows what it did."""
+        """The answer. A process that does not answer in time is killed, and the effect of the call is
+        unknown."""
         with self._held(timeout_s) as deadline:
             self._started(deadline)
             assert self._child is not None and self._child.stdin is not None
@@ -77,9 +78,9 @@ class PyslurmLink:
             try:
                 self._first = self._line(deadline)
             except TimeoutError:
-                long = time.monotonic() - self._begun > _START_S
-                said = self._end() if long else self._last_words()
-                raise SchedulerUnavailable(f"pyslurm is still being loaded: {said}", sent=False) from None
+                is_stuck = time.monotonic() - self._begun > _START_S
+                message = self._end() if is_stuck else self._last_message()
+                raise SchedulerUnavailable(f"pyslurm is still being loaded: {message}", sent=False) from None
             except EOFError as error:
                 raise SchedulerUnavailable(
                     f"libslurm ended the process that loaded pyslurm: {self._end()}", sent=False
@@ -99,10 +100,10 @@ class PyslurmLink:
             raise SchedulerUnavailable(
                 f"{self._command[0]} could not be started: {error}.", sent=False
             ) from error
-        self._begun, self._said = time.monotonic(), b""
+        self._begun, self._stderr_tail = time.monotonic(), b""
 
     def _line(self, deadline: float) -> dict[str, Any]:
-        """The next line. What it says on the error channel meanwhile is read too, and its end is kept."""
+        """The next line of output. Standard error is read too, and its tail is kept."""
         assert self._child is not None and self._child.stdout is not None and self._child.stderr is not None
         out, err = self._child.stdout.fileno(), self._child.stderr.fileno()
         chunks: list[bytes] = []
@@ -115,9 +116,9 @@ class PyslurmLink:
                 if not ready:
                     raise TimeoutError
                 if err in ready:
-                    said = os.read(err, 1 << 16)
-                    self._said = (self._said + said)[-_TAIL:]
-                    if not said:
+                    chunk = os.read(err, 1 << 16)
+                    self._stderr_tail = (self._stderr_tail + chunk)[-_TAIL:]
+                    if not chunk:
                         selector.unregister(err)
                 if out in ready:
                     chunk = os.read(out, 1 << 20)
@@ -128,7 +129,7 @@ class PyslurmLink:
         return json.loads(b"".join(chunks))
 
     def _end(self) -> str:
-        """Ends the process; its last words."""
+        """Ends the process and returns its last message."""
         child, self._child, self._first = self._child, None, None
         if child is None:
             return ""
@@ -136,13 +137,13 @@ class PyslurmLink:
             child.kill()
         assert child.stdin is not None and child.stdout is not None and child.stderr is not None
         with contextlib.suppress(OSError):
-            self._said += child.stderr.read()
+            self._stderr_tail += child.stderr.read()
         child.wait()
         for pipe in (child.stdin, child.stdout, child.stderr):
             with contextlib.suppress(OSError):
                 pipe.close()
-        return self._last_words()
+        return self._last_message()
 
-    def _last_words(self) -> str:
-        lines = self._said.decode("utf-8", "replace").splitlines()
+    def _last_message(self) -> str:
+        lines = self._stderr_tail.decode("utf-8", "replace").splitlines()
         return next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")

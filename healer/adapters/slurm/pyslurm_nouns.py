@@ -1,4 +1,4 @@
-"""What pyslurm shows, as `pyslurm_child` reads it, in healer's nouns. Shapes of pyslurm 23.11 to 25.11."""
+"""Converts records of `pyslurm_child` (pyslurm 23.11 to 25.11) to healer's model."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from healer.adapters.slurm import parse_json
 from healer.adapters.slurm import slurm_words as words
 from healer.model import Reservation, SlurmJob, SlurmNode
 
-#: Slurm's JSON name of a field -> pyslurm's, where both mean the same.
+#: Slurm's JSON name of a field -> pyslurm's name, for fields of the same meaning.
 _SAME_OF_NODE = {
     "name": "name", "address": "address", "hostname": "hostname", "state": "state", "reason": "reason",
     "reason_set_by_user": "reason_user", "partitions": "partitions", "active_features": "active_features",
@@ -47,7 +47,7 @@ def job(record: Mapping[str, Any]) -> SlurmJob:
     raw = parse_json.JobRecord(
         **same,
         **times,
-        # pyslurm shows no number for task 0, nor for tasks that wait together.
+        # pyslurm shows no number for task 0, nor for pending tasks.
         array_task_id=None if record["array_tasks_waiting"] else record["array_task_id"] or 0,
         user_name=record["user_name"] or str(user or ""),
         user_id=_number(user),
@@ -56,14 +56,14 @@ def job(record: Mapping[str, Any]) -> SlurmJob:
         exit_code=parse_json.ExitCode(record["exit_code"], exit_signal),
         dependency=_dependency(record["dependencies"]),
         priority=_number(record["priority"]),
-        # Before 25.11 siblings are bits without names.
+        # Before 25.11 siblings are a bit mask.
         federation_siblings_active=siblings if isinstance(siblings, list) else None,
     )
     return parse_json.job(raw, _gpus(record["layout"]))
 
 
 def reservation(record: Mapping[str, Any]) -> Reservation:
-    # 25.05 and later have names of pyslurm's own.
+    # 25.05 and later have pyslurm's names.
     flags = ["MAINT" if flag == "MAINTENANCE" else flag for flag in (record["flags"] or "").split(",")]
     return parse_json.reservation(
         parse_json.ReservationRecord(
@@ -79,34 +79,34 @@ def reservation(record: Mapping[str, Any]) -> Reservation:
 
 
 def _gpus(layout: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """GPU indices by node where the layout tells them. pyslurm 24.11 shows none at all."""
+    """GPU indices by node, as far as the layout has them; pyslurm 24.11 has none."""
     indices_by_node = {name: words.gpu_indices(_gres(part["gres"])) for name, part in layout.items()}
     return {name: indices for name, indices in indices_by_node.items() if indices is not None}
 
 
 def _gres(parts: Mapping[str, Any] | None) -> str:
     """`{"gpu:h100": 8}` or `{"gpu:h100": {"count": 2, "indexes": "0-1"}}` as Slurm's own text."""
-    texts = []
-    for name, told in (parts or {}).items():
-        if isinstance(told, dict):
-            texts.append(f"{name}:{told['count']}(IDX:{told['indexes']})")
-        else:
-            texts.append(f"{name}:{told}")
-    return ",".join(texts)
+    return ",".join(
+        f"{name}:{part['count']}(IDX:{part['indexes']})" if isinstance(part, dict) else f"{name}:{part}"
+        for name, part in (parts or {}).items()
+    )
 
 
-def _dependency(told: Mapping[str, Any] | None) -> str:
+def _dependency(dependencies: Mapping[str, Any] | None) -> str:
     """`{"afterok": ["12(unfulfilled)"], "singleton": False}` -> `afterok:12(unfulfilled)`.
 
-    pyslurm drops what it does not know, and that is `singleton(unfulfilled)`, of a job that waits for it.
+    pyslurm drops `singleton(unfulfilled)`, so a mapping without any ids means `singleton`.
     """
-    if told is None:
+    if dependencies is None:
         return ""
-    named = [(name, ids) for name, ids in told.items() if isinstance(ids, list) and ids]
-    texts = [f"{name}:{':'.join(str(one) for one in ids)}" for name, ids in named]
-    return ",".join(texts + ["singleton"] * bool(told["singleton"] or not texts))
+    texts = [
+        f"{name}:{':'.join(map(str, ids))}"
+        for name, ids in dependencies.items()
+        if isinstance(ids, list) and ids
+    ]
+    return ",".join(texts + ["singleton"] * bool(dependencies["singleton"] or not texts))
 
 
 def _number(value: int | str | None) -> int | None:
-    """None where there is none: pyslurm says None or "UNLIMITED"."""
+    """None for pyslurm's None and "UNLIMITED"."""
     return value if isinstance(value, int) else None

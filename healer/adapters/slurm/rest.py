@@ -1,7 +1,6 @@
-"""Slurm through slurmrestd (`rest`): Slurm 23.02 (v0.0.39) to 26.05 (v0.0.45), found out and not configured.
+"""Slurm through slurmrestd (`rest`): Slurm 23.02 (v0.0.39) to 26.05 (v0.0.45), detected automatically.
 
-Writes are a POST or a DELETE of one address, sent once; a GET never changes anything. What a release has no
-address for is NotAvailable.
+A write is one POST or DELETE, sent once. Calls that a release does not offer raise NotAvailable.
 """
 
 import re
@@ -13,7 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from healer.adapters.slurm import parse_json, rest_answers
 from healer.adapters.slurm import slurm_words as words
-from healer.adapters.slurm.commands import looking_first, understanding
+from healer.adapters.slurm.commands import only_reading, parse_errors
 from healer.adapters.slurm.rest_answers import Answer
 from healer.adapters.slurm.rest_link import Found, Request, RestLink, Token, in_path
 from healer.adapters.slurm.slurm_adapter import SlurmAdapter
@@ -22,18 +21,18 @@ from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable, Unkn
 
 _JOB = "It takes the job's owner, a coordinator of its account, or AdminLevel=Operator in accounting."
 _RESERVATION = "Reservations take AdminLevel=Operator in accounting, SlurmUser or root."
-#: Nothing has changed since then (2096): the answer is always short.
+#: An `update_time` in the future (2096), for which the answer is always short.
 _NEVER = "4000000000"
-#: The job has ended or is about to: what was asked for is so.
+#: The job has ended or is about to end.
 _ENDED = 2021
-#: What may be run again: healer never restarts a job that ended well.
+#: States of jobs that may be restarted; healer never restarts a completed job.
 _REVIVABLE = frozenset({"FAILED", "NODE_FAIL", "PENDING"})
 
 
-#: The first release that has a version of the REST interface.
+#: The first Slurm release of each REST version (v0.0.N).
 RELEASES = {39: "23.02", 40: "23.11", 41: "24.05", 42: "24.11", 43: "25.05", 44: "25.11", 45: "26.05"}
 
-#: Many nodes in one call: before this version they are sent one by one.
+#: The first version that changes many nodes in one call.
 MANY_NODES = 42
 
 _RESERVATIONS, _REQUEUE, _KILL = 43, 45, 40
@@ -43,22 +42,22 @@ _SINCE = {
     SlurmCall.unreserve: ("reservations", _RESERVATIONS),
     SlurmCall.requeue: ("requeue", _REQUEUE),
     SlurmCall.revive: ("requeue", _REQUEUE),
-    # Before, slurmrestd knows no single task of an array and would mean all of it.
+    # Older versions would signal the whole array for one of its tasks.
     SlurmCall.signal: ("signals to one task of an array", _KILL),
     SlurmCall.cancel: ("ending one task of an array", _KILL),
 }
-_NO_ADDRESS = {
+_NEVER_OFFERED = {
     SlurmCall.reboot: "reboot",
     SlurmCall.cancel_reboot: "cancel_reboot",
     SlurmCall.notify: "notify",
     SlurmCall.topology: "topology",
 }
-#: Of jobs of ours: slurmrestd takes none without an environment.
+#: The environment of healer's jobs: slurmrestd requires one.
 _ENVIRONMENT = ["PATH=/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin"]
 _ENDLESS = {"set": True, "infinite": True, "number": 0}
-#: "Unchanged" is believed for so long: a controller whose clock was set back would say it for longer.
+#: How long "unchanged" is trusted: a controller whose clock was set back would repeat it.
 _BELIEVED_S = 60.0
-#: A whole list may take this many times the usual time-out.
+#: The time-out of a complete list, in time-outs of one request.
 _PATIENCE = 6
 
 T = TypeVar("T")
@@ -68,8 +67,8 @@ T = TypeVar("T")
 class RestScheduler(SlurmAdapter):
     """`ports.Scheduler` over HTTP. `url`: `http://host:port`, `https://host/prefix` or `unix:///path`.
 
-    `user` acts in X-SLURM-USER-NAME (None: the token's own). `timeout_s` bounds one request; a list of all
-    nodes or jobs may take six times as long. `cluster`: the one that is meant (`RestLink`).
+    `user` is sent as X-SLURM-USER-NAME (None: the token's user). `timeout_s` bounds one request; a list of
+    all nodes or jobs may take six times as long. `cluster`: the expected cluster (`RestLink`).
     """
 
     name = "rest"
@@ -85,14 +84,14 @@ class RestScheduler(SlurmAdapter):
     ) -> None:
         self._cluster = cluster
         self._link = RestLink(url, user=user, token=token, timeout_s=timeout_s, cluster=cluster)
-        self._nodes = KeptList(self._link, "/nodes", parse_json.nodes)
-        self._reservations = KeptList(self._link, "/reservations", parse_json.reservations)
-        self._jobs = KeptList(self._link, "/jobs", parse_json.jobs)
+        self._nodes = CachedList(self._link, "/nodes", parse_json.nodes)
+        self._reservations = CachedList(self._link, "/reservations", parse_json.reservations)
+        self._jobs = CachedList(self._link, "/jobs", parse_json.jobs)
 
     def close(self) -> None:
         self._link.close()
 
-    # --- what it is
+    # --- about the adapter
 
     def describe(self) -> str:
         found = self._link.found()
@@ -102,7 +101,7 @@ class RestScheduler(SlurmAdapter):
         return lacking(self._link.found().number)
 
     def cluster_name(self) -> str:
-        """As slurmrestd tells it; before Slurm 23.11 (v0.0.40) it tells none, and the setting is believed."""
+        """As reported by slurmrestd; before Slurm 23.11 (v0.0.40), which reports none, the setting."""
         cluster = self._link.found().slurm.cluster or self._cluster
         if not cluster:
             raise SchedulerUnavailable(
@@ -132,8 +131,8 @@ class RestScheduler(SlurmAdapter):
 
     def node(self, name: str) -> SlurmNode:
         words.checked_node(name)
-        # slurmctld counts a node's CPUs in use when it is asked for all nodes, and not for one: without this
-        # a node stays ALLOCATED or MIXED after its last job (seen on 24.11).
+        # slurmctld updates the CPUs in use only for a list of all nodes. Without this request a node remains
+        # ALLOCATED or MIXED after its last job (seen on 24.11).
         self._link.ask(Request("GET", "/nodes", query={"update_time": _NEVER}))
         return self._node(name)
 
@@ -141,24 +140,24 @@ class RestScheduler(SlurmAdapter):
         try:
             answer = self._link.call(Request("GET", f"/node/{in_path(name)}"), f"show node {name}")
         except SchedulerRefused as error:
-            # An error that has no number is how slurmrestd says it (d.8, 24), and may be any other trouble
-            # too: the list of all nodes tells.
+            # slurmrestd reports an unknown node as an error without a number, which may also mean something
+            # else (d.8, 24): the list of all nodes decides.
             if error.code is not None:
                 raise
-            known = self._nodes.read(time.monotonic())
-            if name in known or not known:
+            listed = self._nodes.read(time.monotonic())
+            if name in listed or not listed:
                 raise SchedulerUnavailable(str(error)) from error
             raise UnknownNode(f"Slurm has no node {name}.", words.NODE_UNKNOWN) from error
-        with understanding():
+        with parse_errors():
             found = parse_json.nodes(answer.body)
-        # Slurm also finds a node by its host name; only the node of this very name is meant.
+        # Slurm also finds a node by its host name.
         if name not in found:
             raise UnknownNode(f"Slurm has no node {name}.", words.NODE_UNKNOWN)
         return found[name]
 
     def job(self, job: str) -> SlurmJob | None:
-        """For a task of an array or a part of a het job slurmrestd tells the whole of it."""
         words.checked_job(job)
+        # slurmrestd only knows the whole of an array or heterogeneous job.
         whole = re.split(r"[_+]", job)[0]
         try:
             answer = self._link.call(Request("GET", f"/job/{whole}"), f"show job {job}")
@@ -166,7 +165,7 @@ class RestScheduler(SlurmAdapter):
             if error.code == words.JOB_UNKNOWN:
                 return None
             raise
-        with understanding():
+        with parse_errors():
             return words.job_named(job, parse_json.jobs(answer.body))
 
     def jobs_on(self, node: str) -> list[SlurmJob]:
@@ -174,13 +173,13 @@ class RestScheduler(SlurmAdapter):
         return [job for job in self._all_jobs().values() if job.active and node in job.nodes]
 
     def controller(self) -> Controller:
-        """`answer_s`: how long one read of slurmctld's own figures took."""
+        """`answer_s` is the duration of one read of slurmctld's statistics."""
         at, start = datetime.now(UTC), time.monotonic()
-        # First, because /ping calls slurmctld down also where it only refused the token.
+        # First: /ping reports slurmctld as down even if it only refused the token.
         figures = self._link.call(Request("GET", "/diag"), "tell its figures")
         answer_s = time.monotonic() - start
         pings = self._link.call(Request("GET", "/ping"), "tell who answers")
-        with understanding():
+        with parse_errors():
             queues = parse_json.queues(figures.body)
             server = parse_json.answering(parse_json.servers(pings.body))
         return self._controller(at, self._link.found().slurm.release, answer_s, server, queues)
@@ -188,7 +187,7 @@ class RestScheduler(SlurmAdapter):
     # --- nodes
 
     def _change_nodes(self, verb: str, names: list[str], changes: Mapping[str, str]) -> None:
-        """One call where slurmrestd takes many nodes in one, else one by one in their order."""
+        """One call if slurmrestd takes several nodes at once, else one call for each node in order."""
         body = {field: [text] if field == "state" else text for field, text in changes.items()}
         if len(names) == 1 or self._link.found().number < MANY_NODES:
             for name in names:
@@ -197,8 +196,8 @@ class RestScheduler(SlurmAdapter):
         try:
             self._write("/nodes", f"{verb} {', '.join(names)}", {"name": names, **body}, words.NODE_RIGHT)
         except UnknownNode as error:
-            known = self._nodes.read(time.monotonic())
-            unknown = ", ".join(name for name in names if name not in known)
+            listed = self._nodes.read(time.monotonic())
+            unknown = ", ".join(name for name in names if name not in listed)
             raise UnknownNode(f"{error} Unknown: {unknown}; read the others back.", error.code) from error
         except SchedulerRefused as error:
             text = f"{error} It may have been done to some of them: read each back."
@@ -209,7 +208,7 @@ class RestScheduler(SlurmAdapter):
     def reserve(self, reservation: Reservation) -> None:
         self._must_have(SlurmCall.reserve)
         body = _reservation_body(reservation)
-        # The address makes and changes: without this look it would change one of the same name.
+        # The same address would change an existing reservation of this name.
         if self._has_reservation(reservation.name):
             raise SchedulerRefused(f"Slurm has a reservation {reservation.name} already.")
         self._write("/reservation", f"make the reservation {reservation.name}", body, _RESERVATION)
@@ -230,12 +229,12 @@ class RestScheduler(SlurmAdapter):
 
     def requeue(self, job: str) -> None:
         self._must_have(SlurmCall.requeue)
-        found = self._known(job)
-        if not self._waits_together(found):
+        found = self._existing_job(job)
+        if not self._is_untouchable(found):
             self._requeue(found, ["Incomplete"])
 
     def revive(self, job: str) -> None:
-        """Slurm's plain requeue takes any job that is not pending; here only one that failed is sent."""
+        """Only for a failed job: Slurm's plain requeue accepts any job that is not pending."""
         self._must_have(SlurmCall.revive)
         found = self._single(job)
         if found.state not in _REVIVABLE:
@@ -244,9 +243,9 @@ class RestScheduler(SlurmAdapter):
 
     def start_now(self, job: str) -> None:
         """Two seconds from now: see `CliScheduler.start_now`."""
-        found = self._known(job)
-        if not self._waits_together(found):
-            for part in self._led(found):
+        found = self._existing_job(job)
+        if not self._is_untouchable(found):
+            for part in self._components(found):
                 self._change_job(part, "set the start of", {"begin_time": _number(time.time() + 2)})
 
     def hold(self, job: str) -> None:
@@ -256,7 +255,7 @@ class RestScheduler(SlurmAdapter):
         self._change_job(self._single(job), "release", {"hold": False})
 
     def exclude(self, job: str, nodes: Sequence[str]) -> None:
-        # An empty list changes nothing; one empty name takes the exclusions away (seen on 24.11).
+        # An empty list changes nothing; one empty name removes the exclusions (seen on 24.11).
         names = [words.checked_node(node) for node in nodes] or [""]
         self._change_job(self._single(job), "set the excluded nodes of", {"excluded_nodes": names})
 
@@ -280,13 +279,13 @@ class RestScheduler(SlurmAdapter):
             if error.code != _ENDED:
                 raise
 
-    # --- inside
+    # --- helpers
 
     def _all_jobs(self) -> Mapping[str, SlurmJob]:
         return self._jobs.read(time.monotonic())
 
     def _change_job(self, job: SlurmJob, verb: str, body: Mapping[str, Any]) -> None:
-        """By the record's own id: slurmrestd refuses `5_1` in this address, and takes 5 for one record."""
+        """By the raw id: slurmrestd refuses `5_1` in this address, and takes 5 for a single record."""
         self._write(f"/job/{job.id}", f"{verb} job {job.id}", body, _JOB)
 
     def _requeue(self, job: SlurmJob, flags: list[str]) -> None:
@@ -301,7 +300,7 @@ class RestScheduler(SlurmAdapter):
         rest_answers.check_jobs(answer, f"Slurm did not {action}", _JOB)
 
     def _has_reservation(self, name: str) -> bool:
-        with looking_first():
+        with only_reading():
             return name in self._reservations.read(time.monotonic())
 
     def _write(self, path: str, action: str, body: Mapping[str, Any], right: str) -> Answer:
@@ -309,7 +308,7 @@ class RestScheduler(SlurmAdapter):
 
 
 def lacking(number: int) -> Mapping[SlurmCall, str]:
-    """What v0.0.`number` cannot do, and why."""
+    """The calls that v0.0.`number` does not offer, and why."""
     speaks = f"this slurmrestd speaks v0.0.{number}"
     found = {
         call: f"{what} by REST begin{'s' if not what.endswith('s') else ''} with Slurm {RELEASES[since]} "
@@ -319,13 +318,13 @@ def lacking(number: int) -> Mapping[SlurmCall, str]:
     }
     found |= {
         call: f"slurmrestd has no {what} in any release; the command line (cli) has"
-        for call, what in _NO_ADDRESS.items()
+        for call, what in _NEVER_OFFERED.items()
     }
     return MappingProxyType(found)
 
 
-class _Kept(NamedTuple, Generic[T]):
-    """`updated` by Slurm's clock, `fetched_at` by ours, of `found`'s slurmctld."""
+class _Cached(NamedTuple, Generic[T]):
+    """`updated`: Unix seconds on Slurm's clock; `fetched_at`: our stopwatch; `found`: its server."""
 
     found: Found
     updated: int
@@ -333,20 +332,20 @@ class _Kept(NamedTuple, Generic[T]):
     rows: Mapping[str, T]
 
 
-class KeptList(Generic[T]):
-    """One list, parsed, and fetched again only when it changed (d.8, 21).
+class CachedList(Generic[T]):
+    """A parsed list that is fetched again only if it changed (d.8, 21).
 
-    `GET /jobs` takes slurmctld's locks and 5 kB a job. With `update_time` Slurm answers at once when nothing
-    has changed since: `/nodes` and `/reservations` with 304, `/jobs` with 200, a warning and no jobs at all.
-    Safe for threads: each reader gets what was true when it asked, or later.
+    `GET /jobs` takes slurmctld's locks and 5 kB a job. With `update_time` Slurm answers at once if nothing
+    has changed: `/nodes` and `/reservations` with 304, `/jobs` with 200, a warning and no jobs at all. Safe
+    for threads: a reader never gets a state from before its call.
     """
 
     def __init__(self, link: RestLink, path: str, parse: Callable[[bytes], Mapping[str, T]]) -> None:
         self._link, self._path, self._parse = link, path, parse
-        self._kept: _Kept[T] | None = None
+        self._kept: _Cached[T] | None = None
 
     def read(self, now: float) -> Mapping[str, T]:
-        """All rows. The very same mapping as before when nothing has changed."""
+        """All rows; the same mapping object as before if nothing has changed."""
         found, kept = self._link.found(), self._kept
         answer = None
         if kept and kept.found == found and kept.updated and now - kept.fetched_at < _BELIEVED_S:
@@ -356,19 +355,19 @@ class KeptList(Generic[T]):
                 return kept.rows
             if answer.no_contact:
                 raise rest_answers.error_of(answer.problems[0], f"Slurm did not list {self._path[1:]}", "")
-        # After an error too: 24.11 answers 500 where nodes have changed and partitions have not.
+        # Also after an error: 24.11 answers 500 if nodes have changed and partitions have not.
         if answer is None or not answer.good:
             answer = self._link.call(Request("GET", self._path, patience=_PATIENCE), f"list {self._path[1:]}")
-        with understanding():
+        with parse_errors():
             rows = self._parse(answer.body)
         if kept and kept.rows == rows:
             rows = kept.rows
-        self._kept = _Kept(found, answer.updated, now, rows)
+        self._kept = _Cached(found, answer.updated, now, rows)
         return rows
 
 
 def _unchanged(answer: Answer) -> bool:
-    """Of an answer to `update_time`. A list that is really empty comes with the time of its last change."""
+    """Whether an answer to `update_time` reports no change. An empty list has the time of its last change."""
     return answer.status == 304 or (answer.good and bool(answer.warnings) and not answer.updated)
 
 
@@ -377,7 +376,7 @@ def _number(value: float) -> dict[str, Any]:
 
 
 def _reservation_body(wanted: Reservation) -> dict[str, Any]:
-    """For POST /reservation, from v0.0.43 on."""
+    """The body of POST /reservation, from v0.0.43 on."""
     body: dict[str, Any] = {
         "name": words.checked_reservation(wanted.name),
         "node_list": words.checked_nodes(wanted.nodes),
@@ -396,7 +395,7 @@ def _reservation_body(wanted: Reservation) -> dict[str, Any]:
 
 
 def _submission_body(wanted: Submission, nodes: list[str], version: int) -> dict[str, Any]:
-    """For POST /job/submit of v0.0.`version`. Its output is dropped, as its directory may not exist."""
+    """The body of POST /job/submit of v0.0.`version`. Output goes to /dev/null: a directory may not exist."""
     job: dict[str, Any] = {
         "name": wanted.name,
         "environment": _ENVIRONMENT,
@@ -405,13 +404,13 @@ def _submission_body(wanted: Submission, nodes: list[str], version: int) -> dict
         "requeue": False,
         "nodes": str(len(nodes)),
         "required_nodes": nodes,
-        # Minutes, rounded up: it is to end by itself, not to be cut off early.
+        # Minutes, rounded up.
         "time_limit": _number(-(-wanted.time_limit_s // 60)),
     }
     if wanted.exclusive:
         job["shared"] = ["none"]
     if wanted.gpus_per_node:
-        # Until 23.02 TRES were written as GRES.
+        # Up to 23.02 TRES were written as GRES.
         job["tres_per_node"] = f"gres{':' if version < 40 else '/'}gpu:{wanted.gpus_per_node}"
     given = {
         "reservation": wanted.reservation,

@@ -1,7 +1,7 @@
-"""What slurmrestd's answers mean: data, errors by number, warnings, release and cluster.
+"""Parses slurmrestd's answers (v0.0.39 to v0.0.45): errors by number, warnings, release and cluster.
 
-The shapes are those of v0.0.39 to v0.0.45. HTTP's own status says little: 200 may carry an error (d.8, 24),
-and 500, 422 and 404 are Slurm's refusals. What counts is `errors[].error_number`.
+The HTTP status says little: 200 may contain an error (d.8, 24), and 500, 422 and 404 are refusals by Slurm.
+`errors[].error_number` decides.
 """
 
 from typing import TypeVar
@@ -12,11 +12,11 @@ from healer.adapters.slurm import slurm_words as words
 from healer.adapters.slurm.parse_json import Problem
 from healer.ports.scheduling import SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
 
-#: Slurm's error numbers (slurm_errno.h). A token that is not taken, at slurmctld and at slurmrestd:
+#: Error numbers of slurm_errno.h. The token was refused, by slurmctld and by slurmrestd:
 _TOKEN_REFUSED = frozenset({1007, 9008})
-#: No connection to slurmctld, or none that both sides understand: nothing was done.
+#: No connection to slurmctld, or an incompatible one: nothing was done.
 _NO_CONTACT = frozenset({1001, 1005, 1006, 1800})
-#: "Invalid node state specified" of releases before 25.05, told as the later number.
+#: "Invalid node state specified" before 25.05, and its later number.
 _SAME = {2028: 2180}
 
 T = TypeVar("T")
@@ -27,7 +27,7 @@ class _Number(msgspec.Struct, frozen=True):
 
 
 class Slurm(msgspec.Struct, frozen=True):
-    """`cluster` is "" before v0.0.40."""
+    """`cluster` is empty before v0.0.40."""
 
     release: str = ""
     cluster: str = ""
@@ -40,8 +40,8 @@ class _Meta(msgspec.Struct, frozen=True):
     old: Slurm | None = msgspec.field(default=None, name="Slurm")
 
 
-class _Said(msgspec.Struct, frozen=True):
-    """What every answer of slurmrestd carries beside its data."""
+class _Envelope(msgspec.Struct, frozen=True):
+    """The fields of every answer of slurmrestd besides its data."""
 
     errors: list[Problem] | None = None
     warnings: list[Problem] | None = None
@@ -50,76 +50,76 @@ class _Said(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """`said` is None where the body is not slurmrestd's JSON (a proxy's page, or nothing)."""
+    """`envelope` is None if the body is not slurmrestd's JSON, for example a proxy's page."""
 
     status: int
     body: bytes
-    said: _Said | None
+    envelope: _Envelope | None
 
     @property
     def problems(self) -> list[Problem]:
-        return (self.said.errors if self.said else None) or []
+        return (self.envelope.errors if self.envelope else None) or []
 
     @property
     def warnings(self) -> list[Problem]:
-        return (self.said.warnings if self.said else None) or []
+        return (self.envelope.warnings if self.envelope else None) or []
 
     @property
     def updated(self) -> int:
-        """When what it lists changed last, Unix seconds by Slurm's clock; 0 where it does not tell."""
-        at = self.said.last_update if self.said else None
+        """Time of the last change, in Unix seconds on Slurm's clock; 0 if Slurm does not report it."""
+        at = self.envelope.last_update if self.envelope else None
         return at.number if isinstance(at, _Number) else at or 0
 
     @property
     def slurm(self) -> Slurm:
-        meta = (self.said.meta if self.said else None) or _Meta()
+        meta = (self.envelope.meta if self.envelope else None) or _Meta()
         return meta.slurm or meta.old or Slurm()
 
     @property
     def good(self) -> bool:
-        """Slurm's answer, and no error in it (d.8, 24: HTTP 200 may hold one)."""
-        return self.status < 400 and self.said is not None and not self.problems
+        """Whether it is Slurm's answer without an error (HTTP 200 may contain one: d.8, 24)."""
+        return self.status < 400 and self.envelope is not None and not self.problems
 
     @property
     def token_refused(self) -> bool:
-        return self.status == 401 or any(each.error_number in _TOKEN_REFUSED for each in self.problems)
+        return self.status == 401 or any(problem.error_number in _TOKEN_REFUSED for problem in self.problems)
 
     @property
     def no_contact(self) -> bool:
-        """slurmrestd found no slurmctld, and tried for some 9 s: it is of no use to ask again."""
-        return any(each.error_number in _NO_CONTACT for each in self.problems)
+        """Whether slurmrestd found no slurmctld, after trying for about 9 s: a retry is of no use."""
+        return any(problem.error_number in _NO_CONTACT for problem in self.problems)
 
     @property
     def unknown_address(self) -> bool:
-        return self.status == 404 and self.said is None
+        return self.status == 404 and self.envelope is None
 
 
 def answer(status: int, body: bytes) -> Answer:
     try:
-        said = msgspec.json.decode(body, type=_Said)
+        envelope = msgspec.json.decode(body, type=_Envelope)
     except UnicodeDecodeError:
-        # A user's job name may hold any bytes; what is told beside the data is read all the same.
+        # A user's job name may contain any bytes.
         return answer(status, body.decode("utf-8", "replace").encode())
     except msgspec.DecodeError:
-        said = None
-    # All of Slurm's answers have one of them: a JSON without is some proxy's.
-    ours = said is not None and (said.meta is not None or said.errors is not None)
-    return Answer(status, body, said if ours else None)
+        envelope = None
+    # Every answer of slurmrestd has one of them; JSON without is from a proxy.
+    is_slurms = envelope is not None and (envelope.meta is not None or envelope.errors is not None)
+    return Answer(status, body, envelope if is_slurms else None)
 
 
 def error_of(problem: Problem, action: str, right: str) -> SchedulerError:
-    """What one of `errors[]` means, by its number; HTTP's status says less (500 and 422 are refusals too)."""
+    """The error for an entry of `errors[]`, by its number."""
     number = problem.error_number or 0
     number = _SAME.get(number, number)
-    said = (problem.error if number else problem.description) or problem.description or "no reason"
-    whole = f"{action}: {said}" + (f" ({number})" if number > 0 else "")
+    message = (problem.error if number else problem.description) or problem.description or "no reason"
+    whole = f"{action}: {message}" + (f" ({number})" if number > 0 else "")
     if number == words.NODE_UNKNOWN:
         return UnknownNode(whole, number)
-    # The thousand of communication, and "unspecified": slurmrestd got no answer it could use.
+    # Communication errors, and "unspecified": slurmrestd got no usable answer.
     if number < 0 or 1000 <= number < 2000:
         return SchedulerUnavailable(whole, sent=number not in _NO_CONTACT)
-    if number == 0 or "standby" in said:
-        return words.error(action, said)
+    if number == 0 or "standby" in message:
+        return words.error(action, message)
     refused = SchedulerRefused(whole, number)
     if refused.no_right:
         return SchedulerRefused(
@@ -134,7 +134,7 @@ class _JobError(msgspec.Struct, frozen=True):
 
 
 class _JobStatus(msgspec.Struct, frozen=True):
-    """One job or task: `error` is an object where jobs are ended, a text with a number where requeued."""
+    """One job or task. `error` is an object for DELETE /jobs, and a text for POST /jobs/requeue."""
 
     error: str | _JobError | None = None
     error_code: int = 0
@@ -145,7 +145,7 @@ class _Result(msgspec.Struct, frozen=True):
 
 
 class _Written(msgspec.Struct, frozen=True):
-    """Of a change of jobs. Before v0.0.42 the id of a submitted one stands in `result`."""
+    """The answer to a change of jobs. Before v0.0.42 the id of a submitted job is in `result`."""
 
     job_id: int | None = None
     result: _Result | None = None
@@ -153,11 +153,11 @@ class _Written(msgspec.Struct, frozen=True):
 
 
 def check_jobs(answer: Answer, action: str, right: str) -> None:
-    """What DELETE /jobs or POST /jobs/requeue refused has an entry of its own, in one list or in one for each
-    job; the answer is 200 all the same."""
+    """Raises the error of the first job that DELETE /jobs or POST /jobs/requeue refused. The answer is 200
+    nevertheless; the entries are in one list, or in one list for each job."""
     for entry in read(answer, _Written).status or []:
-        for each in entry if isinstance(entry, list) else [entry]:
-            text, number = each.error, each.error_code
+        for job in entry if isinstance(entry, list) else [entry]:
+            text, number = job.error, job.error_code
             if isinstance(text, _JobError):
                 text, number = text.string, text.code
             if number:
@@ -165,7 +165,7 @@ def check_jobs(answer: Answer, action: str, right: str) -> None:
 
 
 def submitted(answer: Answer) -> str:
-    """The id of the job that POST /job/submit made."""
+    """The id of the job that POST /job/submit created."""
     written = read(answer, _Written)
     job = written.job_id or (written.result.job_id if written.result else None)
     if not job:
@@ -174,7 +174,7 @@ def submitted(answer: Answer) -> str:
 
 
 def read(answer: Answer, shape: type[T]) -> T:
-    """A part of the body. SchedulerUnavailable names the field that no known release writes so."""
+    """Decodes the body. The SchedulerUnavailable that it raises names the field in question."""
     try:
         return msgspec.json.decode(answer.body, type=shape)
     except msgspec.DecodeError as error:

@@ -1,8 +1,8 @@
-"""One slurmrestd over HTTP: address, token, the release it speaks, and what its answers mean.
+"""One slurmrestd over HTTP: its address, token, REST version, and errors.
 
-Nothing is sent twice but in two cases, in which Slurm surely did nothing: it refused the token (then once
-more with another one), or it does not know the address because it came back as another release (then once
-more at the address of that one). A GET never changes anything (d.8, 25).
+A request is sent a second time only in two cases, in which Slurm did nothing: it refused the token (then with
+a new one), or it does not know the address because it was upgraded (then at the new version's address). A GET
+never changes anything (d.8, 25).
 """
 
 import re
@@ -19,17 +19,18 @@ import msgspec
 
 from healer.adapters.slurm import parse_json, process, rest_answers
 from healer.adapters.slurm import slurm_words as words
-from healer.adapters.slurm.commands import looking_first
+from healer.adapters.slurm.commands import only_reading
 from healer.adapters.slurm.rest_answers import Answer
 from healer.adapters.slurm.rest_token import ends_at
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
 
-#: Finding out what slurmrestd is takes milliseconds; one that hangs must leave the next adapter its time.
+#: The time-out of version detection, which takes milliseconds: a hanging slurmrestd must leave time for the
+#: next adapter.
 _FOUND_S = 2.0
-#: Answers at the door: what was asked for was not begun.
-_AT_THE_DOOR = frozenset({401, 403, 407})
+#: HTTP statuses of requests that were refused before they started.
+_REFUSED_EARLY = frozenset({401, 403, 407})
 
-#: Sent in pieces, so that who takes them slowly is noticed.
+#: Requests are sent in pieces, so that a slow receiver hits the time-out.
 _PIECE_BYTES = 64 * 1024
 
 _USER = re.compile(r"[A-Za-z0-9_.@$-]{1,128}")
@@ -42,7 +43,7 @@ class Token(Protocol):
 
 
 class Request(NamedTuple):
-    """`path` behind the version (`/nodes`); `patience` times the usual time-out is waited."""
+    """`path` after the version (`/nodes`); `patience` multiplies the time-out."""
 
     method: str
     path: str
@@ -56,7 +57,7 @@ class Request(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What slurmrestd is: 42 of `v0.0.42`, its release and cluster."""
+    """The detected slurmrestd: 42 of `v0.0.42`, its release and cluster."""
 
     number: int
     slurm: rest_answers.Slurm
@@ -69,8 +70,8 @@ class Found(NamedTuple):
 class RestLink:
     """Safe for threads. `url`: `http://host:port`, `https://host/prefix` or `unix:///path`.
 
-    `cluster`: the one that is meant; else the one that answers first. Nothing that another one says counts,
-    and before each write the address must have answered as this one.
+    `cluster`: the expected cluster; None: the first one that answers. Answers of another cluster are errors,
+    and before each write the address must have answered as this cluster.
     """
 
     def __init__(
@@ -96,8 +97,8 @@ class RestLink:
         self._http.close()
 
     def found(self) -> Found:
-        """Asked once, and anew when slurmrestd answers as another one. One caller asks; who comes meanwhile
-        shares what it finds, also that there is no answer."""
+        """Detected once, and again when slurmrestd changes. Concurrent callers share one detection and its
+        result or error."""
         with self._lock:
             if self._found is not None:
                 return self._found
@@ -125,19 +126,19 @@ class RestLink:
             finding.set_result(found)
 
     def call(self, request: Request, action: str, right: str = "") -> Answer:
-        """Its answer, free of errors. `action` goes into errors ("read all nodes"); `right` says which right
-        it takes."""
+        """The answer, without errors. `action` ("read all nodes") and `right`, the right that it needs, are
+        for error messages."""
         answer = self.ask(request)
         self._judge(answer, f"Slurm did not {action}", right, wrote=request.body is not None)
         return answer
 
     def ask(self, request: Request) -> Answer:
-        """As `call`, with whatever slurmrestd answered, also errors."""
-        found = self._of_meant(self.found()) if request.reads else self._looked()
+        """Like `call`, but the answer may contain errors."""
+        found = self._expected(self.found()) if request.reads else self._checked()
         answer = self._with_token(request, found)
         if answer.unknown_address:
             self._forget(found)
-            newer = self._of_meant(self.found())
+            newer = self._expected(self.found())
             if newer.number != found.number:
                 answer = self._with_token(request, newer)
         elif answer.slurm.release and answer.slurm != found.slurm:
@@ -145,34 +146,34 @@ class RestLink:
         self._check_cluster(answer.slurm.cluster, sent=not request.reads)
         return answer
 
-    def _looked(self) -> Found:
-        """Behind a name, a proxy or a shared address may stand another cluster than a moment ago."""
-        with looking_first():
+    def _checked(self) -> Found:
+        """Asks again before a write: a proxy or a shared address may have moved to another cluster."""
+        with only_reading():
             found = self.found()
             answer = self._with_token(Request("GET", "/ping"), found)
             if answer.unknown_address or (answer.slurm.release and answer.slurm != found.slurm):
                 self._forget(found)
                 found = self.found()
-            elif answer.said is None:
+            elif answer.envelope is None:
                 self._judge(answer, "slurmrestd did not tell its cluster", "", wrote=False)
-            return self._of_meant(found)
+            return self._expected(found)
 
-    def _of_meant(self, found: Found) -> Found:
+    def _expected(self, found: Found) -> Found:
         self._check_cluster(found.slurm.cluster, sent=False)
         return found
 
-    def _check_cluster(self, told: str, *, sent: bool) -> None:
-        if told and self._meant not in (None, told):
+    def _check_cluster(self, cluster: str, *, sent: bool) -> None:
+        if cluster and self._meant not in (None, cluster):
             raise SchedulerUnavailable(
-                f"slurmrestd at {self.where} answers as the cluster {told}, not {self._meant}: "
+                f"slurmrestd at {self.where} answers as the cluster {cluster}, not {self._meant}: "
                 "mend HEALER_SLURM_REST_URL or what it leads to.",
                 sent=sent,
             )
 
     def _discover(self) -> Found:
-        """The newest version that both sides know. Each is tried: slurmrestd's own list takes it long to
-        write, and a proxy may keep it to itself."""
-        self._token.current(self._now())  # a command that makes it has a time-out of its own
+        """The newest version that both sides know, found by trying: slurmrestd's list of versions is slow,
+        and a proxy may block it."""
+        self._token.current(self._now())  # before the bound: a token command has a time-out of its own
         with process.within(min(_FOUND_S, self._timeout_s)):
             return self._newest()
 
@@ -180,16 +181,16 @@ class RestLink:
         readable = [int(shape.rpartition(".")[2]) for shape in parse_json.DATA_PARSERS]
         for number in readable:
             answer = self._with_token(Request("GET", "/ping"), Found(number, rest_answers.Slurm()))
-            if answer.said is not None and answer.slurm.release:
+            if answer.envelope is not None and answer.slurm.release:
                 return Found(number, answer.slurm)
             if not answer.unknown_address:
                 self._judge(answer, "slurmrestd did not tell its release", "", wrote=False)
         listed = self._with_token(Request("GET", "/openapi/v3"))
         offered = {int(number) for number in _DIGITS.findall(listed.body.decode("utf-8", "replace"))}
-        known = f"v0.0.{readable[-1]} to v0.0.{readable[0]}"
+        spoken = f"v0.0.{readable[-1]} to v0.0.{readable[0]}"
         other = ", ".join(f"v0.0.{number}" for number in sorted(offered)) or f"none at {self.where}"
         raise SchedulerUnavailable(
-            f"healer speaks to slurmrestd in {known} (Slurm 23.02 and newer); this one offers {other}.",
+            f"healer speaks to slurmrestd in {spoken} (Slurm 23.02 and newer); this one offers {other}.",
             sent=False,
         )
 
@@ -199,7 +200,7 @@ class RestLink:
                 self._found = None
 
     def _with_token(self, request: Request, found: Found | None = None) -> Answer:
-        """Sent at the address of `found`'s version."""
+        """Sends the request, with `found` at the address of its version."""
         if found:
             request = request._replace(path=f"/slurm/{found.shape}{request.path}")
         token = self._token.current(self._now())
@@ -215,11 +216,11 @@ class RestLink:
         return answer
 
     def _raise_token_refused(self, answer: Answer, token: str) -> NoReturn:
-        said = next((problem.error for problem in answer.problems if problem.error), "authentication failure")
+        text = next((problem.error for problem in answer.problems if problem.error), "authentication failure")
         end = ends_at(token)
-        at = words.moment(end) if end is not None and end < self._now().timestamp() else None
+        at = words.to_datetime(end) if end is not None and end < self._now().timestamp() else None
         why = f" (it ended {at:%Y-%m-%d %H:%M:%SZ})" if at else ""
-        raise SchedulerUnavailable(f"Slurm did not take the token for slurmrestd{why}: {said}.", sent=False)
+        raise SchedulerUnavailable(f"Slurm did not take the token for slurmrestd{why}: {text}.", sent=False)
 
     def _send(self, request: Request, token: str) -> Answer:
         headers = {"X-SLURM-USER-TOKEN": token, "Accept": "application/json", "Accept-Encoding": "identity"}
@@ -227,33 +228,32 @@ class RestLink:
             headers["X-SLURM-USER-NAME"] = self._user
         if request.body is not None:
             headers["Content-Type"] = "application/json"
-        # Who does not take a connection within a second is away; the rest is for the answer.
+        # A quarter of the time-out for the connection, the rest for the answer.
         timeout_s, connect_s = self._timeout_s * request.patience, self._timeout_s / 4
         status, raw = self._http.ask(request, headers, timeout_s=timeout_s, connect_s=connect_s)
-        # A proxy may show a request that it refuses, with all its headers.
+        # A proxy's error page may show the request with all its headers.
         return rest_answers.answer(status, raw.replace(token.encode(), "…".encode()))
 
     def _judge(self, answer: Answer, action: str, right: str, *, wrote: bool) -> None:
-        """Raises what the answer means, unless it is an answer (d.8, 24: HTTP 200 may be none)."""
+        """Raises the error in the answer, if there is one (HTTP 200 may contain one: d.8, 24)."""
         if answer.problems:
-            # Several may be told; one with a number says more than one without.
-            told = max(answer.problems, key=lambda problem: bool(problem.error_number))
-            raise rest_answers.error_of(told, action, right)
-        if answer.status != 304 and (answer.said is None or answer.status >= 400):
+            # Of several errors, one with a number is more precise.
+            problem = max(answer.problems, key=lambda problem: bool(problem.error_number))
+            raise rest_answers.error_of(problem, action, right)
+        if answer.status != 304 and (answer.envelope is None or answer.status >= 400):
             text = " ".join(answer.body[:200].decode("utf-8", "replace").split()) or "nothing"
             raise SchedulerUnavailable(
                 f"{action}: {self.where} answered {answer.status}, but not as slurmrestd does: {text}",
-                sent=answer.status not in _AT_THE_DOOR,
+                sent=answer.status not in _REFUSED_EARLY,
             )
-        ignored = [
-            each.description for each in answer.warnings if "unknown field" in (each.description or "")
-        ]
+        warnings = [warning.description or "" for warning in answer.warnings]
+        ignored = [text for text in warnings if "unknown field" in text]
         if wrote and ignored:
             raise SchedulerRefused(f"{action}: slurmrestd ignored a part of it: {ignored[0]}")
 
 
 def in_path(text: str) -> str:
-    """One part of an address; names are checked besides."""
+    """One part of a path, quoted."""
     return quote(text, safe="")
 
 
@@ -261,11 +261,11 @@ def in_path(text: str) -> str:
 
 
 class RestHttp:
-    """Connections that are kept, and one bound in time over each whole exchange. Safe for threads. ValueError
-    names what is wrong with `url`.
+    """A connection pool with a time bound over each whole exchange. Safe for threads. Raises ValueError for
+    an invalid `url`.
 
-    httpcore and not httpx: httpx bounds each read, and a peer that sends a header every second is read for
-    ever. Here each wait is cut by what is left of `process.within`.
+    httpcore instead of httpx, which only bounds each read: a peer could send one header every second for
+    ever. Here the remaining time of `process.within` bounds each wait.
     """
 
     def __init__(self, url: str) -> None:
@@ -284,8 +284,8 @@ class RestHttp:
                 f"slurmrestd's address {url!r} is none of http://host:port, https://host, unix:///path"
             )
         self._where, self._base = url, base.rstrip("/")
-        # No proxy of the environment and no redirect: a token goes where the site's address says, and nowhere
-        # else. The system's certificates, or those of SSL_CERT_FILE; without TLS none are read (20 ms).
+        # No proxy of the environment and no redirects: the token goes only to the configured address. The
+        # system's certificates, or those of SSL_CERT_FILE, are loaded (20 ms) only for TLS.
         self._pool = httpcore.ConnectionPool(
             ssl_context=ssl.create_default_context() if parts.scheme == "https" else None,
             max_connections=100,
@@ -301,7 +301,7 @@ class RestHttp:
     def ask(
         self, request: Request, headers: Mapping[str, str], *, timeout_s: float, connect_s: float
     ) -> tuple[int, bytes]:
-        """HTTP's status and the body. SchedulerUnavailable where there is none within `timeout_s`."""
+        """HTTP status and body. Raises SchedulerUnavailable if there is no answer within `timeout_s`."""
         url = self._base + request.path + (f"?{urlencode(request.query)}" if request.query else "")
         content = None if request.body is None else msgspec.json.encode(request.body)
         with process.within(timeout_s):
@@ -315,7 +315,7 @@ class RestHttp:
                     request.method, url,
                     headers=list(headers.items()), content=content, extensions={"timeout": limits},
                 ) as response:  # fmt: skip
-                    return response.status, _whole(response)
+                    return response.status, _read_body(response)
             except (httpcore.ConnectError, httpcore.ConnectTimeout, httpcore.PoolTimeout) as error:
                 text = f"slurmrestd at {self._where} cannot be reached: {_cause(error)}."
                 raise SchedulerUnavailable(text, sent=False) from None
@@ -325,7 +325,7 @@ class RestHttp:
                 raise SchedulerUnavailable(f"slurmrestd broke off: {_cause(error)}.") from None
 
 
-def _whole(response: httpcore.Response) -> bytes:
+def _read_body(response: httpcore.Response) -> bytes:
     """The body, bounded in size."""
     parts, size = [], 0
     for part in response.iter_stream():
@@ -337,7 +337,7 @@ def _whole(response: httpcore.Response) -> bytes:
 
 
 def _cause(error: Exception) -> str:
-    """The system's own words (`Connection refused`); httpcore's where there are none."""
+    """The operating system's message (`Connection refused`) if there is one, else httpcore's."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:
@@ -347,7 +347,7 @@ def _cause(error: Exception) -> str:
 
 
 class _Backend(httpcore.NetworkBackend):
-    """The system's sockets, each wait on them cut by the bound of the call."""
+    """Sockets whose waits are limited by the bound of the call."""
 
     def __init__(self) -> None:
         self._system = httpcore.SyncBackend()

@@ -1,7 +1,7 @@
-"""slurmrestd's tokens (JWT): out of a file that somebody renews, or out of a command that makes one.
+"""Tokens (JWT) for slurmrestd, from a file that is renewed by others, or from a command.
 
-Both are asked before each request and told when Slurm refused one. Neither verifies a token, and neither ever
-shows one: errors name the file or the command, and when the token ends.
+The token is fetched before each request; `refused` reports one that Slurm refused. Tokens are not verified,
+and never shown: errors name the file or command and the token's expiry.
 """
 
 import binascii
@@ -22,16 +22,16 @@ from healer.ports.scheduling import SchedulerUnavailable
 
 #: `scontrol token` prints SLURM_JWT=…; three parts of base64url with dots between them (RFC 7519).
 _TOKEN = re.compile(r"(?:SLURM_JWT=)?([A-Za-z0-9_-]+\.([A-Za-z0-9_-]+)\.[A-Za-z0-9_-]*)")
-#: A token is some hundred bytes; with many claims of an identity provider a few thousand.
+#: A token has some hundred bytes; with many claims of an identity provider a few thousand.
 _MOST_BYTES = 64 * 1024
-#: Renewed after this share of its life: a request may still be under way with it.
+#: Renewed after this share of its lifetime, because it must outlast a request.
 _LIFE_USED = 0.75
-#: Until a renewal that failed is tried again.
+#: The pause after a failed renewal.
 _TRY_AGAIN_S = 15.0
 
 
 class _Claims(msgspec.Struct, frozen=True):
-    """Unix seconds by the issuer's clock; None: without an end. `sun` is Slurm's claim for the user."""
+    """Unix seconds on the issuer's clock; `exp` None: no expiry. `sun` is Slurm's claim for the user."""
 
     exp: float | None = None
     iat: float | None = None
@@ -43,9 +43,9 @@ class _Token(msgspec.Struct, frozen=True):
     claims: _Claims
 
     def renew_at(self, now: float) -> float:
-        """When one that was made or found at `now` is to be renewed.
+        """The time to renew a token that was obtained at `now`.
 
-        The issuer's clock may differ: what is left by our clock is believed only where it is possible.
+        The issuer's clock may differ: an impossible remaining time is replaced by the whole lifetime.
         """
         end, start = self.claims.exp, self.claims.iat
         if end is None:
@@ -57,7 +57,7 @@ class _Token(msgspec.Struct, frozen=True):
 
 
 class FileToken:
-    """The token in a file: read again when the file has changed, or when Slurm refused what it held."""
+    """The token in a file, read again when the file has changed or Slurm refused the token."""
 
     def __init__(self, path: Path | str) -> None:
         self._path = Path(path)
@@ -66,16 +66,16 @@ class FileToken:
         self._token = ""
 
     def current(self, now: datetime) -> str:
-        """The token of now. SchedulerUnavailable says what is wrong with the file."""
+        """The current token. Raises SchedulerUnavailable with the problem of the file."""
         with self._lock:
             try:
                 with self._path.open("rb") as file:
-                    known = os.fstat(file.fileno())
-                    if known.st_mode & (stat.S_IROTH | stat.S_IWOTH):
+                    status = os.fstat(file.fileno())
+                    if status.st_mode & (stat.S_IROTH | stat.S_IWOTH):
                         raise _away(
                             f"{self._path} holds a token and others may read it: chmod 600 {self._path}"
                         )
-                    seen = (known.st_dev, known.st_ino, known.st_mtime_ns, known.st_size)
+                    seen = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
                     if seen != self._seen:
                         self._token = _read(file.read(_MOST_BYTES), str(self._path)).text
                         self._seen = seen
@@ -84,7 +84,7 @@ class FileToken:
             return self._token
 
     def refused(self, token: str) -> None:
-        """Slurm did not take this one: the file is read again, also if it looks unchanged."""
+        """Slurm refused this token: the file is read again, even if it looks unchanged."""
         with self._lock:
             if token == self._token:
                 self._seen = None
@@ -93,14 +93,14 @@ class FileToken:
 class CommandToken:
     """The token that a command prints, such as `scontrol token username=healer lifespan=3600`.
 
-    It runs without a shell, in healer's own environment, and again after three quarters of the token's life
-    or when Slurm refused it.
+    The command runs without a shell in healer's environment, again after three quarters of the token's
+    lifetime or when Slurm refused it.
     """
 
     def __init__(
         self, argv: Sequence[str], timeout_s: float = 4.0, *, slurm_conf: Path | str | None = None
     ) -> None:
-        """`slurm_conf` stands in its environment as SLURM_CONF: `scontrol token` then asks that Slurm."""
+        """`slurm_conf` is set as SLURM_CONF, for `scontrol token`."""
         if not argv:
             raise ValueError("the token command is empty")
         self._argv, self._timeout_s = tuple(argv), timeout_s
@@ -111,15 +111,15 @@ class CommandToken:
         self._renew_at = -math.inf
 
     def current(self, now: datetime) -> str:
-        """The token of now. SchedulerUnavailable says what is wrong with the command."""
+        """The current token. Raises SchedulerUnavailable with the problem of the command."""
         with self._lock:
             at = now.timestamp()
             if at >= self._renew_at:
                 try:
                     token = self._made()
                 except SchedulerUnavailable as error:
-                    # Slurm may still take the old one: whoever makes tokens may be away for a while. Without
-                    # one all who ask meanwhile are told so at once.
+                    # Slurm may still accept the old token. Without one, all callers fail at once until the
+                    # next attempt.
                     self._failure, self._renew_at = str(error), at + _TRY_AGAIN_S
                 else:
                     self._token, self._renew_at = token.text, token.renew_at(at)
@@ -128,13 +128,13 @@ class CommandToken:
             return self._token
 
     def refused(self, token: str) -> None:
-        """Slurm did not take this one: the next call makes another, unless there is another one already."""
+        """Slurm refused this token: the next call makes a new one, unless there is one already."""
         with self._lock:
             if token == self._token:
                 self._token, self._renew_at = "", -math.inf
 
     def _made(self) -> _Token:
-        # Its arguments may hold a secret, and what it says of a failure may too.
+        # Not shown: its arguments and its output, which may contain a secret.
         name = f"the token command {self._argv[0]}"
         try:
             output = process.run(
@@ -148,12 +148,12 @@ class CommandToken:
 
 
 def ends_at(token: str) -> float | None:
-    """When a token ends, in Unix seconds by its issuer's clock; None without an end."""
+    """The expiry of a token, in Unix seconds on the issuer's clock; None if it never expires."""
     return _read(token.encode(), "it").claims.exp
 
 
 def user_of(token: str) -> str:
-    """Whom a token is for; empty where it names nobody (an identity provider's may use another claim)."""
+    """The user of a token; empty without the claim `sun` (identity providers may use another one)."""
     return _read(token.encode(), "it").claims.sun or ""
 
 

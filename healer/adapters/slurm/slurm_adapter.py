@@ -1,11 +1,11 @@
-"""What the three ways to Slurm share: checks before anything is sent, and which record a name means."""
+"""The common part of the three Slurm adapters: checks of arguments, and lookup of jobs."""
 
 import abc
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from healer.adapters.slurm import slurm_words as words
-from healer.adapters.slurm.commands import looking_first
+from healer.adapters.slurm.commands import only_reading
 from healer.adapters.slurm.parse_json import UNREAD, Queues, Server
 from healer.model import Controller, Reservation, SlurmCall, SlurmJob, Submission
 from healer.ports.scheduling import Nodes, NotAvailable, SchedulerRefused
@@ -13,7 +13,7 @@ from healer.ports.scheduling import Nodes, NotAvailable, SchedulerRefused
 
 # Wide: implements half of `ports.Scheduler`.
 class SlurmAdapter(abc.ABC):
-    """What an adapter has no way for raises NotAvailable until the adapter defines it."""
+    """Calls that an adapter does not define raise NotAvailable."""
 
     name: str
 
@@ -32,7 +32,7 @@ class SlurmAdapter(abc.ABC):
     # --- nodes
 
     def drain(self, nodes: Nodes, reason: str) -> None:
-        """Slurm takes a drain without a reason from REST, and keeps the old one (d.8, 1): never sent."""
+        """Always with a reason: REST accepts a drain without one and keeps the old reason (d.8, 1)."""
         self._set_nodes("drain", nodes, state="DRAIN", reason=words.checked_line("a reason", reason))
 
     def undrain(self, nodes: Nodes) -> None:
@@ -59,8 +59,8 @@ class SlurmAdapter(abc.ABC):
 
     @abc.abstractmethod
     def _change_nodes(self, verb: str, names: list[str], changes: Mapping[str, str]) -> None:
-        """`changes` by `state`, `reason`, `comment` and `extra`. Slurm goes through a list, does what it can,
-        and does not name the node that it did not change: the error tells what is known."""
+        """`changes`: values of `state`, `reason`, `comment` and `extra`. Slurm changes the nodes one by one
+        and does not name those that it did not change; the error says what is known."""
 
     def reboot(self, nodes: Nodes, reason: str) -> None:
         raise self._lacking(SlurmCall.reboot)
@@ -85,7 +85,7 @@ class SlurmAdapter(abc.ABC):
         raise self._lacking(SlurmCall.notify)
 
     def submit(self, submission: Submission) -> str:
-        """slurmrestd takes a script that sbatch would refuse, and the job then fails on its node."""
+        """Checks the script like sbatch: slurmrestd would accept any, and the job would fail on its node."""
         self._must_have(SlurmCall.submit)
         if not submission.script.startswith("#!"):
             raise ValueError("a script begins with #!")
@@ -101,37 +101,37 @@ class SlurmAdapter(abc.ABC):
     @abc.abstractmethod
     def _submit(self, submission: Submission, nodes: list[str]) -> str: ...
 
-    def _known(self, job: str) -> SlurmJob:
-        with looking_first():
+    def _existing_job(self, job: str) -> SlurmJob:
+        with only_reading():
             found = self.job(job)
         if found is None:
             raise SchedulerRefused(f"Slurm no longer knows job {job}.", words.JOB_UNKNOWN)
         return found
 
     def _single(self, job: str) -> SlurmJob:
-        """As `_known`, for what would change jobs that wait."""
-        found = self._known(job)
-        if self._waits_together(found):
+        """A job that is no pending array: a change would affect all of its tasks."""
+        found = self._existing_job(job)
+        if self._is_untouchable(found):
             raise SchedulerRefused(f"{job} stands for array tasks that wait together: name one of them.")
         return found
 
-    def _waits_together(self, job: SlurmJob) -> bool:
-        """No command may touch it. Whether a job that cannot be read is a task of an array is not known."""
-        return words.waits_together(job) or job.why.startswith(UNREAD)
+    def _is_untouchable(self, job: SlurmJob) -> bool:
+        """Whether no command may change it: a pending array, or an unreadable job, which may be one."""
+        return words.is_pending_array(job) or job.why.startswith(UNREAD)
 
-    def _led(self, job: SlurmJob) -> list[SlurmJob]:
-        """All components where it leads a heterogeneous job: scontrol reaches them by itself, slurmrestd and
-        pyslurm change one alone (seen on 24.11)."""
+    def _components(self, job: SlurmJob) -> list[SlurmJob]:
+        """All components if the job leads a heterogeneous job, else the job itself. scontrol changes all of
+        them at once; slurmrestd and pyslurm change only one (seen on 24.11)."""
         if not job.het_job or job.het_offset:
             return [job]
-        with looking_first():
-            every = self._all_jobs()
-        return [part for part in every.values() if part.het_job == job.het_job]
+        with only_reading():
+            jobs = self._all_jobs()
+        return [part for part in jobs.values() if part.het_job == job.het_job]
 
     @abc.abstractmethod
     def _all_jobs(self) -> Mapping[str, SlurmJob]: ...
 
-    # --- inside
+    # --- helpers
 
     def _must_have(self, call: SlurmCall) -> None:
         if call in self.unavailable():

@@ -1,4 +1,4 @@
-"""Pieces of Slurm's language that text and JSON share: states, GPUs, names, errors."""
+"""Slurm's vocabulary that text, JSON and pyslurm share: states, GRES, names, error messages."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,20 +8,20 @@ from healer.model import Reservation, SlurmJob, hostlist
 from healer.model.slurm import state_words
 from healer.ports.scheduling import SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
 
-#: What an account lacks whose change of a node is refused (d.4).
+#: The right that a refused change of a node needs (d.4).
 NODE_RIGHT = (
     "Changing a node takes AdminLevel=Administrator in accounting, SlurmUser or root; an Operator may not."
 )
 
-#: Slurm 22.05 shows one word for a job: a flag hides the base state. This is the base each flag stands on;
-#: COMPLETING may stand on any, so it stays what it is.
+#: Slurm 22.05 shows one word for a job: a flag hides the base state. This is the base state of each flag;
+#: COMPLETING may have any, so it counts as a base state.
 _HIDDEN_BASE = {
     "CONFIGURING": "RUNNING", "STOPPED": "RUNNING", "RESIZING": "RUNNING", "SIGNALING": "RUNNING",
     "REQUEUED": "PENDING", "REQUEUE_HOLD": "PENDING", "REQUEUE_FED": "PENDING", "SPECIAL_EXIT": "PENDING",
     "RESV_DEL_HOLD": "PENDING", "STAGE_OUT": "COMPLETING", "COMPLETING": "COMPLETING",
 }  # fmt: skip
 
-#: What a node's reason can be about. Slurm 24.11 leaves the old reason on a node that was resumed.
+#: States and flags that a reason explains. Slurm 24.11 leaves the old reason on a resumed node.
 _NEEDS_REASON = frozenset(
     {
         "DOWN", "ERROR", "FUTURE", "DRAIN", "FAIL", "INVALID_REG", "MAINTENANCE", "REBOOT_REQUESTED",
@@ -32,7 +32,7 @@ _NEEDS_REASON = frozenset(
 _GRES_GPU = re.compile(r"(?:^|,)gpu(?::([^:(,]+))??:(\d+)(?=[(,]|$)")
 _GRES_INDEX = re.compile(r"(?:^|,)gpu(?::[^:(,]+)?:\d+\(IDX:([0-9,\-]+)\)")
 
-#: GRES that are shares of a GPU: their indices are not those of whole GPUs.
+#: GRES for shares of a GPU; their indices are not GPU indices.
 _SHARED_GRES = ("mps", "shard")
 _SHARES = re.compile(r"(?:^|,)(?:mps|shard)[:=]|\d+g\.\d+gb")
 
@@ -42,15 +42,15 @@ _SIGNAL_NAME = re.compile(r"[A-Z][A-Z0-9]{1,9}")
 _USER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,63}")
 _LONGEST_LINE = 4096
 _JOB_ID = re.compile(r"[0-9]{1,10}(?:_[0-9]{1,10}|\+[0-9]{1,4})?")
-#: Words that scontrol takes for more than one node, or for its own host.
+#: Names that scontrol takes for several nodes, or for its host.
 _NOT_NODES = frozenset({"all", "localhost"})
 
 NODE_UNKNOWN = 2018
 JOB_UNKNOWN = 2017
 RESERVATION_UNKNOWN = 2053
 
-#: Slurm's words for an error -> its number (d.4). Slurm 22.05 says "specified" where later releases say
-#: "transition requested"; both mean that the node's state does not allow it.
+#: Slurm's error messages and their numbers (d.4). For 2180, Slurm 22.05 writes "specified" and later releases
+#: "transition requested".
 _REFUSALS = (
     ("Invalid job id specified", JOB_UNKNOWN),
     ("Invalid node name", NODE_UNKNOWN),
@@ -74,8 +74,8 @@ _REFUSALS = (
     ("Invalid user id", 2010),
 )
 
-#: Words that mean that slurmctld did not answer, or that we cannot speak to it.
-_SILENCES = (
+#: Messages that mean that slurmctld did not answer, or that healer cannot talk to it.
+_UNREACHABLE = (
     "Unable to contact slurm controller",
     "Socket timed out",
     "Zero Bytes were transmitted",
@@ -92,10 +92,10 @@ _SILENCES = (
     "Message receive failure",
     "Message send failure",
     "Incompatible versions",
-    # What `scontrol requeue` and `create reservation` say when slurmctld is away (22.05 and 24.11).
+    # From `scontrol requeue` and `create reservation` when slurmctld is down (22.05 and 24.11).
     "Unexpected message received",
 )
-#: Those of them where nothing reached slurmctld, or it turned the caller away before it read what was asked.
+#: Those of them that mean that slurmctld did not read the request.
 _NOTHING_SENT = (
     "(connect failure)",
     "Connection refused",
@@ -108,27 +108,27 @@ _NOTHING_SENT = (
 )
 
 
-#: The end of the year 9999, behind which Python has no dates. Slurm takes any number from a user (`--begin`).
+#: The end of the year 9999, Python's last date. Slurm accepts any number from a user (`--begin`).
 _LAST_SECOND = 253402300799
 
 
-def moment(seconds: float) -> datetime | None:
-    """Of Unix seconds; None for 0, for times before 1970, and for those that no calendar reaches."""
+def to_datetime(seconds: float) -> datetime | None:
+    """From Unix seconds; None for 0, negative values, and times that Python cannot represent."""
     return datetime.fromtimestamp(seconds, UTC) if 0 < seconds <= _LAST_SECOND else None
 
 
 def node_state(text: str) -> tuple[str, ...]:
-    """`IDLE*+DRAIN` -> ("IDLE", "NOT_RESPONDING", "DRAIN"). Unknown flags are carried through."""
+    """`IDLE*+DRAIN` -> ("IDLE", "NOT_RESPONDING", "DRAIN"). Unknown flags are kept."""
     return state_words(text.split("+"))
 
 
-def reason_stands(state: tuple[str, ...]) -> bool:
-    """The node is out, or about to be: its reason is today's. Otherwise what is left of one is history."""
+def reason_is_current(state: tuple[str, ...]) -> bool:
+    """Whether the node is out of service, or about to be; otherwise its reason is a leftover."""
     return not _NEEDS_REASON.isdisjoint(state)
 
 
 def job_state(words: str | list[str]) -> tuple[str, tuple[str, ...]]:
-    """Base state and flags, from one word (before 23.11) or a list."""
+    """Base state and flags, from a word (before 23.11) or a list."""
     if isinstance(words, list):
         return (words[0], tuple(words[1:])) if words else ("UNKNOWN", ())
     base = _HIDDEN_BASE.get(words)
@@ -136,18 +136,18 @@ def job_state(words: str | list[str]) -> tuple[str, tuple[str, ...]]:
 
 
 def gpus_of_gres(gres: str) -> tuple[int, str]:
-    """`gpu:h100:8(S:0-1)` -> (8, "h100"). Several types add up and the first names the model."""
+    """`gpu:h100:8(S:0-1)` -> (8, "h100"). Several types are added up; the first one names the model."""
     found = _GRES_GPU.findall(gres)
     return sum(int(count) for _, count in found), next((model for model, _ in found if model), "")
 
 
 def shares_gpus(gres: str) -> bool:
-    """Whether a node offers MIG slices or shares of its GPUs: then its GPUs cannot be counted by it."""
+    """Whether a node offers MIG slices or shares of its GPUs: then its GRES does not count GPUs."""
     return _SHARES.search(gres.lower()) is not None
 
 
 def gpu_indices(gres: str) -> tuple[int, ...] | None:
-    """`gpu:h100:2(IDX:0,3)` -> (0, 3); () where it names no GPU. None: it does not tell which."""
+    """`gpu:h100:2(IDX:0,3)` -> (0, 3); () if it names no GPU; None if the indices are unknown."""
     held = tuple(sorted(index for text in _GRES_INDEX.findall(gres) for index in expand_indices(text)))
     shares = any(part in gres for part in _SHARED_GRES)
     return None if shares or len(held) != gpus_of_gres(gres)[0] else held
@@ -159,14 +159,14 @@ def names_gpus(*texts: str | None) -> bool:
 
 
 def checked_node(name: str) -> str:
-    """The name, if it can only mean one node to scontrol. UnknownNode otherwise, and nothing is run."""
+    """The name, if scontrol takes it for exactly one node. Raises UnknownNode."""
     if not _NODE_NAME.fullmatch(name) or name.lower() in _NOT_NODES:
         raise UnknownNode(f"{name[:80]!r} is not the name of a Slurm node.", NODE_UNKNOWN)
     return name
 
 
 def checked_nodes(nodes: str | Sequence[str]) -> list[str]:
-    """One name or several, each as `checked_node`. ValueError for none at all."""
+    """One name or several, each as `checked_node`. Raises ValueError for an empty list."""
     names = [checked_node(name) for name in ([nodes] if isinstance(nodes, str) else nodes)]
     if not names:
         raise ValueError("no node is named")
@@ -174,19 +174,19 @@ def checked_nodes(nodes: str | Sequence[str]) -> list[str]:
 
 
 def checked_reservation(name: str) -> str:
-    """The name of a reservation. SchedulerRefused otherwise, and nothing is run."""
+    """The name of a reservation. Raises SchedulerRefused."""
     if not _RESERVATION_NAME.fullmatch(name):
         raise SchedulerRefused(f"{name[:80]!r} is not the name of a reservation.", RESERVATION_UNKNOWN)
     return name
 
 
 def reservation_flags(reservation: Reservation) -> list[str]:
-    """What Slurm is told: MAINT with IGNORE_JOBS for planned work, as jobs may still run there."""
+    """The flags for Slurm; maintenance adds MAINT, and IGNORE_JOBS because jobs may still run there."""
     return sorted({*reservation.flags, *(("MAINT", "IGNORE_JOBS") if reservation.maintenance else ())})
 
 
 def checked_names(what: str, names: Sequence[str]) -> str:
-    """Users or accounts as a list for a command. ValueError for one that is no name."""
+    """Users or accounts, joined by commas. Raises ValueError for an invalid name."""
     for name in names:
         if not _USER_NAME.fullmatch(name):
             raise ValueError(f"{name[:80]!r} is not the name of {what}")
@@ -194,14 +194,14 @@ def checked_names(what: str, names: Sequence[str]) -> str:
 
 
 def checked_signal(name: str) -> str:
-    """`USR1`, `TERM` …. ValueError for anything else."""
+    """`USR1`, `TERM` …. Raises ValueError."""
     if not _SIGNAL_NAME.fullmatch(name):
         raise ValueError(f"{name[:80]!r} is not the name of a signal")
     return name
 
 
 def checked_line(what: str, text: str, *, empty: bool = False) -> str:
-    """One printable line. ValueError otherwise; also for one without a word, unless it may be `empty`."""
+    """One printable line, which may be blank only if `empty`. Raises ValueError."""
     if len(text) > _LONGEST_LINE or not text.isprintable():
         raise ValueError(f"{what} is one line of at most {_LONGEST_LINE} printable characters")
     if not (text.strip() or (empty and not text)):
@@ -210,29 +210,29 @@ def checked_line(what: str, text: str, *, empty: bool = False) -> str:
 
 
 def checked_job(job: str) -> str:
-    """The id (`123`, `123_4` or `123+1`). SchedulerRefused otherwise, and nothing is run."""
+    """The id (`123`, `123_4` or `123+1`). Raises SchedulerRefused."""
     if not _JOB_ID.fullmatch(job):
         raise SchedulerRefused(f"{job[:80]!r} is not the id of a Slurm job.", JOB_UNKNOWN)
     return job
 
 
 def error(action: str, text: str) -> SchedulerError:
-    """What Slurm's words on a failed call mean. Words that nobody knows are a refusal without a number."""
-    said = " ".join(text.split())[:300] or "it said nothing"
-    whole = f"{action}: {said}"
+    """The error for Slurm's message on a failed call; an unknown message is a refusal without a number."""
+    message = " ".join(text.split())[:300] or "it said nothing"
+    whole = f"{action}: {message}"
     for words, code in _REFUSALS:
-        if words in said:
+        if words in message:
             return UnknownNode(whole, code) if code == NODE_UNKNOWN else SchedulerRefused(whole, code)
-    if not text.strip() or any(words in said for words in _SILENCES):
-        return SchedulerUnavailable(whole, sent=not any(words in said for words in _NOTHING_SENT))
+    if not text.strip() or any(words in message for words in _UNREACHABLE):
+        return SchedulerUnavailable(whole, sent=not any(words in message for words in _NOTHING_SENT))
     return SchedulerRefused(whole)
 
 
-# --- host lists as Slurm prints them: strict. `model.hostlist` also takes a site's globs
+# --- host lists as Slurm prints them; `model.hostlist` also accepts a site's globs
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
-    """Every host named, in order. Empty for `""`, `(null)` and `None`. ValueError on anything malformed."""
+    """All hosts, in order; empty for `""`, `(null)` and `None`. Raises ValueError."""
     if text in ("", "(null)", "None"):
         return ()
     names = tuple(hostlist.expand(text))
@@ -242,28 +242,28 @@ def expand_hosts(text: str) -> tuple[str, ...]:
 
 
 def expand_indices(text: str) -> tuple[int, ...]:
-    """`0-2,5` -> (0, 1, 2, 5). ValueError on anything malformed."""
+    """`0-2,5` -> (0, 1, 2, 5). Raises ValueError."""
     numbers = hostlist.expand(f"[{text}]")
     if not all(number.isdecimal() for number in numbers):
         raise ValueError(f"not a list of numbers: {text[:200]!r}")
     return tuple(int(number) for number in numbers)
 
 
-# --- what a job's record means where every shape says it in the same words
+# --- jobs
 
-#: slurmctld's description of a hold that it set itself after a failed launch (seen on 22.05 and 24.11).
+#: slurmctld's description of a hold after a failed launch (seen on 22.05 and 24.11).
 _LAUNCH_FAILED = "launch failed"
 #: Reasons of a hold by an administrator or by Slurm itself (more than MaxBatchRequeue failed launches).
 _ADMIN_HOLDS = frozenset({"JobHeldAdmin", "JobHoldMaxRequeue"})
-#: The text form of 22.05 shows the description, with `_` for spaces, in the place of `JobHeldUser`.
+#: The text of 22.05 shows the description, with `_` for spaces, instead of `JobHeldUser`.
 _HELD_AS = frozenset({"launch_failed_requeued_held", "job_requeued_in_held_state"})
-#: Options of a submission stand in front of its script, within so many characters.
+#: The part of a submission's command line that is searched for options.
 _OPTIONS_END = 4096
 _UNENDED = frozenset({"PENDING", "RUNNING", "SUSPENDED"})
 
 
 def held_by(state: str, priority: int | None, reason: str, why: str) -> str:
-    """`user`, `admin` (also Slurm itself), or empty: held is pending with priority 0."""
+    """Who holds the job: `user`, `admin` (also Slurm itself), or empty. Held is pending with priority 0."""
     if state != "PENDING" or priority != 0:
         return ""
     if reason in _ADMIN_HOLDS or why.startswith(_LAUNCH_FAILED):
@@ -272,49 +272,49 @@ def held_by(state: str, priority: int | None, reason: str, why: str) -> str:
 
 
 def reason_and_why(text: str) -> tuple[str, str]:
-    """The text form's `Reason=`, as JSON tells it: reason and description."""
+    """Reason and description, as JSON has them, from the text's `Reason=`."""
     return ("JobHeldUser", text.replace("_", " ")) if text in _HELD_AS else (text, "")
 
 
-def computes(state: str, flags: tuple[str, ...]) -> bool:
-    """It holds what it was given, and all of that is shown: a job that is ending shows no GPUs."""
+def shows_allocation(state: str, flags: tuple[str, ...]) -> bool:
+    """Whether Slurm shows the job's whole allocation; a job that is ending shows no GPUs."""
     return state in {"RUNNING", "SUSPENDED"} and "COMPLETING" not in flags
 
 
-def waits_together(job: SlurmJob) -> bool:
-    """A record that stands for array tasks which wait together: no single job to requeue or to start."""
+def is_pending_array(job: SlurmJob) -> bool:
+    """Whether the record represents all pending tasks of an array, not a single job."""
     return bool(job.array_job) and job.array_task is None
 
 
 def command_id(job: SlurmJob) -> str:
-    """What a command must say for it: `5_1` for a task of an array, its own id for all else. Slurm takes the
-    plain id of an array's last task for the whole array (d.8, 12)."""
+    """The id for commands: `5_1` for an array task, otherwise the job id. Slurm takes the plain id of an
+    array's last task for the whole array (d.8, 12)."""
     return job.id if job.array_task is None else f"{job.array_job}_{job.array_task}"
 
 
 def job_named(name: str, jobs: Mapping[str, SlurmJob]) -> SlurmJob | None:
-    """By raw id, as a task (`5_1`) or as a part of a heterogeneous job (`5+1`)."""
+    """The job by raw id, as an array task (`5_1`) or as a component of a heterogeneous job (`5+1`)."""
     tasks = {command_id(job): job for job in jobs.values()}
     parts = {f"{job.het_job}+{job.het_offset}": job for job in jobs.values()}
     return jobs.get(name) or tasks.get(name) or parts.get(name)
 
 
 def has_ended(state: str) -> bool:
-    """Its exit code and end are facts. A job that is pending or runs shows when it may end at most."""
+    """Whether exit code and end time are final. Before, the end time is the job's time limit."""
     return state not in _UNENDED
 
 
 def exit_code(code: int, signal: int) -> str:
-    """`3`, or `0:9` where a signal ended it."""
+    """`3`, or `0:9` if a signal ended it."""
     return f"{code}:{signal}" if signal else str(code)
 
 
 def no_kill(submit_line: str) -> bool | None:
-    """True where the submission says --no-kill. None: no job record tells it, and a script may say it too.
+    """True if the submission has --no-kill; None if unknown: a script may set it too, and no record shows it.
 
-    A `--no-kill` of the script's own is taken for Slurm's: then nothing is done where something might be. The
-    line is its user's and as long as they like (1 MiB was seen): only its beginning is read.
+    A `--no-kill` among the script's own arguments counts as well, which errs on the side of doing nothing.
+    Only the beginning of the line is read: users make it as long as they like (1 MiB was seen).
     """
     words = submit_line[:_OPTIONS_END].split()
-    told = [word for word in words if word == "-k" or word.partition("=")[0] == "--no-kill"]
-    return True if told and not told[-1].endswith("=off") else None
+    options = [word for word in words if word == "-k" or word.partition("=")[0] == "--no-kill"]
+    return True if options and not options[-1].endswith("=off") else None

@@ -57,7 +57,7 @@ def test_a_requeued_job_of_24_11_with_a_hostile_name() -> None:
 
 def test_array_tasks_that_wait_together_have_no_id_for_commands() -> None:
     jobs = parse_json.jobs((CAPTURED / "squeue_22.05.json").read_bytes())
-    assert words.waits_together(jobs["8"]) and not words.waits_together(jobs["6"])
+    assert words.is_pending_array(jobs["8"]) and not words.is_pending_array(jobs["6"])
     assert words.command_id(jobs["6"]) == "6"
 
 
@@ -122,7 +122,7 @@ def test_pitfall_20_a_number_that_is_not_set_or_infinite_is_no_number() -> None:
     )  # fmt: skip
     job = parse_json.jobs(raw)["7"]
     assert (job.start_at, job.restarts, job.reason) == (None, 2, "BeginTime")
-    assert words.command_id(job) == "7" and not words.waits_together(job)
+    assert words.command_id(job) == "7" and not words.is_pending_array(job)
     endless = job_answer(start_time={"set": True, "infinite": True, "number": AT})
     assert parse_json.jobs(endless)["7"].start_at is None
 

@@ -3,8 +3,8 @@
 The environment wins. A wrong or unknown setting is a SettingsError of one sentence that names it. An empty
 value counts as not set.
 Settings marked secret may be given as `NAME_FILE`, the path of a file that holds the value.
-One healer for several clusters has a table `[clusters.NAME]` for each in the file; what stands there is that
-cluster's alone and wins over all else.
+One healer for several clusters has a table `[clusters.NAME]` for each in the file; its settings are that
+cluster's alone and override all others.
 """
 
 import difflib
@@ -25,7 +25,7 @@ from healer import data_folder
 from healer.model.routes import ChannelKind
 from healer.model.vocabulary import Mode
 
-#: ClusterName of Slurm has at most 40 characters; ours stands in names of files and queues too.
+#: ClusterName of Slurm has at most 40 characters; ours is part of file and queue names too.
 _CLUSTER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,39}")
 
 
@@ -62,7 +62,7 @@ def parse_path(text: str) -> Path:
 
 
 def parse_recording(text: str) -> Path:
-    """A folder; the word `on` alone stands for the data directory's own."""
+    """A folder; the word `on` alone means the data directory's own."""
     folder = Path(ON) if text == ON else parse_path(text)
     if folder.is_file():
         raise ValueError(f"a folder or `{ON}`: recordings are many files")
@@ -170,7 +170,7 @@ def parse_tls(text: str) -> str:
     return text
 
 
-#: Matchers of a PromQL selector, as they stand between its braces.
+#: Matchers of a PromQL selector, without its braces.
 _MATCHERS = re.compile(r'[A-Za-z_]\w*(?:=|!=|=~|!~)"[^"\\]*"(?:,[A-Za-z_]\w*(?:=|!=|=~|!~)"[^"\\]*")*')
 
 
@@ -213,7 +213,7 @@ def parse_tickets(text: str) -> str:
 class Reads(NamedTuple):
     """How a field is read from text. `parse` raises ValueError with the words that follow "must be".
 
-    The value of a secret is never repeated, and may stand in the file that `NAME_FILE` names."""
+    The value of a secret is never repeated; it may be given as `NAME_FILE`, the file that holds it."""
 
     parse: Callable[[str], Any]
     secret: bool = False
@@ -227,12 +227,12 @@ SecretWeb = Annotated[str | None, Reads(parse_web, secret=True)]
 Share = Annotated[float | None, Reads(number_between(0, 1, open_low=True))]
 
 
-# Wide: one field for each setting that a site may write; each has its parser beside it.
+# Wide: one field for each setting that a site may write, with its parser.
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of a server process. None: not set, the default of `docs/settings.md` holds.
 
-    `clusters` are the whole settings of each cluster, by name, where the file has tables of them; then what
-    stands here of Slurm belongs to none. `slurm_conf` can stand in a table alone.
+    `clusters` are the whole settings of each cluster, by name, where the file has tables of them; Slurm
+    settings outside the tables then belong to none. `slurm_conf` is allowed in tables only.
 
     One object with many fields, as it mirrors a flat list: each field is `HEALER_` and its name, and the
     table of a cluster may replace what belongs to several groups at once.
@@ -275,7 +275,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     recording: Annotated[Path | None, Reads(parse_recording)] = None
     recording_max_gb: Annotated[float, Reads(number_between(0.1, 100_000))] = 50.0
     recording_days: Annotated[float, Reads(number_between(0.1, 400))] = 30.0
-    # --- what stands above rules/guards.yaml
+    # --- what overrides rules/guards.yaml
     guard_max_share: Share = None
     guard_max_nodes: Annotated[int | None, Reads(parse_nodes)] = None
     guard_min_service_share: Annotated[float | None, Reads(number_between(0, 1))] = None
@@ -325,13 +325,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             if cluster is None or self.cluster in (None, cluster):
                 return self if cluster is None else msgspec.structs.replace(self, cluster=cluster)
             raise SettingsError(f"healer looks after the cluster {self.cluster}, not {cluster}.")
-        known = ", ".join(self.clusters)
+        clusters = ", ".join(self.clusters)
         if cluster is None and len(self.clusters) == 1:
             return next(iter(self.clusters.values()))
         if cluster is None:
-            raise SettingsError(f"--cluster says which cluster is meant: one of {known}.")
+            raise SettingsError(f"--cluster says which cluster is meant: one of {clusters}.")
         if cluster not in self.clusters:
-            raise SettingsError(f"{cluster} is no cluster of HEALER_CONFIG: it has {known}.")
+            raise SettingsError(f"{cluster} is no cluster of HEALER_CONFIG: it has {clusters}.")
         return self.clusters[cluster]
 
 
@@ -352,7 +352,7 @@ URL_OF: dict[ChannelKind, tuple[str, ...]] = {
 
 
 def guard_overrides(settings: Settings) -> dict[str, Any]:
-    """What was set of `model.GuardSettings`, by its field names: it stands above `rules/guards.yaml`."""
+    """What was set of `model.GuardSettings`, by its field names: it overrides `rules/guards.yaml`."""
     names = {name: name.removeprefix("guard_") for name in Settings.__struct_fields__ if "guard_" in name}
     names["breaker_share"] = "breaker_share"
     return {field: value for name, field in names.items() if (value := getattr(settings, name)) is not None}
@@ -422,14 +422,14 @@ _APART = ("slurm_rest_url", "slurm_conf", "munge_socket", "sim_socket", "sim_nod
 
 
 def _may_differ(setting: str) -> bool:
-    """Whether it may stand in a table of a cluster."""
+    """Whether a cluster's table may hold it."""
     if setting in ("SLURM_CONF", "HEALER_RECORDING", "HEALER_MODE", "HEALER_BMC_PASSWORD_FILE"):
         return True
     return setting in _READS and setting.startswith(_OF_A_CLUSTER)
 
 
 def _of_table(where: str, name: str, table: object, around: Mapping[str, Any]) -> Settings:
-    """One cluster's settings: its table above all that stands around it."""
+    """One cluster's settings: its table overrides the settings around it."""
     title = f"{where} [clusters.{name}]"
     if not _CLUSTER_NAME.fullmatch(name):
         raise SettingsError(f"{title}: {name!r} cannot be the ClusterName of a Slurm.")
@@ -441,10 +441,10 @@ def _of_table(where: str, name: str, table: object, around: Mapping[str, Any]) -
                 raise SettingsError(_elsewhere(setting))
         given = {setting: _as_text(setting, value) for setting, value in table.items()}
         conf = given.pop("SLURM_CONF", "")
-        own = _parsed(given) | ({"slurm_conf": parse_path(conf)} if conf else {})
+        of_cluster = _parsed(given) | ({"slurm_conf": parse_path(conf)} if conf else {})
         tokens = {"slurm_token_file", "slurm_token_command"}
-        replaced = tokens if tokens & own.keys() else set()
-        values: dict[str, Any] = {k: value for k, value in around.items() if k not in replaced} | own
+        replaced = tokens if tokens & of_cluster.keys() else set()
+        values: dict[str, Any] = {k: value for k, value in around.items() if k not in replaced} | of_cluster
         _check_rest(values)
         _check_bmc(values)
     except SettingsError as error:
@@ -568,14 +568,14 @@ def _without_files(given: Mapping[str, str]) -> dict[str, str]:
 
 def _unknown(name: str) -> str:
     short = name.upper().removeprefix("HEALER_")
-    names = [known.removeprefix("HEALER_") for known in setting_names()]
+    names = [setting.removeprefix("HEALER_") for setting in setting_names()]
     close = difflib.get_close_matches(short, names, n=1, cutoff=0.7)
     return f"{name} is not a setting of healer" + (f"; did you mean HEALER_{close[0]}?" if close else ".")
 
 
 # --- the ticket system -----------------------------------------------------------------------------------
 
-#: What each takes beside HEALER_TICKETS and the token, and whether it must be set.
+#: Settings of each system besides HEALER_TICKETS and the token, and whether they are required.
 _TICKETS_TAKE = {
     JIRA: {"url": True, "project": True, "user": False, "type": False, "close": False},
     GITHUB: {"url": False, "project": True},
@@ -591,7 +591,7 @@ _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 def _ticket_problem(values: Mapping[str, Any]) -> str | None:
-    """What is wrong with HEALER_TICKETS and the settings beside it; `values` by field, where they are set."""
+    """What is wrong with HEALER_TICKETS and its other settings; `values` by field, those that are set."""
     which = values.get("tickets")
     given = [name for name in _TICKETS_BESIDE if f"tickets_{name}" in values]
     if which in (None, WEBHOOK):

@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 #: How much of the inbox rebuilds the picture after a restart.
 REBUILD = timedelta(minutes=15)
-#: Alerts stand for longer: as long as a rule may want them to.
+#: Alerts are read further back: as far as a rule may keep one firing.
 ALERTS = timedelta(hours=ALERT_STAYS_MAX_H)
 BATCH = 5000
 #: The backstop when no notification came, and the pace of what depends on time alone.
@@ -77,9 +77,9 @@ class Detector:
     def _rebuild(self, now: datetime) -> None:
         """What was walked before only refreshes what is known; beats older than the restart do not count."""
         inbox = self._parts.inbox
-        known = [*inbox.alerts(now - ALERTS), *inbox.since(now - REBUILD, lines=now - DELAY_MAX)]
-        self.picture.update(known, self._parts.rules().topology, rebuild=True)
-        log.info("picture rebuilt", cluster=self.cluster, signals=len(known))
+        seen = [*inbox.alerts(now - ALERTS), *inbox.since(now - REBUILD, lines=now - DELAY_MAX)]
+        self.picture.update(seen, self._parts.rules().topology, rebuild=True)
+        log.info("picture rebuilt", cluster=self.cluster, signals=len(seen))
 
     def _show(self) -> None:
         snapshot = self._parts.snapshots.latest(self.cluster)
@@ -147,7 +147,7 @@ class Detector:
             if not batch and sensed is None:
                 raise
             if sensed is not None:
-                # What still stands is found again; it must not stop the signals.
+                # A fault that persists is found again; this must not stop the signals.
                 log.exception(
                     "a walk failed; the tick's findings are left out", findings=len(sensed.findings)
                 )
@@ -156,32 +156,32 @@ class Detector:
             log.exception("a walk failed; its signals are walked one by one", signals=len(batch))
             # What fails without any signal is no signal's fault, and ends the process.
             self._walk(rules, [], now)
-            for one in batch:
-                self._walk_alone(rules, one, now)
+            for signal in batch:
+                self._walk_alone(rules, signal, now)
             return
         if started:
             self._parts.poke(started)
 
-    def _walk_alone(self, rules: Ruleset, one: Observation, now: datetime) -> None:
-        """One bad signal must not stop the others for ever: it is set aside, on record."""
+    def _walk_alone(self, rules: Ruleset, signal: Observation, now: datetime) -> None:
+        """One bad signal must not stop the others for ever: it is consumed and audited."""
         try:
-            started = walk(self.ledger, rules, self.picture, [one], now)
+            started = walk(self.ledger, rules, self.picture, [signal], now)
         except LedgerAway:
             raise
         except Exception as error:
-            log.exception("a signal cannot be walked", digest=one.digest, kind=one.kind)
+            log.exception("a signal cannot be walked", digest=signal.digest, kind=signal.kind)
             with self.ledger.transaction() as tx:
-                tx.consume([one])
+                tx.consume([signal])
                 tx.audit(
                     AuditRecord(
                         cluster=self.cluster,
                         at=now,
                         actor="healer",
                         verb="signal.set_aside",
-                        subject=f"node/{one.component.node}",
+                        subject=f"node/{signal.component.node}",
                         data={
-                            "digest": one.digest,
-                            "line": one.line,
+                            "digest": signal.digest,
+                            "line": signal.line,
                             "why": f"{type(error).__name__}: {error}",
                         },
                     )

@@ -43,7 +43,7 @@ class PromqlHistory:
         cluster: str,
         matchers: str = "",
     ) -> None:
-        """`matchers`: which of the server's series are this cluster's, as they stand in a selector."""
+        """`matchers`: the part of a selector that picks this cluster's series on the server."""
         self._matchers = matchers
         self._server, self._catalogue, self._book = server, catalogue, book
         self._translator = Translator(catalogue, book, cluster)
@@ -52,15 +52,15 @@ class PromqlHistory:
     def between(
         self, since: datetime, until: datetime, has_node: HasNode, *, go_on: Callable[[], bool] = lambda: True
     ) -> list[Report]:
-        # Raw samples, by a range selector: their own times, and no point that nobody measured. A query_range
+        # Raw samples, by a range selector: they have their own times, and no point is made up. A query_range
         # would repeat each value for up to five minutes after its series ended.
         span_s = max(1, round((until - since).total_seconds()))
         _check(go_on)
-        names = self._known_names(since)
+        names = self._server_names(since)
         found: list[Report] = []
         for first in range(0, len(names), NAMES_TOGETHER):
             found += self._samples(names[first : first + NAMES_TOGETHER], span_s, until, has_node, go_on)
-        return sorted(found, key=lambda one: one.at)
+        return sorted(found, key=lambda report: report.at)
 
     def _samples(
         self, names: Sequence[str], span_s: int, until: datetime, has_node: HasNode, go_on: Callable[[], bool]
@@ -73,7 +73,9 @@ class PromqlHistory:
                 return []  # one name alone is too much: the windows fill without it
             half = len(names) // 2
             parts = (names[:half], names[half:])
-            return [one for part in parts for one in self._samples(part, span_s, until, has_node, go_on)]
+            return [
+                report for part in parts for report in self._samples(part, span_s, until, has_node, go_on)
+            ]
         return self._reports(raw, has_node, until)
 
     def _reports(self, raw: bytes, has_node: HasNode, until: datetime) -> list[Report]:
@@ -82,24 +84,24 @@ class PromqlHistory:
         except BadBody as error:
             raise HistoryAway(str(error)) from None
         # When they came to the server is not known; they were measured then.
-        return [msgspec.structs.replace(one, arrived_at=one.at) for one in measured.reports]
+        return [msgspec.structs.replace(report, arrived_at=report.at) for report in measured.reports]
 
-    def _known_names(self, since: datetime) -> list[str]:
+    def _server_names(self, since: datetime) -> list[str]:
         """The catalogue's names that the server has."""
         if self._names is None or time.monotonic() - self._names[0] > NAMES_S:
             try:
-                told = names_answered(self._server.names(since, since + timedelta(minutes=15)))
+                answered = names_answered(self._server.names(since, since + timedelta(minutes=15)))
             except BadBody as error:
                 raise HistoryAway(str(error)) from None
             wanted = arriving(self._catalogue)
-            self._names = (time.monotonic(), sorted(name for name in set(told) if name in wanted))
+            self._names = (time.monotonic(), sorted(name for name in set(answered) if name in wanted))
         return self._names[1]
 
     def node(
         self, node: str, signal: str, since: datetime, until: datetime, step_s: int, has_node: HasNode
     ) -> Points:
-        told = self._catalogue.signals.get(signal)
-        names = names_of(told) if told is not None else []
+        catalogued = self._catalogue.signals.get(signal)
+        names = names_of(catalogued) if catalogued is not None else []
         if not names:
             return {}
         raw = self._server.query_range(of_node(names, node, self._matchers), since, until, step_s)
@@ -107,10 +109,10 @@ class PromqlHistory:
             lines = self._translator.charted(raw, has_node)
         except BadBody as error:
             raise HistoryAway(str(error)) from None
-        own = {number: line for ((_, where), number), line in lines.items() if where == node}
+        lines_of_node = {number: line for ((_, where), number), line in lines.items() if where == node}
         return {
-            column: list(zip(*(one.tolist() for one in own[number]), strict=True))
-            for number, column in self._book.columns(own).items()
+            column: list(zip(*(points.tolist() for points in lines_of_node[number]), strict=True))
+            for number, column in self._book.columns(lines_of_node).items()
             if column.signal == signal
         }
 
@@ -168,10 +170,10 @@ class WarmUp:
                 held += chunk[0]
                 if chunk[1]:
                     yield [], chunk[1]
-            own = [one for one in held if one.arrived_at < end]
-            held = [one for one in held if one.arrived_at >= end]
-            more = self._lacking(own, start, min(end, now))
-            yield sorted([*own, *more], key=_arrival), []
+            arrived = [report for report in held if report.arrived_at < end]
+            held = [report for report in held if report.arrived_at >= end]
+            more = self._lacking(arrived, start, min(end, now))
+            yield sorted([*arrived, *more], key=_arrival), []
             start = end
         if held:
             yield held, []
@@ -179,27 +181,27 @@ class WarmUp:
         if self.samples:
             log.info("windows warmed up", samples=self.samples, minutes=self.minutes, cluster=self._cluster)
 
-    def _lacking(self, own: Sequence[Report], start: datetime, end: datetime) -> list[Report]:
-        told = {one.node for one in own if len(one.columns)}
-        if self._over or len(told & self._nodes) >= ENOUGH_SHARE * len(self._nodes):
+    def _lacking(self, stored: Sequence[Report], start: datetime, end: datetime) -> list[Report]:
+        reporting = {report.node for report in stored if len(report.columns)}
+        if self._over or len(reporting & self._nodes) >= ENOUGH_SHARE * len(self._nodes):
             return []
         if not self._in_time() or self.samples > SAMPLES_MAX:
             self._end(f"more than {WARM_MOST_S:g} s or {SAMPLES_MAX} samples: the rest fills by itself")
             return []
         try:
-            found = self._history.between(start, end, self._known, go_on=self._in_time)
+            found = self._history.between(start, end, self._has_node, go_on=self._in_time)
         except HistoryAway as error:
             self._end(str(error))
             return []
-        fresh = list(_without(found, own))
-        self.samples += sum(len(one.columns) for one in fresh)
+        fresh = list(_without(found, stored))
+        self.samples += sum(len(report.columns) for report in fresh)
         self.minutes += bool(fresh)
         return fresh
 
     def _in_time(self) -> bool:
         return self._stopwatch() <= self._until_s
 
-    def _known(self, cluster: str, node: str) -> bool:
+    def _has_node(self, cluster: str, node: str) -> bool:
         return cluster == self._cluster and node in self._nodes
 
     def _end(self, why: str) -> None:
@@ -216,15 +218,24 @@ def _reaches(held: Sequence[Report], end: datetime) -> bool:
     return bool(held) and held[-1].arrived_at >= end + timedelta(seconds=5)
 
 
-def _without(found: Sequence[Report], own: Sequence[Report]) -> Iterator[Report]:
+def _without(found: Sequence[Report], stored: Sequence[Report]) -> Iterator[Report]:
     """The server's reports without the series that the store has of the same node."""
     columns: dict[str, list[np.ndarray]] = {}
-    for one in own:
-        columns.setdefault(one.node, []).append(one.columns)
-    known = {node: np.unique(np.concatenate(parts)) for node, parts in columns.items()}
-    for one in found:
-        kept = ~np.isin(one.columns, known[one.node]) if one.node in known else None
+    for report in stored:
+        columns.setdefault(report.node, []).append(report.columns)
+    stored_columns = {node: np.unique(np.concatenate(parts)) for node, parts in columns.items()}
+    for report in found:
+        kept = (
+            ~np.isin(report.columns, stored_columns[report.node]) if report.node in stored_columns else None
+        )
         if kept is None:
-            yield one
+            yield report
         elif kept.any():
-            yield Report(one.cluster, one.node, one.at, one.arrived_at, one.columns[kept], one.values[kept])
+            yield Report(
+                report.cluster,
+                report.node,
+                report.at,
+                report.arrived_at,
+                report.columns[kept],
+                report.values[kept],
+            )

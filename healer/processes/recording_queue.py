@@ -1,4 +1,4 @@
-"""Recording beside the walk and the ticks, never in their way: a full queue loses entries and counts them."""
+"""Records without ever delaying the walk and the ticks: a full queue loses entries and counts them."""
 
 import threading
 from collections import deque
@@ -20,19 +20,19 @@ log = structlog.get_logger()
 SOURCE = "recorder"
 #: Observations, reports and batches that may wait: a minute and more of 1,250 nodes, some 60 MB of reports.
 ROOM = 20_000
-#: The writer looks so often whether a frame has waited long enough; losses are told so often.
+#: How often the writer looks for frames that are due, and how often losses are reported.
 REST_S, TELL_S = 1.0, 60.0
 
 
 class Folder(Protocol):
-    """`rest` writes what waited long enough, and tells how many lines the disk refused since."""
+    """`rest` writes frames that are due, and returns how many lines the disk has refused since."""
 
     def rest(self) -> int: ...
     def close(self) -> None: ...
 
 
 class Recording:
-    """What the detector's threads tell it, one writer's thread hands on to the recorder."""
+    """A queue between the detector's threads and one writer's thread, which feeds the recorder."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class Recording:
         self._size = 0
         self._woken = threading.Condition()
         self._lost = 0  # since the writer last heard
-        self._untold = 0  # since people last heard
-        self._told_at = clock.now()
+        self._unreported = 0  # since people last heard
+        self._reported_at = clock.now()
 
     # --- from the detector's threads
 
@@ -66,8 +66,10 @@ class Recording:
     ) -> None:
         """As `Recorder.note`."""
         # The picture's own dictionaries go on changing while these wait.
-        told = {node: dict(known) for node, known in facts.items() if known}
-        job = partial(self._recorder.note, batch, snapshot, now, facts=told, references=dict(references))
+        kept_facts = {node: dict(values) for node, values in facts.items() if values}
+        job = partial(
+            self._recorder.note, batch, snapshot, now, facts=kept_facts, references=dict(references)
+        )
         self._put(len(batch), job)
 
     def note_samples(self, reports: Sequence[Report], batches: Sequence[StepBatch], now: datetime) -> None:
@@ -107,26 +109,26 @@ class Recording:
                 lost += count
         lost += self._folder.rest()
         if lost:
-            self._untold += lost
+            self._unreported += lost
             self._recorder.note_lost(lost, self._clock.now())
-        self._tell()
+        self._report_lost()
 
-    def _tell(self) -> None:
+    def _report_lost(self) -> None:
         now = self._clock.now()
-        if not self._untold or abs((now - self._told_at).total_seconds()) < TELL_S:
+        if not self._unreported or abs((now - self._reported_at).total_seconds()) < TELL_S:
             return
         loss = Loss(
             cluster=self._cluster,
             source=SOURCE,
             reason=LossReason.not_recorded,
-            count=self._untold,
+            count=self._unreported,
             first_seen=now,
             last_seen=now,
             example="entries that came faster than they could be written, or that the disk refused",
         )
         try:
             self._book.add([loss])
-        except Exception as error:  # the database is away: the same is told the next time
+        except Exception as error:  # the database is away: it is reported the next time
             log.warning("what was not recorded could not be told", error=str(error)[:200])
             return
-        self._untold, self._told_at = 0, now
+        self._unreported, self._reported_at = 0, now

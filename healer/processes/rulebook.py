@@ -32,9 +32,9 @@ class Rulebook:
 
     `load(folder, prove)` reads them; to prove is to run detection rules on their cases, which takes a second
     or two. The first load proves nothing: a process starts at once, and never without rules. It raises
-    RulesInvalid where neither the files nor the set in `kept` can be used. Who detects with them calls
-    `prove` first; changed files are always proven, in a thread of their own: whoever asks meanwhile gets the
-    old set at once.
+    RulesInvalid where neither the files nor the set in `kept` can be used. A detector calls `prove` before it
+    uses them; changed files are always proven, in a thread of their own, while callers get the old set at
+    once.
     """
 
     def __init__(
@@ -57,16 +57,16 @@ class Rulebook:
     def __call__(self) -> Ruleset:
         if time.monotonic() - self._looked >= LOOK_EVERY_S and self._lock.acquire(blocking=False):
             # Held until a changed set is proven: one at a time, and what changes meanwhile is seen after it.
-            aside = False
+            is_reading = False
             try:
-                aside = self._changed()
+                is_reading = self._changed()
             finally:
-                if not aside:
+                if not is_reading:
                     self._lock.release()
         return self._rules
 
     def prove(self) -> bool:
-        """Whether the rules do on their cases what the cases say; if not, `problem` tells."""
+        """Whether the rules pass their cases; if not, `problem` says why."""
         stamp = self._look()
         try:
             proven = self._load(self.folder, True)
@@ -161,9 +161,9 @@ class KeptRules:
                 name = Path(new, "current")
                 name.write_text(version)
                 name.replace(self._current)
-            for one in self._base.iterdir():
-                if one.is_dir() and one not in {target, before} and not one.name.startswith("tmp"):
-                    shutil.rmtree(one, ignore_errors=True)
+            for entry in self._base.iterdir():
+                if entry.is_dir() and entry not in {target, before} and not entry.name.startswith("tmp"):
+                    shutil.rmtree(entry, ignore_errors=True)
         except OSError as error:
             log.warning("the proven rules could not be kept", problem=str(error))
 
@@ -172,10 +172,10 @@ def _files(folder: str | Path) -> Iterator[tuple[str, int, int]]:
     """What the stamp holds of each file below. Each process asks each second: a file costs one system call
     and no Path. What goes meanwhile is gone."""
     with suppress(OSError), os.scandir(folder) as found:
-        for one in found:
-            if one.is_dir(follow_symlinks=False):
-                yield from _files(one.path)
-            elif one.name.endswith((".yaml", ".sh")):
+        for entry in found:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files(entry.path)
+            elif entry.name.endswith((".yaml", ".sh")):
                 with suppress(OSError):
-                    told = one.stat()
-                    yield one.path, told.st_mtime_ns, told.st_size
+                    status = entry.stat()
+                    yield entry.path, status.st_mtime_ns, status.st_size

@@ -40,9 +40,9 @@ def left_jobs(
         jobs = sweeps_in(snapshots.latest(ledger.cluster))
         if not jobs:
             return
-        own = set(users())
+        our_users = set(users())
         with ledger.transaction() as tx:
-            runs = {job.id: tx.run(run_of(job)) for job in jobs if job.user in own}
+            runs = {job.id: tx.run(run_of(job)) for job in jobs if job.user in our_users}
         for job, run in runs.items():
             if run is not None and run.state in ENDED_RUN_STATES:
                 _cancel_job(scheduler, job)
@@ -75,7 +75,7 @@ def _cancel_job(scheduler: Scheduler, job: str) -> None:
             raise
 
 
-#: Slurm's switches are wired anew that seldom.
+#: Slurm's switches are read this seldom.
 TREE_S = 600.0
 #: How often it is looked whether any duty has work.
 LOOK_S = 0.2
@@ -150,7 +150,7 @@ class Poll:
         return self._rest_s
 
     def _asked(self, problem: str) -> Controller:
-        """slurmctld's figures. That it gives none is a state of its own, unless nobody here can ask."""
+        """slurmctld's figures. That it gives none is a problem, unless no adapter here can ask for them."""
         now = self._clock.now()
         try:
             seen = self._scheduler.controller()
@@ -172,7 +172,8 @@ class _Tree:
         self._read_at = float("-inf")
 
     def of(self, nodes: Iterable[str]) -> Mapping[str, tuple[str, ...]]:
-        """What was known stays where Slurm does not tell. The same mapping as long as it says the same."""
+        """The last switches read, if Slurm does not give them now. Returns the same mapping while nothing
+        changes."""
         names, now = frozenset(nodes), self._stopwatch()
         if names == self._names and now - self._read_at < TREE_S:
             return self._switches
@@ -193,7 +194,7 @@ def sweep(ledger: Ledger, poke: Poke, clock: Clock) -> Callable[[], float | None
     """Wakes due runs: those whose wait is over and those that a dead worker left.
 
     A run that stays due is sent again after a second; the more are due, the later: they wait for workers, and
-    messages that nobody needs would only keep those busy. A new one was sent by whoever began it.
+    superfluous messages would only keep those busy. A new one was sent by the process that began it.
     """
     poked: dict[str, float] = {}
 
@@ -351,7 +352,7 @@ class Refitting:
     def __call__(self) -> None:
         now = self._clock.now()
         if self._child is None:
-            # A clock that was set back by more than the rest leaves nobody waiting.
+            # A clock that was set back by more than the interval must not stop refits.
             if now >= self._due_at or self._due_at - now > REFIT_EVERY:
                 self._due_at = now + REFIT_EVERY
                 self._child = self._begin(), now
@@ -379,7 +380,7 @@ LONGEST_REHEARSAL = timedelta(hours=6)
 
 
 class RehearsalBook(Protocol):
-    """Where rehearsals stand."""
+    """Where rehearsals are stored."""
 
     def claim(self, cluster: str, now: datetime) -> Rehearsal | None: ...
     def advance(self, name: str, progress: float, now: datetime, left_s: float | None) -> bool: ...

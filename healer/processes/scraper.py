@@ -1,7 +1,7 @@
 """The scraper: fetches exporters and answers of a Prometheus-compatible server, stored like what is sent.
 
-One per cluster. A target that does not answer tells nothing of its node: its last values grow old, and what
-is old is unknown; healer never takes it for a fault.
+One per cluster. A target that does not answer says nothing about its node: its last values become stale and
+then unknown; healer never takes that for a fault.
 """
 
 import asyncio
@@ -109,14 +109,14 @@ def node_of(target: Target, cluster: str, has_node: HasNode) -> str | None:
     if not name:
         raise NoNode(f"the target has no label {rule} that names its node")
     plain = name if rule == HOST else name.partition(":")[0]
-    for one in (name, plain, plain.partition(".")[0]):
-        if one and has_node(cluster, one):
-            return one
+    for candidate in (name, plain, plain.partition(".")[0]):
+        if candidate and has_node(cluster, candidate):
+            return candidate
     raise NoNode(f"{cluster} has no node {name[:100]}: name it by a label, and that label by `node`")
 
 
 def _device_of(target: Target) -> str:
-    """The target is a device, or stands for one: its label `device` says which, else its own host."""
+    """The target is or represents a device: its label `device` names it, otherwise its own host."""
     name = device_name("instance", target.labels.get("device") or target.host)
     if name is None:
         raise NoNode(f"{target.host[:100]} is no name of a device: give the target a label `device`")
@@ -144,14 +144,14 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 #: Rules and Slurm's nodes are looked at so often; state and counts are written so often.
-LOOK_S, TELL_S = 2.0, 5.0
+LOOK_S, STATE_S = 2.0, 5.0
 #: Bodies that wait to be written, and that are written in one commit; and one body unpacked.
 QUEUE, BATCH, UNPACKED_MAX = 64 * 2**20, 4 * 2**20, 32 * 2**20
 GATHER_S = 0.02
-#: Nobody waits for an answer. After a start every series is new: reading 1,250 pages then takes ten seconds.
+#: No client waits for an answer. After a start every series is new: reading 1,250 pages takes ten seconds.
 WAIT_S = 30.0
-#: Targets whose state is told.
-TOLD_MAX = 20_000
+#: Targets whose state is stored.
+STATES_MAX = 20_000
 #: Of which it is remembered that they are stored, as in the API.
 INVENTORIES = 20_000
 SOURCE = "scrape"
@@ -194,11 +194,11 @@ class Parts:
 
 
 class Scraper:
-    """`run` works until stopped: one event loop, and one thread beside it that decodes and stores."""
+    """`run` works until stopped: one event loop, and one more thread that decodes and stores."""
 
-    def __init__(self, parts: Parts, *, look_s: float = LOOK_S, tell_s: float = TELL_S) -> None:
+    def __init__(self, parts: Parts, *, look_s: float = LOOK_S, state_s: float = STATE_S) -> None:
         self._parts = parts
-        self._look_s, self._tell_s = look_s, tell_s
+        self._look_s, self._state_s = look_s, state_s
         self._cluster = parts.cluster
         self._ruleset = parts.rules()
         # The rules of the last look: reading and proving changed ones must not hold up what is being stored.
@@ -220,25 +220,25 @@ class Scraper:
     async def run(self, stopped: Callable[[], bool], leads: Callable[[], None] = lambda: None) -> None:
         """`leads` raises when another one has to lead now; then this one ends."""
         self._commit.start()
-        told_s = -math.inf
+        written_s = -math.inf
         try:
             while not stopped():
-                await self._aside(leads)
+                await self._in_thread(leads)
                 await self._look()
-                if self._parts.stopwatch() - told_s >= self._tell_s:
-                    told_s = self._parts.stopwatch()
-                    await self._tell()
+                if self._parts.stopwatch() - written_s >= self._state_s:
+                    written_s = self._parts.stopwatch()
+                    await self._write_state()
                 await _rest(self._look_s, stopped)
         finally:
-            for one in self._kept.values():
-                one.task.cancel()
-            await asyncio.gather(*(one.task for one in self._kept.values()), return_exceptions=True)
+            for kept in self._kept.values():
+                kept.task.cancel()
+            await asyncio.gather(*(kept.task for kept in self._kept.values()), return_exceptions=True)
             await self._commit.stop()
-            await self._tell()
+            await self._write_state()
             self._side.shutdown(wait=False)
             self._asking.shutdown(wait=False, cancel_futures=True)
 
-    async def _aside(self, work: Callable[[], T]) -> T:
+    async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._side, work)
 
     # --- what there is to fetch ---
@@ -246,33 +246,33 @@ class Scraper:
     async def _look(self) -> None:
         parts = self._parts
         with contextlib.suppress(Unavailable):  # the nodes of before are still the best that is known
-            self._snapshots = await self._aside(parts.snapshots)
-        self._ruleset = await self._aside(parts.rules)
+            self._snapshots = await self._in_thread(parts.snapshots)
+        self._ruleset = await self._in_thread(parts.rules)
         rules = self._ruleset.scrape
-        if rules is self._listed and all(not one.task.done() for one in self._kept.values()):
+        if rules is self._listed and all(not kept.task.done() for kept in self._kept.values()):
             return
         self._listed, self._troubles = rules, ()
-        targets = await self._aside(lambda: list_targets(rules, self._cluster))
-        wanted: dict[tuple[str, str], Target | ScrapeQuery] = {one.key: one for one in targets}
-        queries = [one for one in rules.queries if one.cluster in ("", self._cluster)]
+        targets = await self._in_thread(lambda: list_targets(rules, self._cluster))
+        wanted: dict[tuple[str, str], Target | ScrapeQuery] = {target.key: target for target in targets}
+        queries = [query for query in rules.queries if query.cluster in ("", self._cluster)]
         if queries and parts.ask is None:
             self._troubles += ("rules/scrape.yaml has queries, and HEALER_PROMETHEUS_URL is not set",)
         elif queries:
-            wanted |= {("queries", f"{one.signal}: {one.query}"): one for one in queries}
+            wanted |= {("queries", f"{query.signal}: {query.query}"): query for query in queries}
         self._keep(wanted)
 
     def _keep(self, wanted: dict[tuple[str, str], Target | ScrapeQuery]) -> None:
         for key in [key for key in self._kept if key not in wanted]:
             self._kept.pop(key).task.cancel()
         for key, what in wanted.items():
-            known = self._kept.get(key)
-            if known is not None and not known.task.done() and known.what == what:
+            kept = self._kept.get(key)
+            if kept is not None and not kept.task.done() and kept.what == what:
                 continue
-            if known is not None:
-                known.task.cancel()
+            if kept is not None:
+                kept.task.cancel()
             state = TargetState(cluster=self._cluster, job=key[0], target=key[1])
             task = asyncio.create_task(self._repeat(key, what), name=key[1])
-            self._kept[key] = _Kept(what, task, known.state if known else state)
+            self._kept[key] = _Kept(what, task, kept.state if kept else state)
 
     async def _repeat(self, key: tuple[str, str], what: Target | ScrapeQuery) -> None:
         beat = what if isinstance(what, Target) else _as_target(what)
@@ -305,9 +305,9 @@ class Scraper:
     # --- one fetch ---
 
     async def _scrape(self, target: Target) -> TargetState:
-        known = self._known
+        has_node = self._has_node
         try:
-            node = node_of(target, self._cluster, known)
+            node = node_of(target, self._cluster, has_node)
         except NoNode as error:
             raise FetchFailed(str(error)) from None
         fetched = await self._parts.fetch(target)
@@ -318,7 +318,7 @@ class Scraper:
                 raw = unpacked(fetched.body, fetched.packing, UNPACKED_MAX)
             except Problem as problem:
                 raise BadBody(problem.detail) from None
-            return self._translators.current(self._cluster).exposition(raw, known, now, node=node)
+            return self._translators.current(self._cluster).exposition(raw, has_node, now, node=node)
 
         measured = await self._stored(target.job.name, Body(len(fetched.body), read))
         return self._state(target.job.name, target.url, node or "", len(fetched.body), measured)
@@ -331,11 +331,11 @@ class Scraper:
             raw = await asyncio.get_running_loop().run_in_executor(self._asking, ask, query.query, now)
         except HistoryAway as error:
             raise FetchFailed(str(error)) from None
-        known = self._known
+        has_node = self._has_node
 
         def read() -> Measured:
             translator = self._translators.current(self._cluster)
-            return translator.queried(raw, known, now, signal=query.signal)
+            return translator.queried(raw, has_node, now, signal=query.signal)
 
         measured = await self._stored(query.signal, Body(len(raw), read))
         return self._state("queries", f"{query.signal}: {query.query}", "", len(raw), measured)
@@ -356,7 +356,7 @@ class Scraper:
             self._lost(LossReason.rejected, lost, who, why)
         return outcome
 
-    def _known(self, cluster: str, node: str) -> bool:
+    def _has_node(self, cluster: str, node: str) -> bool:
         snapshot = self._snapshots.get(cluster)
         return snapshot is not None and (node in snapshot.nodes or device_in(node) is not None)
 
@@ -387,39 +387,39 @@ class Scraper:
 
     # --- in the writer's thread ---
 
-    def _put(self, told: Sequence[Measured]) -> None:
+    def _put(self, bodies: Sequence[Measured]) -> None:
         parts = self._parts
         new = {
-            one.digest: one
-            for measured in told
-            for one in measured.inventory
-            if one.digest not in self._inventories
+            observation.digest: observation
+            for measured in bodies
+            for observation in measured.inventory
+            if observation.digest not in self._inventories
         }
         if new:
-            # Which GPU has which address: told with the samples, stored with the events. Before them: a batch
-            # that comes again stores these once, and samples twice.
-            parts.signals.store([Arrival(one) for one in new.values()])
+            # GPU addresses come with the samples, and are stored with the events. Before the samples: a batch
+            # that is retried stores these once, and samples twice.
+            parts.signals.store([Arrival(observation) for observation in new.values()])
             self._inventories |= dict.fromkeys(new)
             while len(self._inventories) > INVENTORIES:
                 del self._inventories[next(iter(self._inventories))]
-        reports = [report for measured in told for report in measured.reports]
+        reports = [report for measured in bodies for report in measured.reports]
         if reports:
             parts.samples.put(reports)
         now = parts.clock.now()
-        for measured in told:
+        for measured in bodies:
             if measured.unknown:
                 parts.tally.add(self._cluster, measured.unknown.items(), now)
 
     # --- what people see ---
 
-    async def _tell(self) -> None:
-        states = [one.state for one in self._kept.values()]
+    async def _write_state(self) -> None:
+        states = [kept.state for kept in self._kept.values()]
         counts = self._counts
         state = ScrapeState(
             cluster=self._cluster,
             at=self._parts.clock.now(),
-            targets=tuple(states[:TOLD_MAX]),
-            more=max(0, len(states) - TOLD_MAX),
+            targets=tuple(states[:STATES_MAX]),
+            more=max(0, len(states) - STATES_MAX),
             scrapes=counts.scrapes,
             failed=counts.failed,
             samples=counts.samples,
@@ -427,7 +427,7 @@ class Scraper:
         )
         for write in (lambda: self._parts.book.put(state), self._parts.tally.flush, self._parts.losses.flush):
             try:
-                await self._aside(write)
+                await self._in_thread(write)
             except Unavailable as error:
                 log.warning("the scraper's state is not written", error=str(error))
                 return
@@ -443,7 +443,7 @@ def _size(body: Body) -> int:
 
 
 async def _rest(seconds: float, stopped: Callable[[], bool]) -> None:
-    """Signals set a flag: it is looked at often enough that nobody waits for it."""
+    """Signals set a flag: it is polled often enough for a quick stop."""
     until = time.monotonic() + seconds
     while time.monotonic() < until and not stopped():
         await asyncio.sleep(0.1)

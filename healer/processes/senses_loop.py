@@ -1,4 +1,4 @@
-"""The tick's thread of the detector: samples in, findings out, beside the walk and never in its way."""
+"""The tick's thread of the detector: samples in, findings out, without ever delaying the walk."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -30,42 +30,42 @@ _DROP_WORDS = {
 
 
 class Drops:
-    """Of one cluster. `tell` never raises: the windows matter more."""
+    """Of one cluster. `report` never raises: the windows matter more."""
 
     def __init__(self, book: LossBook, cluster: str) -> None:
         self._book, self._cluster = book, cluster
-        self._told: dict[LossReason, int] = {}
+        self._reported: dict[LossReason, int] = {}
 
-    def tell(self, counts: Counts, now: datetime) -> None:
+    def report(self, counts: Counts, now: datetime) -> None:
         """`counts` grow while the windows live, and begin at 0 with new ones."""
         found = {
             LossReason.late: counts.late,
             LossReason.out_of_order: counts.out_of_order,
             LossReason.series_limit: counts.dropped,
         }
-        if any(count < self._told.get(reason, 0) for reason, count in found.items()):
-            self._told = {}
+        if any(count < self._reported.get(reason, 0) for reason, count in found.items()):
+            self._reported = {}
         losses = [
             Loss(
                 cluster=self._cluster,
                 source=WINDOWS,
                 reason=reason,
-                count=count - self._told.get(reason, 0),
+                count=count - self._reported.get(reason, 0),
                 first_seen=now,
                 last_seen=now,
                 example=_DROP_WORDS[reason],
             )
             for reason, count in found.items()
-            if count > self._told.get(reason, 0)
+            if count > self._reported.get(reason, 0)
         ]
         if not losses:
             return
         try:
             self._book.add(losses)
-        except Exception as error:  # the database is away: the same is told the next time
+        except Exception as error:  # the database is away: it is reported the next time
             log.warning("what the windows dropped could not be told", error=str(error)[:200])
             return
-        self._told = found
+        self._reported = found
 
 
 #: Samples are read more often than they are looked at: reading them all at once would delay the look.
@@ -75,7 +75,7 @@ FEW = 1000
 #: One look reads on for at most so long, and a rebuild: who sends more than can be read must not stop both.
 READ_ON_S = 2.0
 REBUILD_S = 300.0
-#: Told of what was read, before it is looked at: the recorder.
+#: Called with what was read, before it is judged: the recorder.
 Note = Callable[[Sequence[Report], Sequence[StepBatch], datetime], None]
 
 Chunk = tuple[list[Report], list[StepBatch]]
@@ -86,7 +86,7 @@ Warmed = Callable[[Ruleset, SlurmSnapshot | None, Iterator[Chunk], datetime], It
 def as_stored(
     _rules: Ruleset, _slurm: SlurmSnapshot | None, stored: Iterator[Chunk], _now: datetime
 ) -> Iterator[Chunk]:
-    """Nobody else remembers anything."""
+    """Without a Prometheus-compatible server: the store's rows alone."""
     return stored
 
 
@@ -95,7 +95,7 @@ PAUSE_S = 5.0
 
 
 UNPROVEN = "Nothing measured is looked at: the detection rules do not do what their cases say."
-#: One failed tick is a hiccup of the database; so many in a row are told to people.
+#: One failed tick is a hiccup of the database; this many in a row are shown to people.
 FAILURES = 2
 
 #: What forecasts follow is written down so often, and at the end.
@@ -103,8 +103,8 @@ KEEP_TRENDS = timedelta(hours=1)
 #: Which GPU is which part is looked up so often.
 KNOW_PARTS = timedelta(minutes=5)
 
-#: The log tells of the ticks so often.
-TELL_S = 60.0
+#: Ticks are logged this often.
+LOG_S = 60.0
 
 
 class TickPace:
@@ -119,7 +119,7 @@ class TickPace:
     def read(self, reports: Sequence[Report]) -> None:
         self._reports += len(reports)
         if reports:
-            oldest = min(one.arrived_at for one in reports)
+            oldest = min(report.arrived_at for report in reports)
             self._oldest = oldest if self._oldest is None else min(oldest, self._oldest)
 
     def ticked(self, begun: datetime, done: datetime) -> dict[str, float] | None:
@@ -130,12 +130,12 @@ class TickPace:
         if self._oldest is not None:
             self._lag_s = max(self._lag_s, (done - self._oldest).total_seconds())
         self._oldest = None
-        if (done - self._begun).total_seconds() < TELL_S:
+        if (done - self._begun).total_seconds() < LOG_S:
             return None
-        told = {"ticks": self._ticks, "reports": self._reports, "lag_s": round(self._lag_s, 3)}
-        told["took_s"] = round(self._took_s, 3)
+        figures = {"ticks": self._ticks, "reports": self._reports, "lag_s": round(self._lag_s, 3)}
+        figures["took_s"] = round(self._took_s, 3)
         self._begun, self._ticks, self._reports, self._lag_s, self._took_s = done, 0, 0, 0.0, 0.0
-        return told
+        return figures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,7 +169,7 @@ class SensesLoop:
         #: Why nothing is looked for, for people; empty while all is well.
         self.problem = ""
         self._failed = 0
-        self._heard: list[Detections] = []
+        self._found: list[Detections] = []
         self._lock = threading.Lock()
         self._senses: Senses | None = None
         self._samples: Samples | None = None
@@ -179,11 +179,11 @@ class SensesLoop:
     def heard(self) -> Detections | None:
         """All that was found since the last call, as one. Called by the walk's thread."""
         with self._lock:
-            told, self._heard = self._heard, []
-        if not told:
+            found, self._found = self._found, []
+        if not found:
             return None
-        findings = tuple(one for sensed in told for one in sensed.findings)
-        return Detections(at=told[-1].at, findings=findings, clear_since=told[-1].clear_since)
+        findings = tuple(finding for sensed in found for finding in sensed.findings)
+        return Detections(at=found[-1].at, findings=findings, clear_since=found[-1].clear_since)
 
     def run(self, stopped: threading.Event) -> None:
         while not stopped.is_set():
@@ -235,12 +235,12 @@ class SensesLoop:
         )
         self._well()
         with self._lock:
-            self._heard.append(sensed)
-        told = self._pace.ticked(now, self._clock.now())
-        if told is not None:
-            log.info("ticks", **told, slow_clocks=senses.telemetry.slow_clocks)
+            self._found.append(sensed)
+        figures = self._pace.ticked(now, self._clock.now())
+        if figures is not None:
+            log.info("ticks", **figures, slow_clocks=senses.telemetry.slow_clocks)
             if self._parts.drops is not None:
-                self._parts.drops.tell(senses.telemetry.counts, now)
+                self._parts.drops.report(senses.telemetry.counts, now)
 
     def _glance(self, senses: Senses, slurm: SlurmSnapshot | None, now: datetime) -> None:
         """Between two ticks: a link that was lost waits for none."""
@@ -248,7 +248,7 @@ class SensesLoop:
         sensed = senses.look(slurm, now, links_down) if links_down else None
         if sensed is not None:
             with self._lock:
-                self._heard.append(sensed)
+                self._found.append(sensed)
 
     def _read(self, senses: Senses, samples: Samples, slurm: SlurmSnapshot | None) -> datetime:
         """Takes in what is new, up to now; returns the moment of the last reading."""

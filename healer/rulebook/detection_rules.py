@@ -65,7 +65,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, rename={"for_": "for"}):
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A rule, and where it stands."""
+    """A rule, and its place in the files."""
 
     rule: DetectionRule
     source: Source
@@ -157,7 +157,7 @@ def _for_s(source: Source, index: int, text: str) -> float:
 
 
 def _check_patience(source: Source, index: int, for_s: float, when: Expr | None) -> None:
-    if when is None or for_s >= LEAST_FOR_S or any(one.seconds for one in when.walk()):
+    if when is None or for_s >= LEAST_FOR_S or any(node.seconds for node in when.walk()):
         return
     text = f"for: a rule with a playbook has to hold for {LEAST_FOR_S:g}s, or to look at a window"
     source.problem((index, "for"), text, "one sample alone must not lead to a drain")

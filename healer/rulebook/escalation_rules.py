@@ -23,7 +23,7 @@ from healer.model.faults import REPEATS, Trait, fault_is
 from healer.rulebook.rule_checks import (
     Path,
     check_globs,
-    check_known,
+    check_known_fault,
     check_models,
     check_name,
     is_glob,
@@ -62,7 +62,7 @@ def _check_numbers(source: Source, index: int, entry: Sharing) -> None:
 
 
 def policy_of_sharing(entry: Sharing) -> Rule:
-    """What is to be done: people are told; no playbook ever takes a node for it."""
+    """Its policy: people are notified; no playbook ever takes a node for it."""
     return policy_of(entry, entry.fault)
 
 
@@ -73,7 +73,7 @@ _BROKEN = (FaultClass.fatal, FaultClass.degraded)
 
 def read_escalations(
     source: Source,
-    known: Sequence[str],
+    known_faults: Sequence[str],
     taken: Sequence[str],
     models: Sequence[GpuModel],
     check_playbook: Callable[[Source, Path, str], None],
@@ -94,27 +94,29 @@ def read_escalations(
             if entry.fault_class not in _BROKEN:
                 source.problem((kind, index), "fault_class: has to be fatal or degraded")
     for index, entry in enumerate(found.repeats):
-        _check_repeat(source, index, entry, known, models)
+        _check_repeat(source, index, entry, known_faults, models)
     for index, entry in enumerate(found.combinations):
         path = ("combinations", index)
         if len(entry.faults) < 2 or not all(entry.faults):
             source.problem((*path, "faults"), "faults: at least two lists, none of them empty")
         for group in entry.faults:
-            _check_faults(source, (*path, "faults"), group, known)
+            _check_faults(source, (*path, "faults"), group, known_faults)
         if not 0 < entry.within_s <= _MOST_H * 3600:
             source.problem((*path, "within_s"), "within_s: has to be above 0, and at most 7 days")
     for index, entry in enumerate(found.cancels):
-        _check_faults(source, ("cancels", index, "faults"), (entry.by, *entry.faults), known)
+        _check_faults(source, ("cancels", index, "faults"), (entry.by, *entry.faults), known_faults)
     return found
 
 
-def read_ladders(source: Source, known: Sequence[str], models: Sequence[GpuModel]) -> tuple[Ladder, ...]:
+def read_ladders(
+    source: Source, known_faults: Sequence[str], models: Sequence[GpuModel]
+) -> tuple[Ladder, ...]:
     found: dict[str, Ladder] = {}
     for index, entry in source.entries("ladders", Ladder):
         check_name(source, (index,), entry.name, found)
-        _check_faults(source, (index, "faults"), entry.faults, known)
+        _check_faults(source, (index, "faults"), entry.faults, known_faults)
         check_models(source, (index,), entry.models, models)
-        rungs = [REMEDY_LADDER.index(one) for one in entry.rungs if one in REMEDY_LADDER]
+        rungs = [REMEDY_LADDER.index(remedy) for remedy in entry.rungs if remedy in REMEDY_LADDER]
         if not rungs or len(rungs) < len(entry.rungs) or rungs != sorted(set(rungs)):
             words = " ".join(REMEDY_LADDER[1:])
             source.problem((index, "rungs"), "rungs: remedies of the ladder, the mildest first", words)
@@ -130,15 +132,17 @@ def read_ladders(source: Source, known: Sequence[str], models: Sequence[GpuModel
 
 def policies_of(found: Escalations) -> list[Rule]:
     """What is to be done about what repeats, and about what goes together."""
-    repeats = [policy_of(one, *(f"{REPEATS}{fault}" for fault in one.faults)) for one in found.repeats]
-    return [*repeats, *(policy_of(one, one.name) for one in found.combinations)]
+    repeats = [
+        policy_of(repeat, *(f"{REPEATS}{fault}" for fault in repeat.faults)) for repeat in found.repeats
+    ]
+    return [*repeats, *(policy_of(combination, combination.name) for combination in found.combinations)]
 
 
 def _check_repeat(
-    source: Source, index: int, entry: Repeat, known: Sequence[str], models: Sequence[GpuModel]
+    source: Source, index: int, entry: Repeat, known_faults: Sequence[str], models: Sequence[GpuModel]
 ) -> None:
     path = ("repeats", index)
-    _check_faults(source, (*path, "faults"), entry.faults, known)
+    _check_faults(source, (*path, "faults"), entry.faults, known_faults)
     check_models(source, path, entry.models, models)
     for rate in entry.rates:
         if max(rate.bursts, rate.lines) < 2:
@@ -152,7 +156,7 @@ def _check_repeat(
             source.problem((*path, name), f"{name}: from 0 to the number of bursts")
 
 
-def _check_faults(source: Source, path: Path, faults: Sequence[str], known: Sequence[str]) -> None:
+def _check_faults(source: Source, path: Path, faults: Sequence[str], known_faults: Sequence[str]) -> None:
     if not faults:
         source.problem(path, "faults: the list is empty")
     for fault in faults:
@@ -160,14 +164,14 @@ def _check_faults(source: Source, path: Path, faults: Sequence[str], known: Sequ
             source.problem(path, f"faults: {fault!r} is not a name or a glob")
         # Asks of the driver are named in xid154.yaml, which may be left out.
         elif not fault_is(fault, Trait.driver_ask):
-            check_known(source, path, fault, known)
+            check_known_fault(source, path, fault, known_faults)
 
 
 #: They begin with a moment, so they need an end.
 _BOUNDED = frozenset(
     {ContextKind.worked_on, ContextKind.booted, ContextKind.new_driver, ContextKind.job_start}
 )
-#: Told by the kernel and certain whatever goes on: they may be made less urgent, never passed over.
+#: Reported by the kernel and certain in any context: they may be made less urgent, never suppressed.
 CERTAIN = ("xid-79", "xid-64", "xid-95", "xid-48", "gpu-lost")
 _LONGEST_MIN = CONTEXT_LONGEST / timedelta(minutes=1)
 
@@ -205,4 +209,4 @@ def _passed_over(faults: Sequence[str], but: Sequence[str]) -> list[str]:
     def named(fault: str, globs: Sequence[str]) -> bool:
         return any(fnmatchcase(fault, glob) for glob in globs)
 
-    return [one for one in CERTAIN if named(one, faults) and not named(one, but)]
+    return [fault for fault in CERTAIN if named(fault, faults) and not named(fault, but)]

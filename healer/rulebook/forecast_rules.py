@@ -21,12 +21,12 @@ from healer.model import (
     SignalKind,
 )
 from healer.model.vocabulary import did_you_mean
-from healer.rulebook.rule_checks import RULE_NAME, Path, check_known, policy_of
+from healer.rulebook.rule_checks import RULE_NAME, Path, check_known_fault, policy_of
 from healer.rulebook.source import Source
 
 #: What has a series: parts that stay.
 SCOPES = (Scope.gpu, Scope.node, Scope.link, Scope.device, Scope.device_part)
-#: Nothing is foretold for longer: two weeks are known.
+#: Longest time ahead: only two weeks of history are kept.
 _MOST_DAYS = 30
 #: At most a ticket, a message, a test: everything else waits for the fault.
 _REMEDIES = frozenset({Remedy.none, Remedy.diagnose, Remedy.ticket, Remedy.notify})
@@ -38,7 +38,7 @@ def read_forecasts(
     source: Source,
     signals: Mapping[str, Signal],
     models: Sequence[GpuModel],
-    known: Sequence[str],
+    known_faults: Sequence[str],
     playbooks: Mapping[str, Playbook],
     check_playbook: Callable[[Source, Path, str], None],
 ) -> tuple[ForecastRule, ...]:
@@ -53,9 +53,9 @@ def read_forecasts(
             source.problem((index, "name"), f"the forecast {entry.name} stands here twice")
         _check_what(source, index, entry, signals, specs)
         _check_figures(source, index, entry)
-        _check_faults(source, index, entry.fails, known)
+        _check_faults(source, index, entry.fails, known_faults)
         _check_act(source, index, entry, playbooks, check_playbook)
-        names = [one.name for one in models]
+        names = [model.name for model in models]
         for glob in entry.models:
             if not any(fnmatchcase(name, glob) for name in names):
                 source.problem((index, "models"), f"models: there is no GPU model {glob}")
@@ -64,9 +64,9 @@ def read_forecasts(
 
 
 def policy_of_forecast(entry: ForecastRule) -> Rule:
-    """What is done about it: people are told; the rest waits for their approval."""
-    told = {"name": entry.rule, "cause": Cause.unclear, "detection": True, "forecast": True}
-    return policy_of(entry, entry.rule, **told)
+    """Its policy: people are notified; anything else waits for their approval."""
+    fields = {"name": entry.rule, "cause": Cause.unclear, "detection": True, "forecast": True}
+    return policy_of(entry, entry.rule, **fields)
 
 
 def _check_what(
@@ -96,9 +96,9 @@ def _check_what(
         except ExpressionError as error:
             source.problem((index, field), f"{field}: {error}")
             continue
-        for one in expr.walk():
-            if one.op == "spec" and one.name not in specs:
-                source.problem((index, field), f"{field}: no GPU model tells {one.name}")
+        for node in expr.walk():
+            if node.op == "spec" and node.name not in specs:
+                source.problem((index, field), f"{field}: no GPU model tells {node.name}")
 
 
 def _check_figures(source: Source, index: int, entry: ForecastRule) -> None:
@@ -114,14 +114,14 @@ def _check_figures(source: Source, index: int, entry: ForecastRule) -> None:
         source.problem((index, "severity"), "severity: P2 or P3: nothing has failed yet")
 
 
-def _check_faults(source: Source, index: int, faults: Sequence[str], known: Sequence[str]) -> None:
+def _check_faults(source: Source, index: int, faults: Sequence[str], known_faults: Sequence[str]) -> None:
     if not faults:
         source.problem((index, "fails"), "fails: the list is empty: nothing could prove it right")
     for fault in faults:
         if fault.startswith(FORECAST_FAULT):
             source.problem((index, "fails"), f"fails: {fault} is a forecast itself")
         else:
-            check_known(source, (index, "fails"), fault, known)
+            check_known_fault(source, (index, "fails"), fault, known_faults)
 
 
 def _check_act(
@@ -134,7 +134,7 @@ def _check_act(
     if entry.mode is Mode.auto:
         text = "mode: nothing has failed yet, so a person approves what is done: at most approve"
         source.problem((index, "mode"), text)
-    if wrong := [one for one in entry.remedy if one not in _REMEDIES]:
+    if wrong := [remedy for remedy in entry.remedy if remedy not in _REMEDIES]:
         source.problem((index, "remedy"), f"remedy: {wrong[0]} is for what has failed")
     if entry.playbook is None:
         return

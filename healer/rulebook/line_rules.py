@@ -68,8 +68,8 @@ def _check_pattern(source: Source, index: int, entry: KernelLine) -> bool:
 
 def _words_of(error: Exception) -> str:
     """RE2 says it in bytes."""
-    said = error.args[0] if error.args else ""
-    return said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)
+    message = error.args[0] if error.args else ""
+    return message.decode("utf-8", "replace") if isinstance(message, bytes) else str(message)
 
 
 def read_alerts(

@@ -14,7 +14,7 @@ from healer.settings import SECRET_OF, URL_OF
 _DIGEST_MAX_H = 24 * 7
 _ALIVE_MIN_S, _ALIVE_MAX_S = 15, 600
 _TLS = ("starttls", "tls", "none")
-#: Fields beside name and kind: those that a kind has to have, then those that it may have.
+#: Fields besides name and kind: the required ones of a kind, then the optional ones.
 _FIELDS: dict[ChannelKind, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ChannelKind.slack: (("channel",), ("secret", "url")),
     ChannelKind.wecom: ((), ("url", "mobiles")),
@@ -54,11 +54,11 @@ def read_notifications(source: Source) -> Notifications:
 def _check_channel(source: Source, path: Path, channel: Channel, names: set[str]) -> None:
     check_name(source, path, channel.name, names, "channel")
     needed, allowed = _FIELDS[channel.kind]
-    told = source.data["channels"][path[1]]
+    written = source.data["channels"][path[1]]
     for field in needed:
         if not getattr(channel, field):
             source.problem(path, f"the channel {channel.name} ({channel.kind}) needs {field}")
-    for field in told:
+    for field in written:
         if field not in ("name", "kind", *needed, *allowed):
             fields = ", ".join((*needed, *allowed))
             source.problem((*path, field), f"{channel.kind} has no {field}", f"it has {fields}")
@@ -72,16 +72,16 @@ def _check_channel(source: Source, path: Path, channel: Channel, names: set[str]
         _check_mail(source, path, channel)
 
 
-def _check_secret(source: Source, path: Path, text: str, known: Sequence[str]) -> None:
-    """A name or a path: what is a secret itself never stands in the rules, nor in what is told of them."""
-    if text in known or text.startswith("/"):
+def _check_secret(source: Source, path: Path, text: str, settings: Sequence[str]) -> None:
+    """A name or a path: a secret itself is never part of the rules, nor of messages about them."""
+    if text in settings or text.startswith("/"):
         return
     hint = (
-        did_you_mean(text, known)
+        did_you_mean(text, settings)
         if text.startswith("HEALER_")
         else "put it into a setting or a file, and out of this one"
     )
-    words = " or ".join((*known, "the path of a file"))
+    words = " or ".join((*settings, "the path of a file"))
     source.problem(path, f"{path[-1]}: has to be {words}, never the secret itself", hint)
 
 
@@ -98,7 +98,7 @@ def _check_mail(source: Source, path: Path, channel: Channel) -> None:
 
 
 def _check_route(source: Source, path: Path, route: Route, found: Notifications) -> None:
-    names = [one.name for one in found.channels]
+    names = [channel.name for channel in found.channels]
     if not route.to:
         source.problem((*path, "to"), "to: the list is empty")
     for number, name in enumerate(route.to):
@@ -140,7 +140,7 @@ def _check_alive(source: Source, found: Notifications) -> None:
 
 
 def _check_reached(source: Source, found: Notifications) -> None:
-    """A channel that nothing goes to is a mistake: whoever named it waits for messages."""
+    """A channel without a route is a mistake: someone waits for its messages."""
     reached = {name for route in found.routes for name in route.to}
     if found.alive is not None:
         reached.add(found.alive.channel)

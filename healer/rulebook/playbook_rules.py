@@ -84,29 +84,29 @@ def check_input(source: Source, path: tuple[str, int], step: Step, playbook: Pla
     word = step.do or step.check or step.wait or ""
     if word not in {*VERBS, *CHECKS, *WAITS}:
         return  # said already
-    known = INPUTS.get(word, {})
+    inputs = INPUTS.get(word, {})
     for name, value in step.input.items():
         where = (*path, "input", name)
-        if name not in known:
-            hint = did_you_mean(name, list(known)) or (f"it reads {', '.join(known)}" if known else "")
+        if name not in inputs:
+            hint = did_you_mean(name, list(inputs)) or (f"it reads {', '.join(inputs)}" if inputs else "")
             source.problem(where, f"input: {word} does not read {name}", hint)
         elif placeholders(value):
-            _check_places(source, where, name, value, known[name], playbook)
-        elif type(value) is not known[name][0]:
-            source.problem(where, f"input: {name} has to be {_WANTED[known[name][0]]}")
+            _check_places(source, where, name, value, inputs[name], playbook)
+        elif type(value) is not inputs[name][0]:
+            source.problem(where, f"input: {name} has to be {_WANTED[inputs[name][0]]}")
         else:
             _check_value(source, where, name, value)
-    for name, (_, needed) in known.items():
+    for name, (_, needed) in inputs.items():
         if needed and name not in step.input:
             source.problem(path, f"the step {step.id}: {word} needs input.{name}")
 
 
 def _check_value(source: Source, where: Sequence[str | int], name: str, value: Any) -> None:
-    most = len(Sense) - len(CONCLUDED)  # these count beside none of the others
+    most = len(Sense) - len(CONCLUDED)  # a conclusion counts as no second sense
     if name == "service" and not _SERVICE.fullmatch(value):
         source.problem(where, f"input: {value!r} is no name of a service")
     elif name == "which":
-        one_of(source, where, "which", value, ("gpu", "all"))
+        check_word(source, where, "which", value, ("gpu", "all"))
     elif name == "senses" and not 1 <= value <= most:
         source.problem(where, f"input: senses lies between 1 and {most}")
     elif name in ("lasts_s", "limit_s", "still_s", "days") and value <= 0:
@@ -142,9 +142,9 @@ def _check_places(
                 _check_value(source, where, name, choice)
 
 
-def one_of(source: Source, path: Sequence[str | int], name: str, word: str, known: Sequence[str]) -> None:
-    if word not in known:
-        hint = did_you_mean(word, known) or f"one of {', '.join(known)}"
+def check_word(source: Source, path: Sequence[str | int], name: str, word: str, words: Sequence[str]) -> None:
+    if word not in words:
+        hint = did_you_mean(word, words) or f"one of {', '.join(words)}"
         source.problem(path, f"{name}: there is no {word}", hint)
 
 
@@ -164,11 +164,11 @@ _BEFORE_REMOVING = frozenset({
     "still_silent", "still_slow", "job_end_or_checkpoint", "job_end", "reached", "checkpoint", "lifted",
     "spare_ready", "hung", "stacks",
 })  # fmt: skip
-#: Checks that change nothing of the run: only these stand beside a verb's own.
+#: Checks that change nothing of the run: only these may be added to a verb's own.
 BESIDE = ("fabric_state", "node_answers")
 #: One that only a verb's look has: it says that there is nothing to do.
 PROBES = (*BESIDE, "job_works")
-#: They work on a job: the run's own, or each of a list. What stands in neither set works on the run's node.
+#: They work on a job: the run's own, or each of a list. All others, unless in the next set, work on the node.
 _OF_JOB = frozenset(
     {Verb.requeue, Verb.revive, Verb.release, Verb.bisect, "hung", "stacks", "checkpoint", "job_runs"}
 )
@@ -223,11 +223,11 @@ def read_playbooks(
 
 def needs(playbook: Playbook) -> list[str]:
     """Inputs without which it cannot begin."""
-    return [name for name, one in playbook.inputs.items() if one.required and one.default is None]
+    return [name for name, spec in playbook.inputs.items() if spec.required and spec.default is None]
 
 
 def _check_head(source: Source, playbook: Playbook) -> None:
-    one_of(source, ("target",), "target", playbook.target, _TARGETS)
+    check_word(source, ("target",), "target", playbook.target, _TARGETS)
     if playbook.level not in _LEVELS:
         source.problem(("level",), "level: 1 (responders may start it) or 2 (operators)")
     if not playbook.steps:
@@ -255,7 +255,7 @@ def _check_step(
     if len(kinds) != 1:
         text = f"has {' and '.join(kinds)}" if kinds else "has none of do, check, wait and use"
         source.problem(path, f"the step {step.id} {text}", "a step is exactly one of do, check, wait and use")
-    for kind, word, known in (
+    for kind, word, words in (
         ("do", step.do, VERBS),
         ("check", step.check, CHECKS),
         ("wait", step.wait, WAITS),
@@ -265,7 +265,7 @@ def _check_step(
         ("for_each", step.for_each, JOB_LISTS),
     ):
         if word is not None:
-            one_of(source, (*path, kind), kind, word, [str(name) for name in known])
+            check_word(source, (*path, kind), kind, word, [str(name) for name in words])
     for name in ("probe", "verify", "undo"):
         if getattr(step, name) is not None and step.do is None:
             source.problem((*path, name), f"{name}: the step {step.id} does nothing that has one")
@@ -294,7 +294,9 @@ def _check_depth(
             hint = did_you_mean(name, [*validation.depths, FIT]) or "a depth of rules/validation/depths.yaml"
             source.problem((*path, "input", "depth"), f"there is no depth {name}", hint)
     meant = {*named, *(validation.fits.values() if FIT in named else ())}
-    longest_s = max((one.limit_s for name, one in validation.depths.items() if name in meant), default=0)
+    longest_s = max(
+        (depth.limit_s for depth_name, depth in validation.depths.items() if depth_name in meant), default=0
+    )
     if step.timeout_s < longest_s and "limit_s" not in step.input:
         source.problem((*path, "timeout_s"), f"timeout_s: its tests may take {longest_s} s", "at least that")
     if "script" in step.input:
@@ -392,7 +394,7 @@ def _check_order(source: Source, playbook: Playbook, origin: Sequence[int]) -> N
         path = ("steps", index)
         if step.when is not None:
             _check_when(source, (*path, "when"), step.when, seen, playbook)
-        removed = any(one.do in REMOVING_VERBS for one in seen.values())
+        removed = any(earlier.do in REMOVING_VERBS for earlier in seen.values())
         word = step.check or step.wait
         if removed and word in _BEFORE_REMOVING:
             text = f"{word} may end the run: it has to stand before the first step that takes anything away"
@@ -420,15 +422,13 @@ def _check_ended(
 ) -> None:
     step = before.get(leaf.step)
     if step is None:
-        later = any(one.id == leaf.step for one in playbook.steps)
+        later = any(other.id == leaf.step for other in playbook.steps)
         text = f"the step {leaf.step} comes later" if later else f"there is no step {leaf.step}"
         source.problem(path, f"when: {text}", did_you_mean(leaf.step, list(before)) or "name an earlier step")
     elif step.for_each is not None:
         source.problem(path, f"when: the step {leaf.step} is made of parts, each with an end of its own")
     elif leaf.word == "failed" and not step.may_fail and (step.check or step.do) not in _VERDICTS:
-        hint = (
-            f"only a step with may_fail, and {' and '.join(sorted(str(one) for one in _VERDICTS))}, may fail"
-        )
+        hint = f"only a step with may_fail, and {' and '.join(sorted(map(str, _VERDICTS)))}, may fail"
         source.problem(path, f"when: the step {leaf.step} never fails, it asks a person", hint)
 
 
@@ -511,7 +511,7 @@ def _check_argv(source: Source, index: int, command: SiteCommand) -> None:
 def check_uses(
     sources: Sequence[Source], playbooks: Mapping[str, Playbook], commands: Mapping[str, SiteCommand]
 ) -> None:
-    """A command that takes capacity stands behind a drain, and a step waits as long as its command may take.
+    """A command that takes capacity comes after a drain, and a step waits as long as its command may take.
 
     One that is not on the site's list is no fault: its step asks a person.
     """
@@ -543,11 +543,11 @@ def _check_command_use(
 
 
 def _named(step: Step, playbook: Playbook) -> Sequence[str]:
-    told = step.input.get("command")
-    place = sole_placeholder(told)
+    command = step.input.get("command")
+    place = sole_placeholder(command)
     if place is not None:
         return playbook.inputs[place].choices if place in playbook.inputs else ()
-    return (str(told),)
+    return (str(command),)
 
 
 #: A job of tests ends within a day.

@@ -1,8 +1,9 @@
-"""What was proven on this machine: to run the detection rules on their cases takes seconds, at every start.
+"""Proofs of detection rules, kept on this machine: running all cases takes seconds, at every start.
 
-A proof is of one rule: a site that changes one proves that one. It depends on the rule, its cases and the
-code that ran them. Its name is a digest of all three; an empty file of that name in the user's cache says
-that it held. A cache only: whoever loses it proves again, and one that others may write is not believed.
+A proof is of one rule: a site that changes one proves only that one. It depends on the rule, its cases and
+the code that ran them. Its name is a digest of all three; an empty file of that name in the user's cache
+means that it held. Only a cache: without it rules are proven again, and one that others may write is not
+trusted.
 """
 
 import os
@@ -57,17 +58,17 @@ def note_proven(proofs: Iterable[str]) -> None:
 
 @contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """The parts of healer see a changed file in the same second: one proves it, the others wait and find that
-    it holds. Where nothing can be kept there is nothing to wait for, and nobody waits long for one that was
-    stopped at it."""
+    """The processes of healer see a changed file in the same second: the first proves it, the others wait and
+    find the proof. Without a usable folder there is no wait, and none waits long for a process that was
+    stopped while proving."""
     folder = _folder()
     with ExitStack() as stack:
         if folder is not None:
             with suppress(OSError):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 # Neither emptied nor followed: in a folder that others may write it could be a link.
-                told = folder.with_suffix(".lock")
-                held = os.open(told, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+                lock = folder.with_suffix(".lock")
+                held = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
                 stack.callback(os.close, held)
                 _lock(held)
         yield
@@ -86,9 +87,9 @@ def _lock(held: int) -> None:
 
 def _folder() -> Path | None:
     """By the XDG Base Directory Specification."""
-    told = Path(os.environ.get("XDG_CACHE_HOME") or "")
-    if told.is_absolute():
-        return told / "healer" / "proven"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "")
+    if cache.is_absolute():
+        return cache / "healer" / "proven"
     try:
         return Path.home() / ".cache" / "healer" / "proven"
     except RuntimeError:
@@ -97,10 +98,10 @@ def _folder() -> Path | None:
 
 def _is_ours(folder: Path) -> bool:
     try:
-        told = folder.stat()
+        status = folder.stat()
     except OSError:
         return False
-    return told.st_uid == os.geteuid() and not told.st_mode & 0o022
+    return status.st_uid == os.geteuid() and not status.st_mode & 0o022
 
 
 def _named(proof: str) -> str:

@@ -70,23 +70,23 @@ def check_globs(source: Source, path: Path, field: str, globs: Iterable[str]) ->
 
 def check_models(source: Source, path: Path, globs: Sequence[str], models: Sequence[GpuModel]) -> None:
     """`path` of the entry."""
-    names = [one.name for one in models]
+    names = [model.name for model in models]
     for glob in globs:
         if not any(fnmatchcase(name, glob) for name in names):
             text = f"models: there is no GPU model {glob}"
             source.problem((*path, "models"), text, did_you_mean(glob, names))
 
 
-def check_known(source: Source, path: Path, fault: str, known: Sequence[str]) -> None:
+def check_known_fault(source: Source, path: Path, fault: str, known_faults: Sequence[str]) -> None:
     """A fault or a glob of faults, under the name of its field, which is the last text of `path`."""
-    if not any(fnmatchcase(name, fault) for name in known):
+    if not any(fnmatchcase(name, fault) for name in known_faults):
         field = next(part for part in reversed(path) if isinstance(part, str))
         text = f"{field}: {fault} is no fault that healer knows"
-        source.problem(path, text, did_you_mean(fault, known))
+        source.problem(path, text, did_you_mean(fault, known_faults))
 
 
 def policy_of(entry: msgspec.Struct, *faults: str, **more: Any) -> Rule:
-    """What is to be done about what the entry tells of: it says so under the names that a policy has."""
+    """The policy of an entry that has the fields of one: the same names, and `faults`."""
     names = ("name", "title", "severity", "cause", "remedy", "playbook", "mode", "runbook")
     fields: dict[str, Any] = {name: getattr(entry, name) for name in names if hasattr(entry, name)}
     return Rule(**fields | more, faults=faults)
@@ -191,11 +191,13 @@ def read_topology(source: Source) -> Topology:
 def _switches(source: Source, data: Any) -> dict[str, Switch]:
     found: dict[str, Switch] = {}
     for name, fields in source.mapping(("switches",), data, "switches by name").items():
-        one = source.convert(("switches", name), fields or {}, Switch)
-        if one is not None:
-            found[str(name)] = one
-            if one.guid and not _GUID.fullmatch(one.guid):
-                source.problem(("switches", name, "guid"), f"guid: {one.guid!r} is not 0x and 16 hex digits")
+        switch = source.convert(("switches", name), fields or {}, Switch)
+        if switch is not None:
+            found[str(name)] = switch
+            if switch.guid and not _GUID.fullmatch(switch.guid):
+                source.problem(
+                    ("switches", name, "guid"), f"guid: {switch.guid!r} is not 0x and 16 hex digits"
+                )
     return found
 
 
@@ -203,13 +205,13 @@ def _links(source: Source, data: Any) -> dict[str, dict[str, Peer]]:
     """`gpu0001/mlx5_0`: what the cable leads to, and the port there (which may hold a `/` itself)."""
     found: dict[str, dict[str, Peer]] = {}
     for name, ports in source.mapping(("links",), data, "ports by switch").items():
-        own = found[str(name)] = {}
+        peers = found[str(name)] = {}
         for port, peer in source.mapping(("links", name), ports, "peers by port").items():
             if not isinstance(peer, str) or not peer.partition("/")[0]:
                 text = f"{name} {port}: expected what it leads to"
                 source.problem(("links", name, port), text, "such as gpu0001/mlx5_0")
                 continue
-            own[str(port)] = Peer(*peer.partition("/")[::2])
+            peers[str(port)] = Peer(*peer.partition("/")[::2])
     return found
 
 
@@ -228,14 +230,14 @@ def _places(source: Source, data: Any) -> dict[str, Place]:
     return places
 
 
-def _merged(known: Place, new: Place) -> Place | str:
+def _merged(place: Place, new: Place) -> Place | str:
     """Both together; a sentence where they say different things."""
     both: dict[str, str] = {}
     for name in Place.__struct_fields__:
-        one, other = getattr(known, name), getattr(new, name)
-        if one and other and one != other:
-            return f"{name} {one} and {name} {other}"
-        both[name] = one or other
+        here, there = getattr(place, name), getattr(new, name)
+        if here and there and here != there:
+            return f"{name} {here} and {name} {there}"
+        both[name] = here or there
     return Place(**both)
 
 

@@ -56,7 +56,7 @@ from healer.rulebook.playbook_rules import (
 from healer.rulebook.proven import note_proven, one_at_a_time, proven_of
 from healer.rulebook.rule_checks import (
     check_guards,
-    check_known,
+    check_known_fault,
     check_name,
     is_glob,
     read_topology,
@@ -70,9 +70,9 @@ __all__ = ["Problem", "RulesInvalid", "load"]
 
 T = TypeVar("T")
 
-#: Faults that no file lists: told without a number, or found by other detectors than the kernel's.
+#: Faults that no file lists: reported without a number, or found by other detectors than the kernel's.
 OTHER_FAULTS = faults_with(Trait.by_code)
-#: They are told of a job, and of no node: a policy of these alone may name a playbook for jobs.
+#: Faults of jobs, not of nodes: only a policy of these alone may name a playbook for jobs.
 JOB_FAULTS = frozenset(faults_with(Trait.of_job))
 #: Faults with an open tail: the kind of drain that Slurm set, the program that drained, the check of a node's
 #: own hooks, the partition of jobs and why they wait.
@@ -95,23 +95,23 @@ def load(
     overrides: Mapping[str, Any] | None = None,
     prove: bool = True,
 ) -> Ruleset:
-    """Reads the folder. `overrides` are guard settings from outside; they stand above the top of guards.yaml,
-    while what that file says of one cluster or partition still binds there. `prove`: detection rules have to
-    do on their cases what the cases say. Raises RulesInvalid."""
+    """Reads the folder. `overrides` are guard settings from outside; they override the general ones of
+    guards.yaml, but not what that file sets for one cluster or partition. `prove`: detection rules have to
+    pass their cases. Raises RulesInvalid."""
     problems: list[Problem] = []
     folder = _Folder(rules_dir, problems)
     codes, started = _codes(folder), _started(folder)
-    known = _known_faults(codes)
-    rules = _rules(folder, known, started["playbooks"])
+    known_faults = _known_faults(codes)
+    rules = _rules(folder, known_faults, started["playbooks"])
     guards = _guards(folder, dict(overrides or {}))
     about = _about_site(folder)
     measured, placed = _measured(folder, rules, started["playbooks"])
-    policies, opened = _opened(folder, rules, known, measured, started["playbooks"])
+    policies, opened = _opened(folder, rules, known_faults, measured, started["playbooks"])
     notifications = read_notifications(folder.optional("notifications.yaml"))
     if prove and placed and not problems:
         _prove(folder, placed, measured["catalogue"], measured["gpu_models"])
     if problems:
-        raise RulesInvalid(sorted(problems, key=lambda one: (one.file, one.line)))
+        raise RulesInvalid(sorted(problems, key=lambda problem: (problem.file, problem.line)))
     parts = codes | started | guards | about | measured | opened
     return Ruleset(
         version=folder.version(),
@@ -165,7 +165,7 @@ def _about_site(folder: "_Folder") -> dict[str, Any]:
 def _measured(
     folder: "_Folder", rules: Sequence[Rule], playbooks: Mapping[str, Playbook]
 ) -> tuple[dict[str, Any], list[Placed]]:
-    """What is measured and fetched, and the rules over it, with the places where they stand."""
+    """What is measured and fetched, and the detection rules with their places in the files."""
     names = ("signals.yaml", *sorted(path.name for path in folder.path.glob("signals-*.yaml")))
     catalogue = read_catalogue(*map(folder.optional, names))
     scrape = read_scrape(folder.optional("scrape.yaml"), catalogue, folder.path)
@@ -176,7 +176,7 @@ def _measured(
         sources = [folder.source(f"detection/{path.name}") for path in paths]
         check = partial(_check_playbook_of, folder, playbooks=playbooks)
         placed = read_rules(sources, catalogue.signals, models, rules, check)
-    detection = tuple(one.rule for one in placed)
+    detection = tuple(placed_rule.rule for placed_rule in placed)
     parts = {"catalogue": catalogue, "scrape": scrape, "gpu_models": models, "detection": detection}
     return parts, placed
 
@@ -184,27 +184,27 @@ def _measured(
 def _opened(
     folder: "_Folder",
     rules: Sequence[Rule],
-    known: Sequence[str],
+    known_faults: Sequence[str],
     measured: Mapping[str, Any],
     playbooks: Mapping[str, Playbook],
 ) -> tuple[tuple[Rule, ...], dict[str, Any]]:
-    """All policies, and what beside single faults opens incidents: alerts, places, repeats, forecasts."""
+    """All policies, and what opens incidents besides single faults: alerts, places, repeats, forecasts."""
     models, detection = measured["gpu_models"], measured["detection"]
     check = partial(_check_playbook_of, folder, playbooks=playbooks)
     policies = (*rules, *map(as_policy, detection))
     alerts = read_alerts(folder.optional("alerts.yaml"), policies, check)
     sharings = read_sharings(folder.optional("sharing.yaml"), policies)
-    over_time = [*known, *(one.name for one in detection)]
-    taken = [one.name for one in (*policies, *alerts)]
+    over_time = [*known_faults, *(rule.name for rule in detection)]
+    taken = [rule.name for rule in (*policies, *alerts)]
     source = folder.optional("escalations.yaml")
     escalations = read_escalations(source, over_time, taken, models, check)
-    combined = [*over_time, *(one.name for one in escalations.combinations)]
+    combined = [*over_time, *(combination.name for combination in escalations.combinations)]
     ladders = read_ladders(folder.optional("ladders.yaml"), combined, models)
     source, signals = folder.optional("forecasts.yaml"), measured["catalogue"].signals
     forecasts = read_forecasts(source, signals, models, over_time, playbooks, check)
     policies = (
         *policies,
-        *(policy_of_alert(one) for one in alerts if one.opens),
+        *(policy_of_alert(alert) for alert in alerts if alert.opens),
         *map(policy_of_sharing, sharings),
         *policies_of(escalations),
         *map(policy_of_forecast, forecasts),
@@ -279,7 +279,7 @@ def _nvlink5(folder: _Folder) -> tuple[NvlinkRow, ...]:
 
 
 def _scripts(folder: _Folder) -> dict[str, str]:
-    """Whole scripts by the name of their file; each is a batch job that Slurm runs as it stands."""
+    """Whole scripts by the name of their file; each is a batch job that Slurm runs unchanged."""
     found: dict[str, str] = {}
     for path in sorted((folder.path / "validation").glob("*.sh")):
         name = f"validation/{path.name}"
@@ -298,10 +298,12 @@ def _scripts(folder: _Folder) -> dict[str, str]:
 def _known_faults(codes: Mapping[str, Any]) -> list[str]:
     named = [*(ask.fault for ask in codes["recovery_actions"].values()), *OTHER_FAULTS]
     coded = [f"xid-{code}" for code in codes["xids"]] + [f"sxid-{code}" for code in codes["sxids"]]
-    return [*coded, *named, *(one.fault for one in codes["kernel_lines"].lines)]
+    return [*coded, *named, *(line.fault for line in codes["kernel_lines"].lines)]
 
 
-def _rules(folder: _Folder, known: Sequence[str], playbooks: Mapping[str, Playbook]) -> tuple[Rule, ...]:
+def _rules(
+    folder: _Folder, known_faults: Sequence[str], playbooks: Mapping[str, Playbook]
+) -> tuple[Rule, ...]:
     source = folder.source("policies.yaml")
     rules: dict[str, Rule] = {}
     for index, rule in source.entries("rules", Rule):
@@ -311,7 +313,7 @@ def _rules(folder: _Folder, known: Sequence[str], playbooks: Mapping[str, Playbo
         if not rule.faults:
             source.problem((index, "faults"), "faults: the list is empty")
         for number, fault in enumerate(rule.faults):
-            _check_fault(source, (index, "faults", number), fault, known)
+            _check_fault(source, (index, "faults", number), fault, known_faults)
         if rule.playbook is not None:
             _check_playbook_of(folder, source, (index,), rule.playbook, playbooks, rule.faults)
         rules[rule.name] = rule
@@ -334,29 +336,33 @@ def _prove(
 ) -> None:
     sources = case_sources(folder.path, folder.problems, DETECTION_CASES)
     signals = sorted(name for name in folder.read if name.startswith("signals"))
-    told = (*signals, "gpu_models.yaml")
-    read = [folder.read.get(name, b"") for name in told]
+    names = (*signals, "gpu_models.yaml")
+    read = [folder.read.get(name, b"") for name in names]
     cases: dict[str, list[bytes]] = {}
     for source in sources:
         for item in source.items("cases"):
             rule = str(item.get("rule")) if isinstance(item, dict) else ""
             cases.setdefault(rule, []).append(_written(source, item))
     proofs = {
-        one.rule.name: sha256_of(
-            [*read, _written(one.source, one.source.data[one.index]), *cases.get(one.rule.name, ())]
+        placed_rule.rule.name: sha256_of(
+            [
+                *read,
+                _written(placed_rule.source, placed_rule.source.data[placed_rule.index]),
+                *cases.get(placed_rule.rule.name, ()),
+            ]
         )
-        for one in placed
+        for placed_rule in placed
     }
     _proven.update(proven_of(set(proofs.values()) - _proven))
     new = {name for name, proof in proofs.items() if proof not in _proven}
     if not new and cases.keys() <= proofs.keys():
         return
-    rules = {one.rule.name: one.rule for one in placed}
+    rules = {placed_rule.rule.name: placed_rule.rule for placed_rule in placed}
     with one_at_a_time():
         meanwhile = proven_of(proofs[name] for name in new)
         new = {name for name in new if proofs[name] not in meanwhile}
         outcomes = run_detection_cases(sources, rules, catalogue, models, only=new)
-        prove_rules(outcomes, [one for one in placed if one.rule.name in new])
+        prove_rules(outcomes, [placed_rule for placed_rule in placed if placed_rule.rule.name in new])
         if not folder.problems:
             if len(_proven) >= MOST_PROVEN:
                 _proven.clear()
@@ -365,8 +371,8 @@ def _prove(
 
 
 def _written(source: Source, item: Any) -> bytes:
-    """What the file says of one of its entries: all that it says where parts may stand for others. Aliases of
-    aliases, written out, are millions of places."""
+    """An entry as its file has it; of a file with aliases the digest of all of it. Aliases of aliases,
+    written out, are millions of places."""
     return source.digest if b"&" in source.raw else repr(item).encode()
 
 
@@ -378,7 +384,7 @@ def _check_playbook_of(
     playbooks: Mapping[str, Playbook],
     faults: Sequence[str] = (),
 ) -> None:
-    """`faults` that the rule takes: a playbook for jobs needs that each of them is told of a job."""
+    """`faults` that the rule takes: a playbook for jobs needs that all of them are faults of jobs."""
     # A playbook whose file is wrong has its own problem already.
     names = {path.stem for path in (folder.path / "playbooks").glob("*.yaml")}
     path = (*place, "playbook")
@@ -397,11 +403,13 @@ def _check_playbook_of(
         source.problem(path, text, "give its inputs a default")
 
 
-def _check_fault(source: Source, path: tuple[str | int, ...], fault: str, known: Sequence[str]) -> None:
+def _check_fault(
+    source: Source, path: tuple[str | int, ...], fault: str, known_faults: Sequence[str]
+) -> None:
     if not is_glob(fault):
         source.problem(path, f"faults: {fault!r} is not a name or a glob")
     elif not fault.startswith(tuple(OPEN_FAULTS)):
-        check_known(source, path, fault, (*known, *OPEN_FAULTS))
+        check_known_fault(source, path, fault, (*known_faults, *OPEN_FAULTS))
 
 
 def _guards(folder: _Folder, overrides: dict[str, Any]) -> dict[str, Any]:
@@ -416,13 +424,13 @@ def _guards(folder: _Folder, overrides: dict[str, Any]) -> dict[str, Any]:
             if not isinstance(fields, dict):
                 source.problem((name, place), f"{place}: expected guard settings")
                 continue
-            own = check_guards(source, (name, place), fields)
-            if own is not None:
-                told = {key: getattr(own, key) for key in fields}
-                found[place] = msgspec.structs.replace(base, **told)
+            settings = check_guards(source, (name, place), fields)
+            if settings is not None:
+                given = {key: getattr(settings, key) for key in fields}
+                found[place] = msgspec.structs.replace(base, **given)
                 if name == "partitions":
                     # What a partition leaves out is its cluster's, where that has values of its own.
                     for cluster, around in places[0].items():
-                        found[f"{cluster}/{place}"] = msgspec.structs.replace(around, **told)
+                        found[f"{cluster}/{place}"] = msgspec.structs.replace(around, **given)
         places.append(found)
     return {"guards": base, "cluster_guards": places[0], "partition_guards": places[1]}

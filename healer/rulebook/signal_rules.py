@@ -31,8 +31,6 @@ UNITS = (
     "°C", "W", "J", "V", "A", "Hz", "MHz", "%", "ratio", "count", "bool", "s", "ns", "B", "B/s", "Mb/s",
     "rpm", "packets", "rows", "state", "bits", "/s", "dBm", "l/min", "kPa",
 )  # fmt: skip
-#: NVLinks of one GPU that a `{link}` in an alias stands for: 18 on Hopper and Blackwell.
-LINKS = 18
 #: Where signals live; the other scopes are for rules.
 _SCOPES = (Scope.gpu, Scope.node, Scope.link, Scope.device, Scope.device_part)
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
@@ -61,8 +59,8 @@ def read_catalogue(*sources: Source) -> Catalogue:
     """The catalogue of one or more files, empty without any; what is wrong goes to their problems."""
     signals: dict[str, Signal] = {}
     arriving: dict[str, tuple[str, float]] = {}
-    told: dict[tuple[Any, ...], str] = {}
-    entries = [(source, *one) for source in sources for one in enumerate(source.items("signals"))]
+    name_of: dict[tuple[Any, ...], str] = {}
+    entries = [(source, *entry_) for source in sources for entry_ in enumerate(source.items("signals"))]
     for source, index, item in entries:
         entry = source.convert((index,), item, _Entry)
         if entry is None:
@@ -70,17 +68,18 @@ def read_catalogue(*sources: Source) -> Catalogue:
         _check(source, index, entry)
         if entry.name in signals:
             source.problem((index, "name"), f"the signal {entry.name} stands here twice")
-        aliases = tuple(Alias(name=one) if isinstance(one, str) else one for one in entry.aliases)
-        own = () if entry.derived else (Alias(name=entry.name),)
-        for number, alias in enumerate((*own, *aliases)):
-            # An NVLink's number or a device's name tells whose it is: so one name may serve several.
+        aliases = tuple(Alias(name=alias) if isinstance(alias, str) else alias for alias in entry.aliases)
+        own_name = () if entry.derived else (Alias(name=entry.name),)
+        for number, alias in enumerate((*own_name, *aliases)):
+            # An NVLink's number or a device's name completes the name: so one alias may serve several
+            # signals.
             whose = entry.scope if entry.scope in (Scope.link, *OF_DEVICES) else None
             key = (alias.name, tuple(sorted(alias.labels.items())), whose)
-            place = (index, "aliases", number - len(own)) if number >= len(own) else (index, "name")
-            if key in told:
-                source.problem(place, f"{alias.name} is a name of {told[key]} already")
+            place = (index, "aliases", number - len(own_name)) if number >= len(own_name) else (index, "name")
+            if key in name_of:
+                source.problem(place, f"{alias.name} is a name of {name_of[key]} already")
                 continue
-            told[key] = entry.name
+            name_of[key] = entry.name
             if not alias.labels and "{" not in alias.name:
                 arriving.setdefault(alias.name, (entry.name, alias.scale))
         signals[entry.name] = msgspec.convert(msgspec.structs.asdict(entry) | {"aliases": aliases}, Signal)
@@ -113,15 +112,15 @@ def _check(source: Source, index: int, entry: _Entry) -> None:
         wrong("stale_s", "has to be more than 0")
     if entry.derived and entry.aliases:
         wrong("aliases", "a derived signal never arrives")
-    for number, one in enumerate(entry.aliases):
-        name = one if isinstance(one, str) else one.name
+    for number, alias in enumerate(entry.aliases):
+        name = alias if isinstance(alias, str) else alias.name
         if not _ALIAS.fullmatch(name) or ("{" in name and name.count("{link}") != name.count("{")):
             wrong("aliases", f"{name!r} is no name of a series", number=number)
         if "{link}" in name and entry.scope is not Scope.link:
             wrong("aliases", f"{name} speaks of links, and the signal does not", number=number)
-        if not isinstance(one, str) and one.part and entry.scope is not Scope.device_part:
+        if not isinstance(alias, str) and alias.part and entry.scope is not Scope.device_part:
             wrong("aliases", f"{name} names a part, and the signal is of a {entry.scope}", number=number)
-        if not isinstance(one, str) and one.scale == 0:
+        if not isinstance(alias, str) and alias.scale == 0:
             wrong("aliases", "a scale of 0 makes every value 0", number=number)
 
 
@@ -136,7 +135,7 @@ SCHEMES = ("http", "https")
 
 _JOB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]{0,99}")
-#: `host:port`; an IPv6 address stands in brackets.
+#: `host:port`; an IPv6 address is in brackets.
 _TARGET = re.compile(r"(?P<host>\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9._-]{1,253}):(?P<port>[0-9]{1,5})")
 _SECTIONS = ("jobs", "queries")
 _FILE_SD = (
@@ -167,8 +166,8 @@ def wants_scraper(file: Path) -> Callable[[], bool]:
 
     def wanted() -> bool:
         try:
-            told = file.stat()
-            stamp = (told.st_mtime_ns, told.st_size)
+            status = file.stat()
+            stamp = (status.st_mtime_ns, status.st_size)
             if stamp != seen[0]:
                 problems: list[Problem] = []
                 data = Source(file, file.name, problems).data
@@ -216,7 +215,7 @@ def _jobs(source: Source, items: Sequence[object], folder: Path) -> list[ScrapeJ
             source.problem((*path, "name"), f"the job {job.name} stands here twice")
         targets = _targets(source, (*path, "targets"), job.targets)
         groups = _groups(source, (*path, "groups"), job.groups)
-        count += len(targets) + sum(len(one.targets) for one in groups)
+        count += len(targets) + sum(len(group.targets) for group in groups)
         jobs[job.name] = msgspec.structs.replace(
             job,
             targets=targets,
@@ -287,14 +286,14 @@ def _targets(source: Source, path: Sequence[str | int], texts: Sequence[str]) ->
         except ValueError as error:
             source.problem((*path, index), f"targets: {error}")
             continue
-        bad = next((one for one in names if address(one) is None), None)
+        bad = next((name for name in names if address(name) is None), None)
         if bad is not None:
             hint = "such as gpu[0001-0016]:9400"
             source.problem((*path, index), f"targets: {bad[:100]!r} is not a host and a port", hint)
             continue
         found += names
         if len(found) > TARGETS_MAX:
-            break  # told by whoever counts them; a few more lines may stand for millions
+            break  # the caller reports it; a few more lines may expand to millions
     return tuple(dict.fromkeys(found))
 
 

@@ -58,7 +58,7 @@ class Source:
         self.raw = path.read_bytes() if raw is None else raw
         self.root: yaml.Node | None = None
         self.data: Any = None
-        #: What was searched for unknown fields, and as which kind: aliases make it stand in many places.
+        #: (id of a value, kind) already searched for unknown fields: with aliases one value has many places.
         self._looked: dict[tuple[int, Any], Any] = {}
         loader = _Yaml(self.raw)
         try:
@@ -103,8 +103,8 @@ class Source:
         self.problems.append(Problem(self.name, line, text, hint))
 
     def _same_keys(self, node: yaml.Node, done: set[int]) -> None:
-        """YAML would silently keep the last of two equal keys. `done`: nodes that were looked at, as aliases
-        of aliases make one of them stand in millions of places."""
+        """YAML would silently keep the last of two equal keys. `done`: ids of visited nodes, as aliases of
+        aliases put one of them into millions of places."""
         if id(node) in done:
             return
         done.add(id(node))
@@ -190,7 +190,9 @@ def unified(file: str, before: str | None, text: str) -> str:
         f"a/rules/{file}" if before is not None else "/dev/null",
         f"b/rules/{file}",
     )
-    return "".join(one if one.endswith("\n") else one + "\n\\ No newline at end of file\n" for one in lines)
+    return "".join(
+        line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines
+    )
 
 
 def _child(node: yaml.Node | None, part: str | int) -> tuple[int, yaml.Node] | None:
@@ -253,15 +255,15 @@ def _hint(text: str, path: Sequence[str | int], data: Any, kind: type) -> str:
 
 
 def _words(kind: Any, names: Sequence[str]) -> list[str]:
-    """The words of the enum that stands at this place of a struct."""
+    """The words of the enum at this place of a struct."""
     for name in names:
         struct = _struct_in(kind)
         if struct is None:
             return []
         kind = next((f.type for f in msgspec.structs.fields(struct) if f.encode_name == name), None)
-    for one in (kind, *_all_args(kind)):
-        if isinstance(one, type) and hasattr(one, "__members__"):
-            return [member.value for member in one.__members__.values()]
+    for inner in (kind, *_all_args(kind)):
+        if isinstance(inner, type) and hasattr(inner, "__members__"):
+            return [member.value for member in inner.__members__.values()]
     return []
 
 

@@ -192,7 +192,7 @@ class Pulled:
     async def _run(self) -> None:
         self._parts.fetch = fetch = self._fetch()
         try:
-            await Scraper(self._parts, look_s=0.2, tell_s=0.2).run(self._stop.is_set)
+            await Scraper(self._parts, look_s=0.2, state_s=0.2).run(self._stop.is_set)
         finally:
             await fetch.close()
 

@@ -47,7 +47,7 @@ from healer.model import (
     Xid74Bits,
 )
 from healer.rulebook.cases.detection_cases import DetectionCase
-from healer.rulebook.cases.history_cases import At, HistoryCase, Told
+from healer.rulebook.cases.history_cases import At, ExpectedIncident, HistoryCase
 from healer.rulebook.cases.rule_cases import ForecastCase
 from healer.rulebook.ruleset import load
 from healer.settings import secret_names, setting_names
@@ -152,7 +152,8 @@ def test_no_page_names_a_command_that_is_not_there(path: Path) -> None:
     "kind",
     [
         Rule, CatalogueEntry, RecoveryAction, NvlinkRow, Xid74Bits, DetectionRule, GpuModel, DetectionCase,
-        WatchSettings, AlertRule, Sharing, Place, Repeat, Combination, Cancel, Ladder, HistoryCase, At, Told,
+        WatchSettings, AlertRule, Sharing, Place, Repeat, Combination, Cancel, Ladder, HistoryCase, At,
+        ExpectedIncident,
     ],
 )  # fmt: skip
 def test_every_field_of_rules_and_catalogues_is_explained(kind: type[msgspec.Struct]) -> None:

@@ -1,1 +1,1 @@
-"""The cases that lie beside the rules, and how they are run."""
+"""The cases shipped with the rules, and how they are run."""

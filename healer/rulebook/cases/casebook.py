@@ -1,4 +1,4 @@
-"""How many cases lie beside the rules, by rule: for the page that shows the rules."""
+"""How many cases there are, by rule: for the page that shows the rules."""
 
 import threading
 from collections import Counter

@@ -80,7 +80,7 @@ class Track:
             begin_s += lasts_s
 
     def __call__(self, passed_s: float) -> float | None:
-        begin_s, value, slope = next(one for one in reversed(self._pieces) if one[0] <= passed_s)
+        begin_s, value, slope = next(piece for piece in reversed(self._pieces) if piece[0] <= passed_s)
         return None if value is None else value + slope * (passed_s - begin_s)
 
 
@@ -113,8 +113,8 @@ class DetectionCase(msgspec.Struct, frozen=True, kw_only=True):
     """One case. `nodes` are n1, n2, …, each with `gpus` GPUs of `model`, `links` NVLinks per GPU and `ports`.
     `devices`: device -> its parts.
 
-    `series`: signal -> value for all parts, or part -> value (`each` for the others). `fires`: the parts of
-    which the rule tells, none: it stays silent. `within`: not later than this after the start. `says`: words
+    `series`: signal -> value for all parts, or part -> value (`each` for the others). `fires`: the parts on
+    which the rule fires, none: it stays silent. `within`: at most this long after the start. `says`: words
     that one of its findings has to contain.
     """
 
@@ -180,18 +180,18 @@ def run_detection_cases(
 def prove(outcomes: Sequence[Outcome], rules: Iterable[Placed]) -> None:
     """Cases that do not hold, and rules that their cases do not prove, become problems."""
     by_rule: dict[str, list[Outcome]] = {}
-    for one in outcomes:
-        by_rule.setdefault(one.case.rule, []).append(one)
-        if one.why:
-            one.source.problem((one.index,), f"{one.case.name}: {one.why}")
+    for outcome in outcomes:
+        by_rule.setdefault(outcome.case.rule, []).append(outcome)
+        if outcome.why:
+            outcome.source.problem((outcome.index,), f"{outcome.case.name}: {outcome.why}")
     for placed in rules:
         rule, source, index = placed.rule, placed.source, placed.index
         cases = by_rule.get(rule.name, [])
-        if not any(one.case.fires for one in cases):
+        if not any(outcome.case.fires for outcome in cases):
             source.problem((index,), f"{rule.name}: no case in rules/cases/detection-*.yaml lets it fire")
-        if not any(not one.case.fires for one in cases):
+        if not any(not outcome.case.fires for outcome in cases):
             source.problem((index,), f"{rule.name}: no case in rules/cases/detection-*.yaml keeps it silent")
-        elif not any(one.was_false for one in cases):
+        elif not any(outcome.was_false for outcome in cases):
             text = f"{rule.name}: always true on its cases, wherever anything is known"
             source.problem((index, "when"), text)
 
@@ -240,10 +240,10 @@ def _compare(case: DetectionCase, fired: Mapping[str, float], texts: Sequence[st
     missing = [part for part in case.fires if part not in fired]
     beyond = [part for part in fired if part not in case.fires]
     if missing or beyond:
-        said = f"; it said: {texts[0]}" if texts else ""
+        message = f"; it said: {texts[0]}" if texts else ""
         came = f"{case.rule} fired on {', '.join(fired)}" if fired else f"{case.rule} did not fire"
         wanted = f"expected it on {', '.join(case.fires)}" if case.fires else "expected silence"
-        return f"{came}, {wanted}{said}"
+        return f"{came}, {wanted}{message}"
     late = [f"{part} after {at:g} s" for part, at in fired.items() if at > within_s]
     if late:
         return f"{case.rule} fired too late: {', '.join(late)}"
@@ -303,14 +303,14 @@ def _send(
 
     reports = []
     for node, tracks in series.items():
-        told = [
+        samples = [
             (book.numbers[column], value)
             for column, track in tracks
             if (value := track(passed_s)) is not None
         ]
-        if told:
-            columns = np.array([number for number, _ in told], np.int32)
-            values = np.array([value for _, value in told], np.float64)
+        if samples:
+            columns = np.array([number for number, _ in samples], np.int32)
+            values = np.array([value for _, value in samples], np.float64)
             reports.append(Report(_CLUSTER, node, now, now, columns, values))
     telemetry.update(reports, book)
 
@@ -388,9 +388,10 @@ def _all_series(case: DetectionCase, catalogue: Catalogue) -> dict[str, list[tup
             raise CaseWrong(("series", name), f"{name} comes from Slurm: say it by jobs and states")
         by_part = given if isinstance(given, dict) else {"each": given}
         parts = _parts(case, signal)
-        # A node stands for all its parts, where they have no value of their own.
-        wholes = {one.partition(" ")[0] for one, _, _ in parts}
-        for part in by_part.keys() - {"each", *wholes, *(one for one, _, _ in parts)}:
+        # A node's value holds for all its parts that have none of their own.
+        part_names = {part for part, _, _ in parts}
+        wholes = {part.partition(" ")[0] for part in part_names}
+        for part in by_part.keys() - {"each", *wholes, *part_names}:
             raise CaseWrong(("series", name, part), f"there is no {part}", f"for example {parts[0][0]}")
         tracks = {part: Track(signal, text, ("series", name)) for part, text in by_part.items()}
         for part, node, place in parts:

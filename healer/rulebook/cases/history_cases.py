@@ -56,7 +56,7 @@ class JobAt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rule of `rules/detection/` tells of the step's node (or of a `device`) at that moment."""
+    """A finding of a rule of `rules/detection/` on the step's node (or on a `device`) at that moment."""
 
     rule: str
     device: str | None = None
@@ -86,10 +86,10 @@ class At(msgspec.Struct, frozen=True, kw_only=True):
     driver: str = ""
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True, rename={"fault_class": "class"}):
-    """An incident, by what of it is compared; None is not. `finding`: the rule of a finding that it took in;
-    `says`: words in its title or evidence; `closed`: words of why it ended, or empty for one that is open;
-    `aside`: words of what was set aside."""
+class ExpectedIncident(msgspec.Struct, frozen=True, kw_only=True, rename={"fault_class": "class"}):
+    """The fields of an incident that are compared; None is not. `finding`: the rule of a finding that it took
+    in; `says`: words in its title or evidence; `closed`: words of why it ended, or empty for one that is
+    open; `ruled_out`: words of what was ruled out."""
 
     rule: str | None = None
     finding: str | None = None
@@ -102,22 +102,22 @@ class Told(msgspec.Struct, frozen=True, kw_only=True, rename={"fault_class": "cl
     gpu: int | None = None
     says: str | None = None
     closed: str | None = None
-    aside: str | None = None
+    ruled_out: str | None = msgspec.field(default=None, name="aside")
     plan: str | None = None
 
 
 class HistoryCase(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes are n1, n2, …, each with `gpus` GPUs of `model`: GPU 0 at 0000:10:00, GPU 1 at 0000:11:00, …
 
-    `known_by` is what nodes tell of their GPUs: `uuid`, `serial` or both.
-    `places` says where nodes stand (rack, switch, domain, pdu, row). `passed` are entries of
-    `rules/context.yaml` by which something was passed over, `not_passed` those by which nothing may be.
+    `known_by` is what nodes report of their GPUs: `uuid`, `serial` or both. `places` gives the nodes' rack,
+    switch, domain, pdu or row. `passed` are entries of `rules/context.yaml` that have to suppress something,
+    `not_passed` those that must not.
     """
 
     name: str
     timeline: tuple[At, ...]
-    expect: tuple[Told, ...] = ()
-    must_not: tuple[Told, ...] = ()
+    expect: tuple[ExpectedIncident, ...] = ()
+    must_not: tuple[ExpectedIncident, ...] = ()
     places: dict[str, dict[str, str]] = {}
     passed: tuple[str, ...] = ()
     not_passed: tuple[str, ...] = ()
@@ -136,25 +136,25 @@ def run_history_cases(
         for index, case in source.entries("cases", HistoryCase):
             try:
                 play = _Play(rules, case)
-                told = play.incidents()
+                incidents = play.incidents()
             except CaseWrong as error:
                 source.problem((index, *error.path), f"{case.name}: {error.text}", error.hint)
                 continue
-            found = {(name, one.rule) for name, one in play.ledger.tables.findings}
-            why = _why_not(case, told, found) or _why_not_passed(case, play.passed)
+            found = {(name, finding.rule) for name, finding in play.ledger.tables.findings}
+            why = _why_not(case, incidents, found) or _why_not_passed(case, play.passed)
             results.append((source, index, case, why))
     return results
 
 
-def _why_not(case: HistoryCase, told: Sequence[Incident], findings: Set[tuple[str, str]]) -> str:
-    left = list(told)
+def _why_not(case: HistoryCase, incidents: Sequence[Incident], findings: Set[tuple[str, str]]) -> str:
+    left = list(incidents)
     for number, want in enumerate(case.expect, start=1):
-        fits = next((one for one in left if _is(want, one, findings)), None)
+        fits = next((incident for incident in left if _is(want, incident, findings)), None)
         if fits is None:
-            return f"expected incident {number} is missing; came: {_shown(told)}"
+            return f"expected incident {number} is missing; came: {_shown(incidents)}"
         left.remove(fits)
     for want in case.must_not:
-        if found := [one for one in told if _is(want, one, findings)]:
+        if found := [incident for incident in incidents if _is(want, incident, findings)]:
             return f"must not come: {_shown(found)}"
     return ""
 
@@ -167,9 +167,9 @@ def _why_not_passed(case: HistoryCase, passed: Set[str]) -> str:
     return ""
 
 
-def _is(want: Told, got: Incident, findings: Set[tuple[str, str]]) -> bool:
-    texts = [got.title, *(one.text for one in got.evidence)]
-    asides = [f"{one.what}: {one.why}" for one in got.set_aside]
+def _is(want: ExpectedIncident, got: Incident, findings: Set[tuple[str, str]]) -> bool:
+    texts = [got.title, *(evidence.text for evidence in got.evidence)]
+    ruled_out_texts = [f"{ruled_out.what}: {ruled_out.why}" for ruled_out in got.set_aside]
     return all(
         (
             want.rule in (None, got.rule),
@@ -184,7 +184,7 @@ def _is(want: Told, got: Incident, findings: Set[tuple[str, str]]) -> bool:
             want.says is None or any(want.says in text for text in texts),
             want.closed is None or _is_closed(want.closed, got),
             want.plan in (None, got.plan),
-            want.aside is None or any(want.aside in text for text in asides),
+            want.ruled_out is None or any(want.ruled_out in text for text in ruled_out_texts),
         )
     )
 
@@ -194,14 +194,13 @@ def _is_closed(words: str, got: Incident) -> bool:
 
 
 def _shown(incidents: Sequence[Incident]) -> str:
-    return (
-        "; ".join(
-            f"{one.rule} {one.fault} {one.severity} {one.cause} [{' '.join(one.remedy)}] on {one.root}"
-            f" ({one.title}) {one.closed_why or 'open'}"
-            for one in incidents
-        )
-        or "none"
-    )
+    return "; ".join(map(_in_short, incidents)) or "none"
+
+
+def _in_short(incident: Incident) -> str:
+    remedies = " ".join(incident.remedy)
+    fault = f"{incident.rule} {incident.fault} {incident.severity} {incident.cause} [{remedies}]"
+    return f"{fault} on {incident.root} ({incident.title}) {incident.closed_why or 'open'}"
 
 
 class _Play:
@@ -236,11 +235,11 @@ class _Play:
             if step.node not in self.names:
                 raise CaseWrong((*path, "node"), f"node: there is no {step.node}")
             self.clock.set(at)
-            self._walk(self._step(path, step), [self._found(path, step, one) for one in step.found])
+            self._walk(self._step(path, step), [self._found(path, step, found) for found in step.found])
             self.clock.advance(self.rules.settle_s + 1)
             self._walk([])
         found = self.ledger.tables.incidents.values()
-        return sorted(found, key=lambda one: (one.opened, one.id))
+        return sorted(found, key=lambda incident: (incident.opened, incident.id))
 
     def _step(self, path: Sequence[str | int], step: At) -> list[Observation]:
         if step.jobs is not None:
@@ -256,9 +255,9 @@ class _Play:
             self._show_nodes()
         for gpu in step.replaced:
             self.swaps[step.node, gpu] += 1
-        told = [self._beat(step.node)] if step.boot or step.replaced else []
+        observations = [self._beat(step.node)] if step.boot or step.replaced else []
         if not step.lines:
-            return told
+            return observations
         when = self.clock.now() - timedelta(seconds=_seconds((*path, "late"), step.late))
         boot = step.old_boot or (before if step.late != "0s" else self.boots[step.node])
         boot = None if step.unknown_boot else boot
@@ -269,17 +268,17 @@ class _Play:
         )
         if taken.unrecognised or taken.rejected:
             raise CaseWrong((*path, "lines"), "lines: one of them is no line that healer knows")
-        return [*told, *taken.observations]
+        return [*observations, *taken.observations]
 
-    def _found(self, path: Sequence[str | int], step: At, told: Found) -> Finding:
-        rule = next((one for one in self.rules.detection if one.name == told.rule), None)
+    def _found(self, path: Sequence[str | int], step: At, found: Found) -> Finding:
+        rule = next((rule for rule in self.rules.detection if rule.name == found.rule), None)
         if rule is None:
-            raise CaseWrong((*path, "found"), f"found: there is no detection rule {told.rule}")
+            raise CaseWrong((*path, "found"), f"found: there is no detection rule {found.rule}")
         now = self.clock.now()
-        if told.device is not None:
-            where = Component(cluster=_CLUSTER, device=told.device)
+        if found.device is not None:
+            where = Component(cluster=_CLUSTER, device=found.device)
         else:
-            where = Component(cluster=_CLUSTER, node=step.node, gpu=told.gpu, link=told.link, nic=told.nic)
+            where = Component(cluster=_CLUSTER, node=step.node, gpu=found.gpu, link=found.link, nic=found.nic)
         digest = digest_of("found", rule.name, str(where), now.isoformat())
         evidence = Evidence(digest=digest, at=now, component=where, text=rule.title, sense=Sense.metrics)
         return Finding(
@@ -348,7 +347,7 @@ class _Play:
         )
 
     def _gpu(self, name: str, gpu: int) -> dict[str, Any]:
-        """As heartbeats tell it."""
+        """In the form of heartbeats."""
         swaps = self.swaps[name, gpu]
         uuid = f"GPU-{name}-{gpu}" + "-new" * swaps if "uuid" in self.case.known_by else ""
         number = f"16500{self.names.index(name):03d}{gpu:02d}{swaps:03d}"

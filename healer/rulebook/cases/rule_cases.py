@@ -1,10 +1,10 @@
-"""The cases beside the rules: given these lines or series, expect this rule. `healer rules test` runs them.
+"""Cases of the rules: given these lines or series, expect this rule. `healer rules test` runs them.
 
 A case has a `name` and `lines` of one node's kernel log, or a `fault` with its `class` as another detector
-tells it, or the labels of an `alert` of another system. `expect` names the findings in order; a field it
+reports it, or the labels of an `alert` of another system. `expect` names the findings in order; a field it
 leaves out may be anything. An empty list: no finding at all. `must_not` names what none of the findings may
 be. Each rule of `policies.yaml`, `escalations.yaml` and `forecasts.yaml` needs a case that expects it and
-one in which it must not be. Cases of forecasts stand in `forecast-*.yaml` (docs/forecasts.md), judged by the
+one in which it must not be. Cases of forecasts are in `forecast-*.yaml` (docs/forecasts.md), judged by the
 same arithmetic as production. Cases of detection rules and of faults over time have modules of their own.
 """
 
@@ -35,7 +35,12 @@ from healer.model.vocabulary import did_you_mean
 from healer.observations import Picture
 from healer.observations.trends import POINT_S, POINTS
 from healer.rulebook.cases.detection_cases import DETECTION_CASES, CaseWrong, run_detection_cases
-from healer.rulebook.cases.history_cases import HISTORY_CASES, HistoryCase, Told, run_history_cases
+from healer.rulebook.cases.history_cases import (
+    HISTORY_CASES,
+    ExpectedIncident,
+    HistoryCase,
+    run_history_cases,
+)
 from healer.rulebook.ruleset import RulesInvalid, case_sources, load
 from healer.rulebook.source import Problem, Source
 from healer.signals.alert_bodies import Enveloped, Site, enveloped_observations
@@ -51,8 +56,8 @@ _PER_DAY = round(86400 / POINT_S)
 
 
 class ForecastCase(msgspec.Struct, frozen=True, kw_only=True):
-    """`days`: a value for each day, the newest last, or null where nobody knows; between two days it moves
-    evenly. `likely` to fail, within `from_days` to `to_days`."""
+    """`days`: a value for each day, the newest last, or null if unknown; interpolated linearly between days.
+    `likely` to fail, within `from_days` to `to_days`."""
 
     name: str
     rule: str
@@ -66,7 +71,7 @@ def run_forecast_cases(
     sources: Iterable[Source], rules: Ruleset
 ) -> list[tuple[Source, int, ForecastCase, str]]:
     """(source, index, case, why it does not hold). Cases that cannot be run are problems of their source."""
-    by_name = {one.rule: one for one in rules.forecasts}
+    by_name = {forecast.rule: forecast for forecast in rules.forecasts}
     results = []
     for source in sources:
         for index, case in source.entries("cases", ForecastCase):
@@ -88,14 +93,14 @@ def _why_not_foretold(rule: ForecastRule, case: ForecastCase) -> str:
         return f"came: {sentence(rule, seen)}" if seen else "it is not found likely to fail"
     if seen is None:
         return ""
-    return "" if case.from_days <= seen.days <= _most(rule, case) else f"came: {_told(rule, seen)}"
+    return "" if case.from_days <= seen.days <= _most(rule, case) else f"came: {_when_and_why(rule, seen)}"
 
 
 def _most(rule: ForecastRule, case: ForecastCase) -> float:
     return rule.within_days if case.to_days is None else case.to_days
 
 
-def _told(rule: ForecastRule, seen: Trend) -> str:
+def _when_and_why(rule: ForecastRule, seen: Trend) -> str:
     return f"in {seen.days:.1f} days: {sentence(rule, seen)}"
 
 
@@ -170,19 +175,19 @@ def run_cases(rules_dir: Path) -> list[CaseResult]:
         results.append(CaseResult(file=source.name, line=source.line((index,)), name=name, why=why))
 
     names = {source.name for source in (*measured, *over_time, *foretold)}
-    told: list[Case | HistoryCase] = []
+    proving: list[Case | HistoryCase] = []
     for source in case_sources(rules_dir, problems, "*.yaml"):
         for index, case in source.entries("cases", Case) if source.name not in names else ():
             if wrong := _wrong(case):
                 source.problem((index,), f"{case.name}: {wrong}")
                 continue
-            told.append(case)
+            proving.append(case)
             note(source, index, case.name, _why_not(rules, case))
     by_name = {rule.name: rule for rule in rules.detection}
-    for one in run_detection_cases(measured, by_name, rules.catalogue, rules.gpu_models):
-        note(one.source, one.index, one.case.name, one.why)
+    for outcome in run_detection_cases(measured, by_name, rules.catalogue, rules.gpu_models):
+        note(outcome.source, outcome.index, outcome.case.name, outcome.why)
     for source, index, case, why in run_history_cases(over_time, rules):
-        told.append(case)
+        proving.append(case)
         note(source, index, case.name, why)
     days: list[ForecastCase] = []
     for source, index, case, why in run_forecast_cases(foretold, rules):
@@ -190,7 +195,7 @@ def run_cases(rules_dir: Path) -> list[CaseResult]:
         note(source, index, case.name, why)
     if problems:
         raise RulesInvalid(problems)
-    return results + _unproven(rules_dir, rules, told, days)
+    return results + _unproven(rules_dir, rules, proving, days)
 
 
 def _wrong(case: Case) -> str:
@@ -205,8 +210,8 @@ def _unproven(
     rules_dir: Path, rules: Ruleset, cases: Sequence[Case | HistoryCase], days: Sequence[ForecastCase]
 ) -> list[CaseResult]:
     """A result that fails for each rule that the cases leave open."""
-    expected = {name for case in cases for one in case.expect or () for name in _named(one)}
-    forbidden = {name for case in cases for one in case.must_not for name in _named(one)}
+    expected = {name for case in cases for incident in case.expect or () for name in _named(incident)}
+    forbidden = {name for case in cases for incident in case.must_not for name in _named(incident)}
     over_time = [case for case in cases if isinstance(case, HistoryCase)]
     expected |= {name for case in over_time for name in _by_context(case.expect, case.passed)}
     forbidden |= {name for case in over_time for name in _by_context(case.must_not, case.not_passed)}
@@ -225,19 +230,20 @@ def _unproven(
     return found
 
 
-def _named(one: Expected | Told) -> tuple[str | None, ...]:
-    return (one.rule, one.finding) if isinstance(one, Told) else (one.rule,)
+def _named(expected: Expected | ExpectedIncident) -> tuple[str | None, ...]:
+    return (expected.rule, expected.finding) if isinstance(expected, ExpectedIncident) else (expected.rule,)
 
 
-def _by_context(told: Sequence[Told], passed: Sequence[str]) -> Iterator[str]:
-    """Entries of `context.yaml` carry no policy: what is passed over by them, or told with less urgency."""
+def _by_context(incidents: Sequence[ExpectedIncident], passed: Sequence[str]) -> Iterator[str]:
+    """Entries of `context.yaml` have no policy: a case proves them by what they suppress or make less
+    urgent."""
     yield from (f"{_CONTEXT}{name}" for name in passed)
-    yield from (f"{_CONTEXT}{one.plan}" for one in told if one.plan)
+    yield from (f"{_CONTEXT}{incident.plan}" for incident in incidents if incident.plan)
 
 
 def _to_prove(rules_dir: Path) -> Iterator[tuple[Source, tuple[str | int, ...], str]]:
     """(file, place in it, name) of the rules that cases have to prove."""
-    problems: list[Problem] = []  # told already when the rules were loaded
+    problems: list[Problem] = []  # reported already when the rules were loaded
     for file, kind, before in (
         ("policies.yaml", "", ""),
         ("escalations.yaml", "repeats", ""),
@@ -267,7 +273,7 @@ def _seen(rules: Ruleset, case: Case) -> list[dict[str, Any]]:
         rule = rules.rule_for(case.fault, case.fault_class)
         return [] if rule is None else [{"rule": rule.name, "fault": case.fault, "class": case.fault_class}]
     if case.alert:
-        return [_shown(one) for one in _of_alert(rules, case.alert)]
+        return [_shown(finding) for finding in _of_alert(rules, case.alert)]
     text = "\n".join(case.lines)
     accepted = kernel_text_observations(
         text, lambda _c, _n: True, _AT, NodeBoot("case", "node"), book=rules.kernel_lines
@@ -275,16 +281,19 @@ def _seen(rules: Ruleset, case: Case) -> list[dict[str, Any]]:
     shown = {"node": SlurmNode(name="node", gpu_model=case.gpu_model, driver=case.driver)}
     lines = read_all(rules, accepted.observations, shown)
     picture = Picture("case", watching_since=_AT)
-    return [_shown(one) for one in line_findings(PictureLook(rules, picture, _AT, lines))]
+    return [_shown(finding) for finding in line_findings(PictureLook(rules, picture, _AT, lines))]
 
 
 def _of_alert(rules: Ruleset, labels: dict[str, str]) -> list[Finding]:
     """What an alert with these labels opens."""
     item = {"status": "firing", "labels": labels, "startsAt": _AT.isoformat()}
     site = Site("case", ("case",), lambda _c, _n: True, lambda _c, _n: True)
-    told = enveloped_observations([Enveloped(index=0, alert=item, source="case", id="1")], site, _AT)
-    found = (finding_of(one, entry_for(rules, one), digest=one.digest, now=_AT) for one in told.observations)
-    return [one for one in found if not one.evidence_only]
+    alerts = enveloped_observations([Enveloped(index=0, alert=item, source="case", id="1")], site, _AT)
+    found = (
+        finding_of(alert, entry_for(rules, alert), digest=alert.digest, now=_AT)
+        for alert in alerts.observations
+    )
+    return [finding for finding in found if not finding.evidence_only]
 
 
 def _shown(finding: Finding) -> dict[str, Any]:
@@ -310,7 +319,7 @@ def _shown(finding: Finding) -> dict[str, Any]:
 
 def _compare(expected: Sequence[Expected], seen: Sequence[dict[str, Any]]) -> str:
     if len(expected) != len(seen):
-        came = ", ".join(f"{one['fault']} by {one['rule']}" for one in seen) or "none"
+        came = ", ".join(f"{finding['fault']} by {finding['rule']}" for finding in seen) or "none"
         return f"expected {len(expected)} findings, came {len(seen)}: {came}"
     for number, (want, got) in enumerate(zip(expected, seen, strict=True), start=1):
         if (why := _differs(want, got)) is not None:

@@ -22,7 +22,7 @@ def test_what_was_dropped_is_told_once_and_new_windows_begin_anew(fresh_database
             Counts(late=1, dropped=2),  # the windows were built anew
         )
     ):
-        drops.tell(counts, START + timedelta(minutes=minute))
+        drops.report(counts, START + timedelta(minutes=minute))
     told = {one.reason: one.count for one in book.losses([CLUSTER], 10)}
     assert told == {LossReason.late: 4, LossReason.out_of_order: 5, LossReason.series_limit: 2}
     assert {one.source for one in book.losses(None, 10)} == {"windows"}
@@ -41,8 +41,8 @@ class Away:
 def test_what_could_not_be_told_is_told_the_next_time(fresh_database: sa.Engine) -> None:
     book = Away(PostgresLosses(fresh_database))
     drops = Drops(book, CLUSTER)  # type: ignore[arg-type]
-    drops.tell(Counts(late=3), START)
+    drops.report(Counts(late=3), START)
     book.away = False
-    drops.tell(Counts(late=4), START + timedelta(minutes=1))
+    drops.report(Counts(late=4), START + timedelta(minutes=1))
     (one,) = book.book.losses([CLUSTER], 10)
     assert (one.count, one.first_seen) == (4, START + timedelta(minutes=1))

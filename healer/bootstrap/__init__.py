@@ -239,18 +239,23 @@ def told_cluster(slurm: Scheduler, cluster: str) -> bool:
     return True
 
 
+def load_site_rules(folder: Path, settings: Settings, *, prove: bool = True) -> Ruleset:
+    """The rules of the folder with the site's mode, settling time and guards. Raises RulesInvalid."""
+    return load_rules(
+        folder,
+        default_mode=settings.mode,
+        settle_s=settings.settle_s,
+        overrides=guard_overrides(settings),
+        prove=prove,
+    )
+
+
 def rulebook(settings: Settings) -> Rulebook:
     """Raises SettingsError where neither the files nor the rules that were proven last can be used."""
-    overrides, where = guard_overrides(settings), rules_folder(settings)
+    where = rules_folder(settings)
 
     def load(folder: Path, prove: bool) -> Ruleset:
-        return load_rules(
-            folder,
-            default_mode=settings.mode,
-            settle_s=settings.settle_s,
-            overrides=overrides,
-            prove=prove,
-        )
+        return load_site_rules(folder, settings, prove=prove)
 
     try:
         return Rulebook(where, load, KeptRules(settings.data_dir / "rules"))

@@ -16,14 +16,13 @@ from typing import Any
 import msgspec
 
 from healer.adapters.system_clock import SystemClock
-from healer.bootstrap import log_to_stderr
+from healer.bootstrap import load_site_rules, log_to_stderr
 from healer.bootstrap.offline import Span, compare, replayed_files
 from healer.model import Ruleset
 from healer.model.run import Opened, Rehearsal
 from healer.processes.scheduler import Program, Rehearsing, share_of
 from healer.recordings.recording_folder import recordings
-from healer.rulebook import ruleset
-from healer.settings import Settings, guard_overrides, load, rules_folder
+from healer.settings import Settings, load, rules_folder
 
 #: A replay of 1,250 nodes takes about a tenth of it.
 MEMORY_BYTES = 8 * 1024**3
@@ -93,24 +92,13 @@ def overlaid(rules: Path, into: Path, file: str, text: str) -> None:
     (into / file).write_text(text)
 
 
-def ruled(folder: Path, settings: Settings, *, prove: bool) -> Ruleset:
-    """RulesInvalid where they cannot be used."""
-    return ruleset.load(
-        folder,
-        default_mode=settings.mode,
-        settle_s=settings.settle_s,
-        overrides=guard_overrides(settings),
-        prove=prove,
-    )
-
-
 def main(folder: Path) -> None:
     os.nice(19)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     log_to_stderr()
     ask = msgspec.json.decode((folder / _ASK).read_bytes(), type=Ask)
     settings = load().of(ask.cluster or None)
-    before, after = (ruled(folder / name, settings, prove=False) for name in ("old", "new"))
+    before, after = (load_site_rules(folder / name, settings, prove=False) for name in ("old", "new"))
     result = rehearsed(ask, before, after, lambda share: _tell(folder, share))
     (folder / _RESULT).write_bytes(msgspec.json.encode(result))
 

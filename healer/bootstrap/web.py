@@ -45,7 +45,7 @@ from healer.api.app import create_app
 from healer.api.services import Services
 from healer.api.system_routes import process_checks
 from healer.bootstrap.prometheus import RememberedCharts, Watched
-from healer.bootstrap.rehearse import overlaid, ruled
+from healer.bootstrap.rehearse import overlaid
 from healer.console.pages import Pages, Sources, Trying
 from healer.console.router import Console
 from healer.embedded.user import EmbeddedError
@@ -194,7 +194,7 @@ class RuleFiles:
         with tempfile.TemporaryDirectory(prefix="healer-rules-") as made:
             try:
                 overlaid(self._folder, Path(made, "rules"), name, text)
-                ruled(Path(made, "rules"), self._settings, prove=True)
+                bootstrap.load_site_rules(Path(made, "rules"), self._settings)
             except RulesInvalid as error:
                 return [str(problem) for problem in error.problems]
         return []

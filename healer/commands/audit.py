@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from healer.commands import Failed
+from healer.commands.remote import add_group
 from healer.settings import load
 
 if TYPE_CHECKING:
@@ -19,12 +20,7 @@ _SHOWN_MAX = 200
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(
-        no_args_is_help=True, help="The record of everything that was done.", rich_markup_mode=None
-    )
-    group.command("verify")(verify)
-    group.command("export")(export)
-    app.add_typer(group, name="audit")
+    add_group(app, "audit", "The record of everything that was done.", {"verify": verify, "export": export})
 
 
 def verify(

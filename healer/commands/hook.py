@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from healer.commands import Failed
-from healer.commands.remote import AS_JSON, print_json
+from healer.commands.remote import AS_JSON, add_group, print_json
 
 if TYPE_CHECKING:
     from healer.commands.hook_install import Change, Plan
@@ -22,10 +22,8 @@ _YES = typer.Option(False, "--yes", help="Do not ask.")
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(no_args_is_help=True, help="Slurm's hooks on this machine.", rich_markup_mode=None)
-    group.command("install")(install)
-    group.command("uninstall")(uninstall)
-    app.add_typer(group, name="hook")
+    commands = {"install": install, "uninstall": uninstall}
+    add_group(app, "hook", "Slurm's hooks on this machine.", commands)
 
 
 def install(

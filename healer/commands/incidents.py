@@ -7,7 +7,7 @@ import msgspec
 import typer
 
 from healer.commands import Failed
-from healer.commands.remote import AS_JSON, CLUSTER, Client, print_json, print_table, with_cluster
+from healer.commands.remote import AS_JSON, CLUSTER, Client, Column, print_json, print_list, print_table
 from healer.model import IncidentVerdict, JobHit
 
 
@@ -37,21 +37,7 @@ def incidents(
         listed = list(
             api.items("/incidents", limit, state=state, severity=severity, node=node, q=q, cluster=cluster)
         )
-    if json:
-        print_json(listed)
-        return
-    rows = [
-        (
-            one["id"][:8],
-            one["severity"],
-            one["state"],
-            one["opened"][:19],
-            _where(one["root"]),
-            one["title"],
-        )
-        for one in listed
-    ]
-    print_table(*with_cluster(("ID", "SEV", "STATE", "OPENED (UTC)", "WHERE", "WHAT"), rows, listed))
+    print_list(listed, _INCIDENTS, json, clusters=True)
 
 
 def _where(root: dict) -> str:
@@ -60,6 +46,23 @@ def _where(root: dict) -> str:
         root[word] for word in ("device", "part") if root.get(word)
     )  # fmt: skip
     return name or (f"job {root['job']}" if root.get("job") else f"cluster {root['cluster']}")
+
+
+_INCIDENTS: dict[str, Column] = {
+    "ID": lambda incident: incident["id"][:8],
+    "SEV": "severity",
+    "STATE": "state",
+    "OPENED (UTC)": lambda incident: incident["opened"][:19],
+    "WHERE": lambda incident: _where(incident["root"]),
+    "WHAT": "title",
+}
+_FILES: dict[str, Column] = {
+    "FILE": "id",
+    "COLLECTED (UTC)": lambda file: file["at"][:19],
+    "NODE": "node",
+    "BYTES": lambda file: file["bundle"]["size_bytes"],
+    "PARTS": lambda file: "; ".join(file["bundle"]["parts"]),
+}
 
 
 def _show(found: dict) -> None:
@@ -146,7 +149,7 @@ def evidence(
     with Client() as api:
         found = api.get(where)["items"]
         if out is None:
-            print_json(found) if json else _show_files(found)
+            print_list(found, _FILES, json)
             return
         chosen = [item for item in found if file in (None, item["id"])]
         if not chosen:
@@ -161,17 +164,3 @@ def evidence(
     except OSError as error:
         raise Failed(f"{out} cannot be written: {error}") from None
     typer.echo(f"{out}: {chosen[-1]['name']}, {len(data)} bytes")
-
-
-def _show_files(found: list[dict]) -> None:
-    rows = [
-        (
-            one["id"],
-            one["at"][:19],
-            one["node"],
-            one["bundle"]["size_bytes"],
-            "; ".join(one["bundle"]["parts"]),
-        )
-        for one in found
-    ]
-    print_table(("FILE", "COLLECTED (UTC)", "NODE", "BYTES", "PARTS"), rows)

@@ -1,4 +1,4 @@
-"""`healer learn`: what a good node is made of and set to, as the reference of its kind."""
+"""`healer learn`: takes the facts of a good node as the reference of its kind."""
 
 import secrets
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from healer.commands import Failed
-from healer.commands.remote import AS_JSON, CLUSTER, Client, print_json, print_table
+from healer.commands.remote import AS_JSON, CLUSTER, Client, given, print_json, print_table
 
 
 def register(app: typer.Typer) -> None:
@@ -46,8 +46,8 @@ def learn(
 
 
 def _take(api: Any, cluster: str, node: str, kind: str | None, *, reason: str, yes: bool) -> Any:
-    body: dict[str, Any] = {"cluster": cluster, "node": node, "reason": reason, "dry_run": not yes}
-    return api.post("/references", body | ({"kind": kind} if kind else {}), key=secrets.token_hex(16))
+    body = {"cluster": cluster, "node": node, "kind": kind, "reason": reason, "dry_run": not yes}
+    return api.post("/references", given(body), key=secrets.token_hex(16))
 
 
 def _forget(api: Any, found: Any, kind: str | None, *, reason: str, yes: bool) -> Any:

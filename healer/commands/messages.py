@@ -4,7 +4,7 @@ import secrets
 
 import typer
 
-from healer.commands.remote import AS_JSON, CLUSTER, REASON, Client, print_json, print_table, with_cluster
+from healer.commands.remote import AS_JSON, CLUSTER, REASON, Client, Column, given, print_json, print_list
 
 
 def register(app: typer.Typer) -> None:
@@ -32,23 +32,18 @@ def messages(
     asked = {"state": state, "channel": channel, "incident": incident, "cluster": cluster}
     with Client() as api:
         listed = list(api.items("/messages", limit, **asked))
-    if json:
-        print_json(listed)
-        return
-    rows = [
-        (
-            one["message"],
-            one["channel"],
-            one["state"],
-            one["tries"],
-            one["at"][:19],
-            one["title"],
-            one["error"],
-        )
-        for one in listed
-    ]
-    columns = ("MESSAGE", "CHANNEL", "STATE", "TRIES", "AT (UTC)", "WHAT", "ERROR")
-    print_table(*with_cluster(columns, rows, listed))
+    print_list(listed, _COLUMNS, json, clusters=True)
+
+
+_COLUMNS: dict[str, Column] = {
+    "MESSAGE": "message",
+    "CHANNEL": "channel",
+    "STATE": "state",
+    "TRIES": "tries",
+    "AT (UTC)": lambda delivery: delivery["at"][:19],
+    "WHAT": "title",
+    "ERROR": "error",
+}
 
 
 def retry(
@@ -61,7 +56,7 @@ def retry(
     """Deliver a dead letter once more."""
     from urllib.parse import quote
 
-    body = {"reason": reason} | ({"channel": channel} if channel else {})
+    body = given({"reason": reason, "channel": channel})
     with Client() as api:
         found = api.post(f"/messages/{quote(message, safe='')}/retry", body, key=secrets.token_hex(16))
     if json:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from healer.commands import Failed, person
-from healer.commands.remote import AS_JSON, print_json, print_table
+from healer.commands.remote import AS_JSON, add_group, print_json, print_table
 from healer.commands.token import parse_lasts
 from healer.settings import load
 
@@ -21,12 +21,8 @@ _CLUSTER = typer.Option(None, help="The cluster; needed where there are several.
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(no_args_is_help=True, help="Models of the isolation forest.", rich_markup_mode=None)
-    group.command("train")(train)
-    group.command("show")(show)
-    group.command("use")(use)
-    group.command("refit")(refit)
-    app.add_typer(group, name="model")
+    commands = {"train": train, "show": show, "use": use, "refit": refit}
+    add_group(app, "model", "Models of the isolation forest.", commands)
 
 
 def train(

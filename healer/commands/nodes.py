@@ -2,7 +2,7 @@
 
 import typer
 
-from healer.commands.remote import AS_JSON, CLUSTER, Client, print_json, print_table, with_cluster
+from healer.commands.remote import AS_JSON, CLUSTER, Client, Column, print_list
 
 
 def register(app: typer.Typer) -> None:
@@ -22,30 +22,24 @@ def nodes(
         found = list(api.items("/nodes", limit, q=q, verdict=verdict, cluster=cluster))
     if lemons:
         scored = [node for node in found if node.get("lemon_score")]
-        found = sorted(scored, key=lambda node: -node["lemon_score"])
-    if json:
-        print_json(found)
-        return
-    if lemons:
-        scores = [
-            (
-                one["name"],
-                f"{one['lemon_score']:.2f}",
-                one["verdict"],
-                "; ".join(f"{part['text']} {part['points']:g}" for part in one["lemon"]),
-            )
-            for one in found
-        ]
-        print_table(*with_cluster(("NODE", "SCORE", "VERDICT", "WHY"), scores, found))
-        return
-    rows = [
-        (
-            one["name"],
-            one["verdict"],
-            "+".join(one["slurm"].get("state", [])),
-            one["may_run_jobs"],
-            "; ".join([one["why"], *(f"now: {going['text']}" for going in one.get("context", []))]),
-        )
-        for one in found
-    ]
-    print_table(*with_cluster(("NODE", "VERDICT", "SLURM", "JOBS", "WHY"), rows, found))
+        scored.sort(key=lambda node: -node["lemon_score"])
+        print_list(scored, _LEMONS, json, clusters=True)
+    else:
+        print_list(found, _NODES, json, clusters=True)
+
+
+_NODES: dict[str, Column] = {
+    "NODE": "name",
+    "VERDICT": "verdict",
+    "SLURM": lambda node: "+".join(node["slurm"].get("state", [])),
+    "JOBS": "may_run_jobs",
+    "WHY": lambda node: "; ".join(
+        [node["why"], *(f"now: {activity['text']}" for activity in node.get("context", []))]
+    ),
+}
+_LEMONS: dict[str, Column] = {
+    "NODE": "name",
+    "SCORE": lambda node: f"{node['lemon_score']:.2f}",
+    "VERDICT": "verdict",
+    "WHY": lambda node: "; ".join(f"{part['text']} {part['points']:g}" for part in node["lemon"]),
+}

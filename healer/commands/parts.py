@@ -3,6 +3,7 @@
 import typer
 
 from healer.commands import Failed
+from healer.commands.remote import add_group
 from healer.settings import Settings, load
 
 _CLUSTER = typer.Option(None, "--cluster", help="Which one, where HEALER_CONFIG has tables of several.")
@@ -14,9 +15,7 @@ def register(app: typer.Typer) -> None:
     app.command("worker")(worker)
     app.command("scheduler")(scheduler)
     app.command("scraper")(scraper)
-    group = typer.Typer(no_args_is_help=True, help="The database.", rich_markup_mode=None)
-    group.command("upgrade")(upgrade)
-    app.add_typer(group, name="db")
+    add_group(app, "db", "The database.", {"upgrade": upgrade})
 
 
 def _named(part: str) -> None:

@@ -1,11 +1,11 @@
-"""`healer reconcile`: where healer's book and Slurm do not agree, and what repairs it."""
+"""`healer reconcile`: differences between healer's book and Slurm, and their repair."""
 
 import secrets
 
 import typer
 
 from healer.commands import Failed
-from healer.commands.remote import AS_JSON, CLUSTER, Client, print_json, print_table
+from healer.commands.remote import AS_JSON, CLUSTER, Client, Column, given, print_list
 
 
 def register(app: typer.Typer) -> None:
@@ -26,18 +26,23 @@ def reconcile(
         if not repair:
             found = api.get("/reconcile", cluster=cluster)["items"]
         else:
-            body = {"reason": reason} | ({"cluster": cluster} if cluster else {})
+            body = given({"reason": reason, "cluster": cluster})
             found = api.post("/reconcile", body, key=secrets.token_hex(16))["items"]
-    if json:
-        print_json(found)
-    elif not found:
-        typer.echo("healer's book and Slurm agree")
-    elif repair:
-        rows = [(one["drift"]["node"] or one["drift"]["name"], one["done"], one["text"]) for one in found]
-        print_table(("ON", "DONE", ""), rows)
+    if found or json:
+        print_list(found, _REPAIRS if repair else _DIFFERENCES, json)
     else:
-        rows = [
-            (one["kind"], one["node"] or one["name"], (one["since"] or "")[:19], one["what"], one["would"])
-            for one in found
-        ]
-        print_table(("KIND", "ON", "SINCE (UTC)", "WHAT", "REPAIR"), rows)
+        typer.echo("healer's book and Slurm agree")
+
+
+_DIFFERENCES: dict[str, Column] = {
+    "KIND": "kind",
+    "ON": lambda difference: difference["node"] or difference["name"],
+    "SINCE (UTC)": lambda difference: (difference["since"] or "")[:19],
+    "WHAT": "what",
+    "REPAIR": "would",
+}
+_REPAIRS: dict[str, Column] = {
+    "ON": lambda repair: repair["drift"]["node"] or repair["drift"]["name"],
+    "DONE": "done",
+    "": "text",
+}

@@ -1,8 +1,8 @@
-"""What the commands that speak to the API share: one client, one way to print."""
+"""What commands share: a client of the API, options, and ways to print."""
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,23 +48,21 @@ class Client:
         self._http.close()
 
     def get(self, path: str, **query: Any) -> Any:
-        return self._ask("GET", path, params=_given(query))
+        return self._ask("GET", path, params=given(query))
 
     def post(self, path: str, body: Any, *, key: str | None = None, **query: Any) -> Any:
         headers = {"Idempotency-Key": key} if key else {}
-        return self._ask("POST", path, json=body, params=_given(query), headers=headers)
+        return self._ask("POST", path, json=body, params=given(query), headers=headers)
 
     def send(self, path: str, content: bytes, kind: str, *, packed: str | None = None, **query: Any) -> Any:
         """A body that is not JSON. `packed` is its Content-Encoding."""
         headers = {"Content-Type": kind} | ({"Content-Encoding": packed} if packed else {})
-        return self._ask("POST", path, content=content, params=_given(query), headers=headers)
+        return self._ask("POST", path, content=content, params=given(query), headers=headers)
 
     def download(self, path: str) -> bytes:
         """A file as it is."""
         answer = self._answer("GET", path)
-        if answer.is_success:
-            return answer.content
-        return self._read(answer)
+        return answer.content if answer.is_success else self._read(answer)
 
     def delete(self, path: str, body: Any) -> Any:
         return self._ask("DELETE", path, json=body)
@@ -105,8 +103,9 @@ class Client:
         raise ClientError(f"{detail} ({answer.status_code})", problem)
 
 
-def _given(query: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in query.items() if value not in (None, "", [], ())}
+def given(query: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what was not given."""
+    return {name: value for name, value in query.items() if value not in (None, "", [], (), {})}
 
 
 def _token(environ: Mapping[str, str]) -> str:
@@ -134,6 +133,20 @@ def print_json(value: Any) -> None:
     typer.echo(json.dumps(value, ensure_ascii=False))
 
 
+#: The key of an item's value, or a function of the item.
+Column = str | Callable[[dict[str, Any]], Any]
+
+
+def add_group(
+    app: typer.Typer, name: str, help_text: str, commands: Mapping[str, Callable[..., None]]
+) -> None:
+    """Adds the commands below `healer NAME`."""
+    group = typer.Typer(no_args_is_help=True, help=help_text, rich_markup_mode=None)
+    for command, function in commands.items():
+        group.command(command)(function)
+    app.add_typer(group, name=name)
+
+
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     """A plain table; nothing is cut when the output is not a terminal."""
     from rich.console import Console
@@ -149,13 +162,21 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     console.print(table)
 
 
-def with_cluster(
-    columns: Sequence[str], rows: Sequence[Sequence[Any]], found: Sequence[dict[str, Any]]
-) -> tuple[Sequence[str], Sequence[Sequence[Any]]]:
-    """The table with the cluster of each row's thing in front, where they are of more than one."""
-    if len({item["cluster"] for item in found}) < 2:
-        return columns, rows
-    return ("CLUSTER", *columns), [(item["cluster"], *row) for item, row in zip(found, rows, strict=True)]
+def print_list(
+    items: Sequence[dict[str, Any]], columns: Mapping[str, Column], as_json: bool, *, clusters: bool = False
+) -> None:
+    """Prints items as JSON, or as a table with their values under each heading.
+
+    `clusters`: the cluster comes first where the items are of more than one.
+    """
+    if as_json:
+        print_json(items)
+        return
+    if clusters and len({item["cluster"] for item in items}) > 1:
+        columns = {"CLUSTER": "cluster", **columns}
+    values = columns.values()
+    rows = [[value(item) if callable(value) else item[value] for value in values] for item in items]
+    print_table(list(columns), rows)
 
 
 def _words(cell: Any) -> str:

@@ -11,11 +11,10 @@ import typer
 
 from healer.commands import Failed
 from healer.commands.remote import AS_JSON, CLUSTER, Client, print_json, print_table
-from healer.settings import Settings, guard_overrides, load, rules_folder, shipped_rules
+from healer.settings import Settings, load, rules_folder, shipped_rules
 
 if TYPE_CHECKING:
     from healer.bootstrap.offline import Span
-    from healer.model import Ruleset
 
 
 def print_document(document: dict[str, Any]) -> None:
@@ -121,8 +120,8 @@ def _target(row: dict[str, Any]) -> str:
 
 SHIPPED, DONE = "shipped", "done"
 KINDS = ("new-actions", "lost", "any")
-#: Progress is told so often, on standard error: where a person watches, and where it becomes a log.
-TOLD_S, TOLD_TO_A_LOG_S = 5.0, 60.0
+#: Seconds between lines of progress on standard error: on a terminal, and in a log.
+PROGRESS_S, PROGRESS_IN_LOG_S = 5.0, 60.0
 #: The exit status where --fail-on found what it asks for; 1 is an error.
 DIFFERS = 3
 
@@ -161,32 +160,18 @@ def replay(  # noqa: PLR0917 - options of a command
     log_to_stderr()
     rules_dir, what = rules or rules_folder(settings), _What(tuple(recordings), begin, end, samples)
     if against is None or against == DONE:
-        judged, span = _played(rules_dir, settings, what)
+        judged, span = _play(rules_dir, settings, what)
         if against is None:
             _out(judged, as_json, print_document)
             return
         compared = _done(span)
     else:
         folder = shipped_rules() if against == SHIPPED else Path(against)
-        judged, compared, span = _beside(rules_dir, folder, settings, what)
+        judged, compared, span = _play_both(rules_dir, folder, settings, what)
     found = run.compare(compared, judged)
     _out({"against": against, "span": span, **found}, as_json, print_comparison)
     if fail_on is not None and run.differs(found, fail_on):
         raise typer.Exit(DIFFERS)
-
-
-def _ruled(folder: Path, settings: Settings) -> "Ruleset":
-    from healer.rulebook import ruleset
-
-    try:
-        return ruleset.load(
-            folder,
-            default_mode=settings.mode,
-            settle_s=settings.settle_s,
-            overrides=guard_overrides(settings),
-        )
-    except ruleset.RulesInvalid as error:
-        raise Failed(str(error)) from error
 
 
 class _What(NamedTuple):
@@ -202,10 +187,10 @@ class _What(NamedTuple):
         return self.recordings == (Path("-"),)
 
 
-def _beside(
+def _play_both(
     rules_dir: Path, other: Path, settings: Settings, what: _What
 ) -> tuple[dict[str, Any], dict[str, Any], "Span | None"]:
-    """Both replays at once, each in a process of its own: neither knows of the other."""
+    """Both replays at once, each in a process of its own."""
     from concurrent.futures import ProcessPoolExecutor
     from multiprocessing import get_context
 
@@ -214,24 +199,29 @@ def _beside(
             "standard input can be replayed once only: give a file", param_hint="--against"
         )
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes:
-        compared = processes.submit(_played_apart, other, what)
-        judged, span = _played(rules_dir, settings, what)
+        compared = processes.submit(_play_in_process, other, what)
+        judged, span = _play(rules_dir, settings, what)
         return judged, compared.result()[0], span
 
 
-def _played_apart(folder: Path, what: _What) -> tuple[dict[str, Any], "Span | None"]:
+def _play_in_process(folder: Path, what: _What) -> tuple[dict[str, Any], "Span | None"]:
     from healer.bootstrap import log_to_stderr
 
     log_to_stderr()
-    return _played(folder, load(), what, show_progress=False)
+    return _play(folder, load(), what, show_progress=False)
 
 
-def _played(
+def _play(
     folder: Path, settings: Settings, what: _What, *, show_progress: bool = True
 ) -> tuple[dict[str, Any], "Span | None"]:
+    from healer.bootstrap import load_site_rules
     from healer.bootstrap import offline as run
+    from healer.rulebook.ruleset import RulesInvalid
 
-    rules = _ruled(folder, settings)
+    try:
+        rules = load_site_rules(folder, settings)
+    except RulesInvalid as error:
+        raise Failed(str(error)) from error
     recordings, since, until, samples = what
     names = ", ".join(map(str, recordings))
     try:
@@ -248,24 +238,24 @@ def _played(
 
 
 def _progress(span: tuple[datetime, datetime] | None) -> Callable[[datetime], None]:
-    """Told every few seconds, to people who watch: never on standard output."""
+    """Prints progress every few seconds on standard error, for people who watch."""
     from healer.console.words import span as words
     from healer.processes.scheduler import Pace, share_of
 
-    pace, told_s = Pace(), time.monotonic()
-    every_s = TOLD_S if sys.stderr.isatty() else TOLD_TO_A_LOG_S
+    pace, printed_s = Pace(), time.monotonic()
+    every_s = PROGRESS_S if sys.stderr.isatty() else PROGRESS_IN_LOG_S
 
-    def tell(at: datetime) -> None:
-        nonlocal told_s
+    def report(at: datetime) -> None:
+        nonlocal printed_s
         now_s = time.monotonic()
-        if span is None or now_s - told_s < every_s:
+        if span is None or now_s - printed_s < every_s:
             return
-        told_s, share = now_s, share_of(at, span)
+        printed_s, share = now_s, share_of(at, span)
         left_s = pace.left_s(share, now_s)
         left = "" if left_s is None else f", about {words(round(left_s))} left"
         print(f"replay: {share:.0%}{left}", file=sys.stderr, flush=True)
 
-    return tell
+    return report
 
 
 def _done(span: "Span | None") -> dict[str, Any]:
@@ -321,7 +311,6 @@ def recordings(cluster: str | None = CLUSTER, json: bool = AS_JSON) -> None:
         typer.echo("Nothing is recorded: HEALER_RECORDING is not set.")
         return
     typer.echo(found.problem or f"{found.folder}: {len(found.files)} files, {found.bytes / 1e6:.1f} MB")
-    names = ("FILE", "FROM", "TO", "ENTRIES", "MB", "LOST", "ROUTES")
     rows = [
         (
             file.file,
@@ -335,4 +324,4 @@ def recordings(cluster: str | None = CLUSTER, json: bool = AS_JSON) -> None:
         for file in found.files
     ]
     if rows:
-        print_table(names, rows)
+        print_table(("FILE", "FROM", "TO", "ENTRIES", "MB", "LOST", "ROUTES"), rows)

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from healer.commands import Failed
-from healer.commands.remote import REASON, Client, print_json, print_table
+from healer.commands.remote import REASON, Client, add_group, print_json, print_list
 from healer.settings import load, rules_folder
 
 _Folder = Annotated[Path | None, typer.Option("--rules", help="The folder; HEALER_RULES_DIR if left out.")]
@@ -14,13 +14,8 @@ _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(no_args_is_help=True, help="The rules of the site.", rich_markup_mode=None)
-    group.command("check")(check)
-    group.command("test")(test)
-    group.command("schema")(schema)
-    group.command("try")(try_change)
-    group.command("proof")(proof)
-    app.add_typer(group, name="rules")
+    commands = {"check": check, "test": test, "schema": schema, "try": try_change, "proof": proof}
+    add_group(app, "rules", "The rules of the site.", commands)
 
 
 def check(rules: _Folder = None, json: _Json = False) -> None:
@@ -96,11 +91,8 @@ def proof(
     """Count what rules, as edited, opened in a replay as proof, as far as it is known how it turned out."""
     with Client() as api:
         found = api.post(f"/rehearsals/{replay}/proof", {"rules": rule, "reason": reason})["items"]
-    if json:
-        print_json(found)
-        return
     names = ("rule", "right", "wrong", "unknown", "missed_true", "missed_wrong", "counted_by")
-    print_table([name.upper() for name in names], [[one[name] for name in names] for one in found])
+    print_list(found, {name.upper(): name for name in names}, json)
 
 
 def test(rules: _Folder = None, json: _Json = False) -> None:

@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -14,15 +14,14 @@ from healer.commands.remote import (
     REASON,
     Client,
     ClientError,
+    Column,
+    given,
     print_json,
+    print_list,
     print_table,
-    with_cluster,
 )
 from healer.commands.token import parse_lasts
 from healer.model.hostlist import expand
-
-if TYPE_CHECKING:
-    from healer.commands.remote import Client
 
 RESTART: Any = typer.Option(
     [],
@@ -58,21 +57,27 @@ def runs(
             print_json(found) if json else _show(found)
             return
         listed = list(api.items("/runs", limit, state=state, node=node, cluster=cluster))
-    if json:
-        print_json(listed)
-        return
-    rows = [
-        (
-            one["id"],
-            one["playbook"],
-            one["node"] or one["job"],
-            one["state"],
-            one["by"],
-            one["created_at"][:19],
-        )
-        for one in listed
-    ]
-    print_table(*with_cluster(("RUN", "PLAYBOOK", "ON", "STATE", "BY", "CREATED (UTC)"), rows, listed))
+    print_list(listed, _RUNS, json, clusters=True)
+
+
+_RUNS: dict[str, Column] = {
+    "RUN": "id",
+    "PLAYBOOK": "playbook",
+    "ON": lambda run: run["node"] or run["job"],
+    "STATE": "state",
+    "BY": "by",
+    "CREATED (UTC)": lambda run: run["created_at"][:19],
+}
+_PAUSES: dict[str, Column] = {
+    "ID": "id",
+    "SCOPE": "scope",
+    "NAME": "name",
+    "CLUSTER": "cluster",
+    "BY": "by",
+    "SINCE (UTC)": lambda pause: pause["since"][:19],
+    "UNTIL": "until",
+    "WHY": "reason",
+}
 
 
 def _show(found: dict[str, Any]) -> None:
@@ -92,7 +97,7 @@ def run(
     cluster: str | None = CLUSTER,
     incident: str | None = typer.Option(None, help="The incident it belongs to."),
     reason: str = typer.Option("", "--reason", help="Why: it stands in the audit. Needed unless --dry-run."),
-    given: list[str] = typer.Option([], "--input", metavar="NAME=VALUE", help="What the playbook takes."),
+    inputs: list[str] = typer.Option([], "--input", metavar="NAME=VALUE", help="What the playbook takes."),
     restart: list[str] = RESTART,
     dry_run: bool = typer.Option(
         False, "--dry-run", help="Show the plan and what the guards say; do nothing."
@@ -103,14 +108,8 @@ def run(
     no slot wait for one."""
     if not reason and not dry_run:
         raise typer.BadParameter("a run needs a reason", param_hint="--reason")
-    asked = {"job": job, "cluster": cluster, "incident": incident, "reason": reason}
-    body: dict[str, Any] = {name: value for name, value in asked.items() if value}
-    if given:
-        body["inputs"] = dict(_named(text) for text in given)
-    if restart:
-        body["restart"] = restart
-    if dry_run:
-        body["dry_run"] = True
+    asked = {"job": job, "cluster": cluster, "incident": incident, "reason": reason, "restart": restart}
+    body = given(asked | {"inputs": dict(map(_input, inputs)), "dry_run": dry_run or None})
     nodes = _nodes(node)
     with Client() as api:
         if len(nodes) > 1:
@@ -133,9 +132,7 @@ def _nodes(text: str | None) -> list[str]:
         raise typer.BadParameter(str(error), param_hint="--node") from error
 
 
-def _run_on_each(
-    api: "Client", playbook: str, nodes: Sequence[str], body: dict[str, Any], json: bool
-) -> None:
+def _run_on_each(api: Client, playbook: str, nodes: Sequence[str], body: dict[str, Any], json: bool) -> None:
     """One that is refused loses nothing of the others. Ends with 1 where one was."""
     answers: list[dict[str, Any]] = []
     for name in nodes:
@@ -149,13 +146,13 @@ def _run_on_each(
     if json:
         print_json(answers)
     else:
-        rows = [(answer["node"], _said(answer)) for answer in answers]
+        rows = [(answer["node"], _outcome(answer)) for answer in answers]
         print_table(("NODE", ""), rows)
     if any("error" in answer for answer in answers):
         raise typer.Exit(1)
 
 
-def _said(answer: dict[str, Any]) -> str:
+def _outcome(answer: dict[str, Any]) -> str:
     if "error" in answer:
         return f"refused: {answer['error']}"
     return f"{answer['outcome']}. {answer['why']}" if "outcome" in answer else _line(answer)
@@ -166,7 +163,7 @@ def _line(answer: dict[str, Any]) -> str:
     return f"run {answer['id']}: {answer['state']}{asks}"
 
 
-def _named(text: str) -> tuple[str, str]:
+def _input(text: str) -> tuple[str, str]:
     name, sign, value = text.partition("=")
     if not (name and sign):
         raise typer.BadParameter(f"{text!r} is not NAME=VALUE", param_hint="--input")
@@ -204,7 +201,7 @@ def approve(
     run_id: str = RUN, reason: str = REASON, restart: list[str] = RESTART, json: bool = AS_JSON
 ) -> None:
     """Approve a run."""
-    _on_run(run_id, "approve", {"reason": reason} | ({"restart": restart} if restart else {}), json)
+    _on_run(run_id, "approve", given({"reason": reason, "restart": restart}), json)
 
 
 def reject(run_id: str = RUN, reason: str = REASON, json: bool = AS_JSON) -> None:
@@ -224,7 +221,7 @@ def retry(
     json: bool = AS_JSON,
 ) -> None:
     """Let a stuck run go on where it stopped, or do one that is stuck or waits anew from a step on."""
-    _on_run(run_id, "retry", {"reason": reason} | ({"step": step} if step else {}), json)
+    _on_run(run_id, "retry", given({"reason": reason, "step": step}), json)
 
 
 def undo(run_id: str = RUN, reason: str = REASON, json: bool = AS_JSON) -> None:
@@ -254,8 +251,7 @@ def pause(
     """Stop healer from acting, show what is paused, or end a pause. Takes effect within a second."""
     with Client() as api:
         if listed:
-            found = api.get("/pauses")["items"]
-            print_json(found) if json else _show_pauses(found)
+            print_list(api.get("/pauses")["items"], _PAUSES, json)
             return
         if not reason:
             raise Failed("a pause needs --reason, and so does its end")
@@ -265,26 +261,8 @@ def pause(
             asked = {"scope": scope, "name": name, "cluster": cluster, "reason": reason}
             if lasts is not None:
                 asked["until"] = (datetime.now(UTC) + parse_lasts(lasts)).isoformat()
-            body = {key: value for key, value in asked.items() if value}
-            answer = api.post("/pauses", body, key=secrets.token_hex(16))
+            answer = api.post("/pauses", given(asked), key=secrets.token_hex(16))
     done = "ended" if end is not None else "in force"
     print_json(answer) if json else typer.echo(
         f"pause {answer['id']} of {answer['name'] or answer['scope']}: {done}"
     )
-
-
-def _show_pauses(found: list[dict[str, Any]]) -> None:
-    rows = [
-        (
-            one["id"],
-            one["scope"],
-            one["name"],
-            one["cluster"],
-            one["by"],
-            one["since"][:19],
-            one["until"],
-            one["reason"],
-        )
-        for one in found
-    ]
-    print_table(("ID", "SCOPE", "NAME", "CLUSTER", "BY", "SINCE (UTC)", "UNTIL", "WHY"), rows)

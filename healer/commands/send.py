@@ -1,70 +1,80 @@
-"""`healer send` and `healer signals`: what is sent; who sends, and what was not stored."""
+"""`healer send` and `healer signals`: sends signals; shows who sends, and what was not stored."""
 
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import msgspec
 import typer
 
 from healer.commands import Failed
-from healer.commands.remote import AS_JSON, CLUSTER, Client, ClientError, print_json, print_table
+from healer.commands.remote import (
+    AS_JSON,
+    CLUSTER,
+    Client,
+    ClientError,
+    Column,
+    add_group,
+    given,
+    print_json,
+    print_list,
+)
 
-#: A server that is busy or away is asked again for this long.
+T = TypeVar("T")
+
+#: Retries while the server is busy or away last this long.
 PATIENCE_S = 30.0
 #: Bytes in one request: far below the 8 MB that the API takes.
 BATCH_BYTES = 2 * 1024 * 1024
-#: How often a long sending says how far it is.
+#: Progress of a long transfer is printed this often.
 _PROGRESS_S = 2.0
-_HEAPS = ("accepted", "duplicates", "unrecognised")
+_OUTCOMES = ("accepted", "duplicates", "unrecognised")
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(no_args_is_help=True, help="Send signals.", rich_markup_mode=None)
-    group.command("kernel-log")(kernel_log)
-    group.command("heartbeat")(heartbeat)
-    group.command("metrics")(metrics)
-    group.command("openmetrics")(openmetrics)
-    group.command("remote-write")(remote_write)
-    group.command("step-times")(step_times)
-    group.command("checkpoints")(checkpoints)
-    group.command("nvidia-smi")(nvidia_smi)
-    app.add_typer(group, name="send")
-    group = typer.Typer(no_args_is_help=True, help="What arrives and what is lost.", rich_markup_mode=None)
-    group.command("senders")(senders)
-    group.command("losses")(losses)
-    group.command("unknown")(unknown)
-    app.add_typer(group, name="signals")
+    commands = {
+        "kernel-log": kernel_log,
+        "heartbeat": heartbeat,
+        "metrics": metrics,
+        "openmetrics": openmetrics,
+        "remote-write": remote_write,
+        "step-times": step_times,
+        "checkpoints": checkpoints,
+        "nvidia-smi": nvidia_smi,
+    }
+    add_group(app, "send", "Send signals.", commands)
+    reports = {"senders": senders, "losses": losses, "unknown": unknown}
+    add_group(app, "signals", "What arrives and what is lost.", reports)
 
 
 class Total:
-    """The sum of the answers, with indexes that count through the whole input. `noun` is what they count."""
+    """The sum of all answers, with indexes of rejected items in the whole input. `noun` names an item."""
 
     def __init__(self, noun: str) -> None:
         self.noun = noun
-        self.sums: dict[str, Any] = dict.fromkeys(_HEAPS, 0) | {"rejected": []}
+        self.sums: dict[str, Any] = dict.fromkeys(_OUTCOMES, 0) | {"rejected": []}
         self.sent = 0
-        self._said = time.monotonic()
+        self._printed_at = time.monotonic()
 
     def add(self, answer: dict[str, Any], count: int) -> None:
-        """`count` things were sent, and this was the answer."""
-        for heap in _HEAPS:
-            self.sums[heap] += answer[heap]
-        self.sums["rejected"] += [
-            {**entry, "index": entry["index"] + self.sent} for entry in answer["rejected"]
-        ]  # fmt: skip
+        """Adds the answer to a request of `count` items."""
+        for outcome in _OUTCOMES:
+            self.sums[outcome] += answer[outcome]
+        for entry in answer["rejected"]:
+            self.sums["rejected"].append({**entry, "index": entry["index"] + self.sent})
         if more := answer.get("rejected_more"):
             self.sums["rejected_more"] = self.sums.get("rejected_more", 0) + more
-        self.went(count)
+        self.count_sent(count)
 
-    def went(self, count: int) -> None:
+    def count_sent(self, count: int) -> None:
         self.sent += count
-        if time.monotonic() - self._said >= _PROGRESS_S:
-            self._said = time.monotonic()
-            things = self.noun if self.sent == 1 else _plural(self.noun)
+        if time.monotonic() - self._printed_at >= _PROGRESS_S:
+            self._printed_at = time.monotonic()
+            plural = self.noun[:-1] + "ies" if self.noun.endswith("y") else self.noun + "s"
+            things = self.noun if self.sent == 1 else plural
             typer.echo(f"{self.sent} {things} sent …", err=True)
 
     def report(self, json: bool) -> None:
@@ -72,7 +82,7 @@ class Total:
         if json:
             print_json(self.sums)
         else:
-            counts = ", ".join(f"{self.sums[heap]} {heap}" for heap in _HEAPS)
+            counts = ", ".join(f"{self.sums[outcome]} {outcome}" for outcome in _OUTCOMES)
             rejected = len(self.sums["rejected"]) + self.sums.get("rejected_more", 0)
             typer.echo(f"{counts}, {rejected} rejected")
             for entry in self.sums["rejected"][:20]:
@@ -81,12 +91,8 @@ class Total:
             raise typer.Exit(1)
 
 
-def _plural(noun: str) -> str:
-    return noun[:-1] + "ies" if noun.endswith("y") else noun + "s"
-
-
 def patiently(send: Callable[[], Any]) -> Any:
-    """A repeat is harmless: what was stored is a duplicate, or the same sample again."""
+    """Sends, and retries while the server is busy. Harmless: what was stored already is a duplicate."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -118,23 +124,28 @@ def lines_of(files: Iterable[Path]) -> Iterator[bytes]:
                 yield line.rstrip(b"\r\n")
 
 
-def batches(lines: Iterable[bytes], *, most_lines: int | None = None) -> Iterator[list[bytes]]:
-    """Lines in heaps of at most BATCH_BYTES (a longer line is a heap of its own)."""
-    batch: list[bytes] = []
+def batches(items: Iterable[tuple[T, int]], most: int | None = None) -> Iterator[list[T]]:
+    """Items by their sizes in bytes, in batches of at most BATCH_BYTES and `most` items; a larger item is a
+    batch of its own."""
+    batch: list[T] = []
     size = 0
-    for line in lines:
-        full = size + len(line) > BATCH_BYTES or (most_lines is not None and len(batch) >= most_lines)
-        if batch and full:
+    for item, length in items:
+        if batch and (size + length > BATCH_BYTES or len(batch) == most):
             yield batch
             batch, size = [], 0
-        batch.append(line)
-        size += len(line) + 1
+        batch.append(item)
+        size += length
     if batch:
         yield batch
 
 
-#: One request holds at most so many objects.
-_OBJECTS = 500
+def _sized(lines: Iterable[bytes]) -> Iterator[tuple[bytes, int]]:
+    """Lines with their sizes, ends included."""
+    return ((line, len(line) + 1) for line in lines)
+
+
+#: Most objects or lines of one request.
+_MOST = 500
 _JSON_FILES = typer.Argument(
     None, help="Files of one JSON document or of JSON lines; - or nothing: standard input."
 )
@@ -149,7 +160,7 @@ def metrics(
     json: bool = AS_JSON,
 ) -> None:
     """Send metrics, columnar by node. Ends with 1 when some were rejected."""
-    _send_objects("/signals/metrics", files, {"node": node, "cluster": cluster}, "entry", json)
+    _send_objects("metrics", files, {"node": node, "cluster": cluster}, "entry", json)
 
 
 def step_times(
@@ -181,9 +192,8 @@ def step_times(
         rows = body.get("samples")
         return len(rows) if isinstance(rows, list) else 0
 
-    _send_objects(
-        "/signals/step-times", files, {"job": job, "cluster": cluster}, "sample", json, count=samples
-    )  # fmt: skip
+    outer = {"job": job, "cluster": cluster}
+    _send_objects("step-times", files, outer, "sample", json, count=samples)
 
 
 def checkpoints(
@@ -193,7 +203,7 @@ def checkpoints(
     json: bool = AS_JSON,
 ) -> None:
     """Send a job's checkpoints. Ends with 1 when some were rejected."""
-    _send_objects("/signals/checkpoints", files, {"job": job, "cluster": cluster}, "entry", json)
+    _send_objects("checkpoints", files, {"job": job, "cluster": cluster}, "entry", json)
 
 
 def openmetrics(
@@ -205,14 +215,12 @@ def openmetrics(
     """Send metrics as exporters print them. Ends with 1 when some were rejected."""
     total = Total("line")
     with Client() as api:
-        for batch in (one for path in files or [Path("-")] for one in batches(lines_of([path]))):
-            content = b"\n".join(batch) + b"\n"
-            answer = patiently(
-                lambda content=content: api.send(
-                    "/signals/openmetrics", content, "text/plain", node=node, cluster=cluster
+        for path in files or [Path("-")]:
+            for lines in batches(_sized(lines_of([path]))):
+                content = b"\n".join(lines) + b"\n"
+                total.add(
+                    _post(api, "openmetrics", content, "text/plain", node=node, cluster=cluster), len(lines)
                 )
-            )
-            total.add(answer, len(batch))
     total.report(json)
 
 
@@ -229,12 +237,7 @@ def nvidia_smi(
     with Client() as api:
         for path in files or [Path("-")]:
             content = _whole(path)
-            answer = patiently(
-                lambda content=content: api.send(
-                    "/signals/nvidia-smi", content, "text/xml", node=node, cluster=cluster
-                )
-            )
-            total.add(answer, 1)
+            total.add(_post(api, "nvidia-smi", content, "text/xml", node=node, cluster=cluster), 1)
     total.report(json)
 
 
@@ -248,17 +251,16 @@ def remote_write(
     total = Total("file")
     with Client() as api:
         for path in files or [Path("-")]:
-            content = _whole(path)
-            patiently(
-                lambda content=content: api.send(
-                    "/signals/prometheus/write", content, "application/x-protobuf", packed="snappy"
-                )
-            )
-            total.went(1)
+            _post(api, "prometheus/write", _whole(path), "application/x-protobuf", packed="snappy")
+            total.count_sent(1)
     if json:
         print_json({"sent": total.sent})
     else:
         typer.echo(f"{total.sent} sent")
+
+
+def _post(api: Client, route: str, content: bytes, kind: str, **more: Any) -> Any:
+    return patiently(lambda: api.send(f"/signals/{route}", content, kind, **more))
 
 
 def _whole(path: Path) -> bytes:
@@ -275,29 +277,14 @@ def _send_objects(
     *,
     count: Callable[[dict[str, Any]], int] = lambda _: 1,
 ) -> None:
-    given = {name: value for name, value in outer.items() if value}
     total = Total(noun)
     with Client() as api:
-        for batch in _batched(_objects(files or [Path("-")])):
-            objects = [given | item for item in batch]
-            things = sum(count(item) for item in objects)
+        for batch in batches(_objects(files or [Path("-")]), _MOST):
+            objects = [given(outer) | item for item in batch]
             content = msgspec.json.encode(objects)
-            answer = patiently(lambda content=content: api.send(route, content, "application/json"))
-            total.add(answer, things)
+            answer = _post(api, route, content, "application/json")
+            total.add(answer, sum(map(count, objects)))
     total.report(json)
-
-
-def _batched(objects: Iterator[tuple[dict[str, Any], int]]) -> Iterator[list[dict[str, Any]]]:
-    batch: list[dict[str, Any]] = []
-    size = 0
-    for item, length in objects:
-        if batch and (size + length > BATCH_BYTES or len(batch) == _OBJECTS):
-            yield batch
-            batch, size = [], 0
-        batch.append(item)
-        size += length
-    if batch:
-        yield batch
 
 
 def _objects(files: list[Path]) -> Iterator[tuple[dict[str, Any], int]]:
@@ -337,10 +324,6 @@ def _whole_document(raw: bytes, path: Path) -> Any:
         raise Failed(f"{path} is not JSON: {error}") from None
 
 
-#: Lines in one request.
-_BATCH = 500
-
-
 def kernel_log(
     files: list[Path] = typer.Argument(None, help="Files of kernel lines; - or nothing: standard input."),
     node: str = typer.Option(..., help="The node that the lines are of."),
@@ -349,11 +332,11 @@ def kernel_log(
     json: bool = AS_JSON,
 ) -> None:
     """Send kernel lines. Ends with 1 when lines were rejected."""
-    outer = _outer(node, cluster, boot_id)
+    outer = given({"node": node, "cluster": cluster, "boot_id": boot_id})
     total = Total("line")
     lines = (line for line in lines_of(files or [Path("-")]) if line.strip())
     with Client() as api:
-        for batch in batches(lines, most_lines=_BATCH):
+        for batch in batches(_sized(lines), _MOST):
             entries = [{"line": line.decode("utf-8", "replace")} for line in batch]
             body = {**outer, "entries": entries}
             total.add(patiently(lambda body=body: api.post("/signals/kernel-log", body)), len(batch))
@@ -367,17 +350,11 @@ def heartbeat(
     json: bool = AS_JSON,
 ) -> None:
     """Send one heartbeat."""
+    body = given({"node": node, "cluster": cluster, "boot_id": boot_id})
     total = Total("entry")
     with Client() as api:
-        total.add(
-            patiently(lambda: api.post("/signals/heartbeat", _outer(node, cluster, boot_id))), 1
-        )  # fmt: skip
+        total.add(patiently(lambda: api.post("/signals/heartbeat", body)), 1)
     total.report(json)
-
-
-def _outer(node: str, cluster: str | None, boot_id: str | None) -> dict[str, str]:
-    fields = {"node": node, "cluster": cluster, "boot_id": boot_id}
-    return {name: value for name, value in fields.items() if value}
 
 
 _LIMIT = typer.Option(500, min=1, max=500, help="Rows at most.")
@@ -403,8 +380,7 @@ def unknown(cluster: str | None = CLUSTER, limit: int = _LIMIT, json: bool = AS_
 def _show_signals(route: str, names: tuple[str, ...], cluster: str | None, limit: int, json: bool) -> None:
     with Client() as api:
         found = api.get(route, cluster=cluster, limit=limit)["items"]
-    if json:
-        print_json(found)
-        return
-    rows = [[str(one[name])[:100] for name in names] for one in found]
-    print_table(tuple(name.upper() for name in names), rows)
+    columns: dict[str, Column] = {
+        name.upper(): lambda item, name=name: str(item[name])[:100] for name in names
+    }
+    print_list(found, columns, json)

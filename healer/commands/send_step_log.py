@@ -17,7 +17,7 @@ from healer.signals.step_logs import APART_S, FORMATS, LINE_MAX, LogReader, LogS
 
 #: Samples of one request.
 _SAMPLES = 5_000
-#: A log that grows is looked at, and what it told is sent, this often.
+#: How often a growing log is read, and its steps are sent.
 _LOOK_S, _SEND_S = 0.5, 2.0
 _CHUNK = 1 << 20
 
@@ -25,7 +25,7 @@ Line = tuple[str, datetime | None]
 
 
 def send(path: Path, form: str, job: str | None, cluster: str | None, *, follow: bool, json: bool) -> None:
-    """Sends what the log tells as steps of rank 0: a log speaks of all ranks together."""
+    """Sends the steps of the log as those of rank 0: a log speaks of all ranks together."""
     if form not in FORMATS:
         raise Failed(f"--format: {form} is none of {', '.join(FORMATS)}")
     if follow and str(path) == "-":
@@ -34,7 +34,7 @@ def send(path: Path, form: str, job: str | None, cluster: str | None, *, follow:
     total, reader = Total("step"), LogReader(form)
     with Client() as api:
         try:
-            for samples in _heaps(path, reader, follow):
+            for samples in _batches(path, reader, follow):
                 body = outer | {"samples": samples}
                 answer = patiently(lambda body=body: api.post("/signals/step-times", body))
                 total.add(answer, len(samples))
@@ -69,17 +69,17 @@ def _outer(job: str | None, cluster: str | None) -> dict[str, Any]:
     return outer | ({"cluster": cluster} if cluster else {})
 
 
-def _heaps(path: Path, reader: LogReader, follow: bool) -> Iterator[list[dict[str, Any]]]:
-    heap, sent = [], time.monotonic()
+def _batches(path: Path, reader: LogReader, follow: bool) -> Iterator[list[dict[str, Any]]]:
+    batch, sent = [], time.monotonic()
     for line in _followed(path) if follow else _whole(path):
         step = None if line is None else reader.line(*line)
         if step is not None:
-            heap.append(_sample(step, line[1] if line else None))
-        if len(heap) >= _SAMPLES or (heap and follow and time.monotonic() - sent >= _SEND_S):
-            yield heap
-            heap, sent = [], time.monotonic()
-    if heap:
-        yield heap
+            batch.append(_sample(step, line[1] if line else None))
+        if len(batch) >= _SAMPLES or (batch and follow and time.monotonic() - sent >= _SEND_S):
+            yield batch
+            batch, sent = [], time.monotonic()
+    if batch:
+        yield batch
 
 
 def _sample(step: LogStep, seen: datetime | None) -> dict[str, Any]:
@@ -117,8 +117,8 @@ def _texts(chunks: Iterator[bytes]) -> Iterator[str]:
 
 
 def _followed(path: Path) -> Iterator[Line | None]:
-    """Lines as they are written, for ever; None each time there is nothing new. What stood there at the start
-    was written at an unknown time. A log that is put in its place, or cut, is read from its beginning."""
+    """Lines as they are written, for ever; None each time there is nothing new. Lines that were there at the
+    start have no time. A log that is replaced or truncated is read from its beginning."""
     rest, place, inode = b"", 0, 0
     at: datetime | None = None
     while True:

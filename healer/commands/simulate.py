@@ -11,8 +11,8 @@ import typer
 from healer.commands import Failed
 from healer.settings import load, rules_folder
 
-#: Progress is told so often, on standard error.
-TOLD_S = 5.0
+#: Seconds between lines of progress on standard error.
+PROGRESS_S = 5.0
 
 
 def register(app: typer.Typer) -> None:
@@ -63,14 +63,14 @@ def simulate(
 
 
 def _progress() -> Callable[[str, float], None]:
-    """Told every few seconds, to people who watch: never on standard output."""
+    """Prints progress every few seconds on standard error, for people who watch."""
     printed_at = time.monotonic()
 
-    def tell(name: str, share: float) -> None:
+    def report(name: str, share: float) -> None:
         nonlocal printed_at
         now = time.monotonic()
-        if now - printed_at >= TOLD_S:
+        if now - printed_at >= PROGRESS_S:
             printed_at = now
             print(f"{name}: {share:.0%}", file=sys.stderr, flush=True)
 
-    return tell
+    return report

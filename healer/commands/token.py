@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from healer.commands import Failed, person
-from healer.commands.remote import AS_JSON, print_json, print_table
+from healer.commands.remote import AS_JSON, add_group, print_json, print_list
 from healer.model.vocabulary import Role
 from healer.ports.callers import NewToken
 from healer.settings import load
@@ -22,11 +22,8 @@ _LINK_LASTS = "15m"
 
 
 def register(app: typer.Typer) -> None:
-    group = typer.Typer(no_args_is_help=True, help="Tokens for the API.", rich_markup_mode=None)
-    group.command("create")(create)
-    group.command("list")(list_tokens)
-    group.command("revoke")(revoke)
-    app.add_typer(group, name="token")
+    commands = {"create": create, "list": list_tokens, "revoke": revoke}
+    add_group(app, "token", "Tokens for the API.", commands)
 
 
 def create(
@@ -82,23 +79,16 @@ def list_tokens(json: bool = AS_JSON) -> None:
     with _tokens() as tokens:
         found = [dict(row) for row in tokens.all()]
     if json:
-        print_json(
-            [{k: v.isoformat() if isinstance(v, datetime) else v for k, v in row.items()} for row in found]
-        )
-        return
-    columns = (
-        "id",
-        "role",
-        "name",
-        "node",
-        "job",
-        "cluster",
-        "quota",
-        "created_at",
-        "expires_at",
-        "revoked_at",
-    )
-    print_table(columns, [[row[column] for column in columns] for row in found])
+        found = [
+            {k: v.isoformat() if isinstance(v, datetime) else v for k, v in row.items()} for row in found
+        ]
+    print_list(found, {name: name for name in _COLUMNS}, json)
+
+
+#: Columns of `healer token list`, headed as they are named in JSON.
+_COLUMNS = (
+    "id", "role", "name", "node", "job", "cluster", "quota", "created_at", "expires_at", "revoked_at",
+)  # fmt: skip
 
 
 def revoke(token: str = typer.Argument(help="The token's id, or the token itself.")) -> None:

@@ -66,7 +66,7 @@ def test_metrics_as_a_document_a_list_and_lines(
 
 
 def test_indexes_count_through_all_requests(send: Send, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_OBJECTS", 2)
+    monkeypatch.setattr(module, "_MOST", 2)
     bodies = [temperatures(1, node=node) for node in ("gpu0001", "gpu0002", "gpu0003", "nosuch", "gpu0004")]
     told = send("metrics", "--json", given="\n".join(map(json.dumps, bodies)))
     assert told.exit_code == 1

@@ -64,22 +64,22 @@ def test_a_class_gets_its_first_model_after_a_day_and_the_next_after_a_week(
     assert refits.look(now) == []
     put(store, history(now - DAY / 2, now))
     (young,) = refits.look(now)
-    assert young.told == "no model: its history is younger than a day"
+    assert young.result == "no model: its history is younger than a day"
     put(store, history(now - 2 * DAY, now - DAY / 2))
     (first,) = refits.look(now)
     (version,) = models.in_force()
-    assert "(there is none yet) was put in force" in first.told
-    assert version.model.id[:12] in first.told
+    assert "(there is none yet) was put in force" in first.result
+    assert version.model.id[:12] in first.result
     assert version.in_force_by == HEALER
     assert version.judged is not None
     assert version.judged.above_before is None
     (again,) = refits.look(now + timedelta(hours=1))
-    assert (again.told, again.drifted) == (first.told, ())
+    assert (again.result, again.drifted) == (first.result, ())
     assert again.at > first.at
     later = now + EVERY + timedelta(hours=1)
     put(store, history(now, later, seed=2))
     (weekly,) = refits.look(later)
-    assert "(7 days have passed) was put in force" in weekly.told
+    assert "(7 days have passed) was put in force" in weekly.result
     assert [one.in_force_by for one in models.versions()] == [HEALER, HEALER]
     assert told(fresh_database) == [(HEALER, "model.trained"), (HEALER, "model.in_force")] * 2
 
@@ -89,8 +89,8 @@ def test_a_class_with_too_little_keeps_none_and_says_so(
 ) -> None:
     put(store, history(now - 2 * DAY, now)[::15])  # a step of 8 h could hit only hours that are kept aside
     (look,) = refits.look(now)
-    assert look.told.startswith("no model: h100, busy: ")
-    assert "200 are needed" in look.told
+    assert look.result.startswith("no model: h100, busy: ")
+    assert "200 are needed" in look.result
     assert (models.in_force(), look.tried_at) == ([], now)
     (later,) = refits.look(now + timedelta(hours=1))
     assert later.tried_at == now, "it is not read whole each hour"
@@ -105,7 +105,7 @@ def test_a_drift_makes_a_new_model_once_a_day(
     put(store, history(now, later, seed=2, moved=6.0))
     (drifted,) = refits.look(later)
     assert [one.feature for one in drifted.drifted] == ["gpu temperature, mean"]
-    assert "(gpu temperature, mean is not what it was in training)" in drifted.told
+    assert "(gpu temperature, mean is not what it was in training)" in drifted.result
     assert drifted.tried_at == later
     (soon,) = refits.look(later + timedelta(hours=1))
     assert soon.tried_at == later
@@ -143,7 +143,7 @@ def test_a_refused_model_is_kept_and_told_and_a_person_may_use_it(
     # No model does: as if the old one found more than any.
     monkeypatch.setattr("healer.detection.training.MISSES_MORE", -1.0)
     (look,) = refits.look(later)
-    assert "was made and not put in force: it finds" in look.told
+    assert "was made and not put in force: it finds" in look.result
     assert models.in_force() == [old]
     refused = next(one for one in models.versions() if one.model.id != old.model.id)
     assert refused.judged is not None

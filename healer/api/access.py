@@ -404,7 +404,7 @@ def allowed_cluster(request: HTTPConnection, caller: Caller, wanted: str | None)
     return cluster
 
 
-def own_clusters(request: HTTPConnection, caller: Caller, wanted: str | None = None) -> list[str] | None:
+def clusters_shown(request: HTTPConnection, caller: Caller, wanted: str | None = None) -> list[str] | None:
     """The clusters a list may show this caller; None for all. 403 when it asks for another one."""
     if caller.node or caller.job or (wanted and caller.cluster):
         confine(request, caller, cluster=wanted or caller.cluster)

@@ -1,6 +1,6 @@
-"""What people order: on incidents, runs, rules, pauses and the breaker, and repairs of drift from Slurm.
+"""Commands of people: on incidents, runs, rules, pauses and the breaker, and repairs of drift from Slurm.
 
-The gate judges; this only carries the words."""
+The gate decides; these routes only pass the commands on."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +10,16 @@ import msgspec
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from healer.api.access import ALLOWED, Admin, Operator, Responder, Viewer, confine, named_cluster
+from healer.api.access import (
+    ALLOWED,
+    Admin,
+    Operator,
+    Responder,
+    Viewer,
+    allowed_cluster,
+    confine,
+    named_cluster,
+)
 from healer.api.documents import answers
 from healer.api.problems import Problem, field_error
 from healer.api.request_fields import (
@@ -35,7 +44,6 @@ from healer.api.responses import answer
 from healer.api.rule_views import (
     BreakerView,
     RuleView,
-    breaker_view,
     check_mode,
     playbook_named,
     rule_named,
@@ -50,8 +58,6 @@ from healer.ports.commanding import RunRequest
 from healer.ports.request_errors import GuardRefused, NotFound
 
 router = APIRouter(tags=["acting"])
-#: Bodies with a reason.
-Said = Nothing | Reason | ReviewBody | MergeBody | SplitBody
 #: How long an answer waits for the detector; after it, 202.
 WAIT_S = 2.0
 _POLL_S = (0.005, 0.01, 0.02, 0.04, 0.08)
@@ -60,7 +66,7 @@ _DONE = answers(Incident, "the incident as it is now") | answers(
 )
 
 
-def _own(request: Request, caller: Caller, id: str) -> Incident:
+def _allowed_incident(request: Request, caller: Caller, id: str) -> Incident:
     incident = services_of(request).queries.incidents.find(id)
     if incident is None:
         raise NotFound(f"there is no incident {id}")
@@ -69,24 +75,32 @@ def _own(request: Request, caller: Caller, id: str) -> Incident:
     return incident
 
 
-def _give(request: Request, caller: Caller, id: str, body: Said, verb: str, **more: Any) -> Response:
+def _command(
+    request: Request,
+    caller: Caller,
+    id: str,
+    body: Nothing | Reason | ReviewBody | MergeBody | SplitBody,
+    verb: str,
+    **more: Any,
+) -> Response:
     """Gives the command to the detector and answers with the incident after it."""
     services = services_of(request)
-    incident = _own(request, caller, id)
+    incident = _allowed_incident(request, caller, id)
     command = getattr(services.incidents, verb)
 
     def act(identity: str) -> Response:
         row = command(incident.id, by=caller.name, reason=body.reason or "", request=identity, **more)
-        taken = _taken(lambda: services.incidents.consumed(row))
-        return answer(request, services.queries.incidents.find(incident.id), 200 if taken else 202)
+        consumed = _wait_until(lambda: services.incidents.consumed(row))
+        return answer(request, services.queries.incidents.find(incident.id), 200 if consumed else 202)
 
     return once(request, caller, body, act)
 
 
-def _taken(consumed: Callable[[], bool]) -> bool:
+def _wait_until(is_done: Callable[[], bool]) -> bool:
+    """Whether it was done within WAIT_S."""
     deadline = time.monotonic() + WAIT_S
     waits = iter(_POLL_S)
-    while not consumed():
+    while not is_done():
         if time.monotonic() >= deadline:
             return False
         time.sleep(next(waits, _POLL_S[-1]))
@@ -96,45 +110,45 @@ def _taken(consumed: Callable[[], bool]) -> bool:
 @router.post("/incidents/{id}/acknowledge", responses=_DONE)
 def acknowledge(request: Request, caller: Responder, id: Id, body: Nothing | None = None) -> Response:
     """Somebody has seen it and takes care."""
-    return _give(request, caller, id, body or Nothing(), "acknowledge")
+    return _command(request, caller, id, body or Nothing(), "acknowledge")
 
 
 @router.post("/incidents/{id}/resolve", responses=_DONE)
 def resolve(request: Request, caller: Responder, id: Id, body: Reason) -> Response:
     """Ends an incident by a person's word. A run that works on it is cancelled."""
-    return _give(request, caller, id, body, "resolve")
+    return _command(request, caller, id, body, "resolve")
 
 
 @router.post("/incidents/{id}/reopen", responses=_DONE)
 def reopen(request: Request, caller: Responder, id: Id, body: Reason) -> Response:
-    """Opens a resolved incident again: it is decided anew."""
-    return _give(request, caller, id, body, "reopen")
+    """Opens a resolved incident again: healer decides again what to do."""
+    return _command(request, caller, id, body, "reopen")
 
 
 @router.post("/incidents/{id}/review", responses=_DONE)
 def review(request: Request, caller: Responder, id: Id, body: ReviewBody) -> Response:
     """Whether it was a true fault: feeds its rule's precision. Too many false alarms end its mode auto."""
-    return _give(request, caller, id, body, "review", review=Review(body.review), cause=body.cause)
+    return _command(request, caller, id, body, "review", review=Review(body.review), cause=body.cause)
 
 
 @router.post("/incidents/{id}/merge", responses=_DONE)
 def merge(request: Request, caller: Responder, id: Id, body: MergeBody) -> Response:
     """Ends this incident as a part of another one."""
-    into = _own(request, caller, body.into)
-    return _give(request, caller, id, body, "merge", into=into.id)
+    into = _allowed_incident(request, caller, body.into)
+    return _command(request, caller, id, body, "merge", into=into.id)
 
 
 @router.post("/incidents/{id}/split", responses=_DONE)
 def split(request: Request, caller: Responder, id: Id, body: SplitBody) -> Response:
-    """What was merged into it are incidents of their own again, and nothing but a person merges them anew."""
-    return _give(request, caller, id, body, "split", parts=body.incidents)
+    """What was merged into it become incidents of their own again; only a person can merge them again."""
+    return _command(request, caller, id, body, "split", parts=body.incidents)
 
 
 @router.post("/incidents/{id}/note", responses=answers(Incident, "the incident"))
 def note(request: Request, caller: Responder, id: Id, body: NoteBody) -> Response:
     """Adds a person's words to the incident."""
     services = services_of(request)
-    incident = _own(request, caller, id)
+    incident = _allowed_incident(request, caller, id)
 
     def act(identity: str) -> Response:
         services.incidents.note(incident.id, body.note, by=caller.name, request=identity)
@@ -202,17 +216,18 @@ def _check_level(request: Request, caller: Caller, playbook: Playbook) -> None:
     least = Role.responder if playbook.level <= 1 else Role.operator
     if caller.role not in ALLOWED[least]:
         why = f"the playbook {playbook.name} needs the role {least.value}, yours is {caller.role.value}"
-        raise _refused(request, caller, why)
+        raise _refusal(request, caller, why)
 
 
 def _check_reach(request: Request, caller: Caller, *, restart: Sequence[str], nodes: object = None) -> None:
-    """403: a token for one node or job reaches no jobs that span more, and no nodes beside."""
+    """403: a token for one node or job reaches no jobs that span more, and no other nodes."""
     if (caller.node or caller.job) and (restart or nodes):
         what = "restarts no jobs with a run" if restart else "names no nodes to search"
-        raise _refused(request, caller, f"this token is bound to a node or a job: it {what}")
+        raise _refusal(request, caller, f"this token is bound to a node or a job: it {what}")
 
 
-def _refused(request: Request, caller: Caller, why: str) -> Problem:
+def _refusal(request: Request, caller: Caller, why: str) -> Problem:
+    """403, recorded."""
     request.app.state.access.note_refusal(caller, f"POST {request.url.path[:200]}", why)
     return Problem(403, why)
 
@@ -227,19 +242,15 @@ def _guarded(
         raise
 
 
-def _own_run(request: Request, caller: Caller, id: str) -> Run:
-    run = services_of(request).queries.runs.find(id)
-    if run is None:
-        raise NotFound(f"there is no run {id}")
-    confine(request, caller, cluster=run.cluster, node=run.node, job=run.job)
-    return run
-
-
 def _on_run(
     request: Request, caller: Caller, id: str, body: Reason, verb: str, **more: str | Sequence[str] | None
 ) -> Response:
-    run = _own_run(request, caller, id)
-    command = getattr(services_of(request).runs, verb)
+    services = services_of(request)
+    run = services.queries.runs.find(id)
+    if run is None:
+        raise NotFound(f"there is no run {id}")
+    confine(request, caller, cluster=run.cluster, node=run.node, job=run.job)
+    command = getattr(services.runs, verb)
 
     def act(identity: str) -> Response:
         changed: Run = command(run.id, by=caller.name, reason=body.reason, request=identity, **more)
@@ -300,9 +311,9 @@ def set_mode(request: Request, caller: Admin, name: Id, body: ModeBody) -> Respo
         services.controls.set_mode(
             rule, Mode(body.mode), by=caller.name, reason=body.reason, request=identity
         )
-        known = services.queries.rules
-        record = known.records().get(name, RuleRecord())
-        return answer(request, rule_view(services.rules(), rule, record, known.trials()))
+        queries = services.queries.rules
+        record = queries.records().get(name, RuleRecord())
+        return answer(request, rule_view(services.rules(), rule, record, queries.trials()))
 
     return once(request, caller, body, act)
 
@@ -342,11 +353,10 @@ def _check_pause(services: Services, caller: Caller, request: Request, body: Pau
     cluster = body.name if body.scope == "cluster" and body.name else body.cluster
     node = body.name if body.scope == "node" else None
     confine(request, caller, cluster=cluster or caller.cluster, node=node)
-    known = services.rules()
     if body.scope == "rule" and body.name:
-        rule_named(known, body.name)
+        rule_named(services.rules(), body.name)
     if body.scope == "playbook" and body.name:
-        playbook_named(known, body.name)
+        playbook_named(services.rules(), body.name)
 
 
 def _pause_cluster(services: Services, caller: Caller, body: PauseBody) -> str | None:
@@ -366,13 +376,13 @@ def end_pause(
     reason: Annotated[str, Query(max_length=2000)] = "",
     body: Reason | None = None,
 ) -> Response:
-    """Ends a pause. The reason may stand in the body or in the address."""
+    """Ends a pause. The reason may be in the body or in the query."""
     services = services_of(request)
-    standing = [one for one in services.queries.clusters.pauses(services.clock.now()) if one.id == id]
-    if not standing:
+    in_force = services.queries.clusters.pauses(services.clock.now())
+    pause = next((pause for pause in in_force if pause.id == id), None)
+    if pause is None:
         raise NotFound(f"no pause {id} is in force")
-    scope = standing[0]
-    confine(request, caller, cluster=scope.cluster, node=scope.name if scope.scope == "node" else None)
+    confine(request, caller, cluster=pause.cluster, node=pause.name if pause.scope == "node" else None)
     words = body or Reason(reason=reason or "no reason given")
 
     def act(identity: str) -> Response:
@@ -385,15 +395,13 @@ def end_pause(
 @router.post("/breaker/reset", responses=answers(BreakerView, "the breaker, half-open"))
 def reset_breaker(request: Request, caller: Admin, body: BreakerBody) -> Response:
     """After a storm: lets one canary through. A named person says why."""
-    services = services_of(request)
-    cluster = named_cluster(services, caller, body.cluster)
-    confine(request, caller, cluster=cluster)
-    if cluster not in {one.cluster for one in services.queries.clusters.breakers()}:
+    services, cluster = services_of(request), allowed_cluster(request, caller, body.cluster)
+    if cluster not in {breaker.cluster for breaker in services.queries.clusters.breakers()}:
         raise NotFound(f"there is no cluster {cluster}")
 
     def act(identity: str) -> Response:
-        now_is = services.runs.reset_breaker(cluster, by=caller.name, reason=body.reason, request=identity)
-        return answer(request, breaker_view(now_is))
+        reset = services.runs.reset_breaker(cluster, by=caller.name, reason=body.reason, request=identity)
+        return answer(request, reset)
 
     return once(request, caller, body, act)
 
@@ -420,22 +428,18 @@ class RepairBody(Reason):
 
 @router.get("/reconcile", responses=answers(DriftList, "where healer's book and Slurm do not agree"))
 def drift(request: Request, caller: Viewer, cluster: Annotated[str | None, Query()] = None) -> Response:
-    """What stands in Slurm and nobody works on, and what healer holds that Slurm does not show."""
-    services = services_of(request)
-    named = named_cluster(services, caller, cluster)
-    confine(request, caller, cluster=named)
-    return answer(request, DriftList(cluster=named, items=services.reconcile.drifts(named)))
+    """What healer left in Slurm without a run for it, and what healer holds that Slurm does not show."""
+    named = allowed_cluster(request, caller, cluster)
+    return answer(request, DriftList(cluster=named, items=services_of(request).reconcile.drifts(named)))
 
 
 @router.post("/reconcile", responses=answers(RepairList, "what came of each repair"))
 def repair(request: Request, caller: Operator, body: RepairBody) -> Response:
     """Repairs what is healer's own: each through the gate and in the audit. A person's word is left alone."""
-    services = services_of(request)
-    named = named_cluster(services, caller, body.cluster)
-    confine(request, caller, cluster=named)
+    services, cluster = services_of(request), allowed_cluster(request, caller, body.cluster)
 
     def act(identity: str) -> Response:
-        done = services.reconcile.repair(named, by=caller.name, reason=body.reason, request=identity)
-        return answer(request, RepairList(cluster=named, items=done))
+        done = services.reconcile.repair(cluster, by=caller.name, reason=body.reason, request=identity)
+        return answer(request, RepairList(cluster=cluster, items=done))
 
     return once(request, caller, body, act)

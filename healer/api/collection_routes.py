@@ -1,7 +1,7 @@
-"""Reading routes about what is collected: evidence, the catalogue, unknown series, senders, losses, devices,
-and the targets that healer fetches itself."""
+"""Reading routes about collected data: evidence, the catalogue, unknown series, senders, losses, devices, and
+the targets that healer scrapes."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -10,9 +10,9 @@ import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from healer.api.access import Operator, Viewer, confine, own_clusters
+from healer.api.access import Operator, Viewer, clusters_shown, confine
 from healer.api.documents import answers
-from healer.api.node_views import VALUES, DeviceDetail, DeviceView, detail_of, list_of
+from healer.api.node_views import VALUES, DeviceDetail, DeviceView, device_detail, device_views
 from healer.api.problems import field_error
 from healer.api.request_fields import Cursor, Id, Limit, Name
 from healer.api.responses import answer
@@ -33,10 +33,15 @@ from healer.ports.request_errors import NotFound
 
 router = APIRouter(tags=["reading"])
 _LISTED = answers(Page[EvidenceFile], "its files, oldest first")
+# The operation ids are those of clients generated before the functions had these names.
 
 
-@router.get("/incidents/{id}/evidence", responses=_LISTED)
-def of_incident(request: Request, caller: Operator, id: Id) -> Response:
+@router.get(
+    "/incidents/{id}/evidence",
+    operation_id="of_incident_api_v1_incidents__id__evidence_get",
+    responses=_LISTED,
+)
+def incident_evidence(request: Request, caller: Operator, id: Id) -> Response:
     """What was collected for an incident."""
     services = services_of(request)
     found = services.queries.incidents.find(id)
@@ -46,9 +51,9 @@ def of_incident(request: Request, caller: Operator, id: Id) -> Response:
     return answer(request, Page(items=services.evidence.files(incident=found.id)))
 
 
-@router.get("/runs/{id}/evidence", responses=_LISTED)
-def of_run(request: Request, caller: Operator, id: Id) -> Response:
-    """What a run collected; the way to the files of one without an incident."""
+@router.get("/runs/{id}/evidence", operation_id="of_run_api_v1_runs__id__evidence_get", responses=_LISTED)
+def run_evidence(request: Request, caller: Operator, id: Id) -> Response:
+    """What a run collected; the only way to the files of a run without an incident."""
     services = services_of(request)
     found = services.queries.runs.find(id)
     if found is None:
@@ -57,9 +62,9 @@ def of_run(request: Request, caller: Operator, id: Id) -> Response:
     return answer(request, Page(items=services.evidence.files(run=found.id)))
 
 
-@router.get("/evidence/{id}", response_class=Response)
-def one(request: Request, caller: Operator, id: Id) -> Response:
-    """One file: text, packed with gzip. Who took it stands in the audit."""
+@router.get("/evidence/{id}", operation_id="one_api_v1_evidence__id__get", response_class=Response)
+def evidence_file(request: Request, caller: Operator, id: Id) -> Response:
+    """One file: text, packed with gzip. The download is audited."""
     services = services_of(request)
     found = services.evidence.file(id)
     if found is None:
@@ -83,28 +88,28 @@ def one(request: Request, caller: Operator, id: Id) -> Response:
 @router.get("/signals/catalogue", responses=answers(Page[Signal], "signals by name"))
 def catalogue(request: Request, caller: Viewer) -> Response:
     """The signals that rules may use, with the names under which each arrives."""
-    known = services_of(request).rules().catalogue.signals
-    return answer(request, Page(items=[known[name] for name in sorted(known)]))
+    signals = services_of(request).rules().catalogue.signals
+    return answer(request, Page(items=[signals[name] for name in sorted(signals)]))
 
 
 @router.get("/signals/unknown", responses=answers(Page[UnknownSeries], "the most frequent first"))
 def unknown(request: Request, caller: Viewer, *, cluster: Name = None, limit: Limit = 500) -> Response:
     """What is sent and not stored: not in the catalogue, or of no node of the cluster."""
-    found = services_of(request).unknown.series(own_clusters(request, caller, cluster), limit)
+    found = services_of(request).unknown.series(clusters_shown(request, caller, cluster), limit)
     return answer(request, Page(items=found))
 
 
 @router.get("/signals/senders", responses=answers(Page[Sender], "the latest first"))
 def senders(request: Request, caller: Viewer, *, cluster: Name = None, limit: Limit = 500) -> Response:
     """Who sends what, by token and route, and when each was heard last."""
-    found = services_of(request).senders.senders(own_clusters(request, caller, cluster), limit)
+    found = services_of(request).senders.senders(clusters_shown(request, caller, cluster), limit)
     return answer(request, Page(items=found))
 
 
 @router.get("/signals/losses", responses=answers(Page[Loss], "the latest first"))
 def losses(request: Request, caller: Viewer, *, cluster: Name = None, limit: Limit = 500) -> Response:
     """What was sent and is not stored, by route, reason and sender."""
-    found = services_of(request).losses.losses(own_clusters(request, caller, cluster), limit)
+    found = services_of(request).losses.losses(clusters_shown(request, caller, cluster), limit)
     return answer(request, Page(items=found))
 
 
@@ -112,24 +117,24 @@ def losses(request: Request, caller: Viewer, *, cluster: Name = None, limit: Lim
 def devices(
     request: Request, caller: Viewer, *, cluster: Name = None, limit: Limit = 50, cursor: Cursor = None
 ) -> Response:
-    """What is no node and was heard within the hour: switches, storage, PDUs, cooling, racks."""
+    """Devices that are no nodes and reported within the hour: switches, storage, PDUs, cooling, racks."""
     services = services_of(request)
-    named = own_clusters(request, caller, cluster)
+    named = clusters_shown(request, caller, cluster)
     clusters = sorted(services.clusters or (services.cluster,)) if named is None else named
     at, slash, after = (cursor or f"{clusters[0]}/").partition("/")
     if not slash or at not in clusters:
         raise field_error("cursor", "not one that this list gave")
     since = services.clock.now() - VALUES
     items: list[DeviceView] = []
-    for one in clusters[clusters.index(at) :]:
+    for name in clusters[clusters.index(at) :]:
         found = services.queries.signals.devices(
-            one, since, limit=limit - len(items), after=after if one == at else ""
+            name, since, limit=limit - len(items), after=after if name == at else ""
         )
-        items += list_of(one, found, services.rules().catalogue, services.clock.now())
+        items += device_views(name, found, services.rules().catalogue, services.clock.now())
         if found.more:
-            return answer(request, Page(items=items, next_cursor=f"{one}/{items[-1].device}"))
-        if len(items) == limit and one != clusters[-1]:
-            following = clusters[clusters.index(one) + 1]
+            return answer(request, Page(items=items, next_cursor=f"{name}/{items[-1].device}"))
+        if len(items) == limit and name != clusters[-1]:
+            following = clusters[clusters.index(name) + 1]
             return answer(request, Page(items=items, next_cursor=f"{following}/"))
     return answer(request, Page(items=items))
 
@@ -146,13 +151,14 @@ def device(request: Request, caller: Viewer, cluster: Id, device: Id) -> Respons
         raise NotFound(
             f"nothing was heard of a device {device} of the cluster {cluster} for {minutes} minutes"
         )
-    return answer(request, detail_of(cluster, device, reports, columns, services.rules().catalogue, now))
+    catalogue = services.rules().catalogue
+    return answer(request, device_detail(cluster, device, reports, columns, catalogue, now))
 
 
 class ScraperView(msgspec.Struct, frozen=True, kw_only=True):
     """One cluster's scraper. `up`, `unknown` and `waiting` are targets; the other counts are since its start.
 
-    `at` is when it told so last: one that is older than some seconds does not run.
+    `at` is its last report: if that is older than some seconds, it does not run.
     """
 
     cluster: str
@@ -167,7 +173,7 @@ class ScraperView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScrapeView(msgspec.Struct, frozen=True, kw_only=True):
-    """`items` are targets and queries, those of which nothing came first; `more` of them are not shown."""
+    """`items` are targets and queries, failing ones first; `more` of them are not shown."""
 
     scrapers: list[ScraperView]
     items: list[TargetState]
@@ -184,11 +190,11 @@ def scrape(
     up: bool | None = None,
     limit: Limit = 500,
 ) -> Response:
-    """What healer fetches itself: each target, when it was fetched last, and why nothing came."""
-    states = services_of(request).scrapes.states(own_clusters(request, caller, cluster))
-    targets = [one for state in states for one in state.targets]
-    wanted = [one for one in targets if job in (None, one.job) and up in (None, one.up)]
-    wanted.sort(key=lambda one: (one.up is not False, one.cluster, one.job, one.target))
+    """The targets that healer scrapes: when each was scraped last, and why it failed."""
+    states = services_of(request).scrapes.states(clusters_shown(request, caller, cluster))
+    targets = [target for state in states for target in state.targets]
+    wanted = [target for target in targets if job in (None, target.job) and up in (None, target.up)]
+    wanted.sort(key=lambda target: (target.up is not False, target.cluster, target.job, target.target))
     unlisted = sum(state.more for state in states) if job is None and up is None else 0
     view = ScrapeView(
         scrapers=[_scraper(state) for state in states],
@@ -199,37 +205,21 @@ def scrape(
 
 
 def _scraper(state: ScrapeState) -> ScraperView:
-    ups = _ups(state.targets)
-    return ScraperView(
-        cluster=state.cluster,
-        at=state.at,
-        up=ups[True],
-        unknown=ups[False],
-        waiting=ups[None],
-        scrapes=state.scrapes,
-        failed=state.failed,
-        samples=state.samples,
-        troubles=state.troubles,
-    )
+    counts = {name: getattr(state, name) for name in ("scrapes", "failed", "samples", "troubles")}
+    return ScraperView(cluster=state.cluster, at=state.at, **_targets_by_state(state), **counts)
 
 
-def _ups(targets: Sequence[TargetState]) -> Counter[bool | None]:
-    return Counter(one.up for one in targets)
+def _targets_by_state(state: ScrapeState) -> dict[str, int]:
+    counts = Counter(target.up for target in state.targets)
+    return {"up": counts[True], "unknown": counts[False], "waiting": counts[None]}
 
 
 def scrape_gauges(states: Sequence[ScrapeState], now: datetime) -> dict[str, dict[tuple[str, ...], Any]]:
     """For /metrics: gauge -> {label values: number}."""
-    words = {True: "up", False: "unknown", None: "waiting"}
-    found: dict[str, dict[tuple[str, ...], Any]] = {
-        "scrape_targets": {},
-        "scrapes": {},
-        "scrape_samples": {},
-        "scrape_age": {},
-    }
+    found = defaultdict[str, dict[tuple[str, ...], Any]](dict)
     for state in states:
-        ups = _ups(state.targets)
-        for up, word in words.items():
-            found["scrape_targets"][state.cluster, word] = ups[up]
+        for word, count in _targets_by_state(state).items():
+            found["scrape_targets"][state.cluster, word] = count
         found["scrapes"][state.cluster, "failed"] = state.failed
         found["scrapes"][state.cluster, "done"] = state.scrapes - state.failed
         found["scrape_samples"][(state.cluster,)] = state.samples

@@ -1,11 +1,11 @@
-"""`POST /enroll`: a node or a job proves by a munge credential who it is, and gets a token of its own.
+"""`POST /enroll`: a node or a job identifies itself by a munge credential and gets a token.
 
 What a node proves: root of some machine with this cluster's munge key made the credential, less than five
-minutes ago, for this very purpose, and its munged calls itself by the address under which Slurm knows that
-node. Who has the key as root can be anybody to Slurm as well; against such a person nothing here helps.
+minutes ago, for this very purpose, and its munged reports the address under which Slurm knows that node.
+A person with root and the key can impersonate any node to Slurm as well; this is no protection against that.
 
-What a job proves: its own user made the credential, as above but on any machine of the cluster, and Slurm
-shows that user's job at work. Its token tells step times and checkpoints of that job, its user's own things.
+What a job proves: its user made the credential, as above but on any machine of the cluster, and Slurm shows
+that user's job running. Its token only allows step times and checkpoints of that job.
 """
 
 import ipaddress
@@ -39,11 +39,11 @@ router = APIRouter(tags=["signals"])
 PURPOSE = "healer enroll"
 JOB_PURPOSE = "healer enroll job"
 FRESH = timedelta(minutes=5)
-#: Credentials decoded at once, and refusals of one address in a minute; beyond that 429.
+#: Credentials decoded at once, and refusals of one address per minute; beyond that 429.
 AT_ONCE = 4
 REFUSALS_PER_MIN = 20
 _ADDRESSES = 10_000
-#: What a credential made for this purpose speaks of.
+#: What a credential made for a purpose identifies.
 _ABOUT = {PURPOSE: "node", JOB_PURPOSE: "job"}
 _NONCE = re.compile(r"[0-9a-f]{32,64}")
 Resolve = Callable[[str], Iterable[str]]
@@ -60,7 +60,7 @@ class EnrollBody(Body):
 
 
 class EnrolledView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`cluster`, and `node` or `job`, are Slurm's names of who asked; the token speaks of them alone."""
+    """`cluster`, and `node` or `job`, are Slurm's names of the sender; the token is bound to them."""
 
     token: str
     cluster: str
@@ -70,7 +70,7 @@ class EnrolledView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class Door:
-    """Keeps those who only try from costing much: few at once, and few refusals from one address."""
+    """Bounds the cost of enrolment: few at once, and few refusals from one address."""
 
     def __init__(self) -> None:
         self._room = threading.BoundedSemaphore(AT_ONCE)
@@ -103,20 +103,20 @@ class Door:
 
 @router.post("/enroll", responses=answers(EnrolledView, "the token, shown this once", 201), status_code=201)
 def enroll(request: Request, body: EnrollBody) -> Response:
-    """Gives a node or a job a token of its own, for its munge credential. It may write signals of that node
-    alone, or step times and checkpoints of that job alone."""
+    """Gives a node or a job a token for its munge credential. It may only write signals of that node, or step
+    times and checkpoints of that job."""
     services = services_of(request)
     door: Door = request.app.state.door
     peer = request.client.host if request.client else ""
     door.check(peer)
     try:
         with door:
-            # Each cluster's munge has a key of its own: what it opens was made on a machine of that cluster.
+            # Each cluster's munge has its own key: what it decodes was made on a machine of that cluster.
             cluster = body.cluster or services.only
             if not cluster:
                 raise field_error("cluster", f"name the cluster: one of {', '.join(services.clusters)}")
-            told = services.credentials(cluster).decode(body.credential)
-            view = _enrolled(request, cluster, told, peer)
+            credential = services.credentials(cluster).decode(body.credential)
+            view = _enrolled(request, cluster, credential, peer)
     except CredentialRefused as error:
         door.refused(peer)
         raise Problem(403, f"the credential is refused: {error}") from None
@@ -128,27 +128,27 @@ def enroll(request: Request, body: EnrollBody) -> Response:
     return answer(request, view, 201)
 
 
-def _enrolled(request: Request, cluster: str, told: Credential, peer: str) -> EnrolledView:
-    """The token for who made this credential. Raises Problem 403 with the reason."""
+def _enrolled(request: Request, cluster: str, credential: Credential, peer: str) -> EnrolledView:
+    """The token for the maker of this credential. Raises Problem 403 with the reason."""
     services = services_of(request)
-    said = _payload(told)
-    snapshot = _shown(request, cluster, said)
+    payload = _payload(credential)
+    snapshot = _snapshot(request, cluster, payload)
     now = services.clock.now()
-    if "job" in said:
-        job = _job(snapshot, said["job"], told.uid)
+    if "job" in payload:
+        job = _job(snapshot, payload["job"], credential.uid)
         made = services.tokens.enroll_job(
-            cluster, job.id, nodes=len(job.nodes), nonce=said["nonce"],
-            by=f"munge, {job.user or told.uid} at {told.host}", now=now,
+            cluster, job.id, nodes=len(job.nodes), nonce=payload["nonce"],
+            by=f"munge, {job.user or credential.uid} at {credential.host}", now=now,
         )  # fmt: skip
         return EnrolledView(token=made.token, job=job.id, cluster=cluster, expires_at=made.expires_at)
-    node = _node(snapshot, said["node"], told.host, peer)
-    by = f"munge, root at {told.host}"
-    made = services.tokens.enroll(cluster, node.name, nonce=said["nonce"], by=by, now=now)
+    node = _node(snapshot, payload["node"], credential.host, peer)
+    by = f"munge, root at {credential.host}"
+    made = services.tokens.enroll(cluster, node.name, nonce=payload["nonce"], by=by, now=now)
     return EnrolledView(token=made.token, node=node.name, cluster=cluster, expires_at=made.expires_at)
 
 
-def _shown(request: Request, cluster: str, said: Mapping[str, str]) -> SlurmSnapshot:
-    """What Slurm shows of the cluster that the credential is of."""
+def _snapshot(request: Request, cluster: str, payload: Mapping[str, str]) -> SlurmSnapshot:
+    """Slurm's snapshot of the credential's cluster. Raises Problem 503 before the first, 403 for another."""
     fleet: Fleet = request.app.state.fleet
     services = services_of(request)
     snapshot = fleet.snapshots().get(cluster)
@@ -156,13 +156,13 @@ def _shown(request: Request, cluster: str, said: Mapping[str, str]) -> SlurmSnap
         raise Problem(503, "Slurm has not been asked yet which nodes there are", headers={"Retry-After": "2"})
     if snapshot is None or (services.clusters and cluster not in services.clusters):
         raise Problem(403, f"healer looks after no cluster {cluster} of this credential")
-    if said.get("cluster") not in (None, "", cluster):
-        raise Problem(403, f"healer knows no cluster {said['cluster']} by the key of this credential")
+    if payload.get("cluster") not in (None, "", cluster):
+        raise Problem(403, f"healer knows no cluster {payload['cluster']} by the key of this credential")
     return snapshot
 
 
 def _node(snapshot: SlurmSnapshot, name: str, host: str, peer: str) -> SlurmNode:
-    """Slurm's node of that name, which the credential was made on."""
+    """Slurm's node of that name, on which the credential was made."""
     node = named(snapshot, name)
     if node is None:
         raise Problem(403, f"Slurm has no node {name}: set HEALER_NODE to the node's name in Slurm")
@@ -173,7 +173,7 @@ def _node(snapshot: SlurmSnapshot, name: str, host: str, peer: str) -> SlurmNode
 
 
 def _job(snapshot: SlurmSnapshot, name: str, uid: int) -> SlurmJob:
-    """That user's job, at work. One that the picture does not show yet may be seconds old: 409, ask again."""
+    """That user's running job. One that the snapshot does not show yet may be seconds old: 409, try again."""
     job = snapshot.jobs.get(name)
     if job is None or not job.active:
         raise Problem(
@@ -187,66 +187,67 @@ def _job(snapshot: SlurmSnapshot, name: str, uid: int) -> SlurmJob:
     return job
 
 
-def _payload(told: Credential) -> dict[str, str]:
-    """What the credential says: `nonce`, and `node` or `job`."""
-    if abs(told.decoded_at - told.encoded_at) > FRESH:
+def _payload(credential: Credential) -> dict[str, str]:
+    """The credential's `nonce`, and `node` or `job`."""
+    if abs(credential.decoded_at - credential.encoded_at) > FRESH:
         raise Problem(403, "the credential is older than 5 minutes; each attempt needs a new one")
     try:
-        read = json.loads(told.payload)
-    except (ValueError, RecursionError):  # whoever has an account on a node writes the payload
+        read = json.loads(credential.payload)
+    except (ValueError, RecursionError):  # any user of a node can write the payload
         read = None
-    said = read if isinstance(read, dict) else {}
-    about = _ABOUT.get(str(said.get("for")))
+    payload = read if isinstance(read, dict) else {}
+    about = _ABOUT.get(str(payload.get("for")))
     if (
         about is None
-        or not all(isinstance(said.get(name), str) for name in (about, "nonce"))
-        or not isinstance(said.get("cluster", ""), str)
-        or not _NONCE.fullmatch(said["nonce"])
+        or not all(isinstance(payload.get(name), str) for name in (about, "nonce"))
+        or not isinstance(payload.get("cluster", ""), str)
+        or not _NONCE.fullmatch(payload["nonce"])
     ):
         raise Problem(403, "the credential was not made to enrol a node or a job")
-    if about == "node" and told.uid != 0:
-        raise Problem(403, f"the credential is of user {told.uid}: only root enrols its node")
-    return {name: said[name] for name in (about, "nonce", "cluster") if name in said}
+    if about == "node" and credential.uid != 0:
+        raise Problem(403, f"the credential is of user {credential.uid}: only root enrols its node")
+    return {name: payload[name] for name in (about, "nonce", "cluster") if name in payload}
 
 
 def named(snapshot: SlurmSnapshot, name: str) -> SlurmNode | None:
     """The node of that name, else the only one on a host of that name."""
     if name in snapshot.nodes:
         return snapshot.nodes[name]
-    on_host = [one for one in snapshot.nodes.values() if one.hostname == name]
+    on_host = [node for node in snapshot.nodes.values() if node.hostname == name]
     return on_host[0] if len(on_host) == 1 else None
 
 
 def wrong_host(
     host: str, peer: str, node: SlurmNode, nodes: Mapping[str, SlurmNode], resolve: Resolve
 ) -> str | None:
-    """Why who made the credential at `host` is not `node`; None when it is.
+    """Why a credential made at `host` is not of `node`; None if it is.
 
-    Many a munged takes itself for 127.0.0.1 or 127.0.1.1 (its host's name in /etc/hosts), which tells no
-    machine from another; then the address counts from which the request came. A loopback address is a node's
-    own only where NodeAddr itself is that address. Two nodes at one address cannot be told apart.
+    Many a munged reports 127.0.0.1 or 127.0.1.1 (its host's name in /etc/hosts), which every machine has;
+    then the address counts from which the request came. A loopback address identifies a node only where
+    NodeAddr itself is that address. Two nodes at one address cannot be distinguished.
     """
-    address = node.address or node.name
-    twin = next((one.name for one in nodes.values() if one is not node and _at(one) == _at(node)), None)
+    address = _address(node)
+    others = (other for other in nodes.values() if other is not node)
+    twin = next((other.name for other in others if _address(other) == address), None)
     if twin is not None:
         return (
             f"Slurm gives {node.name} and {twin} the same address {address}, so a credential does not tell "
             "them apart: give this node a token by `healer token create --role signals --node`"
         )
-    told = peer if _loopback(host) and host != address else host
+    origin = peer if _loopback(host) and host != address else host
     names = dict.fromkeys((address, node.hostname or node.name, node.name))
-    own = {address} | {ip for name in names for ip in resolve(name) if not _loopback(ip)}
-    if told in own:
+    of_node = {address} | {ip for name in names for ip in resolve(name) if not _loopback(ip)}
+    if origin in of_node:
         return None
-    known = ", ".join(sorted(own - {address}) or [address])
-    where = f"at {host}" if told == host else f"at {host} and was sent from {told}"
+    expected = ", ".join(sorted(of_node - {address}) or [address])
+    where = f"at {host}" if origin == host else f"at {host} and was sent from {origin}"
     return (
-        f"the credential was made {where}, and Slurm's node {node.name} is {known}: mend NodeAddr or the "
+        f"the credential was made {where}, and Slurm's node {node.name} is {expected}: mend NodeAddr or the "
         "name service, or start the node's munged with --origin"
     )
 
 
-def _at(node: SlurmNode) -> str:
+def _address(node: SlurmNode) -> str:
     return node.address or node.name
 
 
@@ -260,7 +261,8 @@ def _loopback(address: str) -> bool:
 def addresses(name: str) -> list[str]:
     """IPv4 addresses of a host: munge knows no others."""
     try:
-        return [str(one[4][0]) for one in socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)]
+        found = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
+        return [str(sockaddr[0]) for *_, sockaddr in found]
     except (OSError, UnicodeError):
         return []
 

@@ -1,9 +1,9 @@
-"""One incident, run or job as answers show it, with all that hangs on it. Pure.
+"""One incident, run or job as answers show it, with everything related to it. Pure.
 
 JSON names are the field names."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -54,7 +54,7 @@ class TimelineEntry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepView(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of a run as it stands. `state` is the last event of its log, `pending` before the first.
+    """One step of a run. `state` is the last event of its log, `pending` before the first.
 
     `undo` says how the step is taken back, empty when it cannot be or has nothing to take back.
     """
@@ -80,12 +80,12 @@ class RunDetail(Run, frozen=True, kw_only=True):
 
 
 class IncidentDetail(Incident, frozen=True, kw_only=True):
-    """An incident as lists show it, and all that hangs on it. `runs` come with steps and log.
+    """An incident as lists show it, and everything related to it. `runs` come with steps and log.
 
-    Evidence, findings, verdict and action stand apart: `evidence` is what was read, `findings` what detectors
-    claim, `verdict` what healer holds true now (`verdicts`: from when on it held what, oldest first, the
-    newest 50), `decisions` and `runs` what is done about it. `jobs` are the jobs hit as Slurm still shows
-    them; `state` UNKNOWN where it has forgotten them.
+    Evidence, findings, verdict and action are separate: `evidence` is what was read, `findings` what
+    detectors claim, `verdict` what healer holds true now (`verdicts`: from when on it held what, oldest
+    first, the newest 50), `decisions` and `runs` what is done about it. `jobs` are the jobs hit as Slurm
+    still shows them; `state` UNKNOWN where it has forgotten them.
     """
 
     findings: list[Finding]
@@ -102,7 +102,7 @@ class IncidentDetail(Incident, frozen=True, kw_only=True):
 
 
 class JobStepView(msgspec.Struct, frozen=True, kw_only=True):
-    """One step over all ranks that told it: seconds, medians but for `slowest_compute_s`."""
+    """One step over all ranks that reported it: seconds, medians except `slowest_compute_s`."""
 
     step: int
     at: datetime | None
@@ -129,7 +129,7 @@ class RankView(msgspec.Struct, frozen=True, kw_only=True):
 class StepTimesView(msgspec.Struct, frozen=True, kw_only=True):
     """Step times of the last 30 minutes, 200 steps at most, of the job's life `restart`.
 
-    `whole_only`: the job tells no compute time, so nobody can say which rank is slow.
+    `whole_only`: the job reports no compute time, so it is unknown which rank is slow.
     """
 
     restart: int
@@ -145,17 +145,17 @@ class CheckpointView(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     durable: bool
     at: datetime
-    #: As the job told it; None where it made none.
+    #: As the job reported it; None if it did not.
     sha256: str | None = None
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
     """`job` is None when Slurm no longer knows it; `step_times` when none came in the last 30 minutes.
 
-    `gpu_hours_lost`: the sum of what its lives lost, as the incidents that hit it tell (`hit`); None while
-    that is not known. `gpu_hours_at_most`: a life told no durable checkpoint, so all of it counts. `done`
-    says in sentences what healer did to the job, or why it did nothing, oldest first. `errors` are lines that
-    the driver logged of its own programs (Xid 43, 45), counted by code: alone they accuse no node.
+    `gpu_hours_lost`: the sum of what its lives lost, by the incidents that hit it (`hit`); None while that is
+    unknown. `gpu_hours_at_most`: a life reported no durable checkpoint, so all of it counts. `done` says in
+    sentences what healer did to the job, or why it did nothing, oldest first. `errors` are lines that the
+    driver logged of the job's own programs (Xid 43, 45), counted by code: alone they accuse no node.
     """
 
     cluster: str
@@ -172,7 +172,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     gpu_hours_at_most: bool = False
 
 
-#: How a done step is taken back. Verbs that are missing leave nothing, or cannot be taken back.
+#: How a done step is undone. Verbs that are missing leave nothing, or cannot be undone.
 _UNDO = {
     Verb.drain: "resume the node: playbook resume",
     Verb.reserve: "delete the reservation",
@@ -232,111 +232,88 @@ def _step_view(key: str, step: Step | None, entries: Sequence[LogEntry]) -> Step
 def incident_detail(record: IncidentRecord, rules: Ruleset) -> IncidentDetail:
     incident = record.incident
     jobs = record.snapshot.jobs if record.snapshot else {}
-    timeline = _seen(record) + _judged(record) + _done(record)
-    timeline += [_message(one) for one in record.messages]
+    # Equal times keep the order of the lists: cause before effect.
+    timeline = [*_seen(record), *_judged(record), *_done(record), *map(_message, record.messages)]
     return IncidentDetail(
         **msgspec.structs.asdict(incident),
         findings=list(record.findings),
         decisions=list(record.decisions),
-        runs=[run_detail(one, rules) for one in record.runs],
+        runs=[run_detail(run, rules) for run in record.runs],
         timeline=sorted(timeline, key=lambda entry: entry.at),
         jobs=[jobs.get(job) or SlurmJob(id=job, state="UNKNOWN") for job in incident.jobs_hit],
         similar=list(record.similar),
         verdict=record.verdict,
         verdicts=list(record.verdicts),
         notes=list(record.notes),
-        messages=[one.message for one in record.messages],
+        messages=[sent.message for sent in record.messages],
         audit=list(record.records),
     )
 
 
-def _seen(record: IncidentRecord) -> list[TimelineEntry]:
-    """What was noticed. Equal moments keep the order of the lists: cause before effect."""
-    made = [
-        TimelineEntry(at=one.at, kind="evidence", text=one.text, data={"line": one.line})
-        for one in record.incident.evidence
-    ]
-    made += [
-        TimelineEntry(at=one.at, kind="finding", text=one.text, data={"rule": one.rule, "fault": one.fault})
-        for one in record.findings
-    ]
-    return made
+def _seen(record: IncidentRecord) -> Iterator[TimelineEntry]:
+    for seen in record.incident.evidence:
+        yield TimelineEntry(at=seen.at, kind="evidence", text=seen.text, data={"line": seen.line})
+    for finding in record.findings:
+        data = {"rule": finding.rule, "fault": finding.fault}
+        yield TimelineEntry(at=finding.at, kind="finding", text=finding.text, data=data)
 
 
-def _judged(record: IncidentRecord) -> list[TimelineEntry]:
-    """Each verdict that reads otherwise than the one before it, and what was decided."""
-    made = [
-        TimelineEntry(
-            at=one.at, kind="verdict", text=one.verdict.sentence, data={"certainty": one.verdict.certainty}
-        )
-        for before, one in zip([None, *record.verdicts], record.verdicts, strict=False)
-        if before is None or before.verdict.sentence != one.verdict.sentence
-    ]
-    made += [
-        TimelineEntry(
-            at=one.at,
-            kind="decision",
-            text=one.why,
-            data={
-                "outcome": one.outcome.value,
-                "guard": one.guard,
-                "answers": msgspec.to_builtins(one.answers),
-            },
-        )
-        for one in record.decisions
-    ]
-    return made
+def _judged(record: IncidentRecord) -> Iterator[TimelineEntry]:
+    """Each verdict whose sentence differs from the one before it, and the decisions."""
+    before = None
+    for verdict in record.verdicts:
+        sentence, data = verdict.verdict.sentence, {"certainty": verdict.verdict.certainty}
+        if sentence != before:
+            yield TimelineEntry(at=verdict.at, kind="verdict", text=sentence, data=data)
+        before = sentence
+    for decision in record.decisions:
+        answers = msgspec.to_builtins(decision.answers)
+        data = {"outcome": decision.outcome.value, "guard": decision.guard, "answers": answers}
+        yield TimelineEntry(at=decision.at, kind="decision", text=decision.why, data=data)
 
 
-def _done(record: IncidentRecord) -> list[TimelineEntry]:
+def _done(record: IncidentRecord) -> Iterator[TimelineEntry]:
     """What runs and people did."""
-    made = []
     for run in record.runs:
-        made += [
-            TimelineEntry(
-                at=entry.at,
-                kind="step",
-                text=entry.text or f"{entry.step}: {entry.event.value}",
-                by=run.run.by,
-                data={"run": run.run.id, "step": entry.step, "event": entry.event.value},
-            )
-            for entry in run.log
-        ]
-    made += [TimelineEntry(at=one.at, kind="note", text=one.text, by=one.by) for one in record.notes]
-    made += [
-        TimelineEntry(at=one.at, kind="person", text=one.verb, by=one.actor, data=one.data)
-        for one in record.records
-        if one.actor != "healer" and one.verb != "incident.noted"
-    ]
-    return made
+        for entry in run.log:
+            text = entry.text or f"{entry.step}: {entry.event.value}"
+            data = {"run": run.run.id, "step": entry.step, "event": entry.event.value}
+            yield TimelineEntry(at=entry.at, kind="step", text=text, by=run.run.by, data=data)
+    for note in record.notes:
+        yield TimelineEntry(at=note.at, kind="note", text=note.text, by=note.by)
+    for word in record.records:
+        if word.actor != "healer" and word.verb != "incident.noted":
+            yield TimelineEntry(at=word.at, kind="person", text=word.verb, by=word.actor, data=word.data)
 
 
-def _message(one: SentMessage) -> TimelineEntry:
-    data = {"state": one.state, "page": one.page, "error": one.error, "reference": one.reference}
-    data["channels"] = [msgspec.to_builtins(channel) for channel in one.channels]
-    return TimelineEntry(at=one.at, kind="message", text=one.message.title, data=data)
+def _message(sent: SentMessage) -> TimelineEntry:
+    data = {"state": sent.state, "page": sent.page, "error": sent.error, "reference": sent.reference}
+    data["channels"] = msgspec.to_builtins(sent.channels)
+    return TimelineEntry(at=sent.at, kind="message", text=sent.message.title, data=data)
 
 
-def job_view(cluster: str, job: str, known: JobHistory, steps: StepTimesView | None) -> JobView | None:
-    """None where neither Slurm nor healer knows the job."""
-    shown = known.snapshot.jobs.get(job) if known.snapshot else None
-    if shown is None and known.empty:
-        if steps is None:
-            return None
-        return JobView(cluster=cluster, id=job, job=None, nodes=[], incidents=[], step_times=steps)
+def job_view(cluster: str, job: str, history: JobHistory, steps: StepTimesView | None) -> JobView | None:
+    """None if neither Slurm nor healer knows the job."""
+    shown = history.snapshot.jobs.get(job) if history.snapshot else None
+    if shown is None and history.empty and steps is None:
+        return None
+
+    def plain(rows: object) -> list[dict[str, Any]]:
+        return list(msgspec.to_builtins(rows, builtin_types=(datetime,)))
+
     return JobView(
         cluster=cluster,
         id=job,
         job=shown,
         nodes=list(shown.nodes) if shown else [],
-        incidents=list(known.incidents),
-        requeues=[msgspec.to_builtins(one, builtin_types=(datetime,)) for one in known.requeues],
-        done=[msgspec.to_builtins(one, builtin_types=(datetime,)) for one in known.done],
-        errors=[msgspec.to_builtins(one, builtin_types=(datetime,)) for one in known.errors],
-        checkpoints=[CheckpointView(**msgspec.structs.asdict(one)) for one in known.checkpoints],
+        incidents=list(history.incidents),
+        requeues=plain(history.requeues),
+        done=plain(history.done),
+        errors=plain(history.errors),
+        checkpoints=[CheckpointView(**checkpoint) for checkpoint in plain(history.checkpoints)],
         step_times=steps,
-        gpu_hours_lost=known.gpu_hours_lost,
-        gpu_hours_at_most=known.gpu_hours_at_most,
+        gpu_hours_lost=history.gpu_hours_lost,
+        gpu_hours_at_most=history.gpu_hours_at_most,
     )
 
 
@@ -353,31 +330,31 @@ def step_times(batches: Sequence[StepBatch], slurm_nodes: Sequence[str]) -> Step
         ranks=len(made.rank),
         whole_only=not made.has_compute,
         steps=_steps(made),
-        slowest=[RankView(**asdict(one)) for one in ranks],
+        slowest=[RankView(**asdict(pace)) for pace in ranks],
     )
 
 
 def _steps(made: StepGrid) -> list[JobStepView]:
     whole, compute = median_over_ranks(made.step_s), median_over_ranks(made.compute_s)
-    told = np.isfinite(made.compute_s)
-    most = np.where(told, made.compute_s, -np.inf).argmax(axis=0)
+    reported = np.isfinite(made.compute_s)
+    most = np.where(reported, made.compute_s, -np.inf).argmax(axis=0)
     found = []
     for index, step in enumerate(made.step.tolist()):
-        worst = int(most[index]) if told[:, index].any() else None
+        worst = int(most[index]) if reported[:, index].any() else None
         at = float(made.at[index])
         found.append(
             JobStepView(
                 step=step,
                 at=datetime.fromtimestamp(at, UTC) if math.isfinite(at) else None,
                 ranks=int(np.isfinite(made.step_s[:, index]).sum()),
-                step_s=_known(whole[index]),
-                compute_s=_known(compute[index]),
-                slowest_compute_s=None if worst is None else _known(made.compute_s[worst, index]),
+                step_s=_finite(whole[index]),
+                compute_s=_finite(compute[index]),
+                slowest_compute_s=None if worst is None else _finite(made.compute_s[worst, index]),
                 slowest_rank=None if worst is None else int(made.rank[worst]),
             )
         )
     return found
 
 
-def _known(value: float) -> float | None:
+def _finite(value: float) -> float | None:
     return round(float(value), 6) if math.isfinite(value) else None

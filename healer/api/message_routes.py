@@ -1,10 +1,10 @@
-"""Messages to people: each with its deliveries and their repeat; and the buttons under one in Slack.
+"""Messages to people: their deliveries and retries; and the buttons Approve and Reject under one in Slack,
+for people whom the site names.
 
-The buttons are Approve and Reject, for people whom the site names.
-
-Slack signs each press with the app's signing secret (https://api.slack.com/authentication/verifying-requests):
-`v0=` and hex of HMAC-SHA256 over `v0:TIMESTAMP:BODY`, five minutes old at most. Who pressed is Slack's word;
-who that is to healer, and what they may do, stands in `people` of rules/notifications.yaml alone.
+Slack signs each press with the app's signing secret
+(https://api.slack.com/authentication/verifying-requests): `v0=` and hex of HMAC-SHA256 over
+`v0:TIMESTAMP:BODY`, five minutes old at most. Slack says who pressed; only `people` in
+rules/notifications.yaml says who that is to healer and what they may do.
 """
 
 import hashlib
@@ -22,7 +22,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from starlette.background import BackgroundTask
 from starlette.responses import Response
 
-from healer.api.access import ALLOWED, Responder, Viewer, confine, own_clusters
+from healer.api.access import ALLOWED, Responder, Viewer, clusters_shown, confine
 from healer.api.documents import answers
 from healer.api.problems import Problem, field_error
 from healer.api.request_fields import Cursor, Id, Limit, Name, Reason, Word, once
@@ -37,9 +37,9 @@ router = APIRouter()
 
 
 class RetryBody(Reason):
-    """`channel`: that one alone; else all that failed."""
+    """`channel`: only that one; else all that failed."""
 
-    # Part of its name in the OpenAPI document, which programs are generated from: there are two of this name.
+    # Part of its name in the OpenAPI document, from which clients are generated: there are two of this name.
     __module__ = "healer.api.messages"
 
     channel: Word | None = None
@@ -63,9 +63,9 @@ class MessageFilter:
 
 @router.get("/messages", tags=["reading"], responses=answers(Page[Delivery], "deliveries, newest first"))
 def messages(request: Request, caller: Viewer, wanted: Annotated[MessageFilter, Depends()]) -> Response:
-    """Each message at each sink, with every try. `state=failed` are the dead letters."""
+    """Each message at each sink, with every attempt. `state=failed` are the dead letters."""
     page = services_of(request).messages.page(
-        clusters=own_clusters(request, caller, wanted.cluster),
+        clusters=clusters_shown(request, caller, wanted.cluster),
         state=wanted.state or (),
         channel=wanted.channel,
         incident=wanted.incident,
@@ -100,7 +100,7 @@ FILE = "rules/notifications.yaml"
 
 
 class Press:
-    """One press as it was read: whose, what, on which run. `key` is the same where Slack sends it again."""
+    """One press: whose, which button, on which run. `key` is the same if Slack sends it again."""
 
     def __init__(self, payload: Mapping[str, Any]) -> None:
         actions = payload.get("actions")
@@ -111,8 +111,8 @@ class Press:
         value = _text(action.get("value")) or _text(_inner(action, "selected_option").get("value"))
         self.why, _, run = value.rpartition(":")
         self.run = run[:_RUN_MAX]
-        told = f"slack\0{self.user}\0{_text(action.get('action_ts'))}\0{self.verb}\0{self.run}"
-        self.key = hashlib.sha256(told.encode()).hexdigest()[:32]
+        parts = ("slack", self.user, _text(action.get("action_ts")), self.verb, self.run)
+        self.key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
 def _inner(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -126,7 +126,7 @@ def _text(value: Any) -> str:
 
 @router.post("/chat/slack", tags=["acting"])
 async def slack(request: Request) -> Response:
-    """A press of a button in Slack, signed by Slack. What came of it is told to who pressed, there."""
+    """A press of a button in Slack, signed by Slack. The outcome is sent to the person in Slack."""
     services = services_of(request)
     body = await _body(request)
     _check_signature(services, request.headers, body)
@@ -146,7 +146,7 @@ async def _body(request: Request) -> bytes:
 
 
 def _check_signature(services: Services, headers: Mapping[str, str], body: bytes) -> None:
-    """Without a secret there is no such route. All else that is wrong gets one and the same answer."""
+    """404 without a secret. Everything else that is wrong gets the same answer."""
     secret = services.slack_secret
     if secret is None:
         raise Problem(404, "no buttons of Slack are set up: HEALER_SLACK_SIGNING_SECRET is not set")
@@ -169,7 +169,7 @@ def _payload(body: bytes) -> Mapping[str, Any]:
 
 
 def _answer(services: Services, press: Press) -> None:
-    """Slack wants its answer within 3 s, so this comes after it."""
+    """Runs after the response, which Slack wants within 3 s."""
     try:
         text = press_done(services, press)
     except (Conflict, Forbidden, NotFound, Unavailable) as error:
@@ -183,8 +183,9 @@ def _answer(services: Services, press: Press) -> None:
 
 
 def press_done(services: Services, press: Press) -> str:
-    """What came of it, in one sentence. Raises what the runs raise."""
-    person = next((one for one in services.rules().notifications.people if one.slack == press.user), None)
+    """The outcome in one sentence. Raises what the runs raise."""
+    people = services.rules().notifications.people
+    person = next((person for person in people if person.slack == press.user), None)
     if person is None:
         return f"Nothing was done: healer does not know you. Your line under `people` in {FILE} is missing."
     run = services.queries.runs.find(press.run)

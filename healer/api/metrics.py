@@ -75,7 +75,7 @@ _GAUGES = {
     "scrape_targets": Gauge(
         "healer_scrape_targets", "What healer fetches itself.", ("cluster", "state"), registry=REGISTRY
     ),
-    # These two only grow, and begin anew with the scraper; it is another process that counts them.
+    # These two only grow, and restart with the scraper; another process counts them.
     "scrapes": Gauge(
         "healer_scrapes", "Fetches since the scraper started.", ("cluster", "result"), registry=REGISTRY
     ),

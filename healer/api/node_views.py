@@ -1,9 +1,9 @@
-"""Nodes and devices as answers show them: Slurm's word, healer's verdict, why, the newest values. Pure.
+"""Nodes and devices as answers show them: Slurm's state, healer's verdict, why, the newest values. Pure.
 
 JSON names are the field names."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -26,6 +26,7 @@ from healer.model import (
     Part,
     Reference,
     Ruleset,
+    Signal,
     SlurmJob,
     SlurmNode,
     SlurmSnapshot,
@@ -73,16 +74,16 @@ class NodeView(msgspec.Struct, frozen=True, kw_only=True):
     """`out_by` is healer, person, program, slurm or planned, None while in service. `owner` is who that is by
     name, and `reason_age_s` how old the reason was when Slurm's picture was taken.
 
-    `status` is what Slurm's state comes to, `unknown_flags` what of it nobody knows: healer never resumes
-    such a node by itself. `switches` go from leaf to root. `may_run_jobs` is Slurm's own word; `why` explains
-    it in one sentence. `gpus`, `jobs`, `history`, `signals`, `links`, `heard` and `alerts` are filled for a
+    `status` sums up Slurm's state; `unknown_flags` are flags that healer does not know: it never resumes such
+    a node by itself. `switches` go from leaf to root. `may_run_jobs` is Slurm's own word; `why` explains it
+    in one sentence. `gpus`, `jobs`, `history`, `signals`, `links`, `heard` and `alerts` are filled for a
     single node only; `measured_at` is when it last reported, None when nothing came in the last 15 minutes.
     `context` is what goes on there now, by which its faults are judged (docs/rules.md, `context.yaml`).
-    `inventory` is what the node told of itself (driver, firmware, settings), `reference` the good node of its
-    kind, `differs` what of the inventory is otherwise there. `probation_until`: it came back of late,
-    and a fault of the same part is one severity more urgent until then. `lemon_score` is how much it fails
-    again and again (docs/detection.md, lemons), `lemon` what that comes from. `unusual` is how it stands
-    among its class in each way of looking at its features, for a single node only; None without a model.
+    `inventory` is what the node reported of itself (driver, firmware, settings), `reference` the reference
+    node of its kind, `differs` the facts that differ there. `probation_until`: it was returned lately, and a
+    fault of the same part is one severity more urgent until then. `lemon_score` is how much it fails again
+    and again (docs/detection.md, lemons), `lemon` its parts. `unusual` compares the node with its class by
+    each scorer, for a single node only; None without a model.
     """
 
     cluster: str
@@ -159,43 +160,43 @@ def _lemon(score: LemonScore | None) -> dict[str, Any]:
 
 
 def by_node(incidents: Iterable[Incident]) -> dict[tuple[str, str], list[Incident]]:
-    """(cluster, node) -> the incidents that speak of it."""
+    """(cluster, node) -> the incidents about it."""
     found: dict[tuple[str, str], list[Incident]] = {}
-    for one in incidents:
-        names = set(one.nodes) | ({one.root.node} if one.root.node else set())
-        for name in names:
-            found.setdefault((one.cluster, name), []).append(one)
+    for incident in incidents:
+        for name in {*incident.nodes, incident.root.node} - {None}:
+            found.setdefault((incident.cluster, name), []).append(incident)
     return found
 
 
 def node_view(snapshot: SlurmSnapshot, node: SlurmNode, incidents: Sequence[Incident]) -> NodeView:
     """`incidents` are the open ones about the node, and those it is on probation for."""
-    verdict = max(
-        (one.nodes.get(node.name, Verdict.healthy) for one in incidents),
-        key=_ORDER.index,
-        default=Verdict.healthy,
-    )
+    verdict = _worst(incident.nodes.get(node.name, Verdict.healthy) for incident in incidents)
+    open_ones = [incident for incident in incidents if incident.is_open]
+    probation = (incident.probation_until for incident in incidents)
     out_by, owner = _out_by(node), node.owner
     return NodeView(
         cluster=snapshot.cluster,
         name=node.name,
         verdict=verdict,
         may_run_jobs=node.in_service,
-        why=_why(node, out_by, verdict, [one for one in incidents if one.is_open]),
+        why=_why(node, out_by, verdict, open_ones),
         status=node.status,
         unknown_flags=node.unknown_flags,
         switches=node.switches,
         out_by=out_by,
         owner=str(owner) if owner and out_by != "planned" else None,
         reason_age_s=(snapshot.taken_at - node.reason_at).total_seconds() if node.reason_at else None,
-        known_bad_in_service=node.in_service and any(node.name in one.bad_nodes for one in incidents),
+        known_bad_in_service=node.in_service
+        and any(node.name in incident.bad_nodes for incident in incidents),
         slurm=node,
-        probation_until=max(
-            (one.probation_until for one in incidents if one.probation_until is not None), default=None
-        ),
-        incidents=[one.id for one in incidents if one.is_open],
+        probation_until=max((until for until in probation if until is not None), default=None),
+        incidents=[incident.id for incident in open_ones],
         taken_at=snapshot.taken_at,
     )
+
+
+def _worst(verdicts: Iterable[Verdict]) -> Verdict:
+    return max(verdicts, key=_ORDER.index, default=Verdict.healthy)
 
 
 def _out_by(node: SlurmNode) -> str | None:
@@ -228,32 +229,30 @@ def gpu_views(
     node: SlurmNode,
     incidents: Sequence[Incident],
     rules: Ruleset,
-    told: Mapping[int, Mapping[str, Any]],
+    reported: Mapping[int, Mapping[str, Any]],
 ) -> list[GpuView]:
-    """One row per GPU that Slurm counts or an incident names. `told`: index -> what heartbeats said."""
+    """One row per GPU that Slurm counts or an incident names. `reported`: index -> facts by heartbeats."""
     jobs = jobs_by_gpu(snapshot, node.name)
     by_model = rules.topology.gpu_pci.get(node.gpu_model, ())
-    named: dict[int, list[Incident]] = {}
-    for one in incidents:
-        if one.root.node == node.name and one.root.gpu is not None and one.is_open:
-            named.setdefault(one.root.gpu, []).append(one)
-    count = max([node.gpus, *(index + 1 for index in named), *(index + 1 for index in told)], default=0)
-    return [
-        GpuView(
-            index=index,
-            pci=told.get(index, {}).get("pci") or (by_model[index] if index < len(by_model) else None),
-            uuid=told.get(index, {}).get("uuid") or None,
-            serial=told.get(index, {}).get("serial") or None,
-            job=jobs.get(index),
-            verdict=max(
-                (one.nodes.get(node.name, Verdict.suspect) for one in named.get(index, ())),
-                key=_ORDER.index,
-                default=Verdict.healthy,
-            ),
-            incidents=[one.id for one in named.get(index, ())],
+    at_gpu: dict[int, list[Incident]] = {}
+    for incident in incidents:
+        if incident.root.node == node.name and incident.root.gpu is not None and incident.is_open:
+            at_gpu.setdefault(incident.root.gpu, []).append(incident)
+    views: list[GpuView] = []
+    for index in range(max([node.gpus, *(index + 1 for index in (*at_gpu, *reported))])):
+        facts, open_ones = reported.get(index, {}), at_gpu.get(index, [])
+        views.append(
+            GpuView(
+                index=index,
+                pci=facts.get("pci") or (by_model[index] if index < len(by_model) else None),
+                uuid=facts.get("uuid") or None,
+                serial=facts.get("serial") or None,
+                job=jobs.get(index),
+                verdict=_worst(incident.nodes.get(node.name, Verdict.suspect) for incident in open_ones),
+                incidents=[incident.id for incident in open_ones],
+            )
         )
-        for index in range(count)
-    ]
+    return views
 
 
 #: How far back a node's values and a job's steps are read.
@@ -267,19 +266,13 @@ def with_signals(
     catalogue: Catalogue,
     now: datetime,
 ) -> NodeView:
-    """The view with the newest values of the node, its GPUs and links. What is too old is left out."""
+    """The view with the newest values of the node, its GPUs and links. Stale values are left out."""
     parts: dict[Part, dict[str, float]] = {}
     seen: dict[Part, datetime] = {}
-    for report in sorted(reports, key=lambda one: one.at):
-        age_s = (now - report.at).total_seconds()
-        for number, value in zip(report.columns.tolist(), report.values.tolist(), strict=True):
-            column = columns.get(number)
-            signal = catalogue.signals.get(column.signal) if column else None
-            if column is None or signal is None or not math.isfinite(value):
-                continue
-            seen[column.part] = report.at
-            if age_s <= signal.stale_s:
-                parts.setdefault(column.part, {})[column.signal] = value
+    for at, column, signal, value in _values(reports, columns, catalogue):
+        seen[column.part] = at
+        if (now - at).total_seconds() <= signal.stale_s:
+            parts.setdefault(column.part, {})[column.signal] = value
     gpus = {gpu.index: gpu for gpu in view.gpus}
     for part in seen:
         if part.gpu is not None:
@@ -305,6 +298,18 @@ def with_signals(
     )
 
 
+def _values(
+    reports: Iterable[Report], columns: Mapping[int, Column], catalogue: Catalogue
+) -> Iterator[tuple[datetime, Column, Signal, float]]:
+    """Each finite value of a signal of the catalogue, oldest first."""
+    for report in sorted(reports, key=lambda report: report.at):
+        for number, value in zip(report.columns.tolist(), report.values.tolist(), strict=True):
+            column = columns.get(number)
+            signal = catalogue.signals.get(column.signal) if column else None
+            if column is not None and signal is not None and math.isfinite(value):
+                yield report.at, column, signal, value
+
+
 def _order(part: Part) -> tuple[str, int, int]:
     return part.port or "", -1 if part.gpu is None else part.gpu, -1 if part.link is None else part.link
 
@@ -317,9 +322,9 @@ class DevicePartView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
-    """One device. `kinds`: of what its signals speak, mostly one. `signals`: name in the catalogue -> newest
-    value of the device as a whole; what is older than its signal's `stale_s` is left out. `parts`: how many
-    of its parts have a value. `measured_at`: when it told something last, None for over 15 minutes ago."""
+    """One device. `kinds`: those of its signals, mostly one. `signals`: name in the catalogue -> newest value
+    of the device as a whole; what is older than its signal's `stale_s` is left out. `parts`: how many of its
+    parts have a value. `measured_at`: its last report, None for over 15 minutes ago."""
 
     cluster: str
     device: str
@@ -329,37 +334,23 @@ class DeviceView(msgspec.Struct, frozen=True, kw_only=True):
     parts: int = 0
 
 
-class DeviceDetail(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceDetail(DeviceView, frozen=True, kw_only=True):
     """The same, with the newest values of each part, by its name."""
 
-    cluster: str
-    device: str
-    kinds: tuple[DeviceKind, ...] = ()
-    measured_at: datetime | None = None
-    signals: dict[str, float] = {}
-    parts: list[DevicePartView] = []
+    parts: list[DevicePartView] = []  # type: ignore[assignment]
 
 
-def list_of(cluster: str, found: Devices, catalogue: Catalogue, now: datetime) -> list[DeviceView]:
-    """In the order in which they were found."""
-    details = (
-        detail_of(cluster, name, reports, found.columns, catalogue, now)
-        for name, reports in found.reports.items()
-    )
-    return [
-        DeviceView(
-            cluster=one.cluster,
-            device=one.device,
-            kinds=one.kinds,
-            measured_at=one.measured_at,
-            signals=one.signals,
-            parts=len(one.parts),
-        )
-        for one in details
-    ]
+def device_views(cluster: str, found: Devices, catalogue: Catalogue, now: datetime) -> list[DeviceView]:
+    """In the order of `found`."""
+    views: list[DeviceView] = []
+    for name, reports in found.reports.items():
+        detail = device_detail(cluster, name, reports, found.columns, catalogue, now)
+        fields: dict[str, Any] = {**msgspec.structs.asdict(detail), "parts": len(detail.parts)}
+        views.append(DeviceView(**fields))
+    return views
 
 
-def detail_of(
+def device_detail(
     cluster: str,
     device: str,
     reports: Iterable[Report],
@@ -367,21 +358,17 @@ def detail_of(
     catalogue: Catalogue,
     now: datetime,
 ) -> DeviceDetail:
-    """Of reports in any order, of which the newest word on each signal counts."""
+    """From reports in any order; the newest value of each signal counts."""
     parts: dict[str, dict[str, float]] = {}
     kinds: set[DeviceKind] = set()
     measured_at: datetime | None = None
-    for report in sorted(reports, key=lambda one: one.at):
-        age_s = (now - report.at).total_seconds()
-        for number, value in zip(report.columns.tolist(), report.values.tolist(), strict=True):
-            column = columns.get(number)
-            signal = catalogue.signals.get(column.signal) if column else None
-            if column is None or signal is None or signal.device is None or not math.isfinite(value):
-                continue
-            measured_at = report.at
-            kinds.add(signal.device)
-            if age_s <= signal.stale_s:
-                parts.setdefault(column.part.port or "", {})[column.signal] = value
+    for at, column, signal, value in _values(reports, columns, catalogue):
+        if signal.device is None:
+            continue
+        measured_at = at
+        kinds.add(signal.device)
+        if (now - at).total_seconds() <= signal.stale_s:
+            parts.setdefault(column.part.port or "", {})[column.signal] = value
     return DeviceDetail(
         cluster=cluster,
         device=device,

@@ -107,12 +107,12 @@ def unauthenticated() -> Problem:
 
 
 def ending() -> Problem:
-    """To a request that the stop of this process cuts off."""
+    """For a request that the stop of this process cuts off."""
     return Problem(503, "this process ends", headers={"Retry-After": "5"})
 
 
 def problem_of(error: Exception) -> Problem:
-    """What an error that the routes let through means to the caller."""
+    """The problem that an error raised by a route is to the caller."""
     for kind, make in _MAKERS:
         if isinstance(error, kind):
             return make(error)
@@ -133,13 +133,13 @@ def _guard_refused(error: GuardRefused) -> Problem:
 
 def _invalid(error: RequestValidationError) -> Problem:
     errors = []
-    for one in error.errors():
-        if one.get("type") == "json_invalid":
+    for found in error.errors():
+        if found.get("type") == "json_invalid":
             return Problem(422, "the body is not JSON", errors=[{"field": "body", "detail": "not JSON"}])
-        place = [str(part) for part in one.get("loc", ())]
+        place = [str(part) for part in found.get("loc", ())]
         field = ".".join(place[1:] if len(place) > 1 and place[0] in {"body", "query", "path"} else place)
         field = field.encode("utf-8", "replace").decode()[:200]
-        errors.append({"field": field, "detail": str(one.get("msg", "not valid"))})
+        errors.append({"field": field, "detail": str(found.get("msg", "not valid"))})
     first = errors[0] if errors else {"field": "request", "detail": "not valid"}
     return Problem(422, f"{first['field']}: {first['detail']}", errors=errors)
 
@@ -178,16 +178,16 @@ _MAKERS: tuple[tuple[type[Exception], Callable[[Any], Problem]], ...] = (
     (RequestValidationError, _invalid),
     (HTTPException, lambda error: Problem(error.status_code, str(error.detail), headers=error.headers)),
 )
-#: The answer to a person's browser; None: who asks is a program.
+#: The answer to a person's browser; None if a program asks.
 Page = Callable[[Request, Problem], Response | None]
 
 
 class Errors:
-    """How an application tells its errors. What lies under `api` is asked for by programs alone."""
+    """How an application answers errors. Addresses under `api` are only for programs."""
 
     def __init__(self, api: str) -> None:
         self._api = api
-        #: Runs in a thread: it may ask the database who looks.
+        #: Runs in a thread: it may ask the database for the session.
         self.page: Page | None = None
 
     async def answer(self, request: Request, error: Exception) -> Response:

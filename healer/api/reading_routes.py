@@ -1,7 +1,6 @@
 """The reading routes: roles from viewer up. Lists are paged by cursor; unknown filters are 422."""
 
 import re
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal
@@ -10,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response, StreamingResponse
 
-from healer.api.access import Viewer, confine, named_cluster, need, own_clusters
+from healer.api.access import Viewer, clusters_shown, confine, named_cluster, need
 from healer.api.documents import answers
 from healer.api.incident_views import (
     STEPS,
@@ -26,7 +25,7 @@ from healer.api.node_views import VALUES, NodeView, node_page, one_node, with_si
 from healer.api.problems import Problem
 from healer.api.request_fields import Cursor, Id, Limit, Name, NodeFilter
 from healer.api.responses import answer, event_stream
-from healer.api.rule_views import BreakerView, RuleView, breaker_view, playbook_list, rule_list
+from healer.api.rule_views import BreakerView, RuleView, rule_list
 from healer.api.services import Services, services_of
 from healer.detection.reported import firing
 from healer.engine.records import incident_record, job_history
@@ -48,7 +47,7 @@ from healer.ports.queries import AuditQuery, IncidentQuery, RunQuery
 from healer.ports.request_errors import NotFound
 
 router = APIRouter(tags=["reading"])
-#: Whatever fires was told within this time.
+#: An alert that fires was reported within this time.
 ALERTS = timedelta(hours=ALERT_STAYS_MAX_H)
 IncidentStates = Literal["open", "mitigating", "verifying", "resolved"]
 RunStates = Literal[
@@ -63,7 +62,7 @@ def nodes(request: Request, caller: Viewer, wanted: Annotated[NodeFilter, Depend
     """Every node Slurm knows, with healer's verdict. `q` is a part of the name."""
     services = services_of(request)
     now = services.clock.now()
-    rows = services.queries.nodes.fleet(own_clusters(request, caller, wanted.cluster), now)
+    rows = services.queries.nodes.fleet(clusters_shown(request, caller, wanted.cluster), now)
     return answer(request, node_page(rows, services.rules(), now, wanted))
 
 
@@ -88,10 +87,11 @@ def node(request: Request, caller: Viewer, cluster: Id, node: Id) -> Response:
 
 
 def _inventory(services: Services, rows: NodeRows) -> dict[str, Any]:
-    """What the node told of itself, and how that differs from the good node of its kind."""
+    """The node's inventory, and how it differs from the reference of its kind."""
     facts = merged_facts(rows.node, rows.inventory.facts if rows.inventory else None)
-    known = {one.kind: one for one in services.queries.nodes.references(rows.snapshot.cluster)}
-    reference = known.get(node_kind(rows.node.gpu_model))
+    kind = node_kind(rows.node.gpu_model)
+    references = services.queries.nodes.references(rows.snapshot.cluster)
+    reference = next((reference for reference in references if reference.kind == kind), None)
     differs = differences(facts, reference) if reference is not None else {}
     return {"inventory": facts, "reference": reference, "differs": differs}
 
@@ -101,10 +101,10 @@ def job(request: Request, caller: Viewer, cluster: Id, job: Id) -> Response:
     """One job: its nodes, step times and checkpoints, the incidents that hit it, and what it lost."""
     confine(request, caller, cluster=cluster, job=job)
     services = services_of(request)
-    known = job_history(services.queries.jobs.rows(cluster, job), job, services.rules())
-    shown = known.snapshot.jobs.get(job) if known.snapshot else None
-    told = services.queries.signals.job_steps(cluster, job, services.clock.now() - STEPS)
-    found = job_view(cluster, job, known, step_times(told, shown.nodes if shown else ()))
+    history = job_history(services.queries.jobs.rows(cluster, job), job, services.rules())
+    shown = history.snapshot.jobs.get(job) if history.snapshot else None
+    batches = services.queries.signals.job_steps(cluster, job, services.clock.now() - STEPS)
+    found = job_view(cluster, job, history, step_times(batches, shown.nodes if shown else ()))
     if found is None:
         raise NotFound(f"neither Slurm nor healer knows a job {job} in the cluster {cluster}")
     return answer(request, found)
@@ -125,7 +125,7 @@ class IncidentFilter:
 def incidents(request: Request, caller: Viewer, wanted: Annotated[IncidentFilter, Depends()]) -> Response:
     """`state` and `severity` may be given several times; `q` is looked for in titles, nodes, jobs, faults."""
     query = IncidentQuery(
-        clusters=own_clusters(request, caller, wanted.cluster),
+        clusters=clusters_shown(request, caller, wanted.cluster),
         states=wanted.state or (),
         severities=wanted.severity or (),
         node=wanted.node,
@@ -163,7 +163,7 @@ class RunFilter:
 def runs(request: Request, caller: Viewer, wanted: Annotated[RunFilter, Depends()]) -> Response:
     """Runs of playbooks."""
     query = RunQuery(
-        clusters=own_clusters(request, caller, wanted.cluster),
+        clusters=clusters_shown(request, caller, wanted.cluster),
         states=wanted.state or (),
         node=wanted.node,
         incident=wanted.incident,
@@ -187,34 +187,39 @@ def run(request: Request, caller: Viewer, id: Id) -> Response:
 def rules(request: Request, caller: Viewer) -> Response:
     """The rules with the mode in force and their precision by the reviews so far."""
     services = services_of(request)
-    known = services.queries.rules
-    return answer(request, Page(items=rule_list(services.rules(), known.records(), known.trials())))
+    queries = services.queries.rules
+    return answer(request, Page(items=rule_list(services.rules(), queries.records(), queries.trials())))
 
 
 @router.get("/playbooks", responses=answers(Page[Playbook], "playbooks by name"))
 def playbooks(request: Request, caller: Viewer) -> Response:
     """The playbooks with their steps."""
-    return answer(request, Page(items=playbook_list(services_of(request).rules())))
+    by_name = services_of(request).rules().playbooks
+    return answer(request, Page(items=[by_name[name] for name in sorted(by_name)]))
 
 
 @router.get("/pauses", responses=answers(Page[Pause], "pauses in force"))
 def pauses(request: Request, caller: Viewer) -> Response:
     """Who paused what, why, and until when."""
     services = services_of(request)
-    mine = own_clusters(request, caller)
+    clusters = clusters_shown(request, caller)
     found = services.queries.clusters.pauses(services.clock.now())
-    return answer(request, Page(items=[one for one in found if mine is None or one.cluster in {None, *mine}]))
+    return answer(
+        request,
+        Page(items=[pause for pause in found if clusters is None or pause.cluster in {None, *clusters}]),
+    )
 
 
 @router.get("/breaker", responses=answers(BreakerView, "the breaker"))
 def breaker(request: Request, caller: Viewer, cluster: Name = None) -> Response:
     """The breaker of one cluster, with the roots it counts."""
     services = services_of(request)
-    mine = own_clusters(request, caller, cluster) or [named_cluster(services, caller)]
-    for one in services.queries.clusters.breakers():
-        if one.cluster == mine[0]:
-            return answer(request, breaker_view(one))
-    raise NotFound(f"there is no cluster {mine[0]}")
+    name, *_ = clusters_shown(request, caller, cluster) or [named_cluster(services, caller)]
+    breakers = services.queries.clusters.breakers()
+    found = next((breaker for breaker in breakers if breaker.cluster == name), None)
+    if found is None:
+        raise NotFound(f"there is no cluster {name}")
+    return answer(request, found)
 
 
 @dataclass
@@ -231,7 +236,7 @@ class AuditFilter:
 def audit(request: Request, caller: Viewer, wanted: Annotated[AuditFilter, Depends()]) -> Response:
     """`verb` and `subject` match from the start: `incident.` or `node/gpu0001`."""
     query = AuditQuery(
-        clusters=own_clusters(request, caller, wanted.cluster),
+        clusters=clusters_shown(request, caller, wanted.cluster),
         subject=wanted.subject or "",
         actor=wanted.actor or "",
         verb=wanted.verb or "",
@@ -268,22 +273,21 @@ def stats(
         raise Problem(
             422, "since: a time needs a zone, such as Z", errors=[{"field": "since", "detail": "no zone"}]
         )
-    mine = own_clusters(request, caller, cluster)
-    return answer(request, services_of(request).queries.figures.stats(mine, since))
+    clusters = clusters_shown(request, caller, cluster)
+    return answer(request, services_of(request).queries.figures.stats(clusters, since))
 
 
 @router.get("/events/stream", response_class=StreamingResponse)
 async def events(request: Request, caller: Viewer, cluster: Name = None) -> StreamingResponse:
-    """Server-sent events: incident, run, fleet, breaker, pause, audit; `reset` says: read all anew."""
+    """Server-sent events: incident, run, fleet, breaker, pause, audit; `reset`: fetch everything again."""
     if caller.node or caller.job:
         raise Problem(403, "a token bound to a node or job cannot listen to everything")
     if caller.cluster and cluster not in (None, caller.cluster):
         raise Problem(403, f"this token is bound to the cluster {caller.cluster}")
     last = request.headers.get("last-event-id", "")
     last_id = int(last) if re.fullmatch(r"[0-9]{1,18}", last) else None
-    stream: AsyncIterator[bytes] = event_stream(request, caller, last_id, cluster or caller.cluster)
     return StreamingResponse(
-        stream,
+        event_stream(request, last_id, cluster or caller.cluster),
         media_type="text/event-stream",
         headers={"X-Accel-Buffering": "no", "Cache-Control": "no-store"},
     )

@@ -1,4 +1,4 @@
-"""What nodes of each kind should be: taken from a good node when a person says so, shown, forgotten."""
+"""References: what nodes of each kind should be, learned from a good node on a person's command."""
 
 from typing import Annotated
 
@@ -6,7 +6,7 @@ import msgspec
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from healer.api.access import Operator, Viewer, confine, named_cluster
+from healer.api.access import Operator, Viewer, allowed_cluster, confine
 from healer.api.documents import answers
 from healer.api.request_fields import Id, Reason, Text, Word, once
 from healer.api.responses import answer
@@ -25,8 +25,8 @@ class ReferenceList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Learnt(msgspec.Struct, frozen=True, kw_only=True):
-    """`before` is what the reference takes the place of. `differ` are nodes of the kind that are not like it,
-    by what they have otherwise; `silent` is how many told nothing of what it holds. A dry run is not stored.
+    """`before` is the reference that this one replaces. `differ`: nodes of the kind that differ -> the facts
+    that differ; `silent` is how many reported none of its facts. A dry run is not stored.
     """
 
     reference: Reference
@@ -50,10 +50,9 @@ class LearnBody(Reason):
 @router.get("/references", responses=answers(ReferenceList, "what nodes of each kind should be"))
 def references(request: Request, caller: Viewer, cluster: Annotated[str | None, Query()] = None) -> Response:
     """Driver, firmware, BIOS and settings of good nodes, with which all nodes of their kind are compared."""
-    services = services_of(request)
-    named = named_cluster(services, caller, cluster)
-    confine(request, caller, cluster=named)
-    return answer(request, ReferenceList(cluster=named, items=services.queries.nodes.references(named)))
+    name = allowed_cluster(request, caller, cluster)
+    references = services_of(request).queries.nodes.references(name)
+    return answer(request, ReferenceList(cluster=name, items=references))
 
 
 @router.post(
@@ -63,10 +62,8 @@ def references(request: Request, caller: Viewer, cluster: Annotated[str | None, 
     status_code=201,
 )
 def learn(request: Request, caller: Operator, body: LearnBody) -> Response:
-    """Takes what a good node told of itself as the reference of its kind, in place of the one before."""
-    services = services_of(request)
-    cluster = named_cluster(services, caller, body.cluster)
-    confine(request, caller, cluster=cluster)
+    """Takes the inventory of a good node as the reference of its kind, in place of the one before."""
+    services, cluster = services_of(request), allowed_cluster(request, caller, body.cluster)
     taken = _learnt(services, cluster, body, caller.name)
     if body.dry_run:
         return answer(request, taken)
@@ -83,8 +80,8 @@ def _learnt(services: Services, cluster: str, body: LearnBody, by: str) -> Learn
     shown = snapshot.nodes.get(body.node) if snapshot is not None else None
     if snapshot is None or shown is None:
         raise NotFound(f"Slurm knows no node {body.node} in the cluster {cluster}")
-    told = {one.node: one.facts for one in services.queries.nodes.inventories(cluster)}
-    facts = merged_facts(shown, told.get(body.node))
+    reported = {inventory.node: inventory.facts for inventory in services.queries.nodes.inventories(cluster)}
+    facts = merged_facts(shown, reported.get(body.node))
     if not facts:
         raise Conflict(f"{body.node} told nothing of itself yet: no driver, no firmware, no settings")
     kind = (body.kind or node_kind(shown.gpu_model)).lower()
@@ -98,14 +95,20 @@ def _learnt(services: Services, cluster: str, body: LearnBody, by: str) -> Learn
         figures=services.queries.nodes.measured(cluster, body.node),
     )
     others = {
-        name: merged_facts(node, told.get(name))
+        name: merged_facts(node, reported.get(name))
         for name, node in sorted(snapshot.nodes.items())
         if node_kind(node.gpu_model) == kind
     }
-    differ = {name: otherwise for name, own in others.items() if (otherwise := differences(own, reference))}
-    before = {one.kind: one for one in services.queries.nodes.references(cluster)}.get(kind)
-    silent = sum(facts.keys().isdisjoint(own) for own in others.values())
-    return Learnt(reference=reference, before=before, differ=differ, silent=silent, stored=False)
+    differ = {name: differences(facts_there, reference) for name, facts_there in others.items()}
+    before = {earlier.kind: earlier for earlier in services.queries.nodes.references(cluster)}.get(kind)
+    silent = sum(facts.keys().isdisjoint(facts_there) for facts_there in others.values())
+    return Learnt(
+        reference=reference,
+        before=before,
+        differ={name: facts for name, facts in differ.items() if facts},
+        silent=silent,
+        stored=False,
+    )
 
 
 @router.delete(
@@ -121,13 +124,13 @@ def forget(
     """Nodes of this kind are compared no more; incidents of their drift end."""
     services = services_of(request)
     confine(request, caller, cluster=cluster)
-    known = {one.kind: one for one in services.queries.nodes.references(cluster)}.get(kind)
-    if known is None:
+    reference = {found.kind: found for found in services.queries.nodes.references(cluster)}.get(kind)
+    if reference is None:
         raise NotFound(f"there is no reference for {kind} in the cluster {cluster}")
     words = body or Reason(reason="no reason given")
 
     def act(identity: str) -> Response:
-        services.controls.forget_reference(known, by=caller.name, reason=words.reason, request=identity)
-        return answer(request, known)
+        services.controls.forget_reference(reference, by=caller.name, reason=words.reason, request=identity)
+        return answer(request, reference)
 
     return once(request, caller, words, act)

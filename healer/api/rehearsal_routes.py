@@ -1,4 +1,4 @@
-"""Changes of rule files, tried over recordings: asked for, looked at, made proof. None is applied here."""
+"""Rehearsals: changes of rule files, replayed over recordings. They are not applied here."""
 
 from datetime import datetime
 from typing import Annotated, Any
@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import Field, StringConstraints
 from starlette.responses import Response
 
-from healer.api.access import Admin, Operator, Viewer, confine, named_cluster, own_clusters
+from healer.api.access import Admin, Operator, Viewer, allowed_cluster, clusters_shown, confine
 from healer.api.documents import answers
 from healer.api.problems import Problem, field_error
 from healer.api.request_fields import Body, Id, Name, Reason, Text, Word, once
@@ -23,7 +23,7 @@ from healer.rulebook.source import unified
 router = APIRouter(tags=["rules"])
 NEWEST = 50
 _FileText = Annotated[str, StringConstraints(max_length=262_144, pattern=r"^[^\x00]*$")]
-#: Problems of a text that are told at once.
+#: Problems of a text named in one answer.
 _PROBLEMS = 50
 
 
@@ -47,10 +47,8 @@ class ProofBody(Reason):
 @router.get("/recordings", responses=answers(Recordings, "the recordings, oldest first"))
 def recordings(request: Request, caller: Viewer, cluster: Name = None) -> Response:
     """Whether this cluster is recorded, and what there is: spans, routes, sizes, what was lost."""
-    services = services_of(request)
-    meant = named_cluster(services, caller, cluster)
-    confine(request, caller, cluster=meant)
-    return answer(request, services.recordings(meant))
+    name = allowed_cluster(request, caller, cluster)
+    return answer(request, services_of(request).recordings(name))
 
 
 @router.get(
@@ -64,19 +62,17 @@ def done(
     cluster: Name = None,
 ) -> Response:
     """What was really opened, done and held in a span, to compare a replay with."""
-    services = services_of(request)
-    meant = named_cluster(services, caller, cluster)
-    confine(request, caller, cluster=meant)
+    in_cluster = allowed_cluster(request, caller, cluster)
     for name, at in (("since", since), ("until", until)):
         if at.tzinfo is None:
             raise field_error(name, "a moment with its zone")
-    return answer(request, services.done(meant, since, until))
+    return answer(request, services_of(request).done(in_cluster, since, until))
 
 
 @router.get("/rehearsals", responses=answers(Page[Rehearsal], "newest first, without texts and results"))
 def listed(request: Request, caller: Viewer, cluster: Name = None) -> Response:
     """Changes of rules that were tried."""
-    found = services_of(request).rehearsals.newest(own_clusters(request, caller, cluster), NEWEST)
+    found = services_of(request).rehearsals.newest(clusters_shown(request, caller, cluster), NEWEST)
     return answer(request, Page(items=found))
 
 
@@ -84,9 +80,7 @@ def listed(request: Request, caller: Viewer, cluster: Name = None) -> Response:
 def ask(request: Request, caller: Operator, body: RehearsalBody) -> Response:
     """Tries a change of one rule file over the recordings, in the background, one at a time. The text is
     checked as at load: 422 with file and line. Nothing is applied."""
-    services = services_of(request)
-    cluster = named_cluster(services, caller, body.cluster)
-    confine(request, caller, cluster=cluster)
+    services, cluster = services_of(request), allowed_cluster(request, caller, body.cluster)
     before = _checked(services, cluster, body)
 
     def act(identity: str) -> Response:
@@ -109,57 +103,63 @@ def ask(request: Request, caller: Operator, body: RehearsalBody) -> Response:
 
 
 def _checked(services: Services, cluster: str, body: RehearsalBody) -> str | None:
-    """What the file says now. 422 for a name or a text that cannot be, 409 where nothing is recorded."""
+    """The file's present text. 422 for an invalid name or text, 409 if nothing is recorded."""
     try:
         before = services.rule_files.text(body.file)
     except ValueError as error:
         raise field_error("file", str(error)) from None
     if before == body.text:
         raise field_error("text", f"{body.file} says this already")
-    told = services.recordings(cluster)
-    if not told.files:
-        raise Conflict(told.problem or "nothing is recorded yet: HEALER_RECORDING=on starts it")
+    recorded = services.recordings(cluster)
+    if not recorded.files:
+        raise Conflict(recorded.problem or "nothing is recorded yet: HEALER_RECORDING=on starts it")
     problems = services.rule_files.problems(body.file, body.text)
     if problems:
-        errors = [{"field": "text", "detail": one} for one in problems[:_PROBLEMS]]
+        errors = [{"field": "text", "detail": problem} for problem in problems[:_PROBLEMS]]
         raise Problem(422, f"the rules would not be valid: {problems[0]}", errors=errors)
     return before
 
 
-@router.get("/rehearsals/{id}", responses=answers(Rehearsal, "the change and what it made different"))
-def one(request: Request, caller: Viewer, id: Id) -> Response:
+# The operation id is that of clients generated before the function had this name.
+@router.get(
+    "/rehearsals/{id}",
+    operation_id="one_api_v1_rehearsals__id__get",
+    responses=answers(Rehearsal, "the change and what it made different"),
+)
+def rehearsal(request: Request, caller: Viewer, id: Id) -> Response:
     """One change that was tried: its text, how far it is, and the comparison."""
-    return answer(request, _own(request, caller, id))
+    return answer(request, _allowed_rehearsal(request, caller, id))
 
 
 @router.get("/rehearsals/{id}/diff", response_class=Response)
 def diff(request: Request, caller: Viewer, id: Id) -> Response:
     """The change as a unified diff, for `git apply`."""
-    known = _own(request, caller, id)
-    return _download(unified(known.file, known.before, known.text), f"{known.id[:8]}.diff")
+    rehearsal = _allowed_rehearsal(request, caller, id)
+    return _download(unified(rehearsal.file, rehearsal.before, rehearsal.text), f"{rehearsal.id[:8]}.diff")
 
 
 @router.get("/rehearsals/{id}/file", response_class=Response)
 def file(request: Request, caller: Viewer, id: Id) -> Response:
     """The file as it would be."""
-    known = _own(request, caller, id)
-    return _download(known.text, known.file.rpartition("/")[2])
+    rehearsal = _allowed_rehearsal(request, caller, id)
+    return _download(rehearsal.text, rehearsal.file.rpartition("/")[2])
 
 
 @router.get("/rehearsals/{id}/outcomes", responses=answers(Page[Outcomes], "by changed rule"))
 def outcomes(request: Request, caller: Viewer, id: Id) -> Response:
     """How the real incidents turned out that each changed rule opened in the replay."""
-    return answer(request, Page(items=services_of(request).rehearsals.outcomes(_own(request, caller, id))))
+    rehearsal = _allowed_rehearsal(request, caller, id)
+    return answer(request, Page(items=services_of(request).rehearsals.outcomes(rehearsal)))
 
 
 @router.post("/rehearsals/{id}/cancel", responses=answers(Rehearsal, "it is cancelled"))
 def cancel(request: Request, caller: Operator, id: Id, body: Reason) -> Response:
     """Stops it within seconds."""
-    services, known = services_of(request), _own(request, caller, id)
+    services, rehearsal = services_of(request), _allowed_rehearsal(request, caller, id)
 
     def act(_: str) -> Response:
         now = services.clock.now()
-        ended = services.rehearsals.cancel(known.id, by=caller.name, reason=body.reason, at=now)
+        ended = services.rehearsals.cancel(rehearsal.id, by=caller.name, reason=body.reason, at=now)
         return answer(request, ended)
 
     return once(request, caller, body, act)
@@ -169,24 +169,24 @@ def cancel(request: Request, caller: Operator, id: Id, body: Reason) -> Response
 def prove(request: Request, caller: Admin, id: Id, body: ProofBody) -> Response:
     """What these rules, as edited, opened in the replay counts as what they opened: by it a changed rule
     keeps or earns its mode (docs/gate.md). Each incident once, by what is known of it at any time."""
-    services, known = services_of(request), _own(request, caller, id)
+    services, rehearsal = services_of(request), _allowed_rehearsal(request, caller, id)
 
     def act(identity: str) -> Response:
         now = services.clock.now()
         found = services.rehearsals.prove(
-            known.id, body.rules, by=caller.name, reason=body.reason, at=now, request=identity
+            rehearsal.id, body.rules, by=caller.name, reason=body.reason, at=now, request=identity
         )
         return answer(request, Page(items=found))
 
     return once(request, caller, body, act)
 
 
-def _own(request: Request, caller: Caller, id: str) -> Rehearsal:
-    known = services_of(request).rehearsals.find(id)
-    if known is None:
+def _allowed_rehearsal(request: Request, caller: Caller, id: str) -> Rehearsal:
+    rehearsal = services_of(request).rehearsals.find(id)
+    if rehearsal is None:
         raise NotFound(f"no change {id} was tried")
-    confine(request, caller, cluster=known.cluster)
-    return known
+    confine(request, caller, cluster=rehearsal.cluster)
+    return rehearsal
 
 
 def _download(text: str, name: str) -> Response:

@@ -1,5 +1,5 @@
-"""Bodies of the acting routes, strict; and acting exactly once: the Idempotency-Key, and the id by which
-everything below recognises a repeat."""
+"""Bodies of the acting routes, strict; and acting exactly once: the Idempotency-Key, and the request id by
+which everything below recognises a repeat."""
 
 import hashlib
 import re
@@ -106,9 +106,9 @@ class ApproveBody(Reason):
 
 
 class RetryBody(Reason):
-    """`step`: go back to this step, and do it and all after it anew."""
+    """`step`: go back to this step, and repeat it and all after it."""
 
-    # Part of its name in the OpenAPI document, which programs are generated from: there are two of this name.
+    # Part of its name in the OpenAPI document, from which clients are generated: there are two of this name.
     __module__ = "healer.api.bodies"
 
     step: Word | None = None
@@ -135,7 +135,7 @@ class BreakerBody(Body):
 
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
-#: Errors that say nothing lasting: a repeat with the same key asks again.
+#: Temporary errors: a repeat with the same key tries again.
 _PASSING = frozenset({401, 429})
 
 
@@ -152,7 +152,7 @@ def once(request: Request, caller: Caller, body: BaseModel, act: Callable[[str],
         raise field_error("Idempotency-Key", "1 to 255 printable ASCII characters without spaces")
     services = services_of(request)
     identity = hashlib.sha256(f"{caller.id}\0{key}".encode()).hexdigest()[:32]
-    told = "\0".join((request.method, request.url.path, request.url.query, body.model_dump_json()))
+    content = "\0".join((request.method, request.url.path, request.url.query, body.model_dump_json()))
 
     def kept() -> Kept:
         try:
@@ -166,7 +166,7 @@ def once(request: Request, caller: Caller, body: BaseModel, act: Callable[[str],
         headers = {name: value for name, value in made.headers.items() if name != "content-length"}
         return Kept(made.status_code, headers, bytes(made.body))
 
-    digest = hashlib.sha256(told.encode("utf-8", "surrogatepass")).digest()
+    digest = hashlib.sha256(content.encode("utf-8", "surrogatepass")).digest()
     answer = services.idempotency.once(key, caller.id, digest, services.clock.now(), kept)
     return Response(answer.body, answer.status, headers=answer.headers)
 

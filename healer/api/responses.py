@@ -11,7 +11,6 @@ from starlette.responses import Response
 from healer.api.access import Access
 from healer.api.problems import Problem
 from healer.api.services import services_of
-from healer.ports.callers import Caller
 from healer.ports.request_errors import Unavailable
 
 _encode = msgspec.json.Encoder(order="deterministic").encode
@@ -25,23 +24,21 @@ def answer(
     if request.method != "GET":
         return Response(body, status, headers=headers, media_type="application/json")
     tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-    mine = {"ETag": tag, **(headers or {})}
-    asked = request.headers.get("if-none-match", "")
-    if asked == "*" or tag in (one.strip().removeprefix("W/") for one in asked.split(",")):
-        return Response(None, 304, headers=mine)
-    return Response(body, status, headers=mine, media_type="application/json")
+    tagged = {"ETag": tag, **(headers or {})}
+    cached = request.headers.get("if-none-match", "")
+    if cached == "*" or tag in (part.strip().removeprefix("W/") for part in cached.split(",")):
+        return Response(None, 304, headers=tagged)
+    return Response(body, status, headers=tagged, media_type="application/json")
 
 
 _encode_event = msgspec.json.Encoder().encode
 
 
-async def event_stream(
-    request: Request, caller: Caller, last_id: int | None, cluster: str | None
-) -> AsyncIterator[bytes]:
-    """The bytes of the stream. It ends when the token or session no longer stands.
+async def event_stream(request: Request, last_id: int | None, cluster: str | None) -> AsyncIterator[bytes]:
+    """The bytes of the stream. It ends when the token or session is no longer valid.
 
     Events of other clusters than `cluster` are left out; None: all. A comment each 15 s keeps proxies from
-    closing.
+    closing it.
     """
     services = services_of(request)
     access: Access = request.app.state.access

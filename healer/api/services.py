@@ -1,4 +1,4 @@
-"""What the API needs from the rest of healer: `healer.bootstrap` fills `Services`.
+"""Dependencies of the API: `healer.bootstrap` fills `Services`.
 
 Nothing in `healer.api` imports an adapter.
 """
@@ -31,7 +31,7 @@ from healer.ports.signal_stores import LossBook, SenderBook, SignalStore, Spool,
 class Services:
     """Everything the routes use. `cluster` is the one cluster of this installation (HEALER_CLUSTER).
 
-    Where there are several `clusters` names them, and what belongs to none of them is recorded at `cluster`.
+    `clusters` names them if there are several; what belongs to none of them is recorded under `cluster`.
     """
 
     cluster: str
@@ -55,20 +55,19 @@ class Services:
     idempotency: Idempotency
     audit: AuditTrail
     events: EventFeed
-    #: What was collected on nodes.
     evidence: EvidenceBook
-    #: What was recorded of a cluster, and what was really done in a span of it: the document of a replay.
+    #: The recordings of a cluster, and what was really done in a span of them: the document of a replay.
     recordings: Callable[[str], Recordings]
     done: Callable[[str, datetime, datetime], Mapping[str, Any]]
     rehearsals: Rehearsals
     rule_files: RuleFiles
     ready: Callable[[], Readiness]
-    #: How nodes of a cluster prove who they are when they enrol: each cluster has a key of its own.
+    #: Decodes the credentials of a cluster's nodes when they enrol: each cluster has its own key.
     credentials: Callable[[str], Credentials]
     clusters: tuple[str, ...] = ()
-    #: Where events and step times wait while the database is away; without one their senders hear 503.
+    #: Where events and step times wait while the database is away; without one their senders get 503.
     spool: Spool | None = None
-    #: What Slack signs presses of its buttons with, and how an answer goes back to who pressed.
+    #: Slack's signing secret, and how to answer the person who pressed a button.
     slack_secret: str | None = None
     tell_slack: Callable[[str, str], None] = lambda url, text: None
     #: Cookies only over HTTPS; off for the loopback address.
@@ -76,7 +75,7 @@ class Services:
 
     @property
     def only(self) -> str:
-        """The cluster of what names none; empty where there are several: it is never guessed."""
+        """The cluster of what names none; empty if there are several: it is never guessed."""
         return "" if len(self.clusters) > 1 else self.cluster
 
 

@@ -1,8 +1,8 @@
-"""Between the queues and the store: while the database is away what was accepted waits on disk.
+"""Between the queues and the store: while the database is away, accepted signals wait on disk.
 
-As long as anything waits there, all that comes is put behind it, so each sender's order is kept. One thread
-brings it into the store when the database is back. What is stored a second time, because a process died
-before it could say so, is known by its digest; step times are compared with the last of their series.
+As long as any wait there, new ones are appended behind them, so each sender's order is kept. One thread
+stores them when the database is back. What a dying process stored without dropping it from the spool is
+stored twice: observations are recognised by their digest, step times by the last of their series.
 """
 
 import asyncio
@@ -27,29 +27,29 @@ from healer.ports.request_errors import DiskFull, NoRoom, Unavailable, Unstorabl
 from healer.ports.signal_stores import Arrival, Spool, Spooled
 
 log = structlog.get_logger()
-#: Records brought into the store by one commit.
+#: Records stored by one commit.
 BATCH, BATCH_BYTES = 4_000, 4 * 1024 * 1024
 _RETRY_S = 0.2
-#: More in a row are not refused for what they are: they stay, and people have to look.
+#: More refused in a row mean that the store is at fault: they stay, and people have to look.
 REFUSED_MAX = 10
-#: How often an idle process looks for what a dead one left.
+#: How often an idle process looks for spools of dead processes.
 _ADOPT_S = 5.0
-#: Step times that waited for longer are in no window any more.
+#: Step times that waited longer fall into no window any more.
 _STEPS_FOR = timedelta(minutes=15)
 T = TypeVar("T")
 R = TypeVar("R")
-#: What is wrong with one thing and not with the store: its values are refused, or cannot be encoded.
+#: Errors of a single item, not of the store: its values are refused, or cannot be encoded.
 _WRONG = (Unstorable, msgspec.MsgspecError, ValueError, TypeError, OverflowError, struct.error)
 
 
 class _Stuck(Exception):
-    """So many were refused one after the other that it cannot be them."""
+    """So many items were refused in a row that the store must be at fault."""
 
 
 class Lane(Generic[T, R]):
-    """One kind of thing on its way to its store. `put` is what a queue calls; one thread at a time does.
+    """Items of one kind on their way to their store. A queue calls `put`, from one thread at a time.
 
-    `taken` is what is told of each that is spooled: whether it is a duplicate shows only later.
+    `spooled` is the result for each spooled item: whether it is a duplicate shows only later.
     """
 
     def __init__(
@@ -60,42 +60,43 @@ class Lane(Generic[T, R]):
         name: str,
         encode: Callable[[T], bytes],
         decode: Callable[[bytes], T],
-        taken: R,
+        spooled: R,
     ) -> None:
+        #: `kind` marks its records in the spool: each lane's name begins with another letter.
         self.name, self.kind = name, name[:1].encode()
         self.decode = decode
-        self._spooling, self._store, self._encode, self._taken = spooling, store, encode, taken
-        # Its own thread: a store that hangs must not hold up the queue, and is called by one at a time.
+        self._spooling, self._store, self._encode, self._result = spooling, store, encode, spooled
+        # A separate thread: a store that hangs must not hold up the queue, and is called once at a time.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"store {name}")
 
     def put(self, items: Sequence[T]) -> Sequence[R]:
-        """From a thread: what the store says; or they are in the spool. Raises NoRoom: they are nowhere."""
+        """From a thread: the store's results, or those of the spool. Raises NoRoom if neither took them."""
         if self._spooling.straight:
-            asked = self.stored(items)
-            wait([asked], self._spooling.reach.patience_s)
-            if (told := self._told(asked)) is not None:
-                return told
-        return self._spooled(items)
+            call = self.submit(items)
+            wait([call], self._spooling.reach.patience_s)
+            if (results := self._results(call)) is not None:
+                return results
+        return self._spool(items)
 
     def put_soon(self, items: Sequence[T]) -> Awaitable[Sequence[R]]:
-        """The same from the event loop: a thread between the two would make each commit half a ms later."""
+        """The same from the event loop: a thread in between would delay each commit by half a ms."""
         if self._spooling.straight:
-            return self._answered(self.stored(items), items)
-        return self._spooling.on_disk(self._spooled, items)
+            return self._stored_or_spooled(self.submit(items), items)
+        return self._spooling.on_disk(self._spool, items)
 
-    async def _answered(self, asked: "Future[Sequence[R]]", items: Sequence[T]) -> Sequence[R]:
-        answer = asyncio.wrap_future(asked)
-        answer.add_done_callback(_heard)
+    async def _stored_or_spooled(self, call: "Future[Sequence[R]]", items: Sequence[T]) -> Sequence[R]:
+        answer = asyncio.wrap_future(call)
+        answer.add_done_callback(_retrieve_error)
         await asyncio.wait([answer], timeout=self._spooling.reach.patience_s)
-        if (told := self._told(asked)) is not None:
-            return told
-        return await self._spooling.on_disk(self._spooled, items)
+        if (results := self._results(call)) is not None:
+            return results
+        return await self._spooling.on_disk(self._spool, items)
 
-    def _told(self, asked: "Future[Sequence[R]]") -> Sequence[R] | None:
-        """What the store answered; None where it did not, and then Reach knows why."""
+    def _results(self, call: "Future[Sequence[R]]") -> Sequence[R] | None:
+        """The store's results; None if there are none yet, and then Reach knows why."""
         reach = self._spooling.reach
         try:
-            told = asked.result(0)
+            results = call.result(0)
         except TimeoutError:
             reach.failed("the database does not answer")
         except DiskFull as error:
@@ -104,22 +105,22 @@ class Lane(Generic[T, R]):
             reach.failed(str(error))
         else:
             reach.disk_full = ""
-            return told
+            return results
         return None
 
-    def _spooled(self, items: Sequence[T]) -> Sequence[R]:
+    def _spool(self, items: Sequence[T]) -> Sequence[R]:
         try:
-            self._spooling.append([Spooled(self.kind, self._encode(one)) for one in items])
+            self._spooling.append([Spooled(self.kind, self._encode(item)) for item in items])
         except NoRoom as error:
             error.entries = len(items)
             raise
-        return [self._taken] * len(items)
+        return [self._result] * len(items)
 
-    def stored(self, items: Sequence[T]) -> "Future[Sequence[R]]":
-        return self._thread.submit(self._twice, items)
+    def submit(self, items: Sequence[T]) -> "Future[Sequence[R]]":
+        return self._thread.submit(self._store_twice, items)
 
-    def _twice(self, items: Sequence[T]) -> Sequence[R]:
-        """A server that was started anew costs the first who asks its old connection, and no more."""
+    def _store_twice(self, items: Sequence[T]) -> Sequence[R]:
+        """Tries twice: after a restart of the server the first call only finds its connection broken."""
         try:
             return self._store(items)
         except DiskFull:
@@ -131,14 +132,14 @@ class Lane(Generic[T, R]):
         self._thread.shutdown(wait=False)
 
 
-def _heard(answer: "asyncio.Future[Any]") -> None:
-    """What it failed with is told by the lane; asyncio would log it again, with what the sender wrote."""
+def _retrieve_error(answer: "asyncio.Future[Any]") -> None:
+    """The lane reports the error; asyncio would log it again, with the sender's data."""
     if not answer.cancelled():
         answer.exception()
 
 
 class Spooling:
-    """The spool and the thread that empties it. `start` it once all lanes are made."""
+    """The spool and the thread that empties it. `start` it once it has all its lanes."""
 
     def __init__(self, spool: Spool, reach: Reach, losses: Losses) -> None:
         self.reach = reach
@@ -152,31 +153,21 @@ class Spooling:
 
     @property
     def straight(self) -> bool:
-        """Whether what comes may go to the store: nothing waits on disk that came before it."""
+        """Whether new items may go to the store: no earlier ones wait on disk."""
         return not self.reach.away and not self._spool.pending
 
-    def lane(
-        self,
-        store: Callable[[Sequence[T]], Sequence[R]],
-        *,
-        name: str,
-        encode: Callable[[T], bytes],
-        decode: Callable[[bytes], T],
-        taken: R,
-    ) -> Lane[T, R]:
-        """`name`: each lane's begins with another letter, which marks its records."""
-        made = Lane(self, store, name=name, encode=encode, decode=decode, taken=taken)
-        assert made.kind not in self._lanes
-        self._lanes[made.kind] = made
-        return made
+    def add_lane(self, lane: Lane[T, R]) -> Lane[T, R]:
+        assert lane.kind not in self._lanes
+        self._lanes[lane.kind] = lane
+        return lane
 
     @property
     def stuck(self) -> bool:
-        """The store refuses one thing after the other: nothing more is brought in."""
+        """The store refuses one item after the other: no more are stored."""
         return self._refused > REFUSED_MAX
 
     def on_disk(self, append: Callable[[T], R], items: T) -> Awaitable[R]:
-        """What writes to the spool, for the event loop: the disk may be slow."""
+        """Runs `append` in the thread for the disk, which may be slow."""
         return asyncio.get_running_loop().run_in_executor(self._disk, append, items)
 
     def append(self, records: Sequence[Spooled]) -> None:
@@ -187,7 +178,7 @@ class Spooling:
         self._thread.start()
 
     def stop(self) -> None:
-        """What is left stays on disk. From a thread."""
+        """What still waits stays on disk. From a thread."""
         self._over.set()
         self._wake.set()
         self._thread.join(self.reach.patience_s)
@@ -196,12 +187,12 @@ class Spooling:
         self._disk.shutdown()
         self._spool.close()
 
-    # --- bringing in ---
+    # --- storing what waits ---
 
     def _run(self) -> None:
         while not self._over.is_set():
             try:
-                pause = self.bring_in()
+                pause = self.store_batch()
             except Exception:
                 log.exception("the spool cannot be brought in")
                 pause = _ADOPT_S
@@ -211,23 +202,22 @@ class Spooling:
                 self._wake.clear()
                 if self.stuck:
                     self._over.wait(_ADOPT_S)
-                elif self._spool.pending:  # it was filled because the store failed: that is not at once over
+                elif self._spool.pending:  # it was filled because the store failed, which takes a while
                     self._over.wait(_RETRY_S)
 
-    def bring_in(self) -> float:
-        """One batch, oldest first; in how many s to come again."""
+    def store_batch(self) -> float:
+        """Stores one batch, oldest first; the seconds until the next one."""
         records = self._spool.oldest(BATCH, BATCH_BYTES)
         if not records:
             if time.monotonic() - self._looked_at > _ADOPT_S:
                 self._looked_at = time.monotonic()
                 return 0.0 if self._spool.adopt() else _ADOPT_S
             return _ADOPT_S
-        last: list[
-            Callable[[], None]
-        ] = []  # once all else is stored: until then the same batch may come again
+        # For after everything else is stored: until then the same batch may come again.
+        last: list[Callable[[], None]] = []
         try:
-            for kind in sorted({one.kind for one in records}):
-                last += self._bring(kind, [one for one in records if one.kind == kind])
+            for kind in sorted({record.kind for record in records}):
+                last += self._store_kind(kind, [record for record in records if record.kind == kind])
         except _Stuck as error:
             log.error("the store refuses all that is spooled: it stays there", why=str(error))
             return _ADOPT_S
@@ -246,19 +236,19 @@ class Spooling:
             log.info("all that was spooled is stored")
         return 0.0
 
-    def _bring(self, kind: bytes, records: list[Spooled]) -> list[Callable[[], None]]:
-        """Stores them; what is left to do for those that cannot be."""
+    def _store_kind(self, kind: bytes, records: list[Spooled]) -> list[Callable[[], None]]:
+        """Stores them; returns what to do at the end with those that cannot be stored."""
         lane = self._lanes.get(kind)
         if lane is None:
             name = kind.decode("latin-1")
             return [lambda: self._set_aside(name, records, "of a kind that this version does not know")]
         items: list[Any] = []
         unread: list[Spooled] = []
-        for one in records:
+        for record in records:
             try:
-                items.append(lane.decode(one.body))
+                items.append(lane.decode(record.body))
             except Exception:  # of another version: it must not stop the others
-                unread.append(one)
+                unread.append(record)
         refused: list[tuple[Any, Exception]] = []
         if items:
             try:
@@ -276,9 +266,10 @@ class Spooling:
         return [rest]
 
     def _one_by_one(self, lane: Lane[Any, Any], items: list[Any]) -> list[tuple[Any, Exception]]:
-        """One that the store refuses must not keep the others; those that it refuses.
+        """Stores each by itself, so that a refused one does not keep the others; the refused ones.
 
-        A store that takes one after it refused some may have been mended between: these are asked once more.
+        A store that takes an item after refusing some may have been repaired in between: those are tried
+        again.
         """
         refused, doubtful = list[tuple[Any, Exception]](), list[tuple[Any, Exception]]()
         for item in items:
@@ -291,11 +282,11 @@ class Spooling:
                     raise _Stuck(str(error)) from error
                 continue
             self._refused = 0
-            for one, _ in doubtful:
+            for earlier, _ in doubtful:
                 try:
-                    self._wait(lane, [one])
+                    self._wait(lane, [earlier])
                 except _WRONG as error:
-                    refused.append((one, error))
+                    refused.append((earlier, error))
             doubtful.clear()
         return refused + doubtful
 
@@ -304,7 +295,7 @@ class Spooling:
         self._losses.add(f"spool/{lane.name}", LossReason.rejected, example=str(error)[:200])
 
     def _set_aside(self, name: str, records: list[Spooled], why: str) -> None:
-        """What another version may read waits for it on disk."""
+        """Keeps records on disk for another version that may be able to read them."""
         try:
             self._spool.set_aside(records)
         except NoRoom as error:
@@ -320,32 +311,28 @@ class Spooling:
             self._losses.add("spool", LossReason.rejected, entries, example=why)
 
     def _wait(self, lane: Lane[Any, Any], items: Sequence[Any]) -> None:
-        """Until the store has answered: it may hang for as long as the database does."""
-        asked = lane.stored(items)
+        """Waits until the store has answered: it may hang for as long as the database does."""
+        call = lane.submit(items)
         while True:
             try:
-                asked.result(self.reach.patience_s)
+                call.result(self.reach.patience_s)
                 return
             except TimeoutError:
-                if asked.done():
+                if call.done():
                     raise
                 self.reach.failed("the database does not answer")
                 if self._over.is_set():
                     raise Unavailable("this process ends") from None
 
 
-# --- what is spooled ---------------------------------------------------------------------------------------
+# --- the lanes ---------------------------------------------------------------------------------------------
 
 
 def events_lane(spooling: Spooling, services: Services) -> Lane[Arrival, bool]:
-    """Observations as the queue of events has them: those that are spooled count as new."""
-    return spooling.lane(
-        services.signals.store,
-        name="events",
-        encode=msgspec.json.Encoder().encode,
-        decode=msgspec.json.Decoder(Arrival).decode,
-        taken=True,
-    )
+    """Observations of the queue of events: spooled ones count as new."""
+    encode, decode = msgspec.json.Encoder().encode, msgspec.json.Decoder(Arrival).decode
+    store = services.signals.store
+    return spooling.add_lane(Lane(spooling, store, name="events", encode=encode, decode=decode, spooled=True))
 
 
 class _StepHead(msgspec.Struct, array_like=True):
@@ -355,14 +342,14 @@ class _StepHead(msgspec.Struct, array_like=True):
 
 
 def steps_lane(spooling: Spooling, services: Services, losses: Losses) -> Lane[StepBatch, None]:
-    """Step times; those that came back from disk too late for any window are counted as late."""
+    """Step times; those that waited on disk too long for any window are counted as late."""
 
     def store(batches: Sequence[StepBatch]) -> list[None]:
         oldest = services.clock.now() - _STEPS_FOR
-        fresh = [one for one in batches if one.arrived_at >= oldest]
-        for one in batches:
-            if one.arrived_at < oldest:
-                losses.add("step-times", LossReason.late, len(one.rank), cluster=one.cluster)
+        fresh = [batch for batch in batches if batch.arrived_at >= oldest]
+        for batch in batches:
+            if batch.arrived_at < oldest:
+                losses.add("step-times", LossReason.late, len(batch.rank), cluster=batch.cluster)
         if fresh:
             services.samples.put_steps(fresh)
         return [None] * len(batches)
@@ -376,4 +363,5 @@ def steps_lane(spooling: Spooling, services: Services, losses: Losses) -> Lane[S
         head = msgspec.msgpack.decode(body[4:end], type=_StepHead)
         return unpack_steps(body[end:], cluster=head.cluster, job=head.job, arrived_at=head.arrived_at)
 
-    return spooling.lane(store, name="steps", encode=encode, decode=decode, taken=None)
+    lane = Lane(spooling, store, name="steps", encode=encode, decode=decode, spooled=None)
+    return spooling.add_lane(lane)

@@ -1,9 +1,8 @@
-"""What lies outside the prefix: liveness, readiness, metrics, and the API's own document."""
+"""Routes outside the prefix: liveness, readiness, metrics, and the OpenAPI document."""
 
 import html
 from typing import Any
 
-import msgspec
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -28,24 +27,25 @@ def healthz(request: Request) -> Response:
 
 @router.get("/readyz", responses=answers(Readiness, "ready") | answers(Readiness, "not ready", 503))
 async def readyz(request: Request) -> Response:
-    """Whether healer as a whole can do its work: the database and its disk, Slurm's picture, the detector;
+    """Whether healer as a whole can do its work: the database and its disk, Slurm's snapshot, the detector;
     and what waits in the spool of this process."""
     state = request.app.state
-    ready: Readiness = await state.ready.current()
-    own = process_checks(state)
-    ready = msgspec.structs.replace(ready, ready=ready.ready and "disk" not in own, checks=ready.checks | own)
-    return answer(request, ready, 200 if ready.ready else 503)
+    shared: Readiness = await state.ready.current()
+    local = process_checks(state)
+    is_ready = shared.ready and "disk" not in local
+    return answer(request, Readiness(ready=is_ready, checks=shared.checks | local), 200 if is_ready else 503)
 
 
 def process_checks(state: Any) -> dict[str, dict[str, Any]]:
-    """What the process of this application knows by itself: its spool, and a disk that is full."""
+    """Checks of this process itself: its spool, and a full disk."""
     disk_full: str = state.reach.disk_full
     disk = {"disk": {"ok": False, "text": disk_full}} if disk_full else {}
     return {"spool": _spooled(state.services, state.spooling)} | disk
 
 
 def _spooled(services: Services, spooling: Spooling | None) -> dict[str, Any]:
-    """A state and no failure, but for a spool that is not there, as good as full, or not taken back."""
+    """Entries that wait are no failure; a spool that is missing, almost full, or refused by the database
+    is."""
     if services.spool is None:
         return {
             "ok": False,
@@ -83,11 +83,11 @@ def openapi(request: Request) -> Response:
 
 @router.get("/docs", include_in_schema=False)
 def docs(request: Request) -> Response:
-    """The document as one plain page: it works without network and without scripts."""
+    """The OpenAPI document as one plain page: it works without network and without scripts."""
     rows = []
     for path, operations in request.app.openapi()["paths"].items():
         for method, operation in operations.items():
-            names = ", ".join(one["name"] for one in operation.get("parameters", ()))
+            names = ", ".join(parameter["name"] for parameter in operation.get("parameters", ()))
             text = (operation.get("description") or operation.get("summary") or "").split("\n\n")[0]
             cells = (method.upper(), path, names, text)
             rows.append("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>")

@@ -56,7 +56,7 @@ from healer.engine.reconciler import Reconciler
 from healer.engine.records import readiness
 from healer.model import Decision, Incident, Outcome, Ruleset
 from healer.model.recordings import Recordings
-from healer.ports.answers import Arriving, Own, Queue
+from healer.ports.answers import Arriving, Queue, SelfHealth
 from healer.ports.request_errors import NotFound
 from healer.processes.rulebook import Rulebook
 from healer.recordings.recording_folder import recordings
@@ -112,16 +112,16 @@ class BrokerWatch:
 
 
 class OwnHealth:
-    """`healer.ports.answers.OwnReads`."""
+    """`healer.ports.answers.SelfHealthReads`."""
 
     def __init__(self, settings: Settings, db: sa.Engine, wired: Services, app: FastAPI) -> None:
         self._db, self._wired, self._app = db, wired, app
         self._broker = BrokerWatch(settings)
 
-    def __call__(self, cluster: str) -> Own:
+    def __call__(self, cluster: str) -> SelfHealth:
         waiting, text = self._broker(cluster)
         book = self._wired.rules
-        return Own(
+        return SelfHealth(
             stored=stored(self._db, cluster, self._wired.clock.now()),
             checks=self._wired.ready().checks | process_checks(self._app.state),
             queues=tuple(queues(self._app)),

@@ -20,7 +20,7 @@ from healer.console.views import fleet_view, standing_view
 from healer.console.views.buttons import may_act, may_respond
 from healer.model import Mode, Role, Ruleset, UnknownSeries
 from healer.model.recordings import Recordings
-from healer.ports.answers import Arriving, ClusterState, OwnReads, RuleBook, Standing
+from healer.ports.answers import Arriving, ClusterState, RuleBook, SelfHealthReads, Standing
 from healer.ports.callers import SESSION_COOKIE, Caller, Sessions
 from healer.ports.measurements import Charts
 from healer.ports.queries import Queries, Rehearsals, RuleFiles
@@ -96,7 +96,7 @@ class Sources:
     cases: Callable[[], dict[str, int]] = dict
     charts: Charts | None = None
     trying: Trying | None = None
-    own: OwnReads | None = None
+    own: SelfHealthReads | None = None
 
 
 class FleetRows:

@@ -34,7 +34,7 @@ from healer.ports.outbound import (
     DeliveryFailed,
     EventFeed,
     EventSink,
-    Fed,
+    FeedPosition,
     MessageChannel,
     NewsTx,
     Notice,
@@ -402,8 +402,8 @@ def deliver_events(feed: EventFeed, sink: EventSink, *, clock: Clock, chance: Ca
             if tries < MAX_TRIES:
                 failures = tries if error.refused else 1 if now - record.at < _SOON else 2
                 wait_s = wait_after(failures, error.retry_after_s, chance())
-                feed.note(fed.seq, Fed(fed.seq, tries, now + timedelta(seconds=wait_s)))
+                feed.note(fed.seq, FeedPosition(fed.seq, tries, now + timedelta(seconds=wait_s)))
                 break
             log.warning("an event is passed over", cluster=feed.cluster, seq=seq, why=str(error))
-        feed.note(fed.seq, Fed(seq, 0, None))
+        feed.note(fed.seq, FeedPosition(seq, 0, None))
     return sent

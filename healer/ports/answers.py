@@ -1,4 +1,5 @@
-"""What the API and the console read, where it is more than a noun; JSON names are the field names."""
+"""Answers of queries to the API and the console that combine several nouns; JSON names are the field
+names."""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -49,7 +50,7 @@ from healer.model.telemetry import ScrapeState, Unusual
 
 
 class Queue(NamedTuple):
-    """What waits to be written in this process, and for how much there is room."""
+    """A queue of this process: what waits to be written, and its capacity."""
 
     name: str
     waiting: int
@@ -58,7 +59,7 @@ class Queue(NamedTuple):
 
 
 class Backlog(msgspec.Struct, frozen=True, kw_only=True):
-    """What waits in the database for a part of healer, and since when the oldest of it does."""
+    """What waits in the database for a process of healer, and since when the oldest of it waits."""
 
     name: str
     count: int = 0
@@ -67,7 +68,7 @@ class Backlog(msgspec.Struct, frozen=True, kw_only=True):
 
 class Sink(msgspec.Struct, frozen=True, kw_only=True):
     """One channel, the generic webhook, or the tickets, over the last 7 days. `error` is that of the newest
-    message that failed or waits to be tried again."""
+    message that failed or waits for a retry."""
 
     name: str
     sent: int = 0
@@ -78,7 +79,7 @@ class Sink(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """The model in force of one class; `told` is what came of the last look at the class."""
+    """The model in force of one class; `last_outcome` is that of the last training run of the class."""
 
     hardware: str
     load: str
@@ -86,12 +87,12 @@ class ModelSeen(msgspec.Struct, frozen=True, kw_only=True):
     trained_at: datetime
     in_force_at: datetime | None = None
     by: str = ""
-    told: str = ""
+    last_outcome: str = ""
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True):
-    """What the database tells of one cluster. `beats` part -> when it said last that it works; `leads` are
-    the parts of which one holds the lock."""
+    """healer's own state of one cluster in the database. `beats`: process -> its last heartbeat; `leads`: the
+    kinds of processes of which one holds the leader's lock."""
 
     version: str = ""
     size_bytes: int = 0
@@ -106,8 +107,8 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Pulse(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether the work goes on at one cluster: when Slurm's picture was taken (None: never yet) and the
-    poller's last error, how slurmctld does, and whether a detector holds the lock."""
+    """Liveness of one cluster: when Slurm's snapshot was taken (None: never yet) and the poller's last error,
+    the state of slurmctld, and whether a detector holds the lock."""
 
     cluster: str
     taken_at: datetime | None = None
@@ -116,9 +117,9 @@ class Pulse(msgspec.Struct, frozen=True, kw_only=True):
     detector: bool = False
 
 
-class Own(msgspec.Struct, frozen=True, kw_only=True):
-    """`checks` are those of /readyz. `broker`: the messages that wait there; None: it does not answer, and
-    `broker_text` says why. `rules_since`: when this process took the rules in force."""
+class SelfHealth(msgspec.Struct, frozen=True, kw_only=True):
+    """healer's own health. `checks` are those of /readyz. `broker`: the messages that wait there; None if it
+    does not answer, and `broker_text` says why. `rules_since`: when it loaded the rules in force."""
 
     stored: Stored
     checks: dict[str, dict[str, Any]] = {}
@@ -130,7 +131,7 @@ class Own(msgspec.Struct, frozen=True, kw_only=True):
 
 
 #: Of one cluster.
-OwnReads = Callable[[str], Own]
+SelfHealthReads = Callable[[str], SelfHealth]
 
 
 T = TypeVar("T")
@@ -151,7 +152,7 @@ class Note(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OpenIncident(msgspec.Struct, frozen=True, kw_only=True):
-    """The few fields of an unresolved incident that every page needs (header figures, the fleet map)."""
+    """The fields of an unresolved incident that every page needs (header figures, the fleet map)."""
 
     id: str
     severity: Severity
@@ -174,15 +175,14 @@ class OpenIncident(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
-    """What is stored of how one cluster stands. Read on every page, so it must be cheap (under 10 ms at 1,250
-    nodes).
+    """The stored state of one cluster. Read on every page, so it must be cheap (under 10 ms at 1,250 nodes).
 
-    `snapshot` is Slurm's latest picture (None before the first), `snapshot_version` its row's version and
-    `snapshot_error` the poller's last error, empty when the last poll worked. `controller` is how slurmctld
-    does, None before the first poll. `slots` are those held now, `granted_last_hour` counts slots granted in
-    the last 60 min (not those by law 2). `pauses` and `vetoes` are those in force. `asking` are runs that
-    want a person: waiting for approval, proposed, stuck, held, or waiting with a question; oldest first.
-    `detector_at` is when the detector last showed that it lives, None when unknown.
+    `snapshot` is Slurm's latest snapshot (None before the first), `snapshot_version` its row's version and
+    `snapshot_error` the poller's last error, empty if the last poll worked. `controller` is the state of
+    slurmctld, None before the first poll. `slots` are those held now, `granted_last_hour` counts slots
+    granted in the last 60 min (not those by law 2). `pauses` and `vetoes` are those in force. `asking` are
+    runs that need a person: waiting for approval, proposed, stuck, held, or waiting with a question; oldest
+    first. `detector_at` is the detector's last heartbeat, None if unknown.
     """
 
     cluster: str
@@ -201,8 +201,8 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Standing(ClusterState, frozen=True, kw_only=True):
-    """How one cluster stands now, under the rules in force; `guards` are its own of them. `rules_error` is
-    the reason why changed rule files were not taken, empty when the current set is theirs."""
+    """The state of one cluster under the rules in force; `guards` are those of the cluster. `rules_error`
+    says why changed rule files were not loaded, empty if the current set is theirs."""
 
     rules: Ruleset
     guards: GuardSettings
@@ -210,7 +210,7 @@ class Standing(ClusterState, frozen=True, kw_only=True):
     rules_error: str = ""
 
 
-class ToldAt(msgspec.Struct, frozen=True, kw_only=True):
+class ChannelDelivery(msgspec.Struct, frozen=True, kw_only=True):
     """One channel of a message: `healer.model.DeliveryState`."""
 
     channel: str
@@ -220,8 +220,8 @@ class ToldAt(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SentMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A page, note or ticket and how its delivery stands: `state` (due, sent, failed, listed: no sink) is
-    that of the generic webhook, or of the tickets."""
+    """A page, note or ticket and its delivery: `state` (due, sent, failed, listed: no sink) is that of the
+    generic webhook, or of the ticket system."""
 
     at: datetime
     kind: str
@@ -230,7 +230,7 @@ class SentMessage(msgspec.Struct, frozen=True, kw_only=True):
     error: str | None = None
     reference: str | None = None
     page: bool = False
-    channels: tuple[ToldAt, ...] = ()
+    channels: tuple[ChannelDelivery, ...] = ()
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -246,10 +246,10 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IncidentRows(msgspec.Struct, frozen=True, kw_only=True):
-    """One incident with all that is stored of it. All lists oldest first.
+    """One incident with everything stored of it. All lists oldest first.
 
-    `verdicts`: the newest 50. `alike` may be like it: the newest of its node and of its fault. `merged` ended
-    as a part of this one. `collected` are the files of its nodes.
+    `verdicts`: the newest 50. `alike` are candidates for similar ones: the newest of its node and of its
+    fault. `merged` were merged into this one. `collected` are the files of its nodes.
     """
 
     incident: Incident
@@ -266,8 +266,8 @@ class IncidentRows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetRows(msgspec.Struct, frozen=True, kw_only=True):
-    """What lists of nodes show. By cluster: Slurm's picture, and by node what it told of itself where that
-    changed of late, and the lemons' scores. `watched` are open incidents and those on probation."""
+    """Rows for lists of nodes. By cluster: Slurm's snapshot; by node, its inventory if it changed recently,
+    and the scores of lemons. `watched` are open incidents and those on probation."""
 
     snapshots: dict[str, SlurmSnapshot]
     watched: tuple[Incident, ...] = ()
@@ -276,9 +276,9 @@ class FleetRows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeRows(msgspec.Struct, frozen=True, kw_only=True):
-    """All that is stored of one node. `watched` are its open incidents and those it is on probation for,
-    `history` its newest 50; `gpus` what its last heartbeat said of each, by index; `standing` what its tests
-    measured beside other nodes."""
+    """Everything stored of one node. `watched` are its open incidents and those it is on probation for,
+    `history` its newest 50; `gpus` the facts of its last heartbeat about each, by index; `standing` its test
+    results compared with other nodes."""
 
     snapshot: SlurmSnapshot
     node: SlurmNode
@@ -292,7 +292,7 @@ class NodeRows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckpointSeen(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint as the job told it. A requeue goes back to the newest durable one."""
+    """A checkpoint as the job reported it. A requeue goes back to the newest durable one."""
 
     at: datetime
     step: int
@@ -312,7 +312,7 @@ class Requeue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobDone(msgspec.Struct, frozen=True, kw_only=True):
-    """One sentence of what healer did to a job, or why it did nothing, from a run's log.
+    """One sentence about what healer did to a job, or why it did nothing, from a run's log.
 
     `event` is done, skipped or failed. `step` is the step's id: `requeue`, `revive`, `owner` …
     """
@@ -344,7 +344,7 @@ class JobErrors(msgspec.Struct, frozen=True, kw_only=True):
 
 class JobRows(msgspec.Struct, frozen=True, kw_only=True):
     """What is stored of a job. `incidents` that hit it newest first, the rest oldest first; `checkpoints` are
-    the last 50 told; `errors` of its own programs in the last 7 days, the most frequent first."""
+    the last 50 reported; `errors` of its own programs in the last 7 days, the most frequent first."""
 
     snapshot: SlurmSnapshot | None = None
     incidents: tuple[Incident, ...] = ()
@@ -359,7 +359,7 @@ class JobRows(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RuleRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What running made of one rule. `mode` was set while running, None: the file's or the default.
+    """The history of one rule. `mode` was set at run time; None: the file's or the default.
 
     `incidents` it opened, `open` are so now; `reviews` by what people said of them. `last_at` and
     `last_incident`: when it last fired, and for which. `fired` counts its findings of the last 7 days, where
@@ -386,9 +386,15 @@ class RuleRecord(msgspec.Struct, frozen=True, kw_only=True):
     def false_alarms(self) -> int:
         return self.reviews.get(Review.false_alarm, 0)
 
+    @property
+    def precision(self) -> float | None:
+        judged = self.true_faults + self.false_alarms
+        return self.true_faults / judged if judged else None
+
 
 class RuleBook(msgspec.Struct, frozen=True, kw_only=True):
-    """The rules in force and what became of each. `cases` counts the cases beside the files, by rule."""
+    """The rules in force with the record of each. `cases` counts the test cases of the rule files, by
+    rule."""
 
     rules: Ruleset
     records: dict[str, RuleRecord] = {}
@@ -421,7 +427,7 @@ class Arriving(NamedTuple):
 
 
 class NodeGauges(msgspec.Struct, frozen=True):
-    """Each GPU's newest temperature and the reasons of a lower clock as bits; None: not told of late."""
+    """Each GPU's newest temperature and the bits of its clock event reasons; None: not reported recently."""
 
     temperature_c: tuple[float | None, ...] = ()
     reasons: tuple[float | None, ...] = ()
@@ -487,7 +493,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     detect: event to incident; decide: incident to first decision; drain: incident to drain read back;
     to_return: slot granted to released. `gpu_hours_lost` by the jobs that these incidents hit, each life once
     (`gpu_hours_at_most` of them since the job began, for want of a durable checkpoint); `jobs_unknown` more
-    were hit of which nobody knows.
+    were hit whose loss is unknown.
     """
 
     since: datetime | None
@@ -508,7 +514,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
-    """Incidents of one cause or one class of fault, and how long each part took, as `Stats` has it."""
+    """Incidents of one cause or one fault class, and their times, as in `Stats`."""
 
     name: str
     incidents: int = 0
@@ -519,7 +525,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RuleFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one rule's incidents of the period: how many drained a node, and what people said of them."""
+    """One rule's incidents of the period: how many drained a node, and people's reviews of them."""
 
     rule: str
     incidents: int = 0
@@ -535,7 +541,7 @@ class RuleFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Period(msgspec.Struct, frozen=True, kw_only=True):
-    """`returned` nodes that healer brought back in the period, and how many of those had a hardware fault
+    """`returned` nodes that healer returned to service in the period; `relapsed` of them had a hardware fault
     again within their probation."""
 
     since: datetime
@@ -555,7 +561,7 @@ class Readiness(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """`kind` is incident, run, fleet, breaker, pause, audit, or reset (fetch all anew)."""
+    """`kind` is incident, run, fleet, breaker, pause, audit, or reset (fetch everything again)."""
 
     id: int
     kind: str

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ColumnBook(Protocol):
-    """Each series of a node has a number, the same in all processes and for all nodes: interned once."""
+    """Interns series: each has one number, the same in all processes and for all nodes."""
 
     def ids(self, columns: Sequence[Column]) -> list[int]:
         """The number of each, given durably to those that have none. At most 100,000 in all: then raises
@@ -21,12 +21,12 @@ class ColumnBook(Protocol):
         ...
 
     def columns(self, ids: Iterable[int]) -> dict[int, Column]:
-        """What these numbers mean; one that was never given is left out."""
+        """The series of these numbers, without unknown ones."""
         ...
 
 
 class TooManyColumns(Exception):
-    """The book is full: somebody sends names that change all the time."""
+    """The book is full: a sender uses names that change all the time."""
 
 
 class TrendBook(Protocol):
@@ -56,7 +56,7 @@ class Samples(Protocol):
 
 
 class Devices(NamedTuple):
-    """`reports` by device, without its mark, in the page's order; `columns`: what their numbers stand for.
+    """`reports` by device, without its mark, in the page's order; `columns`: the series of their numbers.
     `more`: the page ends before the last device."""
 
     reports: "dict[str, list[Report]]"
@@ -70,12 +70,13 @@ class SignalReads(Protocol):
     def node_signals(
         self, cluster: str, node: str, since: datetime
     ) -> "tuple[list[Report], dict[int, Column]]":
-        """What arrived after `since`, and what the numbers in it stand for. A device bears its mark."""
+        """Reports that arrived after `since`, and the series of their numbers. A device's name has its
+        mark."""
         ...
 
     def devices(self, cluster: str, since: datetime, *, limit: int, after: str = "") -> "Devices":
-        """Those that were heard within the hour, by name behind `after`, each with its newest reports after
-        `since`, a few of them, oldest first.
+        """Those that reported within the hour, by name behind `after`, each with its few newest reports after
+        `since`, oldest first.
         """
         ...
 
@@ -84,7 +85,8 @@ class SignalReads(Protocol):
     def fleet_reports(
         self, cluster: str, nodes: Sequence[str], since: datetime
     ) -> "tuple[list[Report], dict[int, Column]]":
-        """The newest few reports of each node after `since`, oldest first, and what their numbers mean."""
+        """The few newest reports of each node after `since`, oldest first, and the series of their
+        numbers."""
         ...
 
     def fleet_steps(self, cluster: str, jobs: Sequence[str], since: datetime) -> "list[StepBatch]":
@@ -92,11 +94,11 @@ class SignalReads(Protocol):
         ...
 
     def heard(self, cluster: str, node: str, since: datetime) -> LastContact:
-        """When it last spoke, after `since`."""
+        """Its last contact after `since`."""
         ...
 
     def alerts(self, cluster: str, node: str, since: datetime) -> list[Observation]:
-        """What other systems' alerts said of it after `since`, oldest first."""
+        """Other systems' alerts about it after `since`, oldest first."""
         ...
 
 
@@ -110,7 +112,7 @@ class Readings(Protocol):
         ...
 
 
-#: Of one answer of a PromqlServer: a sample is some 25 bytes of it, and ten times that while it is read.
+#: Limit of one answer of a PromqlServer: a sample is some 25 bytes of it, and ten times that when parsed.
 ANSWER_BYTES_MAX = 32 * 2**20
 #: (cluster, node) -> whether Slurm knows it.
 HasNode = Callable[[str, str], bool]
@@ -140,7 +142,7 @@ class Fetched(NamedTuple):
 
 
 class FetchFailed(Exception):
-    """Nothing came of one fetch. The text is one sentence; `reason`: what was sent and not stored, if any."""
+    """A fetch failed. The text is one sentence; `reason`: why something sent was not stored, if it was."""
 
     def __init__(self, text: str, reason: LossReason | None = None) -> None:
         super().__init__(text)
@@ -164,11 +166,11 @@ class ScrapeBook(Protocol):
 
 
 class HistoryAway(Exception):
-    """The Prometheus-compatible server gives no answer that can be used. The text is one sentence."""
+    """The Prometheus-compatible server gives no usable answer. The text is one sentence."""
 
 
 class AnswerTooLong(HistoryAway):
-    """The answer is larger than ANSWER_BYTES_MAX; the question can be cut."""
+    """The answer is larger than ANSWER_BYTES_MAX; the query can be split."""
 
 
 class PromqlServer(Protocol):
@@ -186,7 +188,7 @@ class PromqlServer(Protocol):
 
 
 class MetricHistory(Protocol):
-    """What a Prometheus-compatible server remembers of one cluster's signals. Raises HistoryAway.
+    """One cluster's signals in a Prometheus-compatible server. Raises HistoryAway.
 
     `name` is empty where none is set: then every answer is empty.
     """
@@ -196,9 +198,8 @@ class MetricHistory(Protocol):
     def between(
         self, since: datetime, until: datetime, has_node: HasNode, *, go_on: Callable[[], bool] = lambda: True
     ) -> "list[Report]":
-        """All samples of the catalogue's signals in that time, by their times; each report arrived when it
-        was measured. At most a minute at once. `go_on` is asked before each question to the server: when it
-        says no, that is HistoryAway.
+        """All samples of the catalogue's signals in that time, by time; each report's arrival is its
+        measurement. At most a minute at once. `go_on` is called before each query: False is HistoryAway.
         """
         ...
 
@@ -210,7 +211,7 @@ class MetricHistory(Protocol):
 
 
 class Charts(Protocol):
-    """What the servers of all clusters remember, for pages; from any thread. `points` raises HistoryAway."""
+    """History of all clusters, for pages; from any thread. `points` raises HistoryAway."""
 
     def remembers(self, cluster: str) -> bool: ...
     def points(self, cluster: str, node: str, signal: str, since: datetime, until: datetime) -> Points: ...

@@ -41,12 +41,12 @@ class NodeExec(Protocol):
     def service_active(self, node: str, service: str) -> bool: ...
 
     def fabric_state(self, node: str) -> FabricState:
-        """The NVLink fabric as nvidia-smi on the node tells it."""
+        """The NVLink fabric by nvidia-smi on the node."""
         ...
 
     def memory_state(self, node: str) -> MemoryState:
-        """Rows that wait to be remapped or could not be, by nvidia-smi on the node. NodeError where it does
-        not tell.
+        """Rows that wait to be remapped or could not be, by nvidia-smi on the node. NodeError if it does not
+        report them.
         """
         ...
 
@@ -63,7 +63,7 @@ class NodeExec(Protocol):
         ...
 
     def reset(self, node: str, key: str) -> Diagnosis | None:
-        """What came of it, as `diagnosis` tells of tests; NodeError also where it was cut short."""
+        """Its outcome, in the form of `diagnosis`; NodeError also if it was cut short."""
         ...
 
     def start_collection(self, node: str, key: str) -> None:
@@ -79,7 +79,7 @@ class NodeExec(Protocol):
         ...
 
     def job_stacks(self, node: str, job: str) -> JobStacks:
-        """Where some Python processes of the job stand. None of them is stopped for it."""
+        """Stacks of some Python processes of the job. None of them is stopped for it."""
         ...
 
     def job_on_node(self, node: str, job: str) -> JobOnNode:

@@ -21,9 +21,9 @@ from healer.model import (
     Ticket,
 )
 
-#: How long after it was told an alarm that is raised again has to wait: the second time, the third, …
+#: How long after the last notice a repeated alarm waits for its next one: the second time, the third, …
 BACK_OFF = tuple(timedelta(minutes=minutes) for minutes in (5, 10, 20, 40, 80))
-#: Quiet for twice the longest wait: the next one is told at once again.
+#: After silence of twice the longest wait, the next one is sent at once again.
 FORGOTTEN = 2 * BACK_OFF[-1]
 
 # --- sinks
@@ -166,7 +166,7 @@ class Outbox(Protocol):
     """Messages for the webhook, and tickets, of all clusters. Errors of the database go to the caller."""
 
     def claim(self, *, messages: bool, tickets: bool, now: datetime) -> Attempt | None:
-        """The most urgent due one of these kinds, pages first, set aside for a minute."""
+        """The most urgent due one of these kinds, pages first, claimed for a minute."""
         ...
 
     def settle(self, attempt: Attempt, outcome: Outcome, record: AuditRecord | None, now: datetime) -> None:
@@ -180,11 +180,11 @@ class ChannelOutbox(Protocol):
     name: str
 
     def alone(self) -> AbstractContextManager[bool]:
-        """Whether this process is the one that tells the channel, until the block ends."""
+        """Whether this process alone sends to the channel, until the block ends."""
         ...
 
     def claim(self, now: datetime) -> Attempt | None:
-        """The most urgent due one, set aside for 20 s. What began a thread comes first of it."""
+        """The most urgent due one, claimed for 20 s. The first message of a thread goes before its others."""
         ...
 
     def settle(
@@ -199,13 +199,13 @@ class ChannelOutbox(Protocol):
         ...
 
     def open_notices(self, before: datetime) -> list[Notice]:
-        """What was told of incidents that are not over, and last sent before this moment."""
+        """Notices of incidents that are not over, last sent before this moment."""
         ...
 
     def note_renewed(self, notices: Sequence[Notice], now: datetime) -> None: ...
 
 
-class Fed(NamedTuple):
+class FeedPosition(NamedTuple):
     """How far a feed of events is, and how often the next one was refused."""
 
     seq: int
@@ -218,13 +218,13 @@ class EventFeed(Protocol):
 
     cluster: str
 
-    def position(self) -> Fed:
+    def position(self) -> FeedPosition:
         """The first call of all begins with what comes next."""
         ...
 
     def next(self, after: int) -> tuple[int, AuditRecord] | None: ...
 
-    def note(self, before: int, fed: Fed) -> None:
+    def note(self, before: int, fed: FeedPosition) -> None:
         """Nothing where another process has come further than `before`."""
         ...
 
@@ -233,7 +233,7 @@ class EventFeed(Protocol):
 
 
 class Raised(msgspec.Struct, frozen=True):
-    """An alarm at one channel: how often it was told again, and when last."""
+    """An alarm at one channel: how often it was repeated, and when last."""
 
     again: int
     last_at: datetime
@@ -248,11 +248,11 @@ class Unrouted(NamedTuple):
 
 
 class Thread(NamedTuple):
-    """What channels were told of an incident, or of a message by itself.
+    """Which channels have been notified of an incident, or of a message without one.
 
-    `standing`: channels told of it and not of its end; `tried`: those where a try failed or is under way;
-    `listed`: those whose digest showed it. `state` is the incident's; `severity` and `stage` are what counts
-    as told of it. None: there is no such incident, or nothing was told.
+    `standing`: channels notified of it and not of its end; `tried`: those where an attempt failed or is under
+    way; `listed`: those whose digest showed it. `state` is the incident's; `severity` and `stage` are those
+    last notified. None: there is no such incident, or no notification.
     """
 
     standing: Collection[str]
@@ -291,13 +291,13 @@ class NewsTx(Protocol):
         ...
 
     def untold(self, since: datetime) -> list[tuple[Incident, Stage | None]]:
-        """Open incidents, but those at P0, that opened after `since` and were not told, or grew worse, or are
-        open again; with how far they were told.
+        """Open incidents except P0 that opened after `since` without a notification, or grew worse, or are
+        open again; with the stage last notified.
         """
         ...
 
     def told_changed(self) -> list[Incident]:
-        """What was told and has been acknowledged since, or is over."""
+        """Incidents that were notified and have been acknowledged since, or are over."""
         ...
 
     def work_of(self, incident: str) -> list[tuple[Run, list[LogEntry]]]: ...

@@ -1,4 +1,4 @@
-"""What the API and the console read: one Protocol for each noun, and its filters.
+"""Queries of the API and the console: one Protocol for each noun, and its filters.
 
 Every method is one short read (a few indexed queries), safe in a thread pool, and raises nothing for "not
 found". Lists are newest first unless said otherwise. A cursor is an opaque text that came out of
@@ -224,7 +224,7 @@ class Queries:
 
 
 class MessageBook(Protocol):
-    """What people were told, at each sink."""
+    """Messages to people, at each sink."""
 
     def page(
         self,

@@ -203,14 +203,14 @@ class Scheduler(Protocol):
 
 
 class Snapshots(Protocol):
-    """Slurm's latest picture, written by the poller, read by the detector, the API and the gate."""
+    """Slurm's latest snapshots, written by the poller, read by the detector, the API and the gate."""
 
     def put(self, snapshot: SlurmSnapshot) -> None: ...
     def latest(self, cluster: str) -> SlurmSnapshot | None: ...
     def failed(self, cluster: str, error: str) -> None: ...
 
     def put_controller(self, controller: Controller) -> None:
-        """How slurmctld does: beside the picture, because its figures change with every poll."""
+        """The state of slurmctld: separate from the snapshot, because its figures change with every poll."""
         ...
 
     def controller(self, cluster: str) -> Controller | None: ...

@@ -1,4 +1,4 @@
-"""Where accepted signals are stored, on disk while the database is away; who sent them, what was lost."""
+"""Stores of accepted signals, on disk while the database is away; of their senders, and of losses."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
@@ -42,7 +42,7 @@ class Inbox(Protocol):
         ...
 
     def alerts(self, moment: datetime) -> Iterable[Observation]:
-        """Of kind `alert` alone, since an earlier moment: they stand for hours."""
+        """Only those of kind `alert`, since an earlier moment: they stay in force for hours."""
         ...
 
 
@@ -83,14 +83,14 @@ class SenderBook(Protocol):
 
 
 class Spooled(NamedTuple):
-    """One accepted thing on its way to the store. `kind` is one byte, `body` what that kind's store reads."""
+    """One accepted item on its way to the store. `kind` is one byte, `body` what that kind's lane decodes."""
 
     kind: bytes
     body: bytes
 
 
 class SpoolState(NamedTuple):
-    """What waits on disk. `since`: when the oldest of it began to; None: nothing waits."""
+    """What waits on disk. `since`: when the oldest item was added; None: nothing waits."""
 
     entries: int
     size_bytes: int
@@ -113,25 +113,25 @@ class Spool(Protocol):
         ...
 
     def oldest(self, most: int, size: int) -> list[Spooled]:
-        """The oldest records: at most `most`, and at most `size` bytes but for the first one."""
+        """The oldest records: at most `most`, and at most `size` bytes unless the first one is larger."""
         ...
 
     def drop_oldest(self, records: Sequence[Spooled]) -> None:
-        """What `oldest` gave last is stored."""
+        """Removes what `oldest` returned last, as it is stored now."""
         ...
 
     def set_aside(self, records: Sequence[Spooled]) -> None:
-        """Keeps what this version cannot read for one that can, off the queue. NoRoom."""
+        """Moves records that this version cannot read off the queue, for one that can. NoRoom."""
         ...
 
     def take_lost(self) -> list[tuple[int, str]]:
-        """What could not be read since the last call: (entries, at least; a sentence)."""
+        """Losses since the last call that could not be read: (entries, at least; a sentence)."""
         ...
 
     def adopt(self) -> int:
-        """Takes over what processes left that died; the number of records."""
+        """Takes over the spools of dead processes; the number of records."""
         ...
 
     def close(self) -> None:
-        """What is left stays for the next process."""
+        """Closes it; what still waits stays for the next process."""
         ...

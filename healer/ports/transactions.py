@@ -78,7 +78,8 @@ class WalkTx(Protocol):
     def run(self, name: str) -> Run | None: ...
 
     def is_returning(self, run: str) -> bool:
-        """The run was granted a return of its node: that the node is in service is its doing."""
+        """Whether the run was granted the return of its node, so that the node is in service because of
+        it."""
         ...
 
     def lock_gate(self) -> GateFacts:
@@ -86,12 +87,12 @@ class WalkTx(Protocol):
         ...
 
     def sweeps(self, playbooks: Sequence[str], since: datetime) -> Sweeps:
-        """What is in sweep by these playbooks, which nodes are ill, and what was tested since then."""
+        """Sweeps under way by these playbooks, nodes with faults, and nodes tested since then."""
         ...
 
     def spoken_of(self, batch: Sequence[Observation]) -> set[str]:
-        """Incidents that a command speaks of which is committed and not in this batch.
-        Asked under the gate's lock: such an incident is decided by the next walk, which knows the news.
+        """Incidents of committed commands that are not in this batch. Asked under the gate's lock: such an
+        incident is decided by the next walk, which has the command.
         """
         ...
 
@@ -124,7 +125,7 @@ class WalkTx(Protocol):
         self, run: str, state: RunState, *, why: str, at: datetime, question: str | None = None, **change: Any
     ) -> Run:
         """The run in its new state, with other fields changed; as it is, where it has ended. Raises NodeTaken
-        when it would work beside another one on its node.
+        if another run works on its node already.
         """
         ...
 
@@ -299,7 +300,7 @@ class Ledger(Protocol):
 
     def due_runs(self, now: datetime, *, sent: timedelta = timedelta(0)) -> list[str]:
         """Runs to advance now: new, woken, or abandoned by a dead worker. Without new ones that began no
-        longer than `sent` ago: whoever began them has poked the workers.
+        longer than `sent` ago: the workers have been poked for them.
         """
         ...
 

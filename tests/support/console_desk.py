@@ -10,11 +10,11 @@ from healer.ports.answers import (
     Backlog,
     Group,
     ModelSeen,
-    Own,
     Period,
     Queue,
     RuleFigures,
     Saved,
+    SelfHealth,
     Sink,
     Spread,
     Stats,
@@ -27,9 +27,9 @@ def _ago(**span: float) -> datetime:
     return NOW - timedelta(**span)
 
 
-def own() -> Own:
+def own() -> SelfHealth:
     """Mostly well; the workers are silent, a sink fails and a target is down."""
-    return Own(
+    return SelfHealth(
         stored=Stored(
             version="16.4",
             size_bytes=3_400_000_000,
@@ -64,7 +64,7 @@ def own() -> Own:
             models=(
                 ModelSeen(
                     hardware="h100", load="busy", id="5ac1" * 16, trained_at=_ago(days=3),
-                    in_force_at=_ago(days=2), by="healer", told="7 days have passed",
+                    in_force_at=_ago(days=2), by="healer", last_outcome="7 days have passed",
                 ),
             ),
         ),

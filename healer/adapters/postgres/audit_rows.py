@@ -33,7 +33,7 @@ from healer.model import AuditRecord, Checkpoint
 from healer.model.run import ChainLink
 from healer.ports.answers import ChainState, Page
 from healer.ports.audit_store import ChainHead
-from healer.ports.outbound import Fed
+from healer.ports.outbound import FeedPosition
 from healer.ports.queries import AuditQuery, decode_cursor, encode_cursor
 
 #: `pg_try_advisory_lock` key of the one sealer: the bytes of "healaudi".
@@ -331,7 +331,7 @@ def _sealed(row: sa.Row) -> AuditRecord:
 class PostgresEventFeed(ClusterStore):
     """`healer.ports.outbound.EventFeed`."""
 
-    def position(self) -> Fed:
+    def position(self) -> FeedPosition:
         table = event_feed.c
         wanted = sa.select(table.seq, table.tries, table.next_try_at).where(table.cluster == self.cluster)
         with self._engine.begin() as conn:
@@ -341,7 +341,7 @@ class PostgresEventFeed(ClusterStore):
                 begin = insert(event_feed).values(cluster=self.cluster, seq=head.seq if head else 0)
                 conn.execute(begin.on_conflict_do_nothing())
                 fed = conn.execute(wanted).one()
-        return Fed(*fed)
+        return FeedPosition(*fed)
 
     def next(self, after: int) -> tuple[int, AuditRecord] | None:
         with self._engine.connect() as conn:
@@ -354,7 +354,7 @@ class PostgresEventFeed(ClusterStore):
             ).first()
         return None if row is None else (row[0], record_of(row[1:]))
 
-    def note(self, before: int, fed: Fed) -> None:
+    def note(self, before: int, fed: FeedPosition) -> None:
         unmoved = (event_feed.c.cluster == self.cluster, event_feed.c.seq == before)
         with self._engine.begin() as conn:
             conn.execute(sa.update(event_feed).where(*unmoved).values(fed._asdict()))

@@ -40,7 +40,7 @@ from healer.model import (
     Ticket,
     audit_record,
 )
-from healer.ports.answers import Page, ToldAt
+from healer.ports.answers import ChannelDelivery, Page
 from healer.ports.outbound import Attempt, Notice, Outcome
 from healer.ports.request_errors import Conflict, NotFound
 
@@ -328,7 +328,7 @@ class PostgresMessageBook(PostgresStore):
             return _deliveries(conn, found)
 
 
-def channel_states(conn: sa.Connection, incident: str) -> dict[str, list[ToldAt]]:
+def channel_states(conn: sa.Connection, incident: str) -> dict[str, list[ChannelDelivery]]:
     """By message of the incident: the state of its delivery to each channel."""
     table = deliveries.c
     rows = conn.execute(
@@ -337,9 +337,9 @@ def channel_states(conn: sa.Connection, incident: str) -> dict[str, list[ToldAt]
         .where(messages.c.incident == incident)
         .order_by(table.id)
     )
-    found: dict[str, list[ToldAt]] = {}
+    found: dict[str, list[ChannelDelivery]] = {}
     for message, channel, state, error, reference in rows:
-        delivery = ToldAt(channel=channel, state=state, error=error, reference=reference)
+        delivery = ChannelDelivery(channel=channel, state=state, error=error, reference=reference)
         found.setdefault(message, []).append(delivery)
     return found
 

@@ -162,5 +162,5 @@ def _models(engine: sa.Engine, cluster: str) -> Iterator[ModelSeen]:
             **pick(model, "hardware", "load", "id", "trained_at"),
             in_force_at=version.in_force_at,
             by=version.in_force_by or "",
-            told=looks.get((model.hardware, model.load), ""),
+            last_outcome=looks.get((model.hardware, model.load), ""),
         )

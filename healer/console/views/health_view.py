@@ -10,7 +10,7 @@ from healer.console import words
 from healer.console.views.standing_view import TROUBLE_WORDS
 from healer.model import Loss, LossReason, Sender, UnknownSeries
 from healer.observations.slurm_poll import troubles
-from healer.ports.answers import Backlog, ModelSeen, Own, Queue, Sink, Standing
+from healer.ports.answers import Backlog, ModelSeen, Queue, SelfHealth, Sink, Standing
 
 #: Losses of the last day are shown first and in colour; older ones are history.
 FRESH = timedelta(days=1)
@@ -192,7 +192,7 @@ class Arrives(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def health(
-    own: Own, standing: Standing, arrives: Arrives, rules: int, playbooks: int, now: datetime
+    own: SelfHealth, standing: Standing, arrives: Arrives, rules: int, playbooks: int, now: datetime
 ) -> Health:
     sections = (
         Section(title="Slurm", rows=tuple(_slurm(own, standing, now))),
@@ -216,7 +216,7 @@ def _row(name: str, ok: bool, text: str, todo: str = "", *, bad: bool = True, hr
     return Row(name=name, tone=tone, word=word, text=text, todo="" if ok else todo, href=href)
 
 
-def _slurm(own: Own, standing: Standing, now: datetime) -> Iterator[Row]:
+def _slurm(own: SelfHealth, standing: Standing, now: datetime) -> Iterator[Row]:
     picture, seen = standing.snapshot, own.stored.controller
     if picture is None:
         yield _row(
@@ -244,7 +244,7 @@ def _slurm(own: Own, standing: Standing, now: datetime) -> Iterator[Row]:
         )
 
 
-def _processes(own: Own, now: datetime) -> Iterator[Row]:
+def _processes(own: SelfHealth, now: datetime) -> Iterator[Row]:
     stored = own.stored
     for part, (name, todo) in _PARTS.items():
         at = stored.beats.get(part)
@@ -260,7 +260,7 @@ def _processes(own: Own, now: datetime) -> Iterator[Row]:
         yield _row("Scraper", leads, text, "Start healer scraper: targets are not fetched.")
 
 
-def _stores(own: Own) -> Iterator[Row]:
+def _stores(own: SelfHealth) -> Iterator[Row]:
     stored = own.stored
     free = f", {stored.free_share:.0%} of its disk free" if stored.free_share is not None else ""
     room = stored.free_share is None or stored.free_share > 0.1
@@ -279,7 +279,7 @@ def _stores(own: Own) -> Iterator[Row]:
                        "healer doctor says how to repair it.", bad=False)  # fmt: skip
 
 
-def _waits(own: Own, queues: Sequence[QueueRow], now: datetime) -> Iterator[Row]:
+def _waits(own: SelfHealth, queues: Sequence[QueueRow], now: datetime) -> Iterator[Row]:
     for one in own.stored.backlogs:
         yield _backlog(one, now)
     for row in queues:
@@ -299,7 +299,7 @@ def _backlog(one: Backlog, now: datetime) -> Row:
     return _row(one.name, not behind, text, "Who takes them is down or slow: see Processes.", bad=False)
 
 
-def _signals(arrives: Arrives, own: Own, now: datetime) -> Iterator[Row]:
+def _signals(arrives: Arrives, own: SelfHealth, now: datetime) -> Iterator[Row]:
     quiet = [row.sender for row in arrives.senders if row.quiet]
     names = words.names([f"{one.who} ({one.source})" for one in quiet], SENDERS_NAMED)
     sends = words.plural(len(arrives.senders), "sender")
@@ -342,7 +342,7 @@ def _sinks(sinks: Iterable[Sink], now: datetime) -> Iterator[Row]:
                    "healer doctor asks the sink; healer messages retry sends again.", bad=False)  # fmt: skip
 
 
-def _rules(own: Own, standing: Standing, rules: int, playbooks: int, now: datetime) -> Iterator[Row]:
+def _rules(own: SelfHealth, standing: Standing, rules: int, playbooks: int, now: datetime) -> Iterator[Row]:
     since = f", in force since {words.utc(own.rules_since)}" if own.rules_since else ""
     text = f"{rules:,} rules, {playbooks:,} playbooks, version {own.rules_version[:12]}{since}"
     if standing.rules_error:
@@ -358,5 +358,5 @@ def _rules(own: Own, standing: Standing, rules: int, playbooks: int, now: dateti
 def _model(one: ModelSeen, now: datetime) -> str:
     force = f", in force for {words.span((now - one.in_force_at).total_seconds())}" if one.in_force_at else ""
     by = f" by {one.by}" if one.by else ""
-    told = f". {words.sentence(one.told)}" if one.told else ""
+    told = f". {words.sentence(one.last_outcome)}" if one.last_outcome else ""
     return f"{one.id[:12]}, trained {words.ago(one.trained_at, now)}{force}{by}{told}"

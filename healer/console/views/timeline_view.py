@@ -9,7 +9,7 @@ from healer.console import words
 from healer.console.views.runs_view import EVENT_WORDS, GuardRow, guard_rows, guards_summary, target
 from healer.engine.records import IncidentRecord
 from healer.model import AuditRecord, Component, Decision, LogEntry, Outcome, StepEvent
-from healer.ports.answers import ToldAt
+from healer.ports.answers import ChannelDelivery
 
 #: The keys that say in words what happened, best first.
 _WORDS = ("text", "why", "reason", "title", "note")
@@ -265,7 +265,7 @@ _CHANNEL_WORDS = {
 }
 
 
-def _told(one: ToldAt) -> str:
+def _told(one: ChannelDelivery) -> str:
     words = f"{one.channel}: {_CHANNEL_WORDS.get(one.state, one.state)}"
     return f"{words} ({one.error})" if one.error and one.state != "sent" else words
 

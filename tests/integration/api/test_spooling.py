@@ -57,8 +57,8 @@ class Book:
     def __init__(self) -> None:
         self.told: list[Loss] = []
 
-    def add(self, told: Sequence[Loss]) -> None:
-        self.told += told
+    def add(self, losses: Sequence[Loss]) -> None:
+        self.told += losses
 
     def losses(self, clusters: Sequence[str] | None, limit: int) -> list[Loss]:
         return self.told[:limit]
@@ -72,8 +72,15 @@ class Bench:
         self.spool = FileSpool(folder / "spool", **spool)
         self.losses = Losses(self.book, lambda: datetime.now(UTC))
         self.spooling = Spooling(self.spool, self.reach, self.losses)
-        self.lane: Lane[str, bool] = self.spooling.lane(
-            self.store, name="words", encode=str.encode, decode=bytes.decode, taken=True
+        self.lane: Lane[str, bool] = self.spooling.add_lane(
+            Lane(
+                self.spooling,
+                self.store,
+                name="words",
+                encode=str.encode,
+                decode=bytes.decode,
+                spooled=True,
+            )
         )
 
     def put(self, words: list[str]) -> Sequence[bool]:
@@ -87,7 +94,7 @@ class Bench:
 
     def bring_all_in(self) -> None:
         while self.spool.pending:
-            self.spooling.bring_in()
+            self.spooling.store_batch()
 
 
 @pytest.fixture(params=[False, True], ids=["thread", "loop"])
@@ -143,7 +150,7 @@ def test_a_database_without_room_is_no_database_that_is_away(bench: Bench) -> No
     bench.store.error = DiskFull("the disk of the database is full")
     assert bench.put(["a"]) == [True]
     assert bench.reach.disk_full and not bench.reach.away
-    assert bench.spooling.bring_in() > 0
+    assert bench.spooling.store_batch() > 0
     assert bench.spool.pending
     bench.store.error = None
     bench.bring_all_in()
@@ -223,7 +230,7 @@ def test_a_few_that_are_refused_are_lost_and_more_in_a_row_stay(bench: Bench) ->
     bench.put(["poison"] * (REFUSED_MAX + 1) + ["good at last"])
     bench.store.error = None
     for _ in range(3):
-        assert bench.spooling.bring_in() > 0
+        assert bench.spooling.store_batch() > 0
     assert bench.spooling.stuck and bench.spool.state().entries == REFUSED_MAX + 2
     bench.losses.flush()
     assert len(bench.book.told) == 1, "what stays is not lost"
@@ -238,7 +245,7 @@ def test_a_record_that_this_version_cannot_read_keeps_no_other(tmp_path: Path) -
     bench.put(["ä", "b"])
     bench.spooling.append([Spooled(b"q", b"of tomorrow")])
     for _ in range(5):
-        assert bench.spooling.bring_in() > 0
+        assert bench.spooling.store_batch() > 0
     bench.store.error = None
     bench.bring_all_in()
     assert bench.store.kept == ["a", "b"]

@@ -8,7 +8,7 @@ from fastapi.testclient import TestClient
 from healer.console.views import health_view
 from healer.console.views.health_view import Arrives, Health, Row, health
 from healer.model import Sender
-from healer.ports.answers import Backlog, Own, Queue, Sink, Standing, Stored
+from healer.ports.answers import Backlog, Queue, SelfHealth, Sink, Standing, Stored
 from tests.support.console_desk import own
 from tests.support.console_sample import CLUSTER, NOW
 from tests.support.console_site import Site, make_sample, standing_of
@@ -21,7 +21,7 @@ def stands(**changes: object) -> Standing:
     return msgspec.structs.replace(found, **changes)
 
 
-def told(known: Own, site: Standing | None = None, arrives: Arrives | None = None) -> Health:
+def told(known: SelfHealth, site: Standing | None = None, arrives: Arrives | None = None) -> Health:
     return health(known, site or stands(), arrives or Arrives(), 3, 2, NOW)
 
 
@@ -29,10 +29,10 @@ def row(found: Health, name: str) -> Row:
     return next(one for section in found.sections for one in section.rows if one.name == name)
 
 
-def well() -> Own:
+def well() -> SelfHealth:
     beats = {part: NOW - timedelta(seconds=2) for part in ("detector", "scheduler", "worker")}
     stored = Stored(version="16.4", beats=beats, leads=frozenset({"detector"}))
-    return Own(stored=stored, broker=0, broker_text="answers", rules_version="9d1f")
+    return SelfHealth(stored=stored, broker=0, broker_text="answers", rules_version="9d1f")
 
 
 def test_where_all_is_well_nothing_is_to_be_looked_at() -> None:

@@ -59,10 +59,10 @@ def test_a_process_sums_up_and_keeps_what_it_could_not_write(fresh_database: sa.
     class Book(PostgresSenders):
         away = True
 
-        def add(self, senders: Sequence[Sender]) -> None:
+        def add(self, counts: Sequence[Sender]) -> None:
             if self.away:
                 raise Unavailable("away")
-            super().add(senders)
+            super().add(counts)
 
     book = Book(fresh_database)
     told = Senders(book, lambda: AT, "pod1")

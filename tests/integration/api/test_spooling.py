@@ -57,10 +57,10 @@ class Book:
     def __init__(self) -> None:
         self.told: list[Loss] = []
 
-    def add(self, losses: Sequence[Loss]) -> None:
-        self.told += losses
+    def add(self, counts: Sequence[Loss]) -> None:
+        self.told += counts
 
-    def losses(self, clusters: Sequence[str] | None, limit: int) -> list[Loss]:
+    def counts(self, clusters: Sequence[str] | None, limit: int) -> list[Loss]:
         return self.told[:limit]
 
 
@@ -341,7 +341,7 @@ def test_what_was_stored_by_a_process_that_died_then_is_stored_once(api: Api, be
     """It is in the inbox, and still in the spool: that is how a kill between the two leaves it."""
     lane = events_lane(bench.spooling, api.services)
     told = [Arrival(observation(number, datetime.now(UTC))) for number in range(5)]
-    assert lane.stored(told[:3]).result(60) == [True] * 3
+    assert lane.submit(told[:3]).result(60) == [True] * 3
     bench.reach.failed("away")
     lane.put(told)
     bench.bring_all_in()

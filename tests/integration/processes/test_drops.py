@@ -32,10 +32,10 @@ class Away:
     def __init__(self, book: PostgresLosses) -> None:
         self.book, self.away = book, True
 
-    def add(self, losses: list[Loss]) -> None:
+    def add(self, counts: list[Loss]) -> None:
         if self.away:
             raise Unavailable("the database does not answer")
-        self.book.add(losses)
+        self.book.add(counts)
 
 
 def test_what_could_not_be_told_is_told_the_next_time(fresh_database: sa.Engine) -> None:

@@ -4,7 +4,7 @@ The same in the detector, the simulator and replay: one batch in, one transactio
 out. The caller pokes the workers; what a lost poke leaves behind, the sweep finds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import partial
 
@@ -12,6 +12,7 @@ import msgspec
 
 from healer.decisions.node_facts import ended_windows, planned_window
 from healer.detection import PictureLook, detect, read_all
+from healer.detection.protocol import Pair
 from healer.detection.reported import gauge_findings
 from healer.engine.decide_incidents import decide_all, lock_gate_if_needed
 from healer.engine.upkeep import Walk, note_inventories, open_on
@@ -20,7 +21,7 @@ from healer.incidents import (
     clear_since,
     close_what_is_over,
     heard_again,
-    is_measured,
+    measured_pairs,
     take_findings,
 )
 from healer.incidents.context import Context, end_plans, note_context, split_by_context
@@ -126,8 +127,9 @@ def _remember(walk: Walk, findings: Sequence[Finding]) -> None:
     picture.faults = open_faults(known)
     silent = [one for one in walk.open_incidents() if one.fault in OUTAGES]
     picture.silence.outages = tuple(outage_of(one) for one in silent)
-    watched = (one for one in walk.open_incidents() if is_measured(walk.rules, one))
-    picture.watched = frozenset((one.fault, one.root) for one in watched)
+    picture.watched = frozenset(
+        pair for one in walk.open_incidents() for pair in measured_pairs(walk.rules, picture, one)
+    )
 
 
 def _note_ended_windows(rules: Ruleset, picture: Picture, now: datetime) -> None:
@@ -260,19 +262,19 @@ def close_all(walk: Walk) -> None:
         incident = _make_way(walk, walk.work.by_id[name])
         if incident.merged_into is not None and incident.run and name in walk.work.changed:
             walk.end_plan(incident, incident.closed_why or "")
-        measured = is_measured(walk.rules, incident)
-        if measured and incident.is_open:
-            incident = _note_clear(walk, incident)
+        pairs = measured_pairs(walk.rules, walk.picture, incident) if incident.is_open else ()
+        if pairs:
+            incident = _note_clear(walk, incident, pairs)
         elif (heard := heard_again(incident, walk.picture, walk.now)) is not incident:
             walk.work.put(incident := heard)
-        closed = close_what_is_over(incident, walk.picture, walk.now, measured=measured)
+        closed = close_what_is_over(incident, walk.picture, walk.now, measured=bool(pairs))
         if closed is not incident and walk.end_plan(incident, closed.closed_why or ""):
             walk.work.put(closed)
 
 
-def _note_clear(walk: Walk, incident: Incident) -> Incident:
+def _note_clear(walk: Walk, incident: Incident, pairs: Iterable[Pair]) -> Incident:
     """Whoever decides or drives reads in the incident whether its cause is still there."""
-    since = clear_since(incident, walk.picture)
+    since = clear_since(incident, walk.picture, pairs)
     changed = msgspec.structs.replace(incident, clear_since=since, ticked_at=_looked_at(walk, incident))
     if changed != incident:
         walk.work.put(changed)

@@ -8,7 +8,7 @@ from healer.incidents.lifecycle import (
     clear_since,
     close_what_is_over,
     heard_again,
-    is_measured,
+    measured_pairs,
     our_drains,
 )
 from healer.incidents.placers import PLACERS

@@ -7,6 +7,7 @@ from hashlib import sha256
 
 import msgspec
 
+from healer.detection.protocol import Pair
 from healer.detection.reported import fault_of
 from healer.detection.silence import JUST_BACK
 from healer.incidents.book import Book
@@ -43,6 +44,7 @@ from healer.model import (
     RunState,
     Sense,
     Severity,
+    Sharing,
     SlurmNode,
     Verdict,
 )
@@ -57,6 +59,7 @@ from healer.model.faults import (
     Trait,
     check_of,
     fault_is,
+    fits,
     once,
 )
 from healer.model.slurm import is_our_reservation, is_ours
@@ -167,7 +170,8 @@ def close_what_is_over(
 ) -> Incident:
     """Ends an incident whose cause is gone by itself; one that healer works on ends only with its run.
 
-    A run that only waits for leave is the caller's to withdraw. `measured`: as `is_measured` says.
+    A run that only waits for leave is the caller's to withdraw. `measured`: ticks over the fleet tell of it,
+    and `clear_since` is noted.
     """
     if incident.state is not IncidentState.open:
         return incident
@@ -215,15 +219,46 @@ def is_measured(rules: Ruleset, incident: Incident) -> bool:
     """Whether ticks over the fleet tell when its cause is gone."""
     if fault_is(incident.fault, Trait.sampled):
         return True
-    rule = rules.by_name.get(incident.rule)
+    return _is_detected(rules, incident.rule)
+
+
+def measured_pairs(rules: Ruleset, picture: Picture, incident: Incident) -> tuple[Pair, ...]:
+    """The faults and parts that ticks over the fleet have to know as gone before it is over; empty where they
+    do not measure it."""
+    if is_measured(rules, incident):
+        return ((incident.fault, incident.root),)
+    sharing = next((one for one in rules.sharings if one.fault == incident.fault), None)
+    return _pairs_of_place(rules, picture, incident, sharing) if sharing is not None else ()
+
+
+def _pairs_of_place(
+    rules: Ruleset, picture: Picture, incident: Incident, sharing: Sharing
+) -> tuple[Pair, ...]:
+    """Of a place: what was measured at its parts. Empty where something else was told of one of them, which
+    no tick takes back; and for ports of devices, whose faults are not kept."""
+    since = incident.opened - sharing.within
+    found: list[Pair] = []
+    for where in incident.affected:
+        bursts = picture.history.on(where.node or "", part_of(picture, where))
+        faults = {one.fault for _, one in bursts if one.last_at >= since and fits(one.fault, sharing.faults)}
+        if not faults or not all(_is_detected(rules, fault) for fault in faults):
+            return ()
+        found += [(fault, where) for fault in sorted(faults)]
+    return tuple(found)
+
+
+def _is_detected(rules: Ruleset, fault: str) -> bool:
+    rule = rules.by_name.get(fault)
     return rule is not None and rule.detection
 
 
-def clear_since(incident: Incident, picture: Picture) -> datetime | None:
-    """Since when the last tick over the fleet knows the cause to be gone; without one, as it was known."""
+def clear_since(incident: Incident, picture: Picture, pairs: Iterable[Pair]) -> datetime | None:
+    """Since when the last tick over the fleet knows all `pairs` to be gone; without one, as it was known."""
     if picture.sensed is None:
         return incident.clear_since
-    return picture.sensed.clear_since.get((incident.fault, incident.root))
+    since = [picture.sensed.clear_since.get(pair) for pair in pairs]
+    known = [at for at in since if at is not None]
+    return max(known) if known and len(known) == len(since) else None
 
 
 def _measured_over(incident: Incident, picture: Picture, now: datetime) -> str | None:
@@ -233,7 +268,7 @@ def _measured_over(incident: Incident, picture: Picture, now: datetime) -> str |
     """
     if incident.fault_class is FaultClass.fatal:
         return None
-    since = clear_since(incident, picture)
+    since = incident.clear_since
     if now - last_heard(incident) > UNTOLD_FOR and not is_planned(incident):
         return _UNTOLD
     if since is None or picture.sensed is None or picture.sensed.at - since < CLEAR_FOR:

@@ -5,7 +5,17 @@ from datetime import timedelta
 import msgspec
 
 from healer.incidents.growth import heard_with, senses_of, spoken
-from healer.model import EVIDENCE_KEPT, Component, Detections, FaultClass, IncidentState, Mode, Sense
+from healer.model import (
+    EVIDENCE_KEPT,
+    Component,
+    Detections,
+    FaultClass,
+    IncidentState,
+    Mode,
+    Place,
+    Sense,
+    Topology,
+)
 from tests.support.loop import CLUSTER, DEGRADED, LOST, name
 from tests.support.slow import SlowSite, found, slow_rules
 
@@ -260,3 +270,46 @@ def test_a_finding_that_names_no_node_is_no_evidence_of_one() -> None:
     told = found("straggler", site.now + timedelta(seconds=1), node=None, job="7")
     site.tick((msgspec.structs.replace(told, fault_class=FaultClass.degraded),))
     assert len(site.open_incidents) == 2
+
+
+# --- places ---
+
+
+def hot_rack(*nodes: int) -> SlowSite:
+    """Nodes 1 to 4 stand in one rack; a GPU of each of `nodes` was measured as too hot."""
+    racks = {name(number): Place(rack="r1") for number in range(1, 5)}
+    site = SlowSite(rules=msgspec.structs.replace(slow_rules(), topology=Topology(places=racks)))
+    for number in nodes:
+        site.find("gpu-hot", node=number, gpu=3)
+    return site
+
+
+def test_a_place_is_over_when_all_that_was_measured_in_it_is_gone_for_five_minutes() -> None:
+    site = hot_rack(1, 2, 3)
+    assert open_rules(site) == ["rack-cooling"]
+    site.find("gpu-hot", node=4, gpu=0)  # it is of the place: no incident of its own
+    for number in (1, 2, 3):
+        site.clear("gpu-hot", node=number, gpu=3)
+    site.pass_time(900, step_s=5)
+    assert open_rules(site) == ["rack-cooling"], "one GPU is hot still, for all that anybody knows"
+    site.clear("gpu-hot", node=4, gpu=0)
+    site.pass_time(290, step_s=5)
+    assert site.incident.clear_since is not None
+    site.pass_time(20, step_s=5)
+    assert site.open_incidents == []
+
+
+def test_a_place_of_which_a_kernel_told_too_is_not_over_by_what_is_measured() -> None:
+    site = hot_rack(1, 2, 3)
+    site.rules = msgspec.structs.replace(
+        site.rules,
+        sharings=tuple(
+            msgspec.structs.replace(one, faults=(*one.faults, "xid-63")) if one.name == "rack-cooling" else one
+            for one in site.rules.sharings
+        ),
+    )
+    site.walk(*site.say(1, DEGRADED))
+    for number in (1, 2, 3):
+        site.clear("gpu-hot", node=number, gpu=3)
+    site.pass_time(600, step_s=5)
+    assert "rack-cooling" in open_rules(site)

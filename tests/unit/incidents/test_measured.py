@@ -304,7 +304,9 @@ def test_a_place_of_which_a_kernel_told_too_is_not_over_by_what_is_measured() ->
     site.rules = msgspec.structs.replace(
         site.rules,
         sharings=tuple(
-            msgspec.structs.replace(one, faults=(*one.faults, "xid-63")) if one.name == "rack-cooling" else one
+            msgspec.structs.replace(one, faults=(*one.faults, "xid-63"))
+            if one.name == "rack-cooling"
+            else one
             for one in site.rules.sharings
         ),
     )

@@ -75,11 +75,8 @@ class Placed:
 def read_models(source: Source) -> tuple[GpuModel, ...]:
     """GPU models in the order of the file: the first that fits a name is taken."""
     found: dict[str, GpuModel] = {}
-    for index, model in source.entries("GPU models", GpuModel):
-        if model.name in found:
-            source.problem((index, "name"), f"the GPU model {model.name} stands here twice")
-        if not model.match:
-            source.problem((index, "match"), "match: the list is empty")
+    for index, model in source.entries("GPU models", GpuModel, "GPU model"):
+        source.checks(index)("match", bool(model.match), "the list is empty")
         for name in model.values:
             if not _SPEC_NAME.fullmatch(name):
                 text = f"values: {name!r} has to be small letters, digits and _, its unit last"

@@ -53,12 +53,11 @@ def read_sharings(source: Source, policies: Sequence[Rule]) -> tuple[Sharing, ..
 
 
 def _check_numbers(source: Source, index: int, entry: Sharing) -> None:
-    if not 1 <= entry.at_least <= _NODES_MAX:
-        source.problem((index, "at_least"), f"at_least: has to be from 1 to {_NODES_MAX}")
-    if not 0 <= entry.share <= 1:
-        source.problem((index, "share"), "share: has to be from 0 to 1")
-    if not 0 < entry.within_s <= _WITHIN_MAX_S:
-        source.problem((index, "within_s"), f"within_s: has to be above 0, and at most {_WITHIN_MAX_S}")
+    check = source.checks(index)
+    check("at_least", 1 <= entry.at_least <= _NODES_MAX, f"has to be from 1 to {_NODES_MAX}")
+    check("share", 0 <= entry.share <= 1, "has to be from 0 to 1")
+    in_time = 0 < entry.within_s <= _WITHIN_MAX_S
+    check("within_s", in_time, f"has to be above 0, and at most {_WITHIN_MAX_S}")
 
 
 def policy_of_sharing(entry: Sharing) -> Rule:
@@ -120,12 +119,10 @@ def read_ladders(
         if not rungs or len(rungs) < len(entry.rungs) or rungs != sorted(set(rungs)):
             words = " ".join(REMEDY_LADDER[1:])
             source.problem((index, "rungs"), "rungs: remedies of the ladder, the mildest first", words)
-        if not 0 < entry.repeat_h <= _MOST_H:
-            source.problem((index, "repeat_h"), f"repeat_h: has to be above 0, and at most {_MOST_H}")
-        if entry.lemon < 0 or entry.lemon == 1:
-            source.problem((index, "lemon"), "lemon: 0 (never), or at least 2")
-        if not 0 < entry.lemon_days <= _MOST_H / 24:
-            source.problem((index, "lemon_days"), "lemon_days: has to be above 0, and at most 7")
+        check = source.checks(index)
+        check("repeat_h", 0 < entry.repeat_h <= _MOST_H, f"has to be above 0, and at most {_MOST_H}")
+        check("lemon", entry.lemon == 0 or entry.lemon >= 2, "0 (never), or at least 2")
+        check("lemon_days", 0 < entry.lemon_days <= _MOST_H / 24, "has to be above 0, and at most 7")
         found[entry.name] = entry
     return tuple(found.values())
 

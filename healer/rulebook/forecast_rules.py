@@ -45,12 +45,10 @@ def read_forecasts(
     """The entries in the order of the file; `known` are faults. What is wrong goes to the source."""
     found: dict[str, ForecastRule] = {}
     specs = {name for model in models for name in model.values}
-    for index, entry in source.entries("forecasts", ForecastRule):
+    for index, entry in source.entries("forecasts", ForecastRule, "forecast"):
         if not RULE_NAME.fullmatch(entry.rule):
             text = f"name: {entry.name!r} has to be small letters, digits and dashes, 31 at most"
             source.problem((index, "name"), text)
-        if entry.name in found:
-            source.problem((index, "name"), f"the forecast {entry.name} stands here twice")
         _check_what(source, index, entry, signals, specs)
         _check_figures(source, index, entry)
         _check_faults(source, index, entry.fails, known_faults)
@@ -102,16 +100,15 @@ def _check_what(
 
 
 def _check_figures(source: Source, index: int, entry: ForecastRule) -> None:
-    if entry.falls and entry.least <= entry.limit:
-        source.problem((index, "least"), "least: with falls it lies above limit")
-    if not entry.falls and entry.least >= entry.limit:
-        source.problem((index, "least"), "least: has to lie below limit")
-    if entry.decades and (entry.limit <= 0 or entry.least <= 0 or entry.falls):
-        source.problem((index, "decades"), "decades: limit and least have to be above 0, and it has to rise")
-    if not 0 < entry.within_days <= _MOST_DAYS:
-        source.problem((index, "within_days"), f"within_days: above 0, and at most {_MOST_DAYS}")
-    if entry.severity < Severity.P2:
-        source.problem((index, "severity"), "severity: P2 or P3: nothing has failed yet")
+    check = source.checks(index)
+    if entry.falls:
+        check("least", entry.least > entry.limit, "with falls it lies above limit")
+    else:
+        check("least", entry.least < entry.limit, "has to lie below limit")
+    rises = entry.limit > 0 and entry.least > 0 and not entry.falls
+    check("decades", rises or not entry.decades, "limit and least have to be above 0, and it has to rise")
+    check("within_days", 0 < entry.within_days <= _MOST_DAYS, f"above 0, and at most {_MOST_DAYS}")
+    check("severity", entry.severity >= Severity.P2, "P2 or P3: nothing has failed yet")
 
 
 def _check_faults(source: Source, index: int, faults: Sequence[str], known_faults: Sequence[str]) -> None:

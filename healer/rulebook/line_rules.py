@@ -26,10 +26,8 @@ _NO_LINE = "~" * 40
 def read_lines(source: Source) -> LineBook:
     """The entries in the order of the file. What is wrong goes to the source's problems."""
     found: dict[str, KernelLine] = {}
-    for index, entry in source.entries("lines", KernelLine):
+    for index, entry in source.entries("lines", KernelLine, "line"):
         check_name(source, (index,), entry.name)
-        if entry.name in found:
-            source.problem((index, "name"), f"the line {entry.name} stands here twice")
         if not RULE_NAME.fullmatch(entry.fault) or _TAKEN.match(entry.fault):
             text = f"fault: {entry.fault!r} has to be a name of its own: small letters, digits and dashes"
             source.problem((index, "fault"), text)

@@ -165,9 +165,19 @@ _BEFORE_REMOVING = frozenset({
     "spare_ready", "hung", "stacks",
 })  # fmt: skip
 #: Checks that change nothing of the run: only these may be added to a verb's own.
-BESIDE = ("fabric_state", "node_answers")
+STEP_CHECKS = ("fabric_state", "node_answers")
 #: One that only a verb's look has: it says that there is nothing to do.
-PROBES = (*BESIDE, "job_works")
+PROBES = (*STEP_CHECKS, "job_works")
+#: Fields of a step that are words out of a list which the model does not hold.
+_WORDS = {
+    "do": VERBS,
+    "check": CHECKS,
+    "wait": WAITS,
+    "probe": PROBES,
+    "verify": STEP_CHECKS,
+    "undo": ("keep",),
+    "for_each": JOB_LISTS,
+}
 #: They work on a job: the run's own, or each of a list. All others, unless in the next set, work on the node.
 _OF_JOB = frozenset(
     {Verb.requeue, Verb.revive, Verb.release, Verb.bisect, "hung", "stacks", "checkpoint", "job_runs"}
@@ -255,17 +265,9 @@ def _check_step(
     if len(kinds) != 1:
         text = f"has {' and '.join(kinds)}" if kinds else "has none of do, check, wait and use"
         source.problem(path, f"the step {step.id} {text}", "a step is exactly one of do, check, wait and use")
-    for kind, word, words in (
-        ("do", step.do, VERBS),
-        ("check", step.check, CHECKS),
-        ("wait", step.wait, WAITS),
-        ("probe", step.probe, PROBES),
-        ("verify", step.verify, BESIDE),
-        ("undo", step.undo, ("keep",)),
-        ("for_each", step.for_each, JOB_LISTS),
-    ):
-        if word is not None:
-            check_word(source, (*path, kind), kind, word, [str(name) for name in words])
+    for kind, words in _WORDS.items():
+        if (word := getattr(step, kind)) is not None:
+            check_word(source, (*path, kind), kind, word, list(map(str, words)))
     for name in ("probe", "verify", "undo"):
         if getattr(step, name) is not None and step.do is None:
             source.problem((*path, name), f"{name}: the step {step.id} does nothing that has one")
@@ -294,9 +296,8 @@ def _check_depth(
             hint = did_you_mean(name, [*validation.depths, FIT]) or "a depth of rules/validation/depths.yaml"
             source.problem((*path, "input", "depth"), f"there is no depth {name}", hint)
     meant = {*named, *(validation.fits.values() if FIT in named else ())}
-    longest_s = max(
-        (depth.limit_s for depth_name, depth in validation.depths.items() if depth_name in meant), default=0
-    )
+    limits = [validation.depths[name].limit_s for name in meant & validation.depths.keys()]
+    longest_s = max(limits, default=0)
     if step.timeout_s < longest_s and "limit_s" not in step.input:
         source.problem((*path, "timeout_s"), f"timeout_s: its tests may take {longest_s} s", "at least that")
     if "script" in step.input:
@@ -315,19 +316,15 @@ def _check_target(source: Source, path: tuple[str, int], step: Step, playbook: P
 
 
 def _check_bounds(source: Source, path: tuple[str, int], step: Step) -> None:
-    if step.timeout_s <= 0:
-        source.problem((*path, "timeout_s"), "timeout_s: has to be more than 0")
-    if step.retries < 0:
-        source.problem((*path, "retries"), "retries: must not be negative")
-    if step.back_off_s <= 0:
-        source.problem((*path, "back_off_s"), "back_off_s: has to be more than 0")
-    if step.back_off_max_s < step.back_off_s:
-        source.problem((*path, "back_off_max_s"), "back_off_max_s: has to be at least back_off_s")
-    if step.wait_s is not None and step.wait_s <= 0:
-        source.problem((*path, "wait_s"), "wait_s: has to be more than 0")
-    if step.wait_s is not None and (step.wait is None or step.wait in _ENDLESS):
-        what = _ENDLESS[step.wait] if step.wait else "this step does not wait"
-        source.problem((*path, "wait_s"), f"wait_s: {what}", "only a wait for a moment is bounded")
+    check = source.checks(*path)
+    check("timeout_s", step.timeout_s > 0, "has to be more than 0")
+    check("retries", step.retries >= 0, "must not be negative")
+    check("back_off_s", step.back_off_s > 0, "has to be more than 0")
+    check("back_off_max_s", step.back_off_max_s >= step.back_off_s, "has to be at least back_off_s")
+    if step.wait_s is not None:
+        check("wait_s", step.wait_s > 0, "has to be more than 0")
+        endless = _ENDLESS.get(step.wait, "") if step.wait else "this step does not wait"
+        check("wait_s", not endless, endless, "only a wait for a moment is bounded")
 
 
 # --- playbooks within playbooks ---
@@ -432,18 +429,6 @@ def _check_ended(
         source.problem(path, f"when: the step {leaf.step} never fails, it asks a person", hint)
 
 
-#: Fields of a step that are words out of a list which the model does not hold.
-_WORDS = {
-    "do": VERBS,
-    "check": CHECKS,
-    "wait": WAITS,
-    "probe": PROBES,
-    "verify": BESIDE,
-    "undo": ("keep",),
-    "for_each": JOB_LISTS,
-}
-
-
 def playbook_schema() -> dict[str, Any]:
     """JSON Schema 2020-12. What rests on more than one place of a file (an earlier step, an input, a script)
     is checked at load alone (`healer rules check`)."""
@@ -473,17 +458,12 @@ _TIMEOUT_MOST_S = 24 * 3600
 def read_commands(source: Source) -> dict[str, SiteCommand]:
     """By name. What is wrong goes to the source's problems."""
     found: dict[str, SiteCommand] = {}
-    for index, command in source.entries("commands", SiteCommand):
-        if not _COMMAND_NAME.fullmatch(command.name):
-            source.problem(
-                (index, "name"), f"name: {command.name!r} has to be small letters, digits and dashes"
-            )
-        if command.name in found:
-            source.problem((index, "name"), f"the command {command.name} stands here twice")
-        if not 0 < command.timeout_s <= _TIMEOUT_MOST_S:
-            source.problem(
-                (index, "timeout_s"), f"timeout_s: has to be above 0, and at most {_TIMEOUT_MOST_S}"
-            )
+    for index, command in source.entries("commands", SiteCommand, "command"):
+        check, name = source.checks(index), command.name
+        named = _COMMAND_NAME.fullmatch(name) is not None
+        check("name", named, f"{name!r} has to be small letters, digits and dashes")
+        in_time = 0 < command.timeout_s <= _TIMEOUT_MOST_S
+        check("timeout_s", in_time, f"has to be above 0, and at most {_TIMEOUT_MOST_S}")
         _check_argv(source, index, command)
         found[command.name] = command
     return found
@@ -561,24 +541,23 @@ def read_validation(source: Source, scripts: Mapping[str, str]) -> Validation:
         return Validation()
     for name, depth in read.depths.items():
         where = ("depths", name)
+        check = source.checks(*where)
         if name == FIT:
             source.problem(where, f"depths: {FIT} is what follows from the remedy", "take another name")
-        if not depth.tests or len(set(depth.tests)) != len(depth.tests):
-            source.problem((*where, "tests"), "tests: a list of different tests, not empty")
-        if len(set(depth.pair)) != len(depth.pair):
-            source.problem((*where, "pair"), "pair: a list of different tests")
+        different = len(set(depth.tests)) == len(depth.tests) > 0
+        check("tests", different, "a list of different tests, not empty")
+        check("pair", len(set(depth.pair)) == len(depth.pair), "a list of different tests")
         for key, tests in (("tests", depth.tests), ("pair", depth.pair)):
             for index, test in enumerate(tests):
                 if test not in scripts:
                     hint = did_you_mean(test, list(scripts)) or "a file rules/validation/NAME.sh"
                     source.problem((*where, key, index), f"{key}: there is no script {test}", hint)
-        if not 0 < depth.limit_s <= _LIMIT_MAX_S:
-            source.problem((*where, "limit_s"), f"limit_s: above 0, and at most {_LIMIT_MAX_S}")
+        check("limit_s", 0 < depth.limit_s <= _LIMIT_MAX_S, f"above 0, and at most {_LIMIT_MAX_S}")
     for remedy, name in read.fits.items():
         if remedy not in REMEDY_LADDER:
             source.problem(("fits", str(remedy)), f"fits: {remedy} is no rung of the ladder")
         if name not in read.depths:
             source.problem(("fits", str(remedy)), f"fits: there is no depth {name}")
-    if read.otherwise not in read.depths:
-        source.problem(("otherwise",), f"otherwise: there is no depth {read.otherwise!r}")
+    is_depth = read.otherwise in read.depths
+    source.checks()("otherwise", is_depth, f"there is no depth {read.otherwise!r}")
     return read

@@ -35,7 +35,6 @@ _SHARES = (
     "partition_share",
     "breaker_share",
 )
-_AT_LEAST_ONE = ("max_nodes",)
 _AT_LEAST_ZERO = ("repeat_h", "requeues_per_job", "reboots_per_node", "stale_s", "veto_h", "trial_runs")
 #: A year: what was tested longer ago counts as never tested anyway.
 _SWEEP_DAYS_MAX = 365
@@ -101,15 +100,12 @@ def check_guards(source: Source, path: Sequence[str | int], data: dict[str, Any]
     settings = source.convert(path, data, GuardSettings)
     if settings is None:
         return None
+    check = source.checks(*path)
     for name in _SHARES:
-        if not 0 <= getattr(settings, name) <= 1:
-            source.problem((*path, name), f"{name}: a share lies between 0 and 1")
-    for name in _AT_LEAST_ONE:
-        if getattr(settings, name) < 1:
-            source.problem((*path, name), f"{name}: has to be at least 1")
+        check(name, 0 <= getattr(settings, name) <= 1, "a share lies between 0 and 1")
+    check("max_nodes", settings.max_nodes >= 1, "has to be at least 1")
     for name in _AT_LEAST_ZERO:
-        if getattr(settings, name) < 0:
-            source.problem((*path, name), f"{name}: must not be negative")
+        check(name, getattr(settings, name) >= 0, "must not be negative")
     if settings.earn.incidents < 1:
         source.problem((*path, "earn", "incidents"), "earn: incidents has to be at least 1")
     if not 0 <= settings.earn.precision <= 1:
@@ -165,10 +161,9 @@ def read_watches(source: Source) -> WatchSettings:
     """The defaults where the file is missing or wrong. Times and thresholds are above 0."""
     data = source.mapping((), source.data, "a mapping of watch settings")
     settings = source.convert((), data, WatchSettings) or WatchSettings()
-    for name in WatchSettings.__struct_fields__:
-        value = getattr(settings, name)
-        if not isinstance(value, tuple) and value <= 0:
-            source.problem((name,), f"{name}: has to be more than 0")
+    check = source.checks()
+    for name, value in msgspec.structs.asdict(settings).items():
+        check(name, isinstance(value, tuple) or value > 0, "has to be more than 0")
     return settings
 
 

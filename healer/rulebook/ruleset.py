@@ -306,12 +306,9 @@ def _rules(
 ) -> tuple[Rule, ...]:
     source = folder.source("policies.yaml")
     rules: dict[str, Rule] = {}
-    for index, rule in source.entries("rules", Rule):
+    for index, rule in source.entries("rules", Rule, "rule"):
         check_name(source, (index,), rule.name)
-        if rule.name in rules:
-            source.problem((index, "name"), f"the rule {rule.name} stands here twice")
-        if not rule.faults:
-            source.problem((index, "faults"), "faults: the list is empty")
+        source.checks(index)("faults", bool(rule.faults), "the list is empty")
         for number, fault in enumerate(rule.faults):
             _check_fault(source, (index, "faults", number), fault, known_faults)
         if rule.playbook is not None:

@@ -230,26 +230,20 @@ def _jobs(source: Source, items: Sequence[object], folder: Path) -> list[ScrapeJ
 
 
 def _check_job(source: Source, path: tuple[str, int], job: ScrapeJob) -> None:
-    def wrong(field: str, text: str, hint: str = "") -> None:
-        source.problem((*path, field), f"{field}: {text}", hint)
-
-    if not _JOB_NAME.fullmatch(job.name):
-        wrong("name", f"{job.name!r} has to be letters, digits, _, . and -, at most 64")
+    check, named = source.checks(*path), _JOB_NAME.fullmatch(job.name) is not None
+    check("name", named, f"{job.name!r} has to be letters, digits, _, . and -, at most 64")
     if not job.targets and not job.groups:
         source.problem(path, f"the job {job.name} has neither targets nor groups")
-    if not INTERVAL_MIN_S <= job.interval_s <= INTERVAL_MAX_S:
-        wrong("interval_s", f"from {INTERVAL_MIN_S:g} to {INTERVAL_MAX_S:g}")
-    if not job.timeout_s > 0:
-        wrong("timeout_s", "has to be more than 0")
-    if job.scheme not in SCHEMES:
-        wrong("scheme", f"{job.scheme!r} is neither http nor https", did_you_mean(job.scheme, SCHEMES))
-    if not job.path.startswith("/"):
-        wrong("path", "has to begin with /")
-    if job.tls_ca_file and job.scheme == "http":
-        wrong("tls_ca_file", "needs scheme: https")
+    in_range = INTERVAL_MIN_S <= job.interval_s <= INTERVAL_MAX_S
+    check("interval_s", in_range, f"from {INTERVAL_MIN_S:g} to {INTERVAL_MAX_S:g}")
+    check("timeout_s", job.timeout_s > 0, "has to be more than 0")
+    hint = did_you_mean(job.scheme, SCHEMES)
+    check("scheme", job.scheme in SCHEMES, f"{job.scheme!r} is neither http nor https", hint)
+    check("path", job.path.startswith("/"), "has to begin with /")
+    check("tls_ca_file", not job.tls_ca_file or job.scheme != "http", "needs scheme: https")
     _check_labels(source, (*path, "labels"), job.labels)
-    if not _LABEL.fullmatch(job.node):
-        wrong("node", f"{job.node!r} is neither host nor series nor the name of a label")
+    is_label = _LABEL.fullmatch(job.node) is not None
+    check("node", is_label, f"{job.node!r} is neither host nor series nor the name of a label")
 
 
 def _groups(

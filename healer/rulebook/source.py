@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, Protocol, TypeVar, get_args, get_origin
 
 import msgspec
 import yaml
@@ -48,6 +48,11 @@ for _tag, _first, _form in (
     _Yaml.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_form})\Z"), list(_first))
 
 
+class Checks(Protocol):
+    def __call__(self, field: str, holds: bool, text: str, hint: str = "", /) -> None:
+        """Unless it holds: a problem of this field. `text` goes on after the field's name."""
+
+
 class Source:
     """One file: its data, and the line of every entry. Wrong YAML is a problem, its data then None."""
 
@@ -87,6 +92,15 @@ class Source:
     def problem(self, path: Sequence[str | int], text: str, hint: str = "") -> None:
         """Something is wrong at this place of the data, e.g. `("places", "gpu1", "rack")`."""
         self._add(self.line(path), text, hint)
+
+    def checks(self, *path: str | int) -> "Checks":
+        """For the fields of the entry at this place."""
+
+        def check(field: str, holds: bool, text: str, hint: str = "") -> None:
+            if not holds:
+                self.problem((*path, field), f"{field}: {text}", hint)
+
+        return check
 
     def line(self, path: Sequence[str | int]) -> int:
         node, line = self.root, 1
@@ -132,12 +146,19 @@ class Source:
             return []
         return self.data
 
-    def entries(self, what: str, kind: type[T]) -> Iterator[tuple[int, T]]:
-        """(index in the file, entry) of those that are right; the others are problems."""
+    def entries(self, what: str, kind: type[T], noun: str = "") -> Iterator[tuple[int, T]]:
+        """(index in the file, entry) of those that are right; the others are problems. With a `noun` for one
+        entry a second one of the same `name` is a problem too."""
+        names: set[str] = set()
         for index, item in enumerate(self.items(what)):
             entry = self.convert((index,), item, kind)
-            if entry is not None:
-                yield index, entry
+            if entry is None:
+                continue
+            name = getattr(entry, "name", "")
+            if noun and name in names:
+                self.problem((index, "name"), f"the {noun} {name} stands here twice")
+            names.add(name)
+            yield index, entry
 
     def mapping(self, path: Sequence[str | int], data: Any, what: str) -> dict[str, Any]:
         if data is None:

@@ -91,7 +91,7 @@ CASES = (
             kernel(10, 1, xid("94, pid=7, Contained: CE (0x9). RST: No, D-RST: No", "0000:01:00 GPU-I:05")),
             clock(120),
         ),
-        (degraded(hit=()),),
+        (degraded(hit=())._replace(rule="gpu-contained"),),
     ),
     Case(
         "the driver's reset in the line wins",

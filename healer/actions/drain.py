@@ -29,6 +29,7 @@ from healer.actions.base import (
     reason_of,
 )
 from healer.decisions.consent import STUCK_FOR
+from healer.decisions.decide import ADOPTS
 from healer.model import CommandKind, Message, Reservation, Run, Severity, SlurmJob, SlurmNode, StepEvent
 from healer.model.gate import permit_for
 from healer.model.run import highest_remedy, is_our_note, note_of, tests_result
@@ -53,7 +54,7 @@ def _judge_drain(ctx: Context, node: SlurmNode) -> Result | None:
     if holder := _other(ctx, node):
         # Another owner drained it just before. Their reason is never replaced (law 5).
         return Failed(text=f"{holder} {node.name} with the reason: {node.reason or 'none'}", final=True)
-    if adopts(ctx) and not node.held:
+    if ctx.step.input.get("adopt") and not node.held:
         return Skipped(
             text=f"{node.name} is in service: there is nothing to take over", data={"ends_run": True}
         )
@@ -62,7 +63,7 @@ def _judge_drain(ctx: Context, node: SlurmNode) -> Result | None:
 
 def adopts(ctx: Context) -> bool:
     """The step takes over what Slurm itself drained or set down."""
-    return bool(ctx.step.input.get("adopt"))
+    return any(ctx.step.input.get(name) for name in ADOPTS)
 
 
 def _other(ctx: Context, node: SlurmNode) -> str | None:

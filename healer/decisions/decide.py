@@ -388,9 +388,14 @@ def first_verb(playbook: Playbook) -> Verb:
     return next((verb for verb in acts if verb in REMOVING_VERBS), acts[0] if acts else Verb.notify)
 
 
+#: Inputs of a drain: it only takes over what Slurm itself took out, or does so as well.
+ADOPTS = frozenset({"adopt", "also_adopt"})
+
+
 def adopts(playbook: Playbook) -> bool:
     """The playbook's drain takes over a node that Slurm itself drained or set down."""
-    return any(step.do is Verb.drain and step.input.get("adopt") for step in playbook.steps)
+    drains = (step.input for step in playbook.steps if step.do is Verb.drain)
+    return any(given.get(name) for given in drains for name in ADOPTS)
 
 
 def proposal_of(

@@ -193,12 +193,14 @@ class Hits:
         return known
 
     def jobs_at_the_time(self, finding: Finding) -> Set[str]:
-        """`jobs`, and those that have just left the node: an effect belongs to the allocation of its time."""
+        """Those of the allocations at the time of the event: a line may come an hour after it."""
         node = finding.component.node
-        ended = (
-            self._picture.allocations.ended_on(node, finding.arrived_at) if node is not None else frozenset()
-        )
-        return self.jobs(finding) | ended
+        if node is None:
+            return self.jobs(finding)
+        at = self._picture.node(node).moment(finding.at, finding.arrived_at)
+        allocations = self._picture.allocations
+        running = {job for job in self.jobs(finding) if allocations.had_begun(job, at)}
+        return running | allocations.ended_on(node, at)
 
     def named(self, finding: Finding) -> set[str]:
         """Those that the finding itself names."""
@@ -207,6 +209,8 @@ class Hits:
     def at_begin(self, finding: Finding, now: datetime) -> tuple[str, ...]:
         """With those that the fault ended before it was told."""
         hit, where = set(self.jobs(finding) or self.named(finding)), finding.component
+        if finding.fault_class is FaultClass.fatal and finding.arrived_at - finding.at > CRASH_WINDOW:
+            hit |= self.jobs_at_the_time(finding)
         slurm = self._picture.slurm
         if finding.fault_class is FaultClass.fatal and slurm is not None and where.node:
             failed = slurm.failed_on(where.node)

@@ -188,14 +188,16 @@ def join_unseen_place(finding: Finding, book: Book) -> Placement | None:
 
 
 def leave_to_its_time(finding: Finding, book: Book) -> Placement | None:
-    """A program's error on one more node of its job, reported so late that the job's incident is over."""
-    node = finding.component.node
-    if finding.fault_class is not FaultClass.application or node is None:
+    """An effect that is reported so late that the incident of its root is over, or a program's error on one
+    more node of a job whose incident is over."""
+    node, of_program = finding.component.node, finding.fault_class is FaultClass.application
+    if node is None or not (of_program or finding.follows):
         return None
     at = book.picture.node(node).moment(finding.at, finding.arrived_at)
-    known = book.picture.history.incidents_of(sorted(book.hits.jobs(finding)), finding.fault, at)
-    incidents = (book.told_before(name) for name in known)
-    over = any(one is not None and not one.is_open for one in incidents)
+    jobs, history = sorted(book.hits.jobs_at_the_time(finding)), book.picture.history
+    names = history.incidents_of(jobs, finding.fault, at) if of_program else history.roots_of(jobs, at)
+    incidents = (book.told_before(name) for name in names)
+    over = any(incident is not None and not incident.is_open for incident in incidents)
     return Placement(Way.drop) if over else None
 
 

@@ -469,6 +469,13 @@ class History:
                     if one.incident is not None and one.began_at - GAP <= at <= one.last_at + GAP:
                         yield one.incident
 
+    def roots_of(self, jobs: Iterable[str], at: datetime) -> Iterator[str]:
+        """Where faults of hardware were put that hit one of these jobs at about this moment."""
+        for job in jobs:
+            for root in self._roots.get(job, {}).values():
+                if root.incident is not None and root.began_at - NEAR <= at <= root.last_at + NEAR:
+                    yield root.incident
+
     def is_explained(self, burst: FaultBurst) -> bool:
         """A worse fault that the driver told of its node, or of a node of one of its jobs, came with it."""
         roots = [one for _, one in self.on(burst.node) if _is_root(one)]

@@ -50,7 +50,9 @@ BEATS_FOR_CADENCE = 3
 OVERDUE_S = 2.0
 COUNTED_KEPT = 100_000
 #: Errors that follow from the end of a job's work come within this, and are the job's.
-ALLOCATION_KEPT = timedelta(minutes=1)
+ALLOCATION_KEPT = timedelta(hours=1)
+#: What the end of a job's work leaves behind is reported within this time.
+AFTER_ITS_END = timedelta(minutes=1)
 ENDED_KEPT = 10_000
 #: Checks of one node that are remembered; a report holds half as many.
 CHECKS_KEPT = 64
@@ -243,38 +245,57 @@ class Allocation(NamedTuple):
     leader: str
     restarts: int
     nodes: tuple[str, ...]
+    start_at: datetime | None
+
+    def had_begun(self, at: datetime) -> bool:
+        return self.start_at is None or self.start_at <= at
 
 
 class Allocations:
-    """Those that Slurm shows now, by job, and those that ended within the last minute."""
+    """Those that Slurm shows now, by job, and those that ended within the last hour."""
 
     def __init__(self) -> None:
         self.running: dict[str, Allocation] = {}
         #: The oldest first, with the moment at which Slurm showed it no more.
         self._ended: deque[tuple[datetime, Allocation]] = deque(maxlen=ENDED_KEPT)
         #: The same by node, made when the first finding asks: a storm asks with each line.
-        self._ended_on: dict[str, list[tuple[datetime, str]]] | None = None
+        self._ended_on: dict[str, list[tuple[datetime, Allocation]]] | None = None
+        #: What runs, by leader; made likewise.
+        self._lives: dict[str, list[Allocation]] | None = None
 
     def note(self, snapshot: SlurmSnapshot) -> None:
         jobs = (job for job in snapshot.jobs.values() if job.state == "RUNNING")
-        running = {job.id: Allocation(job.leader, job.restarts, job.nodes) for job in jobs}
+        running = {job.id: Allocation(job.leader, job.restarts, job.nodes, job.start_at) for job in jobs}
         for job, before in self.running.items():
             if running.get(job) != before:
                 self._ended.append((snapshot.taken_at, before))
         while self._ended and snapshot.taken_at - self._ended[0][0] > ALLOCATION_KEPT:
             self._ended.popleft()
-        self.running, self._ended_on = running, None
+        self.running, self._ended_on, self._lives = running, None, None
 
     def ended_on(self, node: str, at: datetime) -> frozenset[str]:
-        """Jobs, by their leaders, that left the node within the last minute: what the end of their work left
-        behind is reported after it."""
+        """Jobs, by their leaders, that were on the node at that time, or had left it within the minute before,
+        and are gone."""
         if self._ended_on is None:
             self._ended_on = {}
-            for ended_at, one in self._ended:
-                for name in one.nodes:
-                    self._ended_on.setdefault(name, []).append((ended_at, one.leader))
+            for ended_at, allocation in self._ended:
+                for name in allocation.nodes:
+                    self._ended_on.setdefault(name, []).append((ended_at, allocation))
         there = self._ended_on.get(node, ())
-        return frozenset(leader for ended_at, leader in there if at - ended_at <= ALLOCATION_KEPT)
+        return frozenset(
+            allocation.leader
+            for ended_at, allocation in there
+            if at - ended_at <= AFTER_ITS_END and allocation.had_begun(at)
+        )
+
+    def had_begun(self, leader: str, at: datetime) -> bool:
+        """Whether a job that runs now ran at that time; a job that is unknown here did, as far as is known."""
+        if self._lives is None:
+            self._lives = {}
+            for allocation in self.running.values():
+                self._lives.setdefault(allocation.leader, []).append(allocation)
+        lives = self._lives.get(leader, ())
+        return not lives or any(allocation.had_begun(at) for allocation in lives)
 
 
 class Outage(NamedTuple):

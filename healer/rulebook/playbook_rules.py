@@ -49,7 +49,7 @@ INPUTS: dict[str, dict[str, tuple[type, bool]]] = {
     "told_out": {"still_s": (int, True)},
     "lifted": {"lasts_s": (int, False)},
     "history": {"days": (int, False)},
-    Verb.drain: {"adopt": (bool, False)},
+    Verb.drain: {"adopt": (bool, False), "also_adopt": (bool, False)},
     Verb.release: {"hold": (bool, False)},
     Verb.diagnose: {"script": (str, False), "depth": (str, False), "limit_s": (int, False)},
     Verb.sweep: {"depth": (str, True), "limit_s": (int, False)},

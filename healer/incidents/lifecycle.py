@@ -509,7 +509,8 @@ def _climb(rules: Ruleset, picture: Picture, work: Book, incident: Incident, now
     before, alike = _failures(before), _failures(alike)
     if ladder.lemon and (len(alike) + 1 >= ladder.lemon or len(before) + 1 >= LEMON_OF_ANY):
         take_finding(work, _lemon(rules, incident, before, ladder, now))
-        work.put(msgspec.structs.replace(work.by_id[incident.id], cause=Cause.permanent))
+        if (still := work.by_id.get(incident.id)) is not None:  # the lemon may have taken it in
+            work.put(msgspec.structs.replace(still, cause=Cause.permanent))
 
 
 def _on_probation(before: Incident, incident: Incident) -> bool:

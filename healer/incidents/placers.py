@@ -417,9 +417,19 @@ class Both(NamedTuple):
 
 
 def are_apart(both: Both) -> bool:
-    """Of one node, and neither comes from the other: GPU, network and disks, told at different times."""
+    """Of one node at different times, and independent: GPU, network and disks, or two GPUs."""
     far = abs(both.root.opened - both.other.opened) > NEAR
-    return far and both.same_node and are_independent_parts(both.other.fault, both.root.fault)
+    return (
+        far
+        and both.same_node
+        and (_are_other_gpus(both) or are_independent_parts(both.other.fault, both.root.fault))
+    )
+
+
+def _are_other_gpus(both: Both) -> bool:
+    one, other = both.root.root, both.other.root
+    pairs = ((one.pci, other.pci), (one.gpu, other.gpu))
+    return any(ours is not None and theirs is not None and ours != theirs for ours, theirs in pairs)
 
 
 def is_weaker(both: Both) -> bool:

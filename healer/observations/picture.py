@@ -274,8 +274,7 @@ class Allocations:
         self.running, self._ended_on, self._lives = running, None, None
 
     def ended_on(self, node: str, at: datetime) -> frozenset[str]:
-        """Jobs, by their leaders, that were on the node at that time, or had left it within the minute before,
-        and are gone."""
+        """Leaders of jobs that are gone, and were on the node then or had left it in the minute before."""
         if self._ended_on is None:
             self._ended_on = {}
             for ended_at, allocation in self._ended:
@@ -289,7 +288,7 @@ class Allocations:
         )
 
     def had_begun(self, leader: str, at: datetime) -> bool:
-        """Whether a job that runs now ran at that time; a job that is unknown here did, as far as is known."""
+        """Whether a job that runs now ran at that time; one that is unknown here is taken to have."""
         if self._lives is None:
             self._lives = {}
             for allocation in self.running.values():

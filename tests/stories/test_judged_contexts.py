@@ -248,12 +248,12 @@ CASES = (
     Case(
         "a contained error hits the job of its GPU alone",
         [*SHARED, kernel(10, 1, xid(CONTAINED)), clock(100)],
-        ("gpu-degraded P2 unclear gpu0001 2",),
+        ("gpu-contained P2 unclear gpu0001 2",),
     ),
     Case(
         "a line that names the slice too",
         [*SHARED, kernel(10, 1, xid(CONTAINED, f"{PCI} GPU-I:05 GPU-CI:00")), clock(100)],
-        ("gpu-degraded P2 unclear gpu0001 2",),
+        ("gpu-contained P2 unclear gpu0001 2",),
     ),
     Case(
         "a lost GPU beside another job's: that one is not requeued",
@@ -323,7 +323,7 @@ CASES = (
         "an exception in the same unit under two jobs",
         [nodes(), jobs(0, job("1", name(1), user="a")), exception(10, 1),
          jobs(1000, job("2", name(1), user="b")), exception(1010, 1), clock(1200)],
-        ("gpu-application P3 application gpu0001 1 over", "xid-13-on-one-tpc P2 unclear gpu0001 2"),
+        ("gpu-application P3 application gpu0001 1", "xid-13-on-one-tpc P2 unclear gpu0001 2"),
         ("held drain gpu0001 mode",),
     ),
     Case(

@@ -63,7 +63,7 @@ def test_it_is_the_same_bytes_twice() -> None:
 
 
 def test_the_same_part_again_is_similar_and_says_how_it_stands() -> None:
-    document = played(nodes(), kernel(10, 3, APPLICATION), clock(1000), kernel(4000, 3, FATAL), clock(4010))
+    document = played(nodes(), kernel(10, 3, APPLICATION), clock(3700), kernel(4000, 3, FATAL), clock(4010))
     before, now = document["incidents"]
     assert [(one["id"], one["same"]) for one in now["similar"]] == [(before["id"], "part")]
     assert now["similar"][0]["ended"] == before_words(before)

@@ -1,12 +1,12 @@
-"""Who heals the simulated site: healer itself, and what it is compared with (nobody, threshold checks, and
-whoever drains at the first sign).
+"""The menders of the simulated site: healer itself, and three policies that it is compared with.
 
-`Healer` is the walk and the driver of production, when something is to be walked. Signals go through the wire
-forms. Between two walks time leaps: while nothing new happens the pause doubles, from a second to a quarter
-of an hour; what is known to be due (settling, a run's wait, Slurm's next event) is walked at its moment.
+`Healer` runs the walk and the driver of production. Signals go through the decoders of the API. Between walks
+time leaps: while nothing new happens the pause grows, from a second to a quarter of an hour; what is known to
+be due (settling, a run's wait, Slurm's next event) is walked at its moment.
 
-The others are simple policies of our own over the same faults, Slurm, jobs and people. None of them tests a
-node before it returns; people bring nodes back in their working hours.
+The others are simple policies over the same faults, Slurm, jobs and people: no automation, threshold checks,
+and draining at the first sign. None of them tests a node before it returns; people bring nodes back in their
+working hours.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ from healer.sim.stores import MemoryEvidence, SimCommands
 
 
 class Controller:
-    """`ports.Scheduler`: the simulated Slurm, or nobody who answers."""
+    """`ports.Scheduler`: the simulated Slurm, which can be made to stop answering."""
 
     def __init__(self, slurm: SimScheduler) -> None:
         self._slurm = slurm
@@ -46,26 +46,26 @@ def _unanswered(*_args: object, **_fields: object) -> Any:
     raise SchedulerUnavailable("slurmctld does not answer.", sent=False)
 
 
-#: The pause between two walks while nothing happens, in seconds; with runs at work and without.
+#: Pause between two walks while nothing happens, in seconds: the first, the longest with and without runs.
 FIRST_S, LONGEST_AT_WORK_S, LONGEST_S = 1.0, 240.0, 900.0
-#: Each pause is so many times the one before.
+#: Factor from one pause to the next.
 GROWTH = 3.0
-#: A run that waits may note something at every look: after so many looks in a row pauses grow all the same.
+#: A waiting run may write its log at each walk: after this many such walks in a row pauses grow anyway.
 LONGEST_STREAK = 20
-#: A line is on its way for so long: a follower sends at once, and the network takes its time.
+#: Seconds from a kernel line to its arrival: a follower sends at once, over a network.
 ON_THE_WAY_S = 0.2
-#: Heartbeats: each 10 s; after a leap the last five are told.
-BEAT_S, BEATS_TOLD = 10.0, 5
-#: So long before a node falls silent it is listened to.
+#: Seconds between heartbeats; how many are sent after a leap.
+BEAT_S, BEATS_AFTER_LEAP = 10.0, 5
+#: Heartbeats of a node begin this long before it falls silent.
 NEAR_BEATS_S = 300.0
-#: Silence is judged after three missed beats and 30 s at least: walks are due then.
+#: Silence is detected after three missed beats and at least 30 s: walks are due then.
 SILENCE_DUE_S = (31.0, 36.0, 41.0)
-#: Nodes of a job that tell of its end by Xid 45.
+#: Nodes of a job that log Xid 45 at its end.
 TEARDOWN_NODES = 3
 
 
 class Healer:
-    """`Mender`: healer. Whoever made it moves the site's clock and calls `turn`."""
+    """`Mender`: healer. Its owner moves the site's clock and calls `turn`."""
 
     name = "healer"
 
@@ -85,7 +85,7 @@ class Healer:
         )
         self.ledger, self.picture = self.loop.ledger, self.loop.picture
         self._batch: list[Observation] = []
-        #: Findings of the windows over sensors, each to be walked by itself.
+        #: Findings of the telemetry windows; each is walked by itself.
         self.sensed: list[Detections] = []
         self._beating: set[str] = set(site.names) if site.scenario.telemetry.beats == "all" else set()
         self.deaf = False
@@ -93,24 +93,24 @@ class Healer:
         self._walked_at = self._next_beat = site.now
         self._due = site.now
         self._marks: tuple[object, ...] = ()
-        #: So many walks in a row had something to note.
+        #: Walks in a row that changed something.
         self._streak = 0
         self.walks = self.beats = self.lines = 0
-        #: For the windows, and for people.
-        self.on_near: Callable[[Fault], None] = lambda fault: None
-        self.on_told: Callable[[Fault], None] = lambda fault: None
+        #: Callbacks of the telemetry windows and of people.
+        self.on_fault_near: Callable[[Fault], None] = lambda fault: None
+        self.on_fault: Callable[[Fault], None] = lambda fault: None
 
-    # --- what nodes say ---
+    # --- signals of nodes ---
 
-    def near(self, fault: Fault) -> None:
-        self.on_near(fault)
+    def expect_fault(self, fault: Fault) -> None:
+        self.on_fault_near(fault)
         if fault.way.silent:
             early = max(self.site.now, fault.at - timedelta(seconds=NEAR_BEATS_S))
             self.site.agenda.at(early, lambda: self._listen(fault.node))
 
-    def told(self, fault: Fault) -> None:
+    def notice_fault(self, fault: Fault) -> None:
         self._streak = 0
-        self.on_told(fault)
+        self.on_fault(fault)
         at = self.site.later(ON_THE_WAY_S)
         if fault.way.lines:
             lines = [line.format(pci=PCI[fault.gpu]) for line in fault.way.lines]
@@ -123,11 +123,11 @@ class Healer:
                 self.site.agenda.at(self.site.later(seconds), self.wake)
         self.wake()
 
-    def said(self, node: str, line: str) -> None:
+    def read_line(self, node: str, line: str) -> None:
         self._lines(node, [line])
 
     def wake(self) -> None:
-        """There is something to walk now. When the next walk is due depends on what comes of it."""
+        """Makes a walk due now."""
         self._due = self.site.now
 
     def hear(self, observations: Iterable[Observation]) -> None:
@@ -140,14 +140,14 @@ class Healer:
         entries = [{"line": line, "time": now.isoformat()} for line in lines]
         body: dict[str, Any] = {"cluster": CLUSTER, "node": node, "entries": entries}
         accepted = kernel_log_observations(
-            body, self._known, now, cluster=CLUSTER, book=self.rules.kernel_lines
+            body, self._is_node, now, cluster=CLUSTER, book=self.rules.kernel_lines
         )
         self.lines += len(lines)
         self.hear(accepted.observations)
         self.wake()
 
     def _teardown(self, fault: Fault) -> None:
-        """The end of the job's program, as its other nodes tell it."""
+        """Xid 45 on other nodes of the job, as its program ends."""
         job = self.site.snapshot().jobs[self.site.job]
         if job.state != "RUNNING" or fault.node not in job.nodes:
             return
@@ -164,21 +164,21 @@ class Healer:
             self._beat(node, now - timedelta(seconds=BEAT_S * number))
 
     def hush(self, node: str) -> None:
-        """The node is not listened to any more: nobody has promised beats of it from now on."""
+        """Stops heartbeats of the node without making it look silent."""
         if self.site.scenario.telemetry.beats == "near" and node in self._beating:
             self._beating.discard(node)
             self.picture.node(node).beats.clear()
 
     def _beat(self, node: str, at: datetime) -> None:
         body = {"cluster": CLUSTER, "node": node, "time": at.isoformat()}
-        self.hear(heartbeat_observations(body, self._known, at, cluster=CLUSTER).observations)
+        self.hear(heartbeat_observations(body, self._is_node, at, cluster=CLUSTER).observations)
         self.beats += 1
 
-    def _tell_beats(self, now: datetime) -> None:
+    def _send_beats(self, now: datetime) -> None:
         if self.deaf or not self._beating:
             return
         gone_s = (now - self._walked_at).total_seconds()
-        count = min(BEATS_TOLD, int(gone_s // BEAT_S) + (1 if gone_s >= BEAT_S else 0))
+        count = min(BEATS_AFTER_LEAP, int(gone_s // BEAT_S) + (1 if gone_s >= BEAT_S else 0))
         if self._next_beat > now:
             return
         self._next_beat = now + timedelta(seconds=BEAT_S)
@@ -188,7 +188,7 @@ class Healer:
                     self._beat(name, now - timedelta(seconds=BEAT_S * number))
 
     @staticmethod
-    def _known(_cluster: str, node: str) -> bool:
+    def _is_node(_cluster: str, node: str) -> bool:
         return node.startswith("gpu")
 
     # --- time ---
@@ -201,7 +201,7 @@ class Healer:
         now = self.site.now
         if now < self._due and not self._batch and not self.sensed:
             return
-        self._tell_beats(now)
+        self._send_beats(now)
         batch, self._batch = self._batch, []
         looks, self.sensed = self.sensed or [None], []
         self.loop.look()
@@ -232,7 +232,7 @@ class Healer:
     def owns(self, node: SlurmNode) -> bool:
         return is_ours(node.reason)
 
-    # --- what it knows, for people and the score card ---
+    # --- for people and the score card ---
 
     @property
     def incidents(self) -> dict[str, Incident]:
@@ -253,12 +253,13 @@ def with_rules(rules: Ruleset, changed: Mapping[str, Mapping[str, Any]]) -> Rule
 
 WHO = "operator"
 SATURDAY = 5
-#: Xids and their kin reach whoever acts at the first sign after so long.
+#: Seconds until `FirstSign` learns of a kernel line or a sensor.
 SIGN_S = 1.0
 
 
 class Nobody:
-    """No automation: Slurm's own (a node that does not answer goes DOWN, its job is requeued), and people."""
+    """No automation but Slurm's own (a node that does not respond goes DOWN, its job is requeued), and
+    people."""
 
     name = "nobody"
 
@@ -266,13 +267,13 @@ class Nobody:
         self.site = site
         self.did: dict[str, int] = {}
 
-    def near(self, fault: Fault) -> None:
+    def expect_fault(self, fault: Fault) -> None:
         return None
 
-    def told(self, fault: Fault) -> None:
+    def notice_fault(self, fault: Fault) -> None:
         self._people_find(fault)
 
-    def said(self, node: str, line: str) -> None:
+    def read_line(self, node: str, line: str) -> None:
         return None
 
     def due(self) -> datetime | None:
@@ -287,7 +288,7 @@ class Nobody:
     # --- people ---
 
     def _people_find(self, fault: Fault) -> None:
-        """What stops the job is looked for at once, anything else when somebody happens to see it."""
+        """People look for what stops the job at once; they notice anything else by chance."""
         if not (fault.way.hardware or fault.way.slower > 1) or fault.way_name == "unplanned-work":
             return
         seconds = fault.find_s if self.site.records[fault.id].stopped_job else fault.notice_s
@@ -300,11 +301,11 @@ class Nobody:
         self.site.agenda.at(self.site.later(seconds), found)
 
     def _take_out(self, node: str, why: str, *, retry_s: float | None, start: bool = False) -> None:
-        """Drains; the large job on it is requeued after `retry_s`, None: it is left alone."""
+        """Drains the node. The large job on it is requeued after `retry_s`; None: it is left alone."""
         self.site.slurm.person_drain(node, why, WHO)
-        record = [one for one in self.site.records.values() if one.fault.node == node][-1:]
-        for one in record:
-            one.told_at = one.told_at or self.site.now
+        records = [record for record in self.site.records.values() if record.fault.node == node]
+        for record in records[-1:]:
+            record.found_at = record.found_at or self.site.now
         job = self.site.snapshot().jobs[self.site.job]
         if retry_s is not None and job.state == "RUNNING" and node in job.nodes:
             life = job.restarts
@@ -337,8 +338,8 @@ class Nobody:
 
 
 class Thresholds(Nobody):
-    """Checks on each node each few minutes, as NHC makes them: any that fails drains. Nothing is requeued;
-    the job's owner tries again every few minutes."""
+    """Periodic checks as of NHC on each node: any that fails drains. Nothing is requeued; the job's owner
+    retries every few minutes."""
 
     name = "thresholds"
 
@@ -351,8 +352,8 @@ class Thresholds(Nobody):
             node = site.names[int(rng.integers(scenario.nodes))]
             site.agenda.at(scenario.start + timedelta(seconds=second), self._fails(node))
 
-    def told(self, fault: Fault) -> None:
-        super().told(fault)
+    def notice_fault(self, fault: Fault) -> None:
+        super().notice_fault(fault)
         if fault.way.checked and not fault.way.silent:
             each = self.site.scenario.checks.every_s
             gone = (self.site.now - self.site.scenario.start).total_seconds()
@@ -370,17 +371,17 @@ class Thresholds(Nobody):
 
 
 class FirstSign(Nobody):
-    """Any line of the kernel or the driver, any sensor, any silence: drained and requeued at once."""
+    """Drains and requeues at once on any kernel or driver line, sensor or silence."""
 
     name = "first sign"
 
-    def told(self, fault: Fault) -> None:
-        super().told(fault)
+    def notice_fault(self, fault: Fault) -> None:
+        super().notice_fault(fault)
         way = fault.way
         if way.lines or way.sensors or way.port_down:
             self.site.agenda.at(self.site.later(SIGN_S), lambda: self._sign(fault.node))
 
-    def said(self, node: str, line: str) -> None:
+    def read_line(self, node: str, line: str) -> None:
         self._sign(node)
 
     def _sign(self, node: str) -> None:

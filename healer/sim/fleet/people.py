@@ -1,7 +1,6 @@
-"""The people around healer: technicians who repair, engineers who answer late, and who find what nobody told.
+"""The people around healer: technicians who repair, engineers who answer late or find faults themselves.
 
-They act as people do through the pages, by the same commands: they approve, reject, cancel, and ask for
-playbooks.
+They use the same commands as the console: approve, reject, cancel, and start playbooks.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,16 +19,16 @@ from healer.sim.fleet.schedule import Fault
 from healer.sim.fleet.site import CLUSTER, Record, Site, Spent
 
 WHO = "people"
-#: What people ask for by hand for a node that stops or slows the job.
+#: Playbooks that people start by hand: for a node that stops or slows the job, and for its return.
 BY_HAND, RETURN = "gpu-fatal", "return-to-service"
-#: While slurmctld does not answer people cannot do anything either, and try again.
+#: People retry after this many seconds while slurmctld does not answer.
 AWAY_AGAIN_S = 60.0
 _REPAIRS = frozenset({RunState.waiting})
 _ASKS = frozenset({RunState.proposed, RunState.waiting_approval})
 
 
 class People:
-    """Looks after each turn at what asks for people, once each."""
+    """Handles, after each turn, whatever newly needs a person."""
 
     def __init__(self, site: Site, healer: Healer) -> None:
         self.site, self.healer = site, healer
@@ -40,9 +39,9 @@ class People:
         #: What people did, by kind.
         self.did: dict[str, int] = {}
         self.stuck: list[str] = []
-        #: Faults that people found because nobody had told of their node.
+        #: Faults that people found before healer had reported their node.
         self.undiagnosed: set[str] = set()
-        healer.on_told = self._notice
+        healer.on_fault = self._notice
         scheduler = cast(Scheduler, healer.controller)
         managed = Managed(healer.ledger, scheduler, lambda _runs: healer.wake())
         self._commands = Commands({CLUSTER: managed}, lambda: healer.rules, site.clock)
@@ -55,12 +54,12 @@ class People:
         self._watch_job()
 
     def forget(self, runs: set[str]) -> None:
-        """These runs are over and gone."""
+        """Forgets runs that were removed from the ledger."""
         for name in runs:
             self._seen.pop(name, None)
 
     def _notice(self, fault: Fault) -> None:
-        """Sooner or later somebody sees what stops nothing."""
+        """People notice even a fault that stops nothing after some time."""
         if (fault.way.hardware or fault.way.slower > 1) and fault.way_name != "unplanned-work":
             self.site.agenda.at(self.site.later(fault.notice_s), lambda: self._by_hand(fault))
 
@@ -78,7 +77,7 @@ class People:
             self._later(self._answers, lambda: self._cancel(run.id))
 
     def _repair_s(self, run: Run) -> float:
-        """A node that is broken takes its repair; one that is not, a look."""
+        """Seconds that people need: the repair of a broken node, or a look at one that is not."""
         faults = self.site.active.get(run.node or "", ())
         hardware = [fault.repair_s for fault in faults if fault.way.hardware]
         again = "did not take" in self.site.nodes.faults(run.node or "")
@@ -100,7 +99,8 @@ class People:
         self._ask(RETURN, run.node)
 
     def _approve(self, name: str, *, restarts: bool = True) -> None:
-        """Yes where there is something to it; else no. `restarts`: jobs that the run waits for, too."""
+        """Approves a run with a real cause, else rejects it. `restarts`: agree to restart jobs that it waits
+        for."""
         run = self.healer.runs.get(name)
         if run is None or run.state not in _ASKS:
             return
@@ -108,19 +108,20 @@ class People:
             self._count("rejections")
             self._end(run, RunState.rejected)
             return
-        named = self._stood(run) if restarts else ()
+        named = self._stopped_jobs(run) if restarts else ()
         # A restart that is refused is not insisted on; another run on the node is waited for.
         self._say_yes(run, named, lambda refused: self._approve(name, restarts=restarts and not refused))
 
     def _is_right(self, run: Run) -> bool:
-        """Something is wrong with the node, or Slurm itself took it out; or the job does stand still."""
+        """Whether the node has a fault or Slurm took it out of service, or the job of the run is stalled."""
         if run.node is None:
-            return run.job == self.site.job and self.site.work.doing is Spent.stands
+            return run.job == self.site.job and self.site.work.doing is Spent.stalled
         shown = self.site.snapshot().nodes.get(run.node)
         return bool(self.site.active.get(run.node)) or (shown is not None and shown.held)
 
     def _say_yes(self, run: Run, restart: Sequence[str], again: Callable[[bool], None]) -> None:
-        """Where it is not taken, `again` is called later, with whether a guard or Slurm refused it."""
+        """Approves; if refused, calls `again` later: True if a guard or Slurm refused, False on a
+        conflict."""
         self._word += 1
         request = f"approval-{self._word}"
         try:
@@ -134,9 +135,9 @@ class People:
                 self._count("restarts agreed to")
         self.healer.wake()
 
-    def _stood(self, run: Run) -> tuple[str, ...]:
-        """The large job, where the run would wait for it although its node's fault has stopped it: whoever
-        lets the run go ticks its restart."""
+    def _stopped_jobs(self, run: Run) -> tuple[str, ...]:
+        """The large job if the run would wait for it although the fault of its node has stopped it: the
+        approval then includes its restart."""
         job = self.site.snapshot().jobs[self.site.job]
         faults = self.site.active.get(run.node or "", ())
         offered = takes_restarts(self.healer.rules.playbooks[run.playbook])
@@ -145,7 +146,7 @@ class People:
         return (job.id,)
 
     def _approve_step(self, name: str) -> None:
-        """A run on a job that asks before it goes on."""
+        """Answers a run on a job that asks before it continues."""
         run = self.healer.runs.get(name)
         if run is None or run.state is not RunState.waiting:
             return
@@ -156,7 +157,7 @@ class People:
         self._say_yes(run, (), lambda _: self._approve_step(name))
 
     def _cancel(self, name: str) -> None:
-        """A run that is stuck is given up; its node is looked after by hand."""
+        """Gives up a stuck run; its node is repaired by hand."""
         run = self.healer.runs.get(name)
         if run is None or run.state is not RunState.stuck:
             return
@@ -195,53 +196,53 @@ class People:
         if is_out if playbook == RETURN else not is_out and self.site.active.get(node):
             self._start(playbook, node, name)
 
-    # --- what nobody acts on ---
+    # --- faults that healer does not act on ---
 
     def _watch_job(self) -> None:
-        """A job that stands is seen: soon by whoever is told of its node, later by whoever has to search."""
-        fault = self.site.blocking() if self.site.work.doing is Spent.stands else None
+        """People see a stalled job: soon if healer has reported its node, later if they have to search."""
+        fault = self.site.blocking() if self.site.work.doing is Spent.stalled else None
         if fault is None or fault.id == self._blocked:
             return
         self._blocked = fault.id
         if fault.way.hardware:
-            self.site.agenda.at(self.site.later(fault.answer_s), lambda: self._if_told(fault))
+            self.site.agenda.at(self.site.later(fault.answer_s), lambda: self._if_reported(fault))
             self.site.agenda.at(self.site.later(fault.find_s), lambda: self._by_hand(fault))
 
-    def _if_told(self, fault: Fault) -> None:
-        record = self._standing(fault)
+    def _if_reported(self, fault: Fault) -> None:
+        record = self._open_record(fault)
         if record is None:
             return
-        if record.told_at is None:
-            self.site.agenda.at(self.site.later(60), lambda: self._if_told(fault))
-        elif (self.site.now - record.told_at).total_seconds() >= fault.answer_s:
+        if record.found_at is None:
+            self.site.agenda.at(self.site.later(60), lambda: self._if_reported(fault))
+        elif (self.site.now - record.found_at).total_seconds() >= fault.answer_s:
             self._by_hand(fault)
         else:
-            rest = fault.answer_s - (self.site.now - record.told_at).total_seconds()
+            rest = fault.answer_s - (self.site.now - record.found_at).total_seconds()
             # Never at this same moment again: what is left may be less than a microsecond.
-            self.site.agenda.at(self.site.later(rest + 1), lambda: self._if_told(fault))
+            self.site.agenda.at(self.site.later(rest + 1), lambda: self._if_reported(fault))
 
-    def _standing(self, fault: Fault) -> Record | None:
-        """Its record, while the fault is there and its node in service."""
+    def _open_record(self, fault: Fault) -> Record | None:
+        """The fault's record while it is there and its node in service; None otherwise."""
         held = fault in self.site.active.get(fault.node, ())
         record = self.site.records[fault.id]
         return record if held and record.out_at is None and not record.by_hand else None
 
     def _by_hand(self, fault: Fault) -> None:
-        record = self._standing(fault)
+        record = self._open_record(fault)
         if record is None:
             return
         if self.healer.controller.away:
             self._later(AWAY_AGAIN_S, lambda: self._by_hand(fault))
             return
         record.by_hand = True
-        if record.told_at is None:
+        if record.found_at is None:
             self.undiagnosed.add(fault.id)
         self._count("taken out by hand")
         self._ask(BY_HAND, fault.node)
         self._later(self._answers, lambda: self._past_healer(fault))
 
     def _past_healer(self, fault: Fault) -> None:
-        """A guard holds what a person asked for: whoever is sure goes to Slurm."""
+        """Drains in Slurm directly where a guard still holds the run that a person started."""
         record = self.site.records[fault.id]
         if fault not in self.site.active.get(fault.node, ()) or record.out_at is not None:
             return

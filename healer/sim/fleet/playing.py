@@ -1,5 +1,5 @@
-"""One scenario under healer and under each of those that it is compared with, and what happens at the site
-besides nodes that fail by themselves: planned stops, lines that mean nothing, what a scenario plants."""
+"""Plays one scenario under one mender, with what happens besides random faults: planned stops, harmless
+kernel lines, and what the scenario plants."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -33,14 +33,14 @@ from healer.sim.ledger_tables import Tables
 from healer.sim.planted_faults import INNOCENT, PCI, TEARDOWN
 from healer.sim.stores import MemoryColumns
 
-#: So many times at one moment; more is a loop that does not end.
+#: Turns at one moment; more is an endless loop.
 _AT_ONE_MOMENT = 1000
 
 
 def play(
     site: Site, after: Iterable[Callable[[], None]] = (), progress: Callable[[float], None] | None = None
 ) -> None:
-    """Until the scenario's end. `after` is called after each moment, `progress` with the share done."""
+    """Plays until the scenario's end. `after` is called after each moment, `progress` with the share done."""
     after = tuple(after)
     mender, end, total = site.mender, site.end, site.scenario.days
     site.slurm.tick()
@@ -74,14 +74,14 @@ def _next(site: Site) -> datetime:
     return max(site.now, min((due for due in dues if due is not None), default=site.end))
 
 
-#: The longest that a guard looks back is a day; a finished run and its log are of no use after two.
+#: Guards look back a day at most: ended runs and their logs are dropped after two.
 KEPT = timedelta(days=2)
 #: Repeats of faults are judged over a week (`observations/fault_history.py`).
 BURSTS_KEPT = timedelta(days=8)
 
 
 def forget(tables: Tables, now: datetime) -> set[str]:
-    """The ids of the runs that went."""
+    """Drops what no guard or detector looks back at. Returns the ids of the dropped runs."""
     old = now - KEPT
     gone = {
         run.id
@@ -112,10 +112,10 @@ def forget(tables: Tables, now: datetime) -> set[str]:
     return gone
 
 
-#: What is compared, in the order of the table.
+#: Menders in the order of the table.
 MENDERS = ("healer", "nobody", "thresholds", "first sign")
 _OTHERS = {mender.name: mender for mender in (Nobody, Thresholds, FirstSign)}
-#: What is over is forgotten each day.
+#: How often old rows are dropped.
 TIDY = timedelta(days=1)
 
 Progress = Callable[[float], None] | None
@@ -130,7 +130,7 @@ def simulate(
     file: File | None = None,
     progress: Progress = None,
 ) -> Card:
-    """The same scenario, rules, seed and mender give the same card. Only healer writes a recording."""
+    """Returns the card; same arguments, same card. Only healer writes a recording to `file`."""
     if mender == Healer.name:
         return _Healed(scenario, rules, seed, file).play(progress)
     site = Site(scenario, seed)
@@ -142,7 +142,7 @@ def simulate(
 
 
 class _Healed:
-    """healer with all that stands around it."""
+    """healer with its people, telemetry windows, reviews and recorder."""
 
     def __init__(self, scenario: Scenario, rules: Ruleset, seed: int, file: File | None) -> None:
         self.site = Site(scenario, seed)
@@ -151,7 +151,7 @@ class _Healed:
         self.people = People(self.site, self.healer)
         self.windows = Windows(self.site, self.healer, recorder)
         self.reviews = Reviews(self.site, self.healer)
-        self._known: dict[str, str] = {}
+        self._rules_of: dict[str, str] = {}
         self._tidied = self.site.now
 
     def play(self, progress: Progress) -> Card:
@@ -159,7 +159,7 @@ class _Healed:
         self.site.begin()
         play(
             self.site,
-            (self._note, self.windows.stands.look, self.people.look, self.reviews.look, self._tidy),
+            (self._note, self.windows.stalls.look, self.people.look, self.reviews.look, self._tidy),
             progress,
         )
         self._note()
@@ -170,7 +170,7 @@ class _Healed:
             people=self.people.did | self.reviews.did,
             undiagnosed=len(self.people.undiagnosed),
             stuck=len(self.people.stuck),
-            incidents=dict(Counter(self._known.values())),
+            incidents=dict(Counter(self._rules_of.values())),
             fed={
                 "walks": healer.walks,
                 "kernel lines": healer.lines,
@@ -181,20 +181,20 @@ class _Healed:
         )
 
     def _note(self) -> None:
-        """When a fault was first told, and which incidents there were: before anything is forgotten."""
+        """Notes when faults were found and which incidents there were, before old rows are dropped."""
         for name, incident in self.healer.incidents.items():
-            if self._known.get(name) != _word(incident):
-                if name not in self._known:
+            if self._rules_of.get(name) != _word(incident):
+                if name not in self._rules_of:
                     self._found(incident)
-                self._known[name] = _word(incident)
+                self._rules_of[name] = _word(incident)
 
     def _found(self, incident: Incident) -> None:
         named = {incident.root.node, *(component.node for component in incident.affected)}
         for node in [name for name in self.site.active if name in named]:
             for fault in self.site.active[node]:
                 record = self.site.records[fault.id]
-                if record.told_at is None and incident.opened >= fault.at:
-                    record.told_at = self.site.now
+                if record.found_at is None and incident.opened >= fault.at:
+                    record.found_at = self.site.now
 
     def _tidy(self) -> None:
         now = self.site.now
@@ -205,8 +205,8 @@ class _Healed:
 
 
 class Reviews:
-    """People judge what healer did to a node: a rule that was wrong too often asks first from then on, as in
-    production (`decisions/consent.py`)."""
+    """People review wrong drains: a rule that was wrong too often falls back to approval, as in production
+    (`decisions/consent.py`)."""
 
     def __init__(self, site: Site, healer: Healer) -> None:
         self.site, self.healer = site, healer
@@ -254,14 +254,14 @@ def _word(incident: Incident) -> str:
 
 NEW_DRIVER = "590.48.01"
 STORAGE_LINE = "nfs: server 10.1.2.3 not responding, still trying"
-#: Under a brown-out of the storage steps wait for data.
+#: Factor on step time while storage is slow.
 STORAGE_SLOWER = 1.4
-#: Lines of a storm come within so many seconds.
+#: A storm's lines come within this many seconds.
 STORM_S = 20.0
 
 
 class Happenings:
-    """Notes in the site's agenda all that the scenario plants. `FIRST` numbers the faults of it."""
+    """Schedules all that the scenario plants. Its faults are numbered from `FIRST`."""
 
     FIRST = 1_000_000
 
@@ -299,12 +299,12 @@ class Happenings:
             line = INNOCENT[int(self._rng.integers(len(INNOCENT)))].format(
                 pci=PCI[int(self._rng.integers(8))]
             )
-            self.site.agenda.at(at, self._says(node, line))
+            self.site.agenda.at(at, self._log_line(node, line))
 
-    def _says(self, node: str, line: str) -> Callable[[], None]:
-        return lambda: self.site.mender.said(node, line)
+    def _log_line(self, node: str, line: str) -> Callable[[], None]:
+        return lambda: self.site.mender.read_line(node, line)
 
-    # --- by hand ---
+    # --- planted by the scenario ---
 
     def _fault(self, node: str, way: str, at: datetime, **changed: object) -> Fault:
         self._number += 1
@@ -312,12 +312,12 @@ class Happenings:
         return replace(drawn, **changed)  # type: ignore[arg-type]
 
     def fault(self, happening: Happening, at: datetime) -> None:
-        """Nodes of the large job, one after the other from `place` on, fail in the same way at once."""
+        """Nodes from `place` on fail in the same way at once."""
         for node in self._nodes(happening):
             self.site.expect(self._fault(node, happening.way, at))
 
     def passing(self, happening: Happening, at: datetime) -> None:
-        """The same, and after `minutes` all is well again by itself: power or a switch is back."""
+        """As `fault`, and it ends by itself after `minutes`: power or a switch is back."""
         nodes = self._nodes(happening)
         for node in nodes:
             self.site.expect(self._fault(node, happening.way, at, took=True, again_s=None))
@@ -329,26 +329,26 @@ class Happenings:
         self.site.agenda.at(at + timedelta(minutes=happening.minutes), back)
 
     def storm(self, happening: Happening, at: datetime) -> None:
-        """A GPU falls off the bus, and the end of the job is told by Xid 45 from everywhere."""
+        """A GPU falls off the bus, and all nodes of its job log Xid 45 as it ends."""
         (root, *others) = self._nodes(happening)
         self.site.expect(self._fault(root, happening.way, at))
         for number, node in enumerate(others):
             late = timedelta(seconds=1 + STORM_S * number / max(1, len(others)))
             for gpu in PCI:
-                self.site.agenda.at(at + late, self._says(node, TEARDOWN.format(pci=gpu)))
+                self.site.agenda.at(at + late, self._log_line(node, TEARDOWN.format(pci=gpu)))
 
     def storage(self, happening: Happening, at: datetime) -> None:
-        """The file server does not answer: nodes say so, and steps wait for their data."""
+        """The file server does not answer: nodes log it, and steps wait for data."""
 
         def begin() -> None:
             self.site.shared_slow = STORAGE_SLOWER, "storage"
             for node in self._nodes(happening):
-                self.site.mender.said(node, STORAGE_LINE)
+                self.site.mender.read_line(node, STORAGE_LINE)
 
         def over() -> None:
             self.site.shared_slow = 1.0, "none"
             for node in self._nodes(happening):
-                self.site.mender.said(node, "nfs: server 10.1.2.3 OK")
+                self.site.mender.read_line(node, "nfs: server 10.1.2.3 OK")
 
         self.site.agenda.at(at, begin)
         self.site.agenda.at(at + timedelta(minutes=happening.minutes), over)
@@ -357,13 +357,13 @@ class Happenings:
         self._switch(at, happening.minutes, lambda healer, away: setattr(healer.controller, "away", away))
 
     def deaf(self, happening: Happening, at: datetime) -> None:
-        """What brings the signals breaks: nothing arrives, and all nodes are well."""
+        """Signals stop arriving, while all nodes are well."""
         self._switch(at, happening.minutes, lambda healer, deaf: setattr(healer, "deaf", deaf))
 
     def _switch(self, at: datetime, minutes: float, turn: Callable[[Healer, bool], None]) -> None:
         healer = self.site.mender
         if not isinstance(healer, Healer):
-            return  # the others hear and act by no way that could break
+            return  # other menders use neither signals nor Slurm's API
 
         def set_to(on: bool) -> Callable[[], None]:
             def do() -> None:
@@ -376,7 +376,7 @@ class Happenings:
         self.site.agenda.at(at + timedelta(minutes=minutes), set_to(False))
 
     def driver(self, happening: Happening, at: datetime) -> None:
-        """A roll-out: node after node tells another driver than the good one's."""
+        """A rollout: node after node reports another driver than the reference."""
         healer = self.site.mender
         if not isinstance(healer, Healer):
             return
@@ -387,9 +387,9 @@ class Happenings:
         )
         for number, node in enumerate(nodes):
             late = timedelta(minutes=happening.minutes * number / max(1, len(nodes)))
-            self.site.agenda.at(at + late, self._tells(healer, node, {"driver": NEW_DRIVER}))
+            self.site.agenda.at(at + late, self._report_facts(healer, node, {"driver": NEW_DRIVER}))
 
-    def _tells(self, healer: Healer, node: str, facts: dict[str, str]) -> Callable[[], None]:
+    def _report_facts(self, healer: Healer, node: str, facts: dict[str, str]) -> Callable[[], None]:
         def do() -> None:
             now = self.site.now
             inventory = Observation(
@@ -406,7 +406,8 @@ class Happenings:
         return do
 
     def _nodes(self, happening: Happening) -> list[str]:
-        """`place`: a rack, a switch, or the first node; `nodes`: how many from there on, 0: all of it."""
+        """`place` is a rack, a switch, or the first node; `nodes` how many from there on, 0 for the whole
+        place."""
         shown = self.site.snapshot().nodes.values()
         here = [node.name for node in shown if happening.place in {node.rack, node.switch, node.name}]
         if not here:

@@ -1,4 +1,4 @@
-"""Scenarios: one YAML file each, in which every assumption stands with its source."""
+"""Scenarios: one YAML file each, which names the source of every assumption."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,9 +20,9 @@ class BadScenario(ValueError):
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The large job: synchronous, on whole nodes. Times in seconds.
 
-    `checkpoint_s`: work between two durable checkpoints; `checkpoint_stall_s`: for how long it stops for
-    one. `restarts_s`: its script starts it anew in the same allocation after so long, if its nodes are well.
-    `fails_s`: from a fault to the end of the program.
+    `checkpoint_s`: work between two durable checkpoints; `checkpoint_stall_s`: how long each stops it.
+    `restarts_s`: until its script restarts it in the same allocation, if its nodes are well. `fails_s`: from
+    a fault to the end of the program.
     """
 
     nodes: int
@@ -35,7 +35,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Filler(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """So many small jobs that come again and again on the spare nodes."""
+    """Small jobs that run again and again on the spare nodes."""
 
     count: int
     nodes: int
@@ -43,7 +43,7 @@ class Filler(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class SlurmSpec(SlurmTimes, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A node of a large fleet takes longer to boot."""
+    """Slurm's times in a large fleet, where nodes take longer to boot."""
 
     boot_s: float = 300.0
 
@@ -60,7 +60,7 @@ class FaultSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Cause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A row of the mix: how often, and the ways in which it shows, by weight."""
+    """A row of the mix: how often it occurs, and the ways it shows by weight."""
 
     cause: str
     count: float
@@ -70,8 +70,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 class People(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How long people take: medians in minutes, spread as the sigma of a log-normal. Hours are UTC.
 
-    `answer_min`: to a page or question that names the node. `find_min`: to find it with nobody's help.
-    `notice_h`: until somebody sees what stops nothing. `works`: first and last hour, on weekdays, in which
+    `answer_min`: to answer a page or question that names the node. `find_min`: to find the node without help.
+    `notice_h`: to notice a fault that stops nothing. `works`: first and last hour, on weekdays, in which
     repaired nodes are brought back by hand.
     """
 
@@ -83,26 +83,26 @@ class People(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class Repair(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of a broken node: hours, median and 90th percentile of a log-normal."""
+    """Repair times of a broken node in hours: median and 90th percentile of a log-normal."""
 
     median_h: float = 15.0
     p90_h: float = 60.0
 
 
 class Tests(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of a node before it returns: how long, and the share of repairs that did not take which they find."""
+    """Tests of a node before its return: duration, and the share of failed repairs that they find."""
 
     takes_s: float = 900.0
     find: float = 0.8
 
 
 class Telemetry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What of the fleet's telemetry is fed: metrics each `every_s`, each `fine_s` while a fault stands.
+    """Which telemetry is simulated: metrics each `every_s`, each `fine_s` during a fault.
 
-    A window of `peers` + 1 nodes stands open `before_min` before and `after_min` after a fault that sensors
-    show; `samples_per_day` windows of `sample_nodes` over healthy nodes at random. `beats`:
-    heartbeats of all nodes always (`all`), or of nodes that are about to fall silent (`near`).
-    `innocent_per_day`: kernel lines that mean no fault, over the whole fleet.
+    A window of `peers` + 1 nodes is open from `before_min` before to `after_min` after a fault that sensors
+    show; `samples_per_day` windows of `sample_nodes` healthy nodes open at random. `beats`: heartbeats of all
+    nodes always (`all`), or of nodes about to fall silent (`near`). `innocent_per_day`: harmless kernel lines
+    over the whole fleet.
     """
 
     every_s: float = 60.0
@@ -117,7 +117,7 @@ class Telemetry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Happening(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Something planted by hand, `at_h` hours after the start; `what` names it (`happenings.py`)."""
+    """A planted event, `at_h` hours after the start; `what` is a key of `playing._KINDS`."""
 
     at_h: float
     what: str
@@ -128,14 +128,14 @@ class Happening(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Checks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The comparison "thresholds": checks each `every_s` on all nodes."""
+    """Checks of the mender `thresholds`: each `every_s` on all nodes."""
 
     every_s: float = 300.0
     false_per_1000_node_days: float = 1.0
     retry_min: float = 11.0
 
 
-# Wide: the fields of one file of `scenarios/`; what belongs together has a struct of its own.
+# Wide: the fields of one file of `scenarios/`.
 class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str
     title: str
@@ -160,7 +160,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     checks: Checks = Checks()
     happenings: tuple[Happening, ...] = ()
     guards: dict[str, Any] = {}
-    #: Rules that are changed for this scenario: name -> fields.
+    #: Rules changed for this scenario: name -> fields.
     rules: dict[str, dict[str, Any]] = {}
 
 
@@ -169,7 +169,7 @@ def shipped() -> list[str]:
 
 
 def load(name: str, *, days: float | None = None) -> Scenario:
-    """By name, or by the path of a file. BadScenario says what is wrong."""
+    """By name or path. Raises BadScenario."""
     path = SHIPPED / f"{name}.yaml"
     if not path.is_file():
         path = Path(name)
@@ -190,7 +190,7 @@ def load(name: str, *, days: float | None = None) -> Scenario:
 
 
 def _wrong(scenario: Scenario) -> str | None:
-    """What no type tells."""
+    """What is wrong beyond types; None if nothing is."""
     used = scenario.job.nodes + sum(filler.count * filler.nodes for filler in scenario.fillers)
     if scenario.days <= 0 or scenario.nodes < 1 or scenario.job.nodes < 1:
         return "days, nodes and job.nodes have to be above 0"

@@ -1,7 +1,7 @@
-"""Which node fails when, of what, and what becomes of it: drawn once from the seed, whoever heals.
+"""Which node fails when and how, and how its repair goes: drawn from the seed, the same for every mender.
 
-All that is left to chance about a fault stands in it, so that every way of healing meets the same ones. Only
-when a relapse comes depends on when the node returned.
+A fault holds all of its random draws, so that all menders meet the same faults. Only the time of a relapse
+depends on when the node returned.
 """
 
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class Fault:
 
 
 class Chance:
-    """Draws faults. `number` seeds each fault, so that what one draws changes no other."""
+    """Draws faults. `number` seeds each fault, so that draws of one change no other."""
 
     def __init__(self, scenario: Scenario, seed: int) -> None:
         self._scenario, self._seed = scenario, seed
@@ -87,7 +87,7 @@ class Chance:
         )  # fmt: skip
 
     def again(self, fault: Fault, returned: datetime) -> Fault | None:
-        """The fault that follows on the return of its node, if one does."""
+        """The fault that follows the return of its node; None if none does."""
         if fault.again_s is None:
             return None
         base, _, generation = fault.id.removeprefix("f").partition(".")
@@ -121,7 +121,8 @@ def _by_weight(cause: Cause, drawn: float) -> str:
 
 
 def base_faults(scenario: Scenario, chance: Chance, nodes: list[str], seed: int) -> list[Fault]:
-    """The faults of the whole time, by time: each node fails at a rate of its own, drawn from a gamma."""
+    """All independent faults in order of time. Each node has a failure rate of its own, drawn from a
+    gamma."""
     rng = np.random.default_rng([seed, 6])
     spec = scenario.faults
     if not spec.per_node_day:

@@ -83,7 +83,7 @@ def card_of(
         skipped=site.skipped,
         stopped_job=sum(record.stopped_job for record in records),
         by_cause=_counted(record.fault.cause for record in records),
-        detect=_times(_after(record, record.told_at) for record in records if _is_of_node(record)),
+        detect=_times(_after(record, record.found_at) for record in records if _is_of_node(record)),
         decide=_times(_after(record, record.out_at) for record in records if _is_of_node(record)),
         restart=_times(_after(record, record.running_at) for record in records if record.stopped_job),
         drains=site.taken_out,

@@ -1,7 +1,7 @@
 """The simulated site: nodes that fail and are repaired, one large job, small ones, and Slurm between them.
 
-It knows what is really wrong. Who heals does not: it gets only what nodes say and show (`Mender`). `Work`
-books each second of the large job as kept, lost, or spent on something. Effective training time is what was
+The site knows the true faults; its `Mender` gets only what nodes log and measure. `Work` books each second of
+the large job as kept, lost, or spent on something. Effective training time is what was
 kept, divided by the wall time, as Llama 3 defines it (arXiv 2407.21783, section 3.3.4). Work counts as kept
 once a checkpoint holds it.
 """
@@ -23,7 +23,7 @@ from healer.sim.sim_slurm import SimScheduler
 
 
 class Spent(StrEnum):
-    """Where the job's seconds go."""
+    """What the job's seconds are spent on."""
 
     #: Work that a checkpoint holds.
     kept = "kept"
@@ -34,19 +34,19 @@ class Spent(StrEnum):
     #: By how much steps took longer under a slow node.
     slowed = "slowed"
     checkpoints = "checkpoints"
-    #: It holds its nodes and goes no further.
-    stands = "stands"
+    #: It holds its nodes and makes no progress.
+    stalled = "stands"
     #: It waits in Slurm's queue.
     waits = "waits"
     starts = "starts"
 
 
-#: What is nobody's fault.
+#: The cause of time that no fault costs.
 NOBODY = "none"
 
 
 class Work:
-    """The job's account. `be` says what it does from now on; everything before is booked then."""
+    """The job's account. `be` sets what it does from now on and books the time before."""
 
     def __init__(self, spec: JobSpec, start: datetime) -> None:
         self._spec = spec
@@ -54,7 +54,7 @@ class Work:
         self._doing = Spent.waits
         self._cause = "start"
         self._slower, self._slow_cause = 1.0, NOBODY
-        #: Seconds of the cycle of work and checkpoint that went by, and of what each second of it was.
+        #: Seconds since the last checkpoint, and what they were spent on.
         self._in_cycle = 0.0
         self._unsaved: dict[tuple[Spent, str], float] = defaultdict(float)
         self.spent: dict[tuple[Spent, str], float] = defaultdict(float)
@@ -68,7 +68,7 @@ class Work:
     def be(
         self, doing: Spent, cause: str, now: datetime, *, slower: float = 1.0, slow_cause: str = NOBODY
     ) -> None:
-        """`doing`: `kept` for work, else `stands`, `waits` or `starts`, for the sake of `cause`."""
+        """`doing`: `kept` for work, else `stalled`, `waits` or `starts`, because of `cause`."""
         self.pass_to(now)
         if self._doing is Spent.kept and doing is not Spent.kept:
             self._lose(cause)
@@ -93,24 +93,24 @@ class Work:
         self._at = now
 
     def save(self, now: datetime) -> None:
-        """A checkpoint now, as before a stop that is planned."""
+        """Saves a checkpoint now, as before a planned stop."""
         self.pass_to(now)
         if self._doing is Spent.kept:
             self._save()
 
     def close(self, now: datetime) -> None:
-        """The end of the simulation: what no checkpoint holds is nobody's loss, and no gain yet."""
+        """Ends the simulation: work that no checkpoint holds is neither lost nor kept."""
         self.pass_to(now)
         for seconds in self._unsaved.values():
             self.spent[Spent.open, NOBODY] += seconds
         self._unsaved.clear()
 
     def total(self, kind: Spent) -> float:
-        """Seconds."""
+        """Seconds spent on this kind, for any cause."""
         return sum(seconds for (spent_on, _), seconds in self.spent.items() if spent_on is kind)
 
     def by_cause(self) -> dict[str, float]:
-        """Seconds that a cause took, of any kind."""
+        """Seconds that each cause took, of any kind."""
         found: dict[str, float] = defaultdict(float)
         for (kind, cause), seconds in self.spent.items():
             if seconds and kind not in {Spent.kept, Spent.open}:
@@ -139,7 +139,7 @@ class Work:
 
 
 class Agenda:
-    """Things due at the same moment are done in the order in which they were noted."""
+    """Callbacks by time; those of the same moment run in the order in which they were added."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[datetime, int, Callable[[], None]]] = []
@@ -161,31 +161,31 @@ class Agenda:
 CLUSTER = "pod1"
 #: NCCL's watchdog ends a job that hangs (its default, 10 min).
 WATCHDOG_S = 600.0
-#: A node in a reservation: under test, say. Its drain is lifted then, and it is not back yet.
+#: States of a node in a reservation: its drain is lifted, but it is under test and not back yet.
 _KEPT = frozenset({"RESERVED", "MAINTENANCE"})
-#: So long somebody's unplanned work on a host takes.
+#: Seconds that unplanned work on a host takes.
 UNPLANNED_WORK_S = 7200.0
 
 
 class Mender(Protocol):
-    """Whoever heals: healer, or one of those it is compared with."""
+    """Heals the site: healer, or a policy that it is compared with."""
 
     name: str
 
-    def near(self, fault: Fault) -> None:
-        """The fault comes in a few minutes: what is simulated finely begins. No knowledge to act on."""
+    def expect_fault(self, fault: Fault) -> None:
+        """The fault comes in a few minutes: starts detailed simulation of its node. Must not act on it."""
         ...
 
-    def told(self, fault: Fault) -> None:
-        """The fault is there, and shows."""
+    def notice_fault(self, fault: Fault) -> None:
+        """The fault has come and shows its signs."""
         ...
 
-    def said(self, node: str, line: str) -> None:
-        """A kernel line that means no fault."""
+    def read_line(self, node: str, line: str) -> None:
+        """Takes a kernel line that means no fault."""
         ...
 
     def due(self) -> datetime | None:
-        """When it wants to be called next."""
+        """When `turn` is to be called next; None: no time is set."""
         ...
 
     def turn(self) -> None:
@@ -193,7 +193,7 @@ class Mender(Protocol):
         ...
 
     def owns(self, node: SlurmNode) -> bool:
-        """Whether it took this node out."""
+        """Whether it took this node out of service."""
         ...
 
 
@@ -202,7 +202,7 @@ class Record:
     """What became of one fault."""
 
     fault: Fault
-    told_at: datetime | None = None
+    found_at: datetime | None = None
     out_at: datetime | None = None
     running_at: datetime | None = None
     stopped_job: bool = False
@@ -211,9 +211,9 @@ class Record:
     returned_at: datetime | None = None
 
 
-# Wide: nodes, faults and jobs of one site settle together at each moment; a part alone says nothing.
+# Wide: nodes, faults and jobs of one site settle together at each moment.
 class Site:
-    """One cluster through its whole simulated time. `mender` is set by whoever made it, before `begin`."""
+    """One cluster through its whole simulated time. Its owner sets `mender` before `begin`."""
 
     mender: Mender
 
@@ -245,17 +245,17 @@ class Site:
             for filler in scenario.fillers
             for _ in range(filler.count)
         ]
-        #: Which life of the job is at work, and from when on it works.
+        #: Restart count of the job that is running, and when its startup ends.
         self._life: int | None = None
         self._ready_at: datetime | None = None
         self._stop: tuple[str, Record | None] = "start", None
-        #: A shared cause that slows the whole job (storage), and what stops it although its nodes are well.
+        #: Factor and cause that slow the whole job (storage).
         self.shared_slow: tuple[float, str] = 1.0, NOBODY
         self.planned_until: datetime | None = None
         self._shown: object = None
         self._held: tuple[tuple[str, ...], frozenset[str]] = (), frozenset()
         self.out_before: frozenset[str] = frozenset()
-        #: Nodes that the mender took out although nothing was wrong with them, and when.
+        #: When, node and reason of each drain of a healthy node by the mender.
         self.wrong: list[tuple[datetime, str, str]] = []
         self.taken_out = 0
         self.node_hours_out = 0.0
@@ -282,13 +282,13 @@ class Site:
             self.expect(fault)
 
     def expect(self, fault: Fault) -> None:
-        """The fault comes at its time."""
+        """Schedules the fault."""
         early = timedelta(minutes=self.scenario.telemetry.before_min)
-        self.agenda.at(max(self.now, fault.at - early), lambda: self.mender.near(fault))
+        self.agenda.at(max(self.now, fault.at - early), lambda: self.mender.expect_fault(fault))
         self.agenda.at(fault.at, lambda: self.strike(fault))
 
     def strike(self, fault: Fault) -> None:
-        """One that comes while its node is out is not noticed: the node is not looked at then."""
+        """The fault begins. One on a node out of service, or with another fault, is skipped."""
         if self.slurm.node(fault.node).held or self.active.get(fault.node):
             self.skipped += 1
             return
@@ -309,7 +309,7 @@ class Site:
         elif not way.hardware:
             lasts = WATCHDOG_S if fault.way_name == "hang" else self.scenario.job.fails_s
             self.agenda.at(self.later(lasts), lambda: self.over(fault))
-        self.mender.told(fault)
+        self.mender.notice_fault(fault)
 
     def over(self, fault: Fault) -> None:
         left = [other for other in self.active.get(fault.node, ()) if other.id != fault.id]
@@ -318,7 +318,8 @@ class Site:
             del self.active[fault.node]
 
     def mend(self, node: str) -> list[Fault]:
-        """A technician has worked on the node. What did not take is still there, and shows again later."""
+        """A technician repairs the node. Returns its faults; where the repair did not take, tests may find
+        it."""
         done = self.active.pop(node, [])
         self.nodes.mend(node)
         self.slurm.answer(node)
@@ -329,19 +330,19 @@ class Site:
         return done
 
     def mend_found(self, node: str) -> None:
-        """After its tests had failed: repaired again, and this time it took."""
+        """Repairs the node again after failed tests; this time the repair takes."""
         self.nodes.mend(node)
         for record in self._last_of(node):
             record.fault = replace(record.fault, took=True, again_s=None)
 
     def stop_planned(self, until: datetime) -> None:
-        """The job stops for what its owners planned, with a checkpoint before."""
+        """Stops the job until then, with a checkpoint first, as its owners planned."""
         self.work.save(self.now)
         self.planned_until = until
         self.agenda.at(until, lambda: None)
 
     def returned(self, node: str) -> None:
-        """The node takes jobs again: what follows from its repair is due from now on."""
+        """The node is back in service: schedules the relapse of its last repair, if any."""
         for record in self._last_of(node):
             if record.returned_at is None and record.repaired_at is not None:
                 record.returned_at = self.now
@@ -373,16 +374,16 @@ class Site:
         return self.slurm.add_job(name="small", nodes=nodes, runtime_s=runtime_s, exclusive=True)
 
     def blocking(self) -> Fault | None:
-        """What keeps the large job from going on; None: nothing of its nodes."""
+        """The fault on one of its nodes that stops the large job; None if none does."""
         job = self.snapshot().jobs[self.job]
         if job.state != "RUNNING" or not self.active:
             return None
-        job_nodes = self._holds(job)
+        job_nodes = self._nodes_of(job)
         found = (fault for node, faults in self.active.items() if node in job_nodes for fault in faults)
         return next((fault for fault in found if fault.way.stops and self.now >= self.stops_at(fault)), None)
 
-    def _holds(self, job: SlurmJob) -> frozenset[str]:
-        """The nodes of the large job: asked for each moment, and seldom others."""
+    def _nodes_of(self, job: SlurmJob) -> frozenset[str]:
+        """Nodes of the large job as a set, cached: they change seldom."""
         if self._held[0] is not job.nodes:
             self._held = job.nodes, frozenset(job.nodes)
         return self._held[1]
@@ -392,11 +393,16 @@ class Site:
         return fault.at + timedelta(seconds=fault.way.stops_after_s)
 
     def settle(self) -> None:
-        """Books what the jobs did until now, and sees what they do from now on."""
+        """Books what the jobs did until now, and sets what they do from now on."""
         snapshot = self.snapshot()
         self._note_out(snapshot)
         self._fillers = [
-            (filler, name if _lives(snapshot, name) else self._submit(filler.nodes, filler.runtime_s))
+            (
+                filler,
+                name
+                if _is_queued_or_running(snapshot, name)
+                else self._submit(filler.nodes, filler.runtime_s),
+            )
             for filler, name in self._fillers
         ]
         job, now = snapshot.jobs[self.job], self.now
@@ -407,14 +413,14 @@ class Site:
             return
         fault = self.blocking()
         if fault is not None:
-            if self.work.doing is not Spent.stands:
+            if self.work.doing is not Spent.stalled:
                 self._stop = fault.cause, self.records[fault.id]
-            self.work.be(Spent.stands, fault.cause, now)
+            self.work.be(Spent.stalled, fault.cause, now)
             self._life, self._ready_at = job.restarts, None
             return
         if self.planned_until is not None and now < self.planned_until:
             self._stop = "planned", None
-            self.work.be(Spent.stands, "planned", now)
+            self.work.be(Spent.stalled, "planned", now)
             self._ready_at = None
             return
         self._start(job.restarts, job.start_at or now)
@@ -435,13 +441,13 @@ class Site:
         self.work.be(Spent.kept, NOBODY, now, slower=slower, slow_cause=cause)
 
     def _note_stop(self) -> None:
-        """The job was taken off its nodes while it worked: a slow node was to leave, or a node was lost."""
+        """Notes why the job was taken off its nodes while it worked: a slow node, or a lost one."""
         if self.work.doing is Spent.kept:
             slow = self._slow()[1]
             self._stop = (slow if slow != NOBODY else "taken off", None)
 
     def _slow(self) -> tuple[float, str]:
-        job_nodes = self._holds(self.snapshot().jobs[self.job])
+        job_nodes = self._nodes_of(self.snapshot().jobs[self.job])
         found = [
             (fault.way.slower, fault.cause)
             for node, faults in self.active.items()
@@ -452,7 +458,7 @@ class Site:
         return max([*found, self.shared_slow])
 
     def ready_at(self) -> datetime | None:
-        """When the job has started, if it is starting."""
+        """End of the job's startup; None if it is not starting."""
         return self._ready_at if self.work.doing is Spent.starts else None
 
     # --- nodes that leave and come back ---
@@ -481,7 +487,7 @@ class Site:
                 self.wrong.append((self.now, node.name, node.reason))
 
 
-def _lives(snapshot: SlurmSnapshot, job: str) -> bool:
+def _is_queued_or_running(snapshot: SlurmSnapshot, job: str) -> bool:
     found = snapshot.jobs.get(job)
     return found is not None and found.end_at is None
 

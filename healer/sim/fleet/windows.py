@@ -1,8 +1,9 @@
-"""Metrics and step times of the simulated fleet, where they are simulated: windows of a few nodes.
+"""Telemetry of the simulated fleet: metrics and step times in windows of a few nodes each.
 
-A window opens before a fault that sensors show, or over healthy nodes at random, and closes some time after
-the node has left. In it the nodes measure as a whole fleet does (`sim/sim_telemetry.py`), through the
-translator and the senses of production; outside of windows nothing is measured. Each has senses of its own.
+A window opens before a fault that sensors show, when the large job stalls, or at random over healthy nodes,
+and closes some time after the node has left. Its nodes measure as a whole fleet does
+(`sim/sim_telemetry.py`), through the translator and the senses of production. Outside of windows nothing is
+measured.
 """
 
 from collections.abc import Callable
@@ -27,24 +28,24 @@ from healer.sim.fleet_steps import Pace
 from healer.sim.sim_telemetry import Sent, SimTelemetry
 from healer.sim.stores import MemoryColumns
 
-#: Whoever is restarted sooner needs no window.
-STOOD_S = 120.0
-#: So much of its steps is told from before; the pauses of a job are known by then.
+#: A window opens when the job has stalled this long.
+STALLED_S = 120.0
+#: Seconds of steps before the stall that the window replays: enough to learn the job's usual pauses.
 HISTORY_S = 300.0
-#: A window of a job that stands measures so finely for so long.
+#: A window of a stalled job scrapes at the fine interval for this long.
 FINE_S = 300.0
 
 
 class Ranks(StrEnum):
     works = "works"
-    #: All but those of the broken node stand in a collective, and their clients say so.
+    #: All but those of the broken node wait in a collective, and their clients report it.
     waits = "waits"
-    #: No program is there to say anything: it ended, or has not come so far.
+    #: The program has ended, or has not started.
     rests = "rests"
 
 
 def ranks_at(site: Site, at: datetime) -> Ranks:
-    """What the ranks of the large job do: now, or `at` a moment since its last start."""
+    """What the ranks of the large job do at a moment since its last start."""
     fault = site.blocking()
     if fault is None:
         return Ranks.works if site.work.doing is Spent.kept else Ranks.rests
@@ -55,15 +56,15 @@ def ranks_at(site: Site, at: datetime) -> Ranks:
 
 
 def _waits_s(site: Site, fault: Fault) -> float:
-    """So long the others wait: NCCL's watchdog ends them, or the launcher does once it misses one."""
+    """How long the other ranks wait until NCCL's watchdog or the launcher ends them."""
     if fault.way.wrong_numbers:
-        return 0.0  # its own check ends it
+        return 0.0  # the job's own check ends it
     return WATCHDOG_S if fault.way_name == "hang" else site.scenario.job.fails_s
 
 
-class Stands:
-    """Sees the large job stand. `look` after each moment; `opens` gets its fault, and since when it had
-    worked."""
+class Stalls:
+    """Watches the large job. Call `look` after each moment; `opens` gets the fault that has stalled it, and
+    since when it had worked."""
 
     def __init__(self, site: Site, opens: Callable[[Fault, datetime], None]) -> None:
         self._site, self._opens = site, opens
@@ -75,46 +76,46 @@ class Stands:
             self._worked_since = self._worked_since or site.now
             return
         worked, self._worked_since = self._worked_since, None
-        stood = self._stands()
-        if worked is None or stood is None:
+        stall = self._stall()
+        if worked is None or stall is None:
             return
 
         def still() -> None:
             fault = site.blocking()
-            if fault is not None and self._stands() == stood:
-                self._opens(fault, max(worked, site.later(-STOOD_S - HISTORY_S)))
+            if fault is not None and self._stall() == stall:
+                self._opens(fault, max(worked, site.later(-STALLED_S - HISTORY_S)))
 
-        site.agenda.at(site.later(STOOD_S), still)
+        site.agenda.at(site.later(STALLED_S), still)
 
-    def _stands(self) -> tuple[str, int] | None:
-        """For the sake of which fault, and in which life of the job."""
+    def _stall(self) -> tuple[str, int] | None:
+        """The fault that stalls the job now and the job's restart count; None if it is not stalled."""
         site = self._site
-        fault = site.blocking() if site.work.doing is Spent.stands else None
+        fault = site.blocking() if site.work.doing is Spent.stalled else None
         return (fault.id, site.snapshot().jobs[site.job].restarts) if fault is not None else None
 
 
 #: As `node_infiniband_state_id` numbers them.
 DOWN, ACTIVE = 1, 4
-#: A window over healthy nodes lasts so long: the longest window of a rule, and a bit.
+#: Length of a window over healthy nodes: a bit more than the longest window of a rule.
 SAMPLE_S = 1200.0
-#: It goes on for so long after its node has left.
+#: A window stays open this long after its node has left.
 AFTERWARDS_S = 300.0
-#: And so long after a job that stood works again.
+#: A window of a stalled job stays open this long after the job works again.
 WELL_S = 420.0
 
 
 class Window:
-    """Senses over these nodes until `until`, or until the node of its fault has been out for a while."""
+    """Senses over these nodes, until `until` or some time after the faulty node has left."""
 
     def __init__(
         self, site: Site, healer: Healer, names: list[str], until: datetime, seed: int, since: datetime
     ) -> None:
         self.names, self.until = names, until
-        #: What it was opened for; none: healthy nodes, or a job that stands.
+        #: The faults it was opened for; empty for healthy nodes or a stalled job.
         self.faults: list[Fault] = []
-        #: It measures finely until then; None: as long as one of its nodes has a fault.
+        #: End of the fine interval; None: fine while one of its nodes has a fault.
         self.fine_until: datetime | None = None
-        #: The job that stood works again since then.
+        #: Since when the stalled job works again.
         self.works_since: datetime | None = None
         self._site, self._healer = site, healer
         self._sensors = SimTelemetry(
@@ -130,7 +131,7 @@ class Window:
         self.samples = 0
 
     def step(self, recorder: Recorder | None) -> None:
-        """One scrape of each node, and a look at them."""
+        """Scrapes each node once and runs the senses."""
         now = self._site.now
         snapshot = self._scrape(now, recorder)
         self._healer.hear(self._checkpoint(now))
@@ -138,7 +139,7 @@ class Window:
         self._healer.wake()
 
     def recall(self, since: datetime, every_s: float, recorder: Recorder | None) -> None:
-        """What the nodes had told from `since` until now; nobody has looked at it meanwhile."""
+        """Scrapes the time from `since` until now into the senses without running them."""
         at = since
         while (at := at + timedelta(seconds=every_s)) < self._site.now:
             self._scrape(at, recorder)
@@ -162,7 +163,7 @@ class Window:
         return snapshot
 
     def _within(self, snapshot: SlurmSnapshot) -> SlurmSnapshot:
-        """Slurm's picture of these nodes alone: so small the senses look at, and keep room for."""
+        """Slurm's picture of these nodes only, so that the senses stay small."""
         if (
             self._whole is not None
             and self._whole.nodes is snapshot.nodes
@@ -185,7 +186,7 @@ class Window:
         return self._part
 
     def _hush(self, sent: Sent, at: datetime) -> None:
-        """Nothing comes from a node that answers nobody."""
+        """Drops what unreachable nodes would send."""
         silent = {
             node
             for node in self.names
@@ -197,7 +198,8 @@ class Window:
         sent.step_times = [body for body in sent.step_times if body["samples"]]
 
     def _show(self, snapshot: SlurmSnapshot, at: datetime) -> None:
-        """A large job whose program is gone makes no step, and its GPUs rest."""
+        """Shows the sensors which jobs run. A large job whose program is gone makes no step; its GPUs
+        idle."""
         name, ranks = self._site.job, ranks_at(self._site, at)
         if ranks is Ranks.rests:
             snapshot = msgspec.structs.replace(
@@ -208,7 +210,7 @@ class Window:
             self._sensors.hang(name, self._broken(job), stopped=True)
 
     def _broken(self, job: SlurmJob) -> list[int]:
-        """Ranks of the large job on the node that stops it."""
+        """Ranks of the large job on the faulty node."""
         fault, gpus = self._site.blocking(), self._site.scenario.gpus
         if fault is None or fault.node not in job.nodes:
             return []
@@ -216,7 +218,7 @@ class Window:
         return list(range(first, first + gpus))
 
     def _plant(self) -> None:
-        """The sensors show what is wrong now."""
+        """Plants and removes sensor faults as the site has them now."""
         wrong = {
             (node, str(sensor)): fault.gpu
             for node in self.names
@@ -237,7 +239,7 @@ class Window:
                 port["node_infiniband_state_id"] = DOWN if down and index == 0 else ACTIVE
 
     def _add_results(self, bodies: list[dict[str, Any]]) -> None:
-        """The norm of the gradient, which all ranks share after its all-reduce."""
+        """Adds the gradient norm, which all ranks share after its all-reduce."""
         wrong = {
             (node, fault.gpu)
             for node in self.names
@@ -250,7 +252,7 @@ class Window:
                 sample["grad_norm"] = norm * 1.01 if (sample["node"], sample["gpu"]) in wrong else norm
 
     def _checkpoint(self, now: datetime) -> list[Any]:
-        """The job tells its checkpoint, if one became durable since the last scrape."""
+        """The job's checkpoint, if one became durable since the last scrape."""
         saved_at = self._site.work.saved_at
         if saved_at is None or saved_at == self._saved_at:
             return []
@@ -265,7 +267,7 @@ class Window:
 
 
 class Windows:
-    """All windows of one simulation: opened by faults to come, and at random."""
+    """All windows of one simulation."""
 
     def __init__(self, site: Site, healer: Healer, recorder: Recorder | None = None) -> None:
         self._site, self._healer, self._recorder = site, healer, recorder
@@ -273,8 +275,8 @@ class Windows:
         self._opened = 0
         self._now_open: list[Window] = []
         self.node_hours = 0.0
-        healer.on_near = self._near
-        self.stands = Stands(site, self._stood)
+        healer.on_fault_near = self._near
+        self.stalls = Stalls(site, self._open_for_stall)
         self._sample_at_random()
 
     def _near(self, fault: Fault) -> None:
@@ -289,22 +291,22 @@ class Windows:
             return
         self._open(self._around(fault.node, self._spec.peers + 1), until, [fault])
 
-    def _stood(self, fault: Fault, since: datetime) -> None:
-        """The large job stands: what its nodes told until now, and tell until it works again."""
+    def _open_for_stall(self, fault: Fault, since: datetime) -> None:
+        """Opens a window over the past and the future of a stalled job, until it works again."""
         if any(fault.node in window.names for window in self._now_open):
             return
-        window = self._made(self._around(fault.node, self._spec.peers + 1), self._site.end, since)
+        window = self._window(self._around(fault.node, self._spec.peers + 1), self._site.end, since)
         window.fine_until = self._site.later(FINE_S)
         window.recall(since, self._spec.fine_s, self._recorder)
         self._begin(window)
 
     def _is_over(self, window: Window) -> bool:
         if window.fine_until is not None:
-            return self._goes_on(window)
+            return self._has_recovered(window)
         return bool(window.faults) and all(self._has_left(fault) for fault in window.faults)
 
-    def _goes_on(self, window: Window) -> bool:
-        """So long that healer has seen it too: its incident is over by that."""
+    def _has_recovered(self, window: Window) -> bool:
+        """Whether the job has worked again long enough for its incident to resolve."""
         now = self._site.now
         works = self._site.work.doing is Spent.kept
         window.works_since = (window.works_since or now) if works else None
@@ -316,7 +318,7 @@ class Windows:
         return left is not None and (self._site.now - left).total_seconds() > AFTERWARDS_S
 
     def _around(self, node: str, many: int) -> list[str]:
-        """The node and its neighbours in the job, which are its peers."""
+        """The node with its neighbours in the job, which are its peers."""
         job = self._site.snapshot().jobs[self._site.job]
         names = list(job.nodes) if node in job.nodes else self._site.names
         at = names.index(node)
@@ -340,11 +342,11 @@ class Windows:
         return begin
 
     def _open(self, names: list[str], until: datetime, faults: list[Fault]) -> None:
-        window = self._made(names, until, self._site.now)
+        window = self._window(names, until, self._site.now)
         window.faults = faults
         self._begin(window)
 
-    def _made(self, names: list[str], until: datetime, since: datetime) -> Window:
+    def _window(self, names: list[str], until: datetime, since: datetime) -> Window:
         self._opened += 1
         seed = self._site.seed * 100_003 + self._opened
         return Window(self._site, self._healer, names, until, seed, since)

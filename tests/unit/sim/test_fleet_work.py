@@ -21,14 +21,14 @@ def test_a_day_made_by_hand_has_the_effective_time_that_was_counted_by_hand() ->
     work.be(Spent.starts, "start", at(0))
     work.be(Spent.kept, NOBODY, at(100))
     # Three checkpoints (900 s) are durable; 200 s after the last one a GPU is gone.
-    work.be(Spent.stands, "GPU", at(1200))
+    work.be(Spent.stalled, "GPU", at(1200))
     work.be(Spent.waits, "GPU", at(1210))
     work.be(Spent.starts, "GPU", at(1215))
     work.be(Spent.kept, NOBODY, at(1315))
     work.close(at(2000))
     assert work.total(Spent.kept) == 900 + 600
     assert work.spent[Spent.lost, "GPU"] == 200
-    assert work.spent[Spent.stands, "GPU"] == 10
+    assert work.spent[Spent.stalled, "GPU"] == 10
     assert work.spent[Spent.waits, "GPU"] == 5
     assert work.total(Spent.starts) == 200
     assert work.total(Spent.open) == 85
@@ -48,7 +48,7 @@ def test_a_checkpoint_stops_the_work_and_is_durable_at_its_end() -> None:
     work.be(Spent.kept, NOBODY, at(0))
     work.pass_to(at(95))
     assert work.saved == 0
-    work.be(Spent.stands, "GPU", at(95))
+    work.be(Spent.stalled, "GPU", at(95))
     assert work.spent[Spent.lost, "GPU"] == 95  # the checkpoint was not whole
     work.be(Spent.kept, NOBODY, at(95))
     work.close(at(295))
@@ -61,7 +61,7 @@ def test_a_planned_stop_loses_nothing() -> None:
     work = Work(SPEC, START)
     work.be(Spent.kept, NOBODY, at(0))
     work.save(at(120))
-    work.be(Spent.stands, "planned", at(120))
+    work.be(Spent.stalled, "planned", at(120))
     work.close(at(200))
     assert work.total(Spent.kept) == 120
     assert work.total(Spent.lost) == 0
@@ -73,7 +73,7 @@ def test_every_second_is_booked_once_whatever_happens(seed: int) -> None:
     work, now = Work(JobSpec(nodes=1, checkpoint_s=77, checkpoint_stall_s=3, startup_s=9), START), 0.0
     for _ in range(200):
         now += chance.uniform(0, 500)
-        doing = chance.choice([Spent.kept, Spent.kept, Spent.stands, Spent.waits, Spent.starts])
+        doing = chance.choice([Spent.kept, Spent.kept, Spent.stalled, Spent.waits, Spent.starts])
         slower = chance.choice([1.0, 1.18])
         work.be(doing, chance.choice("abc"), at(now), slower=slower, slow_cause="slow")
     work.close(at(now))

@@ -1,8 +1,8 @@
-"""Two documents of a replay side by side: what one rule set would have done and the other not. Pure.
+"""Compares two documents of a replay: what one rule set would have done and the other not. Pure.
 
-`before` is what is compared with: the old rules, or what was really done. Incidents are the same by their
-id, which is a hash of rule, root and opening evidence; else by rule and root at nearly the same time; else by
-root and opening evidence, where another rule took it.
+`before` is the baseline: the old rules, or what was really done. Incidents are matched by their id, a hash of
+rule, root and opening evidence; else by rule and root at nearly the same time; else by root and opening
+evidence, where another rule opened it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,19 +11,19 @@ from typing import Any
 
 Row = Mapping[str, Any]
 
-#: Incidents of one rule and root, and actions on one target, are the same when no further apart.
+#: Incidents of one rule and root, and actions on one target, match within this many seconds.
 SAME_S = 3600.0
-#: Differences in time of less say nothing: a walk comes every second, a step waits for its turn.
+#: Smaller differences in time are ignored: they come from the rhythm of walks and steps.
 ALIKE_S = 60.0
-#: Told to people; what would have been paged is no action on the cluster.
-_WORDS = frozenset({"notify"})
+#: A page to people is no action on the cluster.
+_PAGE = "notify"
 
 
 def compare(before: Row, after: Row) -> dict[str, Any]:
-    """`incidents` and `actions` that are `new` or `lost`, and what of them `changed`; what is `held` by
-    another guard; all of it counted by rule."""
-    old = _Told(before)
-    new = _Told(after)
+    """Returns new, lost and changed `incidents` and `actions`, what is `held` by another guard, and the
+    counts of all of it by rule."""
+    old = _Document(before)
+    new = _Document(after)
     same = dict(_same_incidents(old, new))
     incidents = _incidents(old, new, same)
     actions = _actions(old, new)
@@ -37,7 +37,7 @@ def compare(before: Row, after: Row) -> dict[str, Any]:
 
 
 def differs(found: Row, kind: str) -> bool:
-    """Whether a comparison holds what `--fail-on KIND` asks for: new-actions, lost, or any."""
+    """Whether a comparison has differences of the kind of `--fail-on`: new-actions, lost, or any."""
     incidents, actions = found["incidents"], found["actions"]
     if kind == "new-actions":
         return bool(actions["new"])
@@ -46,13 +46,13 @@ def differs(found: Row, kind: str) -> bool:
     return any((*incidents.values(), *actions.values(), found["held"]))
 
 
-class _Told:
-    """One document, by what it is looked up by."""
+class _Document:
+    """One document, indexed."""
 
     def __init__(self, document: Row) -> None:
         self.incidents = {incident["id"]: incident for incident in document["incidents"]}
         self.merged = {incident["id"]: incident for incident in document["merged"]}
-        self.actions = [action for action in document["actions"] if action["action"] not in _WORDS]
+        self.actions = [action for action in document["actions"] if action["action"] != _PAGE]
         self.held: list[Row] = list(document["held"])
 
     def rule_of(self, incident: str | None) -> str:
@@ -60,8 +60,8 @@ class _Told:
         return found["rule"] if found else ""
 
 
-def _same_incidents(old: _Told, new: _Told) -> Iterator[tuple[str, str]]:
-    """(id in the old, id in the new) of each pair; an incident is in one pair at most."""
+def _same_incidents(old: _Document, new: _Document) -> Iterator[tuple[str, str]]:
+    """Yields (old id, new id) of each matched pair; an incident is in at most one."""
     both = old.incidents.keys() & new.incidents.keys()
     yield from ((name, name) for name in both)
     left = [incident for name, incident in old.incidents.items() if name not in both]
@@ -90,7 +90,7 @@ def _root(row: Row) -> tuple[Any, ...]:
 def _nearest(
     left: Iterable[Row], right: Iterable[Row], key: Callable[[Row], Any], at: str
 ) -> Iterator[tuple[Row, Row]]:
-    """Pairs of one key, each row in one at most: in the order of `left`, the nearest in time."""
+    """Pairs rows of equal keys, each at most once: for each row of `left` the nearest in time."""
     waiting: dict[Any, list[Row]] = {}
     for row in right:
         waiting.setdefault(key(row), []).append(row)
@@ -103,14 +103,14 @@ def _nearest(
 
 
 def _apart_s(row: Row, other: Row, at: str = "at") -> float:
-    """How much later `other` is."""
+    """Seconds by which `other` is later; negative if earlier."""
     return (datetime.fromisoformat(other[at]) - datetime.fromisoformat(row[at])).total_seconds()
 
 
 # --- incidents
 
 
-def _incidents(old: _Told, new: _Told, same: Mapping[str, str]) -> dict[str, Any]:
+def _incidents(old: _Document, new: _Document, same: Mapping[str, str]) -> dict[str, Any]:
     kept = set(same.values())
     lost = [incident for name, incident in old.incidents.items() if name not in same]
     fresh = [incident for name, incident in new.incidents.items() if name not in kept]
@@ -124,7 +124,7 @@ def _incidents(old: _Told, new: _Told, same: Mapping[str, str]) -> dict[str, Any
 
 
 def _incident(incident: Row, merged: Mapping[str, Row]) -> dict[str, Any]:
-    """`part_of`: the other rule set takes it for a part of that incident."""
+    """A row of the result. `part_of`: the incident into which the other rule set merged it."""
     other = merged.get(incident["id"])
     names = ("id", "rule", "severity", "title", "opened", "closed", "root", "jobs_hit")
     return {name: incident[name] for name in names} | {"part_of": other["into"] if other else None}
@@ -154,7 +154,7 @@ def _target(row: Row) -> tuple[Any, ...]:
     return row["action"], row["node"] or None, row["job"] or None
 
 
-def _actions(old: _Told, new: _Told) -> dict[str, Any]:
+def _actions(old: _Document, new: _Document) -> dict[str, Any]:
     pairs = list(_nearest(old.actions, new.actions, _target, "at"))
     before = {id(row) for row, _ in pairs}
     after = {id(other) for _, other in pairs}
@@ -168,17 +168,17 @@ def _actions(old: _Told, new: _Told) -> dict[str, Any]:
     return {"new": fresh, "lost": lost, "moved": moved}
 
 
-def _action(action: Row, document: _Told, other: _Told) -> dict[str, Any]:
-    """`held`: the guard that kept just this back in the other document, and its words; None: it was never
-    asked for there."""
+def _action(action: Row, document: _Document, other: _Document) -> dict[str, Any]:
+    """A row of the result. `held`: the guard that held the same action in the other document; None: it was
+    not proposed there."""
     held = [row for row in other.held if _target(row) == _target(action)]
     near = min(held, key=lambda row: abs(_apart_s(action, row)), default=None)
     why = None if near is None else {name: near[name] for name in ("at", "guard", "why")}
     return dict(action) | {"rule": document.rule_of(action["incident"]), "held": why}
 
 
-def _held(old: _Told, new: _Told) -> list[dict[str, Any]]:
-    """What both held, and not by the same guard."""
+def _held(old: _Document, new: _Document) -> list[dict[str, Any]]:
+    """Actions that both held, but by different guards."""
     rows = []
     for before, other in _nearest(_first_held(old), _first_held(new), _target, "at"):
         if before["guard"] != other["guard"]:
@@ -187,21 +187,21 @@ def _held(old: _Told, new: _Told) -> list[dict[str, Any]]:
     return rows
 
 
-def _first_held(document: _Told) -> list[Row]:
-    """The first guard of each action of an incident: what held it afterwards follows from that."""
+def _first_held(document: _Document) -> list[Row]:
+    """The first guard that held each action of an incident."""
     first: dict[Any, Row] = {}
     for row in document.held:
         first.setdefault((row["incident"], *_target(row)), row)
     return list(first.values())
 
 
-# --- counted
+# --- counts
 
 
 def _by_rule(
-    old: _Told, new: _Told, incidents: Row, actions: Row, held: Sequence[Row]
+    old: _Document, new: _Document, incidents: Row, actions: Row, held: Sequence[Row]
 ) -> list[dict[str, Any]]:
-    """Rules with a difference, by name; how many incidents each had in both."""
+    """Counts of differences for each rule that has any, and its number of incidents in both."""
     counted: dict[str, dict[str, int]] = {}
 
     def count(rows: Iterable[Row], what: str) -> None:

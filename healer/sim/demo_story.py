@@ -1,8 +1,8 @@
 """The demo's story: what breaks in its cluster, when, and who mends it.
 
 The senders send what real nodes would send, through the public API; the site's users submit their jobs to the
-Slurm of the demo. `say` tells the reader what is being broken, before healer does. One thread beats and
-measures; the story's thread breaks things meanwhile, under one lock."""
+Slurm of the demo. `say` prints what is being broken before healer finds it. One thread sends heartbeats and
+metrics; the story's thread breaks things meanwhile, under one lock."""
 
 import itertools
 import random
@@ -25,12 +25,12 @@ from healer.sim.nodes import SimNodes
 from healer.sim.planted_faults import PCI, TEARDOWN, WAYS
 from healer.sim.sim_telemetry import SimTelemetry
 
-#: Heartbeats and metrics are sent so often.
+#: Seconds between heartbeats and metrics.
 ROUND_S = 5.0
 
 
 class Senders:
-    """All nodes of one cluster. `snapshot` is asked each round for nodes and jobs."""
+    """Sends for all nodes of one cluster. `snapshot` gives nodes and jobs each round."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Senders:
             time.sleep(max(0.0, due - time.monotonic()))
 
     def round(self) -> None:
-        """One heartbeat of every node, and what all measured since the last round."""
+        """Sends one heartbeat of every node, and the metrics since the last round."""
         snapshot = self._snapshot()
         self._post("heartbeat", [self._heartbeat(name) for name in snapshot.nodes])
         with self._lock:
@@ -77,7 +77,7 @@ class Senders:
             self._post("checkpoints", body)
 
     def lines(self, node: str, lines: Sequence[str]) -> None:
-        """Kernel lines of the node's current boot."""
+        """Sends kernel lines of the node's current boot."""
         now = datetime.now(UTC).isoformat()
         entries = []
         for line in lines:
@@ -86,7 +86,7 @@ class Senders:
         body = {"cluster": self.cluster, "node": node, "boot_id": self._boot(node), "entries": entries}
         self._post("kernel-log", body)
 
-    # --- what is wrong with them
+    # --- faults
 
     def plant(self, fault: str, node: str, gpu: int | None = None) -> None:
         with self._lock:
@@ -97,12 +97,12 @@ class Senders:
             self._sensors.mend(node)
 
     def hang(self, job: str) -> None:
-        """No step any more in this life of the job."""
+        """The job makes no step until it is restarted."""
         with self._lock:
             self._sensors.hang(job)
 
     def boot(self, node: str) -> None:
-        """The node comes up anew, whole."""
+        """The node reboots and is healthy."""
         with self._lock:
             self._sensors.mend(node)
             self._sensors.reboot(node)
@@ -173,12 +173,12 @@ def _run(command: Sequence[str]) -> None:
 
 
 FIRST_FAULT_S = 5.0
-#: So long the technician takes; real ones take days.
+#: Seconds of a repair; real ones take days.
 REPAIR_S = 15.0
 PACE_S = 60.0
-#: So long healer tests a slow node once it is empty; the technician lets it.
+#: Seconds in which healer tests a drained slow node before the technician starts.
 TESTS_S = 25.0
-#: A slow node waits for its job's checkpoint: the technician is patient.
+#: A slow node waits for its job's checkpoint: the technician waits this long.
 PATIENCE_S = 900.0
 #: Steps of two seconds and a checkpoint each minute: real jobs are slower, and so would be the demo.
 PACE = Pace(compute_s=1.7, collective_s=0.25, checkpoint_every=25, checkpoint_s=3.0)
@@ -194,7 +194,7 @@ _JOBS = (
 )
 
 
-#: What breaks, one after the other: what the demo calls it, and how it shows.
+#: Faults of the demo in turn: name -> how it shows.
 FAULTS = {
     "off the bus": WAYS["off-the-bus"],
     "double-bit ECC": WAYS["double-bit"],
@@ -203,8 +203,8 @@ FAULTS = {
 
 
 class Injector:
-    """Breaks things one after the other, and is the technician who mends them: `people` is the technician's
-    way to the API."""
+    """Breaks things one after the other, and repairs them as a technician: `people` is the technician's
+    client of the API."""
 
     def __init__(
         self,
@@ -249,7 +249,7 @@ class Injector:
         self._broken.add(node)
         self._senders.lines(node, [line.format(pci=pci) for line in FAULTS[fault].lines])
         self._senders.hang(job.id)
-        for other in job.nodes:  # what the crash of the job leaves on all its nodes
+        for other in job.nodes:  # the crash of the job leaves these on all its nodes
             self._senders.lines(other, [TEARDOWN.format(pci=address) for address in PCI[:4]])
         self._call_technician(node, "GPU board replaced")
 
@@ -311,13 +311,14 @@ class Injector:
             if node.base == "IDLE" and not node.drain and name not in self._broken
         ]
 
-    # --- who mends it ---
+    # --- the technician ---
 
     def _call_technician(self, node: str, done: str, after_s: float = REPAIR_S) -> None:
         threading.Thread(target=self._repair, args=(node, done, after_s), daemon=True).start()
 
     def _repair(self, node: str, done: str, after_s: float) -> None:
-        """The technician: waits until healer has emptied the node and tested it, mends, boots, says so."""
+        """The technician waits until healer has drained and tested the node, repairs and boots it, and
+        reports it."""
         if not self._until(node, lambda shown: shown.drain and is_ours(shown.reason) and not shown.busy):
             return
         time.sleep(after_s)
@@ -337,7 +338,7 @@ class Injector:
         return False
 
     def _until_restarted(self, node: str) -> None:
-        """What the sensors show follows the service: whoever restarts it ends the fault."""
+        """Ends the fault in the sensors as soon as the service is restarted."""
         while True:
             time.sleep(ROUND_S / 2)
             try:

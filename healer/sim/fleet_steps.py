@@ -1,7 +1,7 @@
 """Training jobs of a simulated cluster: step times of every rank, checkpoints, and the pauses between.
 
-A step takes as long as its slowest rank and the collective after it: all ranks tell the same `step_s`, and
-only `compute_s` names the slow one. Noise and look-alikes as in the facts (published_figures 4).
+A step takes as long as its slowest rank and the collective after it: all ranks report the same `step_s`, and
+only `compute_s` shows the slow one. Noise is that of published figures (published_figures 4).
 """
 
 import zlib
@@ -18,21 +18,21 @@ from healer.sim.planted_faults import Floats
 
 
 def trains(job: SlurmJob) -> bool:
-    """Whole nodes of at least two are a training job that reports its steps."""
+    """Whether the job reports its steps: one on at least two nodes."""
     return len(job.nodes) >= 2
 
 
 def rfc3339(at: float) -> str:
-    """Seconds since 1970 as the API takes a time, to the millisecond."""
+    """Unix seconds as the API takes a time, to the millisecond."""
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-# Wide: the figures of how jobs step, each with a default that a test or a scenario may change.
+# Wide: parameters of the simulated steps, each with a default.
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How jobs step. `whole_only`: names of jobs that tell `step_s` alone.
+    """How jobs step. `whole_only`: names of jobs that report only `step_s`.
 
-    `noise` is a rank's from step to step, `bias` what each GPU is faster or slower by itself.
+    `noise` is relative, from step to step; `bias` is the constant difference of a GPU.
     """
 
     compute_s: float = 4.1
@@ -45,7 +45,7 @@ class Pace:
     checkpoint_s: float = 8.0
     evaluate_every: int = 250
     evaluate_s: float = 15.0
-    #: One rank in so many steps of a rank collects its garbage.
+    #: Garbage is collected in one of this many steps of a rank.
     garbage_one_in: float = 2000
     garbage_s: float = 0.25
     warm_up_steps: int = 3
@@ -53,12 +53,12 @@ class Pace:
     stages: int = 1
     last_stage: float = 1.06
     whole_only: frozenset[str] = frozenset()
-    #: A rank that stands in a step for so long says where, and says it again as often; None: never.
+    #: A rank reports an open step after this long, and again at this interval; None: never.
     says_after_s: float | None = 10.0
     reports: Callable[[SlurmJob], bool] = trains
 
 
-# Wide: the state of one job's life from step to step, read and written by `Training` alone.
+# Wide: the state of one life of a job, used by `Training` only.
 @dataclass(slots=True)
 class _Life:
     """One life of one job: from a start or requeue to the next."""
@@ -75,13 +75,13 @@ class _Life:
     ends: float = 0.0
     compute: Floats | None = None
     took_s: float = 0.0
-    #: While this lasts the GPUs rest: a checkpoint or an evaluation ends the step.
+    #: From here to `ends` the GPUs idle: a checkpoint or an evaluation ends the step.
     rests_from: float = 0.0
     hung: bool = False
-    #: Ranks that never come to the collective of this step; `stopped`: and say nothing more.
+    #: Ranks that never reach the collective of this step; `stopped`: they report nothing either.
     missing: tuple[int, ...] = ()
     stopped: bool = False
-    said: float = 0.0
+    reported_at: float = 0.0
 
 
 class Training:
@@ -116,13 +116,13 @@ class Training:
         self._saved = {job: step for job, step in self._saved.items() if job in jobs}
 
     def hang(self, job: str, ranks: Sequence[int] = (), *, stopped: bool = False) -> None:
-        """The job's present step never ends; `ranks` do not come to its collective."""
+        """The job's current step never ends; `ranks` do not reach its collective."""
         if job in self._lives:
             life = self._lives[job]
             life.hung, life.missing, life.stopped = True, tuple(ranks), stopped
 
     def go_on(self, job: str) -> None:
-        """It hangs no more, and begins its step anew."""
+        """Ends the hang; the job restarts its step."""
         if job in self._lives:
             self._lives[job].hung, self._lives[job].compute = False, None
 
@@ -139,12 +139,12 @@ class Training:
     def advance(
         self, at: float, slower: Floats, cluster: str
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Bodies of the steps that ended and the checkpoints that became durable until `at`."""
+        """Bodies of steps that ended and of checkpoints that became durable by `at`."""
         steps: list[dict[str, Any]] = []
         saved: list[dict[str, Any]] = []
         for life in self._lives.values():
             if life.hung:
-                steps += self._words(life, at, cluster)
+                steps += self._open_steps(life, at, cluster)
                 continue
             if life.compute is None:
                 life.begun = at
@@ -156,7 +156,7 @@ class Training:
                     saved.append(self._checkpoint(life, cluster))
                 life.step, life.begun = life.step + 1, life.ends
                 self._begin(life, slower)
-            steps += self._words(life, at, cluster)
+            steps += self._open_steps(life, at, cluster)
             if rows:
                 body = {"cluster": cluster, "job": life.job.id, "restart": life.job.restarts}
                 steps.append({**body, "samples": rows})
@@ -220,13 +220,13 @@ class Training:
             )
         ]  # fmt: skip
 
-    def _words(self, life: _Life, at: float, cluster: str) -> list[dict[str, Any]]:
-        """What ranks say of a step that is not over for long."""
+    def _open_steps(self, life: _Life, at: float, cluster: str) -> list[dict[str, Any]]:
+        """What ranks report of a step that has been open for long."""
         pace = self._pace
         after_s = pace.says_after_s
-        if after_s is None or life.compute is None or at - max(life.begun, life.said) < after_s:
+        if after_s is None or life.compute is None or at - max(life.begun, life.reported_at) < after_s:
             return []
-        life.said = at
+        life.reported_at = at
         came = life.begun + pace.data_s + life.compute
         rests = not life.hung and life.rests_from <= at
         rest = "checkpoint" if life.step % pace.checkpoint_every == 0 else "evaluation"

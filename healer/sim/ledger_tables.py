@@ -1,4 +1,4 @@
-"""What the ledger in memory holds, and how a transaction that fails takes back what it wrote."""
+"""The tables of the ledger in memory, and the undo log of a transaction."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -39,8 +39,8 @@ _NOTHING = object()
 
 
 class Rows(dict[str, V], Generic[V]):
-    """By id, in the order of their coming. Those that something may still become of are found without a look
-    at the others: a month has thousands that are over. Written item by item alone."""
+    """Rows by id in the order of insertion. Unfinished rows are found without a scan of the others, of which
+    a month has thousands. Write single items only."""
 
     def __init__(self, rows: Mapping[str, V] | Iterable[tuple[str, V]] = ()) -> None:
         super().__init__(rows)
@@ -61,7 +61,7 @@ class Rows(dict[str, V], Generic[V]):
         self._left.discard(name)
 
     def left(self, is_over: Callable[[V], bool]) -> list[V]:
-        """Those that are not over. What is over once stays so until it is written again."""
+        """Rows that are not over, oldest first. A row that is over stays so until it is written again."""
         self._left -= {name for name in self._left if is_over(self[name])}
         return [self[name] for name in sorted(self._left, key=self._place.__getitem__)]
 
@@ -69,23 +69,23 @@ class Rows(dict[str, V], Generic[V]):
 # Wide: one field for each table of the ledger.
 @dataclass
 class Tables:
-    """Everything the ledger holds."""
+    """All rows of the ledger."""
 
     incidents: dict[str, Incident] = field(default_factory=Rows[Incident])
     findings: list[tuple[str, Finding]] = field(default_factory=list)
     #: By incident, oldest first.
     verdicts: dict[str, tuple[VerdictAt, ...]] = field(default_factory=dict)
     bursts: dict[tuple[str, str, str, datetime], FaultBurst] = field(default_factory=dict)
-    #: By node; by kind.
+    #: Inventories by node, references by kind.
     inventories: dict[str, Inventory] = field(default_factory=dict)
     forecasts: dict[str, Forecast] = field(default_factory=dict)
     references: dict[str, Reference] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
     runs: dict[str, Run] = field(default_factory=Rows[Run])
     log: dict[str, list[LogEntry]] = field(default_factory=dict)
-    #: Lines of all logs, ever: it grows when a run did something.
+    #: Number of log entries ever written: it grows when a run does something.
     logged: int = 0
-    #: How the last ten steps ended that take nodes, oldest first.
+    #: Whether each of the last ten steps that removed nodes succeeded, oldest first.
     ended: list[bool] = field(default_factory=list)
     slots: dict[str, Slot] = field(default_factory=dict)
     granted: list[Slot] = field(default_factory=list)
@@ -100,13 +100,13 @@ class Tables:
     notes: list[tuple[str, str, str, datetime]] = field(default_factory=list)
     permits: list[Permit] = field(default_factory=list)
     modes: dict[str, Mode] = field(default_factory=dict)
-    #: Who set them.
+    #: Who set each mode.
     modes_by: dict[str, str] = field(default_factory=dict)
     messages: dict[str, Message | Ticket] = field(default_factory=dict)
     sent: list[tuple[datetime, Message | Ticket]] = field(default_factory=list)
     audit: list[AuditRecord] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
-    #: By the person's request that told it.
+    #: By the request of the person who sent it.
     requests: dict[str, Command] = field(default_factory=dict)
     breaker: Breaker | None = None
     #: By name and digest.
@@ -118,7 +118,7 @@ class Tables:
         super().__setattr__(name, value)
 
     def recent_incidents(self, since: datetime) -> list[Incident]:
-        """Those that are open, and those that opened after `since`, which only grows."""
+        """Incidents that are open or opened after `since`, which must never decrease."""
         assert isinstance(self.incidents, Rows)
         return self.incidents.left(lambda incident: not incident.is_open and incident.opened <= since)
 
@@ -128,13 +128,13 @@ class Tables:
 
 
 class Undo:
-    """Writes into tables for one transaction. A copy of them all at its begin grew with all that ever was."""
+    """Writes into tables and remembers how to undo it: a copy of all tables would grow with the history."""
 
     def __init__(self) -> None:
         self._back: list[Callable[[], object]] = []
 
     def __call__(self) -> None:
-        """Takes back what was written, newest first."""
+        """Undoes all writes, newest first."""
         while self._back:
             self._back.pop()()
 

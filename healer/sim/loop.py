@@ -1,4 +1,4 @@
-"""healer over a ledger in memory: walk and driver of production, at the moments that its owner chooses."""
+"""Walk and driver of production over a ledger in memory, at the moments that the owner chooses."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,8 +15,8 @@ from healer.sim.sim_clock import SimClock
 
 
 class Loop:
-    """`snapshot` is Slurm's picture at this moment, None while nobody can have it; `ports` are the driver's
-    others."""
+    """`snapshot` returns Slurm's picture, None while Slurm does not answer; `ports` are further ports of the
+    driver."""
 
     def __init__(
         self,
@@ -38,14 +38,14 @@ class Loop:
         self._driver = Driver(self.ledger, rules, tools)
 
     def look(self) -> None:
-        """Takes in what Slurm shows now."""
+        """Takes over Slurm's current picture."""
         snapshot = self._snapshot()
         if snapshot is not None:
             self.picture.show(snapshot)
             self.ledger.snapshot = snapshot
 
     def walk(self, batch: Sequence[Observation], sensed: Detections | None = None) -> int:
-        """Walks and drives until nothing more is due at this moment. How many walks that took."""
+        """Walks and drives until nothing more is due at this moment. Returns the number of walks."""
         now, walks = self._clock.now(), 0
         while True:
             self.look()

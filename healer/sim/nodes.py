@@ -1,15 +1,14 @@
 """The simulated nodes as healer reaches them: services, the NVLink fabric, tests. In memory or on a socket.
 
-`python -m healer.sim.nodes --socket PATH` serves them until it is told to end (SIGTERM). Whoever plants a
-fault (`plant`) asks the same server whether it still stands (`faults`): so a restart that healer makes ends
-the fault for everybody.
+`python -m healer.sim.nodes --socket PATH` serves them until SIGTERM. Faults live in the server (`plant`,
+`faults`), so that a restart by healer ends a fault for every client.
 
-Faults that mean something here: `fabric-manager` (its service died, the fabric is not up; a restart ends it),
-`fabric` (the fabric stays broken whatever is restarted), `unreachable` (nobody answers on the node),
+Faults with an effect: `fabric-manager` (its service died, the fabric is not up; a restart ends it),
+`fabric` (the fabric stays broken whatever is restarted), `unreachable` (the node does not answer),
 `service-stuck` (a restart works, and the service dies again), `gpu-hung` (the tests fail until the GPU is
 reset), `reset-fails` (no reset works), `remap-pending` (a row waits to be remapped, a reset does it),
 `remap-failed` (a row could not be, and no reset helps), `gpu-missing` (nvidia-smi shows one less). Any
-other is a fault of the hardware that the node's tests find.
+other name is a hardware fault that the node's tests find.
 """
 
 import argparse
@@ -36,11 +35,11 @@ T = TypeVar("T")
 FABRIC_MANAGER = "nvidia-fabricmanager"
 #: Real ones run for minutes (`dcgmi diag -r 3`: about 15).
 DIAGNOSIS_S = 10.0
-#: Tests remembered per node, so that a long simulation stays small.
+#: Tests remembered per node.
 DIAGNOSES_KEPT = 50
-#: Bytes of a collected file that one call brings: small, so that each file takes several.
+#: Bytes of a collected file per call: small, so that each file takes several.
 CHUNK_BYTES = 64
-#: What nvidia-smi tells of the memory of GPU 0.
+#: What nvidia-smi reports of the memory of GPU 0, by fault.
 _MEMORY = {"remap-pending": "a row waits to be remapped", "remap-failed": "a row could not be remapped"}
 _NO_HARDWARE = frozenset(
     {"fabric-manager", "fabric", "unreachable", "service-stuck", "reset-fails", "gpu-missing", *_MEMORY}
@@ -54,15 +53,15 @@ _ENDED_BY_RESET = (HUNG, "remap-pending")
 class _Node:
     faults: set[str] = field(default_factory=set)
     restarts: int = 0
-    #: Of jobs: what is seen of each.
+    #: By job: its processes and their stacks.
     jobs: dict[str, tuple[JobOnNode, JobStacks]] = field(default_factory=dict)
-    #: Tests: key -> when they began, and what they will say. The same of resets, and of collected files.
+    #: By key: when a test, reset or collection began, and its result.
     diagnoses: dict[str, tuple[datetime, Diagnosis]] = field(default_factory=dict)
     resets: dict[str, tuple[datetime, Diagnosis]] = field(default_factory=dict)
     collections: dict[str, tuple[datetime, bytes]] = field(default_factory=dict)
 
 
-# Wide: implements `ports.NodeExec`, and what a test needs to plant faults and to see what was asked.
+# Wide: implements `ports.NodeExec`, and lets tests plant faults and see calls.
 class SimNodes:
     """`ports.NodeExec` over nodes in memory; any name is a node. Time passes through the clock."""
 
@@ -139,7 +138,7 @@ class SimNodes:
 
     def read_collection(self, node: str, key: str, start: int) -> bytes:
         with self._lock:
-            _, data = _asked_for(node, self._reached(node).collections, key)
+            _, data = _begun(node, self._reached(node).collections, key)
             return data[start : start + CHUNK_BYTES]
 
     def _begin(self, begun: dict[str, tuple[datetime, T]], key: str, outcome: Callable[[], T]) -> None:
@@ -150,7 +149,7 @@ class SimNodes:
             begun[key] = (self._clock.now(), outcome())
 
     def _ended(self, node: str, begun: dict[str, tuple[datetime, T]], key: str) -> T | None:
-        at, outcome = _asked_for(node, begun, key)
+        at, outcome = _begun(node, begun, key)
         return outcome if self._clock.now() - at >= self._takes else None
 
     def job_stacks(self, node: str, job: str) -> JobStacks:
@@ -163,10 +162,10 @@ class SimNodes:
             seen = self._reached(node).jobs.get(job)
         return seen[0] if seen else JobOnNode(processes=0, text=f"no process of job {job} is here")
 
-    # --- what drives them ---
+    # --- control ---
 
     def put_job(self, node: str, job: str, shown: JobOnNode, stacks: JobStacks) -> None:
-        """What is seen of the job on the node from now on."""
+        """Sets what the node shows of the job."""
         with self._lock:
             self._node(node).jobs[job] = (shown, stacks)
 
@@ -175,7 +174,7 @@ class SimNodes:
             self._node(node).faults.add(fault)
 
     def mend(self, node: str, fault: str | None = None) -> None:
-        """A technician ends one fault, or all of the node's."""
+        """Removes one fault, or all of the node's."""
         with self._lock:
             faults = self._node(node).faults
             if fault is None:
@@ -187,22 +186,22 @@ class SimNodes:
             return sorted(self._node(node).faults)
 
     def restarts(self, node: str) -> int:
-        """How often a service was restarted on it."""
+        """Number of service restarts on the node."""
         with self._lock:
             return self._node(node).restarts
 
     def diagnoses(self, node: str) -> list[str]:
-        """The keys of the tests that were started on it."""
+        """Keys of the tests started on the node."""
         with self._lock:
             return list(self._node(node).diagnoses)
 
     def resets(self, node: str) -> list[str]:
-        """The keys of the resets that were started on it."""
+        """Keys of the resets started on the node."""
         with self._lock:
             return list(self._node(node).resets)
 
     def collections(self, node: str) -> list[str]:
-        """The keys under which logs were collected on it."""
+        """Keys of the log collections on the node."""
         with self._lock:
             return list(self._node(node).collections)
 
@@ -221,7 +220,7 @@ def _fabric(state: str, status: str, text: str) -> FabricState:
     return FabricState(state=state, status=status, healthy=status == "Success", text=text)
 
 
-def _asked_for(node: str, begun: dict[str, tuple[datetime, T]], key: str) -> tuple[datetime, T]:
+def _begun(node: str, begun: dict[str, tuple[datetime, T]], key: str) -> tuple[datetime, T]:
     if key not in begun:
         raise NodeError(f"{node} was never asked for {key}.")
     return begun[key]

@@ -1,5 +1,5 @@
-"""Faults that are planted in simulated telemetry, what each does to what is measured, and the ways in which
-a broken node shows: what it says, what its sensors show, and what a job on it comes to.
+"""Faults planted in simulated telemetry with their effects on measurements, and the ways in which a broken
+node shows: its kernel lines, its sensors, and what happens to a job on it.
 
 A fault is planted by name on a node, a GPU of it, or (`fleet-warm`) on all. Its effects are plain arrays of
 shape (nodes, GPUs), (nodes, ports) or (nodes,), computed again when a fault comes or goes. A cause (a row of
@@ -18,15 +18,15 @@ Bools = NDArray[np.bool_]
 
 
 class Fault(StrEnum):
-    """What may be planted."""
+    """Faults that can be planted."""
 
     #: Bad cooling: at work the GPU reaches its slowdown limit, the clock falls, its rank takes 18 % longer.
     thermal_throttle = "thermal-throttle"
-    #: 18 % slower with no trace in any metric: only step times tell.
+    #: 18 % slower with no trace in any metric: only step times show it.
     slow_gpu = "slow-gpu"
-    #: The clock stands a quarter too low, without heat.
+    #: The clock is a quarter too low, without heat.
     clock_low = "clock-low"
-    #: A little less of that: the clock stands 16 % too low, and its rank takes 10 % longer.
+    #: The clock is 16 % too low, and its rank takes 10 % longer.
     clock_lower = "clock-lower"
     fabric_manager_down = "fabric-manager-down"
     ecc_uncorrectable = "ecc-uncorrectable"
@@ -37,9 +37,9 @@ class Fault(StrEnum):
     nvlink_crc = "nvlink-crc"
     ib_errors = "ib-errors"
     gpu_missing = "gpu-missing"
-    #: Nothing comes from the node any more; the node itself is well.
+    #: The node sends nothing more; the node itself is well.
     sensor_gone = "sensor-gone"
-    #: The hall gets 9 °C warmer: everybody's sensors say so, and no node is to blame.
+    #: The hall gets 9 °C warmer: all sensors show it, and no node is to blame.
     fleet_warm = "fleet-warm"
 
 
@@ -54,10 +54,10 @@ class Planted:
     gpu: int | None = None
 
 
-# Wide: one array for each thing that a fault changes in what is measured.
+# Wide: one array for each effect on measurements.
 @dataclass(slots=True)
 class Effects:
-    """What all planted faults together do. Rates are per second, factors multiply."""
+    """Effects of all planted faults together. Rates are per second, factors multiply."""
 
     throttle: Bools  # (nodes, GPUs): at work it is held at the slowdown limit
     clock: Floats  # (nodes, GPUs) factor
@@ -78,7 +78,7 @@ class Effects:
     silent: Bools  # (nodes,)
 
 
-#: What a field is without any fault; the others are 0 or False.
+#: Values without any fault; other fields are 0 or False.
 _USUAL = {"clock": 1.0, "compute": 1.0, "pcie_width": 16.0}
 _OF_PORTS = ("ib_symbols", "ib_recoveries", "ib_receive", "ib_discards")
 _OF_NODES = ("fabric_down", "silent")
@@ -162,7 +162,7 @@ def effects_of(planted: Sequence[Planted], nodes: dict[str, int], gpus: int, por
 
 
 def checked(fault: str, node: str | None, gpu: int | None, nodes: dict[str, int], gpus: int) -> Planted:
-    """ValueError that names what is wrong."""
+    """Raises ValueError that names what is wrong."""
     try:
         which = Fault(fault)
     except ValueError as error:
@@ -185,7 +185,7 @@ class Way(NamedTuple):
     node is broken until somebody repairs it; otherwise the fault is over once the job has ended.
 
     `lines` take `{pci}`. `silent`: nothing answers on the node. `sensors` and `port_down`: what its exporter
-    shows. `wrong_numbers`: its rank tells another gradient norm than all others, and the job's own check of
+    shows. `wrong_numbers`: its rank reports another gradient norm than all others, and the job's own check of
     its loss stops it after `stops_after_s`. `planted`: what the node's own tests find. `checked`: a threshold
     check each 5 min would see it.
     """
@@ -231,7 +231,7 @@ WAYS: dict[str, Way] = {
             "device's health compromised - reached miss count",
         )
     ),
-    # The port loses its link and nothing in the kernel calls that a fault: its state alone tells.
+    # The port loses its link, and no kernel line calls that a fault: only its state shows it.
     "port-down": Way(lines=("mlx5_core 0000:5c:00.0 ib0: Link down",), port_down=True),
     # It comes back by itself; the transport had given up before (about 7 s, published_figures 0).
     "port-flap": Way(lines=("mlx5_core 0000:5c:00.0 ib0: Link down",), hardware=False, checked=False),
@@ -254,18 +254,18 @@ WAYS: dict[str, Way] = {
     "slow": Way(stops=False, slower=1.18, sensors=(Fault.slow_gpu,), checked=False),
     # No line, no sensor: only what the ranks computed.
     "corruption": Way(checked=False, wrong_numbers=True, stops_after_s=120.0),
-    # The job's own doing, or nobody's: it starts anew in its allocation.
+    # Caused by the job, or by nothing: it restarts in its allocation.
     "program": Way(
         hardware=False,
         checked=False,
         lines=(_xid(31, "Ch 0000000b, intr 00000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted"),),
     ),
     "hang": Way(hardware=False, checked=False),
-    # Somebody has to work on the host and takes it away now.
+    # Urgent manual work on the host takes it out of service.
     "unplanned-work": Way(checked=False),
 }
 
-#: What the end of a job leaves on its other nodes, and lines that mean nothing, on any node at any time.
+#: What the end of a job leaves on its other nodes, and harmless lines of any node at any time.
 TEARDOWN = _xid(45, "Ch 00000008")
 INNOCENT = (
     _xid(

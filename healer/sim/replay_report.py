@@ -1,4 +1,4 @@
-"""What a replay prints: incidents, actions, what was held, and the difference to what was done."""
+"""The document of a replay: incidents, actions, what was held, and differences to what was done."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -29,10 +29,10 @@ from healer.sim.ledger_tables import Tables
 def report(
     tables: Tables, rules: Ruleset, shown: SlurmSnapshot | None, recorded_drains: Mapping[str, datetime]
 ) -> dict[str, Any]:
-    """`shown` is Slurm's last picture: it tells which GPU model a node has."""
+    """`shown` is Slurm's last picture, for the GPU models of nodes."""
     actions = _actions(tables)
-    rows = _Told(tables, rules, shown)
-    # The recorded repair took its time: its drain outlasts the replay's own, and nothing was forgotten.
+    rows = _IncidentRows(tables, rules, shown)
+    # A recorded repair took longer than the replay's own: its drain is not a forgotten one.
     incidents = (
         incident
         for incident in tables.incidents.values()
@@ -49,7 +49,7 @@ def report(
 
 
 def since(document: dict[str, Any], at: datetime) -> dict[str, Any]:
-    """The document without what opened or was done before: that only led up to it."""
+    """The document without incidents that opened, and actions that were done, before `at`."""
     by = {"incidents": "opened", "merged": "opened", "actions": "at", "held": "at"}
     kept = {
         name: [row for row in document[name] if datetime.fromisoformat(row[field]) >= at]
@@ -65,7 +65,7 @@ def since(document: dict[str, Any], at: datetime) -> dict[str, Any]:
 
 
 def _merged(incident: Incident) -> dict[str, Any]:
-    """What turned out to be a part of another incident. What was held or done under its name keeps that."""
+    """A row for an incident that was merged into another. Actions and holds keep its id."""
     return {
         "id": incident.id,
         "into": incident.merged_into,
@@ -82,12 +82,12 @@ def _by_opening(incident: Incident) -> tuple[datetime, str]:
 
 
 def moment(at: datetime) -> str:
-    """RFC 3339 in UTC, with as many digits of a second as there are."""
+    """RFC 3339 in UTC, with the fraction of the second if there is one."""
     return at.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
-class _Told:
-    """Incidents with their verdict, and with those like them."""
+class _IncidentRows:
+    """Rows of incidents with their verdict and similar incidents."""
 
     def __init__(self, tables: Tables, rules: Ruleset, shown: SlurmSnapshot | None) -> None:
         self._tables, self._rules = tables, rules
@@ -123,7 +123,7 @@ class _Told:
 
 
 def _done_by_incident(tables: Tables) -> dict[str, list[Verb]]:
-    """The verbs that its runs did, oldest first."""
+    """By incident: the verbs that its runs completed, oldest first."""
     found: dict[str, list[Verb]] = {}
     for run in tables.runs.values():
         if run.incident is not None and not run.shadow:
@@ -179,7 +179,7 @@ def _actions(tables: Tables) -> list[dict[str, Any]]:
 
 
 def _acted(run: Run, entry: LogEntry) -> bool:
-    """A word to the owner of a job is no action: it stands in Slurm beside the job, and nobody acts on it."""
+    """Whether the entry is a completed action. A notice to the owner of a job is none."""
     acted = entry.event is StepEvent.done and not run.shadow
     is_notice = entry.data.get("verb") == Verb.notify and ":" in entry.step
     return acted and not is_notice and "verb" in entry.data
@@ -200,7 +200,7 @@ def _row(
 
 
 def _held(tables: Tables) -> list[dict[str, Any]]:
-    """Each guard that kept an action back, once per incident, action and target."""
+    """Each guard that held or refused an action, once per incident, action and target."""
     rows: dict[tuple[Any, ...], dict[str, Any]] = {}
     for decision in tables.decisions:
         if decision.outcome not in {Outcome.held, Outcome.refused} or decision.proposal is None:

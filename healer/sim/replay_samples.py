@@ -1,4 +1,4 @@
-"""Recorded samples through the senses of production: the same translator, the same rings, the same tick."""
+"""Recorded samples through the senses of production: the same translator, windows and tick."""
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
@@ -26,10 +26,10 @@ from healer.sim.replay_signals import (
 )
 from healer.sim.stores import MemoryColumns
 
-#: The longest window of a rule: when nothing has come for so long, a tick can find nothing new.
+#: The longest window of a rule: without samples for this long, a tick finds nothing new.
 LONGEST = timedelta(minutes=15)
 _TICK = timedelta(seconds=TICK_S)
-#: A tick that nothing calls for comes so often: it finds what follows from the age of samples.
+#: Interval of ticks without new samples: they find what follows from the age of samples.
 _IDLE_TICK = timedelta(minutes=1)
 
 Known = Callable[[str, str], bool]
@@ -54,7 +54,7 @@ class RecordedSamples:
         self.unrecognised = 0
 
     def next_tick(self, now: datetime) -> datetime | None:
-        """When the next tick is due; None while there is nothing to look at."""
+        """When the next tick is due; None while there are no samples."""
         return self._due if now - self._heard_at <= LONGEST else None
 
     def learn_gpus(self, node: str, gpus: Iterable[Mapping[str, Any]]) -> None:
@@ -62,9 +62,9 @@ class RecordedSamples:
         self._translator.learn_gpus(node, gpus)
 
     def take(self, entry: Entry) -> list[Observation]:
-        """Keeps the samples until the next tick; what the walk has to see comes back.
+        """Keeps the samples until the next tick. Returns the observations for the walk.
 
-        wire.BadBody (a ValueError) for a body that is none of its route.
+        Raises wire.BadBody (a ValueError) for a body that does not fit its route.
         """
         self._heard_at = entry.at
         # On the grid of 5 s, as in production.
@@ -104,7 +104,7 @@ class RecordedSamples:
         raise ValueError("the route has to name the node: ?node=")
 
     def tick(self, picture: Picture, now: datetime) -> Detections | None:
-        """Takes in what came, and looks if a tick is due."""
+        """Passes new samples to the senses and runs them if a tick is due."""
         slurm = picture.slurm
         self._senses.renew(picture.nodes.values(), now)
         self._senses.know_parts(picture)

@@ -1,7 +1,7 @@
 """Recorded signals -> observations, by the API's own decoders: events of all routes, and heartbeats.
 
-Nearly all lines of a recording are beats that say "still here" and nothing else: `Beats` reads these by a
-short way that makes of them what the decoder of the API would."""
+Nearly all lines of a recording are plain heartbeats: `Beats` reads these by a fast path with the same result
+as the API's decoder."""
 
 import base64
 import binascii
@@ -39,7 +39,7 @@ OTLP_METRICS = "signals/otlp/v1/metrics"
 STEP_TIMES = "signals/step-times"
 CHECKPOINTS = "signals/checkpoints"
 
-#: Samples wait for the next tick; nothing has to be walked when they come.
+#: Routes of samples, which wait for the next tick and need no walk.
 SAMPLES = frozenset({COLUMNAR, TEXT, REMOTE_WRITE, NVIDIA_SMI, OTLP_METRICS, STEP_TIMES})
 MEASURED = SAMPLES | {CHECKPOINTS}
 
@@ -48,7 +48,8 @@ HOOKS_ROUTE = "signals/hooks/"
 
 
 class EventRoutes:
-    """`sampled` takes entries of samples that events carry; `told` holds the digests of what came before."""
+    """`sampled` takes entries of samples that events carry; `seen` holds the digests of earlier
+    observations."""
 
     def __init__(
         self,
@@ -59,7 +60,7 @@ class EventRoutes:
         seen: Container[str],
     ) -> None:
         self._cluster, self._rules, self._site = cluster, rules, site
-        self._sampled, self._told = sampled, seen
+        self._sampled, self._seen = sampled, seen
         self._routes: Mapping[str, Callable[[Entry, Site], wire.Accepted]] = {
             "signals/kernel-log": self._kernel_log,
             "signals/heartbeat": self._heartbeat,
@@ -70,7 +71,7 @@ class EventRoutes:
         }
 
     def parsed(self, entry: Entry) -> wire.Accepted | None:
-        """None for a route that is none of these. Raises ValueError for a body that is none of its route."""
+        """None for another route. Raises ValueError for a body that does not fit its route."""
         site = self._site(entry.query.get("cluster") or self._cluster)
         if entry.route in MEASURED:
             return wire.Accepted(observations=tuple(self._sampled(entry)))
@@ -126,14 +127,14 @@ class EventRoutes:
     # --- alerts and envelopes ---
 
     def _alertmanager(self, entry: Entry, site: Site) -> wire.Accepted:
-        return self._with_what_goes_on(alertmanager_observations(entry.body, site, entry.at))
+        return self._with_repeats(alertmanager_observations(entry.body, site, entry.at))
 
-    def _with_what_goes_on(self, alerts: Alerts) -> wire.Accepted:
-        """As the API stores it: that it was told again keeps an alert from being over."""
+    def _with_repeats(self, alerts: Alerts) -> wire.Accepted:
+        """Adds the repeats of firing alerts, which keep them open, as the API does."""
         again = [
             repeated_alert(observation)
             for observation in alerts.observations
-            if observation.data["status"] == "firing" and observation.digest in self._told
+            if observation.data["status"] == "firing" and observation.digest in self._seen
         ]
         return wire.Accepted(
             observations=(*alerts.observations, *again),
@@ -143,20 +144,20 @@ class EventRoutes:
         )
 
     def _cloudevents(self, entry: Entry, site: Site) -> wire.Accepted:
-        """Each inner body to its own route; the others as alerts."""
+        """Inner bodies go to their own routes; other events are alerts."""
         rejects = Rejects()
         body = entry.body
         events = events_of(body, batch=isinstance(body, list), rejects=rejects)
         inner = [event for event in events if event.type in ROUTES]
         others = [event for event in events if event.type not in ROUTES]
         items, unrecognised = self._alerts_in(others, entry, rejects)
-        alerts = self._with_what_goes_on(enveloped_observations(items, site, entry.at))
+        alerts = self._with_repeats(enveloped_observations(items, site, entry.at))
         taken = [alerts]
         for event in inner:
             held = replace(entry, route=f"signals/{ROUTES[event.type]}", raw=msgspec.json.encode(event.data))
             try:
                 taken += [accepted for accepted in (self.parsed(held),) if accepted is not None]
-            except ValueError as error:  # what a body alone has wrong is that event's
+            except ValueError as error:  # a bad body rejects that event only
                 rejects.add(event.index, error)
         return wire.Accepted(
             observations=tuple(seen for accepted in taken for seen in accepted.observations),
@@ -188,7 +189,7 @@ class EventRoutes:
     # --- hooks ---
 
     def _hooks(self, entry: Entry, site: Site) -> wire.Accepted:
-        """Their samples take the way of all samples."""
+        """Samples in reports of hooks are handled like all samples."""
         hook = entry.route.removeprefix(HOOKS_ROUTE)
         seen = hook_reports(entry.body, hook, site.has_node, entry.at, cluster=site.cluster)
         inventory: list[Observation] = []
@@ -210,7 +211,7 @@ class EventRoutes:
 
 
 def unpacked(text: str) -> bytes:
-    """A body of bytes, as a recording holds it. Raises ValueError."""
+    """The bytes of a body that the recording holds as base64. Raises ValueError."""
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error as error:
@@ -218,28 +219,28 @@ def unpacked(text: str) -> bytes:
 
 
 HEARTBEAT = "signals/heartbeat"
-#: So long, and up to twice as long, the names of beats that told their time are remembered, as in production.
+#: Digests of heartbeats with a time are remembered this long to twice as long, as in production.
 KNOWN = timedelta(hours=1)
 
 
 class Beats:
-    """What came of one cluster, and which of it is new."""
+    """Heartbeats of one cluster, and which of them are new."""
 
     def __init__(self, cluster: str, start: datetime) -> None:
         self._cluster = cluster
         self._decode = msgspec.json.Decoder(list[wire.Heartbeat] | wire.Heartbeat).decode
-        #: (boot id as told) -> as it is known; node -> itself as a part, once its name was found to be one.
+        #: Boot id as sent -> normalized; node -> its component, once its name is validated.
         self._boots: dict[str | None, str | None] = {None: None}
         self._parts: dict[str, Component] = {}
-        #: Node -> when it was heard last, and with which boot id: the same once more is the same beat.
+        #: Node -> time and boot id of its last heartbeat, to drop duplicates.
         self._last: dict[str, tuple[datetime, str | None]] = {}
         self._newer: set[str] = set()
         self._older: set[str] = set()
         self._since = start
 
     def plain(self, entry: Entry, is_known: wire.HasNode) -> list[Observation] | None:
-        """Those that are new, of a body of nothing but plain beats of nodes that are `known`; None for any
-        other body: the API's own decoder tells what is wrong with it, or what else it says."""
+        """The new heartbeats of a body of plain ones of known nodes; None for any other body, which the API's
+        decoder has to read."""
         try:
             beats = self._decode(entry.raw)
         except msgspec.DecodeError:
@@ -263,7 +264,7 @@ class Beats:
         ]
 
     def is_new(self, beat: Observation) -> bool:
-        """Of one that the API's decoder read."""
+        """Whether a heartbeat that the API's decoder read is new."""
         if beat.arrived_at - self._since > KNOWN:
             self._newer, self._older, self._since = set(), self._newer, beat.arrived_at
         is_new = beat.digest not in self._newer and beat.digest not in self._older

@@ -1,4 +1,4 @@
-"""Slurm as a recording shows it: every action succeeds at once, and a later snapshot overrides."""
+"""Slurm as recorded: every action succeeds at once, and later recorded snapshots override."""
 
 from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
@@ -27,8 +27,8 @@ Row = Mapping[str, Any]
 
 
 class Shown(msgspec.Struct, frozen=True):
-    """A body of `slurm/nodes` or `slurm/jobs`. `whole`: what it does not name is gone. `again`: the recorder
-    only repeats what it told before, so that a file stands alone."""
+    """A body of `slurm/nodes` or `slurm/jobs`. `whole`: what it does not list is gone. `again`: the recorder
+    repeats known rows at the start of a file, so that each file is complete."""
 
     rows: Sequence[Row]
     gone: Sequence[str] = ()
@@ -37,7 +37,8 @@ class Shown(msgspec.Struct, frozen=True):
 
 
 def shown(body: Any, name: str) -> Shown:
-    """ValueError for a body that is neither `{name: [...]}` nor `{"changed": [...], "gone": [...]}`."""
+    """Raises ValueError for a body that is neither `{name: [...]}` nor `{"changed": [...], "gone":
+    [...]}`."""
     fields = body if isinstance(body, dict) else {}
     if name in fields or not fields.keys() & {"changed", "gone"}:
         return Shown(_rows(fields.get(name), name), again=fields.get("again") is True)
@@ -53,19 +54,19 @@ def _rows(rows: Any, name: str) -> list[dict[str, Any]]:
     return rows
 
 
-class ToldRows:
-    """What the recording told last of each node or job, apart from what the replay made of it."""
+class RecordedRows:
+    """The last recorded row of each node or job, without the replay's own changes."""
 
     def __init__(self, key: str) -> None:
         self._key = key
         self._rows: dict[str, Row] = {}
-        #: By the last picture: True where it was all that there is.
+        #: Names gone by the last picture, and whether that picture was complete.
         self._gone: frozenset[str] = frozenset()
         self._all = False
 
     def take(self, shown: Shown) -> list[Row]:
-        """The rows that count now. A picture overrides all that the replay did, even where it says what the
-        one before said; one that is told again overrides only where it differs from that."""
+        """Returns the rows that override the replay's state: all rows of a picture, but of a repeated picture
+        only those that differ from the one before."""
         fresh = {str(row[self._key]): row for row in shown.rows}
         self._all = shown.whole and not (shown.again and self._rows)
         if not shown.whole:
@@ -80,7 +81,7 @@ class ToldRows:
         return counted
 
     def merged(self, before: dict[str, T], fresh: dict[str, T]) -> dict[str, T]:
-        """`before` with what the last picture said; itself where that says nothing new."""
+        """`before` updated by the last picture; the same object where nothing changed."""
         if self._all:
             return fresh
         if not fresh and not self._gone:
@@ -90,32 +91,32 @@ class ToldRows:
 
 # Wide: implements `ports.Scheduler`.
 class ReplaySlurm:
-    """`healer.ports.scheduling.Scheduler` over recorded snapshots. Between them the picture holds: it is
-    never stale."""
+    """`healer.ports.scheduling.Scheduler` over recorded snapshots. Between them the picture is never
+    stale."""
 
     name = "replay"
 
     def __init__(self, cluster: str, clock: Clock) -> None:
         self._cluster, self._clock = cluster, clock
-        #: Never changed in place: what is the same object as before is the same, and costs a walk nothing.
+        #: Never changed in place: a walk skips what is the same object as before.
         self.nodes: dict[str, SlurmNode] = {}
         self.jobs: dict[str, SlurmJob] = {}
         self.reservations: dict[str, Reservation] = {}
-        self._told_nodes, self._told_jobs = ToldRows("name"), ToldRows("id")
+        self._recorded_nodes, self._recorded_jobs = RecordedRows("name"), RecordedRows("id")
 
     def show_nodes(self, shown: Shown, topology: Topology | None = None) -> list[SlurmNode]:
-        """The nodes that it is about, as they stand now. Where nodes stand says the recording, and the site's
-        file where that says nothing."""
+        """Takes over the recorded rows and returns those nodes. Their places come from the recording, else
+        from the site's topology file."""
         file = topology or Topology()
-        rows = self._told_nodes.take(shown)
+        rows = self._recorded_nodes.take(shown)
         placed_nodes = [placed(node, file.place(self._cluster, node.name)) for node in map(_node, rows)]
         fresh = {node.name: self._dated(node, self.nodes.get(node.name)) for node in placed_nodes}
-        self.nodes = self._told_nodes.merged(self.nodes, fresh)
+        self.nodes = self._recorded_nodes.merged(self.nodes, fresh)
         return list(fresh.values())
 
     def _dated(self, node: SlurmNode, before: SlurmNode | None) -> SlurmNode:
-        """A reason stands since the recording first shows it: its words a week later are another drain. A
-        boot of which it does not tell was the day before."""
+        """Fills in missing times: a reason begins when the recording first shows it, so that the same words a
+        week later are another drain; an unknown boot was the day before."""
         if node.boot_at is None:
             boot_at = before.boot_at if before is not None else None
             node = msgspec.structs.replace(node, boot_at=boot_at or self._clock.now() - timedelta(days=1))
@@ -126,14 +127,14 @@ class ReplaySlurm:
         return msgspec.structs.replace(node, reason_at=at)
 
     def show_jobs(self, shown: Shown) -> None:
-        """A row that does not tell how often its job was restarted speaks of the life that is known."""
+        """A row without a restart count is about the current life of its job."""
         before = self.jobs
-        rows = ((str(row["id"]), row) for row in self._told_jobs.take(shown))
+        rows = ((str(row["id"]), row) for row in self._recorded_jobs.take(shown))
         fresh = {
             name: _job({"restarts": before[name].restarts} | dict(row) if name in before else row)
             for name, row in rows
         }
-        self.jobs = self._told_jobs.merged(self.jobs, fresh)
+        self.jobs = self._recorded_jobs.merged(self.jobs, fresh)
 
     def describe(self) -> str:
         return "replay of a recording"
@@ -173,7 +174,7 @@ class ReplaySlurm:
         return Controller(cluster=self._cluster, at=self._clock.now(), adapter=self.name, role="primary")
 
     def topology(self) -> Mapping[str, tuple[str, ...]]:
-        """What the recording tells stands in its nodes."""
+        """Empty: nodes of the recording name their switches themselves."""
         return {}
 
     # --- nodes and reservations
@@ -198,8 +199,8 @@ class ReplaySlurm:
             self._set(node.name, state=("DOWN", *node.state[1:]), reason=reason, reason_user="healer")
 
     def reboot(self, nodes: Nodes, reason: str) -> None:
-        """It has booted by the time that the call returns, and is DOWN until somebody resumes it. What the
-        recording tells of its boot id later on is no line of an earlier boot: so that is not known now."""
+        """The node has booted when the call returns and is DOWN until it is resumed. Its boot id is unset, so
+        that recorded lines of the old boot id are not taken for an earlier boot."""
         now = self._clock.now()
         for node in self._each(nodes):
             flags = tuple(dict.fromkeys((*node.state[1:], "DRAIN")))
@@ -213,7 +214,7 @@ class ReplaySlurm:
             )
 
     def cancel_reboot(self, nodes: Nodes) -> None:
-        """No reboot ever waits here."""
+        """Nothing to do: reboots happen at once."""
 
     def annotate(self, node: str, *, comment: str | None = None, extra: str | None = None) -> None:
         texts = {"comment": comment, "extra": extra}
@@ -247,7 +248,7 @@ class ReplaySlurm:
         self._put_back(self._job(job))
 
     def start_now(self, job: str) -> None:
-        """A requeued job has no begin time here."""
+        """Nothing to do: a requeued job has no begin time here."""
 
     def hold(self, job: str) -> None:
         self._set_job(job, held_by="admin", reason="JobHeldAdmin")
@@ -268,7 +269,7 @@ class ReplaySlurm:
         self._set_job(job, admin_comment=text)
 
     def submit(self, submission: Submission) -> str:
-        """It has run and ended well: a recording holds no node that a test could fail on."""
+        """The job completes at once: a recording has no node on which a test could fail."""
         number = str(max((int(job) for job in self.jobs if job.isdecimal()), default=0) + 1)
         now = self._clock.now()
         done = SlurmJob(
@@ -313,7 +314,7 @@ class ReplaySlurm:
             raise SchedulerRefused(f"job {job.id} forbids requeue", 2037)
         if not job.batch:
             raise SchedulerRefused(f"job {job.id} is no batch job", 2039)
-        # As Slurm has it: a job that was put back waits from now on, not since it was first submitted.
+        # As in Slurm, a requeued job waits from now on, not since its first submission.
         now = self._clock.now()
         self._set_job(
             job.id, state="PENDING", flags=(), nodes=(), gpus={}, restarts=job.restarts + 1,
@@ -322,7 +323,7 @@ class ReplaySlurm:
 
 
 def _node(row: Mapping[str, Any]) -> SlurmNode:
-    """A row of `slurm/nodes`; all but the name may be missing."""
+    """A row of `slurm/nodes`; only the name is required."""
     state = row.get("state") or ["IDLE"]
     words = (
         state.split("+")
@@ -344,7 +345,7 @@ def _node(row: Mapping[str, Any]) -> SlurmNode:
 
 
 def _job(row: Mapping[str, Any]) -> SlurmJob:
-    """A row of `slurm/jobs`: id, state and nodes, the rest optional."""
+    """A row of `slurm/jobs`: id, state and nodes are required."""
     state = row["state"]
     words = [state] if isinstance(state, str) else list(state)
     words = [str(word).upper() for word in words]

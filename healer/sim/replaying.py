@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-#: After news, time passes in steps of this, so that settling, waits and pages happen when they are due.
+#: Step of time after a change, so that settling, waits and pages happen when they are due.
 FINE_S = 1.0
-#: Signals that come in thousands a second and that no walk has to see at once.
-_MANY = SAMPLES | {HEARTBEAT}
-#: When all has been quiet for a minute, in steps of this.
+#: Routes with thousands of signals a second, which need no walk at once.
+_BULK = SAMPLES | {HEARTBEAT}
+#: Step of time after a quiet minute.
 COARSE_S = 60.0
 QUIET_S = 60.0
-#: A good node's facts, for drift: `{"kind": "h100", "facts": {"driver": "580.65"}}`.
+#: Route of a reference node's facts, for drift: `{"kind": "h100", "facts": {"driver": "580.65"}}`.
 REFERENCE = "reference"
 _LEAST = timedelta(microseconds=1)
 
 
-# Wide: everything that one replay goes through from its first entry to its report.
+# Wide: the state of one replay from its first entry to its report.
 class Replay:
     """One replay of one cluster. Feed it entries by time, then `finish`."""
 
@@ -57,26 +57,26 @@ class Replay:
         self.heartbeats = Beats(cluster, start)
         #: By node, the GPUs of its latest heartbeat that the samples' translator has yet to learn.
         self.listed: dict[str, list[dict[str, Any]]] = {}
-        #: Those that came since the last walk: thousands a second are walked once a second.
+        #: Heartbeats since the last walk; they are walked once a second.
         self.beats: list[Observation] = []
         self.walked_at = start
         self.known: set[str] = set()
-        #: Entries that the recorder itself says are missing.
+        #: Entries that the recorder reported as lost.
         self.lost = 0
         self.events = EventRoutes(cluster, rules, self._site, self._sampled, self.known)
         self.quiet_since = start
         self.rejected = 0
-        #: The first of them: the line of the recording, and why.
+        #: Line and reason of the first rejected entry.
         self.rejected_first = ""
         self.ignored: dict[str, int] = {}
-        #: Nodes that the recording itself shows with a drain of healer: what was done.
+        #: Node -> when healer drained it in the recording.
         self.recorded_drains: dict[str, datetime] = {}
 
     def feed(self, entries: Iterable[Entry]) -> None:
         for at, group in itertools.groupby(entries, key=lambda entry: entry.at):
             batch = list(group)
-            only_many = all(entry.route in _MANY for entry in batch)
-            if only_many and at - self.walked_at < timedelta(seconds=FINE_S):
+            only_bulk = all(entry.route in _BULK for entry in batch)
+            if only_bulk and at - self.walked_at < timedelta(seconds=FINE_S):
                 self.beats.extend(signal for entry in batch for signal in self._signals(entry))
                 self.quiet_since = at
                 continue
@@ -92,13 +92,13 @@ class Replay:
                     with _named(entry):
                         self._refer(entry)
             seen = [signal for entry in batch for signal in self._signals(entry)]
-            before = self._told()
+            before = self._written()
             self._walk(seen)
-            if before != self._told() or any(_is_news(entry) for entry in batch):
+            if before != self._written() or any(_is_news(entry) for entry in batch):
                 self.quiet_since = at
 
     def finish(self) -> dict[str, Any]:
-        """Lets what has just happened settle, then reports."""
+        """Lets the last events settle, then returns the document."""
         self._pass_time(self.clock.now() + timedelta(seconds=self.rules.settle_s + FINE_S))
         return report(self.ledger.tables, self.rules, self.ledger.snapshot, self.recorded_drains)
 
@@ -129,7 +129,7 @@ class Replay:
             self.ignored[entry.route] = self.ignored.get(entry.route, 0) + 1
 
     def _refer(self, entry: Entry) -> None:
-        """What nodes of a kind should be, from now on (`healer learn`)."""
+        """Takes over a reference (`healer learn`)."""
         body = entry.body if isinstance(entry.body, dict) else {}
         fields = {"cluster": self.cluster, "node": "", "by": "", "at": entry.at} | body
         reference = msgspec.convert(fields, Reference)
@@ -167,7 +167,7 @@ class Replay:
     def _fresh(
         self, observations: Iterable[Observation], alternatives: Mapping[str, Sequence[str]]
     ) -> list[Observation]:
-        """Without those that were told before."""
+        """The observations that are new."""
         fresh = []
         for observation in observations:
             if observation.kind is ObservationKind.heartbeat:
@@ -204,7 +204,7 @@ class Replay:
         )
 
     def _is_known(self, cluster: str, node: str) -> bool:
-        """A recording that never shows Slurm's nodes does not say which there are."""
+        """Whether the node exists; any does in a recording without Slurm's nodes."""
         return cluster == self.cluster and (node in self.slurm.nodes or not self.slurm.nodes)
 
     def _walk(self, seen: list[Observation]) -> None:
@@ -216,16 +216,18 @@ class Replay:
         sensed = self.samples.tick(self.picture, now) if self.samples is not None else None
         written = self.ledger.tables.logged
         self.loop.walk(batch, sensed)
-        if self.ledger.tables.logged != written:  # a run that only looks whether it may go on is no news
+        if (
+            self.ledger.tables.logged != written
+        ):  # a run that only checks whether it may continue does not count
             self.quiet_since = now
 
-    def _told(self) -> tuple[int, int]:
-        """Grows with what a walk found: ends of channels that are only counted are no news."""
+    def _written(self) -> tuple[int, int]:
+        """Numbers of findings and audit records: they grow when a walk finds something."""
         return len(self.ledger.tables.findings), len(self.ledger.tables.audit)
 
 
 def replay(rules: Ruleset, entries: Iterable[Entry]) -> dict[str, Any]:
-    """The whole document of the contract. An empty recording gives an empty one."""
+    """Returns the document of the replay; that of an empty recording is empty."""
     stream: Iterator[Entry] = iter(entries)
     held: list[Entry] = []
     cluster = None
@@ -252,13 +254,13 @@ def replay(rules: Ruleset, entries: Iterable[Entry]) -> dict[str, Any]:
 
 
 def _is_news(entry: Entry) -> bool:
-    """Slurm's picture, and what is judged by its silence: due soon after it, whatever the walk made of it."""
+    """Whether walks are due soon after this entry: Slurm's picture, or a heartbeat, whose absence counts."""
     return entry.route.startswith("slurm/") or entry.route == HEARTBEAT
 
 
 @contextmanager
 def _named(entry: Entry) -> Iterator[None]:
-    """A body that is not what its route takes is an error that names the line."""
+    """Turns errors in a body into a BadRecording that names its line."""
     try:
         yield
     except KeyError as error:
@@ -268,7 +270,7 @@ def _named(entry: Entry) -> Iterator[None]:
 
 
 def cluster_of(entry: Entry) -> str | None:
-    """The cluster that it names, if any."""
+    """The cluster that the entry names, if any."""
     body = entry.body
     first = body[0] if isinstance(body, list) and body else body
     if isinstance(first, dict) and first.get("cluster"):

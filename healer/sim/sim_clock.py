@@ -1,11 +1,11 @@
-"""Clocks for what is simulated: one that moves when it is told, and the machine's own."""
+"""Clocks for simulations: one that is moved by its owner, and the machine's own."""
 
 import threading
 from datetime import UTC, datetime, timedelta
 
 
 class SimClock:
-    """Stands still until it is moved; never goes back."""
+    """A clock that only moves when it is set or advanced, and never goes back."""
 
     def __init__(self, start: datetime) -> None:
         if start.tzinfo is None:

@@ -1,9 +1,9 @@
 """One simulated Slurm: a scheduler over nodes and jobs in memory, under the contract suite of the real one;
 and its server on a unix socket with the client, for several processes (`healer.sim.socket_calls`).
 
-It does what Slurm 22.05 was seen to do: a flag such as COMPLETING hides a job's base state, a requeued job
-waits `cred_expire` + 1 s, a second drain with other words replaces the reason. Time passes only through the
-clock: every call first does what was due by then.
+It behaves as Slurm 22.05 was observed to: a flag such as COMPLETING hides a job's base state, a requeued job
+waits `cred_expire` + 1 s, a second drain with another reason replaces the first. Time passes only through the
+clock: every call first does what is due.
 
 `python -m healer.sim.sim_slurm --socket PATH --nodes 32` serves one until SIGTERM.
 """
@@ -44,16 +44,15 @@ from healer.sim.socket_calls import CallClient, CallFailed, CallServer, Gone
 
 __all__ = ["SimClient", "SimScheduler", "SimServer", "SlurmTimes", "sim_nodes"]
 
-#: As whom healer calls it.
+#: The user as whom healer calls it.
 USER = "root"
 
 
-# Wide: implements `ports.Scheduler`, and what drives it; its server and client serve just its methods.
+# Wide: implements `ports.Scheduler`, and lets tests drive it; server and client offer exactly its methods.
 class SimScheduler:
-    """`ports.Scheduler` over a cluster in memory, and what a test or a demo needs to drive it.
+    """`ports.Scheduler` over a cluster in memory, with calls by which a test or a demo drives it.
 
-    `nodes` is a number or the nodes themselves, whose names, GPUs, racks, partitions … are taken over.
-    Safe to call from several threads.
+    `nodes` is a number, or nodes whose names, GPUs, racks, partitions … are taken over. Thread-safe.
     """
 
     name = "sim"
@@ -69,7 +68,7 @@ class SimScheduler:
     ) -> None:
         self._cluster = cluster
         self._clock = clock
-        #: After so long a job that healer submits ends well; None: when it is told to.
+        #: Seconds until a job that healer submits completes; None: it runs until `complete`.
         self._test_s = test_s
         self._lock = threading.RLock()
         self._world = World(sim_nodes(nodes) if isinstance(nodes, int) else nodes, clock.now(), times)
@@ -238,17 +237,17 @@ class SimScheduler:
             found = self._world.job(job)
             if found.completing_until:
                 return
-            for part in self._led(require_pending(found)):
+            for part in self._reached(require_pending(found)):
                 part.begin_at = part.begin_at and min(part.begin_at, now + timedelta(seconds=2))
 
     def hold(self, job: str) -> None:
         with self._write():
-            for part in self._led(require_unfinished(self._world.job(job))):
+            for part in self._reached(require_unfinished(self._world.job(job))):
                 part.hold("admin")
 
     def release(self, job: str) -> None:
         with self._write():
-            for part in self._led(require_unfinished(self._world.job(job))):
+            for part in self._reached(require_unfinished(self._world.job(job))):
                 part.held_by = part.why = part.reason = ""
 
     def exclude(self, job: str, nodes: Sequence[str]) -> None:
@@ -305,7 +304,7 @@ class SimScheduler:
             if not (found.ended_at or found.completing_until):
                 self._end_now(job, "CANCELLED", "0:15")
 
-    # --- driving it: users and their jobs
+    # --- control: users and their jobs
 
     def add_job(
         self,
@@ -318,11 +317,12 @@ class SimScheduler:
         het: Sequence[Sequence[str]] = (),
         **job: Any,
     ) -> str:
-        """A job of `gpus` GPUs on each of `nodes` nodes; without `runtime_s` it runs until told. Its id.
+        """Submits a job of `gpus` GPUs on each of `nodes` nodes and returns its id; without `runtime_s` it
+        runs until it is ended.
 
-        `array`: so many tasks, of which the last has the id that is answered, as in Slurm (tasks that wait
-        together are told one by one here). `het`: components on these nodes each, the first is the leader.
-        The rest of `job` are fields of `slurm_jobs.Job`: a name that it lacks is a TypeError.
+        `array`: number of tasks; the last one has the returned id, as in Slurm, but pending tasks are shown
+        one by one. `het`: nodes of each component, the leader first. The rest of `job` are fields of
+        `slurm_nouns.Job`; TypeError for any other name.
         """
         with self._write() as now:
             wanted = [tuple(part) for part in het] or [tuple(required)] * max(1, array)
@@ -347,37 +347,38 @@ class SimScheduler:
         self._end_now(job, "COMPLETED", "0")
 
     def fail_job(self, job: str, exit_code: str = "1") -> None:
-        """The job's own program ends with a failure."""
+        """The job's program fails."""
         self._end_now(job, "FAILED", exit_code)
 
     def fail_launch(self, job: str) -> None:
-        """The Prolog of its first node ends with an error."""
+        """The Prolog fails on the job's first node."""
         with self._write() as now:
             found = require_running(self._world.job(job))
             self._world.fail_launch(found, self._world.node(found.nodes[0]), now)
 
     def heard(self, job: str) -> list[str]:
-        """What was sent to its program: `signal USR1`, `notify TEXT`."""
+        """Signals and notices that its program got: `signal USR1`, `notify TEXT`."""
         with self._read():
             return list(self._world.job(job).heard)
 
-    # --- driving it: nodes
+    # --- control: nodes
 
     def person_drain(self, name: str, reason: str, user: str) -> None:
         self._set_drain(name, reason, user)
 
     def set_node_down(self, name: str, reason: str = "Not responding", user: str = "slurm") -> None:
-        """State=DOWN by somebody else: its jobs are requeued, or end as NODE_FAIL where they may not be."""
+        """Another user sets the node DOWN: its jobs are requeued, or end as NODE_FAIL where requeue is
+        forbidden."""
         with self._write() as now:
             self._world.down(self._world.node(name), reason, user, now)
 
     def silence(self, name: str) -> None:
-        """The node stops answering; after SlurmdTimeout it is DOWN."""
+        """The node stops responding; after SlurmdTimeout it is DOWN."""
         with self._write() as now:
             self._world.node(name).silent_since = now
 
     def answer(self, name: str) -> None:
-        """The node answers again; DOWN for not responding ends (ReturnToService=1), a drain stays."""
+        """The node responds again; DOWN for not responding ends (ReturnToService=1), a drain stays."""
         with self._write():
             node = self._world.node(name)
             node.silent_since = None
@@ -387,17 +388,17 @@ class SimScheduler:
                     node.forget_reason()
 
     def stick(self, name: str, stuck: bool = True) -> None:
-        """The node's epilog does not end: jobs that end there stay COMPLETING until it is DOWN."""
+        """The node's epilog hangs: jobs that end there stay COMPLETING until it is DOWN."""
         with self._write():
             self._world.node(name).stuck = stuck
 
     def fail_launches(self, name: str, fails: bool = True) -> None:
-        """Every job that starts on this node fails to."""
+        """Every job launch on this node fails."""
         with self._write():
             self._world.node(name).launch_fails = fails
 
     def boot(self, name: str, *, planned: bool = False) -> None:
-        """The node boots anew and loses its jobs. Not planned, Slurm sets it DOWN for that."""
+        """The node reboots and loses its jobs. Slurm sets it DOWN unless the reboot is planned."""
         with self._write() as now:
             node = self._world.node(name)
             if planned:
@@ -408,12 +409,12 @@ class SimScheduler:
             node.silent_since = None
 
     def tick(self) -> datetime:
-        """Does all that is due by now, and starts the jobs that can start. Returns now."""
+        """Does what is due and starts jobs that can start. Returns the current time."""
         with self._read() as now:
             return now
 
     def next_due(self) -> datetime | None:
-        """When something happens next by itself: for whoever lets time leap."""
+        """Time of the next event, to which a simulation can leap; None if there is none."""
         with self._read():
             return self._world.next_due
 
@@ -421,7 +422,7 @@ class SimScheduler:
 
     @contextmanager
     def _read(self) -> Iterator[datetime]:
-        """One caller at a time, with all done that was due by now."""
+        """Locks the cluster and first does what is due."""
         with self._lock:
             now = self._clock.now()
             self._world.pass_to(now)
@@ -429,7 +430,7 @@ class SimScheduler:
 
     @contextmanager
     def _write(self) -> Iterator[datetime]:
-        """As `_read`; what the change lets start starts at once, also after one that failed half way."""
+        """As `_read`; jobs that the change lets start are started at once, even after a failure half way."""
         with self._read() as now:
             try:
                 yield now
@@ -445,7 +446,7 @@ class SimScheduler:
                     node.because(reason, user, now)
 
     def _put_back(self, job: Job, now: datetime) -> None:
-        for part in self._led(require_requeueable(job)):
+        for part in self._reached(require_requeueable(job)):
             self._world.put_back(part, now)
 
     def _end_now(self, job: str, state: str, exit_code: str) -> None:
@@ -454,11 +455,11 @@ class SimScheduler:
             if found.completing_until or found.ended_at:
                 raise SchedulerRefused(f"Job {job}: Job/step already completing or completed", 2021)
             # The end of a heterogeneous job's leader is the end of all.
-            for part in self._led(found):
+            for part in self._reached(found):
                 self._world.end(part, state, now, exit_code)
 
-    def _led(self, job: Job) -> list[Job]:
-        """What an order to this job reaches: all components by their leader's id."""
+    def _reached(self, job: Job) -> list[Job]:
+        """The jobs that a call on this job reaches: all components for a leader's id."""
         return [job] if job.het_offset else self._world.parts(job)
 
 
@@ -469,7 +470,7 @@ else:
     _Called = CallClient
 
 
-#: A served cluster has nobody who ends healer's own test jobs.
+#: Runtime of healer's own test jobs on a served cluster.
 TEST_S = 10.0
 
 

@@ -1,8 +1,8 @@
-"""A fleet that measures: metrics, step times and checkpoints of simulated nodes, with faults planted in it.
+"""Telemetry of a simulated fleet: metrics, step times and checkpoints, with planted faults.
 
-From a seed alone: the same calls give the same bodies. All nodes are computed together, so a thousand nodes
-cost about as little as thirty. Time passes by `advance`, which gives what the nodes send at that moment, in
-the form of the API: `metrics` columnar per node, `step_times` and `checkpoints` per job.
+Deterministic for a seed. All nodes are computed together, so that a thousand cost little more than thirty.
+`advance` returns what the nodes send at that moment as bodies of the API: `metrics` columnar per node,
+`step_times` and `checkpoints` per job.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,12 +21,12 @@ from healer.sim.planted_faults import Effects, Fault, Floats, Planted, checked, 
 IDLE_W, BUSY_W = 72.0, 600.0
 IDLE_MHZ, BUSY_MHZ, MEMORY_MHZ = 345.0, 1755.0, 2619.0
 SLOWDOWN_C = 87.0
-#: A GPU that cannot be cooled is held just at its limit; from here on its clock is cut.
+#: An uncooled GPU is held at its limit; its clock is cut above the second value.
 HELD_C, CUT_FROM_C = 87.0, 83.0
 CUT_CLOCK, CUT_COMPUTE = 0.74, 1.18
-#: °C per W between inlet and die, and how fast the die follows.
+#: °C per W between inlet and die, and the time constant of the die.
 C_PER_W, LAG_S = 0.058, 20.0
-#: Of the time, a throttled GPU is so long held by heat, a busy one by its power limit (which is normal).
+#: Share of time that heat holds a throttled GPU, and that its power limit holds a busy one (normal).
 HELD_SHARE, CAPPED_SHARE = 0.7, 0.02
 MIB_BUSY = 71_000.0
 DAY_S = 86_400.0
@@ -34,7 +34,7 @@ DAY_S = 86_400.0
 #: Harmless noise, per second: corrected memory errors and PCIe replays of a GPU, symbol errors of a port.
 SBE_PER_S, REPLAYS_PER_S, SYMBOLS_PER_S = 2e-6, 2e-4, 0.004
 
-#: Words of nvidia-smi as the catalogue numbers them.
+#: States of nvidia-smi as the catalogue numbers them.
 FABRIC_IN_PROGRESS, FABRIC_COMPLETED = 2.0, 3.0
 
 _IDLE_BIT, _CAP_BIT, _HEAT_BITS = 0x1, 0x4, 0x8 | 0x20 | 0x40
@@ -87,9 +87,9 @@ _COUNTERS = (
 )  # fmt: skip
 
 
-# Wide: one array for each thing that is measured, advanced together.
+# Wide: one array for each signal, advanced together.
 class FleetMetrics:
-    """The state of all sensors. `advance` moves it, `bodies` shows it."""
+    """The state of all sensors."""
 
     def __init__(
         self, racks: Sequence[str], *, gpus: int, ports: int, start: float, chance: np.random.Generator
@@ -126,11 +126,11 @@ class FleetMetrics:
             self._boot_at[row] = boot_at
 
     def slower(self, effects: Effects) -> Floats:
-        """(nodes, GPUs) factor on compute time, as things are now."""
+        """(nodes, GPUs) current factor on compute time."""
         return effects.compute * np.where(self.hot, CUT_COMPUTE, 1.0)
 
     def advance(self, at: float, work: Floats, effects: Effects) -> None:
-        """`work` (nodes, GPUs): NaN without a job, else how busy 0..1 (low while a checkpoint is written)."""
+        """`work` (nodes, GPUs): NaN without a job, else load 0..1 (low while a checkpoint is written)."""
         dt = at - self._at
         self._at = at
         self._advance_load(work, effects)
@@ -189,7 +189,7 @@ class FleetMetrics:
         self.ib_discards += effects.ib_discards * dt
         self.ib_bytes += (self.busy.mean(axis=1)[:, None] * 3e10 * dt).round()
 
-    # --- shown
+    # --- bodies
 
     def bodies(self, effects: Effects) -> list[dict[str, Any]]:
         """`gpu`, `host` and `ports` of each node, by row."""
@@ -211,7 +211,7 @@ class FleetMetrics:
         return found
 
     def _shown(self, signals: dict[str, str]) -> NDArray[np.float64]:
-        """(signals, nodes, …), as sensors round: temperatures and counts are whole numbers."""
+        """(signals, nodes, …), rounded as sensors do: temperatures and counts are whole numbers."""
         shown = np.stack([getattr(self, name) for name in signals.values()])
         whole = [index for index, name in enumerate(signals.values()) if name not in _FRACTIONS]
         shown[whole] = np.floor(shown[whole] + 1e-9)
@@ -242,23 +242,23 @@ _FRACTIONS = frozenset({"power_w", "engine", "tensor", "dram"})
 
 
 def _lose(gpu: dict[str, list[float | None]], missing: list[bool]) -> None:
-    """A GPU that is gone has no values."""
+    """Removes the values of missing GPUs."""
     for name, values in gpu.items():
         gpu[name] = [None if gone else value for value, gone in zip(values, missing, strict=True)]
 
 
-#: Of a thousand scrapes, so many are lost and so many come one round late.
+#: Shares of scrapes that are lost, and that come one round late.
 LOST_SHARE = 0.0005
 LATE_SHARE = 0.0005
 #: InfiniBand ports of a node.
 PORTS = 2
-#: So long a node that boots sends nothing.
+#: Seconds in which a booting node sends nothing.
 BOOT_S = 30.0
 
 
 @dataclass(slots=True)
 class Sent:
-    """What a fleet sends at one moment: bodies of the three routes."""
+    """What a fleet sends at one moment: bodies of three routes."""
 
     at: datetime
     metrics: list[dict[str, Any]] = field(default_factory=list)
@@ -267,7 +267,7 @@ class Sent:
 
 
 class SimTelemetry:
-    """The senders of one simulated cluster. Not safe to call from several threads.
+    """The senders of one simulated cluster. Not thread-safe.
 
     Inlet temperatures differ by rack, of eight nodes each.
     """
@@ -286,7 +286,7 @@ class SimTelemetry:
         self.names = list(nodes)
         self._rows = {name: row for row, name in enumerate(self.names)}
         self._gpus = gpus
-        #: No scrape is ever lost or late.
+        #: True: no scrape is ever lost or late.
         self.quiet = False
         self._chance = np.random.default_rng([seed, 1])
         rack_of = [str(row // 8) for row in range(len(self.names))]
@@ -297,24 +297,24 @@ class SimTelemetry:
         self._planted: list[Planted] = []
         self._effects = effects_of((), self._rows, gpus, PORTS)
         self._late: list[dict[str, Any]] = []
-        #: Row -> until when (s since 1970) nothing comes from that node.
+        #: Row -> Unix seconds until which that node sends nothing.
         self._dark: dict[int, float] = {}
         self._now = start.timestamp()
 
-    # --- what is wrong
+    # --- faults
 
     @property
     def planted(self) -> Sequence[Planted]:
         return tuple(self._planted)
 
     def plant(self, fault: str, node: str | None = None, gpu: int | None = None) -> None:
-        """ValueError for a fault, node or GPU that does not exist."""
+        """Raises ValueError for a fault, node or GPU that does not exist."""
         planting = checked(fault, node, gpu, self._rows, self._gpus)
         if planting not in self._planted:
             self._change([*self._planted, planting])
 
     def mend(self, node: str | None = None, fault: str | None = None) -> None:
-        """Takes away what is planted on the node (None: everything), or only that fault."""
+        """Removes the faults of the node (None: of all), or only that fault."""
 
         which = None if fault is None else Fault(fault)
 
@@ -328,34 +328,34 @@ class SimTelemetry:
         self._effects = effects_of(planted, self._rows, self._gpus, PORTS)
 
     def reboot(self, node: str) -> None:
-        """Counters begin at 0 and nothing comes for a while."""
+        """Resets counters; the node sends nothing for a while."""
         row = self._rows[node]
         self._fleet.reset(row, boot_at=self._now)
         self._dark[row] = self._now + BOOT_S
 
     def restart_exporter(self, node: str) -> None:
-        """One scrape is missing; the exporter's own counters begin at 0."""
+        """Resets the exporter's counters; one scrape is missing."""
         row = self._rows[node]
         self._fleet.reset(row, boot_at=None)
         self._dark[row] = self._now + 8.0
 
-    # --- what the cluster does
+    # --- jobs and time
 
     def show(self, snapshot: SlurmSnapshot) -> None:
-        """Who works where from now on. Cheap when the jobs are the same as before."""
+        """Sets the running jobs. Cheap when they are the same as before."""
         self._training.show(snapshot.jobs)
 
     def hang(self, job: str, ranks: Sequence[int] = (), *, stopped: bool = False) -> None:
-        """This life of the job makes no step any more: `ranks` never come to its collective; `stopped`: and
-        say nothing."""
+        """The job makes no step until it is restarted: `ranks` never reach its collective; `stopped`: they
+        report nothing either."""
         self._training.hang(job, ranks, stopped=stopped)
 
     def go_on(self, job: str) -> None:
-        """It hangs no more."""
+        """Ends the hang."""
         self._training.go_on(job)
 
     def advance(self, now: datetime) -> Sent:
-        """What the fleet sends at `now`; later calls need later times."""
+        """What the fleet sends at `now`, which must not decrease."""
         at = now.timestamp()
         if at < self._now:
             raise ValueError(f"time cannot go back to {now}")
@@ -380,7 +380,7 @@ class SimTelemetry:
             (self._late if row in late else sent.metrics).append(whole)
 
     def _harm(self) -> tuple[set[int], set[int]]:
-        """Rows whose scrape is lost, and rows whose scrape comes with the next: nothing to worry about."""
+        """Rows whose scrape is lost, and rows whose scrape comes late."""
         drawn = self._chance.random(len(self.names))
         if self.quiet:
             return set(), set()

@@ -1,11 +1,10 @@
-"""Nodes and jobs of the simulated Slurm, how Slurm shows them, and what it refuses, in the words and numbers
-of the real ones (22.05 and 24.11)."""
+"""Nodes and jobs of the simulated Slurm, how Slurm shows them, and what it refuses, with the messages and
+error codes of Slurm 22.05 and 24.11."""
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import NamedTuple
 
 import msgspec
 
@@ -14,8 +13,8 @@ from healer.ports.scheduling import SchedulerRefused
 
 
 class SlurmTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Slurm's own waits, in seconds. `cred_expire_s`: a requeued job starts one second later at the earliest;
-    `slurmd_timeout_s`: a node that does not answer is DOWN after it (d.7 of the facts)."""
+    """Slurm's own waits, in seconds. `cred_expire_s`: a requeued job starts one second after it at the
+    earliest; `slurmd_timeout_s`: a node that does not respond is DOWN after it (d.7 of the facts)."""
 
     cred_expire_s: float = 120.0
     completing_s: float = 0.5
@@ -24,11 +23,12 @@ class SlurmTimes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     boot_s: float = 30.0
 
 
-#: What a node keeps for good: told by whoever made it.
+#: Fields that a node takes over from its specification.
 _UNCHANGED_SPEC = (
     "gpus", "gpu_model", "driver", "rack", "switch", "switches", "pod", "partitions", "features", "boot_id",
 )  # fmt: skip
-#: A node of which nothing else is to be told.
+_SHOWN_OF_NODE = ("reason", "reason_user", "reason_at", "boot_at", "comment", "extra")
+#: States without flags.
 _PLAIN = {base: (base,) for base in ("DOWN", "MIXED", "ALLOCATED", "IDLE")}
 
 
@@ -46,7 +46,7 @@ def sim_nodes(count: int, *, gpus: int = 8, gpu_model: str = "h100") -> list[Slu
     ]
 
 
-# Wide: what Slurm shows of a node, and what makes it so.
+# Wide: what Slurm shows of a node, and the state behind it.
 @dataclass
 class Node:
     spec: SlurmNode
@@ -54,7 +54,7 @@ class Node:
     down: bool = False
     drain: bool = False
     silent_since: datetime | None = None
-    #: DOWN because it did not answer, and for nothing else.
+    #: DOWN only because it did not respond.
     lost: bool = False
     reason: str = ""
     reason_user: str = ""
@@ -64,14 +64,14 @@ class Node:
     #: A reboot was asked for; it begins when the node is idle and ends at `boots_at`.
     reboot: bool = False
     boots_at: datetime | None = None
-    #: The reboot set DRAIN itself: whoever cancels it takes that away too.
+    #: The reboot set DRAIN itself: cancelling the reboot clears it too.
     reboot_drained: bool = False
     #: An epilog that does not end: jobs stay COMPLETING until the node is DOWN.
     stuck: bool = False
     #: Its Prolog ends with an error.
     launch_fails: bool = False
     free: set[int] = field(default_factory=set)
-    #: Ids of jobs that hold the node now, and those of them that share it with nobody.
+    #: Ids of jobs that hold the node now, and of those that hold it exclusively.
     jobs: set[str] = field(default_factory=set)
     exclusive: set[str] = field(default_factory=set)
 
@@ -83,7 +83,7 @@ class Node:
         self.reason, self.reason_user, self.reason_at = reason, user, now.replace(microsecond=0)
 
     def append(self, text: str, now: datetime) -> None:
-        """Slurm's own way to add to a reason: once each, in its own name, at its own time (d.9)."""
+        """Appends to the reason as Slurm does: each text once, with user slurm and the current time (d.9)."""
         if text not in self.reason:
             self.because(f"{self.reason} : {text}" if self.reason else text, "slurm", now)
 
@@ -91,28 +91,7 @@ class Node:
         self.reason, self.reason_user, self.reason_at = "", "", None
 
 
-class Face(NamedTuple):
-    """All of a node that changes and that Slurm shows."""
-
-    state: tuple[str, ...]
-    reason: str
-    reason_user: str
-    reason_at: datetime | None
-    boot_at: datetime
-    comment: str
-    extra: str
-    after_reboot: tuple[str, ...]
-
-
-def face_of(node: Node, completing: int, held_for: Sequence[Reservation]) -> Face:
-    """`completing`: how many of its jobs are; `held_for`: the reservations that hold it now."""
-    return Face(
-        _state(node, completing, held_for), node.reason, node.reason_user, node.reason_at, node.boot_at,
-        node.comment, node.extra, ("DOWN",) if node.reboot else (),
-    )  # fmt: skip
-
-
-#: What a face is made of: cheaper to compare for each node of a fleet than to make.
+#: All that `show_node` depends on: cheaper to compare for each node of a fleet than to show it.
 Traits = tuple[object, ...]
 
 
@@ -124,10 +103,13 @@ def traits_of(node: Node, completing: int, held_for: Sequence[Reservation]) -> T
     )  # fmt: skip
 
 
-def show_face(node: Node, face: Face) -> SlurmNode:
+def show_node(node: Node, completing: int, held_for: Sequence[Reservation]) -> SlurmNode:
+    """`completing`: the number of its jobs that are; `held_for`: the reservations that hold it now."""
     return SlurmNode(
         name=node.spec.name,
-        **face._asdict(),
+        state=_state(node, completing, held_for),
+        after_reboot=("DOWN",) if node.reboot else (),
+        **{name: getattr(node, name) for name in _SHOWN_OF_NODE},
         **{name: getattr(node.spec, name) for name in _UNCHANGED_SPEC},
     )
 
@@ -156,11 +138,11 @@ def _state(node: Node, completing: int, held_for: Sequence[Reservation]) -> tupl
 
 
 _JOB_ID = re.compile(r"([0-9]{1,10})(?:_([0-9]{1,10})|\+([0-9]{1,4}))?", re.ASCII)
-#: What Slurm calls a hold, by who set it.
+#: Slurm's reason of a hold, by who set it.
 _HOLDS = {"user": "JobHeldUser", "admin": "JobHeldAdmin"}
 
 
-# Wide: what Slurm shows of a job, what it asked for, and what its program got.
+# Wide: what Slurm shows of a job, what it requested, and what its program got.
 @dataclass
 class Job:
     id: str
@@ -189,7 +171,7 @@ class Job:
     array_task: int | None = None
     het_job: str = ""
     het_offset: int | None = None
-    #: The signal at which its program ends well.
+    #: The signal at which its program completes.
     ends_on: str = ""
     submit_at: datetime | None = None
     state: str = "PENDING"
@@ -219,7 +201,7 @@ class Job:
             self.reason = _HOLDS[by]
 
 
-#: What Slurm shows of a job just as it is.
+#: Fields that Slurm shows unchanged.
 _SHOWN = (
     "id", "nodes", "restarts", "requeue", "batch", "name", "user", "account", "partition", "qos", "comment",
     "why", "submit_at", "exit_code", "excluded", "admin_comment", "reservation", "dependency", "submit_line",
@@ -228,7 +210,7 @@ _SHOWN = (
 
 
 def show_job(job: Job) -> SlurmJob:
-    # As on 22.05: while a job is completing, its base state is not shown.
+    # Slurm 22.05 does not show the base state of a completing job.
     completing = job.completing_until is not None
     return SlurmJob(
         **{name: getattr(job, name) for name in _SHOWN},
@@ -244,8 +226,8 @@ def show_job(job: Job) -> SlurmJob:
 
 
 def number_jobs(jobs: Sequence[Job], first: int, *, array: bool, het: bool) -> None:
-    """Ids from `first` on. Of an array the last task has the array's own id, as in Slurm; of a heterogeneous
-    job the first component, its leader."""
+    """Sets ids from `first` on. As in Slurm, the last task of an array has the array's id, and so has the
+    leader of a heterogeneous job."""
     base = str(first)
     ids = [str(first + place) for place in range(len(jobs))]
     for place, (job, number) in enumerate(zip(jobs, [*ids[1:], base] if array else ids, strict=True)):
@@ -257,7 +239,8 @@ def number_jobs(jobs: Sequence[Job], first: int, *, array: bool, het: bool) -> N
 
 
 def find_job(jobs: Mapping[str, Job], text: str) -> Job | None:
-    """By raw id, `5_1` (a task of an array) or `7+1` (a component). SchedulerRefused: no id at all."""
+    """Finds a job by raw id, `5_1` (a task of an array) or `7+1` (a component). Raises SchedulerRefused for
+    text that is no id."""
     match = _JOB_ID.fullmatch(text)
     if match is None:
         raise SchedulerRefused(f"{text[:80]!r} is not the id of a Slurm job.", 2017)
@@ -273,7 +256,7 @@ def find_job(jobs: Mapping[str, Job], text: str) -> Job | None:
 
 
 def waits_for(jobs: Mapping[str, Job], job: Job) -> bool:
-    """A dependency (`singleton`, `afterany:ID`, `afterok:ID`) keeps it waiting."""
+    """Whether a dependency (`singleton`, `afterany:ID`, `afterok:ID`) keeps the job pending."""
     if job.dependency == "singleton":
         return any(
             other.id != job.id and (other.name, other.user) == (job.name, job.user)
@@ -296,7 +279,7 @@ _WHO = re.compile(r"[\w.\-]+", re.ASCII)
 
 
 def check_names(*given: str) -> None:
-    """Of a partition or QOS; empty is Slurm's default."""
+    """Checks names of a partition or QOS; empty is Slurm's default. Raises ValueError."""
     for name in given:
         if name and not _WHO.fullmatch(name):
             raise ValueError(f"{name[:80]!r} is no name of Slurm's")

@@ -1,6 +1,6 @@
-"""What passes in the simulated Slurm by itself: jobs start and end, nodes fall silent and boot.
+"""Events in the simulated Slurm: jobs start and end, nodes stop responding and boot.
 
-Not safe to call from several threads; `slurm_core.SimScheduler` is.
+Not thread-safe; `sim_slurm.SimScheduler` is.
 """
 
 from collections import Counter
@@ -14,18 +14,17 @@ from healer.sim.slurm_nouns import (
     Node,
     SlurmTimes,
     Traits,
-    face_of,
     find_job,
-    show_face,
     show_job,
+    show_node,
     traits_of,
     waits_for,
 )
 
 
-# Wide: the nodes, jobs and reservations of one cluster change each other: a node that goes DOWN ends jobs.
+# Wide: nodes, jobs and reservations of a cluster affect each other: a node that goes DOWN ends jobs.
 class World:
-    """Nodes, jobs and reservations. Whoever changes one sets `changed`; `pass_to` does what is due."""
+    """Nodes, jobs and reservations. A caller that changes one sets `changed`; `pass_to` does what is due."""
 
     def __init__(self, specs: Iterable[SlurmNode], now: datetime, times: SlurmTimes) -> None:
         self._begin_delay = timedelta(seconds=times.cred_expire_s + 1)
@@ -42,14 +41,14 @@ class World:
         self.jobs: dict[str, Job] = {}
         self.reservations: dict[str, Reservation] = {}
         self.changed = True
-        #: When something happens next by itself, as far as is known now.
+        #: Time of the next event, as far as known; None if there is none.
         self.next_due: datetime | None = None
-        #: What was shown last, and of each node what it was shown from; None: something has passed since.
+        #: The last snapshot, None after a change; and the traits that each node was shown from.
         self._shown: tuple[dict[str, SlurmNode], dict[str, SlurmJob]] | None = None
-        self._faces: dict[str, Traits] = {}
+        self._traits: dict[str, Traits] = {}
         self._shown_nodes: dict[str, SlurmNode] = {}
 
-    # --- looking
+    # --- lookups
 
     def node(self, name: str) -> Node:
         node = self.nodes.get(name)
@@ -58,7 +57,7 @@ class World:
         return node
 
     def named(self, nodes: str | Sequence[str]) -> list[Node]:
-        """All of them, or UnknownNode: nothing is done to the others then."""
+        """All of these nodes. Raises UnknownNode before anything is done to the others."""
         found = [self.node(name) for name in ([nodes] if isinstance(nodes, str) else nodes)]
         if not found:
             raise ValueError("no node is named")
@@ -77,7 +76,7 @@ class World:
         return found
 
     def parts(self, job: Job) -> list[Job]:
-        """The job, or all components of the heterogeneous job that it belongs to, the leader first."""
+        """The job, or all components of its heterogeneous job, the leader first."""
         if not job.het_job:
             return [job]
         return [other for other in self.jobs.values() if other.het_job == job.het_job]
@@ -93,11 +92,11 @@ class World:
 
     def show(self, node: Node, now: datetime) -> SlurmNode:
         held = self.held_for(now).get(node.spec.name, ())
-        return show_face(node, face_of(node, self._completing_on(node), held))
+        return show_node(node, self._completing_on(node), held)
 
     def show_all(self, now: datetime) -> tuple[dict[str, SlurmNode], dict[str, SlurmJob]]:
-        """The same objects while nothing has passed, and of a node as long as it shows the same: a fleet of
-        thousands is looked at each second, and little of it changes."""
+        """Returns the same objects while nothing changes: a fleet of thousands is read each second, and
+        little of it changes."""
         if self._shown is None:
             self._shown = self._show_nodes(now), {job.id: show_job(job) for job in self.jobs.values()}
         return self._shown
@@ -107,13 +106,13 @@ class World:
         completing = Counter(
             name for job in self.jobs.values() if job.completing_until is not None for name in job.nodes
         )
-        faces, changed = self._faces, dict[str, SlurmNode]()
+        last_traits, changed = self._traits, dict[str, SlurmNode]()
         for name, node in self.nodes.items():
             many = completing[name] if node.jobs else 0
             traits = traits_of(node, many, kept := held.get(name, ()))
-            if faces.get(name) != traits:
-                faces[name] = traits
-                changed[name] = show_face(node, face_of(node, many, kept))
+            if last_traits.get(name) != traits:
+                last_traits[name] = traits
+                changed[name] = show_node(node, many, kept)
         if changed or not self._shown_nodes:
             self._shown_nodes = self._shown_nodes | changed
         return self._shown_nodes
@@ -121,12 +120,12 @@ class World:
     def _completing_on(self, node: Node) -> int:
         return sum(self.jobs[job].completing_until is not None for job in node.jobs)
 
-    # --- what happens to nodes
+    # --- events of nodes
 
     def down(self, node: Node, reason: str, user: str, now: datetime) -> None:
         """State=DOWN: its jobs are requeued, or end as NODE_FAIL where they may not be."""
         node.down, node.lost = True, False
-        # Slurm itself replaces no reason that somebody gave.
+        # Slurm does not replace a given reason.
         if user != "slurm" or not node.reason:
             node.because(reason, user, now)
         self.drop_jobs(node, now)
@@ -142,7 +141,7 @@ class World:
                 self._lose(job, node, now)
 
     def _shrink(self, job: Job, node: Node) -> None:
-        """`--no-kill`: it goes on without the node."""
+        """`--no-kill`: the job continues without the node."""
         job.nodes = tuple(name for name in job.nodes if name != node.spec.name)
         node.free.update(job.gpus.pop(node.spec.name, ()))
         node.jobs.discard(job.id)
@@ -159,10 +158,10 @@ class World:
                 self.end(part, "NODE_FAIL", now)
             part.completing_until = now
 
-    # --- what happens to jobs
+    # --- events of jobs
 
     def put_back(self, job: Job, now: datetime) -> None:
-        """It waits again, for the begin time that a requeue sets."""
+        """Requeues the job: it is pending until the begin time that a requeue sets."""
         running, completing = job.running, job.completing_until
         job.restarts += 1
         job.state, job.reason, job.why = "PENDING", "BeginTime", ""
@@ -174,7 +173,7 @@ class World:
             self._free(job)
 
     def fail_launch(self, job: Job, node: Node, now: datetime) -> None:
-        """A Prolog ends with an error: Slurm drains the node, requeues the job and holds it (d.6)."""
+        """The Prolog fails: Slurm drains the node, requeues the job and holds it (d.6)."""
         node.drain = True
         node.because("Prolog error", "root", now)
         if job.requeue:
@@ -200,10 +199,10 @@ class World:
         if job.state == "PENDING":
             job.nodes, job.gpus, job.start_at = (), {}, None
 
-    # --- what passes by itself
+    # --- time
 
     def pass_to(self, now: datetime) -> None:
-        """Does all that is due by now, and starts the jobs that can start."""
+        """Does what is due, and starts the jobs that can start."""
         if not self.changed and (self.next_due is None or now < self.next_due):
             return
         self._shown = None
@@ -236,8 +235,8 @@ class World:
         return any(self.nodes[name].stuck and not self.nodes[name].down for name in job.nodes)
 
     def _boots(self, now: datetime) -> None:
-        """A node that is to reboot does so when it is idle. After it it is DOWN, and no longer drained: what
-        nextstate names replaces both (d.8, 7; seen on 22.05 and 24.11)."""
+        """A node reboots when it is idle. Afterwards it is DOWN and no longer drained: nextstate replaces
+        both (d.8, 7; seen on 22.05 and 24.11)."""
         for node in self.nodes.values():
             if node.reboot and node.boots_at is None and not node.jobs:
                 node.boots_at = now + self._boot
@@ -254,8 +253,8 @@ class World:
                 del self.reservations[name]
 
     def _starts(self, now: datetime) -> None:
-        """First come, first served, those that are nice after the others; one that does not fit holds nobody
-        up."""
+        """Starts pending jobs in order of nice value and submission; one that does not fit blocks no
+        other."""
         waiting = [job for job in self.jobs.values() if job.state == "PENDING" and not job.completing_until]
         waiting.sort(key=lambda job: job.nice)
         if not waiting:
@@ -275,7 +274,7 @@ class World:
     def _place(
         self, parts: list[Job], usable: list[Node], held: Mapping[str, list[Reservation]], now: datetime
     ) -> None:
-        """All parts start at once, or none."""
+        """Starts all parts at once, or none."""
         found: dict[str, list[str]] = {}
         taken: set[str] = set()
         for job in parts:
@@ -302,16 +301,16 @@ class World:
             and not (job.exclusive and node.jobs)
             and node.spec.name not in job.excluded
             and bool(held or not job.reservation or self._flexible(job.reservation))
-            and self._let_in(job, held)
+            and self._is_admitted(job, held)
         )
 
     def _flexible(self, reservation: str) -> bool:
-        """Its jobs may use nodes outside of it too."""
+        """Whether its jobs may use nodes outside of it too."""
         found = self.reservations.get(reservation)
         return found is not None and "FLEX" in found.flags
 
-    def _let_in(self, job: Job, held: list[Reservation]) -> bool:
-        """A job of a MAINT reservation is not kept out by others that hold the node too."""
+    def _is_admitted(self, job: Job, held: list[Reservation]) -> bool:
+        """Whether reservations admit the job. A job in a MAINT reservation ignores others on the node."""
         wanted = next((reservation for reservation in held if reservation.name == job.reservation), None)
         return wanted is not None and (wanted.maintenance or len(held) == 1) if held else True
 
@@ -332,7 +331,7 @@ class World:
                 return
 
     def _dues(self, now: datetime) -> list[datetime]:
-        """When something happens next by itself."""
+        """Times of future events."""
         dues: list[datetime] = []
         for job in self.jobs.values():
             if job.completing_until:

@@ -1,8 +1,8 @@
-"""Calls of one simulated world from several processes: a server on a unix socket, and its client.
+"""Remote calls of one object from several processes: a server on a unix socket, and its client.
 
-The class that is served says what may be called, and the types of arguments and answers. Each line is one
-JSON value: `{"call": NAME, "args": [...], "kwargs": {...}}` asks, `{"ok": VALUE}` or `{"error": KIND, "text":
-..., "code": ...}` answers. Only who may open the socket (mode 0600) can use it.
+The served class defines the calls and the types of arguments and results. Each line is one JSON value:
+`{"call": NAME, "args": [...], "kwargs": {...}}` calls, `{"ok": VALUE}` or `{"error": KIND, "text": ...,
+"code": ...}` answers. The socket's mode is 0600.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ import msgspec
 
 
 class Gone(Exception):
-    """The server did not answer, or not in time: unless `sent` is False nobody knows what happened."""
+    """The server did not answer in time. With `sent` the call may have been carried out."""
 
     def __init__(self, text: str, *, sent: bool) -> None:
         super().__init__(text)
@@ -29,7 +29,7 @@ class Gone(Exception):
 
 
 class CallFailed(Exception):
-    """The call was answered with an error: the name of its class, its words, its number where it has one."""
+    """The server answered with an error: the name of its class, its text, its code if any."""
 
     def __init__(self, kind: str, text: str, code: int | None) -> None:
         super().__init__(text)
@@ -51,13 +51,13 @@ class _Reply(msgspec.Struct, omit_defaults=True):
 
 @functools.cache
 def _calls(served: type) -> dict[str, dict[str, Any]]:
-    """Public methods of the class by name, with the types of their arguments and of what they return."""
+    """Public methods of the class by name, with the types of their arguments and results."""
     methods = inspect.getmembers(served, inspect.isfunction)
     return {name: get_type_hints(method) for name, method in methods if not name.startswith("_")}
 
 
 class CallServer:
-    """Serves the methods of `target` until `stop`. Sends back `errors`, and what was wrong with arguments."""
+    """Serves the methods of `target` until `stop`. Sends `errors` and errors in arguments to the client."""
 
     def __init__(self, target: object, socket_path: Path | str, errors: tuple[type[Exception], ...]) -> None:
         self.path = Path(socket_path)
@@ -65,7 +65,7 @@ class CallServer:
 
         class Handler(socketserver.StreamRequestHandler):
             def handle(self) -> None:
-                # A client that went away is no trouble of the server's.
+                # A client may disconnect at any time.
                 with contextlib.suppress(ConnectionError):
                     for line in self.rfile:
                         self.wfile.write(_answer(target, errors, line) + b"\n")
@@ -75,7 +75,7 @@ class CallServer:
             block_on_close = False
             request_queue_size = 128  # a worker's threads connect at the same moment
 
-        # Under its name only when it listens: who waits for the file may connect at once.
+        # Renamed once it listens, so that a process that waits for the file can connect at once.
         unnamed = self.path.with_name(f"{self.path.name}.{os.getpid()}")
         unnamed.unlink(missing_ok=True)
         self._server = Server(str(unnamed), Handler)
@@ -93,7 +93,7 @@ class CallServer:
         self._thread.join()
 
     def run(self) -> None:
-        """Serves until SIGTERM or SIGINT comes."""
+        """Serves until SIGTERM or SIGINT."""
         signals = {signal.SIGTERM, signal.SIGINT}
         signal.pthread_sigmask(signal.SIG_BLOCK, signals)
         self.start()
@@ -102,10 +102,10 @@ class CallServer:
 
 
 class CallClient:
-    """Has the methods of the class `served`. Their errors come back as `error_of` makes them.
+    """Has the methods of the class `served`; `error_of` makes the errors that they raise.
 
-    Calls at the same time have a connection each, made when it is first needed and kept for the next one.
-    A failed call is never sent twice; after it all connections are made anew.
+    Concurrent calls have a connection each, opened when first needed and reused. A failed call is never sent
+    twice; after it all connections are reopened.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class CallClient:
         self._idle: list[_Connection] = []
 
     def close(self) -> None:
-        """Those that nobody is using."""
+        """Closes the idle connections."""
         with self._lock:
             idle, self._idle = self._idle, []
         for connection in idle:
@@ -136,11 +136,11 @@ class CallClient:
     def _call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         answer = _calls(self._served).get(name, {}).get("return")
         try:
-            return msgspec.json.decode(self._asked(name, args, kwargs), type=answer)
+            return msgspec.json.decode(self._request(name, args, kwargs), type=answer)
         except (Gone, CallFailed) as error:
             raise self._error_of(error) from error
 
-    def _asked(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> msgspec.Raw:
+    def _request(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> msgspec.Raw:
         line = msgspec.json.encode(_Request(name, list(args), kwargs)) + b"\n"
         with self._lock:
             connection = self._idle.pop() if self._idle else None
@@ -148,7 +148,7 @@ class CallClient:
         try:
             connection = connection or _Connection(self._path, self._timeout_s)
             sent = True
-            answer = connection.asked(line)
+            answer = connection.request(line)
         except OSError as error:
             if connection is not None:
                 connection.close()
@@ -173,7 +173,7 @@ class _Connection:
             raise
         self._file = self._socket.makefile("rwb")
 
-    def asked(self, line: bytes) -> bytes:
+    def request(self, line: bytes) -> bytes:
         self._file.write(line)
         self._file.flush()
         answer = self._file.readline()

@@ -1,5 +1,5 @@
-"""What a process keeps in memory for replay, simulation and tests: checkpoints, files, site commands, and the
-numbers of series."""
+"""Stores in memory for replay, simulation and tests: checkpoints, evidence files, site commands, and
+columns."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -12,13 +12,13 @@ from healer.ports.node_exec import CommandFailed, EvidenceBroken
 
 
 class MemoryCheckpoints:
-    """`healer.ports.transactions.Checkpoints`. Of each job only what `newest_durable` answers is kept."""
+    """`healer.ports.transactions.Checkpoints`. Keeps only the newest durable one of each job."""
 
     def __init__(self) -> None:
         self._newest: dict[str, JobCheckpoint] = {}
 
     def take(self, checkpoints: Iterable[JobCheckpoint]) -> None:
-        """Durable ones only."""
+        """Takes durable checkpoints."""
         for checkpoint in checkpoints:
             newest = self._newest.get(checkpoint.job)
             if newest is None or (newest.restart, newest.step, newest.at) < (
@@ -29,7 +29,7 @@ class MemoryCheckpoints:
                 self._newest[checkpoint.job] = checkpoint
 
     def hear(self, signals: Iterable[Observation]) -> None:
-        """Takes the checkpoints among these signals."""
+        """Takes the durable checkpoints among these signals."""
         self.take(
             JobCheckpoint(
                 job=signal.component.job or "",
@@ -83,7 +83,7 @@ class MemoryEvidence:
 
 
 class SimCommands:
-    """`healer.ports.node_exec.SiteCommands`. `plant` says what a program answers; others are missing."""
+    """`healer.ports.node_exec.SiteCommands`. `plant` sets what a program answers; others are missing."""
 
     def __init__(self, clock: Clock, *, takes_s: float = 5.0) -> None:
         self._clock, self._takes = clock, timedelta(seconds=takes_s)
@@ -91,11 +91,11 @@ class SimCommands:
         self._runs: dict[str, tuple[datetime, tuple[str, ...], CommandSeen]] = {}
 
     def plant(self, program: str, code: int | None = 0, output: str = "") -> None:
-        """None: it never ends by itself, and is killed at the end of its time."""
+        """Exit `code` None: it never ends and is killed at its timeout."""
         self._answers[program] = (code, output)
 
     def started(self) -> list[tuple[str, ...]]:
-        """The words of each that was started, in their order."""
+        """The arguments of each started command, in order."""
         return [argv for _, argv, _ in self._runs.values()]
 
     def start(self, key: str, argv: tuple[str, ...], timeout_s: float) -> None:

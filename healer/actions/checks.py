@@ -15,7 +15,7 @@ from healer.actions.base import (
     read_node,
     whole_jobs,
 )
-from healer.incidents.growth import MEASURED, not_looked, senses_of, spoken, too_few
+from healer.incidents.growth import MEASURED, senses_of, senses_text, why_not_looked, why_too_few_senses
 from healer.incidents.impact import CRASH_WINDOW, crashed_among, hit_by_evidence, moments_of
 from healer.incidents.lifecycle import CLEAR_FOR
 from healer.incidents.node_history import out_of_service, summarize_node
@@ -157,9 +157,9 @@ def still_slow(ctx: Context) -> Result:
     needed = int(ctx.step.input.get("senses", 1))
     senses = senses_of(incident, ctx.tools.now())
     if len(senses) < needed:
-        return Failed(text=too_few(incident, needed, ctx.tools.now()), final=True)
+        return Failed(text=why_too_few_senses(incident, needed, ctx.tools.now()), final=True)
     return Done(
-        text=f"{spoken(senses)} tell of {ctx.node}", data={"senses": [str(sense) for sense in senses]}
+        text=f"{senses_text(senses)} tell of {ctx.node}", data={"senses": [str(sense) for sense in senses]}
     )
 
 
@@ -218,7 +218,7 @@ def cleared(ctx: Context) -> Done | Again | None:
     """
     if ctx.incident is None or ctx.run.by != "healer":
         return None
-    if why := not_looked(ctx.incident, ctx.tools.now()):
+    if why := why_not_looked(ctx.incident, ctx.tools.now()):
         return Again(text=why, after_s=5.0)
     since = ctx.incident.clear_since
     if since is None:

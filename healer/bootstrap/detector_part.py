@@ -28,7 +28,7 @@ from healer.detection.fleet_figures import FleetFigures
 from healer.detection.forest import Forest
 from healer.detection.lemons import Lemons
 from healer.detection.tick import Senses
-from healer.incidents.node_history import lemon_past
+from healer.incidents.node_history import lemon_record
 from healer.model import NodeRecord, Ruleset, SlurmSnapshot
 from healer.observations import Picture
 from healer.observations.job_marks import JobMarks
@@ -98,7 +98,7 @@ def _senses_parts(
     reader: list[PostgresSamples] = []
 
     def pasts(since: datetime, now: datetime) -> list[NodeRecord]:
-        return [lemon_past(history, node, now) for node, history in past.histories(since)]
+        return [lemon_record(history, node, now) for node, history in past.histories(since)]
 
     def make(now_in_force: Ruleset) -> tuple[Senses, Samples]:
         while reader:

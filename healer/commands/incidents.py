@@ -67,7 +67,7 @@ _FILES: dict[str, Column] = {
 
 def _show(found: dict) -> None:
     """What is broken, how sure, why; what was set aside; whom it hit; similar ones; what was done."""
-    from healer.incidents.impact import lost_together  # with all detectors, and numpy
+    from healer.incidents.impact import total_loss_text  # with all detectors, and numpy
 
     typer.echo(f"{found['severity']} {found['state']}: {found['title']}")
     typer.echo(
@@ -76,7 +76,7 @@ def _show(found: dict) -> None:
     if found["closed_why"]:
         typer.echo(f"closed {found['closed']}: {found['closed_why']}")
     _verdict(found["verdict"])
-    _listed("WHOM IT HIT", [_job(job, found) for job in found["jobs"]], lost_together(_hits(found)))
+    _listed("WHOM IT HIT", [_job(job, found) for job in found["jobs"]], total_loss_text(_hits(found)))
     _listed(
         "SIMILAR",
         [
@@ -91,16 +91,16 @@ def _show(found: dict) -> None:
 
 
 def _verdict(document: dict) -> None:
-    from healer.incidents.incident_verdict import set_aside_words, sure_words
+    from healer.incidents.incident_verdict import certainty_text, ruled_out_text
 
     verdict = msgspec.convert(document, IncidentVerdict)
     nodes = ", ".join(f"{name} {word}" for name, word in list(verdict.nodes.items())[:8]) or "none blamed"
     typer.echo(f"\nVERDICT: {verdict.sentence}")
-    typer.echo(f"  how sure: {sure_words(verdict.certainty)}; cause: {verdict.cause}; nodes: {nodes}")
+    typer.echo(f"  how sure: {certainty_text(verdict.certainty)}; cause: {verdict.cause}; nodes: {nodes}")
     if verdict.retest is not None:
         typer.echo(f"  what decides: {verdict.retest.text}")
     _listed("WHY (evidence and findings)", verdict.why)
-    _listed("CONSIDERED AND SET ASIDE", [set_aside_words(alternative) for alternative in verdict.set_aside])
+    _listed("CONSIDERED AND SET ASIDE", [ruled_out_text(alternative) for alternative in verdict.set_aside])
 
 
 def _listed(title: str, rows: Sequence[str], more: str = "") -> None:
@@ -115,12 +115,12 @@ def _hits(found: dict) -> list[JobHit]:
 
 
 def _job(job: dict, found: dict) -> str:
-    from healer.incidents.impact import lost_words
+    from healer.incidents.impact import loss_text
 
     hit = next((hit for hit in _hits(found) if hit.job == job["id"]), None)
     user = job.get("user") or (hit.user if hit else "")
     held = f", {hit.gpus} GPUs" if hit and hit.gpus else ""
-    lost = f": {lost_words(hit)}" if hit else ""
+    lost = f": {loss_text(hit)}" if hit else ""
     return f"job {job['id']}{f' of {user}' if user else ''}{held}{lost}"
 
 

@@ -16,7 +16,7 @@ import msgspec
 from healer.decisions.capacity import out_of_service
 from healer.decisions.guards import SLOT_VERBS, JudgeResult, judge, tries_of, within_span
 from healer.decisions.node_facts import settings_of_node
-from healer.incidents.growth import ended_work, not_looked, senses_of, too_few
+from healer.incidents.growth import has_ended_work, senses_of, why_not_looked, why_too_few_senses
 from healer.incidents.impact import urgency_of
 from healer.incidents.part_history import rung_of
 from healer.model import (
@@ -156,7 +156,7 @@ def _proposal(
         remedy=_remedy_of(playbook) or next_remedy(incident, rule, facts, rules, now),
         mode=facts.modes.get(rule.name) or rules.mode_of(rule),
         unusable=incident.unusable,
-        fatal=ended_work(incident),
+        fatal=has_ended_work(incident),
         approved_by=active.approved_by if active else None,
         begins=begins_before_acting(verb, playbook),
         adopts=playbook is not None and adopts(playbook),
@@ -169,12 +169,16 @@ def _why_not_now(incident: Incident, rule: Rule, now: datetime) -> str | None:
     if (over := incident.plan_over) is not None:
         what = "Planned work on the node ended" if incident.plan else "The node has booted anew"
         return f"{what} at {over:%H:%M:%S} UTC: waits until it is seen again."
-    if why := not_looked(incident, now):
+    if why := why_not_looked(incident, now):
         return f"{why}."
     if incident.clear_since is not None:
         return f"Well again since {incident.clear_since:%H:%M:%S} UTC: nothing is done unless it comes back."
     too_little = rule.senses > 1 and len(senses_of(incident, now)) < rule.senses
-    return too_few(incident, rule.senses, now) if too_little and incident.root.node is not None else None
+    return (
+        why_too_few_senses(incident, rule.senses, now)
+        if too_little and incident.root.node is not None
+        else None
+    )
 
 
 def _keep_waiting(run: Run, why: str, now: datetime) -> Decision:
@@ -422,7 +426,7 @@ def proposal_of(
         remedy=Remedy(run.input.get("remedy") or Remedy.none),
         mode=run.mode,
         unusable=incident.unusable if incident else False,
-        fatal=incident is not None and ended_work(incident),
+        fatal=incident is not None and has_ended_work(incident),
         by=None if run.by == "healer" else run.by,
         approved_by=run.approved_by,
         agreed_by=run.input["restart_by"][job] if agreed else None,

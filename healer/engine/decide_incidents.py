@@ -35,11 +35,17 @@ from healer.engine.upkeep import (
     sweeps_due,
     without,
 )
-from healer.incidents import by_urgency, our_drains, take_findings
-from healer.incidents.correlate import fold, held_by_breaker, of_wave, unfold, waves_that_act
+from healer.incidents import by_urgency, healer_drains, take_findings
+from healer.incidents.correlate import (
+    fold_into_wave,
+    held_by_breaker,
+    members_of_wave,
+    unfold_from_wave,
+    waves_that_act,
+)
 from healer.incidents.impact import hit_so_far
 from healer.incidents.lifecycle import find_auto_resolve
-from healer.incidents.placers import Both, are_apart
+from healer.incidents.placers import NewRoot, are_apart
 from healer.model import (
     AnswerKind,
     BreakerState,
@@ -69,7 +75,7 @@ def lock_gate_if_needed(walk: Walk, commands: Sequence[Command], findings: Seque
     """Takes the gate before any run's row, as people's commands do, if this walk may touch either."""
     wanting = any(_wants_gate(walk, one) for one in walk.open_incidents()) or kept_off(walk.picture.slurm)
     wanting = wanting or sweeps_due(walk)
-    if commands or findings or wanting or walk.tx.has_active_runs() or our_drains(walk.picture):
+    if commands or findings or wanting or walk.tx.has_active_runs() or healer_drains(walk.picture):
         walk.facts = walk.tx.lock_gate()
         walk.work.policies.modes = walk.facts.modes
 
@@ -83,7 +89,7 @@ def decide_all(walk: Walk, batch: Sequence[Observation]) -> None:
     unfold_released(walk)
     walk.started += release(walk)
     walk.started += sweep(walk)
-    drained, at_work = our_drains(walk.picture), list(runs.values())
+    drained, at_work = healer_drains(walk.picture), list(runs.values())
     take_findings(walk.work, forgotten_drains(drained, walk.gate, at_work, walk.open_incidents(), walk.now))
     untold = walk.tx.spoken_of(batch)
     for listed in by_urgency(walk.open_incidents(), walk.picture.slurm):
@@ -267,7 +273,7 @@ def make_room(walk: Walk, incident: Incident, rule: Rule) -> None:
     if decision is None or decision.outcome is not Outcome.act:
         return
     end_untouched(walk, other, RunState.done, f"leaves {other.node} to {incident.short_id}")
-    apart = theirs is not None and are_apart(Both(theirs, incident, walk.work.policies))
+    apart = theirs is not None and are_apart(NewRoot(theirs, incident, walk.work.policies))
     if fatal and theirs is not None and not (plan and apart):
         walk.work.merge(walk.work.by_id[theirs.id], incident)
 
@@ -415,10 +421,10 @@ def fold_held(walk: Walk) -> None:
     if walk.gate.breaker.state is not BreakerState.open:
         return
     for wave in list(waves_that_act(walk.work)):
-        held = held_by_breaker(of_wave(walk.work, wave))
+        held = held_by_breaker(members_of_wave(walk.work, wave))
         held = [one for one in held if walk.withdraw(one, f"stands in the wave {wave.short_id}")]
         if held:
-            fold(walk.work, wave, held)
+            fold_into_wave(walk.work, wave, held)
 
 
 def unfold_released(walk: Walk) -> None:
@@ -426,7 +432,7 @@ def unfold_released(walk: Walk) -> None:
     if walk.gate.breaker.state is BreakerState.open:
         return
     for wave in [one for one in waves_that_act(walk.work) if one.folded]:
-        waits = any(one.stopped_by is None for one in of_wave(walk.work, wave))
+        waits = any(one.stopped_by is None for one in members_of_wave(walk.work, wave))
         half_open = walk.gate.breaker.state is BreakerState.half_open
         if half_open and (waits or walk.gate.breaker.canary is not None):
             continue
@@ -434,4 +440,4 @@ def unfold_released(walk: Walk) -> None:
         members = [one for one in merged if one.root.node in wave.folded]
         members = members[:1] if half_open else members
         walk.known |= {one.id: one for one in members if one.id not in walk.known}
-        unfold(walk.work, wave, members)
+        unfold_from_wave(walk.work, wave, members)

@@ -40,7 +40,7 @@ from healer.engine.runlog import (
     restarts_of,
     stuck_since,
 )
-from healer.incidents.growth import ended_work, not_looked
+from healer.incidents.growth import has_ended_work, why_not_looked
 from healer.incidents.impact import urgency_of
 from healer.incidents.lifecycle import CLEAR_FOR
 from healer.model import (
@@ -136,7 +136,7 @@ class StepPermission:
             tx.write(entry)
             return None, entry
         if takes and incident is not None and run.by == "healer":
-            wait = not_looked(incident, now)
+            wait = why_not_looked(incident, now)
         if wait is not None and verdict.outcome is Outcome.act:
             return None, self._waits(tx, wait, last)
         late = self._too_late(playbook) if takes else None
@@ -187,7 +187,7 @@ class StepPermission:
         """
         step, incident = self.intent.step, ctx.incident
         moment = moment_of(playbook, step, self.entries) if self.verb is Verb.requeue else None
-        if moment is None or (incident is not None and (incident.unusable or ended_work(incident))):
+        if moment is None or (incident is not None and (incident.unusable or has_ended_work(incident))):
             return None
         waited_for, lasts = moment
         far = far_from_checkpoint(ctx, lasts)

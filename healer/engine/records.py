@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from healer.incidents.impact import gpus_of, lives_lost
+from healer.incidents.impact import gpus_of, losses_by_restart
 from healer.incidents.incident_verdict import newest_verdict
 from healer.incidents.node_history import similar_to
-from healer.incidents.part_history import in_words
+from healer.incidents.part_history import describe_fault
 from healer.model import AuditRecord, HitBasis, IncidentVerdict, JobHit, Ruleset, Similar
 from healer.observations.slurm_poll import troubles
 from healer.ports.answers import CheckpointSeen, IncidentRows, JobRows, Pulse, Readiness, Requeue
@@ -68,11 +68,11 @@ def job_history(rows: JobRows, job: str, rules: Ruleset) -> JobHistory:
         rows.requeues,
         rows.checkpoints,
         hit=bool(rows.incidents),
-        lives=lives_lost(job, rows.incidents),
+        lives=losses_by_restart(job, rows.incidents),
     )
     told = {name: getattr(rows, name) for name in JobRows.__struct_fields__}
     told["errors"] = tuple(
-        msgspec.structs.replace(one, text=in_words(rules, one.fault)) for one in rows.errors
+        msgspec.structs.replace(one, text=describe_fault(rules, one.fault)) for one in rows.errors
     )
     return JobHistory(**told, gpu_hours_lost=lost.hours, gpu_hours_at_most=lost.at_most)
 

@@ -18,31 +18,31 @@ from healer.engine.decide_incidents import decide_all, lock_gate_if_needed
 from healer.engine.upkeep import Walk, note_inventories, open_on
 from healer.incidents import (
     apply_command,
-    clear_since,
-    close_what_is_over,
-    heard_again,
+    close_if_over,
+    find_clear_since,
     measured_pairs,
+    note_speaking_again,
     take_findings,
 )
-from healer.incidents.context import Context, end_plans, note_context, split_by_context
-from healer.incidents.correlate import unfold
+from healer.incidents.context import Context, apply_context, end_planned_work, split_by_context
+from healer.incidents.correlate import unfold_from_wave
 from healer.incidents.forecast_outcomes import settle_forecasts
-from healer.incidents.growth import with_set_aside
-from healer.incidents.impact import hits_wait, with_hits
+from healer.incidents.growth import add_ruled_out
+from healer.incidents.impact import has_unsettled_hits, with_hits
 from healer.incidents.incident_verdict import changed_verdict
 from healer.incidents.lifecycle import (
     PROOF,
     auto_resolve,
     find_auto_resolve,
-    is_left_over,
+    is_unfinished,
     is_untreated,
     note_cleared,
     open_faults,
     outage_of,
     place_and_climb,
 )
-from healer.incidents.part_history import model_on, note_settled, with_history
-from healer.incidents.placers import Both, are_apart
+from healer.incidents.part_history import apply_history, model_on, note_settled
+from healer.incidents.placers import NewRoot, are_apart
 from healer.model import (
     ENDED_RUN_STATES,
     Command,
@@ -91,17 +91,17 @@ def walk(
     planned = partial(_planned_on, rules, picture, now)
     context = Context(rules, picture, now, planned)
     findings, passed = split_by_context(context, findings)
-    findings = with_history(rules, picture, batch, lines, findings, now)
+    findings = apply_history(rules, picture, batch, lines, findings, now)
     with ledger.transaction() as tx:
         state = Walk(tx, rules, picture, now)
         lock_gate_if_needed(state, commands, findings)
         for command in commands:
             take_command(state, command)
         heal(state)
-        end_plans(context, state.work, rules)
+        end_planned_work(context, state.work, rules)
         take_findings(state.work, without_own_drains(state, findings))
         place_and_climb(rules, picture, state.work, state.known, now)
-        state.pass_over(note_context(context, state.work, passed, rules))
+        state.pass_over(apply_context(context, state.work, passed, rules))
         close_all(state)
         decide_all(state, batch)
         note_merged(state)
@@ -188,7 +188,7 @@ def take_command(walk: Walk, command: Command) -> None:
         meant += [
             one
             for one in others
-            if one.id != command.incident and one.opened <= since and not is_left_over(one, command)
+            if one.id != command.incident and one.opened <= since and not is_unfinished(one, command)
         ]
     for one in meant:
         _apply_to(walk, one, command)
@@ -200,7 +200,7 @@ def _split(walk: Walk, incident: Incident, command: Command) -> None:
     wanted = set(command.data["incidents"])
     parts = [one for one in walk.tx.merged_into(incident.id) if one.id in wanted]
     walk.known |= {one.id: one for one in parts if one.id not in walk.known}
-    unfold(walk.work, incident, parts, command.by)
+    unfold_from_wave(walk.work, incident, parts, command.by)
 
 
 def _apply_to(walk: Walk, known: Incident, command: Command) -> None:
@@ -265,16 +265,16 @@ def close_all(walk: Walk) -> None:
         pairs = measured_pairs(walk.rules, walk.picture, incident) if incident.is_open else ()
         if pairs:
             incident = _note_clear(walk, incident, pairs)
-        elif (heard := heard_again(incident, walk.picture, walk.now)) is not incident:
+        elif (heard := note_speaking_again(incident, walk.picture, walk.now)) is not incident:
             walk.work.put(incident := heard)
-        closed = close_what_is_over(incident, walk.picture, walk.now, measured=bool(pairs))
+        closed = close_if_over(incident, walk.picture, walk.now, measured=bool(pairs))
         if closed is not incident and walk.end_plan(incident, closed.closed_why or ""):
             walk.work.put(closed)
 
 
 def _note_clear(walk: Walk, incident: Incident, pairs: Iterable[Pair]) -> Incident:
     """Whoever decides or drives reads in the incident whether its cause is still there."""
-    since = clear_since(incident, walk.picture, pairs)
+    since = find_clear_since(incident, walk.picture, pairs)
     changed = msgspec.structs.replace(incident, clear_since=since, ticked_at=_looked_at(walk, incident))
     if changed != incident:
         walk.work.put(changed)
@@ -302,7 +302,11 @@ def _make_way(walk: Walk, incident: Incident) -> Incident:
     playbook = walk.rules.playbooks.get(rule.playbook or "") if rule is not None else None
     plan = playbook is not None and playbook.is_plan  # it keeps its own end: the proof of its own remedy
     plan = plan and incident.drained_at is None
-    if worse is None or not worse.is_open or (plan and are_apart(Both(incident, worse, walk.work.policies))):
+    if (
+        worse is None
+        or not worse.is_open
+        or (plan and are_apart(NewRoot(incident, worse, walk.work.policies)))
+    ):
         walk.work.put(msgspec.structs.replace(incident, worse=None, gives_way_to=None))
         return walk.work.by_id[incident.id]
     acts = walk.work.policies.may_act(worse.rule)
@@ -340,7 +344,7 @@ def note_merged(walk: Walk) -> None:
             continue
         why = f"follows from this one (incident {incident.short_id})"
         aside = RuledOut(at=incident.opened, what=incident.title, why=why, component=incident.root)
-        work.put(with_set_aside(root, aside))
+        work.put(add_ruled_out(root, aside))
 
 
 def note_cost(walk: Walk) -> None:
@@ -350,7 +354,7 @@ def note_cost(walk: Walk) -> None:
         incident = work.by_id[name]
         if finding.confidence > (incident.confidence or 0.0):
             work.put(msgspec.structs.replace(incident, confidence=finding.confidence))
-    for incident in [one for one in work.by_id.values() if one.is_open and hits_wait(one)]:
+    for incident in [one for one in work.by_id.values() if one.is_open and has_unsettled_hits(one)]:
         with_cost = with_hits(incident, walk.picture.slurm, walk.tx.newest_durable, walk.now)
         if with_cost is not incident:
             work.put(with_cost)

@@ -5,10 +5,10 @@ from healer.incidents.correlate import take_findings
 from healer.incidents.impact import by_urgency
 from healer.incidents.lifecycle import (
     apply_command,
-    clear_since,
-    close_what_is_over,
-    heard_again,
+    close_if_over,
+    find_clear_since,
+    healer_drains,
     measured_pairs,
-    our_drains,
+    note_speaking_again,
 )
 from healer.incidents.placers import PLACERS

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from healer.incidents.growth import count_findings, heard_with, kept, merge_into, verdicts
+from healer.incidents.growth import add_reports, count_findings, limit_evidence, merge_into, verdicts
 from healer.incidents.impact import Hits
 from healer.incidents.shared import Places
 from healer.model import (
@@ -70,9 +70,9 @@ class Policies:
     def is_watched(self, rule: Rule) -> bool:
         return (self.modes.get(rule.name) or self.rules.mode_of(rule)) in {Mode.off, Mode.shadow}
 
-    def weaker(self, one: str, other: str) -> bool:
+    def weaker(self, rule: str, other: str) -> bool:
         """More may be done for `other`."""
-        return self.strength(one) < self.strength(other)
+        return self.strength(rule) < self.strength(other)
 
 
 def remedy_of(rule: Rule, finding: Finding) -> tuple[Remedy, ...]:
@@ -100,13 +100,13 @@ def _split(remedies: Iterable[Remedy]) -> tuple[tuple[Remedy, ...], tuple[Remedy
     return rungs, tuple(remedy for remedy in remedies if remedy not in rungs)
 
 
-def asks_for(rule: Rule, finding: Finding) -> bool:
+def asks_for_action(rule: Rule, finding: Finding) -> bool:
     """Its remedy asks for something; where none is named, its playbook does."""
     remedy = remedy_of(rule, finding)
-    return any(one is not Remedy.none for one in remedy) or (rule.playbook is not None and not remedy)
+    return any(wanted is not Remedy.none for wanted in remedy) or (rule.playbook is not None and not remedy)
 
 
-def higher(before: tuple[Remedy, ...], new: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
+def merge_remedies(before: tuple[Remedy, ...], new: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
     """The higher rung of the two, and all that accompanies either; `none` only where nothing else is left."""
     rungs, others = _split((*before, *new))
     top = max(rungs, key=REMEDY_LADDER.index, default=None)
@@ -118,8 +118,8 @@ def higher(before: tuple[Remedy, ...], new: tuple[Remedy, ...]) -> tuple[Remedy,
 
 def incident_id(cluster: str, rule: str, root: Component, opening: str) -> str:
     """32 hex characters over cluster, rule, root and the digest of the opening evidence."""
-    told = msgspec.json.encode([cluster, rule, root, opening], order="sorted")
-    return sha256(told).hexdigest()[:32]
+    identity = msgspec.json.encode([cluster, rule, root, opening], order="sorted")
+    return sha256(identity).hexdigest()[:32]
 
 
 #: So many of an incident's parts are looked at for the cables that they end.
@@ -190,12 +190,12 @@ class OpenIndex:
 
     def _sorted(self, keys: tuple[Hashable, ...]) -> list[str]:
         """While nothing moves the same question has the same answer: a flood asks it 10,000 times."""
-        known = self._found.get(keys)
-        if known is None:
+        ids = self._found.get(keys)
+        if ids is None:
             found: set[str] = set()
             found.update(*(self._ids.get(key, ()) for key in keys))
-            known = self._found[keys] = sorted(found, key=self._order.__getitem__)
-        return known
+            ids = self._found[keys] = sorted(found, key=self._order.__getitem__)
+        return ids
 
     def _at(self, where: Component) -> list[Hashable]:
         link = self._link_of(where)
@@ -211,7 +211,7 @@ class OpenIndex:
             if hard:
                 keys.append(("hard node", node))
         parts = (incident.root, *incident.affected[:_PARTS])
-        keys += [("link", link) for one in parts if (link := self._link_of(one)) is not None]
+        keys += [("link", link) for part in parts if (link := self._link_of(part)) is not None]
         shares = self._shares_of(incident.fault, incident.root)
         return [*keys, *(("share", sharing.name, place) for sharing, place in shares)]
 
@@ -248,8 +248,8 @@ class Book:
         self._merged: dict[str, list[Incident]] = {}
         #: What is only counted, by incident: written once for a flood.
         self._to_count: dict[str, list[Finding]] = {}
-        for one in incidents:
-            self._keep(one)
+        for incident in incidents:
+            self._keep(incident)
 
     def put(self, incident: Incident) -> None:
         self._keep(incident)
@@ -298,17 +298,17 @@ class Book:
             severity=rule.severity,
             cause=rule.cause if rule.cause is not Cause.unclear else finding.cause or rule.cause,
             affected=finding.affected,
-            nodes=verdicts(finding, asks=asks_for(rule, finding)),
+            nodes=verdicts(finding, asks=asks_for_action(rule, finding)),
             remedy=remedy_of(rule, finding),
             jobs_hit=self.hits.at_begin(finding, self.now),
-            evidence=kept(finding.evidence),
+            evidence=limit_evidence(finding.evidence),
             evidence_count=len(finding.evidence),
             unusable=finding.unusable,
             node_was_out=shown is not None and (shown.planned or not shown.in_service),
             owner=(owner.name or "unknown") if owner else None,
             owner_since=foreign.reason_at if foreign else None,
         )
-        return msgspec.structs.replace(anew, heard=heard_with(anew, finding))
+        return msgspec.structs.replace(anew, heard=add_reports(anew, finding))
 
     def open_over(self, finding: Finding, **fields: Any) -> Incident | None:
         """A new incident over others; its id is that of its root and of their first evidence. None: it was
@@ -343,7 +343,7 @@ class Book:
             return
         self._into[other.id] = root.id
         self.index.drop(other.id)
-        for known in (self.by_id, self.changed):
-            known.pop(other.id, None)
-        for one in self._merged.pop(other.id, ()):  # it is no root any more
-            self.put(one)
+        for incidents in (self.by_id, self.changed):
+            incidents.pop(other.id, None)
+        for incident in self._merged.pop(other.id, ()):  # it is no root any more
+            self.put(incident)

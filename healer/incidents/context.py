@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from healer.incidents.book import Book
-from healer.incidents.growth import with_set_aside
+from healer.incidents.growth import add_ruled_out
 from healer.model import (
     Component,
     ContextKind,
@@ -60,17 +60,17 @@ class ContextTable:
         self._known: dict[str, tuple[ContextRule, ...]] = {}
 
     def of(self, fault: str) -> tuple[ContextRule, ...]:
-        known = self._known.get(fault)
-        if known is None:
+        rules = self._known.get(fault)
+        if rules is None:
             if len(self._known) >= _FAULTS_KEPT:
                 self._known.clear()
-            own = (one for one in self.rules if fits(fault, one.faults) and not fits(fault, one.but))
-            known = self._known[fault] = tuple(own)
-        return known
+            fitting = (rule for rule in self.rules if fits(fault, rule.faults) and not fits(fault, rule.but))
+            rules = self._known[fault] = tuple(fitting)
+        return rules
 
     def lasts(self, kind: ContextKind) -> timedelta:
         """How long what begins with a moment explains anything at all; 0: nothing is judged by it."""
-        return max((one.lasts for one in self.rules if one.when is kind), default=timedelta(0))
+        return max((rule.lasts for rule in self.rules if rule.when is kind), default=timedelta(0))
 
 
 @lru_cache(maxsize=4)
@@ -139,11 +139,11 @@ class Context:
         self._known: dict[str, tuple[Activity, ...]] = {}
 
     def of(self, node: str) -> tuple[Activity, ...]:
-        known = self._known.get(node)
-        if known is None:
+        activities = self._known.get(node)
+        if activities is None:
             shown = self._slurm.nodes.get(node) if self._slurm is not None else None
-            known = self._known[node] = tuple(self._going(shown)) if shown is not None else ()
-        return known
+            activities = self._known[node] = tuple(self._going(shown)) if shown is not None else ()
+        return activities
 
     def rules_of(self, fault: str) -> tuple[ContextRule, ...]:
         return self._table.of(fault)
@@ -162,18 +162,20 @@ class Context:
         going = self.of(where.node)
         for rule in self._table.of(fault):
             held = self._started(where, jobs) if rule.when is ContextKind.job_start else going
-            for one in held:
-                if one.kind is rule.when and (one.since is None or self.now - one.since < rule.lasts):
-                    return rule, one
+            for activity in held:
+                if activity.kind is rule.when and (
+                    activity.since is None or self.now - activity.since < rule.lasts
+                ):
+                    return rule, activity
         return None
 
     def _going(self, node: SlurmNode) -> list[Activity]:
-        known = self.picture.nodes.get(node.name)
+        state = self.picture.nodes.get(node.name)
         return at_node(
             node,
             planned=self.planned(node),
             worked_until=self.picture.changes.work_ended.get(node.name),
-            booted_at=known.booted_at if known is not None else None,
+            booted_at=state.booted_at if state is not None else None,
             driver=self.picture.new_versions.get(node.name, {}).get("driver"),
         )
 
@@ -181,12 +183,12 @@ class Context:
         """When the first of the jobs that it is about began; nothing if one of them is not known."""
         assert self._slurm is not None
         named = [*jobs, *([where.job] if where.job else [])]
-        there = [self._slurm.jobs.get(one) for one in named] or self._slurm.jobs_on(where.node or "")
+        there = [self._slurm.jobs.get(job) for job in named] or self._slurm.jobs_on(where.node or "")
         started = at_jobs(there)
         return (started,) if started is not None else ()
 
 
-class Passed(NamedTuple):
+class PassedOver(NamedTuple):
     """A finding that is not told now, and why."""
 
     finding: Finding
@@ -194,49 +196,49 @@ class Passed(NamedTuple):
     going: Activity
 
 
-def split_by_context(context: Context, findings: Sequence[Finding]) -> tuple[list[Finding], list[Passed]]:
+def split_by_context(context: Context, findings: Sequence[Finding]) -> tuple[list[Finding], list[PassedOver]]:
     """Parts the findings into those that are told and those that what goes on explains.
 
     A fatal line of the kernel is told whatever goes on: it comes once, and nobody would say it again.
     """
-    told, passed = [], []
-    for one in findings:
-        found = context.rule_for(one.fault, one.component, one.jobs)
-        certain = one.fault_class is FaultClass.fatal and bool(one.evidence[0].line)
+    reported, passed = [], []
+    for finding in findings:
+        found = context.rule_for(finding.fault, finding.component, finding.jobs)
+        certain = finding.fault_class is FaultClass.fatal and bool(finding.evidence[0].line)
         if found is None or found[0].is_reported or certain:
-            told.append(one)
+            reported.append(finding)
         else:
-            passed.append(Passed(one, *found))
-    return told, passed
+            passed.append(PassedOver(finding, *found))
+    return reported, passed
 
 
-def note_context(
-    context: Context, work: Book, passed: Sequence[Passed], rules: Ruleset
+def apply_context(
+    context: Context, work: Book, passed: Sequence[PassedOver], rules: Ruleset
 ) -> list[tuple[str, str, str]]:
     """Incidents are no more urgent than what goes on at their node allows, and as urgent as ever when it is
     over; what was passed over is noted beside them. Returns what was passed over for the first time since it
     goes on: node, fault, why."""
-    _place(context, work, rules, list(work.by_id.values()))
+    _bound_incidents(context, work, rules, list(work.by_id.values()))
     return _note_passed(context, work, passed)
 
 
-def end_plans(context: Context, work: Book, rules: Ruleset) -> None:
+def end_planned_work(context: Context, work: Book, rules: Ruleset) -> None:
     """Before a walk's findings: those that come after the work prove what arose under it."""
-    _place(context, work, rules, [one for one in work.by_id.values() if one.plan])
+    _bound_incidents(context, work, rules, [incident for incident in work.by_id.values() if incident.plan])
 
 
-def _place(context: Context, work: Book, rules: Ruleset, incidents: Sequence[Incident]) -> None:
+def _bound_incidents(context: Context, work: Book, rules: Ruleset, incidents: Sequence[Incident]) -> None:
     """Each open one under what goes on at its node now, or after it."""
     for incident in incidents:
-        if incident.is_open and (changed := _placed(context, incident, rules)) != incident:
+        if incident.is_open and (changed := _bounded(context, incident, rules)) != incident:
             work.put(msgspec.structs.replace(changed, updated=context.now))
 
 
-def _placed(context: Context, incident: Incident, rules: Ruleset) -> Incident:
+def _bounded(context: Context, incident: Incident, rules: Ruleset) -> Incident:
     found = context.rule_for(incident.fault, incident.root, incident.jobs_hit)
     bound = found[0] if found is not None and found[0].is_reported else None
     fresh = incident.opened == context.now and not incident.plan
-    late = _told_late(context, incident) if bound is None and fresh else None
+    late = _rule_for_late_lines(context, incident) if bound is None and fresh else None
     bound = bound or late
     if bound is not None and bound.severity is not None:
         if incident.state is not IncidentState.open and not incident.plan:
@@ -254,7 +256,7 @@ def _placed(context: Context, incident: Incident, rules: Ruleset) -> Incident:
     rule = rules.by_name.get(incident.rule)
     if not incident.plan or rule is None:
         return incident
-    ended = next((one for one in rules.context if one.name == incident.plan), None)
+    ended = next((entry for entry in rules.context if entry.name == incident.plan), None)
     if ended is not None and ended.when in _WORK and incident.seen_again is None:
         over = incident.plan_over or context.ended(incident)
         # What was reported before the work is none of it.
@@ -265,37 +267,37 @@ def _placed(context: Context, incident: Incident, rules: Ruleset) -> Incident:
     )
 
 
-def _told_late(context: Context, incident: Incident) -> ContextRule | None:
+def _rule_for_late_lines(context: Context, incident: Incident) -> ContextRule | None:
     """The entry for planned work that had not ended when the lines were written that came only now."""
     ended, lines = context.picture.changes.work_ended.get(incident.root.node or ""), incident.evidence
-    if ended is None or not all(one.line for one in lines):
+    if ended is None or not all(line.line for line in lines):
         return None
     node = context.picture.node(incident.root.node or "")
-    if any(node.moment(one.at, one.arrived_at or context.now) > ended for one in lines):
+    if any(node.moment(line.at, line.arrived_at or context.now) > ended for line in lines):
         return None
     rules = context.rules_of(incident.fault)
-    return next((one for one in rules if one.when is ContextKind.maintenance and one.is_reported), None)
+    return next((rule for rule in rules if rule.when is ContextKind.maintenance and rule.is_reported), None)
 
 
-def _note_passed(context: Context, work: Book, passed: Sequence[Passed]) -> list[tuple[str, str, str]]:
+def _note_passed(context: Context, work: Book, passed: Sequence[PassedOver]) -> list[tuple[str, str, str]]:
     """Once for each fault of a node while it goes on; a condition that stands is found by every walk."""
-    known = context.picture.passed_over
-    still = {(one.finding.component, one.finding.fault, one.rule.name) for one in passed}
+    passed_over = context.picture.passed_over
+    still = {(entry.finding.component, entry.finding.fault, entry.rule.name) for entry in passed}
     fresh = []
-    for one in passed:
-        finding = one.finding
-        key = (finding.component, finding.fault, one.rule.name)
-        if key in known:
+    for entry in passed:
+        finding = entry.finding
+        key = (finding.component, finding.fault, entry.rule.name)
+        if key in passed_over:
             continue
         node = finding.component.node or ""
-        fresh.append((node, finding.fault, f"{finding.headline}: {one.going.text}"))
-        beside = next(iter(work.at(node, (), finding.component)), None)
-        if beside is not None:
-            aside = RuledOut(
-                at=context.now, what=finding.headline, why=one.going.text, component=finding.component
+        fresh.append((node, finding.fault, f"{finding.headline}: {entry.going.text}"))
+        incident = next(iter(work.at(node, (), finding.component)), None)
+        if incident is not None:
+            ruled_out = RuledOut(
+                at=context.now, what=finding.headline, why=entry.going.text, component=finding.component
             )
-            work.put(with_set_aside(work.by_id[beside.id], aside))
-    for key in known:
+            work.put(add_ruled_out(work.by_id[incident.id], ruled_out))
+    for key in passed_over:
         if key in still or context.rule_for(key[1], key[0], ()) is not None:
             still.add(key)
     context.picture.passed_over = still

@@ -37,37 +37,41 @@ def settle_forecasts(
     """Writes down what this walk was told. Reads nothing where nothing of it is about a forecast.
 
     `placed`: (incident, finding) of this walk."""
-    told = [(incident, one) for incident, one in placed if one.foreseen is not None]
+    foreseen = [(incident, finding) for incident, finding in placed if finding.foreseen is not None]
     faults = [
-        (one, proven)
-        for one in findings
-        if not one.evidence_only and (proven := rules.forecasts_proven_by(one.fault))
+        (finding, proven)
+        for finding in findings
+        if not finding.evidence_only and (proven := rules.forecasts_proven_by(finding.fault))
     ]
     due = picture.forecasts_looked_at is None or now - picture.forecasts_looked_at >= LOOK
-    if not rules.forecasts or not (told or faults or due):
+    if not rules.forecasts or not (foreseen or faults or due):
         return
     picture.forecasts_looked_at = now
-    known = {one.id: one for one in tx.forecasts(now - LOOK_BACK)}
-    by_rule = {one.rule: one for one in rules.forecasts}
+    forecasts = {forecast.id: forecast for forecast in tx.forecasts(now - LOOK_BACK)}
+    by_rule = {forecast.rule: forecast for forecast in rules.forecasts}
     for changes in (
-        lambda: _new(known.values(), by_rule, told, now),
-        lambda: _hits(known.values(), faults, picture, now),
-        lambda: _over(known.values(), picture, now),
+        lambda: _new_forecasts(forecasts.values(), by_rule, foreseen, now),
+        lambda: _hits(forecasts.values(), faults, picture, now),
+        lambda: _expired(forecasts.values(), picture, now),
     ):
         for changed in list(changes()):
-            known[changed.id] = changed
+            forecasts[changed.id] = changed
             tx.save_forecast(changed)
 
 
-def _new(
-    known: Iterable[Forecast],
+def _new_forecasts(
+    forecasts: Iterable[Forecast],
     by_rule: dict[str, ForecastRule],
-    told: Sequence[tuple[str, Finding]],
+    foreseen: Sequence[tuple[str, Finding]],
     now: datetime,
 ) -> Iterable[Forecast]:
     """One for each part and rule that has none open. Told again, it stays as it was first told."""
-    standing = {(one.rule, one.component) for one in known if one.outcome is ForecastOutcome.open}
-    for incident, finding in told:
+    standing = {
+        (forecast.rule, forecast.component)
+        for forecast in forecasts
+        if forecast.outcome is ForecastOutcome.open
+    }
+    for incident, finding in foreseen:
         rule, where = by_rule.get(finding.fault), finding.evidence[0].component
         if rule is None or finding.foreseen is None or (rule.rule, where) in standing:
             continue
@@ -86,65 +90,68 @@ def _new(
 
 
 def _hits(
-    known: Iterable[Forecast],
+    forecasts: Iterable[Forecast],
     faults: Sequence[tuple[Finding, Sequence[ForecastRule]]],
     picture: Picture,
     now: datetime,
 ) -> Iterable[Forecast]:
     """The fault came that a forecast spoke of, or came and nobody had spoken of it."""
-    left = {one.id: one for one in known}
+    left = {forecast.id: forecast for forecast in forecasts}
     for finding, rules in faults:
         where, names = finding.evidence[0].component, {rule.rule: rule for rule in rules}
-        mine = [
-            one
-            for one in left.values()
-            if one.rule in names and _is_there(names[one.rule], one.component, where, picture)
+        of_part = [
+            forecast
+            for forecast in left.values()
+            if forecast.rule in names
+            and _concerns_part(names[forecast.rule], forecast.component, where, picture)
         ]
-        for one in mine:
-            if one.outcome is not ForecastOutcome.open or one.told_at >= finding.at:
+        for forecast in of_part:
+            if forecast.outcome is not ForecastOutcome.open or forecast.told_at >= finding.at:
                 continue
             why = f"{finding.fault} at {finding.at:%Y-%m-%d %H:%M} UTC: {finding.text}"[:300]
-            left[one.id] = msgspec.structs.replace(one, outcome=ForecastOutcome.hit, ended_at=now, why=why)
-            yield left[one.id]
+            left[forecast.id] = msgspec.structs.replace(
+                forecast, outcome=ForecastOutcome.hit, ended_at=now, why=why
+            )
+            yield left[forecast.id]
         if picture.sensed is None:
             continue
         # The same fault again, or what follows from it, is no second one.
-        spoken = [finding.at - (one.ended_at or one.told_at) for one in mine]
+        spoken = [finding.at - (forecast.ended_at or forecast.told_at) for forecast in of_part]
         for rule in rules:
             if _names_part(rule, where) and not any(
-                one <= timedelta(days=rule.within_days) for one in spoken
+                age <= timedelta(days=rule.within_days) for age in spoken
             ):
                 missed = _unforeseen(rule, where, finding, now)
                 left[missed.id] = missed
                 yield missed
 
 
-def _over(known: Iterable[Forecast], picture: Picture, now: datetime) -> Iterable[Forecast]:
+def _expired(forecasts: Iterable[Forecast], picture: Picture, now: datetime) -> Iterable[Forecast]:
     """Its time is up and nothing came, or nobody can tell any more."""
     shown = picture.slurm.nodes if picture.slurm is not None else None
-    for one in known:
-        if one.outcome is not ForecastOutcome.open:
+    for forecast in forecasts:
+        if forecast.outcome is not ForecastOutcome.open:
             continue
-        node = one.component.node
+        node = forecast.component.node
         if node is not None and shown is not None and node not in shown:
             why = f"{node} left the cluster"
-            yield msgspec.structs.replace(one, outcome=ForecastOutcome.void, ended_at=now, why=why)
-        elif _is_replaced(one, picture):
+            yield msgspec.structs.replace(forecast, outcome=ForecastOutcome.void, ended_at=now, why=why)
+        elif _is_replaced(forecast, picture):
             why = "the part was replaced before anybody could see"
-            yield msgspec.structs.replace(one, outcome=ForecastOutcome.void, ended_at=now, why=why)
-        elif one.until <= now:
+            yield msgspec.structs.replace(forecast, outcome=ForecastOutcome.void, ended_at=now, why=why)
+        elif forecast.until <= now:
             why = "its time passed, and no such fault came"
-            yield msgspec.structs.replace(one, outcome=ForecastOutcome.miss, ended_at=now, why=why)
+            yield msgspec.structs.replace(forecast, outcome=ForecastOutcome.miss, ended_at=now, why=why)
 
 
-def _is_replaced(one: Forecast, picture: Picture) -> bool:
+def _is_replaced(forecast: Forecast, picture: Picture) -> bool:
     """Another GPU was told to stand there since."""
-    node, gpu = picture.nodes.get(one.component.node or ""), one.component.gpu
+    node, gpu = picture.nodes.get(forecast.component.node or ""), forecast.component.gpu
     address = node.gpus.address(gpu) if node is not None and gpu is not None else None
     if node is None or address is None:
         return False
     bursts = (burst for (_, fault), burst in picture.history.on(node.name) if fault == REPLACED)
-    return any(burst.pci == address and burst.began_at > one.told_at for burst in bursts)
+    return any(burst.pci == address and burst.began_at > forecast.told_at for burst in bursts)
 
 
 def _unforeseen(rule: ForecastRule, where: Component, finding: Finding, now: datetime) -> Forecast:
@@ -176,15 +183,15 @@ def _names_part(rule: ForecastRule, where: Component) -> bool:
     )
 
 
-def _is_there(rule: ForecastRule, foretold: Component, told: Component, picture: Picture) -> bool:
+def _concerns_part(rule: ForecastRule, foretold: Component, reported: Component, picture: Picture) -> bool:
     """A fault of the very part; one that names the node alone is taken for any part of it."""
     if rule.scope in OF_DEVICES:
-        return foretold.device == told.device and told.part in (None, foretold.part)
-    if foretold.node != told.node or told.node is None:
+        return foretold.device == reported.device and reported.part in (None, foretold.part)
+    if foretold.node != reported.node or reported.node is None:
         return False
     if foretold.nic is not None:
-        return told.nic in (None, foretold.nic) and told.gpu is None
-    gpu = told.gpu
-    if gpu is None and told.pci is not None and told.node in picture.nodes:
-        gpu = picture.nodes[told.node].gpus.index(told.pci, expected=0)
-    return gpu == foretold.gpu or (gpu is None and told.pci is None and told.nic is None)
+        return reported.nic in (None, foretold.nic) and reported.gpu is None
+    gpu = reported.gpu
+    if gpu is None and reported.pci is not None and reported.node in picture.nodes:
+        gpu = picture.nodes[reported.node].gpus.index(reported.pci, expected=0)
+    return gpu == foretold.gpu or (gpu is None and reported.pci is None and reported.nic is None)

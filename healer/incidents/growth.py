@@ -50,31 +50,31 @@ _WORDS = {
 }
 
 
-def apart(told: Collection[Sense]) -> tuple[Sense, ...]:
+def independent_senses(senses: Collection[Sense]) -> tuple[Sense, ...]:
     """Of the senses that told, those that count: they fail apart from each other. In the order of `Sense`."""
-    own = tuple(one for one in Sense if one in told and one not in CONCLUDED)
-    return own or tuple(one for one in CONCLUDED if one in told)[:1]
+    direct = tuple(sense for sense in Sense if sense in senses and sense not in CONCLUDED)
+    return direct or tuple(sense for sense in CONCLUDED if sense in senses)[:1]
 
 
-def heard_with(incident: Incident, finding: Finding) -> tuple[SenseReport, ...]:
+def add_reports(incident: Incident, finding: Finding) -> tuple[SenseReport, ...]:
     """The senses' last words, with this finding's: only what is told of the root's own node counts."""
-    told = (one for one in finding.evidence if one.component.node == incident.root.node)
+    of_node = (evidence for evidence in finding.evidence if evidence.component.node == incident.root.node)
     more = [
-        SenseReport(sense=one.sense, at=finding.arrived_at, part=_part(one.component))
-        for one in told
-        if one.sense is not Sense.hook or finding.arrived_at - one.at <= CHECK_LASTS
+        SenseReport(sense=evidence.sense, at=finding.arrived_at, part=_part(evidence.component))
+        for evidence in of_node
+        if evidence.sense is not Sense.hook or finding.arrived_at - evidence.at <= CHECK_LASTS
     ]
-    return newest((*incident.heard, *more))
+    return newest_reports((*incident.heard, *more))
 
 
-def newest(heard: Iterable[SenseReport]) -> tuple[SenseReport, ...]:
+def newest_reports(heard: Iterable[SenseReport]) -> tuple[SenseReport, ...]:
     """The last word of each sense on each part."""
     last: dict[tuple[Sense, str], SenseReport] = {}
-    for one in heard:
-        known = last.get((one.sense, one.part))
-        if known is None or one.at > known.at:
-            last[one.sense, one.part] = one
-    kept = sorted(last.values(), key=lambda one: (one.at, one.sense, one.part))
+    for report in heard:
+        earlier = last.get((report.sense, report.part))
+        if earlier is None or report.at > earlier.at:
+            last[report.sense, report.part] = report
+    kept = sorted(last.values(), key=lambda report: (report.at, report.sense, report.part))
     return tuple(kept[-_HEARD_KEPT:])
 
 
@@ -91,8 +91,8 @@ def senses_of(incident: Incident, now: datetime) -> tuple[Sense, ...]:
     """
     fresh = _counted(_fresh(incident, now))
     found: set[Sense] = set()
-    for part in sorted({one.part for one in fresh}):
-        agreed = {one.sense for one in fresh if one.part in ("", part)}
+    for part in sorted({report.part for report in fresh}):
+        agreed = {report.sense for report in fresh if report.part in ("", part)}
         found = max(found, agreed, key=len)
     return tuple(sense for sense in Sense if sense in found)
 
@@ -100,15 +100,15 @@ def senses_of(incident: Incident, now: datetime) -> tuple[Sense, ...]:
 def _fresh(incident: Incident, now: datetime) -> list[SenseReport]:
     if incident.root.node is None:
         return []
-    return [one for one in incident.heard if now - one.at <= AGREE_WITHIN]
+    return [report for report in incident.heard if now - report.at <= AGREE_WITHIN]
 
 
 def _counted(heard: list[SenseReport]) -> list[SenseReport]:
-    counted = apart({one.sense for one in heard})
-    return [one for one in heard if one.sense in counted]
+    counted = independent_senses({report.sense for report in heard})
+    return [report for report in heard if report.sense in counted]
 
 
-def proven_by(incident: Incident, finding: Finding, told_at: datetime, now: datetime) -> Incident:
+def confirm_after_work(incident: Incident, finding: Finding, told_at: datetime, now: datetime) -> Incident:
     """The incident, seen again where the finding, told at `told_at` by our clock, shows that its fault has
     outlived the planned work under which it arose. An event then is news; a level was there before."""
     if incident.plan_over is None or not is_proof(incident, finding) or told_at <= incident.plan_over:
@@ -120,43 +120,43 @@ def proven_by(incident: Incident, finding: Finding, told_at: datetime, now: date
 
 def is_proof(incident: Incident, finding: Finding) -> bool:
     """Whether it tells of the same fault, or of a worse one, at the same part."""
-    same = finding.fault == incident.fault or rank_told(finding) >= rank_of(incident)
+    same = finding.fault == incident.fault or rank_of_finding(finding) >= rank_of(incident)
     parts = {_part(incident.root), _part(finding.component)} - {""}
     return same and len(parts) < 2
 
 
 def last_heard(incident: Incident) -> datetime:
-    return max((one.at for one in incident.heard), default=incident.opened)
+    return max((report.at for report in incident.heard), default=incident.opened)
 
 
-def spoken(senses: tuple[Sense, ...]) -> str:
+def senses_text(senses: tuple[Sense, ...]) -> str:
     """`metrics and step times`"""
     words = [_WORDS[sense] for sense in senses]
     return " and ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else "".join(words)
 
 
-def too_few(incident: Incident, needed: int, now: datetime) -> str:
+def why_too_few_senses(incident: Incident, needed: int, now: datetime) -> str:
     """Why nothing is done yet."""
-    fresh = {one.sense for one in _counted(_fresh(incident, now))}
-    told = tuple(sense for sense in Sense if sense in fresh)
+    fresh = {report.sense for report in _counted(_fresh(incident, now))}
+    reporting = tuple(sense for sense in Sense if sense in fresh)
     node = incident.root.node
     agree = "a second sense" if needed == 2 else f"{needed} senses"
-    if not told:
+    if not reporting:
         who = f"Nothing speaks of {node} now"
-    elif len(told) < needed:
-        who = f"Only {spoken(told)} speak of {node} so far"
+    elif len(reporting) < needed:
+        who = f"Only {senses_text(reporting)} speak of {node} so far"
     else:
-        words = spoken(told)
+        words = senses_text(reporting)
         who = f"{words[0].upper()}{words[1:]} speak of different GPUs of {node}"
     return f"{who}: {agree} must agree before anything is done."
 
 
-def ended_work(incident: Incident) -> bool:
+def has_ended_work(incident: Incident) -> bool:
     """A fatal fault was told: it has ended the work on its GPU. What is only measured is a level."""
-    return any(one.fatal for one in incident.evidence)
+    return any(evidence.fatal for evidence in incident.evidence)
 
 
-def not_looked(incident: Incident, now: datetime) -> str | None:
+def why_not_looked(incident: Incident, now: datetime) -> str | None:
     """Why nobody knows whether the cause still stands; None for what is not measured."""
     if incident.ticked_at is None or now - incident.ticked_at <= LOOK_LASTS:
         return None
@@ -174,22 +174,22 @@ _RANK = {
 _MEASURED_FATAL = 3
 
 
-def marked(finding: Finding) -> Finding:
+def mark_fatal(finding: Finding) -> Finding:
     """Evidence of a fatal fault that was told knows it: it alone says that work on its GPU has ended."""
     if finding.fault_class is not FaultClass.fatal or finding.evidence[0].sense in MEASURED:
         return finding
-    told = tuple(msgspec.structs.replace(one, fatal=True) for one in finding.evidence)
-    return msgspec.structs.replace(finding, evidence=told)
+    fatal = tuple(msgspec.structs.replace(evidence, fatal=True) for evidence in finding.evidence)
+    return msgspec.structs.replace(finding, evidence=fatal)
 
 
-def rank_told(finding: Finding) -> int:
+def rank_of_finding(finding: Finding) -> int:
     measured = finding.fault_class is FaultClass.fatal and finding.evidence[0].sense in MEASURED
     return _MEASURED_FATAL if measured else _RANK[finding.fault_class]
 
 
 def rank_of(incident: Incident) -> int:
     opened_by = incident.evidence[0].sense if incident.evidence else None
-    measured = opened_by in MEASURED and not ended_work(incident)
+    measured = opened_by in MEASURED and not has_ended_work(incident)
     fatal = incident.fault_class is FaultClass.fatal
     return _MEASURED_FATAL if fatal and measured else _RANK[incident.fault_class]
 
@@ -198,23 +198,23 @@ def rank_of(incident: Incident) -> int:
 SET_ASIDE_KEPT = 20
 
 
-def with_set_aside(incident: Incident, new: RuledOut) -> Incident:
+def add_ruled_out(incident: Incident, new: RuledOut) -> Incident:
     """The incident with `new` noted; the same thing told again (by `what`) only counts.
 
     Told of several components it stands for none of them alone.
     """
-    known = {one.what: one for one in incident.set_aside}
-    before = known.get(new.what)
+    entries = {entry.what: entry for entry in incident.set_aside}
+    before = entries.get(new.what)
     if before is None:
-        if len(known) >= SET_ASIDE_KEPT:
+        if len(entries) >= SET_ASIDE_KEPT:
             return incident
         return msgspec.structs.replace(incident, set_aside=(*incident.set_aside, new))
-    known[new.what] = msgspec.structs.replace(
+    entries[new.what] = msgspec.structs.replace(
         before,
         count=before.count + new.count,
         component=before.component if before.component == new.component else None,
     )
-    return msgspec.structs.replace(incident, set_aside=tuple(known.values()))
+    return msgspec.structs.replace(incident, set_aside=tuple(entries.values()))
 
 
 #: A root explains teardown lines and application faults of its job this long before and after; and for so
@@ -237,14 +237,14 @@ def is_untouched(incident: Incident) -> bool:
 
 def is_idle(incident: Incident) -> bool:
     """Nobody has said anything on it, and nothing is done: at most a plan waits for its moment."""
-    told = incident.acknowledged_by or incident.stopped_by or incident.review or incident.drained_at
-    return incident.state is IncidentState.open and not told and not incident.held_by
+    touched = incident.acknowledged_by or incident.stopped_by or incident.review or incident.drained_at
+    return incident.state is IncidentState.open and not touched and not incident.held_by
 
 
 def is_near(incident: Incident, finding: Finding) -> bool:
     """Near in time by arrival or by the senders' clocks: those may differ, and old lines come together."""
-    told = incident.evidence[0].at if incident.evidence else incident.opened
-    return abs(finding.arrived_at - incident.opened) <= NEAR or abs(finding.at - told) <= NEAR
+    reported_at = incident.evidence[0].at if incident.evidence else incident.opened
+    return abs(finding.arrived_at - incident.opened) <= NEAR or abs(finding.at - reported_at) <= NEAR
 
 
 def verdicts(finding: Finding, *, asks: bool) -> dict[str, Verdict]:
@@ -255,11 +255,11 @@ def verdicts(finding: Finding, *, asks: bool) -> dict[str, Verdict]:
     where = finding.component
     # What a device stands before may be hit; nothing was told of those nodes themselves.
     affected = () if where.device is not None else finding.affected
-    named = {where.node} | {one.node for one in affected}
+    named = {where.node} | {part.node for part in affected}
     return {name: verdict for name in sorted(n for n in named if n) if verdict is not None}
 
 
-def kept(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
+def limit_evidence(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
     """How it began and the newest: whoever returns the node asks what came last.
 
     Of a sense that told nothing else its newest stays too: that it agreed must not be forgotten.
@@ -267,33 +267,38 @@ def kept(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
     if len(evidence) <= EVIDENCE_KEPT:
         return evidence
     first, last = evidence[:EVIDENCE_FIRST], evidence[EVIDENCE_FIRST - EVIDENCE_KEPT :]
-    heard = {(one.sense, one.fatal) for one in (*first, *last)}
+    heard = {(item.sense, item.fatal) for item in (*first, *last)}
     between = evidence[EVIDENCE_FIRST : EVIDENCE_FIRST - EVIDENCE_KEPT]
-    lone = {(one.sense, one.fatal): one for one in between if (one.sense, one.fatal) not in heard}
+    lone = {(item.sense, item.fatal): item for item in between if (item.sense, item.fatal) not in heard}
     return (*first, *lone.values(), *last)
 
 
-def with_parts(incident: Incident, more: Sequence[Component]) -> tuple[Component, ...]:
+def add_parts(incident: Incident, more: Sequence[Component]) -> tuple[Component, ...]:
     """What the incident covers, with these. A job is no part of the cluster: it stands among the jobs hit."""
     room = AFFECTED_KEPT - len(incident.affected)
     if room <= 0:
         return incident.affected
-    known = {incident.root, *incident.affected}
-    new = [one for one in dict.fromkeys(more) if one not in known and (one.node or not one.job)]
+    listed = {incident.root, *incident.affected}
+    new = [part for part in dict.fromkeys(more) if part not in listed and (part.node or not part.job)]
     return (*incident.affected, *new[:room])
 
 
-def with_evidence_of(root: Incident, others: Sequence[Incident]) -> Incident:
+def add_evidence_of(root: Incident, others: Sequence[Incident]) -> Incident:
     """What was told of the others speaks for `root`: other senses, maybe. They are parts of it now."""
-    known = {one.digest for one in root.evidence}
-    more = {one.digest: one for other in others for one in other.evidence if one.digest not in known}
+    digests = {evidence.digest for evidence in root.evidence}
+    more = {
+        evidence.digest: evidence
+        for other in others
+        for evidence in other.evidence
+        if evidence.digest not in digests
+    }
     parts = [part for other in others for part in (other.root, *other.affected)]
     return msgspec.structs.replace(
         root,
-        evidence=kept((*root.evidence[:1], *more.values(), *root.evidence[1:])),
+        evidence=limit_evidence((*root.evidence[:1], *more.values(), *root.evidence[1:])),
         evidence_count=root.evidence_count + sum(other.evidence_count for other in others),
-        affected=with_parts(root, parts),
-        heard=newest((*root.heard, *(one for other in others for one in other.heard))),
+        affected=add_parts(root, parts),
+        heard=newest_reports((*root.heard, *(report for other in others for report in other.heard))),
         counted=_sum([root.counted, *(other.counted for other in others)]),
     )
 
@@ -301,7 +306,7 @@ def with_evidence_of(root: Incident, others: Sequence[Incident]) -> Incident:
 def move_root(incident: Incident, anew: Incident) -> Incident:
     """The incident under the root of `anew`, which a finding would else have opened: that explains what was
     told so far. The id stays, and when it opened; its settling time begins anew."""
-    own = msgspec.structs.replace(
+    moved = msgspec.structs.replace(
         anew,
         id=incident.id,
         opened=incident.opened,
@@ -310,16 +315,16 @@ def move_root(incident: Incident, anew: Incident) -> Incident:
         set_aside=incident.set_aside,
     )
     why = f"was told first, and follows from: {anew.title}"
-    aside = RuledOut(at=incident.opened, what=incident.title, why=why, component=incident.root)
-    return with_set_aside(with_evidence_of(own, [incident]), aside)
+    ruled_out = RuledOut(at=incident.opened, what=incident.title, why=why, component=incident.root)
+    return add_ruled_out(add_evidence_of(moved, [incident]), ruled_out)
 
 
 def cover_parts(incident: Incident, parts: Sequence[Incident], now: datetime) -> Incident:
     """An incident of what they share, with these parts: they need nothing of their own."""
-    nodes = {one.root.node: Verdict.watch for one in parts if one.root.node}
-    jobs = {job for one in parts for job in one.jobs_hit}
+    nodes = {part.root.node: Verdict.watch for part in parts if part.root.node}
+    jobs = {job for part in parts for job in part.jobs_hit}
     return msgspec.structs.replace(
-        with_evidence_of(incident, parts),
+        add_evidence_of(incident, parts),
         nodes=dict(sorted((nodes | incident.nodes).items())),
         jobs_hit=tuple(sorted({*incident.jobs_hit, *jobs})),
         updated=now,
@@ -328,17 +333,17 @@ def cover_parts(incident: Incident, parts: Sequence[Incident], now: datetime) ->
 
 def follow_finding(incident: Incident, finding: Finding, jobs: Set[str], now: datetime) -> Incident:
     """A finding about a part of what the incident covers."""
-    known = {one.digest for one in incident.evidence}
-    fresh = tuple(one for one in finding.evidence if one.digest not in known)
+    digests = {evidence.digest for evidence in incident.evidence}
+    fresh = tuple(evidence for evidence in finding.evidence if evidence.digest not in digests)
     if not fresh:
         return incident
     node = finding.component.node
     nodes = incident.nodes if node is None else {node: Verdict.watch} | incident.nodes
     return msgspec.structs.replace(
         incident,
-        evidence=kept((*incident.evidence, *fresh)),
+        evidence=limit_evidence((*incident.evidence, *fresh)),
         evidence_count=incident.evidence_count + len(fresh),
-        affected=with_parts(incident, (finding.component,)),
+        affected=add_parts(incident, (finding.component,)),
         nodes=dict(sorted(nodes.items())),
         jobs_hit=tuple(sorted({*incident.jobs_hit, *jobs})),
         updated=now,
@@ -356,7 +361,7 @@ def merge_into(incident: Incident, root: Incident, now: datetime) -> Incident:
     return msgspec.structs.replace(end_incident(incident, why, now), merged_into=root.id)
 
 
-def make_own_again(incident: Incident, now: datetime) -> Incident:
+def reopen_merged(incident: Incident, now: datetime) -> Incident:
     """What was merged, as it stood before: it is decided anew."""
     return msgspec.structs.replace(
         incident,
@@ -373,16 +378,16 @@ def count_findings(incident: Incident, findings: Sequence[Finding], now: datetim
     """Findings that mean nothing of their own beside the incident: counted by fault."""
     return msgspec.structs.replace(
         incident,
-        counted=_sum([incident.counted, Counter(one.fault for one in findings)]),
-        affected=with_parts(incident, [one.component for one in findings]),
+        counted=_sum([incident.counted, Counter(finding.fault for finding in findings)]),
+        affected=add_parts(incident, [finding.component for finding in findings]),
         updated=now,
     )
 
 
 def _sum(counts: Sequence[dict[str, int]]) -> dict[str, int]:
     total = Counter[str]()
-    for one in counts:
-        total.update(one)
+    for count in counts:
+        total.update(count)
     return dict(total)
 
 
@@ -392,7 +397,7 @@ SWITCH_LINKS = 2
 NODE_GPUS = 4
 
 
-def other_root(incident: Incident, finding: Finding) -> Incident:
+def widen_root(incident: Incident, finding: Finding) -> Incident:
     """The incident with the root that explains all of it; the finding has just joined."""
     if not is_untouched(incident):
         return incident
@@ -402,7 +407,7 @@ def other_root(incident: Incident, finding: Finding) -> Incident:
     before = incident.root
     affected = tuple(part for part in incident.affected if part != root)
     anew = msgspec.structs.replace(incident, root=root, affected=affected)
-    return msgspec.structs.replace(anew, affected=with_parts(anew, (before,)))
+    return msgspec.structs.replace(anew, affected=add_parts(anew, (before,)))
 
 
 def _job(incident: Incident, finding: Finding) -> Component | None:
@@ -425,8 +430,11 @@ def _node(incident: Incident, finding: Finding) -> Component | None:
     same = finding.fault == incident.fault and where.node is not None and where.node == root.node
     if not same or incident.fault_class not in HARDWARE or root.pci is None or root.switch is not None:
         return None
-    told = (one.component for one in incident.evidence if one.line)
-    if len({one.pci for one in told if one.node == root.node and one.pci}) < NODE_GPUS:
+    components = (evidence.component for evidence in incident.evidence if evidence.line)
+    if (
+        len({component.pci for component in components if component.node == root.node and component.pci})
+        < NODE_GPUS
+    ):
         return None
     return Component(cluster=incident.cluster, node=root.node)
 
@@ -436,8 +444,12 @@ def _nvswitch(incident: Incident, finding: Finding) -> Component | None:
     where = finding.component
     if where.switch is None or where.node is None or where.node != incident.root.node:
         return None
-    told = (one.component for one in incident.evidence)
-    links = {one.link for one in told if one.switch == where.switch and one.link is not None}
+    components = (evidence.component for evidence in incident.evidence)
+    links = {
+        component.link
+        for component in components
+        if component.switch == where.switch and component.link is not None
+    }
     if len(links) < SWITCH_LINKS:
         return None
     return Component(cluster=where.cluster, node=where.node, pci=where.pci, switch=where.switch)

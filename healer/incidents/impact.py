@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 
 import msgspec
 
-from healer.incidents.growth import MEASURED, ended_work
+from healer.incidents.growth import MEASURED, has_ended_work
 from healer.model import (
     HARDWARE,
     Component,
@@ -73,8 +73,8 @@ def surely_hit(
 
     `places`: what was told of the node; a GPU counts once, by its address or its index.
     """
-    parts = [one for one in places if one.node == node]
-    addresses, indexes = {one.pci for one in parts} - {None}, {one.gpu for one in parts} - {None}
+    parts = [place for place in places if place.node == node]
+    addresses, indexes = {part.pci for part in parts} - {None}, {part.gpu for part in parts} - {None}
     well = node_gpus - max(len(addresses), len(indexes))
     if not node_gpus:
         return []
@@ -92,13 +92,15 @@ def hit_by_evidence(
     """
     if incident is None or not on_node:
         return list(on_node), True
-    here = [one for one in incident.evidence if one.component.node == node]
-    reported = [one for one in here if one.fatal] or [one for one in here if one.sense not in MEASURED]
+    here = [evidence for evidence in incident.evidence if evidence.component.node == node]
+    reported = [evidence for evidence in here if evidence.fatal] or [
+        evidence for evidence in here if evidence.sense not in MEASURED
+    ]
     # A line of the kernel speaks of one GPU, also where its address is lost.
-    places = {(one.component, bool(one.line)) for one in reported}
+    places = {(evidence.component, bool(evidence.line)) for evidence in reported}
     if here and not reported:
         places = {(incident.root, True)}
-        reported = [one for one in here if one.component == incident.root]
+        reported = [evidence for evidence in here if evidence.component == incident.root]
     hit: dict[str, SlurmJob] = {}
     for where, one_gpu in places or {(Component(cluster=incident.cluster, node=node), False)}:
         jobs, certain = hit_among(on_node, where, node_gpus=node_gpus, one_gpu=one_gpu)
@@ -106,7 +108,7 @@ def hit_by_evidence(
             # Which GPU it is cannot be told; the signal itself may have named the job. The incident's own
             # list does not count: it is a guess from Slurm's picture, which may be older than these jobs.
             sure = surely_hit(on_node, [place for place, _ in places], node, node_gpus)
-            ids = {job.id for job in sure} | {one.job for one in reported}
+            ids = {job.id for job in sure} | {evidence.job for evidence in reported}
             named = [job for job in on_node if job.id in ids]
             return named, bool(named)
         hit |= {job.id: job for job in jobs}
@@ -119,7 +121,7 @@ def hit_since_listed(
     """Jobs still at work on the node that a fault hits which joined after the run had listed them; all that
     are hit, where the node is surely unusable only since then: their restart needs no consent now."""
     node = snapshot.nodes.get(incident.root.node or "") if snapshot is not None else None
-    if snapshot is None or node is None or not (incident.unusable or ended_work(incident)):
+    if snapshot is None or node is None or not (incident.unusable or has_ended_work(incident)):
         return []
     jobs, certain = hit_by_evidence(incident, snapshot.jobs_on(node.name), node.name, node.gpus)
     return [job for job in jobs if certain and (newly_unusable or job.leader not in incident.jobs_hit)]
@@ -149,7 +151,7 @@ def hit_so_far(incident: Incident, snapshot: SlurmSnapshot | None) -> tuple[str,
 
 def moments_of(incident: Incident) -> tuple[datetime, ...]:
     """When the fault was, by the host's own clock and by ours: they may differ."""
-    return (*(one.at for one in incident.evidence[:1]), incident.opened)
+    return (*(evidence.at for evidence in incident.evidence[:1]), incident.opened)
 
 
 def crashed_among(jobs: Iterable[SlurmJob], where: Component, moments: Sequence[datetime]) -> list[SlurmJob]:
@@ -186,11 +188,11 @@ class Hits:
         if finding.jobs:
             return frozenset(finding.jobs)
         key = finding.component, finding.of_one_gpu
-        known = self._known.get(key)
-        if known is None:
+        jobs = self._known.get(key)
+        if jobs is None:
             hit, certain = jobs_of(self._picture.slurm, finding.component, one_gpu=key[1])
-            known = self._known[key] = frozenset(job.leader for job in hit) if certain else frozenset()
-        return known
+            jobs = self._known[key] = frozenset(job.leader for job in hit) if certain else frozenset()
+        return jobs
 
     def jobs_at_the_time(self, finding: Finding) -> Set[str]:
         """Those of the allocations at the time of the event: a line may come an hour after it."""
@@ -234,12 +236,12 @@ HITS_KEPT = 200
 NewestDurable = Callable[[str], JobCheckpoint | None]
 
 
-def hits_wait(incident: Incident) -> bool:
+def has_unsettled_hits(incident: Incident) -> bool:
     """Something may still be learnt of the jobs that it hit."""
     if not incident.jobs_hit and not incident.hit:
         return False
-    known = {one.job for one in incident.hit}
-    return known != set(incident.jobs_hit[:HITS_KEPT]) or any(not one.settled for one in incident.hit)
+    noted = {hit.job for hit in incident.hit}
+    return noted != set(incident.jobs_hit[:HITS_KEPT]) or any(not hit.settled for hit in incident.hit)
 
 
 def with_hits(
@@ -250,18 +252,18 @@ def with_hits(
     A job that Slurm does not show any more, and that was not noted before, stays unknown. Jobs that turned
     out not to be hit are dropped. What ended a life otherwise than by this incident costs nothing here.
     """
-    known = {one.job: one for one in incident.hit}
+    noted_hits = {hit.job: hit for hit in incident.hit}
     hits = []
     for job in incident.jobs_hit[:HITS_KEPT]:
         shown = snapshot.jobs.get(job) if snapshot is not None else None
-        one = known.get(job)
-        if one is None:
-            one = _noted(job, shown, snapshot.nodes if snapshot is not None else {})
-        hits.append(one if one.settled else _settled(one, shown, incident, newest, now))
+        noted = noted_hits.get(job)
+        if noted is None:
+            noted = _first_hit(job, shown, snapshot.nodes if snapshot is not None else {})
+        hits.append(noted if noted.settled else _settle(noted, shown, incident, newest, now))
     return incident if tuple(hits) == incident.hit else msgspec.structs.replace(incident, hit=tuple(hits))
 
 
-def _noted(job: str, shown: SlurmJob | None, nodes: Mapping[str, SlurmNode]) -> JobHit:
+def _first_hit(job: str, shown: SlurmJob | None, nodes: Mapping[str, SlurmNode]) -> JobHit:
     if shown is None:
         return JobHit(job=job, basis=HitBasis.unknown)
     return JobHit(
@@ -287,70 +289,74 @@ def gpus_of(job: SlurmJob | None, nodes: Mapping[str, SlurmNode]) -> int:
 
 def _fault_at(incident: Incident) -> datetime | None:
     """When a fatal fault that was told ended the work on its GPU; None: its jobs may go on."""
-    if not ended_work(incident):
+    if not has_ended_work(incident):
         return None
-    return min((one.at for one in incident.evidence if one.fatal), default=None)
+    return min((evidence.at for evidence in incident.evidence if evidence.fatal), default=None)
 
 
-def _settled(
-    one: JobHit, shown: SlurmJob | None, incident: Incident, newest: NewestDurable, now: datetime
+def _settle(
+    hit: JobHit, shown: SlurmJob | None, incident: Incident, newest: NewestDurable, now: datetime
 ) -> JobHit:
     """With what the job lost, once its work has ended."""
-    ended_at = _ended_at(one, shown, incident, now)
-    runs = shown is not None and shown.restarts == one.restart and shown.active
+    ended_at = _ended_at(hit, shown, incident, now)
+    runs = shown is not None and shown.restarts == hit.restart and shown.active
     if ended_at is None and shown is None:
-        return msgspec.structs.replace(one, basis=HitBasis.unknown)
+        return msgspec.structs.replace(hit, basis=HitBasis.unknown)
     if ended_at is None:
-        return one if runs else msgspec.structs.replace(one, basis=HitBasis.ended, lost_gpu_hours=0.0)
-    saved = newest(one.job)
-    if saved is None or saved.restart != one.restart:
-        return _lost(one, one.started_at, ended_at, HitBasis.start)
+        return hit if runs else msgspec.structs.replace(hit, basis=HitBasis.ended, lost_gpu_hours=0.0)
+    saved = newest(hit.job)
+    if saved is None or saved.restart != hit.restart:
+        return _lost(hit, hit.started_at, ended_at, HitBasis.start)
     if saved.at > ended_at and runs:
-        return one  # it has saved since: its work went on
-    return _lost(one, min(saved.at, ended_at), ended_at, HitBasis.checkpoint)
+        return hit  # it has saved since: its work went on
+    return _lost(hit, min(saved.at, ended_at), ended_at, HitBasis.checkpoint)
 
 
-def _ended_at(one: JobHit, shown: SlurmJob | None, incident: Incident, now: datetime) -> datetime | None:
+def _ended_at(hit: JobHit, shown: SlurmJob | None, incident: Incident, now: datetime) -> datetime | None:
     """When this incident ended the job's work: by a fatal fault, by healer's restart for it, or by a crash
     near in time. None: its work goes on, or ended otherwise."""
     fault_at = _fault_at(incident)
-    if fault_at is not None and (one.started_at is None or one.started_at <= fault_at):
+    if fault_at is not None and (hit.started_at is None or hit.started_at <= fault_at):
         return fault_at
     if shown is None:
         return None
-    if shown.restarts > one.restart:
+    if shown.restarts > hit.restart:
         return now if incident.run_count else None
     ended_at = shown.end_at if shown.crashed else None
-    near = (one.at for one in incident.evidence if ended_at and abs(ended_at - one.at) <= CRASH_WINDOW)
+    near = (
+        evidence.at
+        for evidence in incident.evidence
+        if ended_at and abs(ended_at - evidence.at) <= CRASH_WINDOW
+    )
     return ended_at if any(near) else None
 
 
-def _lost(one: JobHit, since: datetime | None, ended_at: datetime, basis: HitBasis) -> JobHit:
-    if since is None or not one.gpus:
-        return msgspec.structs.replace(one, basis=HitBasis.unknown, ended_at=ended_at)
+def _lost(hit: JobHit, since: datetime | None, ended_at: datetime, basis: HitBasis) -> JobHit:
+    if since is None or not hit.gpus:
+        return msgspec.structs.replace(hit, basis=HitBasis.unknown, ended_at=ended_at)
     hours = max(0.0, (ended_at - since).total_seconds()) / 3600
     return msgspec.structs.replace(
-        one, basis=basis, ended_at=ended_at, since=since, lost_gpu_hours=round(one.gpus * hours, 2)
+        hit, basis=basis, ended_at=ended_at, since=since, lost_gpu_hours=round(hit.gpus * hours, 2)
     )
 
 
-def lives_lost(job: str, incidents: Iterable[Incident]) -> dict[int, JobHit]:
+def losses_by_restart(job: str, incidents: Iterable[Incident]) -> dict[int, JobHit]:
     """By life of the job: what it lost by these incidents. A life ends once, however many hit it."""
     found: dict[int, JobHit] = {}
-    for one in (hit for incident in incidents for hit in incident.hit if hit.job == job):
-        before = found.get(one.restart)
-        if before is None or (one.lost_gpu_hours or -1.0) > (before.lost_gpu_hours or -1.0):
-            found[one.restart] = one
+    for loss in (hit for incident in incidents for hit in incident.hit if hit.job == job):
+        before = found.get(loss.restart)
+        if before is None or (loss.lost_gpu_hours or -1.0) > (before.lost_gpu_hours or -1.0):
+            found[loss.restart] = loss
     return found
 
 
-def lost_words(one: JobHit) -> str:
+def loss_text(hit: JobHit) -> str:
     """`64 GPU-hours lost since the checkpoint of 02:41 UTC`, `at most 64 GPU-hours lost, …`"""
-    match one.basis:
+    match hit.basis:
         case HitBasis.checkpoint:
-            return f"{_hours(one.lost_gpu_hours)} lost since the checkpoint of {one.since:%d %b %H:%M} UTC"
+            return f"{_hours(hit.lost_gpu_hours)} lost since the checkpoint of {hit.since:%d %b %H:%M} UTC"
         case HitBasis.start:
-            return f"at most {_hours(one.lost_gpu_hours)} lost: it told no durable checkpoint"
+            return f"at most {_hours(hit.lost_gpu_hours)} lost: it told no durable checkpoint"
         case HitBasis.runs_on:
             return "runs on, nothing lost so far"
         case HitBasis.ended:
@@ -359,12 +365,12 @@ def lost_words(one: JobHit) -> str:
             return "loss unknown: Slurm does not tell its GPUs or its start"
 
 
-def lost_together(hit: Iterable[JobHit]) -> str:
+def total_loss_text(hit: Iterable[JobHit]) -> str:
     """`96 GPU-hours lost, 64 of them at most`; empty where nothing is known of any job."""
-    known = [one for one in hit if one.lost_gpu_hours is not None]
-    whole = sum(one.lost_gpu_hours or 0.0 for one in known)
-    at_most = sum(one.lost_gpu_hours or 0.0 for one in known if one.at_most)
-    if not known:
+    settled = [job_hit for job_hit in hit if job_hit.lost_gpu_hours is not None]
+    whole = sum(job_hit.lost_gpu_hours or 0.0 for job_hit in settled)
+    at_most = sum(job_hit.lost_gpu_hours or 0.0 for job_hit in settled if job_hit.at_most)
+    if not settled:
         return ""
     if at_most == whole and whole:
         return f"at most {_hours(whole)} lost"
@@ -388,4 +394,4 @@ def urgency_of(incident: Incident, snapshot: SlurmSnapshot | None) -> Urgency:
 
 
 def by_urgency(incidents: Iterable[Incident], snapshot: SlurmSnapshot | None) -> list[Incident]:
-    return sorted(incidents, key=lambda one: (*urgency_of(one, snapshot).order, one.id))
+    return sorted(incidents, key=lambda incident: (*urgency_of(incident, snapshot).order, incident.id))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
-from healer.incidents.growth import apart, ended_work, spoken
+from healer.incidents.growth import has_ended_work, independent_senses, senses_text
 from healer.incidents.part_history import ladder_for
 from healer.model import (
     REMEDY_LADDER,
@@ -71,7 +71,7 @@ _MAY_WAIT = {
 }
 
 
-def sure_words(certainty: float) -> str:
+def certainty_text(certainty: float) -> str:
     """`certain`, `very likely, 95 %`, `likely, 80 %`, `unsure, 50 %`."""
     if certainty >= 0.98:
         return "certain"
@@ -103,30 +103,30 @@ def place(root: Component) -> str:
 def sentence_of(incident: Incident, certainty: float) -> str:
     """At most 200 characters: what is broken, how sure, what follows, whom it hit if there is room."""
     if incident.fault_class is FaultClass.unknown and incident.is_open and code_of(incident.fault):
-        return _fitted([_unknown(incident)], ["healer watches it and asks you once"], [""])
-    sure = ", ".join(one for one in (code_of(incident.fault), sure_words(certainty)) if one)
+        return _first_that_fits([_unknown(incident)], ["healer watches it and asks you once"], [""])
+    sure = ", ".join(part for part in (code_of(incident.fault), certainty_text(certainty)) if part)
     whole = _subject(incident)
     short = whole[: whole.find(": ", whole.find(": ") + 2)] if whole.count(": ") > 1 else whole
     heads = [f"{head} ({sure})" for head in (whole, short)]
     room = LONGEST - len(sure) - len("… ().")
     if len(whole) > room:
         heads = [f"{whole[:room].rstrip()}… ({sure})"]
-    return _fitted(heads, [_follows(incident), ""], _jobs(incident))
+    return _first_that_fits(heads, [_follows(incident), ""], _jobs(incident))
 
 
-def _fitted(heads: list[str], follows: list[str], jobs: list[str]) -> str:
+def _first_that_fits(heads: list[str], follows: list[str], jobs: list[str]) -> str:
     """The first that fits: the jobs are given up last but for the head, and the whole of a head first."""
     for tail in follows:
-        for told in jobs:
+        for hit in jobs:
             for head in heads:
-                text = "; ".join(part for part in (head, tail, told) if part)
+                text = "; ".join(part for part in (head, tail, hit) if part)
                 if len(text) < LONGEST:
-                    return f"{begun(text)}."
+                    return f"{capitalised(text)}."
     head = heads[-1]
-    return f"{begun(head if len(head) < LONGEST else f'{head[: LONGEST - 2]}…')}."
+    return f"{capitalised(head if len(head) < LONGEST else f'{head[: LONGEST - 2]}…')}."
 
 
-def begun(text: str) -> str:
+def capitalised(text: str) -> str:
     """With a capital, unless it begins with a name."""
     return text[:1].upper() + text[1:] if text.partition(" ")[0].isalpha() else text
 
@@ -143,7 +143,7 @@ def _where(incident: Incident) -> str:
     root, where = incident.root, place(incident.root)
     of_gpu = code_of(incident.fault).startswith("Xid") or fault_is(incident.fault, Trait.of_one_gpu)
     if of_gpu and root.node and place(root) == root.node and incident.root.pci is None:
-        gpus = len({one.pci for one in incident.affected if one.node == root.node and one.pci})
+        gpus = len({part.pci for part in incident.affected if part.node == root.node and part.pci})
         return f"{gpus} GPUs of {root.node}" if gpus > 1 else f"a GPU of {root.node}"
     return where.replace("the device at ", "the GPU at ") if of_gpu else where
 
@@ -160,10 +160,10 @@ def _subject(incident: Incident) -> str:
     of_gpus = where.endswith(f"GPUs of {named}") or where == f"a GPU of {named}"
     if found and (found[1].lower() in _kinds(incident) or (of_gpus and found[1] == "GPU")):
         return f"{where} {what[found.end() :]}"
-    return f"{where}: {_within(_BARE.sub('', what))}"
+    return f"{where}: {uncapitalised(_BARE.sub('', what))}"
 
 
-def _within(text: str) -> str:
+def uncapitalised(text: str) -> str:
     """Without its capital, unless that is a name's."""
     first = text.partition(" ")[0]
     name = first in _NAMES or (len(first) > 1 and not first[1:].islower())
@@ -196,9 +196,9 @@ def _follows(incident: Incident) -> str:
     if incident.merged_into is not None:
         return f"explained by incident {incident.merged_into[:8]}"
     if not incident.is_open:
-        return f"over: {_within(incident.closed_why)}" if incident.closed_why else "it is over"
+        return f"over: {uncapitalised(incident.closed_why)}" if incident.closed_why else "it is over"
     blamed = max(incident.nodes.values(), key=list(Verdict).index, default=Verdict.healthy)
-    remedy = next((one for one in incident.remedy if one in REMEDY_LADDER), Remedy.none)
+    remedy = next((rung for rung in incident.remedy if rung in REMEDY_LADDER), Remedy.none)
     if incident.cause is Cause.maintenance or blamed is Verdict.healthy:
         no_node = "" if incident.root.node else "no node is blamed"
         return _NOT_THE_NODE.get(incident.cause, no_node)
@@ -212,33 +212,33 @@ def _follows(incident: Incident) -> str:
 def _jobs(incident: Incident) -> list[str]:
     """Whose work ended with it, and that the job's other nodes are well where only one is blamed: the whole,
     then shorter ones."""
-    lost = [one for one in incident.hit if one.ended_at is not None]
-    how = "crashed with it" if ended_work(incident) else "lost work by it"
+    lost = [hit for hit in incident.hit if hit.ended_at is not None]
+    how = "crashed with it" if has_ended_work(incident) else "lost work by it"
     if len(lost) > 1:
         return [f"{len(lost)} jobs {how}", ""]
     if lost:
-        told = f"{_job(lost[0])} {how}"
-        return [told + _others(lost[0], incident), told, ""]
-    running = [one for one in incident.hit if one.basis is HitBasis.runs_on]
+        text = f"{_job(lost[0])} {how}"
+        return [text + _others(lost[0], incident), text, ""]
+    running = [hit for hit in incident.hit if hit.basis is HitBasis.runs_on]
     lone = len(running) == 1 and running[0].job != incident.root.job
     if lone and fault_is(incident.fault, Trait.contained):
         return [f"Slurm shows job {running[0].job} at work", ""]
     return [f"job {running[0].job} runs on", ""] if lone else [""]
 
 
-def _job(one: JobHit) -> str:
-    return f"{one.gpus} ranks of job {one.job}" if one.gpus > 1 else f"job {one.job}"
+def _job(hit: JobHit) -> str:
+    return f"{hit.gpus} ranks of job {hit.job}" if hit.gpus > 1 else f"job {hit.job}"
 
 
-def _others(one: JobHit, incident: Incident) -> str:
+def _others(hit: JobHit, incident: Incident) -> str:
     blamed = sum(verdict is not Verdict.healthy for verdict in incident.nodes.values())
-    if one.nodes < 2 or blamed != 1:
+    if hit.nodes < 2 or blamed != 1:
         return ""
-    return f"; its other {f'{one.nodes - 1} nodes are' if one.nodes > 2 else 'node is'} well"
+    return f"; its other {f'{hit.nodes - 1} nodes are' if hit.nodes > 2 else 'node is'} well"
 
 
 #: Where an earlier version opened the incident, its findings' confidence is not known.
-_UNTOLD = 0.8
+_DEFAULT_CONFIDENCE = 0.8
 #: A code that no catalogue explains, however often it is told.
 _UNEXPLAINED_AT_MOST = 0.5
 #: That a line is the program's doing is the vendor's rule of thumb: hardware may look the same once.
@@ -259,7 +259,7 @@ def verdict_of(incident: Incident, rules: Ruleset, model: str = "") -> IncidentV
         certainty=certainty,
         sentence=sentence_of(incident, certainty),
         why=tuple(_why(incident, rules)),
-        set_aside=list_set_aside(incident, rules),
+        set_aside=list_ruled_out(incident, rules),
         retest=_retest(incident, rules, model),
     )
 
@@ -268,7 +268,7 @@ def newest_verdict(kept: Sequence[VerdictAt], incident: Incident, rules: Ruleset
     """As it was kept last, with what was counted since; reckoned where an earlier version kept none."""
     if not kept:
         return verdict_of(incident, rules)
-    return msgspec.structs.replace(kept[-1].verdict, set_aside=list_set_aside(incident, rules))
+    return msgspec.structs.replace(kept[-1].verdict, set_aside=list_ruled_out(incident, rules))
 
 
 def verdict_sentence(incident: Incident) -> str:
@@ -307,8 +307,8 @@ def _may_differ(before: Incident, after: Incident) -> bool:
 
 
 def _without_counts(verdict: IncidentVerdict) -> IncidentVerdict:
-    aside = tuple(msgspec.structs.replace(one, count=1) for one in verdict.set_aside)
-    return msgspec.structs.replace(verdict, set_aside=aside)
+    ruled_out = tuple(msgspec.structs.replace(entry, count=1) for entry in verdict.set_aside)
+    return msgspec.structs.replace(verdict, set_aside=ruled_out)
 
 
 def certainty_of(incident: Incident) -> float:
@@ -320,7 +320,7 @@ def certainty_of(incident: Incident) -> float:
     if incident.unusable:
         return 1.0
     senses = _senses(incident)
-    doubt = 1 - (_UNTOLD if incident.confidence is None else incident.confidence)
+    doubt = 1 - (_DEFAULT_CONFIDENCE if incident.confidence is None else incident.confidence)
     sure = 1 - doubt * 0.5 ** max(0, len(senses) - 1)
     if incident.fault_class is FaultClass.unknown:
         sure = min(sure, _UNEXPLAINED_AT_MOST)
@@ -333,7 +333,7 @@ def certainty_of(incident: Incident) -> float:
 
 def _senses(incident: Incident) -> tuple[Sense, ...]:
     """Those that ever told of it."""
-    return apart({one.sense for one in (*incident.heard, *incident.evidence)})
+    return independent_senses({evidence.sense for evidence in (*incident.heard, *incident.evidence)})
 
 
 # --- why ---------------------------------------------------------------------------------------------------
@@ -342,9 +342,9 @@ def _senses(incident: Incident) -> tuple[Sense, ...]:
 def _why(incident: Incident, rules: Ruleset) -> Iterator[str]:
     """Lines and figures, then who agrees, then what the catalogue and the rule say, each with its source."""
     senses = _senses(incident)
-    yield from (_told(one) for one in _speaking(incident))
+    yield from (_evidence_text(item) for item in _speaking(incident))
     if len(senses) > 1:
-        agreed = spoken(senses)
+        agreed = senses_text(senses)
         yield f"{agreed[:1].upper()}{agreed[1:]} agree"
     yield from _catalogue(incident, rules)
     yield from _rule(incident, rules)
@@ -356,22 +356,22 @@ def _speaking(incident: Incident) -> list[Evidence]:
     """How it began, the first word of each sense, and the first that is fatal: never the newest, which would
     change with every line."""
     found: dict[tuple[Sense, bool, str], Evidence] = {}
-    for one in incident.evidence:
-        found.setdefault((one.sense, one.fatal, one.text), one)
-    first = sorted(found.values(), key=lambda one: (one is not incident.evidence[0], not one.fatal))
-    senses = {one.sense for one in first[:_LINES]}
-    more = [one for one in first[_LINES:] if one.sense not in senses]
+    for evidence in incident.evidence:
+        found.setdefault((evidence.sense, evidence.fatal, evidence.text), evidence)
+    first = sorted(found.values(), key=lambda item: (item is not incident.evidence[0], not item.fatal))
+    senses = {item.sense for item in first[:_LINES]}
+    more = [item for item in first[_LINES:] if item.sense not in senses]
     return [*first[:_LINES], *more[:2]]
 
 
-def _told(one: Evidence) -> str:
-    text = one.line or one.text
+def _evidence_text(evidence: Evidence) -> str:
+    text = evidence.line or evidence.text
     cut = text if len(text) <= _LINE_LENGTH else f"{text[: _LINE_LENGTH - 1]}…"
-    where = "" if one.component.node and one.component.node in text else f" of {one.component}"
-    return f"{_HEARD[one.sense]}{where}, {one.at:%H:%M:%S} UTC: {' '.join(cut.split())}"
+    where = "" if evidence.component.node and evidence.component.node in text else f" of {evidence.component}"
+    return f"{_SENSE_TITLES[evidence.sense]}{where}, {evidence.at:%H:%M:%S} UTC: {' '.join(cut.split())}"
 
 
-_HEARD = {
+_SENSE_TITLES = {
     Sense.kernel: "Kernel line",
     Sense.metrics: "Metrics",
     Sense.step_times: "Step times",
@@ -394,7 +394,7 @@ def _entry(fault: str, rules: Ruleset) -> tuple[str, CatalogueEntry] | None:
 
 def _catalogue(incident: Incident, rules: Ruleset) -> Iterator[str]:
     if fault_is(incident.fault, Trait.driver_ask):
-        ask = next((one for one in rules.recovery_actions.values() if one.fault == incident.fault), None)
+        ask = next((rule for rule in rules.recovery_actions.values() if rule.fault == incident.fault), None)
         if ask is not None:
             yield f"The driver's own word wins over every catalogue: {ask.text} (xid154.yaml, row {ask.code})"
         return
@@ -402,7 +402,7 @@ def _catalogue(incident: Incident, rules: Ruleset) -> Iterator[str]:
     if found is None:
         return
     file, entry = found
-    other = next((one for one in entry.by_model if one.text and one.text in incident.title), None)
+    other = next((row for row in entry.by_model if row.text and row.text in incident.title), None)
     note = f" {entry.note.partition('. ')[0].rstrip('.')}." if entry.note else ""
     yield (
         f"{code_of(incident.fault)} ({entry.name}) is {entry.fault_class}: {entry.text}. "
@@ -418,8 +418,8 @@ def _rule(incident: Incident, rules: Ruleset) -> Iterator[str]:
     rule = rules.by_name.get(incident.rule)
     if rule is None:
         return
-    measured = next((one for one in rules.detection if one.name == rule.name), None)
-    alert = next((one for one in rules.alerts if one.name == rule.name), None)
+    measured = next((entry for entry in rules.detection if entry.name == rule.name), None)
+    alert = next((entry for entry in rules.alerts if entry.name == rule.name), None)
     source = measured.source if measured else alert.source if alert else "policies.yaml"
     when = f": {' '.join(measured.when.split())}" if measured else ""
     yield f"Rule {rule.name}, {rule.title}{when} ({source})"
@@ -428,17 +428,17 @@ def _rule(incident: Incident, rules: Ruleset) -> Iterator[str]:
 # --- what was set aside, what decides ----------------------------------------------------------------------
 
 
-def set_aside_words(one: RuledOut) -> str:
+def ruled_out_text(entry: RuledOut) -> str:
     """`1,203 × Xid 45: teardown of job 4711 after Xid 95`"""
-    times = f"{one.count:,} × " if one.count > 1 else ""
-    return begun(f"{times}{one.what}: {one.why}")
+    times = f"{entry.count:,} × " if entry.count > 1 else ""
+    return capitalised(f"{times}{entry.what}: {entry.why}")
 
 
-def list_set_aside(incident: Incident, rules: Ruleset) -> tuple[RuledOut, ...]:
+def list_ruled_out(incident: Incident, rules: Ruleset) -> tuple[RuledOut, ...]:
     """What was noted as set aside, and what was only counted: 1,203 × Xid 45."""
-    told = {one.what for one in incident.set_aside}
+    listed = {entry.what for entry in incident.set_aside}
     counted = (_counted(fault, count, incident, rules) for fault, count in sorted(incident.counted.items()))
-    return (*incident.set_aside, *(one for one in counted if one.what not in told))
+    return (*incident.set_aside, *(entry for entry in counted if entry.what not in listed))
 
 
 def _counted(fault: str, count: int, incident: Incident, rules: Ruleset) -> RuledOut:

@@ -12,11 +12,11 @@ from healer.detection.reported import fault_of
 from healer.detection.silence import JUST_BACK
 from healer.incidents.book import Book
 from healer.incidents.correlate import take_finding
-from healer.incidents.growth import last_heard, with_set_aside
+from healer.incidents.growth import add_ruled_out, last_heard
 from healer.incidents.part_history import (
     Cleared,
+    fault_label,
     find_cleared,
-    label,
     ladder_for,
     model_on,
     part_of,
@@ -76,10 +76,10 @@ QUIET = {
 #: An incident of a measured signal ends when that is known to be well again for so long.
 CLEAR_FOR = timedelta(minutes=5)
 #: Nobody has told of it for so long, and nobody knows it to be gone: whoever measured it does not any more.
-UNTOLD_FOR = timedelta(hours=24)
+FORGOTTEN_AFTER = timedelta(hours=24)
 #: What was told during planned work has so long after it to be seen again.
 PROOF = timedelta(minutes=30)
-_WELL, _UNTOLD = "well again", "nobody tells of it any more"
+_WELL, _NOT_REPORTED = "well again", "nobody tells of it any more"
 
 
 def apply_command(incident: Incident, command: Command) -> Incident:
@@ -108,7 +108,7 @@ def apply_command(incident: Incident, command: Command) -> Incident:
             if incident.state is IncidentState.open:  # its plan is carried out now
                 change["state"] = IncidentState.mitigating
         case CommandKind.run_changed:
-            change |= _run_changed(incident, data, command.by, at) | _tested(incident, data)
+            change |= _run_changed(incident, data, command.by, at) | _cause_by_tests(incident, data)
             change["tried"] = _tried(incident, data)
         case CommandKind.node_returned:
             change |= {"state": IncidentState.resolved, "closed": at, "run": None, "held_by": None}
@@ -118,13 +118,13 @@ def apply_command(incident: Incident, command: Command) -> Incident:
             change["nodes"] = {name: Verdict.watch for name in incident.nodes}
             change["known_bad_in_service"] = False
             change["tried"] = _tried(incident, data)
-            change |= _tested(incident, data)
+            change |= _cause_by_tests(incident, data)
         case CommandKind.split:
             pass  # the walk takes its parts out of it
     return msgspec.structs.replace(incident, **change)
 
 
-def _tested(incident: Incident, data: Mapping[str, object]) -> dict[str, object]:
+def _cause_by_tests(incident: Incident, data: Mapping[str, object]) -> dict[str, object]:
     """What the run's tests say of the cause. What rules take it for until then is no more than a guess."""
     if data.get("tests") == "failed" and incident.cause in {Cause.unclear, Cause.transient}:
         return {"cause": Cause.permanent}
@@ -148,26 +148,24 @@ def _run_changed(incident: Incident, data: Mapping[str, object], by: str, at: da
     returning = data.get("playbook") == "resume"
     if state is RunState.running:
         return {"state": IncidentState.verifying if returning else IncidentState.mitigating}
-    own = incident.run == data.get("run")
-    if own and state is RunState.done and data.get("early"):
+    is_own = incident.run == data.get("run")
+    if is_own and state is RunState.done and data.get("early"):
         return {"run": None, "state": IncidentState.open}
-    if own and state is RunState.done and incident.root.node is None:
+    if is_own and state is RunState.done and incident.root.node is None:
         if not data.get("restarted"):
             return {"state": IncidentState.open}  # nothing is given back: over once it is known to be gone
         # A job that was put back has another life: what befalls that is news.
         why = f"its run of {data.get('playbook')} is done"
         over: dict[str, object] = {"run": None, "held_by": None, "p0_since": None}
         return over | {"state": IncidentState.resolved, "closed": at, "closed_why": why}
-    if own and state in {RunState.cancelled, RunState.rejected, RunState.undone}:
+    if is_own and state in {RunState.cancelled, RunState.rejected, RunState.undone}:
         return {"run": None, "state": IncidentState.open, "stopped_by": by}
-    if not own and state in ENDED_RUN_STATES:  # a person's run beside it
+    if not is_own and state in ENDED_RUN_STATES:  # a person's run beside it
         return {"state": IncidentState.mitigating if incident.run else IncidentState.open}
     return {}
 
 
-def close_what_is_over(
-    incident: Incident, picture: Picture, now: datetime, *, measured: bool = False
-) -> Incident:
+def close_if_over(incident: Incident, picture: Picture, now: datetime, *, measured: bool = False) -> Incident:
     """Ends an incident whose cause is gone by itself; one that healer works on ends only with its run.
 
     A run that only waits for leave is the caller's to withdraw. `measured`: ticks over the fleet tell of it,
@@ -175,8 +173,8 @@ def close_what_is_over(
     """
     if incident.state is not IncidentState.open:
         return incident
-    over = _measured_over if measured else _gone
-    why = _not_seen_again(incident, now) or over(incident, picture, now)
+    over = _why_measured_over if measured else _why_gone
+    why = _why_not_seen_again(incident, now) or over(incident, picture, now)
     if why is None:
         return incident
     return msgspec.structs.replace(
@@ -190,7 +188,7 @@ def close_what_is_over(
     )
 
 
-def _not_seen_again(incident: Incident, now: datetime) -> str | None:
+def _why_not_seen_again(incident: Incident, now: datetime) -> str | None:
     over = incident.plan_over
     if over is None or now - over < PROOF:
         return None
@@ -205,7 +203,7 @@ def is_planned(incident: Incident) -> bool:
     return wanted and incident.fault_class is FaultClass.degraded
 
 
-def is_left_over(incident: Incident, returned: Command) -> bool:
+def is_unfinished(incident: Incident, returned: Command) -> bool:
     """Healer gave its node back for another fault, and did less than this one asks for. What a person gives
     back is repaired."""
     if returned.by != "healer" or incident.fault_class not in HARDWARE:
@@ -252,7 +250,7 @@ def _is_detected(rules: Ruleset, fault: str) -> bool:
     return rule is not None and rule.detection
 
 
-def clear_since(incident: Incident, picture: Picture, pairs: Iterable[Pair]) -> datetime | None:
+def find_clear_since(incident: Incident, picture: Picture, pairs: Iterable[Pair]) -> datetime | None:
     """Since when the last tick over the fleet knows all `pairs` to be gone; without one, as it was known."""
     if picture.sensed is None:
         return incident.clear_since
@@ -261,7 +259,7 @@ def clear_since(incident: Incident, picture: Picture, pairs: Iterable[Pair]) -> 
     return max(known) if known and len(known) == len(since) else None
 
 
-def _measured_over(incident: Incident, picture: Picture, now: datetime) -> str | None:
+def _why_measured_over(incident: Incident, picture: Picture, now: datetime) -> str | None:
     """A fatal one ends with a person or its run alone: a counter that stands still is no repaired GPU.
 
     By the time of the tick that said so: one that came long ago says nothing of now.
@@ -269,8 +267,8 @@ def _measured_over(incident: Incident, picture: Picture, now: datetime) -> str |
     if incident.fault_class is FaultClass.fatal:
         return None
     since = incident.clear_since
-    if now - last_heard(incident) > UNTOLD_FOR and not is_planned(incident):
-        return _UNTOLD
+    if now - last_heard(incident) > FORGOTTEN_AFTER and not is_planned(incident):
+        return _NOT_REPORTED
     if since is None or picture.sensed is None or picture.sensed.at - since < CLEAR_FOR:
         return None
     return f"{_WELL} since {since:%H:%M:%S} UTC"
@@ -278,21 +276,21 @@ def _measured_over(incident: Incident, picture: Picture, now: datetime) -> str |
 
 def ended_by_itself(incident: Incident) -> bool:
     """What was measured is gone, or is told no more; no person and no run had a hand in it."""
-    return (incident.closed_why or "").startswith((_WELL, _UNTOLD))
+    return (incident.closed_why or "").startswith((_WELL, _NOT_REPORTED))
 
 
-def heard_again(incident: Incident, picture: Picture, now: datetime) -> Incident:
+def note_speaking_again(incident: Incident, picture: Picture, now: datetime) -> Incident:
     """Notes since when a silent node speaks again, also while Slurm does not reach it: whoever drives the run
     reads it there."""
     node = incident.root.node
     if incident.fault != NODE_SILENT or not incident.is_open or node is None:
         return incident
-    speaks = _speaks(picture, node, incident, now)
+    speaks = _speaks_again(picture, node, incident, now)
     since = (incident.clear_since or picture.node(node).beats[-1]) if speaks else None
     return incident if since == incident.clear_since else msgspec.structs.replace(incident, clear_since=since)
 
 
-def _gone(incident: Incident, picture: Picture, now: datetime) -> str | None:
+def _why_gone(incident: Incident, picture: Picture, now: datetime) -> str | None:
     node = incident.root.node
     shown = picture.slurm.nodes.get(node) if picture.slurm and node else None
     if fault_is(incident.fault, Trait.drain):
@@ -310,28 +308,28 @@ def _gone(incident: Incident, picture: Picture, now: datetime) -> str | None:
     if fault_is(incident.fault, Trait.alert):
         if (incident.fault, incident.root) in picture.alerts.standing:
             return None
-        if all(one.sense is Sense.alert for one in incident.evidence):
+        if all(evidence.sense is Sense.alert for evidence in incident.evidence):
             return "the alert is resolved, or nobody repeats it"
     if fault_is(incident.fault, Trait.watched):
-        stands = picture.looked_at is None or (incident.fault, incident.root) in picture.standing
-        return None if stands else "Slurm shows it no more"
+        lasts = picture.looked_at is None or (incident.fault, incident.root) in picture.standing
+        return None if lasts else "Slurm shows it no more"
     if (check := check_of(incident.fault)) is not None and node:
         _, passed_at = picture.node(node).checks.get(check, (None, None))
         return "the check passes again" if passed_at is not None and passed_at > incident.opened else None
     if incident.fault == HEALER_DRAIN:
-        kept = any(one.name == node for one in our_drains(picture))
+        kept = any(shown_node.name == node for shown_node in healer_drains(picture))
         return None if kept or shown is None else "the drain was lifted"
     if incident.fault in {NODE_SILENT, SENDER_SILENT} and node:
         booted_at = picture.node(node).booted_at
         if booted_at is not None and now - booted_at < JUST_BACK:
             return None  # Slurm's word on the reboot may follow: it is the same event
-        if _speaks(picture, node, incident, now) and (shown is None or shown.responding):
+        if _speaks_again(picture, node, incident, now) and (shown is None or shown.responding):
             return "the node speaks again"
         if incident.fault == NODE_SILENT and shown is not None and shown.responding:
             return "Slurm reaches the node again"  # its sender alone is silent, which is told by itself
         return None
     if incident.fault in OUTAGES:
-        over = all(_is_back(picture, one.node, incident, now) for one in incident.affected if one.node)
+        over = all(_is_back(picture, part.node, incident, now) for part in incident.affected if part.node)
         return "the nodes speak again" if over else None
     if incident.fault == SERVER_AWAY and _server_is_back(picture, incident):
         return "the server answers all that told of it"
@@ -341,42 +339,42 @@ def _gone(incident: Incident, picture: Picture, now: datetime) -> str | None:
     return None
 
 
-def our_drains(picture: Picture) -> list[SlurmNode]:
+def healer_drains(picture: Picture) -> list[SlurmNode]:
     """Nodes that healer keeps out: by its words, DOWN ones too, or by its reservation for tests."""
     slurm = picture.slurm
     if slurm is None:
         return []
-    ours = (one for one in slurm.reservations.values() if is_our_reservation(one))
-    reserved = {name for one in ours for name in one.nodes}
+    ours = (reservation for reservation in slurm.reservations.values() if is_our_reservation(reservation))
+    reserved = {name for reservation in ours for name in reservation.nodes}
     held = {node.name for node in slurm.held_nodes if is_ours(node.reason)}
     out = held | reserved
     return [node for name, node in slurm.nodes.items() if name in out] if out else []
 
 
-def _speaks(picture: Picture, node: str, incident: Incident, now: datetime) -> bool:
+def _speaks_again(picture: Picture, node: str, incident: Incident, now: datetime) -> bool:
     """Heard since the incident opened: after a restart an empty memory is no sign of life."""
-    known = picture.node(node)
-    heard = bool(known.beats) and known.beats[-1] > incident.opened
-    return heard and known.silent_since(now) is None
+    state = picture.node(node)
+    heard = bool(state.beats) and state.beats[-1] > incident.opened
+    return heard and state.silent_since(now) is None
 
 
 def _is_back(picture: Picture, node: str, incident: Incident, now: datetime) -> bool:
     """Whether the outage of its place is over for this node: it keeps its cadence, or is judged alone."""
     if node in picture.silence.alone:
         return True
-    return _speaks(picture, node, incident, now) and picture.node(node).keeps_cadence(now)
+    return _speaks_again(picture, node, incident, now) and picture.node(node).keeps_cadence(now)
 
 
 def outage_of(incident: Incident) -> Outage:
     """Of an incident of a silent place, or of the fleet."""
     word = incident.fault.removesuffix("-silent")
     kind = PlaceKind(word) if incident.fault != FLEET_SILENT else None
-    nodes = frozenset(one.node for one in incident.affected if one.node)
+    nodes = frozenset(part.node for part in incident.affected if part.node)
     return Outage(kind, incident.root.switch or incident.root.device or "", nodes)
 
 
 def _server_is_back(picture: Picture, incident: Incident) -> bool:
-    nodes = {one.node for one in incident.affected if one.node}
+    nodes = {part.node for part in incident.affected if part.node}
     back = (picture.servers_back.get((incident.root.device or "", node)) for node in nodes)
     return bool(nodes) and all(at is not None and at >= incident.opened for at in back)
 
@@ -388,10 +386,10 @@ def find_auto_resolve(rules: Ruleset, picture: Picture, incident: Incident) -> C
     if not incident.is_open or not bursts or is_measured(rules, incident):
         return None
     found = [find_cleared(rules, picture, part, burst) for part, burst in bursts]
-    known = [one for one in found if one is not None]
-    if len(known) < len(found):
+    cleared_all = [cleared for cleared in found if cleared is not None]
+    if len(cleared_all) < len(found):
         return None
-    return msgspec.structs.replace(known[-1], proven=all(one.proven for one in known))
+    return msgspec.structs.replace(cleared_all[-1], proven=all(each.proven for each in cleared_all))
 
 
 def is_untreated(incident: Incident) -> bool:
@@ -429,13 +427,13 @@ def _done_by(incident: Incident, cleared: Cleared) -> Remedy:
 
 def note_cleared(incident: Incident, cleared: Cleared, now: datetime) -> Incident:
     """Once each: a person reads why it is still open."""
-    if any(one.what == cleared.why for one in incident.set_aside):
+    if any(entry.what == cleared.why for entry in incident.set_aside):
         return incident
     if not cleared.proven:
         why = "the fault may have outlived that: a test has to tell"
     else:
         why = "healer is at work on it: its tests decide"
-    return with_set_aside(incident, RuledOut(at=now, what=cleared.why, why=why, component=incident.root))
+    return add_ruled_out(incident, RuledOut(at=now, what=cleared.why, why=why, component=incident.root))
 
 
 #: Titles of one node that are passed on.
@@ -446,13 +444,15 @@ def open_faults(incidents: Iterable[Incident]) -> dict[str, tuple[str, ...]]:
     """Node -> titles of its open incidents of hardware, or of what comparing found. What people or Slurm do
     with a node, and who is silent, says nothing of how fast it is."""
     found: dict[str, tuple[str, ...]] = {}
-    for one in incidents:
-        node = one.root.node
-        if node is None or not one.is_open or one.clear_since is not None:
+    for incident in incidents:
+        node = incident.root.node
+        if node is None or not incident.is_open or incident.clear_since is not None:
             continue
-        known = found.get(node, ())
-        if (one.fault_class in HARDWARE or fault_is(one.fault, Trait.sampled)) and len(known) < _MOST:
-            found[node] = (*known, one.title)
+        titles = found.get(node, ())
+        if (incident.fault_class in HARDWARE or fault_is(incident.fault, Trait.sampled)) and len(
+            titles
+        ) < _MOST:
+            found[node] = (*titles, incident.title)
     return found
 
 
@@ -467,25 +467,25 @@ _OPEN = frozenset({Cause.unclear, Cause.transient})
 
 
 def place_and_climb(
-    rules: Ruleset, picture: Picture, work: Book, known: Container[str], now: datetime
+    rules: Ruleset, picture: Picture, work: Book, earlier: Container[str], now: datetime
 ) -> None:
     """Notes where the walk's findings went. What is open anew on a part that had it before climbs the ladder
     or is a lemon. `known`: incidents of earlier walks."""
     placed = list(work.placed)
 
     def is_over(name: str) -> bool:
-        one = work.by_id.get(name) or work.find(name)
-        return one is not None and not one.is_open and one.merged_into is None
+        incident = work.by_id.get(name) or work.find(name)
+        return incident is not None and not incident.is_open and incident.merged_into is None
 
     for name, finding in placed:
         node = finding.component.node
         if node is not None:
             fault = once(finding.fault)
             picture.history.place(node, part_of(picture, finding.component), fault, name, is_over)
-    for name in dict.fromkeys(name for name, _ in placed if name not in known):
+    for name in dict.fromkeys(name for name, _ in placed if name not in earlier):
         incident = work.by_id[name]
         if incident.is_open and incident.fault_class in HARDWARE and incident.root.node is not None:
-            _climb(rules, picture, work, incident, now)
+            _climb_ladder(rules, picture, work, incident, now)
 
 
 def _ladder_of(rules: Ruleset, picture: Picture, incident: Incident) -> Ladder | None:
@@ -494,16 +494,18 @@ def _ladder_of(rules: Ruleset, picture: Picture, incident: Incident) -> Ladder |
     return ladder_for(rules, fault, incident.fault_class, model)
 
 
-def _climb(rules: Ruleset, picture: Picture, work: Book, incident: Incident, now: datetime) -> None:
+def _climb_ladder(rules: Ruleset, picture: Picture, work: Book, incident: Incident, now: datetime) -> None:
     ladder = _ladder_of(rules, picture, incident)
     if ladder is None:
         return
-    before = _before(rules, picture, work, incident, ladder)
-    alike = [one for one in before if ladder in _ladders(rules, picture, one)]
-    on_probation = [one for one in before if _on_probation(one, incident)]
+    before = _earlier_incidents(rules, picture, work, incident, ladder)
+    alike = [other for other in before if ladder in _ladders(rules, picture, other)]
+    on_probation = [other for other in before if _on_probation(other, incident)]
     if on_probation:
-        work.put(_judged_strictly(incident, on_probation))
-    again = [one for one in alike if one.closed and incident.opened - one.closed <= ladder.repeat]
+        work.put(_raise_on_probation(incident, on_probation))
+    again = [
+        earlier for earlier in alike if earlier.closed and incident.opened - earlier.closed <= ladder.repeat
+    ]
     if again:
         work.put(_next_rung(rules, work.by_id[incident.id], again, ladder))
     before, alike = _failures(before), _failures(alike)
@@ -517,58 +519,66 @@ def _on_probation(before: Incident, incident: Incident) -> bool:
     return before.probation_until is not None and incident.opened < before.probation_until
 
 
-def _judged_strictly(incident: Incident, before: Sequence[Incident]) -> Incident:
+def _raise_on_probation(incident: Incident, before: Sequence[Incident]) -> Incident:
     """A relapse is one step more urgent: what was done did not last. P0 stays what healer cannot do, and what
     goes on at the node bounds it."""
     severity = _ONE_UP.get(incident.severity)
     if severity is None or incident.plan:
         return incident
-    last = max(before, key=lambda one: (one.opened, one.id))
+    last = max(before, key=lambda incident: (incident.opened, incident.id))
     text = f"A relapse, the node is on probation since {last.short_id}: {severity}, not {incident.severity}"
     changed = msgspec.structs.replace(incident, severity=severity)
-    return _with(changed, _evidence(incident, "probation", text))
+    return _add_evidence(changed, _evidence(incident, "probation", text))
 
 
-def _before(
+def _earlier_incidents(
     rules: Ruleset, picture: Picture, work: Book, incident: Incident, ladder: Ladder
 ) -> list[Incident]:
     """Incidents of the same part that have ended within the days of a lemon, the oldest first; not those that
     were no fault of it."""
     part, since = part_of(picture, incident.root), incident.opened - ladder.lemon_within
     had = picture.history.on(incident.root.node or "", part)
-    names = dict.fromkeys(one.incident for _, one in had if one.incident and one.last_at >= since)
-    found = {one.id: one for name in names if (one := _root_of(work, name)) is not None}
+    names = dict.fromkeys(burst.incident for _, burst in had if burst.incident and burst.last_at >= since)
+    found = {root.id: root for name in names if (root := _root_of(work, name)) is not None}
     ended = [
-        one for one in found.values() if one.id != incident.id and not one.is_open and one.opened >= since
+        earlier
+        for earlier in found.values()
+        if earlier.id != incident.id and not earlier.is_open and earlier.opened >= since
     ]
-    ended = [one for one in ended if one.review is not Review.false_alarm and one.fault_class in HARDWARE]
-    lemons = [one for one in ended if any(other.lemon for other in _ladders(rules, picture, one))]
-    return sorted(lemons, key=lambda one: (one.opened, one.id))
+    ended = [
+        other for other in ended if other.review is not Review.false_alarm and other.fault_class in HARDWARE
+    ]
+    lemons = [member for member in ended if any(other.lemon for other in _ladders(rules, picture, member))]
+    return sorted(lemons, key=lambda incident: (incident.opened, incident.id))
 
 
 def _ladders(rules: Ruleset, picture: Picture, incident: Incident) -> list[Ladder]:
     """Of all that was told of it: which line came first is chance."""
     model = model_on(rules, picture, incident.root.node or "")
-    told = [(one.fault, one.fault_class) for _, one in picture.history.placed_in(incident.id)]
-    told.append((once(incident.fault), incident.fault_class))
-    found = (ladder_for(rules, fault, fault_class, model) for fault, fault_class in dict.fromkeys(told))
-    return [one for one in found if one is not None]
+    faults = [(burst.fault, burst.fault_class) for _, burst in picture.history.placed_in(incident.id)]
+    faults.append((once(incident.fault), incident.fault_class))
+    found = (ladder_for(rules, fault, fault_class, model) for fault, fault_class in dict.fromkeys(faults))
+    return [ladder for ladder in found if ladder is not None]
 
 
 def _root_of(work: Book, name: str) -> Incident | None:
     """The incident itself, or that which explains it."""
     for _ in range(_MERGED_MOST):
-        one = work.by_id.get(name) or work.find(name)
-        if one is None or one.merged_into is None:
-            return one
-        name = one.merged_into
+        incident = work.by_id.get(name) or work.find(name)
+        if incident is None or incident.merged_into is None:
+            return incident
+        name = incident.merged_into
     return None
 
 
 def _failures(before: Sequence[Incident]) -> list[Incident]:
     """Without those that ended with our drain lifted and nothing done, as by a person's veto: what comes
     again then is the same failure still, and no second one."""
-    return [one for one in before if one.tried is not Remedy.none or one.drained_at is None or _is_well(one)]
+    return [
+        incident
+        for incident in before
+        if incident.tried is not Remedy.none or incident.drained_at is None or _is_well(incident)
+    ]
 
 
 def _is_well(incident: Incident) -> bool:
@@ -578,26 +588,26 @@ def _is_well(incident: Incident) -> bool:
 def _next_rung(rules: Ruleset, incident: Incident, again: Sequence[Incident], ladder: Ladder) -> Incident:
     """One above the highest remedy that was carried out of late and did not last: the fault is permanent.
     What was only asked for, and held, vetoed or cancelled, was no attempt: it is asked for once more."""
-    before = max(again, key=lambda one: (REMEDY_LADDER.index(one.tried), one.opened))
+    before = max(again, key=lambda incident: (REMEDY_LADDER.index(incident.tried), incident.opened))
     wanted, tried = rung_of(incident.remedy), before.tried
     later = _span((incident.opened - (before.closed or before.updated)).total_seconds())
-    what = f"{label(rules, once(incident.fault))} again, {later} after {before.short_id} ended"
+    what = f"{fault_label(rules, once(incident.fault))} again, {later} after {before.short_id} ended"
     if tried is Remedy.none:
         asked = rung_of(before.remedy)
         if asked is Remedy.none:
             return incident
         text = f"{what}: {asked} is not known to have been done then, so no higher rung"
-        return _with(incident, _evidence(incident, "again", text))
-    above = (one for one in ladder.rungs if REMEDY_LADDER.index(one) > REMEDY_LADDER.index(tried))
+        return _add_evidence(incident, _evidence(incident, "again", text))
+    above = (rung for rung in ladder.rungs if REMEDY_LADDER.index(rung) > REMEDY_LADDER.index(tried))
     rung = max(next(above, ladder.rungs[-1]), wanted, key=REMEDY_LADDER.index)
-    beside = tuple(remedy for remedy in incident.remedy if remedy is not wanted)
+    others = tuple(remedy for remedy in incident.remedy if remedy is not wanted)
     cause = Cause.permanent if incident.cause in _OPEN else incident.cause
     text = f"{what} ({tried}): the next rung is {rung}"
-    changed = msgspec.structs.replace(incident, remedy=(rung, *beside), cause=cause)
-    return _with(changed, _evidence(incident, "again", text))
+    changed = msgspec.structs.replace(incident, remedy=(rung, *others), cause=cause)
+    return _add_evidence(changed, _evidence(incident, "again", text))
 
 
-def _with(incident: Incident, evidence: Evidence) -> Incident:
+def _add_evidence(incident: Incident, evidence: Evidence) -> Incident:
     count = incident.evidence_count + 1
     return msgspec.structs.replace(incident, evidence=(*incident.evidence, evidence), evidence_count=count)
 
@@ -605,7 +615,7 @@ def _with(incident: Incident, evidence: Evidence) -> Incident:
 def _lemon(
     rules: Ruleset, incident: Incident, before: Sequence[Incident], ladder: Ladder, now: datetime
 ) -> Finding:
-    faults = [label(rules, once(one.fault)) for one in (*before, incident)]
+    faults = [fault_label(rules, once(other.fault)) for other in (*before, incident)]
     number = len(faults)
     text = f"A lemon: {number} faults of this part within {ladder.lemon_days:g} days ({', '.join(faults)})"
     return Finding(

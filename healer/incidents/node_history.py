@@ -42,11 +42,14 @@ def similar_to(
         same = _same(incident, other, model_of)
         if same is not None:
             found[other.id] = (same, other)
-    own = (Similarity.part, Similarity.node)
+    nearest = (Similarity.part, Similarity.node)
     alike = sorted(found.values(), key=lambda pair: pair[1].opened, reverse=True)
-    told = [*(one for one in alike if one[0] in own), *(one for one in alike if one[0] not in own)][:limit]
-    done = cures([other.id for _, other in told])
-    return [_told(same, other, done.get(other.id, ())) for same, other in told]
+    shown = [
+        *(pair for pair in alike if pair[0] in nearest),
+        *(pair for pair in alike if pair[0] not in nearest),
+    ][:limit]
+    done = cures([other.id for _, other in shown])
+    return [_as_similar(same, other, done.get(other.id, ())) for same, other in shown]
 
 
 def _same(incident: Incident, other: Incident, model_of: Callable[[str], str]) -> Similarity | None:
@@ -59,7 +62,7 @@ def _same(incident: Incident, other: Incident, model_of: Callable[[str], str]) -
         return Similarity.part
     if other.fault != incident.fault:
         return None
-    models = {model_of(one.node) if one.node else "" for one in (here, there)}
+    models = {model_of(member.node) if member.node else "" for member in (here, there)}
     if len(models) == 1:
         return Similarity.fault if models == {""} else Similarity.model
     return Similarity.fault if "" in models else None
@@ -68,10 +71,10 @@ def _same(incident: Incident, other: Incident, model_of: Callable[[str], str]) -
 def _part(root: Component) -> set[object]:
     """Names of a part of a node: its GPU goes by index and by address."""
     names = {("gpu", root.gpu), ("pci", root.pci), ("nic", root.nic), ("switch", root.switch)}
-    return {one for one in names if one[1] is not None}
+    return {name for name in names if name[1] is not None}
 
 
-def _told(same: Similarity, other: Incident, verbs: Sequence[Verb]) -> Similar:
+def _as_similar(same: Similarity, other: Incident, verbs: Sequence[Verb]) -> Similar:
     helped = next((verb for verb in reversed(verbs) if verb in _CURES), None)
     return_s = None
     if other.probation_until is not None and other.drained_at is not None and other.closed is not None:
@@ -124,7 +127,9 @@ _OUT_DAYS = timedelta(days=14)
 def out_of_service(history: NodeHistory, since: datetime, now: datetime) -> timedelta:
     """How long the node was held by anybody since then, as its incidents tell: from healer's drain, or from
     when somebody else's stood, to their end. Times that overlap count once."""
-    spans = sorted(span for one in history.incidents if (span := _span(one, since, now)) is not None)
+    spans = sorted(
+        span for incident in history.incidents if (span := _span(incident, since, now)) is not None
+    )
     total, until = timedelta(0), since
     for began, ended in spans:
         total += max(timedelta(0), ended - max(began, until))
@@ -132,19 +137,21 @@ def out_of_service(history: NodeHistory, since: datetime, now: datetime) -> time
     return total
 
 
-def _span(one: Incident, since: datetime, now: datetime) -> tuple[datetime, datetime] | None:
-    began = one.drained_at
-    if began is None and fault_is(one.fault, Trait.drain):
-        began = one.owner_since or one.opened
-    return (max(began, since), one.closed or now) if began is not None else None
+def _span(incident: Incident, since: datetime, now: datetime) -> tuple[datetime, datetime] | None:
+    began = incident.drained_at
+    if began is None and fault_is(incident.fault, Trait.drain):
+        began = incident.owner_since or incident.opened
+    return (max(began, since), incident.closed or now) if began is not None else None
 
 
 def summarize_node(history: NodeHistory, node: str, since: datetime, now: datetime, *, but: str = "") -> str:
     """`but`: the incident that asks, which is no past."""
     faults = Counter(
-        one.fault for one in history.incidents if one.id != but and not fault_is(one.fault, Trait.drain)
+        incident.fault
+        for incident in history.incidents
+        if incident.id != but and not fault_is(incident.fault, Trait.drain)
     )
-    drains = sum(fault_is(one.fault, Trait.drain) for one in history.incidents)
+    drains = sum(fault_is(incident.fault, Trait.drain) for incident in history.incidents)
     hours = out_of_service(history, since, now) / timedelta(hours=1)
     days = (now - since) / timedelta(days=1)
     named = ", ".join(f"{fault} {count}x" for fault, count in faults.most_common(10))
@@ -156,30 +163,34 @@ def summarize_node(history: NodeHistory, node: str, since: datetime, now: dateti
     )
 
 
-def lemon_past(history: NodeHistory, node: str, now: datetime) -> NodeRecord:
+def lemon_record(history: NodeHistory, node: str, now: datetime) -> NodeRecord:
     """What of a node's history its score as a lemon rests on: faults of its hardware that are more than a
     note (P3), none that a person called a false alarm. What was before a person, or a repair, ended an
     incident of a lemon was weighed then, and is over."""
     weighed = max(
         (
-            one.closed
-            for one in history.incidents
-            if fault_is(one.fault, Trait.lemon) and one.closed is not None and not ended_by_itself(one)
+            incident.closed
+            for incident in history.incidents
+            if fault_is(incident.fault, Trait.lemon)
+            and incident.closed is not None
+            and not ended_by_itself(incident)
         ),
         default=None,
     )
     since = max(now - _OUT_DAYS, weighed) if weighed is not None else now - _OUT_DAYS
-    own = [one for one in history.incidents if weighed is None or one.opened > weighed]
-    faults = [one for one in own if _is_fault(one, node)]
+    later = [incident for incident in history.incidents if weighed is None or incident.opened > weighed]
+    faults = [incident for incident in later if _is_fault(incident, node)]
     return NodeRecord(
         node=node,
-        faults=tuple((one.opened, one.fault) for one in faults),
-        tickets=tuple(one.opened for one in own if one.id in history.ticketed),
+        faults=tuple((incident.opened, incident.fault) for incident in faults),
+        tickets=tuple(incident.opened for incident in later if incident.id in history.ticketed),
         out=min(1.0, out_of_service(history, since, now) / _OUT_DAYS) if faults else 0.0,
     )
 
 
-def _is_fault(one: Incident, node: str) -> bool:
-    hardware = one.fault_class in HARDWARE and one.severity < Severity.P3 and one.root.node == node
-    named = fault_is(one.fault, Trait.of_past) or fault_is(one.fault, Trait.drain)
-    return hardware and not named and one.review is not Review.false_alarm
+def _is_fault(incident: Incident, node: str) -> bool:
+    hardware = (
+        incident.fault_class in HARDWARE and incident.severity < Severity.P3 and incident.root.node == node
+    )
+    named = fault_is(incident.fault, Trait.of_past) or fault_is(incident.fault, Trait.drain)
+    return hardware and not named and incident.review is not Review.false_alarm

@@ -47,7 +47,7 @@ from healer.observations.fault_history import ONE_MOMENT, REPLACED, SETTLED, Key
 
 def rung_of(remedy: tuple[Remedy, ...]) -> Remedy:
     """What of it stands on the ladder; none where all of it stands beside."""
-    return next((one for one in remedy if one in REMEDY_LADDER), Remedy.none)
+    return next((rung for rung in remedy if rung in REMEDY_LADDER), Remedy.none)
 
 
 def model_on(rules: Ruleset, picture: Picture, node: str) -> str:
@@ -61,37 +61,37 @@ def _is_for(models: tuple[str, ...], model: str) -> bool:
 
 
 def ladder_for(rules: Ruleset, fault: str, fault_class: FaultClass, model: str = "") -> Ladder | None:
-    for one in rules.ladders:
-        if one.classes and fault_class not in one.classes:
+    for rule in rules.ladders:
+        if rule.classes and fault_class not in rule.classes:
             continue
-        if fits(fault, one.faults) and _is_for(one.models, model):
-            return one
+        if fits(fault, rule.faults) and _is_for(rule.models, model):
+            return rule
     return None
 
 
 def repeats_for(rules: Ruleset, fault: str, model: str) -> list[Repeat]:
     """The first entry for each place: one GPU, one unit of it, the whole node."""
     found: dict[str, Repeat] = {}
-    for one in rules.escalations.repeats:
-        if one.same not in found and fits(fault, one.faults) and _is_for(one.models, model):
-            found[one.same] = one
+    for rule in rules.escalations.repeats:
+        if rule.same not in found and fits(fault, rule.faults) and _is_for(rule.models, model):
+            found[rule.same] = rule
     return list(found.values())
 
 
-def in_words(rules: Ruleset, fault: str) -> str:
+def describe_fault(rules: Ruleset, fault: str) -> str:
     """`Xid 43: …`: the code and what its catalogue says of it; of other faults the title."""
     kind, _, code = fault.partition("-")
     entries = rules.xids if kind == "xid" else rules.sxids if kind == "sxid" else {}
     entry = entries.get(int(code)) if code.isdigit() else None
-    return f"{label(rules, fault)}: {entry.text}" if entry is not None else label(rules, fault)
+    return f"{fault_label(rules, fault)}: {entry.text}" if entry is not None else fault_label(rules, fault)
 
 
-def label(rules: Ruleset, fault: str) -> str:
+def fault_label(rules: Ruleset, fault: str) -> str:
     """A fault for people: `Xid 13`, or its rule's title."""
     kind, _, code = fault.partition("-")
     if code.isdigit() and kind in ("xid", "sxid"):
         return f"{'Xid' if kind == 'xid' else 'SXid'} {code}"
-    ask = next((one for one in rules.recovery_actions.values() if one.fault == fault), None)
+    ask = next((action for action in rules.recovery_actions.values() if action.fault == fault), None)
     if ask is not None:
         return f"Xid 154 ({ask.words})"
     rule = rules.by_name.get(fault)
@@ -105,10 +105,10 @@ _INVENTORIES = frozenset({ObservationKind.heartbeat, ObservationKind.gpu_invento
 SERVERS_KEPT = 100_000
 
 
-People = tuple[tuple[str, ...], tuple[str, ...]]
+JobsAndUsers = tuple[tuple[str, ...], tuple[str, ...]]
 
 
-def note(
+def record_walk(
     rules: Ruleset,
     picture: Picture,
     batch: Sequence[Observation],
@@ -116,20 +116,28 @@ def note(
     findings: Sequence[Finding],
 ) -> None:
     """Takes in all of a walk: `lines` are those of `batch` that speak of now."""
-    _identify(picture, batch)
-    people = _People(picture.slurm)
-    order = {one.digest: place for place, one in enumerate(batch)}
-    told = [(seen, reading) for seen, reading in lines if reading is not None]
+    _record_identities(picture, batch)
+    people = _Occupants(picture.slurm)
+    order = {seen.digest: place for place, seen in enumerate(batch)}
+    faults = [(seen, reading) for seen, reading in lines if reading is not None]
     for seen, reading in sorted(
-        told, key=lambda one: (one[0].arrived_at, one[0].event_at, order.get(one[0].digest, 0))
+        faults, key=lambda pair: (pair[0].arrived_at, pair[0].event_at, order.get(pair[0].digest, 0))
     ):
-        _line(rules, picture, seen, reading, people)
-    for one in findings:
+        _record_line(rules, picture, seen, reading, people)
+    for finding in findings:
         # A gauge holds the last Xid: it cannot tell how often that came, so it counts for no repeat.
-        gauge = fault_is(one.fault, Trait.coded)
-        told = bool(one.evidence) and one.evidence[0].sense in _SENSES and not (one.evidence_only or gauge)
-        if (told or one.fault == REBOOTED) and one.fault_class in HARDWARE and one.component.device is None:
-            _measured(picture, one, people)
+        gauge = fault_is(finding.fault, Trait.coded)
+        sensed = (
+            bool(finding.evidence)
+            and finding.evidence[0].sense in _SENSES
+            and not (finding.evidence_only or gauge)
+        )
+        if (
+            (sensed or finding.fault == REBOOTED)
+            and finding.fault_class in HARDWARE
+            and finding.component.device is None
+        ):
+            _record_finding(picture, finding, people)
 
 
 def part_of(picture: Picture, where: Component) -> str:
@@ -138,20 +146,20 @@ def part_of(picture: Picture, where: Component) -> str:
     return picture.history.part(where, address)
 
 
-class _People:
+class _Occupants:
     """Whose work is on a part, looked up once in a walk."""
 
     def __init__(self, slurm: SlurmSnapshot | None) -> None:
         self.slurm = slurm
-        self._known: dict[Component, People] = {}
+        self._known: dict[Component, JobsAndUsers] = {}
 
-    def at(self, where: Component, at: datetime, job: str | None = None) -> People:
+    def at(self, where: Component, at: datetime, job: str | None = None) -> JobsAndUsers:
         """(jobs, users): the job that the line itself names, else those that Slurm shows there."""
         if self.slurm is None or where.node is None:
             return ((job,), ()) if job else ((), ())
         if job is not None:
-            known = self.slurm.jobs.get(job)
-            return (job,), ((known.user,) if known is not None and known.user else ())
+            shown = self.slurm.jobs.get(job)
+            return (job,), ((shown.user,) if shown is not None and shown.user else ())
         place = Component(cluster=where.cluster, node=where.node, gpu=where.gpu, pci=where.pci)
         if place not in self._known:
             jobs, certain = jobs_of(self.slurm, place, one_gpu=True)
@@ -159,20 +167,20 @@ class _People:
                 jobs = crashed_among(self.slurm.failed_on(where.node), place, (at,))
             if not certain and len(jobs) > 1:
                 jobs = []
-            ids, users = (one.leader for one in jobs), (one.user for one in jobs if one.user)
+            ids, users = (job_.leader for job_ in jobs), (job_.user for job_ in jobs if job_.user)
             self._known[place] = tuple(dict.fromkeys(ids)), tuple(dict.fromkeys(users))
         return self._known[place]
 
 
-def _identify(picture: Picture, batch: Sequence[Observation]) -> None:
+def _record_identities(picture: Picture, batch: Sequence[Observation]) -> None:
     for seen in batch:
         node = seen.component.node
         if node is None:
             continue
         if seen.kind is ObservationKind.gpu_identity:
-            known, uuid = picture.node(node), str(seen.data.get("uuid", ""))
-            if seen.component.pci and uuid and not known.is_history(seen):
-                at = known.moment(seen.event_at, seen.arrived_at)
+            state, uuid = picture.node(node), str(seen.data.get("uuid", ""))
+            if seen.component.pci and uuid and not state.is_history(seen):
+                at = state.moment(seen.event_at, seen.arrived_at)
                 picture.history.identify(node, seen.component.pci, uuid, at, seen.boot_id)
         elif seen.kind in _INVENTORIES:
             for gpu in seen.data.get("gpus") or ():
@@ -181,12 +189,14 @@ def _identify(picture: Picture, batch: Sequence[Observation]) -> None:
                     picture.history.identify(node, pci, uuid, seen.arrived_at, seen.boot_id, serial)
 
 
-def _line(rules: Ruleset, picture: Picture, seen: Observation, reading: Reading, people: _People) -> None:
+def _record_line(
+    rules: Ruleset, picture: Picture, seen: Observation, reading: Reading, people: _Occupants
+) -> None:
     where = seen.component
     if where.node is None:
         return
     if reading.server is not None:
-        _server(picture, reading, where.node, seen.arrived_at)
+        _record_server(picture, reading, where.node, seen.arrived_at)
     job, at = (
         seen.data.get("job") or where.job,
         picture.node(where.node).moment(seen.event_at, seen.arrived_at),
@@ -205,14 +215,14 @@ def _line(rules: Ruleset, picture: Picture, seen: Observation, reading: Reading,
         unit=_unit(seen),
     )
     picture.history.note(new)
-    ask = next((one for one in rules.recovery_actions.values() if one.asked == reading.asked), None)
+    ask = next((rule for rule in rules.recovery_actions.values() if rule.asked == reading.asked), None)
     if ask is not None and ask.fault != reading.fault:  # RST or D-RST in another line asks as Xid 154 does
         picture.history.note(
             msgspec.structs.replace(new, fault=ask.fault, fault_class=ask.fault_class, unit="")
         )
 
 
-def _server(picture: Picture, reading: Reading, node: str, at: datetime) -> None:
+def _record_server(picture: Picture, reading: Reading, node: str, at: datetime) -> None:
     """The newest word of each of its clients: whether a server is away."""
     name = reading.server or ""
     if reading.fault == SERVER_AWAY:
@@ -230,18 +240,18 @@ def _unit(seen: Observation) -> str:
     return f"GPC {gpc} TPC {tpc}" if gpc is not None and tpc is not None else ""
 
 
-def _measured(picture: Picture, one: Finding, people: _People) -> None:
-    where = one.component
+def _record_finding(picture: Picture, finding: Finding, people: _Occupants) -> None:
+    where = finding.component
     if where.node is None:
         return
-    jobs, users = people.at(where, one.arrived_at)
+    jobs, users = people.at(where, finding.arrived_at)
     picture.history.note(
         Noted(
             node=where.node,
             part=part_of(picture, where),
-            fault=one.fault,
-            fault_class=one.fault_class,
-            at=one.arrived_at,
+            fault=finding.fault,
+            fault_class=finding.fault_class,
+            at=finding.arrived_at,
             component=where,
             boot_id=picture.node(where.node).boot_id,
             jobs=jobs,
@@ -269,17 +279,17 @@ class Cleared(msgspec.Struct, frozen=True, kw_only=True):
     done: Remedy = Remedy.none
 
 
-def is_late(rules: Ruleset, picture: Picture, finding: Finding) -> bool:
+def is_cleared_already(rules: Ruleset, picture: Picture, finding: Finding) -> bool:
     """A line that comes after the word that took it back: it opens nothing again."""
     where = finding.component
     if where.node is None or not finding.evidence or not finding.evidence[0].line:
         return False
     hardware = finding.fault_class in HARDWARE
-    if not hardware and not any(fits(finding.fault, one.faults) for one in rules.escalations.cancels):
+    if not hardware and not any(fits(finding.fault, rule.faults) for rule in rules.escalations.cancels):
         return False  # a storm of teardowns: nothing takes them back
     at = picture.node(where.node).moment(finding.at, finding.arrived_at)
     part = part_of(picture, where)
-    told = FaultBurst(
+    late = FaultBurst(
         cluster=where.cluster,
         node=where.node,
         part=part,
@@ -289,28 +299,30 @@ def is_late(rules: Ruleset, picture: Picture, finding: Finding) -> bool:
         last_at=_as_noted(picture.history.of(where.node, part, finding.fault), at),
         pci=where.pci,
     )
-    found = _taken_back(rules, picture, part, told)
-    if (found is not None and found.proven) or _is_settled(picture, part, told):
+    found = _withdrawn(rules, picture, part, late)
+    if (found is not None and found.proven) or _is_settled(picture, part, late):
         return True
-    return _is_of_the_one_before(picture, part, told)
+    return _is_of_replaced_gpu(picture, part, late)
 
 
-def _is_of_the_one_before(picture: Picture, part: str, told: FaultBurst) -> bool:
+def _is_of_replaced_gpu(picture: Picture, part: str, late: FaultBurst) -> bool:
     """A line of the GPU that stood at the address until another one took its place.
 
     What says that it is the new one's: it belongs to the present boot, or it is younger than the last word
     of the old one, and than the time before the new one was told in which that may have run already.
     """
-    swapped = picture.history.of(told.node, part, REPLACED)
-    if not swapped or told.pci is None:
+    swapped = picture.history.of(late.node, part, REPLACED)
+    if not swapped or late.pci is None:
         return False
-    noted = picture.history.of(told.node, part, told.fault)
-    boot = next((one.boot_id for one in noted if one.began_at <= told.last_at <= one.last_at), None)
-    if boot is not None and boot == picture.node(told.node).boot_id:
+    noted = picture.history.of(late.node, part, late.fault)
+    boot = next((burst.boot_id for burst in noted if burst.began_at <= late.last_at <= burst.last_at), None)
+    if boot is not None and boot == picture.node(late.node).boot_id:
         return False
-    others = (one for key, one in picture.history.on(told.node) if key[0] != part and one.pci == told.pci)
-    last_word = max((one.last_at for one in others), default=None)
-    at, since = told.last_at, swapped[-1].began_at
+    others = (
+        burst for key, burst in picture.history.on(late.node) if key[0] != part and burst.pci == late.pci
+    )
+    last_word = max((burst.last_at for burst in others), default=None)
+    at, since = late.last_at, swapped[-1].began_at
     return at < since - STARTS_WITHIN or (last_word is not None and at <= last_word < since)
 
 
@@ -333,21 +345,19 @@ def note_settled(picture: Picture, incident: Incident, by: str, at: datetime) ->
 
 
 def _is_settled(picture: Picture, part: str, burst: FaultBurst) -> bool:
-    told = picture.history.of(burst.node, part, f"{SETTLED}{burst.fault}")
-    return any(burst.last_at <= one.last_at for one in told)
+    settled = picture.history.of(burst.node, part, f"{SETTLED}{burst.fault}")
+    return any(burst.last_at <= resolved.last_at for resolved in settled)
 
 
 def _as_noted(bursts: Sequence[FaultBurst], at: datetime) -> datetime:
     """The history tells lines of one moment apart by a hair."""
-    return next((one.last_at for one in bursts if at <= one.last_at < at + ONE_MOMENT), at)
+    return next((burst.last_at for burst in bursts if at <= burst.last_at < at + ONE_MOMENT), at)
 
 
 def find_cleared(rules: Ruleset, picture: Picture, part: str, burst: FaultBurst) -> Cleared | None:
     """None: as far as anybody knows it still stands."""
     return (
-        _replaced(picture, burst)
-        or _taken_back(rules, picture, part, burst)
-        or _booted(rules, picture, burst)
+        _replaced(picture, burst) or _withdrawn(rules, picture, part, burst) or _booted(rules, picture, burst)
     )
 
 
@@ -357,20 +367,20 @@ def _replaced(picture: Picture, burst: FaultBurst) -> Cleared | None:
     now = picture.history.gpu_at(burst.node, burst.pci)
     if now is None or now == burst.part:
         return None
-    told = picture.history.of(burst.node, now, REPLACED)
-    if not told or told[-1].last_at <= burst.last_at:
+    swaps = picture.history.of(burst.node, now, REPLACED)
+    if not swaps or swaps[-1].last_at <= burst.last_at:
         return None
     return Cleared(why=f"another GPU stands at {burst.pci} now ({now})", replaced=True, done=Remedy.replace)
 
 
-def _taken_back(rules: Ruleset, picture: Picture, part: str, burst: FaultBurst) -> Cleared | None:
+def _withdrawn(rules: Ruleset, picture: Picture, part: str, burst: FaultBurst) -> Cleared | None:
     def is_later(by: str) -> bool:
-        told = picture.history.of(burst.node, part, by)
-        return bool(told) and told[-1].last_at > burst.last_at
+        bursts = picture.history.of(burst.node, part, by)
+        return bool(bursts) and bursts[-1].last_at > burst.last_at
 
     for cancel in rules.escalations.cancels:
         if fits(burst.fault, cancel.faults) and is_later(cancel.by):
-            if _comes_and_goes(rules, picture, part, burst):
+            if _keeps_returning(rules, picture, part, burst):
                 return None
             done = Remedy.drain_then_reset if cancel.by == ASKS_NOTHING else Remedy.none
             return Cleared(why=cancel.text, done=done)
@@ -406,7 +416,7 @@ def _ladder(rules: Ruleset, picture: Picture, burst: FaultBurst) -> Ladder | Non
     return ladder_for(rules, burst.fault, burst.fault_class, model_on(rules, picture, burst.node))
 
 
-def with_history(
+def apply_history(
     rules: Ruleset,
     picture: Picture,
     batch: Sequence[Observation],
@@ -417,25 +427,25 @@ def with_history(
     """Notes what a walk was told; returns its findings without those that are over already, and with those
     that only the history knows. An error of an application that became a repeat is that one's evidence."""
     picture.history.begin()
-    note(rules, picture, batch, lines, findings)
-    kept = [one for one in findings if not is_late(rules, picture, one)]
+    record_walk(rules, picture, batch, lines, findings)
+    kept = [finding for finding in findings if not is_cleared_already(rules, picture, finding)]
     found: dict[tuple[str, str, str], Finding] = {}
     more: list[Finding] = []
     for key, burst in picture.history.touched:
         model = model_on(rules, picture, burst.node)
         for entry in repeats_for(rules, burst.fault, model):
-            if (repeat := _repeat(rules, picture, entry, key, burst, now)) is not None:
+            if (repeat := _find_repeat(rules, picture, entry, key, burst, now)) is not None:
                 found.setdefault((burst.node, *key), repeat)
-        more += _combined(rules, picture, key, burst, now)
+        more += _find_combinations(rules, picture, key, burst, now)
     left = []
-    for one in kept:
-        where = (one.component.node or "", part_of(picture, one.component), one.fault)
-        repeat = found.get(where) if one.component.node and one.fault_class not in HARDWARE else None
+    for finding in kept:
+        where = (finding.component.node or "", part_of(picture, finding.component), finding.fault)
+        repeat = found.get(where) if finding.component.node and finding.fault_class not in HARDWARE else None
         if repeat is None:
-            if not _is_sign(rules, one):
-                left.append(one)
+            if not _is_sign(rules, finding):
+                left.append(finding)
         else:
-            found[where] = msgspec.structs.replace(repeat, evidence=(*repeat.evidence, *one.evidence))
+            found[where] = msgspec.structs.replace(repeat, evidence=(*repeat.evidence, *finding.evidence))
     return [*left, *found.values(), *more]
 
 
@@ -448,21 +458,23 @@ def _is_sign(rules: Ruleset, finding: Finding) -> bool:
 # --- repeats ---------------------------------------------------------------------------------------------
 
 
-def _repeat(
+def _find_repeat(
     rules: Ruleset, picture: Picture, entry: Repeat, key: Key, burst: FaultBurst, now: datetime
 ) -> Finding | None:
     if not _counts(picture, entry, key[0], burst):
         return None
     for rate in entry.rates:
-        bursts = _alike(picture, entry, key, burst, burst.last_at - rate.within)
-        jobs = {job for one in bursts for job in one.jobs}
-        users = {user for one in bursts for user in one.users}
-        lines = sum(_lines_since(one, burst.last_at - rate.within) for one in bursts) if rate.lines else 0.0
+        bursts = _counted_bursts(picture, entry, key, burst, burst.last_at - rate.within)
+        jobs = {job for other in bursts for job in other.jobs}
+        users = {user for other in bursts for user in other.users}
+        lines = (
+            sum(_lines_since(other, burst.last_at - rate.within) for other in bursts) if rate.lines else 0.0
+        )
         enough = len(jobs) >= entry.jobs and len(users) >= entry.users
         if enough and len(bursts) >= rate.bursts and lines >= rate.lines:
             figures = f", {lines:.0f} lines" if rate.lines else _figures(bursts, jobs, users)
             where, within = _place(entry, burst), f"within {rate.within_h:g} h"
-            text = f"{label(rules, burst.fault)} on {where}{figures} {within}"
+            text = f"{fault_label(rules, burst.fault)} on {where}{figures} {within}"
             name = (key[0], burst.fault, str(burst.began_at))
             return _history_finding(entry, f"{REPEATS}{burst.fault}", burst, text, name, now)
     return None
@@ -474,30 +486,34 @@ def _lines_since(burst: FaultBurst, since: datetime) -> float:
     return burst.count * min(1.0, after / lasted) if lasted else float(burst.count)
 
 
-def _comes_and_goes(rules: Ruleset, picture: Picture, part: str, burst: FaultBurst) -> bool:
+def _keeps_returning(rules: Ruleset, picture: Picture, part: str, burst: FaultBurst) -> bool:
     """Its rate is a fault: the line of its end ends nothing."""
     entries = repeats_for(rules, burst.fault, model_on(rules, picture, burst.node))
     key = part, burst.fault
-    return any(_repeat(rules, picture, one, key, burst, burst.last_at) is not None for one in entries)
+    return any(
+        _find_repeat(rules, picture, entry, key, burst, burst.last_at) is not None for entry in entries
+    )
 
 
-def _alike(picture: Picture, entry: Repeat, key: Key, burst: FaultBurst, since: datetime) -> list[FaultBurst]:
+def _counted_bursts(
+    picture: Picture, entry: Repeat, key: Key, burst: FaultBurst, since: datetime
+) -> list[FaultBurst]:
     """The bursts since then that count together with this one, itself among them."""
     part = None if entry.same is Same.node else key[0]
     cleared = picture.node(burst.node).cleared_at
     found = []
-    for (where, fault), one in picture.history.on(burst.node, part):
+    for (where, fault), other in picture.history.on(burst.node, part):
         alike = fits(fault, entry.faults) if entry.together else fault == burst.fault
-        if not alike or one.last_at < since or one.began_at > burst.last_at:
+        if not alike or other.last_at < since or other.began_at > burst.last_at:
             continue
-        if cleared is not None and one.last_at <= cleared:
+        if cleared is not None and other.last_at <= cleared:
             continue  # it was tested or repaired since
-        if entry.same is Same.unit and one.units != burst.units:
+        if entry.same is Same.unit and other.units != burst.units:
             continue
-        if entry.one_boot and one.boot_id != burst.boot_id:
+        if entry.one_boot and other.boot_id != burst.boot_id:
             continue
-        if _counts(picture, entry, where, one):
-            found.append(one)
+        if _counts(picture, entry, where, other):
+            found.append(other)
     return found
 
 
@@ -536,35 +552,41 @@ def _many(number: int, what: str) -> str:
 # --- combinations ----------------------------------------------------------------------------------------
 
 
-def _combined(rules: Ruleset, picture: Picture, key: Key, burst: FaultBurst, now: datetime) -> list[Finding]:
+def _find_combinations(
+    rules: Ruleset, picture: Picture, key: Key, burst: FaultBurst, now: datetime
+) -> list[Finding]:
     found = []
     for entry in rules.escalations.combinations:
-        own = next((group for group in entry.faults if fits(burst.fault, group)), None)
-        if own is None:
+        group_of_burst = next((group for group in entry.faults if fits(burst.fault, group)), None)
+        if group_of_burst is None:
             continue
-        parts = [_near(picture, entry, key, burst, group) for group in entry.faults if group is not own]
+        parts = [
+            _nearest_burst(picture, entry, key, burst, group)
+            for group in entry.faults
+            if group is not group_of_burst
+        ]
         if None in parts:
             continue
-        all_of = [burst, *(one for one in parts if one is not None)]
-        names = sorted(label(rules, one.fault) for one in all_of)
-        begun = sorted(str(one.began_at) for one in all_of)
+        all_of = [burst, *(part for part in parts if part is not None)]
+        names = sorted(fault_label(rules, other.fault) for other in all_of)
+        begun = sorted(str(other.began_at) for other in all_of)
         text = f"{' and '.join(names)} on {_gpu(burst)}"
         found.append(_history_finding(entry, entry.name, burst, text, (key[0], *begun), now))
     return found
 
 
-def _near(
+def _nearest_burst(
     picture: Picture, entry: Combination, key: Key, burst: FaultBurst, group: tuple[str, ...]
 ) -> FaultBurst | None:
     """The newest burst of these faults on the part that is near enough."""
     near = [
-        one
-        for (_, fault), one in picture.history.on(burst.node, key[0])
+        other
+        for (_, fault), other in picture.history.on(burst.node, key[0])
         if fits(fault, group)
-        and one.began_at - entry.within <= burst.last_at
-        and burst.began_at <= one.last_at + entry.within
+        and other.began_at - entry.within <= burst.last_at
+        and burst.began_at <= other.last_at + entry.within
     ]
-    return max(near, key=lambda one: one.last_at, default=None)
+    return max(near, key=lambda burst: burst.last_at, default=None)
 
 
 def _history_finding(

@@ -18,9 +18,9 @@ from healer.incidents.growth import (
     is_untouched,
     move_root,
     rank_of,
-    rank_told,
+    rank_of_finding,
 )
-from healer.incidents.shared import explains, goes_on, is_of_outage
+from healer.incidents.shared import may_follow_outage, still_explains, wave_continues
 from healer.model import (
     HARDWARE,
     WAVE_FAULT,
@@ -69,12 +69,12 @@ class Placement(NamedTuple):
 Placer = Callable[[Finding, Book], Placement | None]
 
 
-def stand_beside(finding: Finding, book: Book) -> Placement | None:
+def join_as_evidence(finding: Finding, book: Book) -> Placement | None:
     """Evidence for whoever reads the incident at its place: of hardware, or else the oldest."""
     if not finding.evidence_only:
         return None
     there = list(book.at(finding.component.node, (), finding.component))
-    incident = next((one for one in there if one.fault_class in HARDWARE), there[0] if there else None)
+    incident = next((other for other in there if other.fault_class in HARDWARE), there[0] if there else None)
     return Placement(Way.beside, incident) if incident is not None else Placement(Way.drop)
 
 
@@ -83,9 +83,14 @@ def explain_job(finding: Finding, book: Book) -> Placement | None:
     if finding.fault not in _OF_JOBS:
         return None
     jobs = book.hits.named(finding)
-    hard = (one for one in book.these(book.index.hard(None, jobs)) if _is_under(one, jobs, book))
+    hard = (
+        incident for incident in book.these(book.index.hard(None, jobs)) if _is_under(incident, jobs, book)
+    )
     fatal_only = finding.fault == HANG
-    return _first(Way.count, (one for one in hard if not fatal_only or one.fault_class is FaultClass.fatal))
+    return _first(
+        Way.count,
+        (incident for incident in hard if not fatal_only or incident.fault_class is FaultClass.fatal),
+    )
 
 
 def explain_wait(finding: Finding, book: Book) -> Placement | None:
@@ -94,7 +99,9 @@ def explain_wait(finding: Finding, book: Book) -> Placement | None:
     if node is None or finding.fault not in _WAITING:
         return None
     away = book.these(book.index.of_fault(SERVER_AWAY))
-    return _first(Way.count, (one for one in away if any(part.node == node for part in one.affected)))
+    return _first(
+        Way.count, (incident for incident in away if any(part.node == node for part in incident.affected))
+    )
 
 
 def explain_effect(finding: Finding, book: Book) -> Placement | None:
@@ -104,11 +111,11 @@ def explain_effect(finding: Finding, book: Book) -> Placement | None:
         return None
     jobs = book.hits.jobs_at_the_time(finding)
     hard = book.these(book.index.hard(finding.component.node, jobs))
-    found = _first(Way.count, (one for one in hard if is_near(one, finding)))
+    found = _first(Way.count, (incident for incident in hard if is_near(incident, finding)))
     if found is None and finding.teardown:
         soft = book.these(book.index.find(None, jobs, None))
-        errors = (one for one in soft if one.fault_class is FaultClass.application)
-        found = _first(Way.count, (one for one in errors if is_near(one, finding)))
+        errors = (incident for incident in soft if incident.fault_class is FaultClass.application)
+        found = _first(Way.count, (incident for incident in errors if is_near(incident, finding)))
     return found
 
 
@@ -121,19 +128,21 @@ def join_unknown_code(finding: Finding, book: Book) -> Placement | None:
     if finding.fault_class is not FaultClass.unknown or not fault_is(finding.fault, Trait.coded):
         return None
     asked = book.these(book.index.of_fault(finding.fault))
-    return _first(Way.join, (one for one in asked if one.fault_class is FaultClass.unknown))
+    return _first(Way.join, (incident for incident in asked if incident.fault_class is FaultClass.unknown))
 
 
 def join_same_cause(finding: Finding, book: Book) -> Placement | None:
     where = finding.component
     jobs = book.hits.jobs(finding) if finding.fault_class is FaultClass.application else ()
     there = book.at(where.node, jobs, where)
-    return _first(Way.join, (one for one in there if is_same(Pair(one, finding, book.policies))))
+    return _first(
+        Way.join, (incident for incident in there if is_same(Pair(incident, finding, book.policies)))
+    )
 
 
 def join_folded_wave(finding: Finding, book: Book) -> Placement | None:
     """The wave in which the incident of the finding's node and rule is folded."""
-    wave = folded_into(book, finding)
+    wave = wave_folding(book, finding)
     return Placement(Way.cover, wave) if wave is not None else None
 
 
@@ -141,12 +150,12 @@ def join_outage(finding: Finding, book: Book) -> Placement | None:
     """What members of an outage tell of links, packets and file servers belongs to it."""
     if finding.unusable or finding.fault_class is FaultClass.fatal or finding.component.node is None:
         return None
-    if not is_of_outage(finding.fault):
+    if not may_follow_outage(finding.fault):
         return None
     for fault in sorted(PLACES_SILENT):
-        for one in book.these(book.index.of_fault(fault)):
-            if any(part.node == finding.component.node for part in one.affected):
-                return Placement(Way.cover, one)
+        for incident in book.these(book.index.of_fault(fault)):
+            if any(part.node == finding.component.node for part in incident.affected):
+                return Placement(Way.cover, incident)
     return None
 
 
@@ -157,9 +166,9 @@ def join_broken_place(finding: Finding, book: Book) -> Placement | None:
     for sharing, place in book.places.keys(finding.fault, finding.component):
         named = Component(cluster=book.picture.cluster, device=place)
         for root in dict.fromkeys((book.places.root(sharing.place, place), named)):
-            for one in book.at(None, (), root):
-                if sharing in book.places.of_itself(one.fault) and explains(one, finding):
-                    return Placement(Way.cover, one)
+            for incident in book.at(None, (), root):
+                if sharing in book.places.of_itself(incident.fault) and still_explains(incident, finding):
+                    return Placement(Way.cover, incident)
     return None
 
 
@@ -180,14 +189,14 @@ def join_unseen_place(finding: Finding, book: Book) -> Placement | None:
         return None
     jobs = frozenset(book.hits.jobs(finding))
     just_now = book.now - timedelta(seconds=book.rules.settle_s)
-    for one in book.these(book.index.of_fault(finding.fault)):
-        together = one.opened >= just_now and not jobs.isdisjoint(one.jobs_hit)
-        if together and is_untouched(one) and book.places.is_unseen(one.fault, one.root):
-            return Placement(Way.join_nodes, one)
+    for incident in book.these(book.index.of_fault(finding.fault)):
+        together = incident.opened >= just_now and not jobs.isdisjoint(incident.jobs_hit)
+        if together and is_untouched(incident) and book.places.is_unseen(incident.fault, incident.root):
+            return Placement(Way.join_nodes, incident)
     return None
 
 
-def leave_to_its_time(finding: Finding, book: Book) -> Placement | None:
+def drop_late_effect(finding: Finding, book: Book) -> Placement | None:
     """An effect that is reported so late that the incident of its root is over, or a program's error on one
     more node of a job whose incident is over."""
     node, of_program = finding.component.node, finding.fault_class is FaultClass.application
@@ -211,7 +220,7 @@ def open_own(finding: Finding, book: Book) -> Placement:
 
 
 PLACERS: tuple[Placer, ...] = (
-    stand_beside,
+    join_as_evidence,
     explain_job,
     explain_wait,
     explain_effect,
@@ -223,7 +232,7 @@ PLACERS: tuple[Placer, ...] = (
     join_broken_place,
     join_wave,
     join_unseen_place,
-    leave_to_its_time,
+    drop_late_effect,
     open_own,
 )
 
@@ -251,10 +260,10 @@ def _is_under(incident: Incident, jobs: Set[str], book: Book) -> bool:
 def _is_known(new: Incident, finding: Finding, book: Book) -> bool:
     """Its evidence was told before. What still stands (a silence, a drain) opens again once what it was
     merged into is over."""
-    known = book.told_before(new.id)
-    if known is None or known.merged_into is None or finding.fault_class is not FaultClass.informational:
-        return known is not None
-    explained_by = book.told_before(known.merged_into)
+    before = book.told_before(new.id)
+    if before is None or before.merged_into is None or finding.fault_class is not FaultClass.informational:
+        return before is not None
+    explained_by = book.told_before(before.merged_into)
     return explained_by is not None and explained_by.is_open
 
 
@@ -262,24 +271,28 @@ def _moving(new: Incident, finding: Finding, book: Book) -> Iterator[Incident]:
     """Incidents that have just opened, that nobody has decided on, and whose root the finding names."""
     if finding.fault_class in HARDWARE:
         for other in book.at(new.root.node, new.jobs_hit, new.root):
-            both = Both(other, new, book.policies)
+            both = NewRoot(other, new, book.policies)
             if book.now - other.opened <= NEAR and is_untouched(other) and is_explained(both):
                 yield other
 
 
 def wave_of(book: Book, rule: Rule, node: str | None) -> Incident | None:
     """The open wave that a fault of this rule on this node now belongs to."""
-    known = book.these(book.index.of_fault(f"{WAVE_FAULT}{rule.name}"))
-    return next((one for one in known if goes_on(one, node, book.picture, book.now)), None)
+    waves = book.these(book.index.of_fault(f"{WAVE_FAULT}{rule.name}"))
+    return next(
+        (incident for incident in waves if wave_continues(incident, node, book.picture, book.now)), None
+    )
 
 
-def folded_into(book: Book, finding: Finding) -> Incident | None:
+def wave_folding(book: Book, finding: Finding) -> Incident | None:
     """The wave in which the incident of the finding's node and rule stands: this is more of it. That the node
     is surely unusable is news, where it was not known."""
     node, rule = finding.component.node, book.policies.of(finding)
-    for one in book.these(book.index.of_fault(f"{WAVE_FAULT}{rule.name}")):
-        if node in one.folded and not (finding.unusable and one.nodes.get(node or "") is not Verdict.isolate):
-            return one
+    for incident in book.these(book.index.of_fault(f"{WAVE_FAULT}{rule.name}")):
+        if node in incident.folded and not (
+            finding.unusable and incident.nodes.get(node or "") is not Verdict.isolate
+        ):
+            return incident
     return None
 
 
@@ -314,58 +327,60 @@ def is_same(pair: Pair) -> bool:
     return False
 
 
-def _persons_word(pair: Pair) -> bool | None:
+def _stopped_by_person(pair: Pair) -> bool | None:
     """A person stopped healer on a node that still worked: that it is gone now is news."""
-    one = pair.incident
-    return False if one.stopped_by is not None and pair.finding.unusable and not one.unusable else None
+    incident = pair.incident
+    return (
+        False if incident.stopped_by is not None and pair.finding.unusable and not incident.unusable else None
+    )
 
 
 def _exactly(pair: Pair) -> bool | None:
-    one, finding = pair.incident, pair.finding
-    alike = one.fault == finding.fault and one.rule == finding.rule
-    return True if alike and one.root.may_equal(finding.component) else None
+    incident, finding = pair.incident, pair.finding
+    alike = incident.fault == finding.fault and incident.rule == finding.rule
+    return True if alike and incident.root.may_equal(finding.component) else None
 
 
-def _unusual(pair: Pair) -> bool | None:
-    beside = (
+def _is_only_evidence(pair: Pair) -> bool | None:
+    is_evidence = (
         fault_is(pair.finding.fault, Trait.evidence)
         and pair.incident.fault_class in HARDWARE
         and pair.same_node
     )
-    return True if beside else None
+    return True if is_evidence else None
 
 
 def _root_came_late(pair: Pair) -> bool | None:
     """A GPU is gone, and what was told first of its node follows from that."""
-    one, finding = pair.incident, pair.finding
+    incident, finding = pair.incident, pair.finding
     late = (
         pair.same_node
         and fault_is(finding.fault, Trait.lost_gpu)
-        and fault_is(one.fault, Trait.follows_lost_gpu)
+        and fault_is(incident.fault, Trait.follows_lost_gpu)
     )
-    return False if late and is_untouched(one) and is_near(one, finding) else None
+    return False if late and is_untouched(incident) and is_near(incident, finding) else None
 
 
 def _of_the_node(pair: Pair) -> bool | None:
     """Worse news about the node is a new incident under the rule that may act on it; it takes the milder one
     in. Anything else belongs to what is already known of the node."""
-    one, finding, policies = pair
+    incident, finding, policies = pair
     if not (pair.hardware and pair.same_node):
         return None
-    if are_independent_parts(one.fault, finding.fault) and not is_near(one, finding):
+    if are_independent_parts(incident.fault, finding.fault) and not is_near(incident, finding):
         return False
-    alike = one.fault_class is finding.fault_class
+    alike = incident.fault_class is finding.fault_class
     ours = policies.of(finding).name
-    weaker = alike and policies.weaker(one.rule, ours)
-    milder = rank_told(finding) <= rank_of(one) or (alike and policies.weaker(ours, one.rule))
-    return milder and not (weaker and is_free(one))
+    weaker = alike and policies.weaker(incident.rule, ours)
+    milder = rank_of_finding(finding) <= rank_of(incident) or (alike and policies.weaker(ours, incident.rule))
+    return milder and not (weaker and is_free(incident))
 
 
 def _of_the_cable(pair: Pair) -> bool | None:
     """The other end tells of the same cable: the end that says more is the root."""
     if not pair.hardware or pair.incident.root == pair.finding.component:
         return None
-    worse = rank_told(pair.finding) > rank_of(pair.incident)
+    worse = rank_of_finding(pair.finding) > rank_of(pair.incident)
     return not (worse and is_untouched(pair.incident))
 
 
@@ -380,10 +395,10 @@ def _awaits_proof(pair: Pair) -> bool | None:
 
 
 _JUDGES = (
-    _persons_word,
+    _stopped_by_person,
     _awaits_proof,
     _exactly,
-    _unusual,
+    _is_only_evidence,
     _root_came_late,
     _of_the_node,
     _of_the_cable,
@@ -399,7 +414,7 @@ def is_free(incident: Incident) -> bool:
 # --- what a new root explains ------------------------------------------------------------------------------
 
 
-class Both(NamedTuple):
+class NewRoot(NamedTuple):
     """`root` is new; `other` was open before it, of the same node, the same cable, or a job that it hits and
     with no hardware to blame."""
 
@@ -416,7 +431,7 @@ class Both(NamedTuple):
         return rank_of(self.other) < rank_of(self.root)
 
 
-def are_apart(both: Both) -> bool:
+def are_apart(both: NewRoot) -> bool:
     """Of one node at different times, and independent: GPU, network and disks, or two GPUs."""
     far = abs(both.root.opened - both.other.opened) > NEAR
     return (
@@ -426,13 +441,13 @@ def are_apart(both: Both) -> bool:
     )
 
 
-def _are_other_gpus(both: Both) -> bool:
-    one, other = both.root.root, both.other.root
-    pairs = ((one.pci, other.pci), (one.gpu, other.gpu))
+def _are_other_gpus(both: NewRoot) -> bool:
+    root, other = both.root.root, both.other.root
+    pairs = ((root.pci, other.pci), (root.gpu, other.gpu))
     return any(ours is not None and theirs is not None and ours != theirs for ours, theirs in pairs)
 
 
-def is_weaker(both: Both) -> bool:
+def is_weaker(both: NewRoot) -> bool:
     """What is only watched of the node, or unusual: it goes whatever works on it, and its evidence stays."""
     other, root, policies = both
     watched = other.fault_class is root.fault_class is FaultClass.degraded and both.same_node
@@ -440,38 +455,38 @@ def is_weaker(both: Both) -> bool:
     return (weaker and is_free(other)) or (fault_is(other.fault, Trait.evidence) and both.same_node)
 
 
-def worse_while_busy(both: Both) -> bool:
+def is_worse_while_busy(both: NewRoot) -> bool:
     """Worse news of a node or a job that a run works on: that one ends as it can."""
     worse = (both.same_node and both.less) or _hung_job(both)
     return both.other.run is not None and worse
 
 
-def is_explained(both: Both) -> bool:
+def is_explained(both: NewRoot) -> bool:
     """Whether the new root is what the other one comes from; nothing works on that."""
     return any(explain(both) for explain in _EXPLAINS)
 
 
-def _milder(both: Both) -> bool:
+def _milder(both: NewRoot) -> bool:
     hardware = both.other.fault_class in HARDWARE and both.root.fault_class is FaultClass.fatal
     return hardware and both.same_node and both.less
 
 
-def _followed(both: Both) -> bool:
+def _followed(both: NewRoot) -> bool:
     gone = fault_is(both.root.fault, Trait.lost_gpu)
     follows = fault_is(both.other.fault, Trait.follows_lost_gpu)
     return gone and follows and both.same_node and is_untouched(both.other)
 
 
-def _slow_job(both: Both) -> bool:
+def _slow_job(both: NewRoot) -> bool:
     return both.other.fault == JOB_SLOW and both.other.root.job in both.root.jobs_hit
 
 
-def _hung_job(both: Both) -> bool:
+def _hung_job(both: NewRoot) -> bool:
     fatal = both.root.fault_class is FaultClass.fatal and both.root.root.node is not None
     return fatal and both.other.fault == HANG and both.other.root.job in both.root.jobs_hit
 
 
-def _sympathetic(both: Both) -> bool:
+def _sympathetic(both: NewRoot) -> bool:
     """Errors of the job's processes just before."""
     other, root = both.other, both.root
     lately = root.opened - other.opened <= NEAR or _happened_together(both)
@@ -479,19 +494,19 @@ def _sympathetic(both: Both) -> bool:
     return other.fault_class is FaultClass.application and lately and ours
 
 
-def _happened_together(both: Both) -> bool:
+def _happened_together(both: NewRoot) -> bool:
     """By the senders' clocks, though the root was reported late."""
     other, root = both.other, both.root
     late = timedelta(0) <= root.opened - other.opened <= LATE
-    return late and abs(_told_at(root) - _told_at(other)) <= NEAR
+    return late and abs(_reported_at(root) - _reported_at(other)) <= NEAR
 
 
-def _told_at(incident: Incident) -> datetime:
+def _reported_at(incident: Incident) -> datetime:
     """When it was by the clock of whoever told it first."""
     return incident.evidence[0].at if incident.evidence else incident.opened
 
 
-def packets_lost(both: Both) -> bool:
+def has_lost_packets(both: NewRoot) -> bool:
     """Links of a job's other nodes lost what came from the part that broke."""
     other, root = both.other, both.root
     lately = abs(root.opened - other.opened) <= NEAR or _happened_together(both)
@@ -500,7 +515,7 @@ def packets_lost(both: Both) -> bool:
     return lately and is_idle(other) and lost and broke and not set(other.jobs_hit).isdisjoint(root.jobs_hit)
 
 
-def _other_end(both: Both) -> bool:
+def _other_end(both: NewRoot) -> bool:
     """Of two ends of a cable the one that says more."""
     hardware = both.other.fault_class in HARDWARE and both.other.fault != JOB_SLOW
     return hardware and not both.same_node and both.other.root != both.root.root and both.less

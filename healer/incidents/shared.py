@@ -68,17 +68,17 @@ class Places:
         """The name of the place; empty where nobody tells it. A switch that tells of itself is at itself, a
         rack in the row of its nodes."""
         if where.node is None:
-            own = where.switch or where.device or ""
+            name = where.switch or where.device or ""
             if kind is PlaceKind.row:
-                return self._rows.get(own, "")
-            return own if kind is PlaceKind.switch and own in self._switches else ""
+                return self._rows.get(name, "")
+            return name if kind is PlaceKind.switch and name in self._switches else ""
         leaf = self._rules.topology.leaf_of(where.node, where.nic) if where.nic else ""
         if kind is PlaceKind.switch and leaf:
             return leaf
         shown = self.nodes.get(where.node)
-        known = getattr(shown, kind) if shown is not None else ""
-        known = known or getattr(self._rules.topology.place(self._picture.cluster, where.node), kind)
-        return known or (self._domain(where.node) if kind is PlaceKind.domain else "")
+        place = getattr(shown, kind) if shown is not None else ""
+        place = place or getattr(self._rules.topology.place(self._picture.cluster, where.node), kind)
+        return place or (self._domain(where.node) if kind is PlaceKind.domain else "")
 
     @cached_property
     def _rows(self) -> dict[str, str]:
@@ -92,21 +92,21 @@ class Places:
 
     def _domain(self, node: str) -> str:
         """The NVLink domain as the driver itself tells it; else, of a rack that is built as one, the rack."""
-        known = self._picture.nodes.get(node)
-        if known is not None and (told := known.facts.get("nvlink_domain", "")):
-            return told
+        state = self._picture.nodes.get(node)
+        if state is not None and (domain := state.facts.get("nvlink_domain", "")):
+            return domain
         shown = self.nodes.get(node)
         whole = shown is not None and self._is_one_domain(shown)
         return self.of(Component(cluster=self._picture.cluster, node=node), PlaceKind.rack) if whole else ""
 
     def _is_one_domain(self, node: SlurmNode) -> bool:
         """Whether one NVLink domain joins the whole rack of this node's GPU model."""
-        known = self._whole_racks.get(node.gpu_model)
-        if known is None:
+        whole_rack = self._whole_racks.get(node.gpu_model)
+        if whole_rack is None:
             name = gpu_model(self._rules.gpu_models, node)
-            values = next((one.values for one in self._rules.gpu_models if one.name == name), {})
-            known = self._whole_racks[node.gpu_model] = values.get("nvlink_rack", 0) == 1
-        return known
+            values = next((model.values for model in self._rules.gpu_models if model.name == name), {})
+            whole_rack = self._whole_racks[node.gpu_model] = values.get("nvlink_rack", 0) == 1
+        return whole_rack
 
     def root(self, kind: PlaceKind, name: str) -> Component:
         """A rack, a PDU and a domain go by their names, as their own telemetry does."""
@@ -127,22 +127,22 @@ class Places:
 
     def is_unseen(self, fault: str, where: Component) -> bool:
         """One node's word is enough for this fault to be a place's, and nobody tells the place."""
-        alone = [one for one in self._of_fault(fault)[0] if one.at_least == 1]
-        return bool(alone) and not any(self.of(where, one.place) for one in alone)
+        alone = [incident for incident in self._of_fault(fault)[0] if incident.at_least == 1]
+        return bool(alone) and not any(self.of(where, sharing.place) for sharing in alone)
 
     def of_itself(self, fault: str) -> Sequence[Sharing]:
         """Those that a fault of the place itself stands for."""
         return self._of_fault(fault)[1]
 
     def _of_fault(self, fault: str) -> tuple[list[Sharing], list[Sharing]]:
-        known = self._sharings.get(fault)
-        if known is None:
+        sharings = self._sharings.get(fault)
+        if sharings is None:
             all_ = self._rules.sharings
-            known = self._sharings[fault] = (
-                [one for one in all_ if fits(fault, one.faults)],
-                [one for one in all_ if fault == one.fault or fits(fault, one.itself)],
+            sharings = self._sharings[fault] = (
+                [sharing for sharing in all_ if fits(fault, sharing.faults)],
+                [sharing for sharing in all_ if fault == sharing.fault or fits(fault, sharing.itself)],
             )
-        return known
+        return sharings
 
     @cached_property
     def _sizes(self) -> dict[tuple[PlaceKind, str], int]:
@@ -167,13 +167,13 @@ def unit(where: Component) -> str:
 
 def is_shared(sharing: Sharing, members: Sequence[Incident], size: int) -> bool:
     """Whether so many have it that it is the place's."""
-    units = len({unit(one.root) for one in members})
+    units = len({unit(incident.root) for incident in members})
     return units >= sharing.at_least and units >= sharing.share * size
 
 
 def place_finding(sharing: Sharing, root: Component, place: str, members: Sequence[Incident]) -> Finding:
     """The claim that the place has the fault, from its members, the oldest first."""
-    names = list(dict.fromkeys(unit(one.root) for one in members))
+    names = list(dict.fromkeys(unit(incident.root) for incident in members))
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     place_words = f"{sharing.place.replace('domain', 'NVLink domain')} {place}"
     some = f"{len(names)} nodes of it" if len(names) > 1 else names[0]
@@ -183,16 +183,16 @@ def place_finding(sharing: Sharing, root: Component, place: str, members: Sequen
         fault=sharing.fault,
         fault_class=FaultClass.degraded,
         component=root,
-        at=min(one.evidence[0].at if one.evidence else one.opened for one in members),
-        arrived_at=max(one.updated for one in members),
+        at=min(incident.evidence[0].at if incident.evidence else incident.opened for incident in members),
+        arrived_at=max(incident.updated for incident in members),
         text=text,
         title=f"{sharing.title} ({place_words})",
         confidence=0.9,
-        evidence=tuple(one.evidence[0] for one in members if one.evidence)[:1],
+        evidence=tuple(incident.evidence[0] for incident in members if incident.evidence)[:1],
     )
 
 
-def explains(incident: Incident, finding: Finding) -> bool:
+def still_explains(incident: Incident, finding: Finding) -> bool:
     """What a place explained an hour ago says nothing of what breaks now."""
     return min(finding.at, finding.arrived_at) - incident.updated <= EXPLAINS_FOR
 
@@ -244,24 +244,24 @@ def wave_among(
     members: Sequence[Incident], places: Places, picture: Picture, limit: int, now: datetime
 ) -> Wave | None:
     """The wave that these incidents of one rule make, the oldest first; None: too few."""
-    storm = [one for one in members if now - one.opened < STORM_WINDOW]
+    storm = [incident for incident in members if now - incident.opened < STORM_WINDOW]
     if _node_count(storm) >= limit:
         return _wave(storm, places, picture, "in 5 min")
     by_version: dict[tuple[str, str], list[Incident]] = {}
-    for one in members:
-        for fact, (version, changed_at) in sorted(_new_versions(one.root.node, picture).items()):
-            if timedelta(0) <= one.opened - changed_at <= ROLL_OUT:
-                by_version.setdefault((fact, version), []).append(one)
+    for incident in members:
+        for fact, (version, changed_at) in sorted(_new_versions(incident.root.node, picture).items()):
+            if timedelta(0) <= incident.opened - changed_at <= ROLL_OUT:
+                by_version.setdefault((fact, version), []).append(incident)
     worst = max(by_version.values(), key=_node_count, default=[])
     return _wave(worst, places, picture, "within a day") if _node_count(worst) >= limit else None
 
 
-def goes_on(wave: Incident, node: str | None, picture: Picture, now: datetime) -> bool:
+def wave_continues(wave: Incident, node: str | None, picture: Picture, now: datetime) -> bool:
     """Whether what is told of the node now is of that wave: it is fresh, or the node has the version that all
     of its nodes were given."""
     if now - wave.updated <= GOES_ON:
         return True
-    nodes = [*(one.node for one in wave.affected), node]
+    nodes = [*(part.node for part in wave.affected), node]
     given = [
         {(fact, version) for fact, (version, _) in picture.new_versions.get(name or "", {}).items()}
         for name in nodes
@@ -270,19 +270,19 @@ def goes_on(wave: Incident, node: str | None, picture: Picture, now: datetime) -
 
 
 def wave_going_on(
-    known: Incident, members: Sequence[Incident], places: Places, picture: Picture
+    wave: Incident, members: Sequence[Incident], places: Places, picture: Picture
 ) -> Wave | None:
     """The wave with what came since; None: nothing did."""
-    parts = set(known.affected)
-    theirs = [one for one in members if one.root in parts or one.opened >= known.opened]
-    if all(one.root in parts for one in theirs):
+    parts = set(wave.affected)
+    theirs = [incident for incident in members if incident.root in parts or incident.opened >= wave.opened]
+    if all(incident.root in parts for incident in theirs):
         return None
-    return _wave(theirs, places, picture, f"since {known.opened:%H:%M} UTC", known.affected)
+    return _wave(theirs, places, picture, f"since {wave.opened:%H:%M} UTC", wave.affected)
 
 
-def grown_wave(known: Incident, places: Places, picture: Picture) -> Wave:
+def grown_wave(wave: Incident, places: Places, picture: Picture) -> Wave:
     """The wave as it is with the nodes that it covers now."""
-    return _wave((), places, picture, f"since {known.opened:%H:%M} UTC", known.affected)
+    return _wave((), places, picture, f"since {wave.opened:%H:%M} UTC", wave.affected)
 
 
 def _new_versions(node: str | None, picture: Picture) -> dict[str, tuple[str, datetime]]:
@@ -290,19 +290,19 @@ def _new_versions(node: str | None, picture: Picture) -> dict[str, tuple[str, da
 
 
 def _node_count(members: Iterable[Incident]) -> int:
-    return len({one.root.node for one in members})
+    return len({incident.root.node for incident in members})
 
 
 def _wave(
     members: Sequence[Incident], places: Places, picture: Picture, span: str, before: Sequence[Component] = ()
 ) -> Wave:
-    parts = [one for one in (*before, *(one.root for one in members)) if one.node]
+    parts = [incident for incident in (*before, *(incident.root for incident in members)) if incident.node]
     root, words = _shared_by(parts, places, picture)
-    return Wave(tuple(members), frozenset(one.node or "" for one in parts), root, words, span)
+    return Wave(tuple(members), frozenset(part.node or "" for part in parts), root, words, span)
 
 
 def wave_title(wave: Wave, rule: Rule) -> str:
-    faults = {one.fault for one in wave.members}
+    faults = {incident.fault for incident in wave.members}
     what = code_of(next(iter(faults))) if len(faults) == 1 else ""
     what = what or f"{rule.title[:1].lower()}{rule.title[1:]}"
     shared = f", {wave.shared}" if wave.shared else ""
@@ -311,14 +311,14 @@ def wave_title(wave: Wave, rule: Rule) -> str:
 
 def _shared_by(parts: Sequence[Component], places: Places, picture: Picture) -> tuple[Component, str]:
     """What all of them share and the rest of the fleet does not."""
-    names = {one.node or "" for one in parts}
+    names = {part.node or "" for part in parts}
     root = Component(cluster=picture.cluster)
     changed = [
-        {(fact, told[0]) for fact, told in _new_versions(name, picture).items()} for name in sorted(names)
+        {(fact, change[0]) for fact, change in _new_versions(name, picture).items()} for name in sorted(names)
     ]
     given = sorted(set.intersection(*changed))
     for kind in PlaceKind:
-        found = {places.of(one, kind) for one in parts}
+        found = {places.of(part, kind) for part in parts}
         place = found.pop()
         if not place or found or places.size(kind, place) >= len(places.nodes):
             continue
@@ -329,14 +329,16 @@ def _shared_by(parts: Sequence[Component], places: Places, picture: Picture) -> 
     for fact, version in given:
         return root, f"all since their {FACTS[fact]} became {version}"
     drivers = {places.nodes[name].driver for name in names if name in places.nodes}
-    told = drivers.pop() if len(drivers) == 1 else ""
-    others = any(node.driver not in {"", told} for node in places.nodes.values())
-    return root, f"all with driver {told}" if told and others else ""
+    driver = drivers.pop() if len(drivers) == 1 else ""
+    others = any(node.driver not in {"", driver} for node in places.nodes.values())
+    return root, f"all with driver {driver}" if driver and others else ""
 
 
 def is_urgent(wave: Wave) -> bool:
     """Somebody has to look now: hardware of many nodes is told to be broken."""
-    return any(one.severity <= Severity.P2 and one.fault_class in HARDWARE for one in wave.members)
+    return any(
+        incident.severity <= Severity.P2 and incident.fault_class in HARDWARE for incident in wave.members
+    )
 
 
 def wave_finding(wave: Wave, rule: Rule, title: str) -> Finding:
@@ -347,7 +349,7 @@ def wave_finding(wave: Wave, rule: Rule, title: str) -> Finding:
         fault_class=FaultClass.degraded if is_urgent(wave) else FaultClass.informational,
         component=wave.root,
         at=first.evidence[0].at if first.evidence else first.opened,
-        arrived_at=max(one.opened for one in wave.members),
+        arrived_at=max(incident.opened for incident in wave.members),
         text=title,
         confidence=0.8,
         evidence=first.evidence[:1],
@@ -356,7 +358,7 @@ def wave_finding(wave: Wave, rule: Rule, title: str) -> Finding:
 
 def wave_fields(wave: Wave, rule: Rule) -> dict[str, Any]:
     """How urgent it is, and who is told. The breaker pages for those that it holds."""
-    causes = {one.cause for one in wave.members}
+    causes = {incident.cause for incident in wave.members}
     return {
         "severity": Severity.P1 if is_urgent(wave) else Severity.P2,
         "remedy": (Remedy.none,) if rule.playbook is not None else (Remedy.notify,),
@@ -368,25 +370,25 @@ def wave_fields(wave: Wave, rule: Rule) -> dict[str, Any]:
 _OF_OUTAGE = frozenset({Trait.network, Trait.link_down, Trait.loses_packets, Trait.waits_for_files})
 
 
-def is_of_outage(fault: str) -> bool:
+def may_follow_outage(fault: str) -> bool:
     return fault in {SERVER_AWAY, REBOOTED} or not _OF_OUTAGE.isdisjoint(traits_of(fault))
 
 
-def covers(one: Incident, other: Incident) -> bool:
+def explains_silence(outage: Incident, other: Incident) -> bool:
     """Whether `one` explains the silence of `other`. A node that is judged alone after its place's outage has
     died in it."""
-    if other.fault not in silences_behind(one.fault):
+    if other.fault not in silences_behind(outage.fault):
         return False
-    if one.fault in OUTAGES and other.unusable and other.opened > one.opened:
+    if outage.fault in OUTAGES and other.unusable and other.opened > outage.opened:
         return False
     anywhere = other.root.node is None or other.fault == NODE_OFFLINE
-    if one.fault == FLEET_OFFLINE or (one.fault == FLEET_SILENT and anywhere):
+    if outage.fault == FLEET_OFFLINE or (outage.fault == FLEET_SILENT and anywhere):
         return True  # about every node, whichever it names
-    mine = {part.node for part in (*one.affected, one.root)} - {None}
+    covered = {part.node for part in (*outage.affected, outage.root)} - {None}
     if other.root.node is None:
         theirs = {part.node for part in other.affected}
         if other.fault in PLACES_SILENT:  # the first to be missed share a PDU, and all of them a switch
-            return len(theirs) < len(mine) and 2 * len(theirs & mine) >= len(theirs)
+            return len(theirs) < len(covered) and 2 * len(theirs & covered) >= len(theirs)
         # Slurm says of the place what its senders' silence said
-        return other.root == one.root or bool(theirs and theirs <= mine)
-    return other.root.node in mine
+        return other.root == outage.root or bool(theirs and theirs <= covered)
+    return other.root.node in covered

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres.node_rows import PostgresLemons, read_lemons
 from healer.adapters.postgres.tables import incidents, messages
-from healer.incidents.node_history import lemon_past
+from healer.incidents.node_history import lemon_record
 from healer.model import IncidentState, LemonPart, LemonScore
 from tests.unit.actions.test_verbs import CLUSTER, INCIDENT, NODE, START
 
@@ -37,7 +37,7 @@ def test_a_nodes_past_is_what_its_incidents_and_tickets_tell(fresh_database: sa.
         told |= {"doc": {}, "state": "queued", "at": START, "page": False}
         conn.execute(sa.insert(messages).values({c.name: told[c.name] for c in messages.c if c.name in told}))
     told_of = PostgresLemons(fresh_database, CLUSTER).histories(START - 42 * DAY)
-    found = [lemon_past(history, node, START) for node, history in told_of]
+    found = [lemon_record(history, node, START) for node, history in told_of]
     assert [(one.node, len(one.faults), len(one.tickets)) for one in found] == [(NODE, 1, 1)]
 
 

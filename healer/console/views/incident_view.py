@@ -22,8 +22,8 @@ from healer.console.views.runs_view import RunRow, StepRow, asks, run_row, steps
 from healer.console.views.timeline_view import timeline
 from healer.console.words import listed, plain
 from healer.engine.records import IncidentRecord
-from healer.incidents.impact import lost_together, lost_words
-from healer.incidents.incident_verdict import place, set_aside_words, sure_words
+from healer.incidents.impact import loss_text, total_loss_text
+from healer.incidents.incident_verdict import certainty_text, place, ruled_out_text
 from healer.model import (
     ENDED_RUN_STATES,
     Component,
@@ -255,14 +255,14 @@ def verdict_view(verdict: IncidentVerdict) -> VerdictView:
         nodes=tuple((name, one.value) for name, one in worst_first[:NODES_SHOWN]),
         more_nodes=max(0, len(worst_first) - NODES_SHOWN),
         why=verdict.why,
-        aside=tuple(set_aside_words(one) for one in verdict.set_aside),
+        aside=tuple(ruled_out_text(one) for one in verdict.set_aside),
         retest=verdict.retest.text if verdict.retest else "",
     )
 
 
 def sure(verdict: IncidentVerdict) -> str:
     """`certain`, `likely, 80 %`"""
-    return sure_words(verdict.certainty)
+    return certainty_text(verdict.certainty)
 
 
 def view_incident(
@@ -284,7 +284,7 @@ def view_incident(
         verdict=verdict_view(detail.verdict),
         jobs=jobs,
         more_jobs=max(0, len(incident.jobs_hit) - JOBS_SHOWN),
-        lost=lost_together(incident.hit),
+        lost=total_loss_text(incident.hit),
         jobs_note=_jobs_note(incident),
         runs=tuple(
             RunView(row=run_row(run.run, now), steps=tuple(steps(run.log, incident.opened)))
@@ -323,7 +323,7 @@ def _job(
         id=job,
         user=hit.user if hit else "",
         gpus=words.plural(hit.gpus, "GPU") if hit and hit.gpus else "",
-        lost=lost_words(hit) if hit else "",
+        lost=loss_text(hit) if hit else "",
         done=done,
         said=said,
         told=told,
@@ -398,7 +398,7 @@ def report(detail: IncidentRecord, now: datetime, said: Callable[[str], str] = s
         ),
         plain(said(f"- Opened {words.utc(incident.opened)}; closed: {closed}")),
         said(f"- Jobs hit: {', '.join(incident.jobs_hit) or 'none'}"),
-        said(f"- Lost: {lost_together(incident.hit) or 'not known'}"),
+        said(f"- Lost: {total_loss_text(incident.hit) or 'not known'}"),
         said(f"- Report made {words.utc(now)}"),
         *listed("Why", verdict.why, said),
         *listed("Set aside", verdict.aside, said),

@@ -17,7 +17,7 @@ from healer.detection.lemons import (
     scores,
     sentence,
 )
-from healer.incidents.node_history import lemon_past
+from healer.incidents.node_history import lemon_record
 from healer.model import (
     Component,
     FaultClass,
@@ -187,7 +187,7 @@ def test_faults_of_the_hardware_count_and_notes_false_alarms_and_others_do_not()
         ),
         ticketed=frozenset({f"{7:032x}"}),
     )
-    told = lemon_past(history, NODE, START)
+    told = lemon_record(history, NODE, START)
     assert [fault for _, fault in told.faults] == ["xid-79", "nic-lost"]
     assert told.tickets == (ago(3),)
     assert told.out == pytest.approx(0.2 / 14)  # of the drain too
@@ -197,8 +197,8 @@ def test_what_a_person_or_a_repair_has_weighed_is_over_and_what_ended_by_itself_
     old, new = incident(1, 9), incident(3, 2)
     repaired = incident(2, 5, LEMON_NODE, closed=ago(4), closed_why="returned to service")
     by_itself = incident(2, 5, LEMON_NODE, closed=ago(4), closed_why="well again since 03:00:00 UTC")
-    assert len(lemon_past(NodeHistory(incidents=(old, repaired, new)), NODE, START).faults) == 1
-    assert len(lemon_past(NodeHistory(incidents=(old, by_itself, new)), NODE, START).faults) == 2
+    assert len(lemon_record(NodeHistory(incidents=(old, repaired, new)), NODE, START).faults) == 1
+    assert len(lemon_record(NodeHistory(incidents=(old, by_itself, new)), NODE, START).faults) == 2
 
 
 # --- telling ---

@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 
-from healer.incidents.impact import hits_wait, lives_lost, lost_together, lost_words, with_hits
+from healer.incidents.impact import (
+    has_unsettled_hits,
+    loss_text,
+    losses_by_restart,
+    total_loss_text,
+    with_hits,
+)
 from healer.model import (
     Component,
     Evidence,
@@ -98,7 +104,7 @@ def test_only_the_gpus_that_the_job_held_count() -> None:
 def test_a_checkpoint_after_the_fault_shows_that_the_work_went_on() -> None:
     one = with_hits(incident(), shown(job()), lambda _: saved(later(60)), later(90))
     assert one.hit[0].basis is HitBasis.runs_on
-    assert hits_wait(one)
+    assert has_unsettled_hits(one)
 
 
 def test_a_job_that_began_after_the_fault_lost_nothing_by_it() -> None:
@@ -133,14 +139,14 @@ def test_a_restart_that_healer_made_for_it_costs_the_work_before() -> None:
 def test_what_slurm_never_showed_is_unknown_and_asked_no_more() -> None:
     one = with_hits(incident(), shown(), lambda _: None, START)
     assert [(it.basis, it.lost_gpu_hours) for it in one.hit] == [(HitBasis.unknown, None)]
-    assert not hits_wait(one)
+    assert not has_unsettled_hits(one)
     assert with_hits(incident(), None, lambda _: None, START).hit == one.hit
 
 
 def test_a_job_that_was_not_hit_after_all_is_dropped() -> None:
     before = with_hits(incident(jobs_hit=("4711", "9")), shown(job(), job(id="9")), lambda _: None, START)
     final = incident(hit=before.hit, jobs_hit=("4711",))
-    assert hits_wait(final)
+    assert has_unsettled_hits(final)
     after = with_hits(final, shown(job(), job(id="9")), lambda _: None, START)
     assert [it.job for it in before.hit] == ["4711", "9"]
     assert [it.job for it in after.hit] == ["4711"]
@@ -152,17 +158,17 @@ def test_a_life_is_lost_once_however_many_incidents_hit_it() -> None:
             hit=(JobHit(job="4711", basis=HitBasis.start, restart=restart, lost_gpu_hours=hours),)
         )
 
-    found = lives_lost("4711", [lost(3.0), lost(5.0), lost(None), lost(1.0, 1)])
+    found = losses_by_restart("4711", [lost(3.0), lost(5.0), lost(None), lost(1.0, 1)])
     assert {life: one.lost_gpu_hours for life, one in found.items()} == {0: 5.0, 1: 1.0}
-    assert lives_lost("9", [lost(3.0)]) == {}
+    assert losses_by_restart("9", [lost(3.0)]) == {}
 
 
 def test_the_loss_in_words() -> None:
     known = JobHit(job="1", basis=HitBasis.checkpoint, since=START, lost_gpu_hours=32.0)
     at_most = JobHit(job="2", basis=HitBasis.start, lost_gpu_hours=1200.5)
     unknown = JobHit(job="3", basis=HitBasis.unknown)
-    assert lost_words(known) == "32 GPU-hours lost since the checkpoint of 20 Nov 03:00 UTC"
-    assert lost_words(at_most) == "at most 1,200 GPU-hours lost: it told no durable checkpoint"
-    assert lost_together((known, at_most, unknown)) == "1,232 GPU-hours lost, 1,200 of them at most"
-    assert lost_together((at_most,)) == "at most 1,200 GPU-hours lost"
-    assert lost_together((unknown,)) == ""
+    assert loss_text(known) == "32 GPU-hours lost since the checkpoint of 20 Nov 03:00 UTC"
+    assert loss_text(at_most) == "at most 1,200 GPU-hours lost: it told no durable checkpoint"
+    assert total_loss_text((known, at_most, unknown)) == "1,232 GPU-hours lost, 1,200 of them at most"
+    assert total_loss_text((at_most,)) == "at most 1,200 GPU-hours lost"
+    assert total_loss_text((unknown,)) == ""

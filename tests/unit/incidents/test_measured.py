@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import msgspec
 
-from healer.incidents.growth import heard_with, senses_of, spoken
+from healer.incidents.growth import add_reports, senses_of, senses_text
 from healer.model import (
     EVIDENCE_KEPT,
     Component,
@@ -35,7 +35,7 @@ def test_a_finding_about_a_node_that_is_known_to_be_bad_is_evidence() -> None:
     site.find("gpu-hot", gpu=3)
     assert open_rules(site) == ["straggler"]
     assert senses_of(site.incident, site.now) == (Sense.metrics, Sense.step_times)
-    assert spoken(senses_of(site.incident, site.now)) == "metrics and step times"
+    assert senses_text(senses_of(site.incident, site.now)) == "metrics and step times"
 
 
 def test_a_rule_that_may_act_takes_in_one_that_never_does_with_its_evidence() -> None:
@@ -68,7 +68,7 @@ def test_what_a_check_measured_last_week_is_no_second_sense_today() -> None:
     for days, senses in ((7, (Sense.step_times,)), (0, (Sense.step_times, Sense.hook))):
         measured = site.now - timedelta(days=days)
         checks = tuple(msgspec.structs.replace(one, sense=Sense.hook, at=measured) for one in told.evidence)
-        heard = heard_with(site.incident, msgspec.structs.replace(told, evidence=checks))
+        heard = add_reports(site.incident, msgspec.structs.replace(told, evidence=checks))
         assert senses_of(msgspec.structs.replace(site.incident, heard=heard), site.now) == senses
 
 

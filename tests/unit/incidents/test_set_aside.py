@@ -2,7 +2,7 @@
 
 from datetime import UTC, datetime
 
-from healer.incidents.growth import SET_ASIDE_KEPT, with_set_aside
+from healer.incidents.growth import SET_ASIDE_KEPT, add_ruled_out
 from healer.model import Component, FaultClass, Incident, RuledOut
 
 AT = datetime(2026, 11, 20, 3, tzinfo=UTC)
@@ -29,20 +29,20 @@ def aside(what: str, where: Component = GPU, count: int = 1) -> RuledOut:
 
 
 def test_the_same_thing_again_only_counts() -> None:
-    one = with_set_aside(with_set_aside(incident(), aside("Xid 45")), aside("Xid 45", count=3))
+    one = add_ruled_out(add_ruled_out(incident(), aside("Xid 45")), aside("Xid 45", count=3))
     assert [(it.what, it.count, it.component) for it in one.set_aside] == [("Xid 45", 4, GPU)]
 
 
 def test_told_of_two_components_it_stands_for_neither_alone() -> None:
     other = Component(cluster="pod1", node="gpu0002", gpu=1)
-    one = with_set_aside(with_set_aside(incident(), aside("Xid 45")), aside("Xid 45", other))
+    one = add_ruled_out(add_ruled_out(incident(), aside("Xid 45")), aside("Xid 45", other))
     assert [(it.count, it.component) for it in one.set_aside] == [(2, None)]
 
 
 def test_only_the_first_twenty_are_kept_and_those_still_count() -> None:
     one = incident()
     for number in range(30):
-        one = with_set_aside(one, aside(f"Xid {number}"))
+        one = add_ruled_out(one, aside(f"Xid {number}"))
     assert len(one.set_aside) == SET_ASIDE_KEPT
-    again = with_set_aside(with_set_aside(one, aside("Xid 29")), aside("Xid 0"))
+    again = add_ruled_out(add_ruled_out(one, aside("Xid 29")), aside("Xid 0"))
     assert [it.count for it in again.set_aside] == [2, *[1] * 19]

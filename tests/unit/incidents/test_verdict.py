@@ -8,14 +8,14 @@ import pytest
 
 from healer.console.language import load
 from healer.console.render import web_dir
-from healer.incidents.growth import with_set_aside
+from healer.incidents.growth import add_ruled_out
 from healer.incidents.incident_verdict import (
     LONGEST,
     certainty_of,
+    certainty_text,
     changed_verdict,
     code_of,
-    list_set_aside,
-    sure_words,
+    list_ruled_out,
     verdict_of,
 )
 from healer.model import (
@@ -210,7 +210,7 @@ def test_what_is_never_sure(fields: dict[str, Any], at_most: float) -> None:
     ],
 )
 def test_certainty_in_words(certainty: float, words: str) -> None:
-    assert sure_words(certainty) == words
+    assert certainty_text(certainty) == words
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_the_number_of_a_fault(fault: str, code: str) -> None:
 
 def test_teardowns_that_were_only_counted_are_set_aside_with_their_root() -> None:
     one = incident(counted={"xid-45": 1203, "xid-13": 2}, jobs_hit=("4711",))
-    told = {it.what: (it.count, it.why) for it in list_set_aside(one, RULES)}
+    told = {it.what: (it.count, it.why) for it in list_ruled_out(one, RULES)}
     assert told == {
         "Xid 45": (1203, "teardown of job 4711 after Xid 79"),
         "Xid 13": (2, "follows from Xid 79"),
@@ -243,9 +243,9 @@ def test_more_of_the_same_is_no_news() -> None:
     before = incident(counted={"xid-45": 1})
     more = msgspec.structs.replace(before, counted={"xid-45": 1000}, updated=later(5), evidence_count=9)
     assert changed_verdict(before, more, RULES) is None
-    again = with_set_aside(before, RuledOut(at=START, what="x", why="y"))
+    again = add_ruled_out(before, RuledOut(at=START, what="x", why="y"))
     assert changed_verdict(before, again, RULES) == verdict_of(again, RULES)
-    assert changed_verdict(again, with_set_aside(again, RuledOut(at=START, what="x", why="y")), RULES) is None
+    assert changed_verdict(again, add_ruled_out(again, RuledOut(at=START, what="x", why="y")), RULES) is None
     assert changed_verdict(None, before, RULES) == verdict_of(before, RULES)
 
 

@@ -101,7 +101,7 @@ def apply_placement(book: Book, finding: Finding, placement: Placement) -> None:
             book.count(incident, finding)
         case Placement(Way.wait):
             book.picture.teardowns.append(finding)
-        case Placement(Way.beside, Incident() as incident):
+        case Placement(Way.evidence, Incident() as incident):
             _add_evidence(book, incident, finding)
         case Placement(Way.join, Incident() as incident):
             _join(book, incident, finding)

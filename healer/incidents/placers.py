@@ -48,7 +48,7 @@ _WAITING = frozenset(faults_with(Trait.waits_for_files))
 
 
 class Way(Enum):
-    beside = "beside"  # evidence for whoever reads the incident, and no worse for it
+    evidence = "evidence"  # evidence for whoever reads the incident, and no worse for it
     count = "count"  # means nothing of its own there
     wait = "wait"  # a teardown whose root has not been told yet
     join = "join"  # more of the same
@@ -75,7 +75,7 @@ def join_as_evidence(finding: Finding, book: Book) -> Placement | None:
         return None
     there = list(book.at(finding.component.node, (), finding.component))
     incident = next((other for other in there if other.fault_class in HARDWARE), there[0] if there else None)
-    return Placement(Way.beside, incident) if incident is not None else Placement(Way.drop)
+    return Placement(Way.evidence, incident) if incident is not None else Placement(Way.drop)
 
 
 def explain_job(finding: Finding, book: Book) -> Placement | None:

@@ -39,7 +39,7 @@ def book() -> Book:
 @pytest.mark.parametrize(
     ("finding", "way"),
     [
-        (told("alert:HostDown", FaultClass.informational, evidence_only=True), Way.beside),
+        (told("alert:HostDown", FaultClass.informational, evidence_only=True), Way.evidence),
         (told("alert:HostDown", FaultClass.informational, node=2, evidence_only=True), Way.drop),
         (told("xid-45", FaultClass.application, teardown=True), Way.count),
         (told("xid-45", FaultClass.application, node=2, teardown=True), Way.wait),

@@ -1,4 +1,4 @@
-"""munge credentials, read by the machine's own `unmunge`: no shell, a bare environment, bounded in time."""
+"""Decodes munge credentials with `unmunge`: no shell, an empty environment, bounded in time."""
 
 import re
 import subprocess
@@ -11,10 +11,10 @@ from healer.ports.request_errors import Unavailable
 _FOLDERS = ("/usr/bin", "/usr/local/bin", "/opt/munge/bin")
 #: munged answers within milliseconds.
 TIMEOUT_S = 3.0
-#: unmunge's exit status is munge's own error number (munge.h of 0.5.13 to 0.5.16).
+#: unmunge's exit status is munge's error number (munge.h of 0.5.13 to 0.5.16).
 _EXPIRED, _REWOUND, _REPLAYED = 15, 16, 17
-#: The key, the socket, memory and the like: nothing that the credential could be blamed for.
-_OURS = range(1, 8)
+#: Local problems such as the key, the socket or memory; not the credential's fault.
+_LOCAL_ERRORS = range(1, 8)
 _WHY = {
     8: "it is no munge credential",
     14: "the munge key of this cluster did not make it: another munge realm, or a damaged credential",
@@ -24,7 +24,7 @@ _META = re.compile(rb"^([A-Z_]+): +([^\n]*)$", re.MULTILINE)
 
 
 class Munge:
-    """`healer.ports.callers.Credentials`. `socket` is munged's, where it is not the usual one."""
+    """`healer.ports.callers.Credentials`. `socket`: munged's socket, if not the default."""
 
     def __init__(self, socket: Path | None = None) -> None:
         self._socket = socket
@@ -45,19 +45,19 @@ class Munge:
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise Unavailable(f"unmunge did not end well: {error}") from None
-        if done.returncode < 0 or done.returncode in _OURS:
-            said = " ".join(done.stderr.decode(errors="replace").split())[:300]
-            raise Unavailable(f"munge does not work on healer's machine: {said or done.returncode}")
-        known = done.returncode in {0, _EXPIRED, _REWOUND, _REPLAYED}
-        told = _read(done.stdout) if known else None
-        if done.returncode or told is None:
-            raise CredentialRefused(_why(done.returncode, told))
-        return told
+        if done.returncode < 0 or done.returncode in _LOCAL_ERRORS:
+            message = " ".join(done.stderr.decode(errors="replace").split())[:300]
+            raise Unavailable(f"munge does not work on healer's machine: {message or done.returncode}")
+        is_decoded = done.returncode in {0, _EXPIRED, _REWOUND, _REPLAYED}
+        decoded = _read(done.stdout) if is_decoded else None
+        if done.returncode or decoded is None:
+            raise CredentialRefused(_why(done.returncode, decoded))
+        return decoded
 
 
 class NoMunge:
-    """`healer.ports.callers.Credentials` of a cluster whose munge is not named, where there are several: the
-    usual socket's key may be another cluster's, and its root would enrol nodes of this one."""
+    """`healer.ports.callers.Credentials` for one of several clusters without a munge socket of its own. The
+    default socket may have another cluster's key, whose root could enrol nodes of this cluster."""
 
     def __init__(self, cluster: str) -> None:
         self._cluster = cluster
@@ -70,7 +70,7 @@ class NoMunge:
 
 
 def _read(out: bytes) -> Credential | None:
-    """`KEY:   value` lines, an empty line, the payload."""
+    """Parses `KEY:   value` lines, an empty line, and the payload."""
     head, _, payload = out.partition(b"\n\n")
     meta = {key.decode(): value.decode("ascii", "replace").strip() for key, value in _META.findall(head)}
     try:
@@ -81,13 +81,13 @@ def _read(out: bytes) -> Credential | None:
             decoded_at=datetime.fromtimestamp(int(meta["DECODE_TIME"]), UTC),
             payload=payload,
         )
-    except (KeyError, ValueError, OverflowError, OSError):  # the last two: a time that no calendar has
+    except (KeyError, ValueError, OverflowError, OSError):  # the last two: a time out of range
         return None
 
 
-def _why(status: int, told: Credential | None) -> str:
-    if status in {_EXPIRED, _REWOUND} and told is not None:
-        apart_s = (told.decoded_at - told.encoded_at).total_seconds()
+def _why(status: int, credential: Credential | None) -> str:
+    if status in {_EXPIRED, _REWOUND} and credential is not None:
+        apart_s = (credential.decoded_at - credential.encoded_at).total_seconds()
         when, way = ("ago", "behind") if apart_s > 0 else ("from now", "ahead of")
         return (
             f"it was made {abs(apart_s):.0f} s {when}: the node's clock is {way} healer's; synchronise both "

@@ -1,7 +1,7 @@
-"""The key that signs the audit's checkpoints, and the file they also go to. Both lie in the data directory.
+"""The key that signs the audit's checkpoints, and their file, both in the data directory.
 
-`audit-key` is the private half (0600), made once. `audit-keys.pub` lists every public key that ever signed
-here, one per line, so that a lost and newly made key does not turn old checkpoints into strangers'.
+`audit-key` is the private key (0600), created once. `audit-keys.pub` lists all public keys that ever signed
+here, one per line, so that old checkpoints remain valid after a key was lost and replaced.
 """
 
 import os
@@ -24,7 +24,7 @@ CHECKPOINT_FILE = "audit-checkpoints.jsonl"
 
 
 class KeyUnreadable(Exception):
-    """The signing key is there but cannot be used. Never replaced silently; the text says what to do."""
+    """The signing key exists but cannot be used. It is never replaced silently; the text says what to do."""
 
 
 class Ed25519Signer:
@@ -39,7 +39,7 @@ class Ed25519Signer:
 
 
 def load_signer(data_dir: Path) -> Ed25519Signer:
-    """The key of this data directory, made at the first call. Raises KeyUnreadable."""
+    """The signer with this data directory's key, which is created if missing. Raises KeyUnreadable."""
     data_dir.mkdir(parents=True, exist_ok=True)
     path = data_dir / KEY_FILE
     if not path.exists():
@@ -51,7 +51,7 @@ def load_signer(data_dir: Path) -> Ed25519Signer:
 
 
 def trusted_keys(data_dir: Path) -> frozenset[str]:
-    """The public keys that may sign, or an empty set when this directory has never had a key."""
+    """The public keys that may sign; empty if the directory never had a key."""
     path = data_dir / PUBLIC_FILE
     return frozenset(path.read_text().split()) if path.exists() else frozenset()
 
@@ -69,7 +69,7 @@ class CheckpointFile:
         data = b"".join(lines)
         if not data:
             return
-        # A crash may have left half a line: it must not swallow the next one.
+        # A crash may have left a partial line, which must not merge with the next one.
         if self._path.exists() and not _ends_with_newline(self._path):
             data = b"\n" + data
         _append(self._path, data, mode=0o640)
@@ -85,7 +85,7 @@ def _create(path: Path) -> None:
             file.flush()
             os.fsync(file.fileno())
         try:
-            # A link fails where the name exists: of two processes that start together one key wins.
+            # A link fails if the name exists: of two concurrent processes, one creates the key.
             os.link(fresh, path)
         except FileExistsError:
             return

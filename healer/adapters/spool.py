@@ -1,12 +1,11 @@
-"""Accepted signals on disk while the database is away: records appended with fsync, taken out in their order.
+"""Accepted signals on disk while the database is down: appended with fsync, and read in order.
 
-Each process writes a folder of its own below `spool/` and holds a lock on it; what a dead process left is
-taken over by the next one that looks. A folder holds segments that are read from the oldest on and deleted
-once all of them is stored, so after a kill at most one segment is stored a second time, where its digests
-are known already.
+Each process writes and locks a folder below `spool/`; the folders of dead processes are adopted by others. A
+folder contains segments, which are read from the oldest on and deleted when all records are stored. So after
+a kill at most one segment is stored a second time, and its digests identify the duplicates.
 
-What was being written when a process or the machine died has no whole record, and nobody was told that it is
-safe. What the disk has changed since is passed over and counted, and its segment kept as `*.bad`.
+A record that was being written when the process or machine died is incomplete, and was not acknowledged.
+Corrupted records are skipped and counted, and their segment is kept as `*.bad`.
 """
 
 import errno
@@ -32,14 +31,14 @@ from healer.ports.signal_stores import Spooled, SpoolState
 
 log = structlog.get_logger()
 
-#: What one process may hold: 10 minutes of 400 events/s of 1 kB each.
+#: The limit of a process: 10 minutes of 400 events/s of 1 kB each.
 LIMIT_BYTES = 256 * 1024 * 1024
-#: A new segment begins at this size; the last one may be larger by one call of `append`.
+#: The size at which a new segment begins; a segment may exceed it by one call of `append`.
 SEGMENT_BYTES = 8 * 1024 * 1024
-#: Segments with unreadable parts that are kept for people; older ones are deleted.
+#: Corrupted segments that are kept for people; older ones are deleted.
 BAD_MAX = 10
-#: What is ours: a folder by the time of its making and its process; a segment by its number, its time, and
-#: the number that its checksums start from (none: 0).
+#: Folders are named by creation time and process id; segments by number, time, and the salt of their
+#: checksums (none: 0).
 _FOLDER = re.compile(r"\d{20}-\d{1,10}")
 _NAME = re.compile(r"\d{8}-(?P<begun_at>\d{1,12})(?:-(?P<salt>[0-9a-f]{8}))?")
 
@@ -50,45 +49,45 @@ class _Segment:
     folder: "_Folder"
     size: int
     entries: int
-    begun_at: float  # s since 1970
-    salt: int  # the checksums start from it
+    begun_at: float  # Unix seconds
+    salt: int  # the initial value of the checksums
 
 
 @dataclass(eq=False)
 class _Folder:
-    """`lock` is open and locked for as long as the folder is ours."""
+    """`lock`: the descriptor that holds the folder's lock."""
 
     path: Path
     lock: int
 
 
 class FileSpool:
-    """`healer.ports.signal_stores.Spool` in `folder`. Thread-safe; one thread may take records out.
+    """`healer.ports.signal_stores.Spool` in `folder`. Thread-safe; one thread may read records.
 
-    What dead processes left is ours from the start, and `adopt` looks for more.
+    Adopts the folders of dead processes at the start and in `adopt`.
     """
 
     def __init__(self, folder: Path, *, limit: int = LIMIT_BYTES, segment: int = SEGMENT_BYTES) -> None:
         self._root, self._limit, self._segment = folder, limit, segment
         self._lock = threading.Lock()
         self._segments: list[_Segment] = []
-        self._own: _Folder | None = None
-        #: The segment that is open for writing: always the last one, if any.
+        self._folder: _Folder | None = None
+        #: The descriptor of the last segment, while it is open for writing.
         self._file: int | None = None
-        self._read_at = 0  # place in the oldest segment
+        self._read_at = 0  # offset in the oldest segment
         self._read_entries = 0
-        self._taken = 0  # place behind what `oldest` gave last
+        self._returned_to = 0  # offset after the records that `oldest` returned last
         self._numbers = itertools.count(1)
-        #: Where what this version cannot read waits for another one; locked as long as this process lives.
-        self._aside: _Folder | None = None
-        self._aside_bytes = 0
+        #: The folder of records that only another version can read, locked until this process ends.
+        self._unreadable: _Folder | None = None
+        self._unreadable_bytes = 0
         self._lost: list[tuple[int, str]] = []
-        #: What is there and not ours to use was told once.
-        self._told: set[Path] = set()
+        #: Paths that were already reported as unusable.
+        self._reported: set[Path] = set()
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.adopt()
 
-    # --- what lies here ---
+    # --- state ---
 
     @property
     def pending(self) -> bool:
@@ -97,9 +96,9 @@ class FileSpool:
     def state(self) -> SpoolState:
         with self._lock:
             segments = list(self._segments)
-            entries = sum(one.entries for one in segments) - self._read_entries
-            size = sum(one.size for one in segments) - self._read_at
-        since = min((one.begun_at for one in segments), default=None)
+            entries = sum(segment.entries for segment in segments) - self._read_entries
+            size = sum(segment.size for segment in segments) - self._read_at
+        since = min((segment.begun_at for segment in segments), default=None)
         return SpoolState(
             entries=entries,
             size_bytes=size,
@@ -107,13 +106,13 @@ class FileSpool:
             since=None if since is None else datetime.fromtimestamp(since, UTC),
         )
 
-    # --- in ---
+    # --- writing ---
 
     def append(self, records: Sequence[Spooled]) -> None:
-        """All of them, safe on disk when this returns; or none: NoRoom when there is none for all."""
+        """Writes all records, safe on disk when it returns, or none and raises NoRoom."""
         size = _size_of(records)
         with self._lock:
-            used = self._aside_bytes + sum(one.size for one in self._segments)
+            used = self._unreadable_bytes + sum(segment.size for segment in self._segments)
             if used + size > self._limit:
                 raise NoRoom(f"the database is away, and the spool of {self._limit} bytes is full")
             try:
@@ -123,7 +122,7 @@ class FileSpool:
             try:
                 _write(file, records, segment.salt)
             except OSError as error:
-                self._undo(file, segment)
+                self._truncate(file, segment)
                 raise NoRoom(
                     f"the database is away, and the spool cannot be written: {error.strerror}", disk=True
                 ) from error
@@ -134,15 +133,15 @@ class FileSpool:
         if self._file is not None and self._segments and self._segments[-1].size < self._segment:
             return self._file, self._segments[-1]
         self._close_file()
-        if self._own is None:
-            self._own = self._new_folder()
-        segment, self._file = self._new_segment(self._own)
+        if self._folder is None:
+            self._folder = self._new_folder()
+        segment, self._file = self._new_segment(self._folder)
         self._segments.append(segment)
         return self._file, segment
 
     def _new_segment(self, folder: _Folder) -> tuple[_Segment, int]:
-        """An empty one, and its file, open for writing."""
-        # By number, as the clock may jump; the time is for people.
+        """An empty segment, and its open file."""
+        # Ordered by number, because the clock may jump; the time is for people.
         salt = secrets.randbits(32)
         path = folder.path / f"{next(self._numbers):08d}-{int(time.time())}-{salt:08x}"
         file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -155,15 +154,15 @@ class FileSpool:
         return _Segment(path, folder, 0, 0, time.time(), salt), file
 
     def set_aside(self, records: Sequence[Spooled]) -> None:
-        """Keeps what this version cannot read for one that can: the next process reads it again. NoRoom."""
+        """Keeps records that this version cannot read; the next process reads them again. Raises NoRoom."""
         size = _size_of(records)
         with self._lock:
-            if self._aside_bytes + size > self._limit // 4:
+            if self._unreadable_bytes + size > self._limit // 4:
                 raise NoRoom("too much that cannot be read lies in the spool")
             try:
-                if self._aside is None:
-                    self._aside = self._new_folder()
-                segment, file = self._new_segment(self._aside)
+                if self._unreadable is None:
+                    self._unreadable = self._new_folder()
+                segment, file = self._new_segment(self._unreadable)
                 try:
                     _write(file, records, segment.salt)
                 except OSError:
@@ -173,14 +172,14 @@ class FileSpool:
                     os.close(file)
             except OSError as error:
                 raise NoRoom(f"the spool cannot be written: {error}") from error
-            self._aside_bytes += size
+            self._unreadable_bytes += size
 
-    def _undo(self, file: int, segment: _Segment) -> None:
-        """A part of a record at the end must not stand before the next one."""
+    def _truncate(self, file: int, segment: _Segment) -> None:
+        """Truncates a partial record at the end so that the next append starts on a clean boundary."""
         try:
             os.ftruncate(file, segment.size)
         except OSError:
-            self._close_file()  # what is behind the last whole record is passed over by whoever reads it
+            self._close_file()  # the reader skips the partial record
         if segment.size == 0:
             self._close_file()
             self._segments.remove(segment)
@@ -191,10 +190,10 @@ class FileSpool:
         if file is not None:
             os.close(file)
 
-    # --- out ---
+    # --- reading ---
 
     def oldest(self, most: int, size: int) -> list[Spooled]:
-        """The oldest records: at most `most`, and at most `size` bytes but for the first one."""
+        """The oldest records: at most `most`, and at most `size` bytes except for the first one."""
         while True:
             with self._lock:
                 if not self._segments:
@@ -208,23 +207,23 @@ class FileSpool:
                 if records and (len(records) == most or behind - place > size):
                     break
                 records.append(record)
-                self._taken = behind
+                self._returned_to = behind
             if records:
                 return records
             with self._lock:
-                self._drop(segment)  # nothing readable is left in it, though it is not at its end
+                self._drop(segment)  # the rest of it is unreadable
 
     def drop_oldest(self, records: Sequence[Spooled]) -> None:
-        """What `oldest` gave last is stored: it is not needed any more."""
+        """Drops the records that `oldest` returned last."""
         with self._lock:
             segment = self._segments[0]
-            self._read_at = self._taken
+            self._read_at = self._returned_to
             self._read_entries += len(records)
             if self._read_at >= segment.size:
                 self._drop(segment)
 
     def take_lost(self) -> list[tuple[int, str]]:
-        """What could not be read since the last call: (entries, at least; a sentence)."""
+        """Losses since the last call: (minimum number of entries, a sentence)."""
         with self._lock:
             lost, self._lost = self._lost, []
             return lost
@@ -240,19 +239,18 @@ class FileSpool:
             self._keep_bad(segment)
         else:
             segment.path.unlink(missing_ok=True)
-        if segment.folder is not self._own and not any(
-            one.folder is segment.folder for one in self._segments
-        ):
-            self._give_up(segment.folder)
+        in_use = [self._folder, *(other.folder for other in self._segments)]
+        if not any(folder is segment.folder for folder in in_use):
+            self._remove_folder(segment.folder)
 
     def _note(self, entries: int, what: str, path: Path) -> None:
-        """Bounded: whoever counts comes every few seconds."""
+        """Bounded, as `take_lost` is called every few seconds."""
         log.error(what, path=str(path), entries=entries)
         if len(self._lost) < 1000:
             self._lost.append((entries, f"{what}: {path.relative_to(self._root)}"))
 
     def _keep_bad(self, segment: _Segment) -> None:
-        """Beside the folders, under a name that nobody takes for a segment."""
+        """Moves the segment next to the folders, as `*.bad`."""
         try:
             segment.path.rename(self._root / f"{segment.folder.path.name}.{segment.path.name}.bad")
             for path in sorted(self._root.glob("*.bad"))[:-BAD_MAX]:
@@ -264,37 +262,37 @@ class FileSpool:
     # --- folders ---
 
     def adopt(self) -> int:
-        """Takes over what dead processes left; the number of records. What cannot be opened is told once and
-        left alone."""
+        """Adopts the folders of dead processes and returns the number of their records. Folders that cannot
+        be opened are reported once and skipped."""
         found = 0
-        with self._lock, self._door():
-            for path in sorted(one for one in self._root.iterdir() if _FOLDER.fullmatch(one.name)):
+        with self._lock, self._folders_lock():
+            for path in sorted(path for path in self._root.iterdir() if _FOLDER.fullmatch(path.name)):
                 try:
                     folder = _locked(path)
                 except OSError as error:
-                    self._strange(path, error)
+                    self._report_unusable(path, error)
                     continue
                 if folder is None:
                     continue
                 segments = self._segments_of(folder)
                 if not segments:
-                    self._give_up(folder)
+                    self._remove_folder(folder)
                     continue
-                found += sum(one.entries for one in segments)
-                # Before ours, as they came before; but what is being read stays the first.
+                found += sum(segment.entries for segment in segments)
+                # They are older than our segments; but a segment that is being read stays the first.
                 place = 1 if self._segments and self._read_at else 0
-                older = [one for one in self._segments[place:] if one.folder is not self._own]
+                older = [segment for segment in self._segments[place:] if segment.folder is not self._folder]
                 self._segments[place + len(older) : place + len(older)] = segments
         if found:
             log.warning("signals that another process spooled are taken over", entries=found)
         return found
 
     def _segments_of(self, folder: _Folder) -> list[_Segment]:
-        """The segments of a dead process, up to the last whole record of each; empty ones are deleted."""
+        """The segments in an adopted folder, up to the last complete record of each; deletes empty ones."""
         try:
-            paths = sorted(one for one in folder.path.iterdir() if _NAME.fullmatch(one.name))
+            paths = sorted(path for path in folder.path.iterdir() if _NAME.fullmatch(path.name))
         except OSError as error:
-            self._strange(folder.path, error)
+            self._report_unusable(folder.path, error)
             return []
         segments: list[_Segment] = []
         for path in paths:
@@ -305,16 +303,16 @@ class FileSpool:
                 else:
                     path.unlink()
             except OSError as error:
-                self._strange(path, error)
+                self._report_unusable(path, error)
         return segments
 
-    def _strange(self, path: Path, error: OSError) -> None:
-        if path not in self._told and len(self._told) < 1000:
-            self._told.add(path)
+    def _report_unusable(self, path: Path, error: OSError) -> None:
+        if path not in self._reported and len(self._reported) < 1000:
+            self._reported.add(path)
             self._note(1, f"what lies in the spool cannot be opened ({error.strerror})", path)
 
     def _new_folder(self) -> _Folder:
-        with self._door():
+        with self._folders_lock():
             path = self._root / f"{time.time_ns():020d}-{os.getpid()}"
             path.mkdir(mode=0o700)
             try:
@@ -322,27 +320,27 @@ class FileSpool:
             except OSError:
                 path.rmdir()
                 raise
-            assert folder is not None  # nobody else passes the door meanwhile
+            assert folder is not None  # other processes wait for `_folders_lock`
             try:
                 _sync_folder(self._root)
             except OSError:
-                self._give_up(folder)
+                self._remove_folder(folder)
                 raise
             return folder
 
-    def _give_up(self, folder: _Folder) -> None:
+    def _remove_folder(self, folder: _Folder) -> None:
         try:
             (folder.path / "lock").unlink(missing_ok=True)
             folder.path.rmdir()
         except OSError as error:
-            if folder.path not in self._told:
-                self._told.add(folder.path)
+            if folder.path not in self._reported:
+                self._reported.add(folder.path)
                 log.warning("a folder of the spool is not empty", folder=str(folder.path), error=str(error))
         os.close(folder.lock)
 
     @contextmanager
-    def _door(self) -> Iterator[None]:
-        """One process at a time makes or takes folders, so that none is taken while it is being made."""
+    def _folders_lock(self) -> Iterator[None]:
+        """One process at a time creates or adopts folders, so that no unfinished folder is adopted."""
         file = os.open(self._root / "door", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -351,26 +349,26 @@ class FileSpool:
             os.close(file)
 
     def close(self) -> None:
-        """Gives the locks back. What is left stays on disk for the next process."""
+        """Releases the locks. Pending records stay on disk for the next process."""
         with self._lock:
             self._close_file()
-            folders = {id(one.folder): one.folder for one in self._segments}
-            if self._own is not None and id(self._own) not in folders:
-                self._give_up(self._own)
+            folders = {id(segment.folder): segment.folder for segment in self._segments}
+            if self._folder is not None and id(self._folder) not in folders:
+                self._remove_folder(self._folder)
             for folder in folders.values():
                 os.close(folder.lock)
-            if self._aside is not None:
-                os.close(self._aside.lock)
-            self._segments, self._own, self._aside, self._aside_bytes = [], None, None, 0
+            if self._unreadable is not None:
+                os.close(self._unreadable.lock)
+            self._segments, self._folder, self._unreadable, self._unreadable_bytes = [], None, None, 0
 
 
 def _segment_of(path: Path, folder: _Folder) -> _Segment:
-    """As another process left it. OSError, also where no file has this name."""
-    told = _NAME.fullmatch(path.name)
-    if told is None or not path.is_file():
+    """A segment written by another process. Raises OSError, also if it is no file."""
+    name = _NAME.fullmatch(path.name)
+    if name is None or not path.is_file():
         raise OSError(errno.EINVAL, "not a file", str(path))
     size = path.stat().st_size
-    segment = _Segment(path, folder, 0, 0, float(told["begun_at"]), int(told["salt"] or "0", 16))
+    segment = _Segment(path, folder, 0, 0, float(name["begun_at"]), int(name["salt"] or "0", 16))
     for _, behind in _records_of(path, segment.salt, 0, size):
         segment.size, segment.entries = behind, segment.entries + 1
     if segment.size < size:
@@ -379,7 +377,7 @@ def _segment_of(path: Path, folder: _Folder) -> _Segment:
 
 
 def _locked(path: Path) -> _Folder | None:
-    """None: its process lives."""
+    """The folder with its lock; None if another process holds it."""
     lock = os.open(path / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -397,45 +395,45 @@ def _sync_folder(path: Path) -> None:
         os.close(folder)
 
 
-# --- the form of a segment: records one behind the other, read also where the disk changed some ---
+# --- the format of a segment: a sequence of records, readable also around corrupted ones ---
 #
-# A record is its length and the CRC-32 of what follows, a byte of kind, and the content. The CRC starts from
-# the segment's own number, its salt, which no sender knows: no body can be taken for a record.
+# A record is its length, the CRC-32 of the rest, a byte for its kind, and the body. The CRC starts from the
+# segment's random salt, which no sender knows, so that no body can be taken for a record.
 
-#: Records of a segment that is not our own are at most this long; a larger length is no length.
+#: The longest record of another process; a larger length is invalid.
 _RECORD_MAX = 64 * 1024 * 1024
 
-#: What is read in search of the next record behind an unreadable one, of one segment.
+#: Bytes that are checked in search of records after a corrupted one, per segment.
 _SEARCH_BYTES = 64 * 1024 * 1024
-#: Where a page of the disk cannot be read, the others can.
+#: Unreadable parts of a file are skipped by pages.
 _PAGE = 4096
 
 _HEAD = struct.Struct("<IIc")
-#: What may be a head: its length is below _RECORD_MAX, its kind a letter.
+#: A possible head: its length is below _RECORD_MAX, and its kind a letter.
 _LIKE_A_HEAD = re.compile(rb"(?s)(?=...[\x00-\x04]....[A-Za-z])")
 
 
 def _size_of(records: Sequence[Spooled]) -> int:
-    """Bytes on disk."""
-    return sum(_HEAD.size + len(one.body) for one in records)
+    """Size in bytes on disk."""
+    return sum(_HEAD.size + len(record.body) for record in records)
 
 
 def _write(file: int, records: Sequence[Spooled], salt: int) -> None:
-    """All of them, safe on disk when this returns. OSError: a part may stand there."""
-    rest = memoryview(b"".join(_framed(one, salt) for one in records))
+    """Writes all records, safe on disk when it returns. After an OSError a part may be written."""
+    rest = memoryview(b"".join(_encode(record, salt) for record in records))
     while rest:
         rest = rest[os.write(file, rest) :]
     os.fdatasync(file)
 
 
-def _framed(one: Spooled, salt: int) -> bytes:
-    content = one.kind + one.body
-    return _HEAD.pack(len(content), zlib.crc32(content, salt), one.kind) + one.body
+def _encode(record: Spooled, salt: int) -> bytes:
+    content = record.kind + record.body
+    return _HEAD.pack(len(content), zlib.crc32(content, salt), record.kind) + record.body
 
 
 def _records_of(path: Path, salt: int, place: int, end: int) -> Iterator[tuple[Spooled | None, int]]:
-    """(record, place behind it) from `place` on; None for what has been whole and cannot be read any more.
-    Ends at `end`, and before what was never written whole."""
+    """(record, offset after it) from `place` on, with None for a corrupted part. Stops at `end`, or before a
+    record that was not written completely."""
     content, at, left = _content(path, place, end), 0, _SEARCH_BYTES
     while at < len(content):
         behind = _behind(content, at)
@@ -445,7 +443,7 @@ def _records_of(path: Path, salt: int, place: int, end: int) -> Iterator[tuple[S
             continue
         following, left = _following(content, at, salt, left)
         if following is None:
-            # A machine that lost its power may leave zeros or a part of a record behind the last one.
+            # Zeros or a partial record at the end are left by a power loss, not by corruption.
             if behind is not None or left < 0:
                 yield None, end
             return
@@ -454,7 +452,7 @@ def _records_of(path: Path, salt: int, place: int, end: int) -> Iterator[tuple[S
 
 
 def _behind(content: bytes, at: int) -> int | None:
-    """Where the record ends that begins here; None where none does that is all there."""
+    """The end of the record that begins at `at`; None if no complete record begins there."""
     if at + _HEAD.size > len(content):
         return None
     length, _, _ = _HEAD.unpack_from(content, at)
@@ -468,8 +466,8 @@ def _is_whole(content: bytes, at: int, behind: int, salt: int) -> bool:
 
 
 def _following(content: bytes, at: int, salt: int, left: int) -> tuple[int | None, int]:
-    """Where the next whole record begins behind a bad one, and how many bytes may still be read in search of
-    more; below 0: it was given up."""
+    """The start of the next valid record after a corrupted one, and the bytes that may still be checked in
+    this search; negative if it was given up."""
     behind = _behind(content, at)
     if behind is not None:
         further = _behind(content, behind)
@@ -489,7 +487,7 @@ def _following(content: bytes, at: int, salt: int, left: int) -> tuple[int | Non
 
 
 def _content(path: Path, place: int, end: int) -> bytes:
-    """What can be read of it; zeros for a page that cannot."""
+    """The bytes of the file from `place` to `end`, with zeros for unreadable pages."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

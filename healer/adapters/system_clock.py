@@ -1,4 +1,4 @@
-"""The machine's own clock."""
+"""The system clock."""
 
 from datetime import UTC, datetime
 

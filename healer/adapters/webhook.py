@@ -1,9 +1,9 @@
-"""A signed POST to a site's own address: pages and messages, tickets, and what healer records.
+"""Signed webhooks: pages and messages, tickets, and the feed of audit records.
 
 The body is a CloudEvents 1.0 document in JSON. The signature follows Standard Webhooks: `webhook-id`,
 `webhook-timestamp` (Unix seconds) and `webhook-signature: v1,` + base64 of HMAC-SHA256 over
-`id.timestamp.body`. A repeat carries the same id. Neither address nor secret ever stands in an error or a log
-line: an address often holds a token.
+`id.timestamp.body`. A repeat has the same id. Errors and logs never show the secret, nor the address, which
+often contains a token.
 """
 
 import base64
@@ -26,20 +26,20 @@ from healer.model import AuditRecord, Message, Ticket
 from healer.ports.outbound import DeliveryFailed
 
 TIMEOUT_S = 10.0
-#: More than this of an answer is not read; a reference is short.
+#: The part of an answer that is read; a reference is short.
 _ANSWER_MAX = 64 * 1024
-#: 4xx that do not mean "never": a time-out, too early, too many.
+#: 4xx after which a retry may succeed: time-out, too early, too many.
 _LATER = (408, 425, 429)
-#: Standard Webhooks: what follows is base64.
+#: The prefix of a base64 secret in Standard Webhooks.
 _SECRET_PREFIX = "whsec_"  # noqa: S105
 
 _REFERENCE_MAX = 200
-#: Deliveries to sinks of our own; who takes the feed would be told of itself.
-_OWN = ("message.",)
+#: Verbs that the feed leaves out: deliveries to sinks, among them those of the feed.
+_NOT_FED = ("message.",)
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A 2xx answer: the JSON object of its body ({} when it is none) and its `Location`."""
+    """A 2xx answer: its body ({} if that is no JSON object) and its `Location`."""
 
     body: dict[str, Any]
     location: str
@@ -56,14 +56,14 @@ class SignedWebhook:
         timeout_s: float = TIMEOUT_S,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`secret`: `whsec_` and base64, or any other text as it is; None sends without a signature."""
-        # httpx tells every request's address at INFO.
+        """`secret`: `whsec_` and base64, or any other text as it is; None: no signature."""
+        # httpx logs the address of every request at INFO.
         logging.getLogger("httpx").setLevel(logging.WARNING)
         self._url, self._key, self._timeout_s, self._now = url, _key(secret), timeout_s, now
         self._client = httpx.Client(timeout=timeout_s, follow_redirects=False)
 
     def post(self, event: dict[str, Any]) -> Answer:
-        """Sends one CloudEvents document; its `id` is the delivery's. Raises DeliveryFailed."""
+        """Sends one CloudEvents document, whose `id` identifies the delivery. Raises DeliveryFailed."""
         body = msgspec.json.encode(event)
         headers = {
             "content-type": "application/cloudevents+json",
@@ -83,7 +83,7 @@ class SignedWebhook:
         if not response.is_success:
             raise bad_answer("the sink", response, retry_after_s(response, self._now()))
         content, deadline = b"", time.monotonic() + self._timeout_s
-        # What is left, or packed wrongly, does not matter: the sink has taken the message.
+        # A long or badly encoded body does not matter: the sink has accepted the message.
         with contextlib.suppress(httpx.DecodingError):
             for part in response.iter_bytes():
                 content += part
@@ -99,29 +99,29 @@ class WebhookNotifier:
         self._webhook = webhook
 
     def send(self, message: Message) -> None:
-        """Any 2xx means taken. DeliveryFailed otherwise."""
+        """Raises DeliveryFailed unless the answer is 2xx."""
         kind = "page" if message.page else "message"
         data = msgspec.to_builtins(message)
-        del data["about"]  # for channels that draw; a receiver of data has the incident's id
+        del data["about"]  # only for channels that render messages
         self._webhook.post(cloud_event(message.id, kind, message.cluster, message.incident, data))
 
 
 class WebhookTickets:
-    """`healer.ports.outbound.Tickets` (HEALER_TICKET_WEBHOOK_URL). The sink knows a delivery that it has
-    already by the event's id, and the ticket by the data's `key`."""
+    """`healer.ports.outbound.Tickets` (HEALER_TICKET_WEBHOOK_URL). The sink recognises a repeated delivery by
+    the event's id, and the ticket by the data's `key`."""
 
     def __init__(self, webhook: SignedWebhook) -> None:
         self._webhook = webhook
 
     def send(self, ticket: Ticket) -> str:
-        """The answer's `reference` (JSON body), else its Location, else what was known, else our own id.
-        DeliveryFailed."""
+        """Returns the answer's `reference` (JSON body), else its Location, else the known reference, else our
+        id. Raises DeliveryFailed."""
         data = {**msgspec.to_builtins(ticket), "key": ticket.key}
         answer = self._webhook.post(cloud_event(ticket.id, "ticket", ticket.cluster, ticket.incident, data))
         return _reference(answer) or ticket.reference or ticket.id
 
     def check(self) -> str:
-        """There is no request that would open nothing."""
+        """Sends nothing: any request would open a ticket."""
         return "a webhook of the site; it is not asked, since any request would open a ticket"
 
 
@@ -134,21 +134,21 @@ def _reference(answer: Answer) -> str:
 
 
 class EventSink:
-    """What healer records (HEALER_EVENTS_WEBHOOK_URL), one record at a time. The same record has the same id
-    at every try."""
+    """Sends audit records (HEALER_EVENTS_WEBHOOK_URL), one at a time, each with the same id at every
+    attempt."""
 
     def __init__(self, webhook: SignedWebhook) -> None:
         self._webhook = webhook
 
     def send(self, seq: int, record: AuditRecord) -> None:
-        """Any 2xx means taken. DeliveryFailed otherwise."""
-        if not record.verb.startswith(_OWN):
+        """Raises DeliveryFailed unless the answer is 2xx."""
+        if not record.verb.startswith(_NOT_FED):
             self._webhook.post(event_of(seq, record))
 
 
 def event_of(seq: int, record: AuditRecord) -> dict[str, Any]:
-    """A CloudEvents 1.0 document: `type` by the record's verb, `subject` the node's name, else what it is
-    about. `id` is the record's place in its cluster's chain."""
+    """A CloudEvents 1.0 document: `type` is the record's verb, `subject` the node's name or the record's
+    subject, and `id` the record's position in its cluster's chain."""
     kind, _, name = record.subject.partition("/")
     subject = name if kind == "node" and name else record.subject
     return {
@@ -188,7 +188,7 @@ def cloud_event(
 def signed_headers(key: bytes | None, number: str, at: datetime, body: bytes) -> dict[str, str]:
     """`webhook-id`, `webhook-timestamp` and, with a key, `webhook-signature`.
 
-    An id that no header can carry (not printable ASCII) goes as its SHA-256; the body keeps the id itself.
+    An id that is not printable ASCII is replaced by its SHA-256; the body has the original id.
     """
     if not (number.isascii() and number.isprintable()):
         number = sha256(number.encode()).hexdigest()
@@ -201,7 +201,7 @@ def signed_headers(key: bytes | None, number: str, at: datetime, body: bytes) ->
 
 
 def failed_before_answer(who: str, error: Exception, timeout_s: float) -> DeliveryFailed:
-    """What went wrong before there was an answer, without the address: it often holds a token."""
+    """The error for a request without an answer. Never contains the address, which often holds a token."""
     if isinstance(error, httpx.TimeoutException):
         return DeliveryFailed(f"{who} did not answer in {timeout_s:g} s")
     if isinstance(error, httpx.RequestError):
@@ -210,7 +210,7 @@ def failed_before_answer(who: str, error: Exception, timeout_s: float) -> Delive
 
 
 def bad_answer(who: str, response: httpx.Response, wait_s: float | None) -> DeliveryFailed:
-    """An answer that is no 2xx."""
+    """The error for an answer that is not 2xx."""
     return DeliveryFailed(
         f"{who} answered {response.status_code} {response.reason_phrase}".rstrip(),
         retry_after_s=wait_s,
@@ -219,8 +219,7 @@ def bad_answer(who: str, response: httpx.Response, wait_s: float | None) -> Deli
 
 
 def retry_after_s(response: httpx.Response, now: datetime | None = None) -> float | None:
-    """How long the other side asks to be left alone, in seconds or as a date (RFC 9110, 10.2.3). None where
-    it says neither."""
+    """The Retry-After of an answer (RFC 9110, 10.2.3: seconds or a date) in seconds; None without one."""
     value = response.headers.get("retry-after")
     if not value:
         return None
@@ -251,7 +250,7 @@ def _object(content: bytes) -> dict[str, Any]:
 
 
 def system_words(error: BaseException) -> str | None:
-    """`Connection refused`: the system's own words of a failure, where there are any; never an address."""
+    """The operating system's message (`Connection refused`), which never contains an address; or None."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.strerror:

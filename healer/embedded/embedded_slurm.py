@@ -1,8 +1,8 @@
-"""A real Slurm of many nodes on this one machine: for the tests, the demo and the benchmarks.
+"""A real Slurm with many nodes on this machine, for the tests, the demo and the benchmarks.
 
-Every node is a slurmd with a port of its own and 8 made-up H100 GPUs; slurmctld and munged are its own too,
-so nothing of the machine's Slurm or munge is touched. All of it lives in one directory and under one guardian
-process (`slurm_guard`), which takes everything down when this process ends, however it ends.
+Every node is a slurmd with its own port and 8 fake H100 GPUs. slurmctld and munged are separate from the
+machine's Slurm and munge. Everything is in one directory and under one guardian process (`slurm_guard`),
+which stops it when this process ends in any way.
 """
 
 import os
@@ -23,10 +23,10 @@ PACKAGES = ("slurm-wlm", "slurm-client", "munge")
 CLUSTER = "pod1"
 PARTITION = "train"
 GPUS_PER_NODE = 8
-#: Ports under the kernel's ephemeral range (32768), so that no outgoing connection takes one meanwhile.
+#: Ports below the kernel's ephemeral range (32768), so that no outgoing connection takes one meanwhile.
 _PORTS = range(12000, 32000)
-#: sockaddr_un holds 108 bytes with the closing zero. The longest names of sockets in the directory are
-#: munge's and that of a job's step; a job whose step finds no room ends at once, and nobody says why.
+#: sockaddr_un has 108 bytes with the final zero. The longest socket names are munge's and those of job steps;
+#: with too long a path a job ends at once without an error message.
 _LONGEST_SOCKET_PATH = 107
 _SOCKETS = ("run/munge.sock.lock", "spool/gpu0001/gpu0001_1234567.4294967291")
 _PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
@@ -67,11 +67,11 @@ PartitionName={partition} Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 class SlurmNotStarted(Exception):
-    """The embedded Slurm did not come up; the text says what is missing and where its logs are."""
+    """The embedded Slurm did not start; the text says what is missing and where its logs are."""
 
 
 def available() -> str | None:
-    """None when a real Slurm can be started here, else one sentence that says why not."""
+    """None if a real Slurm can be started here, else one sentence with the reason."""
     if platform.system() != "Linux":
         return "The embedded Slurm needs Linux."
     if os.geteuid() != 0:
@@ -83,12 +83,12 @@ def available() -> str | None:
 
 
 def install(timeout_s: float = 600) -> None:
-    """Installs Debian's Slurm and munge. SlurmNotStarted when that is not possible here."""
+    """Installs Debian's Slurm and munge. Raises SlurmNotStarted."""
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise SlurmNotStarted(
             f"Only root can install Slurm, with apt-get; please install {' '.join(PACKAGES)}."
         )
-    # RUNLEVEL=1 keeps the packages from starting daemons of their own.
+    # RUNLEVEL=1 keeps the packages from starting their daemons.
     env = dict(os.environ, DEBIAN_FRONTEND="noninteractive", RUNLEVEL="1")
     flags = ["-q", "-y", "--no-install-recommends"]
     for command in (["apt-get", "update", "-q"], ["apt-get", "install", *flags, *PACKAGES]):
@@ -106,10 +106,10 @@ def install(timeout_s: float = 600) -> None:
 class RealSlurm:
     """Slurm with `nodes` nodes (`gpu0001` …) of 8 H100 GPUs, partition `train`.
 
-    `directory` must be short (sockets lie in it) and is emptied at the start. A requeued job may start again
-    after `cred_expire_s` + 1 s; Slurm takes less than 5 for its default, 120. `conf` are settings of
-    slurm.conf (ClusterName is pod1 otherwise), `files` more files beside it by their names. With
-    `own_addresses` node N (up to 254) is at 127.0.1.N, as enrolment tells nodes apart by them.
+    `directory` must be short (it contains sockets) and is emptied at the start. A requeued job may start
+    again after `cred_expire_s` + 1 s; below 5, Slurm uses its default, 120. `conf`: settings of slurm.conf
+    (default ClusterName: pod1); `files`: more files in the same directory, by name. With `own_addresses` node
+    N (up to 254) is at 127.0.1.N, because enrolment distinguishes nodes by address.
     """
 
     def __init__(
@@ -138,11 +138,11 @@ class RealSlurm:
 
     @property
     def env(self) -> dict[str, str]:
-        """What a program needs in its environment to talk to this Slurm."""
+        """The environment of programs that use this Slurm."""
         return {"PATH": _PATH, "LC_ALL": "C", "SLURM_CONF": str(self.slurm_conf)}
 
     def start(self, timeout_s: float = 120) -> None:
-        """Starts everything and returns when every node is idle. SlurmNotStarted if that fails."""
+        """Starts everything and returns when all nodes are idle. Raises SlurmNotStarted."""
         why_not = available()
         if why_not:
             raise SlurmNotStarted(why_not)
@@ -164,7 +164,7 @@ class RealSlurm:
             raise
 
     def stop(self) -> None:
-        """Ends every process of this Slurm. A second time is nothing."""
+        """Ends all processes of this Slurm. May be called again."""
         guardian, self._guardian = self._guardian, None
         if guardian is None:
             return
@@ -185,16 +185,16 @@ class RealSlurm:
         self.stop()
 
     def kill_node(self, name: str) -> None:
-        """The node falls silent: SIGKILL to its slurmd and to all that its jobs run."""
-        self._order(f"kill {self._known(name)}")
+        """Kills the node's slurmd and all processes of its jobs with SIGKILL."""
+        self._order(f"kill {self._checked(name)}")
 
     def start_node(self, name: str) -> None:
-        """Its slurmd starts again and registers."""
-        self._order(f"start {self._known(name)}")
+        """Starts the node's slurmd, which registers again."""
+        self._order(f"start {self._checked(name)}")
 
     def boot_node(self, name: str) -> None:
-        """The machine boots: all that runs there is lost, and slurmd registers with a new boot time."""
-        self._order(f"boot {self._known(name)}")
+        """Reboots the node: kills all its processes, and slurmd registers with a new boot time."""
+        self._order(f"boot {self._checked(name)}")
 
     def kill_controller(self) -> None:
         self._order("kill slurmctld")
@@ -204,7 +204,7 @@ class RealSlurm:
         self._wait(self._controller_answers, time.monotonic() + timeout_s, "slurmctld does not answer")
 
     def run(self, *command: str, timeout_s: float = 20) -> str:
-        """Runs one of Slurm's commands and returns what it printed. CalledProcessError on a failure."""
+        """Runs one of Slurm's commands and returns its output. Raises CalledProcessError."""
         done = subprocess.run(
             command, env=self.env, capture_output=True, text=True, timeout=timeout_s, check=False
         )
@@ -225,7 +225,7 @@ class RealSlurm:
     def _guardian_command(self) -> list[str]:
         return [sys.executable, "-S", "-m", "healer.embedded.slurm_guard", str(self.directory)]
 
-    def _known(self, name: str) -> str:
+    def _checked(self, name: str) -> str:
         if name not in self.node_names:
             raise ValueError(f"no node {name} in this Slurm")
         return name
@@ -270,7 +270,7 @@ class RealSlurm:
         for node in self.node_names:
             (self.directory / "spool" / node).mkdir(parents=True)
         for index in range(GPUS_PER_NODE):
-            # Slurm counts device files and never opens them: each is a twin of /dev/null.
+            # Copies of /dev/null: Slurm counts device files and never opens them.
             os.mknod(self.directory / f"dev/nvidia{index}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
         key = self.directory / "run/munge.key"
         key.touch(mode=0o600)
@@ -297,14 +297,14 @@ class RealSlurm:
             (self.directory / name).write_text(text)
         devices = f"{self.directory}/dev/nvidia[0-{GPUS_PER_NODE - 1}]"
         (self.directory / "gres.conf").write_text(f"NodeName={names} Name=gpu Type=h100 File={devices}\n")
-        # Slurm 22.05 cannot switch cgroups off (24.11 can): it gets an empty folder to look at.
+        # An empty folder, because Slurm 22.05 cannot disable cgroups (24.11 can).
         (self.directory / "cgroup.conf").write_text(
             f"CgroupPlugin=cgroup/v1\nCgroupAutomount=no\nCgroupMountpoint={self.directory}/cgroup\n"
         )
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` ports in a row that nobody listens on now."""
+    """The first of `count` consecutive free ports. Raises SlurmNotStarted."""
     for _ in range(50):
         first = random.randrange(_PORTS.start, _PORTS.stop - count)  # noqa: S311
         if all(_is_free(port) for port in range(first, first + count)):

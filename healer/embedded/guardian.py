@@ -1,9 +1,8 @@
-"""The guardian: a small process that ends everything when `healer up` was killed.
+"""The guardian: a small process that stops everything when `healer up` is killed.
 
-A parent-death signal is not enough: the kernel clears it when a child changes its user, as PostgreSQL's does.
-The guardian holds the read end of a pipe whose only write end is in `healer up`. All children live in its
-process group, so it finds them even if they were born in the parent's last moment. It takes
-at most 9 s.
+A parent-death signal is not enough: the kernel clears it when a child changes its user, as PostgreSQL does.
+The guardian holds the read end of a pipe whose only write end is in `healer up`. All children are in its
+process group, so that it finds even those that were forked last. It takes at most 9 s.
 """
 
 import os
@@ -23,15 +22,15 @@ LAST_S = 1.0
 
 
 class Guardian:
-    """The parent's side. Start it before any child, and start children with `popen`."""
+    """The parent's side. Create it before any child, and start children with `popen`."""
 
     def __init__(self, log: Path, *, hold: Sequence[int] = ()) -> None:
-        """`hold`: descriptors it keeps open as long as it lives, such as the data directory's lock."""
+        """`hold`: descriptors that it keeps open, such as the data directory's lock."""
         self._log = log
         self._hold = tuple(hold)
         self._roles: dict[str, int] = {}
         self._start(group=0)
-        #: Arguments for subprocess that put a child under the guardian's eye. Servers keep this very one.
+        #: Arguments for subprocess that put a child into the guardian's group. Servers share this mapping.
         self.popen: dict[str, Any] = {"process_group": self.process.pid, "start_new_session": False}
 
     @property
@@ -39,34 +38,34 @@ class Guardian:
         return self.popen["process_group"]
 
     def add(self, role: str, pid: int) -> None:
-        """Says which process has a role with a way of its own to end: `postgres` or `redis`."""
+        """Registers a server that is stopped in its own way: `postgres` or `redis`."""
         self._roles[role] = pid
-        self._tell(f"{role} {pid}")
+        self._send(f"{role} {pid}")
 
     @property
     def pipe(self) -> int:
-        """A child that keeps it open would hide our end from the guardian."""
+        """The write end. Children must close it, or the guardian would not notice our end."""
         return self._pipe
 
     def revive(self) -> bool:
-        """Starts another guardian for the same group if this one has died; True if it did. Raises OSError
-        where no process can be started: the next call tries again."""
+        """Starts a new guardian for the same group if this one has died, and returns True then. Raises
+        OSError if no process can be started; the next call tries again."""
         if self.process.poll() is None:
             return False
         before = self._pipe
         try:
             self._start(group=self.group)
-        except PermissionError:  # everybody in the group was killed with it: there is no such group any more
+        except PermissionError:  # the group no longer exists: all of it was killed
             self._start(group=0)
             self.popen["process_group"] = self.process.pid
         os.close(before)
         for role, pid in self._roles.items():
-            self._tell(f"{role} {pid}")
+            self._send(f"{role} {pid}")
         return True
 
     def release(self) -> None:
-        """The children have been stopped: the guardian ends what they may have left behind, then itself."""
-        self._tell("done 0")
+        """Ends the guardian, and processes that the stopped children left behind."""
+        self._send("done 0")
         os.close(self._pipe)
         self.process.wait()
 
@@ -89,18 +88,18 @@ class Guardian:
             os.close(reading)
         self._pipe = writing
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         try:
             os.write(self._pipe, f"{line}\n".encode())
         except BrokenPipeError:
-            return  # it has died: `revive` starts another and tells it all again
+            return  # it has died: `revive` starts another one and sends everything again
 
 
-# --- the guardian's own side -----------------------------------------------------------------------------
+# --- the guardian's side ---------------------------------------------------------------------------------
 
 
 def watch(reading: int) -> None:
-    """Returns when everything in our group has ended, after the parent said `done` or was gone."""
+    """Returns when everything in our group has ended, after the parent has sent `done` or died."""
     roles: dict[str, int] = {}
     with os.fdopen(reading) as pipe:
         for line in pipe:
@@ -114,7 +113,7 @@ def watch(reading: int) -> None:
 
 
 def end_all(roles: dict[str, int]) -> None:
-    """healer's parts, then Redis, then PostgreSQL, as a clean stop would; at last SIGKILL for the rest."""
+    """Stops healer's parts, then Redis, then PostgreSQL, like a clean stop; finally SIGKILL for the rest."""
     servers = set(roles.values())
     _end(lambda: members() - servers, signal.SIGTERM, PARTS_S)
     _end(lambda: members() - servers, signal.SIGKILL, LAST_S)
@@ -129,11 +128,11 @@ def end_all(roles: dict[str, int]) -> None:
 
 
 def members() -> set[int]:
-    """Living processes of our process group but ourselves. Without /proc nobody is known."""
+    """The other living processes of our process group; empty without /proc."""
     group, found = os.getpgrp(), set[int]()
-    for entry in Path("/proc").glob("[0-9]*"):  # not of each its `stat`: glob raises where one ends meanwhile
+    for entry in Path("/proc").glob("[0-9]*"):  # glob would raise for a `stat` that disappears meanwhile
         try:
-            # The name in parentheses may hold anything; after it: state, parent, process group.
+            # The name in parentheses may contain anything; after it: state, parent, process group.
             state, _, its_group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
         except (OSError, ValueError):
             continue

@@ -1,8 +1,8 @@
-"""The embedded PostgreSQL: our own launcher on the binaries that a package from PyPI carries.
+"""The embedded PostgreSQL: a launcher for the binaries in a package from PyPI.
 
-The package's helper is not used: it widens permissions up to `/` and kills servers it did not start
-(docs/decisions/0002-embedded-servers.md). Access: one unix socket in a private folder, no TCP, and `peer`
-with a map, so only root and the server's own user get in and there is no password to lose.
+The package's helper is not used: it widens permissions up to `/` and kills servers that it did not start
+(docs/decisions/0002-embedded-servers.md). Access is by a unix socket in a private folder, without TCP, and by
+`peer` authentication with a map: only root and the server's user may connect, without a password.
 """
 
 import os
@@ -47,7 +47,7 @@ Say = Callable[[str], None]
 class Postgres:
     """One embedded server on one data directory.
 
-    The caller holds the data directory's lock: what a killed server left behind is cleared on its strength.
+    The caller holds the data directory's lock, so that leftovers of a killed server may be removed.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Postgres:
         return f"postgresql+psycopg://{ROLE}@/{database}?host={quote(str(self.sockets), safe='/')}"
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Starts the server and returns when it answers. Raises EmbeddedError with the log's last words."""
+        """Starts the server and returns when it answers. Raises EmbeddedError with the end of the log."""
         forget_others(os.environ)
         binaries = self._binaries()
         if not (self.pgdata / "PG_VERSION").exists():
@@ -101,22 +101,22 @@ class Postgres:
             "listen_addresses": "",
             "unix_socket_directories": str(self.sockets),
             "unix_socket_permissions": "0700",
-            # Two of each process that all come back at once after this server died need more than 100.
+            # Two of each process that reconnect at once after a crash of the server need more than 100.
             "max_connections": "200",
             "timezone": "UTC",
             "log_timezone": "UTC",
             "jit": "off",  # short statements only; compiling them costs more than it saves
             "max_wal_size": "512MB",
-            # Files of the log are kept for reuse: in a storm each new one costs all writers 10 to 40 ms.
+            # WAL files are kept for reuse: in a storm each new one delays all writers by 10 to 40 ms.
             "min_wal_size": "256MB",
-            # A client that vanished (kill -9, lost network) must not keep the gate's or the detector's lock.
+            # A dead client (kill -9, lost network) must not keep the lock of the gate or the detector.
             "client_connection_check_interval": "1s",
             "idle_in_transaction_session_timeout": "60s",
         }
         return [word for name, value in values.items() for word in ("-c", f"{name}={value}")]
 
     def _binaries(self) -> Path:
-        """The folder with `postgres`: the installed one, or a copy where the user cannot run that."""
+        """The folder with `postgres`: the installed one, or a copy if the user cannot run that."""
         spec = find_spec(PACKAGE)
         if spec is None or not spec.submodule_search_locations:
             raise EmbeddedError(
@@ -138,7 +138,7 @@ class Postgres:
         return copied
 
     def _create(self, binaries: Path) -> None:
-        """initdb beside the real place, then a rename: a crash never leaves half a database behind."""
+        """Runs initdb in another folder and renames it, so that a crash leaves no partial database."""
         fresh = self.pgdata.with_name("data.new")
         shutil.rmtree(fresh, ignore_errors=True)
         self.user.folder(fresh)
@@ -163,8 +163,8 @@ class Postgres:
         )
         if done.returncode != 0:
             words = " ".join((done.stderr or done.stdout).split())[-400:]
-            said = f"the embedded PostgreSQL could not be created in {self.pgdata}: {words}"
-            raise refused(self.data_dir, said)
+            text = f"the embedded PostgreSQL could not be created in {self.pgdata}: {words}"
+            raise refused(self.data_dir, text)
         fresh.rename(self.pgdata)
 
     def _write_access(self) -> None:
@@ -174,13 +174,13 @@ class Postgres:
             path = self.pgdata / name
             path.write_text(text)
             path.chmod(0o600)
-            self.user.own(path)
+            self.user.chown(path)
 
     def _clear_leftovers(self) -> None:
-        """Ends what a killed server left running on our directory, then removes its lock files.
+        """Ends processes that a killed server left in our directory, then removes its lock files.
 
-        PostgreSQL refuses to start when the old process id is alive again as another process, which is common
-        in containers. The files go only when no process works in the directory any more.
+        PostgreSQL refuses to start if the old process id is in use again, which is common in containers. The
+        files are removed only when no process works in the directory.
         """
         for pid in working_in(self.pgdata):
             self._say(f"ending process {pid}, left over from a killed healer")
@@ -195,16 +195,16 @@ class Postgres:
         while True:
             if self.process.poll() is not None:
                 self.process = None
-                said = f"the embedded PostgreSQL does not start: {_last_words(self.log)}"
-                raise refused(self.data_dir, said)
+                text = f"the embedded PostgreSQL does not start: {_last_lines(self.log)}"
+                raise refused(self.data_dir, text)
             try:
                 psycopg.connect(self._conninfo("postgres"), connect_timeout=5).close()
                 return
             except psycopg.OperationalError as error:
                 if time.monotonic() > deadline:
                     self.stop()
-                    said = f"the embedded PostgreSQL does not answer: {' '.join(str(error).split())}"
-                    raise refused(self.data_dir, said) from None
+                    text = f"the embedded PostgreSQL does not answer: {' '.join(str(error).split())}"
+                    raise refused(self.data_dir, text) from None
             time.sleep(0.02)
 
     def _create_database(self) -> None:
@@ -217,8 +217,8 @@ class Postgres:
                     connection.execute(f"CREATE DATABASE {DATABASE}")
         except psycopg.Error as error:
             self.stop()
-            said = f"the embedded PostgreSQL has no database {DATABASE}: {' '.join(str(error).split())}"
-            raise refused(self.data_dir, said) from None
+            text = f"the embedded PostgreSQL has no database {DATABASE}: {' '.join(str(error).split())}"
+            raise refused(self.data_dir, text) from None
 
     def _conninfo(self, database: str) -> str:
         return f"host='{self.sockets}' user={ROLE} dbname={database}"
@@ -232,11 +232,8 @@ def stop_postgres(
     last_s: float = STOP_IMMEDIATE_S,
 ) -> None:
     """Fast shutdown, then immediate, then SIGKILL. `ended(s)` waits up to s seconds for the end."""
-    for number, patience_s in (
-        (signal.SIGINT, fast_s),
-        (signal.SIGQUIT, last_s),
-        (signal.SIGKILL, last_s),
-    ):
+    steps = ((signal.SIGINT, fast_s), (signal.SIGQUIT, last_s), (signal.SIGKILL, last_s))
+    for number, patience_s in steps:
         try:
             send(number)
         except ProcessLookupError:
@@ -246,9 +243,9 @@ def stop_postgres(
 
 
 def working_in(folder: Path) -> list[int]:
-    """Processes whose working directory is `folder`; each process of a PostgreSQL stands in its data folder.
+    """Processes with the working directory `folder`, which for PostgreSQL is its data directory.
 
-    Empty where the machine has no /proc; PostgreSQL's own checks then have to do.
+    Empty without /proc; then only PostgreSQL's own checks apply.
     """
     wanted = str(folder)
     found: list[int] = []
@@ -262,7 +259,7 @@ def working_in(folder: Path) -> list[int]:
 
 
 def end_leftovers(pgdata: Path, patience_s: float = STOP_FAST_S) -> None:
-    """Stops a PostgreSQL on `pgdata` that is not our child. Raises EmbeddedError when it cannot be ended."""
+    """Stops a PostgreSQL on `pgdata` that is not our child. Raises EmbeddedError if it does not end."""
     for number, wait_s in ((signal.SIGINT, patience_s), (signal.SIGKILL, 3.0)):
         deadline = time.monotonic() + wait_s
         for pid in working_in(pgdata):
@@ -284,7 +281,7 @@ def end_leftovers(pgdata: Path, patience_s: float = STOP_FAST_S) -> None:
 
 
 def _copy_server(package: Path, target: Path) -> None:
-    """Copies the server and its bundled libraries, siblings kept (it finds them by relative paths): 30 MB."""
+    """Copies the server and its bundled libraries (30 MB), which it finds by relative paths."""
     fresh = target.with_name(f"{target.name}.new")
     shutil.rmtree(fresh, ignore_errors=True)
     skip = shutil.ignore_patterns("include", "*.a", "pkgconfig")
@@ -299,13 +296,13 @@ def _copy_server(package: Path, target: Path) -> None:
 
 
 def forget_others(environ: MutableMapping[str, str]) -> None:
-    """libpq takes from PG* what a URL does not say: the port, address or service of another server."""
+    """Removes PG* variables, from which libpq would take what a URL leaves out, such as another port."""
     for name in [name for name in environ if name.startswith("PG")]:
         del environ[name]
 
 
 def _environment() -> dict[str, str]:
-    """Nothing of the caller's PG* settings, locale or preloads reaches the server."""
+    """The server's environment, without the caller's PG* settings, locale and preloads."""
     return {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC"}
 
 
@@ -317,6 +314,6 @@ def _ended(process: subprocess.Popen[Any], patience_s: float) -> bool:
     return True
 
 
-def _last_words(log: Path) -> str:
+def _last_lines(log: Path) -> str:
     lines = log.read_text(errors="replace").strip().splitlines()[-3:]
     return " / ".join(lines) or f"nothing in {log}"

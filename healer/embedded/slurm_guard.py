@@ -1,17 +1,17 @@
-"""The guardian of an embedded Slurm: starts its daemons and takes every one of them with it when it ends.
+"""The guardian of an embedded Slurm: starts its daemons, and kills all of them when it ends.
 
-Runs as a process of its own: `python -m healer.embedded.slurm_guard DIRECTORY`. It is the subreaper of all it
-starts, so slurmstepd and the processes of jobs, which leave their parents on purpose, stay its descendants.
-It ends when its standard input closes or its parent is gone (also by SIGKILL), and kills them all first.
+Runs as its own process: `python -m healer.embedded.slurm_guard DIRECTORY`. It is the subreaper of everything
+it starts, so slurmstepd and jobs, which detach from their parents, remain its descendants. It ends when its
+standard input closes or its parent has died (also by SIGKILL), and kills them first.
 
-Standard input takes one order per line, standard output answers each with one line:
+It reads one order per line from standard input and answers each with one line:
 
     start NAME    start `munged`, `slurmctld` or the slurmd of a node; `ok`
     boot NAME     kill the slurmd of a node and start it as after a boot of the machine; `ok`
     start-all     start the slurmd of every node in `DIRECTORY/nodes`; `ok`
-    kill NAME     SIGKILL to that daemon; for a node also to what its jobs run; `ok`, or `none` if nothing ran
+    kill NAME     SIGKILL to that daemon; for a node also to its jobs; `ok`, or `none` if it was not running
 
-Standard library alone: it starts in milliseconds and holds nothing that a fork could break.
+Imports only the standard library, to start in milliseconds and to fork safely.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Guardian:
-    """Daemons by name, in one directory that `RealSlurm` has filled."""
+    """Daemons by name, in a directory prepared by `RealSlurm`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -41,7 +41,7 @@ class Guardian:
         }
 
     def command(self, name: str) -> list[str]:
-        """How the daemon of this name is started, in the foreground."""
+        """The command that starts this daemon in the foreground."""
         run = self.directory / "run"
         if name == "munged":
             return [
@@ -63,7 +63,7 @@ class Guardian:
             return
         try:
             os.setsid()
-            # Should the guardian itself be killed, the kernel kills the daemons.
+            # If the guardian is killed, the kernel kills the daemons.
             _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             null = os.open(os.devnull, os.O_RDWR)
             for fd in (0, 1, 2):
@@ -87,25 +87,25 @@ class Guardian:
         return True
 
     def _kill_jobs(self, node: str) -> None:
-        """What runs for the jobs of this node, slurmstepd first, lest it still reports their end.
+        """Kills the processes of the node's jobs, slurmstepd first, so that it does not report their end.
 
-        slurmstepd shows no environment; it is the parent of processes that carry the node's name."""
+        slurmstepd has no readable environment; it is the parent of processes with the node's name there."""
         below = descendants(os.getpid())
         jobs = [pid for pid in below if _runs_for(pid, node)]
         for pid in [parent for parent in map(_parent, jobs) if parent in below] + jobs:
             _kill(pid)
 
     def reap(self) -> None:
-        """Collects the dead, adopted ones too, so that no zombie stays."""
+        """Reaps dead processes, including adopted ones."""
         with contextlib.suppress(ChildProcessError):
             while True:
                 pid, _ = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     return
-                self.pids = {name: known for name, known in self.pids.items() if known != pid}
+                self.pids = {name: running for name, running in self.pids.items() if running != pid}
 
     def kill_all(self) -> None:
-        """Kills descendants until none is left: a daemon may fork while the list is being read."""
+        """Kills descendants until none is left, because daemons may fork meanwhile."""
         deadline = time.monotonic() + 8
         while time.monotonic() < deadline:
             left = descendants(os.getpid())
@@ -134,13 +134,13 @@ class Guardian:
 
 
 def descendants(root: int) -> list[int]:
-    """Process ids of everything under `root`, zombies left out."""
+    """The ids of all processes below `root`, without zombies."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         with contextlib.suppress(OSError, ValueError, IndexError):
-            # The command name may hold blanks and brackets: fields count from the last bracket.
+            # The command name may contain blanks and brackets, so fields count from the last bracket.
             fields = (entry / "stat").read_bytes().rpartition(b")")[2].split()
             if fields[0] not in (b"Z", b"X"):
                 children.setdefault(int(fields[1]), []).append(int(entry.name))
@@ -154,7 +154,7 @@ def descendants(root: int) -> list[int]:
 
 
 def _runs_for(pid: int, node: str) -> bool:
-    """A process of a job on this node, by the environment that slurmd gave it."""
+    """Whether the process belongs to a job on this node, by its environment."""
     with contextlib.suppress(OSError):
         environment = Path("/proc", str(pid), "environ").read_bytes().split(b"\0")
         return f"SLURMD_NODENAME={node}".encode() in environment
@@ -173,7 +173,7 @@ def _kill(pid: int) -> None:
 
 
 def main(guardian: Guardian) -> int:
-    """Obeys standard input until it closes or our parent is gone."""
+    """Executes orders until standard input closes or the parent has died."""
     parent = os.getppid()
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     ending = False

@@ -1,7 +1,7 @@
 """`healer up`: the whole product in one process tree.
 
-Order: lock, guardian, PostgreSQL, Redis, migrations, then healer's parts; the other way round at the end. The
-loop is one thread that waits for signals and starts again what died.
+It starts lock, guardian, PostgreSQL, Redis, migrations and healer's parts, and stops them in reverse order.
+One thread waits for signals and restarts dead processes.
 """
 
 import gc
@@ -33,8 +33,7 @@ from healer.embedded.user import EmbeddedError, make_data_dir, refused, usable
 from healer.rulebook.signal_rules import wants_scraper
 from healer.settings import Listen, Settings, SettingsError, rules_folder
 
-#: Beside the one API each cluster has these.
-#: The scraper only while there is something to fetch.
+#: The parts of each cluster, besides the API. The scraper runs only if there are targets.
 PER_CLUSTER = ("detector", "scheduler", "worker", "scraper")
 PARTS_STOP_S = 5.0
 TICK_S = 0.2
@@ -42,12 +41,12 @@ ROTATE_S = 60.0
 SLOW_START_S = 20.0
 FIRST_DELAY_S = 0.1
 LONGEST_DELAY_S = 5.0
-#: A child that lived this long starts again at once; one that dies sooner waits longer each time.
+#: A child that ran this long is restarted at once; one that dies sooner waits longer each time.
 STEADY_S = 10.0
 LOG_LIMIT_BYTES = 20_000_000
 _HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 
-#: Our own address is asked at once: a proxy that the environment names does not reach it.
+#: Requests to our own address bypass the environment's proxy.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -57,56 +56,50 @@ def _always() -> bool:
 
 @dataclass(frozen=True)
 class Part:
-    """A process of the tree beside the servers; `run` is what it does until SIGTERM."""
+    """A process of the tree other than the servers; `run` returns after SIGTERM."""
 
     name: str
     run: Callable[[], None]
-    #: One cluster's part among several: wrong settings of its Slurm must not end the others' start.
+    #: A part of one of several clusters: its wrong settings must not stop the start of the others.
     alone: bool = False
-    #: Whether it is to run now; asked until it does.
+    #: Whether to start it now; called until it runs.
     wanted: Callable[[], bool] = _always
 
 
 def healer_parts(settings: Settings, command: Callable[[Sequence[str]], None]) -> list[Part]:
     """The API first; with several clusters `detector-pod1`, `scheduler-pod1` and so on for each. `command`
-    does what `healer` does with these arguments."""
-    parts = [Part("api", partial(command, ["api"]))]
-    scrapes = wants_scraper(rules_folder(settings) / "scrape.yaml")
-    asked = {"scraper": scrapes}
-    if not settings.clusters:
-        return parts + [
-            Part(name, partial(command, [name]), wanted=asked.get(name, _always)) for name in PER_CLUSTER
-        ]
-    return parts + [
-        Part(
-            f"{name}-{cluster}",
-            partial(command, [name, "--cluster", cluster]),
-            alone=True,
-            wanted=asked.get(name, _always),
-        )
-        for cluster in settings.clusters
-        for name in PER_CLUSTER
-    ]
+    executes `healer` with these arguments."""
+    wanted = {"scraper": wants_scraper(rules_folder(settings) / "scrape.yaml")}
+
+    def part(name: str, cluster: str | None) -> Part:
+        run_if = wanted.get(name, _always)
+        if cluster is None:
+            return Part(name, partial(command, [name]), wanted=run_if)
+        arguments = [name, "--cluster", cluster]
+        return Part(f"{name}-{cluster}", partial(command, arguments), alone=True, wanted=run_if)
+
+    parts = [part(name, cluster) for cluster in settings.clusters or [None] for name in PER_CLUSTER]
+    return [part("api", None), *parts]
 
 
-def _missing(answer: bytes) -> str:
-    """What /readyz says is not well, without figures that change all the time."""
+def _failed_checks(answer: bytes) -> str:
+    """The failed checks in an answer of /readyz."""
     try:
         checks = json.loads(answer)["checks"]
-        told = [f"{name}: {check['text']}" for name, check in sorted(checks.items()) if not check["ok"]]
+        failed = [f"{name}: {check['text']}" for name, check in sorted(checks.items()) if not check["ok"]]
     except (ValueError, KeyError, TypeError):
         return answer[:200].decode(errors="replace")
-    return "; ".join(told)
+    return "; ".join(failed)
 
 
 def check_port(listen: Listen) -> None:
-    """Raises EmbeddedError where nothing can listen there."""
+    """Raises EmbeddedError if the address cannot be used."""
     family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
     try:
         with socket.socket(family) as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             trial.bind((listen.host, listen.port))
-    except (OSError, UnicodeError) as error:  # UnicodeError: no name of a machine
+    except (OSError, UnicodeError) as error:  # UnicodeError: not a host name
         why = error.strerror if isinstance(error, OSError) else "not an address"
         raise EmbeddedError(
             f"cannot listen on {listen}: {why}; choose another address with --listen or HEALER_LISTEN."
@@ -114,10 +107,9 @@ def check_port(listen: Listen) -> None:
 
 
 class Child:
-    """One part of the tree, started again when it dies. `name` is also that of its log file.
+    """A part of the tree that is restarted when it dies. `name` is also the name of its log file.
 
-    It is forked and starts no interpreter of its own: what `healer up` has imported it need not import again,
-    which is nearly all of a start, and it shares that memory with its siblings.
+    It is forked without a new interpreter: imports, which are most of a start, and their memory are shared.
     """
 
     def __init__(self, name: str, run: Callable[[], None], log_folder: Path) -> None:
@@ -133,17 +125,17 @@ class Child:
         return self.process.pid if self.process else None
 
     def start(self, environ: Mapping[str, str], *, group: int, not_its: Sequence[int]) -> None:
-        """`group`: the process group that it joins. `not_its`: descriptors of the parent's that it closes."""
+        """`group`: the process group that it joins. `not_its`: the parent's descriptors that it closes."""
         process = multiprocessing.get_context("fork").Process(
             target=self._become, args=(environ, group, not_its), name=self.name
         )
         ours = _descriptors()
-        # Until the child has handlers of its own a signal to it would only reach its copy of ours.
+        # Until the child has its own handlers, a signal would only reach its copy of ours.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
         try:
             process.start()
         except OSError:
-            # multiprocessing leaves the pipes of a fork that failed open: soon none would be left.
+            # multiprocessing leaks the pipes of a failed fork.
             for descriptor in _descriptors() - ours:
                 os.close(int(descriptor.name))
             raise
@@ -153,7 +145,7 @@ class Child:
         self._born = time.monotonic()
 
     def _become(self, environ: Mapping[str, str], group: int, not_its: Sequence[int]) -> None:
-        """In the child: leaves behind what is the parent's, and runs."""
+        """Runs in the child: drops the state of the parent, then runs the part."""
         setproctitle(f"healer {self.name}")
         os.setpgid(0, group)
         signal.set_wakeup_fd(-1)
@@ -165,7 +157,7 @@ class Child:
         for descriptor in not_its:
             os.close(descriptor)
         with Path(os.devnull).open("rb") as nothing, self.log.open("ab") as log:
-            # Who read from a terminal behind our back would stop the whole group.
+            # A background process that reads from the terminal would stop the whole group.
             os.dup2(nothing.fileno(), 0)
             os.dup2(log.fileno(), sys.stdout.fileno())
             os.dup2(log.fileno(), sys.stderr.fileno())
@@ -174,7 +166,7 @@ class Child:
         self._run()
 
     def ended(self) -> str | None:
-        """How it ended, if it has since the last call: `signal 9`, `exit status 1: last line of its log`."""
+        """How it ended since the last call, or None: `signal 9`, `exit status 1: last line of its log`."""
         if self.process is None or (status := self.process.exitcode) is None:
             return None
         self.process = None
@@ -186,12 +178,12 @@ class Child:
         return f"exit status {status}: {last_line(self.log)}"
 
     def later(self) -> None:
-        """It is started again after a while, longer each time."""
+        """Delays the restart, longer each time."""
         self._due = time.monotonic() + self._delay_s
         self._delay_s = min(self._delay_s * 2, LONGEST_DELAY_S)
 
     def due(self) -> bool:
-        """Whether it is time to start it again."""
+        """Whether it must be started now."""
         return self.process is None and time.monotonic() >= self._due
 
     def send(self, number: signal.Signals) -> None:
@@ -199,7 +191,7 @@ class Child:
             os.kill(self.pid, number)
 
     def wait_until(self, deadline: float) -> None:
-        """Waits for its end; SIGKILL at the deadline."""
+        """Waits for its end, and kills it at the deadline."""
         if self.process is None:
             return
         self.process.join(max(0.0, deadline - time.monotonic()))
@@ -210,22 +202,22 @@ class Child:
 
 
 def open_streams() -> None:
-    """Who started us may have closed some of them (`healer up >&-`): then they lead to /dev/null. A child's
-    lead to its log, and have to be there for that."""
+    """Opens streams that were closed by the caller (`healer up >&-`) on /dev/null. Children need them, to
+    redirect them to their log."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open(mode))  # noqa: SIM115 - it stays open
 
 
 def _descriptors() -> set[Path]:
-    """Those that are open, but that of the look itself. Without /proc none are known."""
+    """The open descriptors; empty without /proc."""
     folder = Path("/proc/self/fd")
     names = list(folder.iterdir()) if folder.is_dir() else []
     return {path for path in names if path.is_symlink()}
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log that is not blank, cut to 300 characters."""
+    """The last non-blank line of a log, cut to 300 characters."""
     lines = list[str]()
     with suppress(OSError), log.open("rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - 4000))
@@ -234,7 +226,7 @@ def last_line(log: Path) -> str:
 
 
 def rotate(log_folder: Path) -> None:
-    """Keeps each log below its limit, with one older part. Writers append, so truncating is safe for them."""
+    """Copies large logs to `.log.1` and truncates them, which is safe because writers append."""
     for log in log_folder.glob("*.log"):
         if log.stat().st_size > LOG_LIMIT_BYTES:
             older = log.with_suffix(".log.1")
@@ -245,9 +237,9 @@ def rotate(log_folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Calls:
-    """What the tree calls. `load` imports what parts need, before they are forked: no thread may run beside
-    the loop. `on_ready` is called once, in the loop, when /readyz has answered 200, `on_tick` a few times a
-    second; neither may block."""
+    """Callbacks of the tree. `load` imports the parts' modules before the fork and must start no thread.
+    `on_ready` is called once when /readyz answers 200, and `on_tick` a few times a second; neither may
+    block."""
 
     say: Say = print
     load: Callable[[], None] = lambda: None
@@ -256,7 +248,7 @@ class Calls:
 
 
 class Tree:
-    """`run` blocks until SIGINT, SIGTERM or SIGHUP, and leaves nothing running."""
+    """The process tree. `run` blocks until SIGINT, SIGTERM or SIGHUP, and leaves nothing running."""
 
     def __init__(
         self, settings: Settings, environ: Mapping[str, str], parts: Sequence[Part], calls: Calls
@@ -279,21 +271,21 @@ class Tree:
         self.redis: Redis | None = None
 
     def say(self, text: str) -> None:
-        """A terminal that was closed, or a pipe whose reader has ended, ends nothing."""
+        """Prints; a closed terminal or pipe is ignored."""
         with suppress(OSError, ValueError):
             self._calls.say(text)
 
     @property
     def url(self) -> str:
-        """Where a browser on this machine finds the console."""
+        """The console's address for a browser on this machine."""
         host, port = self.settings.listen.host, self.settings.listen.port
         here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
         return f"http://{Listen(here, port)}"
 
     def run(self) -> None:
-        """Raises EmbeddedError or SettingsError when it cannot start; what had started is stopped then."""
+        """Raises EmbeddedError or SettingsError if it cannot start, after stopping everything."""
         self._listen_for_signals()
-        # The lock first: a killed healer's API may hold the port until its guardian has ended it.
+        # The lock first: the API of a killed healer holds the port until its guardian has ended it.
         with usable(self.data_dir):
             self._held = running.lock(self.data_dir)
         try:
@@ -310,13 +302,13 @@ class Tree:
                 self._start_servers()
             self._migrate()
             self._calls.load()
-            # What stands now is never garbage; a collection that looked at it would copy it into each child.
+            # Excludes current objects from collections, which would copy their memory into each child.
             gc.collect()
             gc.freeze()
             with usable(self.data_dir):
                 self._note()
             self._started = time.monotonic()
-            self._told = ""
+            self._last_slow = ""
             self._rotated = time.monotonic()
             while not self._stops:
                 self._tick()
@@ -332,7 +324,7 @@ class Tree:
         signal.set_wakeup_fd(self._woken, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            # `nohup` asks that a closed terminal is not the end.
+            # `nohup` ignores SIGHUP.
             if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, self._asked_to_stop)
 
@@ -359,7 +351,7 @@ class Tree:
             else:
                 self.say("no Redis found: tasks travel through PostgreSQL")
         self._environ |= {"HEALER_DATA_DIR": str(self.data_dir), "HEALER_LISTEN": str(self.settings.listen)}
-        # Only what we started: a URL of the site's may stand in a file, and both together are an error.
+        # Only for our servers: the site's URL may be in a file, and both together are an error.
         if self.postgres is not None:
             self._environ["HEALER_DATABASE_URL"] = self.database_url
         if self.settings.redis_url is None:
@@ -391,8 +383,8 @@ class Tree:
         try:
             before, after = migrate.upgrade(engine)
         except OperationalError as error:
-            said = f"the database does not answer: {' '.join(str(error.orig).split())}"
-            raise (refused(self.data_dir, said) if self.postgres else EmbeddedError(said)) from None
+            text = f"the database does not answer: {' '.join(str(error.orig).split())}"
+            raise (refused(self.data_dir, text) if self.postgres else EmbeddedError(text)) from None
         except migrate.MigrationError as error:
             raise EmbeddedError(str(error)) from None
         finally:
@@ -420,7 +412,7 @@ class Tree:
         for child in self._children:
             how = child.ended()
             if how is not None and not self._stops:
-                self._tell_end(child, how)
+                self._report_end(child, how)
             if child.due() and not self._stops and self._wanted[child.name]():
                 ours = (self._wake, self._woken, self._held, self._guardian.pipe)
                 changed = self._start(child, ours) or changed
@@ -430,7 +422,7 @@ class Tree:
         if changed:
             self._note()
         if not self._ready:
-            self._look_if_ready()
+            self._check_ready()
         with suppress(OSError):  # it prints
             self._calls.on_tick()
         if time.monotonic() - self._rotated > ROTATE_S:
@@ -441,14 +433,14 @@ class Tree:
     def _start(self, child: Child, not_its: Sequence[int]) -> bool:
         try:
             child.start(self._environ, group=self._guardian.group, not_its=not_its)
-        except OSError as error:  # no process or no memory left: the others go on
+        except OSError as error:  # no process or memory left: the others continue
             child.later()
-            self._tell_end(child, f"it cannot be started: {error.strerror}")
+            self._report_end(child, f"it cannot be started: {error.strerror}")
             return False
         return True
 
-    def _tell_end(self, child: Child, how: str) -> None:
-        """Says it once while it stays the same. Wrong settings at the start end the start."""
+    def _report_end(self, child: Child, how: str) -> None:
+        """Prints it unless it is the same as before. Raises SettingsError for wrong settings at the start."""
         wrong = how.startswith("exit status 2: ") and child.name not in self._alone
         if wrong and not self._ready:
             raise SettingsError(how.removeprefix("exit status 2: ").removeprefix("healer: "))
@@ -467,7 +459,7 @@ class Tree:
             except EmbeddedError as error:
                 self.say(f"{error} Trying again.")
                 self._rest()
-            except OSError as error:  # what ended it, a lack of memory, may hold back the next one too
+            except OSError as error:  # a lack of memory, perhaps
                 self.say(f"it cannot be started: {error.strerror}. Trying again.")
                 self._rest()
             self._register_servers()
@@ -478,25 +470,25 @@ class Tree:
         if select.select([self._wake], [], [], TICK_S)[0]:
             os.read(self._wake, 4096)
 
-    def _look_if_ready(self) -> None:
+    def _check_ready(self) -> None:
         try:
-            with _DIRECT.open(f"{self.url}/readyz", timeout=2) as told:
-                missing = _missing(told.read(65536))
+            with _DIRECT.open(f"{self.url}/readyz", timeout=2) as response:
+                failed = _failed_checks(response.read(65536))
         except urllib.error.HTTPError as error:
-            self._tell_slow(f"{self.url} answers but is not ready: {_missing(error.read(65536))}")
+            self._report_slow(f"{self.url} answers but is not ready: {_failed_checks(error.read(65536))}")
         except OSError as error:
-            self._tell_slow(f"still starting: {error}; see {self._logs}")
+            self._report_slow(f"still starting: {error}; see {self._logs}")
         else:
             self._ready = True
             self.say(f"healer is ready: {self.url}")
-            if missing:
-                self.say(f"not well yet: {missing}")
+            if failed:
+                self.say(f"not well yet: {failed}")
             with suppress(OSError):
                 self._calls.on_ready(running.find(self.data_dir))
 
-    def _tell_slow(self, text: str) -> None:
-        if time.monotonic() - self._started > SLOW_START_S and text != self._told:
-            self._told = text
+    def _report_slow(self, text: str) -> None:
+        if time.monotonic() - self._started > SLOW_START_S and text != self._last_slow:
+            self._last_slow = text
             self.say(text)
 
     # --- stopping ---------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
-"""Who runs the embedded servers, and where their files may lie.
+"""The user of the embedded servers, and the location of their files.
 
-PostgreSQL refuses to run as root. Started by root, healer runs its servers as the system user `healer` where
-the machine has one, else as `nobody`; started by anybody else, as that person. No user is ever created and no
-permission of a directory that healer did not make is ever changed.
+PostgreSQL refuses to run as root. If root starts healer, the servers run as the system user `healer` if it
+exists, else as `nobody`; otherwise as the current user. No user is created, and permissions change only for
+directories that healer created.
 """
 
 import errno
@@ -20,10 +20,10 @@ from typing import Any
 #: Names tried in turn when root starts the servers.
 SERVICE_USERS = ("healer", "nobody")
 
-#: Where root's servers keep their files when the data directory lies in a home that they cannot enter.
+#: The location of root's servers' files if they cannot enter the data directory.
 ROOT_STATE = Path("/var/lib/healer")
 
-#: Longest path of a unix socket on Linux is 107 bytes; the longest name we put into the folder has 16.
+#: A unix socket's path on Linux has at most 107 bytes; the longest name in the folder has 16.
 SOCKET_FOLDER_MAX = 90
 
 
@@ -32,8 +32,8 @@ class EmbeddedError(Exception):
 
 
 class FolderUnusable(EmbeddedError):
-    """The data directory cannot be used. `why` follows on its name: a program with another way to choose the
-    folder than `healer up` says its own."""
+    """The data directory cannot be used. `why`: the reason without the advice for `healer up`, for programs
+    that choose their folder in another way."""
 
     def __init__(self, data_dir: Path, why: str) -> None:
         super().__init__(
@@ -44,7 +44,7 @@ class FolderUnusable(EmbeddedError):
 
 @contextmanager
 def usable(data_dir: Path) -> Iterator[None]:
-    """What cannot be read or written there at the start is a FolderUnusable."""
+    """Turns OSErrors about files into FolderUnusable."""
     try:
         yield
     except OSError as error:
@@ -53,12 +53,12 @@ def usable(data_dir: Path) -> Iterator[None]:
         raise FolderUnusable(data_dir, f"cannot be used ({error.filename}: {error.strerror})") from None
 
 
-#: How PostgreSQL says that a disk is full: as the kernel does, or in a hint of its own.
+#: PostgreSQL's messages for a full disk: the kernel's, or a hint.
 _FULL = (os.strerror(errno.ENOSPC), "Check free disk space")
 
 
 def refused(data_dir: Path, text: str) -> EmbeddedError:
-    """What an embedded server said when it did not do its work; a full disk is no fault of the server's."""
+    """The error for a failed server's message; FolderUnusable if the disk is full."""
     if any(words in text for words in _FULL):
         return FolderUnusable(data_dir, "has no space left")
     return EmbeddedError(text)
@@ -66,7 +66,7 @@ def refused(data_dir: Path, text: str) -> EmbeddedError:
 
 @dataclass(frozen=True)
 class ServerUser:
-    """`drop` says whether processes have to be started as somebody else than we are."""
+    """`drop`: whether processes must be started as another user than the current one."""
 
     uid: int
     gid: int
@@ -82,16 +82,16 @@ class ServerUser:
     def folder(self, path: Path) -> Path:
         """Makes a private folder (0700) that belongs to this user."""
         path.mkdir(mode=0o700, exist_ok=True)
-        self.own(path)
+        self.chown(path)
         path.chmod(0o700)
         return path
 
-    def own(self, path: Path) -> None:
+    def chown(self, path: Path) -> None:
         if self.drop:
             os.chown(path, self.uid, self.gid)
 
     def runs(self, program: Path) -> bool:
-        """Whether this user may start `program`."""
+        """Whether this user can run `program`."""
         try:
             done = subprocess.run(
                 [program, "--version"], capture_output=True, cwd="/", timeout=20, check=False, **self.popen()
@@ -101,7 +101,7 @@ class ServerUser:
         return done.returncode == 0
 
     def can_enter(self, folder: Path) -> bool:
-        """Whether this user may walk down to `folder`, by the mode bits of it and everything above."""
+        """Whether this user can reach `folder`, by the mode bits of it and all folders above."""
         if not self.drop:
             return True
         folder = folder.resolve()
@@ -117,7 +117,7 @@ class ServerUser:
 
 
 def server_user() -> ServerUser:
-    """The user for the embedded servers. Raises EmbeddedError when root finds none."""
+    """The user for the embedded servers. Raises EmbeddedError if there is none."""
     if os.geteuid() != 0:
         return ServerUser(os.geteuid(), os.getegid(), _name_of(os.geteuid()), drop=False)
     for name in SERVICE_USERS:
@@ -143,7 +143,7 @@ def _name_of(uid: int) -> str:
 
 
 def make_data_dir(data_dir: Path) -> Path:
-    """Makes the data directory where it is missing (0711: servers pass through, nobody lists it)."""
+    """Makes the data directory if missing, with mode 0711: servers may pass through, but not list it."""
     try:
         data_dir.mkdir(mode=0o711, parents=True)
         data_dir.chmod(0o711)
@@ -156,10 +156,10 @@ def make_data_dir(data_dir: Path) -> Path:
 
 
 def server_home(data_dir: Path, user: ServerUser, *, state: Path = ROOT_STATE) -> Path:
-    """Where the servers' own files lie: the data directory, or a place of root's that they can enter.
+    """The location of the servers' files: the data directory, or a folder of root's that they can enter.
 
-    The choice is written to `servers-at` in the data directory, so that a later change of permissions never
-    makes a database seem lost.
+    The choice is stored in `servers-at` in the data directory, so that a later change of permissions does not
+    hide the database.
     """
     note = data_dir / "servers-at"
     if note.exists():
@@ -178,7 +178,7 @@ def server_home(data_dir: Path, user: ServerUser, *, state: Path = ROOT_STATE) -
 
 
 def shared_folder(path: Path) -> Path:
-    """Servers pass through it, nobody lists it."""
+    """Makes a folder that servers may pass through, but not list."""
     if not path.exists():
         path.mkdir(mode=0o711)
         path.chmod(0o711)
@@ -188,7 +188,7 @@ def shared_folder(path: Path) -> Path:
 def start_server(
     arguments: Sequence[str | Path], log: Path, environ: Mapping[str, str], options: Mapping[str, Any]
 ) -> "subprocess.Popen[Any]":
-    """`options`: more arguments for subprocess."""
+    """Starts a server with output to `log`. `options`: more arguments for subprocess."""
     with log.open("ab") as out:
         return subprocess.Popen(
             arguments, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd="/", env=environ,
@@ -197,7 +197,7 @@ def start_server(
 
 
 def socket_folder(home: Path, server: str, user: ServerUser) -> Path:
-    """A private folder for the server's unix socket; under /tmp where the path would be too long for one."""
+    """A private folder for the server's unix socket; under /tmp if the path would be too long."""
     folder = home / server / "run"
     if len(os.fsencode(folder)) <= SOCKET_FOLDER_MAX:
         return user.folder(folder)

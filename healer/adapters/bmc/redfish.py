@@ -1,9 +1,8 @@
-"""BMCs by Redfish (DMTF DSP0266): a node's power read and switched over HTTPS.
+"""BMCs by Redfish (DMTF DSP0266): reads and switches a node's power over HTTPS.
 
-Basic authentication, which every Redfish service has: a session would be one of the few that a BMC keeps. One
-connection for each request: BMCs drop idle ones, and a reset sent into a dead connection leaves open whether
-it came. No redirect is followed and no proxy used, so the password goes to the address of the settings alone;
-neither stands in an error or a log.
+Basic authentication, because a BMC has only few sessions. A new connection for each request, because BMCs
+drop idle ones, and the outcome of a reset on a dead connection would be unknown. No redirects and no proxy:
+the password is sent only to the configured address. Errors and logs contain neither.
 """
 
 import re
@@ -24,22 +23,22 @@ from healer.ports.node_exec import BmcError, BmcUnavailable
 
 log = structlog.get_logger()
 
-#: All that one look asks, and one reset, which has to be over within the lease.
+#: The bounds of all requests of a read, of a reset (which must end within the lease), and of a connection.
 LOOK_S, EFFECT_S, CONNECT_S = 6.0, 4.0, 3.0
 _MOST_BYTES = 1024 * 1024
 _SYSTEMS = "/redfish/v1/Systems"
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
-#: It was not done: in use, too many requests, not now.
+#: Statuses of requests that were not executed: in use, too many requests, not now.
 _BUSY = frozenset({409, 429, 503})
 _WORDS_MAX = 300
 _FAILED = frozenset({"Exception", "Killed", "Cancelled"})
-#: A task that is not known any more has ended, nobody knows how.
+#: Statuses for a task that no longer exists: it has ended, with an unknown result.
 _GONE = frozenset({404, 410})
 
 
 class RedfishSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`url`: `https://{node}-bmc`, with the node's name as Slurm has it. `system`: which one, where a BMC has
-    several. Without `check_tls` any certificate is believed."""
+    """`url`: `https://{node}-bmc`, with Slurm's name of the node. `system`: the system to use if a BMC has
+    several. Without `check_tls` any certificate is accepted."""
 
     url: str
     user: str
@@ -56,7 +55,7 @@ class _Reply(msgspec.Struct, frozen=True):
 
 
 class Redfish:
-    """`ports.Bmc`. Safe for threads. ValueError where the settings cannot be used."""
+    """`ports.Bmc`. Safe for threads. Raises ValueError for unusable settings."""
 
     name = "redfish"
 
@@ -91,11 +90,11 @@ class Redfish:
         kinds = reset.get("ResetType@Redfish.AllowableValues")
         info = reset.get("@Redfish.ActionInfo")
         if kinds is None and isinstance(info, str):
-            kinds = _reset_kinds(self._get(node, _own(node, info), until))
+            kinds = _reset_kinds(self._get(node, _path_in(node, info), until))
         return Power(
             state=str(system.get("PowerState") or ""),
             system=str(system.get("Id") or path.rpartition("/")[2]),
-            target=_own(node, target),
+            target=_path_in(node, target),
             kinds=tuple(str(kind) for kind in kinds or ()),
         )
 
@@ -103,26 +102,27 @@ class Redfish:
         until = time.monotonic() + self._effect_s
         body = msgspec.json.encode({"ResetType": str(kind)})
         log.info("bmc reset", node=node, kind=str(kind), target=target)
-        reply = self._ask(node, "POST", _own(node, target), until, body)
+        reply = self._ask(node, "POST", _path_in(node, target), until, body)
         log.info("bmc answered", node=node, kind=str(kind), status=reply.status)
         if reply.status >= 500 and reply.status not in _BUSY:
-            # It may have begun before it failed.
+            # The reset may have started before the failure.
             raise BmcUnavailable(_answered(node, reply))
         _check(node, reply)
         where = reply.headers.get("location", "")
-        return _own(node, where) if reply.status == 202 and "/redfish/" in where else None
+        return _path_in(node, where) if reply.status == 202 and "/redfish/" in where else None
 
     def task_failed(self, node: str, task: str) -> str | None:
-        reply = self._ask(node, "GET", _own(node, task), time.monotonic() + self._look_s)
+        reply = self._ask(node, "GET", _path_in(node, task), time.monotonic() + self._look_s)
         return _task_words(reply.status, reply.body)
 
-    # --- inside ---
+    # --- helpers ---
 
     def _system_of(self, node: str, systems: Mapping[str, Any]) -> str:
-        """The one system, or that of the settings: a BMC with several may show its GPU board as one."""
+        """The path of the only system, or of the configured one: a GPU board may be a system too."""
         members = systems.get("Members")
         found = members if isinstance(members, list) else []
-        paths = [_own(node, str(one.get("@odata.id", ""))) for one in found if isinstance(one, dict)]
+        links = [str(member.get("@odata.id", "")) for member in found if isinstance(member, dict)]
+        paths = [_path_in(node, link) for link in links]
         names = {path.rstrip("/").rpartition("/")[2]: path for path in paths}
         wanted = self._settings.system
         if wanted is not None and wanted in names:
@@ -178,7 +178,7 @@ def _read(node: str, response: httpx.Response, until: float) -> _Reply:
 
 
 def _check(node: str, reply: _Reply) -> None:
-    """Raises where it was not done."""
+    """Raises BmcUnavailable or BmcError unless the status is 2xx."""
     if 200 <= reply.status < 300:
         return
     text = _answered(node, reply)
@@ -192,12 +192,12 @@ def _check(node: str, reply: _Reply) -> None:
 
 
 def _answered(node: str, reply: _Reply) -> str:
-    words = _said(reply.body)
+    words = _error_text(reply.body)
     return f"The BMC of {node} answered {reply.status}{f': {words}' if words else ''}".rstrip(".") + "."
 
 
-def _own(node: str, where: str) -> str:
-    """The path of an address that the BMC gave: nothing is ever sent to another host. Raises BmcError."""
+def _path_in(node: str, where: str) -> str:
+    """The path in a link of the BMC, so that nothing is sent to another host. Raises BmcError."""
     start = where.find("/redfish/")
     if start < 0 or any(char.isspace() for char in where):
         raise BmcError(f"The BMC of {node} names {where[:80]!r}, which is no address of Redfish.")
@@ -218,65 +218,65 @@ def _trust(settings: RedfishSettings) -> ssl.SSLContext:
 
 
 def kinds_missing(kinds: Iterable[str]) -> list[str]:
-    """What healer would need and the BMC does not take; an empty list of kinds says nothing."""
-    known = set(kinds)
-    if not known or ResetKind.power_cycle in known:
+    """The reset types that healer needs and the BMC does not offer; empty if `kinds` is empty (unknown)."""
+    offered = set(kinds)
+    if not offered or ResetKind.power_cycle in offered:
         return []
-    return [str(kind) for kind in (ResetKind.force_off, ResetKind.on) if kind not in known]
+    return [str(kind) for kind in (ResetKind.force_off, ResetKind.on) if kind not in offered]
 
 
-# --- what its answers mean ---
+# --- parsers ---
 
 
-def _said(body: Mapping[str, Any]) -> str:
+def _error_text(body: Mapping[str, Any]) -> str:
     """The messages of an error (`@Message.ExtendedInfo`, DSP0266 8.6), each with its resolution."""
     error = body.get("error")
     holder = error if isinstance(error, dict) else body
-    told = holder.get("@Message.ExtendedInfo")
-    messages = told if isinstance(told, list) else [told]
-    parts = [_message(one) for one in messages if isinstance(one, dict)]
+    info = holder.get("@Message.ExtendedInfo")
+    messages = info if isinstance(info, list) else [info]
+    parts = [_message(message) for message in messages if isinstance(message, dict)]
     text = " ".join(part for part in parts if part) or str(holder.get("message") or "")
     return " ".join(text.split())[:_WORDS_MAX]
 
 
-def _message(one: Mapping[str, Any]) -> str:
-    """BMCs that leave the text out still name the message: `Base.1.12.ResourceInUse`."""
-    text = str(one.get("Message") or one.get("MessageId") or "")
-    way_out = str(one.get("Resolution") or "")
-    return f"{text} {way_out}".strip() if way_out.lower() != "none." else text
+def _message(message: Mapping[str, Any]) -> str:
+    """Text and resolution; some BMCs only send the id: `Base.1.12.ResourceInUse`."""
+    text = str(message.get("Message") or message.get("MessageId") or "")
+    resolution = str(message.get("Resolution") or "")
+    return f"{text} {resolution}".strip() if resolution.lower() != "none." else text
 
 
 def _reset_kinds(info: Mapping[str, Any]) -> list[str] | None:
-    """The values of `ResetType` out of an ActionInfo; None where it does not tell them."""
+    """The allowed values of `ResetType` in an ActionInfo; None if it has none."""
     parameters = info.get("Parameters")
-    for one in parameters if isinstance(parameters, list) else []:
-        if isinstance(one, dict) and one.get("Name") == "ResetType":
-            values = one.get("AllowableValues")
+    for parameter in parameters if isinstance(parameters, list) else []:
+        if isinstance(parameter, dict) and parameter.get("Name") == "ResetType":
+            values = parameter.get("AllowableValues")
             return [str(value) for value in values] if isinstance(values, list) else None
     return None
 
 
 def _task_words(status: int, body: Mapping[str, Any]) -> str | None:
-    """Why a task failed; None where it runs, went well, or nobody knows. A task monitor answers 202 while it
-    runs and with the result of what was asked afterwards, a Task with its state."""
+    """Why a task failed; None if it runs, succeeded, or its result is unknown. A task monitor answers 202
+    while it runs and then with the result of the request; a Task has a state."""
     if status in _GONE or status >= 500 or status in (401, 403, 429):
         return None
     if status >= 400:
-        return _said(body) or f"its task ended with {status}"
+        return _error_text(body) or f"its task ended with {status}"
     state, health = str(body.get("TaskState") or ""), str(body.get("TaskStatus") or "")
     if state in _FAILED or (state == "Completed" and health == "Critical"):
         messages = {"@Message.ExtendedInfo": body.get("Messages")}
-        return _said(messages) or f"its task is {state}"
+        return _error_text(messages) or f"its task is {state}"
     return None
 
 
 def _retry_after_s(value: str | None) -> float | None:
-    """Seconds of Retry-After, a minute at most; a date counts as not said: clocks of BMCs are often wrong."""
+    """Seconds of Retry-After, a minute at most; dates are ignored, because clocks of BMCs are often wrong."""
     return min(60.0, float(value)) if value and value.strip().isdigit() else None
 
 
 def _failed_before_answer(node: str, error: Exception, left_s: float) -> BmcError:
-    """Without the address. Where no connection stood surely nothing was sent."""
+    """The error for a request without an answer, without the address. Not sent if there was no connection."""
     if isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol):
         return BmcError(f"HEALER_BMC_URL makes no address for {node}.")
     if (why := _certificate(error)) is not None:

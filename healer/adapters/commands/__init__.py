@@ -1,1 +1,1 @@
-"""Commands of the site, started on this machine."""
+"""The site's commands, started on this machine."""

@@ -1,4 +1,4 @@
-"""`ports.SiteCommands` on this machine: each command under a runner of its own, its record in a file."""
+"""`ports.SiteCommands` on this machine: each command has its own runner process and a record in a file."""
 
 import json
 import os
@@ -11,15 +11,15 @@ from healer.adapters.commands import runner
 from healer.model import CommandSeen
 from healer.ports.node_exec import CommandFailed
 
-#: To start the runner: less than an effect may take.
+#: The time-out for starting the runner: less than an effect may take.
 START_S = 4.0
-#: Of what it printed, for the run's log.
+#: The end of the command's output that the run's log gets.
 OUTPUT_CHARS = 4000
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,120}")
 
 
 class Commands:
-    """`folder` holds the records; it is made where it is missing. Safe for threads and processes."""
+    """`folder` contains the records; it is created if missing. Safe for threads and processes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -43,12 +43,12 @@ class Commands:
                 env={},
             )
         except subprocess.TimeoutExpired:
-            return  # it may have begun: who looks will know
+            return  # it may have started: `look` will show it
         except OSError as error:
             raise CommandFailed(f"no process can be started: {error.strerror}") from error
         if done.returncode and self.look(key).state == "never":
-            said = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-            raise CommandFailed(f"its runner failed: {said[:300]}")
+            message = done.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+            raise CommandFailed(f"its runner failed: {message[:300]}")
 
     def look(self, key: str) -> CommandSeen:
         record = self._record(key)

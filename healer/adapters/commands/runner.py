@@ -1,10 +1,9 @@
-"""Starts one command and stays with it: a program of its own, so that it outlives the worker that asked.
+"""Runs one command in a process of its own, which outlives the worker that started it.
 
-It reads `{"folder", "key", "argv", "timeout_s"}` from its standard input, answers one word, and goes on in
-the background. The record KEY.json is written before the command begins and when it has ended, and the
-lock KEY.lock is held by this process for as long as it lives. Locks belong to open files: the kernel lets
-this one go with the process, so a record that says `running` without its lock was cut short. Standard library
-alone; started by `runs.Commands`.
+It reads `{"folder", "key", "argv", "timeout_s"}` from standard input, answers one word, and continues in the
+background. It writes the record KEY.json before the command starts and when it has ended, and holds the lock
+KEY.lock while it lives. The kernel releases the lock with the process, so a record in state `running` without
+a lock was interrupted. Imports only the standard library; started by `command_runs.Commands`.
 """
 
 import contextlib
@@ -19,12 +18,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-#: The end of what a command prints is kept.
+#: The end of a command's output that is kept.
 OUTPUT_BYTES = 64 * 1024
-#: Records kept, beside those whose command lives.
+#: Records kept, besides those of running commands.
 KEPT = 500
 _SLICE_S = 0.5
-#: What it left behind may hold its output open for so long.
+#: How long background processes of an ended command may keep its output open.
 _LINGER_S = 1.0
 
 
@@ -41,8 +40,8 @@ def main() -> None:
     write(folder, key, record)
     if os.fork() != 0:
         _answer("started")
-    _alone()
-    record.update(carried_out(asked["argv"], asked["timeout_s"], key), ended_at=time.time())
+    _detach()
+    record.update(run_command(asked["argv"], asked["timeout_s"], key), ended_at=time.time())
     write(folder, key, record)
     os._exit(0)
 
@@ -52,8 +51,8 @@ def _answer(word: str) -> None:
     os._exit(0)
 
 
-def _alone() -> None:
-    """No terminal, no pipe of who asked, and no signal that was meant for them."""
+def _detach() -> None:
+    """Detaches from the terminal, the pipes and the signals of the caller."""
     os.setsid()
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
@@ -61,7 +60,7 @@ def _alone() -> None:
 
 
 def locked(path: Path) -> int | None:
-    """The open file with its lock; None: somebody has it."""
+    """The open file with its lock; None if another process holds it."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -72,7 +71,7 @@ def locked(path: Path) -> int | None:
 
 
 def write(folder: Path, key: str, record: dict[str, Any]) -> None:
-    """On disk before it counts: after a power loss a command must not begin a second time."""
+    """Writes the record with fsync: after a power loss the command must not start a second time."""
     new = folder / f"{key}.new"
     with new.open("w", encoding="utf-8") as file:
         json.dump(record, file)
@@ -87,7 +86,7 @@ def write(folder: Path, key: str, record: dict[str, Any]) -> None:
 
 
 def forget(folder: Path) -> None:
-    """The oldest records of commands that have ended go."""
+    """Deletes the oldest records of ended commands."""
     records = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
     for path in records[: max(0, len(records) - KEPT)]:
         fd = locked(path.with_suffix(".lock"))
@@ -97,8 +96,8 @@ def forget(folder: Path) -> None:
             os.close(fd)
 
 
-def carried_out(argv: list[str], timeout_s: float, key: str) -> dict[str, Any]:
-    """`{"state", "code", "output"}` of the command; what it started dies with it at the end of its time."""
+def run_command(argv: list[str], timeout_s: float, key: str) -> dict[str, Any]:
+    """Runs the command and returns `{"state", "code", "output"}`. Kills its process group at the end."""
     env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "HEALER_KEY": key}
     try:
         child = subprocess.Popen(
@@ -139,7 +138,7 @@ def read(child: subprocess.Popen[bytes], until: float) -> tuple[bytes, bool]:
                 del output[:-OUTPUT_BYTES]
             elif child.poll() is not None:
                 return bytes(output), True
-            else:  # it closed its output and goes on
+            else:  # it closed its output and continues
                 if selector.get_map():
                     selector.unregister(child.stdout)
                 time.sleep(0.05)

@@ -1,1 +1,1 @@
-"""Ways to a node itself: `healer-node` over SSH."""
+"""Commands on nodes: `healer-node` over SSH."""

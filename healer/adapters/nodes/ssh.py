@@ -1,4 +1,4 @@
-"""healer-node over OpenSSH's client: by key alone, host keys checked, bounded in time and number."""
+"""healer-node over OpenSSH's client: key authentication, checked host keys, bounded in time and number."""
 
 import contextlib
 import json
@@ -21,16 +21,16 @@ from healer.ports.scheduling import SchedulerUnavailable
 
 log = structlog.get_logger()
 
-#: Calls at once from this process: fewer than its threads, so that nodes that hang leave some for Slurm.
+#: Concurrent calls of this process: fewer than its threads, so that hanging nodes leave some for Slurm.
 AT_ONCE = 5
-#: Of a call's time, for a free place and the node's own.
+#: The part of a call's time for waiting until the node and a place are free.
 PLACE_S = 2.0
-#: A node that let a call run out of time is left alone for this long, then twice as long, up to the most.
+#: A node that timed out is not called for this long, then twice as long, up to the maximum.
 PAUSE_S, PAUSE_MOST_S = 2.0, 60.0
 MOST_BYTES = 8 * 1024 * 1024
 _PATH = "/usr/local/bin:/usr/bin:/bin"
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,252}")
-#: ssh's own failures; a program on the node cannot end so unless it wants to.
+#: ssh's exit status for its own failures.
 _SSH_FAILED = 255
 
 OPTIONS = (
@@ -62,7 +62,7 @@ OPTIONS = (
 
 
 class SshSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """`config`: a file of ssh_config(5) with addresses or jump hosts of nodes; what stands here wins."""
+    """`config`: a file of ssh_config(5) with addresses or jump hosts of nodes; these settings override it."""
 
     key_file: Path
     known_hosts: Path
@@ -72,7 +72,7 @@ class SshSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ssh:
-    """`verbs.Channel`. Safe for threads. One call for a node at a time."""
+    """`verbs.Channel`. Safe for threads. One call per node at a time."""
 
     name = "ssh"
 
@@ -94,31 +94,33 @@ class Ssh:
         began = time.monotonic()
         try:
             with self._place(node, began + min(PLACE_S, timeout_s / 2)):
-                # The wait is part of it: an effect has to be over while the lease lasts.
+                # Including the wait: the call has to end while the lease lasts.
                 left_s = began + timeout_s - time.monotonic()
-                told = self._asked(node, (*words, f"id={call_id}"), left_s)
+                answer = self._call(node, (*words, f"id={call_id}"), left_s)
         except NodeError as error:
-            self._tell(node, words, call_id, began, error=str(error))
+            self._log(node, words, call_id, began, error=str(error))
             raise
-        self._tell(node, words, call_id, began, ok=told.get("ok"), code=told.get("code"))
-        return told
+        self._log(node, words, call_id, began, ok=answer.get("ok"), code=answer.get("code"))
+        return answer
 
     def _check_files(self) -> None:
-        """ssh itself goes on without a key or known hosts, and says something else then."""
-        one = self.settings
-        files = {"KEY_FILE": one.key_file, "KNOWN_HOSTS": one.known_hosts, "CONFIG": one.config}
+        """ssh ignores a missing key or missing known hosts, and then fails with a misleading message."""
+        settings = self.settings
+        files = {
+            "KEY_FILE": settings.key_file, "KNOWN_HOSTS": settings.known_hosts, "CONFIG": settings.config,
+        }  # fmt: skip
         for setting, path in files.items():
             if path is not None and not os.access(path, os.R_OK):
                 raise NodeError(f"HEALER_SSH_{setting} names {path}, which cannot be read by healer's user.")
 
-    def _tell(self, node: str, words: tuple[str, ...], call_id: str, began: float, **result: object) -> None:
-        """healer's end of the audit: the node's own log has the same id."""
+    def _log(self, node: str, words: tuple[str, ...], call_id: str, began: float, **result: object) -> None:
+        """Logs the call on healer's side; the node's log has the same id."""
         took_s = round(time.monotonic() - began, 3)
         log.info("node call", node=node, verb=words[0], words=words[1:], id=call_id, took_s=took_s, **result)
 
     @contextlib.contextmanager
     def _place(self, node: str, until: float) -> Iterator[None]:
-        """One of the few places, and the node's own, by `until`: nobody waits long for a node that hangs."""
+        """Reserves the node and one of the few places. Raises NodeUnavailable after `until`."""
         self._pauses.check(node)
         with self._free:
             if not self._free.wait_for(lambda: node not in self._busy, max(0.0, until - time.monotonic())):
@@ -136,7 +138,7 @@ class Ssh:
                 self._busy.discard(node)
                 self._free.notify_all()
 
-    def _asked(self, node: str, words: tuple[str, ...], timeout_s: float) -> Mapping[str, Any]:
+    def _call(self, node: str, words: tuple[str, ...], timeout_s: float) -> Mapping[str, Any]:
         try:
             env = {"PATH": _PATH, "LC_ALL": "C"}
             output = process.run(self.command(node, words, timeout_s), env, timeout_s, most_bytes=MOST_BYTES)
@@ -151,28 +153,28 @@ class Ssh:
         return document(node, output)
 
     def command(self, node: str, words: tuple[str, ...], timeout_s: float) -> tuple[str, ...]:
-        """ssh's words. The node's name is the host key's too, whatever address the site's file gives it."""
-        one = self.settings
+        """The ssh command. The host key is looked up by the node's name, not by its address."""
+        settings = self.settings
         options = [
             *OPTIONS,
             f"HostKeyAlias={node}",
-            f"UserKnownHostsFile={_quoted(one.known_hosts)}",
+            f"UserKnownHostsFile={_quoted(settings.known_hosts)}",
             "GlobalKnownHostsFile=/dev/null",
-            f"IdentityFile={_quoted(one.key_file)}",
+            f"IdentityFile={_quoted(settings.key_file)}",
             f"ConnectTimeout={max(1, int(timeout_s) - 1)}",
         ]
-        port = ("-p", str(one.port)) if one.port is not None else ()
-        file = ("-F", str(one.config) if one.config is not None else "none")
+        port = ("-p", str(settings.port)) if settings.port is not None else ()
+        file = ("-F", str(settings.config) if settings.config is not None else "none")
         flags = [word for option in options for word in ("-o", option)]
-        return (self._program or "ssh", *file, "-T", *flags, *port, "-l", one.user, "--", node, *words)
+        return (self._program or "ssh", *file, "-T", *flags, *port, "-l", settings.user, "--", node, *words)
 
 
 class Pauses:
-    """How long nodes are left alone that let a call run out of time."""
+    """Pauses after time-outs, by node."""
 
     def __init__(self, first_s: float) -> None:
         self._first_s = first_s
-        self._until: dict[str, tuple[float, float]] = {}  # node -> (end, by the monotonic clock; length)
+        self._until: dict[str, tuple[float, float]] = {}  # node -> (end on the monotonic clock, length)
         self._lock = threading.Lock()
 
     def check(self, node: str) -> None:
@@ -195,23 +197,23 @@ class Pauses:
 
 
 def document(node: str, output: process.Output) -> Mapping[str, Any]:
-    """healer-node's answer; raises NodeError where something else answered."""
+    """healer-node's answer. Raises NodeError if something else answered."""
     with contextlib.suppress(ValueError):
-        told = json.loads(output.out)
-        if isinstance(told, dict) and isinstance(told.get("ok"), bool):
-            return told
-    said = " ".join(output.words.split())[:200]
+        answer = json.loads(output.out)
+        if isinstance(answer, dict) and isinstance(answer.get("ok"), bool):
+            return answer
+    message = " ".join(output.words.split())[:200]
     if output.code == 127:
         raise NodeError(
-            f"healer-node is missing on {node} ({said}): install it there and name it in authorized_keys."
+            f"healer-node is missing on {node} ({message}): install it there and name it in authorized_keys."
         )
     raise NodeError(
-        f"{node} did not run healer-node (status {output.code}, {said or 'no words'}): "
+        f"{node} did not run healer-node (status {output.code}, {message or 'no words'}): "
         "its authorized_keys must force that command for healer's key."
     )
 
 
-#: What ssh says where it never came to the node, or to no answer at all.
+#: ssh's messages if it could not connect.
 _UNREACHED = re.compile(
     r"Could not resolve hostname|Connection refused|Connection timed out|No route to host|Operation timed out"
     r"|Network is unreachable|Host is down|Connection to \S+ port \S+ timed out"
@@ -225,8 +227,8 @@ _BAD_KEY = re.compile(
 
 
 def failure(node: str, settings: SshSettings, words: str) -> NodeError:
-    """What ssh's own words mean, with the way out."""
-    said = " ".join(line.strip() for line in words.splitlines() if line.strip(" @\r"))
+    """The error for ssh's message, with a remedy."""
+    message = " ".join(line.strip() for line in words.splitlines() if line.strip(" @\r"))
     if "IDENTIFICATION HAS CHANGED" in words:
         return NodeError(
             f"The host key of {node} is not the one in {settings.known_hosts}: nothing was sent. If the node "
@@ -240,8 +242,8 @@ def failure(node: str, settings: SshSettings, words: str) -> NodeError:
         )
     if _BAD_KEY.search(words) and "Permission denied" in words:
         return NodeError(
-            f"healer's key {settings.key_file} cannot be used ({said[:200]}): it must be there, readable by "
-            "healer's user alone, and without a passphrase."
+            f"healer's key {settings.key_file} cannot be used ({message[:200]}): it must be there, readable "
+            "by healer's user alone, and without a passphrase."
         )
     if "Permission denied" in words:
         return NodeError(
@@ -249,11 +251,11 @@ def failure(node: str, settings: SshSettings, words: str) -> NodeError:
             f"docs/nodes.md, and sshd must allow that user (PermitRootLogin forced-commands-only)."
         )
     if _UNREACHED.search(words) or _BEFORE_LOGIN.search(words):
-        return NodeUnavailable(f"{node} cannot be reached by SSH: {said[:200]}", sent=False)
-    return NodeUnavailable(f"The connection to {node} broke: {said[:200] or 'ssh gave no reason'}")
+        return NodeUnavailable(f"{node} cannot be reached by SSH: {message[:200]}", sent=False)
+    return NodeUnavailable(f"The connection to {node} broke: {message[:200] or 'ssh gave no reason'}")
 
 
 def _quoted(path: Path) -> str:
-    """As ssh_config(5) takes a file's name: it may have blanks, and `%` begins a token."""
+    """A file name in the syntax of ssh_config(5), where `%` begins a token."""
     text = str(path).replace("%", "%%")
     return f'"{text}"' if " " in text else text

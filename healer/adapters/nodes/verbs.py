@@ -1,6 +1,4 @@
-"""`ports.NodeExec` by healer-node's verbs, over any channel that carries one request and its answer; and what
-its documents mean.
-"""
+"""`ports.NodeExec` by healer-node's verbs over any channel, and the parsers of its answers."""
 
 import base64
 import binascii
@@ -23,21 +21,21 @@ from healer.model import (
 )
 from healer.ports.node_exec import NodeError, NodeUnavailable
 
-#: What a program on the node may take to answer, beside the way there: healer-node's own limits are lower.
+#: The time-outs of reads and effects, above healer-node's own limits.
 READ_S, EFFECT_S = 7.5, 4.0
 _PCI = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 _JOB = re.compile(r"[1-9][0-9]{0,9}")
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,120}")
 
-#: The way out of each code of healer-node, behind the node's own words.
-_WAYS_OUT = {
+#: The remedy for each error code of healer-node, appended to the node's message.
+_REMEDIES = {
     "refused": "If it should be allowed, VERBS or SERVICES in /etc/healer-node.conf of the node decide.",
     "missing": "Install it there, or name its folder as PROGRAMS in /etc/healer-node.conf.",
     "bad-config": "Correct /etc/healer-node.conf of the node.",
     "no-service": "Install it there, or take it out of the playbook.",
     "no-audit": "Make room for the node's log: without it nothing is changed there.",
 }
-#: It was not done, or nobody knows; later it may be otherwise.
+#: Codes after which the outcome is unknown, and a retry may succeed.
 _UNKNOWN = frozenset({"timed-out", "too-much"})
 
 
@@ -47,13 +45,13 @@ class Channel(Protocol):
     name: str
 
     def ask(self, node: str, words: tuple[str, ...], timeout_s: float) -> Mapping[str, Any]:
-        """Raises NodeUnavailable without an answer, NodeError where the way there is closed for good."""
+        """Raises NodeUnavailable without an answer, NodeError if a retry cannot help."""
         ...
 
 
 # Wide: implements `ports.NodeExec`.
 class NodeVerbs:
-    """`ports.NodeExec`. `level`: how deep DCGM's tests go, 1 to 4. `read_s`, `effect_s` bound one call."""
+    """`ports.NodeExec`. `level`: DCGM's level of tests, 1 to 4. `read_s`, `effect_s` bound one call."""
 
     def __init__(
         self, channel: Channel, *, level: int = 2, read_s: float = READ_S, effect_s: float = EFFECT_S
@@ -94,9 +92,9 @@ class NodeVerbs:
         return read_bundle(node, key, self._ask(node, self._read_s, "collect-show", _checked(key)))
 
     def read_collection(self, node: str, key: str, start: int) -> bytes:
-        told = self._ask(node, self._read_s, "collect-read", _checked(key), str(start))
+        answer = self._ask(node, self._read_s, "collect-read", _checked(key), str(start))
         try:
-            return base64.b64decode(str(told.get("data", "")), validate=True)
+            return base64.b64decode(str(answer.get("data", "")), validate=True)
         except binascii.Error as error:
             raise NodeError(f"{node} sent something else than the bytes of {key}.") from error
 
@@ -111,18 +109,18 @@ class NodeVerbs:
         return self._ask(node, self._read_s, "identify")
 
     def _ask(self, node: str, timeout_s: float, *words: str) -> Mapping[str, Any]:
-        told = self.channel.ask(node, words, timeout_s)
-        if told.get("ok") is True:
-            return told
-        code, text = str(told.get("code", "")), str(told.get("text", "")) or "it gave no reason"
+        answer = self.channel.ask(node, words, timeout_s)
+        if answer.get("ok") is True:
+            return answer
+        code, text = str(answer.get("code", "")), str(answer.get("text", "")) or "it gave no reason"
         if code == "unknown-key":
             raise NodeError(f"{node} was never asked for {words[1]}.")
         if code == "busy":
             raise NodeUnavailable(f"{node} is busy: {text}.", sent=False)
         if code in _UNKNOWN:
             raise NodeUnavailable(f"{node}: {text}.")
-        way_out = _WAYS_OUT.get(code, "")
-        raise NodeError(f"{node}: {text.rstrip('.')}.{' ' if way_out else ''}{way_out}")
+        remedy = _REMEDIES.get(code, "")
+        raise NodeError(f"{node}: {text.rstrip('.')}.{' ' if remedy else ''}{remedy}")
 
 
 def _number(job: str) -> str:
@@ -137,24 +135,24 @@ def _checked(key: str) -> str:
     return key
 
 
-# --- what its documents mean: a document in, one of `healer.model` out, or NodeError ---
+# --- parsers: an answer in, a struct of `healer.model` out, or NodeError ---
 
-#: What a GPU says of a fabric that it has no part in: cards on PCIe, and models before Hopper.
+#: The state of GPUs without a fabric: PCIe cards, and models before Hopper.
 _NO_FABRIC = frozenset({"", "N/A", "Not Supported"})
-#: Models whose NVLink domain joins several nodes: there a clique and a cluster are part of a whole fabric. On
-#: nodes with NVSwitches of their own both are always zero.
+#: Models whose NVLink domain spans several nodes and so needs a cluster and a clique. On nodes with their own
+#: NVSwitches both are always zero.
 _RACK_SCALE = ("GB200", "GB300")
 _TEXT_MAX = 300
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-#: healer-node ends a bundle at 16 MB; what it had still to write comes on top.
+#: healer-node stops a bundle at 16 MB, plus what it had still to write.
 BUNDLE_MOST_BYTES = 24 * 1024 * 1024
-#: The largest file of NCCL's recorder that healer-node carries.
+#: The largest file of NCCL's flight recorder that healer-node sends.
 _DUMP_BYTES = 2 * 1024 * 1024
 
 
-def read_fabric(node: str, told: Mapping[str, Any]) -> FabricState:
-    """The worst GPU's words. Where no GPU knows a fabric there is none to be broken. Raises NodeError."""
-    gpus = [gpu for gpu in told.get("gpus", ()) if isinstance(gpu, dict)]
+def read_fabric(node: str, answer: Mapping[str, Any]) -> FabricState:
+    """The state of the worst GPU; healthy if no GPU has a fabric. Raises NodeError."""
+    gpus = [gpu for gpu in answer.get("gpus", ()) if isinstance(gpu, dict)]
     if not gpus:
         raise NodeError(f"nvidia-smi on {node} shows no GPU, so nothing is known of its fabric.")
     if all(gpu.get("state", "") in _NO_FABRIC for gpu in gpus):
@@ -171,7 +169,7 @@ def read_fabric(node: str, told: Mapping[str, Any]) -> FabricState:
 
 
 def _not_up(gpu: Mapping[str, Any]) -> str:
-    """Why this GPU is not in the fabric; empty: it is. All four have to hold (facts c.7)."""
+    """Why this GPU is not in the fabric; empty if it is. All four conditions must hold (facts c.7)."""
     state, status = str(gpu.get("state", "")), str(gpu.get("status", ""))
     if (state, status) != ("Completed", "Success"):
         return f"{state or 'no state'}: {status or 'no status'}"
@@ -184,8 +182,7 @@ def _not_up(gpu: Mapping[str, Any]) -> str:
     return ""
 
 
-#: What a GPU may say of its memory (nvidia-smi -q, facts c.7), and what "Yes" to it means. A model tells
-#: what it has.
+#: Memory fields of a GPU (nvidia-smi -q, facts c.7) and the meaning of "Yes". Models have some of them.
 _MEMORY = {
     "pending": "a row waits to be remapped",
     "failed": "a row could not be remapped",
@@ -194,134 +191,138 @@ _MEMORY = {
     "tpc": "a part of the chip waits to be repaired",
     "sram": "too many errors in its on-chip memory",
 }
-_NOT_TOLD = frozenset({"", "n/a", "[n/a]", "not supported"})
+_NOT_REPORTED = frozenset({"", "n/a", "[n/a]", "not supported"})
 
 
-def read_memory(node: str, told: Mapping[str, Any]) -> MemoryState:
-    """What is not well with the memory of the node's GPUs. NodeError where one says neither yes nor no."""
-    gpus = [gpu for gpu in told.get("gpus", ()) if isinstance(gpu, dict)]
+def read_memory(node: str, answer: Mapping[str, Any]) -> MemoryState:
+    """Memory faults of the node's GPUs. Raises NodeError for an answer that is neither yes nor no."""
+    gpus = [gpu for gpu in answer.get("gpus", ()) if isinstance(gpu, dict)]
     faults = [f"GPU {gpu.get('pci', '?')}: {why}" for gpu in gpus for why in _memory_of(node, gpu)]
     return MemoryState(gpus=len(gpus), faults=tuple(faults))
 
 
 def _memory_of(node: str, gpu: Mapping[str, Any]) -> Iterator[str]:
     pci = gpu.get("pci", "?")
-    if all(str(gpu.get(name, "")).lower() in _NOT_TOLD for name in ("pending", "failed", "retirement")):
+    if all(str(gpu.get(name, "")).lower() in _NOT_REPORTED for name in ("pending", "failed", "retirement")):
         raise NodeError(f"nvidia-smi on {node} tells nothing of the memory of GPU {pci}.")
     for name, words in _MEMORY.items():
         value = str(gpu.get(name, "")).lower()
         if value == "yes":
             yield words
-        elif value != "no" and value not in _NOT_TOLD:
+        elif value != "no" and value not in _NOT_REPORTED:
             raise NodeError(f"nvidia-smi on {node} says {value[:40]!r} of the memory of GPU {pci}.")
     asked = str(gpu.get("recovery", ""))
-    if asked.lower() not in _NOT_TOLD | {"none"}:
+    if asked.lower() not in _NOT_REPORTED | {"none"}:
         yield f"the driver asks for {asked[:40]!r}"
 
 
-def read_diagnosis(node: str, key: str, told: Mapping[str, Any]) -> Diagnosis | None:
-    """None while the tests run. What gave no verdict is no failed test: NodeError, and a person is asked."""
-    state = told.get("state")
+def read_diagnosis(node: str, key: str, answer: Mapping[str, Any]) -> Diagnosis | None:
+    """None while the tests run. Without a verdict it raises NodeError, and a person is asked."""
+    state = answer.get("state")
     if state == "running":
         return None
     if state == "failed":
-        raise NodeError(f"The tests of {node} could not be carried out: {told.get('text', '')}.")
+        raise NodeError(f"The tests of {node} could not be carried out: {answer.get('text', '')}.")
     if state != "finished":
-        raise NodeError(f"The tests {key} of {node} gave no result: {told.get('text', state)}.")
-    output = told.get("output")
+        raise NodeError(f"The tests {key} of {node} gave no result: {answer.get('text', state)}.")
+    output = answer.get("output")
     if not isinstance(output, dict):
-        raise NodeError(f"dcgmi on {node} printed no verdict: {str(told.get('text', ''))[:_TEXT_MAX]}")
-    return _verdict(node, output, told.get("exit"))
+        raise NodeError(f"dcgmi on {node} printed no verdict: {str(answer.get('text', ''))[:_TEXT_MAX]}")
+    return _verdict(node, output, answer.get("exit"))
 
 
-def read_reset(node: str, key: str, told: Mapping[str, Any]) -> Diagnosis | None:
-    """None while it runs. A daemon that did not start again is a failed reset: the node is not as it was."""
-    state, text = told.get("state"), str(told.get("text", ""))[:_TEXT_MAX]
+def read_reset(node: str, key: str, answer: Mapping[str, Any]) -> Diagnosis | None:
+    """None while it runs. A daemon that did not start again counts as a failed reset."""
+    state, text = answer.get("state"), str(answer.get("text", ""))[:_TEXT_MAX]
     if state == "running":
         return None
     if state != "finished":
         raise NodeError(f"The reset {key} on {node} came to nothing: {text or state}.")
-    idle = [str(name) for name in told.get("not_started") or ()]
+    idle = [str(name) for name in answer.get("not_started") or ()]
     if idle:
         text = f"{', '.join(idle)} did not start again after it"
         return Diagnosis(passed=False, text=text, failed=tuple(idle))
-    if told.get("passed") is not True:
-        said = f"nvidia-smi --gpu-reset ended with {told.get('exit')}: {text}"
-        return Diagnosis(passed=False, text=said, failed=("gpu-reset",))
-    return Diagnosis(passed=True, text=f"the GPU reset is done ({_what(told)})")
+    if answer.get("passed") is not True:
+        text = f"nvidia-smi --gpu-reset ended with {answer.get('exit')}: {text}"
+        return Diagnosis(passed=False, text=text, failed=("gpu-reset",))
+    return Diagnosis(passed=True, text=f"the GPU reset is done ({_what(answer)})")
 
 
-def read_bundle(node: str, key: str, told: Mapping[str, Any]) -> Bundle | None:
-    """None while it is made. A part that could not be had is told among the parts, and no error."""
-    state, size = told.get("state"), told.get("bytes")
+def read_bundle(node: str, key: str, answer: Mapping[str, Any]) -> Bundle | None:
+    """None while it is collected. A part that could not be collected is listed among the parts."""
+    state, size = answer.get("state"), answer.get("bytes")
     if state == "running":
         return None
     if state != "finished":
-        raise NodeError(f"The logs {key} of {node} were not collected: {told.get('text') or state}.")
-    digest = str(told.get("sha256", ""))
+        raise NodeError(f"The logs {key} of {node} were not collected: {answer.get('text') or state}.")
+    digest = str(answer.get("sha256", ""))
     if not isinstance(size, int) or not 0 < size <= BUNDLE_MOST_BYTES or not _SHA256.fullmatch(digest):
         raise NodeError(f"{node} tells of a file {key} that healer does not take: {size} bytes.")
-    parts = [one for one in told.get("parts") or () if isinstance(one, dict)]
-    return Bundle(size_bytes=size, sha256=digest, parts=tuple(_part(one) for one in parts))
+    parts = [part for part in answer.get("parts") or () if isinstance(part, dict)]
+    return Bundle(size_bytes=size, sha256=digest, parts=tuple(map(_part_line, parts)))
 
 
-def _part(one: Mapping[str, Any]) -> str:
-    lines = f"{one.get('name', '?')}: {one.get('lines', 0)} lines"
-    return f"{lines}, {str(one['text'])[:_TEXT_MAX]}" if one.get("text") else lines
+def _part_line(part: Mapping[str, Any]) -> str:
+    lines = f"{part.get('name', '?')}: {part.get('lines', 0)} lines"
+    return f"{lines}, {str(part['text'])[:_TEXT_MAX]}" if part.get("text") else lines
 
 
-def read_job_stacks(node: str, told: Mapping[str, Any]) -> JobStacks:
+def read_job_stacks(node: str, answer: Mapping[str, Any]) -> JobStacks:
     try:
         stacks = tuple(
             Stack(
-                pid=int(one["pid"]),
-                threads={str(thread["name"]): tuple(map(str, thread["frames"])) for thread in one["threads"]},
+                pid=int(stack["pid"]),
+                threads={
+                    str(thread["name"]): tuple(map(str, thread["frames"])) for thread in stack["threads"]
+                },
             )
-            for one in told["stacks"]
+            for stack in answer["stacks"]
         )
-        return JobStacks(processes=len(told["processes"]), stacks=stacks, text=str(told["text"])[:_TEXT_MAX])
+        return JobStacks(
+            processes=len(answer["processes"]), stacks=stacks, text=str(answer["text"])[:_TEXT_MAX]
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise NodeError(f"{node} told of stacks what healer does not read: {error}") from error
 
 
-def read_job_on_node(node: str, told: Mapping[str, Any]) -> JobOnNode:
+def read_job_on_node(node: str, answer: Mapping[str, Any]) -> JobOnNode:
     try:
         gpus = tuple(
             GpuActivity(
-                pci=str(one["pci"]),
-                util_percent=_amount(one["util"], "%"),
-                power_w=_amount(one["power"], "W"),
-                power_limit_w=_amount(one["limit"], "W"),
+                pci=str(gpu["pci"]),
+                util_percent=_amount(gpu["util"], "%"),
+                power_w=_amount(gpu["power"], "W"),
+                power_limit_w=_amount(gpu["limit"], "W"),
             )
-            for one in told["gpus"]
+            for gpu in answer["gpus"]
         )
         dumps = tuple(
             RecorderFile(
-                rank=int(one["rank"]),
-                at=datetime.fromtimestamp(float(one["at"]), UTC),
-                data=_unpacked(one["data"]) if "data" in one else None,
+                rank=int(dump["rank"]),
+                at=datetime.fromtimestamp(float(dump["at"]), UTC),
+                data=_unpacked(dump["data"]) if "data" in dump else None,
             )
-            for one in told["dumps"]
+            for dump in answer["dumps"]
         )
-        text = str(told["text"])[:_TEXT_MAX]
-        return JobOnNode(processes=int(told["processes"]), gpus=gpus, dumps=dumps, text=text)
+        text = str(answer["text"])[:_TEXT_MAX]
+        return JobOnNode(processes=int(answer["processes"]), gpus=gpus, dumps=dumps, text=text)
     except (KeyError, TypeError, ValueError, OverflowError, OSError, zlib.error) as error:
         raise NodeError(f"{node} told of the job what healer does not read: {error}") from error
 
 
 def _amount(words: object, unit: str) -> float | None:
-    """`98 %`, `412.53 W`; None for `N/A` and its like."""
+    """The number in `98 %` or `412.53 W`; None for `N/A`."""
     found = re.fullmatch(rf"(\d{{1,6}}(?:\.\d+)?) {unit}", str(words))
     return float(found[1]) if found else None
 
 
 def _unpacked(packed: str) -> bytes:
-    """No more than healer-node carries of one file."""
+    """At most `_DUMP_BYTES` of the decompressed file."""
     return zlib.decompressobj(31).decompress(base64.b64decode(packed), _DUMP_BYTES)
 
 
-def _what(told: Mapping[str, Any]) -> str:
-    what = told.get("what")
+def _what(answer: Mapping[str, Any]) -> str:
+    what = answer.get("what")
     gpu = what.get("gpu") if isinstance(what, dict) else None
     return "all GPUs" if gpu == "all" else str(gpu or "?")
 
@@ -333,8 +334,8 @@ def _verdict(node: str, output: Mapping[str, Any], status: object) -> Diagnosis:
     failed = [(name, words) for name, state, words in results if state == "fail"]
     if failed:
         names = tuple(dict.fromkeys(name for name, _ in failed))
-        said = "; ".join(f"{name}: {words}" if words else name for name, words in failed)
-        return Diagnosis(passed=False, text=f"tests failed: {said[:_TEXT_MAX]}", failed=names)
+        text = "; ".join(f"{name}: {words}" if words else name for name, words in failed)
+        return Diagnosis(passed=False, text=f"tests failed: {text[:_TEXT_MAX]}", failed=names)
     if error := whole.get("runtime_error") or output.get("runtime_error"):
         raise NodeError(f"dcgmi on {node} could not test it: {str(error)[:_TEXT_MAX]}")
     passed = sum(state == "pass" for _, state, _ in results)
@@ -346,19 +347,19 @@ def _verdict(node: str, output: Mapping[str, Any], status: object) -> Diagnosis:
 
 
 def _results(whole: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """(test and its GPU, status in small letters, DCGM's words)"""
+    """(test and its GPU, status in lower case, DCGM's message)"""
     for category in whole.get("test_categories", ()):
         for test in category.get("tests", ()):
-            for one in test.get("results", ()):
+            for result in test.get("results", ()):
                 name = str(test.get("name", "?"))
-                if one.get("entity_group") and "entity_id" in one:
-                    name = f"{name} on {one['entity_group']} {one['entity_id']}"
-                elif "gpu_ids" in one:
-                    name = f"{name} on GPU {one['gpu_ids']}"
-                yield name, str(one.get("status", "")).lower(), _words(one)
+                if result.get("entity_group") and "entity_id" in result:
+                    name = f"{name} on {result['entity_group']} {result['entity_id']}"
+                elif "gpu_ids" in result:
+                    name = f"{name} on GPU {result['gpu_ids']}"
+                yield name, str(result.get("status", "")).lower(), _warnings(result)
 
 
-def _words(result: Mapping[str, Any]) -> str:
-    told = result.get("warnings") or ()
-    told = told if isinstance(told, list) else [told]
-    return "; ".join(str(one.get("warning", one) if isinstance(one, dict) else one) for one in told)
+def _warnings(result: Mapping[str, Any]) -> str:
+    found = result.get("warnings") or ()
+    found = found if isinstance(found, list) else [found]
+    return "; ".join(str(item.get("warning", item) if isinstance(item, dict) else item) for item in found)

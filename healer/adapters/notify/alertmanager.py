@@ -1,7 +1,7 @@
 """Alerts to an Alertmanager: POST /api/v2/alerts, https://github.com/prometheus/alertmanager (openapi.yaml).
 
-An alert is over at its `endsAt`. healer sends what is open again every minute, each time with an end four
-times as far ahead: when healer is gone the alerts end, and `HealerAlive`, which never does else, with them.
+An alert expires at its `endsAt`. healer repeats open alerts every minute, with an end four minutes ahead: if
+healer dies, they expire, and with them `HealerAlive`, the dead man's switch.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from healer.adapters.notify.talk import OneWay, Talk
 from healer.model import Stage
 from healer.ports.outbound import Notice
 
-#: How often what is open is sent again, and how far ahead it then ends.
+#: The interval of repeats, and the lifetime of an alert.
 REPOST_S = 60.0
 LASTS = timedelta(seconds=4 * REPOST_S)
 
@@ -35,16 +35,16 @@ class Alertmanager(OneWay):
         return notice.thread
 
     def renew(self, notices: Sequence[Notice]) -> None:
-        """What is open, once more. DeliveryFailed."""
-        self._talk.post(self._url, [alert(one, self._now()) for one in notices], self._headers)
+        """Repeats open alerts. Raises DeliveryFailed."""
+        self._talk.post(self._url, [alert(notice, self._now()) for notice in notices], self._headers)
 
     def alive(self, clusters: tuple[str, ...], lasts: timedelta = LASTS) -> None:
-        """The dead man's switch. DeliveryFailed."""
+        """Sends the dead man's switch. Raises DeliveryFailed."""
         self._talk.post(self._url, [watchdog(name, self._now(), lasts) for name in clusters], self._headers)
 
 
 def alert(notice: Notice, now: datetime) -> dict[str, Any]:
-    """The labels are what makes it the same alert: nothing stands in them that changes, but the severity."""
+    """The labels identify the alert, so none of them changes except the severity."""
     labels = {
         "alertname": "HealerIncident", "cluster": notice.cluster, "incident": notice.thread,
         "severity": str(notice.severity), **({"node": notice.node} if notice.node else {}),

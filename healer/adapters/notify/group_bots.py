@@ -1,14 +1,14 @@
-"""Group bots of DingTalk, Feishu (Lark) and WeCom. Each answers 200 also where it refuses: a code tells.
+"""Group bots of DingTalk, Feishu (Lark) and WeCom. They answer 200 also for refusals: the body has a code.
 
-DingTalk: https://open.dingtalk.com/document/robots/custom-robot-access. The signature stands in the address:
-base64 of HMAC-SHA256 over `milliseconds LF secret` with the secret as key. 20 messages a minute; whoever
-sends more is shut out for ten minutes.
+DingTalk: https://open.dingtalk.com/document/robots/custom-robot-access. The signature is part of the address:
+base64 of HMAC-SHA256 over `milliseconds LF secret` with the secret as key. Limit: 20 messages a minute, then
+a block of ten minutes.
 
-Feishu: https://open.feishu.cn/document/client-docs/bot-v3/add-custom-bot. The signature stands in the body:
-base64 of HMAC-SHA256 over nothing, with `seconds LF secret` as key. 100 messages a minute and 5 a second,
-20 KB each.
+Feishu: https://open.feishu.cn/document/client-docs/bot-v3/add-custom-bot. The signature is part of the body:
+base64 of HMAC-SHA256 over nothing, with `seconds LF secret` as key. Limits: 100 messages a minute and 5 a
+second, 20 KB each.
 
-WeCom: https://developer.work.weixin.qq.com/document/path/91770. 20 messages a minute.
+WeCom: https://developer.work.weixin.qq.com/document/path/91770. Limit: 20 messages a minute.
 """
 
 import base64
@@ -27,8 +27,8 @@ _COLOUR = {Severity.P0: "red", Severity.P1: "orange", Severity.P2: "yellow"}
 
 
 class _Bot(OneWay):
-    """`code` and `words` are the fields of an answer; `limits`: codes that mean "too often"; `busy`: its own
-    trouble; `pause_s`: how long a limit lasts."""
+    """`code` and `words`: the answer's fields with code and message; `limits`: codes for rate limits; `busy`:
+    codes for server errors; `pause_s`: how long a rate limit lasts."""
 
     who: str
     code, words = "errcode", "errmsg"
@@ -75,13 +75,14 @@ def _signed(url: str, secret: str, at: datetime) -> str:
 
 
 def _dingtalk_body(notice: Notice, mobiles: tuple[str, ...]) -> dict[str, Any]:
-    """With links a card with buttons, which calls nobody; a page that calls by number is plain markdown."""
+    """A card with buttons, which cannot mention people; a page that mentions people is markdown."""
     text, buttons = cut_bytes(as_markdown(notice), _DINGTALK_BYTES), links(notice)
     if notice.page and mobiles:
-        called = " ".join(f"@{one}" for one in mobiles)  # only who stands in the text is called
+        mentions = " ".join(f"@{mobile}" for mobile in mobiles)  # required in the text too
         tail = "".join(f"\n\n[{word}]({url})" for word, url in buttons)
-        told = {"title": cut(notice.title, 64), "text": f"{text}{tail}\n\n{called}"}
-        return {"msgtype": "markdown", "markdown": told, "at": {"atMobiles": list(mobiles), "isAtAll": False}}
+        markdown = {"title": cut(notice.title, 64), "text": f"{text}{tail}\n\n{mentions}"}
+        at = {"atMobiles": list(mobiles), "isAtAll": False}
+        return {"msgtype": "markdown", "markdown": markdown, "at": at}
     if not buttons:
         return {"msgtype": "markdown", "markdown": {"title": cut(notice.title, 64), "text": text}}
     return {
@@ -118,7 +119,7 @@ def _signature(secret: str, at: datetime) -> dict[str, str]:
 
 
 def _feishu_body(notice: Notice) -> dict[str, Any]:
-    """A card. Its text is plain, so that nothing of a log is taken as markup."""
+    """A card with plain text, so that logs are not taken as markup."""
     colour = "green" if notice.stage is Stage.resolved else _COLOUR.get(notice.severity, "blue")
     text = "\n".join(map(_line, (*notice.lines, *notice.preview)))
     elements: list[dict[str, Any]] = [
@@ -151,7 +152,7 @@ class WeComBot(_Bot):
 
     def send(self, notice: Notice, ref: str) -> str:
         self._send(self._url, _wecom_body(notice))
-        # Markdown calls nobody by number: a second, short message does.
+        # Markdown cannot mention people by number, so a second, short message does.
         if notice.page and self._mobiles:
             content = cut_bytes(notice.title, _WECOM_CALL_BYTES)
             text = {"content": content, "mentioned_mobile_list": list(self._mobiles)}
@@ -163,7 +164,7 @@ def _wecom_body(notice: Notice) -> dict[str, Any]:
     colour = "info" if notice.stage is Stage.resolved else "warning" if notice.page else "comment"
     tail = "".join(f"\n\n[{word}]({url})" for word, url in links(notice))
     head = f'<font color="{colour}">{notice.severity}</font>\n\n'
-    # The links are what one presses: the text before them gives way.
+    # A long text is cut to keep the links.
     room = _WECOM_BYTES - len(tail.encode()) - len(head.encode())
     content = head + cut_bytes(as_markdown(notice), room) + tail
     return {"msgtype": "markdown", "markdown": {"content": content}}

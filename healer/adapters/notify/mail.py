@@ -1,7 +1,7 @@
-"""E-mail by SMTP, all messages of an incident in one thread.
+"""E-mail by SMTP, with one thread for each incident.
 
-The thread's first Message-ID follows from cluster and incident alone (RFC 5322, 3.6.4), so replies find it
-whoever sends them and after whatever crash; a repeat has the same Message-ID as its first try.
+The first Message-ID of a thread is derived from cluster and incident (RFC 5322, 3.6.4), so that any process
+can reply to it, also after a crash; a repeat has the Message-ID of the first attempt.
 """
 
 import smtplib
@@ -32,7 +32,7 @@ class Mail(OneWay):
         self._timeout_s, self._now = timeout_s, now
 
     def send(self, notice: Notice, ref: str) -> str:
-        """One mail to all. DeliveryFailed; 5xx is `refused`, 4xx and a broken line are not."""
+        """Sends one mail to all. Raises DeliveryFailed, which is `refused` for 5xx."""
         mail = letter(notice, ref, self._channel, self._now())
         try:
             self._send(mail)
@@ -81,11 +81,11 @@ def root_id(notice: Notice) -> str:
 
 
 def letter(notice: Notice, ref: str, channel: Channel, now: datetime) -> EmailMessage:
-    """`ref`: what an earlier mail of the thread answered with; empty for its first."""
+    """`ref`: the reference of the thread; empty for its first mail."""
     root = root_id(notice)
     mail = EmailMessage()
     mail["From"], mail["To"], mail["Date"] = channel.sender, ", ".join(channel.to), format_datetime(now)
-    # One subject for the thread: programs that thread by subject keep it together too.
+    # The same subject in the whole thread, for programs that thread by subject.
     mail["Subject"] = cut(" ".join(notice.title.split()), 200)
     mail["Message-ID"] = _message_id(notice.id) if ref else root
     if ref:
@@ -94,8 +94,8 @@ def letter(notice: Notice, ref: str, channel: Channel, now: datetime) -> EmailMe
     mail["X-Incident-Id"] = " ".join(notice.thread.split())
     if notice.page:
         mail["X-Priority"] = "1"
-    said = [*notice.lines, *notice.preview, *(f"{word}: {url}" for word, url in links(notice))]
-    mail.set_content("\n".join(said) + "\n")
+    lines = [*notice.lines, *notice.preview, *(f"{word}: {url}" for word, url in links(notice))]
+    mail.set_content("\n".join(lines) + "\n")
     mail.add_alternative(as_html(notice), subtype="html")
     return mail
 

@@ -1,6 +1,6 @@
 """PagerDuty's Events API v2: https://developer.pagerduty.com/docs/events-api-v2/trigger-events/.
 
-The incident's id is the `dedup_key`: a repeat is the same alert there. 202 means taken, 400 never.
+The incident's id is the `dedup_key`: a repeat is the same alert. 202 means accepted, 400 refused.
 """
 
 from typing import Any

@@ -1,8 +1,8 @@
-"""Slack by its Web API: one message for an incident, brought up to date, and what is new in its thread.
+"""Slack by its Web API: one message for an incident, kept up to date, with news in its thread.
 
 https://api.slack.com/methods/chat.postMessage, chat.update, conversations.history and .replies. Slack
-answers 200 with `ok: false` where it refuses. The id of each message stands in its metadata, so that one of
-which nobody knows whether it was taken is found again.
+answers 200 with `ok: false` for refusals. The metadata contains the message's id, so that a message with an
+unknown outcome can be found.
 """
 
 from typing import Any
@@ -17,24 +17,24 @@ log = structlog.get_logger()
 
 API = "https://slack.com/api"
 EVENT = "healer_message"
-#: What a section and a header hold.
+#: Characters in a section, a header, and the fallback text.
 _SECTION_MAX, _HEADER_MAX, _FALLBACK_MAX = 2900, 150, 3000
-#: Slack's own trouble, or a limit: the same again may be taken. All else is refused.
-_PASSING = frozenset(
+#: Errors after which a retry may succeed.
+_RETRYABLE = frozenset(
     {
         "ratelimited", "rate_limited", "internal_error", "fatal_error", "service_unavailable",
         "request_timeout", "team_added_to_org", "external_channel_migrating",
     }
 )  # fmt: skip
-#: The root is gone: a new one is posted.
+#: The root message cannot be updated: a new one is posted.
 _GONE = frozenset({"message_not_found", "cant_update_message", "edit_window_closed"})
-#: Where answers to presses go.
+#: The prefix of response URLs for pressed buttons.
 REPLIES = "https://hooks.slack.com/"
 _MARK = {Severity.P0: ":red_circle:", Severity.P1: ":large_orange_circle:"}
 
 
 class SlackChannel:
-    """`ports.outbound.MessageChannel`. A reference is `channel:ts` of the incident's root."""
+    """`ports.outbound.MessageChannel`. A reference is `channel:ts` of the root message."""
 
     can_find = True
 
@@ -47,7 +47,7 @@ class SlackChannel:
         self._talk = talk or Talk("Slack")
 
     def send(self, notice: Notice, ref: str) -> str:
-        """Posts the root, or brings it up to date and adds what is new to its thread. DeliveryFailed."""
+        """Posts the root message, or updates it and adds the news to its thread. Raises DeliveryFailed."""
         channel, _, ts = ref.partition(":")
         if ts and self._update(notice, channel, ts):
             self._post({**message(notice, buttons=False), "channel": channel, "thread_ts": ts,
@@ -57,19 +57,19 @@ class SlackChannel:
         return f"{found.get('channel', self._channel)}:{found['ts']}"
 
     def find(self, notice: Notice, ref: str = "") -> str:
-        """The thread that holds this message's id, empty where there is none: among the newest 200 of
-        the channel, or of the incident's own thread where there is one."""
+        """The thread with this message's id, or an empty string: searches the newest 200 messages of the
+        incident's thread, or of the channel."""
         channel, _, ts = ref.partition(":")
         method, query = "conversations.history", {"channel": self._channel}
         if ts:
             method, query = "conversations.replies", {"channel": channel, "ts": ts}
         query |= {"limit": "200", "include_all_metadata": "true"}
         reply = self._talk.get(f"{self._url}/{method}", query, self._headers)
-        for one in _checked(reply.body, reply.retry_after_s).get("messages") or ():
-            told = (one.get("metadata") or {}).get("event_payload") or {}
-            # The root is brought up to date first and bears the newest id: only the reply after it proves it.
-            if told.get("id") == notice.id and one.get("ts") != ts:
-                return ref or f"{self._channel}:{one['ts']}"
+        for item in _checked(reply.body, reply.retry_after_s).get("messages") or ():
+            payload = (item.get("metadata") or {}).get("event_payload") or {}
+            # The root is updated first and then has the newest id: only the reply proves the delivery.
+            if payload.get("id") == notice.id and item.get("ts") != ts:
+                return ref or f"{self._channel}:{item['ts']}"
         return ""
 
     def _update(self, notice: Notice, channel: str, ts: str) -> bool:
@@ -91,13 +91,13 @@ class SlackChannel:
 
 
 class SlackReplies:
-    """What came of a press, told to who pressed alone, at the address that Slack gave with it."""
+    """Answers a pressed button, visible only to the person who pressed it."""
 
     def __init__(self, talk: Talk | None = None, *, begins: str = REPLIES) -> None:
         self._talk, self._begins = talk or Talk("Slack"), begins
 
     def respond(self, url: str, text: str) -> None:
-        """Best effort: the run's page tells it too. Goes nowhere but to Slack."""
+        """Best effort: the run's page shows it too. Sends only to Slack's addresses."""
         if not url.startswith(self._begins):
             return
         body = {"response_type": "ephemeral", "replace_original": False, "text": cut(escaped(text), 2000)}
@@ -119,14 +119,14 @@ def _checked(body: Any, wait_s: float | None) -> dict[str, Any]:
     error = cut(str(body.get("error") or "without a reason"), 200)
     if error in _GONE:
         raise _Gone(f"Slack refused: {error}")
-    raise DeliveryFailed(f"Slack refused: {error}", retry_after_s=wait_s, refused=error not in _PASSING)
+    raise DeliveryFailed(f"Slack refused: {error}", retry_after_s=wait_s, refused=error not in _RETRYABLE)
 
 
-# --- what it looks like --------------------------------------------------------------------------------
+# --- layout ----------------------------------------------------------------------------------------------
 
 
 def message(notice: Notice, *, buttons: bool = True) -> dict[str, Any]:
-    """`text` is what a phone shows; the blocks what Slack shows."""
+    """`text` is the fallback in notifications; Slack shows the blocks."""
     return {
         "text": cut(escaped(notice.text), _FALLBACK_MAX),
         "blocks": blocks(notice, buttons=buttons),
@@ -157,7 +157,7 @@ def section(text: str) -> dict[str, Any]:
 
 
 def escaped(text: str) -> str:
-    """Slack reads three letters as markup; with them a log's line could call a whole channel."""
+    """Escapes the three characters of Slack's markup, by which a log line could mention a whole channel."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -167,7 +167,7 @@ def _line(line: str) -> str:
 
 
 def _actions(run: str) -> dict[str, Any]:
-    """Approve asks once more; a rejection has its reason in the press."""
+    """A button that asks for confirmation, and a menu of reasons to reject."""
     words = {
         "title": _text("Approve?"),
         "text": _text("healer begins at once. Each step still asks the guards."),

@@ -1,4 +1,4 @@
-"""What the channels share: JSON over HTTP, failures in words, messages cut to their limits."""
+"""The common part of the channels: JSON over HTTP, errors, and texts cut to limits."""
 
 import html
 import logging
@@ -11,7 +11,7 @@ from healer import __version__
 from healer.adapters.webhook import TIMEOUT_S, bad_answer, failed_before_answer, retry_after_s
 from healer.ports.outbound import Notice
 
-#: What a message's line may begin with to be set in bold: `Where: gpu0017`.
+#: The longest label at the start of a line, which is set in bold: `Where: gpu0017`.
 _LABEL_MAX = 24
 
 
@@ -25,17 +25,17 @@ class Talk:
     """One service. Safe to use from several threads. `who` names it in errors."""
 
     def __init__(self, who: str, *, timeout_s: float = TIMEOUT_S) -> None:
-        logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells every request's address at INFO
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request's address at INFO
         self.who, self._timeout_s = who, timeout_s
         self._client = httpx.Client(
             timeout=timeout_s, follow_redirects=False, headers={"user-agent": f"healer/{__version__}"}
         )
 
     def post(self, url: str, body: Any, headers: dict[str, str] | None = None) -> Reply:
-        """Any 2xx. Raises DeliveryFailed for all else; `refused` where a repeat cannot help."""
+        """A 2xx answer. Raises DeliveryFailed otherwise, `refused` if a retry cannot help."""
         content = msgspec.json.encode(body)
-        told = {"content-type": "application/json; charset=utf-8", **(headers or {})}
-        return self._answer(lambda: self._client.post(url, content=content, headers=told))
+        headers = {"content-type": "application/json; charset=utf-8", **(headers or {})}
+        return self._answer(lambda: self._client.post(url, content=content, headers=headers))
 
     def get(self, url: str, query: dict[str, str], headers: dict[str, str]) -> Reply:
         return self._answer(lambda: self._client.get(url, params=query, headers=headers))
@@ -59,7 +59,7 @@ class Talk:
 
 
 class OneWay:
-    """A channel that can neither find what it wrote nor bring a press back."""
+    """A channel that can neither find sent messages nor has buttons."""
 
     can_find = False
     has_buttons = False
@@ -69,18 +69,18 @@ class OneWay:
 
 
 def label_of(line: str) -> tuple[str, str]:
-    """("Where", "gpu0017"); ("", line) where no short label begins it."""
+    """("Where", "gpu0017"), or ("", line) without a short label."""
     label, colon, rest = line.partition(": ")
     return (label, rest) if colon and len(label) <= _LABEL_MAX else ("", line)
 
 
 def cut(text: str, most: int) -> str:
-    """At most so many characters, with `…` where something is left out."""
+    """At most so many characters, with `…` if something is cut."""
     return text if len(text) <= most else text[: most - 1].rstrip() + "…"
 
 
 def cut_bytes(text: str, most: int) -> str:
-    """At most so many bytes of UTF-8, never half a letter, with `…` where something is left out."""
+    """At most so many bytes of UTF-8, without partial characters, with `…` if something is cut."""
     raw = text.encode()
     if len(raw) <= most:
         return text
@@ -88,7 +88,7 @@ def cut_bytes(text: str, most: int) -> str:
 
 
 def as_markdown(notice: Notice) -> str:
-    """For the group bots: a label in bold, one line a paragraph, nothing of the text taken as markup."""
+    """For the group bots: labels in bold, a paragraph for each line, all markup in the text escaped."""
     lines = [f"**{_plain(notice.title)}**"]
     for line in (*notice.lines, *notice.preview):
         label, rest = label_of(line)
@@ -97,7 +97,7 @@ def as_markdown(notice: Notice) -> str:
 
 
 def links(notice: Notice) -> list[tuple[str, str]]:
-    """(what it says, address) of the buttons of channels that have links alone."""
+    """(label, address) of the links of channels without buttons."""
     found = [("Look and approve", notice.approve)] if notice.approve else []
     return found + ([("Open in healer", notice.console)] if notice.console else [])
 
@@ -114,7 +114,7 @@ def as_html(notice: Notice) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text of logs and of people must not become a link, a call of everybody, or bold."""
+    """Escapes markdown: texts of logs and people must not become links, mentions, or bold."""
     for mark in "\\`*[]<>#":
         text = text.replace(mark, f"\\{mark}" if mark in "\\`*[]#" else {"<": "&lt;", ">": "&gt;"}[mark])
     return text

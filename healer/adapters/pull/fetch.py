@@ -1,7 +1,7 @@
-"""Fetches what exporters print, over HTTP/1.1 with httpx: bounded in bytes, time and connections.
+"""Scrapes exporters over HTTP/1.1 with httpx: bounded in bytes, time and connections.
 
-No connection is kept: a thousand targets would hold a thousand of them, and each look for a free one walks
-through all. gzip and zstd are asked for and left packed: the writer's thread unpacks, bounded too.
+Connections are not kept alive: there would be one for each of a thousand targets, and httpx searches them
+linearly. Bodies stay compressed: the writer's thread decompresses them, bounded too.
 """
 
 import asyncio
@@ -14,31 +14,31 @@ from healer import __version__
 from healer.model import LossReason, ScrapeJob
 from healer.ports.measurements import Fetched, FetchFailed, Target
 
-#: Of one target as sent; node_exporter on a large machine prints 2 MB.
+#: The largest body of a target as sent; node_exporter on a large machine has 2 MB.
 BODY_MAX = 8 * 2**20
-#: Of all targets that are being read at one moment.
+#: The limit of all bodies that are being read.
 BODIES_MAX = 64 * 2**20
 CONNECTIONS_MAX = 400
 CONNECT_S = 3.0
-#: What Prometheus asks for, and nothing that would come as protobuf.
+#: Like Prometheus, without protobuf.
 _ACCEPT = "application/openmetrics-text;version=1.0.0;q=0.8,text/plain;version=0.0.4;q=0.5,*/*;q=0.1"
 _HEADERS = {"accept": _ACCEPT, "accept-encoding": "gzip", "user-agent": f"healer/{__version__}"}
 
 
 class HttpFetch:
-    """`healer.ports.measurements.Fetch`. Start it inside the event loop that uses it."""
+    """`healer.ports.measurements.Fetch`. Create it inside the event loop that uses it."""
 
     def __init__(self, *, body_max: int = BODY_MAX, bodies_max: int = BODIES_MAX) -> None:
         self._body_max, self._bodies_max = body_max, bodies_max
         self._reading = 0
         self._places = asyncio.Semaphore(CONNECTIONS_MAX)
-        #: By CA file (none: the system's), with the time of the file: a renewed CA is read anew.
+        #: By CA file (None: the system's), with the modification time of the file.
         self._clients: dict[str | None, tuple[float, httpx.AsyncClient]] = {}
-        #: Bearer tokens by file, with its time.
+        #: Bearer tokens by file, with its modification time.
         self._tokens: dict[str, tuple[float, str]] = {}
 
     async def __call__(self, target: Target) -> Fetched:
-        """The body of one scrape. Raises FetchFailed with one sentence: never with address or token in it."""
+        """The body of one scrape. Raises FetchFailed with one sentence, without address and token."""
         job = target.job
         try:
             async with asyncio.timeout(job.timeout_s), self._places:
@@ -65,7 +65,7 @@ class HttpFetch:
             return Fetched(await self._body(response), packing)
 
     async def _body(self, response: httpx.Response) -> bytes:
-        """At most `body_max` bytes; what is being read counts for all."""
+        """At most `body_max` bytes; all bodies together are limited too."""
         length = response.headers.get("content-length", "")
         if length.isascii() and length.isdigit() and int(length) > self._body_max:
             raise self._too_large()
@@ -92,16 +92,16 @@ class HttpFetch:
             return _HEADERS
         path = Path(job.bearer_token_file)
         at = path.stat().st_mtime
-        known = self._tokens.get(job.bearer_token_file)
-        if known is None or known[0] != at:
-            known = self._tokens[job.bearer_token_file] = (at, path.read_text().strip())
-        return _HEADERS | {"authorization": f"Bearer {known[1]}"}
+        cached = self._tokens.get(job.bearer_token_file)
+        if cached is None or cached[0] != at:
+            cached = self._tokens[job.bearer_token_file] = (at, path.read_text().strip())
+        return _HEADERS | {"authorization": f"Bearer {cached[1]}"}
 
     async def _client(self, job: ScrapeJob) -> httpx.AsyncClient:
         ca_file = job.tls_ca_file
         at = Path(ca_file).stat().st_mtime if ca_file else 0.0
-        known = self._clients.get(ca_file)
-        if known is None or known[0] != at:
+        cached = self._clients.get(ca_file)
+        if cached is None or cached[0] != at:
             context = ssl.create_default_context(cafile=ca_file)
             client = httpx.AsyncClient(
                 verify=context,
@@ -110,10 +110,10 @@ class HttpFetch:
                 limits=httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=0),
                 timeout=httpx.Timeout(None, connect=CONNECT_S),
             )
-            if known is not None:
-                await known[1].aclose()
-            known = self._clients[ca_file] = (at, client)
-        return known[1]
+            if cached is not None:
+                await cached[1].aclose()
+            cached = self._clients[ca_file] = (at, client)
+        return cached[1]
 
 
 def _why(error: httpx.HTTPError) -> str:

@@ -1,6 +1,6 @@
-"""Asks a Prometheus-compatible server: Prometheus itself, VictoriaMetrics, Mimir, Thanos.
+"""Queries a Prometheus-compatible server: Prometheus itself, VictoriaMetrics, Mimir, Thanos.
 
-Every answer is bounded in bytes and time. The address and the token never stand in an error.
+Every answer is bounded in bytes and time. Errors never contain the address or the token.
 """
 
 import time
@@ -12,7 +12,7 @@ import httpx
 from healer import __version__
 from healer.ports.measurements import ANSWER_BYTES_MAX, AnswerTooLong, HistoryAway
 
-#: One question. A server that is slower is taken to be away.
+#: The time-out of one query.
 TIMEOUT_S = 10.0
 CONNECT_S = 3.0
 
@@ -31,13 +31,13 @@ class PromqlClient:
         return self._post("query", {"query": promql, "time": _stamp(at)})
 
     def query_range(self, promql: str, since: datetime, until: datetime, step_s: int) -> bytes:
-        told = {"query": promql, "start": _stamp(since), "end": _stamp(until), "step": str(step_s)}
-        return self._post("query_range", told)
+        form = {"query": promql, "start": _stamp(since), "end": _stamp(until), "step": str(step_s)}
+        return self._post("query_range", form)
 
     def names(self, since: datetime, until: datetime) -> bytes:
-        """All names of series in that time."""
-        told = {"start": _stamp(since), "end": _stamp(until)}
-        return self._send(httpx.Request("GET", f"{self._url}/api/v1/label/__name__/values", params=told))
+        """The names of all series in that period."""
+        period = {"start": _stamp(since), "end": _stamp(until)}
+        return self._send(httpx.Request("GET", f"{self._url}/api/v1/label/__name__/values", params=period))
 
     def close(self) -> None:
         self._client.close()
@@ -72,7 +72,7 @@ class PromqlClient:
             raise HistoryAway(f"HEALER_PROMETHEUS_TOKEN_FILE cannot be read: {error.strerror}") from None
 
     def _read(self, response: httpx.Response, deadline: float) -> bytes:
-        """400 and 422 come with a JSON body that says why; of others nothing is known but the number."""
+        """The body, also of 400 and 422, whose JSON says why. Raises HistoryAway for other errors."""
         chunks, size = [], 0
         for chunk in response.iter_raw():
             size += len(chunk)

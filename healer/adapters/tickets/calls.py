@@ -1,7 +1,7 @@
-"""JSON over HTTP to a ticket system: a request, its answer, and failures in words without address or token.
+"""JSON over HTTP to a ticket system, with errors that contain neither address nor token.
 
-A delivery is several requests. Together they end within `BUDGET_S`, so that the claim on the delivery (60 s)
-outlives them and no second process begins the same.
+All requests of a delivery end within `BUDGET_S`, before the claim on the delivery (60 s) expires, so that no
+second process starts the same delivery.
 """
 
 import base64
@@ -21,15 +21,15 @@ from healer.adapters.webhook import TIMEOUT_S, failed_before_answer, retry_after
 from healer.ports.outbound import DeliveryFailed
 
 BUDGET_S = 45.0
-#: A page of 100 issues with long texts; more than this is not read.
+#: Enough for a page of 100 issues with long texts.
 _ANSWER_MAX = 8 * 1024 * 1024
 _WORDS_MAX = 300
-#: 4xx that do not mean "never": a time-out, a conflict, too early, too many.
+#: 4xx after which a retry may succeed: time-out, conflict, too early, too many.
 _LATER = (408, 409, 425, 429)
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """`headers` by lower-case name. `body` is None where it is empty or no JSON."""
+    """`headers` by lower-case name. `body` is None if it is empty or no JSON."""
 
     who: str
     status: int
@@ -37,19 +37,19 @@ class Reply(msgspec.Struct, frozen=True):
     body: Any
 
     def object(self) -> dict[str, Any]:
-        """The body. DeliveryFailed where it is no JSON object: a log-in page, or a proxy's."""
+        """The body. Raises DeliveryFailed if it is no JSON object, but for example a log-in page."""
         if not isinstance(self.body, dict):
             raise DeliveryFailed(f"{self.who} answered {self.status} with what is no JSON object")
         return self.body
 
     def list(self) -> list[dict[str, Any]]:
-        if not isinstance(self.body, list) or not all(isinstance(one, dict) for one in self.body):
+        if not isinstance(self.body, list) or not all(isinstance(item, dict) for item in self.body):
             raise DeliveryFailed(f"{self.who} answered {self.status} with what is no JSON list of objects")
         return self.body
 
 
 class Answered(DeliveryFailed):
-    """An answer that is no 2xx."""
+    """The answer was not 2xx."""
 
     def __init__(self, text: str, retry_after_s: float | None, *, refused: bool, reply: Reply) -> None:
         super().__init__(text, retry_after_s, refused=refused)
@@ -57,10 +57,10 @@ class Answered(DeliveryFailed):
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a system is and as whom healer comes. With a `user`, `token` is its password or API token.
+    """The address and account of a ticket system. With a `user`, `token` is its password or API token.
 
     `project`: Jira's key, GitHub's `owner/name`, ServiceNow's table. `kind`: Jira's issue type. `closes_by`:
-    Jira's transition or status, ServiceNow's resolution code; empty: the system's own.
+    Jira's transition or status, ServiceNow's resolution code; empty: the default.
     """
 
     url: str
@@ -73,8 +73,8 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manner(msgspec.Struct, frozen=True):
-    """How a system says what is wrong. `words` reads an error's body; `pause_s` how long it asks to be left
-    alone beyond Retry-After, None where it does not."""
+    """How to read a system's errors: `words` returns the message in a body, `pause_s` the seconds of a rate
+    limit that is not in Retry-After, or None."""
 
     words: Callable[[Any], str]
     pause_s: Callable[[Reply], float | None] = lambda _: None
@@ -86,7 +86,7 @@ class Calls:
     def __init__(
         self, who: str, access: Access, manner: Manner, headers: Mapping[str, str] | None = None
     ) -> None:
-        logging.getLogger("httpx").setLevel(logging.WARNING)  # it tells every request's address at INFO
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request's address at INFO
         self.who, self._manner = who, manner
         self._url, self._timeout_s = access.url.rstrip("/"), access.timeout_s
         usual = {
@@ -95,25 +95,25 @@ class Calls:
             "authorization": _authorization(access),
         }
         self._client = httpx.Client(follow_redirects=False, headers={**usual, **(headers or {})})
-        self._own = threading.local()
+        self._thread = threading.local()
 
     @contextmanager
     def delivery(self) -> Iterator[None]:
-        """What this thread asks within is one delivery."""
-        self._own.until = time.monotonic() + BUDGET_S
+        """The requests of this thread inside are one delivery."""
+        self._thread.until = time.monotonic() + BUDGET_S
         try:
             yield
         finally:
-            self._own.until = None
+            self._thread.until = None
 
     def ask(
         self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: Any = None
     ) -> Reply:
-        """Any 2xx. Raises Answered for other answers, else DeliveryFailed; `refused` where a repeat cannot
+        """A 2xx answer. Raises Answered for other answers, else DeliveryFailed; `refused` if a retry cannot
         help."""
         content = None if body is None else msgspec.json.encode(body)
         headers = {} if body is None else {"content-type": "application/json; charset=utf-8"}
-        until = getattr(self._own, "until", None) or time.monotonic() + BUDGET_S
+        until = getattr(self._thread, "until", None) or time.monotonic() + BUDGET_S
         left_s = until - time.monotonic()
         if left_s <= 0:
             raise DeliveryFailed(f"{self.who} did not answer everything in {BUDGET_S:g} s")

@@ -1,8 +1,8 @@
-"""One ticket for one key, whatever crashed before: the same steps for every system that tracks tickets.
+"""The delivery of tickets, the same for all systems: exactly one ticket for each key, also after crashes.
 
-A delivery may come twice (healer died after it) and before the one that should have opened the ticket. So
-each first looks: by the name that was kept, else by the key that stands in the ticket. Each note carries a
-mark of its delivery and is written only where no note bears that mark.
+A delivery may be repeated (healer died after it), or arrive before the one that opens the ticket. So each
+delivery first searches the ticket: by its stored name, else by the key in the ticket. Each note contains a
+mark of its delivery and is written only if no note has that mark.
 """
 
 import re
@@ -17,13 +17,12 @@ from healer.model import Ticket, TicketStage
 from healer.ports.outbound import DeliveryFailed
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}")
-#: What no ticket system takes: control characters but for tab and line feed, and halves of letters.
+#: Refused by ticket systems: control characters except tab and line feed, and lone surrogates.
 _UNFIT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """A ticket there. `name` is what people call it and what healer keeps; `handle` what requests
-    need."""
+    """A ticket in the system. `name` is shown to people and stored by healer; requests use `handle`."""
 
     name: str
     handle: str
@@ -31,25 +30,25 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Desk(Protocol):
-    """What each system has a way of its own for. All raise DeliveryFailed."""
+    """The operations of one system. All raise DeliveryFailed."""
 
     calls: Calls
-    #: So long after a creation whose answer was lost the search may not show it yet.
+    #: The time until the search shows a new ticket.
     settles_s: float
 
     def named(self, name: str) -> Found:
-        """The ticket of this name, which was kept."""
+        """The ticket with this stored name."""
         ...
 
     def find(self, key: str, since: datetime | None) -> Found | None:
-        """The oldest ticket that bears this key, as `key_of` gives it, open or not."""
+        """The oldest ticket with this key (`key_of`), open or closed."""
         ...
 
     def create(self, ticket: Ticket, key: str) -> Found: ...
     def has_note(self, found: Found, mark: str) -> bool: ...
     def note(self, found: Found, text: str, mark: str) -> None: ...
     def close(self, found: Found, text: str) -> None:
-        """Closes an open one; done when the system says that it is closed."""
+        """Closes an open ticket; returns when the system confirms it."""
         ...
 
     def reopen(self, found: Found) -> None: ...
@@ -87,7 +86,7 @@ class DeskTickets:
         except DeliveryFailed as error:
             if error.refused or error.retry_after_s is not None:
                 raise
-            # It may stand there all the same: the next try has to find it.
+            # The ticket may exist nevertheless: the next attempt has to find it.
             raise DeliveryFailed(str(error), self._desk.settles_s or None) from None
 
     def _note(self, found: Found, ticket: Ticket) -> None:
@@ -97,19 +96,19 @@ class DeskTickets:
 
 
 def key_of(ticket: Ticket) -> str:
-    """`healer-1f2e3d4c…`: letters, digits, `_` and `-` alone, so that it stands in any query as it is."""
+    """`healer-1f2e3d4c…`: only letters, digits, `_` and `-`, safe in every query language."""
     key = ticket.key
     plain = _PLAIN_KEY.fullmatch(key)
     return f"healer-{key if plain else sha256(key.encode('utf-8', 'replace')).hexdigest()[:32]}"
 
 
 def mark_of(number: str) -> str:
-    """What tells a note of this delivery from all others."""
+    """The mark that identifies a note of this delivery."""
     return f"healer-note-{sha256(number.encode('utf-8', 'replace')).hexdigest()[:16]}"
 
 
 def one_line(text: str, most: int) -> str:
-    """A title of at most so many characters."""
+    """The text on one line of at most so many characters."""
     return cut(" ".join(text.split()), most)
 
 

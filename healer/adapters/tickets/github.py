@@ -1,7 +1,7 @@
 """Issues of a GitHub repository: https://docs.github.com/rest/issues/issues.
 
-The key stands as a line of its own in the issue's text. A list of issues shows one as soon as it is there,
-the search some time later; so the list of those since the incident began is read first.
+The key is a line of the issue's text. The list of issues shows a new one at once, the search only later; so
+the list since the start of the incident is read first.
 """
 
 import re
@@ -16,13 +16,13 @@ from healer.ports.outbound import DeliveryFailed
 
 URL = "https://api.github.com"
 _TITLE_MAX = 256
-#: GitHub's own bound on texts is 65,536.
+#: GitHub's limit on texts is 65,536.
 _TEXT_MAX = 60_000
 _PAGE = 100
 _PAGES_MAX = 10
-#: Its clock may be behind ours by so much.
+#: How far GitHub's clock may be behind ours.
 _CLOCKS = timedelta(minutes=10)
-#: A secondary limit that does not say how long it lasts: at least a minute, says GitHub.
+#: The pause of a secondary rate limit without a duration (GitHub: at least a minute).
 _SECONDARY_S = 60.0
 _NAME = re.compile(r".+#(\d+)")
 
@@ -31,7 +31,7 @@ class GitHubDesk:
     settles_s = 0.0
 
     def __init__(self, access: Access) -> None:
-        """`access.url` is the API's: `https://github.example/api/v3` at GitHub Enterprise Server."""
+        """`access.url`: the API, on GitHub Enterprise Server `https://github.example/api/v3`."""
         self._repository, self._path = access.project, f"/repos/{access.project}"
         headers = {"accept": "application/vnd.github+json", "x-github-api-version": "2022-11-28"}
         self.calls = Calls("GitHub", access, Manner(words=_words, pause_s=_pause_s), headers)
@@ -44,9 +44,9 @@ class GitHubDesk:
 
     def find(self, key: str, since: datetime | None) -> Found | None:
         line = _key_line(key)
-        seen = [one for part in self._read(key, since) for one in part]
-        mine = [one for one in seen if "pull_request" not in one and line in _lines(one)]
-        return self._found(min(mine, key=lambda one: one.get("number") or 0)) if mine else None
+        issues = [issue for page in self._read(key, since) for issue in page]
+        found = [issue for issue in issues if "pull_request" not in issue and line in _lines(issue)]
+        return self._found(min(found, key=lambda issue: issue.get("number") or 0)) if found else None
 
     def create(self, ticket: Ticket, key: str) -> Found:
         body = {
@@ -61,7 +61,7 @@ class GitHubDesk:
         for page in range(1, _PAGES_MAX + 1):
             query = {"per_page": str(_PAGE), "page": str(page)}
             comments = self.calls.ask("GET", path, query=query).list()
-            if any(mark in str(one.get("body") or "") for one in comments):
+            if any(mark in str(comment.get("body") or "") for comment in comments):
                 return True
             if len(comments) < _PAGE:
                 break
@@ -78,7 +78,7 @@ class GitHubDesk:
         self._set(found, {"state": "open"})
 
     def check(self) -> str:
-        """Whether it may create: an issue without a title is refused as invalid (422) only to who may."""
+        """Checks the right to create: an issue without a title is invalid (422) only for those who may."""
         about = self.calls.ask("GET", self._path).object()
         if about.get("archived"):
             raise DeliveryFailed(f"{self._repository} is archived: it takes no issues", refused=True)
@@ -94,12 +94,12 @@ class GitHubDesk:
     # --- its own ways ---
 
     def _read(self, key: str, since: datetime | None) -> Iterator[list[dict[str, Any]]]:
-        """Issues that were made since then, the newest first, a page at a time; where there may be more, at
-        last what the search finds."""
+        """Pages of issues created since then, newest first; if there are too many, finally the results of the
+        search."""
         oldest = f"{since - _CLOCKS:%Y-%m-%dT%H:%M:%SZ}" if since else ""
-        known = {"state": "all", "sort": "created", "direction": "desc", "per_page": str(_PAGE)}
+        order = {"state": "all", "sort": "created", "direction": "desc", "per_page": str(_PAGE)}
         for page in range(1, (_PAGES_MAX if since else 1) + 1):
-            query = {**known, "page": str(page), **({"since": oldest} if oldest else {})}
+            query = {**order, "page": str(page), **({"since": oldest} if oldest else {})}
             issues = self.calls.ask("GET", f"{self._path}/issues", query=query).list()
             yield issues
             last = str(issues[-1].get("created_at", "")) if issues else ""
@@ -113,7 +113,7 @@ class GitHubDesk:
         items = answer.get("items")
         if answer.get("incomplete_results") or not isinstance(items, list):
             raise DeliveryFailed("GitHub's search did not come to an end")
-        return [one for one in items if isinstance(one, dict)]
+        return [item for item in items if isinstance(item, dict)]
 
     def _set(self, found: Found, fields: dict[str, str]) -> None:
         reply = self.calls.ask("PATCH", f"{self._path}/issues/{found.handle}", body=fields)
@@ -137,14 +137,14 @@ def _lines(issue: dict[str, Any]) -> list[str]:
 
 
 def _fenced(text: str) -> str:
-    """As it is: what logs hold must not become a link, or call somebody by `@name`."""
+    """The text in a code block: logs must not become links or mentions."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}text\n{cut(text, _TEXT_MAX)}\n{fence}"
 
 
 def _pause_s(reply: Reply) -> float | None:
-    """403 and 429 stand for its limits too: https://docs.github.com/rest/using-the-rest-api/rate-limits-for-the-rest-api."""
+    """403 and 429 also mean rate limits: https://docs.github.com/rest/using-the-rest-api/rate-limits-for-the-rest-api."""
     if reply.status not in (403, 429):
         return None
     wish = reply.headers.get("retry-after", "")
@@ -162,7 +162,8 @@ def _words(body: Any) -> str:
     if not isinstance(body, dict):
         return ""
     found = [str(body.get("message") or "")]
-    for one in body.get("errors") or ():
-        if isinstance(one, dict):
-            found.append(str(one.get("message") or f"{one.get('field', '')} {one.get('code', '')}".strip()))
+    for error in body.get("errors") or ():
+        if isinstance(error, dict):
+            field = f"{error.get('field', '')} {error.get('code', '')}".strip()
+            found.append(str(error.get("message") or field))
     return "; ".join(part for part in found if part)

@@ -1,8 +1,8 @@
 """Jira: Cloud by REST v3 (e-mail and API token), Data Center by REST v2 (personal access token).
 
 https://developer.atlassian.com/cloud/jira/platform/rest/v3/ and
-https://developer.atlassian.com/server/jira/platform/rest/. Both find by a label; the search sees an issue
-some seconds after it was created. v3 takes texts as Atlassian documents, v2 in wiki markup.
+https://developer.atlassian.com/server/jira/platform/rest/. Issues are found by a label; the search shows an
+issue some seconds after its creation. v3 takes texts as Atlassian documents, v2 in wiki markup.
 """
 
 import json
@@ -17,10 +17,10 @@ from healer.model import Ticket
 from healer.ports.outbound import DeliveryFailed
 
 _SUMMARY_MAX = 255
-#: Jira's own bound on texts is 32,767.
+#: Jira's limit on texts is 32,767.
 _TEXT_MAX = 30_000
 _KEY = re.compile(r"[A-Za-z][A-Za-z0-9_]*-\d+")
-#: Names tried first where a workflow offers several ends.
+#: Preferred names if a workflow offers several transitions to the category "done".
 _ENDS = ("done", "resolved", "closed")
 _RESOLUTIONS = ("fixed", "done")
 _NEEDED = ("BROWSE_PROJECTS", "CREATE_ISSUES", "ADD_COMMENTS", "TRANSITION_ISSUES")
@@ -30,8 +30,8 @@ class JiraDesk:
     settles_s = 60.0
 
     def __init__(self, access: Access) -> None:
-        """With a user it is Cloud, without one Data Center. `closes_by`: the transition, or the status that
-        it leads to; empty: any that leads to the category "done"."""
+        """Cloud with a user, Data Center without. `closes_by`: the transition or its target status; empty:
+        any transition to the category "done"."""
         self._cloud, self._project = bool(access.user), access.project
         self._type, self._closes_by = access.kind, access.closes_by
         self._api = "/rest/api/3" if access.user else "/rest/api/2"
@@ -42,9 +42,9 @@ class JiraDesk:
         return _found(reply.object())
 
     def find(self, key: str, since: datetime | None) -> Found | None:
-        asked = {"jql": f'labels = "{key}" ORDER BY created ASC', "fields": ["status"], "maxResults": 1}
+        query = {"jql": f'labels = "{key}" ORDER BY created ASC', "fields": ["status"], "maxResults": 1}
         path = f"{self._api}/search/jql" if self._cloud else f"{self._api}/search"
-        issues = self.calls.ask("POST", path, body=asked).object().get("issues")
+        issues = self.calls.ask("POST", path, body=query).object().get("issues")
         if not isinstance(issues, list):
             raise DeliveryFailed("Jira's search answered without issues")
         return _found(issues[0]) if issues else None
@@ -71,19 +71,19 @@ class JiraDesk:
 
     def close(self, found: Found, text: str) -> None:
         offered = self._transitions(found)
-        ends = [one for one in offered if _category(one.get("to")) == "done"]
+        ends = [move for move in offered if _category(move.get("to")) == "done"]
         wanted = self._closes_by.casefold()
         if wanted:
-            ends = [one for one in offered if wanted in _names(one)]
+            ends = [move for move in offered if wanted in _names(move)]
         if not ends:
-            names = ", ".join(str(one.get("name")) for one in offered) or "nothing"
+            names = ", ".join(str(move.get("name")) for move in offered) or "nothing"
             end = self._closes_by or "an end"
             raise DeliveryFailed(f"Jira offers no way to {end} for {found.name}, only {names}", refused=True)
-        ends.sort(key=lambda one: min((_ENDS.index(n) for n in _names(one) if n in _ENDS), default=9))
+        ends.sort(key=lambda move: min((_ENDS.index(n) for n in _names(move) if n in _ENDS), default=9))
         self._move(found, ends[0])
 
     def reopen(self, found: Found) -> None:
-        open_again = [one for one in self._transitions(found) if _category(one.get("to")) != "done"]
+        open_again = [move for move in self._transitions(found) if _category(move.get("to")) != "done"]
         if not open_again:
             raise DeliveryFailed(f"Jira offers no way to open {found.name} again", refused=True)
         self._move(found, open_again[0])
@@ -98,7 +98,7 @@ class JiraDesk:
         project = quote(self._project, safe="")
         path = f"{self._api}/issue/createmeta/{project}/issuetypes"
         body = self.calls.ask("GET", path, query={"maxResults": "200"}).object()
-        types = [str(one.get("name")) for one in body.get("issueTypes") or body.get("values") or ()]
+        types = [str(item.get("name")) for item in body.get("issueTypes") or body.get("values") or ()]
         if self._type not in types:
             raise DeliveryFailed(
                 f"{self._project} has no issue type {self._type}, only {', '.join(types) or 'none'}",
@@ -108,7 +108,7 @@ class JiraDesk:
             f"Jira {'Cloud' if self._cloud else 'Data Center'}: may create a {self._type} in {self._project}"
         )
 
-    # --- its own ways ---
+    # --- helpers ---
 
     def _issue(self, name: str) -> str:
         return f"{self._api}/issue/{quote(name, safe='')}"
@@ -116,7 +116,7 @@ class JiraDesk:
     def _transitions(self, found: Found) -> list[dict[str, Any]]:
         query = {"expand": "transitions.fields"}
         reply = self.calls.ask("GET", f"{self._issue(found.handle)}/transitions", query=query)
-        return [one for one in reply.object().get("transitions") or () if isinstance(one, dict)]
+        return [move for move in reply.object().get("transitions") or () if isinstance(move, dict)]
 
     def _move(self, found: Found, transition: dict[str, Any]) -> None:
         body: dict[str, Any] = {"transition": {"id": transition.get("id")}}
@@ -130,7 +130,7 @@ class JiraDesk:
         if self._cloud:
             lines = [line for line in (*text.split("\n"), mark) if line.strip()]
             return {"type": "doc", "version": 1, "content": [_paragraph(line) for line in lines]}
-        # What logs hold must not become a link, a macro or a call of somebody.
+        # Logs must not become links, macros or mentions.
         plain = re.sub(r"\{(?=noformat)", "{ ", text, flags=re.IGNORECASE)
         return f"{{noformat}}\n{plain}\n{{noformat}}" + (f"\n{mark}" if mark else "")
 
@@ -159,7 +159,7 @@ def _names(transition: dict[str, Any]) -> set[str]:
 
 
 def _resolution(allowed: Any) -> str:
-    names = [str(one.get("name")) for one in allowed if isinstance(one, dict) and one.get("name")]
+    names = [str(value["name"]) for value in allowed if isinstance(value, dict) and value.get("name")]
     better = [name for name in names if name.casefold() in _RESOLUTIONS]
     return (better or names or ["Done"])[0]
 
@@ -168,8 +168,8 @@ def _words(body: Any) -> str:
     """`{"errorMessages": ["…"], "errors": {"field": "…"}}`"""
     if not isinstance(body, dict):
         return ""
-    fields, told = body.get("errors"), body.get("errorMessages")
-    parts = [str(one) for one in told] if isinstance(told, list) else []
+    fields, messages = body.get("errors"), body.get("errorMessages")
+    parts = list(map(str, messages)) if isinstance(messages, list) else []
     if isinstance(fields, dict):
         parts += [f"{name}: {words}" for name, words in fields.items()]
     return "; ".join(parts) or str(body.get("message") or "")

@@ -1,8 +1,8 @@
 """Incidents of ServiceNow by its Table API.
 
 https://www.servicenow.com/docs/bundle/zurich-api-reference/page/integrate/inbound-rest/concept/c_TableAPI.html.
-The key stands in `correlation_id`, which the database is asked for itself: there is no index that lags. What
-a business rule or a data policy does with an update shows only in the record that the answer holds.
+The key is in `correlation_id`, which is queried in the database itself, so that new records are found at
+once. Business rules and data policies may change an update; the record in the answer shows the result.
 """
 
 import re
@@ -33,7 +33,7 @@ class ServiceNowDesk:
     settles_s = 0.0
 
     def __init__(self, access: Access) -> None:
-        """Without a user the token is an OAuth token. The table is `incident` or one with its states."""
+        """Without a user the token is an OAuth token. The table is `incident` or one with the same states."""
         self._user, self._table = access.user, access.project or "incident"
         self._code = access.closes_by or DEFAULT_CODE
         self._path = f"/api/now/table/{self._table}"
@@ -63,21 +63,21 @@ class ServiceNowDesk:
         return _found(self.calls.ask("POST", self._path, query={"sysparm_fields": _FIELDS}, body=body))
 
     def has_note(self, found: Found, mark: str) -> bool:
-        """Journals are told as text only where display values are asked for."""
+        """Journals are text only as display values."""
         query = {"sysparm_fields": "work_notes", "sysparm_display_value": "true"}
         record = self.calls.ask("GET", f"{self._path}/{found.handle}", query=query).object().get("result")
         return isinstance(record, dict) and mark in str(record.get("work_notes") or "")
 
     def note(self, found: Found, text: str, mark: str) -> None:
-        """`[code]` in a journal would be shown as HTML."""
+        # `[code]` in a journal would be shown as HTML.
         plain = re.sub(r"\[(?=/?code\])", "[ ", text, flags=re.IGNORECASE)
         room = _TEXT_MAX - len(mark) - 1
         self._patch(found, {"work_notes": f"{cut(plain, room)}\n{mark}"})
 
     def close(self, found: Found, text: str) -> None:
         notes = cut(text, _TEXT_MAX)
-        told = self._patch(found, {"state": _RESOLVED, "close_code": self._code, "close_notes": notes})
-        if not told.closed:
+        record = self._patch(found, {"state": _RESOLVED, "close_code": self._code, "close_notes": notes})
+        if not record.closed:
             raise DeliveryFailed(f"ServiceNow left {found.name} open: a rule of the site kept its state")
 
     def reopen(self, found: Found) -> None:
@@ -89,10 +89,10 @@ class ServiceNowDesk:
         self._rows(self.calls.ask("GET", self._path, query=query))
         return f"ServiceNow: reads {self._table}; {self._rights()}"
 
-    # --- its own ways ---
+    # --- helpers ---
 
     def _rights(self) -> str:
-        """By the roles of the user, where healer may read them: the API has no question without an effect."""
+        """The right to create, by the user's roles if healer may read them; the API has no dry run."""
         unknown = "whether healer may create there shows at the first ticket"
         if not re.fullmatch(r"[\w.@-]+", self._user):
             return unknown
@@ -108,11 +108,11 @@ class ServiceNowDesk:
         return f"may create there by the role {rows[0].get('role.name')}" if rows else unknown
 
     def _query(self, query: str) -> Found | None:
-        asked = {"sysparm_query": query, "sysparm_fields": _FIELDS, "sysparm_limit": "1"}
+        parameters = {"sysparm_query": query, "sysparm_fields": _FIELDS, "sysparm_limit": "1"}
         try:
-            reply = self.calls.ask("GET", self._path, query=asked)
+            reply = self.calls.ask("GET", self._path, query=parameters)
         except Answered as error:
-            # Some releases say of a query that finds nothing that there is no record.
+            # Some releases answer 404 for an empty result.
             if error.reply.status == 404 and "no record" in _words(error.reply.body).lower():
                 return None
             raise
@@ -121,7 +121,7 @@ class ServiceNowDesk:
 
     def _rows(self, reply: Reply) -> list[dict[str, Any]]:
         rows = reply.object().get("result")
-        if not isinstance(rows, list) or not all(isinstance(one, dict) for one in rows):
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
             raise DeliveryFailed("ServiceNow answered a query without a list of records")
         return rows
 

@@ -100,11 +100,19 @@ def whole_between(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
-def parse_user(text: str) -> str:
-    """As useradd(8) allows it: it becomes a word of a command line."""
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", text):
-        raise ValueError("the name of a user")
-    return text
+def matching(pattern: str, words: str) -> Callable[[str], str]:
+    """`words` go on after "must be" where a text does not match as a whole."""
+
+    def parse(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(words)
+        return text
+
+    return parse
+
+
+#: As useradd(8) allows it: it becomes a word of a command line.
+parse_user = matching(r"[A-Za-z_][A-Za-z0-9_.-]{0,31}", "the name of a user")
 
 
 def parse_nodes(text: str) -> int:
@@ -164,20 +172,12 @@ def parse_bmc(text: str) -> str:
 CHECKED, UNCHECKED = "checked", "unchecked"
 
 
-def parse_tls(text: str) -> str:
-    if text not in (CHECKED, UNCHECKED):
-        raise ValueError(f"{CHECKED} or {UNCHECKED}")
-    return text
-
-
+parse_tls = matching(f"{CHECKED}|{UNCHECKED}", f"{CHECKED} or {UNCHECKED}")
 #: Matchers of a PromQL selector, without its braces.
-_MATCHERS = re.compile(r'[A-Za-z_]\w*(?:=|!=|=~|!~)"[^"\\]*"(?:,[A-Za-z_]\w*(?:=|!=|=~|!~)"[^"\\]*")*')
-
-
-def parse_matchers(text: str) -> str:
-    if not _MATCHERS.fullmatch(text):
-        raise ValueError('matchers as in PromQL, like slurm_cluster="pod1"')
-    return text
+parse_matchers = matching(
+    r'[A-Za-z_]\w*(?:=|!=|=~|!~)"[^"\\]*"(?:,[A-Za-z_]\w*(?:=|!=|=~|!~)"[^"\\]*")*',
+    'matchers as in PromQL, like slurm_cluster="pod1"',
+)
 
 
 def parse_slurmrestd(text: str) -> str:
@@ -200,11 +200,7 @@ def parse_command(text: str) -> tuple[str, ...]:
     return words
 
 
-def parse_tickets(text: str) -> str:
-    """Raises ValueError with the words that follow "must be"."""
-    if text not in TICKET_SYSTEMS:
-        raise ValueError(f"one of {', '.join(TICKET_SYSTEMS)}")
-    return text
+parse_tickets = matching("|".join(TICKET_SYSTEMS), f"one of {', '.join(TICKET_SYSTEMS)}")
 
 
 # --- the settings ----------------------------------------------------------------------------------------
@@ -359,7 +355,7 @@ def guard_overrides(settings: Settings) -> dict[str, Any]:
 
 
 def rules_folder(settings: Settings) -> Path:
-    """The site's rules, or those that ship: `rules/` of the checkout or of an installed package."""
+    """The site's rules, or those that are shipped."""
     return settings.rules_dir or shipped_rules()
 
 

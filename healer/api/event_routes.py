@@ -27,7 +27,7 @@ from healer.model import LossReason, Observation, Role
 from healer.ports.callers import Caller
 from healer.ports.signal_stores import Arrival
 from healer.signals import wire
-from healer.signals.logs import Logged, Record, export_records, json_records, kernel_records, record_of
+from healer.signals.logs import KernelRecords, Record, export_records, json_records, kernel_records, record_of
 from healer.signals.wire import HasNode, checkpoint_observations
 
 #: Heartbeats of one node within this time of a stored one are counted as duplicates, not stored.
@@ -177,7 +177,7 @@ class LogRoutes:
         has_node: HasNode,
         size: int,
         read: Callable[[], Iterable[Record]],
-    ) -> tuple[Accepted, Logged]:
+    ) -> tuple[Accepted, KernelRecords]:
         """Stores the kernel lines of a body; (the answer, what was parsed). `unrecognised` of the answer
         counts the other lines too. Raises Problem and BadBody."""
         query = request.query_params
@@ -187,7 +187,7 @@ class LogRoutes:
         node = query.get("node") or caller.node
         now = self._services.clock.now()
 
-        def parsed() -> Logged:
+        def parsed() -> KernelRecords:
             book = self._services.rules().kernel_lines
             return kernel_records(read(), has_node, now, cluster=cluster, node=node, book=book)
 

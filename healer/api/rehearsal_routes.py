@@ -18,7 +18,7 @@ from healer.model.run import Outcomes, Rehearsal
 from healer.ports.answers import Page
 from healer.ports.callers import Caller
 from healer.ports.request_errors import Conflict, NotFound
-from healer.rulebook.source import unified
+from healer.rulebook.source import unified_diff
 
 router = APIRouter(tags=["rules"])
 NEWEST = 50
@@ -135,7 +135,9 @@ def rehearsal(request: Request, caller: Viewer, id: Id) -> Response:
 def diff(request: Request, caller: Viewer, id: Id) -> Response:
     """The change as a unified diff, for `git apply`."""
     rehearsal = _allowed_rehearsal(request, caller, id)
-    return _download(unified(rehearsal.file, rehearsal.before, rehearsal.text), f"{rehearsal.id[:8]}.diff")
+    return _download(
+        unified_diff(rehearsal.file, rehearsal.before, rehearsal.text), f"{rehearsal.id[:8]}.diff"
+    )
 
 
 @router.get("/rehearsals/{id}/file", response_class=Response)

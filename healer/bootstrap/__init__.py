@@ -48,7 +48,7 @@ from healer.processes.scheduler import (
     TIDY_S,
     Duty,
     Poll,
-    left_jobs,
+    leftover_jobs,
     run_duties,
     sweep,
     woken_by,
@@ -387,7 +387,7 @@ def run_scheduler(settings: Settings) -> None:
     duties = [
         Duty("poll", POLL_S, switch.seen(poll)),
         Duty("alive", ALIVE_S, switch),
-        Duty("left jobs", LEFT_JOBS_S, left_jobs(slurm, book, snapshots, lambda: slurm_users(settings))),
+        Duty("left jobs", LEFT_JOBS_S, leftover_jobs(slurm, book, snapshots, lambda: slurm_users(settings))),
         *_database_duties(settings, db, telling_db, book, rules, sealer),
         Duty("rehearse", REHEARSE_S, rehearsing),
         Duty("refit", REFIT_S, refitting),

@@ -12,7 +12,7 @@ from healer.ports.answers import Readiness
 from healer.ports.measurements import ColumnBook, HistoryAway, MetricHistory, NoHistory, Points
 from healer.processes.metric_history import PromqlHistory
 from healer.settings import Settings
-from healer.signals.promql import step_for
+from healer.signals.promql import chart_step_s
 
 #: /readyz asks the server no more often than this, and never waits for it.
 ASK_EVERY_S = 15.0
@@ -55,7 +55,7 @@ class RememberedCharts:
         client = self._clients.get(cluster) or self._clients.get("")
         if client is None:
             return {}
-        step_s = step_for((until - since).total_seconds(), POINTS)
+        step_s = chart_step_s((until - since).total_seconds(), POINTS)
         if not self._lock.acquire(timeout=WAIT_S):
             raise HistoryAway("too many charts are asked for at once")
         try:

@@ -11,7 +11,7 @@ from healer.console.views.runs_view import run_row
 from healer.model import Mode
 from healer.model.run import ACTIVE_REHEARSALS, Rehearsal
 from healer.ports.queries import RunQuery
-from healer.rulebook.source import unified
+from healer.rulebook.source import unified_diff
 
 #: Names that arrive and that no rule can use: the most frequent ones.
 UNKNOWN_SHOWN = 200
@@ -142,7 +142,7 @@ def rehearsal_page(request: Request, pages: Here, name: str) -> Response:
         "under_way": rehearsal.state in ACTIVE_REHEARSALS,
         "outcomes": outcomes,
         "buttons": rules_view.rehearsal_buttons(rehearsal, outcomes, session.role),
-        "diff": unified(rehearsal.file, rehearsal.before, rehearsal.text),
+        "diff": unified_diff(rehearsal.file, rehearsal.before, rehearsal.text),
     }
     return pages.show("rehearsal.html", context | _result(_trying(pages), rehearsal))
 

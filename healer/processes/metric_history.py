@@ -20,7 +20,7 @@ from healer.ports.measurements import (
     PromqlServer,
 )
 from healer.processes.senses_loop import Chunk
-from healer.signals.promql import arriving, names_answered, names_of, of_node, selector
+from healer.signals.promql import decode_names, node_selector, selector, series_names, signals_by_series_name
 from healer.signals.rejects import BadBody
 from healer.signals.translate import Translator
 
@@ -90,10 +90,10 @@ class PromqlHistory:
         """The catalogue's names that the server has."""
         if self._names is None or time.monotonic() - self._names[0] > NAMES_S:
             try:
-                answered = names_answered(self._server.names(since, since + timedelta(minutes=15)))
+                answered = decode_names(self._server.names(since, since + timedelta(minutes=15)))
             except BadBody as error:
                 raise HistoryAway(str(error)) from None
-            wanted = arriving(self._catalogue)
+            wanted = signals_by_series_name(self._catalogue)
             self._names = (time.monotonic(), sorted(name for name in set(answered) if name in wanted))
         return self._names[1]
 
@@ -101,10 +101,10 @@ class PromqlHistory:
         self, node: str, signal: str, since: datetime, until: datetime, step_s: int, has_node: HasNode
     ) -> Points:
         catalogued = self._catalogue.signals.get(signal)
-        names = names_of(catalogued) if catalogued is not None else []
+        names = series_names(catalogued) if catalogued is not None else []
         if not names:
             return {}
-        raw = self._server.query_range(of_node(names, node, self._matchers), since, until, step_s)
+        raw = self._server.query_range(node_selector(names, node, self._matchers), since, until, step_s)
         try:
             lines = self._translator.charted(raw, has_node)
         except BadBody as error:

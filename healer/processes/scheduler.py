@@ -31,7 +31,7 @@ LEFT_JOBS_S = 2.0
 _OVER = frozenset({2017, 2021})
 
 
-def left_jobs(
+def leftover_jobs(
     scheduler: Scheduler, ledger: Ledger, snapshots: Snapshots, users: Callable[[], Sequence[str]]
 ) -> Callable[[], float | None]:
     """Cancels them. A job whose run is not in the book is somebody else's, whatever it is called."""

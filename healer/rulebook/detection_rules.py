@@ -64,7 +64,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, rename={"for_": "for"}):
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class PlacedRule:
     """A rule, and its place in the files."""
 
     rule: DetectionRule
@@ -91,9 +91,9 @@ def read_rules(
     models: Sequence[GpuModel],
     policies: Sequence[Rule],
     check_playbook: Callable[[Source, Path, str], None],
-) -> list[Placed]:
+) -> list[PlacedRule]:
     """The rules of all files, by file and order. What is wrong goes to the sources' problems."""
-    found: dict[str, Placed] = {}
+    found: dict[str, PlacedRule] = {}
     specs = {name for model in models for name in model.values}
     for source in sources:
         for index, entry in source.entries("rules", Entry):
@@ -112,7 +112,7 @@ def read_rules(
                 fields = {name: getattr(entry, name) for name in entry.__struct_fields__ if name != "for_"}
                 fields |= {"for_s": for_s, "models": expanded, "threshold": str(entry.threshold)}
                 rule = DetectionRule(**fields)
-                found[entry.name] = Placed(rule, source, index)
+                found[entry.name] = PlacedRule(rule, source, index)
     return list(found.values())
 
 

@@ -231,7 +231,7 @@ def read_playbooks(
     return whole
 
 
-def needs(playbook: Playbook) -> list[str]:
+def required_inputs(playbook: Playbook) -> list[str]:
     """Inputs without which it cannot begin."""
     return [name for name, spec in playbook.inputs.items() if spec.required and spec.default is None]
 
@@ -348,7 +348,7 @@ def _check_use(
         source.problem((*path, "for_each"), "for_each: a playbook within another one runs once")
     for name, value in step.input.items():
         _check_given(source, (*path, "input", name), name, value, used, playbook)
-    for name in needs(used):
+    for name in required_inputs(used):
         if name not in step.input:
             source.problem(path, f"the step {step.id}: {used.name} needs input.{name}")
 
@@ -372,7 +372,7 @@ def _check_given(
             source.problem(where, f"input: the playbook has no input {place}")
         elif not same:
             source.problem(where, f"input: {place} is not what {used.name} takes as {name}", str(spec.type))
-        elif name in needs(used) and not outer.required and outer.default is None:
+        elif name in required_inputs(used) and not outer.required and outer.default is None:
             source.problem(where, f"input: {name} is needed, and {place} may be missing", "give it a default")
     else:
         try:

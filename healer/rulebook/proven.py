@@ -30,7 +30,7 @@ _READERS = (
 )
 
 
-def proven_of(proofs: Iterable[str]) -> set[str]:
+def saved_proofs(proofs: Iterable[str]) -> set[str]:
     """Those that held here before, with this very code."""
     folder = _folder()
     if folder is None or not _is_ours(folder):
@@ -38,7 +38,7 @@ def proven_of(proofs: Iterable[str]) -> set[str]:
     return {proof for proof in proofs if (folder / _named(proof)).is_file()}
 
 
-def note_proven(proofs: Iterable[str]) -> None:
+def save_proofs(proofs: Iterable[str]) -> None:
     """Keeps them. Where nothing can be written nothing is kept."""
     folder = _folder()
     if folder is None:
@@ -57,7 +57,7 @@ def note_proven(proofs: Iterable[str]) -> None:
 
 
 @contextmanager
-def one_at_a_time() -> Iterator[None]:
+def proof_lock() -> Iterator[None]:
     """The processes of healer see a changed file in the same second: the first proves it, the others wait and
     find the proof. Without a usable folder there is no wait, and none waits long for a process that was
     stopped while proving."""

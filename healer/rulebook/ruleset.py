@@ -33,7 +33,7 @@ from healer.model.faults import Trait, faults_with, heads_with
 from healer.model.vocabulary import did_you_mean
 from healer.rulebook.cases.detection_cases import DETECTION_CASES, run_detection_cases
 from healer.rulebook.cases.detection_cases import prove as prove_rules
-from healer.rulebook.detection_rules import Placed, as_policy, read_models, read_rules
+from healer.rulebook.detection_rules import PlacedRule, as_policy, read_models, read_rules
 from healer.rulebook.escalation_rules import (
     policies_of,
     policy_of_sharing,
@@ -48,12 +48,12 @@ from healer.rulebook.notification_rules import read_notifications
 from healer.rulebook.playbook_rules import (
     ALWAYS,
     check_uses,
-    needs,
     read_commands,
     read_playbooks,
     read_validation,
+    required_inputs,
 )
-from healer.rulebook.proven import note_proven, one_at_a_time, proven_of
+from healer.rulebook.proven import proof_lock, save_proofs, saved_proofs
 from healer.rulebook.rule_checks import (
     check_guards,
     check_known_fault,
@@ -164,13 +164,13 @@ def _about_site(folder: "_Folder") -> dict[str, Any]:
 
 def _measured(
     folder: "_Folder", rules: Sequence[Rule], playbooks: Mapping[str, Playbook]
-) -> tuple[dict[str, Any], list[Placed]]:
+) -> tuple[dict[str, Any], list[PlacedRule]]:
     """What is measured and fetched, and the detection rules with their places in the files."""
     names = ("signals.yaml", *sorted(path.name for path in folder.path.glob("signals-*.yaml")))
     catalogue = read_catalogue(*map(folder.optional, names))
     scrape = read_scrape(folder.optional("scrape.yaml"), catalogue, folder.path)
     models = read_models(folder.optional("gpu_models.yaml"))
-    placed: list[Placed] = []
+    placed: list[PlacedRule] = []
     if catalogue.signals or not folder.problems:  # else each name would be a problem of its own
         paths = sorted((folder.path / "detection").glob("*.yaml"))
         sources = [folder.source(f"detection/{path.name}") for path in paths]
@@ -329,7 +329,7 @@ MOST_PROVEN = 5000
 
 
 def _prove(
-    folder: _Folder, placed: Sequence[Placed], catalogue: Catalogue, models: Sequence[GpuModel]
+    folder: _Folder, placed: Sequence[PlacedRule], catalogue: Catalogue, models: Sequence[GpuModel]
 ) -> None:
     sources = case_sources(folder.path, folder.problems, DETECTION_CASES)
     signals = sorted(name for name in folder.read if name.startswith("signals"))
@@ -350,13 +350,13 @@ def _prove(
         )
         for placed_rule in placed
     }
-    _proven.update(proven_of(set(proofs.values()) - _proven))
+    _proven.update(saved_proofs(set(proofs.values()) - _proven))
     new = {name for name, proof in proofs.items() if proof not in _proven}
     if not new and cases.keys() <= proofs.keys():
         return
     rules = {placed_rule.rule.name: placed_rule.rule for placed_rule in placed}
-    with one_at_a_time():
-        meanwhile = proven_of(proofs[name] for name in new)
+    with proof_lock():
+        meanwhile = saved_proofs(proofs[name] for name in new)
         new = {name for name in new if proofs[name] not in meanwhile}
         outcomes = run_detection_cases(sources, rules, catalogue, models, only=new)
         prove_rules(outcomes, [placed_rule for placed_rule in placed if placed_rule.rule.name in new])
@@ -364,7 +364,7 @@ def _prove(
             if len(_proven) >= MOST_PROVEN:
                 _proven.clear()
             _proven.update(proofs.values())
-            note_proven(proofs[name] for name in new)
+            save_proofs(proofs[name] for name in new)
 
 
 def _written(source: Source, item: Any) -> bytes:
@@ -395,7 +395,7 @@ def _check_playbook_of(
         source.problem(path, text, hint)
     elif name in playbooks and playbooks[name].target == "node" and JOB_FAULTS.intersection(faults):
         source.problem(path, f"the playbook {name} is for a node, and this is told of a job and of no node")
-    elif name in playbooks and (needed := needs(playbooks[name])):
+    elif name in playbooks and (needed := required_inputs(playbooks[name])):
         text = f"the playbook {name} needs {', '.join(needed)}, which only a person gives"
         source.problem(path, text, "give its inputs a default")
 

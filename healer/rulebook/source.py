@@ -202,7 +202,7 @@ class Source:
                     self._unknown_fields((*path, key), value, types[key])
 
 
-def unified(file: str, before: str | None, text: str) -> str:
+def unified_diff(file: str, before: str | None, text: str) -> str:
     """A change of a rule file for its review: a unified diff with the names as git writes them, for `git
     apply`. `before` None: the file is new."""
     lines = difflib.unified_diff(

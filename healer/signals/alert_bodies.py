@@ -26,9 +26,9 @@ from healer.model import Component, Observation, ObservationKind
 from healer.signals.hardware_names import wrong_port
 from healer.signals.identity import digest_of
 from healer.signals.kernel_log import normal_pci
-from healer.signals.rejects import BadBody, BadEntry, Rejected, Rejects, utc_time
-from healer.signals.series import CLUSTER_LABELS, NODE_LABELS, check_labels, gpu_index, home_of
-from healer.signals.wire import HasNode, effective_time
+from healer.signals.rejects import BadBody, BadEntry, Rejects, utc_time
+from healer.signals.series import CLUSTER_LABELS, NODE_LABELS, check_labels, gpu_index, node_of_labels
+from healer.signals.wire import Accepted, HasNode, effective_time
 
 #: Alerts of one request: a group of a whole cluster's nodes is far below this.
 ALERTS_MAX = 10_000
@@ -69,16 +69,9 @@ class AlertGroup(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     truncated_alerts: int = 0
 
 
-class Alerts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a request holds: each alert is an observation, unrecognised, or rejected by its index.
+class Alerts(Accepted, frozen=True, kw_only=True):
+    """`lost`: how many the sender itself says that it left out."""
 
-    `lost`: how many the sender itself says that it left out.
-    """
-
-    observations: tuple[Observation, ...] = ()
-    unrecognised: int = 0
-    rejected: tuple[Rejected, ...] = ()
-    rejected_more: int = 0
     lost: int = 0
 
     def nodes(self) -> set[tuple[str, str]]:
@@ -197,7 +190,7 @@ def _where(labels: Mapping[str, str], site: Site) -> Component | None:
     if not cluster:
         clusters = ", ".join(site.served)
         raise BadEntry(f"labels: no `cluster`; healer looks after several and guesses none: {clusters}")
-    home = home_of(labels, site.has_node, cluster)
+    home = node_of_labels(labels, site.has_node, cluster)
     if not isinstance(home, str):
         return _part(labels, *home)
     for name in SWITCH_LABELS:

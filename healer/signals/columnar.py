@@ -30,7 +30,7 @@ from healer.signals.series import (
     Names,
     Numbers,
 )
-from healer.signals.values import clean, doubles, number, sample_time
+from healer.signals.values import blanks_to_nan, float_array, number, sample_time
 from healer.signals.wire import Gpu, HasNode, wrong_node
 
 # --- columnar body ------------------------------------------------------------------------------------------
@@ -235,10 +235,10 @@ class Columnar:
             flat += chain.from_iterable(port.values() for port in body.ports.values())
         if type(body) is Wordy:
             _read_words(flat, layout.signals)
-        values = doubles(flat)
+        values = float_array(flat)
         if layout.take is not None:
             values = values[layout.take]
-        values = clean(values)
+        values = blanks_to_nan(values)
         if layout.scale is not None:
             values *= layout.scale
         for name, why, count in layout.unknown:

@@ -21,7 +21,16 @@ from healer.signals.inventory import Where
 from healer.signals.rejects import BadBody, Rejected, Rejects, check_marks
 from healer.signals.series import Measured, Placer
 from healer.signals.slots import NO_TIME, Samples, Slots
-from healer.signals.templates import NO_SAMPLE, UNWANTED, Key, Line, Template, Templates, begin_of, key_of
+from healer.signals.templates import (
+    NO_SAMPLE,
+    UNWANTED,
+    Key,
+    Line,
+    Template,
+    Templates,
+    first_sample_of,
+    key_of,
+)
 from healer.signals.values import float_of
 from healer.signals.wire import HasNode, wrong_node
 
@@ -117,7 +126,7 @@ class _Reading:
         self.rejects = Rejects()
 
     def read(self, raw: bytes) -> Measured:
-        begin = begin_of(self.where[1] if self.where else "", raw)
+        begin = first_sample_of(self.where[1] if self.where else "", raw)
         fitting = self.templates.read(begin, raw, self.slots.age()) if begin else None
         if fitting is not None:
             self._report_again(*fitting)

@@ -246,7 +246,7 @@ def with_devices(has_node: HasNode, *, bound: bool) -> HasNode:
     return also
 
 
-def refused(device: str, cluster: str, has_node: HasNode) -> str | None:
+def why_refused(device: str, cluster: str, has_node: HasNode) -> str | None:
     """Why the sender may not speak of this device, or it is none: exporters that run on a node name that node
     where their series name no device, and 1,250 nodes are no 1,250 switches or file systems."""
     if not has_node(cluster, DEVICE_MARK + device):
@@ -259,7 +259,7 @@ def wrong_device(device: str, cluster: str, has_node: HasNode) -> str | None:
     """Why a request may not be of this device as a whole."""
     if not _DEVICE.fullmatch(device):
         return "device: not a name of a device: letters, digits and . _ : -, at most 64"
-    why = refused(device, cluster, has_node)
+    why = why_refused(device, cluster, has_node)
     return f"device: {why}" if why else None
 
 

@@ -129,7 +129,7 @@ def clean(line: str) -> str:
     return line
 
 
-def readings(line: str) -> Iterator[Prefix]:
+def possible_prefixes(line: str) -> Iterator[Prefix]:
     """A kernel line whose beginning is unknown: each way to cut off a prefix that fits.
 
     The whole line is one of them, so patterns have to match from its first letter.
@@ -505,7 +505,7 @@ def _rest_of_loss(prefix: Prefix) -> ParsedLine | None:
 
 def _shaped(line: str, shapes: Sequence[tuple[str, Pattern]]) -> ParsedLine | None:
     """A line that one of the shapes fits from its first letter to its last."""
-    for prefix in readings(line):
+    for prefix in possible_prefixes(line):
         content = prefix.content
         if len(content) > CONTENT_MAX:
             continue

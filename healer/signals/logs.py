@@ -244,7 +244,7 @@ _TELLING = frozenset(
 Places = tuple[Mapping[Any, Any], ...]
 
 
-class Logged(msgspec.Struct, frozen=True, kw_only=True):
+class KernelRecords(msgspec.Struct, frozen=True, kw_only=True):
     """`accepted.unrecognised` counts the kernel's lines that say nothing of a fault; `not_kernel` the records
     that their shipper does not mark so. `nodes`: every (cluster, node) that kernel lines name."""
 
@@ -352,7 +352,7 @@ def kernel_records(
     cluster: str,
     node: str | None = None,
     book: LineBook = NO_LINES,
-) -> Logged:
+) -> KernelRecords:
     """The kernel lines among the records. `cluster` and `node` are defaults for records that name none.
 
     Raises BadBody for too many.
@@ -383,7 +383,7 @@ def kernel_records(
             continue
         nodes.add((outer["cluster"], outer["node"] or ""))
         entries.append((record.index, outer, entry))
-    return Logged(
+    return KernelRecords(
         accepted=entries_observations(entries, has_node, now, wrong=wrong, book=book),
         not_kernel=not_kernel,
         nodes=frozenset(nodes),

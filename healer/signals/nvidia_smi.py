@@ -21,7 +21,7 @@ from healer.signals.inventory import GpuNames, Where
 from healer.signals.kernel_log import normal_pci
 from healer.signals.rejects import BadBody, Rejected
 from healer.signals.series import NO_GPU, Measured, Numbers
-from healer.signals.values import clean, number
+from healer.signals.values import blanks_to_nan, number
 from healer.signals.wire import HasNode, wrong_node
 
 #: Real output is about 12 kB per GPU.
@@ -164,7 +164,7 @@ class NvidiaSmi:
         out: Measured,
     ) -> None:
         ids, numbers = np.array(self._numbers.of(columns), np.int32), np.array(values)
-        kept = (ids >= 0) & ~np.isnan(clean(numbers))
+        kept = (ids >= 0) & ~np.isnan(blanks_to_nan(numbers))
         if kept.any():
             out.samples = int(kept.sum())
             out.reports.append(Report(*where, now, now, ids[kept], numbers[kept]))

@@ -21,7 +21,7 @@ from healer.signals.otlp_values import (
     attributes,
     json_attributes,
     json_value,
-    whole,
+    parse_int64,
 )
 from healer.signals.protobuf import FIXED64, LENGTH, Torn, fields
 from healer.signals.rejects import NOT_JSON, BadBody, BadEntry, check_marks, pairs_of, sentence
@@ -138,7 +138,7 @@ class _Logs(msgspec.Struct, rename="camel", gc=False):
 
 def _json_record(index: int, record: _LogRecord, around: dict[str, Any]) -> Record:
     try:
-        nanos = whole(record.time_unix_nano) or whole(record.observed_time_unix_nano)
+        nanos = parse_int64(record.time_unix_nano) or parse_int64(record.observed_time_unix_nano)
         return _made(index, around, json_attributes(record.attributes), json_value(record.body), nanos)
     except Torn as error:
         return Record(index, wrong=str(error))

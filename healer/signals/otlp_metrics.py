@@ -13,7 +13,15 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from healer.signals.otlp_values import SCOPES_MAX, JsonPair, attributes, json_attributes, real, text, whole
+from healer.signals.otlp_values import (
+    SCOPES_MAX,
+    JsonPair,
+    attributes,
+    json_attributes,
+    parse_double,
+    parse_int64,
+    text,
+)
 from healer.signals.protobuf import FIXED64, LENGTH, VARINT, Torn, fields, varint
 from healer.signals.rejects import BadBody, Rejects, check_marks, sentence
 from healer.signals.series import Measured, Placer
@@ -76,10 +84,10 @@ def candidates(name: str, unit: str, grows: bool) -> Iterator[str]:
 
 def _with_unit(stem: str, unit: str, grows: bool) -> str:
     """`node_network_receive`, `By` -> `node_network_receive_bytes`."""
-    whole, slash, part = _BRACES.sub("", unit).partition("/")
-    word = "" if whole == "1" and (grows or slash) else _UNITS.get(whole, "")
-    if word and not stem.endswith(f"_{word}"):
-        stem = f"{stem}_{word}"
+    unit_name, slash, part = _BRACES.sub("", unit).partition("/")
+    unit_word = "" if unit_name == "1" and (grows or slash) else _UNITS.get(unit_name, "")
+    if unit_word and not stem.endswith(f"_{unit_word}"):
+        stem = f"{stem}_{unit_word}"
     per = {"s": "second", "min": "minute", "h": "hour"}.get(part) if slash else None
     return f"{stem}_per_{per}" if per and not stem.endswith(f"_per_{per}") else stem
 
@@ -91,14 +99,14 @@ def labels_of(resource: dict[str, Any], point: dict[str, Any]) -> dict[str, str]
     collector's Prometheus receiver writes it, then `k8s.node.name`, then `host.name`, which is often that
     of the collector.
     """
-    labels = {_label(name): word(value) for name, value in point.items()}
-    around = {_label(name): word(value) for name, value in resource.items()}
-    instance = word(resource.get("service.instance.id"))
+    labels = {_label(name): label_text(value) for name, value in point.items()}
+    around = {_label(name): label_text(value) for name, value in resource.items()}
+    instance = label_text(resource.get("service.instance.id"))
     host, colon, port = instance.rpartition(":")
     if colon and port.isascii() and port.isdigit() and host:
         labels.setdefault("hostname", host)
     for label, name in (("node", "k8s.node.name"), ("host", "host.name")):
-        if host_name := word(resource.get(name)):
+        if host_name := label_text(resource.get(name)):
             labels.setdefault(label, host_name)
     _of_hardware(labels)
     for name, value in around.items():
@@ -122,7 +130,7 @@ def _label(name: str) -> str:
     return name.replace(".", "_").replace("-", "_").replace("/", "_")
 
 
-def word(value: Any) -> str:
+def label_text(value: Any) -> str:
     """A value as Prometheus' labels write it."""
     if isinstance(value, str):
         return value
@@ -418,10 +426,10 @@ def _point(point: _Number) -> Point:
     if point.flags and point.flags & NO_VALUE:
         value = float("nan")
     elif point.as_double is not None:
-        value = real(point.as_double)
+        value = parse_double(point.as_double)
     else:
-        value = float("nan") if point.as_int is None else float(whole(point.as_int))
-    return Point(bytes(point.attributes), value, milliseconds(whole(point.time_unix_nano)))
+        value = float("nan") if point.as_int is None else float(parse_int64(point.as_int))
+    return Point(bytes(point.attributes), value, milliseconds(parse_int64(point.time_unix_nano)))
 
 
 # --- otlp ---------------------------------------------------------------------------------------------------

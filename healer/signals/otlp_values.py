@@ -155,13 +155,13 @@ def _plain(value: JsonValue | None, budget: _Budget, depth: int) -> Any:
         except (binascii.Error, ValueError):
             raise Torn("bytesValue: not base64") from None
     if value.int_value is not None:
-        return whole(value.int_value)
+        return parse_int64(value.int_value)
     if value.double_value is not None:
-        return real(value.double_value)
+        return parse_double(value.double_value)
     return value.string_value if value.string_value is not None else value.bool_value
 
 
-def whole(number: int | str | None) -> int:
+def parse_int64(number: int | str | None) -> int:
     """A whole number of 64 bits, which may come as text; None, left out, is 0. Raises Torn."""
     if number is None:
         return 0
@@ -174,7 +174,7 @@ def whole(number: int | str | None) -> int:
     return found
 
 
-def real(number: float | str) -> float:
+def parse_double(number: float | str) -> float:
     """A number, which may come as text: `NaN`, `Infinity`. Raises Torn."""
     try:
         return float(number) if isinstance(number, int | float) else float_of(number[:64])

@@ -20,7 +20,7 @@ from healer.signals.inventory import Where
 from healer.signals.rejects import NOT_JSON, BadBody
 from healer.signals.series import LINKS, NODE_LABELS, Measured, Placer
 from healer.signals.slots import Samples, Slots
-from healer.signals.values import clean, is_plain
+from healer.signals.values import blanks_to_nan, is_plain
 from healer.signals.wire import HasNode
 
 _MS = 1000
@@ -58,7 +58,7 @@ _names = msgspec.json.Decoder(_Names)
 _labels = msgspec.json.Decoder(dict[str, str])
 
 
-class Queried:
+class QueryResults:
     """Answers -> reports. Remembers series, bounded. What is of one moment is whole: a scrape, a query."""
 
     def __init__(self, placer: Placer) -> None:
@@ -100,7 +100,7 @@ class Queried:
             samples = series.values if series.value is None else [series.value]
             if isinstance(found, str) or not samples:
                 continue
-            values = clean(_floats([value for _, value in samples])) * found.scale
+            values = blanks_to_nan(_floats([value for _, value in samples])) * found.scale
             line = (np.array([at for at, _ in samples], np.float64), values)
             parts.setdefault((found.where, found.column), (found.combine, []))[1].append(line)
         return {key: _combined(how, lines) for key, (how, lines) in parts.items()}
@@ -140,7 +140,7 @@ def result(raw: bytes) -> list[_Series]:
         raise BadBody(f"the answer is not that of a Prometheus-compatible server: {error}") from None
 
 
-def names_answered(raw: bytes) -> list[str]:
+def decode_names(raw: bytes) -> list[str]:
     """The names in an answer of `/api/v1/label/__name__/values`. Raises BadBody."""
     try:
         answer = _names.decode(raw)
@@ -180,16 +180,16 @@ def _milliseconds(times: Sequence[float]) -> np.ndarray:
 # --- questions -------------------------------------------------------------------------------------------
 
 
-def arriving(catalogue: Catalogue) -> dict[str, list[str]]:
+def signals_by_series_name(catalogue: Catalogue) -> dict[str, list[str]]:
     """The names under which a Prometheus may know the catalogue's signals -> the signals."""
     found: dict[str, list[str]] = {}
     for signal in catalogue.signals.values():
-        for name in names_of(signal):
+        for name in series_names(signal):
             found.setdefault(name, []).append(signal.name)
     return found
 
 
-def names_of(signal: Signal) -> list[str]:
+def series_names(signal: Signal) -> list[str]:
     """A signal's own name and its aliases, but for nvidia-smi's; none of a derived one."""
     if signal.derived:
         return []
@@ -210,7 +210,7 @@ def selector(names: Iterable[str], matchers: str = "") -> str:
     return f'{{__name__=~"{forms}"{"," + matchers if matchers else ""}}}'
 
 
-def of_node(names: Iterable[str], node: str, matchers: str = "") -> str:
+def node_selector(names: Iterable[str], node: str, matchers: str = "") -> str:
     """The series of these names that a label may say to be the node's: with a domain or a port, or without.
 
     More than its own may fit; whose a series is the labels say, in the order that every form obeys.
@@ -221,6 +221,6 @@ def of_node(names: Iterable[str], node: str, matchers: str = "") -> str:
     return " or ".join(selector(series_names, f'{label}=~"{form}"{more}') for label in NODE_LABELS)
 
 
-def step_for(span_s: float, points: int) -> int:
+def chart_step_s(span_s: float, points: int) -> int:
     """Whole seconds between points of a chart, at least the windows' five."""
     return max(5, math.ceil(span_s / points))

@@ -40,7 +40,7 @@ from healer.signals.hardware_names import (
     Ports,
     device_of,
     part_of,
-    refused,
+    why_refused,
 )
 from healer.signals.inventory import GPU_LABELS, INFO_SERIES, GpuNames, Where
 from healer.signals.kernel_log import normal_pci
@@ -309,7 +309,7 @@ class Placer:
                 why = why or OF_A_NODE
                 continue
             else:
-                found = home or home_of(labels, has_node, self._cluster)
+                found = home or node_of_labels(labels, has_node, self._cluster)
                 if isinstance(found, str):
                     why = found
                     continue
@@ -336,7 +336,7 @@ class Placer:
         often."""
         if name not in INFO_SERIES and GPU_LABELS.keys().isdisjoint(labels):
             return
-        home = where or home_of(labels, has_node, self._cluster)
+        home = where or node_of_labels(labels, has_node, self._cluster)
         if not isinstance(home, str) and device_in(home[1]) is None:
             self.gpus.facts.from_labels(home, name, labels)
 
@@ -353,7 +353,7 @@ class Placer:
         part = part_of(labels, meaning.part) if meaning.signal.scope is Scope.device_part else ""
         if part is None:
             return NO_PART
-        if why := refused(device, self._cluster, has_node):
+        if why := why_refused(device, self._cluster, has_node):
             return why
         return self._devices.wrong(device, part or None) or (where, Part(port=part or None))
 
@@ -399,7 +399,7 @@ def is_foreign(labels: Mapping[str, str], cluster: str) -> bool:
     return any(labels.get(label, cluster) not in ("", cluster) for label in CLUSTER_LABELS)
 
 
-def home_of(labels: Mapping[str, str], has_node: HasNode, cluster: str) -> Where | str:
+def node_of_labels(labels: Mapping[str, str], has_node: HasNode, cluster: str) -> Where | str:
     """The node of `cluster` that labels name, or why it is none of ours."""
     if is_foreign(labels, cluster):
         return OTHER_CLUSTER

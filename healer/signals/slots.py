@@ -29,7 +29,7 @@ from healer.signals.series import (
     check_labels,
     example,
 )
-from healer.signals.values import TOO_OLD, clean, moment
+from healer.signals.values import TOO_OLD, accepted_time, blanks_to_nan
 from healer.signals.wire import HasNode
 
 # --- prepared -----------------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ class Prepared(NamedTuple):
 
     def report(self, values: NDArray[np.float64], has_node: HasNode, now: datetime, out: Measured) -> bool:
         """Adds the report. False, and nothing done, when one of the values is not known, or the node."""
-        kept = clean(values[self.order])
+        kept = blanks_to_nan(values[self.order])
         if np.count_nonzero(np.isnan(kept)) or not has_node(*self.where):
             return False
         if self.scale is not None:
@@ -309,7 +309,7 @@ class Slots(Generic[K]):
         self, samples: Samples, has_node: HasNode, now: datetime, out: Measured, where: Where | None
     ) -> Iterator[tuple[int, str]]:
         """(place, reason) of what is rejected."""
-        slots, values = samples.slots, clean(samples.values)
+        slots, values = samples.slots, blanks_to_nan(samples.values)
         kept = self._column[slots] >= 0
         if not kept.all():
             for refusal in self._refusals_of(slots[~kept]):
@@ -381,7 +381,7 @@ def _at(ms: int, now: datetime) -> datetime | None:
     if ms == NO_TIME:
         return now
     try:
-        return moment(datetime.fromtimestamp(ms / 1000, UTC), now)
+        return accepted_time(datetime.fromtimestamp(ms / 1000, UTC), now)
     except (OverflowError, ValueError, OSError):
         return None if ms < 0 else now
 

@@ -67,7 +67,7 @@ class Bar(NamedTuple):
     rate_s: float | None
 
 
-def bar(text: str) -> Bar | None:
+def parse_bar(text: str) -> Bar | None:
     """The bar of a training that is drawn in this line; None where there is none."""
     match = _TQDM.search(text) or _RICH.search(text)
     if match is None:
@@ -222,7 +222,7 @@ class LogReader:
         return None
 
     def _lightning(self, text: str, _: datetime | None) -> LogStep | None:
-        drawn = bar(text)
+        drawn = parse_bar(text)
         if drawn is None:
             if validates(text):
                 self._bars.pause()

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from healer.signals.slots import Prepared
-from healer.signals.values import doubles
+from healer.signals.values import float_array
 
 #: What is remembered of one wire form: lines of all templates, and bytes of their texts. 1,250 nodes of 8
 #: GPUs are some 300,000 lines of 190 bytes. Then all are forgotten at once.
@@ -201,13 +201,13 @@ def _read(words: list[bytes]) -> NDArray[np.float64] | None:
     try:
         # JSON's numbers are most of those that exporters print, and are read at a fifth of the cost.
         numbers = _numbers.decode(text)
-        return doubles(numbers) if len(numbers) == len(words) else None
+        return float_array(numbers) if len(numbers) == len(words) else None
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass
     if b"_" in text:  # of what only Python's `float` takes, it reads this alone in bytes (`float_of`)
         return None
     try:
-        return doubles(list(map(float, words)))
+        return float_array(list(map(float, words)))
     except ValueError:
         return None
 
@@ -274,7 +274,7 @@ def _holds(template: Template, age: Age) -> bool:
     return template.age[0] == age[0] and template.age[1] in (None, age[1])
 
 
-def begin_of(node: str, raw: bytes) -> Begin | None:
+def first_sample_of(node: str, raw: bytes) -> Begin | None:
     """None for a body without a sample, and for one whose first is too long to be remembered."""
     start = 0
     while (mark := raw[start : start + 1]) in (b"#", b"\n"):

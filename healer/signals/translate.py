@@ -12,7 +12,7 @@ from healer.signals.hardware_names import Parts, Ports, Shown, unknown_shape
 from healer.signals.inventory import GpuNames, Where
 from healer.signals.nvidia_smi import NvidiaSmi
 from healer.signals.otlp_metrics import Otlp
-from healer.signals.promql import Line, Queried
+from healer.signals.promql import Line, QueryResults
 from healer.signals.remote_write import RemoteWrite
 from healer.signals.series import Measured, Names, Numbers, Placer
 from healer.signals.wire import HasNode
@@ -38,7 +38,7 @@ class Translator:
         self._columnar = Columnar(names, numbers, gpus, ports, parts, cluster)
         self._exposition = Exposition(placer, cluster)
         self._remote_write = RemoteWrite(placer)
-        self._queried = Queried(placer)
+        self._queried = QueryResults(placer)
         self._otlp = Otlp(placer)
         self._nvidia_smi = NvidiaSmi(catalogue, numbers, gpus, parts, cluster)
 

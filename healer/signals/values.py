@@ -78,7 +78,7 @@ _NOTHING = frozenset(
 )
 
 
-def doubles(numbers: Sequence[float | None]) -> NDArray[np.float64]:
+def float_array(numbers: Sequence[float | None]) -> NDArray[np.float64]:
     """(n,) float64, NaN for None. Twice as fast as an array of a list, where all are numbers."""
     try:
         block = bytearray(8 * len(numbers))
@@ -93,7 +93,7 @@ def _doubles(count: int) -> struct.Struct:
     return struct.Struct(f"={count}d")
 
 
-def clean(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def blanks_to_nan(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Blanks and infinities become NaN, in place. Shape kept."""
     is_number = _BORDERS.searchsorted(values, "right") & 1  # NaN sorts last
     if np.count_nonzero(is_number) < values.size:
@@ -101,7 +101,7 @@ def clean(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return values
 
 
-def moment(at: datetime, now: datetime) -> datetime | None:
+def accepted_time(at: datetime, now: datetime) -> datetime | None:
     """The time that counts for a sample of time `at`; None when it is too old to matter."""
     if at > now + FUTURE_LIMIT:
         return now
@@ -110,7 +110,7 @@ def moment(at: datetime, now: datetime) -> datetime | None:
 
 def sample_time(text: str, now: datetime) -> datetime:
     """The time that counts for a sample with this RFC 3339 time. Raises BadEntry, also if it is too old."""
-    at = moment(utc_time(text), now)
+    at = accepted_time(utc_time(text), now)
     if at is None:
         raise BadEntry(TOO_OLD)
     return at

@@ -3,7 +3,7 @@
 from healer.actions.bisect import LASTS, VOIDS_MAX
 from healer.model import Message, RunState, SlurmJob, Submission
 from healer.ports.scheduling import SchedulerUnavailable
-from healer.processes.scheduler import left_jobs
+from healer.processes.scheduler import leftover_jobs
 from tests.support.asked import over
 from tests.support.bisecting import Bisecting
 from tests.support.loop import LOST, name
@@ -226,7 +226,7 @@ def test_cancelled_its_job_ends_by_the_duty_of_sweeps() -> None:
         def latest(self, _: str) -> object:
             return site.slurm.snapshot()
 
-    left_jobs(site.scheduler, site.ledger, Shown(), lambda: ("root",))()  # type: ignore[arg-type]
+    leftover_jobs(site.scheduler, site.ledger, Shown(), lambda: ("root",))()  # type: ignore[arg-type]
     site.run_for(2)
     assert [one.state for one in site.groups()] == ["CANCELLED"]
 

@@ -19,7 +19,7 @@ from healer.model import (
     SweepSettings,
 )
 from healer.playbooks.advance import UNDO
-from healer.processes.scheduler import left_jobs
+from healer.processes.scheduler import leftover_jobs
 from tests.support.loop import LOST, name, rules_in
 from tests.support.under_test import TestSite
 
@@ -184,7 +184,7 @@ def test_a_cancelled_run_leaves_no_job() -> None:
         def latest(self, _: str) -> object:
             return site.slurm.snapshot()
 
-    duty = left_jobs(site.scheduler, site.ledger, Shown(), lambda: ("root",))  # type: ignore[arg-type]
+    duty = leftover_jobs(site.scheduler, site.ledger, Shown(), lambda: ("root",))  # type: ignore[arg-type]
     duty()
     assert site.scheduler.writes == ["submit"], "its run goes on"
     site.cancel(run)

@@ -31,7 +31,7 @@ from healer.model import (
     Topology,
 )
 from healer.model.vocabulary import did_you_mean
-from healer.rulebook.detection_rules import Placed
+from healer.rulebook.detection_rules import PlacedRule
 from healer.rulebook.source import Source
 
 _PIECE = re.compile(
@@ -177,7 +177,7 @@ def run_detection_cases(
     return outcomes
 
 
-def prove(outcomes: Sequence[Outcome], rules: Iterable[Placed]) -> None:
+def prove(outcomes: Sequence[Outcome], rules: Iterable[PlacedRule]) -> None:
     """Cases that do not hold, and rules that their cases do not prove, become problems."""
     by_rule: dict[str, list[Outcome]] = {}
     for outcome in outcomes:

@@ -19,7 +19,7 @@ from healer.ports.measurements import HasNode, HistoryAway, NoHistory, Points
 from healer.processes import metric_history as module
 from healer.processes.metric_history import WARM_MOST_S, PromqlHistory, WarmUp
 from healer.processes.senses_loop import Chunk, SensesLoop, SensesParts
-from healer.signals.promql import arriving
+from healer.signals.promql import signals_by_series_name
 from healer.sim.stores import MemoryColumns
 from tests.support.loop import shipped
 
@@ -199,7 +199,7 @@ def test_a_fault_that_still_stands_is_found_though_the_store_is_empty() -> None:
 def slow_server() -> Iterator[tuple[str, list[str]]]:
     """The address of a Prometheus-compatible server with all names of the catalogue; what it was asked."""
     asked: list[str] = []
-    names = sorted(arriving(shipped().catalogue))
+    names = sorted(signals_by_series_name(shipped().catalogue))
 
     class Answers(BaseHTTPRequestHandler):
         def _answer(self) -> None:

@@ -15,7 +15,7 @@ import pytest
 from healer.rulebook import proven, ruleset
 from healer.rulebook import source as rulefiles
 from healer.rulebook.cases import detection_cases as detectioncases
-from healer.rulebook.proven import note_proven, one_at_a_time, proven_of
+from healer.rulebook.proven import proof_lock, save_proofs, saved_proofs
 from healer.rulebook.ruleset import RulesInvalid, load
 
 pytestmark = pytest.mark.heavy
@@ -48,21 +48,21 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_was_proven_is_known_by_the_next_process() -> None:
-    assert proven_of({"a"}) == set()
-    note_proven(["a", "c"])
-    assert proven_of({"a", "b", "c"}) == {"a", "c"}
+    assert saved_proofs({"a"}) == set()
+    save_proofs(["a", "c"])
+    assert saved_proofs({"a", "b", "c"}) == {"a", "c"}
 
 
 def test_other_code_proves_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    note_proven(["a"])
+    save_proofs(["a"])
     monkeypatch.setattr(proven, "code_digest", lambda: "changed")
-    assert proven_of({"a"}) == set()
+    assert saved_proofs({"a"}) == set()
 
 
 def test_a_folder_that_others_may_write_is_not_believed(cache: Path) -> None:
-    note_proven(["a"])
+    save_proofs(["a"])
     cache.chmod(0o777)
-    assert proven_of({"a"}) == set()
+    assert saved_proofs({"a"}) == set()
 
 
 def test_nobody_waits_for_ever_for_one_that_was_stopped_while_it_proved(
@@ -73,10 +73,10 @@ def test_nobody_waits_for_ever_for_one_that_was_stopped_while_it_proved(
     with cache.with_suffix(".lock").open("w") as other:
         flock(other, LOCK_EX)
         begun = time.monotonic()
-        with one_at_a_time():
+        with proof_lock():
             assert time.monotonic() - begun >= 0.2, "it waited, and for so long"
-            note_proven(["a"])
-    assert proven_of({"a"}) == {"a"}
+            save_proofs(["a"])
+    assert saved_proofs({"a"}) == {"a"}
 
 
 def test_a_lock_that_is_a_link_empties_no_file(cache: Path, tmp_path: Path) -> None:
@@ -84,22 +84,22 @@ def test_a_lock_that_is_a_link_empties_no_file(cache: Path, tmp_path: Path) -> N
     other.write_text("kept")
     cache.mkdir(parents=True)
     cache.with_suffix(".lock").symlink_to(other)
-    with one_at_a_time():
-        note_proven(["a"])
+    with proof_lock():
+        save_proofs(["a"])
     assert other.read_text() == "kept"
-    assert proven_of({"a"}) == {"a"}
+    assert saved_proofs({"a"}) == {"a"}
 
 
 def test_where_nothing_can_be_kept_rules_are_proven_each_time(tmp_path: Path) -> None:
     (tmp_path / "healer").write_text("a file")
-    note_proven(["a"])
-    assert proven_of({"a"}) == set()
+    save_proofs(["a"])
+    assert saved_proofs({"a"}) == set()
 
 
 def test_only_the_newest_are_kept(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proven, "MOST_KEPT", 3)
     for number in range(9):
-        note_proven([str(number)])
+        save_proofs([str(number)])
     assert len(list(cache.iterdir())) == 3
 
 
@@ -174,13 +174,13 @@ def test_who_waits_while_another_proves_finds_it_proven(
     looked = threading.Event()
 
     def looks(proofs: Iterable[str]) -> set[str]:
-        found = proven_of(proofs)
+        found = saved_proofs(proofs)
         looked.set()
         return found
 
-    monkeypatch.setattr(ruleset, "proven_of", looks)
+    monkeypatch.setattr(ruleset, "saved_proofs", looks)
     waits = threading.Thread(target=load, args=(SHIPPED,))
-    with proven.one_at_a_time():
+    with proven.proof_lock():
         aside = cache.rename(cache.with_name("aside"))
         waits.start()
         assert looked.wait(60)

@@ -7,7 +7,7 @@ import pytest
 
 from healer.decisions.sweeps import SWEEP_JOBS
 from healer.model import RunState
-from healer.processes.scheduler import left_jobs
+from healer.processes.scheduler import leftover_jobs
 from tests.support.deaths import MortalWorker
 from tests.support.loop import name
 from tests.support.under_test import TestSite
@@ -24,7 +24,7 @@ class Story(MortalWorker[TestSite]):
         super().__init__(TestSite(2))
         self.site.on_checkpoint = self.checkpoint
         self.event = event
-        self.duty = left_jobs(self.site.scheduler, self.ledger, self, lambda: ("root",))  # type: ignore[arg-type]
+        self.duty = leftover_jobs(self.site.scheduler, self.ledger, self, lambda: ("root",))  # type: ignore[arg-type]
 
     def latest(self, _: str) -> object:
         return self.ledger.snapshot

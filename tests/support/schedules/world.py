@@ -29,7 +29,7 @@ from healer.ports.node_exec import NodeUnavailable
 from healer.ports.scheduling import SchedulerError, SchedulerUnavailable
 from healer.ports.transactions import LedgerAway
 from healer.processes.detector_loop import Detector, DetectorParts
-from healer.processes.scheduler import left_jobs
+from healer.processes.scheduler import leftover_jobs
 from healer.sim.memory_ledger import MemoryLedger, MemoryTx
 from healer.sim.nodes import SimNodes
 from healer.sim.sim_slurm import SimScheduler, SlurmTimes, sim_nodes
@@ -218,7 +218,7 @@ class World:
 
     def _beat(self, process: Process) -> None:
         ledger = ProcessLedger(self.store, process)
-        left = left_jobs(self.slurm, ledger, self.store, lambda: ("root",))  # type: ignore[arg-type]
+        left = leftover_jobs(self.slurm, ledger, self.store, lambda: ("root",))  # type: ignore[arg-type]
         while True:
             taken_at = process.clock.now()
             snapshot = msgspec.structs.replace(self.slurm.snapshot(), taken_at=taken_at)

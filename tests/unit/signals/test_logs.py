@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from healer.signals import logs
 from healer.signals.logs import (
-    Logged,
+    KernelRecords,
     export_records,
     fields_and_marks,
     is_kernel_record,
@@ -44,12 +44,12 @@ def known(cluster: str, node: str) -> bool:
     return cluster == "pod1" and node in {"gpu0001", "gpu0002"}
 
 
-def take(*records: Any, **around: Any) -> Logged:
+def take(*records: Any, **around: Any) -> KernelRecords:
     told = [record_of(index, record) for index, record in enumerate(records)]
     return kernel_records(told, known, NOW, cluster="pod1", **around)
 
 
-def body(raw: bytes) -> Logged:
+def body(raw: bytes) -> KernelRecords:
     return kernel_records(json_records(raw), known, NOW, cluster="pod1")
 
 

@@ -19,7 +19,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 from healer.model import Part
 from healer.signals import otlp_logs, otlp_metrics
-from healer.signals.logs import Logged, kernel_records
+from healer.signals.logs import KernelRecords, kernel_records
 from healer.signals.otlp_metrics import candidates, labels_of, read_protobuf
 from healer.signals.otlp_values import DEPTH_MAX, any_value, message
 from healer.signals.protobuf import Torn
@@ -257,7 +257,7 @@ def test_too_many_scopes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- logs --------------------------------------------------------------------------------------------------
 
 
-def logged(encoding: str, *records: Any, resource: dict[str, Any] | None = None) -> Logged:
+def logged(encoding: str, *records: Any, resource: dict[str, Any] | None = None) -> KernelRecords:
     request = logs(resource or {}, records)
     told = otlp_logs.json_records(as_json(request)) if encoding == "json" else otlp_logs.records(
         request.SerializeToString()

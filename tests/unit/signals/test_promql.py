@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 from healer.model import Part
 from healer.signals import promql
-from healer.signals.promql import arriving, names_answered, names_of, of_node, selector, step_for
+from healer.signals.promql import (
+    chart_step_s,
+    decode_names,
+    node_selector,
+    selector,
+    series_names,
+    signals_by_series_name,
+)
 from healer.signals.rejects import BadBody
 from tests.support.measuring import NOW, Bench, gpu, known, shipped
 
@@ -137,7 +144,7 @@ def test_nothing_escapes_but_bad_body(series: list[tuple[dict[str, str], Any, An
 
 @given(st.binary(max_size=200))
 def test_bytes_never_escape_either(raw: bytes) -> None:
-    for read in (promql.result, names_answered):
+    for read in (promql.result, decode_names):
         try:
             read(raw)
         except BadBody:
@@ -146,8 +153,8 @@ def test_bytes_never_escape_either(raw: bytes) -> None:
 
 def test_names_backwards() -> None:
     catalogue = shipped()
-    assert {"gpu_temp_c", "DCGM_FI_DEV_GPU_TEMP"} <= set(names_of(catalogue.signals["gpu_temp_c"]))
-    known_names = arriving(catalogue)
+    assert {"gpu_temp_c", "DCGM_FI_DEV_GPU_TEMP"} <= set(series_names(catalogue.signals["gpu_temp_c"]))
+    known_names = signals_by_series_name(catalogue)
     assert "slurm_cpus" not in known_names, "derived: it never arrives"
     assert not [one for one in known_names if "{" in one or one.startswith("nvidia-smi")]
     assert known_names["node_load1"] == ["load1"]
@@ -155,10 +162,10 @@ def test_names_backwards() -> None:
 
 def test_questions() -> None:
     assert selector(["a", "b"]) == '{__name__=~"a|b"}'
-    asked = of_node(["node_load1"], "gpu1.hall")
+    asked = node_selector(["node_load1"], "gpu1.hall")
     assert 'instance=~"gpu1\\\\.hall([.:].*)?"' in asked
     assert asked.count(" or ") == 5
     assert selector(["a"], 'slurm_cluster="pod1"') == '{__name__=~"a",slurm_cluster="pod1"}'
-    own = of_node(["node_load1"], "gpu1", 'slurm_cluster="pod1"').split(" or ")
+    own = node_selector(["node_load1"], "gpu1", 'slurm_cluster="pod1"').split(" or ")
     assert all(one.endswith(',slurm_cluster="pod1"}') for one in own)
-    assert (step_for(3600, 300), step_for(86_400, 300), step_for(10, 300)) == (12, 288, 5)
+    assert (chart_step_s(3600, 300), chart_step_s(86_400, 300), chart_step_s(10, 300)) == (12, 288, 5)

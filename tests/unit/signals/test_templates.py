@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from healer.signals import templates
 from healer.signals.series import Measured
-from healer.signals.templates import NO_SAMPLE, UNWANTED, Line, Template, Templates, begin_of
+from healer.signals.templates import NO_SAMPLE, UNWANTED, Line, Template, Templates, first_sample_of
 from tests.support.measuring import NOW, Bench, known
 
 TEXTS = (
@@ -126,8 +126,8 @@ def test_what_nobody_wants_is_counted_and_no_value() -> None:
 
 
 def test_a_scrape_begins_with_its_first_sample() -> None:
-    assert begin_of("n", b'# a\n\nx{b="c d"} 1\ny 2') == ("n", b'x{b="c d"} ')
-    assert [begin_of("", body) for body in (b"# a\n", b"# a", b"\n", b"")] == [None] * 4
+    assert first_sample_of("n", b'# a\n\nx{b="c d"} 1\ny 2') == ("n", b'x{b="c d"} ')
+    assert [first_sample_of("", body) for body in (b"# a\n", b"# a", b"\n", b"")] == [None] * 4
 
 
 def test_of_another_age_it_is_no_more() -> None:
@@ -259,7 +259,7 @@ def test_what_a_template_takes_is_counted() -> None:
 
 
 def test_bodies_that_begin_with_a_long_line_are_not_remembered() -> None:
-    assert begin_of("gpu0001", b'foo{a="%b"} 1\n' % (b"x" * 5_000)) is None
+    assert first_sample_of("gpu0001", b'foo{a="%b"} 1\n' % (b"x" * 5_000)) is None
     many, begin = Templates(), ("gpu0001", b'foo{a="%b"} ' % (b"x" * 4_000))
     tracemalloc.start()
     try:

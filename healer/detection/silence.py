@@ -15,7 +15,15 @@ from typing import NamedTuple
 
 from healer.detection.protocol import PictureLook
 from healer.model import Component, Evidence, FaultClass, Finding, PlaceKind, Sense, SlurmNode
-from healer.observations.picture import SILENCE_AFTER, AllHeard, Alone, NodePicture, Outage, Picture
+from healer.observations.picture import (
+    SILENCE_AFTER,
+    AllHeard,
+    Alone,
+    NodePicture,
+    Outage,
+    Picture,
+    is_expected_away,
+)
 
 #: So many nodes of one place away, and at least half of those expected there, mean the place.
 PLACE_NODES = 3
@@ -89,7 +97,9 @@ def silence_findings(walk: PictureLook) -> list[Finding]:
     if picture.silence.all_heard is not None and picture.silence.all_heard.holds(known, now):
         return []
     senders = {node.name: node for node in picture.senders() if _is_expected(known.get(node.name))}
-    since_of = ((name, node.silent_since(now, picture.watching_since)) for name, node in senders.items())
+    since_of = (
+        (name, node.silent_since(now, _expected_since(picture, name))) for name, node in senders.items()
+    )
     silent = {name: since for name, since in since_of if since is not None}
     alone = picture.silence.alone
     picture.silence.alone = {name: one for name, one in alone.items() if silent.get(name) == one.since}
@@ -180,7 +190,12 @@ class _Silence:
         if other in self._silent:
             return self._is_near(other, name)
         just_back = sender.back_at is not None and self._now - sender.back_at < JUST_BACK
-        return just_back or sender.is_overdue(self._now)
+        return (just_back and not self._was_planned(sender)) or sender.is_overdue(self._now)
+
+    def _was_planned(self, back: NodePicture) -> bool:
+        """Its last absence was a plan's: it came back when that ended, or just after."""
+        ended = self._picture.changes.back_from_plan.get(back.name)
+        return ended is not None and back.back_at is not None and back.back_at < ended + JUST_BACK
 
     def _is_near(self, other: str, name: str) -> bool:
         """A node that was judged alone explains nothing that begins later."""
@@ -224,8 +239,13 @@ def is_fleet(silent: int, senders: int) -> bool:
 
 
 def _is_expected(node: SlurmNode | None) -> bool:
-    """Whether anybody expects the node to speak: known to Slurm and not out by plan."""
-    return node is not None and not node.planned
+    """Whether anybody expects the node to speak: known to Slurm, not out by plan, and not being started."""
+    return node is not None and not is_expected_away(node)
+
+
+def _expected_since(picture: Picture, name: str) -> datetime:
+    """What a node did not say before that was not missed."""
+    return max(picture.watching_since, picture.changes.back_from_plan.get(name, picture.watching_since))
 
 
 def _is_fleet(picture: Picture, senders: Collection[str], silent: Collection[str]) -> bool:

@@ -66,7 +66,7 @@ def is_offline(node: SlurmNode) -> bool:
     """Slurm does not reach it, and nobody wanted that: no drain, no reboot, no plan, no person's DOWN."""
     if "NOT_RESPONDING" not in node.state or node.drain or node.planned:
         return False
-    if {"REBOOT_ISSUED", "POWERING_UP"}.intersection(node.state) or node.base in {"FUTURE", "UNKNOWN"}:
+    if node.starting or node.base in {"FUTURE", "UNKNOWN"}:
         return False
     return is_empty_reason(node.reason) or slurm_kind(node.reason) == "not-responding"
 
@@ -147,6 +147,8 @@ def is_planned_reboot(picture: Picture, node: SlurmNode) -> bool:
     """Slurm holds it for a reboot that a person asked Slurm for, or that came with a change of theirs."""
     if not node.held or (node.planned and not is_only_ours(picture.slurm, node)):
         return False
+    if "REBOOT_ISSUED" in node.state and not node.drain and not is_empty_reason(node.reason):
+        return True  # DOWN while it boots, with the words of whoever asked for that
     kind = slurm_kind(node.reason)
     if kind == "reboot":
         return "timed out" not in node.reason

@@ -36,7 +36,6 @@ PICTURE_LASTS = timedelta(minutes=5)
 #: Faults whose entries are kept: of hooks and drains by foreign reasons there may be any number.
 _FAULTS_KEPT = 10_000
 
-_REBOOTING = frozenset({"REBOOT_ISSUED", "POWERING_UP"})
 _ASLEEP = frozenset({"POWERED_DOWN", "POWERING_DOWN"})
 #: Somebody works on the node: what is told meanwhile is theirs until it is seen after it.
 _WORK = frozenset({ContextKind.maintenance, ContextKind.drained})
@@ -99,7 +98,7 @@ def at_node(
     elif worked_until is not None:
         text = f"planned work on it ended at {worked_until:%H:%M:%S} UTC"
         found.append(Activity(ContextKind.worked_on, text, worked_until))
-    if _REBOOTING.intersection(node.state):
+    if node.starting:
         found.append(Activity(ContextKind.rebooting, f"it is being started anew ({state})"))
     booted = [at for at in (node.boot_at, booted_at) if at is not None]
     if booted:

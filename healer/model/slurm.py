@@ -156,6 +156,8 @@ _OUT_FLAGS = frozenset({"DRAIN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN", "POWE
 #: Kept free by the scheduler's own plans: no trouble (d.8, 19).
 _OUT_BY_PLAN = frozenset({"MAINTENANCE", "POWERED_DOWN", "POWERING_DOWN"})
 _PLANNED_FLAGS = frozenset({"PLANNED", "BLOCKED"})
+#: Slurm starts the node anew, and says itself when that takes too long (ResumeTimeout).
+STARTING = frozenset({"REBOOT_ISSUED", "POWERING_UP"})
 
 
 class NodeStatus(StrEnum):
@@ -262,6 +264,11 @@ class SlurmNode(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     def planned(self) -> bool:
         """Out by plan: in a maintenance reservation or powered down on purpose."""
         return not _OUT_BY_PLAN.isdisjoint(self.state)
+
+    @property
+    def starting(self) -> bool:
+        """Slurm starts it anew, as it was asked to: by a reboot or from power saving."""
+        return not STARTING.isdisjoint(self.state)
 
     @property
     def outage_places(self) -> list[tuple[PlaceKind, str]]:

@@ -342,11 +342,18 @@ class Changes:
 
     #: When planned work on a node ended last; and until when windows of the site's list were looked at.
     work_ended: dict[str, datetime] = field(default_factory=dict)
+    #: Since when Slurm shows nodes as neither out by plan nor starting any more.
+    back_from_plan: dict[str, datetime] = field(default_factory=dict)
     windows_until: datetime | None = None
     #: Slurm's nodes as they came, where the picture has named GPUs that Slurm does not.
     unnamed: Mapping[str, SlurmNode] | None = None
     #: Nodes of which another boot was first heard of since the last walk.
     booted: set[str] = field(default_factory=set)
+
+
+def is_expected_away(node: SlurmNode) -> bool:
+    """Nobody expects the node to speak: it is out by plan, or Slurm starts it anew."""
+    return node.planned or node.starting
 
 
 # Wide: what the walk hands from stage to stage and from one walk to the next; nothing else holds what is now.
@@ -427,6 +434,8 @@ class Picture:
             known = before.get(node.name)
             if known is not None and is_in_maintenance(last, known) and not node.planned:
                 self.changes.work_ended[node.name] = snapshot.taken_at
+            if known is not None and is_expected_away(known) and not is_expected_away(node):
+                self.changes.back_from_plan[node.name] = snapshot.taken_at
             if known is not None and known.driver and node.driver and node.driver != known.driver:
                 self.new_versions.setdefault(node.name, {})["driver"] = node.driver, snapshot.taken_at
                 self.node(node.name).facts_at = snapshot.taken_at

@@ -94,9 +94,46 @@ def test_the_fault_names_the_last_word_so_that_it_is_one_incident() -> None:
     assert found(picture, LAST + 7) == []
 
 
-@pytest.mark.parametrize("state", [("IDLE", "MAINTENANCE"), ("DOWN", "POWERED_DOWN")])
+REBOOTING = ("DOWN", "NOT_RESPONDING", "REBOOT_ISSUED")
+
+
+@pytest.mark.parametrize("state", [("IDLE", "MAINTENANCE"), ("DOWN", "POWERED_DOWN"), REBOOTING])
 def test_planned_silence_is_nothing(state: tuple[str, ...]) -> None:
     assert found(site(stopped=[3], gpu0003=node(3, *state))) == []
+
+
+def rebooted(picture: Picture, numbers: range, *, until: float) -> None:
+    """Slurm shows these as rebooting, and at `until` as idle again."""
+    for seconds, state in ((until - 1, REBOOTING), (until, ("IDLE",))):
+        nodes = picture.slurm.nodes if picture.slurm is not None else {}
+        shown = {name(number): node(number, *state) for number in numbers}
+        picture.show(SlurmSnapshot(cluster=CLUSTER, taken_at=later(seconds), nodes={**nodes, **shown}))
+
+
+def heard(picture: Picture, numbers: Iterable[int], until: float) -> None:
+    """They keep a cadence of 10 s."""
+    told = [
+        beat(name(number), later(at)) for at in range(LAST + 10, int(until) + 1, 10) for number in numbers
+    ]
+    picture.update(told, Topology())
+
+
+def test_what_rebooting_nodes_did_not_say_was_not_missed() -> None:
+    """They register with Slurm before their senders speak; after that three beats must be missing."""
+    picture = site(stopped=range(1, 9))
+    rebooted(picture, range(1, 9), until=300)
+    heard(picture, range(9, 21), until=330)
+    assert found(picture, 325) == []
+    assert [one.fault for one in found(picture, 335)] == ["switch-silent"]
+
+
+def test_a_neighbour_that_was_rebooted_as_asked_is_no_sign_of_an_outage() -> None:
+    picture = site(stopped=[3, 4], gpu0003=node(3, "DOWN", "NOT_RESPONDING"))
+    heard(picture, [*range(1, 3), *range(5, 21)], until=110)
+    picture.update([beat(name(4), later(105))], Topology())
+    assert found(picture, 115) == [], "it came back just now: its place may have been away"
+    rebooted(picture, range(4, 5), until=112)
+    assert [one.component.node for one in found(picture, 115)] == [name(3)]
 
 
 def test_a_sender_that_slurm_does_not_know_is_nobody_and_breaks_nothing() -> None:

@@ -28,16 +28,16 @@ from healer.decisions import (
     with_restarts,
 )
 from healer.engine.starts import (
-    Asked,
+    StartRequest,
     agreed_restarts,
     first_slot,
-    incident_meant,
+    incident_of,
+    node_taken_text,
     offered_restarts,
     read_job,
-    run_asked,
+    run_to_start,
     start_runs,
     take_over_untouched,
-    taken_sentence,
     with_sweeps,
 )
 from healer.incidents.impact import hit_among
@@ -109,12 +109,12 @@ class Commands:
     def preview(self, request: RunRequest) -> Preview:
         """The plan with live checks; does and stores nothing. Guards never raise here: they answer."""
         site, rules, now = self.site(request.cluster), self._rules(), self._clock.now()
-        playbook = playbook_meant(rules, request)
+        playbook = playbook_of(rules, request)
         with site.ledger.command() as tx:
             facts = with_sweeps(tx, tx.read_gate(), playbook, rules, now)
-            incident = incident_meant(tx, request, facts)
+            incident = incident_of(tx, request, facts)
         node, job, jobs = _look(site.scheduler, request, incident)
-        run = run_asked(Asked(request, playbook, job), incident, now)
+        run = run_to_start(StartRequest(request, playbook, job), incident, now)
         verdict = judge(proposal_to_begin(run, playbook, incident), facts, rules, now)
 
         def judged_restart(agreed: Run, job: str) -> JudgeResult:
@@ -138,19 +138,19 @@ class Commands:
     def start(self, request: RunRequest) -> Run:
         """A guard's Hold comes back as a run in state `held`; its Refuse is GuardRefused."""
         site = self.site(request.cluster)
-        playbook = playbook_meant(self._rules(), request)
+        playbook = playbook_of(self._rules(), request)
         restart = agreed_restarts(site.scheduler, playbook, request.node, request.restart)
         # A playbook that takes nothing from its job may be about one that Slurm has forgotten.
         job = read_job(site.scheduler, request.job) if request.job else None
         if request.job and job is None and not takes_nothing(playbook):
             raise NotFound(f"Slurm knows no job {request.job}")
         try:
-            answer = self._starts[request.cluster](Asked(request, playbook, job, restart))
+            answer = self._starts[request.cluster](StartRequest(request, playbook, job, restart))
         except NodeTaken as error:
-            raise Conflict(taken_sentence(request.node)) from error
+            raise Conflict(node_taken_text(request.node)) from error
         return _or_refused(answer)
 
-    def _start_runs(self, tx: CommandTx, many: Sequence[Asked]) -> Sequence[object]:
+    def _start_runs(self, tx: CommandTx, many: Sequence[StartRequest]) -> Sequence[object]:
         return start_runs(tx, many, self._rules(), self._clock)
 
     def approve(self, run: str, *, by: str, reason: str, request: str, restart: Sequence[str] = ()) -> Run:
@@ -159,8 +159,8 @@ class Commands:
         site, rules, agreed = self._site_of(run), self._rules(), dict[str, int]()
         if restart:  # Slurm is asked before the gate is locked
             with site.ledger.command() as tx:
-                known = run_named(tx, run)
-            agreed = agreed_restarts(site.scheduler, rules.playbooks[known.playbook], known.node, restart)
+                stored = locked_run(tx, run)
+            agreed = agreed_restarts(site.scheduler, rules.playbooks[stored.playbook], stored.node, restart)
         with _changing(site) as tx:
             answer = approve(tx, self._order(run, by, reason, request), agreed, rules)
         return _woken(site, _or_refused(answer))
@@ -178,16 +178,16 @@ class Commands:
         to that step, and does it and all after it again."""
         site = self._site_of(run)
         with _changing(site) as tx:
-            known = retry(tx, self._order(run, by, reason, request), step, self._rules())
-        return _woken(site, known)
+            retried = retry(tx, self._order(run, by, reason, request), step, self._rules())
+        return _woken(site, retried)
 
     def undo(self, run: str, *, by: str, reason: str, request: str) -> Run:
         """Whatever the run is at, what it did is taken back, the last first, and it ends. A worker that still
         works on it loses it: the state's new epoch fences it off."""
         site = self._site_of(run)
         with _changing(site) as tx:
-            known = undo(tx, self._order(run, by, reason, request), self._rules())
-        return _woken(site, known)
+            undone = undo(tx, self._order(run, by, reason, request), self._rules())
+        return _woken(site, undone)
 
     def reset_breaker(self, cluster: str, *, by: str, reason: str, request: str) -> Breaker:
         """Open -> half-open. Conflict when it is not open."""
@@ -217,7 +217,7 @@ def approve(tx: CommandTx, order: Order, restart: Mapping[str, int], rules: Rule
     by the gate as every other. The gate is locked first: the walk takes gate and run in this order too.
     """
     facts = tx.lock_gate()
-    run, now = run_named(tx, order.about), order.at
+    run, now = locked_run(tx, order.about), order.at
     step = _step_to_approve(tx, run) if run.state is RunState.waiting else None
     if step is None and run.state not in _STATES_TO_APPROVE:
         return _approved_before(run, order, restart)
@@ -252,11 +252,11 @@ def approve(tx: CommandTx, order: Order, restart: Mapping[str, int], rules: Rule
         if takes_canary(facts, proposal):
             tx.save_breaker(msgspec.structs.replace(facts.breaker, canary=run.id))
     state = RunState.running if acts else RunState.held
-    known = tx.set_run_state(
+    stored = tx.set_run_state(
         run.id, state, why=verdict.why, at=now, approved_by=order.by, input=approved.input
     )
-    _audit_run(tx, known, "run.approved", order)
-    return known
+    _audit_run(tx, stored, "run.approved", order)
+    return stored
 
 
 def _approved_before(run: Run, order: Order, restart: Mapping[str, int]) -> Run:
@@ -286,7 +286,7 @@ def _step_to_approve(tx: CommandTx, run: Run) -> str | None:
 def stop(tx: CommandTx, order: Order, state: RunState) -> Run:
     """Rejects a run that asks, or cancels one that has not ended; the detector hears of it."""
     tx.lock_gate()
-    run = run_named(tx, order.about)
+    run = locked_run(tx, order.about)
     if run.state is state:
         return run
     if run.state in ENDED_RUN_STATES:
@@ -294,25 +294,25 @@ def stop(tx: CommandTx, order: Order, state: RunState) -> Run:
     if state is RunState.rejected and run.state not in _STATES_TO_APPROVE:
         raise Conflict(f"run {run.id} is {run.state}: cancel it instead")
     verb = f"run.{state}"
-    known = tx.set_run_state(run.id, state, why=order.reason, at=order.at)
-    _audit_run(tx, known, verb, order)
-    if known.incident:
+    stored = tx.set_run_state(run.id, state, why=order.reason, at=order.at)
+    _audit_run(tx, stored, verb, order)
+    if stored.incident:
         news = Command(
             kind=CommandKind.run_changed,
-            cluster=known.cluster,
+            cluster=stored.cluster,
             at=order.at,
             by=order.by,
-            incident=known.incident,
+            incident=stored.incident,
             reason=order.reason,
-            data={"run": run.id, "playbook": known.playbook, "state": str(state)},
+            data={"run": run.id, "playbook": stored.playbook, "state": str(state)},
         )
         tx.send_command(news, request=f"{order.request}:{verb}")
-    return known
+    return stored
 
 
 def retry(tx: CommandTx, order: Order, step: str | None, rules: Ruleset) -> Run:
     tx.lock_gate()
-    run = run_named(tx, order.about)
+    run = locked_run(tx, order.about)
     if run.state is RunState.running:
         return run
     if step is not None:
@@ -344,7 +344,7 @@ def _steps_from(tx: CommandTx, run: Run, step: str, rules: Ruleset) -> list[str]
 
 def undo(tx: CommandTx, order: Order, rules: Ruleset) -> Run:
     tx.lock_gate()
-    run = run_named(tx, order.about)
+    run = locked_run(tx, order.about)
     log = tx.log(run.id)
     if any(entry.step == UNDO for entry in log):
         return run
@@ -368,14 +368,14 @@ def reset_breaker(tx: CommandTx, order: Order) -> Breaker:
     return breaker
 
 
-def run_named(tx: CommandTx, run: str) -> Run:
-    known = tx.lock_run(run)
-    if known is None:
+def locked_run(tx: CommandTx, run: str) -> Run:
+    found = tx.lock_run(run)
+    if found is None:
         raise NotFound(f"there is no run {run}")
-    return known
+    return found
 
 
-def playbook_meant(rules: Ruleset, request: RunRequest) -> Playbook:
+def playbook_of(rules: Ruleset, request: RunRequest) -> Playbook:
     """Raises NotFound, and Invalid where the request names another target than the playbook has."""
     playbook = rules.playbooks.get(request.playbook)
     if playbook is None:
@@ -441,7 +441,7 @@ def _woken(site: Site, run: Run) -> Run:
 
 def _wake(site: Site, results: Sequence[object]) -> None:
     """Those of the results that are runs at work: the workers hear of all of them in one message."""
-    due = [one.id for one in results if isinstance(one, Run) and one.state is RunState.running]
+    due = [run.id for run in results if isinstance(run, Run) and run.state is RunState.running]
     if due:
         site.poke(due)
 
@@ -456,9 +456,9 @@ def _line(
 
 
 def _go_on(tx: CommandTx, run: Run, verb: str, order: Order) -> Run:
-    known = tx.set_run_state(run.id, RunState.running, why=order.reason, at=order.at, input=run.input)
-    _audit_run(tx, known, verb, order)
-    return known
+    stored = tx.set_run_state(run.id, RunState.running, why=order.reason, at=order.at, input=run.input)
+    _audit_run(tx, stored, verb, order)
+    return stored
 
 
 def _audit_run(tx: CommandTx, run: Run, verb: str, order: Order) -> None:

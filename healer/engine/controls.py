@@ -62,10 +62,10 @@ class Controls:
                 cluster = ended.cluster or self._ledger.cluster
                 tx.audit(audit_record(cluster, now, by, "pause.ended", subject, **data))
                 return ended
-            known = tx.pause(pause)
-            if known is None or not tx.audited(subject, request):
+            earlier = tx.pause(pause)
+            if earlier is None or not tx.audited(subject, request):
                 raise NotFound(f"no pause {pause} is in force")
-            return known
+            return earlier
 
     def learn(self, reference: Reference, *, reason: str, request: str) -> None:
         """Takes it in place of the one of its kind."""
@@ -161,16 +161,16 @@ class IncidentCommands:
     def merge(self, incident: str, *, into: str, by: str, reason: str, request: str) -> int:
         """Ends the incident as a part of `into`."""
 
-        def judge(tx: CommandTx, known: Incident) -> dict[str, Any]:
-            return _may_merge(known, _incident(tx, into))
+        def judge(tx: CommandTx, current: Incident) -> dict[str, Any]:
+            return _may_merge(current, _incident(tx, into))
 
         return self._give(CommandKind.merge, self._order(incident, by, reason, request), judge)
 
     def split(self, incident: str, *, parts: Sequence[str] | None, by: str, reason: str, request: str) -> int:
         """Takes apart again what was merged into it: all, or the `parts` (ids or their beginnings)."""
 
-        def judge(tx: CommandTx, known: Incident) -> dict[str, Any]:
-            merged = [part.id for part in tx.merged_into(known.id)]
+        def judge(tx: CommandTx, current: Incident) -> dict[str, Any]:
+            merged = [part.id for part in tx.merged_into(current.id)]
             if not merged:
                 raise Conflict("nothing was merged into the incident")
             wanted = merged if parts is None else [_named(merged, name) for name in parts]
@@ -187,19 +187,19 @@ class IncidentCommands:
         order = self._order(incident, by, reason, request)
         data = {"review": review.value} | ({"cause": cause} if cause else {})
 
-        def fall_back(tx: CommandTx, known: Incident) -> None:
-            self._judge_mode(tx, known, review, request)
+        def fall_back(tx: CommandTx, current: Incident) -> None:
+            self._judge_mode(tx, current, review, request)
 
-        return self._give(CommandKind.review, order, lambda tx, known: data, then=fall_back)
+        return self._give(CommandKind.review, order, lambda tx, incident: data, then=fall_back)
 
     def note(self, incident: str, text: str, *, by: str, request: str) -> None:
         """Adds a person's words to the incident."""
         order = self._order(incident, by, "", request)
         with self._ledger.command() as tx:
-            known = _incident(tx, incident)
+            current = _incident(tx, incident)
             if not tx.audited(f"incident/{incident}", request):
                 tx.add_note(incident, text, by=by, at=order.at)
-                _audit_incident(tx, known, order, "incident.noted", {"note": text})
+                _audit_incident(tx, current, order, "incident.noted", {"note": text})
 
     def consumed(self, row: int) -> bool:
         """Whether the detector has taken the command."""
@@ -212,28 +212,28 @@ class IncidentCommands:
         self,
         kind: CommandKind,
         order: Order,
-        judge: _Judge = lambda tx, known: {},
+        judge: _Judge = lambda tx, incident: {},
         then: Callable[[CommandTx, Incident], None] | None = None,
     ) -> int:
         with self._ledger.command() as tx:
-            known = _incident(tx, order.about)
+            current = _incident(tx, order.about)
             repeated = tx.audited(f"incident/{order.about}", order.request)
             try:
-                data = judge(tx, known)
+                data = judge(tx, current)
             except (Conflict, Invalid):
                 if not repeated:
                     raise
                 return TAKEN  # the first try of this request has made the incident what it is
             if not repeated:
-                _audit_incident(tx, known, order, _VERBS[kind], {"reason": order.reason, **data})
+                _audit_incident(tx, current, order, _VERBS[kind], {"reason": order.reason, **data})
                 if then is not None:
-                    then(tx, known)
+                    then(tx, current)
             command = Command(
                 kind=kind,
-                cluster=known.cluster,
+                cluster=current.cluster,
                 at=order.at,
                 by=order.by,
-                incident=known.id,
+                incident=current.id,
                 reason=order.reason,
                 data=data,
             )
@@ -264,10 +264,10 @@ def _audit_incident(tx: CommandTx, incident: Incident, order: Order, verb: str, 
 
 
 def _incident(tx: CommandTx, name: str) -> Incident:
-    known = tx.incident(name)
-    if known is None:
+    found = tx.incident(name)
+    if found is None:
         raise NotFound(f"there is no incident {name}")
-    return known
+    return found
 
 
 def _is_open(tx: CommandTx, incident: Incident) -> dict[str, Any]:
@@ -297,7 +297,7 @@ def _may_merge(incident: Incident, into: Incident) -> dict[str, Any]:
 
 
 def _named(merged: Sequence[str], name: str) -> str:
-    found = [one for one in merged if one.startswith(name)]
+    found = [part for part in merged if part.startswith(name)]
     if len(found) != 1:
         raise Invalid("incidents", f"{name} was not merged into this incident")
     return found[0]

@@ -27,13 +27,13 @@ from healer.decisions.book_mismatch import forgotten_drains
 from healer.decisions.sweeps import with_sweep
 from healer.engine.upkeep import (
     Walk,
-    follow_up,
-    put_right,
-    release,
-    restart_jobs,
-    sweep,
+    begin_releases,
+    begin_requeues,
+    begin_restarts,
+    begin_sweeps,
+    settle_slots_and_breaker,
     sweeps_due,
-    without,
+    without_run,
 )
 from healer.incidents import by_urgency, healer_drains, take_findings
 from healer.incidents.correlate import (
@@ -73,7 +73,9 @@ PAGE_AFTER = timedelta(seconds=10)
 
 def lock_gate_if_needed(walk: Walk, commands: Sequence[Command], findings: Sequence[Finding]) -> None:
     """Takes the gate before any run's row, as people's commands do, if this walk may touch either."""
-    wanting = any(_wants_gate(walk, one) for one in walk.open_incidents()) or kept_off(walk.picture.slurm)
+    wanting = any(_wants_gate(walk, incident) for incident in walk.open_incidents()) or kept_off(
+        walk.picture.slurm
+    )
     wanting = wanting or sweeps_due(walk)
     if commands or findings or wanting or walk.tx.has_active_runs() or healer_drains(walk.picture):
         walk.facts = walk.tx.lock_gate()
@@ -85,10 +87,10 @@ def decide_all(walk: Walk, batch: Sequence[Observation]) -> None:
     if walk.facts is None:
         return
     runs = walk.runs = {run.id: run for run in walk.tx.active_runs()}
-    put_right(walk)
+    settle_slots_and_breaker(walk)
     unfold_released(walk)
-    walk.started += release(walk)
-    walk.started += sweep(walk)
+    walk.started += begin_releases(walk)
+    walk.started += begin_sweeps(walk)
     drained, at_work = healer_drains(walk.picture), list(runs.values())
     take_findings(walk.work, forgotten_drains(drained, walk.gate, at_work, walk.open_incidents(), walk.now))
     untold = walk.tx.spoken_of(batch)
@@ -109,14 +111,14 @@ def decide_all(walk: Walk, batch: Sequence[Observation]) -> None:
             incident, active = walk.work.by_id[incident.id], None
         if active is None and _is_done(walk, incident):
             continue
-        make_room(walk, incident, rule)
+        end_milder_run(walk, incident, rule)
         decision = decide(incident, rule, walk.gate, walk.rules, walk.now, active)
         if decision is not None:
             _carry_out(walk, incident, rule, decision, active)
         elif active is not None and not active.shadow:
             _note_under_way(walk, incident, active)
-    walk.started += follow_up(walk)
-    walk.started += restart_jobs(walk)
+    walk.started += begin_requeues(walk)
+    walk.started += begin_restarts(walk)
     for run in list(runs.values()):
         if run.id in runs:
             start_when_allowed(walk, run)
@@ -141,7 +143,7 @@ def _carry_out(walk: Walk, incident: Incident, rule: Rule, decision: Decision, a
     run = _run_for(walk, incident, rule, decision, active)
     new = run is not None and active is None and run.id != incident.run
     if new or active is not None:
-        set_going(walk, run, active, decision)
+        begin_run(walk, run, active, decision)
     decision = msgspec.structs.replace(decision, run=run.id if run else decision.run)
     key = decision_key(decision)
     if key != incident.decision_key:
@@ -218,8 +220,8 @@ def _run_for(
         return None
     if active is not None:
         return msgspec.structs.replace(active, state=state)
-    beside = runs_alongside(walk.rules.playbooks.get(rule.playbook))
-    return new_run(incident, rule.playbook, decision, mode, alongside=beside)
+    alongside = runs_alongside(walk.rules.playbooks.get(rule.playbook))
+    return new_run(incident, rule.playbook, decision, mode, alongside=alongside)
 
 
 # --- runs that have taken nothing yet: they begin, leave their node to a worse fault, or wait on
@@ -240,7 +242,7 @@ def end_untouched(walk: Walk, run: Run, state: RunState, why: str) -> None:
         walk.work.put(freed)
     about = {"incident": incident.id} if incident is not None else {}
     walk.audit("run.left", f"run/{run.id}", why=why, node=run.node, **about)
-    walk.facts = without(walk.gate, run)
+    walk.facts = without_run(walk.gate, run)
 
 
 def mode_now_forbids(walk: Walk, incident: Incident, rule: Rule, run: Run) -> bool:
@@ -255,7 +257,7 @@ def mode_now_forbids(walk: Walk, incident: Incident, rule: Rule, run: Run) -> bo
     return not kept.isdisjoint({Guard.mode, Guard.approval})
 
 
-def make_room(walk: Walk, incident: Incident, rule: Rule) -> None:
+def end_milder_run(walk: Walk, incident: Incident, rule: Rule) -> None:
     """No fatal fault waits for a run that only waits itself, and nothing for a plan that does."""
     other = walk.runs.get(walk.gate.running.get(incident.root.node or "", ""))
     fatal = incident.fault_class is FaultClass.fatal
@@ -269,7 +271,7 @@ def make_room(walk: Walk, incident: Incident, rule: Rule) -> None:
     if not milder or not _is_untouched(walk, other):
         return
     active = walk.runs.get(incident.run or "")
-    decision = decide(incident, rule, without(walk.gate, other), walk.rules, walk.now, active)
+    decision = decide(incident, rule, without_run(walk.gate, other), walk.rules, walk.now, active)
     if decision is None or decision.outcome is not Outcome.act:
         return
     end_untouched(walk, other, RunState.done, f"leaves {other.node} to {incident.short_id}")
@@ -314,7 +316,7 @@ def start_when_allowed(walk: Walk, run: Run) -> None:
         waits = other.state is RunState.waiting and other.id != run.id and not run.alongside
         if waits and other.node == run.node:
             walk.tx.set_run_state(other.id, RunState.done, why=why, at=walk.now)
-    set_going(walk, msgspec.structs.replace(run, state=RunState.running), run, decision)
+    begin_run(walk, msgspec.structs.replace(run, state=RunState.running), run, decision)
 
 
 #: The playbook that tests a drained node and returns it.
@@ -354,7 +356,7 @@ def validate_cleared(walk: Walk, waiting: Run) -> None:
     walk.tx.add_decision(decision)
     walk.tx.set_run_state(waiting.id, RunState.done, why=run.reason, at=walk.now)
     del walk.runs[waiting.id]
-    set_going(walk, run, None, decision)
+    begin_run(walk, run, None, decision)
     walk.work.put(msgspec.structs.replace(incident, run=run.id, run_count=incident.run_count + 1))
 
 
@@ -375,7 +377,7 @@ def _wake(walk: Walk, run: Run) -> None:
     walk.started.append(run.id)
 
 
-def set_going(walk: Walk, run: Run | None, active: Run | None, decision: Decision) -> None:
+def begin_run(walk: Walk, run: Run | None, active: Run | None, decision: Decision) -> None:
     if run is None:
         return
     if active is None:
@@ -422,7 +424,7 @@ def fold_held(walk: Walk) -> None:
         return
     for wave in list(waves_that_act(walk.work)):
         held = held_by_breaker(members_of_wave(walk.work, wave))
-        held = [one for one in held if walk.withdraw(one, f"stands in the wave {wave.short_id}")]
+        held = [member for member in held if walk.withdraw(member, f"stands in the wave {wave.short_id}")]
         if held:
             fold_into_wave(walk.work, wave, held)
 
@@ -431,13 +433,13 @@ def unfold_released(walk: Walk) -> None:
     """After a person's reset: half-open one of a wave, for the canary; closed all of them."""
     if walk.gate.breaker.state is BreakerState.open:
         return
-    for wave in [one for one in waves_that_act(walk.work) if one.folded]:
-        waits = any(one.stopped_by is None for one in members_of_wave(walk.work, wave))
+    for wave in [wave for wave in waves_that_act(walk.work) if wave.folded]:
+        waits = any(incident.stopped_by is None for incident in members_of_wave(walk.work, wave))
         half_open = walk.gate.breaker.state is BreakerState.half_open
         if half_open and (waits or walk.gate.breaker.canary is not None):
             continue
         merged = walk.tx.merged_into(wave.id)
-        members = [one for one in merged if one.root.node in wave.folded]
+        members = [member for member in merged if member.root.node in wave.folded]
         members = members[:1] if half_open else members
-        walk.known |= {one.id: one for one in members if one.id not in walk.known}
+        walk.known |= {incident.id: incident for incident in members if incident.id not in walk.known}
         unfold_from_wave(walk.work, wave, members)

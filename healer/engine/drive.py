@@ -27,7 +27,7 @@ from healer.actions import (
 from healer.actions.checks import reported_since
 from healer.actions.drain import write_note
 from healer.decisions import settings_of
-from healer.engine.permission import TELLING, StepPermission, paused, remedy_use
+from healer.engine.permission import SENDING_VERBS, StepPermission, is_run_paused, remedy_use
 from healer.engine.runlog import (
     audit_of,
     began_at,
@@ -199,7 +199,7 @@ class _Drive:
 
     def _stands_by(self, intent: Sleep) -> bool:
         """A repair that waits on a drained node: a person's run may take it over, and the walk wakes it."""
-        step = next((one for one in self.playbook.steps if one.id == intent.key), None)
+        step = next((step for step in self.playbook.steps if step.id == intent.key), None)
         wait = step is not None and step.wait is not None
         return wait and self.playbook.repairs and has_drained(self.entries) and not self.run.shadow
 
@@ -207,7 +207,7 @@ class _Drive:
         """For other programs, beside our drain, when there is time for it."""
         if self.run.node is None or self.run.shadow or not has_drained(self.entries):
             return
-        if paused(self.claim, self.now):
+        if is_run_paused(self.claim, self.now):
             return
         self._fence()()
         if why := write_note(self.tools.scheduler, self.run, state):
@@ -218,9 +218,9 @@ class _Drive:
             last = last_of(self.entries, UNDO)
             self._end(RunState.undone, intent.why, by=last.data.get("by") if last is not None else None)
             return
-        early = any(one.data.get("ends_run") for one in self.entries)
-        told = {"early": early, "restarted": has_requeued(self.entries)}
-        self._end(RunState.done, intent.why, {name: True for name, so in told.items() if so})
+        early = any(entry.data.get("ends_run") for entry in self.entries)
+        flags = {"early": early, "restarted": has_requeued(self.entries)}
+        self._end(RunState.done, intent.why, {name: True for name, so in flags.items() if so})
 
     def _end(
         self, state: RunState, why: str, more: Mapping[str, bool] | None = None, *, by: str | None = None
@@ -240,7 +240,7 @@ class _Drive:
         incident = self.claim.incident()
         ctx = self._context(intent, incident)
         started = is_started(self.entries, intent.key)
-        asks, keeps = intent.step.do not in TELLING or intent.item is not None, False
+        asks, keeps = intent.step.do not in SENDING_VERBS or intent.item is not None, False
         left = self._leaves(intent, ctx)
         if left is not None:
             return left
@@ -350,12 +350,12 @@ class _Drive:
             return self._write(part, StepEvent.skipped, title)
         if self.run.shadow:
             return self._write(part, StepEvent.undone, f"shadow: would take back {title}")
-        if paused(self.claim, self.now):
+        if is_run_paused(self.claim, self.now):
             text, data = "a pause: nothing is taken back now", {"wake_at": self._after(1)}
             return entry_of(self.run, part, self.now(), StepEvent.waiting, text, data)
-        own = intent.key.partition(":")[2]
+        key = intent.key.partition(":")[2]
         begun = is_started(self.entries, intent.key)
-        ctx = self._context(msgspec.structs.replace(part, key=own))
+        ctx = self._context(msgspec.structs.replace(part, key=key))
         # The line that it began proves the claim again: so it looks for a pause however fresh that is.
         fence = self._fence(intent.item, always=True)
         ctx = msgspec.structs.replace(ctx, asked=begun, fence=fence)
@@ -363,9 +363,9 @@ class _Drive:
             # Whoever sees the node come back knows by this that it is no person's doing.
             lifts = {"verb": str(Verb.undrain)} if step.do in REMOVING_VERBS else {}
             self._write(part, StepEvent.started, "", lifts)
-        self.checkpoint(f"undoing:{own}")
+        self.checkpoint(f"undoing:{key}")
         result = self._guarded(lambda: undo(ctx))
-        self.checkpoint(f"undid:{own}")
+        self.checkpoint(f"undid:{key}")
         event = StepEvent.undone if isinstance(result, Done | Skipped) else _EVENT[type(result)]
         data = {"verb": f"undo {step.do}"}
         if isinstance(result, Again):
@@ -391,7 +391,7 @@ class _Drive:
             for proofs in range(PROOFS):
                 if not self.claim.fence() and (proofs or not always):
                     return
-                if paused(self.claim, self.now, item):
+                if is_run_paused(self.claim, self.now, item):
                     raise LeaseLost(f"run {self.run.id} was paused before its effect")
             raise LeaseLost(f"run {self.run.id} could not be proven in time")
 

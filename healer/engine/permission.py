@@ -78,7 +78,7 @@ from healer.ports.transactions import AlreadyRequeued, GateTx, HookBook, HookSta
 HELD_AGAIN_S = 1.0
 WAITS_AGAIN_S = 5.0
 #: People are told without permission; all else that is done asks for it, what is written into Slurm too.
-TELLING = frozenset({Verb.ticket, Verb.notify})
+SENDING_VERBS = frozenset({Verb.ticket, Verb.notify})
 #: The rung of the ladder as which each grant of these counts.
 _RUNGS = {
     Verb.reset_gpu: Remedy.drain_then_reset,
@@ -121,11 +121,11 @@ class StepPermission:
         last = last_of(self.entries, self.intent.key)
         held_by = last.data.get("guard") if last is not None else None
         if verb is Verb.sweep:
-            known = tx.sweeps(rules.sweeping, tests_since(rules, run.cluster, now))
-            tx.facts = msgspec.structs.replace(tx.facts, sweeps=known)
+            sweeps = tx.sweeps(rules.sweeping, tests_since(rules, run.cluster, now))
+            tx.facts = msgspec.structs.replace(tx.facts, sweeps=sweeps)
         proposal = self._proposal(rules, playbook, tx.facts, incident)
         takes = not proposal.ride and verb in SLOT_VERBS
-        if takes and (why := _no_more(run, incident, tx.facts, now)):
+        if takes and (why := _why_nothing_left(run, incident, tx.facts, now)):
             entry = self._entry(StepEvent.skipped, why, {"ends_run": True})
             tx.write(entry)
             return None, entry
@@ -145,7 +145,7 @@ class StepPermission:
             return None, late
         # That a drain may go was decided, and stored, when its run began; to tell people is no decision.
         begun_with = not takes and (verb is Verb.drain or verb in RETURNING_VERBS)
-        decided = again or begun_with or verb in TELLING
+        decided = again or begun_with or verb in SENDING_VERBS
         begun = verdict.outcome is Outcome.act and decided and held_by is None
         if not begun and (verdict.guard is None or verdict.guard != held_by):
             tx.add_decision(decision_of(proposal, verdict, now))
@@ -191,8 +191,8 @@ class StepPermission:
             return None
         waited_for, lasts = moment
         far = far_from_checkpoint(ctx, lasts)
-        own = (one for one in self.entries if one.step == self.intent.key)
-        first = next((one for one in own if one.data.get("waits")), None)
+        entries = (entry for entry in self.entries if entry.step == self.intent.key)
+        first = next((entry for entry in entries if entry.data.get("waits")), None)
         waited_s = (self.now() - first.at).total_seconds() if first is not None else 0.0
         if isinstance(far, Again) and waited_for.wait_s is not None and waited_s > waited_for.wait_s:
             return Skipped(
@@ -293,8 +293,8 @@ class StepPermission:
         if self.verb is not Verb.drain or has_drained(self.entries) or shown is None:
             return
         slot = tx.facts.held.get(run.node or "")
-        own = slot is not None and slot.run == run.id and slot.drained_at is None
-        if own and not (shown.held and is_ours(shown.reason)):
+        is_own = slot is not None and slot.run == run.id and slot.drained_at is None
+        if is_own and not (shown.held and is_ours(shown.reason)):
             tx.release_slot(shown.name, at=self.now(), why="its run could not drain the node")
 
     def _granted(self, tx: GateTx, proposal: Proposal) -> tuple[LogEntry | None, LogEntry | None]:
@@ -310,10 +310,10 @@ class StepPermission:
                 tx.write(entry)
                 return None, entry
         # Whoever sees the node come back knows by this that it is no person's doing.
-        told: dict[str, object] = {"verb": str(verb)} if verb in LIFTING_VERBS else {}
+        data: dict[str, object] = {"verb": str(verb)} if verb in LIFTING_VERBS else {}
         if verb is not None and verb in _RUNGS:
             shown = tx.facts.snapshot.nodes.get(run.node or "") if tx.facts.snapshot else None
-            told = boot_of(shown) if verb is not Verb.reset_gpu else told
+            data = boot_of(shown) if verb is not Verb.reset_gpu else data
             tx.add_remedy(
                 RemedyUse(
                     node=run.node or "",
@@ -323,7 +323,7 @@ class StepPermission:
                     incident=run.incident,
                 )
             )
-        started = self._entry(StepEvent.started, "", told)
+        started = self._entry(StepEvent.started, "", data)
         tx.write(started)
         return started, None
 
@@ -331,7 +331,7 @@ class StepPermission:
         return entry_of(self.run, self.intent, self.now(), event, text, data)
 
 
-def paused(claim: RunClaim, now: _Now, job: str | None = None) -> bool:
+def is_run_paused(claim: RunClaim, now: _Now, job: str | None = None) -> bool:
     """Nothing is written for this run, or of it for this job, now, not even what takes nothing. Mostly there
     is no pause at all: then nothing more is read. The gate is not locked for this."""
     if not claim.paused():
@@ -353,7 +353,7 @@ def remedy_use(run: Run, playbook: Playbook, entries: list[LogEntry], now: datet
     )
 
 
-def _no_more(run: Run, incident: Incident | None, facts: GateFacts, now: datetime) -> str | None:
+def _why_nothing_left(run: Run, incident: Incident | None, facts: GateFacts, now: datetime) -> str | None:
     """Why a run of healer's that has waited has nothing left to take its node for."""
     if run.by != "healer" or run.node is None:
         return None
@@ -376,13 +376,13 @@ def _slot(proposal: Proposal, run: Run, now: datetime) -> Slot:
 
 def _empties(rules: Ruleset, intent: Do) -> bool:
     """A command of the site that the site itself says takes capacity."""
-    known = rules.commands.get(str(intent.step.input.get("command")))
-    return intent.step.do is Verb.site_command and known is not None and known.takes_capacity
+    command = rules.commands.get(str(intent.step.input.get("command")))
+    return intent.step.do is Verb.site_command and command is not None and command.takes_capacity
 
 
 def _mode(rules: Ruleset, run: Run) -> Mode:
     """The rule's mode now: it may have been another one when the run began to wait."""
-    rule = next((one for one in rules.rules if one.name == run.rule), None)
+    rule = next((rule for rule in rules.rules if rule.name == run.rule), None)
     return rules.mode_of(rule) if rule is not None and run.by == "healer" else run.mode
 
 

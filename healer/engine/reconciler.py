@@ -94,7 +94,7 @@ def _differences(tx: CommandTx, facts: GateFacts, now: datetime) -> list[Drift]:
 
 def _repair_in_slurm(scheduler: Scheduler, drift: Drift) -> str | None:
     """Does it, and reads it back whatever the call said; why it is not so, or None."""
-    said = ""
+    problem = ""
     try:
         if drift.repair is Repair.end_reservation:
             scheduler.unreserve(drift.name)
@@ -103,12 +103,12 @@ def _repair_in_slurm(scheduler: Scheduler, drift: Drift) -> str | None:
             if ours := our_notes(node):
                 scheduler.annotate(node.name, **dict.fromkeys(ours, ""))
     except SchedulerError as error:
-        said = f": {error}"
+        problem = f": {error}"
     try:
-        stands = _is_in_slurm(scheduler, drift)
+        remains = _is_in_slurm(scheduler, drift)
     except SchedulerError as error:
         return f"whether it was done is not known: {error}"
-    return f"it stands in Slurm all the same{said}" if stands else None
+    return f"it stands in Slurm all the same{problem}" if remains else None
 
 
 def _is_in_slurm(scheduler: Scheduler, drift: Drift) -> bool:

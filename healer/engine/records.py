@@ -36,7 +36,7 @@ def incident_record(
     """`of_runs`: with the audit records of its runs too."""
     subjects = [f"incident/{rows.incident.id}"]
     if of_runs:
-        subjects += [f"run/{one.run.id}" for one in rows.runs]
+        subjects += [f"run/{row.run.id}" for row in rows.runs]
     records = queries.audit.page(AuditQuery(subjects=subjects), limit=_RECORDS).items
     nodes = rows.snapshot.nodes if rows.snapshot is not None else {}
     similar = similar_to(
@@ -70,11 +70,11 @@ def job_history(rows: JobRows, job: str, rules: Ruleset) -> JobHistory:
         hit=bool(rows.incidents),
         lives=losses_by_restart(job, rows.incidents),
     )
-    told = {name: getattr(rows, name) for name in JobRows.__struct_fields__}
-    told["errors"] = tuple(
-        msgspec.structs.replace(one, text=describe_fault(rules, one.fault)) for one in rows.errors
+    fields = {name: getattr(rows, name) for name in JobRows.__struct_fields__}
+    fields["errors"] = tuple(
+        msgspec.structs.replace(error, text=describe_fault(rules, error.fault)) for error in rows.errors
     )
-    return JobHistory(**told, gpu_hours_lost=lost.hours, gpu_hours_at_most=lost.at_most)
+    return JobHistory(**fields, gpu_hours_lost=lost.hours, gpu_hours_at_most=lost.at_most)
 
 
 #: The life's work was lost, and how much is known.
@@ -103,22 +103,22 @@ def gpu_hours_lost(
     None while it is not known: a job that an earlier version's incident hit and healer did not requeue, a
     requeued life without a durable checkpoint, or a job whose GPUs Slurm does not tell.
     """
-    known = {life: one for life, one in (lives or {}).items() if one.basis in _LOST}
-    unknown = {life for life, one in (lives or {}).items() if one.basis is HitBasis.unknown}
-    requeued = {one.restarts: one for one in again if one.restarts not in known}
+    losses = {life: loss for life, loss in (lives or {}).items() if loss.basis in _LOST}
+    unknown = {life for life, loss in (lives or {}).items() if loss.basis is HitBasis.unknown}
+    requeued = {incident.restarts: incident for incident in again if incident.restarts not in losses}
     if unknown - requeued.keys() or (hit and not lives and not again):
         return Lost(None)
-    hours = sum((one.lost_gpu_hours or 0.0 for one in known.values()), 0.0)
-    for one in requeued.values():
+    hours = sum((loss.lost_gpu_hours or 0.0 for loss in losses.values()), 0.0)
+    for requeue in requeued.values():
         saved = [
             point.at
             for point in seen
-            if point.durable and point.restart == one.restarts and point.at <= one.at
+            if point.durable and point.restart == requeue.restarts and point.at <= requeue.at
         ]
         if not saved or not gpus:
             return Lost(None)
-        hours += gpus * (one.at - max(saved)).total_seconds() / 3600
-    return Lost(round(hours, 2), any(one.at_most for one in known.values()))
+        hours += gpus * (requeue.at - max(saved)).total_seconds() / 3600
+    return Lost(round(hours, 2), any(loss.at_most for loss in losses.values()))
 
 
 def readiness(pulses: Callable[[], Sequence[Pulse]], now: datetime, *, stale_s: float) -> Readiness:
@@ -129,12 +129,16 @@ def readiness(pulses: Callable[[], Sequence[Pulse]], now: datetime, *, stale_s: 
     """
     checks: dict[str, dict[str, Any]] = {"database": {"ok": True, "text": "answers"}}
     try:
-        found = {one.cluster: _checks_of(one, now, stale_s) for one in pulses()}
+        found = {pulse.cluster: _checks_of(pulse, now, stale_s) for pulse in pulses()}
     except Unavailable as error:
         return Readiness(ready=False, checks={"database": {"ok": False, "text": str(error)}})
-    for cluster, told in found.items():
-        checks |= {f"{name} {cluster}": check for name, check in told.items()} if len(found) > 1 else told
-    ready = any(all(check["ok"] for check in told.values()) for told in found.values())
+    for cluster, cluster_checks in found.items():
+        checks |= (
+            {f"{name} {cluster}": check for name, check in cluster_checks.items()}
+            if len(found) > 1
+            else cluster_checks
+        )
+    ready = any(all(check["ok"] for check in cluster_checks.values()) for cluster_checks in found.values())
     return Readiness(ready=ready, checks=checks)
 
 
@@ -146,8 +150,10 @@ def _checks_of(pulse: Pulse, now: datetime, stale_s: float) -> dict[str, dict[st
         age = (now - pulse.taken_at).total_seconds()
         text = pulse.error or f"the picture is {age:.1f} s old"
         slurm = {"ok": age <= stale_s, "text": text, "age_s": age, "limit_s": stale_s}
-    if told := troubles(pulse.controller):
+    if found := troubles(pulse.controller):
         # A state and no failure: while the picture is fresh, healer can do its work.
-        slurm["troubles"] = [{"what": one.trouble, "since": one.since, "text": one.text} for one in told]
+        slurm["troubles"] = [
+            {"what": trouble.trouble, "since": trouble.since, "text": trouble.text} for trouble in found
+        ]
     text = "runs" if pulse.detector else "no detector holds the lock"
     return {"slurm": slurm, "detector": {"ok": pulse.detector, "text": text}}

@@ -46,30 +46,30 @@ _PAST = {
 
 def is_started(entries: Sequence[LogEntry], key: str, attempt: int | None = None) -> bool:
     """Granted; with `attempt`: granted in that very one."""
-    begun = (one for one in since_retry(entries, key) if one.event is StepEvent.started)
-    return any(attempt in {None, one.attempt} for one in begun)
+    begun = (entry for entry in since_retry(entries, key) if entry.event is StepEvent.started)
+    return any(attempt in {None, entry.attempt} for entry in begun)
 
 
 def began_at(entries: Sequence[LogEntry], key: str) -> datetime | None:
     """When the step was first started or waited; what a guard held before is no part of it."""
     begun = (StepEvent.started, StepEvent.waiting)
-    return next((one.at for one in since_retry(entries, key) if one.event in begun), None)
+    return next((entry.at for entry in since_retry(entries, key) if entry.event in begun), None)
 
 
 def is_asked(entries: Sequence[LogEntry], key: str, attempt: int) -> bool:
     """This attempt was made, and its outcome was not there yet."""
-    waited = (one for one in since_retry(entries, key) if one.event is StepEvent.waiting)
-    return any(one.attempt == attempt for one in waited)
+    waited = (entry for entry in since_retry(entries, key) if entry.event is StepEvent.waiting)
+    return any(entry.attempt == attempt for entry in waited)
 
 
 def effect_key(run: Run, entries: Sequence[LogEntry], key: str) -> str:
     """The name of a step's effect: the same for whoever takes the run up, another one after a retry."""
-    retries = sum(one.step == key and one.event is StepEvent.retry for one in entries)
+    retries = sum(entry.step == key and entry.event is StepEvent.retry for entry in entries)
     return f"{run.id}:{key}:{retries}"
 
 
 def last_of(entries: Sequence[LogEntry], key: str) -> LogEntry | None:
-    return next((one for one in reversed(entries) if one.step == key), None)
+    return next((entry for entry in reversed(entries) if entry.step == key), None)
 
 
 def past_moment(playbook: Playbook, step: Step, entries: Sequence[LogEntry], now: datetime) -> Step | None:
@@ -84,7 +84,7 @@ def past_moment(playbook: Playbook, step: Step, entries: Sequence[LogEntry], now
 
 def moment_of(playbook: Playbook, step: Step, entries: Sequence[LogEntry]) -> tuple[Step, timedelta] | None:
     """The earlier step of the run that waited for a good moment, and how long such a moment lasts."""
-    before = [one.id for one in playbook.steps].index(step.id)  # its input may have been filled since
+    before = [each.id for each in playbook.steps].index(step.id)  # its input may have been filled since
     for earlier in playbook.steps[:before]:
         last = last_of(entries, earlier.id)
         lasts = last.data.get("moment_s") if last is not None and last.event is StepEvent.done else None
@@ -95,45 +95,49 @@ def moment_of(playbook: Playbook, step: Step, entries: Sequence[LogEntry]) -> tu
 
 def tested_at(playbook: Playbook, entries: Sequence[LogEntry]) -> datetime | None:
     """Since when the run trusts its node: the begin of its tests, or a person's later word to go on."""
-    tests = (began_at(entries, one.id) for one in playbook.steps if one.do is Verb.diagnose)
+    tests = (began_at(entries, step.id) for step in playbook.steps if step.do is Verb.diagnose)
     began = [at for at in tests if at is not None]
     if not began:
         return None
     # Only a person answers a step that asks; that a moment is waited for again comes before the tests.
-    return max([*began, *(one.at for one in entries if one.event is StepEvent.retry)])
+    return max([*began, *(entry.at for entry in entries if entry.event is StepEvent.retry)])
 
 
 def has_removed(entries: Sequence[LogEntry]) -> bool:
     """A removing step is done."""
-    return any(one.event is StepEvent.done and one.data.get("verb") in REMOVING_VERBS for one in entries)
+    return any(
+        entry.event is StepEvent.done and entry.data.get("verb") in REMOVING_VERBS for entry in entries
+    )
 
 
 def has_drained(entries: Sequence[LogEntry]) -> bool:
-    return any(one.event is StepEvent.done and one.data.get("verb") == Verb.drain for one in entries)
+    return any(entry.event is StepEvent.done and entry.data.get("verb") == Verb.drain for entry in entries)
 
 
 def has_reserved(entries: Sequence[LogEntry]) -> bool:
     """The node was reserved for tests, or may have been: it was granted."""
     granted = (StepEvent.started, StepEvent.done)
-    return any(one.event in granted and one.data.get("verb") == Verb.reserve for one in entries)
+    return any(entry.event in granted and entry.data.get("verb") == Verb.reserve for entry in entries)
 
 
 def approver_of(playbook: Playbook, entries: Sequence[LogEntry]) -> str | None:
     """Who approved last at a step of the run that waits for an approval."""
     asks = {step.id for step in playbook.steps if step.wait == "approval"}
-    given = (one for one in reversed(entries) if one.step in asks and one.event is StepEvent.done)
-    return next((str(one.data["by"]) for one in given if one.data.get("by")), None)
+    given = (entry for entry in reversed(entries) if entry.step in asks and entry.event is StepEvent.done)
+    return next((str(entry.data["by"]) for entry in given if entry.data.get("by")), None)
 
 
 def stuck_since(entries: Sequence[LogEntry]) -> datetime | None:
     """Since when the check `jobs_left` saw all jobs of the node completing, where it ended so."""
-    told = [one for one in entries if one.event is StepEvent.done and "stuck_since" in one.data]
-    return datetime.fromisoformat(told[-1].data["stuck_since"]) if told else None
+    stuck = [entry for entry in entries if entry.event is StepEvent.done and "stuck_since" in entry.data]
+    return datetime.fromisoformat(stuck[-1].data["stuck_since"]) if stuck else None
 
 
 def would_have_removed(entries: Sequence[LogEntry]) -> bool:
     """A removing step of a shadow run is done, as if."""
-    return any(one.event is StepEvent.done and one.data.get("would") in REMOVING_VERBS for one in entries)
+    return any(
+        entry.event is StepEvent.done and entry.data.get("would") in REMOVING_VERBS for entry in entries
+    )
 
 
 def restarts_of(run: Run, item: str | None, entries: Sequence[LogEntry]) -> int | None:
@@ -153,16 +157,16 @@ def facts_of(run: Run, playbook: Playbook, incident: Incident | None) -> dict[st
             "verdict.cause": str(incident.cause),
         }
         chosen = run.input.get("remedy")
-        told = [Remedy(str(chosen))] if chosen else list(incident.remedy[:1])
+        asked = [Remedy(str(chosen))] if chosen else list(incident.remedy[:1])
         # More may have been told since the run began: what asks for a higher rung counts.
-        rungs = [one for one in (*told, *incident.remedy) if one in REMEDY_LADDER]
-        remedy = max(rungs, key=REMEDY_LADDER.index) if rungs and chosen else next(iter(told), None)
+        rungs = [remedy for remedy in (*asked, *incident.remedy) if remedy in REMEDY_LADDER]
+        remedy = max(rungs, key=REMEDY_LADDER.index) if rungs and chosen else next(iter(asked), None)
         found |= {"verdict.remedy": str(remedy)} if remedy else {}
     given = run.input.get("inputs") or {}
-    optional = {name: msgspec.structs.replace(one, required=False) for name, one in playbook.inputs.items()}
+    optional = {name: msgspec.structs.replace(spec, required=False) for name, spec in playbook.inputs.items()}
     book = msgspec.structs.replace(playbook, inputs=optional)
-    known = read_inputs(book, {name: value for name, value in given.items() if name in playbook.inputs})
-    return found | {f"input.{name}": value for name, value in known.items()}
+    inputs = read_inputs(book, {name: value for name, value in given.items() if name in playbook.inputs})
+    return found | {f"input.{name}": value for name, value in inputs.items()}
 
 
 def entry_of(

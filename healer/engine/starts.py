@@ -52,7 +52,7 @@ from healer.ports.request_errors import Conflict, Invalid, NotFound
 from healer.ports.scheduling import Scheduler, SchedulerError
 
 
-class Asked(NamedTuple):
+class StartRequest(NamedTuple):
     """A request with its playbook, its job as Slurm knows it, and the jobs to be restarted with it."""
 
     request: RunRequest
@@ -61,7 +61,7 @@ class Asked(NamedTuple):
     restart: Mapping[str, int] = {}
 
 
-def start_runs(tx: CommandTx, many: Sequence[Asked], rules: Ruleset, clock: Clock) -> list[object]:
+def start_runs(tx: CommandTx, many: Sequence[StartRequest], rules: Ruleset, clock: Clock) -> list[object]:
     """For each a run, the verdict that refused it, what was wrong with the request, or ALONE.
 
     A request that is repeated gets the run that there is. Of two on the same node or job the later one is for
@@ -69,7 +69,7 @@ def start_runs(tx: CommandTx, many: Sequence[Asked], rules: Ruleset, clock: Cloc
     """
     facts = tx.lock_gate()
     now = clock.now()  # the lock may have been waited for
-    known = tx.known_runs([asked.request.id for asked in many])
+    repeated = tx.known_runs([asked.request.id for asked in many])
     nodes = [asked.request.node for asked in many if asked.request.node is not None]
     batch = _Batch(tx, rules, now, tx.waiting_on(nodes))
     seen, results = set[tuple[str, str | None]](), list[object]()
@@ -79,8 +79,8 @@ def start_runs(tx: CommandTx, many: Sequence[Asked], rules: Ruleset, clock: Cloc
         about = {place for place in places if place[1] is not None}
         if seen & about:
             results.append(ALONE)
-        elif request.id in known:
-            results.append(known[request.id])
+        elif request.id in repeated:
+            results.append(repeated[request.id])
         else:
             seen |= about
             result, facts = batch.begin(asked, facts)
@@ -99,12 +99,12 @@ class _Batch:
         self.decisions: list[Decision] = []
         self.records: list[AuditRecord] = []
 
-    def begin(self, asked: Asked, facts: GateFacts) -> tuple[object, GateFacts]:
+    def begin(self, asked: StartRequest, facts: GateFacts) -> tuple[object, GateFacts]:
         """The run, the verdict that refuses it or the error, and the facts for the next one."""
         tx, rules, now, request = self._tx, self._rules, self._now, asked.request
         try:
-            incident = incident_meant(tx, request, facts)
-            run = run_asked(asked, incident, now)
+            incident = incident_of(tx, request, facts)
+            run = run_to_start(asked, incident, now)
         except (NotFound, Invalid) as error:
             return error, facts
         facts = with_sweeps(tx, facts, asked.playbook, rules, now)
@@ -143,7 +143,7 @@ class _Batch:
         other = _at_work(self._tx, run, facts)
         if other is None or is_untouched(other, self._rules.playbooks.get(other.playbook), facts):
             return None
-        return Conflict(taken_sentence(run.node))
+        return Conflict(node_taken_text(run.node))
 
     def _take_over_waiting(self, run: Run) -> None:
         """A person's run takes over one that only waits on the same node."""
@@ -170,7 +170,7 @@ class _Batch:
         self.records.append(record)
 
 
-def incident_meant(tx: CommandTx, request: RunRequest, facts: GateFacts) -> Incident | None:
+def incident_of(tx: CommandTx, request: RunRequest, facts: GateFacts) -> Incident | None:
     """The incident that the request names, else the one whose slot the node holds. Raises NotFound."""
     if request.incident is not None:
         found = tx.incident(request.incident)
@@ -191,7 +191,7 @@ def with_sweeps(
     return msgspec.structs.replace(facts, sweeps=tx.sweeps(books, tests_since(rules, facts.cluster, now)))
 
 
-def run_asked(asked: Asked, incident: Incident | None, now: datetime) -> Run:
+def run_to_start(asked: StartRequest, incident: Incident | None, now: datetime) -> Run:
     """The run as it would begin now. A job has many names (`4700_3`, `4711+1`): the run has the one by
     which Slurm lists and restarts it, which caps, fences and guards know it by. Raises Invalid."""
     request, playbook, job = asked.request, asked.playbook, asked.job
@@ -255,7 +255,7 @@ def take_over_untouched(tx: CommandTx, run: Run, facts: GateFacts, rules: Rulese
     return True
 
 
-def taken_sentence(node: str | None) -> str:
+def node_taken_text(node: str | None) -> str:
     return f"another run is working on {node}: wait for it or cancel it"
 
 
@@ -289,10 +289,10 @@ def agreed_restarts(
         raise Invalid("restart", f"{playbook.name} restarts no job that is named with it")
     here = {job.id: job for job in _jobs_on(scheduler, node)}
     found: dict[str, int] = {}
-    for one in named:
-        name, _, life = one.partition(":")
+    for text in named:
+        name, _, life = text.partition(":")
         if life and not (life.isascii() and life.isdecimal()):
-            raise Invalid("restart", f"{one}: after the job comes how often it was restarted, as in 4711:0")
+            raise Invalid("restart", f"{text}: after the job comes how often it was restarted, as in 4711:0")
         job = here.get(name) or read_job(scheduler, name)
         if job is None or job.id not in here:
             raise Invalid("restart", f"job {name} does not run on {node}")

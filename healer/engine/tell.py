@@ -75,42 +75,42 @@ _UNNAMED = "rules/notifications.yaml names this channel no longer"
 # --- planning: incidents -> messages
 
 
-def plan(tx: PlanTx, cluster: str, told: Notifications, now: datetime) -> None:
+def plan(tx: PlanTx, cluster: str, settings: Notifications, now: datetime) -> None:
     """Finds what is news in this cluster and puts it before the channels."""
-    since = _note_channels(tx, told, now)
+    since = _note_channels(tx, settings, now)
     if since:
-        _tell_opened(tx, cluster, told, min(since.values()), now)
-        _tell_further(tx)
+        _queue_opened(tx, cluster, settings, min(since.values()), now)
+        _queue_changed(tx)
     unrouted = tx.unrouted()
-    for one in unrouted:
-        if one.message is not None and since:
-            _route(tx, one, one.message, told, since, now)
-    tx.mark_routed([one.id for one in unrouted])
+    for row in unrouted:
+        if row.message is not None and since:
+            _route(tx, row, row.message, settings, since, now)
+    tx.mark_routed([row.id for row in unrouted])
     if since:
-        _gather_digests(tx, cluster, told, now)
+        _gather_digests(tx, cluster, settings, now)
 
 
-def _note_channels(tx: NewsTx, told: Notifications, now: datetime) -> dict[str, datetime]:
+def _note_channels(tx: NewsTx, settings: Notifications, now: datetime) -> dict[str, datetime]:
     """Since when each channel is named: it is told what comes after that."""
-    known, named = tx.channels(), {one.name for one in told.channels}
-    for name in named - known.keys():
+    stored, named = tx.channels(), {channel.name for channel in settings.channels}
+    for name in named - stored.keys():
         tx.name_channel(name)
-    for name in known.keys() - named:
+    for name in stored.keys() - named:
         tx.drop_channel(name, _UNNAMED)
-    return {name: known.get(name, now) for name in named}
+    return {name: stored.get(name, now) for name in named}
 
 
-def _tell_opened(tx: NewsTx, cluster: str, told: Notifications, since: datetime, now: datetime) -> None:
+def _queue_opened(tx: NewsTx, cluster: str, settings: Notifications, since: datetime, now: datetime) -> None:
     """Those at P0 are paged for by the walk: only where healer cannot or may not act for a while."""
     for incident, stage in tx.untold(since):
         if incident.settle_until > now:
             continue
-        if routes_to(told.routes, incident.severity, cluster, news.about_incident(incident)):
+        if routes_to(settings.routes, incident.severity, cluster, news.about_incident(incident)):
             tx.queue(news.opened_news(incident, now if stage else None))
         tx.note_told(incident.id, incident.severity, Stage.opened)
 
 
-def _tell_further(tx: NewsTx) -> None:
+def _queue_changed(tx: NewsTx) -> None:
     for incident in tx.told_changed():
         stage = Stage.acknowledged if incident.is_open else Stage.resolved
         if tx.thread(incident.id).has_deliveries:
@@ -123,24 +123,24 @@ def _tell_further(tx: NewsTx) -> None:
 
 
 def _route(
-    tx: PlanTx, one: Unrouted, message: Message, told: Notifications, since: Mapping[str, datetime],
+    tx: PlanTx, row: Unrouted, message: Message, settings: Notifications, since: Mapping[str, datetime],
     now: datetime,
 ) -> None:  # fmt: skip
     thread = tx.thread(message.incident or message.id)
     if message.about.stage is not Stage.opened:
-        _follow(tx, one, message, told, thread, now)
+        _route_follow_up(tx, row, message, settings, thread, now)
         return
     is_over = thread.state is IncidentState.resolved
-    for way in routes_to(told.routes, message.severity, message.cluster, message.about):
-        if since[way.channel] > one.at:
+    for way in routes_to(settings.routes, message.severity, message.cluster, message.about):
+        if since[way.channel] > row.at:
             continue
         if way.how is Manner.digest and way.channel not in thread.standing:
-            _put(tx, message, one.at, way, DeliveryState.digest)
+            _put(tx, message, row.at, way, DeliveryState.digest)
         elif is_over:
-            _put(tx, message, one.at, way, DeliveryState.over, ended_at=now)
+            _put(tx, message, row.at, way, DeliveryState.over, ended_at=now)
         else:
             due = _backed_off(tx, way.channel, alarm_of(message, way.how), now)
-            _put(tx, message, one.at, way, DeliveryState.due, next_try_at=due)
+            _put(tx, message, row.at, way, DeliveryState.due, next_try_at=due)
     if message.incident is not None and thread.state is not None and not is_over:
         # What the walk itself told of counts as told: no second message about its opening.
         worst = min(thread.severity or message.severity, message.severity)
@@ -148,24 +148,24 @@ def _route(
         tx.note_told(message.incident, worst, stage or Stage.opened)
 
 
-def _follow(
-    tx: PlanTx, one: Unrouted, message: Message, told: Notifications, thread: Thread, now: datetime
+def _route_follow_up(
+    tx: PlanTx, row: Unrouted, message: Message, settings: Notifications, thread: Thread, now: datetime
 ) -> None:
     """News of an incident go where it was told before, and nowhere else. Its end takes back what still waits
     and was never tried."""
     is_end = message.about.stage is Stage.resolved
     if is_end:
-        _take_back(tx, message.incident or message.id)
-    for channel in told.channels:
+        _withdraw_untried(tx, message.incident or message.id)
+    for channel in settings.channels:
         name = channel.name
         if name in thread.standing or name in thread.tried:
             if is_end or channel.kind not in _BOTS:
-                _put(tx, message, one.at, Routing(name, Manner.channel), DeliveryState.due, next_try_at=now)
+                _put(tx, message, row.at, Routing(name, Manner.channel), DeliveryState.due, next_try_at=now)
         elif is_end and name in thread.listed:
-            _put(tx, message, one.at, Routing(name, Manner.digest), DeliveryState.digest)
+            _put(tx, message, row.at, Routing(name, Manner.digest), DeliveryState.digest)
 
 
-def _take_back(tx: PlanTx, thread: str) -> None:
+def _withdraw_untried(tx: PlanTx, thread: str) -> None:
     """What reached no channel is over, and does not count as told."""
     for channel, alarm, raised in tx.raised_untried(thread):
         tx.save_raised(channel, alarm, news.withdraw_alarm(raised))
@@ -193,16 +193,16 @@ def _put(
     tx.put(Put(message=message, channel=way.channel, how=way.how, alarm=alarm, at=at, state=state, **when))
 
 
-def _gather_digests(tx: PlanTx, cluster: str, told: Notifications, now: datetime) -> None:
+def _gather_digests(tx: PlanTx, cluster: str, settings: Notifications, now: datetime) -> None:
     """One message of all that waits at a channel, once the oldest of it has waited long enough."""
     oldest = tx.digests()
-    for channel in told.channels:
-        if channel.name not in oldest or now - oldest[channel.name] < timedelta(hours=told.digest_h):
+    for channel in settings.channels:
+        if channel.name not in oldest or now - oldest[channel.name] < timedelta(hours=settings.digest_h):
             continue
         waiting = tx.in_digest(channel.name)
         name = f"digest:{cluster}:{channel.name}:{now.isoformat()}"
         items = [news.Item(message=message, incident=incident) for _, message, incident in waiting]
-        message = news.digest(name, cluster, items, told.console_url)
+        message = news.digest(name, cluster, items, settings.console_url)
         tx.queue(message, routed=True)
         way = Routing(channel.name, Manner.digest)
         _put(tx, message, now, way, DeliveryState.due, next_try_at=now)
@@ -246,7 +246,7 @@ def deliver_due(
             else:
                 messages_go = False
             now = clock.now()
-            outcome = failure(attempt, error, now, chance())
+            outcome = outcome_of_failure(attempt, error, now, chance())
             outbox.settle(attempt, outcome, _record(attempt, outcome, now), now)
             continue
         now = clock.now()
@@ -293,10 +293,10 @@ def deliver_to(
             if attempt is None:
                 break
             try:
-                notice, outcome = _tell(attempt, teller, links)
+                notice, outcome = _send_to_channel(attempt, teller, links)
             except DeliveryFailed as error:
                 now = clock.now()
-                outcome = failure(attempt, error, now, chance(), may_end=not attempt.page)
+                outcome = outcome_of_failure(attempt, error, now, chance(), may_end=not attempt.page)
                 outbox.settle(attempt, outcome, _record(attempt, outcome, now), now)
                 break
             now = clock.now()
@@ -305,7 +305,9 @@ def deliver_to(
     return sent
 
 
-def _tell(attempt: Attempt, teller: Callable[[], MessageChannel], links: Links) -> tuple[Notice, Outcome]:
+def _send_to_channel(
+    attempt: Attempt, teller: Callable[[], MessageChannel], links: Links
+) -> tuple[Notice, Outcome]:
     """Where it is not known what came of an earlier try, the channel is asked for that very message first."""
     _check_tries(attempt)
     channel = teller()
@@ -332,7 +334,7 @@ def renew(outbox: ChannelOutbox, channel: Renewer, every: timedelta, now: dateti
     return len(notices)
 
 
-def failure(
+def outcome_of_failure(
     attempt: Attempt, error: DeliveryFailed, now: datetime, chance: float, *, may_end: bool = False
 ) -> Outcome:
     """It is tried again, but not after the last try, nor (`may_end`) where the sink says that it never will

@@ -89,11 +89,11 @@ class Walk:
         if not is_untouched(run, self.rules.playbooks.get(run.playbook), self.facts):
             return self.withdraw(incident, why)
         self.tx.set_run_state(run.id, RunState.done, why=why, at=self.now)
-        self.facts = without(self.facts, run)
+        self.facts = without_run(self.facts, run)
         return True
 
     def open_incidents(self) -> list[Incident]:
-        return [one for one in self.work.by_id.values() if one.is_open]
+        return [incident for incident in self.work.by_id.values() if incident.is_open]
 
     def audit(self, verb: str, subject: str, **data: Any) -> None:
         self.tx.audit(audit_record(self.picture.cluster, self.now, "healer", verb, subject, **data))
@@ -111,12 +111,12 @@ SWEEPS_EVERY = timedelta(seconds=30)
 #: Guards that say the same of every node: the first answer is enough.
 HOLDS_ALL = frozenset({Guard.stale, Guard.breaker, Guard.cooldown})
 #: What a detector finds again as long as it is so: drains of others, silence.
-TOLD_ANEW = FaultClass.informational
+REPORTED_AGAIN = FaultClass.informational
 
 
-def put_right(walk: Walk) -> None:
+def settle_slots_and_breaker(walk: Walk) -> None:
     _free_slots(walk)
-    _turn_breaker(walk)
+    _update_breaker(walk)
 
 
 def _free_slots(walk: Walk) -> None:
@@ -142,10 +142,10 @@ def _free_slots(walk: Walk) -> None:
 
 def _changed(walk: Walk, slot: Slot, freed: set[str]) -> bool:
     """Its run wrote to it after the facts were read. One that it gave back is free."""
-    known = walk.tx.slot_of(slot.node)
-    if known is None:
+    stored = walk.tx.slot_of(slot.node)
+    if stored is None:
         freed.add(slot.node)
-    return known is None or (known.run, known.drained_at) != (slot.run, slot.drained_at)
+    return stored is None or (stored.run, stored.drained_at) != (slot.run, slot.drained_at)
 
 
 def _returns_it(walk: Walk, slot: Slot) -> bool:
@@ -164,21 +164,21 @@ def _veto(walk: Walk, slot: Slot, veto: Veto) -> None:
         walk.tx.set_run_state(name, RunState.cancelled, why=why, at=walk.now)
         del walk.runs[name]
     over = {"state": IncidentState.resolved, "closed": walk.now, "updated": walk.now, "closed_why": why}
-    for one in open_on(walk.work, veto.node):
-        walk.work.put(msgspec.structs.replace(one, **over, run=None))
+    for incident in open_incidents_on(walk.work, veto.node):
+        walk.work.put(msgspec.structs.replace(incident, **over, run=None))
 
 
-def without(facts: GateFacts, run: Run) -> GateFacts:
+def without_run(facts: GateFacts, run: Run) -> GateFacts:
     """As if this run worked on no node."""
     return msgspec.structs.replace(
         facts, running={node: name for node, name in facts.running.items() if name != run.id}
     )
 
 
-def release(walk: Walk) -> list[str]:
+def begin_releases(walk: Walk) -> list[str]:
     """Jobs that a permitted prolog left held, and those that need not be kept off a node any more; the
     runs that were set going for it."""
-    bad = {name for one in walk.work.by_id.values() if one.is_open for name in one.bad_nodes}
+    bad = {name for incident in walk.work.by_id.values() if incident.is_open for name in incident.bad_nodes}
     at_work = {run.job for run in walk.runs.values() if run.job is not None}
     back = [
         run for run in runs_to_lift_exclusions(walk.gate.snapshot, bad, walk.now) if run.job not in at_work
@@ -198,7 +198,7 @@ def _begin(walk: Walk, runs: Sequence[Run]) -> list[str]:
     return [run.id for run in begun]
 
 
-def follow_up(walk: Walk) -> list[str]:
+def begin_requeues(walk: Walk) -> list[str]:
     """Jobs that a fault hits which joined its incident after the run had listed them: each is requeued once,
     by a run of its own. The runs that were set going for it."""
     begun: list[str] = []
@@ -214,7 +214,7 @@ def follow_up(walk: Walk) -> list[str]:
     return begun
 
 
-def restart_jobs(walk: Walk) -> list[str]:
+def begin_restarts(walk: Walk) -> list[str]:
     """Jobs that have lost data to a fault whose own repair may wait: each is requeued once, beside the plan.
     The runs that were set going for it."""
     begun: list[str] = []
@@ -263,13 +263,13 @@ def sweeps_due(walk: Walk) -> bool:
     return waited and walk.picture.slurm is not None and is_scheduled(walk.rules, walk.picture.cluster)
 
 
-def sweep(walk: Walk) -> list[str]:
+def begin_sweeps(walk: Walk) -> list[str]:
     """Sweeps whose turn it is, as many as the gate lets begin."""
     books, due = walk.rules.sweeping, sweeps_due(walk)
     if due or any(run.state is RunState.held and run.playbook in books for run in walk.runs.values()):
         # A person's sweep may be held, too: the gate is asked for it later in this walk.
-        known = walk.tx.sweeps(books, tests_since(walk.rules, walk.picture.cluster, walk.now))
-        walk.facts = msgspec.structs.replace(walk.gate, sweeps=known)
+        sweeps = walk.tx.sweeps(books, tests_since(walk.rules, walk.picture.cluster, walk.now))
+        walk.facts = msgspec.structs.replace(walk.gate, sweeps=sweeps)
     if not due:
         return []
     walk.picture.swept_at = walk.now
@@ -289,7 +289,7 @@ def sweep(walk: Walk) -> list[str]:
     return begun
 
 
-def _turn_breaker(walk: Walk) -> None:
+def _update_breaker(walk: Walk) -> None:
     facts = walk.gate
     breaker = facts.breaker
     if breaker.canary is not None:
@@ -324,18 +324,18 @@ def _is_full(verdict: JudgeResult) -> bool:
     return (answer.used or 0) >= answer.limit
 
 
-def open_on(work: Book, node: str) -> list[Incident]:
+def open_incidents_on(work: Book, node: str) -> list[Incident]:
     """Open incidents of faults on the node; drains of others and silence speak for themselves."""
-    fits = (one for one in work.by_id.values() if one.is_open and one.root.node == node)
-    return [one for one in fits if one.fault_class is not TOLD_ANEW]
+    fits = (incident for incident in work.by_id.values() if incident.is_open and incident.root.node == node)
+    return [incident for incident in fits if incident.fault_class is not REPORTED_AGAIN]
 
 
 def note_inventories(tx: WalkTx, picture: Picture, now: datetime) -> None:
     """Stores new facts that nodes sent of themselves, and reads from time to time what nodes should be."""
     nodes = (picture.nodes[name] for name in sorted(picture.facts_changed))
-    tx.save_inventories([_inventory(picture, one, now) for one in nodes])
+    tx.save_inventories([_inventory(picture, node, now) for node in nodes])
     if picture.references_at is None or now - picture.references_at >= REFERENCES_EVERY:
-        picture.references = {one.kind: one for one in tx.references()}
+        picture.references = {reference.kind: reference for reference in tx.references()}
         picture.references_at = now
 
 

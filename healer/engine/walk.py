@@ -15,7 +15,7 @@ from healer.detection import PictureLook, detect, read_all
 from healer.detection.protocol import Pair
 from healer.detection.reported import gauge_findings
 from healer.engine.decide_incidents import decide_all, lock_gate_if_needed
-from healer.engine.upkeep import Walk, note_inventories, open_on
+from healer.engine.upkeep import Walk, note_inventories, open_incidents_on
 from healer.incidents import (
     apply_command,
     close_if_over,
@@ -79,7 +79,7 @@ def walk(
     if sensed is not None:
         picture.sensed = sensed
     live = picture.update(batch, rules.topology)
-    commands = [msgspec.convert(one.data, Command) for one in batch if one.kind is ObservationKind.command]
+    commands = [msgspec.convert(seen.data, Command) for seen in batch if seen.kind is ObservationKind.command]
     for command in commands:
         if command.kind is CommandKind.node_returned:
             picture.clear(str(command.data["node"]), moment_of(command, "cleared_at"))
@@ -97,9 +97,9 @@ def walk(
         lock_gate_if_needed(state, commands, findings)
         for command in commands:
             take_command(state, command)
-        heal(state)
+        resolve_cleared(state)
         end_planned_work(context, state.work, rules)
-        take_findings(state.work, without_own_drains(state, findings))
+        take_findings(state.work, without_hook_drains(state, findings))
         place_and_climb(rules, picture, state.work, state.known, now)
         state.pass_over(apply_context(context, state.work, passed, rules))
         close_all(state)
@@ -110,25 +110,27 @@ def walk(
         settle_forecasts(tx, rules, picture, findings, state.work.placed, now)
         note_inventories(tx, picture, now)
         tx.consume(batch)
-    _remember(state, findings)
+    _note_for_next_walk(state, findings)
     return state.started
 
 
-def _remember(walk: Walk, findings: Sequence[Finding]) -> None:
+def _note_for_next_walk(walk: Walk, findings: Sequence[Finding]) -> None:
     """What the next walk and the senses need to know of this one, once it is committed."""
-    picture, known = walk.picture, walk.work.by_id.values()
+    picture, incidents = walk.picture, walk.work.by_id.values()
     picture.history.keep()
     picture.nodes_changed = False
     picture.facts_changed.clear()
     picture.changes.booted.clear()
     picture.told(findings, walk.now)
-    settling = (one.settle_until for one in walk.open_incidents() if one.settle_until > walk.now)
+    settling = (
+        incident.settle_until for incident in walk.open_incidents() if incident.settle_until > walk.now
+    )
     picture.settles_at = min(settling, default=None)
-    picture.faults = open_faults(known)
-    silent = [one for one in walk.open_incidents() if one.fault in OUTAGES]
-    picture.silence.outages = tuple(outage_of(one) for one in silent)
+    picture.faults = open_faults(incidents)
+    silent = [incident for incident in walk.open_incidents() if incident.fault in OUTAGES]
+    picture.silence.outages = tuple(outage_of(outage) for outage in silent)
     picture.watched = frozenset(
-        pair for one in walk.open_incidents() for pair in measured_pairs(walk.rules, picture, one)
+        pair for incident in walk.open_incidents() for pair in measured_pairs(walk.rules, picture, incident)
     )
 
 
@@ -146,7 +148,7 @@ def _planned_on(rules: Ruleset, picture: Picture, now: datetime, node: SlurmNode
     return planned_window(rules, picture.cluster, node, now, picture.slurm)
 
 
-def _tell_ticket(walk: Walk, before: Incident | None, incident: Incident) -> None:
+def _update_ticket(walk: Walk, before: Incident | None, incident: Incident) -> None:
     stage = ticket_stage(before, incident)
     if stage is not None and walk.tx.has_ticket(incident.id):
         steps = walk.tx.steps_of(incident) if stage is TicketStage.closed else []
@@ -168,7 +170,7 @@ def _save(walk: Walk) -> None:
                 walk.tx.queue_message(notify_message(incident))
         if not incident.is_open and (before is None or before.is_open):
             walk.audit("incident.resolved", subject, why=incident.closed_why, incident=incident.id)
-        _tell_ticket(walk, before, incident)
+        _update_ticket(walk, before, incident)
     for name, finding in walk.work.placed:
         walk.tx.add_findings(name, [finding])
 
@@ -177,44 +179,44 @@ def _save(walk: Walk) -> None:
 
 
 def take_command(walk: Walk, command: Command) -> None:
-    known = walk.work.by_id.get(command.incident or "")
-    if known is None and command.incident:
-        known = walk.tx.incident(command.incident)
-    meant = [known] if known is not None else []
+    incident = walk.work.by_id.get(command.incident or "")
+    if incident is None and command.incident:
+        incident = walk.tx.incident(command.incident)
+    meant = [incident] if incident is not None else []
     if command.kind is CommandKind.node_returned:  # what else was open on the node is over with it
         since = moment_of(command, "since")
-        others = open_on(walk.work, str(command.data["node"]))
+        others = open_incidents_on(walk.work, str(command.data["node"]))
         # What opened while the run went on is not what it returned the node from.
         meant += [
-            one
-            for one in others
-            if one.id != command.incident and one.opened <= since and not is_unfinished(one, command)
+            other
+            for other in others
+            if other.id != command.incident and other.opened <= since and not is_unfinished(other, command)
         ]
-    for one in meant:
-        _apply_to(walk, one, command)
-    if command.kind is CommandKind.split and known is not None:
-        _split(walk, walk.work.by_id[known.id], command)
+    for incident in meant:
+        _apply_to(walk, incident, command)
+    if command.kind is CommandKind.split and incident is not None:
+        _split(walk, walk.work.by_id[incident.id], command)
 
 
 def _split(walk: Walk, incident: Incident, command: Command) -> None:
     wanted = set(command.data["incidents"])
-    parts = [one for one in walk.tx.merged_into(incident.id) if one.id in wanted]
-    walk.known |= {one.id: one for one in parts if one.id not in walk.known}
+    parts = [part for part in walk.tx.merged_into(incident.id) if part.id in wanted]
+    walk.known |= {part.id: part for part in parts if part.id not in walk.known}
     unfold_from_wave(walk.work, incident, parts, command.by)
 
 
-def _apply_to(walk: Walk, known: Incident, command: Command) -> None:
-    walk.known.setdefault(known.id, known)
-    changed = apply_command(known, command)
+def _apply_to(walk: Walk, before: Incident, command: Command) -> None:
+    walk.known.setdefault(before.id, before)
+    changed = apply_command(before, command)
     if command.kind is CommandKind.resolve and not changed.is_open:
-        note_settled(walk.picture, known, command.by, command.at)
-    run = walk.tx.run(known.run) if known.run and changed.run is None else None
+        note_settled(walk.picture, before, command.by, command.at)
+    run = walk.tx.run(before.run) if before.run and changed.run is None else None
     if run is not None and run.state not in ENDED_RUN_STATES and run.id != command.data.get("run"):
         walk.tx.set_run_state(run.id, RunState.cancelled, why=changed.closed_why or "", at=walk.now)
     walk.work.put(changed)
 
 
-def without_own_drains(walk: Walk, findings: Sequence[Finding]) -> Sequence[Finding]:
+def without_hook_drains(walk: Walk, findings: Sequence[Finding]) -> Sequence[Finding]:
     """Without drains that Slurm made because a hook of ours was permitted to fail, while a run holds the
     node: its drain step gives them our reason."""
     permits = walk.facts.permits if walk.facts is not None else ()
@@ -222,16 +224,18 @@ def without_own_drains(walk: Walk, findings: Sequence[Finding]) -> Sequence[Find
         return findings
     held = {slot.node for slot in walk.facts.slots}
     shown = walk.picture.slurm.nodes
-    own = {name for name in held if name in shown and permit_for(shown[name], permits) is not None}
+    ours = {name for name in held if name in shown and permit_for(shown[name], permits) is not None}
     return [
-        one for one in findings if not (fault_is(one.fault, Trait.slurm_drain) and one.component.node in own)
+        finding
+        for finding in findings
+        if not (fault_is(finding.fault, Trait.slurm_drain) and finding.component.node in ours)
     ]
 
 
 def moment_of(command: Command, name: str) -> datetime:
     """A moment that a run tells with its news; that of the news where it tells none."""
-    told = command.data.get(name)
-    return datetime.fromisoformat(told) if told else command.at
+    moment = command.data.get(name)
+    return datetime.fromisoformat(moment) if moment else command.at
 
 
 # --- incidents that heal, end, or make way for a worse one
@@ -241,7 +245,7 @@ def moment_of(command: Command, name: str) -> datetime:
 LOOK_NOTED_S = 15.0
 
 
-def heal(walk: Walk) -> None:
+def resolve_cleared(walk: Walk) -> None:
     """Before the walk's findings: the same fault after its end is a new one."""
     for incident in walk.open_incidents():
         if (over := find_auto_resolve(walk.rules, walk.picture, incident)) is None:
@@ -259,7 +263,7 @@ def heal(walk: Walk) -> None:
 
 def close_all(walk: Walk) -> None:
     for name in list(walk.work.by_id):
-        incident = _make_way(walk, walk.work.by_id[name])
+        incident = _leave_to_worse(walk, walk.work.by_id[name])
         if incident.merged_into is not None and incident.run and name in walk.work.changed:
             walk.end_plan(incident, incident.closed_why or "")
         pairs = measured_pairs(walk.rules, walk.picture, incident) if incident.is_open else ()
@@ -290,7 +294,7 @@ def _looked_at(walk: Walk, incident: Incident) -> datetime | None:
     return at if noted is None or (at - noted).total_seconds() >= LOOK_NOTED_S else noted
 
 
-def _make_way(walk: Walk, incident: Incident) -> Incident:
+def _leave_to_worse(walk: Walk, incident: Incident) -> Incident:
     """Its run has left the node to a worse incident, or waits for permission: that one explains this.
 
     To one that healer may not act on nothing is left; the run only does not return the node.
@@ -343,8 +347,8 @@ def note_merged(walk: Walk) -> None:
         if root is None or (before is not None and before.merged_into == root.id):
             continue
         why = f"follows from this one (incident {incident.short_id})"
-        aside = RuledOut(at=incident.opened, what=incident.title, why=why, component=incident.root)
-        work.put(add_ruled_out(root, aside))
+        ruled_out = RuledOut(at=incident.opened, what=incident.title, why=why, component=incident.root)
+        work.put(add_ruled_out(root, ruled_out))
 
 
 def note_cost(walk: Walk) -> None:
@@ -354,7 +358,7 @@ def note_cost(walk: Walk) -> None:
         incident = work.by_id[name]
         if finding.confidence > (incident.confidence or 0.0):
             work.put(msgspec.structs.replace(incident, confidence=finding.confidence))
-    for incident in [one for one in work.by_id.values() if one.is_open and has_unsettled_hits(one)]:
+    for incident in [other for other in work.by_id.values() if other.is_open and has_unsettled_hits(other)]:
         with_cost = with_hits(incident, walk.picture.slurm, walk.tx.newest_durable, walk.now)
         if with_cost is not incident:
             work.put(with_cost)

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from healer.engine.tell import MAX_TRIES, alarm_of, failure, wait_after
+from healer.engine.tell import MAX_TRIES, alarm_of, outcome_of_failure, wait_after
 from healer.model import About, DeliveryState, Manner, Message, Severity
 from healer.ports.outbound import Attempt, DeliveryFailed
 
@@ -17,21 +17,23 @@ def attempt(tries: int, *, page: bool = False) -> Attempt:
 
 def test_it_is_tried_again_until_the_last_try() -> None:
     error = DeliveryFailed("the sink answered 500")
-    waits = [failure(attempt(tries), error, NOW, 0.5).next_try_at for tries in range(1, MAX_TRIES + 1)]
+    waits = [
+        outcome_of_failure(attempt(tries), error, NOW, 0.5).next_try_at for tries in range(1, MAX_TRIES + 1)
+    ]
     assert waits == [*(NOW + timedelta(seconds=one) for one in (5, 30, 180, 1080)), None]
-    assert failure(attempt(MAX_TRIES), error, NOW, 0.5).state is DeliveryState.failed
+    assert outcome_of_failure(attempt(MAX_TRIES), error, NOW, 0.5).state is DeliveryState.failed
 
 
 @pytest.mark.parametrize(("may_end", "state"), [(True, DeliveryState.failed), (False, DeliveryState.due)])
 def test_what_is_refused_ends_where_it_may(may_end: bool, state: DeliveryState) -> None:
     refused = DeliveryFailed("invalid_auth", refused=True)
-    outcome = failure(attempt(1), refused, NOW, 0.5, may_end=may_end)
+    outcome = outcome_of_failure(attempt(1), refused, NOW, 0.5, may_end=may_end)
     assert (outcome.state, outcome.word, outcome.text) == (state, "refused", "invalid_auth")
 
 
 def test_a_sink_gets_the_pause_that_it_wants_but_an_hour_at_most() -> None:
     for wish, held_s in ((90.0, 90), (86_400.0, 3600)):
-        outcome = failure(attempt(1), DeliveryFailed("busy", wish), NOW, 0.5)
+        outcome = outcome_of_failure(attempt(1), DeliveryFailed("busy", wish), NOW, 0.5)
         assert outcome.held_until == outcome.next_try_at == NOW + timedelta(seconds=held_s)
     assert wait_after(1, 1.0, 0.5) == 5.0
 

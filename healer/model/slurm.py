@@ -119,7 +119,9 @@ def owner_of(reason: str, user: str = "") -> ReasonOwner:
     program = _program(reason)
     if program is not None:
         return ReasonOwner(OwnerKind.program, program)
-    return ReasonOwner(OwnerKind.person, "" if _appended_to(reason) else user)
+    # Where Slurm appended words of its own, its user and time have replaced those of the person (d.9).
+    appended = any(slurm_kind(part) is not None for part in reason.split(_APPENDED)[1:])
+    return ReasonOwner(OwnerKind.person, "" if appended else user)
 
 
 @lru_cache(maxsize=4096)
@@ -132,11 +134,6 @@ def slurm_kind(reason: str) -> str | None:
 @lru_cache(maxsize=4096)
 def _program(reason: str) -> str | None:
     return next((name for name, pattern in _PROGRAMS if pattern.match(reason)), None)
-
-
-def _appended_to(reason: str) -> bool:
-    """Slurm added words of its own, and with them its own user and time (d.9)."""
-    return any(slurm_kind(part) is not None for part in reason.split(_APPENDED)[1:])
 
 
 #: Every state and flag of a node that a release up to 26.05 is known to print (d.2 of the facts). A node

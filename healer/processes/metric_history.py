@@ -173,7 +173,7 @@ class WarmUp:
             arrived = [report for report in held if report.arrived_at < end]
             held = [report for report in held if report.arrived_at >= end]
             more = self._lacking(arrived, start, min(end, now))
-            yield sorted([*arrived, *more], key=_arrival), []
+            yield sorted([*arrived, *more], key=lambda report: report.arrived_at), []
             start = end
         if held:
             yield held, []
@@ -207,10 +207,6 @@ class WarmUp:
     def _end(self, why: str) -> None:
         self._over = True
         log.warning("the windows are not warmed up any further", why=why, cluster=self._cluster)
-
-
-def _arrival(report: Report) -> datetime:
-    return report.arrived_at
 
 
 def _reaches(held: Sequence[Report], end: datetime) -> bool:

@@ -443,11 +443,11 @@ class Rehearsing:
             hours = LONGEST_REHEARSAL.total_seconds() / 3600
             why = f"it took longer than {hours:g} hours: try fewer days, or without what was measured"
             self._finish(asked, child, problem=why)
-        elif not self._advance(asked, child.progress(), now):
-            self._finish(asked, child)
-
-    def _advance(self, asked: Rehearsal, progress: float, now: datetime) -> bool:
-        return self._book.advance(asked.id, progress, now, self._pace.left_s(progress, now.timestamp()))
+        else:
+            progress = child.progress()
+            left_s = self._pace.left_s(progress, now.timestamp())
+            if not self._book.advance(asked.id, progress, now, left_s):
+                self._finish(asked, child)
 
     def _finish(
         self,

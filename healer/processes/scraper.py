@@ -79,19 +79,12 @@ def _how(job: ScrapeJob, labels: dict[str, str]) -> tuple[str, str, dict[str, st
     path = labels.get(_PATH) or job.path
     if not path.startswith("/"):
         path = f"/{path}"
-    asked = {name.removeprefix(_PARAMETER): text for name, text in labels.items() if _is_parameter(name)}
+    asked = {name: text for name, text in labels.items() if name.startswith(_PARAMETER)}
     if asked:
-        path += ("&" if "?" in path else "?") + urlencode(asked)
-    others = {
-        name: text
-        for name, text in labels.items()
-        if name not in (_SCHEME, _PATH) and not _is_parameter(name)
-    }
+        query = urlencode({name.removeprefix(_PARAMETER): text for name, text in asked.items()})
+        path += ("&" if "?" in path else "?") + query
+    others = {name: text for name, text in labels.items() if name not in (_SCHEME, _PATH, *asked)}
     return labels.get(_SCHEME) or job.scheme, path, others
-
-
-def _is_parameter(name: str) -> bool:
-    return name.startswith(_PARAMETER)
 
 
 def node_of(target: Target, cluster: str, has_node: HasNode) -> str | None:
@@ -205,7 +198,9 @@ class Scraper:
         self._translators = Translators(lambda: self._ruleset, parts.columns)
         self._commit: GroupCommit[Body[Measured], Measured | BadBody | Refused] = GroupCommit(
             in_thread(Intake(self._put).store, "scrapes"),
-            QueueBounds(wait_s=WAIT_S, queue=QUEUE, batch=BATCH, weigh=_size, gather_s=GATHER_S),
+            QueueBounds(
+                wait_s=WAIT_S, queue=QUEUE, batch=BATCH, weigh=lambda body: body.size, gather_s=GATHER_S
+            ),
         )
         self._kept: dict[tuple[str, str], _Kept] = {}
         self._snapshots: dict[str, SlurmSnapshot] = {}
@@ -436,10 +431,6 @@ class Scraper:
 def _as_target(query: ScrapeQuery) -> Target:
     job = ScrapeJob(name="queries", interval_s=query.interval_s)
     return Target(job=job, host="", url=f"{query.signal}: {query.query}", labels={})
-
-
-def _size(body: Body) -> int:
-    return body.size
 
 
 async def _rest(seconds: float, stopped: Callable[[], bool]) -> None:

@@ -31,7 +31,7 @@ from healer.signals.templates import (
     first_sample_of,
     key_of,
 )
-from healer.signals.values import float_of
+from healer.signals.values import float_of, float_or_none
 from healer.signals.wire import HasNode, wrong_node
 
 LINE_LIMIT = 16_384
@@ -47,6 +47,7 @@ _LABEL = re.compile(
     r'\s*(?:([a-zA-Z_][a-zA-Z0-9_]*)|"((?:[^"\\]|\\.)*)")(?:\s*=\s*"((?:[^"\\]|\\.)*)")?\s*(,|(?=\}))'
 )
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_ESCAPED = {"n": "\n", '"': '"', "\\": "\\"}
 _VALUE = re.compile(r"\s*(\S+)(?:\s+([-+0-9.eE]+))?\s*(?:#.*)?")
 _NO_SAMPLE = "not a sample: a name, labels in braces and a number"
 
@@ -218,7 +219,7 @@ class _Reading:
                 return values
         except msgspec.DecodeError:
             pass
-        values = [_float(word) for word in words]
+        values = [float_or_none(word) for word in words]
         wrong = {word for word, value in zip(words, values, strict=True) if value is None}
         for number, line in enumerate(text.split("\n") if wrong else ()):
             series, _, word = line.rpartition(" ")
@@ -291,18 +292,7 @@ def _says_nothing(line: str) -> bool:
 
 
 def _plain(quoted: str) -> str:
-    return _ESCAPE.sub(_unescaped, quoted) if "\\" in quoted else quoted
-
-
-def _unescaped(match: re.Match[str]) -> str:
-    return {"n": "\n", '"': '"', "\\": "\\"}.get(match[1], match[0])
-
-
-def _float(word: str) -> float | None:
-    try:
-        return float_of(word)
-    except ValueError:
-        return None
+    return _ESCAPE.sub(lambda match: _ESCAPED.get(match[1], match[0]), quoted) if "\\" in quoted else quoted
 
 
 def _value(text: str) -> tuple[float, int]:

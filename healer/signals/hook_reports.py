@@ -20,6 +20,7 @@ from healer.signals.wire import (
     check_id,
     event_time,
     kernel_log_observations,
+    named_nodes,
     normal_boot_id,
     wrong_node,
 )
@@ -125,8 +126,7 @@ def hook_reports(body: Any, hook: str, has_node: HasNode, now: datetime, *, clus
 
 def nodes_of_hooks(body: Any, *, cluster: str) -> set[tuple[str, str]]:
     """Every (cluster, node) that the body names, for tokens bound to one of them."""
-    reports = [item for item in _items(body) if isinstance(item, dict)]
-    return {(str(item.get("cluster") or cluster), str(item.get("node") or "")) for item in reports}
+    return named_nodes(_items(body), cluster)
 
 
 def _items(body: Any) -> list[Any]:

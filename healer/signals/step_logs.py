@@ -20,7 +20,7 @@ from datetime import datetime
 from statistics import median
 from typing import NamedTuple
 
-from healer.signals.values import float_of
+from healer.signals.values import float_or_none
 
 # --- step bars ----------------------------------------------------------------------------------------------
 #
@@ -304,16 +304,6 @@ def _stamp(text: str) -> datetime | None:
 
 
 def _result(text: str) -> float | None:
-    """A loss or norm: also one that is no number, which is then infinite."""
-    number = _float(text)
-    if number is None and text.strip().lower().lstrip("+-") in {"nan", "inf", "infinity"}:
-        return math.inf
-    return number
-
-
-def _float(text: str) -> float | None:
-    try:
-        number = float_of(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
+    """A loss or norm; infinite for NaN and infinity, None for other text."""
+    number = float_or_none(text)
+    return number if number is None or math.isfinite(number) else math.inf

@@ -27,6 +27,14 @@ def float_of(text: str) -> float:
     return float(text)
 
 
+def float_or_none(text: str) -> float | None:
+    """None for what is no number."""
+    try:
+        return float_of(text)
+    except ValueError:
+        return None
+
+
 def int_of(text: str) -> int:
     """The same of a whole number."""
     _check(text)

@@ -208,8 +208,13 @@ def nodes_of_kernel_log(body: Any, *, cluster: str) -> set[tuple[str, str]]:
 
 def nodes_of_heartbeats(body: Any, *, cluster: str) -> set[tuple[str, str]]:
     """The same of a heartbeat body."""
-    beats = [item for item in _beats(body) if isinstance(item, dict)]
-    return {(str(beat.get("cluster") or cluster), str(beat.get("node") or "")) for beat in beats}
+    return named_nodes(_beats(body), cluster)
+
+
+def named_nodes(items: Iterable[Any], cluster: str) -> set[tuple[str, str]]:
+    """(cluster, node) that decoded objects name, "" without a node."""
+    named = [item for item in items if isinstance(item, dict)]
+    return {(str(item.get("cluster") or cluster), str(item.get("node") or "")) for item in named}
 
 
 # --- kernel lines ----------------------------------------------------------------------------------------
@@ -276,7 +281,9 @@ class _Heap:
         check_id("boot_id", boot_id)
         check_id("job", line.job)
         if len(line.line) > LINE_LIMIT_BYTES // 4:  # a letter has four bytes at most
-            _check_size(line.line)
+            size = len(line.line.encode("utf-8", "surrogatepass"))
+            if size > LINE_LIMIT_BYTES:
+                raise BadEntry(f"line: {size} bytes, at most {LINE_LIMIT_BYTES} are taken")
         at = None if line.time is None else parse_time(line.time, self.now)
         return _Taken(index, cluster, node, boot_id, line, at)
 
@@ -312,12 +319,6 @@ class _Taken(msgspec.Struct, frozen=True):
     boot_id: str | None
     entry: KernelEntry
     at: datetime | None
-
-
-def _check_size(line: str) -> None:
-    size = len(line.encode("utf-8", "surrogatepass"))
-    if size > LINE_LIMIT_BYTES:
-        raise BadEntry(f"line: {size} bytes, at most {LINE_LIMIT_BYTES} are taken")
 
 
 def wrong_node(cluster: str, node: str, has_node: HasNode) -> str | None:

@@ -227,7 +227,8 @@ def _run(
         if of_slurm:
             telemetry.show(msgspec.structs.replace(snapshot, taken_at=now), places)
         _send(telemetry, book, series, passed_s, now)
-        sensed = engine.tick(Look(now, telemetry, steps, watched=_all_watched(rule, telemetry)))
+        watched = [(rule.name, part) for part in telemetry.axis(rule.scope).components()]
+        sensed = engine.tick(Look(now, telemetry, steps, watched=watched))
         was_false = was_false or bool(sensed.clear_since)
         for finding in sensed.findings:
             fired.setdefault(part_name(finding.evidence[0].component), passed_s)
@@ -270,10 +271,6 @@ def part_name(component: Component) -> str:
     if component.nic is not None:
         words.append(component.nic)
     return " ".join(words)
-
-
-def _all_watched(rule: DetectionRule, telemetry: "Telemetry") -> list[tuple[str, Component]]:
-    return [(rule.name, component) for component in telemetry.axis(rule.scope).components()]
 
 
 class _Book:

@@ -29,7 +29,6 @@ from healer.model import (
     Remedy,
     Ruleset,
     SlurmNode,
-    Trend,
 )
 from healer.model.vocabulary import did_you_mean
 from healer.observations import Picture
@@ -91,17 +90,10 @@ def _why_not_foretold(rule: ForecastRule, case: ForecastCase) -> str:
     seen = likely(rule, _series(case))[0]
     if (seen is not None) is not case.likely:
         return f"came: {sentence(rule, seen)}" if seen else "it is not found likely to fail"
-    if seen is None:
+    to_days = rule.within_days if case.to_days is None else case.to_days
+    if seen is None or case.from_days <= seen.days <= to_days:
         return ""
-    return "" if case.from_days <= seen.days <= _most(rule, case) else f"came: {_when_and_why(rule, seen)}"
-
-
-def _most(rule: ForecastRule, case: ForecastCase) -> float:
-    return rule.within_days if case.to_days is None else case.to_days
-
-
-def _when_and_why(rule: ForecastRule, seen: Trend) -> str:
-    return f"in {seen.days:.1f} days: {sentence(rule, seen)}"
+    return f"came: in {seen.days:.1f} days: {sentence(rule, seen)}"
 
 
 def _series(case: ForecastCase) -> NDArray[np.float64]:

@@ -25,9 +25,9 @@ from healer.detection.features import (
 )
 from healer.detection.level_shift import (
     JOB_NEAR_S,
-    JOB_STANDS_S,
-    LEARN_ANEW_S,
+    JOB_OUTLIVED_S,
     POINT_S,
+    RELEARN_AFTER_S,
     SHARED_ALL,
     SHARED_LEAST,
     SHARED_PLACE,
@@ -232,10 +232,10 @@ def against_past(peers: Matrix, deals: list[Deal]) -> tuple[Matrix, NDArray[np.b
         at_s = (begin + _POINT) * SAMPLE_S
         deal = int(np.searchsorted(begins, begin, "right")) - 1
         since_s = begins[deal] * SAMPLE_S
-        levels.learn_anew(at_s, LEARN_ANEW_S)
+        levels.relearn(at_s, RELEARN_AFTER_S)
         near = np.full(NODES, at_s - POINT_S - since_s <= JOB_NEAR_S)
         over = levels.step(point, at_s, np.full(NODES, float(deal + 1)), near)
-        outlived = (deal + 1 > levels.epoch) & (at_s - since_s >= JOB_STANDS_S)
+        outlived = (deal + 1 > levels.epoch) & (at_s - since_s >= JOB_OUTLIVED_S)
         stands = over & ((levels.new_job == 0) | outlived)
         together = stands.sum(axis=1)
         stands[(together >= SHARED_LEAST) & (together > SHARED_ALL * NODES)] = False

@@ -104,7 +104,7 @@ def _senses_parts(
         while reader:
             reader.pop().close()
         reader.append(PostgresSamples(db, cluster))
-        marks = JobMarks(own=lambda job: remark_in(job.admin_comment).off)
+        marks = JobMarks(own_exclusions=lambda job: remark_in(job.admin_comment).off)
         lemons = Lemons(cluster, marks, pasts, past.keep)
         figures = FleetFigures(cluster, measured.read, measured.keep)
         return Senses(cluster, now_in_force, columns, trees, lemons, figures), reader[0]

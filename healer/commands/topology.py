@@ -124,7 +124,7 @@ def _tell(found: "Found", topology: "Topology") -> None:
 
 def _compare(text: str, topology: "Topology") -> None:
     from healer.bootstrap import slurm_tree
-    from healer.topology.found import beside_slurm
+    from healer.topology.found import differences_to_slurm
 
     try:
         tree = slurm_tree(text)
@@ -133,7 +133,7 @@ def _compare(text: str, topology: "Topology") -> None:
     if not tree:
         typer.echo("Slurm has no tree of switches to compare with")
         return
-    for line in beside_slurm(topology, tree) or ["Slurm's tree agrees"]:
+    for line in differences_to_slurm(topology, tree) or ["Slurm's tree agrees"]:
         typer.echo(line)
 
 

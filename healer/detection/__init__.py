@@ -83,12 +83,12 @@ DETECTORS: tuple[OverPicture | OverWindows, ...] = (
 
 
 def detect(walk: PictureLook) -> list[Finding]:
-    """All that the picture shows at this moment. A fault that no rule takes gives none; an alert is told all
-    the same, as evidence."""
+    """All findings of the picture at this moment. A fault that no rule takes gives none; an alert is returned
+    all the same, as evidence."""
     note_links(walk)
     found = []
-    for one in DETECTORS:
-        for finding in one.findings(walk) if isinstance(one, OverPicture) else ():
+    for detector in DETECTORS:
+        for finding in detector.findings(walk) if isinstance(detector, OverPicture) else ():
             if finding.rule or fault_is(finding.fault, Trait.alert):
                 found.append(finding)
             elif rule := walk.rules.rule_for(finding.fault, finding.fault_class):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-#: A sample is an alarm from this score on: about once a week by chance for a feature told every minute
+#: A sample is an alarm from this score on: about once a week by chance for a feature sampled every minute
 #: (`docs/detection.md` has the figures by kind of series).
 THRESHOLD = 4.0
 
@@ -18,10 +18,10 @@ THRESHOLD = 4.0
 #: shortest has not, the level is the sample itself.
 WINDOWS = (8, 64)
 LEARN = 8
-#: Samples before, from which the next one is foretold.
+#: Earlier samples from which the next one is predicted.
 LAGS = 16
-#: Evidence counts from so many decades of rarity on (one sample in 32 reaches that), or from what they were
-#: lately where that is more, and up to so many more.
+#: Evidence counts from so many decades of rarity on (one sample in 32 reaches that), or from the recent level
+#: where that is more, and up to so many more.
 COUNTS_FROM, COUNTS_MOST = 1.5, 20.0
 #: Columns that are looked at together: as many as stay in the processor's cache.
 AT_ONCE = 4
@@ -36,12 +36,12 @@ BEYOND = 1e150
 FARTHEST = 1e5
 #: Values that the quantiles of a long past are taken from, evenly spread over it.
 SAMPLED = 2048
-#: The past is looked at anew after so many samples, or when it has grown by this share: the cost of a long
+#: The past is ranked again after so many samples, or when it has grown by this share: the cost of a long
 #: series grows by its logarithm.
 FRESH, GROWN = 64, 1 / 16
-#: Of fewer independent values nothing is known of their tail.
+#: With fewer independent values their tail is unknown.
 LEAST = 10
-#: So many samples well before a value tell whether it was rare then, too; each for so many decades at most.
+#: So many samples well before a value show whether it was rare then, too; each for so many decades at most.
 LATELY, LATELY_MOST = 256, 6.0
 _MIDDLE = 0.3  # decades of the median
 
@@ -52,18 +52,17 @@ def score(train: ArrayLike, test: ArrayLike) -> Floats:
     """(samples of test,) at least 0, higher is more unusual; `THRESHOLD` and above is an alarm.
 
     `train` and `test`: (samples, features) at even distances in time, `test` right after `train`, which is
-    taken for healthy. The score of a sample depends on nothing that came after it. NaN is unknown: the value
-    before stands for it. Raises ValueError for other shapes.
-    """
-    known, new = _table(train, "train"), _table(test, "test")
-    if known.shape[1] != new.shape[1]:
-        raise ValueError(f"test has {new.shape[1]} features, train has {known.shape[1]}")
-    if not len(known):
+    taken for healthy. The score of a sample depends on nothing that came after it. NaN is unknown and
+    replaced by the value before. Raises ValueError for other shapes."""
+    before, new = _table(train, "train"), _table(test, "test")
+    if before.shape[1] != new.shape[1]:
+        raise ValueError(f"test has {new.shape[1]} features, train has {before.shape[1]}")
+    if not len(before):
         raise ValueError("train has no samples")
     if not len(new):
         return np.zeros(0)
-    n = len(known)
-    columns = _columns(np.concatenate([known, new]).T, n)
+    n = len(before)
+    columns = _columns(np.concatenate([before, new]).T, n)
     some = range(0, len(columns), AT_ONCE)
     most = np.max([_evidence(columns[first : first + AT_ONCE], n).max(axis=0) for first in some], axis=0)
     # The more columns, the more often one of them is rare by chance.
@@ -87,7 +86,7 @@ def _table(values: ArrayLike, name: str) -> Floats:
         found = found[:, None]
     if found.ndim != 2 or not found.shape[1]:
         raise ValueError(f"{name} has shape {found.shape}; (samples, features) is needed")
-    # What is not known, and what no sensor measures: a square of it would not fit a number.
+    # Unknown values, and those that no sensor measures: a square of them would overflow.
     found[~(np.abs(found) < BEYOND)] = np.nan
     return found
 
@@ -102,7 +101,7 @@ def _columns(x: Floats, n: int) -> Floats:
     flags = _flags(x[:, :n])
     if flags.all():
         flags[:] = False
-    # A flag tells what was commanded. Only a value that no flag has is news.
+    # A flag marks what was commanded. Only a value that no flag has is news.
     strange = np.where(flags, np.abs(x - np.clip(x, 0, 1)).max(axis=1), 0) > 0
     x = np.concatenate([x[~flags], np.abs(x[strange] - np.clip(x[strange], 0, 1))])
     middle = np.median(x[:, :n], axis=1, keepdims=True)
@@ -119,9 +118,10 @@ def _filled(x: Floats, n: int) -> Floats:
     unknown = np.isnan(x)
     if not unknown.any():
         return x
-    told = ~unknown[:, :n]
+    valid = ~unknown[:, :n]
     first = [
-        float(np.median(row[:n][known])) if known.any() else 0.0 for row, known in zip(x, told, strict=True)
+        float(np.median(row[:n][is_valid])) if is_valid.any() else 0.0
+        for row, is_valid in zip(x, valid, strict=True)
     ]
     last = np.maximum.accumulate(np.where(unknown, -1, np.arange(x.shape[1])), axis=1)
     return np.where(last >= 0, np.take_along_axis(x, np.maximum(last, 0), axis=1), np.array(first)[:, None])
@@ -170,7 +170,7 @@ def _mean(x: Floats, window: int) -> Floats:
 
 
 def _surprise(x: Floats, n: int) -> Floats:
-    """How far each step is from the one foretold from the steps before (autoregression of differences by
+    """How far each step is from the one predicted from the steps before (autoregression of differences by
     ridge regression on training: it follows a level that moves)."""
     steps = np.diff(x, axis=1, prepend=x[:, :1])
     lags = min(LAGS, n // LEARN)
@@ -182,10 +182,10 @@ def _surprise(x: Floats, n: int) -> Floats:
     ridge = 1e-4 * np.trace(gram, axis1=1, axis2=2) / lags + 1e-9
     wanted = np.matmul(seen.transpose(0, 2, 1), steps[:, :n, None])
     weights = np.linalg.solve(gram + ridge[:, None, None] * np.eye(lags), wanted)[:, :, 0]
-    foretold = np.zeros_like(x)
+    predicted = np.zeros_like(x)
     for lag in range(lags):
-        foretold += weights[:, lag, None] * before[:, lag : lag + x.shape[1]]
-    return np.abs(steps - foretold)
+        predicted += weights[:, lag, None] * before[:, lag : lag + x.shape[1]]
+    return np.abs(steps - predicted)
 
 
 def _unmoved(x: Floats) -> Floats:

@@ -1,7 +1,7 @@
-"""A node that boots under a job: nobody wanted that, and every job on it is lost.
+"""A node that boots under a job without being asked to: every job on it is lost.
 
-A boot that somebody asked for is none: healer's own, a person's, or one that Slurm was asked for. What is
-planned for the node is judged with all other faults (`healer.incidents.context`).
+Requested boots do not count: healer's own, a person's, or one that Slurm was asked for. What is planned for
+the node is judged with all other faults (`healer.incidents.context`).
 """
 
 from collections.abc import Iterator
@@ -10,11 +10,10 @@ from datetime import datetime, timedelta
 from healer.detection.protocol import PictureLook
 from healer.model import Component, Evidence, FaultClass, Finding, OwnerKind, Sense, SlurmJob, SlurmNode
 from healer.model.faults import REBOOTED
-from healer.observations import Picture
-from healer.observations.picture import NodePicture
+from healer.observations import NodePicture, Picture
 from healer.signals.identity import digest_of
 
-#: A boot is heard of so soon, where neither Slurm nor the last word of the boot before says when it was.
+#: A boot is heard of within this time; used where neither Slurm nor the last signal of the old boot dates it.
 HEARD_WITHIN = timedelta(minutes=2)
 _ASKED_FOR = frozenset({"REBOOT_REQUESTED", "REBOOT_ISSUED", "POWERING_UP", "POWERING_DOWN", "POWERED_DOWN"})
 
@@ -56,12 +55,12 @@ def _is_on(job: SlurmJob, node: NodePicture) -> bool:
 
 
 def _began_before(job: SlurmJob, node: NodePicture, shown: SlurmNode) -> bool:
-    last_word = node.old_boot_told_at
+    last_signal = node.old_boot_heard_at
     if job.start_at is None or node.booted_at is None:
         return True
-    if shown.boot_at is not None and (last_word is None or shown.boot_at > last_word):
+    if shown.boot_at is not None and (last_signal is None or shown.boot_at > last_signal):
         return job.start_at < shown.boot_at
-    return job.start_at <= max(last_word or job.start_at, node.booted_at - HEARD_WITHIN)
+    return job.start_at <= max(last_signal or job.start_at, node.booted_at - HEARD_WITHIN)
 
 
 def _finding(cluster: str, node: NodePicture, jobs: list[str], now: datetime) -> Finding:

@@ -1,12 +1,13 @@
 """What models of nodes look at: slow features of a node, each against the node's peers and its own past.
 
-Raw values would teach them which job runs; a difference to the peers of the same moment does not. A feature
-is (value - peers' median) / max(peers' robust deviation, `floor`), cut at ±10, smoothed over 2.5 minutes.
+Raw values would teach a model which job runs; a difference to the peers of the same moment does not. A
+feature is (value - peers' median) / max(peers' robust deviation, `floor`), cut at ±10, smoothed over 2.5
+minutes.
 
 Nodes of one kind differ for good (paste, place in the rack, how a chip turned out) by more than a mild fault
-moves them. So the same features are also given less where the node lay for days. What half of a job (which
-has other nodes after the next start) or of a rack (where the air grows warmer) does together is no node's own
-and is taken off too.
+moves them. So the same features are also given relative to the node's own level of the last days. What half
+of a job (which has other nodes after the next start) or of a rack (where the air grows warmer) does together
+is not the node's own change and is taken off too.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from healer.observations.telemetry_windows import Telemetry
 
 #: Moments are sampled at this pace.
 SAMPLE_S = 30.0
-#: Weight of the newest sample: what is smoothed follows a step to 63 % in 2.5 minutes.
+#: Weight of the newest sample: the smoothed value follows a step to 63 % in 2.5 minutes.
 WEIGHT = 0.2
 #: A feature without a new sample for this long is unknown; with fewer samples since, it is not smooth yet.
 STALE_S = 120.0
@@ -36,10 +37,10 @@ BUSY_PERCENT = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """One feature. `signals`: the first that anybody tells now. `fold`: how a node's parts become one value
-    (mean, high, low, sum). `how`: `level` (a gauge), `log` (a gauge whose ratio matters), `share` (a counter
-    of seconds: share of time), `errors` (a counter of rare events: log of 1 + events per hour). `floor`: the
-    least difference worth one unit, in the unit of the value so made."""
+    """One feature. `signals`: the first that is reported now counts. `fold`: how a node's parts become one
+    value (mean, high, low, sum). `how`: `level` (a gauge), `log` (a gauge whose ratio matters), `share` (a
+    counter of seconds: share of time), `errors` (a counter of rare events: log of 1 + events per hour).
+    `floor`: the least difference worth one unit, in the unit of the value so made."""
 
     name: str
     signals: tuple[str, ...]
@@ -94,21 +95,21 @@ FEATURES = (
     _f("node power", "node_power_w", "mean", "log", 0.05),
 )
 NAMES = tuple(feature.name for feature in FEATURES)
-#: What a job decides, and no hardware: how much memory it holds, how busy the host is.
+#: What a job decides and not the hardware: how much memory it holds, how busy the host is.
 OF_THE_JOB = frozenset({"device memory used", "host load", "host memory left", "gpu use, mean"})
-#: Features of which a node has a past of its own worth comparing with, and where they stand among all.
+#: Features that are also compared with the node's own past, and their places among all.
 OWN_NAMES = tuple(name for name in NAMES if name not in OF_THE_JOB)
 OWN_COLUMNS = np.array([NAMES.index(name) for name in OWN_NAMES])
-#: The same against the node's own past: they follow the others in a matrix of all. What is smoothed there
-#: follows a step to 63 % in 7.5 minutes, since a mild fault moves a node by less than it moves from one
-#: minute to the next.
+#: Relative to the node's own past: they follow the others in a matrix of all. The smoothed value follows a
+#: step to 63 % in 7.5 minutes, since a mild fault moves a node by less than it moves from one minute to the
+#: next.
 OWN_WEIGHT = 1 / 15
 OWN_MARK = "; own past"
 ALL_NAMES = (*NAMES, *(name + OWN_MARK for name in OWN_NAMES))
 _PLACES = {name: index for index, name in enumerate(ALL_NAMES)}
 
 
-#: By `how`: from what was read to what is compared, and from there to what people read.
+#: By `how`: from the reading to what is compared, and from there to what people read.
 _SCALES: dict[str, tuple[Callable[[NDArray], NDArray], Callable[[NDArray], NDArray]]] = {
     "level": (np.asarray, np.asarray),
     "share": (np.asarray, np.asarray),
@@ -122,7 +123,7 @@ class NodeFeatures:
 
     def __init__(self) -> None:
         count = len(FEATURES)
-        #: (features, nodes) smoothed; and of the last sample: the value of the node, the median of its peers.
+        #: (features, nodes) smoothed; and of the last sample: the node's value, the median of its peers.
         self._smooth = np.zeros((count, 0), np.float32)
         self._heard = np.zeros((count, 0))
         self._samples = np.zeros((count, 0), np.int32)
@@ -143,28 +144,28 @@ class NodeFeatures:
             middle, spread = peer_spread(values, groups)
             with np.errstate(invalid="ignore"):
                 z = np.clip((values - middle) / np.fmax(spread, feature.floor), -CUT, CUT)
-            known = np.isfinite(z)
+            valid = np.isfinite(z)
             old = self._smooth[index, :n]
             fresh = stamp - self._heard[index, :n] > STALE_S
-            self._smooth[index, :n] = np.where(known, np.where(fresh, z, old + WEIGHT * (z - old)), old)
-            self._heard[index, :n] = np.where(known, stamp, self._heard[index, :n])
-            self._samples[index, :n] = np.where(fresh, 0, self._samples[index, :n]) + known
+            self._smooth[index, :n] = np.where(valid, np.where(fresh, z, old + WEIGHT * (z - old)), old)
+            self._heard[index, :n] = np.where(valid, stamp, self._heard[index, :n])
+            self._samples[index, :n] = np.where(fresh, 0, self._samples[index, :n]) + valid
             _, to_people = _SCALES[feature.how]
             self._values[index, :n], self._peers[index, :n] = to_people(values), to_people(middle)
 
     def forget(self, rows: NDArray[np.int64]) -> None:
-        """These nodes are heard anew."""
+        """These nodes start without history."""
         rows = rows[rows < self._heard.shape[1]]
         self._heard[:, rows] = 0
         self._samples[:, rows] = 0
 
     def matrix(self, now: datetime) -> Matrix:
         """(nodes, features), NaN where unknown."""
-        known = (now.timestamp() - self._heard <= STALE_S) & (self._samples >= SAMPLES_LEAST)
-        return np.where(known, self._smooth, np.nan).T.astype(np.float32)
+        valid = (now.timestamp() - self._heard <= STALE_S) & (self._samples >= SAMPLES_LEAST)
+        return np.where(valid, self._smooth, np.nan).T.astype(np.float32)
 
-    def told(self, feature: str, row: int) -> tuple[float, float]:
-        """What a node's feature was in the last sample, and the median of its peers: in words for people."""
+    def latest(self, feature: str, row: int) -> tuple[float, float]:
+        """A node's feature in the last sample, and the median of its peers, in the unit people read."""
         index = _PLACES[feature.removesuffix(OWN_MARK)]
         return float(self._values[index, row]), float(self._peers[index, row])
 
@@ -183,37 +184,39 @@ class OwnPast:
         self._samples = np.zeros((0, features), np.int32)
 
     def sample(self, away: Matrix) -> Matrix:
-        """Takes one sample (nodes, features); returns what is smooth now, NaN where unknown. What was unknown
-        begins anew: the mean of what there is, until that is long enough."""
+        """Takes one sample (nodes, features); returns the smoothed values, NaN where unknown. After a gap it
+        is the mean of the samples since, until there are enough."""
         more = len(away) - len(self._level)
         if more > 0:
             self._level = np.pad(self._level, ((0, more), (0, 0)))
             self._samples = np.pad(self._samples, ((0, more), (0, 0)))
-        known = np.isfinite(away)
-        self._samples = np.where(known, self._samples + 1, 0)
+        valid = np.isfinite(away)
+        self._samples = np.where(valid, self._samples + 1, 0)
         weight = np.maximum(OWN_WEIGHT, 1 / np.maximum(self._samples, 1))
-        step = weight * (np.where(known, away, 0) - self._level)
-        self._level = np.where(known, self._level + step, 0).astype(np.float32)
-        return np.where(known, self._level, np.nan).astype(np.float32)
+        step = weight * (np.where(valid, away, 0) - self._level)
+        self._level = np.where(valid, self._level + step, 0).astype(np.float32)
+        return np.where(valid, self._level, np.nan).astype(np.float32)
 
     def forget(self, rows: NDArray[np.int64]) -> None:
-        """These nodes begin anew."""
+        """These nodes start without history."""
         self._samples[rows[rows < len(self._samples)]] = 0
 
 
 def against_own_past(matrix: Matrix, usual: Matrix, peers: Groups, racks: Groups) -> Matrix:
-    """(nodes, features) of the same; `usual` is where each lay before, NaN where not known.
+    """(nodes, features) of the same; `usual` is the level of each before, NaN where not known.
 
     NaN where a node's past or that of its peers is unknown.
     """
-    own = [_alone(away, peers, racks) for away in (matrix - usual).astype(np.float64).T]
-    return np.clip(np.stack(own, axis=1), -CUT, CUT).astype(np.float32)
+    away = (matrix - usual).astype(np.float64)
+    columns = [_apart(column, peers, racks) for column in away.T]
+    return np.clip(np.stack(columns, axis=1), -CUT, CUT).astype(np.float32)
 
 
-def _alone(away: Floats, peers: Groups, racks: Groups) -> Floats:
+def _apart(away: Floats, peers: Groups, racks: Groups) -> Floats:
+    """Less what the peers, and then what the rack have in common."""
     alone = away - peer_median(away, peers)
-    beside = peer_median(alone, racks, LEAST_OF_RACK)
-    return alone - np.where(np.isfinite(beside), beside, 0.0)
+    shared = peer_median(alone, racks, LEAST_OF_RACK)
+    return alone - np.where(np.isfinite(shared), shared, 0.0)
 
 
 class _Folds:
@@ -237,9 +240,9 @@ class _Folds:
         elif how == "low":
             found = np.fmin.reduceat(ordered, starts)
         else:
-            known = np.isfinite(ordered)
-            count = np.add.reduceat(known.astype(np.int64), starts)
-            total = np.add.reduceat(np.where(known, ordered, 0), starts)
+            valid = np.isfinite(ordered)
+            count = np.add.reduceat(valid.astype(np.int64), starts)
+            total = np.add.reduceat(np.where(valid, ordered, 0), starts)
             divisor = np.maximum(count, 1) if how == "mean" else 1
             found = np.where(count > 0, total / divisor, np.nan)
         nodes[names] = found
@@ -256,7 +259,7 @@ class _Folds:
 
 
 def _values(feature: Feature, telemetry: Telemetry, folds: _Folds, now: datetime) -> NDArray | None:
-    """(nodes,) the feature before it is compared; None where nobody tells any of its signals."""
+    """(nodes,) the feature before it is compared; None where none of its signals is reported."""
     for name in feature.signals:
         scope = telemetry.scope_of(name)
         if scope is None:
@@ -279,43 +282,36 @@ def _reading(feature: Feature, name: str, telemetry: Telemetry, now: datetime) -
 
 def classes(telemetry: Telemetry, now: datetime) -> list[tuple[str, str]]:
     """By node: GPU model and load (`busy`, `idle`); load is empty where the node belongs to neither: drained,
-    allocated without computing, computing without Slurm, or not told."""
-    allocated = _slurm(telemetry, "slurm_allocated", now)
-    drained = _slurm(telemetry, "slurm_drained", now)
+    allocated without computing, computing without Slurm, or unknown."""
+    allocated = telemetry.value_on(Scope.node, "slurm_allocated", now)
+    usable = telemetry.value_on(Scope.node, "slurm_drained", now) == 0
     folds = _Folds(telemetry)
     use = np.full(telemetry.axis(Scope.node).n, np.nan)
     for name, scale in (("gpu_util_percent", 1.0), ("gr_engine_active_ratio", 100.0)):
         if (scope := telemetry.scope_of(name)) is not None:
-            told = folds.fold(scope, telemetry.value(name, now) * scale, "mean")
-            use = np.where(np.isfinite(use), use, told)
-    usable = drained == 0
+            mean = folds.fold(scope, telemetry.value(name, now) * scale, "mean")
+            use = np.where(np.isfinite(use), use, mean)
     busy = usable & (allocated == 1) & (use >= BUSY_PERCENT)
     idle = usable & (allocated == 0) & (use < BUSY_PERCENT)
     loads = np.where(busy, "busy", np.where(idle, "idle", "")).tolist()
     return list(zip(telemetry.model_of(Scope.node), loads, strict=True))
 
 
-def _slurm(telemetry: Telemetry, name: str, now: datetime) -> Floats:
-    if telemetry.scope_of(name) is None:
-        return np.full(telemetry.axis(Scope.node).n, np.nan)
-    return telemetry.value(name, now)
-
-
 def definition(features: Sequence[str]) -> str:
-    """A hash of how these features are made: a model knows nothing of features made otherwise."""
+    """A hash of how these features are made: a model does not apply to features made otherwise."""
     of = [FEATURES[_PLACES[name.removesuffix(OWN_MARK)]] for name in features]
     made = repr([*features, *of, SAMPLE_S, WEIGHT, CUT, BUSY_PERCENT, OWN_WEIGHT])
     return sha256(made.encode()).hexdigest()[:16]
 
 
 def columns(features: Sequence[str]) -> list[int]:
-    """Where these features stand in a matrix of all; KeyError for one that this version does not have."""
+    """Places of these features in a matrix of all; KeyError for one that this version does not have."""
     return [_PLACES[name] for name in features]
 
 
 def whole(row: FeatureRow) -> Matrix:
     """(nodes, all features) of this version; what the row does not have is unknown."""
     found = np.full((len(row.nodes), len(ALL_NAMES)), np.nan, np.float32)
-    known = [name for name in row.features if name in _PLACES]
-    found[:, columns(known)] = row.matrix[:, [row.features.index(name) for name in known]]
+    names = [name for name in row.features if name in _PLACES]
+    found[:, columns(names)] = row.matrix[:, [row.features.index(name) for name in names]]
     return found

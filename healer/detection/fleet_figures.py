@@ -2,20 +2,19 @@
 
 What a burn-in, a validation or a sweep measured on a node (products of matrices, bandwidth of memory, NVLink
 and the fabric) is kept in the runs' logs; the newest of each figure is compared with the newest of all other
-nodes of the GPU model. It needs no good node by name, and no figure from a data sheet. It is evidence: a
-node with it is the first suspect when a job on it is slow, and it is told by itself.
+nodes of the GPU model. It needs no reference node, and no figure from a data sheet. It is evidence: such a
+node is the first suspect when a job on it is slow, and it is reported by itself.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
-from hashlib import sha256
+from operator import attrgetter
 from statistics import median
 
-from healer.detection.protocol import Detector, Look
+from healer.detection.protocol import Detector, Look, new_evidence, percent
 from healer.model import (
     Component,
     Detections,
-    Evidence,
     FaultClass,
     Figure,
     Finding,
@@ -30,7 +29,7 @@ from healer.observations.telemetry_windows import Telemetry
 from healer.ports.transactions import LedgerAway
 
 SLOWER_THAN_FLEET = "slower-than-fleet"
-#: Nodes of one model that a figure has to be known of, this one among them.
+#: Nodes of one model with a figure that are needed to judge it, this one among them.
 NODES_LEAST = 8
 #: So far below the median, as a share of it and in robust standard deviations, is too far.
 BELOW, SPREADS = 0.05, 4.0
@@ -41,37 +40,37 @@ OVER = 0.5
 #: They are compared so often, with what was measured in this time.
 EVERY = timedelta(hours=1)
 LOOK_BACK = timedelta(days=90)
-#: While the database is away it is asked so often.
+#: Retry interval while the database is away.
 AWAY = timedelta(minutes=1)
 _NORMAL = 1.4826
 
 
-def standings(cluster: str, told: Iterable[NodeFigures], kinds: Mapping[str, str]) -> list[NodeComparison]:
-    """Of each node of which something is known, by name. `kinds`: node -> the model of its GPUs; what is not
-    in it is not compared."""
-    known = sorted((one for one in told if one.figures and kinds.get(one.node)), key=lambda one: one.node)
+def standings(cluster: str, given: Iterable[NodeFigures], kinds: Mapping[str, str]) -> list[NodeComparison]:
+    """Each node with figures against its model, by name. `kinds`: node -> its GPU model; other nodes are not
+    compared."""
+    nodes = sorted((node for node in given if node.figures and kinds.get(node.node)), key=attrgetter("node"))
     values: dict[tuple[str, str], list[float]] = {}
-    for one in known:
-        for name, figure in one.figures.items():
-            values.setdefault((kinds[one.node], name), []).append(figure.value)
+    for node in nodes:
+        for name, figure in node.figures.items():
+            values.setdefault((kinds[node.node], name), []).append(figure.value)
     middle = {key: (median(found), _spread(found), len(found)) for key, found in values.items()}
     return [
         NodeComparison(
             cluster=cluster,
-            node=one.node,
-            kind=kinds[one.node],
+            node=node.node,
+            kind=kinds[node.node],
             figures=tuple(
-                _standing(name, figure, *middle[kinds[one.node], name])
-                for name, figure in sorted(one.figures.items())
+                _standing(name, figure, *middle[kinds[node.node], name])
+                for name, figure in sorted(node.figures.items())
             ),
         )
-        for one in known
+        for node in nodes
     ]
 
 
 def _spread(values: list[float]) -> float:
     center = median(values)
-    return max(_NORMAL * median(abs(one - center) for one in values), SPREAD_LEAST * center)
+    return max(_NORMAL * median(abs(value - center) for value in values), SPREAD_LEAST * center)
 
 
 def _standing(name: str, figure: Figure, center: float, spread: float, nodes: int) -> FleetFigure:
@@ -88,19 +87,19 @@ def _standing(name: str, figure: Figure, center: float, spread: float, nodes: in
     )
 
 
-def sentence(one: FleetFigure) -> str:
+def sentence(figure: FleetFigure) -> str:
     """`gemm_tflop_per_s 612, 12 % below the median 698 of 40 nodes of its model (6.1 spreads)`"""
-    share = f"{1 - one.value / one.median:.0%}".replace("%", " %")
-    away = (one.median - one.value) / one.spread
+    away = (figure.median - figure.value) / figure.spread
     return (
-        f"{one.name} {one.value:g}, {share} below the median {one.median:.4g} of {one.nodes} nodes of its "
-        f"model ({away:.1f} spreads), measured {one.at:%Y-%m-%d %H:%M} UTC"
+        f"{figure.name} {figure.value:g}, {percent(1 - figure.value / figure.median)} below the median "
+        f"{figure.median:.4g} of {figure.nodes} nodes of its model ({away:.1f} spreads), measured "
+        f"{figure.at:%Y-%m-%d %H:%M} UTC"
     )
 
 
 class FleetFigures(Detector):
-    """Compares each hour. `read(since)` gives what tests told since then, `keep(standings, now)` takes what
-    comes of it, for pages; either may raise LedgerAway."""
+    """Compares each hour. `read(since)` gives the figures of tests since then, `keep(standings, now)` takes
+    the comparison for pages; either may raise LedgerAway."""
 
     def __init__(
         self,
@@ -110,25 +109,25 @@ class FleetFigures(Detector):
     ) -> None:
         self.cluster, self._read, self._keep = cluster, read, keep
         self._compared: datetime | None = None
-        #: When it was first known how nodes stand: an incident of before a restart waits for that.
+        #: When nodes were first compared: an incident of before a restart waits for that.
         self._known_since: datetime | None = None
         self._standings: dict[str, NodeComparison] = {}
-        #: Node -> since when it is told; -> since when what is measured of it counts.
-        self._told: dict[str, datetime] = {}
+        #: Node -> since when it is slower than its model; -> since when its figures count.
+        self._slow: dict[str, datetime] = {}
         self._renewed: dict[str, datetime] = {}
 
     @property
     def suspects(self) -> dict[str, tuple[str, ...]]:
         """Why nodes are suspects of slow jobs, in words."""
         return {
-            node: tuple(f"its tests, {sentence(one)}" for one in self._standings[node].figures if one.low)
-            for node in self._told
-            if node in self._standings
+            node: tuple(f"its tests, {sentence(figure)}" for figure in standing.figures if figure.low)
+            for node, standing in self._standings.items()
+            if node in self._slow
         }
 
     def forget(self, telemetry: Telemetry, node: str, since: datetime) -> None:
         self._renewed[node] = since
-        self._told.pop(node, None)
+        self._slow.pop(node, None)
         self._standings.pop(node, None)
 
     @property
@@ -141,55 +140,53 @@ class FleetFigures(Detector):
         due = self._compared is None or abs(now - self._compared) >= EVERY
         if due and slurm is not None:
             findings = self._compare(slurm, now)
+        since = self._known_since
         clear = {
-            (fault, where): self._known_since
+            (fault, where): since
             for fault, where in look.watched
-            if fault == SLOWER_THAN_FLEET and self._known_since is not None and self._is_well(where.node)
+            # A node of which nothing is known may be as slow as it was.
+            if fault == SLOWER_THAN_FLEET
+            and since is not None
+            and where.node in self._standings
+            and where.node not in self._slow
         }
         return Detections(at=now, findings=tuple(findings), clear_since=clear)
 
-    def _is_well(self, node: str | None) -> bool:
-        """Known, and known to be half-way back: a node of which nothing is known may be as it was."""
-        known = self._standings.get(node or "")
-        return known is not None and node not in self._told
-
     def _compare(self, slurm: SlurmSnapshot, now: datetime) -> list[Finding]:
-        kinds = {one.name: node_kind(one.gpu_model) for one in slurm.nodes.values() if one.gpus}
+        kinds = {node.name: node_kind(node.gpu_model) for node in slurm.nodes.values() if node.gpus}
         try:
-            told = [self._counting(one) for one in self._read(now - LOOK_BACK)]
-            found = standings(self.cluster, told, kinds)
+            given = [self._since_renewal(node) for node in self._read(now - LOOK_BACK)]
+            found = standings(self.cluster, given, kinds)
             self._keep(found, now)
         except LedgerAway:
-            self._compared = now - EVERY + AWAY  # nothing waits for it
+            self._compared = now - EVERY + AWAY
             return []
         self._compared = now
         self._known_since = self._known_since or now
-        self._standings = {one.node: one for one in found}
-        for one in found:
-            if any(figure.low for figure in one.figures):
-                self._told.setdefault(one.node, now)
-            elif one.node in self._told and all(_is_back(figure) for figure in one.figures):
-                del self._told[one.node]
-        return [self._finding(node, now) for node in sorted(self._told.keys() & self._standings.keys())]
+        self._standings = {standing.node: standing for standing in found}
+        for standing in found:
+            if any(figure.low for figure in standing.figures):
+                self._slow.setdefault(standing.node, now)
+            elif standing.node in self._slow and all(_is_back(figure) for figure in standing.figures):
+                del self._slow[standing.node]
+        return [self._finding(node, now) for node in sorted(self._slow.keys() & self._standings.keys())]
 
-    def _counting(self, one: NodeFigures) -> NodeFigures:
-        since = self._renewed.get(one.node)
+    def _since_renewal(self, node: NodeFigures) -> NodeFigures:
+        """Only figures measured since the node was repaired or returned."""
+        since = self._renewed.get(node.node)
         if since is None:
-            return one
-        return NodeFigures(one.node, {name: told for name, told in one.figures.items() if told.at >= since})
+            return node
+        figures = {name: figure for name, figure in node.figures.items() if figure.at >= since}
+        return NodeFigures(node.node, figures)
 
     def _finding(self, node: str, now: datetime) -> Finding:
-        since, where = self._told[node], Component(cluster=self.cluster, node=node)
-        low = [one for one in self._standings[node].figures if one.low or not _is_back(one)]
-        text = f"{where}: {'; '.join(sentence(one) for one in low)}"
-        evidence = Evidence(
-            digest=sha256(f"{SLOWER_THAN_FLEET}|{where}|{since.isoformat()}".encode()).hexdigest(),
-            at=max((one.at for one in low), default=since),  # a test of last month is no second sense today
-            arrived_at=now,
-            component=where,
-            text=text,
-            sense=Sense.hook,
-        )
+        since, where = self._slow[node], Component(cluster=self.cluster, node=node)
+        low = [figure for figure in self._standings[node].figures if figure.low or not _is_back(figure)]
+        text = f"{where}: {'; '.join(sentence(figure) for figure in low)}"
+        # A test of last month is no second sense today.
+        measured_at = max((figure.at for figure in low), default=since)
+        identity = f"{SLOWER_THAN_FLEET}|{where}|{since.isoformat()}"
+        evidence = new_evidence(identity, where, measured_at, text, now, Sense.hook)
         return Finding.from_evidence(
             evidence,
             fault=SLOWER_THAN_FLEET,
@@ -200,5 +197,5 @@ class FleetFigures(Detector):
         )
 
 
-def _is_back(one: FleetFigure) -> bool:
-    return one.median - one.value <= OVER * max(BELOW * one.median, SPREADS * one.spread)
+def _is_back(figure: FleetFigure) -> bool:
+    return figure.median - figure.value <= OVER * max(BELOW * figure.median, SPREADS * figure.spread)

@@ -1,4 +1,4 @@
-"""NCCL's flight recorder: what a rank's dump holds, read without believing it. Pure.
+"""NCCL's flight recorder: what a rank's dump holds, read without trusting it. Pure.
 
 PyTorch dumps a pickle (protocol 2), or JSON. A dump is a user's file: it is never unpickled. Its opcodes are
 walked with `pickletools`, and only those that make plain values are known; any that would import, call or
@@ -10,9 +10,12 @@ import pickletools
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
+from operator import itemgetter
 from typing import Any
 
 import msgspec
+
+from healer.model.hostlist import name_some
 
 #: A dump of 2,000 entries with their stack frames has about 600,000 opcodes.
 MOST_OPCODES = 2_000_000
@@ -36,8 +39,8 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
     """A process group as one rank knows it. `enqueued` and `completed` are numbers of its last collectives
-    (-1: none); None where that cannot be told. `open`: the first that is not known to be over. `ops`: by
-    number, of those that the dump still holds. `ranks` are its members; empty: not told."""
+    (-1: none; None: unknown). `open`: the first that is not known to be over. `ops`: by number, of those that
+    the dump still holds. `ranks` are its members; empty: unknown."""
 
     enqueued: int | None
     completed: int | None
@@ -48,14 +51,14 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
 def read(data: bytes) -> dict[str, Group]:
     """The rank's process groups by name. Raises RecorderError."""
-    told = _json(data) if data[:1] == b"{" else _pickle(data)
-    if not isinstance(told, dict) or not isinstance(told.get("entries"), list):
+    dump = _json(data) if data[:1] == b"{" else _pickle(data)
+    if not isinstance(dump, dict) or not isinstance(dump.get("entries"), list):
         raise RecorderError("it holds no entries")
-    config, status = _mapping(told, "pg_config"), _mapping(told, "pg_status")
+    config, status = _mapping(dump, "pg_config"), _mapping(dump, "pg_status")
     by_group: dict[str, list[Mapping[str, Any]]] = {}
-    for one in told["entries"]:
-        if isinstance(one, dict) and not one.get("is_p2p"):
-            by_group.setdefault(_group(one), []).append(one)
+    for entry in dump["entries"]:
+        if isinstance(entry, dict) and not entry.get("is_p2p"):
+            by_group.setdefault(_group(entry), []).append(entry)
     if len(by_group) > MOST_GROUPS:
         raise RecorderError(f"it holds more than {MOST_GROUPS} process groups")
     return {name: _made(name, entries, config, status) for name, entries in by_group.items()}
@@ -64,47 +67,47 @@ def read(data: bytes) -> dict[str, Group]:
 def _made(
     name: str, entries: list[Mapping[str, Any]], config: Mapping[str, Any], status: Mapping[str, Any]
 ) -> Group:
-    known = _mapping(status, _text(entries[0].get("pg_id")))
-    seqs = [_number(one.get("collective_seq_id"), -1) for one in entries]
-    done = [_number(one.get("collective_seq_id"), -1) for one in entries if one.get("state") == "completed"]
-    enqueued = max([*seqs, _number(known.get("last_enqueued_collective"), -1)])
-    # The watchdog counts too, where the recorder itself saw no end.
-    completed = max([*done, _number(known.get("last_completed_collective"), -1)])
-    left = [one for one, seq in zip(entries, seqs, strict=True) if seq > completed]
-    first = min(left, key=lambda one: _number(one.get("collective_seq_id"), -1), default=None)
+    counts = _mapping(status, _text(entries[0].get("pg_id")))
+    seqs = [_number(entry.get("collective_seq_id"), -1) for entry in entries]
+    by_seq = list(zip(seqs, entries, strict=True))
+    done = [seq for seq, entry in by_seq if entry.get("state") == "completed"]
+    enqueued = max([*seqs, _number(counts.get("last_enqueued_collective"), -1)])
+    # The watchdog's count too: the recorder itself may have seen no end.
+    completed = max([*done, _number(counts.get("last_completed_collective"), -1)])
+    first = min((item for item in by_seq if item[0] > completed), key=itemgetter(0), default=None)
     return Group(
         enqueued=enqueued if enqueued >= 0 else None,
         completed=completed,
-        open=_entry(first) if first is not None else None,
-        ops={seq: _text(one.get("profiling_name")) for one, seq in zip(entries, seqs, strict=True)},
+        open=_entry(*first) if first is not None else None,
+        ops={seq: _text(entry.get("profiling_name")) for seq, entry in by_seq},
         ranks=_ranks(name, entries[0], config),
     )
 
 
-def _entry(one: Mapping[str, Any]) -> Entry:
+def _entry(seq: int, entry: Mapping[str, Any]) -> Entry:
     return Entry(
-        seq=_number(one.get("collective_seq_id"), -1),
-        op=_text(one.get("profiling_name")),
-        state=_text(one.get("state")),
-        sizes=_sizes(one.get("input_sizes")),
-        created_ns=_number(one.get("time_created_ns"), 0),
+        seq=seq,
+        op=_text(entry.get("profiling_name")),
+        state=_text(entry.get("state")),
+        sizes=_sizes(entry.get("input_sizes")),
+        created_ns=_number(entry.get("time_created_ns"), 0),
     )
 
 
-def _group(one: Mapping[str, Any]) -> str:
-    named = one.get("process_group")
+def _group(entry: Mapping[str, Any]) -> str:
+    named = entry.get("process_group")
     if isinstance(named, list | tuple) and named:
         return _text(named[0])
-    return _text(one.get("pg_id"))
+    return _text(entry.get("pg_id"))
 
 
 def _ranks(name: str, entry: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The members, where the dump tells them: `"[0, 1]"`. The default group's name may be missing there."""
+    """The members, where the dump holds them: `"[0, 1]"`. The default group's name may be missing there."""
     named = entry.get("process_group")
     default = isinstance(named, list | tuple) and any(part == "default_pg" for part in map(_text, named[:2]))
-    told = _mapping(config, name) or (_mapping(config, "") if default else {})
-    found = re.findall(r"\d{1,7}", _text(told.get("ranks"), MOST_RANKS * 9))
-    return tuple(sorted({int(one) for one in found}))[:MOST_RANKS]
+    group = _mapping(config, name) or (_mapping(config, "") if default else {})
+    found = re.findall(r"\d{1,7}", _text(group.get("ranks"), MOST_RANKS * 9))
+    return tuple(sorted({int(rank) for rank in found}))[:MOST_RANKS]
 
 
 def _mapping(of: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -121,7 +124,7 @@ def _text(value: object, most: int = 80) -> str:
 
 def _sizes(value: object) -> str:
     found = value[:4] if isinstance(value, list | tuple) else ()
-    each = [[_number(one, -1) for one in size[:8]] for size in found if isinstance(size, list | tuple)]
+    each = [[_number(part, -1) for part in size[:8]] for size in found if isinstance(size, list | tuple)]
     return str(each) if each else ""
 
 
@@ -162,7 +165,7 @@ _TAKEN = frozenset({"BINGET", "LONG_BINGET"})
 
 
 def _pickle(data: bytes) -> object:
-    """The value that these opcodes stand for, made of plain values alone. Raises RecorderError."""
+    """The value that these opcodes make, of plain values alone. Raises RecorderError."""
     stack: list[Any] = []
     memo: dict[int, object] = {}
     try:
@@ -220,9 +223,10 @@ def _of(stack: list[Any], kind: type[Any]) -> Any:
 
 
 class Stall(msgspec.Struct, frozen=True, kw_only=True):
-    """One group that stands. `arrived` wait in collective `seq`, `missing` have not called it, `unheard` are
-    members of whom no dump tells. `whole`: its members are known, and a dump of each is there. `differs`: by
-    what they called instead, ranks that called something else under this number: the program's own error."""
+    """One group that is stuck. `arrived` wait in collective `seq`, `missing` have not called it, `unheard`
+    are members whose dumps say nothing of it. `whole`: its members are known, and a dump of each is there.
+    `differs`: ranks that called something else under this number, by what they called: the program's
+    error."""
 
     group: str
     seq: int
@@ -238,34 +242,34 @@ class Stall(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_stall(ranks: Mapping[int, Mapping[str, Group]]) -> Stall | None:
-    """The root of what stands, by the dumps of these ranks; None: by them nobody waits for anybody."""
+    """The root of what is stuck, by the dumps of these ranks; None: by them no rank waits for another."""
     names = dict.fromkeys(name for groups in ranks.values() for name in groups)
-    stands = [one for name in names if (one := _stand(name, ranks)) is not None]
-    waiting = {one.group: set(one.arrived) for one in stands}
+    stalls = [stall for name in names if (stall := _stall(name, ranks)) is not None]
+    waiting = {stall.group: set(stall.arrived) for stall in stalls}
 
-    def is_victim(one: Stall) -> bool:
-        elsewhere = set().union(*(there for name, there in waiting.items() if name != one.group))
-        return not elsewhere.isdisjoint(one.missing)
+    def is_victim(stall: Stall) -> bool:
+        elsewhere = set().union(*(there for name, there in waiting.items() if name != stall.group))
+        return not elsewhere.isdisjoint(stall.missing)
 
-    # A circle (each waits for the other) has no root: then it began where somebody has waited longest.
-    roots = [one for one in stands if not is_victim(one)] or stands
-    return min(roots, key=lambda one: (not one.missing, one.since_ns, one.group), default=None)
+    # A circle (each waits for the other) has no root: then it began where a rank has waited longest.
+    roots = [stall for stall in stalls if not is_victim(stall)] or stalls
+    return min(roots, key=lambda stall: (not stall.missing, stall.since_ns, stall.group), default=None)
 
 
-def _stand(name: str, ranks: Mapping[int, Mapping[str, Group]]) -> Stall | None:
-    known = {rank: groups[name] for rank, groups in ranks.items() if name in groups}
-    opened = {rank: group.open for rank, group in known.items() if group.open is not None}
+def _stall(name: str, ranks: Mapping[int, Mapping[str, Group]]) -> Stall | None:
+    by_rank = {rank: groups[name] for rank, groups in ranks.items() if name in groups}
+    opened = {rank: group.open for rank, group in by_rank.items() if group.open is not None}
     if not opened:
         return None
-    seq = min(one.seq for one in opened.values())
-    here = {rank: one for rank, one in opened.items() if one.seq == seq}
-    told = set().union(*(group.ranks for group in known.values()))
-    members = told or set(known)
-    # A rank whose dump does not know the group may have made it later: nothing is known of it.
-    heard = {rank for rank in members if rank in known and known[rank].enqueued is not None}
-    arrived = {rank for rank in heard if (known[rank].enqueued or 0) >= seq}
-    called = Counter(group.ops[seq] for group in known.values() if seq in group.ops)
-    first = min(here.values(), key=lambda one: (-called[one.op], one.created_ns))
+    seq = min(entry.seq for entry in opened.values())
+    here = [entry for entry in opened.values() if entry.seq == seq]
+    listed = set().union(*(group.ranks for group in by_rank.values()))
+    members = listed or set(by_rank)
+    # A rank whose dump does not know the group may have made it later: its state is unknown.
+    heard = {rank for rank in members if rank in by_rank and by_rank[rank].enqueued is not None}
+    arrived = {rank for rank in heard if (by_rank[rank].enqueued or 0) >= seq}
+    called = Counter(group.ops[seq] for group in by_rank.values() if seq in group.ops)
+    first = min(here, key=lambda entry: (-called[entry.op], entry.created_ns))
     return Stall(
         group=name,
         seq=seq,
@@ -274,35 +278,34 @@ def _stand(name: str, ranks: Mapping[int, Mapping[str, Group]]) -> Stall | None:
         arrived=tuple(sorted(arrived)),
         missing=tuple(sorted(heard - arrived)),
         unheard=tuple(sorted(members - heard)),
-        whole=bool(told) and heard == members,
-        differs=_differs(seq, first, known),
-        since_ns=min(one.created_ns for one in here.values()),
+        whole=bool(listed) and heard == members,
+        differs=_differs(seq, first, by_rank),
+        since_ns=min(entry.created_ns for entry in here),
     )
 
 
-def _differs(seq: int, first: Entry, known: Mapping[int, Group]) -> dict[str, tuple[int, ...]]:
+def _differs(seq: int, first: Entry, by_rank: Mapping[int, Group]) -> dict[str, tuple[int, ...]]:
     found: dict[str, list[int]] = {}
-    for rank, group in sorted(known.items()):
+    for rank, group in sorted(by_rank.items()):
         op = group.ops.get(seq)
         if op is not None and op != first.op:
             found.setdefault(op, []).append(rank)
     return {op: tuple(ranks) for op, ranks in found.items()}
 
 
-def describe_stall(stand: Stall, nodes: Mapping[int, str]) -> str:
+def describe_stall(stall: Stall, nodes: Mapping[int, str]) -> str:
     """One sentence: `nccl:all_reduce 812 of group 0 stands: rank 3 (gpu0001) never came, 7 wait`."""
-    what = f"{stand.op} {stand.seq} of group {stand.group} stands"
-    if stand.differs:
-        others = "; ".join(f"{_named(ranks, nodes)} called {op}" for op, ranks in stand.differs.items())
+    what = f"{stall.op} {stall.seq} of group {stall.group} stands"
+    if stall.differs:
+        others = "; ".join(f"{_named(ranks, nodes)} called {op}" for op, ranks in stall.differs.items())
         return f"{what}: {others} instead, so the program itself is wrong"
-    unheard = f", of {len(stand.unheard)} nothing is known" if stand.unheard else ""
-    if stand.missing:
-        return f"{what}: {_named(stand.missing, nodes)} never came, {len(stand.arrived)} wait{unheard}"
-    came = "all ranks came" if stand.whole else f"{len(stand.arrived)} ranks came"
+    unheard = f", of {len(stall.unheard)} nothing is known" if stall.unheard else ""
+    if stall.missing:
+        return f"{what}: {_named(stall.missing, nodes)} never came, {len(stall.arrived)} wait{unheard}"
+    came = "all ranks came" if stall.whole else f"{len(stall.arrived)} ranks came"
     return f"{what}: {came}, and it does not end{unheard}"
 
 
 def _named(ranks: tuple[int, ...], nodes: Mapping[int, str]) -> str:
-    shown = ", ".join(f"{rank} ({nodes[rank]})" if rank in nodes else str(rank) for rank in ranks[:4])
-    more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
-    return f"{'ranks' if len(ranks) > 1 else 'rank'} {shown}{more}"
+    names = [f"{rank} ({nodes[rank]})" if rank in nodes else str(rank) for rank in ranks]
+    return f"{'ranks' if len(ranks) > 1 else 'rank'} {name_some(names, 4)}"

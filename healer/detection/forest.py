@@ -1,14 +1,12 @@
 """Nodes that are unusual in many slow features at once, among their peers and against their own past, by the
 model of their class.
 
-It raises evidence and never does anything alone: its rule has no playbook. Method and limits:
-`docs/detection.md`.
+It raises evidence and never acts alone: its rule has no playbook. Method and limits: `docs/detection.md`.
 """
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime, timedelta
-from hashlib import sha256
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +22,7 @@ from healer.detection.features import (
     classes,
 )
 from healer.detection.level_shift import DRIFTED, Shifts
-from healer.detection.protocol import Detector, Look, unreadable
+from healer.detection.protocol import AGAIN_AFTER, Detector, Look, Pair, new_evidence, unreadable
 from healer.detection.scorers import Fitted, largest, scored_of, shares
 from healer.model import (
     Chart,
@@ -32,7 +30,6 @@ from healer.model import (
     Component,
     Contribution,
     Detections,
-    Evidence,
     FaultClass,
     Finding,
     Scope,
@@ -42,24 +39,22 @@ from healer.model.trained import DECIDES, FeatureRow, Floats, Matrix, Model
 from healer.observations.telemetry_windows import Telemetry
 
 UNUSUAL = "unusual-node"
-#: Above its threshold for this long, a node is told of; what stands is told again after that.
+#: A node is reported once it was above its threshold for this long.
 HOLD = timedelta(minutes=5)
-AGAIN_AFTER = timedelta(minutes=5)
 #: More of a class than this at once (and at least so many) are no unusual nodes: the class has changed.
 SHARED, SHARED_LEAST = 0.1, 3
 #: Scores kept for a chart: half an hour.
 CHART_SAMPLES = 60
 CONTRIBUTIONS = 5
-#: Feature history: a row every 5 min; every 30 s while a class has so few; so many nodes in one.
+#: Feature history: a row every 5 min; every 30 s while a class has so few; at most so many nodes in one.
 KEEP_S = 300.0
 FEW_ROWS = 20
 NODES_KEPT = 1500
 
-Pair = tuple[str, Component]
 #: GPU model and load; rows of the node axis.
 Class = tuple[str, str]
 Rows = NDArray[np.intp]
-#: (nodes, OWN_NAMES) where each lay lately, by the rows of the node axis (`Shifts.usual`).
+#: (nodes, OWN_NAMES) the usual level of each feature, by the rows of the node axis (`Shifts.usual`).
 Usual = Callable[[Telemetry], Matrix]
 
 
@@ -77,19 +72,19 @@ class Forest:
         self._begin(None)
 
     def _begin(self, telemetry: Telemetry | None) -> None:
-        """Nothing is known yet: rows of another telemetry are other nodes."""
+        """Starts without any memory: rows of another telemetry are other nodes."""
         self._of = telemetry
         self._features = NodeFeatures()
         self._own = OwnPast(len(OWN_NAMES))
         self._sampled_at: datetime | None = None
         self._history: deque[tuple[datetime, Floats]] = deque(maxlen=CHART_SAMPLES)
-        #: (2, nodes), s since 1970: above its threshold, or known to be below, since then; NaN neither.
+        #: (2, nodes), s since 1970: above its threshold, or at most there, since then; NaN: not scored.
         self._since = np.zeros((2, 0))
-        self._told: dict[Component, datetime] = {}
+        self._reported: dict[Component, datetime] = {}
 
     @property
     def features(self) -> NodeFeatures:
-        """As of the last tick, for whoever else looks at them."""
+        """As of the last tick."""
         return self._features
 
     def tick(
@@ -99,9 +94,9 @@ class Forest:
         watched: Collection[Pair] = (),
         usual: Usual | None = None,
     ) -> Detections:
-        """New findings of `unusual-node`, and since when those told or `watched` are known to be usual.
+        """New findings of `unusual-node`, and since when those reported or `watched` are usual again.
 
-        Without `usual` no node's past is known.
+        Without `usual` the past of no node is known.
         """
         went_back = self._sampled_at is not None and now < self._sampled_at
         if self._of is not telemetry or went_back:
@@ -110,38 +105,40 @@ class Forest:
         if self._sampled_at is None or (now - self._sampled_at).total_seconds() >= SAMPLE_S:
             self._sampled_at = now
             self._features.sample(telemetry, now)
-            of_class: dict[Class, Rows] = {}
-            names = classes(telemetry, now)
-            for name in sorted({one for one in names if one[1]}):
-                of_class[name] = np.flatnonzero(np.fromiter((name == one for one in names), bool, len(names)))
+            by_class: dict[Class, list[int]] = {}
+            for row, name in enumerate(classes(telemetry, now)):
+                if name[1]:
+                    by_class.setdefault(name, []).append(row)
+            of_class = {name: np.array(rows, np.intp) for name, rows in sorted(by_class.items())}
             matrix = self._matrix(telemetry, of_class, now, usual)
             self._keep_rows(telemetry, matrix, of_class, now)
             findings = self._score(telemetry, matrix, of_class, now)
         return Detections(at=now, findings=tuple(findings), clear_since=self._clear(telemetry, now, watched))
 
     def forget(self, telemetry: Telemetry, node: str) -> None:
-        """The node was repaired, returned or booted: what it was like before is over."""
+        """The node was repaired, returned or booted: its earlier features and scores no longer count."""
         if self._of is not telemetry:
             return
         rows = telemetry.rows_of(node, Scope.node)
         self._features.forget(rows)
         self._own.forget(rows)
         self._since[:, rows[rows < self._since.shape[1]]] = np.nan
-        self._told = {where: at for where, at in self._told.items() if where.node != node}
+        self._reported = {where: at for where, at in self._reported.items() if where.node != node}
 
     def _matrix(
         self, telemetry: Telemetry, of_class: Mapping[Class, Rows], now: datetime, usual: Usual | None
     ) -> Matrix:
-        """(nodes, all features): against the peers, then against the node's own past. That is known of nodes
-        at work, and says nothing of idle ones."""
+        """(nodes, all features): against the peers, then against the node's own past. Only nodes at work are
+        compared with their past: it says nothing of idle ones."""
         peers = self._features.matrix(now)
-        lay = np.full((len(peers), len(OWN_NAMES)), np.nan, np.float32)
-        known = usual(telemetry) if usual is not None else lay
-        for (_, load), rows in of_class.items():
-            if load == "busy":
-                lay[rows] = known[rows]
+        levels = np.full((len(peers), len(OWN_NAMES)), np.nan, np.float32)
+        if usual is not None:
+            usual_now = usual(telemetry)
+            for (_, load), rows in of_class.items():
+                if load == "busy":
+                    levels[rows] = usual_now[rows]
         groups, racks = telemetry.groups(Scope.node), telemetry.rack_groups(Scope.node)
-        away = against_own_past(peers[:, OWN_COLUMNS], lay, groups, racks)
+        away = against_own_past(peers[:, OWN_COLUMNS], levels, groups, racks)
         return np.concatenate([peers, self._own.sample(away)], axis=1)
 
     # --- scoring ---
@@ -154,18 +151,18 @@ class Forest:
         scored: list[tuple[Fitted, Rows]] = []
         for scorer in self._models():
             rows = of_class.get((scorer.model.hardware, scorer.model.load), np.zeros(0, np.intp))
-            told, own = scored_of(scorer.model, matrix[rows])
-            rows = rows[told]
+            places, values = scored_of(scorer.model, matrix[rows])
+            rows = rows[places]
             if len(rows):
-                scores[rows] = scorer.score(own)
+                scores[rows] = scorer.score(values)
                 thresholds[rows] = scorer.model.threshold
                 scored.append((scorer, rows))
         self._history.append((now, scores))
-        # What is not scored is neither above nor below: the time starts anew when it is heard again.
-        before, known = np.full((2, n), np.nan), min(n, self._since.shape[1])
-        before[:, :known] = self._since[:, :known]
-        is_so = np.stack([scores > thresholds, scores <= thresholds])
-        self._since = np.where(is_so, np.fmin(before, now.timestamp()), np.nan)
+        # A node that is not scored is neither above nor below: its time starts over when it is scored again.
+        before = np.full((2, n), np.nan)
+        before[:, : self._since.shape[1]] = self._since[:, :n]
+        states = np.stack([scores > thresholds, scores <= thresholds])
+        self._since = np.where(states, np.fmin(before, now.timestamp()), np.nan)
         findings: list[Finding] = []
         for scorer, rows in scored:
             above = rows[now.timestamp() - self._since[0, rows] >= HOLD.total_seconds()]
@@ -173,15 +170,15 @@ class Forest:
                 continue
             for row in above.tolist():
                 where = telemetry.axis(Scope.node).components()[row]
-                last = self._told.get(where)
+                last = self._reported.get(where)
                 if last is None or now - last >= AGAIN_AFTER:
-                    self._told[where] = now
+                    self._reported[where] = now
                     findings.append(self._finding(where, row, scorer, rows, matrix))
         return findings
 
     def _clear(self, telemetry: Telemetry, now: datetime, watched: Collection[Pair]) -> dict[Pair, datetime]:
         axis = telemetry.axis(Scope.node)
-        wanted = {where for fault, where in watched if fault == UNUSUAL} | self._told.keys()
+        wanted = {where for fault, where in watched if fault == UNUSUAL} | self._reported.keys()
         found: dict[Pair, datetime] = {}
         for where in wanted:
             row = axis.row(where)
@@ -189,30 +186,24 @@ class Forest:
                 continue
             since = found[UNUSUAL, where] = datetime.fromtimestamp(float(self._since[1, row]), now.tzinfo)
             if (UNUSUAL, where) not in watched and now - since > HOLD:
-                self._told.pop(where, None)
+                self._reported.pop(where, None)
         return found
 
-    # --- telling ---
+    # --- findings ---
 
     def _finding(self, where: Component, row: int, scorer: Fitted, rows: Rows, matrix: Matrix) -> Finding:
         model = scorer.model
         now, scores = self._history[-1]
         since = datetime.fromtimestamp(float(self._since[0, row]), now.tzinfo)
         parts = self._contributions(row, scorer, matrix)
-        named = "; ".join(f"{one.feature} {one.value:.4g}, peers {one.peers:.4g}" for one in parts[:3])
+        named = "; ".join(f"{part.feature} {part.value:.4g}, peers {part.peers:.4g}" for part in parts[:3])
         text = (
             f"{where} is unusual among {len(rows)} {model.hardware or 'nodes'} that are {model.load}: score "
             f"{scores[row]:.2f}, threshold {model.threshold:.2f}, since {since:%H:%M:%S} UTC; {named}"
         )
         identity = f"{UNUSUAL}|{where.cluster}|{where.node}|{since.isoformat()}"
-        evidence = Evidence(
-            digest=sha256(identity.encode()).hexdigest(),
-            at=since,
-            component=where,
-            text=f"{text} (model {model.id[:12]})",
-            arrived_at=now,
-            sense=Sense.forest,
-        )
+        with_model = f"{text} (model {model.id[:12]})"
+        evidence = new_evidence(identity, where, since, with_model, now, Sense.forest)
         return Finding.from_evidence(
             evidence,
             fault=UNUSUAL,
@@ -225,31 +216,31 @@ class Forest:
         )
 
     def _contributions(self, row: int, scorer: Fitted, matrix: Matrix) -> tuple[Contribution, ...]:
-        _, own = scored_of(scorer.model, matrix[row : row + 1])
-        parts = scorer.scorers[DECIDES].parts(own)
-        share = shares(parts if parts.any() else np.abs(own).astype(np.float64))[0]
+        _, values = scored_of(scorer.model, matrix[row : row + 1])
+        parts = scorer.scorers[DECIDES].parts(values)
+        share = shares(parts if parts.any() else np.abs(values).astype(np.float64))[0]
         return tuple(
             Contribution(feature=name, share=round(float(share[at]), 4), value=value, peers=peers)
             for at in largest(share, CONTRIBUTIONS)
             for name in [scorer.model.features[at]]
-            for value, peers in [self._features.told(name, row)]
+            for value, peers in [self._features.latest(name, row)]
         )
 
     def _chart(self, where: Component, row: int, model: Model, rows: Rows) -> Chart:
-        own, middle = [], []
+        values, middle = [], []
         for _, scores in self._history:
-            own.append(_shown(scores[row]) if row < len(scores) else None)
-            known = scores[rows[rows < len(scores)]]
-            known = known[np.isfinite(known)]
-            middle.append(_shown(np.median(known)) if len(known) else None)
+            values.append(_shown(scores[row]) if row < len(scores) else None)
+            of_class = scores[rows[rows < len(scores)]]
+            of_class = of_class[np.isfinite(of_class)]
+            middle.append(_shown(np.median(of_class)) if len(of_class) else None)
         return Chart(
             title="How unusual the node is, by the model of its class",
             unit="score",
             times=tuple(at.timestamp() for at, _ in self._history),
             lines=(
-                ChartLine(label=str(where), role="own", values=tuple(own)),
+                ChartLine(label=str(where), role="own", values=tuple(values)),
                 ChartLine(label="median of its class", role="peers", values=tuple(middle)),
-                ChartLine(label="threshold", role="threshold", values=(model.threshold,) * len(own)),
+                ChartLine(label="threshold", role="threshold", values=(model.threshold,) * len(values)),
             ),
             node=where.node,
         )
@@ -259,14 +250,14 @@ class Forest:
     def _keep_rows(
         self, telemetry: Telemetry, matrix: Matrix, of_class: Mapping[Class, Rows], now: datetime
     ) -> None:
-        told = np.flatnonzero(np.isfinite(matrix).any(axis=1))
+        measured = np.flatnonzero(np.isfinite(matrix).any(axis=1))
         components = telemetry.axis(Scope.node).components()
         for name, all_rows in of_class.items():
             count, last = self._kept.get(name, (0, None))
             every_s = SAMPLE_S if count < FEW_ROWS else KEEP_S
             if last is not None and 0 <= (now - last).total_seconds() < every_s:
                 continue
-            rows = np.intersect1d(all_rows, told, assume_unique=True)
+            rows = np.intersect1d(all_rows, measured, assume_unique=True)
             if len(rows) > NODES_KEPT:
                 # Another part of them each time.
                 rows = np.sort(np.roll(rows, -count * NODES_KEPT)[:NODES_KEPT])
@@ -281,7 +272,7 @@ def _shown(score: float) -> float | None:
 
 
 class Unusual(Detector):
-    """Without the forest nobody samples features."""
+    """The forest's nodes and nodes that changed: both look at the features that the forest samples."""
 
     def __init__(self, forest: Forest) -> None:
         self._forest, self._shifts = forest, Shifts()
@@ -301,7 +292,7 @@ class Unusual(Detector):
         self._shifts.forget(telemetry, node)
 
     def pack(self, telemetry: Telemetry) -> dict[str, bytes]:
-        # What has not looked yet knows nothing, and must not take the place of what was kept.
+        # Before the first look there is nothing, and it must not replace what was kept.
         return {DRIFTED: self._shifts.pack(telemetry)} if self._shifts.levels.columns else {}
 
     def load(self, packed: Mapping[str, bytes]) -> list[str]:

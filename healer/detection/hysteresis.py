@@ -1,5 +1,6 @@
-"""How long a rule's condition has held, by samples that are new: what nobody tells any more has ended."""
+"""How long a rule's condition has held, by samples that are new: without new samples it ends."""
 
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -11,7 +12,7 @@ from healer.detection.language.truth_columns import FALSE, TRUE, UNKNOWN, Truth
 from healer.model import Catalogue, Scope
 from healer.observations.telemetry_windows import Telemetry
 
-#: What is asked inside these may be silence itself.
+#: The arguments of these functions may be about missing samples.
 _OF_SILENCE = frozenset({"age", "known"})
 
 Times = NDArray[np.float64]
@@ -19,30 +20,28 @@ Times = NDArray[np.float64]
 
 def rests_on(when: Expr, signal: str, catalogue: Catalogue) -> frozenset[str]:
     """Measured signals of a rule that shows `signal`: of the conditions joined by `and` those that name it,
-    or else all. Another one, told by somebody else or rarely, neither ages nor renews what it shows.
+    or else all. A signal of another sender, or a rare one, neither ages nor renews what the rule shows.
 
-    Those that Slurm's picture gives are always new, and count only where there are no others. Empty for a
-    rule about silence.
+    Signals derived from Slurm's snapshot are always new, and count only where there are no others. Empty for
+    a rule about silence.
     """
     conditions = when.args if when.op == "and" else (when,)
-    told: set[str] = set()
-    for one in [one for one in conditions if signal in one.signals] or conditions:
-        _gather(one, told)
-    measured = {name for name in told if not catalogue.signals[name].derived}
-    return frozenset(measured or told)
+    showing = [condition for condition in conditions if signal in condition.signals] or conditions
+    signals = {name for condition in showing for name in _signals(condition)}
+    measured = {name for name in signals if not catalogue.signals[name].derived}
+    return frozenset(measured or signals)
 
 
-def _gather(expr: Expr, told: set[str]) -> None:
-    if expr.op in _OF_SILENCE:
-        return
-    if expr.name and expr.op != "spec":
-        told.add(expr.name)
-    for arg in expr.args:
-        _gather(arg, told)
+def _signals(expr: Expr) -> Iterator[str]:
+    if expr.op not in _OF_SILENCE:
+        if expr.name and expr.op != "spec":
+            yield expr.name
+        for arg in expr.args:
+            yield from _signals(arg)
 
 
 class Heard:
-    """Of one tick; times in s since 1970."""
+    """When signals were last sampled, in one tick; times in s since 1970."""
 
     def __init__(self, telemetry: Telemetry, catalogue: Catalogue, now: datetime) -> None:
         self._telemetry, self._catalogue, self._now_s = telemetry, catalogue, now.timestamp()
@@ -50,7 +49,7 @@ class Heard:
 
     def newest(self, signals: frozenset[str], scope: Scope) -> Times | None:
         """(n of `scope`,) the newest sample of any of them, at most now, -inf where there is none; of a row
-        with parts the newest of any part. None: nothing is asked of samples."""
+        with parts the newest of any part. None: the rule rests on no samples."""
         if not signals:
             return None
         found = np.full(self._telemetry.axis(scope).n, -np.inf)
@@ -59,23 +58,21 @@ class Heard:
         return np.minimum(found, self._now_s)
 
     def _at(self, name: str, scope: Scope) -> Times:
-        known = self._on.get((name, scope))
-        if known is None:
-            known = self._on[name, scope] = self._lifted(name, scope)
-        return known
+        if (name, scope) not in self._on:
+            self._on[name, scope] = self._lifted(name, scope)
+        return self._on[name, scope]
 
     def _lifted(self, name: str, scope: Scope) -> Times:
-        own = self._catalogue.signals[name].scope
+        """(n of `scope`,)"""
+        of = self._catalogue.signals[name].scope
         at_s = self._telemetry.heard_s(name)
-        if own is scope:
+        if of is scope:
             return at_s
-        if finer(scope, own):
-            parent = self._telemetry.axis(scope).parent(own)
-            return (
-                np.where(parent >= 0, at_s[parent], -np.inf) if len(at_s) else np.full(len(parent), -np.inf)
-            )
+        if finer(scope, of):
+            parent = self._telemetry.axis(scope).parent(of)
+            return np.where(parent >= 0, np.append(at_s, -np.inf)[parent], -np.inf)
         found = np.full(self._telemetry.axis(scope).n, -np.inf)
-        parent = self._telemetry.axis(own).parent(scope)
+        parent = self._telemetry.axis(of).parent(scope)
         inside = np.flatnonzero(parent >= 0)
         np.maximum.at(found, parent[inside], at_s[inside])
         return found
@@ -88,15 +85,15 @@ LONGEST_TICK_S = 30.0
 #: A rule that needs no holding still forgives an unknown of this length: two missed scrapes of 15 s.
 LEAST_PATIENCE_S = 30.0
 
-_COLUMNS = ("rows", "began", "held", "quiet", "_first", "_newest", "told")
+_COLUMNS = ("rows", "began", "held", "quiet", "_first", "_newest", "reported")
 
 
 class Holds:
     """Rows of one rule whose condition holds, sorted, each with when it `began` and how long it was `held`.
 
     Time during which the condition is unknown does not count as held, nor does time after the newest sample:
-    one sample alone holds for no time. Unknown for longer than the rule's `for` (at least 30 s), it begins
-    anew.
+    a single sample holds for no time. Unknown for longer than the rule's `for` (at least 30 s), it starts
+    over.
     """
 
     def __init__(self, for_s: float) -> None:
@@ -109,12 +106,12 @@ class Holds:
         # Of the sample with which it began, and of the newest since.
         self._first = np.zeros(0)
         self._newest = np.zeros(0)
-        #: When it was last told; NaN: not yet.
-        self.told = np.zeros(0)
+        #: When it was last reported; NaN: not yet.
+        self.reported = np.zeros(0)
         self._at_s: float | None = None
 
     def update(self, truth: Truth, at_s: float, heard: NDArray[np.float64] | None = None) -> Rows:
-        """Takes in one tick (`truth` (n,)); returns the told rows whose condition is now known false.
+        """Takes in one tick (`truth` (n,)); returns the reported rows whose condition is now known false.
 
         `heard` (n,): the newest sample that the condition rests on; None: it rests on none.
         """
@@ -128,7 +125,7 @@ class Holds:
         self.held[(state == TRUE) & (self.quiet == 0)] += passed
         self.quiet = np.where(state == UNKNOWN, self.quiet + passed, 0.0)
         self._newest = np.where(state == TRUE, _heard(heard, self.rows, at_s), self._newest)
-        ended = self.rows[(state == FALSE) & ~np.isnan(self.told)]
+        ended = self.rows[(state == FALSE) & ~np.isnan(self.reported)]
         self._keep((state != FALSE) & (self.quiet <= self.patience_s))
         new = np.setdiff1d(true, self.rows, assume_unique=True)
         if len(new):
@@ -138,12 +135,12 @@ class Holds:
     @property
     def due(self) -> NDArray[np.bool_]:
         """(m,) of `rows`: held long enough, by the ticks and by the samples, and known true now."""
-        told_s = self._newest - self._first
-        return (self.held >= self.for_s) & (told_s >= self.for_s) & (self.quiet == 0)
+        covered_s = self._newest - self._first
+        return (self.held >= self.for_s) & (covered_s >= self.for_s) & (self.quiet == 0)
 
     def forget(self, rows: Rows) -> None:
-        """These begin anew."""
-        if len(self.rows):  # mostly nothing is held, and a node that returns asks each rule
+        """These start over."""
+        if len(self.rows):  # mostly nothing is held, and each rule is called for a node that returns
             self._keep(~np.isin(self.rows, rows))
 
     def _keep(self, kept: NDArray[np.bool_]) -> None:
@@ -160,8 +157,7 @@ class Holds:
 
 
 def _heard(heard: NDArray[np.float64] | None, rows: Rows, at_s: float) -> NDArray[np.float64]:
-    """(m,) of these rows. What is true where nothing was ever heard is true by silence: then time counts."""
+    """(m,) of these rows. A condition that is true without any sample is about silence: then time counts."""
     if heard is None:
         return np.full(len(rows), at_s)
-    told = heard[rows]
-    return np.where(np.isfinite(told), told, at_s)
+    return np.where(np.isfinite(heard[rows]), heard[rows], at_s)

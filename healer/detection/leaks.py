@@ -1,15 +1,14 @@
 """Memory that a job uses up: it falls on its nodes for hours, and leads to nothing left. Names the job.
 
 The least free memory of a node's GPUs, and what the host has available (page cache counts as available), are
-followed in points of 10 minutes from the moment the node got this life of this job. It is told where the fall
-is a trend (Mann-Kendall), lasts through both halves of it, and meets zero within a day (Theil-Sen): what an
-allocator takes at the start, or a cache that fills, ends by itself.
+followed in points of 10 minutes from the moment the node got this life of this job. It is reported where the
+fall is a trend (Mann-Kendall), lasts through both halves of it, and meets zero within a day (Theil-Sen): what
+an allocator takes at the start, or a cache that fills, ends by itself.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
-from hashlib import sha256
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,17 +16,9 @@ from numpy.typing import NDArray
 from healer.detection.language.truth_columns import min_of
 from healer.detection.outlook import slope_of
 from healer.detection.presentation import with_unit
-from healer.detection.protocol import Detector, Look
-from healer.model import (
-    Component,
-    Detections,
-    Evidence,
-    FaultClass,
-    Finding,
-    Scope,
-    Sense,
-    SlurmSnapshot,
-)
+from healer.detection.protocol import Detector, Look, cleared_since, new_evidence
+from healer.model import Component, Detections, FaultClass, Finding, Scope, Sense, SlurmSnapshot
+from healer.model.hostlist import name_some
 from healer.observations.telemetry_windows import Telemetry
 from healer.observations.trends import Series
 
@@ -37,9 +28,9 @@ POINT_S = 600.0
 #: Of the last 6 hours; 2 have to be known. A series that falls at each of 12 points has a z of 4.5.
 WINDOW, LEAST_POINTS = 36, 12
 TREND_Z = 4.0
-#: It is told when nothing is left within so many hours.
+#: It is reported when nothing will be left within so many hours.
 WITHIN_H = 24.0
-#: Looked at only where this share of what there was at most is gone.
+#: ModelComparison only where this share of the highest level is gone.
 GONE_LEAST = 0.03
 #: It is over when so many points in a row do not show it.
 OVER_POINTS = 3
@@ -49,7 +40,7 @@ HOST, GPU = "the node's memory", "GPU memory"
 
 
 @dataclass(slots=True)
-class _Told:
+class _Leak:
     since: datetime
     text: str
     title: str
@@ -59,7 +50,7 @@ class _Told:
 
 @dataclass(slots=True, frozen=True)
 class _Fall:
-    """On one node: hours until nothing is left (with their range), and how much goes an hour."""
+    """On one node: hours until nothing is left (with their range), and bytes lost an hour."""
 
     node: str
     what: str
@@ -72,7 +63,7 @@ class _Fall:
 
 @dataclass(slots=True)
 class Leaks(Detector):
-    """Of all jobs of one cluster. One thread owns it."""
+    """Of all jobs of one cluster."""
 
     _of: Telemetry | None = None
     _looked_s: float = -np.inf
@@ -80,7 +71,7 @@ class Leaks(Detector):
     #: (nodes,) the job's row and its life, as each node's series began with.
     _job: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     _life: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    _told: dict[Component, _Told] = field(default_factory=dict)
+    _leaks: dict[Component, _Leak] = field(default_factory=dict)
     _cleared: dict[Component, datetime] = field(default_factory=dict)
 
     def tick(self, look: Look) -> Detections:
@@ -92,18 +83,14 @@ class Leaks(Detector):
         if slurm is not None and at_s - self._looked_s >= LOOK_S:
             self._looked_s = at_s
             self._look(telemetry, slurm, now)
-        findings = [self._finding(where, told, now) for where, told in self._told.items() if told.due]
-        for told in self._told.values():
-            told.due = False
-        clear = {
-            (JOB_LEAK, where): self._cleared[where]
-            for fault, where in look.watched
-            if fault == JOB_LEAK and where in self._cleared
-        }
+        findings = [self._finding(where, leak, now) for where, leak in self._leaks.items() if leak.due]
+        for leak in self._leaks.values():
+            leak.due = False
+        clear = cleared_since(JOB_LEAK, self._cleared, look.watched)
         return Detections(at=now, findings=tuple(findings), clear_since=clear)
 
     def _begin(self, telemetry: Telemetry) -> None:
-        """Rows of another telemetry are other nodes."""
+        """Starts without series: rows of another telemetry are other nodes."""
         self._of, self._looked_s = telemetry, -np.inf
         self._series = {what: Series(counter=False, point_s=POINT_S) for what in (HOST, GPU)}
         self._job = self._life = np.zeros(0, np.int64)
@@ -112,24 +99,24 @@ class Leaks(Detector):
         job = telemetry.axis(Scope.node).parent(Scope.job).astype(np.int64)
         self._follow(telemetry, slurm, job)
         falls: dict[Component, list[_Fall]] = {}
-        done = False
+        is_complete = False
         for what, readings in _readings(telemetry, now):
             series = self._series[what]
             if series.look(np.where(job >= 0, readings, np.nan), now.timestamp()):
-                done = True
+                is_complete = True
                 for row, fall in _falling(telemetry, series, what):
                     falls.setdefault(telemetry.axis(Scope.job).components()[job[row]], []).append(fall)
-        if done:
+        if is_complete:
             self._judge(falls, job, telemetry, slurm, now)
 
     def _follow(self, telemetry: Telemetry, slurm: SlurmSnapshot, job: NDArray[np.int64]) -> None:
-        """A node that got another job, or another life of it, begins anew."""
-        shown = (slurm.jobs.get(one.job or "") for one in telemetry.axis(Scope.job).components())
-        lives = np.array([*(one.restarts if one is not None else -1 for one in shown), -1], np.int64)
+        """A node that got another job, or another life of it, starts a new series."""
+        shown = (slurm.jobs.get(where.job or "") for where in telemetry.axis(Scope.job).components())
+        lives = np.array([*(life.restarts if life is not None else -1 for life in shown), -1], np.int64)
         life = lives[job]  # -1 reads the last
-        known = min(len(self._job), len(job))
         moved = np.ones(len(job), np.bool_)
-        moved[:known] = (job[:known] != self._job[:known]) | (life[:known] != self._life[:known])
+        n = len(self._job)
+        moved[:n] = (job[:n] != self._job[: len(job)]) | (life[:n] != self._life[: len(job)])
         for series in self._series.values():
             series.forget(np.flatnonzero(moved))
         self._job, self._life = job, life
@@ -147,29 +134,24 @@ class Leaks(Detector):
             row = telemetry.axis(Scope.job).row(where)
             shown = slurm.jobs.get(where.job or "")
             title, text = _sentence(where, shown.user if shown else "", found, int(nodes[row or 0]))
-            known = self._told.setdefault(where, _Told(now, text, title))
-            known.text, known.title, known.missed, known.due = text, title, 0, True
+            leak = self._leaks.setdefault(where, _Leak(now, text, title))
+            leak.text, leak.title, leak.missed, leak.due = text, title, 0, True
             self._cleared.pop(where, None)
-        for where in [where for where in self._told if where not in falls]:
-            self._told[where].missed += 1
-            if self._told[where].missed >= OVER_POINTS:
-                del self._told[where]
+        for where in [where for where in self._leaks if where not in falls]:
+            self._leaks[where].missed += 1
+            if self._leaks[where].missed >= OVER_POINTS:
+                del self._leaks[where]
                 self._cleared[where] = now
         self._cleared = {where: at for where, at in self._cleared.items() if not telemetry.is_gone(where)}
 
-    def _finding(self, where: Component, told: _Told, now: datetime) -> Finding:
-        named = f"{JOB_LEAK}|{where.cluster}|{where.job}|{told.since.isoformat()}"
-        evidence = Evidence(
-            digest=sha256(named.encode()).hexdigest(),
-            at=told.since,
-            arrived_at=now,
-            component=where,
-            text=told.text,
-            job=where.job,
-            sense=Sense.metrics,
-        )
+    def _finding(self, where: Component, leak: _Leak, now: datetime) -> Finding:
+        identity = f"{JOB_LEAK}|{where.cluster}|{where.job}|{leak.since.isoformat()}"
         return Finding.from_evidence(
-            evidence, fault=JOB_LEAK, fault_class=FaultClass.application, title=told.title, confidence=0.7
+            new_evidence(identity, where, leak.since, leak.text, now, Sense.metrics),
+            fault=JOB_LEAK,
+            fault_class=FaultClass.application,
+            title=leak.title,
+            confidence=0.7,
         )
 
 
@@ -177,12 +159,10 @@ def _readings(telemetry: Telemetry, now: datetime) -> Iterator[tuple[str, NDArra
     """(nodes,) bytes free: of the host, and of the fullest GPU."""
     if telemetry.scope_of("host_memory_available_bytes") is not None:
         yield HOST, telemetry.value("host_memory_available_bytes", now)
-    free = np.full(telemetry.axis(Scope.gpu).n, np.nan)
-    if telemetry.scope_of("gpu_memory_free_bytes") is not None:
-        free = telemetry.value("gpu_memory_free_bytes", now)
-    if all(telemetry.scope_of(name) for name in ("gpu_memory_total_bytes", "gpu_memory_used_bytes")):
-        total, used = (telemetry.value(f"gpu_memory_{name}_bytes", now) for name in ("total", "used"))
-        free = np.where(np.isnan(free), total - used, free)
+    free, total, used = (
+        telemetry.value_on(Scope.gpu, f"gpu_memory_{name}_bytes", now) for name in ("free", "total", "used")
+    )
+    free = np.where(np.isnan(free), total - used, free)
     if np.isfinite(free).any():
         parent = telemetry.axis(Scope.gpu).parent(Scope.node)
         yield GPU, min_of(free, parent, telemetry.axis(Scope.node).n)
@@ -203,35 +183,30 @@ def _falling(telemetry: Telemetry, series: Series, what: str) -> Iterator[tuple[
         with np.errstate(all="ignore"):
             hours = left / -found.per_point * POINT_S / 3600
             fast, slow = (left / -end * POINT_S / 3600 for end in (found.low, found.high))
-            told = (found.z <= -TREND_Z) & found.lasts & (hours <= WITHIN_H)
-        for index in np.flatnonzero(told).tolist():
+            is_leak = (found.z <= -TREND_Z) & found.lasts & (hours <= WITHIN_H)
+        for index in np.flatnonzero(is_leak).tolist():
             row = int(rows[index])
-            end = float(slow[index]) if slow[index] > 0 else np.inf
-            per_h = float(-found.per_point[index]) * 3600 / POINT_S
-            yield (
-                row,
-                _Fall(
-                    names[row].node or "",
-                    what,
-                    max(0.0, float(hours[index])),
-                    max(0.0, float(fast[index])),
-                    end,
-                    per_h,
-                    max(0.0, float(left[index])),
-                ),
+            fall = _Fall(
+                node=names[row].node or "",
+                what=what,
+                hours=max(0.0, float(hours[index])),
+                low=max(0.0, float(fast[index])),
+                high=float(slow[index]) if slow[index] > 0 else np.inf,
+                per_h=float(-found.per_point[index]) * 3600 / POINT_S,
+                left=max(0.0, float(left[index])),
             )
+            yield row, fall
 
 
 def _sentence(where: Component, user: str, falls: list[_Fall], nodes: int) -> tuple[str, str]:
     """`job 7 (ann) uses up the node's memory on all its 16 nodes: gpu0003 has 210 GiB left, …`"""
-    first = min(falls, key=lambda one: (one.hours, one.node))
-    alike = sorted({one.node for one in falls if one.what == first.what})
+    first = min(falls, key=lambda fall: (fall.hours, fall.node))
+    alike = sorted({fall.node for fall in falls if fall.what == first.what})
     whose = f"job {where.job}" + (f" ({user})" if user else "")
     if len(alike) == nodes:
         place = f"all its {nodes} nodes" if nodes > 1 else f"its node {first.node}"
     else:
-        more = f" and {len(alike) - _NODES_NAMED} more" if len(alike) > _NODES_NAMED else ""
-        place = f"{', '.join(alike[:_NODES_NAMED])}{more} of its {nodes} nodes"
+        place = f"{name_some(alike, _NODES_NAMED)} of its {nodes} nodes"
     span = (
         f"{first.low:.1f} to {first.high:.1f} h" if np.isfinite(first.high) else f"{first.low:.1f} h or more"
     )

@@ -1,25 +1,24 @@
-"""Nodes that changed: a slow feature of a node, as against its peers, is not where it was for days.
+"""Nodes that changed: a slow feature of a node, relative to its peers, is not where it was for days.
 
-Two-sided CUSUM (E. Page, Continuous inspection schemes, 1954; run length by D. Siegmund,
-Sequential analysis, 1985) over points of 15 minutes of the forest's features: differences to the peers of
-the same moment, in units of the peers' robust deviation or of the least difference that matters, cut at ±10.
-It finds a small change in hours and a large one in an hour. It is evidence: that a node changed says neither
-why nor that it is bad. Method: `docs/detection.md`.
-"""
+Two-sided CUSUM (E. Page, Continuous inspection schemes, 1954; run length by D. Siegmund, Sequential analysis,
+1985) over points of 15 minutes of the forest's features: differences to the peers of the same moment, in
+units of the peers' robust deviation or of the least difference that matters, cut at ±10. It finds a small
+change in hours and a large one in an hour. It is evidence: that a node changed says neither why nor that it
+is bad. Method: `docs/detection.md`."""
 
 import math
 import zlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from hashlib import sha256
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from healer.detection.features import OWN_COLUMNS, OWN_NAMES, NodeFeatures, classes
-from healer.model import Component, Contribution, Detections, Evidence, FaultClass, Finding, Scope, Sense
+from healer.detection.protocol import Pair, cleared_since, new_evidence
+from healer.model import Component, Contribution, Detections, FaultClass, Finding, Scope, Sense
 from healer.observations.groups import peer_median
 from healer.observations.telemetry_windows import Telemetry
 
@@ -29,7 +28,7 @@ POINT_S = 900.0
 LEARN, MEMORY = 24, 192
 #: Half a unit never counts; noise is taken for at least a quarter.
 BAND, NOISE_LEAST = 0.5, 0.25
-#: One point counts for at most so many times the noise beyond the band: a wild one is no change.
+#: One point counts for at most so many times the noise beyond the band: an outlier is no change.
 CLIP = 3.0
 #: The least threshold: two points at the clip.
 THRESHOLD_LEAST = 6.0
@@ -86,46 +85,45 @@ class Levels:
     def reserve(self, columns: int) -> None:
         more = columns - self.columns
         for name in _STATE if more > 0 else ():
-            one = getattr(self, name)
-            setattr(self, name, np.concatenate([one, np.zeros((len(one), more), one.dtype)], axis=1))
+            setattr(self, name, np.pad(getattr(self, name), ((0, 0), (0, more))))
 
     def forget(self, columns: NDArray[np.int64]) -> None:
-        """These are learnt anew."""
+        """These start without history."""
         columns = columns[columns < self.columns]
         for name in _STATE:
             getattr(self, name)[:, columns] = 0
 
-    def learn_anew(self, at_s: float, after_s: float) -> None:
-        """What has been away for so long is where it lies now."""
+    def relearn(self, at_s: float, after_s: float) -> None:
+        """A series that has been away for so long is learnt at its new level."""
         old = (self.sums > 0) & (at_s - self.since > after_s)
         for name in ("points", "up", "down", "noise"):
             getattr(self, name)[old] = 0
 
     def step(self, x: Array, at_s: float, epoch: Array, near: Bools) -> Bools:
         """One point of all series, NaN where unknown. `epoch` (columns,) numbers the job of each column,
-        `near` says that it is a new one. Returns what is beyond the threshold now."""
-        known = np.isfinite(x)
+        `near`: its job is new. Returns which series are beyond the threshold now."""
+        valid = np.isfinite(x)
         learning = self.points < LEARN
         noise = np.maximum(_TO_SIGMA * self.noise, NOISE_LEAST)
-        # Half the noise, and what is not known of the level.
+        # Half the noise, and the uncertainty of the level.
         band = np.maximum((0.5 + 1 / np.sqrt(np.maximum(self.points, 1))) * noise, BAND)
-        away = np.where(known, np.clip(x - self.level, -band - CLIP * noise, band + CLIP * noise), 0.0)
-        judged = known & ~learning
+        away = np.where(valid, np.clip(x - self.level, -band - CLIP * noise, band + CLIP * noise), 0.0)
+        judged = valid & ~learning
         limit = threshold(int(judged.sum()))
         before = self.sums
-        for one, sign in ((self.up, 1.0), (self.down, -1.0)):
-            moved = np.clip(one + (sign * away - band) / noise, 0, 1.5 * limit)
-            one[:] = np.where(judged, moved, one)
+        for cusum, sign in ((self.up, 1.0), (self.down, -1.0)):
+            moved = np.clip(cusum + (sign * away - band) / noise, 0, 1.5 * limit)
+            cusum[:] = np.where(judged, moved, cusum)
         grown = self.sums
         begins = (before == 0) & (grown > 0)
         self.since[:] = np.where(begins, at_s - POINT_S, self.since)
         self.epoch[:] = np.where(begins, epoch, self.epoch)
         self.new_job[:] = np.where(begins, near, self.new_job)
-        # What looks changed is not learnt, else it would be the level soon.
-        calm = known & (learning | (grown < limit / 4))
-        self._learn(np.where(known, x, 0.0), away, calm, learning)
-        moved = self.newest + NEWEST_WEIGHT * (np.where(known, x, 0.0) - self.newest)
-        self.newest[:] = np.where(known, moved, self.newest)
+        # A series that looks changed is not learnt, else the change would soon be its level.
+        calm = valid & (learning | (grown < limit / 4))
+        x = np.where(valid, x, 0.0)
+        self._learn(x, away, calm, learning)
+        self.newest[:] = np.where(valid, self.newest + NEWEST_WEIGHT * (x - self.newest), self.newest)
         return judged & (grown > limit)
 
     def _learn(self, x: Array, away: Array, calm: Bools, learning: Bools) -> None:
@@ -142,7 +140,7 @@ class Levels:
     # --- keeping ----------------------------------------------------------------------------------------
 
     def pack(self, columns: Sequence[str]) -> bytes:
-        """What a restart needs. `columns` are the names of the first ones."""
+        """State for the next start. `columns` are the names of the first ones."""
         n = min(len(columns), self.columns)
         state = {name: np.ascontiguousarray(getattr(self, name)[:, :n]).tobytes() for name in _STATE}
         kept = _Kept(rows=list(self.rows), columns=list(columns[:n]), state=state)
@@ -159,11 +157,9 @@ class SavedLevels:
             if kept.rows != list(rows):
                 raise ValueError("levels of other features")
             shape = (len(kept.rows), len(kept.columns))
+            dtypes = {name: np.float64 if name == "since" else np.float32 for name in _STATE}
             self._state = {
-                name: np.frombuffer(kept.state[name], np.float64 if name == "since" else np.float32).reshape(
-                    shape
-                )
-                for name in _STATE
+                name: np.frombuffer(kept.state[name], dtype).reshape(shape) for name, dtype in dtypes.items()
             }
         except (zlib.error, msgspec.DecodeError, KeyError) as error:
             raise ValueError(f"no levels: {error}") from None
@@ -177,9 +173,9 @@ class SavedLevels:
             if name in self._columns
         ]
         if pairs:
-            columns, own = (np.array(one, np.intp) for one in zip(*pairs, strict=True))
+            columns, kept = (np.array(places, np.intp) for places in zip(*pairs, strict=True))
             for name in _STATE:
-                getattr(levels, name)[:, columns] = self._state[name][:, own]
+                getattr(levels, name)[:, columns] = self._state[name][:, kept]
 
 
 def threshold(series: int) -> float:
@@ -193,12 +189,12 @@ DRIFTED = "drifted"
 LOOK_S = 60.0
 #: A point needs so many of its 15 looks.
 LOOKS_LEAST = 8
-#: A change within so long of a node's new job may be the job's: it has to stand in another one for an hour.
-JOB_NEAR_S, JOB_STANDS_S = 1800.0, 3600.0
-#: More of a rack, or of all that are watched (and at least three), changed together: not the node.
+#: A change within so long of a node's new job may be the job's: it has to outlive that job by an hour.
+JOB_NEAR_S, JOB_OUTLIVED_S = 1800.0, 3600.0
+#: More of a rack, or of all that are judged (and at least three), changed together: not the node.
 SHARED_PLACE, SHARED_ALL, SHARED_LEAST = 0.5, 0.1, 3
-#: What stands for three days is how it is now, and is learnt.
-LEARN_ANEW_S = 3 * 86400.0
+#: A change that has lasted for three days is the new normal, and is learnt.
+RELEARN_AFTER_S = 3 * 86400.0
 SHOWN = 5
 #: What a lower power limit explains.
 _BY_POWER = (
@@ -207,12 +203,11 @@ _BY_POWER = (
 
 _POWERED = np.array([name.startswith(_BY_POWER) for name in OWN_NAMES])
 
-Pair = tuple[str, Component]
-Bools = NDArray[np.bool_]
-
 
 @dataclass(slots=True)
-class _Told:
+class _Changed:
+    """A node that has changed: since when, and whether that is to be reported in this tick."""
+
     since: datetime
     due: bool = True
 
@@ -225,7 +220,7 @@ class Shifts:
         self._begin(None)
 
     def _begin(self, telemetry: Telemetry | None) -> None:
-        """Rows of another telemetry are other nodes."""
+        """Starts without any memory: rows of another telemetry are other nodes."""
         self._of = telemetry
         self._looked_s = -math.inf
         self._point: int | None = None
@@ -234,7 +229,7 @@ class Shifts:
         #: (nodes,) the job's row, how many jobs there were, and since when there is this one.
         self._job = np.zeros(0, np.int64)
         self._job_epoch, self._job_since = np.zeros((2, 0))
-        self._told: dict[Component, _Told] = {}
+        self._changed: dict[Component, _Changed] = {}
         self._cleared: dict[Component, datetime] = {}
 
     def load(self, packed: bytes) -> None:
@@ -245,11 +240,11 @@ class Shifts:
         return self.levels.pack(_node_names(telemetry))
 
     def usual(self, telemetry: Telemetry) -> NDArray[np.float32]:
-        """(nodes, OWN_NAMES) where each feature lay lately, NaN where too little is known of it."""
+        """(nodes, OWN_NAMES) the usual level of each feature, NaN where too little is known of it."""
         found = np.full((telemetry.axis(Scope.node).n, len(OWN_NAMES)), np.nan, np.float32)
         if self._of is telemetry:
-            known = np.where(self.levels.points >= LEARN, self.levels.level, np.nan).T
-            found[: len(known)] = known[: len(found)]
+            levels = np.where(self.levels.points >= LEARN, self.levels.level, np.nan).T
+            found[: len(levels)] = levels[: len(found)]
         return found
 
     # --- looking ----------------------------------------------------------------------------------------
@@ -257,7 +252,7 @@ class Shifts:
     def tick(
         self, telemetry: Telemetry, features: NodeFeatures, now: datetime, watched: Collection[Pair]
     ) -> Detections:
-        """Cheap but once in `LOOK_S`. `watched`: open incidents, of which it is told what is over."""
+        """Cheap but once in `LOOK_S`. `watched`: open incidents, whose end is to be reported."""
         at_s = now.timestamp()
         if self._of is not telemetry or at_s < self._looked_s:
             self._begin(telemetry)
@@ -265,27 +260,22 @@ class Shifts:
             self._looked_s = at_s
             self._look(telemetry, features, now)
         findings = []
-        for where, told in self._told.items():
-            if told.due:
-                told.due = False
-                findings.append(self._finding(telemetry, features, where, told, now))
-        clear = {
-            (DRIFTED, where): self._cleared[where]
-            for fault, where in watched
-            if fault == DRIFTED and where in self._cleared
-        }
+        for where, changed in self._changed.items():
+            if changed.due:
+                changed.due = False
+                findings.append(self._finding(telemetry, features, where, changed.since, now))
+        clear = cleared_since(DRIFTED, self._cleared, watched)
         return Detections(at=now, findings=tuple(findings), clear_since=clear)
 
     def forget(self, telemetry: Telemetry, node: str) -> None:
-        """The node was repaired, returned or booted: it is learnt anew."""
+        """The node was repaired, returned or booted: it starts without history."""
         if self._of is not telemetry:
             return
         rows = telemetry.rows_of(node, Scope.node)
         rows = rows[rows < self._sum.shape[1]]
         self.levels.forget(rows)
         self._sum[:, rows] = self._looks[:, rows] = 0
-        for where in [where for where in self._told if where.node == node]:
-            del self._told[where]
+        self._changed = {where: changed for where, changed in self._changed.items() if where.node != node}
 
     def _look(self, telemetry: Telemetry, features: NodeFeatures, now: datetime) -> None:
         matrix = features.matrix(now).T[OWN_COLUMNS]  # (features, nodes)
@@ -298,32 +288,28 @@ class Shifts:
             self._sum[:], self._looks[:] = 0, 0
         self._point = number
         busy = np.array([load == "busy" for _, load in classes(telemetry, now)], np.bool_)
-        known = np.isfinite(matrix) & busy[:n]
-        self._sum[:, :n] += np.where(known, matrix, 0)
-        self._looks[:, :n] += known
+        valid = np.isfinite(matrix) & busy[:n]
+        self._sum[:, :n] += np.where(valid, matrix, 0)
+        self._looks[:, :n] += valid
 
     def _jobs(self, telemetry: Telemetry, at_s: float) -> None:
         job = telemetry.axis(Scope.node).parent(Scope.job).astype(np.int64)
-        known = min(len(self._job), len(job))
         other = np.ones(len(job), np.bool_)
-        other[:known] = job[:known] != self._job[:known]
+        other[: len(self._job)] = job[: len(self._job)] != self._job[: len(job)]
         self._job_epoch[: len(job)] += other
         self._job_since[: len(job)][other] = at_s
         self._job = job
 
     def _complete(self, telemetry: Telemetry, now: datetime) -> None:
-        known = self._looks >= LOOKS_LEAST
-        point = np.where(known, self._sum / np.maximum(self._looks, 1), np.nan).astype(np.float64)
+        judged = self._looks >= LOOKS_LEAST
+        point = np.where(judged, self._sum / np.maximum(self._looks, 1), np.nan).astype(np.float64)
         at_s = now.timestamp()
-        self.levels.learn_anew(at_s, LEARN_ANEW_S)
+        self.levels.relearn(at_s, RELEARN_AFTER_S)
         near = at_s - POINT_S - self._job_since <= JOB_NEAR_S
         above = self.levels.step(point, at_s, self._job_epoch, near)
-        self._judge(telemetry, above & self._stands(at_s), known, now)
-
-    def _stands(self, at_s: float) -> Bools:
-        """What began with a new job of its node stands once it outlived that job."""
-        outlived = (self._job_epoch > self.levels.epoch) & (at_s - self._job_since >= JOB_STANDS_S)
-        return (self.levels.new_job == 0) | outlived
+        # A change that began with a new job of its node counts once it has outlived that job.
+        outlived = (self._job_epoch > self.levels.epoch) & (at_s - self._job_since >= JOB_OUTLIVED_S)
+        self._judge(telemetry, above & ((self.levels.new_job == 0) | outlived), judged, now)
 
     def _reserve(self, telemetry: Telemetry) -> None:
         names = _node_names(telemetry)
@@ -332,72 +318,63 @@ class Shifts:
         if more <= 0:
             return
         self.levels.reserve(len(names))
-        blank = np.zeros((len(OWN_NAMES), more), np.float32)
-        self._sum, self._looks = (np.concatenate([one, blank], axis=1) for one in (self._sum, self._looks))
+        self._sum, self._looks = (np.pad(array, ((0, 0), (0, more))) for array in (self._sum, self._looks))
         self._job_epoch, self._job_since = (
-            np.concatenate([one, np.zeros(more)]) for one in (self._job_epoch, self._job_since)
+            np.pad(array, (0, more)) for array in (self._job_epoch, self._job_since)
         )
         if self._saved is not None:
             self._saved.give(self.levels, names, first)
-            # Which job that was is not known: what began with a new one has to outlive the first seen here.
+            # Which job that was is not known: a change that began with a new one has to outlive the first job
+            # seen here.
             self.levels.epoch[:, first:] = 1
 
-    # --- whom it concerns -------------------------------------------------------------------------------
+    # --- which nodes changed ----------------------------------------------------------------------------
 
-    def _judge(self, telemetry: Telemetry, above: Bools, known: Bools, now: datetime) -> None:
+    def _judge(self, telemetry: Telemetry, above: Bools, judged: Bools, now: datetime) -> None:
         n = telemetry.axis(Scope.node).n
         up = self.levels.up >= self.levels.down
-        alone = above & ~_shared(telemetry, above & up, known) & ~_shared(telemetry, above & ~up, known)
+        alone = above & ~_shared(telemetry, above & up, judged) & ~_shared(telemetry, above & ~up, judged)
         alone[np.ix_(_POWERED, _capped(telemetry, now, above.shape[1]))] = False
         components = telemetry.axis(Scope.node).components()
         for row in np.flatnonzero(np.asarray(alone.any(axis=0))[:n]).tolist():
             began = float(self.levels.since[alone[:, row], row].min())
-            told = self._told.setdefault(components[row], _Told(datetime.fromtimestamp(began, UTC)))
-            told.due = True
+            changed = self._changed.setdefault(components[row], _Changed(datetime.fromtimestamp(began, UTC)))
+            changed.due = True
             self._cleared.pop(components[row], None)
-        limit = threshold(int(known.sum()))
-        for where in list(self._told):
+        limit = threshold(int(judged.sum()))
+        for where in list(self._changed):
             row = telemetry.axis(Scope.node).row(where)
             if row is None:
-                del self._told[where]
-            elif known[:, row].any() and self.levels.sums[:, row].max() < limit / 3:
-                del self._told[where]
+                del self._changed[where]
+            elif judged[:, row].any() and self.levels.sums[:, row].max() < limit / 3:
+                del self._changed[where]
                 self._cleared[where] = now
         self._cleared = {where: at for where, at in self._cleared.items() if not telemetry.is_gone(where)}
 
     def _finding(
-        self, telemetry: Telemetry, features: NodeFeatures, where: Component, told: _Told, now: datetime
+        self, telemetry: Telemetry, features: NodeFeatures, where: Component, since: datetime, now: datetime
     ) -> Finding:
         row = telemetry.axis(Scope.node).row(where)
         assert row is not None
         levels = self.levels
         sums = levels.sums[:, row]
-        order = [int(one) for one in np.argsort(-sums, kind="stable")[:SHOWN] if sums[one] > 0]
+        order = [int(at) for at in np.argsort(-sums, kind="stable")[:SHOWN] if sums[at] > 0]
         total = float(sums.sum())
         parts = [
-            Contribution(
-                feature=OWN_NAMES[one], share=round(float(sums[one]) / total, 4), value=value, peers=peers
-            )
-            for one in order
-            for value, peers in [features.told(OWN_NAMES[one], row)]
+            Contribution(feature=name, share=round(float(sums[at]) / total, 4), value=value, peers=peers)
+            for at in order
+            for name in [OWN_NAMES[at]]
+            for value, peers in [features.latest(name, row)]
         ]
         moved = "; ".join(
-            f"{OWN_NAMES[one]} {levels.newest[one, row]:+.1f} from its peers in their spread, before "
-            f"{levels.level[one, row]:+.1f}"
-            for one in order[:3]
+            f"{OWN_NAMES[at]} {levels.newest[at, row]:+.1f} from its peers in their spread, before "
+            f"{levels.level[at, row]:+.1f}"
+            for at in order[:3]
         )
-        text = f"{where} is not what it was since {told.since:%Y-%m-%d %H:%M} UTC: {moved}"
-        identity = f"{DRIFTED}|{where.cluster}|{where.node}|{told.since.isoformat()}"
-        evidence = Evidence(
-            digest=sha256(identity.encode()).hexdigest(),
-            at=told.since,
-            arrived_at=now,
-            component=where,
-            text=text,
-            sense=Sense.metrics,
-        )
+        text = f"{where} is not what it was since {since:%Y-%m-%d %H:%M} UTC: {moved}"
+        identity = f"{DRIFTED}|{where.cluster}|{where.node}|{since.isoformat()}"
         return Finding.from_evidence(
-            evidence,
+            new_evidence(identity, where, since, text, now, Sense.metrics),
             fault=DRIFTED,
             fault_class=FaultClass.informational,
             title="Changed as against its peers",
@@ -407,26 +384,26 @@ class Shifts:
 
 
 def _node_names(telemetry: Telemetry) -> list[str]:
-    return [one.node or "" for one in telemetry.axis(Scope.node).components()]
+    return [where.node or "" for where in telemetry.axis(Scope.node).components()]
 
 
-def _shared(telemetry: Telemetry, above: Bools, known: Bools) -> Bools:
+def _shared(telemetry: Telemetry, above: Bools, judged: Bools) -> Bools:
     """(features, nodes) whether so many changed alike that the cause is not the node."""
     f, n = above.shape
     together = above.sum(axis=1)
-    most = (together >= SHARED_LEAST) & (together > SHARED_ALL * known.sum(axis=1))
+    most = (together >= SHARED_LEAST) & (together > SHARED_ALL * judged.sum(axis=1))
     found = np.broadcast_to(most[:, np.newaxis], (f, n)).copy()
     for scope in (Scope.rack, Scope.switch):
         place = np.full(n, -1, np.int64)
-        told = telemetry.axis(Scope.node).parent(scope)[:n]
-        place[: len(told)] = told
+        parent = telemetry.axis(Scope.node).parent(scope)[:n]
+        place[: len(parent)] = parent
         rows = np.flatnonzero(place >= 0)
         if not len(rows):
             continue
         many = int(place.max()) + 1
         cell = (np.arange(f)[:, np.newaxis] * many + place[rows]).ravel()
         changed = np.bincount(cell, above[:, rows].ravel(), minlength=f * many).reshape(f, many)
-        all_ = np.bincount(cell, known[:, rows].ravel(), minlength=f * many).reshape(f, many)
+        all_ = np.bincount(cell, judged[:, rows].ravel(), minlength=f * many).reshape(f, many)
         shared = (changed >= SHARED_LEAST) & (changed > SHARED_PLACE * all_)
         found[:, rows] |= shared[:, place[rows]]
     return found
@@ -434,9 +411,7 @@ def _shared(telemetry: Telemetry, above: Bools, known: Bools) -> Bools:
 
 def _capped(telemetry: Telemetry, now: datetime, n: int) -> NDArray[np.int64]:
     """Nodes with a GPU whose power limit is lower than its peers': power, clocks and heat follow from it."""
-    if telemetry.scope_of("power_limit_enforced_w") is None:
-        return np.zeros(0, np.int64)
-    limit = telemetry.value("power_limit_enforced_w", now)
+    limit = telemetry.value_on(Scope.gpu, "power_limit_enforced_w", now)
     with np.errstate(invalid="ignore"):
         low = np.flatnonzero(limit < 0.95 * peer_median(limit, telemetry.groups(Scope.gpu)))
     node = telemetry.axis(Scope.gpu).parent(Scope.node)[low]

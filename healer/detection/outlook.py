@@ -17,13 +17,13 @@ Array = NDArray[np.float64]
 #: Points of the windows that are looked at, the newest last: 3, 7 and 14 days of 6 h each. A part that has
 #: begun to fail shows it in the short one first; slow growth only in the long one.
 WINDOWS = (12, 28, 56)
-#: A series is judged from so many known points on, and where so much of the window is known.
+#: A series is judged from so many known points on, and where this share of the window is known.
 LEAST_POINTS, LEAST_SHARE = 10, 0.6
 #: Standard deviations of Mann-Kendall's statistic: 3e-5 of independent noise is beyond, each look.
 TREND_Z = 4.0
 #: Of the slope's interval: 90 %.
 RANGE_Z = 1.645
-#: What lasts has in each half so much of its slope.
+#: A trend that lasts has this share of its slope in each half.
 LASTING = 0.5
 #: Columns at once: all pairs of a window of so many stay in a few MB.
 _TOGETHER = 256
@@ -31,7 +31,7 @@ _TOGETHER = 256
 
 class Outlook(NamedTuple):
     """Of k series: `level` now by the trend, `per_day` its slope, and `days` until the limit with their range
-    (inf: never; 0: it is there). NaN: no trend that can be told."""
+    (inf: never; 0: it is there). NaN: no trend."""
 
     level: Array
     per_day: Array
@@ -40,7 +40,7 @@ class Outlook(NamedTuple):
     high: Array
 
     def at(self, index: int) -> Trend:
-        level, per_day, days, low, high = (float(one[index]) for one in self)
+        level, per_day, days, low, high = (float(values[index]) for values in self)
         end = high if np.isfinite(high) else None
         return Trend(level=level, per_day=per_day, days=days, low=low, high=end)
 
@@ -55,11 +55,11 @@ def outlook(values: Array, point_days: float, limit: float, *, falls: bool = Fal
         part = slice(first, first + _TOGETHER)
         for points in WINDOWS:
             found = _window(sign * values[-points:, part], points, point_days, sign * limit)
-            told, first_told = np.isfinite(found.days), np.isnan(best.days[part])
+            is_found, is_first = np.isfinite(found.days), np.isnan(best.days[part])
             # Two windows that disagree are a wider range.
-            low = np.fmin(best.low[part], np.where(told, found.low, np.nan))
-            high = np.fmax(best.high[part], np.where(told, found.high, np.nan))
-            better = told & (first_told | (found.days < best.days[part]))
+            low = np.fmin(best.low[part], np.where(is_found, found.low, np.nan))
+            high = np.fmax(best.high[part], np.where(is_found, found.high, np.nan))
+            better = is_found & (is_first | (found.days < best.days[part]))
             for old, new in zip(best, found, strict=True):
                 old[part] = np.where(better, new, old[part])
             best.low[part], best.high[part] = low, high
@@ -70,8 +70,8 @@ def outlook(values: Array, point_days: float, limit: float, *, falls: bool = Fal
 
 class Slope(NamedTuple):
     """Of k series: Mann-Kendall's `z`, Theil-Sen's slope a point with its 90 % interval, and the `level` at
-    the newest point by it. `lasts`: both halves go the same way, each at a `LASTING` of that slope or more:
-    one step, or a rise that has ended, does not."""
+    the newest point by it. `lasts`: each half has at least a share `LASTING` of that slope: one step, or a
+    rise that has ended, does not."""
 
     z: Array
     per_point: Array
@@ -83,48 +83,48 @@ class Slope(NamedTuple):
 
 def slope_of(values: Array) -> Slope:
     """`values` (points, k): oldest first, NaN unknown. A few hundred columns at once: all pairs are held."""
-    whole, z, spread = _pairs(values)
-    per_point, low, high = _slopes(whole, spread)
-    age = (len(values) - 1 - np.arange(len(values)))[:, np.newaxis]
-    # Halves of what is known of each: a series may have begun within the window.
-    known = np.isfinite(values)
+    count = np.isfinite(values).sum(axis=0)
+    rise, apart = _pairs(values)
+    z, spread = _trend(values, rise, count)
+    per_point, low, high = _slopes(rise / apart, spread)
     place = np.arange(len(values))[:, np.newaxis]
-    first, last = np.argmax(known, axis=0), len(values) - 1 - np.argmax(known[::-1], axis=0)
+    # Halves of what is known of each: a series may have begun within the window.
+    is_known = np.isfinite(values)
+    first, last = np.argmax(is_known, axis=0), len(values) - 1 - np.argmax(is_known[::-1], axis=0)
     middle = (first + last) / 2
     lasts = np.ones(values.shape[1], np.bool_)
     with np.errstate(invalid="ignore", divide="ignore"):
         for half in (place <= middle, place >= middle):
-            own, _, own_spread = _pairs(np.where(half, values, np.nan))
-            lasts &= _slopes(own, own_spread)[0] / per_point >= LASTING
-    return Slope(z, per_point, low, high, _median(values + per_point * age), lasts)
+            part = np.where(half, values, np.nan)
+            part_rise, _ = _pairs(part)
+            _, part_spread = _trend(part, part_rise, np.isfinite(part).sum(axis=0))
+            lasts &= _slopes(part_rise / apart, part_spread)[0] / per_point >= LASTING
+    level = _median(values + per_point * (len(values) - 1 - place))
+    return Slope(z, per_point, low, high, level, lasts)
 
 
-def _pairs(values: Array) -> tuple[Array, Array, Array]:
-    """Slopes a point between all pairs, Mann-Kendall's z, and the deviation of its statistic."""
-    one, other = np.triu_indices(len(values), 1)
-    rise = values[other] - values[one]
-    z, spread = _trend(values, rise, np.isfinite(values).sum(axis=0))
-    return rise / (other - one)[:, np.newaxis], z, spread
+def _pairs(values: Array) -> tuple[Array, Array]:
+    """Of all pairs of points: (pairs, k) the rise, and (pairs, 1) how many points they lie apart."""
+    first, second = np.triu_indices(len(values), 1)
+    return values[second] - values[first], (second - first)[:, np.newaxis].astype(np.float64)
 
 
 def _window(values: Array, points: int, point_days: float, limit: float) -> Outlook:
     """Rising series of one window; those that show no trend are NaN."""
     n = np.isfinite(values).sum(axis=0)
-    one, other = np.triu_indices(len(values), 1)
-    rise = values[other] - values[one]  # (pairs, k)
+    rise, apart = _pairs(values)
     z, spread = _trend(values, rise, n)
-    told = np.flatnonzero((n >= LEAST_POINTS) & (n >= LEAST_SHARE * points) & (z >= TREND_Z))
+    rising = np.flatnonzero((n >= LEAST_POINTS) & (n >= LEAST_SHARE * points) & (z >= TREND_Z))
     found = Outlook(*(np.full(values.shape[1], np.nan) for _ in Outlook._fields))
-    if not len(told):
+    if not len(rising):
         return found
-    slopes = rise[:, told] / ((other - one) * point_days)[:, np.newaxis]
-    slope, slope_low, slope_high = _slopes(slopes, spread[told])
+    slope, slope_low, slope_high = _slopes(rise[:, rising] / (apart * point_days), spread[rising])
     age_days = (len(values) - 1 - np.arange(len(values)))[:, np.newaxis] * point_days
-    level = _median(values[:, told] + slope * age_days)
+    level = _median(values[:, rising] + slope * age_days)
     left = np.maximum(limit - level, 0.0)
     ends = (_over(left, slope), _over(left, slope_high), _over(left, slope_low))
-    for whole, own in zip(found, (level, slope, *ends), strict=True):
-        whole[told] = own
+    for column, figures in zip(found, (level, slope, *ends), strict=True):
+        column[rising] = figures
     return found
 
 
@@ -171,12 +171,12 @@ def _slopes(slopes: Array, spread: Array) -> tuple[Array, Array, Array]:
 
 def _median(values: Array) -> Array:
     ordered = np.sort(values, axis=0)
-    known = np.isfinite(ordered).sum(axis=0)
+    count = np.isfinite(ordered).sum(axis=0)
     columns = np.arange(values.shape[1])
-    low, high = np.maximum(known - 1, 0) // 2, known // 2
+    low, high = np.maximum(count - 1, 0) // 2, count // 2
     return (ordered[low, columns] + ordered[np.minimum(high, len(ordered) - 1), columns]) / 2
 
 
 def _over(left: Array, slope: Array) -> Array:
-    """Days until what is left is used up; inf where it never is."""
+    """Days until `left` is used up; inf where it never is."""
     return np.where(left <= 0, 0.0, np.where(slope > 0, left / np.where(slope > 0, slope, 1.0), np.inf))

@@ -22,9 +22,8 @@ from healer.model import (
 from healer.observations.groups import peer_median
 from healer.observations.telemetry_windows import Telemetry
 
-#: Counters are told by their increase over this time.
+#: Counters are shown by their increase over this time.
 INCREASE_S = 300.0
-#: A whole has parts; so many are looked through for a sentence.
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB")
 _TAIL = re.compile(r"(?:,? since |; |, in the GPU| of the GPU's life|, all ).*$")
 
@@ -34,7 +33,7 @@ def label(signal: Signal) -> str:
     return _TAIL.sub("", signal.text.rpartition(": ")[2]) or signal.name
 
 
-def told(signal: Signal, value: float | None) -> str:
+def shown_value(signal: Signal, value: float | None) -> str:
     """`1,290 MHz`, `98 %`, `Completed`, `hw_slowdown`; `unknown` for None."""
     if value is None or not math.isfinite(value):
         return "unknown"
@@ -72,14 +71,14 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-class Teller:
+class Sentences:
     """Sentences of one tick."""
 
     def __init__(self, telemetry: Telemetry, catalogue: Catalogue, now: datetime) -> None:
         self.telemetry, self.signals, self.now = telemetry, catalogue.signals, now
         self._medians: dict[str, np.ndarray] = {}
 
-    def sentence(
+    def of(
         self,
         rule: DetectionRule,
         signal: Signal,
@@ -90,12 +89,12 @@ class Teller:
         peers: bool,
     ) -> str:
         """`GPU clock below its peers: clock of the SMs 1,290 MHz (peers 1,755 MHz, limit 1,492 MHz), …`"""
-        beside = []
+        notes = []
         if peers and (middle := self._peers(rule, signal, row)) is not None:
-            beside.append(f"peers {told(signal, middle)}")
+            notes.append(f"peers {shown_value(signal, middle)}")
         if limit is not None and signal.kind is SignalKind.gauge and signal.unit != "bool":
-            beside.append(f"limit {told(signal, limit)}")
-        figures = [self.figure(rule.scope, signal, row) + (f" ({', '.join(beside)})" if beside else "")]
+            notes.append(f"limit {shown_value(signal, limit)}")
+        figures = [self.figure(rule.scope, signal, row) + (f" ({', '.join(notes)})" if notes else "")]
         figures += [self.figure(rule.scope, self.signals[name], row) for name in rule.evidence]
         lasted = f"; for {duration(held_s)}" if held_s >= 5 else ""
         return f"{rule.title}: {', '.join(figures)}{lasted}"
@@ -107,19 +106,15 @@ class Teller:
             values, _ = self.telemetry.increase(signal.name, INCREASE_S, self.now)
         else:
             values = self.telemetry.value(signal.name, self.now)
-        found = values[self._rows(scope, signal, row)]
-        known = found[~np.isnan(found)]
-        if not len(known):
+        values = values[rows_of(self.telemetry, scope, signal.scope, row)]
+        values = values[~np.isnan(values)]
+        if not len(values):
             return f"{label(signal)} unknown"
-        low, high = float(known.min()), float(known.max())
-        text = f"{label(signal)} {'+' if counter else ''}{told(signal, high)}"
+        low, high = float(values.min()), float(values.max())
+        text = f"{label(signal)} {'+' if counter else ''}{shown_value(signal, high)}"
         if low != high:
-            text = f"{label(signal)} {told(signal, low)} to {told(signal, high)}"
+            text = f"{label(signal)} {shown_value(signal, low)} to {shown_value(signal, high)}"
         return f"{text} in {duration(INCREASE_S)}" if counter else text
-
-    def _rows(self, scope: Scope, signal: Signal, row: int) -> np.ndarray:
-        """Rows of the signal's axis that belong to a row of `scope`."""
-        return rows_of(self.telemetry, scope, signal.scope, row)
 
     def _peers(self, rule: DetectionRule, signal: Signal, row: int) -> float | None:
         if signal.scope is not rule.scope or signal.kind is not SignalKind.gauge:
@@ -144,7 +139,7 @@ def rows_of(telemetry: Telemetry, scope: Scope, other: Scope, row: int) -> np.nd
 
 #: All that the rings hold.
 SPAN_S = 900.0
-#: Peers beyond this many are thinned out: a median of so many is the same picture.
+#: More peers than this are thinned out: the median of so many looks the same.
 MOST_PEERS = 256
 _FIGURES = 5
 
@@ -185,8 +180,8 @@ class Charts:
             lines = self._of_one(signal, window, shown)
         counter = signal.kind is SignalKind.counter
         curves = [(name, role, _curve(signal, column, grown=grown)) for name, role, column in lines]
-        known = np.flatnonzero(np.any([~np.isnan(curve) for _, _, curve in curves], axis=0))
-        if not len(known):
+        slots = np.flatnonzero(np.any([~np.isnan(curve) for _, _, curve in curves], axis=0))
+        if not len(slots):
             return None
         if limit is not None:
             curves.append(("limit", "threshold", np.full(len(times), limit)))
@@ -194,9 +189,9 @@ class Charts:
         return Chart(
             title=_title(signal, where, counter and not grown),
             unit=signal.unit + ("/s" if counter and not grown else ""),
-            times=tuple(times[known].tolist()),
+            times=tuple(times[slots].tolist()),
             lines=tuple(
-                ChartLine(label=name, role=role, values=_values(curve[known])) for name, role, curve in curves
+                ChartLine(label=name, role=role, values=_values(curve[slots])) for name, role, curve in curves
             ),
             marks=(ChartMark(at=began, label="began"),),
             signal=signal.name,
@@ -221,7 +216,7 @@ class Charts:
     def _of_whole(
         self, signal: Signal, window: NDArray[np.float32], rows: NDArray[np.int64]
     ) -> list[tuple[str, str, NDArray[np.float64]]]:
-        """A job's, switch's or fabric's parts: their median stands for it."""
+        """The parts of a job, switch or fabric: their median is drawn for it."""
         middle, *band = _band(window[:, _thinned(rows)], f"{len(rows)} {signal.scope}s")
         return [(middle[0], "own", middle[2]), *band]
 
@@ -244,9 +239,8 @@ def _band(window: NDArray[np.float32], name: str) -> list[tuple[str, str, NDArra
 
 def _farthest(window: NDArray[np.float32], rows: NDArray[np.int64]) -> int:
     """Of several parts the one whose newest values lie farthest from the others'."""
-    known = window[-24:, rows]  # 2 min
     last = np.full(len(rows), np.nan)
-    for slot in known:
+    for slot in window[-24:, rows]:  # 2 min
         last = np.where(np.isnan(slot), last, slot)
     if np.isnan(last).all():
         return int(rows[0])
@@ -258,16 +252,16 @@ def _curve(signal: Signal, column: NDArray[np.float64], *, grown: bool) -> NDArr
     before."""
     if signal.kind is not SignalKind.counter:
         return column
-    known = np.flatnonzero(~np.isnan(column))
     if grown:
         return np.where(np.isnan(column), np.nan, np.nancumsum(column))
+    valid = np.flatnonzero(~np.isnan(column))
     found = np.full(len(column), np.nan)
-    found[known[1:]] = column[known[1:]] / (5.0 * np.diff(known))
+    found[valid[1:]] = column[valid[1:]] / (5.0 * np.diff(valid))
     return found
 
 
 def _values(curve: NDArray[np.float64]) -> tuple[float | None, ...]:
-    return tuple(None if np.isnan(one) else float(f"{one:.{_FIGURES}g}") for one in curve.tolist())
+    return tuple(None if np.isnan(value) else float(f"{value:.{_FIGURES}g}") for value in curve.tolist())
 
 
 def _title(signal: Signal, where: Component | None, rate: bool) -> str:

@@ -1,6 +1,6 @@
 """What a detector is: a function over the picture, or an object with memory over measured windows."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from hashlib import sha256
@@ -137,9 +137,11 @@ def percent(share: float) -> str:
     return f"{share:.0%}".replace("%", " %")
 
 
-def cleared_since(fault: str, cleared: Mapping[Component, datetime], look: Look) -> dict[Pair, datetime]:
+def cleared_since(
+    fault: str, cleared: Mapping[Component, datetime], watched: Iterable[Pair]
+) -> dict[Pair, datetime]:
     """Of the watched incidents of this fault, those that ended: since when."""
-    return {pair: cleared[pair[1]] for pair in look.watched if pair[0] == fault and pair[1] in cleared}
+    return {pair: cleared[pair[1]] for pair in watched if pair[0] == fault and pair[1] in cleared}
 
 
 class Reports:

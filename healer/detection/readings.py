@@ -32,7 +32,7 @@ def gpu_model(models: Sequence[GpuModel], shown: SlurmNode | None) -> str | None
     name = (shown.gpu_model or shown.gpu_name).lower() if shown is not None else ""
     if not name:
         return None
-    fits = (one.name for one in models if any(fnmatchcase(name, glob.lower()) for glob in one.match))
+    fits = (model.name for model in models if any(fnmatchcase(name, glob.lower()) for glob in model.match))
     return next(fits, None)
 
 
@@ -46,16 +46,16 @@ def row_of(entry: CatalogueEntry, model: str | None) -> CatalogueEntry:
     """The row as it is on this GPU model."""
     if model is None:
         return entry
-    for one in entry.by_model:
-        if any(fnmatchcase(model, glob) for glob in one.models):
-            told = {name: value for name in _OF_ROW if (value := getattr(one, name)) is not None}
-            return msgspec.structs.replace(entry, **told)
+    for variant in entry.by_model:
+        if any(fnmatchcase(model, glob) for glob in variant.models):
+            given = {name: value for name in _OF_ROW if (value := getattr(variant, name)) is not None}
+            return msgspec.structs.replace(entry, **given)
     return entry
 
 
 #: Worst last. `application` and `unknown` do not occur in these tables.
 _BADNESS = (FaultClass.informational, FaultClass.degraded, FaultClass.fatal)
-#: The driver that laid out the first word anew.
+#: The driver with the new layout of the first word.
 _NEW_LAYOUT = 575
 _LINK_DOWN = frozenset({"NETIR_LINK_EVT", "NETIR_LINK_DOWN"})
 
@@ -63,9 +63,8 @@ _LINK_DOWN = frozenset({"NETIR_LINK_EVT", "NETIR_LINK_DOWN"})
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
     """What one line means: the fault's name and class, and a sentence for people.
 
-    `remedy`, `cause`, `follows`, `evidence_only` as in `Finding`; `server`: what stands elsewhere and is the
-    root.
-    """
+    `remedy`, `cause`, `follows` as in `Finding`; `evidence_only`: opens no incident; `server`: the root,
+    where that is another host."""
 
     fault: str
     fault_class: FaultClass
@@ -91,7 +90,7 @@ class Line(NamedTuple):
 def read_all(
     rules: Ruleset, observations: Iterable[Observation], nodes: Mapping[str, SlurmNode] | None = None
 ) -> list[Line]:
-    """Each observation with its reading, made once for all who need it.
+    """Each observation with its reading.
 
     `nodes` as Slurm shows them: what a code means may differ by GPU model and driver.
     """
@@ -126,12 +125,12 @@ def _line(rules: Ruleset, seen: Observation) -> Reading | None:
     entry = rules.kernel_lines.by_name.get(seen.data.get("name", ""))
     if entry is None:
         return None  # it was stored when the rules named such a line
-    told = ", ".join(str(seen.data[name]) for name in ("nic", "device", "process") if name in seen.data)
+    parts = ", ".join(str(seen.data[name]) for name in ("nic", "device", "process") if name in seen.data)
     server = seen.data.get("server")
     return Reading(
         fault=entry.fault,
         fault_class=entry.fault_class,
-        text=f"{entry.text}: {server or told}" if server or told else entry.text,
+        text=f"{entry.text}: {server or parts}" if server or parts else entry.text,
         remedy=entry.remedy,
         cause=entry.cause,
         evidence_only=not entry.opens,
@@ -186,8 +185,8 @@ def _driver_asks(rules: Ruleset, seen: Observation) -> Reading | None:
     action, words = seen.data.get("recovery_action"), str(seen.data.get("recovery_words", ""))
     ask = rules.recovery_actions.get(action) if action is not None else None
     if ask is None:
-        said = words.strip().casefold()
-        ask = next((one for one in rules.recovery_actions.values() if one.words.casefold() == said), None)
+        words = words.strip().casefold()
+        ask = next((ask for ask in rules.recovery_actions.values() if ask.words.casefold() == words), None)
     if ask is None:
         return None
     return Reading(
@@ -214,7 +213,7 @@ def _nvlink5(rules: Ruleset, seen: Observation, code: int, reading: Reading, dri
             reading,
             fault_class=FaultClass.fatal if fatal else FaultClass.degraded,
             text=f"{text} ({seen.data.get('fatal_word')} by its line; in no table)",
-            # The Xid's own remedy is that of its usual rows; the word stands above it here too.
+            # The Xid's own remedy is that of its usual rows; the line's word overrides it here too.
             remedy=_of_nvlink5(FaultClass.fatal if fatal else FaultClass.degraded),
         )
     return msgspec.structs.replace(
@@ -229,8 +228,8 @@ def _nvlink5(rules: Ruleset, seen: Observation, code: int, reading: Reading, dri
 
 
 def _of_nvlink5(fault_class: FaultClass) -> Remedy:
-    """Of a row that names none: where nothing is fatal the vendor says to ignore it, and to report it. A
-    reset that is needed all the same the driver asks for by itself (Xid 154)."""
+    """The remedy of a row that names none: where nothing is fatal the vendor says to ignore it, and to report
+    it. If a reset is needed all the same, the driver asks for it by Xid 154."""
     if fault_class is FaultClass.fatal:
         return Remedy.drain_then_reset
     return Remedy.ticket if fault_class is FaultClass.degraded else Remedy.none
@@ -249,15 +248,15 @@ def _xid74(rules: Ruleset, seen: Observation, reading: Reading) -> Reading:
 def _sxid(rules: Ruleset, seen: Observation, code: int) -> Reading:
     entry = rules.sxids.get(code)
     word = seen.data.get("fatal_word")
-    known = entry.fault_class if entry else FaultClass.unknown
+    listed = entry.fault_class if entry else FaultClass.unknown
     if word == "Fatal" or (entry and entry.always_fatal):
         fault_class = FaultClass.fatal
     elif word is None:
-        fault_class = known
+        fault_class = listed
     elif word == "Correctable":
         fault_class = FaultClass.informational
     else:  # Non-fatal: no worse than degraded, whatever the catalogue says
-        fault_class = FaultClass.degraded if known is FaultClass.fatal else known
+        fault_class = FaultClass.degraded if listed is FaultClass.fatal else listed
     switch = f" on {seen.component.switch}" if seen.component.switch else ""
     link = "" if seen.component.link is None else f", link {seen.component.link}"
     text = entry.text if entry else f"in no catalogue. {seen.text}".rstrip()
@@ -266,9 +265,9 @@ def _sxid(rules: Ruleset, seen: Observation, code: int) -> Reading:
         fault_class=fault_class,
         text=f"SXid {code}{switch}{link}: {text}",
         explained=entry is not None or word == "Fatal",
-        # Where the word stands above the row: each fatal one asks for a new fabric, each milder for nothing.
+        # Where the word overrides the row: each fatal one asks for a new fabric, each milder for nothing.
         remedy=entry.remedy
-        if entry and fault_class is known
+        if entry and fault_class is listed
         else Remedy.reboot_node
         if fault_class is FaultClass.fatal
         else Remedy.none,
@@ -282,9 +281,9 @@ def _sxid(rules: Ruleset, seen: Observation, code: int) -> Reading:
 def nvlink_row(
     rows: Sequence[NvlinkRow], xid: int, unit: str, words: Sequence[int], driver: int | None = None
 ) -> NvlinkRow | None:
-    """The first row that fits; None for a combination that nobody has written down.
+    """The first row that fits; None for a combination that is not documented.
 
-    `driver`: its major number, None where nobody tells; then either layout of the first word counts.
+    `driver`: its major number, None if unknown; then either layout of the first word counts.
     """
     if not words:
         return None

@@ -1,8 +1,8 @@
-"""What was reported of a node becomes findings: kernel lines, checks of hooks, tests, foreign drains, alerts.
+"""Findings of what was reported of a node: kernel lines, checks of hooks, tests, foreign drains, alerts.
 
 An alert is the conclusion of another system, drawn from figures or lines that healer mostly reads itself. So
-it is no sense that could agree with another one (`healer.incidents.growth`). An alert that no entry names
-opens nothing: it is evidence beside an incident that is open at its place, and on the node's page.
+it does not count as a second sense (`healer.incidents.growth`). An alert that no entry names opens nothing:
+it is evidence for an incident that is open at its place, and shown on the node's page.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from hashlib import sha256
 
 import msgspec
 
-from healer.detection.protocol import PictureLook
+from healer.detection.protocol import AGAIN_AFTER, PictureLook
 from healer.detection.readings import Reading, read
 from healer.detection.watches import is_offline, is_planned_reboot
 from healer.model import (
@@ -37,14 +37,14 @@ from healer.model.detection import ALERT_STAYS_H
 from healer.model.faults import ALERT_FAULT, Trait, fault_is
 from healer.model.slurm import is_only_ours, slurm_kind
 from healer.observations import Picture
-from healer.observations.picture import Alerts, HeardAlert
+from healer.observations.alerts import Alerts, HeardAlert
 from healer.signals.identity import digest_of
 
-#: A kernel line is a fact; what is unsure is the meaning of a code that no catalogue explains.
+#: A kernel line is a fact; uncertain is only the meaning of a code that no catalogue explains.
 CERTAIN = 1.0
 UNEXPLAINED = 0.5
 
-#: A link that was lost longer ago made no job stand just now.
+#: A link lost longer ago does not explain why a job is stuck now.
 LINKS_KEPT = timedelta(minutes=10)
 
 
@@ -61,9 +61,9 @@ def line_findings(walk: PictureLook) -> list[Finding]:
 
 
 def gauge_findings(rules: Ruleset, picture: Picture, sensed: Iterable[Finding]) -> list[Finding]:
-    """What the last tick found; an Xid that a gauge names is read by the catalogue, as a kernel line is.
+    """What the last tick found; an Xid that a gauge reports is read by the catalogue, as a kernel line is.
 
-    It stays the word of metrics: nothing is surely unusable by it. One that no rule takes gives none.
+    Its sense stays metrics: nothing is surely unusable by it. An Xid that no rule takes gives no finding.
     """
     found = []
     for finding in sensed:
@@ -106,9 +106,9 @@ def note_links(walk: PictureLook) -> None:
         ):
             text = seen.line or reading.text
             picture.links_down[seen.component.node] = LinkDown(at=seen.arrived_at, text=text)
-    old = [node for node, one in picture.links_down.items() if walk.now - one.at > LINKS_KEPT]
-    for node in old:
-        del picture.links_down[node]
+    picture.links_down = {
+        node: link for node, link in picture.links_down.items() if walk.now - link.at <= LINKS_KEPT
+    }
 
 
 def _line_finding(rule: str, reading: Reading, seen: Observation) -> Finding:
@@ -150,23 +150,23 @@ HOOK_FAULT = "hook:"
 
 
 def hook_findings(walk: PictureLook) -> list[Finding]:
-    """One for each check that failed and was not made again since."""
+    """One for each check that failed and was not repeated since."""
     return [
         _hook_finding(seen, name, str(text))
         for seen, _ in walk.lines
         if seen.kind is ObservationKind.hook
         for name, text in seen.data.get("failed", {}).items()
-        if not _made_again(walk.picture, seen, name)
+        if not _is_repeated(walk.picture, seen, name)
     ]
 
 
-def _made_again(picture: Picture, seen: Observation, name: str) -> bool:
-    known = picture.node(seen.component.node or "").checks.get(name)
-    return known is not None and known[0] > seen.event_at
+def _is_repeated(picture: Picture, seen: Observation, name: str) -> bool:
+    checked = picture.node(seen.component.node or "").checks.get(name)
+    return checked is not None and checked[0] > seen.event_at
 
 
 def _hook_finding(seen: Observation, name: str, text: str) -> Finding:
-    # Without its job: the check is about the node, whoever ran there.
+    # Without its job: the check is about the node, not about who ran there.
     where = Component(cluster=seen.component.cluster, node=seen.component.node)
     evidence = Evidence(
         digest=digest_of("hook-check", seen.digest, name),
@@ -182,33 +182,31 @@ def _hook_finding(seen: Observation, name: str, text: str) -> Finding:
 
 
 #: What a fault of this kind begins with: `node-test:answers`; `node-test:compared` where all tests passed and
-#: a figure is worse than on the good node.
+#: a figure is worse than on the reference node.
 TEST_FAULT = "node-test:"
-#: Answers that no test of its own gave: a figure below the good node's; found by halves of a job's nodes.
+#: Results of no single test: a figure below the reference node's; found by halves of a job's nodes.
 _FAILED = {"compared": "is worse than the good node", "together": "is slower than its like"}
 
 
 def test_findings(walk: PictureLook) -> list[Finding]:
     """One for each test that failed."""
     return [
-        _test_finding(walk.picture.cluster, one)
-        for one in walk.commands
-        if one.kind is CommandKind.test_failed
+        _test_finding(walk.picture.cluster, command)
+        for command in walk.commands
+        if command.kind is CommandKind.test_failed
     ]
 
 
-def _test_finding(cluster: str, told: Command) -> Finding:
-    node, test, says = (str(told.data[name]) for name in ("node", "test", "says"))
-    where = Component(cluster=cluster, node=node)
+def _test_finding(cluster: str, command: Command) -> Finding:
+    node, test, says = (str(command.data[name]) for name in ("node", "test", "says"))
     failed = _FAILED.get(test, f"failed the test {test}")
-    text = f"{node} {failed} while it was idle: {says}"
     evidence = Evidence(
-        # Of one run the same, however often a worker that died told it.
-        digest=digest_of("node-test", str(told.data["run"]), test),
-        at=told.at,
-        component=where,
-        text=text,
-        arrived_at=told.at,
+        # The same for one run, also when a second worker repeats the report of one that died.
+        digest=digest_of("node-test", str(command.data["run"]), test),
+        at=command.at,
+        component=Component(cluster=cluster, node=node),
+        text=f"{node} {failed} while it was idle: {says}",
+        arrived_at=command.at,
         sense=Sense.hook,
     )
     return Finding.from_evidence(
@@ -218,13 +216,13 @@ def _test_finding(cluster: str, told: Command) -> Finding:
         fault_class=FaultClass.degraded,
         title=f"{node} {failed}",
         confidence=1.0,
-        jobs=(str(told.data["job"]),) if told.data.get("job") else (),
+        jobs=(str(command.data["job"]),) if command.data.get("job") else (),
     )
 
 
 def drain_findings(walk: PictureLook) -> list[Finding]:
-    """One finding per node that somebody else holds out of service, when the picture changed, or while one
-    was passed over. Planned work is none."""
+    """One finding per node that a person, a program or Slurm holds out of service, when the snapshot changed,
+    or while such a drain is ruled out. Planned work is none."""
     picture = walk.picture
     passed = any(fault_is(fault, Trait.drain) for _, fault, _ in picture.passed_over)
     if picture.slurm is None or not (picture.nodes_changed or passed):
@@ -237,11 +235,10 @@ def drain_findings(walk: PictureLook) -> list[Finding]:
 
 
 def fault_of(node: SlurmNode, snapshot: SlurmSnapshot | None) -> str | None:
-    """The fault that a hold on the node is told as; None where nobody holds it, we do, or it is planned.
+    """The fault that a hold on the node counts as; None if nothing holds it, healer does, or it is planned.
 
-    Our own tests are no plan: whoever drains a node amid them means it. A node that Slurm does not reach is
-    told by the watch over such nodes.
-    """
+    healer's own tests are no plan: a drain amid them is meant. A node that Slurm does not reach is reported
+    by the watch over such nodes."""
     owner = node.owner
     if owner is None or not node.held or is_offline(node):
         return None
@@ -265,7 +262,7 @@ def _drain_finding(cluster: str, node: SlurmNode, fault: str, now: datetime) -> 
     else:
         text = f"Drained by {node.owner}: {node.reason or 'no reason given'}"
     where = Component(cluster=cluster, node=node.name)
-    # Not the moment: Slurm moves it when it appends to a reason. A new reason is new evidence.
+    # Without the time: Slurm moves it when it appends to a reason. A new reason is new evidence.
     identity = f"drain|{cluster}|{node.name}|{node.reason}|{node.reason_at}"
     evidence = Evidence(
         digest=sha256(identity.encode()).hexdigest(),
@@ -285,8 +282,6 @@ def _drain_finding(cluster: str, node: SlurmNode, fault: str, now: datetime) -> 
     )
 
 
-#: What goes on is told again so often: an incident may have opened, or ended, meanwhile.
-AGAIN = timedelta(minutes=5)
 #: Findings of one walk; the others follow in the next ones.
 MOST_AT_ONCE = 1000
 
@@ -311,34 +306,35 @@ def _labelled(entries: Iterable[AlertRule], seen: Observation) -> AlertRule | No
 
 
 def alert_findings(walk: PictureLook) -> list[Finding]:
-    """What fires and was not told lately. Ends what nobody repeats, and notes what stands."""
+    """Alerts that fire and are due to be reported. Ends those that are no longer repeated, and notes in the
+    picture which incidents alerts keep open."""
     rules, picture, now, alerts = walk.rules, walk.picture, walk.now, walk.picture.alerts
     by_name = {entry.name: entry for entry in rules.alerts}
     named: dict[str, list[AlertRule]] = {}
     silent: list[HeardAlert] = []
-    standing: set[tuple[str, Component]] = set()
+    firing_now: set[tuple[str, Component]] = set()
     found: list[Finding] = []
-    for one in alerts.firing():
-        _understood(one, rules, named)
-        if _is_silent(one, now):
-            silent.append(one)
+    for alert in alerts.firing():
+        _match_rule(alert, rules, named)
+        if _is_silent(alert, now):
+            silent.append(alert)
             continue
-        entry = by_name.get(one.rule or "")
+        entry = by_name.get(alert.rule or "")
         if entry is not None and entry.opens:
-            standing.add((f"{ALERT_FAULT}{entry.name}", one.seen.component))
-        due = one.told_at is None or now - one.told_at >= AGAIN
-        if due and len(found) < MOST_AT_ONCE and not _is_history(picture, one):
-            found.append(finding_of(one.seen, entry, digest=one.digest, now=now))
+            firing_now.add((f"{ALERT_FAULT}{entry.name}", alert.seen.component))
+        due = alert.reported_at is None or now - alert.reported_at >= AGAIN_AFTER
+        if due and len(found) < MOST_AT_ONCE and not _is_history(picture, alert):
+            found.append(finding_of(alert.seen, entry, digest=alert.digest, now=now))
     alerts.forget(silent)
-    alerts.standing = frozenset(standing)
+    alerts.standing = frozenset(firing_now)
     return found
 
 
 def finding_of(seen: Observation, entry: AlertRule | None, *, digest: str, now: datetime) -> Finding:
     """What one alert means. Without an entry, or with one that opens nothing, it is only evidence."""
     opens = entry is not None and entry.opens
-    said = str(seen.data.get("summary") or "")
-    text = f"Alert {seen.text}" + (f": {said}" if said else "")
+    summary = str(seen.data.get("summary") or "")
+    text = f"Alert {seen.text}" + (f": {summary}" if summary else "")
     fault_class = entry.fault_class if entry is not None and opens else FaultClass.informational
     evidence = Evidence(
         digest=digest,
@@ -360,51 +356,51 @@ def finding_of(seen: Observation, entry: AlertRule | None, *, digest: str, now: 
     )
 
 
-def firing(rules: Ruleset, told: Iterable[Observation], now: datetime) -> list[FiringAlert]:
-    """Of what was told of a place, oldest first: what fires now, the newest first."""
+def firing(rules: Ruleset, observations: Iterable[Observation], now: datetime) -> list[FiringAlert]:
+    """Of the alerts of a place, oldest first: those that fire now, the newest first."""
     alerts, named = Alerts(), {}
-    for seen in told:
+    for seen in observations:
         alerts.take(seen)
     found: list[FiringAlert] = []
-    for one in alerts.firing():
-        _understood(one, rules, named)
-        if not _is_silent(one, now):
-            found.append(_shown(one))
-    return sorted(found, key=lambda one: (one.since, one.name), reverse=True)
+    for alert in alerts.firing():
+        _match_rule(alert, rules, named)
+        if not _is_silent(alert, now):
+            found.append(_shown(alert))
+    return sorted(found, key=lambda alert: (alert.since, alert.name), reverse=True)
 
 
-def _shown(one: HeardAlert) -> FiringAlert:
-    data = one.seen.data
+def _shown(alert: HeardAlert) -> FiringAlert:
+    data = alert.seen.data
     return FiringAlert(
-        name=one.seen.text,
+        name=alert.seen.text,
         text=str(data.get("summary") or ""),
-        component=one.seen.component,
-        since=one.begun_at,
-        heard_at=one.heard_at,
-        rule=one.rule,
+        component=alert.seen.component,
+        since=alert.begun_at,
+        heard_at=alert.heard_at,
+        rule=alert.rule,
         source=str(data.get("source") or ""),
         url=str(data.get("url") or ""),
         labels=data.get("labels") or {},
     )
 
 
-def _understood(one: HeardAlert, rules: Ruleset, named: dict[str, list[AlertRule]]) -> None:
-    """Which entry takes it, asked once for each set of rules; `named` are entries by the alert's name."""
-    if one.rules_version == rules.version:
+def _match_rule(alert: HeardAlert, rules: Ruleset, named: dict[str, list[AlertRule]]) -> None:
+    """Notes which entry takes it, once for each set of rules; `named` caches entries by the alert's name."""
+    if alert.rules_version == rules.version:
         return
-    name = one.seen.text
+    name = alert.seen.text
     if name not in named:
         named[name] = _named(rules, name)
-    entry = _labelled(named[name], one.seen)
-    one.rule, one.stays_h = (entry.name, entry.stays_h) if entry else (None, ALERT_STAYS_H)
-    one.rules_version = rules.version
+    entry = _labelled(named[name], alert.seen)
+    alert.rule, alert.stays_h = (entry.name, entry.stays_h) if entry else (None, ALERT_STAYS_H)
+    alert.rules_version = rules.version
 
 
-def _is_silent(one: HeardAlert, now: datetime) -> bool:
-    return now - one.heard_at > timedelta(hours=one.stays_h)
+def _is_silent(alert: HeardAlert, now: datetime) -> bool:
+    return now - alert.heard_at > timedelta(hours=alert.stays_h)
 
 
-def _is_history(picture: Picture, one: HeardAlert) -> bool:
-    """It began before the node was repaired or returned: what it told of is over, or is found anew."""
-    node = picture.nodes.get(one.seen.component.node or "")
-    return node is not None and node.cleared_at is not None and one.begun_at <= node.cleared_at
+def _is_history(picture: Picture, alert: HeardAlert) -> bool:
+    """It began before the node was repaired or returned: its cause is gone, or is detected again."""
+    node = picture.nodes.get(alert.seen.component.node or "")
+    return node is not None and node.cleared_at is not None and alert.begun_at <= node.cleared_at

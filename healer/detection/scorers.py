@@ -1,5 +1,5 @@
 """What a model scores nodes with: the distance of all features together, which decides, and the isolation
-forest beside it. Why these: `docs/detection.md`.
+forest for comparison. Why these: `docs/detection.md`.
 
 Matrices are (n, features) without gaps; 0 is "like the peers". Scores are (n,), higher is more unusual.
 """
@@ -24,13 +24,13 @@ from healer.model.trained import (
     Trained,
 )
 
-#: A node is scored if this share of the model's features is known, as a feature is used if it was known in
+#: A node is scored if this share of the model's features is known, and a feature is used if it was known in
 #: this share of the samples.
 KNOWN_LEAST = 0.5
 #: Features are in spreads of the peers: less than this share of one is no deviation.
 SPREAD_LEAST = 0.25
-#: The least variance of a component, in that of a feature: what never moved in training is no deviation of
-#: its own when it moves by next to nothing.
+#: The least variance of a component, in that of a feature: what never moved in training does not deviate when
+#: it moves by next to nothing.
 COMPONENT_LEAST = 0.05
 #: Nodes whose contributions the forest computes in one call.
 _AT_ONCE = 256
@@ -64,7 +64,7 @@ class ForestScorer:
         return -self._forest.score_samples(np.ascontiguousarray(matrix, np.float32))
 
     def parts(self, matrix: Matrix) -> Floats:
-        """By how much the score falls when one feature is like the peers. Of two that say the same neither
+        """By how much the score falls when one feature is like the peers. Of two equivalent features neither
         falls much."""
         found = [self._falls(matrix[at : at + _AT_ONCE]) for at in range(0, len(matrix), _AT_ONCE)]
         return np.concatenate(found) if found else np.zeros(matrix.shape)
@@ -86,8 +86,8 @@ class DistanceScorer:
         self._used = used
         self._middle = data[:, used].mean(axis=0, dtype=np.float64)
         self._spread = np.maximum(data[:, used].std(axis=0, dtype=np.float64), SPREAD_LEAST)
-        known = (data[:, used] - self._middle) / self._spread
-        sizes, directions = np.linalg.eigh(known.T @ known / max(len(known), 1))
+        scaled = self._scaled(data)
+        sizes, directions = np.linalg.eigh(scaled.T @ scaled / max(len(scaled), 1))
         self._weights = directions / np.sqrt(np.maximum(sizes, COMPONENT_LEAST))
 
     def score(self, matrix: Matrix) -> Floats:
@@ -95,7 +95,7 @@ class DistanceScorer:
         return np.sqrt((apart * apart).mean(axis=1))
 
     def parts(self, matrix: Matrix) -> Floats:
-        """The terms of the squared distance, by feature; one that lessens it counts nothing."""
+        """The terms of the squared distance, by feature; those that lessen it are 0."""
         x = self._scaled(matrix)
         found = np.zeros(matrix.shape)
         found[:, self._used] = np.maximum(x * (x @ self._weights @ self._weights.T), 0)
@@ -106,16 +106,16 @@ class DistanceScorer:
 
 
 def fit(data: Matrix, features: Sequence[str], params: Params) -> dict[str, Scorer]:
-    # Where nodes have a past of their own known, that alone: it tells more than any difference to peers.
-    own = _of_own_past(features)
+    # Features against a node's own past, where there are any, show more than any difference to peers.
+    is_own = _of_own_past(features)
     return {
-        DISTANCE: DistanceScorer(data, np.flatnonzero(own if own.any() else ~own)),
+        DISTANCE: DistanceScorer(data, np.flatnonzero(is_own if is_own.any() else ~is_own)),
         FOREST: ForestScorer(data, trees=params.n_estimators, samples=params.max_samples, seed=params.seed),
     }
 
 
 class Fitted:
-    """A model ready to score. To grow its forest takes 0.1 s, and 2 s more for the first import."""
+    """A model ready to score. Growing its forest takes 0.1 s, and the first import 2 s more."""
 
     def __init__(self, trained: Trained) -> None:
         self.model = model = trained.model
@@ -130,21 +130,21 @@ class Fitted:
 
 
 def scored_of(model: Model, matrix: Matrix) -> tuple[NDArray[np.intp], Matrix]:
-    """Rows of a matrix of all features that this model can score, and what it scores: one feature that is
-    unknown counts as "like the peers"."""
-    own = matrix[:, columns(model.features)]
-    rows = np.flatnonzero(known_enough(model.features, np.isfinite(own)))
-    return rows, np.nan_to_num(own[rows], nan=0.0)
+    """Rows of a matrix of all features that this model can score, and what it scores: a single feature that
+    is unknown counts as "like the peers"."""
+    values = matrix[:, columns(model.features)]
+    rows = np.flatnonzero(known_enough(model.features, np.isfinite(values)))
+    return rows, np.nan_to_num(values[rows], nan=0.0)
 
 
-def known_enough(features: Sequence[str], known: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """(rows,) whether enough is known: of what is measured, and of the own past where that is looked at. A
-    node that was repaired has none for hours; it is not called usual meanwhile."""
-    own = _of_own_past(features)
-    found = np.full(len(known), bool(len(features)))
-    for part in (own, ~own):
+def known_enough(features: Sequence[str], is_known: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """(rows,) whether enough is known: of what is measured, and of the own past where that is used. A
+    repaired node has no past for hours; it is not called usual meanwhile."""
+    is_own = _of_own_past(features)
+    found = np.full(len(is_known), bool(len(features)))
+    for part in (is_own, ~is_own):
         if part.any():
-            found &= known[:, part].mean(axis=1) >= KNOWN_LEAST
+            found &= is_known[:, part].mean(axis=1) >= KNOWN_LEAST
     return found
 
 
@@ -156,16 +156,16 @@ def _of_own_past(features: Sequence[str]) -> NDArray[np.bool_]:
 
 
 def side_by_side(fitted: Fitted, row: FeatureRow) -> list[Unusual]:
-    """By each scorer, with what the score comes from: each node of this moment that the model can score."""
+    """Each node of this moment that the model can score, by each scorer, with what the score comes from."""
     model = fitted.model
-    rows, own = scored_of(model, whole(row))
+    rows, values = scored_of(model, whole(row))
     if not len(rows):
         return []
-    scores = {name: scorer.score(own) for name, scorer in fitted.scorers.items()}
+    scores = {name: scorer.score(values) for name, scorer in fitted.scorers.items()}
     middle = {name: _shown(np.median(score)) for name, score in scores.items()}
-    parts = {name: shares(scorer.parts(own)) for name, scorer in fitted.scorers.items()}
+    parts = {name: shares(scorer.parts(values)) for name, scorer in fitted.scorers.items()}
 
-    def way_score(name: str, place: int) -> ScorerResult:
+    def result(name: str, place: int) -> ScorerResult:
         return ScorerResult(
             way=name,
             score=_shown(scores[name][place]),
@@ -176,7 +176,7 @@ def side_by_side(fitted: Fitted, row: FeatureRow) -> list[Unusual]:
                 FeatureShare(
                     feature=model.features[at],
                     share=_shown(parts[name][place, at]),
-                    away=_shown(own[place, at]),
+                    away=_shown(values[place, at]),
                 )
                 for at in largest(parts[name][place], _SHOWN)
             ),
@@ -191,22 +191,22 @@ def side_by_side(fitted: Fitted, row: FeatureRow) -> list[Unusual]:
             load=model.load,
             model=model.id,
             scored=len(rows),
-            ways=tuple(way_score(name, place) for name in scores),
+            ways=tuple(result(name, place) for name in scores),
         )
         for place, at in enumerate(rows.tolist())
     ]
 
 
 def shares(parts: Floats) -> Floats:
-    """(n, features) that add up to 1 in each row; all 0 where nothing stands out."""
+    """(n, features) that add up to 1 in each row; all 0 where nothing is unusual."""
     total = parts.sum(axis=1, keepdims=True)
     return np.divide(parts, total, out=np.zeros_like(parts), where=total > 0)
 
 
-def largest(shares_of_one: Floats, most: int) -> list[int]:
+def largest(shares_of_node: Floats, most: int) -> list[int]:
     """Places of the largest shares, the largest first; none of 0."""
-    order = np.argsort(-shares_of_one, kind="stable")[:most]
-    return [int(one) for one in order if shares_of_one[one] > 0]
+    order = np.argsort(-shares_of_node, kind="stable")[:most]
+    return [int(at) for at in order if shares_of_node[at] > 0]
 
 
 def _shown(value: float | np.floating) -> float:

@@ -15,17 +15,11 @@ from typing import NamedTuple
 
 from healer.detection.protocol import PictureLook
 from healer.model import Component, Evidence, FaultClass, Finding, PlaceKind, Sense, SlurmNode
-from healer.observations.picture import (
-    SILENCE_AFTER,
-    AllHeard,
-    Alone,
-    NodePicture,
-    Outage,
-    Picture,
-    is_expected_away,
-)
+from healer.observations.node_picture import SILENCE_AFTER, NodePicture
+from healer.observations.picture import Picture
+from healer.observations.silences import AllHeard, Alone, Outage, is_expected_away
 
-#: So many nodes of one place away, and at least half of those expected there, mean the place.
+#: So many silent nodes of one place, and at least half of those expected there, mean the place.
 PLACE_NODES = 3
 
 
@@ -47,8 +41,8 @@ class Together(NamedTuple):
 def together(
     away: Collection[str], expected: Collection[str], nodes: Mapping[str, SlurmNode]
 ) -> list[Together]:
-    """The places, each node in one at most: the one with the most of them, of these the one that has lost the
-    largest share, and of these the switch: a network that is away is commoner than a rack without power."""
+    """The places, each node in at most one: the place with the most of them, of these the one that has lost
+    the largest share, and of these the switch: a failed network is commoner than a rack without power."""
     left, found = set(away), []
     while best := _best_place(left, expected, nodes):
         found.append(best)
@@ -75,37 +69,41 @@ def _best_place(away: set[str], expected: Collection[str], nodes: Mapping[str, S
     return max(fits, key=_likelihood, default=None)
 
 
-def _likelihood(one: Together) -> tuple[int, float, bool, int]:
-    share = len(one.nodes) / max(1, one.of)
-    return len(one.nodes), share, one.kind is PlaceKind.switch, -list(PlaceKind).index(one.kind)
+def _likelihood(outage: Together) -> tuple[int, float, bool, int]:
+    share = len(outage.nodes) / max(1, outage.of)
+    rank = -list(PlaceKind).index(outage.kind)
+    return len(outage.nodes), share, outage.kind is PlaceKind.switch, rank
 
 
-#: This share of all senders silent at once means that we ourselves do not hear (and at least three).
+#: This share of all senders (and at least three) silent at once means that healer itself hears nothing.
 FLEET_SHARE = 0.5
-#: A node is judged alone only so long after its last word: the others of its place may follow.
+#: A node is judged alone only so long after its last beat: the others of its place may follow.
 ALONE_AFTER = 2 * SILENCE_AFTER
-#: The last minutes of law 2: a node that came back within them says that its place was away.
+#: A node that came back within this time shows that its place was away (law 2).
 JUST_BACK = timedelta(minutes=5)
 
 
 def silence_findings(walk: PictureLook) -> list[Finding]:
-    """One finding per silent node, or one for what they share. Empty until we have listened long enough."""
+    """One finding per silent node, or one for what they share. Empty until healer has listened long
+    enough."""
     picture, now = walk.picture, walk.now
     if picture.slurm is None or now - picture.watching_since <= SILENCE_AFTER:
         return []
-    known = picture.slurm.nodes
-    if picture.silence.all_heard is not None and picture.silence.all_heard.holds(known, now):
+    shown = picture.slurm.nodes
+    if picture.silence.all_heard is not None and picture.silence.all_heard.holds(shown, now):
         return []
-    senders = {node.name: node for node in picture.senders() if _is_expected(known.get(node.name))}
+    senders = {node.name: node for node in picture.senders() if _is_expected(shown.get(node.name))}
     since_of = (
         (name, node.silent_since(now, _expected_since(picture, name))) for name, node in senders.items()
     )
     silent = {name: since for name, since in since_of if since is not None}
     alone = picture.silence.alone
-    picture.silence.alone = {name: one for name, one in alone.items() if silent.get(name) == one.since}
+    picture.silence.alone = {
+        name: judged for name, judged in alone.items() if silent.get(name) == judged.since
+    }
     if not silent:
         first = min((node.beats[-1] for node in senders.values()), default=now)
-        picture.silence.all_heard = AllHeard(known, first + SILENCE_AFTER)
+        picture.silence.all_heard = AllHeard(shown, first + SILENCE_AFTER)
         return []
     if _is_fleet(picture, senders, silent):
         return [_silent_fleet(picture, silent, len(senders), now)]
@@ -113,7 +111,7 @@ def silence_findings(walk: PictureLook) -> list[Finding]:
 
 
 class _Silence:
-    """One look at who is silent. `silent`: the last word of each."""
+    """One look at which nodes are silent. `silent`: the last beat of each."""
 
     def __init__(
         self, walk: PictureLook, senders: Mapping[str, NodePicture], silent: Mapping[str, datetime]
@@ -129,8 +127,8 @@ class _Silence:
             yield _silent_node(self._picture, name, alone, self._now)
         for outage in self._picture.silence.outages:
             yield from self._going_on(outage)
-        for one in together(self._left, self._senders, self._nodes):
-            yield self._of_place(one)
+        for outage in together(self._left, self._senders, self._nodes):
+            yield self._of_place(outage)
         while (several := self._several()) is not None:
             yield self._of_place(several)
         for name, since in sorted(self._left.items()):
@@ -158,8 +156,8 @@ class _Silence:
             yield _silent_fleet(self._picture, silent, len(self._senders), self._now)
 
     def _several(self) -> Together | None:
-        """Nodes of one place, some of which Slurm does not reach either: too few to say that the place is
-        broken, and too many for a fault of their own. Those judged alone at about the same time count."""
+        """Nodes of one place, some of which Slurm does not reach either: too few to call the place broken,
+        and too many for a fault of their own. Those judged alone at about the same time count."""
         away = [name for name, since in self._silent.items() if self._now - since >= ALONE_AFTER]
         groups: dict[tuple[PlaceKind, str], list[str]] = defaultdict(list)
         for name in sorted(away):
@@ -182,7 +180,7 @@ class _Silence:
             yield _silent_node(self._picture, name, alone, self._now)
 
     def _is_troubled(self, name: str) -> bool:
-        """Others of its places are silent, are about to be, or came back within the last minutes."""
+        """Other nodes of its places are silent, are about to be, or came back within the last minutes."""
         return any(self._is_away(other, name) for other in self._neighbours(name))
 
     def _is_away(self, other: str, name: str) -> bool:
@@ -193,7 +191,7 @@ class _Silence:
         return (just_back and not self._was_planned(sender)) or sender.is_overdue(self._now)
 
     def _was_planned(self, back: NodePicture) -> bool:
-        """Its last absence was a plan's: it came back when that ended, or just after."""
+        """Its last absence was planned: it came back when the plan ended, or just after."""
         ended = self._picture.changes.back_from_plan.get(back.name)
         return ended is not None and back.back_at is not None and back.back_at < ended + JUST_BACK
 
@@ -203,13 +201,13 @@ class _Silence:
         return not alone or abs(self._silent[other] - self._silent[name]) <= JUST_BACK
 
     def _began_with(self, other: str, name: str) -> bool:
-        """A sender that Slurm still reaches, or that another outage explains, is no part of one that begins
-        later."""
+        """A sender that Slurm still reaches, or that another outage explains, is no part of an outage that
+        begins later."""
         dead = other in self._left and not self._nodes[other].responding
         return dead or abs(self._silent[other] - self._silent[name]) <= JUST_BACK
 
     def _others_back_at(self, name: str, since: datetime) -> datetime | None:
-        """When the last other of its places came back that was away with it."""
+        """When the last node of its places came back that was away with it."""
         back = (self._senders[other].back_at for other in self._neighbours(name))
         return max((at for at in back if at is not None and at > since), default=None)
 
@@ -222,10 +220,10 @@ class _Silence:
 
     @cached_property
     def _at(self) -> dict[tuple[PlaceKind, str], list[str]]:
-        """The senders of each place that somebody silent stands at or an outage goes on."""
+        """The senders of each place where a node is silent or an outage goes on."""
         wanted = {place for name in self._silent for place in self._nodes[name].outage_places}
-        known = self._picture.silence.outages
-        wanted |= {(one.kind, one.place) for one in known if one.kind is not None}
+        outages = self._picture.silence.outages
+        wanted |= {(outage.kind, outage.place) for outage in outages if outage.kind is not None}
         found: dict[tuple[PlaceKind, str], list[str]] = defaultdict(list)
         for name in self._senders if wanted else ():
             for place in self._nodes[name].outage_places:
@@ -239,12 +237,12 @@ def is_fleet(silent: int, senders: int) -> bool:
 
 
 def _is_expected(node: SlurmNode | None) -> bool:
-    """Whether anybody expects the node to speak: known to Slurm, not out by plan, and not being started."""
+    """Whether the node should send: known to Slurm, not out by plan, and not being started."""
     return node is not None and not is_expected_away(node)
 
 
 def _expected_since(picture: Picture, name: str) -> datetime:
-    """What a node did not say before that was not missed."""
+    """Beats before this time were not missed."""
     return max(picture.watching_since, picture.changes.back_from_plan.get(name, picture.watching_since))
 
 
@@ -267,8 +265,8 @@ def _silence_evidence(
 
 
 def _silent_node(picture: Picture, name: str, alone: Alone, now: datetime) -> Finding:
-    """Once the others of its place are back its silence is news: what was told of it before was the
-    outage's."""
+    """Once the others of its place are back its silence is new evidence: what was reported before was the
+    outage."""
     assert picture.slurm is not None
     since = alone.since
     shown = picture.slurm.nodes[name]

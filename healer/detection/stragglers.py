@@ -41,7 +41,7 @@ from healer.observations.telemetry_windows import Telemetry
 
 #: More of the ranks than this slow together share a cause: no single one is blamed.
 SHARED = 0.25
-#: Below this noise the short median tells a node's slow ranks apart, above it only the longer mean can.
+#: Below this noise the short median can separate a node's slow ranks, above it only the longer mean can.
 _QUIET_NOISE = 0.03
 
 Floats = NDArray[np.float64]
@@ -377,7 +377,7 @@ class Stragglers(Detector):
         if active_job(slurm, job) is None:
             return True
         watch = next((watch for watch in live if watch.job.job == job), None)
-        return watch is not None and watch.pace.known and not watch.pace.slow and watch.shared is None
+        return watch is not None and watch.pace.is_ready and not watch.pace.slow and watch.shared is None
 
 
 def _is_live(job: JobSteps, slurm: SlurmSnapshot | None) -> bool:

@@ -349,7 +349,8 @@ class Pace:
         self._run = 0
 
     @property
-    def known(self) -> bool:
+    def is_ready(self) -> bool:
+        """Whether there are enough steps to judge."""
         return len(self._before) >= BEFORE_LEAST and len(self._last) == PACE_STEPS
 
     def step(self, number: int, step_s: float) -> None:
@@ -359,7 +360,7 @@ class Pace:
         if len(self._last) == PACE_STEPS and not self.slow and self._run == 0:
             self._before.append(self._last[0][1])
         self._last.append((number, step_s))
-        if self.known:
+        if self.is_ready:
             self._judge()
 
     def _judge(self) -> None:

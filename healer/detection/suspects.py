@@ -61,7 +61,7 @@ class Suspects:
         """Takes in how the jobs go now; of jobs that Slurm does not show nothing changes."""
         for job, pace in paces:
             shown = active_job(slurm, job.job)
-            if shown is None or not pace.known or not shown.nodes:
+            if shown is None or not pace.is_ready or not shown.nodes:
                 continue
             before = self._outcomes.pop(job.key, None)
             since = (before.slow_since if before else None) or now if pace.slow else None

@@ -1,4 +1,4 @@
-"""The tick over the fleet: all senses that live on samples, looked at together every few seconds."""
+"""The tick over the fleet: all detectors over samples, run together every few seconds."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -18,14 +18,14 @@ from healer.ports.measurements import ColumnBook
 
 #: The pace of the tick, in production and in simulated time.
 TICK_S = 5.0
-#: While windows are rebuilt the rules look once in so much time past: their holds survive a restart.
+#: While windows are rebuilt the rules look once in so much past time: their holds survive a restart.
 PRIME_S = 15.0
-#: Nobody was heard for so long: healer was away itself, or its way to everybody was.
+#: Without any sender for so long healer was away itself, or cut off from all of them.
 DEAF_AFTER = timedelta(seconds=30)
 
 
 class Senses:
-    """All detectors over windows of one cluster, with what they look at. One thread owns it.
+    """All detectors over windows of one cluster, with what they look at.
 
     The same samples, pictures and moments give the same findings.
     """
@@ -44,79 +44,82 @@ class Senses:
         self.telemetry = Telemetry(cluster, rules.catalogue, rules.gpu_models)
         self.steps = StepTimes(cluster)
         given = Sources(rules, forest, lemons, fleet_figures)
-        made = [one.make(given) for one in DETECTORS if isinstance(one, OverWindows)]
-        self.detectors: list[Detector] = [one for one in made if one is not None]
+        made = [entry.make(given) for entry in DETECTORS if isinstance(entry, OverWindows)]
+        self.detectors: list[Detector] = [detector for detector in made if detector is not None]
         self.version = rules.version
         self._topology = rules.topology
         #: While windows are rebuilt: the moment of the last samples, and of the last look at them.
         self._taken: datetime | None = None
         self._primed: datetime | None = None
-        #: Since when the last tick knew things to be over.
+        #: Since when what the last tick found over has been over.
         self._clear: Mapping[Pair, datetime] = {}
-        #: When anybody was heard last, and since when without a break.
+        #: When any sender was last heard, and since when without a break.
         self._heard: datetime | None = None
         self._listening: datetime | None = None
         #: Since when Slurm does not show it any more.
         self._gone: dict[Pair, datetime] = {}
-        #: Node -> since when what it tells counts, as far as that is known here.
+        #: Node -> since when its signals count, as far as that is known here.
         self._renewed: dict[str, datetime] = {}
 
     @property
     def has_samples(self) -> bool:
-        """False where nobody measures: then a tick would find nothing."""
+        """False where nothing is measured: then a tick would find nothing."""
         if self.telemetry.reports > 0 or any(True for _ in self.steps.jobs()):
             return True
-        return not all(one.needs_samples for one in self.detectors)
+        return not all(detector.needs_samples for detector in self.detectors)
 
     @property
     def is_idle(self) -> bool:
-        """No job reports its steps, and nothing holds: without samples a tick hardly finds anything."""
-        return not any(True for _ in self.steps.jobs()) and all(one.is_idle for one in self.detectors)
+        """No job reports its steps, and nothing is pending: without samples a tick hardly finds anything."""
+        return not any(True for _ in self.steps.jobs()) and all(
+            detector.is_idle for detector in self.detectors
+        )
 
     def follow(self, rules: Ruleset) -> bool:
         """Takes changed rules; what they watched already keeps its holds, what was measured its windows.
 
-        False when the catalogue changed: series mean something else now, and new senses have to begin anew.
+        False when the catalogue changed: series have another meaning then, and new `Senses` are needed.
         """
         if rules.version == self.version:
             return True
         if rules.catalogue != self._catalogue:
             return False
         self.telemetry.models(rules.gpu_models)
-        self.detectors = [one.under(rules) for one in self.detectors]
+        self.detectors = [detector.under(rules) for detector in self.detectors]
         self.version, self._topology = rules.version, rules.topology
         return True
 
     def renew(self, nodes: Iterable[NodePicture], now: datetime) -> None:
-        """Of nodes that were repaired, returned to service or booted since the last call: what was measured
-        and what held before is over. What still stands is found anew, as a new fact."""
+        """Nodes that were repaired, returned to service or booted since the last call: older measurements and
+        holds no longer count. A fault that is still there is found again, as a new one."""
         for node in nodes:
             at = node.renewed_at
             if at is None or self._renewed.get(node.name) == at:
                 continue
             self._renewed[node.name] = at
             self.telemetry.forget(node.name, min(at, now))
-            for one in self.detectors:
-                one.forget(self.telemetry, node.name, at)
+            for detector in self.detectors:
+                detector.forget(self.telemetry, node.name, at)
 
     def pack(self) -> dict[str, bytes]:
-        """What took days to learn, by name: a restart needs it."""
-        return {name: kept for one in self.detectors for name, kept in one.pack(self.telemetry).items()}
+        """What took days to learn, by name, for the next start."""
+        packed = [detector.pack(self.telemetry) for detector in self.detectors]
+        return {name: kept for by_name in packed for name, kept in by_name.items()}
 
     def load(self, packed: Mapping[str, bytes]) -> list[str]:
-        """Takes what was kept; returns the names of what cannot be read, which begins anew."""
-        return [name for one in self.detectors for name in one.load(packed)]
+        """Takes what `pack` gave; returns the names of what cannot be read and is learnt from scratch."""
+        return [name for detector in self.detectors for name in detector.load(packed)]
 
     def know_parts(self, picture: Picture) -> None:
-        """Which GPU is which part, as nodes list them: the trend of a new part begins with it."""
+        """Which GPU is at which index, as nodes list them: a new part starts its own trend."""
         nodes = picture.nodes
         found = [
             (name, gpu, part)
             for name, pci, part in picture.history.gpus()
             if name in nodes and (gpu := nodes[name].gpus.index(pci, expected=0)) is not None
         ]
-        for one in self.detectors:
-            one.know_parts(self.telemetry, found)
+        for detector in self.detectors:
+            detector.know_parts(self.telemetry, found)
 
     def take(
         self,
@@ -143,8 +146,8 @@ class Senses:
         slurm: SlurmSnapshot | None,
         now: datetime,
     ) -> None:
-        """After a restart: samples that were taken before. Nothing is found in them, but what began then is
-        known to have begun."""
+        """After a restart: samples that were taken before. Gives no findings, but holds that began then are
+        known."""
         for until, part in _stretches(reports, timedelta(seconds=PRIME_S)):
             # Hosts stamp arrivals with clocks of their own: ours goes on, and never beyond now.
             self._taken = moment = min(max(until, self._taken or until), now)
@@ -152,8 +155,8 @@ class Senses:
             # Not at the end of each part of the store's rows, wherever that is.
             if self._primed is None or moment - self._primed >= timedelta(seconds=PRIME_S):
                 self._primed = moment
-                for one in self.detectors:
-                    one.prime(self.telemetry, moment)
+                for detector in self.detectors:
+                    detector.prime(self.telemetry, moment)
         self.take((), batches, slurm, now)
 
     def tick(
@@ -165,27 +168,30 @@ class Senses:
         faults: Mapping[str, Sequence[str]] | None = None,
     ) -> Detections:
         """Looks at everything once. Call it every `TICK_S`. `links_down`: nodes that lost a link, by lines;
-        `faults`: titles of the incidents that are open on nodes. ClockStepped: the clock went back, and fresh
-        senses have to begin anew."""
+        `faults`: titles of the incidents that are open on nodes. ClockStepped: the clock went back, and new
+        `Senses` are needed."""
         self.telemetry.check_clock(now)
         look = self._look(slurm, now, watched, links_down or {}, faults or {})
-        told = [one.tick(look) for one in self.detectors]
-        clear = {key: at for sensed in told for key, at in sensed.clear_since.items()}
-        self._clear = self._gone_since(watched, now) | clear
-        findings = tuple(one for sensed in told for one in sensed.findings)
+        results = [detector.tick(look) for detector in self.detectors]
+        clear = {pair: at for result in results for pair, at in result.clear_since.items()}
+        # A job that ended, and a node that Slurm no longer has, have no fault any more.
+        gone = [pair for pair in watched if self.telemetry.is_gone(pair[1])]
+        self._gone = {pair: self._gone.get(pair, now) for pair in gone}
+        self._clear = self._gone | clear
+        findings = tuple(finding for result in results for finding in result.findings)
         return Detections(at=now, findings=findings, clear_since=self._clear)
 
     def look(
         self, slurm: SlurmSnapshot | None, now: datetime, links_down: Mapping[str, LinkDown]
     ) -> Detections | None:
-        """Between two ticks, where nodes have just lost a link: jobs that stand for it. None: there are none.
-        What the last tick knew to be over is over still."""
+        """Between two ticks, where nodes have just lost a link: jobs that are stuck because of it. None:
+        there are none. What the last tick found over is still over."""
         look = self._look(slurm, now, (), links_down, {})
-        found = tuple(finding for one in self.detectors for finding in one.glance(look))
+        found = tuple(finding for detector in self.detectors for finding in detector.glance(look))
         if not found:
             return None
-        stands = {(one.fault, one.component) for one in found}
-        clear = {pair: at for pair, at in self._clear.items() if pair not in stands}
+        stuck = {(finding.fault, finding.component) for finding in found}
+        clear = {pair: at for pair, at in self._clear.items() if pair not in stuck}
         return Detections(at=now, findings=found, clear_since=clear)
 
     def _look(
@@ -198,13 +204,6 @@ class Senses:
     ) -> Look:
         return Look(now, self.telemetry, self.steps, slurm, watched, links_down, faults, self._listening)
 
-    def _gone_since(self, watched: Collection[Pair], now: datetime) -> dict[Pair, datetime]:
-        """A job that ended, and a node that Slurm has no more, have no fault any more, whatever was measured:
-        nothing more will be."""
-        gone = [pair for pair in watched if self.telemetry.is_gone(pair[1])]
-        self._gone = {pair: self._gone.get(pair, now) for pair in gone}
-        return self._gone
-
 
 def _stretches(reports: Sequence[Report], span: timedelta) -> Collection[tuple[datetime, Sequence[Report]]]:
     """Reports by arrival, cut where more than `span` has passed since the stretch began."""
@@ -212,9 +211,9 @@ def _stretches(reports: Sequence[Report], span: timedelta) -> Collection[tuple[d
         return []
     edges = [0]
     begun = reports[0].arrived_at
-    for index, one in enumerate(reports):
-        if one.arrived_at - begun >= span:
+    for index, report in enumerate(reports):
+        if report.arrived_at - begun >= span:
             edges.append(index)
-            begun = one.arrived_at
+            begun = report.arrived_at
     edges.append(len(reports))
     return [(reports[b - 1].arrived_at, reports[a:b]) for a, b in pairwise(edges)]

@@ -1,5 +1,5 @@
-"""The life of a model: made from history that is attested healthy (the same bytes every time), made anew when
-it is due or its features drift, judged against the one in force. Method and sources: `docs/detection.md`."""
+"""The life of a model: trained on history that is attested healthy (the same bytes every time), trained again
+when it is due or its features shift, compared with the one in force. Method: `docs/detection.md`."""
 
 import hashlib
 import json
@@ -31,22 +31,22 @@ from healer.model.trained import (
 #: Samples (one node at one moment) that a model needs, and what it is made from at most.
 ROWS_LEAST = 200
 ROWS_MAX = 20_000
-#: This close to an incident of its own a node is not attested healthy.
+#: So close to an incident of its own a node is not attested healthy.
 AROUND_INCIDENT = timedelta(hours=1)
 QUANTILES = (0.5, 0.9, 0.99, 0.999)
 
-#: A model is made anew so often, and after a drift once in so long; an attempt that failed is repeated then.
+#: A model is trained this often, and after a shift once in so long; a failed attempt is repeated after that.
 EVERY, AFTER_DRIFT = timedelta(days=7), timedelta(days=1)
-#: What a person put in force stands for so long.
-PERSONS_STANDS = timedelta(days=7)
-#: Every eighth hour of the history is no part of training: by those both models are judged.
+#: A model that a person put in force is not replaced for so long.
+PERSONS_CHOICE = timedelta(days=7)
+#: Every eighth hour of the history is kept out of training, to judge both models.
 JUDGED_HOUR = 8
 #: Fewer samples than that judge nothing.
 JUDGED_LEAST = 50
 #: A new model may call so large a share of healthy samples unusual, or as many as the old one does.
 ALARMS_MOST = 0.01
-#: If the old one calls more of them unusual than this, the class has changed or much of it is broken, which
-#: only a person knows apart: the new one is kept, and `healer model use` puts it in force.
+#: If the old one calls more of them unusual than this, the class has changed or much of it is broken, and
+#: only a person can decide which: the new one is kept, and `healer model use` puts it in force.
 CHANGED_MOST = 0.1
 #: Of the deviations that are put into healthy samples it must find so many; and it may miss so much more of
 #: them than the old one.
@@ -64,12 +64,12 @@ Sick = Mapping[str, Sequence[tuple[datetime, datetime]]]
 
 
 class TooLittle(Exception):
-    """Not enough healthy history for a model. The text is one sentence for people."""
+    """Not enough healthy history for a model. The text is a sentence for people."""
 
 
 @dataclass(slots=True)
 class Sampled:
-    """What was taken from a history: matrices of all features with their nodes, and how many there were."""
+    """Samples of a history: matrices of all features with their nodes, and how many there were."""
 
     first: FeatureRow | None = None
     nodes: list[str] = field(default_factory=list)
@@ -160,10 +160,10 @@ def _enough_of(sampled: Sampled) -> tuple[FeatureRow, tuple[str, ...], Matrix, N
             f"a node gives one every 5 min, and every 30 s in the first 10 min"
         )
     matrix, owners = sampled.matrix, np.array(sampled.nodes)[:ROWS_MAX]
-    known = np.isfinite(matrix)
-    used = known.mean(axis=0) >= KNOWN_LEAST
+    is_known = np.isfinite(matrix)
+    used = is_known.mean(axis=0) >= KNOWN_LEAST
     features = tuple(name for name, use in zip(ALL_NAMES, used, strict=True) if use)
-    enough = known_enough(features, known[:, used])
+    enough = known_enough(features, is_known[:, used])
     if int(enough.sum()) < ROWS_LEAST:
         raise TooLittle(
             f"{first.hardware}, {first.load}: too many features are unknown in {sampled.seen} samples"
@@ -187,13 +187,12 @@ def _limit(scores: Floats, params: Params) -> Limit:
     return Limit(float(top + params.margin * (top - middle)), quantiles)
 
 
-# --- when it is made anew ---
+# --- when it is trained again ---
 
 
 def usable(model: Model) -> bool:
     """Whether this version makes the model's features as they were made for it."""
-    known = all(name in ALL_NAMES for name in model.features)
-    return known and definition(model.features) == model.definition
+    return set(model.features) <= set(ALL_NAMES) and definition(model.features) == model.definition
 
 
 def is_judged(at: datetime) -> bool:
@@ -204,49 +203,49 @@ def is_judged(at: datetime) -> bool:
 def due(
     version: Version | None, *, tried_at: datetime | None, drifted: Sequence[ShiftedFeature], now: datetime
 ) -> str:
-    """Why the class's model is made anew now; empty where it is not. `version`: the one in force."""
+    """Why the class's model is trained again now; empty where it is not. `version`: the one in force."""
     if tried_at is not None and now - tried_at < AFTER_DRIFT:
         return ""
     in_force_at = version.in_force_at if version is not None else None
     if version is None or in_force_at is None:
         return "there is none yet"
-    if version.by_person and now - in_force_at < PERSONS_STANDS:
+    if version.by_person and now - in_force_at < PERSONS_CHOICE:
         return ""
     if drifted:
         return f"{drifted[0].feature} is not what it was in training"
-    # By the last attempt too: where a new model was refused the old one is not made anew every day.
+    # By the last attempt too: a model whose successor was refused is not trained again every day.
     last = max(in_force_at, tried_at or in_force_at)
     return f"{EVERY.days} days have passed" if now - last >= EVERY else ""
 
 
 def population_shifts(trained: Trained, matrix: Matrix, nodes: int) -> list[ShiftedFeature]:
-    """Features of which the healthy samples of the last day (all features, of so many nodes) do not lie as in
-    training; the farthest first."""
+    """Features whose healthy samples of the last day (all features, of so many nodes) are distributed
+    otherwise than in training; the farthest first."""
     model = trained.model
     rows, _ = scored_of(model, matrix)
-    own = matrix[rows][:, columns(model.features)]
-    if len(own) < JUDGED_LEAST or nodes < 2:
+    values = matrix[rows][:, columns(model.features)]
+    if len(values) < JUDGED_LEAST or nodes < 2:
         return []
     limit = max(CHANGED, _by_chance(model.nodes, nodes, len(model.features)))
     found = []
     for column, name in enumerate(model.features):
-        lately = own[:, column]
+        lately = values[:, column]
         index = stability_index(trained.data[:, column], lately[np.isfinite(lately)])
         if index > limit:
             found.append(ShiftedFeature(feature=name, index=round(index, 3), limit=round(limit, 3)))
-    return sorted(found, key=lambda one: -one.index)
+    return sorted(found, key=lambda shift: -shift.index)
 
 
 def stability_index(trained: np.ndarray, lately: np.ndarray) -> float:
-    """Population stability index over tenths of training. Values that stand out in number (no error at all)
-    make a bin of their own; a share is at least `SHARE_LEAST`, so that an empty bin says something finite."""
+    """Population stability index over tenths of training. A value that is very frequent (no error at all)
+    makes a bin of its own; a share is at least `SHARE_LEAST`, so that an empty bin gives a finite index."""
     if not len(lately):
         return 0.0
     edges = np.unique(np.quantile(trained, np.linspace(0, 1, BINS + 1)[1:-1]))
     bins = 2 * len(edges) + 1
 
     def shares(values: np.ndarray) -> np.ndarray:
-        # Below, at, and above each edge: what half of training has is one edge, with a bin of its own.
+        # Below, at, and above each edge: the value of half of training is one edge, with a bin of its own.
         place = np.searchsorted(edges, values, "left") + np.searchsorted(edges, values, "right")
         return np.maximum(np.bincount(place, minlength=bins) / len(values), SHARE_LEAST)
 
@@ -265,7 +264,7 @@ def _by_chance(trained: int, lately: int, features: int) -> float:
     return quantile * (1 / trained + 1 / lately)
 
 
-# --- whether it may take the place of the old one ---
+# --- whether it may replace the old one ---
 
 
 def judged(new: Fitted, old: Fitted | None, matrix: Matrix) -> ModelComparison:
@@ -276,41 +275,40 @@ def judged(new: Fitted, old: Fitted | None, matrix: Matrix) -> ModelComparison:
         return ModelComparison(samples=samples, above=0.0, found=0.0, refused=why)
     above, found = _figures(new, matrix)
     above_before, found_before = _figures(old, matrix) if old is not None else (None, None)
-    told = ModelComparison(
+    result = ModelComparison(
         samples=samples, above=above, found=found, above_before=above_before, found_before=found_before
     )
-    return msgspec.structs.replace(told, refused=_refused(told))
+    return msgspec.structs.replace(result, refused=_refused(result))
 
 
-def _refused(told: ModelComparison) -> str:
-    if told.above_before is not None and told.above_before > CHANGED_MOST:
+def _refused(result: ModelComparison) -> str:
+    if result.above_before is not None and result.above_before > CHANGED_MOST:
         return (
-            f"the model in force calls {told.above_before:.0%} of healthy samples unusual: the nodes have "
+            f"the model in force calls {result.above_before:.0%} of healthy samples unusual: the nodes have "
             "changed or many are broken, and a person has to say which"
         )
-    if told.found < FOUND_LEAST:
-        return f"it finds {told.found:.0%} of the deviations put in, at least {FOUND_LEAST:.0%} it must"
-    if told.above > max(ALARMS_MOST, told.above_before or 0.0):
-        return f"it calls {told.above:.1%} of healthy samples unusual, at most {ALARMS_MOST:.0%} may be"
-    if told.found_before is not None and told.found < told.found_before - MISSES_MORE:
-        return (
-            f"it finds {told.found:.0%} of the deviations put in, the model in force {told.found_before:.0%}"
-        )
+    if result.found < FOUND_LEAST:
+        return f"it finds {result.found:.0%} of the deviations put in, at least {FOUND_LEAST:.0%} it must"
+    if result.above > max(ALARMS_MOST, result.above_before or 0.0):
+        return f"it calls {result.above:.1%} of healthy samples unusual, at most {ALARMS_MOST:.0%} may be"
+    if result.found_before is not None and result.found < result.found_before - MISSES_MORE:
+        before = f"the model in force {result.found_before:.0%}"
+        return f"it finds {result.found:.0%} of the deviations put in, {before}"
     return ""
 
 
 def _figures(fitted: Fitted, matrix: Matrix) -> tuple[float, float]:
     """Share above the threshold; and of the same samples with deviations put in."""
-    _, own = scored_of(fitted.model, matrix)
-    if not len(own):
+    _, values = scored_of(fitted.model, matrix)
+    if not len(values):
         return 0.0, 0.0
     random = np.random.default_rng(SEED)
     # The same features and signs for both models, by their names.
     moved = matrix[np.linspace(0, len(matrix) - 1, min(PROBES, len(matrix))).astype(int)].copy()
     for row in moved:
-        known = np.flatnonzero(np.isfinite(row))
-        at = random.choice(known, round(MOVED * len(known)), replace=False)
+        finite = np.flatnonzero(np.isfinite(row))
+        at = random.choice(finite, round(MOVED * len(finite)), replace=False)
         row[at] += MOVED_BY * random.choice((-1.0, 1.0), len(at))
     _, probes = scored_of(fitted.model, moved)
     found = fitted.above(probes).mean() if len(probes) else 0.0
-    return float(fitted.above(own).mean()), float(found)
+    return float(fitted.above(values).mean()), float(found)

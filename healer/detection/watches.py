@@ -1,25 +1,22 @@
-"""Watches over Slurm's own picture and over what nodes are set to: what should not last becomes an incident.
+"""Conditions in Slurm's snapshot and in what nodes are set to that should not last: each becomes an incident.
 
-They drain nobody. How long a condition has to stand, and how long it has to be gone before its incident ends,
-comes from `rules/watches.yaml`.
+They drain no node. How long a condition has to last, and how long it has to be gone before its incident ends,
+is set in `rules/watches.yaml`.
 """
 
-import hashlib
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from fnmatch import fnmatchcase
 from hashlib import sha256
-from itertools import chain
 from typing import NamedTuple
 
-from healer.detection.protocol import PictureLook
+from healer.detection.protocol import PictureLook, new_evidence
 from healer.detection.silence import is_fleet, together
 from healer.model import (
     FACTS,
     Component,
-    Evidence,
     FaultClass,
     Finding,
     Reference,
@@ -33,7 +30,7 @@ from healer.model import (
     node_kind,
 )
 from healer.model.faults import FLEET_OFFLINE, NODE_OFFLINE
-from healer.model.hostlist import compact
+from healer.model.hostlist import compact, name_some
 from healer.model.slurm import is_empty_reason, is_only_ours, slurm_kind
 from healer.observations import Picture, Standing
 
@@ -47,7 +44,7 @@ BACKLOG, ACCOUNTING = "controller-backlog", "accounting-away"
 
 
 class Condition(NamedTuple):
-    """`text` is a sentence without its full stop; `since` where Slurm itself tells when it began."""
+    """`text` is a sentence without its full stop; `since` where Slurm itself reports when it began."""
 
     fault: str
     where: Component
@@ -57,13 +54,13 @@ class Condition(NamedTuple):
     since: datetime | None = None
     affected: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ()
-    #: What makes it news although it stands already; and who tells of it.
+    #: If it changes, the same condition is reported as new evidence.
     news: str = ""
     sense: Sense = Sense.slurm
 
 
 def is_offline(node: SlurmNode) -> bool:
-    """Slurm does not reach it, and nobody wanted that: no drain, no reboot, no plan, no person's DOWN."""
+    """Slurm does not reach it, and not by intent: no drain, no reboot, no plan, no person's DOWN."""
     if "NOT_RESPONDING" not in node.state or node.drain or node.planned:
         return False
     if node.starting or node.base in {"FUTURE", "UNKNOWN"}:
@@ -71,9 +68,7 @@ def is_offline(node: SlurmNode) -> bool:
     return is_empty_reason(node.reason) or slurm_kind(node.reason) == "not-responding"
 
 
-def standing_conditions(
-    picture: Picture, slurm: SlurmSnapshot, settings: WatchSettings
-) -> Iterator[Condition]:
+def conditions(picture: Picture, slurm: SlurmSnapshot, settings: WatchSettings) -> Iterator[Condition]:
     yield from _offline(slurm, settings)
     yield from _below(slurm)
     yield from _rebooted(picture, slurm)
@@ -81,6 +76,7 @@ def standing_conditions(
     yield from _completing(picture, slurm, settings)
     yield from _held(slurm)
     yield from _controller(picture, settings)
+    yield from config_drifts(picture, slurm)
 
 
 # --- nodes -----------------------------------------------------------------------------------------------
@@ -94,19 +90,13 @@ def _offline(slurm: SlurmSnapshot, settings: WatchSettings) -> Iterator[Conditio
     expected = [node for node in slurm.nodes.values() if not node.planned]
     if is_fleet(len(away), len(expected)):
         text = f"{len(away)} of {len(expected)} nodes do not answer Slurm: its network, or a roll-out"
-        yield _many(
-            FLEET_OFFLINE,
-            Component(cluster=slurm.cluster),
-            "Most nodes do not answer Slurm",
-            text,
-            away,
-            settings,
-        )
+        where, title = Component(cluster=slurm.cluster), "Most nodes do not answer Slurm"
+        yield _many(FLEET_OFFLINE, where, title, text, away, settings)
         return
-    for one in together(away, [node.name for node in expected], slurm.nodes):
-        text = f"{len(one.nodes)} of {one.of} nodes {one.kind.words} {one.place} do not answer Slurm"
-        theirs = {name: away.pop(name) for name in one.nodes}
-        yield _many(f"{one.kind}-offline", one.root(slurm.cluster), text, text, theirs, settings)
+    for place in together(away, [node.name for node in expected], slurm.nodes):
+        text = f"{len(place.nodes)} of {place.of} nodes {place.kind.words} {place.place} do not answer Slurm"
+        theirs = {name: away.pop(name) for name in place.nodes}
+        yield _many(f"{place.kind}-offline", place.root(slurm.cluster), text, text, theirs, settings)
     for name, node in sorted(away.items()):
         state = "+".join(node.state)
         yield Condition(
@@ -123,12 +113,13 @@ def _many(
 
 
 def _offline_s(node: SlurmNode, settings: WatchSettings) -> float:
-    """Slurm has asked long enough before it says DOWN; one missed ping is shown too."""
+    """0 once Slurm says DOWN: it has tried long enough. One missed ping shows too, and has to last."""
     return 0 if node.base == "DOWN" else settings.not_responding_s
 
 
 def _below(slurm: SlurmSnapshot) -> Iterator[Condition]:
-    """Nodes that register with less than slurm.conf says. One drained by Slurm for it is told as a drain."""
+    """Nodes that register with less than slurm.conf says. One that Slurm drained for it is reported as a
+    drain."""
     for node in slurm.odd_nodes:
         if "INVALID_REG" not in node.state or (node.held and slurm_kind(node.reason) is not None):
             continue
@@ -139,12 +130,12 @@ def _below(slurm: SlurmSnapshot) -> Iterator[Condition]:
         )
 
 
-#: A boot so soon after planned work or a new driver is part of that change.
+#: A boot so soon after planned work or a driver update is part of that change.
 CHANGE = timedelta(hours=1)
 
 
 def is_planned_reboot(picture: Picture, node: SlurmNode) -> bool:
-    """Slurm holds it for a reboot that a person asked Slurm for, or that came with a change of theirs."""
+    """Slurm holds it for a reboot that a person asked Slurm for, or that came with a person's change."""
     if not node.held or (node.planned and not is_only_ours(picture.slurm, node)):
         return False
     if "REBOOT_ISSUED" in node.state and not node.drain and not is_empty_reason(node.reason):
@@ -159,7 +150,7 @@ def is_planned_reboot(picture: Picture, node: SlurmNode) -> bool:
 
 
 def _rebooted(picture: Picture, slurm: SlurmSnapshot) -> Iterator[Condition]:
-    """One note for all of them."""
+    """One condition for all of them."""
     held = [node.name for node in slurm.odd_nodes if is_planned_reboot(picture, node)]
     if held:
         listed = compact(held)
@@ -174,7 +165,7 @@ def _rebooted(picture: Picture, slurm: SlurmSnapshot) -> Iterator[Condition]:
 
 
 def _waiting(slurm: SlurmSnapshot, settings: WatchSettings) -> Iterator[Condition]:
-    """By partition and reason. What a job waits for by its owner's wish does not count."""
+    """By partition and reason. A reason that is the owner's choice does not count."""
     longest = timedelta(hours=settings.queued_h)
     groups: dict[tuple[str, str], list[tuple[datetime, str]]] = defaultdict(list)
     for job in slurm.jobs.values():
@@ -193,7 +184,7 @@ def _waiting(slurm: SlurmSnapshot, settings: WatchSettings) -> Iterator[Conditio
 
 
 def _eligible_since(job: SlurmJob) -> datetime | None:
-    """Since when it could run; None where it does not wait, somebody holds it, or Slurm does not tell."""
+    """Since when it could run; None if it does not wait, is held by a person, or Slurm does not report it."""
     if job.state != "PENDING" or job.held_by or "COMPLETING" in job.flags:
         return None
     return max((at for at in (job.submit_at, job.eligible_at) if at is not None), default=None)
@@ -212,25 +203,25 @@ def _completing(picture: Picture, slurm: SlurmSnapshot, settings: WatchSettings)
         lone = Component(cluster=slurm.cluster, node=nodes[0])
         where = lone if len(nodes) == 1 else Component(cluster=slurm.cluster, job=ids[0])
         title = f"Job does not complete on {nodes[0] if len(nodes) == 1 else f'{len(nodes)} nodes'}"
-        text = f"{_spoken('Job', ids)} cannot complete on {', '.join(nodes[:_NAMED])}{_more(nodes)}"
+        text = f"{_spoken('Job', ids)} cannot complete on {name_some(nodes, _NAMED)}"
         yield Condition(COMPLETING, where, title, text, since=jobs[0][0], affected=nodes, jobs=tuple(ids))
 
 
 def _completing_since(picture: Picture, slurm: SlurmSnapshot) -> dict[str, datetime]:
-    """Each job that completes on some node. One that is requeued shows an end that lies ahead, and some show
-    none: those count from when they were first seen so."""
+    """Each job that completes on some node. A requeued one shows an end in the future, and some show none:
+    those count from when they were first seen completing."""
     found = {}
     for job in slurm.jobs.values():
-        if "COMPLETING" not in job.flags or not job.nodes:
-            continue
-        told = job.end_at if job.end_at is not None and job.end_at <= slurm.taken_at else None
-        found[job.id] = told or picture.completing.get(job.id, slurm.taken_at)
+        if "COMPLETING" in job.flags and job.nodes:
+            ended = job.end_at if job.end_at is not None and job.end_at <= slurm.taken_at else None
+            found[job.id] = ended or picture.completing.get(job.id, slurm.taken_at)
     picture.completing = found
     return found
 
 
 def _held(slurm: SlurmSnapshot) -> Iterator[Condition]:
-    """Jobs that Slurm holds because their launch failed: nobody asked for that, and they wait for ever."""
+    """Jobs that Slurm holds because their launch failed: not by anyone's wish, and they would wait for
+    ever."""
     held: dict[str, list[str]] = defaultdict(list)
     for job in slurm.jobs.values():
         if job.held_by == "admin" and (
@@ -246,13 +237,7 @@ def _held(slurm: SlurmSnapshot) -> Iterator[Condition]:
 
 def _spoken(noun: str, ids: Sequence[str]) -> str:
     """`Job 7`, `Jobs 7, 8 and 9`."""
-    if len(ids) == 1:
-        return f"{noun} {ids[0]}"
-    return f"{noun}s {', '.join(ids[:_NAMED])}{_more(ids)}"
-
-
-def _more(names: Sequence[str]) -> str:
-    return f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return f"{noun}{'s' if len(ids) > 1 else ''} {name_some(ids, _NAMED)}"
 
 
 # --- slurmctld -------------------------------------------------------------------------------------------
@@ -271,10 +256,10 @@ def _controller(picture: Picture, settings: WatchSettings) -> Iterator[Condition
         yield Condition(ACCOUNTING, where, "slurmdbd does not answer", text, settings.accounting_s, since)
 
 
-#: Goes on with the fact and its value: all nodes with one old driver are one incident.
+#: Followed by the fact and its value: all nodes with one old driver are one incident.
 DRIFT = "drift:"
 FABRIC_MANAGER = "fabric-manager-version"
-#: A roll-out or a reboot changes several facts of many nodes within minutes: told once it has settled.
+#: A roll-out or a reboot changes several facts of many nodes within minutes: reported once it has settled.
 SETTLED_S = 120.0
 _PLAIN = re.compile(r"[^0-9A-Za-z._+-]+")
 
@@ -283,8 +268,8 @@ def config_drifts(picture: Picture, slurm: SlurmSnapshot) -> Iterator[Condition]
     """One for each fact and value that differs, with all nodes that have it; and one for each fabric manager
     whose version is not its driver's."""
     found: dict[tuple[str, str], dict[str, Reference]] = defaultdict(dict)
-    if not picture.references and not any(one.facts for one in picture.nodes.values()):
-        return  # Slurm alone told of drivers, and there is nothing to compare that with
+    if not picture.references and not any(node.facts for node in picture.nodes.values()):
+        return  # only Slurm's snapshot has drivers, and there is no reference to compare them with
     for name, node in slurm.nodes.items():
         facts = picture.facts_of(name)
         if not facts:
@@ -293,8 +278,8 @@ def config_drifts(picture: Picture, slurm: SlurmSnapshot) -> Iterator[Condition]
         if reference is not None:
             for fact, value in differences(facts, reference).items():
                 found[fact, value][name] = reference
-        if one := _fabric_manager(slurm.cluster, name, facts):
-            yield one
+        if mismatch := _fabric_manager(slurm.cluster, name, facts):
+            yield mismatch
     for (fact, value), nodes in sorted(found.items()):
         yield _config_drift(slurm.cluster, fact, value, nodes)
 
@@ -302,7 +287,7 @@ def config_drifts(picture: Picture, slurm: SlurmSnapshot) -> Iterator[Condition]
 def _config_drift(cluster: str, fact: str, value: str, nodes: Mapping[str, Reference]) -> Condition:
     names = sorted(nodes)
     listed = compact(names)
-    wanted = sorted({f"{one.facts[fact]} ({one.kind}, from {one.node})" for one in nodes.values()})
+    wanted = sorted({f"{ref.facts[fact]} ({ref.kind}, from {ref.node})" for ref in nodes.values()})
     text = (
         f"{FACTS[fact]} {value} on {len(names)} node{'s' if len(names) > 1 else ''}: {listed}; "
         f"it should be {' or '.join(wanted)}"
@@ -314,13 +299,13 @@ def _config_drift(cluster: str, fact: str, value: str, nodes: Mapping[str, Refer
         text=text,
         for_s=SETTLED_S,
         affected=tuple(names),
-        news=hashlib.sha256(text.encode()).hexdigest(),
+        news=sha256(text.encode()).hexdigest(),
         sense=Sense.metrics,
     )
 
 
 def _fabric_manager(cluster: str, node: str, facts: Mapping[str, str]) -> Condition | None:
-    """NVIDIA asks for exactly the driver's version: with another one the GPUs get no NVLink."""
+    """NVIDIA requires exactly the driver's version: with another one the GPUs get no NVLink."""
     manager, driver = facts.get("fabric_manager"), facts.get("driver")
     if manager is None or driver is None or manager == driver:
         return None
@@ -335,66 +320,57 @@ def _fabric_manager(cluster: str, node: str, facts: Mapping[str, str]) -> Condit
     )
 
 
-#: Slurm's picture is looked at when its nodes changed, and else this often.
+#: Slurm's snapshot is checked when its nodes changed, and else this often.
 LOOK = timedelta(seconds=5)
-#: What still stands is told again: an incident that another one explained opens once that is over.
+#: What lasts is reported again: an incident that another one explained opens once that is over.
 AGAIN = timedelta(minutes=1)
 
 _OF_CONTROLLER = frozenset({BACKLOG, ACCOUNTING})
 
 
 def watch_findings(walk: PictureLook) -> list[Finding]:
-    """What has stood long enough and was not told lately. Notes in the picture what stands since when."""
+    """Conditions that have lasted long enough and are due to be reported. Notes in the picture since when
+    each one lasts."""
     picture, settings, now = walk.picture, walk.rules.watches, walk.now
-    if picture.slurm is None or not (picture.nodes_changed or _is_due(picture, now)):
+    is_due = picture.looked_at is None or now - picture.looked_at >= LOOK
+    if picture.slurm is None or not (picture.nodes_changed or is_due):
         return []
     picture.looked_at = now
     found = []
-    told = standing_conditions(picture, picture.slurm, settings)
-    for one in chain(told, config_drifts(picture, picture.slurm)):
-        known = picture.standing.setdefault(
-            (one.fault, one.where), Standing(one.since or picture.slurm.taken_at)
+    for condition in conditions(picture, picture.slurm, settings):
+        standing = picture.standing.setdefault(
+            (condition.fault, condition.where), Standing(condition.since or picture.slurm.taken_at)
         )
-        known.seen_at = now
-        if (now - known.since).total_seconds() < one.for_s:
+        standing.seen_at = now
+        if (now - standing.since).total_seconds() < condition.for_s:
             continue
-        if known.told_at is None or now - known.told_at >= AGAIN:
-            found.append(_condition_finding(one, known.since, now))
+        if standing.reported_at is None or now - standing.reported_at >= AGAIN:
+            found.append(_condition_finding(condition, standing.since, now))
     _forget(picture, timedelta(seconds=settings.clear_s), now)
     return found
 
 
-def _is_due(picture: Picture, now: datetime) -> bool:
-    return picture.looked_at is None or now - picture.looked_at >= LOOK
-
-
 def _forget(picture: Picture, clear: timedelta, now: datetime) -> None:
-    for (fault, where), known in list(picture.standing.items()):
+    for (fault, where), standing in list(picture.standing.items()):
         if fault in _OF_CONTROLLER and picture.controller is None:
-            known.seen_at = now  # nobody tells whether it still stands
-        elif known.seen_at is None or now - known.seen_at >= clear:
+            standing.seen_at = now  # unknown whether it has ended
+        elif standing.seen_at is None or now - standing.seen_at >= clear:
             del picture.standing[fault, where]
 
 
-def _condition_finding(one: Condition, since: datetime, now: datetime) -> Finding:
-    identity = f"watch|{one.fault}|{one.where}|{since.isoformat()}|{one.news}"
-    evidence = Evidence(
-        digest=sha256(identity.encode()).hexdigest(),
-        at=since,
-        component=one.where,
-        text=one.text,
-        arrived_at=now,
-        sense=one.sense,
-    )
+def _condition_finding(condition: Condition, since: datetime, now: datetime) -> Finding:
+    where = condition.where
+    identity = f"watch|{condition.fault}|{where}|{since.isoformat()}|{condition.news}"
+    evidence = new_evidence(identity, where, since, condition.text, now, condition.sense)
     return Finding.from_evidence(
         evidence,
         rule="",
-        fault=one.fault,
+        fault=condition.fault,
         fault_class=FaultClass.informational,
-        title=one.title,
+        title=condition.title,
         confidence=1.0,
-        jobs=one.jobs,
+        jobs=condition.jobs,
         affected=tuple(
-            Component(cluster=one.where.cluster, node=name) for name in one.affected if name != one.where.node
+            Component(cluster=where.cluster, node=name) for name in condition.affected if name != where.node
         ),
     )

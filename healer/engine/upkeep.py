@@ -44,7 +44,7 @@ from healer.model import (
 )
 from healer.model.run import run_id
 from healer.observations import Picture
-from healer.observations.picture import NodePicture
+from healer.observations import NodePicture
 from healer.ports.transactions import WalkTx
 from healer.telling.news import breaker_page
 

@@ -121,7 +121,7 @@ def _note_for_next_walk(walk: Walk, findings: Sequence[Finding]) -> None:
     picture.nodes_changed = False
     picture.facts_changed.clear()
     picture.changes.booted.clear()
-    picture.told(findings, walk.now)
+    picture.note_reported(findings, walk.now)
     settling = (
         incident.settle_until for incident in walk.open_incidents() if incident.settle_until > walk.now
     )

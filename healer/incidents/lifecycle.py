@@ -64,7 +64,7 @@ from healer.model.faults import (
 )
 from healer.model.slurm import is_our_reservation, is_ours
 from healer.observations import Picture
-from healer.observations.picture import Outage
+from healer.observations.silences import Outage
 
 #: Incidents that nobody acts on end by themselves after this long without new evidence.
 QUIET = {

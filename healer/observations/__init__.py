@@ -1,6 +1,7 @@
 """Observations to the picture of now, and windows of samples."""
 
 from healer.observations.fault_history import GpuMap
-from healer.observations.picture import NodePicture, Picture, Standing
+from healer.observations.node_picture import NodePicture
+from healer.observations.picture import Picture, Standing
 
 __all__ = ["GpuMap", "NodePicture", "Picture", "Standing"]

@@ -101,9 +101,8 @@ class Axis:
     def add(self, component: Component, row: int | None = None) -> int | None:
         """The row of `component`, given now if it has none; None when all are taken. `row`: one to reuse."""
         key = self.key(component)
-        known = self._rows.get(key)
-        if known is not None:
-            return known
+        if key in self._rows:
+            return self._rows[key]
         if row is not None:
             del self._rows[self.key(self._components[row])]
             self._components[row] = component
@@ -120,9 +119,8 @@ class Axis:
 class Axes:
     """All axes of one cluster, and the tables by which rows find their parents.
 
-    Tables are as long as their axis or longer. `show` of `healer.observations.axes` fills what Slurm
-    tells; rows of GPUs and links appear when they are first heard of.
-    """
+    Tables are as long as their axis or longer. `place_nodes` and `place_jobs` fill in what Slurm shows; rows
+    of GPUs and links appear when they are first heard of."""
 
     def __init__(self, cluster: str) -> None:
         self.cluster = cluster
@@ -138,7 +136,7 @@ class Axes:
         self.rack = np.full(0, -1, np.int32)
         self.job = np.full(0, -1, np.int32)
         self.allocated = np.full(0, -1, np.int8)
-        # By node row and GPU index. `allocated`: 1 yes, 0 no, -1 not told.
+        # By node row and GPU index. `allocated`: 1 yes, 0 no, -1 unknown.
         self.gpu_job = np.full((0, GPUS_MAX), -1, np.int32)
         self.gpu_allocated = np.full((0, GPUS_MAX), -1, np.int8)
         self.gpu_row = np.full((0, GPUS_MAX), -1, np.int32)
@@ -156,7 +154,7 @@ class Axes:
         self.job_nodes = np.zeros(0, np.int32)
         self.job_gpus = np.zeros(0, np.int32)
         self.job_active = np.zeros(0, bool)
-        #: Names of GPU models, by number: as Slurm tells them.
+        #: Names of GPU models, by number: as Slurm has them.
         self.models: list[str] = []
         self.shown = False
         #: By row of a part of a device: the row of the device.
@@ -185,29 +183,22 @@ class Axes:
         row = axis.add(Component(cluster=self.cluster, node=name))
         if row is None:
             return None
-        for table, fill in (
-            ("present", not self.shown),
-            ("model", -1),
-            ("switch", -1),
-            ("rack", -1),
-            ("job", -1),
-            ("allocated", -1),
-            ("gpu_job", -1),
-            ("gpu_allocated", -1),
-            ("gpu_row", -1),
-            ("link_row", -1),
-        ):
-            setattr(self, table, grown(getattr(self, table), axis.n, fill))
+        self._grow(axis.n, present=not self.shown, **dict.fromkeys(_BY_NODE, -1))
         self.changed()
         return row
+
+    def _grow(self, length: int, **fills: float) -> None:
+        """Room for `length` rows in these tables, filled with these values."""
+        for table, fill in fills.items():
+            setattr(self, table, grown(getattr(self, table), length, fill))
 
     def part(self, part: Part) -> int | None:
         """The number of a link or port, the same for all nodes. None: not one, or there are too many."""
         if part.port is None and (part.link is None or part.gpu is None or not 0 <= part.gpu < GPUS_MAX):
             return None
-        known = self._parts.get(part)
-        if known is not None or len(self._named) >= PARTS_MAX:
-            return known
+        number = self._parts.get(part)
+        if number is not None or len(self._named) >= PARTS_MAX:
+            return number
         number = self._parts[part] = len(self._named)
         self._named.append(part)
         self.part_gpu = grown(self.part_gpu, number + 1, -1)
@@ -246,10 +237,7 @@ class Axes:
         name = self._axes[Scope.node].components()[node].node
         row = axis.add(Component(cluster=self.cluster, node=name, gpu=index))
         if row is not None:
-            self.gpu_node, self.gpu_index = (
-                grown(self.gpu_node, axis.n, -1),
-                grown(self.gpu_index, axis.n, -1),
-            )
+            self._grow(axis.n, gpu_node=-1, gpu_index=-1)
             self.gpu_row[node, index], self.gpu_node[row], self.gpu_index[row] = row, node, index
 
     def _give_link(self, node: int, number: int) -> None:
@@ -260,10 +248,7 @@ class Axes:
             where = Component(cluster=self.cluster, node=name, gpu=part.gpu, link=part.link)
         row = axis.add(where)
         if row is not None:
-            self.link_node, self.link_part = (
-                grown(self.link_node, axis.n, -1),
-                grown(self.link_part, axis.n, -1),
-            )
+            self._grow(axis.n, link_node=-1, link_part=-1)
             self.link_row[node, number], self.link_node[row], self.link_part[row] = row, node, number
 
     def device(self, name: str) -> int | None:
@@ -306,7 +291,7 @@ class Axes:
         return self._axes[Scope.switch].add(Component(cluster=self.cluster, switch=name))
 
     def rack_row(self, name: str) -> int | None:
-        """A rack goes by its name as a device: what its own sensors tell is of the same component."""
+        """A rack goes by its name as a device: its own sensors report on the same component."""
         return self._axes[Scope.rack].add(Component(cluster=self.cluster, device=name))
 
     def job_row(self, job: str, now: datetime) -> int | None:
@@ -316,8 +301,7 @@ class Axes:
         if row is None:
             row = axis.add(Component(cluster=self.cluster, job=job), self._free_job_row(now))
         if row is not None:
-            for table, fill in (("job_switch", -1), ("job_nodes", 0), ("job_gpus", 0), ("job_active", 0)):
-                setattr(self, table, grown(getattr(self, table), axis.n, fill))
+            self._grow(axis.n, job_switch=-1, job_nodes=0, job_gpus=0, job_active=0)
         return row
 
     def _free_job_row(self, now: datetime) -> int | None:
@@ -382,16 +366,14 @@ class Axes:
         shown = self.present[node]
         match to:
             case Scope.node:
-                return np.where(shown, node, -1)
-            case Scope.job:
-                return np.where(shown, self.job[node], -1)
-            case Scope.switch:
-                return np.where(shown, self.switch[node], -1)
-            case Scope.rack:
-                return np.where(shown, self.rack[node], -1)
+                parent = node
+            case Scope.job | Scope.switch | Scope.rack:
+                parent = getattr(self, str(to))[node]
             case Scope.fabric:
-                return np.where(shown, 0, -1)
-        return np.full(len(node), -1)
+                parent = np.zeros_like(node)
+            case _:
+                parent = np.full(len(node), -1)
+        return np.where(shown, parent, -1)
 
     def _of_node_part(self, node: NDArray, gpu: NDArray, to: Scope) -> NDArray:
         """What a GPU, an NVLink or (with `gpu` -1) a port belongs to."""
@@ -402,40 +384,45 @@ class Axes:
         return self._of_node(node, to)
 
 
+#: Tables by node row, but `present`, that are filled with -1.
+_BY_NODE = (
+    "model", "switch", "rack", "job", "allocated", "gpu_job", "gpu_allocated", "gpu_row", "link_row",
+)  # fmt: skip
 UNKNOWN = -1
 #: A MIG profile as the name of a GRES type: such a node counts slices.
 _SLICE = re.compile(r"\d+g\.\d+gb", re.IGNORECASE)
 
 
 class NodeLoad(msgspec.Struct, frozen=True):
-    """Of one node. `gpus`: GPU index -> row of its job, -1 where two share it. `told`: the GPUs that are not
-    in `gpus` are known to be idle. `allocated` is None where Slurm does not tell how many GPUs are."""
+    """Of one node. `gpus`: GPU index -> row of its job, -1 where two share it. `complete`: the GPUs that are
+    not in `gpus` are known to be idle. `allocated`: number of allocated GPUs, None if Slurm does not report
+    it."""
 
     gpus: dict[int, int]
-    told: bool
+    complete: bool
     allocated: int | None
     job: int = UNKNOWN
 
 
 def load_of(node: SlurmNode, jobs: Sequence[SlurmJob], rows: Mapping[str, int]) -> NodeLoad:
-    """Which GPUs of a node are whose. `jobs` hold the node; one whose GPUs Slurm does not tell holds all of
-    them if it is alone there."""
+    """Which GPUs of a node are whose. `jobs` hold the node; a job whose GPUs Slurm does not report holds all
+    of them if it is alone there."""
     if not jobs:
-        return NodeLoad({}, told=not node.busy, allocated=None if node.busy else 0)
+        return NodeLoad({}, complete=not node.busy, allocated=None if node.busy else 0)
     alone = rows.get(jobs[0].id, UNKNOWN) if len(jobs) == 1 else UNKNOWN
     if len(jobs) == 1 and node.name not in jobs[0].gpus:
-        return NodeLoad(dict.fromkeys(range(GPUS_MAX), alone), told=True, allocated=node.gpus, job=alone)
+        return NodeLoad(dict.fromkeys(range(GPUS_MAX), alone), complete=True, allocated=node.gpus, job=alone)
     gpus: dict[int, int] = {}
     for job in jobs:
         for index in job.gpus.get(node.name, ()):
             if 0 <= index < GPUS_MAX:
                 gpus[index] = UNKNOWN if index in gpus else rows.get(job.id, UNKNOWN)
-    told = all(node.name in job.gpus for job in jobs)
-    return NodeLoad(gpus, told=told, allocated=len(gpus) if told else None, job=alone)
+    complete = all(node.name in job.gpus for job in jobs)
+    return NodeLoad(gpus, complete=complete, allocated=len(gpus) if complete else None, job=alone)
 
 
 def place_nodes(axes: Axes, snapshot: SlurmSnapshot, places: Topology) -> None:
-    """Rows for the nodes that Slurm shows, their models, switches and racks; the others are there no more."""
+    """Rows for the nodes that Slurm shows, with models, switches and racks; all other nodes are gone."""
     axes.shown = True
     axes.present[:] = False
     model_of = {model: number for number, model in enumerate(axes.models)}
@@ -480,7 +467,7 @@ def place_jobs(axes: Axes, snapshot: SlurmSnapshot) -> dict[int, NodeLoad]:
         load = loads[at] = load_of(node, jobs, rows)
         axes.job[at] = load.job
         axes.allocated[at] = bool(jobs) or node.busy
-        if load.told:
+        if load.complete:
             axes.gpu_allocated[at] = 0
         cells.extend(at * GPUS_MAX + index for index in load.gpus)
         held.extend(load.gpus.values())
@@ -510,7 +497,7 @@ def _measure_jobs(axes: Axes, snapshot: SlurmSnapshot, rows: Mapping[str, int]) 
 def derived_signals(
     axes: Axes, snapshot: SlurmSnapshot, loads: Mapping[int, NodeLoad]
 ) -> tuple[NDArray[np.int32], dict[str, NDArray[np.float64]]]:
-    """Rows of Slurm's nodes, and by those rows what its picture gives as signals; NaN: it does not tell, or
+    """Rows of Slurm's nodes, and by those rows the signals derived from its snapshot; NaN: not reported, or
     not in whole GPUs.
 
     `slurm_drained` is 1 for every node that takes no new jobs, for whatever reason.

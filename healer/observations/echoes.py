@@ -41,7 +41,7 @@ class Event:
 
     @property
     def is_vague(self) -> bool:
-        """No sender told when it was, nor which of the kernel's lines it is."""
+        """No sender gave its time or sequence number."""
         return self.seq is None and self.until - self.since > 2 * TOLERANCE
 
     def take_in(self, other: "Event") -> None:
@@ -67,15 +67,15 @@ class Echoes:
             return False  # whether a server answers is a state: after its contrary it is news again
         event = _event(seen, moment)
         key = _line_of(seen)
-        known = self._lines.setdefault(key, [])
+        events = self._lines.setdefault(key, [])
         self._lines.move_to_end(key)
-        for before in reversed(known):
+        for before in reversed(events):
             over = renewed_at is not None and before.until <= renewed_at
             if _is_one(before, event) and not (over and before.is_vague and event.is_vague):
                 before.take_in(event)
                 return True
-        known.append(event)
-        del known[:-EVENTS_KEPT]
+        events.append(event)
+        del events[:-EVENTS_KEPT]
         if len(self._lines) > LINES_KEPT:
             self._lines.popitem(last=False)
         return False

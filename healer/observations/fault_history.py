@@ -1,6 +1,6 @@
-"""What each part of a node has had over the last days, as bursts: behind repeats, ladders and heals.
+"""Faults of each part of a node over the last days, as bursts: for repeats, ladders and automatic closing.
 
-Pure state of its caller's. One walk notes, then keeps: what a walk noted that failed is forgotten (`begin`).
+Pure state of its caller's. A walk notes, then keeps: what a walk that failed noted is forgotten (`begin`).
 """
 
 import re
@@ -15,10 +15,10 @@ import msgspec
 from healer.model import Component, FaultBurst, FaultClass, SlurmSnapshot
 from healer.model.faults import Trait, fault_is
 
-#: What the name of a part begins with that is known by its UUID, and by its serial number alone.
+#: Prefix of the name of a part that is known by its UUID, and by its serial number alone.
 BY_UUID = "GPU-"
 BY_SERIAL = "SN-"
-#: A UUID without the driver's prefix, as some senders tell it.
+#: A UUID without the driver's prefix, as some senders report it.
 _BARE = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
@@ -44,15 +44,14 @@ def part_named(name: str) -> GpuPart | None:
     return None
 
 
-def told(uuid: str, serial: str) -> GpuPart | None:
-    """The part that a node tells of; None where it tells neither. Words such as N/A are no UUID."""
+def reported_part(uuid: str, serial: str) -> GpuPart | None:
+    """The part that a node reports; None where it reports neither. Words such as N/A are no UUID."""
     if _BARE.fullmatch(uuid):
         uuid = f"{BY_UUID}{uuid.lower()}"
     uuid = uuid if uuid.startswith(BY_UUID) else ""
     if not uuid and not serial:
         return None
-    part = GpuPart(uuid=uuid, serial=serial)
-    return msgspec.structs.replace(part, first=part.name)
+    return GpuPart(uuid=uuid, serial=serial, first=uuid or f"{BY_SERIAL}{serial}")
 
 
 def is_another(before: GpuPart, now: GpuPart) -> bool:
@@ -62,24 +61,23 @@ def is_another(before: GpuPart, now: GpuPart) -> bool:
     return bool(before.serial and now.serial) and before.serial != now.serial
 
 
-def same(before: GpuPart, now: GpuPart) -> GpuPart:
-    """All that is known of one GPU; what was told last wins."""
+def merge_part(before: GpuPart, now: GpuPart) -> GpuPart:
+    """All that is known of one GPU; the latest report wins."""
     return GpuPart(uuid=now.uuid or before.uuid, serial=now.serial or before.serial, first=before.first)
 
 
 def jobs_by_gpu(snapshot: SlurmSnapshot, node: str) -> dict[int, str]:
-    """GPU index -> the job that holds it, as far as Slurm tells. A PCI address gets its index by `GpuMap`."""
+    """GPU index -> the job that holds it, as far as Slurm shows. A PCI address gets its index by `GpuMap`."""
     return {index: job.id for job in snapshot.jobs_on(node) for index in job.gpus.get(node, ())}
 
 
 class GpuMap:
-    """PCI address -> index on one node, learned from what the node tells.
+    """PCI address -> index on one node, learned from the node's signals.
 
     Three sources, the strongest first: an inventory the node sends with its heartbeat; the site's topology
     file, by GPU model; the complete set of identity lines of one boot, in PCI order (the order in which
-    nvidia-smi and Slurm's autodetection count). An incomplete set says nothing: a wrong index would requeue
-    the wrong job.
-    """
+    nvidia-smi and Slurm's autodetection count). An incomplete set is not used: a wrong index would requeue
+    the wrong job."""
 
     def __init__(self) -> None:
         self._inventory: dict[str, int] = {}
@@ -88,15 +86,18 @@ class GpuMap:
         self._boot: str | None = None
 
     def inventory(self, gpus: Sequence[Mapping[str, object]], boot_id: str | None = None) -> None:
-        """What the node itself listed: `[{"index": 0, "pci": "0000:18:00", "uuid": "GPU-…"}, …]`."""
+        """The node's own list: `[{"index": 0, "pci": "0000:18:00", "uuid": "GPU-…"}, …]`."""
         self._listed = boot_id
-        told = {str(gpu["pci"]): gpu["index"] for gpu in gpus if gpu.get("pci") is not None}
-        self._inventory = {pci: index for pci, index in told.items() if isinstance(index, int)}
+        self._inventory = {
+            str(gpu["pci"]): gpu["index"]
+            for gpu in gpus
+            if gpu.get("pci") is not None and isinstance(gpu["index"], int)
+        }
 
     def heard(self, gpus: Sequence[Mapping[str, object]]) -> None:
-        """What telemetry's labels told: it may be some of the node's GPUs, and does not speak of the rest.
+        """From the labels of telemetry: it may be some of the node's GPUs, and says nothing of the rest.
 
-        A GPU that has an index now takes it from the one that had it: counting begins anew when one is lost.
+        A GPU takes its index from the one that had it: indexes shift when a GPU is lost.
         """
         for gpu in gpus:
             pci, index = gpu.get("pci"), gpu.get("index")
@@ -111,11 +112,11 @@ class GpuMap:
         self._seen[pci] = uuid
 
     def address(self, gpu: int | None) -> str | None:
-        """The PCI address of the GPU with this index, where the node has told it."""
+        """The PCI address of the GPU with this index, where the node has reported it."""
         return next((pci for pci, index in self._inventory.items() if index == gpu), None)
 
     def is_seen(self, pci: str, boot_id: str) -> bool:
-        """Whether the node has told of the GPU at this address in this boot."""
+        """Whether the node has reported the GPU at this address in this boot."""
         named = self._boot == boot_id and pci in self._seen
         return named or (self._listed == boot_id and pci in self._inventory)
 
@@ -130,13 +131,13 @@ class GpuMap:
         return None
 
 
-#: Older ones judge nothing any more: the longest look back is that for lemons.
+#: Older bursts are not used any more: the longest look back is that for lemons.
 KEPT = timedelta(days=7)
 #: Lines so close together are one event (a.4 of the facts, as NVSentinel joins them).
 GAP = timedelta(minutes=3)
-#: A part that is gone or hangs repeats its fault for as long as anybody asks it.
+#: A part that is gone or hangs repeats its fault whenever it is used.
 STICKY_GAP = timedelta(hours=3)
-#: What is measured is told every 5 min while it stands.
+#: A measured fault is reported every 5 min while it lasts.
 MEASURED_GAP = timedelta(minutes=6)
 #: A root explains what comes so shortly before it, and after it.
 NEAR = timedelta(seconds=30)
@@ -149,11 +150,11 @@ NODE_KEPT = 1000
 JOBS_KEPT = 50_000
 ROOTS_KEPT = 32
 
-#: The fault of a burst that says: another part stands at this address now.
+#: The fault of a burst that marks: another part is at this address now.
 REPLACED = "part-replaced"
-#: What begins the fault of a burst that says: a person has settled the fault behind it, up to then.
+#: Prefix of the fault of a burst that marks: a person has settled the fault behind it, up to then.
 SETTLED = "settled:"
-#: A hair: lines of one moment stay in the order in which they came.
+#: Keeps lines of one moment in the order in which they came.
 _NEXT = timedelta(microseconds=1)
 ONE_MOMENT = timedelta(milliseconds=1)
 _RANK = {FaultClass.degraded: 1, FaultClass.fatal: 2}
@@ -162,7 +163,7 @@ Key = tuple[str, str]
 
 
 class Noted(msgspec.Struct, frozen=True, kw_only=True):
-    """One line or finding, as the history takes it. `at` is by our clock. `part` as `History.part` says."""
+    """One line or finding, as the history takes it. `at` is by our clock; `part` is from `History.part`."""
 
     node: str
     part: str
@@ -190,14 +191,14 @@ class History:
     def __init__(self, cluster: str) -> None:
         self.cluster = cluster
         self._nodes: dict[str, dict[Key, tuple[FaultBurst, ...]]] = defaultdict(dict)
-        #: (node, PCI address) -> the GPU that was last told to be there.
+        #: (node, PCI address) -> the GPU that was last reported there.
         self._gpus: dict[tuple[str, str], GpuPart] = {}
         #: What this walk has changed, whole, until it is kept.
         self._fresh: dict[str, dict[Key, tuple[FaultBurst, ...]]] = defaultdict(dict)
         self._fresh_gpus: dict[tuple[str, str], GpuPart] = {}
         self._changed: dict[tuple[str, Key], dict[datetime, FaultBurst]] = defaultdict(dict)
         self._last: dict[tuple[str, str], tuple[str, datetime]] = {}
-        #: (job, fault) -> where it was told; two places are enough to know that it was told at several.
+        #: (job, fault) -> where it occurred; two places are enough to know that it occurred at several.
         self._places: dict[tuple[str, str], set[tuple[str, str]]] = {}
         #: Job -> hardware faults of its nodes: class, begin and end.
         self._roots: dict[str, dict[tuple[str, Key, datetime], FaultBurst]] = {}
@@ -207,24 +208,24 @@ class History:
 
     def load(self, bursts: Iterable[FaultBurst]) -> None:
         """After a restart: what was kept before."""
-        for one in sorted(bursts, key=lambda one: (one.last_at, one.began_at)):
-            if one.pci and (part := part_named(one.part)) is not None:
-                self._learn(one.node, one.pci, part)
-            key = (self._whole(one.node, one.part, one.pci), one.fault)
-            known = self._nodes[one.node]
-            known[key] = tuple(sorted((*known.get(key, ()), one), key=_begin))
-            self._index(one, key)
+        for burst in sorted(bursts, key=lambda burst: (burst.last_at, burst.began_at)):
+            if burst.pci and (part := part_named(burst.part)) is not None:
+                self._learn(burst.node, burst.pci, part)
+            key = (self._whole(burst.node, burst.part, burst.pci), burst.fault)
+            by_key = self._nodes[burst.node]
+            by_key[key] = tuple(sorted((*by_key.get(key, ()), burst), key=_begin))
+            self._index(burst, key)
         for node in self._nodes:
             self._bound(node)
         self._gpus |= self._fresh_gpus
         self._fresh_gpus = {}
 
     def begin(self) -> None:
-        """A new walk: what the last one noted and did not keep never was."""
+        """A new walk: what the last one noted and did not keep is dropped."""
         self._fresh, self._changed, self._fresh_gpus = defaultdict(dict), defaultdict(dict), {}
 
     def keep(self) -> None:
-        """The walk's transaction is through."""
+        """The walk's transaction is committed."""
         for node, fresh in self._fresh.items():
             self._nodes[node] |= fresh
             self._bound(node)
@@ -233,23 +234,24 @@ class History:
 
     def gpus(self) -> list[tuple[str, str, str]]:
         """(node, PCI address, name) of the GPUs that nodes have listed; each keeps its first name for as long
-        as it stands there. From any thread."""
-        return [(node, pci, one.first) for (node, pci), one in list(self._gpus.items())]
+        as it is there. From any thread."""
+        return [(node, pci, part.first) for (node, pci), part in list(self._gpus.items())]
 
     @property
     def changed(self) -> list[FaultBurst]:
         """The rows that this walk has to write."""
-        return [one for bursts in self._changed.values() for one in bursts.values()]
+        return [burst for bursts in self._changed.values() for burst in bursts.values()]
 
     @property
     def touched(self) -> list[tuple[Key, FaultBurst]]:
-        """The bursts that this walk began or went on with, by the part they belong to now."""
-        return [(key, one) for (_, key), bursts in self._changed.items() for one in bursts.values()]
+        """The bursts that this walk began or extended, by the part they belong to now."""
+        return [(key, burst) for (_, key), bursts in self._changed.items() for burst in bursts.values()]
 
     # --- parts ------------------------------------------------------------------------------------------
 
     def part(self, where: Component, pci: str | None = None) -> str:
-        """What of the node it is about; `pci`: the address of its GPU, where the component does not say."""
+        """The part of the node that it is about; `pci`: the address of its GPU, where the component has
+        none."""
         pci = where.pci or pci
         if where.switch:
             return where.switch
@@ -260,19 +262,19 @@ class History:
         return f"gpu{where.gpu}" if where.gpu is not None else ""
 
     def gpu_at(self, node: str, pci: str) -> str | None:
-        """The part at an address, by its UUID or else its serial number; None where nobody told."""
-        known = self._known_at(node, pci)
-        return known.name if known is not None else None
+        """The part at an address, by its UUID or else its serial number; None if it was never reported."""
+        part = self._part_at(node, pci)
+        return part.name if part is not None else None
 
-    def _known_at(self, node: str, pci: str) -> GpuPart | None:
+    def _part_at(self, node: str, pci: str) -> GpuPart | None:
         return self._fresh_gpus.get((node, pci)) or self._gpus.get((node, pci))
 
     def identify(
         self, node: str, pci: str, uuid: str, at: datetime, boot_id: str | None = None, serial: str = ""
     ) -> None:
-        """The node told which GPU stands at an address. Another than before is a new part, which starts
-        clean; what was noted by the address or the serial number alone was this GPU's."""
-        part = told(uuid, serial)
+        """The node reported which GPU is at an address. Another than before is a new part, which starts
+        clean; bursts kept under the address or the serial number alone belong to this GPU."""
+        part = reported_part(uuid, serial)
         if part is not None and self._learn(node, pci, part):
             where = Component(cluster=self.cluster, node=node, pci=pci)
             self.note(
@@ -289,34 +291,35 @@ class History:
 
     def _learn(self, node: str, pci: str, part: GpuPart) -> bool:
         """True where another GPU was known there."""
-        before = self._known_at(node, pci)
+        before = self._part_at(node, pci)
         if before is not None and is_another(before, part):
             self._fresh_gpus[node, pci] = part
             return True
-        now = same(before, part) if before is not None else part
+        now = merge_part(before, part) if before is not None else part
         if now == before:
             return False
         self._fresh_gpus[node, pci] = now
         was = before.name if before is not None else pci
         if was != now.name:
-            for known in (self._nodes, self._fresh):
-                self._rename(known[node], was, now.name)
+            for by_node in (self._nodes, self._fresh):
+                self._rename(by_node[node], was, now.name)
         return False
 
-    def _rename(self, known: dict[Key, tuple[FaultBurst, ...]], before: str, part: str) -> None:
-        for key in [key for key in known if key[0] == before]:
-            moved = known.pop(key)
+    def _rename(self, by_key: dict[Key, tuple[FaultBurst, ...]], before: str, part: str) -> None:
+        for key in [key for key in by_key if key[0] == before]:
+            moved = by_key.pop(key)
             now = (part, key[1])
-            known[now] = tuple(sorted((*known.get(now, ()), *moved), key=_begin))
-            for one in moved:
-                self._index(one, now)
+            by_key[now] = tuple(sorted((*by_key.get(now, ()), *moved), key=_begin))
+            for burst in moved:
+                self._index(burst, now)
 
     def _whole(self, node: str, part: str, pci: str | None) -> str:
-        """What is kept under an address or a serial number is that of the GPU which turned out to be it."""
-        known = self._known_at(node, pci) if pci else None
-        if known is None:
+        """The part's present name: bursts kept under an address or a serial number belong to the GPU
+        there."""
+        gpu = self._part_at(node, pci) if pci else None
+        if gpu is None:
             return part
-        return known.name if part in {pci, f"{BY_SERIAL}{known.serial}"} else part
+        return gpu.name if part in {pci, f"{BY_SERIAL}{gpu.serial}"} else part
 
     # --- noting -----------------------------------------------------------------------------------------
 
@@ -324,8 +327,8 @@ class History:
         """Counts it to the burst it belongs to, or begins one."""
         at = self._in_order(new)
         key = (new.part, new.fault)
-        known = self._of(new.node, key)
-        place = next((i for i in range(len(known) - 1, -1, -1) if _goes_on(known[i], at, new)), None)
+        bursts = self._of(new.node, key)
+        place = next((i for i in range(len(bursts) - 1, -1, -1) if _continues(bursts[i], at, new)), None)
         if place is None:
             burst = FaultBurst(
                 cluster=self.cluster,
@@ -343,14 +346,13 @@ class History:
                 units=(new.unit,) if new.unit else (),
             )
             oldest = at - KEPT
-            kept = tuple(sorted((*(one for one in known if one.last_at >= oldest), burst), key=_begin))
+            kept = tuple(sorted((*(old for old in bursts if old.last_at >= oldest), burst), key=_begin))
             self._put(new.node, key, kept[-BURSTS_KEPT:], burst)
             return burst
-        before = known[place]
+        before = bursts[place]
         burst = msgspec.structs.replace(
             before,
             count=before.count + 1,
-            began_at=before.began_at,
             last_at=max(before.last_at, at),
             fault_class=_worse(before.fault_class, new.fault_class),
             boot_id=new.boot_id or before.boot_id,
@@ -360,34 +362,33 @@ class History:
             users=_more(before.users, new.users, PEOPLE_KEPT),
             units=_more(before.units, (new.unit,) if new.unit else (), UNITS_KEPT),
         )
-        self._put(new.node, key, (*known[:place], burst, *known[place + 1 :]), burst)
+        self._put(new.node, key, (*bursts[:place], burst, *bursts[place + 1 :]), burst)
         return burst
 
     def place(self, node: str, part: str, fault: str, incident: str, is_over: Callable[[str], bool]) -> None:
-        """The walk has put what it was told where it belongs. `is_over`: an incident that has ended; what
-        comes after that is another event, however near."""
+        """The walk has put these bursts into an incident. `is_over`: an incident that has ended; what comes
+        after that is another event, however near."""
         key = (part, fault)
+        before = {burst.began_at: burst for burst in self._nodes.get(node, {}).get(key, ())}
         for began, burst in list(self._changed.get((node, key), {}).items()):
             if burst.incident == incident:
                 continue
-            known = self._of(node, key)
-            kept = next(
-                (one for one in self._nodes.get(node, {}).get(key, ()) if one.began_at == began), None
-            )
+            bursts = self._of(node, key)
+            kept = before.get(began)
             if kept is not None and kept.incident and kept.last_at < burst.last_at and is_over(kept.incident):
                 apart = msgspec.structs.replace(
                     burst, began_at=burst.last_at, count=burst.count - kept.count, incident=incident
                 )
-                bursts = tuple(kept if one.began_at == began else one for one in known)
+                bursts = tuple(kept if each.began_at == began else each for each in bursts)
                 self._put(node, key, tuple(sorted((*bursts, apart), key=_begin)), apart)
                 del self._changed[node, key][began]
             else:
                 placed = msgspec.structs.replace(burst, incident=incident)
-                bursts = tuple(placed if one.began_at == began else one for one in known)
+                bursts = tuple(placed if each.began_at == began else each for each in bursts)
                 self._put(node, key, bursts, placed)
 
     def _in_order(self, new: Noted) -> datetime:
-        """Its moment, a hair later where another fault of the part was told at the same one."""
+        """Its time, a microsecond later where another fault of the part occurred at the same one."""
         where = (new.node, new.part)
         fault, at = self._last.get(where, ("", new.at - _NEXT))
         moment = new.at
@@ -417,17 +418,19 @@ class History:
                 del index[next(iter(index))]  # pyright: ignore[reportArgumentType]
 
     def _bound(self, node: str) -> None:
-        """What is too old goes, and of a node with too much its oldest: once a walk, whatever it noted."""
-        known = self._nodes[node]
-        ends = sorted((one.last_at, key, n) for key, bursts in known.items() for n, one in enumerate(bursts))
+        """Old bursts go, and of a node with too many its oldest: once a walk, however many it noted."""
+        by_key = self._nodes[node]
+        ends = sorted(
+            (burst.last_at, key, n) for key, bursts in by_key.items() for n, burst in enumerate(bursts)
+        )
         old = bisect_left(ends, ends[-1][0] - KEPT, key=itemgetter(0)) if ends else 0
         gone: dict[Key, set[int]] = defaultdict(set)
         for _, key, n in ends[: max(old, len(ends) - NODE_KEPT)]:
             gone[key].add(n)
         for key, numbers in gone.items():
-            rest = tuple(one for n, one in enumerate(known.pop(key)) if n not in numbers)
+            rest = tuple(burst for n, burst in enumerate(by_key.pop(key)) if n not in numbers)
             if rest:
-                known[key] = rest
+                by_key[key] = rest
 
     # --- asking -----------------------------------------------------------------------------------------
 
@@ -444,30 +447,30 @@ class History:
         keys = {*self._nodes.get(node, ()), *self._fresh.get(node, ())}
         for key in sorted(keys):
             if part is None or key[0] == part:
-                for one in self._of(node, key):
-                    yield key, one
+                for burst in self._of(node, key):
+                    yield key, burst
 
     def placed_in(self, incident: str) -> list[tuple[str, FaultBurst]]:
         """The bursts that went into an incident, each with its part."""
         return [
-            (key[0], one)
+            (key[0], burst)
             for node, key in sorted(self._placed.get(incident, ()))
-            for one in self._of(node, key)
-            if one.incident == incident
+            for burst in self._of(node, key)
+            if burst.incident == incident
         ]
 
     def is_alone(self, part: str, burst: FaultBurst) -> bool:
         """None of its jobs had the same fault on another part."""
-        told = (self._places.get((job, burst.fault), set()) for job in burst.jobs)
-        return all(places <= {(burst.node, part)} for places in told)
+        places_of = (self._places.get((job, burst.fault), set()) for job in burst.jobs)
+        return all(places <= {(burst.node, part)} for places in places_of)
 
     def incidents_of(self, jobs: Iterable[str], fault: str, at: datetime) -> Iterator[str]:
-        """Where the same fault of one of these jobs was put that came at about this moment."""
+        """Incidents that took the same fault of one of these jobs at about this time."""
         for job in jobs:
             for node, part in sorted(self._places.get((job, fault), ())):
-                for one in self._of(node, (part, fault)):
-                    if one.incident is not None and one.began_at - GAP <= at <= one.last_at + GAP:
-                        yield one.incident
+                for burst in self._of(node, (part, fault)):
+                    if burst.incident is not None and burst.began_at - GAP <= at <= burst.last_at + GAP:
+                        yield burst.incident
 
     def roots_of(self, jobs: Iterable[str], at: datetime) -> Iterator[str]:
         """Where faults of hardware were put that hit one of these jobs at about this moment."""
@@ -477,8 +480,9 @@ class History:
                     yield root.incident
 
     def is_explained(self, burst: FaultBurst) -> bool:
-        """A worse fault that the driver told of its node, or of a node of one of its jobs, came with it."""
-        roots = [one for _, one in self.on(burst.node) if _is_root(one)]
+        """A worse fault that the driver reported on its node, or on a node of one of its jobs, came with
+        it."""
+        roots = [other for _, other in self.on(burst.node) if _is_root(other)]
         for job in burst.jobs:
             roots += self._roots.get(job, {}).values()
         rank = _RANK.get(burst.fault_class, 0)
@@ -494,7 +498,7 @@ def _begin(burst: FaultBurst) -> tuple[datetime, datetime]:
     return burst.began_at, burst.last_at
 
 
-def _goes_on(burst: FaultBurst, at: datetime, new: Noted) -> bool:
+def _continues(burst: FaultBurst, at: datetime, new: Noted) -> bool:
     """Another boot is another event, however near."""
     boots = {burst.boot_id, new.boot_id} - {None}
     return len(boots) < 2 and burst.began_at - new.gap <= at <= burst.last_at + new.gap
@@ -504,10 +508,10 @@ def _is_root(burst: FaultBurst) -> bool:
     return burst.fault_class in _RANK and fault_is(burst.fault, Trait.root)
 
 
-def _worse(one: FaultClass, other: FaultClass) -> FaultClass:
-    return max(one, other, key=lambda fault_class: _RANK.get(fault_class, 0))
+def _worse(first: FaultClass, second: FaultClass) -> FaultClass:
+    return max(first, second, key=lambda fault_class: _RANK.get(fault_class, 0))
 
 
-def _more(known: tuple[str, ...], new: tuple[str, ...], kept: int) -> tuple[str, ...]:
-    added = tuple(one for one in dict.fromkeys(new) if one not in known)
-    return (*known, *added)[:kept] if added else known
+def _more(old: tuple[str, ...], new: tuple[str, ...], kept: int) -> tuple[str, ...]:
+    added = tuple(name for name in dict.fromkeys(new) if name not in old)
+    return (*old, *added)[:kept] if added else old

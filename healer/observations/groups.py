@@ -34,7 +34,7 @@ class Groups:
 def peer_median(values: NDArray, groups: Groups, least: int = LEAST) -> NDArray[np.float64]:
     """(n,) median of the known values of each row's group, the row's own among them.
 
-    NaN if fewer than `least` are known. A row without a value of its own is told its peers' too.
+    NaN if fewer than `least` are known. A row without a value gets the median of its peers too.
     """
     return peer_band(values, groups, (0.5,), least)[0]
 
@@ -53,14 +53,14 @@ def peer_band(
     """(n,) for each quantile, linear between the two nearest values as in `numpy.quantile`."""
     values = np.asarray(values, np.float64)
     many = len(groups.labels)
-    told = np.flatnonzero((groups.ids >= 0) & ~np.isnan(values))
-    if not len(told):  # a fleet has few of all the signals that there are
+    valid = np.flatnonzero((groups.ids >= 0) & ~np.isnan(values))
+    if not len(valid):  # a fleet has few of all the signals that there are
         return [np.full(len(values), np.nan) for _ in quantiles]
-    ids, known = groups.ids[told], values[told]
+    ids, ordered = groups.ids[valid], values[valid]
     # By value, then stably by group: numpy sorts 16-bit integers by radix, in linear time.
-    order = np.argsort(known)
+    order = np.argsort(ordered)
     order = order[np.argsort(ids[order].astype(np.uint16 if many < 65_536 else np.int32), kind="stable")]
-    known = known[order]
+    ordered = ordered[order]
     count = np.bincount(ids, minlength=many)
     first = np.concatenate(([0], np.cumsum(count)[:-1])) if many else np.zeros(0, np.int64)
     enough = count >= max(least, 1)
@@ -69,7 +69,7 @@ def peer_band(
     for quantile in quantiles:
         low = np.floor(quantile * steps).astype(np.int64)
         part = quantile * steps - low
-        below, above = known[first + low], known[first + np.minimum(low + 1, steps)]
+        below, above = ordered[first + low], ordered[first + np.minimum(low + 1, steps)]
         of_group = np.full(many + 1, np.nan)  # one more, that rows without peers (-1) read
         # Not below + (above - below) * part alone: of two equal values it must be that value.
         of_group[np.flatnonzero(enough)] = np.where(part > 0, below + (above - below) * part, below)
@@ -88,10 +88,10 @@ def peer_line(values: NDArray, at: NDArray, groups: Groups) -> NDArray[np.float6
     """
     values, at = np.asarray(values, np.float64), np.asarray(at, np.float64)
     both = np.isfinite(values) & np.isfinite(at)
-    own = np.where(both, at, np.nan)
-    low_third, high_third = _outer_thirds(own, groups)
-    low_at, high_at = _median_of(own, low_third, groups), _median_of(own, high_third, groups)
-    least = LEAST_SPAN * np.abs(peer_median(own, groups, LEAST_OF_LINE))
+    at_both = np.where(both, at, np.nan)
+    low_third, high_third = _outer_thirds(at_both, groups)
+    low_at, high_at = _median_of(at_both, low_third, groups), _median_of(at_both, high_third, groups)
+    least = LEAST_SPAN * np.abs(peer_median(at_both, groups, LEAST_OF_LINE))
     span = high_at - low_at
     rise = _median_of(values, high_third, groups) - _median_of(values, low_third, groups)
     slope = np.where(span > least, rise / np.where(span > least, span, 1.0), 0.0)
@@ -104,17 +104,17 @@ def peer_line(values: NDArray, at: NDArray, groups: Groups) -> NDArray[np.float6
 
 def _outer_thirds(at: NDArray, groups: Groups) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """(n,) whether a row is of the lowest, or the highest, third of its group by `at`."""
-    told = np.flatnonzero((groups.ids >= 0) & np.isfinite(at))
-    ids = groups.ids[told]
-    order = np.lexsort((at[told], ids))
+    valid = np.flatnonzero((groups.ids >= 0) & np.isfinite(at))
+    ids = groups.ids[valid]
+    order = np.lexsort((at[valid], ids))
     count = np.bincount(ids, minlength=len(groups.labels))
     first = np.cumsum(count) - count
     ordered = ids[order]
     place = np.arange(len(order)) - first[ordered]
     third = count[ordered] // 3
     low, high = np.zeros((2, len(at)), np.bool_)
-    low[told[order]] = place < third
-    high[told[order]] = place >= count[ordered] - third
+    low[valid[order]] = place < third
+    high[valid[order]] = place >= count[ordered] - third
     return low, high
 
 
@@ -145,8 +145,8 @@ def groups_of(axes: Axes, scope: Scope) -> Groups:
 
 
 def rack_groups_of(axes: Axes, scope: Scope) -> Groups:
-    """What stands in one rack and is of one GPU model, in racks of at least `LEAST_OF_RACK` nodes: of two,
-    nobody could say which one is unlike the other."""
+    """Parts in one rack and of one GPU model, in racks of at least `LEAST_OF_RACK` nodes: with two, it cannot
+    be decided which one is unlike the other."""
     n = axes.axis(scope).n
     if scope not in (Scope.gpu, Scope.node, Scope.link):
         return Groups(np.full(n, -1, np.int32))
@@ -155,14 +155,14 @@ def rack_groups_of(axes: Axes, scope: Scope) -> Groups:
     standing = axes.axis(Scope.node).parent(Scope.rack)
     large = np.bincount(standing[standing >= 0], minlength=racks.n) >= LEAST_OF_RACK
     model = _model(axes, node)
-    known = (node >= 0) & (rack >= 0) & (model >= 0)
-    known[known] = large[rack[known]]
+    in_large = (node >= 0) & (rack >= 0) & (model >= 0)
+    in_large[in_large] = large[rack[in_large]]
     models = len(axes.models) + 1
 
     def words(number: int) -> str:
         return f"rack {racks.components()[number // models].device}"
 
-    return _numbered(np.where(known, rack.astype(np.int64) * models + model, -1), words)
+    return _numbered(np.where(in_large, rack.astype(np.int64) * models + model, -1), words)
 
 
 def node_groups_of(axes: Axes, scope: Scope) -> Groups:
@@ -181,9 +181,9 @@ def _large(job: NDArray, large: NDArray) -> NDArray:
 
 
 def _model(axes: Axes, node: NDArray) -> NDArray:
-    """(m,) number of the node's GPU model + 1, -1 where it is not told or the node is gone.
+    """(m,) number of the node's GPU model + 1, -1 where it is unknown or the node is gone.
 
-    0 where Slurm tells no model for any node: then all are taken for alike.
+    0 where Slurm has no model for any node: then all count as alike.
     """
     model = axes.model[node] + 1
     return np.where(axes.present[node] & ((model > 0) | (not axes.models)), model, -1)
@@ -191,8 +191,8 @@ def _model(axes: Axes, node: NDArray) -> NDArray:
 
 def _grouped(axes: Axes, job: NDArray, model: NDArray, load: NDArray) -> Groups:
     jobs = axes.axis(Scope.job).n
-    known = (model >= 0) & (load >= 0)
-    raw = np.where(job >= 0, job, np.where(known, jobs + 2 * model.astype(np.int64) + load, -1))
+    has_load = (model >= 0) & (load >= 0)
+    raw = np.where(job >= 0, job, np.where(has_load, jobs + 2 * model.astype(np.int64) + load, -1))
 
     def words(number: int) -> str:
         if number < jobs:

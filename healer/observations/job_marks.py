@@ -1,7 +1,8 @@
-"""What jobs say of nodes: who keeps off a node, and whose jobs failed there. By node, fading over two weeks.
+"""Marks that jobs leave on nodes: who keeps off a node, and whose jobs failed there. They fade over two
+weeks.
 
-A person counts once a day and node, whatever number of jobs he submits: an array of a thousand that fails is
-one word, and so is its `--exclude`.
+A person counts once a day and node, whatever number of jobs they submit: an array of a thousand that fails
+is one mark, and so is its `--exclude`.
 """
 
 import math
@@ -14,11 +15,11 @@ import msgspec
 
 from healer.model import SlurmJob, SlurmSnapshot
 
-#: A word is worth 1/e of what it was after so many days.
+#: A mark is worth 1/e of what it was after so many days.
 FADES_DAYS = 14.0
-#: Slurm's picture is looked at so often; it shows a job for five minutes after its end (MinJobAge).
+#: Slurm's snapshot is looked at so often; it shows a job for five minutes after its end (MinJobAge).
 LOOK_S = 60.0
-#: A word that has faded to this is forgotten.
+#: A mark that has faded to this is forgotten.
 LEAST = 0.02
 _ENDED = frozenset({"COMPLETED", "FAILED", "NODE_FAIL", "TIMEOUT", "OUT_OF_MEMORY"})
 _FAILED = frozenset({"FAILED", "NODE_FAIL"})
@@ -26,9 +27,10 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 class Marks(msgspec.Struct, kw_only=True):
-    """Of one node, as it was at `at`. `excluded_by`: person -> when he last kept a job off it. Days of people
-    whose jobs on this node alone `ended`, and `failed`; the same of jobs on several nodes, where each node
-    has its share of one; and failures that Slurm lays on a node (NODE_FAIL): this one, or one of several."""
+    """Of one node, as it was at `at`. `excluded_by`: person -> when they last kept a job off it. Days of
+    people whose jobs on this node alone `ended`, and `failed`; the same of jobs on several nodes, where each
+    node has its share of one; and failures that Slurm blames on a node (NODE_FAIL): this one, or one of
+    several."""
 
     at: datetime
     excluded_by: dict[str, datetime] = {}
@@ -55,15 +57,15 @@ class _Kept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def faded(at: datetime, now: datetime) -> float:
-    """What a word of `at` is worth now, 0..1."""
+    """What a mark of `at` is worth now, 0..1."""
     return math.exp(-max(timedelta(0), now - at) / timedelta(days=FADES_DAYS))
 
 
 @dataclass(slots=True)
 class JobMarks:
-    """Of one cluster. `own`: the nodes of a job's exclusions that healer itself put there."""
+    """Of one cluster. `own_exclusions`: the nodes of a job's exclusions that healer itself put there."""
 
-    own: Callable[[SlurmJob], Collection[str]] = lambda _: ()
+    own_exclusions: Callable[[SlurmJob], Collection[str]] = lambda _: ()
     marks: dict[str, Marks] = field(default_factory=dict)
     _looked_at: datetime | None = None
     #: Ended lives that were counted, as long as Slurm shows them; what ended before `_since` was counted too.
@@ -97,7 +99,7 @@ class JobMarks:
     def _exclusions(self, job: SlurmJob, slurm: SlurmSnapshot, now: datetime) -> None:
         if job.state not in ("PENDING", "RUNNING"):
             return
-        for node in set(job.excluded) - set(self.own(job)):
+        for node in set(job.excluded) - set(self.own_exclusions(job)):
             if node in slurm.nodes:
                 self._of(node, now).excluded_by[job.user or job.id] = now
 

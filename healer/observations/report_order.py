@@ -1,6 +1,6 @@
 """Reports as they arrive: when their samples were taken by the clocks of hosts, and where their columns go.
 
-A fleet's nodes tell the same columns again and again: what a set of them means is worked out once.
+A fleet's nodes report the same columns again and again: a set of them is looked up once.
 """
 
 from collections import OrderedDict
@@ -31,7 +31,7 @@ STEADY_S = 10.0
 
 
 def timely(batch: StepBatch, now: datetime) -> StepBatch:
-    """Step times with what lies further in the future than clocks differ told of now."""
+    """Step times, with a time further in the future than clocks differ replaced by now."""
     latest = now + timedelta(seconds=FUTURE_S)
     late = batch.at > latest.timestamp()
     if batch.arrived_at <= latest and not late.any():
@@ -68,7 +68,7 @@ class Clocks:
     @property
     def slow(self) -> int:
         """Nodes whose samples are dated by their lag now."""
-        return sum(one.off_s > 0 for one in self._lags.values())
+        return sum(lag.off_s > 0 for lag in self._lags.values())
 
     def date(self, node: NDArray, at_s: NDArray, arrived_s: NDArray, now_s: float) -> NDArray[np.float64]:
         """When reports were measured, s since 1970, never after `now_s`. `node`: their rows, as they came."""
@@ -80,25 +80,25 @@ class Clocks:
         lagging = lag_s > SLOW_S
         if self._lags or lagging.any():
             slow = np.isin(node, [*self._lags, *node[lagging].tolist()])
-            for one in np.flatnonzero(slow).tolist():
-                row, late_s = int(node[one]), float(lag_s[one])
+            for index in np.flatnonzero(slow).tolist():
+                row, late_s = int(node[index]), float(lag_s[index])
                 if late_s > SLOW_S or row in self._lags:
-                    at_s[one] += self._off(row, late_s, float(arrived_s[one]))
+                    at_s[index] += self._off(row, late_s, float(arrived_s[index]))
         return np.minimum(at_s, now_s)
 
     def _off(self, node: int, lag_s: float, arrived_s: float) -> float:
-        one = self._lags.get(node)
+        lag = self._lags.get(node)
         if lag_s <= SLOW_S:
             del self._lags[node]
             return 0.0
-        if one is None or lag_s < one.off_s - STEADY_S:
-            one = self._lags[node] = _Lag(begun_s=arrived_s, least_s=lag_s)
-        one.least_s = min(one.least_s, lag_s)
-        if arrived_s - one.begun_s >= LOOK_S:
-            if abs(one.least_s - one.before_s) <= STEADY_S:
-                one.off_s = one.least_s
-            one.before_s, one.begun_s, one.least_s = one.least_s, arrived_s, lag_s
-        return one.off_s
+        if lag is None or lag_s < lag.off_s - STEADY_S:
+            lag = self._lags[node] = _Lag(begun_s=arrived_s, least_s=lag_s)
+        lag.least_s = min(lag.least_s, lag_s)
+        if arrived_s - lag.begun_s >= LOOK_S:
+            if abs(lag.least_s - lag.before_s) <= STEADY_S:
+                lag.off_s = lag.least_s
+            lag.before_s, lag.begun_s, lag.least_s = lag.least_s, arrived_s, lag_s
+        return lag.off_s
 
 
 #: Moments of one node that are looked at in one call; who sends more must not hold up the others.
@@ -116,7 +116,7 @@ class Round:
 
 @dataclass(slots=True)
 class Rounds:
-    """Oldest first. `repeated`: samples told twice of one moment. `surplus`: those of older moments than the
+    """Oldest first. `repeated`: samples repeated for one moment. `surplus`: those of older moments than the
     newest 8 of their node."""
 
     rounds: list[Round] = field(default_factory=list)
@@ -125,7 +125,7 @@ class Rounds:
 
 
 def in_rounds(nodes: NDArray[np.int32], times: NDArray[np.float64], reports: Sequence[Report]) -> Rounds:
-    """`nodes` are rows. What several reports tell of one moment is one report: a scrape comes in many pieces
+    """`nodes` are rows. Several reports on one moment are merged into one: a scrape comes in many pieces
     through a sharded remote_write."""
     made = Rounds()
     if not len(reports):
@@ -138,27 +138,27 @@ def in_rounds(nodes: NDArray[np.int32], times: NDArray[np.float64], reports: Seq
     firsts = np.flatnonzero(np.r_[True, np.diff(node[moments]) != 0])
     each = np.diff(np.r_[firsts, len(moments)])
     turn = np.arange(len(moments)) - np.repeat(firsts + np.maximum(each - MOMENTS_MAX, 0), each)
-    for one in np.flatnonzero(turn < 0).tolist():
-        made.surplus += sum(len(reports[at].values) for at in order[moments[one] : ends[one]].tolist())
+    for moment in np.flatnonzero(turn < 0).tolist():
+        made.surplus += sum(len(reports[at].values) for at in order[moments[moment] : ends[moment]].tolist())
     alone = ends - moments == 1
     for number in range(int(turn.max()) + 1):
         some = np.flatnonzero(turn == number)
-        told = [reports[at] for at in order[moments[some]].tolist()]
+        chosen = [reports[at] for at in order[moments[some]].tolist()]
         for place in np.flatnonzero(~alone[some]).tolist():
             pieces = order[moments[some[place]] : ends[some[place]]].tolist()
-            told[place] = _joined([reports[at] for at in pieces], made)
-        made.rounds.append(Round(node[moments[some]], at_s[moments[some]], told))
+            chosen[place] = _joined([reports[at] for at in pieces], made)
+        made.rounds.append(Round(node[moments[some]], at_s[moments[some]], chosen))
     return made
 
 
 def _joined(reports: list[Report], made: Rounds) -> Report:
     """The first word on a series counts."""
-    columns = np.concatenate([one.columns for one in reports])
-    values = np.concatenate([one.values for one in reports])
-    told = np.isfinite(values)
-    columns, first = np.unique(columns[told], return_index=True)
-    made.repeated += int(np.count_nonzero(told)) - len(columns)
-    return msgspec.structs.replace(reports[0], columns=columns, values=values[told][first])
+    columns = np.concatenate([report.columns for report in reports])
+    values = np.concatenate([report.values for report in reports])
+    given = np.isfinite(values)
+    columns, first = np.unique(columns[given], return_index=True)
+    made.repeated += int(np.count_nonzero(given)) - len(columns)
+    return msgspec.structs.replace(reports[0], columns=columns, values=values[given][first])
 
 
 #: Numbers of columns are given densely; what is far beyond the book's own bound is none.
@@ -180,7 +180,7 @@ class Place(NamedTuple):
 
 class Stretch(NamedTuple):
     """What one ring takes of a report of the same parts: (p,) parts, (s,) signals, and `at`, (s, p): where in
-    the report each signal of each part stands."""
+    the report each signal of each part is."""
 
     ring: int
     part: NDArray[np.int32]
@@ -228,10 +228,10 @@ class Layouts:
         return groups, others
 
     def _layout(self, key: bytes, columns: NDArray[np.int32], book: ColumnBook) -> Layout:
-        known = self._known.get(key)
-        if known is not None:
+        layout = self._known.get(key)
+        if layout is not None:
             self._known.move_to_end(key)
-            return known
+            return layout
         safe, of = self.looked_up(columns, book)
         nowhere = np.flatnonzero((of == UNKNOWN) | (of == NOT_LOOKED_UP))
         made = Layout(tuple(self._stretches(safe, of)), nowhere, np.flatnonzero(of == NO_ROOM))
@@ -243,12 +243,12 @@ class Layouts:
         return made
 
     def _stretches(self, columns: NDArray[np.int32], ring: NDArray[np.int8]) -> Iterator[Stretch]:
-        """Signals of the same parts stand together: where their samples go is worked out once for all."""
+        """Signals of the same parts are kept together: where their samples go is worked out once for all."""
         same: dict[tuple[int, bytes], list[NDArray[np.intp]]] = {}
         kept = np.flatnonzero(ring >= 0)
         kept = kept[np.lexsort((self.part[columns[kept]], self.signal[columns[kept]], ring[kept]))]
-        told = np.stack((ring[kept], self.signal[columns[kept]]))
-        edges = np.flatnonzero((told[:, 1:] != told[:, :-1]).any(axis=0)) + 1
+        places = np.stack((ring[kept], self.signal[columns[kept]]))
+        edges = np.flatnonzero((places[:, 1:] != places[:, :-1]).any(axis=0)) + 1
         for at in np.split(kept, edges) if len(kept) else ():
             same.setdefault((int(ring[at[0]]), self.part[columns[at]].tobytes()), []).append(at)
         for (number, _), each in same.items():
@@ -257,10 +257,10 @@ class Layouts:
 
     def looked_up(self, columns: NDArray[np.int32], book: ColumnBook) -> tuple[NDArray, NDArray[np.int8]]:
         """(m,) the columns, 0 for what is no number of one, and which ring each goes to."""
-        told = (columns >= 0) & (columns < COLUMN_ID_MAX)
-        safe = np.where(told, columns, 0)
+        valid = (columns >= 0) & (columns < COLUMN_ID_MAX)
+        safe = np.where(valid, columns, 0)
         self._learn(safe, book)
-        return safe, np.where(told, self.ring[safe], np.int8(UNKNOWN))
+        return safe, np.where(valid, self.ring[safe], np.int8(UNKNOWN))
 
     def _learn(self, columns: NDArray, book: ColumnBook) -> None:
         """What the book does not know is asked again the next time."""

@@ -2,13 +2,12 @@
 
 One slot for 5 s, one float32 per signal, slot and row, feature-major: `[signal, slot, row]`. A window of a
 signal is then one block of memory. A slot of a gauge keeps the last value; one of a counter keeps by how much
-it grew and over how many seconds, which raw values in float32 could not tell (2^24 is soon passed) and which
+it grew and over how many seconds, which raw values in float32 could not hold (2^24 is soon passed) and which
 a reset does not spoil. Last values are kept apart in float64, with their times.
 
-A counter that fell begins anew: whether the rest grew since a reset or is another sender's, nobody knows. If
-it is back where it was within the window, or above that by less than it fell, it never fell and that step is
-no growth: an exporter said 0 once, or two senders count apart. What is wrongly called growth drains a node.
-"""
+A counter that fell starts over: whether the rest grew since a reset or is another sender's cannot be known.
+If it is back where it was within the window, or above that by less than it fell, it never fell and that step
+is no growth: an exporter gave 0 once, or two senders count apart. Growth that is none would drain a node."""
 
 import math
 
@@ -39,7 +38,7 @@ class Run:
         self.at_s = at_s
         slot = np.floor(at_s / SLOT_S).astype(np.int64)
         #: Positions in the ring, and which of the rows go there.
-        self.slots = [(one % SLOTS, slot == one) for one in np.unique(slot).tolist()]
+        self.slots = [(number % SLOTS, slot == number) for number in np.unique(slot).tolist()]
 
 
 class Rings:
@@ -71,7 +70,7 @@ class Rings:
     @property
     def nbytes(self) -> int:
         arrays = (self._last, self._at, self._ring, self._span, self._high, self._fell)
-        return sum(one.nbytes for one in (*arrays, self._block_ring, self._block_span))
+        return sum(array.nbytes for array in (*arrays, self._block_ring, self._block_span))
 
     # --- room ---
 
@@ -140,7 +139,7 @@ class Rings:
             repeated = fits.size - int(np.count_nonzero(fits)) - late
             slot = np.broadcast_to(slot, values.shape)
             values, at_s, slot, cell, place, before = (
-                one[fits] for one in (values, at_s, slot, cell, place, before)
+                array[fits] for array in (values, at_s, slot, cell, place, before)
             )
         if self.counters:
             values = self._put_growth(cell, place, values, at_s, before)
@@ -156,17 +155,17 @@ class Rings:
         return self.head is None or slot_of(at_s) <= self.head - SLOTS
 
     def put_run(
-        self, signal: int, first: int, values: NDArray, run: "Run", told: NDArray[np.bool_] | None
+        self, signal: int, first: int, values: NDArray, run: "Run", given: NDArray[np.bool_] | None
     ) -> int | None:
         """As `put`, for samples of one signal and of rows that lie side by side: no cell is looked up. How
         many are not newer than the last; None, and nothing taken, where a counter fell or comes back: only
-        `put` knows what that means. `told`: which samples there are; None: all."""
+        `put` can handle that. `given`: which samples there are; None: all."""
         rows = slice(first, first + len(values))
         before = self._at[signal, rows]
         fits = run.at_s > before
-        if told is not None:
-            fits &= told
-        given = len(values) if told is None else int(np.count_nonzero(told))
+        if given is not None:
+            fits &= given
+        count = len(values) if given is None else int(np.count_nonzero(given))
         taken = int(np.count_nonzero(fits))
         if self.counters and not self._grow_run(signal, rows, values, run, fits):
             return None
@@ -177,7 +176,7 @@ class Rings:
                 np.copyto(self._ring[signal, position, rows], values, "same_kind", where=here)
         np.copyto(self._last[signal, rows], values, where=True if all_fit else fits)
         np.copyto(before, run.at_s, where=True if all_fit else fits)
-        return given - taken
+        return count - taken
 
     def _grow_run(
         self, signal: int, rows: slice, values: NDArray, run: "Run", fits: NDArray[np.bool_]
@@ -203,7 +202,7 @@ class Rings:
     def _put_growth(
         self, cell: NDArray, place: NDArray, values: NDArray, at_s: NDArray, before: NDArray
     ) -> NDArray:
-        """A gap longer than the window, and a fall, begin anew. Returns the values to keep as the last."""
+        """A gap longer than the window, and a fall, start over. Returns the values to keep as the last."""
         last = self._last.reshape(-1)[cell]
         high, fell_at = self._high.reshape(-1), self._fell.reshape(-1)
         going_on = at_s - before <= WINDOW_S
@@ -220,7 +219,7 @@ class Rings:
         grows = going_on & ~fell
         if not grows.all():
             cell, place, values, at_s, before, last = (
-                one[grows] for one in (cell, place, values, at_s, before, last)
+                array[grows] for array in (cell, place, values, at_s, before, last)
             )
         grew, back = values - last, high[cell]
         returned = (last < back) & (values >= back) & (at_s - fell_at[cell] <= WINDOW_S)
@@ -241,7 +240,7 @@ class Rings:
 
     def forget(self, rows: NDArray, before_s: float) -> None:
         """Empties these rows up to `before_s` and to the end of its slot; a series whose last value is older
-        begins anew. Counters are emptied whole: the growth told after that moment may have come before it."""
+        starts over. Counters are emptied whole: growth reported after that moment may have come before it."""
         if self.head is None or not len(rows):
             return
         first, stop = self.head - SLOTS + 1, self.head + 1

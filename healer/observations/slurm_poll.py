@@ -1,6 +1,6 @@
-"""What the poll of Slurm finds: how slurmctld does, how often it may be asked, and where its nodes stand.
+"""The state of slurmctld, how often it may be polled, and the places of its nodes.
 
-How it does is a state for people and for the pace of the poll. Nothing is done to a node because of it.
+The state is for people and for the pace of the poll. No action on a node follows from it.
 """
 
 from collections.abc import Mapping
@@ -11,15 +11,15 @@ import msgspec
 
 from healer.model import BLOCK, Controller, Place, SlurmNode, SlurmSnapshot, Topology, Trouble, WatchSettings
 
-#: Slurm is asked at most this often, and no more than a tenth of the time, but rests no longer than
-#: `REST_MAX_S`: a picture older than `stale_s` (30 s) holds everything.
+#: Slurm is polled at most this often, and for no more than a tenth of the time, but with pauses of at most
+#: `REST_MAX_S`: a snapshot older than `stale_s` (30 s) holds everything.
 POLL_S = 2.0
 REST_MAX_S = 10.0
-#: While one of these stands each rest is twice as long as the one before.
+#: While one of these lasts each pause is twice as long as the one before.
 _PRESSED = frozenset({Trouble.slow, Trouble.backlog})
 
 
-class Told(NamedTuple):
+class Report(NamedTuple):
     """One trouble for a page: `text` is a sentence without its full stop."""
 
     trouble: Trouble
@@ -38,12 +38,12 @@ def noted(
         seen = msgspec.structs.replace(
             before, at=seen.at, problem=seen.problem, adapter=seen.adapter, fallbacks=seen.fallbacks
         )
-    known: Mapping[Trouble, datetime] = before.since if before else {}
-    shown = [one for one in Trouble if _stands(one, seen, before, limits, other_cluster)]
-    return msgspec.structs.replace(seen, since={one: known.get(one, seen.at) for one in shown})
+    since: Mapping[Trouble, datetime] = before.since if before else {}
+    shown = [trouble for trouble in Trouble if _is_shown(trouble, seen, before, limits, other_cluster)]
+    return msgspec.structs.replace(seen, since={trouble: since.get(trouble, seen.at) for trouble in shown})
 
 
-def _stands(
+def _is_shown(
     trouble: Trouble, seen: Controller, before: Controller | None, limits: WatchSettings, other_cluster: bool
 ) -> bool:
     match trouble:
@@ -64,7 +64,7 @@ def _stands(
 
 
 def _grows(seen: Controller, before: Controller | None) -> bool:
-    """slurmdbd takes nothing: its queue has grown, and not fallen since. One that works empties it."""
+    """slurmdbd takes nothing: its queue has grown, and not fallen since. A working one empties it."""
     queue = seen.dbd_queue or 0
     last = before.dbd_queue if before else None
     if before is None or last is None or queue == 0:
@@ -72,12 +72,14 @@ def _grows(seen: Controller, before: Controller | None) -> bool:
     return queue > last or (queue == last and Trouble.accounting in before.since)
 
 
-def troubles(controller: Controller | None) -> list[Told]:
+def troubles(controller: Controller | None) -> list[Report]:
     """What a page says of it, the worst first; empty while all is well or nothing is known."""
     if controller is None:
         return []
     return [
-        Told(one, controller.since[one], _text(one, controller)) for one in Trouble if one in controller.since
+        Report(trouble, controller.since[trouble], _text(trouble, controller))
+        for trouble in Trouble
+        if trouble in controller.since
     ]
 
 
@@ -98,12 +100,12 @@ def _text(trouble: Trouble, seen: Controller) -> str:
         case Trouble.accounting:
             return f"slurmdbd takes no records: {seen.dbd_queue} wait in slurmctld"
         case Trouble.passed_over:
-            passed = "; ".join(one.rstrip(".") for one in seen.fallbacks)
+            passed = "; ".join(reason.rstrip(".") for reason in seen.fallbacks)
             return f"Slurm is asked by {seen.adapter or 'the next adapter'}: {passed}"
 
 
 def rest_s(spent_s: float, controller: Controller, last_s: float) -> float:
-    """How long to leave slurmctld alone after a poll that took `spent_s`, `last_s` being the rest before it.
+    """Seconds to pause after a poll that took `spent_s`, `last_s` being the pause before it.
 
     Nine tenths of the time; longer and longer while it is slow or behind, and at once as before after that.
     """
@@ -118,7 +120,7 @@ Switches = Mapping[str, tuple[str, ...]]
 
 
 class Placing:
-    """Puts places on pictures. While nothing has changed, the same mapping of nodes comes out again."""
+    """Puts places on snapshots. While nothing has changed, the same mapping of nodes comes out again."""
 
     def __init__(self) -> None:
         self._last: tuple[Mapping[str, SlurmNode], Topology, Switches, Mapping[str, SlurmNode]] | None = None
@@ -134,7 +136,7 @@ class Placing:
 
 
 def with_places(snapshot: SlurmSnapshot, topology: Topology, switches: Switches) -> SlurmSnapshot:
-    """Where the picture itself says nothing: what the file says, and else what Slurm's own tree says."""
+    """Where the snapshot has no place: that of the file, and else that of Slurm's own tree."""
     if not topology.places and not switches:
         return snapshot
     nodes = {

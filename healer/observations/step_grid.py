@@ -1,14 +1,13 @@
 """Step times of a job as matrices, and how far each rank was from its peers.
 
-Pure numpy over what senders told. All ranks of a synchronous job share the step's whole time, so only the
-compute time before the collective, per unit of work, tells the slow one. This is for people who look: the
-detector of stragglers (`healer.detection.stragglers`) has rings and thresholds of its own.
+Pure numpy over what senders reported. All ranks of a synchronous job share the step's whole time, so only the
+compute time before the collective, per unit of work, shows the slow one. This is for people who look: the
 """
 
 import math
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from healer.model.telemetry import StepBatch
 
-#: So many steps are kept of what was told.
+#: So many steps are kept.
 STEPS_KEPT = 200
 RANKS_AT_MOST = 16_384
 #: A rank's figures are medians of its last so many steps.
@@ -55,14 +54,18 @@ class StepGrid:
 
 def grid(batches: Iterable[StepBatch], *, slurm_nodes: Sequence[str] = ()) -> StepGrid | None:
     """The last `STEPS_KEPT` steps of the latest life; None when nothing came. A repeat is the later word."""
-    told = [one for one in batches if one.doing is None]
-    if not any(len(one.rank) for one in told):
+    batches = [batch for batch in batches if batch.doing is None and len(batch.rank)]
+    if not batches:
         return None
-    restart = max(one.restart for one in told if len(one.rank))
-    told = [one for one in told if one.restart == restart and len(one.rank)]
+    restart = max(batch.restart for batch in batches)
+    batches = [batch for batch in batches if batch.restart == restart]
     names: dict[str, int] = {}
-    node = np.concatenate([_global(one, names) for one in told])
-    rank, step = (np.concatenate([getattr(one, name) for one in told]) for name in ("rank", "step"))
+    node = np.concatenate([_global(batch, names) for batch in batches])
+
+    def column(name: str) -> NDArray[Any]:
+        return np.concatenate([getattr(batch, name) for batch in batches])
+
+    rank, step = column("rank"), column("step")
     steps = np.unique(step)[-STEPS_KEPT:]
     ranks = np.unique(rank[step >= steps[0]])[:RANKS_AT_MOST]
     keep = (step >= steps[0]) & (rank <= ranks[-1])
@@ -70,25 +73,24 @@ def grid(batches: Iterable[StepBatch], *, slurm_nodes: Sequence[str] = ()) -> St
 
     def matrix(name: str) -> Matrix:
         found = np.full((len(ranks), len(steps)), np.nan)
-        found[rows, columns] = np.concatenate([getattr(one, name) for one in told])[keep]
+        found[rows, columns] = column(name)[keep]
         return found
 
     def per_rank(values: NDArray[Any]) -> NDArray[np.int64]:
         found = np.full(len(ranks), -1, np.int64)
-        known = values[keep] >= 0
-        found[rows[known]] = values[keep][known]
+        given = values[keep] >= 0
+        found[rows[given]] = values[keep][given]
         return found
 
-    at = matrix("at")
     made = StepGrid(
         restart=restart,
         nodes=tuple(names),
         rank=ranks.astype(np.int64),
         node=per_rank(node),
-        gpu=per_rank(np.concatenate([one.gpu for one in told])),
-        stage=per_rank(np.concatenate([one.stage for one in told])),
+        gpu=per_rank(column("gpu")),
+        stage=per_rank(column("stage")),
         step=steps.astype(np.int64),
-        at=_median(at, axis=0),
+        at=_median(matrix("at"), axis=0),
         step_s=matrix("step_s"),
         compute_s=matrix("compute_s"),
         work=matrix("work"),
@@ -98,8 +100,8 @@ def grid(batches: Iterable[StepBatch], *, slurm_nodes: Sequence[str] = ()) -> St
 
 def _global(batch: StepBatch, names: dict[str, int]) -> NDArray[np.int64]:
     """The batch's node indices as indices into all names."""
-    own = np.array([names.setdefault(name, len(names)) for name in batch.nodes] + [-1], np.int64)
-    return own[batch.node]
+    numbers = np.array([names.setdefault(name, len(names)) for name in batch.nodes] + [-1], np.int64)
+    return numbers[batch.node]
 
 
 def _placed(made: StepGrid, slurm_nodes: Sequence[str]) -> StepGrid:
@@ -108,18 +110,11 @@ def _placed(made: StepGrid, slurm_nodes: Sequence[str]) -> StepGrid:
     if made.nodes or not count or ranks % count or not np.array_equal(made.rank, np.arange(ranks)):
         return made
     each = ranks // count
-    return StepGrid(
-        restart=made.restart,
+    return replace(
+        made,
         nodes=tuple(slurm_nodes),
-        rank=made.rank,
         node=made.rank // each,
         gpu=np.where(made.gpu >= 0, made.gpu, made.rank % each),
-        stage=made.stage,
-        step=made.step,
-        at=made.at,
-        step_s=made.step_s,
-        compute_s=made.compute_s,
-        work=made.work,
         placed_by_order=True,
     )
 
@@ -139,7 +134,7 @@ def deviation(made: StepGrid) -> Matrix:
     """(ranks, steps): compute per work over the median of the same stage at that step, minus 1.
 
     Without compute times: the whole step over the median of all steps, minus 1. Work counts only in steps
-    where every rank of the stage that told its compute told its work too.
+    where every rank of the stage that reported its compute reported its work too.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         if not made.has_compute:
@@ -157,7 +152,7 @@ def deviation(made: StepGrid) -> Matrix:
 
 @dataclass(frozen=True, slots=True)
 class RankPace:
-    """How one rank did lately: shares above its stage (0.18: 18 % more), None where nothing was told."""
+    """How one rank did lately: shares above its stage (0.18: 18 % more), None where nothing was reported."""
 
     rank: int
     node: str | None
@@ -170,7 +165,7 @@ class RankPace:
 
 
 def lately(away: Matrix) -> NDArray[np.float64]:
-    """(ranks,): how far each was above its stage in the last steps; NaN where fewer than three were told."""
+    """(ranks,): how far each was above its stage in the last steps; NaN with fewer than three steps."""
     recent = away[:, -RECENT_STEPS:]
     middle = _median(recent, axis=1)
     middle[np.isfinite(recent).sum(axis=1) < 3] = np.nan
@@ -199,5 +194,5 @@ def slowest(made: StepGrid, away: Matrix, count: int = 10) -> list[RankPace]:
 
 
 def _last(values: Matrix) -> float | None:
-    known = values[np.isfinite(values)]
-    return float(known[-1]) if len(known) else None
+    values = values[np.isfinite(values)]
+    return float(values[-1]) if len(values) else None

@@ -4,7 +4,7 @@ One thread owns it. Arrays that it gives are valid until the next `update` or `s
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatch
@@ -71,10 +71,10 @@ RUN_LEAST = 512
 @dataclass(slots=True)
 class Counts:
     """Of this process. `late`: samples older than the windows, or of a time that a repair ended.
-    `out_of_order`: not newer than the last of their series, or told twice. `future`: reports whose clock, or
+    `out_of_order`: not newer than the last of their series, or repeated. `future`: reports whose clock, or
     that of the host where they arrived, was ahead. `unknown_columns`: samples of series that the catalogue
-    does not know. `dropped`: samples for which there was no room, of another cluster, or of a node that told
-    of more moments than are looked at."""
+    does not have. `dropped`: samples for which there was no room, of another cluster, or of a node with more
+    moments than are looked at."""
 
     reports: int = 0
     samples: int = 0
@@ -92,8 +92,8 @@ class Telemetry:
     def __init__(self, cluster: str, catalogue: Catalogue, gpu_models: Sequence[GpuModel] = ()) -> None:
         self.cluster = cluster
         self.counts = Counts()
-        #: Signals that anybody told so far.
-        self.told: set[str] = set()
+        #: Signals that were ever reported.
+        self.reported_signals: set[str] = set()
         self._axes = Axes(cluster)
         #: By the name of a report's node, or of a device with its mark. Rows never move.
         self._rows: dict[str, tuple[Scope, int]] = {}
@@ -101,17 +101,16 @@ class Telemetry:
         self._clocks = {Scope.node: Clocks(), Scope.device: Clocks()}
         # Two for each axis: gauges (enums and bit masks too), counters. A column's place is a number in here.
         self._rings = [(scope, Rings(counters=counters)) for scope in MEASURED for counters in (False, True)]
-        self._groups: dict[Scope, tuple[int, Groups]] = {}
-        self._rack_groups: dict[Scope, tuple[int, Groups]] = {}
-        self._node_groups: dict[Scope, tuple[int, Groups]] = {}
+        #: By the function that makes the groups, and scope: the layout they are of, and the groups.
+        self._groups: dict[tuple[Callable[[Axes, Scope], Groups], Scope], tuple[int, Groups]] = {}
         self._specs: dict[str, NDArray[np.float64]] = {}
         self._layouts = Layouts(self._place)
         self._snapshot: SlurmSnapshot | None = None
         self._shown_s = -math.inf
         self._places: Topology | None = None
-        #: Rows of Slurm's nodes, and what they are told of by it: signal -> values by those rows.
+        #: Rows of Slurm's nodes, and the signals derived from its snapshot: signal -> values by those rows.
         self._derived: tuple[NDArray[np.int32], dict[str, NDArray]] = (np.zeros(0, np.int32), {})
-        #: By node row: samples up to this moment, s since 1970, speak of what is over.
+        #: By node row: samples up to this moment, s since 1970, no longer count.
         self._over = np.full(0, -np.inf)
         self._catalogue = catalogue
         self.models(gpu_models)
@@ -136,7 +135,7 @@ class Telemetry:
     def show(self, snapshot: SlurmSnapshot, places: Topology, now: datetime | None = None) -> None:
         """Takes in what Slurm shows. Cheap when nodes and jobs are those of the last time.
 
-        A picture from a host whose clock is ahead is one of `now`.
+        A snapshot from a host whose clock is ahead counts as of `now`.
         """
         before, at_s = self._snapshot, snapshot.taken_at.timestamp()
         if now is not None:
@@ -157,23 +156,23 @@ class Telemetry:
         self._put_derived(at_s)
 
     def _put_derived(self, at_s: float) -> None:
-        """Signals that Slurm's picture gives, as samples of the moment it was taken."""
-        rows, told = self._derived
+        """Signals derived from Slurm's snapshot, as samples of the moment it was taken."""
+        rows, derived = self._derived
         self._enter(at_s)
-        for name, values in told.items():
+        for name, values in derived.items():
             signal = self._catalogue.signals.get(name)
             if signal is None or not signal.derived or (rings := self._room_for(signal)) is None:
                 continue
             self._reserve(signal.scope, self._axes.axis(signal.scope).n)
-            known = np.flatnonzero(~np.isnan(values))
-            number = np.full(len(known), rings.signals[name])
-            rings.put(number, rows[known], values[known], np.full(len(known), at_s))
+            valid = np.flatnonzero(~np.isnan(values))
+            number = np.full(len(valid), rings.signals[name])
+            rings.put(number, rows[valid], values[valid], np.full(len(valid), at_s))
 
     # --- samples ---
 
     def forget(self, node: str, until: datetime) -> None:
-        """The node was repaired, returned or booted then: what was measured before is over, now and when it
-        comes late."""
+        """The node was repaired, returned or booted then: older measurements no longer count, also when they
+        arrive late."""
         row = self._axes.node(node)
         if row is None:
             return
@@ -185,58 +184,55 @@ class Telemetry:
             rings.forget(rows[rows < rings.rows], until_s)
 
     def update(self, reports: Sequence[Report], book: ColumnBook, now: datetime | None = None) -> None:
-        """Takes in reports, in the order of their times. A report that comes again counts once.
+        """Takes in reports, in the order of their times. A report that is repeated counts once.
 
-        Nothing is dated after `now`, this process's clock. Of one node the newest 8 moments of a call count.
+        Nothing is dated after `now`, this process's clock. Of each node the newest 8 moments of a call count.
         """
         now_s = math.inf if now is None else now.timestamp()
-        nodes: tuple[list[int], list[Report]] = [], []
-        devices: tuple[list[int], list[Report]] = [], []
+        reports_of: dict[Scope, list[tuple[int, Report]]] = {Scope.node: [], Scope.device: []}
         for report in reports:
             of, row = self._row_of(report)
             if row is None:
                 self.counts.dropped += len(report.values)
-                continue
-            rows, own = nodes if of is Scope.node else devices
-            rows.append(row)
-            own.append(report)
+            else:
+                reports_of[of].append((row, report))
         self.counts.reports += len(reports)
-        for of, (rows, own) in ((Scope.node, nodes), (Scope.device, devices)):
-            numbers = np.array(rows, np.int32)
-            at_s = np.array([one.at.timestamp() for one in own])
-            arrived_s = np.array([one.arrived_at.timestamp() for one in own])
-            made = in_rounds(numbers, self._clocks[of].date(numbers, at_s, arrived_s, now_s), own)
+        for of, pairs in reports_of.items():
+            numbers = np.array([row for row, _ in pairs], np.int32)
+            given = [report for _, report in pairs]
+            at_s = np.array([report.at.timestamp() for report in given])
+            arrived_s = np.array([report.arrived_at.timestamp() for report in given])
+            made = in_rounds(numbers, self._clocks[of].date(numbers, at_s, arrived_s, now_s), given)
             self.counts.out_of_order += made.repeated
             self.counts.dropped += made.surplus
             if made.rounds:
-                self._enter(max(float(one.times.max()) for one in made.rounds))
-            for one in made.rounds:
-                self._take(of, one.nodes, one.times, one.reports, book)
-        self.counts.future = sum(one.future for one in self._clocks.values())
+                self._enter(max(float(each.times.max()) for each in made.rounds))
+            for each in made.rounds:
+                self._take(of, each.nodes, each.times, each.reports, book)
+        self.counts.future = sum(clocks.future for clocks in self._clocks.values())
 
     def _row_of(self, report: Report) -> tuple[Scope, int | None]:
         """Whether it is of a node or of a device, and which; None: of another cluster, or too many."""
         if report.cluster != self.cluster:
             return Scope.node, None
-        known = self._rows.get(report.node)
-        if known is not None:
-            return known
-        device = device_in(report.node)
-        if device is None:
-            of, row = Scope.node, self._axes.node(report.node)
-        else:
-            of, row = Scope.device, self._axes.device(device)
-        if row is not None:
+        if report.node not in self._rows:
+            device = device_in(report.node)
+            if device is None:
+                of, row = Scope.node, self._axes.node(report.node)
+            else:
+                of, row = Scope.device, self._axes.device(device)
+            if row is None:
+                return of, None
             self._rows[report.node] = of, row
-        return of, row
+        return self._rows[report.node]
 
     @property
     def slow_clocks(self) -> int:
         """Nodes whose samples come steadily late by more than 30 s and are dated by that lag."""
-        return sum(one.slow for one in self._clocks.values())
+        return sum(clocks.slow for clocks in self._clocks.values())
 
     def check_clock(self, now: datetime) -> None:
-        """Raises ClockStepped when what is known lies in the future: this process's clock went back."""
+        """Raises ClockStepped if windows reach into the future: this process's clock went back."""
         latest = slot_of(now.timestamp() + BACK_S)
         if any(rings.head is not None and rings.head > latest for _, rings in self._rings):
             raise ClockStepped(f"it is {now:%H:%M:%S} UTC, and windows go beyond that")
@@ -253,49 +249,48 @@ class Telemetry:
             values = np.array([reports[index].values for index in indexes])
             self._take_alike(of, nodes[indexes], times[indexes], values, over[indexes], layout)
         if others:
-            self._take_mixed(
-                of, nodes[others], times[others], [reports[one] for one in others], over[others], book
-            )
+            mixed = [reports[index] for index in others]
+            self._take_mixed(of, nodes[others], times[others], mixed, over[others], book)
 
     def _take_alike(
         self, of: Scope, nodes: NDArray, times: NDArray, values: NDArray, over: NDArray, layout: Layout
     ) -> None:
         """`values` (k, m): k reports of m columns."""
-        told = np.isfinite(values)
+        given = np.isfinite(values)
         if over.any():
-            self.counts.late += int(np.count_nonzero(told[over]))
-            told[over] = False
-        self.counts.unknown_columns += int(np.count_nonzero(told[:, layout.unknown]))
-        self.counts.dropped += int(np.count_nonzero(told[:, layout.no_room]))
-        whole = bool(told.all())
+            self.counts.late += int(np.count_nonzero(given[over]))
+            given[over] = False
+        self.counts.unknown_columns += int(np.count_nonzero(given[:, layout.unknown]))
+        self.counts.dropped += int(np.count_nonzero(given[:, layout.no_room]))
+        whole = bool(given.all())
         for stretch in layout.stretches:
-            some = told[:, stretch.at]
-            if self._fits(of, stretch.ring, int(np.count_nonzero(some))):
-                self._put_alike(stretch, nodes, times, values, None if whole else some)
+            part = given[:, stretch.at]
+            if self._fits(of, stretch.ring, int(np.count_nonzero(part))):
+                self._put_alike(stretch, nodes, times, values, None if whole else part)
 
     def _put_alike(
-        self, stretch: Stretch, nodes: NDArray, times: NDArray, values: NDArray, told: NDArray | None
+        self, stretch: Stretch, nodes: NDArray, times: NDArray, values: NDArray, given: NDArray | None
     ) -> None:
-        """A few signals at a time: what is worked on stays in the processor's cache. `told` (k, s, p):
-        which samples there are; None: all."""
+        """A few signals at a time: what is worked on stays in the processor's cache. `given` (k, s, p): which
+        samples there are; None: all."""
         scope, rings = self._rings[stretch.ring]
         parts = len(stretch.part)
         at_s = np.repeat(times, parts)
         node, part = np.repeat(nodes, parts), np.tile(stretch.part, len(nodes))
         rows = np.full(len(node), -1, np.int32)
-        # A part of which nothing is told gets no row.
-        heard = slice(None) if told is None else told.any(axis=1).reshape(-1)
+        # A part of which nothing is reported gets no row.
+        heard = slice(None) if given is None else given.any(axis=1).reshape(-1)
         rows[heard] = self._axes.rows(scope, node[heard], part[heard])
         self._reserve(scope, self._axes.axis(scope).n)
         runs = self._runs(rings, rows, at_s)
         if runs:
-            self._put_runs(rings, stretch, rows, values, runs, told)
+            self._put_runs(rings, stretch, rows, values, runs, given)
             return
         step = max(1, TOGETHER // len(rows))
         for first in range(0, len(stretch.signal), step):
             some = slice(first, first + step)
             samples = values[:, stretch.at[some]].swapaxes(0, 1).reshape(-1, len(rows))
-            there = None if told is None else told[:, some].swapaxes(0, 1).reshape(-1, len(rows))
+            there = None if given is None else given[:, some].swapaxes(0, 1).reshape(-1, len(rows))
             self._put(rings, stretch.signal[some, np.newaxis], rows, samples, at_s, there)
 
     def _runs(self, rings: Rings, rows: NDArray, at_s: NDArray) -> list[tuple[slice, Run]]:
@@ -313,13 +308,13 @@ class Telemetry:
         rows: NDArray,
         values: NDArray,
         runs: Sequence[tuple[slice, Run]],
-        told: NDArray | None,
+        given: NDArray | None,
     ) -> None:
         for number, (signal, at) in enumerate(zip(stretch.signal, stretch.at, strict=True)):
             # A view is a third of the cost of a choice.
-            beside = at[-1] - at[0] == len(at) - 1 and bool((np.diff(at) == 1).all())
-            samples = (values[:, at[0] : at[-1] + 1] if beside else values[:, at]).reshape(-1)
-            there = None if told is None else told[:, number].reshape(-1)
+            is_block = at[-1] - at[0] == len(at) - 1 and bool((np.diff(at) == 1).all())
+            samples = (values[:, at[0] : at[-1] + 1] if is_block else values[:, at]).reshape(-1)
+            there = None if given is None else given[:, number].reshape(-1)
             for part, run in runs:
                 some = None if there is None else there[part]
                 repeated = rings.put_run(int(signal), int(rows[part.start]), samples[part], run, some)
@@ -338,20 +333,19 @@ class Telemetry:
         over: NDArray,
         book: ColumnBook,
     ) -> None:
-        """Reports that tell each something else, sample by sample."""
-        values = np.concatenate([one.values for one in reports])
-        columns, ring = self._layouts.looked_up(np.concatenate([one.columns for one in reports]), book)
-        report = np.repeat(np.arange(len(reports), dtype=np.int32), [len(one.columns) for one in reports])
-        told = np.isfinite(values)
+        """Reports with columns of their own each, sample by sample."""
+        values = np.concatenate([report.values for report in reports])
+        columns, ring = self._layouts.looked_up(np.concatenate([report.columns for report in reports]), book)
+        report = np.repeat(np.arange(len(reports), dtype=np.int32), [len(each.columns) for each in reports])
+        given = np.isfinite(values)
         late = over[report]
-        self.counts.late += int(np.count_nonzero(late & told))
-        told &= ~late
-        self.counts.unknown_columns += int(
-            np.count_nonzero(told & ((ring == UNKNOWN) | (ring == NOT_LOOKED_UP)))
-        )
-        self.counts.dropped += int(np.count_nonzero(told & (ring == NO_ROOM)))
+        self.counts.late += int(np.count_nonzero(late & given))
+        given &= ~late
+        unknown = given & ((ring == UNKNOWN) | (ring == NOT_LOOKED_UP))
+        self.counts.unknown_columns += int(np.count_nonzero(unknown))
+        self.counts.dropped += int(np.count_nonzero(given & (ring == NO_ROOM)))
         for number in range(len(self._rings)):
-            chosen = np.flatnonzero((ring == number) & told)
+            chosen = np.flatnonzero((ring == number) & given)
             if len(chosen) and self._fits(of, number, len(chosen)):
                 where, column = report[chosen], columns[chosen]
                 scope, rings = self._rings[number]
@@ -360,7 +354,7 @@ class Telemetry:
                 self._put(rings, self._layouts.signal[column], rows, values[chosen], times[where])
 
     def _fits(self, of: Scope, number: int, count: int) -> bool:
-        """Whether a ring is for reports of nodes, or of devices; counts what is told of the wrong one."""
+        """Whether a ring is for reports of nodes, or of devices; counts those for the wrong one."""
         fits = (self._rings[number][0] in OF_DEVICES) is (of is Scope.device)
         self.counts.unknown_columns += 0 if fits else count
         return fits
@@ -372,18 +366,18 @@ class Telemetry:
         rows: NDArray,
         values: NDArray,
         at_s: NDArray,
-        told: NDArray | None = None,
+        given: NDArray | None = None,
     ) -> None:
         """Samples for one of the rings, at most one of a series: see `Rings.put` for the shapes. Rows below 0
-        have no room. `told`: which there are; None: all."""
-        self.counts.samples += values.size if told is None else int(np.count_nonzero(told))
+        have no room. `given`: which there are; None: all."""
+        self.counts.samples += values.size if given is None else int(np.count_nonzero(given))
         if rows.min(initial=0) < 0:
-            there = np.broadcast_to(True, values.shape) if told is None else told
-            told = there & (rows >= 0)
-            self.counts.dropped += int(np.count_nonzero(there)) - int(np.count_nonzero(told))
-        if told is not None:
-            signal, rows, at_s = (np.broadcast_to(one, values.shape) for one in (signal, rows, at_s))
-            signal, rows, values, at_s = signal[told], rows[told], values[told], at_s[told]
+            there = np.broadcast_to(True, values.shape) if given is None else given
+            given = there & (rows >= 0)
+            self.counts.dropped += int(np.count_nonzero(there)) - int(np.count_nonzero(given))
+        if given is not None:
+            signal, rows, at_s = (np.broadcast_to(array, values.shape) for array in (signal, rows, at_s))
+            signal, rows, values, at_s = signal[given], rows[given], values[given], at_s[given]
         late, repeated = rings.put(signal, rows, values, at_s)
         self.counts.late += late
         self.counts.out_of_order += repeated
@@ -397,7 +391,7 @@ class Telemetry:
         rings = self._room_for(signal)
         if rings is None:
             return NO_ROOM
-        number = next(place for place, (_, one) in enumerate(self._rings) if one is rings)
+        number = next(place for place, (_, each) in enumerate(self._rings) if each is rings)
         return Place(number, rings.signals[signal.name], part)
 
     def _part_of(self, scope: Scope, column: Column) -> int | None:
@@ -429,16 +423,16 @@ class Telemetry:
         if signal.name in rings.signals:
             return rings
         axis = self._axes.axis(signal.scope)
-        both = [one for scope, one in self._rings if scope is signal.scope]
-        if sum(len(one.signals) for one in both) >= SIGNALS_MAX:
+        both = [each for scope, each in self._rings if scope is signal.scope]
+        if sum(len(each.signals) for each in both) >= SIGNALS_MAX:
             return None
-        row_bytes = SLOTS * (sum(one.cell_bytes for one in both) + (6 if rings.counters else 4))
+        row_bytes = SLOTS * (sum(each.cell_bytes for each in both) + (6 if rings.counters else 4))
         most = min(ROWS_MAX[signal.scope], BYTES_MAX // row_bytes)
         if most < max(axis.n, rings.rows):
             return None
         axis.most = most
         rings.add(signal.name)
-        self.told.add(signal.name)
+        self.reported_signals.add(signal.name)
         return rings
 
     def _reserve(self, scope: Scope, rows: int) -> None:
@@ -461,7 +455,8 @@ class Telemetry:
         return np.zeros(0, np.int64) if row is None else self._axes.of_node(scope, row)
 
     def nodes_behind(self, where: Component) -> list[str]:
-        """Nodes of this cluster that a device, or a part of it, stands before, as far as anybody tells."""
+        """Nodes of this cluster that are reached through a device, or a part of it, as far as that is
+        known."""
         if where.device is None:
             return []
         names = set(self._places.behind(where.device, where.part)) if self._places is not None else set()
@@ -470,11 +465,11 @@ class Telemetry:
         if leaf is not None and where.part is None:
             rows = np.flatnonzero(nodes.parent(Scope.switch) == leaf).tolist()
             names |= {name for row in rows if (name := nodes.components()[row].node)}
-        known = self._snapshot.nodes if self._snapshot is not None else {}
-        return sorted(name for name in names if name in known)
+        shown = self._snapshot.nodes if self._snapshot is not None else {}
+        return sorted(name for name in names if name in shown)
 
     def is_gone(self, where: Component) -> bool:
-        """Slurm shows that node no more, or that job at work no more; False where it does not tell."""
+        """Slurm no longer shows that node, or that job as active; False where no snapshot is known."""
         shown = self._snapshot
         if shown is None or not shown.nodes:
             return False
@@ -484,11 +479,11 @@ class Telemetry:
         return where.job is not None and (job is None or not job.active)
 
     def scope_of(self, signal: str) -> Scope | None:
-        """Where the signal lives; None for one that nobody has told yet, or that the catalogue lacks."""
-        known = self._catalogue.signals.get(signal)
-        if known is None or known.scope not in MEASURED or signal not in self._ring(known).signals:
+        """Where the signal lives; None for one that was never reported, or that the catalogue lacks."""
+        of = self._catalogue.signals.get(signal)
+        if of is None or of.scope not in MEASURED or signal not in self._ring(of).signals:
             return None
-        return known.scope
+        return of.scope
 
     def value(self, signal: str, now: datetime) -> NDArray[np.float64]:
         """(n,) the last value, NaN where unknown, older than the signal's `stale_s`, or of the future."""
@@ -527,7 +522,7 @@ class Telemetry:
     def increase(
         self, signal: str, seconds: float, now: datetime
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Of a counter: (n,) growth told by the samples of the window, and (n,) the seconds that it grew in.
+        """Of a counter: (n,) growth by the samples of the window, and (n,) the seconds that it grew in.
 
         Growth is since the sample before, so the first may reach back beyond the window: by one interval of
         the sender, or over a gap of at most 15 minutes. Growth over those seconds is the rate. Growth is NaN
@@ -547,48 +542,46 @@ class Telemetry:
         return np.arange(end - slots + 1, end + 1, dtype=np.float64) * SLOT_S
 
     def spec(self, name: str, scope: Scope = Scope.gpu) -> NDArray[np.float64]:
-        """(n,) what the GPU model of a GPU's, link's or node's node is made for; NaN where unknown."""
+        """(n,) the figure of the GPU model of a GPU's, link's or node's node; NaN where unknown."""
         by_model = self._specs.get(name)
         if by_model is None:
-            found = [self._model(model) for model in self._axes.models]
-            told = [model.values.get(name, np.nan) if model else np.nan for model in found]
-            by_model = self._specs[name] = np.array([*told, np.nan])  # the last is read by -1
-        node = self._axes.axis(scope).parent(Scope.node)
-        return by_model[np.where(node >= 0, self._axes.model[node], -1)]
+            models = [self._model(model) for model in self._axes.models]
+            values = [model.values.get(name, np.nan) if model else np.nan for model in models]
+            by_model = self._specs[name] = np.array([*values, np.nan])  # the last is read by -1
+        return by_model[self._model_index(scope)]
 
     def is_model(self, globs: Sequence[str], scope: Scope = Scope.gpu) -> NDArray[np.bool_]:
         """(n,) whether the GPU model, as Slurm names it, fits one of `globs`; False where unknown."""
-        told = [any(fnmatch(name.lower(), glob.lower()) for glob in globs) for name in self._axes.models]
-        by_model = np.array([*told, False])  # the last is read by -1
-        node = self._axes.axis(scope).parent(Scope.node)
-        return by_model[np.where(node >= 0, self._axes.model[node], -1)]
-
-    def groups(self, scope: Scope) -> Groups:
-        """Who is whose peer now."""
-        known = self._groups.get(scope)
-        if known is None or known[0] != self._axes.version:
-            known = self._groups[scope] = (self._axes.version, groups_of(self._axes, scope))
-        return known[1]
-
-    def rack_groups(self, scope: Scope) -> Groups:
-        """Who stands beside whom in a rack now."""
-        known = self._rack_groups.get(scope)
-        if known is None or known[0] != self._axes.version:
-            known = self._rack_groups[scope] = (self._axes.version, rack_groups_of(self._axes, scope))
-        return known[1]
-
-    def node_groups(self, scope: Scope) -> Groups:
-        """Which GPUs are of one node now."""
-        known = self._node_groups.get(scope)
-        if known is None or known[0] != self._axes.version:
-            known = self._node_groups[scope] = (self._axes.version, node_groups_of(self._axes, scope))
-        return known[1]
+        fits = [any(fnmatch(name.lower(), glob.lower()) for glob in globs) for name in self._axes.models]
+        return np.array([*fits, False])[self._model_index(scope)]  # the last is read by -1
 
     def model_of(self, scope: Scope = Scope.gpu) -> list[str]:
         """(n,) GPU model as Slurm names it, empty where unknown."""
         names = [*self._axes.models, ""]
+        return [names[model] for model in self._model_index(scope).tolist()]
+
+    def _model_index(self, scope: Scope) -> NDArray[np.int32]:
+        """(n,) into the names of GPU models, -1 where unknown."""
         node = self._axes.axis(scope).parent(Scope.node)
-        return [names[model] for model in np.where(node >= 0, self._axes.model[node], -1).tolist()]
+        return np.where(node >= 0, self._axes.model[node], -1)
+
+    def groups(self, scope: Scope) -> Groups:
+        """Peers of the same job, or of the same model and load."""
+        return self._cached_groups(groups_of, scope)
+
+    def rack_groups(self, scope: Scope) -> Groups:
+        """Parts of the same rack."""
+        return self._cached_groups(rack_groups_of, scope)
+
+    def node_groups(self, scope: Scope) -> Groups:
+        """GPUs of the same node."""
+        return self._cached_groups(node_groups_of, scope)
+
+    def _cached_groups(self, make: Callable[[Axes, Scope], Groups], scope: Scope) -> Groups:
+        cached = self._groups.get((make, scope))
+        if cached is None or cached[0] != self._axes.version:
+            cached = self._groups[make, scope] = (self._axes.version, make(self._axes, scope))
+        return cached[1]
 
     @property
     def nbytes(self) -> int:

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from healer.model import Component
 from healer.observations.axes import grown
 
-#: Seconds that a point stands for, and how many there are.
+#: Seconds of a point, and how many points there are.
 POINT_S, POINTS = 6 * 3600.0, 56
-#: A counter not read for longer than this begins anew: nobody knows when it grew.
+#: A counter not read for longer than this starts over: it is unknown when it grew.
 GAP_S = 2 * 86400.0
 _DAY_S = 86400.0
-#: Of the columns that are kept for each row beside the points.
+#: State that is kept for each row in addition to the points.
 _STATE = ("last", "last_s", "before", "total", "weight")
 
 
@@ -37,7 +37,7 @@ class Series:
     """`counter`: readings are of a counter, and a point is events a day; else a point is the mean reading."""
 
     counter: bool
-    #: Seconds that a point stands for.
+    #: Seconds of a point.
     point_s: float = POINT_S
     #: The point that readings go into now, as a number of points since 1970; None before the first.
     head: int | None = None
@@ -72,13 +72,13 @@ class Series:
             self._complete(number)
         self.head = number
         n = len(readings)
-        known = np.flatnonzero(np.isfinite(readings))
+        valid = np.flatnonzero(np.isfinite(readings))
         if self.counter:
-            self._count(known, readings[known], at_s)
+            self._count(valid, readings[valid], at_s)
         else:
-            self.total[known] += readings[known]
-            self.weight[known] += 1.0
-            self.last_s[:n][known] = at_s
+            self.total[valid] += readings[valid]
+            self.weight[valid] += 1.0
+            self.last_s[:n][valid] = at_s
         return done
 
     def series(self, rows: NDArray[np.intp]) -> NDArray[np.float64]:
@@ -93,15 +93,15 @@ class Series:
         if self.head is None:
             return np.full(self.rows, np.nan)
         found = self.points[np.arange(self.head - points, self.head) % POINTS].astype(np.float64)
-        known = np.isfinite(found).sum(axis=0)
-        return np.where(known > 0, np.nansum(found, axis=0) / np.maximum(known, 1), np.nan)
+        count = np.isfinite(found).sum(axis=0)
+        return np.where(count > 0, np.nansum(found, axis=0) / np.maximum(count, 1), np.nan)
 
     def heard_s(self, row: int) -> float:
         """When this row was read last, seconds since 1970; -inf: never."""
         return float(self.last_s[row]) if row < self.rows else -np.inf
 
     def forget(self, rows: NDArray[np.intp]) -> None:
-        """Another part stands there now: its series begins."""
+        """Another part is there now: its series starts."""
         rows = rows[rows < self.rows]
         self.points[:, rows] = np.nan
         self.last[rows] = self.before[rows] = np.nan
@@ -111,7 +111,7 @@ class Series:
     # --- one reading ------------------------------------------------------------------------------------
 
     def _count(self, rows: NDArray[np.intp], now: NDArray[np.float64], at_s: float) -> None:
-        """A counter that falls begins anew; one that is back where it was has not grown (an exporter said 0
+        """A counter that falls starts over; one that is back where it was has not grown (an exporter gave 0
         once)."""
         last, before, span_s = self.last[rows], self.before[rows], at_s - self.last_s[rows]
         fell, back = now < last, now >= before
@@ -166,7 +166,7 @@ class Saved:
             k = len(kept.parts)
             self._points = np.frombuffer(kept.points, np.float32).reshape(POINTS, k)
             self._state = {name: np.frombuffer(kept.state[name], np.float64) for name in _STATE}
-            if any(len(one) != k for one in self._state.values()):
+            if any(len(values) != k for values in self._state.values()):
                 raise ValueError("columns of different lengths")
         except (zlib.error, msgspec.DecodeError, KeyError) as error:
             raise ValueError(f"no series: {error}") from None
@@ -188,7 +188,7 @@ class Saved:
         series.reserve(len(parts))
         if series.head is None:
             series.head = self.head
-        rows, columns = (np.array(one, np.intp) for one in zip(*pairs, strict=True))
+        rows, columns = (np.array(places, np.intp) for places in zip(*pairs, strict=True))
         # Points between the two heads were not seen by anybody.
         ahead = series.head - self.head
         points = self._points[:, columns].copy()

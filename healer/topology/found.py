@@ -5,7 +5,7 @@ Pure. `rules/topology-found.yaml` holds it in the words of topology.yaml; what a
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import yaml
@@ -50,68 +50,69 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 def natural(text: str) -> list[tuple[int, str]]:
     """So that port 10 comes behind port 9."""
-    return [(int(one), "") if one.isdigit() else (-1, one) for one in re.split(r"(\d{1,18})", text) if one]
+    parts = re.split(r"(\d{1,18})", text)
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts if part]
 
 
 def topology_of(found: Found) -> Topology:
     """Switches with what is above them, cables by switch and port, and the leaf of each node.
 
-    A node with several rails has several leaves: its place is that of the first rail, and its cables tell of
+    A node with several rails has several leaves: its place is that of the first rail, its cables are those of
     all. A switch to which nodes are cabled is a leaf; the others lie above what they are reached from.
     """
     links: dict[str, dict[str, Peer]] = {}
-    beside: dict[str, set[str]] = {}
-    rails: dict[str, tuple[object, str]] = {}
-    for one in sorted(found.cables, key=lambda one: (natural(one.switch), natural(one.port))):
-        links.setdefault(one.switch, {})[one.port] = Peer(one.peer, one.peer_port)
-        beside.setdefault(one.switch, set())
-        if one.is_switch:
-            beside[one.switch].add(one.peer)
-            beside.setdefault(one.peer, set()).add(one.switch)
+    neighbours: dict[str, set[str]] = {}
+    rails: dict[str, tuple[Any, str]] = {}
+    for cable in sorted(found.cables, key=lambda cable: (natural(cable.switch), natural(cable.port))):
+        links.setdefault(cable.switch, {})[cable.port] = Peer(cable.peer, cable.peer_port)
+        neighbours.setdefault(cable.switch, set())
+        if cable.is_switch:
+            neighbours[cable.switch].add(cable.peer)
+            neighbours.setdefault(cable.peer, set()).add(cable.switch)
             continue
-        rail = (natural(one.peer_port), natural(one.switch), natural(one.port))
-        if one.peer not in rails or rail < rails[one.peer][0]:  # type: ignore[operator]
-            rails[one.peer] = rail, one.switch
-    leaves = {one.switch for one in found.cables if not one.is_switch}
-    level = _levels(leaves, beside)
+        rail = (natural(cable.peer_port), natural(cable.switch), natural(cable.port))
+        if cable.peer not in rails or rail < rails[cable.peer][0]:
+            rails[cable.peer] = rail, cable.switch
+    leaves = {cable.switch for cable in found.cables if not cable.is_switch}
+    level = _levels(leaves, neighbours)
     switches = {}
-    for name in sorted(beside.keys() | found.guids.keys(), key=natural):
-        above = [other for other in beside.get(name, ()) if level.get(other, 0) > level.get(name, 0)]
+    for name in sorted(neighbours.keys() | found.guids.keys(), key=natural):
+        above = [other for other in neighbours.get(name, ()) if level.get(other, 0) > level.get(name, 0)]
         switches[name] = Switch(guid=found.guids.get(name, ""), above=tuple(sorted(above, key=natural)))
     places = {node: Place(switch=rails[node][1]) for node in sorted(rails, key=natural)}
     return Topology(places=places, switches=switches, links=links)
 
 
-def _levels(leaves: Iterable[str], beside: Mapping[str, set[str]]) -> dict[str, int]:
+def _levels(leaves: Iterable[str], neighbours: Mapping[str, set[str]]) -> dict[str, int]:
     """How many switches lie between each one and the nearest leaf."""
     level = dict.fromkeys(leaves, 0)
     edge = sorted(level)
     while edge:
-        reached = sorted({other for name in edge for other in beside.get(name, ())} - level.keys())
+        reached = sorted({other for name in edge for other in neighbours.get(name, ())} - level.keys())
         level |= {name: level[edge[0]] + 1 for name in reached}
         edge = reached
     return level
 
 
-def merged(known: Topology, new: Topology) -> Topology:
+def merged(old: Topology, new: Topology) -> Topology:
     """Both; where they speak of the same node, switch or port, the new one counts."""
-    links = {name: dict(ports) for name, ports in known.links.items()}
+    links = {name: dict(ports) for name, ports in old.links.items()}
     for name, ports in new.links.items():
         links.setdefault(name, {}).update(ports)
-    switches = dict(known.switches)
-    for name, one in new.switches.items():
+    switches = dict(old.switches)
+    for name, switch in new.switches.items():
         before = switches.get(name, Switch())
-        above = tuple(sorted({*before.above, *one.above}, key=natural))
-        switches[name] = Switch(guid=one.guid or before.guid, above=above)
-    return Topology(places=known.places | new.places, switches=switches, links=links)
+        above = tuple(sorted({*before.above, *switch.above}, key=natural))
+        switches[name] = Switch(guid=switch.guid or before.guid, above=above)
+    return Topology(places=old.places | new.places, switches=switches, links=links)
 
 
 def by_hand_first(hand: Topology, found: Topology) -> Topology:
     """What healer goes by: the site's own word, and what was found where it says nothing."""
     places = dict(hand.places)
     for node, place in found.places.items():
-        own = places.get(node, Place())
-        places[node] = msgspec.structs.replace(own, switch=own.switch or place.switch)
+        place_by_hand = places.get(node, Place())
+        places[node] = msgspec.structs.replace(place_by_hand, switch=place_by_hand.switch or place.switch)
     links = {name: found.links.get(name, {}) | hand.links.get(name, {}) for name in found.links | hand.links}
     return msgspec.structs.replace(hand, places=places, switches=found.switches | hand.switches, links=links)
 
@@ -123,13 +124,13 @@ def as_yaml(topology: Topology) -> str:
         leaves.setdefault(topology.places[node].switch, []).append(node)
     switches = {}
     for name in sorted(topology.switches, key=natural):
-        one = topology.switches[name]
-        told = ({"guid": one.guid} if one.guid else {}) | ({"above": list(one.above)} if one.above else {})
-        switches[name] = told
+        switch = topology.switches[name]
+        fields = {"guid": switch.guid, "above": list(switch.above)}
+        switches[name] = {field: value for field, value in fields.items() if value}
     links = {
         name: {port: f"{peer.name}/{peer.port}" if peer.port else peer.name for port, peer in ports}
         for name in sorted(topology.links, key=natural)
-        if (ports := sorted(topology.links[name].items(), key=lambda one: natural(one[0])))
+        if (ports := sorted(topology.links[name].items(), key=lambda item: natural(item[0])))
     }
     places = {",".join(leaves[leaf]): {"switch": leaf} for leaf in sorted(leaves, key=natural)}
     body = {"places": places, "switches": switches, "links": links}
@@ -139,7 +140,7 @@ def as_yaml(topology: Topology) -> str:
 
 def changes(before: Topology, after: Topology) -> list[str]:
     """What differs, one line each, in the order of the names; long lists are cut."""
-    told = []
+    differences = []
     for what, old, new in (
         ("node", _nodes(before), _nodes(after)),
         ("switch", _switches(before), _switches(after)),
@@ -153,35 +154,35 @@ def changes(before: Topology, after: Topology) -> list[str]:
                 lines.append(f"- {what} {name}: {old[name]}")
             elif old[name] != new[name]:
                 lines.append(f"~ {what} {name}: {old[name]} -> {new[name]}")
-        told += lines[:_SHOWN]
+        differences += lines[:_SHOWN]
         if len(lines) > _SHOWN:
-            told.append(f"  and {len(lines) - _SHOWN} more of these")
-    return told
+            differences.append(f"  and {len(lines) - _SHOWN} more of these")
+    return differences
 
 
-def _nodes(one: Topology) -> dict[str, str]:
-    return {node: f"leaf {place.switch}" for node, place in one.places.items() if place.switch}
+def _nodes(topology: Topology) -> dict[str, str]:
+    return {node: f"leaf {place.switch}" for node, place in topology.places.items() if place.switch}
 
 
-def _switches(one: Topology) -> dict[str, str]:
+def _switches(topology: Topology) -> dict[str, str]:
     return {
         name: " ".join(
             filter(None, (switch.guid, f"below {', '.join(switch.above)}" if switch.above else ""))
         )
         or "no GUID"
-        for name, switch in one.switches.items()
+        for name, switch in topology.switches.items()
     }
 
 
-def _cables(one: Topology) -> dict[str, str]:
+def _cables(topology: Topology) -> dict[str, str]:
     return {
         f"{name} {port}": f"{peer.name} {peer.port}".strip()
-        for name, ports in one.links.items()
+        for name, ports in topology.links.items()
         for port, peer in ports.items()
     }
 
 
-def beside_slurm(topology: Topology, slurm: Mapping[str, tuple[str, ...]]) -> list[str]:
+def differences_to_slurm(topology: Topology, slurm: Mapping[str, tuple[str, ...]]) -> list[str]:
     """Where Slurm's own tree says something else: a line for each leaf that differs, and what it lacks.
 
     A node with several rails agrees with Slurm if any of its leaves is Slurm's.
@@ -192,11 +193,11 @@ def beside_slurm(topology: Topology, slurm: Mapping[str, tuple[str, ...]]) -> li
             if peer.name not in topology.switches:
                 leaves.setdefault(peer.name, set()).add(switch)
     other: dict[tuple[str, str], list[str]] = {}
-    for node, above in sorted(slurm.items(), key=lambda one: natural(one[0])):
+    for node, above in sorted(slurm.items(), key=lambda item: natural(item[0])):
         ours = leaves.get(node)
         if ours and above and above[0] not in ours:
             other.setdefault((", ".join(sorted(ours, key=natural)), above[0]), []).append(node)
-    told = [
+    lines = [
         f"{_few(nodes)}: cables lead to {ours}, Slurm says {theirs}"
         for (ours, theirs), nodes in other.items()
     ]
@@ -205,8 +206,8 @@ def beside_slurm(topology: Topology, slurm: Mapping[str, tuple[str, ...]]) -> li
         (slurm.keys() - leaves.keys(), "in Slurm's tree, and no cable was found"),
     ):
         if nodes:
-            told.append(f"{_few(sorted(nodes, key=natural))}: {text}")
-    return told
+            lines.append(f"{_few(sorted(nodes, key=natural))}: {text}")
+    return lines
 
 
 def _few(names: list[str], show: int = 6) -> str:

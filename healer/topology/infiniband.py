@@ -12,7 +12,7 @@ _LINK = re.compile(
     r'\[(\d{1,4})\](?:\[ext \d{1,4}\])?(?:\([0-9a-fA-F]{1,16}\))?\s+"([SHR]-[0-9a-fA-F]{1,16})"\[(\d{1,4})\]'
 )
 #: A quoted description behind `#`.
-_SAID = re.compile(r'#.*?"([^"]*)"')
+_DESCRIPTION = re.compile(r'#.*?"([^"]*)"')
 #: `MF0;leaf1:MQM8700/U1`: chassis, name, model and chip.
 _MANAGED = re.compile(r"MF0;([^:;]{1,64}):[^/]*(?:/(.*))?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -30,7 +30,7 @@ def read_ibnetdiscover(text: str) -> Found:
     """All cables that begin at a switch. Raises Unreadable when there is no switch, or far too much."""
     if len(text) > BYTES_MAX:
         raise Unreadable(f"more than {BYTES_MAX >> 20} MB")
-    said: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     raw: list[tuple[str, str, str, str]] = []
     here = ""
     skipped: Counter[str] = Counter()
@@ -39,48 +39,48 @@ def read_ibnetdiscover(text: str) -> Found:
             raise Unreadable(f"line {number}: more than {LINE_MAX} characters")
         if head := _HEAD.match(line):
             here = head[2].lower()
-            said[here] = head[3] or ""
+            descriptions[here] = head[3] or ""
         elif link := _LINK.match(line):
             if here.startswith("s-"):
                 raw.append((here, link[1], link[2].lower(), link[3]))
-                if (told := _SAID.search(line, link.end())) is not None:
-                    said.setdefault(link[2].lower(), told[1])
+                if (description := _DESCRIPTION.search(line, link.end())) is not None:
+                    descriptions.setdefault(link[2].lower(), description[1])
             elif not here:
                 raise Unreadable(f"line {number}: a port before any switch or adapter")
         elif line.strip() and not line.startswith("#") and "=" not in line:
             skipped[_NOT_READ] += 1
         if len(raw) > CABLES_MAX:
             raise Unreadable(f"line {number}: more than {CABLES_MAX} cables")
-    if not any(name.startswith("s-") for name in said):
+    if not any(name.startswith("s-") for name in descriptions):
         raise Unreadable("no switch in it: this is not the output of ibnetdiscover")
-    names = _switch_names({one: text for one, text in said.items() if one.startswith("s-")})
+    names = _switch_names({guid: text for guid, text in descriptions.items() if guid.startswith("s-")})
     cables = []
     for switch, port, peer, peer_port in raw:
         if peer in names:
             cables.append(Cable(names[switch], port, names[peer], peer_port, is_switch=True))
-        elif (host := _HOST.fullmatch(said.get(peer, "").strip())) is None:
+        elif (host := _HOST.fullmatch(descriptions.get(peer, "").strip())) is None:
             skipped[_NO_NODE] += 1
         elif (node := host[1].partition(".")[0]) == "localhost":
             skipped[_LOCALHOST] += 1
         else:
             cables.append(Cable(names[switch], port, node, host[2] or peer_port, is_switch=False))
-    guids = {name: f"0x{one[2:]:0>16}" for one, name in names.items()}
+    guids = {name: f"0x{guid[2:]:0>16}" for guid, name in names.items()}
     return Found(cables=tuple(cables), guids=guids, skipped=dict(skipped))
 
 
-def _switch_names(said: dict[str, str]) -> dict[str, str]:
+def _switch_names(descriptions: dict[str, str]) -> dict[str, str]:
     """By `s-…`: the switch's own name, with its chip where a chassis has several; else its GUID."""
-    told: dict[str, tuple[str, str]] = {}
-    for one, text in said.items():
+    parts: dict[str, tuple[str, str]] = {}
+    for guid, text in descriptions.items():
         managed = _MANAGED.fullmatch(text)
         name, chip = (managed[1], managed[2] or "") if managed else (text, "")
-        told[one] = (name, chip) if _NAME.fullmatch(name) else ("", "")
-    count = Counter(name for name, _ in told.values())
+        parts[guid] = (name, chip) if _NAME.fullmatch(name) else ("", "")
+    count = Counter(name for name, _ in parts.values())
     found: dict[str, str] = {}
-    for one, (name, chip) in told.items():
+    for guid, (name, chip) in parts.items():
         several = count[name] > 1
-        own = (f"{name}-{chip.replace('/', '-')}" if chip else "") if several else name
-        found[one] = own if name and _NAME.fullmatch(own) else f"0x{one[2:]:0>16}"
-    if len(set(found.values())) < len(found):  # chips that tell no difference either
-        return {one: f"0x{one[2:]:0>16}" for one in found}
+        unique = (f"{name}-{chip.replace('/', '-')}" if chip else "") if several else name
+        found[guid] = unique if name and _NAME.fullmatch(unique) else f"0x{guid[2:]:0>16}"
+    if len(set(found.values())) < len(found):  # chips make no difference either
+        return {guid: f"0x{guid[2:]:0>16}" for guid in found}
     return found

@@ -1,6 +1,6 @@
-"""LLDP as lldpd tells it (`lldpctl -f json`, `-f json0`, `lldpcli show neighbors -f json`) -> cables. Pure.
+"""LLDP as lldpd prints it (`lldpctl -f json`, `-f json0`, `lldpcli show neighbors -f json`) -> cables. Pure.
 
-One document of one host, or one on each line with its `host` beside `lldp`.
+One document of one host, or one on each line, each with its `host` next to `lldp`.
 """
 
 from collections import Counter
@@ -27,11 +27,11 @@ def read_lldp(text: str, host: str = "") -> Found:
         whose = document.get("host", host) if isinstance(document, dict) else host
         if not isinstance(whose, str) or not _is_name(whose):
             raise Unreadable(f"{place}: it does not say whose it is: give --host, or `host` beside `lldp`")
-        for interface, one in _interfaces(document, place):
+        for interface, neighbour in _interfaces(document, place):
             if wrong_port(interface):
                 skipped[_NO_HARDWARE] += 1
                 continue
-            switch, port = _chassis(one.get("chassis")), _port(one.get("port"))
+            switch, port = _chassis(neighbour.get("chassis")), _port(neighbour.get("port"))
             if not switch or not port:
                 skipped[_NO_NAME] += 1
                 continue
@@ -39,14 +39,14 @@ def read_lldp(text: str, host: str = "") -> Found:
             cables[switch, port] = Cable(switch, port, node, interface, is_switch=False)
             if len(cables) > CABLES_MAX:
                 raise Unreadable(f"{place}: more than {CABLES_MAX} cables")
-    # Switches that run lldpd themselves tell of each other.
-    switches = {one.switch for one in cables.values()}
-    told = tuple(one._replace(is_switch=one.peer in switches) for one in cables.values())
-    return Found(cables=told, skipped=dict(skipped))
+    # Switches that run lldpd themselves report each other.
+    switches = {cable.switch for cable in cables.values()}
+    marked = tuple(cable._replace(is_switch=cable.peer in switches) for cable in cables.values())
+    return Found(cables=marked, skipped=dict(skipped))
 
 
 def _documents(text: str) -> Iterator[tuple[str, Any]]:
-    """(where it stands, document)."""
+    """(where it is, document)."""
     try:
         yield "the document", msgspec.json.decode(text.encode())
         return
@@ -68,25 +68,25 @@ def _interfaces(document: Any, place: str) -> Iterator[tuple[str, dict[str, Any]
     if lldp is None:
         raise Unreadable(f"{place}: no `lldp` in it")
     for part in _all(lldp):
-        for one in _all(part.get("interface")):
-            name = one.get("name")
+        for entry in _all(part.get("interface")):
+            name = entry.get("name")
             if isinstance(name, str):
-                yield name, one
+                yield name, entry
             else:
-                yield from ((str(key), value) for key, value in one.items() if isinstance(value, dict))
+                yield from ((str(key), value) for key, value in entry.items() if isinstance(value, dict))
 
 
 def _all(value: Any) -> list[dict[str, Any]]:
-    return [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, dict)]
+    return [entry for entry in (value if isinstance(value, list) else [value]) if isinstance(entry, dict)]
 
 
 def _chassis(value: Any) -> str:
     """The neighbour's own name, without its domain: as key (json) or under `name` (json0)."""
-    for one in _all(value):
-        name = _value(one.get("name"))
+    for entry in _all(value):
+        name = _value(entry.get("name"))
         if name:
             return _short(name)
-        for key, inner in one.items():
+        for key, inner in entry.items():
             if isinstance(inner, dict) and key not in ("id", "mgmt-ip", "capability"):
                 return _short(key)
     return ""
@@ -95,20 +95,20 @@ def _chassis(value: Any) -> str:
 def _port(value: Any) -> str:
     """What the switch calls its port: its identifier where that is a name, else its description.
 
-    An identifier of the type `local` that is a number is mostly the interface's index (Junos tells 513 for
+    An identifier of the type `local` that is a number is mostly the interface's index (Junos has 513 for
     et-0/0/1): it counts where there is no description either.
     """
-    for one in _all(value):
+    for entry in _all(value):
         index = ""
-        for identity in _all(one.get("id")):
-            told, kind = identity.get("value"), identity.get("type")
-            if kind not in ("ifname", "local", "ifalias") or not _is_name(told):
+        for identity in _all(entry.get("id")):
+            name, kind = identity.get("value"), identity.get("type")
+            if kind not in ("ifname", "local", "ifalias") or not _is_name(name):
                 continue
-            if kind != "local" or not str(told).isdigit():
-                return str(told)
-            index = index or str(told)
-        if _is_name(told := _value(one.get("descr"))):
-            return told
+            if kind != "local" or not str(name).isdigit():
+                return str(name)
+            index = index or str(name)
+        if _is_name(name := _value(entry.get("descr"))):
+            return name
         if index:
             return index
     return ""
@@ -118,7 +118,7 @@ def _value(value: Any) -> str:
     """`"x"`, or json0's `[{"value": "x"}]`."""
     if isinstance(value, str):
         return value
-    return next((told for one in _all(value) if isinstance(told := one.get("value"), str)), "")
+    return next((text for entry in _all(value) if isinstance(text := entry.get("value"), str)), "")
 
 
 def _short(name: str) -> str:

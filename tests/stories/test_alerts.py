@@ -26,7 +26,7 @@ from healer.model import (
     Severity,
 )
 from healer.model.detection import ALERT_STAYS_H
-from healer.observations.picture import ALERTS_MAX, OF_NODE_MAX, Alerts
+from healer.observations.alerts import ALERTS_MAX, OF_NODE_MAX, Alerts
 from healer.recordings.recording import read
 from healer.rulebook.ruleset import RulesInvalid, load
 from healer.signals.alert_bodies import Site as Where

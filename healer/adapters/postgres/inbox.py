@@ -46,7 +46,7 @@ RETURNING encode(digest, 'hex')
 
 #: Alerts that a starting detector reads: as many as it remembers, with a few repetitions each.
 _ALERTS_READ = 100_000
-#: Alerts of one node: as many as are remembered of it (`observations.picture`), with repetitions.
+#: Alerts of one node: as many as are remembered of it (`observations.alerts`), with repetitions.
 _ALERTS_OF_NODE = 2_000
 #: Deadlocks in a row after which a batch is given up.
 _DEADLOCKS = 5

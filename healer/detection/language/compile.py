@@ -19,7 +19,7 @@ from healer.detection.language.truth_columns import (
     OVER_PARTS,
     TRUE,
     UNKNOWN,
-    UNTOLD,
+    UNREPORTED,
     Kept,
     Past,
     Truth,
@@ -56,13 +56,13 @@ class Program:
     def __init__(self, roots: Iterable[Expr], before: "Program | None" = None) -> None:
         self._nodes: dict[Expr, _Node] = {}
         self.pasts: dict[tuple[Expr, float], Past] = {}
-        # By identity too: a tree's hash is reckoned anew each time.
+        # By identity too: the hash of a tree is computed each time it is used.
         self._roots = {id(root): (root, self._add(root, before)) for root in roots}
         self._conditions = [(self._nodes[condition], past) for (condition, _), past in self.pasts.items()]
 
     def _add(self, expr: Expr, before: "Program | None") -> _Node:
-        if (known := self._nodes.get(expr)) is not None:
-            return known
+        if expr in self._nodes:
+            return self._nodes[expr]
         args = [self._add(arg, before) for arg in expr.args]
         node = self._nodes[expr] = _Node(expr, args, len(self._nodes))
         if expr.op in ("share", "count_over"):
@@ -142,7 +142,7 @@ class Moment:
         if not args or node.past is not None:
             return self._read(node, kept)
         if kept.layout == self.layout and all(
-            self.get(arg) is one for arg, one in zip(args, kept.inputs, strict=False)
+            self.get(arg) is before for arg, before in zip(args, kept.inputs, strict=False)
         ):
             return kept.value
         value = _OPS[node.expr.op](self, node)
@@ -152,14 +152,14 @@ class Moment:
         return value
 
     def _read(self, node: _Node, kept: Kept) -> Any:
-        """What is measured, or was: looked at anew, but for what nobody has ever told."""
-        untold = node.past is None and node.expr.name not in self.telemetry.told
-        if untold and kept.inputs is UNTOLD and kept.layout == self.layout:
+        """What is or was measured: read each time, except signals that were never reported."""
+        unreported = node.past is None and node.expr.name not in self.telemetry.reported_signals
+        if unreported and kept.inputs is UNREPORTED and kept.layout == self.layout:
             return kept.value
         value = _OPS[node.expr.op](self, node)
         if is_same(kept.value, value):
             value = kept.value
-        node.kept = Kept(self.layout, UNTOLD if untold else (), value)
+        node.kept = Kept(self.layout, UNREPORTED if unreported else (), value)
         return value
 
     def rows(self, expr: Expr) -> int:
@@ -175,10 +175,10 @@ class Moment:
         return node.nan[1]
 
     def either_unknown(self, node: _Node) -> NDArray[np.bool_] | None:
-        one, other = (self.unknown(arg) for arg in node.args)
-        if one is None or other is None:
-            return other if one is None else one
-        return one | other
+        left, right = (self.unknown(arg) for arg in node.args)
+        if left is None or right is None:
+            return right if left is None else left
+        return left | right
 
     def parent(self, scope: Scope, of_scope: Scope) -> NDArray[np.int32]:
         """(n of `scope`,) rows on the larger axis, -1 unknown."""
@@ -243,9 +243,9 @@ def _share(moment: Moment, node: _Node) -> Numbers:
     past = node.past
     assert past is not None
     rows = moment.rows(node.expr)
-    known = past.known[:rows].astype(np.float64)
-    found = past.true[:rows] / known
-    found[known < KNOWN_SHARE * past.slots] = np.nan
+    count = past.known[:rows].astype(np.float64)
+    found = past.true[:rows] / count
+    found[count < KNOWN_SHARE * past.slots] = np.nan
     return found
 
 
@@ -284,8 +284,8 @@ def _folded(moment: Moment, function: Callable[[Any, Any], Any], node: _Node) ->
 
 
 def _equal(moment: Moment, node: _Node) -> Truth:
-    one, other = _two(moment, node)
-    return truth_of(one == other, moment.either_unknown(node))
+    left, right = _two(moment, node)
+    return truth_of(left == right, moment.either_unknown(node))
 
 
 def _in(moment: Moment, node: _Node) -> Truth:
@@ -302,7 +302,7 @@ def _has(moment: Moment, node: _Node) -> Truth:
     return truth_of((bits & int(node.expr.number)) != 0, unknown)
 
 
-def _known(moment: Moment, node: _Node) -> Truth:
+def _is_known(moment: Moment, node: _Node) -> Truth:
     arg = node.args[0]
     unknown = moment.get(arg) == UNKNOWN if arg.expr.truth else moment.unknown(arg)
     assert unknown is not None
@@ -393,9 +393,9 @@ def _numbers(function: Callable[[Any, Any], Any]) -> Callable[[Moment, _Node], N
 
 
 def _mean(window: NDArray[np.float32]) -> Numbers:
-    known = ~np.isnan(window)
-    total = np.add.reduce(window, axis=0, dtype=np.float64, where=known)
-    return total / np.where((count := known.sum(axis=0)) > 0, count, np.nan)
+    valid = ~np.isnan(window)
+    total = np.add.reduce(window, axis=0, dtype=np.float64, where=valid)
+    return total / np.where((count := valid.sum(axis=0)) > 0, count, np.nan)
 
 
 def _median(window: NDArray[np.float32]) -> Numbers:
@@ -408,10 +408,10 @@ def _median(window: NDArray[np.float32]) -> Numbers:
 
 def _ends(window: NDArray[np.float32]) -> Numbers:
     """Newest less oldest known value; unknown with fewer than two."""
-    known = ~np.isnan(window)
+    valid = ~np.isnan(window)
     rows = np.arange(window.shape[1])
-    oldest = np.argmax(known, axis=0)
-    newest = len(window) - 1 - np.argmax(known[::-1], axis=0)
+    oldest = np.argmax(valid, axis=0)
+    newest = len(window) - 1 - np.argmax(valid[::-1], axis=0)
     found = window[newest, rows].astype(np.float64) - window[oldest, rows]
     found[newest <= oldest] = np.nan
     return found
@@ -461,7 +461,7 @@ _OPS: dict[str, Callable[[Moment, _Node], Any]] = {
     "!=": lambda moment, node: np.uint8(2) - _equal(moment, node),
     "in": _in,
     "has": _has,
-    "known": _known,
+    "known": _is_known,
     "and": _and,
     "or": _or,
     "not": lambda moment, node: np.uint8(2) - moment.get(node.args[0]),

@@ -74,8 +74,8 @@ def slots_of(seconds: float) -> int:
     return max(1, -int(-seconds // TICK_S))
 
 
-#: A row of an axis belongs to one of each axis to its right, so far as it is known. Devices are beside nodes
-#: and all that holds nodes: the language lets no expression speak of both.
+#: A row of an axis belongs to one of each axis to its right, so far as it is known. Devices are apart from
+#: nodes and all that holds nodes: the language lets no expression speak of both.
 FINEST_FIRST = (
     Scope.link, Scope.gpu, Scope.node, Scope.job, Scope.switch, Scope.rack,
     Scope.device_part, Scope.device, Scope.fabric,
@@ -122,9 +122,9 @@ class Expr:
 
     @property
     def signals(self) -> frozenset[str]:
-        return frozenset(one.name for one in self.walk() if one.name and one.op != "spec")
+        return frozenset(expr.name for expr in self.walk() if expr.name and expr.op != "spec")
 
 
-def finer(one: Scope, other: Scope) -> bool:
-    """Whether rows of `one` are parts of rows of `other`."""
-    return FINEST_FIRST.index(one) < FINEST_FIRST.index(other)
+def finer(part: Scope, whole: Scope) -> bool:
+    """Whether rows of `part` are parts of rows of `whole`."""
+    return FINEST_FIRST.index(part) < FINEST_FIRST.index(whole)

@@ -284,14 +284,14 @@ class _Reader:
                 raise self.wrong(left, "two words are always equal or never")
             if word not in ("==", "!="):
                 raise self.wrong(right, f"a word cannot be compared by {word}")
-            named, said = (right, left) if _is_word(left) else (left, right)
+            named, word_node = (right, left) if _is_word(left) else (left, right)
             value = self.number(named)
-            return self._unified(word, [value, _constant(self._code(value, said))], truth=True)
-        one, other = self.number(left), self.number(right)
-        self._same_unit(right, one, other)
-        if one.scope is None and other.scope is None:
+            return self._unified(word, [value, _constant(self._code(value, word_node))], truth=True)
+        left_number, right_number = self.number(left), self.number(right)
+        self._same_unit(right, left_number, right_number)
+        if left_number.scope is None and right_number.scope is None:
             raise self.wrong(left, "this names no signal: it is always true or never")
-        return self._unified(word, [one, other], truth=True)
+        return self._unified(word, [left_number, right_number], truth=True)
 
     def _in(self, left: ast.expr, right: ast.expr) -> Expr:
         if not isinstance(right, ast.Tuple | ast.List | ast.Set) or not right.elts:
@@ -311,22 +311,22 @@ class _Reader:
             numbers.append(literal.number)
         return Expr("in", (value,), value.scope, truth=True, numbers=tuple(numbers))
 
-    def _code(self, value: Expr, said: ast.AST) -> float:
+    def _code(self, value: Expr, node: ast.AST) -> float:
         """The number of an enum's word."""
-        assert isinstance(said, ast.Constant)
-        word = str(said.value)
+        assert isinstance(node, ast.Constant)
+        word = str(node.value)
         words = self.signals[value.name].words if value.op == "signal" else {}
         if not words:
-            raise self.wrong(said, f"{word!r}: only an enum is compared with words")
+            raise self.wrong(node, f"{word!r}: only an enum is compared with words")
         if word not in words:
             hint = did_you_mean(word, words) or f"one of {', '.join(words)}"
-            raise self.wrong(said, f"{value.name} has no word {word!r}", hint)
+            raise self.wrong(node, f"{value.name} has no word {word!r}", hint)
         return float(words[word])
 
-    def _same_unit(self, node: ast.AST, one: Expr, other: Expr) -> None:
-        if not fits(one.unit, other.unit):
+    def _same_unit(self, node: ast.AST, left: Expr, right: Expr) -> None:
+        if not fits(left.unit, right.unit):
             raise self.wrong(
-                node, f"{one.unit} and {other.unit} do not go together", unit_hint(one.unit, other.unit)
+                node, f"{left.unit} and {right.unit} do not go together", unit_hint(left.unit, right.unit)
             )
 
     # --- axes --------------------------------------------------------------------------------------------
@@ -355,7 +355,7 @@ class _Reader:
         if name in OVER_PARTS:
             return self._over_parts(node, name)
         made: Callable[[ast.Call, str], Expr] = {
-            "spec": self._spec, "has": self._has, "known": self._known, "age": self._age,
+            "spec": self._spec, "has": self._has, "known": self._is_known, "age": self._age,
             "peers": self._peers, "peer_z": self._peers, "rack_peers": self._peers, "abs": self._plain,
             "node_peers": self._peers, "peers_at": self._peers_at,
             "min": self._plain, "max": self._plain, "first": self._first, "count_over": self._ticks,
@@ -394,7 +394,7 @@ class _Reader:
 
     def _ticks(self, node: ast.Call, name: str) -> Expr:
         arg, seconds = self.truth(node.args[0]), self._window(node.args[1])
-        if arg.scope is None or any(one.op in ("share", "count_over") for one in arg.walk()):
+        if arg.scope is None or any(part.op in ("share", "count_over") for part in arg.walk()):
             raise self.wrong(node.args[0], f"{name} of a {name} or of a constant says nothing")
         unit = RATIO if name == "share" else COUNT
         return Expr(name, (arg,), arg.scope, unit=unit, seconds=seconds)
@@ -423,7 +423,7 @@ class _Reader:
         assert isinstance(node, ast.Constant)
         return str(node.value)
 
-    def _known(self, node: ast.Call, name: str) -> Expr:
+    def _is_known(self, node: ast.Call, name: str) -> Expr:
         arg = self.any(node.args[0])
         if arg.scope is None:
             raise self.wrong(node.args[0], "a constant is always known")
@@ -449,7 +449,7 @@ class _Reader:
         return made
 
     def _first(self, node: ast.Call, name: str) -> Expr:
-        """Of numbers, or of conditions: a signal that stands as one may come before another condition."""
+        """Of numbers, or of conditions: a signal used as a condition may come before another condition."""
         if not any(self.any(arg).truth for arg in node.args):
             return self._plain(node, name)
         return self._unified(name, [self.truth(arg) for arg in node.args], truth=True)

@@ -38,7 +38,7 @@ class Past:
 
     def push(self, at_s: float, now: Truth) -> None:
         """The tick at `at_s` (seconds since 1970); a second one in the same slot replaces the first."""
-        slot, known = int(at_s // TICK_S), len(self.true)
+        slot, rows = int(at_s // TICK_S), len(self.true)
         self._grow(len(now))
         if self._last is not None and slot < self._last:
             return
@@ -46,9 +46,9 @@ class Past:
             # A slower tick speaks for the time since the one before it, but of no row that is new.
             between = np.full_like(now, UNKNOWN)
             if (slot - self._last) * TICK_S <= SPEAKS_FOR_S:
-                between[:known] = now[:known]
-            for one in range(max(self._last, slot - self.slots) + 1, slot):
-                self._put(one, between)
+                between[:rows] = now[:rows]
+            for between_slot in range(max(self._last, slot - self.slots) + 1, slot):
+                self._put(between_slot, between)
         self._put(slot, now)
         self._last = slot
 
@@ -97,22 +97,22 @@ def count_of(parts: Truth, parent: Rows, wholes: int) -> Numbers:
 
 
 def share_of(parts: Truth, parent: Rows, wholes: int) -> Numbers:
-    known = _count(parts != UNKNOWN, parent, wholes).astype(np.float64)
-    known[known == 0] = np.nan
-    return _count(parts == TRUE, parent, wholes).astype(np.float64) / known
+    count = _count(parts != UNKNOWN, parent, wholes).astype(np.float64)
+    count[count == 0] = np.nan
+    return _count(parts == TRUE, parent, wholes).astype(np.float64) / count
 
 
 def sum_of(parts: Numbers, parent: Rows, wholes: int) -> Numbers:
-    known = ~np.isnan(parts) & (parent >= 0)
-    found = np.bincount(parent[known], parts[known], minlength=wholes).astype(np.float64)
-    found[np.bincount(parent[known], minlength=wholes) == 0] = np.nan
+    valid = ~np.isnan(parts) & (parent >= 0)
+    found = np.bincount(parent[valid], parts[valid], minlength=wholes).astype(np.float64)
+    found[np.bincount(parent[valid], minlength=wholes) == 0] = np.nan
     return found
 
 
 def max_of(parts: Numbers, parent: Rows, wholes: int) -> Numbers:
     found = np.full(wholes, np.nan)
-    known = ~np.isnan(parts) & (parent >= 0)
-    np.fmax.at(found, parent[known], parts[known])
+    valid = ~np.isnan(parts) & (parent >= 0)
+    np.fmax.at(found, parent[valid], parts[valid])
     return found
 
 
@@ -121,8 +121,8 @@ def min_of(parts: Numbers, parent: Rows, wholes: int) -> Numbers:
 
 
 def median_of(parts: Numbers, parent: Rows, wholes: int) -> Numbers:
-    known = ~np.isnan(parts) & (parent >= 0)
-    rows, values = parent[known], parts[known]
+    valid = ~np.isnan(parts) & (parent >= 0)
+    rows, values = parent[valid], parts[valid]
     ranked = values[np.lexsort((values, rows))]
     count = np.bincount(rows, minlength=wholes)
     first = np.cumsum(count) - count
@@ -152,8 +152,8 @@ class Kept(NamedTuple):
     value: Any
 
 
-#: Stands for the inputs of what nobody has told so far: unknown everywhere, or a constant.
-UNTOLD = ("untold",)
+#: The inputs of a signal that was never reported: unknown everywhere, or a constant.
+UNREPORTED = ("unreported",)
 NOTHING_KEPT = Kept((None, -1), (), None)
 
 

@@ -17,7 +17,7 @@ class Unit:
         down = [_power(base, -exponent) for base, exponent in self.dims if exponent < 0]
         if not up and not down:
             return "a plain number" if self.plain else "ratio"
-        return "·".join(up or ["1"] * bool(down)) + "".join(f"/{one}" for one in down)
+        return "·".join(up or ["1"] * bool(down)) + "".join(f"/{part}" for part in down)
 
     def __mul__(self, other: "Unit") -> "Unit":
         return _joined(self, other, 1)
@@ -49,21 +49,21 @@ UNIT_WORDS: Mapping[str, Unit] = {
     },
 }
 
-#: The unit that the last part of a name tells, for values of `gpu_models.yaml`.
+#: The unit by the last part of a name, for values of `gpu_models.yaml`.
 _ENDINGS = {"c": "°C", "w": "W", "mhz": "MHz", "s": "s", "ns": "ns", "pct": "%", "ratio": "ratio", "v": "V"}
 
 
-def fits(one: Unit, other: Unit) -> bool:
+def fits(first: Unit, second: Unit) -> bool:
     """Whether the two may be added and compared."""
-    for plain, beside in ((one, other), (other, one)):
-        if plain.plain and (not plain.dims or _time(plain) == _time(beside)):
+    for plain, compared in ((first, second), (second, first)):
+        if plain.plain and (not plain.dims or _time(plain) == _time(compared)):
             return True
-    return one.dims == other.dims
+    return first.dims == second.dims
 
 
-def common_unit(one: Unit, other: Unit) -> Unit:
+def common_unit(first: Unit, second: Unit) -> Unit:
     """The unit of the sum of two that fit."""
-    return other if one.plain else one
+    return second if first.plain else first
 
 
 def unit_of_name(name: str) -> Unit:
@@ -73,9 +73,9 @@ def unit_of_name(name: str) -> Unit:
     return UNIT_WORDS[_ENDINGS.get(name.rpartition("_")[2], "count")]
 
 
-def unit_hint(one: Unit, other: Unit) -> str:
+def unit_hint(first: Unit, second: Unit) -> str:
     """How to bring two units together that do not fit; empty when nothing is known."""
-    pair = {str(one), str(other)}
+    pair = {str(first), str(second)}
     if pair == {"%", "ratio"}:
         return "one counts to 100, the other to 1: multiply the ratio by 100%"
     if pair == {"s", "ns"}:
@@ -87,12 +87,12 @@ def _time(unit: Unit) -> int:
     return dict(unit.dims).get("s", 0)
 
 
-def _joined(one: Unit, other: Unit, sign: int) -> Unit:
-    dims = dict(one.dims)
-    for base, exponent in other.dims:
+def _joined(first: Unit, second: Unit, sign: int) -> Unit:
+    dims = dict(first.dims)
+    for base, exponent in second.dims:
         dims[base] = dims.get(base, 0) + sign * exponent
     kept = tuple(sorted((base, exponent) for base, exponent in dims.items() if exponent))
-    return Unit(kept, one.plain and other.plain)
+    return Unit(kept, first.plain and second.plain)
 
 
 def _power(base: str, exponent: int) -> str:

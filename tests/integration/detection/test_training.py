@@ -10,7 +10,7 @@ from healer.detection.training import (
     AFTER_DRIFT,
     EVERY,
     JUDGED_LEAST,
-    PERSONS_STANDS,
+    PERSONS_CHOICE,
     due,
     healthy,
     is_judged,
@@ -56,7 +56,7 @@ def old() -> Trained:
         (EVERY, False, AFTER_DRIFT, (), ""),
         (2 * EVERY, False, EVERY, (), "7 days have passed"),
         (HOUR, True, None, (MOVED,), ""),
-        (PERSONS_STANDS, True, None, (), "7 days have passed"),
+        (PERSONS_CHOICE, True, None, (), "7 days have passed"),
     ],
 )
 def test_a_model_is_due(

@@ -28,7 +28,7 @@ def test_a_node_that_differs_from_its_peers_stands_out_in_that_feature_alone() -
     assert heat[3] > 3
     assert np.abs(np.delete(heat, 3)).max() < 2
     assert np.abs(column(matrix, "SM clock, mean")).max() < 2
-    own, peers = features.told("gpu temperature, mean", 3)
+    own, peers = features.latest("gpu temperature, mean", 3)
     assert own == pytest.approx(72, abs=4)
     assert peers == pytest.approx(60, abs=2)
 
@@ -51,7 +51,7 @@ def test_growth_of_a_counter_counts_and_not_its_height() -> None:
     replays = column(matrix, "PCIe replays")
     assert replays[5] > 5
     assert np.abs(np.delete(replays, 5)).max() == 0
-    own, peers = features.told("PCIe replays", 5)
+    own, peers = features.latest("PCIe replays", 5)
     assert own == pytest.approx(10 * GPUS * 120, rel=0.01)
     assert peers == 0
 

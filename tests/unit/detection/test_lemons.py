@@ -8,10 +8,10 @@ import pytest
 
 from healer.detection.lemons import (
     AWAY,
-    BESIDE_MOST,
     EVERY,
     LEMON_NODE,
     LIMIT,
+    OTHERS_MOST,
     OVER,
     Lemons,
     scores,
@@ -94,7 +94,7 @@ def test_what_people_and_jobs_say_never_reaches_the_limit_alone() -> None:
     lost = [ended("z", "n1", user="z", state="NODE_FAIL", failed_node="n1")]
     off = [SlurmJob(id=f"p{user}", state="PENDING", user=user, excluded=("n1",)) for user in "abcdefgh"]
     days_of(marks, 10, *jobs, *sound, *lost, *off)
-    assert score_of(past(), marks) == BESIDE_MOST < LIMIT
+    assert score_of(past(), marks) == OTHERS_MOST < LIMIT
     assert score_of(past(0), marks) >= LIMIT
 
 
@@ -134,7 +134,7 @@ def test_failing_as_often_as_everywhere_is_worth_nothing() -> None:
 
 
 def test_healers_own_exclusions_and_unknown_nodes_do_not_count() -> None:
-    marks = JobMarks(own=lambda job: ("n1",))
+    marks = JobMarks(own_exclusions=lambda job: ("n1",))
     off = SlurmJob(id="7", state="PENDING", user="ann", excluded=("n1", "n2", "gone"))
     marks.look(picture(off), START)
     assert list(marks.marks) == ["n2"]

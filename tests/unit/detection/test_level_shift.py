@@ -9,7 +9,7 @@ import pytest
 
 from healer.detection import level_shift as shifts
 from healer.detection.features import NAMES, NodeFeatures
-from healer.detection.level_shift import DRIFTED, LEARN_ANEW_S, Shifts
+from healer.detection.level_shift import DRIFTED, RELEARN_AFTER_S, Shifts
 from healer.model import Component, Finding, Part, Place, Scope, SignalKind, SlurmJob, SlurmNode, Topology
 from healer.observations.telemetry_windows import Telemetry
 from healer.sim.stores import MemoryColumns
@@ -30,7 +30,7 @@ class Told(NodeFeatures):
     def matrix(self, now: datetime) -> Any:
         return self.now
 
-    def told(self, feature: str, row: int) -> tuple[float, float]:
+    def latest(self, feature: str, row: int) -> tuple[float, float]:
         return 71.0, 63.0
 
 
@@ -177,7 +177,7 @@ def test_after_a_repair_it_is_learnt_anew(site: Site) -> None:
 
 def test_what_stands_for_three_days_is_how_it_is(site: Site) -> None:
     site.odd["n05", HOT] = lambda _: 4.0
-    assert site.run(LEARN_ANEW_S / 3600)
+    assert site.run(RELEARN_AFTER_S / 3600)
     site.watched = frozenset({(DRIFTED, where("n05"))})
     assert site.run(24)[1:] == []
     assert (DRIFTED, where("n05")) in site.clear

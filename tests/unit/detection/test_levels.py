@@ -84,9 +84,9 @@ def test_back_is_below_the_threshold_again_and_three_days_are_the_new_level() ->
     assert not back[-1, 0, 7]
     assert float(levels.sums[0, 7]) < threshold(100) / 3
     told(levels, 30, lambda _: 4.0, seed=5, first=160)
-    levels.learn_anew(190 * POINT_S, 3 * 86400.0)
+    levels.relearn(190 * POINT_S, 3 * 86400.0)
     assert float(levels.sums[0, 7]) > 0
-    levels.learn_anew((190 + 4 * 96) * POINT_S, 3 * 86400.0)
+    levels.relearn((190 + 4 * 96) * POINT_S, 3 * 86400.0)
     assert float(levels.sums[0, 7]) == 0
     assert onset(told(levels, 96, lambda _: 4.0, seed=6, first=190 + 4 * 96)) == -1
 

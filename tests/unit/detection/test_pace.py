@@ -13,8 +13,8 @@ def told(pace: Pace, seconds: list[float]) -> Pace:
 
 def test_nothing_is_known_before_enough_steps_came() -> None:
     pace = told(Pace(), [2.0] * (WARM_UP + PACE_STEPS + BEFORE_LEAST - 1))
-    assert not pace.known
-    assert told(pace, [2.0]).known
+    assert not pace.is_ready
+    assert told(pace, [2.0]).is_ready
 
 
 def test_five_medians_in_a_row_above_ten_percent_are_slow() -> None:

@@ -391,7 +391,7 @@ def test_what_stands_is_told_once_and_then_every_minute(slurm: Watched) -> None:
     slurm.clock.advance(6)
     (again,) = slurm.found()  # no walk has taken the first one in
     assert again.evidence[0].digest == first.evidence[0].digest
-    slurm.picture.told([first], slurm.clock.now())
+    slurm.picture.note_reported([first], slurm.clock.now())
     slurm.clock.advance(54)
     assert slurm.found() == []
     slurm.clock.advance(6)

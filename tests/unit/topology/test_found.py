@@ -19,7 +19,7 @@ from healer.topology.found import (
     Found,
     Unreadable,
     as_yaml,
-    beside_slurm,
+    differences_to_slurm,
     by_hand_first,
     changes,
     merged,
@@ -328,8 +328,8 @@ def test_changes_are_told_and_long_lists_cut(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_where_slurm_says_something_else() -> None:
     topology = topology_of(read_ibnetdiscover(IB))
-    assert beside_slurm(topology, {"gpu0001": ("leaf2", "top"), "gpu0002": ("leaf1",)}) == []
-    assert beside_slurm(topology, {"gpu0001": ("leaf7",), "gpu0003": ("leaf1",)}) == [
+    assert differences_to_slurm(topology, {"gpu0001": ("leaf2", "top"), "gpu0002": ("leaf1",)}) == []
+    assert differences_to_slurm(topology, {"gpu0001": ("leaf7",), "gpu0003": ("leaf1",)}) == [
         "gpu0001: cables lead to leaf1, leaf2, Slurm says leaf7",
         "gpu0002: cables were found, Slurm's tree has no such node",
         "gpu0003: in Slurm's tree, and no cable was found",

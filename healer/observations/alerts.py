@@ -1,0 +1,125 @@
+"""The alerts of other systems that fire. State owned by its caller."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from healer.model import Component, Observation
+
+#: Alerts of one cluster that are kept, and of one node: no node's sender pushes out the alerts of others.
+#: Beyond that an ended one goes first, else the oldest.
+ALERTS_MAX, OF_NODE_MAX = 20_000, 100
+
+#: (cluster, node, switch, gpu, pci, nic, device, fingerprint). The sender chooses the fingerprint: alone it
+#: would let one node's sender end another node's alert.
+_Key = tuple[str, str | None, str | None, int | None, str | None, str | None, str | None, str]
+
+
+@dataclass(slots=True)
+class HeardAlert:
+    """One alert by its fingerprint. `digest` is that of the first report, by which evidence knows it.
+
+    `rule` is noted by its reader: the entry of the rules of `rules_version` that takes it.
+    """
+
+    seen: Observation
+    digest: str
+    heard_at: datetime
+    begun_at: datetime
+    ended: bool = False
+    reported_at: datetime | None = None
+    rule: str | None = None
+    stays_h: float = 0.0
+    rules_version: str = ""
+
+
+class Alerts:
+    """By place and fingerprint."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[_Key, HeardAlert] = OrderedDict()
+        #: Those of each node, and those that have ended: the oldest first.
+        self._of_node: dict[str, dict[_Key, None]] = {}
+        self._over: OrderedDict[_Key, None] = OrderedDict()
+        #: (fault, place) that firing alerts support, by the last look. An incident of theirs that is not here
+        #: has ended.
+        self.standing: frozenset[tuple[str, Component]] = frozenset()
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def take(self, seen: Observation) -> None:
+        """One report. A repeated one, or one about a time that is over, changes nothing.
+
+        Alertmanager keeps the earliest beginning when it merges two reports of one alert, so what it repeats
+        or resolves may have begun before what was heard: it is the same alert as long as its end says so.
+        """
+        key = _key(seen)
+        begun = datetime.fromisoformat(str(seen.data["starts_at"]))
+        ended = seen.data.get("status") == "resolved"
+        before = self._known.get(key)
+        if before is not None and begun <= before.begun_at and before.ended:
+            return
+        if before is not None and begun <= before.begun_at and not ended:
+            before.heard_at = max(before.heard_at, seen.arrived_at)
+            return
+        if before is not None and begun < before.begun_at:
+            over = seen.data.get("ends_at")
+            if over and datetime.fromisoformat(str(over)) > before.begun_at:
+                before.ended, before.heard_at = True, seen.arrived_at
+                self._over[key] = None
+            return
+        same = before is not None and begun == before.begun_at
+        # The newest comes last: it is dropped last.
+        self._drop(key)
+        self._known[key] = HeardAlert(
+            seen=seen if before is None or not ended else before.seen,
+            digest=str(seen.data.get("again") or seen.digest)
+            if before is None or not ended
+            else before.digest,
+            heard_at=seen.arrived_at,
+            begun_at=begun,
+            ended=ended,
+            reported_at=before.reported_at if before is not None and same else None,
+        )
+        if ended:
+            self._over[key] = None
+        if key[1] is not None:
+            self._of_node.setdefault(key[1], {})[key] = None
+        self._bound(key[1])
+
+    def _bound(self, node: str | None) -> None:
+        keys = self._of_node.get(node, {}) if node is not None else {}
+        if len(keys) > OF_NODE_MAX:
+            self._drop(next((key for key in keys if key in self._over), next(iter(keys))))
+        if len(self._known) > ALERTS_MAX:
+            self._drop(next(iter(self._over or self._known)))
+
+    def _drop(self, key: _Key) -> None:
+        self._known.pop(key, None)
+        self._over.pop(key, None)
+        keys = self._of_node.get(key[1], {}) if key[1] is not None else {}
+        keys.pop(key, None)
+        if key[1] is not None and not keys:
+            self._of_node.pop(key[1], None)
+
+    def firing(self) -> Iterator[HeardAlert]:
+        return (alert for alert in self._known.values() if not alert.ended)
+
+    def forget(self, alerts: Iterable[HeardAlert]) -> None:
+        """They count as ended, although no end was reported."""
+        for alert in alerts:
+            self._drop(_key(alert.seen))
+
+    def note_reported(self, digests: Iterable[str], now: datetime) -> None:
+        """A walk has taken these in."""
+        wanted = set(digests)
+        for alert in self._known.values() if wanted else ():
+            if alert.digest in wanted:
+                alert.reported_at = now
+
+
+def _key(seen: Observation) -> _Key:
+    at = seen.component
+    return at.cluster, at.node, at.switch, at.gpu, at.pci, at.nic, at.device, str(seen.data["fingerprint"])

@@ -1,0 +1,70 @@
+"""Which nodes jobs hold, and which they left within the last hour. State owned by its caller."""
+
+from collections import deque
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from healer.model import SlurmSnapshot
+
+ALLOCATION_KEPT = timedelta(hours=1)
+#: Errors that follow from the end of a job's work come within this, and are the job's.
+AFTER_ITS_END = timedelta(minutes=1)
+ENDED_KEPT = 10_000
+
+
+class Allocation(NamedTuple):
+    """The nodes of one life of a job; `leader` is the job, or that of its heterogeneous job."""
+
+    leader: str
+    restarts: int
+    nodes: tuple[str, ...]
+    start_at: datetime | None
+
+    def had_begun(self, at: datetime) -> bool:
+        return self.start_at is None or self.start_at <= at
+
+
+class Allocations:
+    """Those that Slurm shows now, by job, and those that ended within the last hour."""
+
+    def __init__(self) -> None:
+        self.running: dict[str, Allocation] = {}
+        #: The oldest first, with the time at which Slurm no longer showed it.
+        self._ended: deque[tuple[datetime, Allocation]] = deque(maxlen=ENDED_KEPT)
+        #: The same by node, made when the first finding asks: a storm asks with each line.
+        self._ended_on: dict[str, list[tuple[datetime, Allocation]]] | None = None
+        #: Running allocations by leader; made likewise.
+        self._lives: dict[str, list[Allocation]] | None = None
+
+    def note(self, snapshot: SlurmSnapshot) -> None:
+        jobs = (job for job in snapshot.jobs.values() if job.state == "RUNNING")
+        running = {job.id: Allocation(job.leader, job.restarts, job.nodes, job.start_at) for job in jobs}
+        for job, before in self.running.items():
+            if running.get(job) != before:
+                self._ended.append((snapshot.taken_at, before))
+        while self._ended and snapshot.taken_at - self._ended[0][0] > ALLOCATION_KEPT:
+            self._ended.popleft()
+        self.running, self._ended_on, self._lives = running, None, None
+
+    def ended_on(self, node: str, at: datetime) -> frozenset[str]:
+        """Leaders of jobs that are gone, and were on the node then or had left it in the minute before."""
+        if self._ended_on is None:
+            self._ended_on = {}
+            for ended_at, allocation in self._ended:
+                for name in allocation.nodes:
+                    self._ended_on.setdefault(name, []).append((ended_at, allocation))
+        there = self._ended_on.get(node, ())
+        return frozenset(
+            allocation.leader
+            for ended_at, allocation in there
+            if at - ended_at <= AFTER_ITS_END and allocation.had_begun(at)
+        )
+
+    def had_begun(self, leader: str, at: datetime) -> bool:
+        """Whether a job that runs now ran at that time; True for an unknown job."""
+        if self._lives is None:
+            self._lives = {}
+            for allocation in self.running.values():
+                self._lives.setdefault(allocation.leader, []).append(allocation)
+        lives = self._lives.get(leader, ())
+        return not lives or any(allocation.had_begun(at) for allocation in lives)

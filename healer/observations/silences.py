@@ -1,0 +1,52 @@
+"""What is known of silent nodes and outages from one walk to the next."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import NamedTuple
+
+from healer.model import PlaceKind, SlurmNode
+
+
+def is_expected_away(node: SlurmNode) -> bool:
+    """The node is not expected to send: it is out by plan, or Slurm is starting it."""
+    return node.planned or node.starting
+
+
+class Outage(NamedTuple):
+    """An open incident of a place, or of the fleet, whose nodes are silent: those reported so far."""
+
+    #: None: the whole fleet.
+    kind: PlaceKind | None
+    place: str
+    nodes: frozenset[str]
+
+
+class AllHeard(NamedTuple):
+    """None of these nodes can be silent until then: each was heard since."""
+
+    nodes: Mapping[str, SlurmNode]
+    until: datetime
+
+    def holds(self, nodes: Mapping[str, SlurmNode], now: datetime) -> bool:
+        return nodes is self.nodes and now <= self.until
+
+
+class Alone(NamedTuple):
+    """`since`: when the node was last heard. `others_back_at`: when those of its place that had been away
+    with it were back; None where none had been."""
+
+    since: datetime
+    others_back_at: datetime | None
+
+
+@dataclass
+class Silences:
+    """Which nodes are silent."""
+
+    #: The result of the last look; None: a node is silent, or a sender is new.
+    all_heard: AllHeard | None = None
+    #: Outages that the last walk left open.
+    outages: tuple[Outage, ...] = ()
+    #: Nodes that were judged alone.
+    alone: dict[str, Alone] = field(default_factory=dict)

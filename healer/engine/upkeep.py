@@ -43,8 +43,7 @@ from healer.model import (
     audit_record,
 )
 from healer.model.run import run_id
-from healer.observations import Picture
-from healer.observations import NodePicture
+from healer.observations import NodePicture, Picture
 from healer.ports.transactions import WalkTx
 from healer.telling.news import breaker_page
 

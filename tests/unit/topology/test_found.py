@@ -19,9 +19,9 @@ from healer.topology.found import (
     Found,
     Unreadable,
     as_yaml,
-    differences_to_slurm,
     by_hand_first,
     changes,
+    differences_to_slurm,
     merged,
     topology_of,
 )

@@ -1,4 +1,4 @@
-"""Chooses the adapters and wires every part. Every part of healer starts here."""
+"""Chooses the adapters, and wires and starts every part."""
 
 import gc
 import os
@@ -59,14 +59,14 @@ from healer.settings import CHECKED, Settings, SettingsError, guard_overrides, r
 
 log = structlog.get_logger()
 
-#: One call to Slurm that changes something may take this long: shorter than the lease's margin for effects.
+#: Timeout of a call that changes Slurm: shorter than the lease's margin for effects.
 SLURM_TIMEOUT_S = 4.0
 #: Records of the site's commands, below the data directory.
 COMMANDS_FOLDER = "commands"
 SIGN_IN_LASTS = timedelta(minutes=10)
 #: The machine's own list of host keys.
 KNOWN_HOSTS = Path("/etc/ssh/ssh_known_hosts")
-#: Of DCGM's tests: about two minutes. A repair that takes less than five has no time for more.
+#: Level of DCGM's tests: about two minutes.
 DIAGNOSE_LEVEL = 2
 
 
@@ -146,7 +146,7 @@ def slurm_token(settings: Settings) -> FileToken | CommandToken:
 
 
 def slurm_users(settings: Settings) -> tuple[str, ...]:
-    """As whom healer comes to Slurm, by each of its adapters: for whom it reserves a node that it tests.
+    """The users as whom healer's adapters call Slurm: it reserves nodes under test for them.
 
     Raises SchedulerError while a token cannot be read.
     """
@@ -220,10 +220,10 @@ def cluster_name(settings: Settings) -> str:
         raise SettingsError(f"HEALER_CLUSTER is not set and Slurm does not tell its name: {error}") from error
 
 
-def told_cluster(slurm: Scheduler, cluster: str) -> bool:
-    """True once Slurm told that it is this cluster, False while it does not answer.
+def is_own_cluster(slurm: Scheduler, cluster: str) -> bool:
+    """True if Slurm says that it is this cluster, False while it does not answer.
 
-    SettingsError when it is another one: nodes of the same name would be drained there.
+    Raises SettingsError for another cluster: nodes of the same name would be drained there.
     """
     try:
         name = slurm.cluster_name()
@@ -251,7 +251,7 @@ def load_site_rules(folder: Path, settings: Settings, *, prove: bool = True) -> 
 
 
 def rulebook(settings: Settings) -> Rulebook:
-    """Raises SettingsError where neither the files nor the rules that were proven last can be used."""
+    """Raises SettingsError if neither the files nor the last proven rules can be used."""
     where = rules_folder(settings)
 
     def load(folder: Path, prove: bool) -> Ruleset:
@@ -271,7 +271,8 @@ def rulebook(settings: Settings) -> Rulebook:
 
 
 def poke(settings: Settings, cluster: str) -> Poke:
-    """Tells the workers to look at runs. Losing it is harmless: the sweep finds what is due."""
+    """Returns a function that has the workers drive runs. A lost message is harmless: the sweep finds due
+    runs."""
     from workers.app import make_app, send
 
     app = make_app(broker_url(settings), cluster)
@@ -316,7 +317,7 @@ def ledger(
 
 
 def sign_in_link(database: str, url: str, *, name: str) -> str:
-    """An address that signs an administrator in, once, within ten minutes."""
+    """A URL that signs in an administrator, once, within ten minutes."""
     from healer.adapters.postgres.tokens import PostgresTokens
 
     now = SystemClock().now()
@@ -357,11 +358,11 @@ def run_api(settings: Settings) -> None:
 
 
 def collect_less() -> None:
-    # What stands now stays to the end. A full collection that walked it would hold up every request by 0.1 s.
+    # Objects made at the start stay to the end: a full collection over them would delay requests by 0.1 s.
     gc.collect()
     gc.freeze()
-    # Nearly all that a small post or a stored row makes ends with it: to look through the young objects at
-    # every 700 of them, Python's default, was a twentieth of a post's cost and a tenth of a rebuild's.
+    # Nearly all objects of a request die with it: collecting after every 700, Python's default, cost 5 % of a
+    # small post and 10 % of a rebuild.
     gc.set_threshold(20_000)
 
 
@@ -406,7 +407,7 @@ def _database_duties(
     rules: Rulebook,
     sealer: Sealer,
 ) -> list[Duty]:
-    """What the database has work for; all but the last two are woken when it has."""
+    """Duties with work in the database; all but the last two are woken when there is some."""
     from healer.adapters.postgres.retention import free_share, tidy
     from healer.bootstrap.messaging import Telling, delivery, event_duty
 
@@ -439,7 +440,7 @@ def run_worker(settings: Settings) -> None:
 
     _log_as_json()
     cluster, slurm = cluster_name(settings), scheduler(settings)
-    is_confirmed = told_cluster(slurm, cluster)
+    is_confirmed = is_own_cluster(slurm, cluster)
     db = engine(settings, name="healer worker", pool_size=12)
     snapshots = PostgresSnapshots(db)
     threading.Thread(target=_look_ahead, args=(db, snapshots, cluster), daemon=True).start()
@@ -458,9 +459,9 @@ def run_worker(settings: Settings) -> None:
     driver = Driver(ledger(settings, db, cluster, snapshots=snapshots), rulebook(settings), tools)
 
     def drive(name: str) -> None:
-        """Nothing is done before Slurm told its name; the sweep sends the run again."""
+        """Does nothing before Slurm has confirmed its name; the sweep sends the run again."""
         nonlocal is_confirmed
-        is_confirmed = is_confirmed or told_cluster(slurm, cluster)
+        is_confirmed = is_confirmed or is_own_cluster(slurm, cluster)
         if is_confirmed:
             driver.drive(name)
 
@@ -468,7 +469,7 @@ def run_worker(settings: Settings) -> None:
 
 
 def _look_ahead(db: sa.Engine, snapshots: PostgresSnapshots, cluster: str) -> None:
-    """Decodes Slurm's picture when it changed, so that the next step finds it ready: 5 ms for 1,250 nodes."""
+    """Decodes changes of Slurm's picture ahead of the next step: 5 ms for 1,250 nodes."""
     waker, beat = Waker(db, [SNAPSHOT_CHANNEL]), Beat(db, cluster, "worker")
     while True:
         beat()
@@ -506,8 +507,8 @@ def _log_as_json() -> None:
 
 
 def log_to_stderr() -> None:
-    """Standard output is the document's, and the same for the same input. A traceback shows no values: they
-    may be secrets."""
+    """Logs to standard error, as standard output is the document's. Tracebacks show no values, which may be
+    secrets."""
     plain = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
     structlog.configure(
         processors=[

@@ -1,4 +1,4 @@
-"""The database for commands, which choose no adapter themselves: its migrations, and the tokens in it."""
+"""The database for commands, which choose no adapter themselves: migrations and tokens."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +26,6 @@ def tokens(settings: Settings) -> Iterator[PostgresTokens]:
 
 
 def _only_cluster(db: sa.Engine) -> str:
-    """Where the audit of tokens goes: the first cluster that Slurm has shown, before that one of our own."""
+    """The cluster whose audit records tokens: the first that Slurm has shown, `installation` before."""
     with request_errors(), db.connect() as conn:
         return next(iter(cluster_names(conn)), "installation")

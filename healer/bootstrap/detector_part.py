@@ -1,4 +1,4 @@
-"""The detector of one cluster on PostgreSQL: its walk, and its senses over samples in a thread beside it."""
+"""The detector of one cluster on PostgreSQL: its walk, and its senses over samples in another thread."""
 
 import threading
 from collections.abc import Iterator
@@ -45,7 +45,8 @@ log = structlog.get_logger()
 
 
 def run_detector(settings: Settings) -> None:
-    """Waits to lead, then walks until stopped. A broken database connection ends it: it starts anew."""
+    """Waits to lead, then walks until stopped. A broken database connection ends the process, to be
+    restarted."""
     stopped = bootstrap.until_stopped()
     db = bootstrap.engine(settings, name="healer detector", pool_size=3)
     cluster = bootstrap.cluster_name(settings)
@@ -58,7 +59,7 @@ def run_detector(settings: Settings) -> None:
     waker = Waker(db, [postgres_inbox.CHANNEL, SNAPSHOT_CHANNEL])
     cleared = returned_nodes(connection, cluster)
     connection.commit()
-    snapshots = PostgresSnapshots(db)  # one for both: each would decode every change of its own
+    snapshots = PostgresSnapshots(db)  # shared, so that each change is decoded once
     recorder = _recording(settings, db, cluster)
     parts = DetectorParts(
         cluster=cluster,
@@ -92,7 +93,7 @@ def _senses_parts(
     picture: Picture,
     trees: Forest,
 ) -> SensesParts:
-    """Fresh senses read the store anew: what a failure left half taken in is not kept."""
+    """Senses that are made again after a failure read the store again."""
     cluster, columns, past = parts.cluster, PostgresColumns(db), PostgresLemons(db, parts.cluster)
     measured = PostgresFleetFigures(db, cluster)
     reader: list[PostgresSamples] = []

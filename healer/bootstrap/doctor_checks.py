@@ -1,4 +1,4 @@
-"""What `healer doctor` asks by the adapters of this site: Slurm, nodes, BMCs, commands, guards, channels."""
+"""Checks of `healer doctor` by the site's adapters: Slurm, nodes, BMCs, commands, guards, channels."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ from healer.adapters.slurm import commands
 from healer.adapters.slurm.preferred import PreferredScheduler
 from healer.adapters.slurm.rest_token import ends_at, user_of
 from healer.adapters.system_clock import SystemClock
-from healer.bootstrap.messaging import known_of, tickets
+from healer.bootstrap.messaging import access_to, tickets
 from healer.decisions.capacity import IneffectiveLimit, ineffective_limits
 from healer.embedded.user import EmbeddedError
 from healer.model import Channel, Mode, SlurmNode
@@ -31,8 +31,8 @@ from healer.recordings.recording_folder import recordings
 from healer.rulebook import ruleset
 from healer.settings import Settings, SettingsError, guard_overrides, rules_folder
 
-#: How to come out of an adapter that does not answer.
-_WAYS_OUT = {
+#: What to check if an adapter does not answer.
+_REPAIRS = {
     "rest": "Is slurmrestd up at HEALER_SLURM_REST_URL, and the token good? Its log says why it refused.",
     "cli": "Is slurmctld up? SLURM_CONF right? munge running? May this user call scontrol?",
     "pyslurm": "Is slurmctld up? SLURM_CONF right? munge running? pyslurm and libslurm of the same release?",
@@ -50,7 +50,7 @@ class Look(NamedTuple):
 
 
 def _each_cluster(settings: Settings, look: Callable[[Settings], list[Look]]) -> list[Look]:
-    """Under the cluster's name where there are several."""
+    """The checks of each cluster, prefixed with its name where there are several."""
     return [
         found._replace(name=f"{cluster.cluster}: {found.name}") if settings.clusters else found
         for cluster in settings.each()
@@ -60,7 +60,7 @@ def _each_cluster(settings: Settings, look: Callable[[Settings], list[Look]]) ->
 
 @contextlib.contextmanager
 def _database(settings: Settings) -> Iterator[sa.Engine | None]:
-    """None where there is none to ask; what is wrong with it, its own check says."""
+    """The database; None if there is none, which another check reports."""
     try:
         db = bootstrap.engine(settings, name="healer doctor", pool_size=1)
     except EmbeddedError:
@@ -73,7 +73,7 @@ def _database(settings: Settings) -> Iterator[sa.Engine | None]:
 
 
 def look_at_slurm(settings: Settings) -> list[Look]:
-    """Nothing is changed in Slurm. An adapter of the list that does not answer is a fault of its own."""
+    """Checks each configured adapter of Slurm, without changing anything."""
     return _each_cluster(settings, _slurm_of_cluster)
 
 
@@ -89,11 +89,11 @@ def _slurm_of_cluster(settings: Settings) -> list[Look]:
             found.append(token)
         try:
             text = f"{adapter.describe()}, cluster {adapter.cluster_name()}"
-            # slurmrestd tells both also to a token that slurmctld does not take.
+            # slurmrestd answers both even for a token that slurmctld refuses.
             adapter.controller()
             found.append(Look(name, True, text))
         except SchedulerError as error:
-            found.append(Look(name, False, str(error), _WAYS_OUT[adapter.name]))
+            found.append(Look(name, False, str(error), _REPAIRS[adapter.name]))
             continue
         answered = True
         if user:
@@ -120,7 +120,7 @@ def _together(chain: PreferredScheduler) -> list[Look]:
 
 
 def _token(settings: Settings) -> tuple[Look, str]:
-    """How long slurmrestd's token lasts, and whom it is for; empty where that is not told."""
+    """Checks the lifetime of slurmrestd's token. Returns its user too; empty if unknown."""
     now = datetime.now(UTC)
     try:
         token = bootstrap.slurm_token(settings).current(now)
@@ -133,22 +133,22 @@ def _token(settings: Settings) -> tuple[Look, str]:
     left_s = end - now.timestamp()
     if left_s > 0:
         return Look("slurm rest token", True, f"{whose}, {left_s / 60:.0f} minutes left by this clock"), user
-    way_out = "Renew it; if it is new, this clock and slurmctld's differ: synchronise them by NTP."
-    return Look("slurm rest token", False, f"{whose}, ended {-left_s / 60:.0f} minutes ago", way_out), user
+    repair = "Renew it; if it is new, this clock and slurmctld's differ: synchronise them by NTP."
+    return Look("slurm rest token", False, f"{whose}, ended {-left_s / 60:.0f} minutes ago", repair), user
 
 
 def _rights(adapter: str, user: str, settings: Settings) -> Look:
-    may, text, way_out = commands.rights_of(user, settings.slurm_bin_dir, settings.slurm_conf)
+    may, text, repair = commands.rights_of(user, settings.slurm_bin_dir, settings.slurm_conf)
     if may is False and settings.mode in (Mode.off, Mode.shadow):
-        return Look(f"slurm {adapter} rights", True, f"{text}; enough for mode {settings.mode}", way_out)
-    return Look(f"slurm {adapter} rights", may is not False, text, way_out)
+        return Look(f"slurm {adapter} rights", True, f"{text}; enough for mode {settings.mode}", repair)
+    return Look(f"slurm {adapter} rights", may is not False, text, repair)
 
 
 NODE_ACTIONS = "node actions"
 
 
 def look_at_node_actions(settings: Settings) -> list[Look]:
-    """Nothing is changed on the node. A site need not let healer work on nodes: then people do it."""
+    """Checks access to nodes, without changing anything. A site may leave work on nodes to people."""
     return _each_cluster(settings, lambda cluster: [_node_actions_of_cluster(cluster)])
 
 
@@ -160,9 +160,9 @@ def _node_actions_of_cluster(settings: Settings) -> Look:
     if settings.sim_nodes_socket is not None:
         return Look(NODE_ACTIONS, True, f"simulated nodes at {settings.sim_nodes_socket}")
     if settings.ssh_key_file is None:
-        way_out = "Set HEALER_SSH_KEY_FILE, and install healer-node on the nodes: docs/nodes.md."
+        repair = "Set HEALER_SSH_KEY_FILE, and install healer-node on the nodes: docs/nodes.md."
         return Look(
-            NODE_ACTIONS, True, "none is configured: steps on a node itself are handed to a person", way_out
+            NODE_ACTIONS, True, "none is configured: steps on a node itself are handed to a person", repair
         )
     node = _some_node(settings, NODE_ACTIONS)
     if isinstance(node, Look):
@@ -171,7 +171,7 @@ def _node_actions_of_cluster(settings: Settings) -> Look:
 
 
 def _some_node(settings: Settings, title: str) -> str | Look:
-    """A node to try it on, or why there is none."""
+    """A node for a trial, or why there is none."""
     try:
         nodes = bootstrap.scheduler(settings, cluster=settings.cluster).snapshot().gpu_nodes
     except SchedulerError:
@@ -180,7 +180,7 @@ def _some_node(settings: Settings, title: str) -> str | Look:
 
 
 def chosen(nodes: Sequence[SlurmNode]) -> str | None:
-    """One that Slurm reaches, as the first by name: the same at each look."""
+    """The first node by name that responds to Slurm; None if none does."""
     return min((node.name for node in nodes if node.responding), default=None)
 
 
@@ -200,7 +200,7 @@ BMCS = "BMCs"
 
 
 def look_at_bmcs(settings: Settings) -> list[Look]:
-    """Nothing is switched. Where no BMC is configured there is nothing to look at."""
+    """Checks access to the BMCs, without switching power; empty if none is configured."""
     return _each_cluster(
         settings, lambda cluster: [] if cluster.bmc_url is None else [_bmcs_of_cluster(cluster)]
     )
@@ -232,7 +232,7 @@ _NAMED = 5
 
 
 def look_at_nodes(settings: Settings) -> list[Look]:
-    """No fault in itself: a site need not run the follower, and a node may be down on purpose."""
+    """Which nodes are silent. Never a failure: a site may not run the follower, and a node may be down."""
     with _database(settings) as db:
         if db is None:
             return []
@@ -271,7 +271,7 @@ SITE_COMMANDS = "site commands"
 
 
 def look_at_site_commands(settings: Settings) -> list[Look]:
-    """Nothing is started. Rules that cannot be read are told elsewhere."""
+    """Checks the programs of site commands, without starting them; empty if the rules are invalid."""
     try:
         commands = ruleset.load(rules_folder(settings), prove=False).commands
     except ruleset.RulesInvalid:
@@ -296,8 +296,8 @@ def _checked(name: str, program: str) -> Look:
 
 
 def look_at_guards(settings: Settings) -> list[Look]:
-    """A warning is no fault: a site may want it so. Nothing where rules or database cannot be read; their own
-    checks say why."""
+    """Warns of guards that never or always hold; a site may want that. Empty if rules or database cannot be
+    read, which other checks report."""
     with _database(settings) as db:
         try:
             return [look for of in settings.each() for look in _guards_of(db, of, settings)] if db else []
@@ -313,7 +313,8 @@ def _guards_of(db: sa.Engine, of: Settings, settings: Settings) -> list[Look]:
         for cluster in [of.cluster] if of.cluster else names:
             facts = read_facts(conn, cluster, PostgresSnapshots(db), SystemClock().now())
             found += [
-                warn_of_bound(cluster, one) for one in ineffective_limits(facts, rules, SystemClock().now())
+                warn_of_bound(cluster, limit)
+                for limit in ineffective_limits(facts, rules, SystemClock().now())
             ]
     return found or ([Look("guards", True, "every cap can bind, and none always would")] if names else [])
 
@@ -324,12 +325,12 @@ def warn_of_bound(cluster: str, bound: IneffectiveLimit) -> Look:
     return Look("guards", True, text, f"If that is not meant: {bound.setting} in rules/guards.yaml.")
 
 
-#: Dead letters of this time are told of.
+#: How far back dead letters are reported.
 RECENT = timedelta(days=1)
 
 
 def look_at_channels(settings: Settings) -> list[Look]:
-    """Sends nothing. Nothing where the rules cannot be read: their own check says why."""
+    """Checks secrets and deliveries of channels, without sending anything; empty if the rules are invalid."""
     try:
         named = ruleset.load(rules_folder(settings), prove=False).notifications.channels
     except ruleset.RulesInvalid:
@@ -340,48 +341,50 @@ def look_at_channels(settings: Settings) -> list[Look]:
         if db is None:
             return []
         try:
-            told = told_of(db, SystemClock().now())
+            histories = delivery_histories(db, SystemClock().now())
         except SQLAlchemyError:
-            told = {}
-    return [said(settings, channel, told.get(channel.name)) for channel in named]
+            histories = {}
+    return [look_at_channel(settings, channel, histories.get(channel.name)) for channel in named]
 
 
-def told_of(db: sa.Engine, now: datetime) -> dict[str, sa.Row]:
-    """By channel: when it was told last, what waits after a failed try, what was given up, and why."""
+def delivery_histories(db: sa.Engine, now: datetime) -> dict[str, sa.Row]:
+    """By channel: time of the last delivery, numbers of failing and of given-up ones, and the last error."""
     row = deliveries.c
     failing = (row.state == "due") & row.error.is_not(None)
     dead = (row.state == "failed") & (row.ended_at > now - RECENT)
     query = sa.select(
         row.channel,
-        sa.func.max(row.ended_at).filter(row.state == "sent").label("told"),
+        sa.func.max(row.ended_at).filter(row.state == "sent").label("sent_at"),
         sa.func.count().filter(failing).label("failing"),
         sa.func.count().filter(dead).label("dead"),
         sa.func.max(row.error).filter(failing | dead).label("error"),
     ).group_by(row.channel)
     with db.connect() as conn:
-        return {one.channel: one for one in conn.execute(query)}
+        return {history.channel: history for history in conn.execute(query)}
 
 
-def said(settings: Settings, channel: Channel, told: sa.Row | None) -> Look:
+def look_at_channel(settings: Settings, channel: Channel, history: sa.Row | None) -> Look:
     name = f"channel {channel.name}"
     try:
-        known_of(settings, channel)
+        access_to(settings, channel)
     except SettingsError as error:
         return Look(name, False, str(error), "Set it for the scheduler (docs/notifications.md).")
-    if told is None:
+    if history is None:
         return Look(name, True, f"{channel.kind}: its secrets are there, and it was told nothing yet")
-    last = f"told last at {told.told:%Y-%m-%d %H:%M} UTC" if told.told else "never told anything"
-    if not told.failing and not told.dead:
+    last = f"told last at {history.sent_at:%Y-%m-%d %H:%M} UTC" if history.sent_at else "never told anything"
+    if not history.failing and not history.dead:
         return Look(name, True, f"{channel.kind}: {last}")
-    text = f"{channel.kind}: {last}; {told.failing} wait after a failed try, {told.dead} given up in 24 h"
+    text = (
+        f"{channel.kind}: {last}; {history.failing} wait after a failed try, {history.dead} given up in 24 h"
+    )
     repair = (
         f"`healer messages --channel {channel.name}` lists them, `healer messages retry` sends one again."
     )
-    return Look(name, False, f"{text}: {told.error}", repair)
+    return Look(name, False, f"{text}: {history.error}", repair)
 
 
 def look_at_tickets(settings: Settings) -> list[Look]:
-    """Opens nothing there. Without a ticket system there is nothing to look at."""
+    """Checks access to the ticket system, without opening a ticket; empty if there is none."""
     system = tickets(settings)
     if system is None:
         return []
@@ -394,13 +397,15 @@ def look_at_tickets(settings: Settings) -> list[Look]:
         return [Look("tickets", False, str(error), repair)]
 
 
-#: The detector ends a frame every ten seconds where anything is told at all; heartbeats are.
+#: Longest silence of a recording: the detector writes every ten seconds, at least heartbeats.
 RECORDING_SILENT = timedelta(minutes=10)
 
 
 def look_at_recordings(settings: Settings) -> list[Look]:
-    """Whether each cluster is recorded, how much and since when, and what is wrong."""
-    return [_recording_of(one, one.cluster if settings.clusters else None) for one in settings.each()]
+    """Checks the recording of each cluster: size, start and problems."""
+    return [
+        _recording_of(cluster, cluster.cluster if settings.clusters else None) for cluster in settings.each()
+    ]
 
 
 def _recording_of(settings: Settings, cluster: str | None) -> Look:
@@ -415,7 +420,7 @@ def _recording_of(settings: Settings, cluster: str | None) -> Look:
         return Look(name, False, why, f"Let healer's user write {folder}, or set another HEALER_RECORDING.")
     if found.oldest is None or found.newest is None:
         return Look(name, True, f"on, nothing in {folder} yet")
-    lost = sum(one.lost for one in found.files)
+    lost = sum(file.lost for file in found.files)
     holes = f", {lost} entries lost" if lost else ""
     since = f"{found.oldest:%Y-%m-%d %H:%M} UTC"
     text = f"on, {found.bytes / 1e6:.1f} MB since {since} in {folder}{holes}"
@@ -426,7 +431,7 @@ def _recording_of(settings: Settings, cluster: str | None) -> Look:
 
 _SILENT_REPAIR = "The detector records: look whether it runs, and into its log."
 
-#: In the order in which `healer doctor` tells of them.
+#: In the order in which `healer doctor` prints them.
 LOOKS = (
     look_at_slurm,
     look_at_nodes,

@@ -1,4 +1,4 @@
-"""What leaves this installation: news to channels, messages and tickets to sinks, the dead man's switch."""
+"""Outbound messages: news to channels, messages and tickets to sinks, the dead man's switch."""
 
 import random
 import threading
@@ -40,27 +40,27 @@ _MAY_LACK = (ChannelKind.feishu, ChannelKind.alertmanager, ChannelKind.email)
 
 
 class ChannelAccess(msgspec.Struct, frozen=True):
-    """A channel with what its references led to."""
+    """A channel with its resolved address and secret."""
 
     channel: Channel
     url: str
     secret: str | None
-    #: A press can come back: Slack's signing secret is set.
+    #: Slack's signing secret is set, so that presses of buttons can be verified.
     buttons: bool = False
 
 
 class ChannelBook:
-    """Adapters by channel, kept as long as channel and secrets are the same: a file with a new secret is
-    taken at the next message, without a restart."""
+    """Adapters by channel, kept while channel and secrets are the same: a new secret in a file takes effect
+    at the next message."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._made: dict[str, tuple[ChannelAccess, MessageChannel]] = {}
 
     def of(self, channel: Channel) -> MessageChannel:
-        """DeliveryFailed where a secret is not there: it is tried again, and said."""
+        """Raises DeliveryFailed if a secret is missing: delivery is retried and shown as failed."""
         try:
-            access = known_of(self._settings, channel)
+            access = access_to(self._settings, channel)
         except SettingsError as error:
             raise DeliveryFailed(str(error).rstrip(".")) from None
         made = self._made.get(channel.name)
@@ -70,12 +70,12 @@ class ChannelBook:
 
 
 def check_channels(settings: Settings, notifications: Notifications) -> None:
-    """Every channel has its secrets. SettingsError, in one sentence."""
+    """Raises SettingsError, in one sentence, if a channel lacks a secret."""
     for channel in notifications.channels:
-        known_of(settings, channel)
+        access_to(settings, channel)
 
 
-def known_of(settings: Settings, channel: Channel) -> ChannelAccess:
+def access_to(settings: Settings, channel: Channel) -> ChannelAccess:
     url = channel.url
     if channel.kind in URL_OF:
         url = _secret(settings, channel, channel.url or URL_OF[channel.kind][0]) or ""
@@ -88,7 +88,7 @@ def known_of(settings: Settings, channel: Channel) -> ChannelAccess:
 
 
 def _secret(settings: Settings, channel: Channel, where: str, *, may_lack: bool = False) -> str | None:
-    """What stands in the setting or the file."""
+    """The value of the setting or the content of the file."""
     whose = f"the channel {channel.name} of rules/notifications.yaml"
     if not where.startswith("/"):
         value: str | None = getattr(settings, where.removeprefix("HEALER_").lower())
@@ -124,14 +124,14 @@ _MAKERS: dict[ChannelKind, Callable[[ChannelAccess], MessageChannel]] = {
 
 log = structlog.get_logger()
 
-#: Channels that are told at the same time, and the connections that it takes: two each, and one to plan.
+#: Channels served at the same time, and the database connections for them: two each, and one to plan.
 AT_ONCE = 6
 CONNECTIONS = 2 * AT_ONCE + 1
 
 
 class Telling:
-    """Callable: one round of one cluster. Each channel is told in a thread of its own, so that one that does
-    not answer delays no other."""
+    """Callable: one round of deliveries of one cluster. Each channel has a thread of its own, so that one
+    that does not answer delays no other."""
 
     def __init__(
         self, settings: Settings, db: sa.Engine, cluster: str, rules: Callable[[], Ruleset], clock: Clock
@@ -146,18 +146,18 @@ class Telling:
         with planning(self._db, self._cluster, now) as tx:
             if tx is not None:
                 tell.plan(tx, self._cluster, notifications, now)
-        for name in self._to_tell(notifications):
+        for name in self._to_deliver(notifications):
             channel = notifications.channel(name)
             if channel is not None:
                 self._begin(channel, notifications)
 
     def wait(self) -> None:
-        """Until all that was begun has ended."""
+        """Waits for all deliveries that have begun."""
         for thread in list(self._busy.values()):
             thread.join()
 
-    def _to_tell(self, notifications: Notifications) -> list[str]:
-        """Those with something due, pages first; and Alertmanagers, whose alerts end unless renewed."""
+    def _to_deliver(self, notifications: Notifications) -> list[str]:
+        """Channels with something due, pages first; and Alertmanagers, whose alerts end unless renewed."""
         if not notifications.channels:
             return []
         due = waiting_channels(self._db, self._cluster, self._clock.now())
@@ -171,12 +171,12 @@ class Telling:
         if channel.name in self._busy or len(self._busy) >= AT_ONCE:
             return
         thread = threading.Thread(
-            target=self._tell, args=(channel, notifications), name=f"channel {channel.name}", daemon=True
+            target=self._deliver, args=(channel, notifications), name=f"channel {channel.name}", daemon=True
         )
         self._busy[channel.name] = thread
         thread.start()
 
-    def _tell(self, channel: Channel, notifications: Notifications) -> None:
+    def _deliver(self, channel: Channel, notifications: Notifications) -> None:
         try:
             outbox = PostgresChannelOutbox(self._db, self._cluster, channel.name)
             tell.deliver_to(
@@ -200,15 +200,15 @@ class Telling:
             log.warning("open alerts are not renewed", channel=channel.name, error=str(error))
 
 
-#: How often it is looked whether the file names a switch, and tried again after a failure.
+#: Interval of checks whether a switch is configured, and of retries.
 ALIVE_S = 5.0
-#: The alert outlasts so many renewals: one that is late, or lost, alarms nobody.
+#: The alert lasts for this many renewals, so that a late or lost one raises no alarm.
 _LASTS = 4
 
 
 class Switch:
-    """Callable: the duty; it returns how long to rest. Whoever waits for the alert hears nothing more once a
-    part is dead, or this process is, or its machine or the way from it."""
+    """Callable: renews the alert of the dead man's switch; returns seconds to rest. The alert ends once a
+    part, this process, its machine or its network is dead."""
 
     def __init__(
         self,
@@ -223,7 +223,7 @@ class Switch:
         self._seen_at = stopwatch()
 
     def seen(self, work: Callable[[], float | None]) -> Callable[[], float | None]:
-        """The scheduler's main duty: one that hangs, or fails each time, is dead too."""
+        """Wraps the scheduler's main duty: if it hangs or always fails, the scheduler counts as dead."""
 
         def noted() -> float | None:
             rest = work()
@@ -256,7 +256,7 @@ class Switch:
 
 
 def tickets(settings: Settings) -> Tickets | None:
-    """What brings tickets to the site's system; None: they stand in healer's own list alone."""
+    """The adapter of the site's ticket system; None: tickets are only in healer's own list."""
     if settings.ticket_webhook_url is not None:
         try:
             return WebhookTickets(SignedWebhook(settings.ticket_webhook_url, settings.webhook_secret))
@@ -266,7 +266,7 @@ def tickets(settings: Settings) -> Tickets | None:
 
 
 def _desk(settings: Settings) -> Desk:
-    """`healer.settings` has seen that what each needs is set."""
+    """The desk of the configured system; `healer.settings` has checked its settings."""
     access = Access(
         url=settings.tickets_url or (URL if settings.tickets == GITHUB else ""),
         project=settings.tickets_project or "",
@@ -283,8 +283,8 @@ def _desk(settings: Settings) -> Desk:
 def delivery(
     settings: Settings, db: sa.Engine, console_url: Callable[[], str] = lambda: ""
 ) -> Callable[[], float | None]:
-    """One round of delivery at each call. What has no sink stays in our own list. `console_url`: as people of
-    the site reach the console, for the links in tickets."""
+    """Returns one round of delivery. Messages without a sink stay in healer's own list. `console_url` is for
+    links in tickets."""
     notify = _webhook(settings, settings.notify_webhook_url)
     notifier = WebhookNotifier(notify) if notify else None
     repairs = tickets(settings)
@@ -298,7 +298,7 @@ def delivery(
 
 
 def event_duty(settings: Settings, db: sa.Engine, cluster: str) -> list[Duty]:
-    """Brings what is recorded to the site's address; no duty where none is set."""
+    """Sends audit events to the site's webhook; empty if none is set."""
     webhook = _webhook(settings, settings.events_webhook_url)
     if webhook is None:
         return []

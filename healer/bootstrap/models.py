@@ -1,9 +1,9 @@
-"""Models of classes of nodes: kept ready for the detector, trained and shown for `healer model`, refitted.
+"""Models of classes of nodes: loaded for the detector, trained and shown by `healer model`, refitted.
 
-`python -m healer.bootstrap.models CLUSTER` refits them at the lowest priority: the scheduler starts it each
-hour; `healer model refit` does the same at once. It looks at each class of nodes: whether its model is due or
-its features have drifted, whether the new one does as well as the old, and puts it in force. What it finds
-stands in `healer model show` and in the audit.
+`python -m healer.bootstrap.models CLUSTER` refits them at the lowest priority; the scheduler starts it each
+hour, and `healer model refit` does the same at once. For each class it checks whether the model is due or its
+features have drifted, trains a new one, and puts it in force if it is as good as the old one. The results are
+in `healer model show` and in the audit.
 """
 
 import os
@@ -52,16 +52,16 @@ from healer.settings import load as load_settings
 log = structlog.get_logger()
 
 LOOK_S = 30.0
-#: Feature rows that wait for the database; beyond, the oldest fall: there is more history than these.
+#: Most feature rows that wait for the database; the oldest are dropped beyond.
 WAITING_MAX = 64
-#: `show`: how far back "now" and "lately" reach, and how many moments of that are scored.
+#: `show`: how far back "now" and "lately" reach, and how many rows are scored.
 NOW, LATELY, MOMENTS = timedelta(minutes=15), timedelta(hours=24), 24
-#: So many times the share expected above the 90 % quantile: the class is not what it was.
+#: Factor over the expected share of scores above the 90 % quantile at which a class has drifted.
 DRIFT = 2.5
 
 
 class ModelKeeper:
-    """Reads, fits and writes on a thread of its own, so that neither the walk nor the tick waits for it."""
+    """Reads, fits and writes in a thread of its own, so that neither walk nor tick waits for it."""
 
     def __init__(self, db: sa.Engine, cluster: str) -> None:
         self._db, self._models = db, PostgresModels(db, cluster)
@@ -71,11 +71,11 @@ class ModelKeeper:
         self._rows: deque[FeatureRow] = deque(maxlen=WAITING_MAX)
 
     def forest(self) -> Forest:
-        """A forest without any memory of its own yet."""
+        """A new forest over these models."""
         return Forest(lambda: self._fitted, self._rows.append)
 
     def run(self, stopped: threading.Event) -> None:
-        """Until stopped. Whatever goes wrong here ends no detection: it is tried again."""
+        """Runs until stopped. Errors are logged and retried: detection goes on without models."""
         while True:
             try:
                 self._store()
@@ -88,7 +88,7 @@ class ModelKeeper:
                 return
 
     def _store(self) -> None:
-        """Rows as they were told, and how unusual their nodes are by the models in force."""
+        """Stores feature rows, and how unusual their nodes are by the models in force."""
         of_class = {(fit.model.hardware, fit.model.load): fit for fit in self._fitted}
         while self._rows:
             row = self._rows.popleft()
@@ -114,7 +114,7 @@ class ModelKeeper:
 
 @contextmanager
 def forest(db: sa.Engine, cluster: str) -> Iterator[Forest]:
-    """The detector's forest, with its thread until the end of the block."""
+    """The detector's forest; its thread runs until the end of the block."""
     keeper, stopped = ModelKeeper(db, cluster), threading.Event()
     thread = threading.Thread(target=keeper.run, args=(stopped,), name="models", daemon=True)
     thread.start()
@@ -128,8 +128,9 @@ def forest(db: sa.Engine, cluster: str) -> Iterator[Forest]:
 
 
 class Shown(msgspec.Struct, frozen=True, kw_only=True):
-    """A model, and its class now: of `scored` nodes `above` are above the threshold; `drift` is the
-    share of the last day's scores above the 90 % quantile over the 10 % expected (None: nothing to score)."""
+    """A model and the current state of its class: of `scored` nodes `above` are above the threshold; `drift`
+    is the share of the last day's scores above the 90 % quantile over the 10 % expected (None: nothing to
+    score)."""
 
     version: Version
     usable: bool
@@ -141,7 +142,7 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def train_classes(features: PostgresFeatures, since: datetime, now: datetime) -> list[Trained | TooLittle]:
-    """A model of each class that was seen since then, or why there is none."""
+    """For each class seen since then a model, or why there is none."""
     sick = features.sick(since, now)
     made: list[Trained | TooLittle] = []
     for hardware, load, moments in features.classes(since):
@@ -187,14 +188,14 @@ def _hint(fits: bool, drift: float | None) -> str:
 
 
 class NoCluster(Exception):
-    """Which cluster is meant is not known. The text is one sentence for people."""
+    """The cluster is ambiguous or unknown. The text is one sentence for people."""
 
 
 @contextmanager
 def opened(
     settings: Settings, cluster: str | None, name: str = "healer model"
 ) -> Iterator[tuple[sa.Engine, str]]:
-    """The database, and which cluster is meant. Raises NoCluster, and healer.ports.request_errors.Unavailable
+    """The database and the name of the cluster. Raises NoCluster, and healer.ports.request_errors.Unavailable
     when the database does not answer."""
     db = bootstrap.engine(settings, name=name, pool_size=2)
     try:
@@ -219,19 +220,19 @@ def _only_cluster(db: sa.Engine) -> str:
     return names[0]
 
 
-# --- models made anew ---
+# --- refits ---
 
-#: History that a model is made from, and how much of it there must be before the first is made unasked.
+#: History that a model is trained on, and the least history for the first automatic one.
 SINCE, FIRST_AFTER = timedelta(days=7), timedelta(days=1)
-#: Drift is looked for in the moments of the last day, each twelfth of them: one an hour.
+#: Drift is tested on every twelfth feature row of the last day: one an hour.
 EACH = 12
 DRIFTED_SHOWN = 10
-#: What the process may take.
+#: Limits of the process.
 CPU_S, MEMORY_BYTES = 600, 8 * 1024**3
 
 
 class Refits:
-    """The classes of one cluster, looked at once."""
+    """Checks and refits the classes of one cluster."""
 
     def __init__(self, db: sa.Engine, cluster: str) -> None:
         self._models, self._features = PostgresModels(db, cluster), PostgresFeatures(db, cluster)
@@ -253,7 +254,7 @@ class Refits:
         return found
 
     def _class(self, history: "_History", version: Version | None, last: ClassCheck) -> ClassCheck:
-        # One that was made from other features is as if there were none.
+        # A model with other features counts as none.
         fits = version if version is not None and training.usable(version.model) else None
         old = self._models.trained(fits.model) if fits is not None else None
         drifted = history.drifted(old) if old is not None else []
@@ -272,16 +273,17 @@ class Refits:
     def _refit(
         self, history: "_History", old: Trained | None, in_force: Version | None, why: str
     ) -> tuple[str, bool]:
-        """One sentence of what came of it; whether that was a try, after which it rests for a day."""
+        """Returns the result in one sentence, and whether it counts as a try, after which the class rests a
+        day."""
         if old is None and history.is_young():
             return "no model: its history is younger than a day", False
         try:
             trained = history.train()
         except TooLittle as error:
-            # A small class is not read whole each hour; one that has a model soon has enough again.
+            # A try, so that a small class is not read whole each hour; a class with a model soon has enough.
             return f"no new model: {error}" if old is not None else f"no model: {error}", old is None
         before = Fitted(old) if old is not None else None
-        judgement = training.judged(Fitted(trained), before, history.kept_aside())
+        judgement = training.judged(Fitted(trained), before, history.held_out())
         against = in_force.model.id if in_force is not None else None
         new = self._models.save(
             trained, by=HEALER, at=history.now, why=why, judged=judgement, against=against
@@ -294,7 +296,7 @@ class Refits:
 
 @dataclass(frozen=True, slots=True)
 class _History:
-    """What is kept of one class."""
+    """The stored history of one class."""
 
     features: PostgresFeatures
     hardware: str
@@ -311,8 +313,8 @@ class _History:
         rows = (row for row in self._rows() if not is_judged(row.at))
         return training.train(rows, self.moments, self.sick, self.now)
 
-    def kept_aside(self) -> Matrix:
-        """Healthy samples of the hours that no model is made from."""
+    def held_out(self) -> Matrix:
+        """Healthy samples of the hours that are held out of training."""
         return healthy((row for row in self._rows() if is_judged(row.at)), self.moments, self.sick).matrix
 
     def drifted(self, old: Trained) -> list[ShiftedFeature]:
@@ -328,7 +330,7 @@ class _History:
 
 
 def look_once(settings: Settings, cluster: str | None) -> list[ClassCheck] | None:
-    """None where another process is at it. Raises NoCluster."""
+    """Checks all classes; None if another process is doing so. Raises NoCluster."""
     with opened(settings, cluster, "healer refit") as (db, name), db.connect() as lock:
         if not try_lead(lock, name, "refit"):
             return None
@@ -341,7 +343,7 @@ class Process(Program):
     def __init__(self, cluster: str) -> None:
         one_thread = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
         errors = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
-        # By its name: who starts this file as a program is `__main__`.
+        # By its name, as `__name__` is `__main__` when this file runs as a program.
         super().__init__("healer.bootstrap.models", cluster, errors, os.environ | one_thread)
 
     def problem(self) -> str | None:

@@ -1,7 +1,8 @@
-"""`healer replay` and `healer simulate`: recordings and scenarios through the walk on simulated parts."""
+"""`healer replay` and `healer simulate`: recordings and scenarios through the walk on simulated ports."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,7 +21,7 @@ from healer.sim.replay_report import since as report_since
 from healer.sim.replay_signals import SAMPLES
 from healer.sim.replaying import cluster_of, replay
 
-#: What the commands take from here: they choose no simulated part themselves.
+#: Includes names that commands import from here only: they choose no simulated part themselves.
 __all__ = [
     "MENDERS",
     "Span",
@@ -38,13 +39,13 @@ __all__ = [
     "span_of",
 ]
 
-#: Told of the moment that the replay has come to, every so many entries.
+#: Called with the time that the replay has reached, once per this many entries.
 Progress = Callable[[datetime], None]
-_TELL_EVERY = 2000
+_PROGRESS_EVERY = 2000
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
-    """Of which cluster and time a recording is."""
+    """Cluster and time span of a recording."""
 
     cluster: str
     since: datetime
@@ -52,7 +53,7 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def replayed(rules: Ruleset, lines: Iterable[str]) -> tuple[dict[str, Any], Span | None]:
-    """The document of the contract. Raises ValueError that names the line for a recording that is none."""
+    """Replays lines; returns the document and the span. Raises ValueError that names a bad line."""
     watch = _Watch(lambda _: None)
     return replay(rules, watch.over(read(lines))), watch.span
 
@@ -66,8 +67,8 @@ def replayed_files(
     samples: bool = True,
     progress: Progress = lambda _: None,
 ) -> tuple[dict[str, Any], Span | None]:
-    """Of files and folders as one recording. What began before `since` is replayed from the file that holds
-    it, so that windows and Slurm's picture are known, and left out of the document."""
+    """Replays files and folders as one recording. The file that holds `since` is replayed from its start, for
+    windows and Slurm's picture, but earlier events are left out of the document."""
     watch = _Watch(progress)
     document = replay(rules, watch.over(entries_of(paths, since, until, samples=samples)))
     span = watch.span
@@ -79,7 +80,7 @@ def replayed_files(
 def span_of(
     paths: Sequence[Path], since: datetime | None, until: datetime | None
 ) -> tuple[datetime, datetime] | None:
-    """From when to when these will be replayed, as far as that can be told without reading them."""
+    """First and last time of these files without reading them whole; None if unknown."""
     ends = [span for path in chosen(paths, since, until) if (span := ends_of(path)) is not None]
     if not ends:
         return None
@@ -90,7 +91,7 @@ def span_of(
 def entries_of(
     paths: Sequence[Path], since: datetime | None, until: datetime | None, *, samples: bool = True
 ) -> Iterator[Entry]:
-    """By time; OSError and ValueError name the file, and where it can be the line."""
+    """Entries by time. Raises OSError and ValueError that name the file, and the line if possible."""
     files = chosen(paths, since, until)
     name = (lambda path: path.name) if len(files) > 1 else (lambda _: "")
     for entry in merged([Source(name(path), kind_of(path), lines_of(path)) for path in files]):
@@ -101,7 +102,7 @@ def entries_of(
 
 
 class _Watch:
-    """Tells how far it is, and of which cluster and time the entries are."""
+    """Reports progress, and learns the cluster and span of the entries."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -110,7 +111,7 @@ class _Watch:
 
     def over(self, entries: Iterable[Entry]) -> Iterator[Entry]:
         for number, entry in enumerate(entries):
-            if number % _TELL_EVERY == 0:
+            if number % _PROGRESS_EVERY == 0:
                 self._progress(entry.at)
             self._cluster = self._cluster or cluster_of(entry)
             self._first, self._last = self._first or entry.at, entry.at
@@ -124,12 +125,12 @@ class _Watch:
 
 
 def listed() -> list[tuple[str, str]]:
-    """Names of the scenarios that ship, and what each is."""
+    """Names and titles of the shipped scenarios."""
     return [(name, load(name).title) for name in shipped()]
 
 
 def rules_for(scenario: Scenario, folder: Path, settle_s: float) -> Ruleset:
-    """The rules, with the guards of the scenario. ruleset.RulesInvalid, BadScenario."""
+    """The rules with the guards of the scenario. Raises ruleset.RulesInvalid and BadScenario."""
     try:
         return ruleset.load(
             folder, default_mode=Mode.auto, settle_s=settle_s, overrides=dict(scenario.guards)
@@ -147,22 +148,22 @@ def simulated(
     file: BinaryIO | None = None,
     progress: Callable[[str, float], None] | None = None,
 ) -> Iterable[Card]:
-    """A card of each, one after the other."""
+    """Yields the card of each mender in turn."""
     log_to_stderr()
     for mender in menders:
-        tell = (lambda share, name=mender: progress(name, share)) if progress is not None else None
+        report = partial(progress, mender) if progress is not None else None
         yield simulate(
             scenario,
             rules,
             seed,
             mender,
             file=_RecordingFile(file) if file and mender == "healer" else None,
-            progress=tell,
+            progress=report,
         )
 
 
 class _RecordingFile:
-    """A recording's file."""
+    """`recorder.File` over one open file."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._new = file, True

@@ -1,4 +1,4 @@
-"""The Prometheus-compatible server that a site has set: what it remembers, and whether it answers."""
+"""The site's Prometheus-compatible server: its history, and whether it answers."""
 
 import threading
 import time
@@ -14,9 +14,9 @@ from healer.processes.metric_history import PromqlHistory
 from healer.settings import Settings
 from healer.signals.promql import chart_step_s
 
-#: /readyz asks the server no more often than this, and never waits for it.
+#: Least interval of calls to the server for /readyz, which never waits for them.
 ASK_EVERY_S = 15.0
-#: Points of one line of a chart, and how long a page waits for its turn.
+#: Points of one line of a chart; seconds that a page waits for its turn.
 POINTS, WAIT_S = 300, 10.0
 
 
@@ -27,7 +27,7 @@ def prometheus_client(settings: Settings) -> PromqlClient | None:
 
 
 def history_of(settings: Settings, book: ColumnBook, cluster: str) -> Callable[[Catalogue], MetricHistory]:
-    """What the server remembers; nothing where none is set."""
+    """The server's history by catalogue; empty if no server is set."""
     client = prometheus_client(settings)
     if client is None:
         return lambda _: NoHistory()
@@ -35,7 +35,7 @@ def history_of(settings: Settings, book: ColumnBook, cluster: str) -> Callable[[
 
 
 class RememberedCharts:
-    """`healer.ports.measurements.Charts`. One question at a time: what is learned of series is shared."""
+    """`healer.ports.measurements.Charts`. One query at a time, as the learned series are shared."""
 
     def __init__(self, settings: Settings, rules: Callable[[], Ruleset], book: ColumnBook) -> None:
         self._rules, self._book = rules, book
@@ -72,17 +72,17 @@ class RememberedCharts:
 
 
 class Watched:
-    """Whether the servers answer, for /readyz. A trouble and no failure: healer works without them."""
+    """Whether the servers answer, for /readyz. A failure does not make healer unready."""
 
     def __init__(self, settings: Settings) -> None:
         found = {cluster.cluster or "": prometheus_client(cluster) for cluster in settings.each()}
         self._clients = {name: client for name, client in found.items() if client is not None}
-        self._told: dict[str, tuple[float, dict[str, Any]]] = {}
+        self._answers: dict[str, tuple[float, dict[str, Any]]] = {}
         self._asked = float("-inf")
         self._lock = threading.Lock()
 
     def with_troubles(self, ready: Readiness) -> Readiness:
-        """The same with a check for each server: what was known last, and how old that is."""
+        """Adds a check for each server: its last result and the age of that."""
         if not self._clients:
             return ready
         with self._lock:
@@ -91,7 +91,7 @@ class Watched:
                 threading.Thread(target=self._ask, name="prometheus", daemon=True).start()
             now = time.monotonic()
             answers = {
-                name: answer | {"age_s": round(now - at, 1)} for name, (at, answer) in self._told.items()
+                name: answer | {"age_s": round(now - at, 1)} for name, (at, answer) in self._answers.items()
             }
             checks = dict(ready.checks) | answers
         return Readiness(ready=ready.ready, checks=checks)
@@ -105,4 +105,4 @@ class Watched:
                 answer = {"ok": False, "text": str(error)}
             name = f"prometheus {cluster}" if len(self._clients) > 1 else "prometheus"
             with self._lock:
-                self._told[name] = (time.monotonic(), answer)
+                self._answers[name] = (time.monotonic(), answer)

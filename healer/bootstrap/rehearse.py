@@ -1,6 +1,7 @@
-"""A rehearsal in a process of its own: `python -m healer.bootstrap.rehearse FOLDER`, at the lowest priority.
+"""A rehearsal of a rule change in a process of its own: `python -m healer.bootstrap.rehearse FOLDER`, at the
+lowest priority.
 
-The folder holds what was asked, both rule sets, how far it is, and in the end the result.
+The folder holds the request, both rule sets, the progress, and in the end the result.
 """
 
 import os
@@ -8,7 +9,7 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -26,14 +27,14 @@ from healer.settings import Settings, load, rules_folder
 
 #: A replay of 1,250 nodes takes about a tenth of it.
 MEMORY_BYTES = 8 * 1024**3
-#: Each list of a result is cut to so many; the counts by rule say how many there were.
+#: Most items of each list of a result; the counts by rule include all.
 SHOWN = 500
 FOLDER = "rehearsals"
 _ASK, _PROGRESS, _RESULT, _ERRORS = "ask.json", "progress", "result.json", "errors"
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """What the process is told."""
+    """The request to the process."""
 
     cluster: str
     recordings: str
@@ -69,7 +70,8 @@ class Process(Program):
 
 
 def begin(settings: Settings, cluster: str, asked: Rehearsal) -> Process:
-    """Starts it. ValueError where nothing is recorded; OSError where its folder cannot be written."""
+    """Starts the process. Raises ValueError if nothing is recorded, OSError if its folder cannot be
+    written."""
     found = recordings(settings.recording)
     if found.newest is None or found.oldest is None:
         raise ValueError(found.problem or "nothing is recorded: HEALER_RECORDING is off, or has only begun")
@@ -86,7 +88,7 @@ def begin(settings: Settings, cluster: str, asked: Rehearsal) -> Process:
 
 
 def overlaid(rules: Path, into: Path, file: str, text: str) -> None:
-    """A copy of the rules in which one file says something else."""
+    """Copies the rules into `into`, with one file replaced."""
     shutil.copytree(rules, into)
     (into / file).parent.mkdir(parents=True, exist_ok=True)
     (into / file).write_text(text)
@@ -99,15 +101,15 @@ def main(folder: Path) -> None:
     ask = msgspec.json.decode((folder / _ASK).read_bytes(), type=Ask)
     settings = load().of(ask.cluster or None)
     before, after = (load_site_rules(folder / name, settings, prove=False) for name in ("old", "new"))
-    result = rehearsed(ask, before, after, lambda share: _tell(folder, share))
+    result = rehearsed(ask, before, after, lambda share: _write_progress(folder, share))
     (folder / _RESULT).write_bytes(msgspec.json.encode(result))
 
 
-def rehearsed(ask: Ask, before: Ruleset, after: Ruleset, tell: Any) -> dict[str, Any]:
-    """Both replays, compared. `tell` is told the share that is done, at most once a second."""
+def rehearsed(ask: Ask, before: Ruleset, after: Ruleset, report: Callable[[float], None]) -> dict[str, Any]:
+    """Compares both replays. `report` is called with the share done, at most once a second."""
     documents, span = [], None
     for done, rules in enumerate((before, after)):
-        watch = _Progress(ask, done, tell)
+        watch = _Progress(ask, done, report)
         document, span = replayed_files(
             rules,
             [Path(ask.recordings)],
@@ -131,7 +133,7 @@ def rehearsed(ask: Ask, before: Ruleset, after: Ruleset, tell: Any) -> dict[str,
 
 
 def opened(before: Ruleset, after: Ruleset, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[Opened]:
-    """Of each rule that says something else now: what it opened, and what it opens no more."""
+    """For each changed rule: the incidents that it opens now, and those that it no longer opens."""
     found = []
     for name, digest in sorted(after.texts.items()):
         kind, _, rule = name.partition("/")
@@ -147,23 +149,23 @@ def opened(before: Ruleset, after: Ruleset, old: Mapping[str, Any], new: Mapping
 
 
 class _Progress:
-    """Ends the process with its parent: nobody would read the result."""
+    """Reports progress; ends the process if its parent has ended."""
 
-    def __init__(self, ask: Ask, done: int, tell: Any) -> None:
-        self._ask, self._done, self._tell = ask, done, tell
-        self._parent, self._told_at = os.getppid(), 0.0
+    def __init__(self, ask: Ask, done: int, report: Callable[[float], None]) -> None:
+        self._ask, self._done, self._report = ask, done, report
+        self._parent, self._reported_at = os.getppid(), 0.0
 
     def __call__(self, at: datetime) -> None:
         now = time.monotonic()
-        if now - self._told_at < 1:
+        if now - self._reported_at < 1:
             return
         if os.getppid() != self._parent:
             sys.exit(1)
-        self._told_at = now
-        self._tell((self._done + share_of(at, (self._ask.since, self._ask.until))) / 2)
+        self._reported_at = now
+        self._report((self._done + share_of(at, (self._ask.since, self._ask.until))) / 2)
 
 
-def _tell(folder: Path, share: float) -> None:
+def _write_progress(folder: Path, share: float) -> None:
     temporary = folder / f"{_PROGRESS}.tmp"
     temporary.write_text(f"{share:.4f}")
     temporary.replace(folder / _PROGRESS)

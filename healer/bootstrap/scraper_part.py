@@ -26,7 +26,8 @@ log = structlog.get_logger()
 
 
 def run_scraper(settings: Settings) -> None:
-    """Waits to lead, then fetches until stopped. A broken database connection ends it: it starts anew."""
+    """Waits to lead, then fetches until stopped. A broken database connection ends the process, to be
+    restarted."""
     stopped = bootstrap.until_stopped()
     db = bootstrap.engine(settings, name="healer scraper", pool_size=3)
     cluster = bootstrap.cluster_name(settings)

@@ -30,9 +30,9 @@ from healer.sim.sim_slurm import main as run_slurm
 def with_slurm(
     parts: Sequence[Part], path: Path, nodes: int, cluster: str | None = None, *, several: bool = False
 ) -> list[Part]:
-    """These parts after a simulated Slurm of so many `nodes` that listens at `path`. They begin when it does:
-    where HEALER_CLUSTER is not set they ask it for its name, and one that hears nothing ends the start.
-    `cluster`: its ClusterName, its own (pod1) where nothing is set. `several`: the part is named after it."""
+    """These parts behind a simulated Slurm with `nodes` nodes that listens at `path`. They start once it
+    listens, as parts ask Slurm for its name where HEALER_CLUSTER is not set. `cluster`: its ClusterName,
+    default pod1. `several`: the part is named after the cluster."""
     called = ["--socket", str(path), "--nodes", str(nodes)] + ([f"--cluster={cluster}"] if cluster else [])
     name = f"sim-slurm-{cluster}" if several else "sim-slurm"
     return [Part(name, partial(run_slurm, called)), *(_after(part, path) for part in parts)]
@@ -43,7 +43,7 @@ def _after(part: Part, path: Path) -> Part:
 
 
 def _listens(path: Path) -> bool:
-    """A socket that a killed one left behind does not count."""
+    """Whether a server listens; the socket of a killed one does not count."""
     with socket.socket(socket.AF_UNIX) as asked:
         asked.settimeout(1)
         try:
@@ -54,13 +54,13 @@ def _listens(path: Path) -> bool:
 
 
 def demo_parts(nodes_socket: Path | None) -> tuple[Part, Part]:
-    """The simulated nodes, and what breaks them."""
+    """The parts of the simulated nodes and of their faults."""
     nodes = partial(run_nodes, ["--socket", str(nodes_socket)])
     return Part("sim-nodes", nodes), Part("demo-cluster", run_injector)
 
 
 def run_injector() -> None:
-    """The demo's cluster breaks, in a process of its own."""
+    """Runs the demo's faults in a process of its own."""
     from healer.sim.demo_story import PACE, Injector, RealSite, Senders, SimSite
     from healer.sim.sim_telemetry import SimTelemetry
 
@@ -117,9 +117,9 @@ def _wait_ready(url: str) -> None:
         time.sleep(0.2)
 
 
-#: Each brings many others. What only some sites use is left out: the part that needs it imports it.
+#: Modules that import many others. What only some sites use is left to the part that needs it.
 _MODULES = (
-    "workers.app",  # before Celery, as it tells it what to leave alone
+    "workers.app",  # before Celery, which it configures
     "workers.tasks",
     "healer.bootstrap.detector_part",
     "healer.bootstrap.web",

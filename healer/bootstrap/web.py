@@ -67,12 +67,13 @@ from healer.sim.ledger_tables import Tables
 from healer.sim.replay_report import report
 from healer.sim.replay_report import since as report_since
 
-#: The broker is asked no more often than this, and no page waits for it.
+#: Least interval of calls to the broker; no page waits for them.
 ASK_EVERY_S = 15.0
 
 
 class BrokerWatch:
-    """How many messages wait at the broker, as known last; None and why where it does not answer."""
+    """Number of messages that wait at the broker, as last known; None and the reason if it does not
+    answer."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -133,7 +134,7 @@ class OwnHealth:
 
 
 def queues(app: FastAPI) -> list[Queue]:
-    """What waits to be written in this process."""
+    """Queues of this process that wait to be written."""
     units = {"events": "entries"}
     return [
         Queue(name, queue.depth, queue.bounds.queue, units.get(name, "bytes"))
@@ -142,7 +143,7 @@ def queues(app: FastAPI) -> list[Queue]:
 
 
 def done(engine: sa.Engine, cluster: str, rules: Ruleset, since: datetime, until: datetime) -> dict[str, Any]:
-    """From healer's own book. Pages are left out: a replay has other sinks."""
+    """The document of what healer did, from the database. Pages to people are left out."""
     tables = Tables()
     with request_errors(), engine.connect() as conn:
         touched = sa.and_(incidents.c.cluster == cluster, incidents.c.opened <= until)
@@ -166,7 +167,7 @@ def done(engine: sa.Engine, cluster: str, rules: Ruleset, since: datetime, until
     return report_since(report(tables, rules, None, {}), since)
 
 
-#: A file of rules, or one of its folders'; scripts are the site's programs and are not tried.
+#: Names of rule files; scripts are programs of the site and are not tried.
 _NAME = re.compile(r"(?:(?:playbooks|detection)/)?[a-z0-9][a-z0-9_.-]{0,80}\.yaml")
 
 
@@ -181,7 +182,7 @@ class RuleFiles:
         return sorted(name for name in found if _NAME.fullmatch(name))
 
     def text(self, name: str) -> str | None:
-        """None where there is none of that name. ValueError for a name that cannot be one."""
+        """The file's text; None if it does not exist. Raises ValueError for an impossible name."""
         if not _NAME.fullmatch(name):
             raise ValueError("a file of rules/, like policies.yaml or detection/slow.yaml")
         try:
@@ -190,7 +191,7 @@ class RuleFiles:
             return None
 
     def problems(self, name: str, text: str) -> list[str]:
-        """What would be wrong with the whole set if the file said this, as at load: `FILE:LINE: what`."""
+        """Problems of the whole rule set with this text in the file: `FILE:LINE: what`."""
         with tempfile.TemporaryDirectory(prefix="healer-rules-") as made:
             try:
                 overlaid(self._folder, Path(made, "rules"), name, text)
@@ -211,7 +212,7 @@ def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) ->
     cluster, *_ = sites
     clock, columns, watched = SystemClock(), PostgresColumns(db), Watched(settings)
     rules = bootstrap.rulebook(settings)
-    # The pages tell when the shipped or edited rules contradict their cases; not while everything starts.
+    # Pages show when rules contradict their test cases; this is checked some time after the start.
     proof = threading.Timer(PROVE_AFTER_S, rules.prove)
     proof.daemon = True
     proof.start()
@@ -271,7 +272,7 @@ def _recordings(settings: Settings, cluster: str) -> Recordings:
 
 
 def _spool(folder: Path) -> FileSpool | None:
-    """None where nothing can be written: then senders hear 503 while the database is away."""
+    """None if the folder cannot be written: senders then get 503 while the database is away."""
     try:
         return FileSpool(folder)
     except OSError as error:
@@ -280,19 +281,20 @@ def _spool(folder: Path) -> FileSpool | None:
 
 
 def _clusters(settings: Settings) -> dict[str, PreferredScheduler]:
-    """How to come to each cluster. Where there are several nothing is asked of Slurm now: one that is away
-    must not stop the others, and each scheduler asks its cluster's name before its first use."""
+    """The scheduler of each cluster. With several, Slurm is not called now: one that is away must not stop
+    the others, and each scheduler checks its cluster's name before its first use."""
     if settings.clusters:
         return {
             name: bootstrap.scheduler(cluster, cluster=name) for name, cluster in settings.clusters.items()
         }
     cluster, slurm = bootstrap.cluster_name(settings), bootstrap.scheduler(settings)
-    bootstrap.told_cluster(slurm, cluster)
+    bootstrap.is_own_cluster(slurm, cluster)
     return {cluster: slurm}
 
 
 def credentials(settings: Settings) -> Callable[[str], Munge | NoMunge]:
-    """Whose munge opens what a node of a cluster sends. Of several each opens for its own cluster alone."""
+    """Returns the munge that decodes credentials of a cluster's nodes; with several, each for its own
+    only."""
     if len(settings.clusters) < 2:
         munge = Munge(settings.each()[0].munge_socket)
         return lambda _: munge
@@ -305,7 +307,7 @@ def credentials(settings: Settings) -> Callable[[str], Munge | NoMunge]:
 
 
 def web_app(settings: Settings) -> FastAPI:
-    """The whole application. The console asks the API's own Access who looks, so there is one truth."""
+    """The whole application. The console authenticates by the API's own Access."""
     db = bootstrap.engine(settings, name="healer api", pool_size=12)
     snapshots = PostgresSnapshots(db)
     wired = services(settings, db, snapshots)

@@ -1,11 +1,11 @@
-"""What `healer hook install` and `uninstall` would change on this machine, and the change itself.
+"""The plan of `healer hook install` and `uninstall` on this machine, and its execution.
 
-slurm.conf names three small programs of ours beside `healer-hook`; each runs the site's own hook first, where
-there is one. A site that gives a folder (`/etc/slurm/prolog.d/*`) gets ours put into it instead, and its line
-stays. Slurm has one health check: the site's becomes a probe of ours.
+slurm.conf names three small wrappers of `healer-hook`; each runs the site's own hook first, if there is one.
+If the site names a folder (`/etc/slurm/prolog.d/*`), the wrapper is put into it and slurm.conf stays. Slurm
+has one health check: the site's becomes a probe of healer's.
 
-A prolog or epilog that slurm.conf names and a node does not have drains that node. So the programs end with 0
-where `healer-hook` is gone, come first and go last: nothing here ever takes away what Slurm may still name.
+A prolog or epilog that slurm.conf names but a node lacks drains that node. So the wrappers exit with 0 if
+`healer-hook` is missing, are installed first, and are never removed while Slurm may still name them.
 """
 
 import contextlib
@@ -31,14 +31,14 @@ from healer.commands.slurm_conf import (
 
 HOOK = Path(__file__).parents[1] / "hooks" / "healer-hook"
 HOOKS = {"Prolog": "prolog", "Epilog": "epilog", "HealthCheckProgram": "health-check"}
-#: Seconds between two health checks of a node, where the site has none; LBNL NHC documents the same.
+#: Seconds between two health checks of a node unless the site sets it; LBNL NHC recommends the same.
 HEALTH_CHECK_EVERY_S = 300
-#: A prolog or epilog of ours ends within 5 s; with the site's own before it, it needs more.
+#: Least timeout: healer's hook ends within 5 s, and the site's own runs before it.
 LEAST_TIMEOUT_S = 10
-#: Backups of slurm.conf lie beside it.
+#: Suffix of the backup of slurm.conf.
 BACKUP = ".before-healer"
 _MADE = "# Made by `healer hook install`; `healer hook uninstall` takes it away."
-#: Names for ours in a folder of the site's; the first that its glob takes is used.
+#: Names of the wrapper in a folder of the site; the first that its glob matches is used.
 _NAMES = ("healer-hook", "healer-hook.sh", "99-healer-hook", "99-healer-hook.sh", "90healer-hook")
 
 _CONF = """\
@@ -74,7 +74,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Plan:
-    """In the order in which the changes are made: slurm.conf never names what is not there."""
+    """Changes in their order: slurm.conf never names a missing file."""
 
     changes: list[Change] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
@@ -82,7 +82,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Hooked:
-    """What slurm.conf becomes: other values at these places, settings at its end; the programs it needs."""
+    """Changes of slurm.conf: new values of settings, settings added at its end; and the programs it needs."""
 
     replaced: list[tuple[Found, str]] = field(default_factory=list)
     added: dict[str, str] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class Hooked:
 
 
 def installation(slurm_conf: Path, to: Path, conf: Path, *, url: str, token_file: str) -> Plan:
-    """Everything that is missing. Raises ConfProblem and OSError."""
+    """Returns the changes that are missing. Raises ConfProblem and OSError."""
     before = slurm_conf.read_bytes()
     text = _text(before)
     plan = Plan()
@@ -114,7 +114,7 @@ def installation(slurm_conf: Path, to: Path, conf: Path, *, url: str, token_file
 
 
 def programs(slurm_conf: Path | None, to: Path, conf: Path) -> dict[Path, bytes]:
-    """The programs that a node needs beside `healer-hook`, by path; None: the site has no hooks of its own.
+    """The wrappers that a node needs, by path. `slurm_conf` None: the site has no hooks of its own.
 
     Raises ConfProblem and OSError.
     """
@@ -123,9 +123,9 @@ def programs(slurm_conf: Path | None, to: Path, conf: Path) -> dict[Path, bytes]
 
 
 def removal(slurm_conf: Path, to: Path) -> Plan:
-    """Everything of ours but the settings, which hold a token's place, and the programs in slurm.conf.
+    """Returns the removal of all but hook.conf and the wrappers in slurm.conf.
 
-    These stay: slurmd knows them until it has read its configuration anew. Raises ConfProblem and OSError.
+    These stay: slurmd runs them until it is reconfigured. Raises ConfProblem and OSError.
     """
     before = slurm_conf.read_bytes()
     text = _text(before)
@@ -154,7 +154,7 @@ def removal(slurm_conf: Path, to: Path) -> Plan:
 
 
 def carry_out(plan: Plan, to: Path) -> None:
-    """Raises OSError; what was changed by then stays, and a second time goes on from there."""
+    """Makes the changes. After an OSError, changes made so far stay; a second run completes them."""
     for change in plan.changes:
         if change.after is None:
             change.path.unlink(missing_ok=True)
@@ -169,7 +169,7 @@ def carry_out(plan: Plan, to: Path) -> None:
 
 
 def _hooked(slurm_conf: Path | None, text: str, to: Path, conf: Path) -> Hooked:
-    """What the site's own text, without anything of ours, becomes."""
+    """Changes of the site's slurm.conf, from its text without healer's changes."""
     text = restored(text) if is_installed(text) else text
     if slurm_conf is not None:
         _check_includes(slurm_conf, text)
@@ -186,8 +186,8 @@ def _hooked(slurm_conf: Path | None, text: str, to: Path, conf: Path) -> Hooked:
                 raise ConfProblem(
                     f"{name}={program} stands outside of healer's marks: put back what stood there first"
                 )
-        # Of several lines an older Slurm takes the last one, a newer one runs all: ours stands in the last
-        # one's place and runs it, which is right for both.
+        # Of several lines an older Slurm uses the last, a newer one all: replacing the last one is right for
+        # both.
         last = found[-1] if found else None
         if last is not None and is_glob(last.value):
             path = _place(last)
@@ -215,10 +215,10 @@ def _program(to: Path, hook: str, conf: Path, theirs: str) -> bytes:
         command += f" --probe {site}"
     else:
         if theirs:
-            # As Slurm runs several of them: the first that fails ends it.
+            # As in Slurm, the first hook that fails ends the sequence.
             rows.append(f"{site} || exit $?")
         rows.append(f"[ -x {program} ] || exit 0")
-    # healer-hook fails with 1 alone: all else is a machine that cannot run it, and no bad node.
+    # healer-hook fails with 1 only; any other status means that it cannot run, not that the node is bad.
     rows.append(f"{command} || [ $? -ne 1 ]")
     return ("\n".join(rows) + "\n").encode()
 
@@ -231,7 +231,7 @@ def _place(found: Found) -> Path:
 
 
 def _placed(glob: str) -> Path | None:
-    """Where ours lies in the folder that a glob names."""
+    """Path of the wrapper in the folder of a glob; None if no name matches."""
     folder, _, pattern = glob.rpartition("/")
     if is_glob(folder):
         return None
@@ -256,7 +256,7 @@ def _check_includes(slurm_conf: Path, text: str) -> None:
 
 
 def _files(path: Path, text: str) -> Iterator[tuple[Path, str]]:
-    """This file, of that text, and all that it includes."""
+    """Yields this file with the given text, and all files it includes."""
     files = {path: text}
     waiting = [path]
     while waiting:
@@ -280,7 +280,7 @@ def _warn(plan: Plan, text: str) -> None:
 
 
 def _write(change: Change) -> None:
-    """The whole file at once, to where a link leads, with its owner; the site's form is kept beside it."""
+    """Replaces the file atomically, following links and keeping its owner; backs up the site's version."""
     path = change.path.resolve()
     assert change.after is not None
     path.parent.mkdir(parents=True, exist_ok=True)

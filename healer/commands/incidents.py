@@ -1,4 +1,4 @@
-"""`healer incidents` and `healer evidence`: the list, one with all that hangs on it, its files."""
+"""`healer incidents` and `healer evidence`: the list, one incident in full, and its evidence files."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,7 +41,7 @@ def incidents(
 
 
 def _where(root: dict) -> str:
-    """The node, or what else it is about: a switch, a device with its part, a job, the cluster."""
+    """The node, or the switch, device with its part, job or cluster."""
     name = root.get("node") or root.get("switch") or " ".join(
         root[word] for word in ("device", "part") if root.get(word)
     )  # fmt: skip
@@ -66,7 +66,8 @@ _FILES: dict[str, Column] = {
 
 
 def _show(found: dict) -> None:
-    """What is broken, how sure, why; what was set aside; whom it hit; similar ones; what was done."""
+    """Prints the incident: verdict, evidence, ruled-out causes, impact, similar incidents, runs and
+    timeline."""
     from healer.incidents.impact import total_loss_text  # with all detectors, and numpy
 
     typer.echo(f"{found['severity']} {found['state']}: {found['title']}")
@@ -125,7 +126,7 @@ def _job(job: dict, found: dict) -> str:
 
 
 def _done(found: dict) -> list[str]:
-    """Runs as they stand; where there is none, why nothing is done."""
+    """Its runs with their states; if there is none, why nothing is done."""
     runs = [
         f"{run['playbook']} on {run.get('node') or run.get('job')}: {run['state']}"
         + (f", asks: {run['question']}" if run.get("question") else "")

@@ -1,4 +1,4 @@
-"""`healer messages`: what healer told people, what was not taken, and its replay."""
+"""`healer messages`: messages to people, failed deliveries, and their retry."""
 
 import secrets
 
@@ -26,7 +26,7 @@ def messages(
     limit: int = typer.Option(50, min=1, help="Rows at most."),
     json: bool = AS_JSON,
 ) -> None:
-    """List messages and how their delivery stands, newest first; --state failed are the dead letters."""
+    """List messages and the state of their delivery, newest first; --state failed are the dead letters."""
     if context.invoked_subcommand is not None:
         return
     asked = {"state": state, "channel": channel, "incident": incident, "cluster": cluster}

@@ -89,7 +89,7 @@ def show(
     elif identity is None:
         _table(found)
     else:
-        _one(found[0])
+        _show_model(found[0])
     if identity is None:
         for look in looks:
             typer.echo(_look_line(look))
@@ -100,7 +100,8 @@ def use(
     cluster: str | None = _CLUSTER,
     why: str = typer.Option(..., help="Why; it stands in the audit."),
 ) -> None:
-    """Put a kept version in force: back to an older one, or one that was refused. It stands for a week."""
+    """Put a kept version in force: back to an older one, or one that was refused. No schedule replaces it for
+    a week."""
     with _stores(cluster) as (models, _):
         model = _one_of(models.find(identity), identity).model
         try:
@@ -195,7 +196,7 @@ def _table(found: "list[Shown]") -> None:
     print_table(columns, rows)
 
 
-def _one(shown: "Shown") -> None:
+def _show_model(shown: "Shown") -> None:
     version, model, made_by = shown.version, shown.version.model, shown.version.model.params
     quantiles = ", ".join(f"{name}: {value:.3f}" for name, value in model.quantiles.items())
     rows = [

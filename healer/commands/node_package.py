@@ -1,4 +1,4 @@
-"""`healer node-package`: one shell script that puts hook, follower and healer-node on a node."""
+"""`healer node-package`: one shell script that installs hook, follower and healer-node on a node."""
 
 import os
 import re
@@ -54,7 +54,7 @@ def node_package(
 
 
 def _site_conf(given: Path | None) -> Path | None:
-    """The slurm.conf whose hooks the nodes' programs run first; without one it is said that they run none."""
+    """The slurm.conf with the site's own hooks; prints a note if there is none."""
     path = given or Path(os.environ.get("SLURM_CONF", "/etc/slurm/slurm.conf"))
     if given is not None or path.exists():
         return path
@@ -65,7 +65,7 @@ def _site_conf(given: Path | None) -> Path | None:
 def package(
     url: str, cluster: str = "", certificate: str | None = None, slurm_conf: Path | None = None
 ) -> str:
-    """The script, with all files in it as text: whoever is to run it as root can read it first."""
+    """The script, with all files in it as text, so that it can be read before it runs as root."""
     files = [
         (0o755, f"{LIB}/healer-hook", (HOOKS / "healer-hook").read_text(), False),
         (0o755, f"{LIB}/healer-follow", (HOOKS / "healer-follow").read_text(), False),

@@ -25,7 +25,7 @@ def _named(part: str) -> None:
 
 
 def _part_of(part: str, cluster: str | None) -> Settings:
-    """The settings of the cluster whose part this is; it bears the name where there are several."""
+    """Settings of this part's cluster; the process is named after it where there are several."""
     whole = load()
     settings = whole.of(cluster)
     _named(f"{part} {settings.cluster}" if whole.clusters else part)
@@ -42,7 +42,8 @@ def api() -> None:
 
 
 def detector(cluster: str | None = _CLUSTER) -> None:
-    """Run the detector: signals to incidents and decisions. One per cluster; a second one stands by."""
+    """Run the detector: signals to incidents and decisions. One per cluster; a second one waits to take
+    over."""
     settings = _part_of("detector", cluster)
     from healer.bootstrap.detector_part import run_detector
 
@@ -66,7 +67,8 @@ def scheduler(cluster: str | None = _CLUSTER) -> None:
 
 
 def scraper(cluster: str | None = _CLUSTER) -> None:
-    """Run the scraper: it fetches what rules/scrape.yaml names. One per cluster; a second one stands by."""
+    """Run the scraper: it fetches what rules/scrape.yaml names. One per cluster; a second one waits to take
+    over."""
     settings = _part_of("scraper", cluster)
     from healer.bootstrap.scraper_part import run_scraper
 

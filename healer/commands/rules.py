@@ -1,4 +1,4 @@
-"""`healer rules`: checks the files under rules/ and runs the cases that lie beside them."""
+"""`healer rules`: checks the files under rules/ and runs their test cases."""
 
 from pathlib import Path
 from typing import Annotated
@@ -96,7 +96,7 @@ def proof(
 
 
 def test(rules: _Folder = None, json: _Json = False) -> None:
-    """Run the cases beside the rules; ends with 1 if one does not hold."""
+    """Run the test cases of the rules; ends with 1 if one fails."""
     import msgspec
 
     from healer.rulebook.cases.rule_cases import run_cases

@@ -133,7 +133,7 @@ def _nodes(text: str | None) -> list[str]:
 
 
 def _run_on_each(api: Client, playbook: str, nodes: Sequence[str], body: dict[str, Any], json: bool) -> None:
-    """One that is refused loses nothing of the others. Ends with 1 where one was."""
+    """Starts a run on each node; a refusal does not stop the others. Ends with 1 if one was refused."""
     answers: list[dict[str, Any]] = []
     for name in nodes:
         key = None if body.get("dry_run") else secrets.token_hex(16)
@@ -190,7 +190,7 @@ def _show_plan(plan: dict[str, Any]) -> None:
 
 
 def _offer(offer: dict[str, Any]) -> str:
-    """A job that the run would wait for, and what the word would be that restarts it."""
+    """A job that the run would wait for, and the option that restarts it."""
     job = f"job {offer['job']} {offer['user']}".strip()
     if not offer["possible"]:
         return f"waits for {job}, which cannot be restarted: {offer['why']}"
@@ -220,7 +220,7 @@ def retry(
     reason: str = REASON,
     json: bool = AS_JSON,
 ) -> None:
-    """Let a stuck run go on where it stopped, or do one that is stuck or waits anew from a step on."""
+    """Let a stuck run go on where it stopped, or repeat one that is stuck or waits from a step on."""
     _on_run(run_id, "retry", given({"reason": reason, "step": step}), json)
 
 

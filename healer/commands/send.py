@@ -247,7 +247,7 @@ def remote_write(
     ),
     json: bool = AS_JSON,
 ) -> None:
-    """Send bodies of Prometheus remote_write. What it accepted stands in healer's own metrics."""
+    """Send bodies of Prometheus remote_write. What was accepted shows in healer's own metrics."""
     total = Total("file")
     with Client() as api:
         for path in files or [Path("-")]:

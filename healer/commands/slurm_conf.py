@@ -1,7 +1,7 @@
-"""slurm.conf as text: the settings in it, and healer's hooks put in and taken out again to the byte.
+"""slurm.conf as text: its settings, and healer's hooks inserted and removed again byte for byte.
 
-Each line that is replaced stays in the file as a comment between two marks, and what is added stands between
-such marks too. So the file is given back as it was, whatever the site changed elsewhere in it meanwhile.
+Each replaced line is kept as a comment between two marks, and added lines are between such marks too. So the
+file is restored as it was, even if the site has changed other lines meanwhile.
 """
 
 import re
@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 BEGIN = "# >>> healer hook: `healer hook uninstall` gives back what stood here"
-#: The file did not end with a line's end: what is added had to begin with one.
+#: Used where the file did not end with a line feed, so that one was added before.
 BEGIN_JOINED = "# >>> healer hook: added behind a last line without an end"
 END = "# <<< healer hook"
 _WAS = "#healer was: "
@@ -19,12 +19,12 @@ _GLOB = re.compile(r"[*?\[]")
 
 
 class ConfProblem(Exception):
-    """The file cannot be changed by us. One sentence."""
+    """The file cannot be changed. One sentence."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """One setting: the lines that it stands on (from, to; a line may be continued) and where its value is."""
+    """One setting: its first and last line (a line may be continued) and the position of its value."""
 
     name: str
     value: str
@@ -37,13 +37,13 @@ class Found:
 
 
 def find(text: str, *names: str) -> list[Found]:
-    """Every place where one of these settings is given, healer's own places included, in their order."""
+    """All occurrences of these settings in order, healer's own included."""
     wanted = {name.lower() for name in names}
     return [setting for setting in _settings(text) if setting.name.lower() in wanted]
 
 
 def value_of(text: str, name: str) -> str | None:
-    """The last value of a setting: that one counts in Slurm."""
+    """The last value of a setting, which Slurm uses; None if it is not set."""
     found = find(text, name)
     return found[-1].value if found else None
 
@@ -63,7 +63,7 @@ def is_installed(text: str) -> bool:
 
 
 def changed(text: str, replaced: Sequence[tuple[Found, str]], added: Mapping[str, str]) -> str:
-    """The text with other values at these places and these settings at its end."""
+    """The text with these settings replaced, and others added at its end."""
     lines = text.split("\n")
     for first, last in sorted({(setting.first, setting.last) for setting, _ in replaced}, reverse=True):
         here = [(setting, value) for setting, value in replaced if setting.first == first]
@@ -82,7 +82,7 @@ def changed(text: str, replaced: Sequence[tuple[Found, str]], added: Mapping[str
 
 
 def restored(text: str) -> str:
-    """The text without anything of healer's. Raises ConfProblem where the marks do not fit each other."""
+    """The text without healer's changes. Raises ConfProblem where the marks do not match."""
     kept: list[str] = []
     inside, joined = False, False
     lines = text.split("\n")
@@ -122,6 +122,6 @@ def _settings(text: str) -> Iterator[Found]:
 
 
 def _bare(line: str) -> str:
-    """The line up to its comment: `\\#` is no comment's begin."""
+    """The line without its comment; `\\#` begins none."""
     match = re.search(r"(?<!\\)#", line)
     return line[: match.start()] if match else line

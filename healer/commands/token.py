@@ -17,7 +17,7 @@ from healer.settings import load
 
 _LASTS = re.compile(r"([1-9][0-9]{0,4})([mhdw])")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-#: A sign-in link that nobody opened is worth nothing after this.
+#: A sign-in link expires after this.
 _LINK_LASTS = "15m"
 
 

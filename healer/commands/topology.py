@@ -1,4 +1,4 @@
-"""`healer topology`: reads what the fabric says of itself into `rules/topology-found.yaml`."""
+"""`healer topology`: imports the fabric's cables into `rules/topology-found.yaml`."""
 
 import sys
 from pathlib import Path
@@ -49,12 +49,12 @@ def import_(
 
     found = _read_cables(ibnetdiscover, lldp, host)
     folder = rules or rules_folder(load())
-    hand, before = _known(folder)
+    hand, before = _read_folder(folder)
     after = merged(before, topology_of(found)) if merge else topology_of(found)
-    _tell(found, after)
+    _print_summary(found, after)
     if slurm is not None:
         _compare(_read(slurm), by_hand_first(hand, after))
-    # What is written by hand stands in both, so that only what makes a difference is shown.
+    # Entries written by hand are merged into both, so that only effective changes are shown.
     lines = changes(by_hand_first(hand, before), by_hand_first(hand, after))
     target = folder / FOUND
     if as_yaml(before) == as_yaml(after) and target.exists():
@@ -85,7 +85,8 @@ def _read_cables(ibnetdiscover: Path | None, lldp: Path | None, host: str) -> "F
 
 
 def _read(path: Path) -> str:
-    """Raises Failed. What is no UTF-8 is a description that somebody typed: it names nothing."""
+    """The text of the file. Raises Failed. Only typed descriptions hold non-UTF-8 bytes: these are
+    replaced."""
     try:
         raw = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
     except OSError as error:
@@ -93,8 +94,8 @@ def _read(path: Path) -> str:
     return raw.decode("utf-8", "replace")
 
 
-def _known(folder: Path) -> "tuple[Topology, Topology]":
-    """By hand, and found before. Raises Failed where one of the files is wrong."""
+def _read_folder(folder: Path) -> "tuple[Topology, Topology]":
+    """The topologies written by hand and found before. Raises Failed for an invalid file."""
     from healer.rulebook.rule_checks import read_topology
     from healer.rulebook.source import Problem, Source
     from healer.topology.found import FOUND
@@ -110,7 +111,7 @@ def _known(folder: Path) -> "tuple[Topology, Topology]":
     return both[0], both[1]
 
 
-def _tell(found: "Found", topology: "Topology") -> None:
+def _print_summary(found: "Found", topology: "Topology") -> None:
     nodes = {cable.peer for cable in found.cables if not cable.is_switch}
     to_nodes = sum(not cable.is_switch for cable in found.cables)
     switches = {cable.switch for cable in found.cables} | set(found.guids)
@@ -138,7 +139,7 @@ def _compare(text: str, topology: "Topology") -> None:
 
 
 def _write(target: Path, text: str) -> None:
-    """Whole or not at all: a healer that runs may read it at any moment."""
+    """Replaces the file atomically: a running healer may read it at any moment."""
     half = target.with_name(f".{target.name}.new")
     try:
         half.write_text(text, encoding="utf-8")

@@ -1,4 +1,5 @@
-"""`healer up` and `healer demo`: the whole product in one process tree; beside it a cluster that breaks."""
+"""`healer up` and `healer demo`: the whole product in one process tree; the demo adds a cluster that
+breaks."""
 
 import os
 import re
@@ -55,7 +56,7 @@ def run_tree(settings: Settings) -> None:
             continue
         if len(os.fsencode(socket)) > SOCKET_MAX:
             raise FolderUnusable(cluster.data_dir, "has too long a name to hold the simulated Slurm's socket")
-        # Nobody else has a simulated Slurm to offer: ours runs beside the parts.
+        # No simulated Slurm runs elsewhere: it becomes one of the parts.
         parts = tree_parts.with_slurm(parts, socket, SIM_NODES, cluster.cluster, several=several)
         _say(
             f"no Slurm is used {f'for {name}' if name else 'here'}: "
@@ -115,8 +116,8 @@ def demo(
 
 
 def _forget_settings() -> None:
-    """The site's database, its sinks and its Slurm are not the demo's: of what the caller's environment sets
-    only HEALER_LISTEN holds."""
+    """Drops the caller's settings except HEALER_LISTEN: the demo does not use the site's database, sinks and
+    Slurm."""
     names = [name for name in os.environ if name.startswith("HEALER_") and name != "HEALER_LISTEN"]
     ignored = sorted(name for name in names if os.environ.pop(name))
     if ignored:
@@ -124,7 +125,7 @@ def _forget_settings() -> None:
 
 
 def _folder() -> Path:
-    """Short, and where the servers' own user can enter: a checkout may lie in a private home."""
+    """A folder with a short path that the servers' user can enter; a checkout may be in a private home."""
     try:
         folder = Path(tempfile.mkdtemp(prefix="healer-demo-"))
     except OSError as error:
@@ -194,24 +195,24 @@ def _run_demo(settings: Settings, nodes: int, real: "RealSlurm | None") -> None:
     parts = [sim_nodes, *parts, faults]
     setproctitle("healer demo")
     story = _Story(settings.data_dir / "log" / "demo-cluster.log")
-    calls = Calls(say=_say, load=tree_parts.preload, on_tick=story.tell, on_ready=_ready)
+    calls = Calls(say=_say, load=tree_parts.preload, on_tick=story.print_new, on_ready=_ready)
     Tree(settings, os.environ, parts, calls).run()
 
 
 class _Story:
-    """What the cluster's part says of what it breaks; its errors stay in its log."""
+    """The story in the log of the demo's cluster; errors in it are not printed."""
 
     def __init__(self, log: Path) -> None:
-        self._log, self._told = log, 0
+        self._log, self._read_up_to = log, 0
 
-    def tell(self) -> None:
-        """Prints what is new."""
+    def print_new(self) -> None:
+        """Prints new lines of the story."""
         if not self._log.is_file():
             return
         with self._log.open(encoding="utf-8", errors="replace") as file:
-            file.seek(self._told)
+            file.seek(self._read_up_to)
             while (line := file.readline()).endswith("\n"):
-                self._told = file.tell()
+                self._read_up_to = file.tell()
                 if _STORY.match(line):
                     print(f"  {line.rstrip()}", flush=True)
 

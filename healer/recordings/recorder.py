@@ -1,7 +1,7 @@
-"""Taps what the detector sees and writes it as a recording that `healer replay` reads.
+"""Records what the detector sees, for `healer replay`.
 
-Times are those of the walk, or of the moment the samples were read: so a replay walks at the same moments
-over the same signals.
+Times are those of the walk, or of the read of samples, so that a replay walks at the same moments over the
+same signals.
 """
 
 import itertools
@@ -18,9 +18,9 @@ from healer.model import Column, Observation, ObservationKind, Reference, SlurmJ
 from healer.model.telemetry import DOING, Report, StepBatch
 from healer.ports.measurements import ColumnBook
 
-#: Heartbeats in one entry: as many as a request may have, and fewer.
+#: Most heartbeats of one entry: within the limit of a request.
 BEATS_MOST = 10_000
-#: An entry of its own where entries are missing.
+#: Route of an entry that counts lost entries.
 LOST = "lost"
 _LINES = frozenset(
     {
@@ -33,7 +33,7 @@ _LINES = frozenset(
 )
 
 
-#: What proves somebody who they are: it may stand in a job's comment, a label or an address.
+#: Credentials, which may occur in a job's comment, a label or an address.
 _SECRETS = re.compile(
     rb"heal_[A-Za-z0-9_-]{8,}"
     rb"|(?<=://)[^/@\s\"]{1,200}(?=@)"
@@ -43,29 +43,29 @@ _SECRETS = re.compile(
 
 
 class File(Protocol):
-    """Where a recording goes."""
+    """Target of a recording."""
 
     def write(self, line: bytes, at: datetime, route: str, *, samples: bool = False) -> None:
-        """One line of JSON without its end. `samples`: it was measured, and may be kept less long."""
+        """Writes one line of JSON without its end. `samples`: it holds measurements, which may be deleted
+        sooner."""
         ...
 
     def begun(self) -> bool:
-        """True when a new file has begun since this was last asked: what comes next has to stand alone."""
+        """Whether a new file has begun since the last call, so that the whole picture has to be written."""
         ...
 
 
 class Recorder:
-    """Slurm's picture is written whole at the begin of each file, and after that what changed in it. Threads
-    may share one."""
+    """Writes Slurm's whole picture at the start of each file, and then its changes. Thread-safe."""
 
     def __init__(self, file: File, book: ColumnBook) -> None:
         self._file, self._layouts = file, Layouts(book)
         self._lock = threading.Lock()
         self._snapshot: SlurmSnapshot | None = None
-        #: As written in this file; None: nothing is.
+        #: As last written; None: not yet in this file.
         self._nodes: Mapping[str, SlurmNode] | None = None
         self._jobs: Mapping[str, SlurmJob] | None = None
-        #: By kind, as written; None: nothing is written in this file yet.
+        #: By kind, as last written; None: not yet in this file.
         self._references: dict[str, Reference] | None = None
         self._last: datetime | None = None
 
@@ -78,8 +78,8 @@ class Recorder:
         facts: Mapping[str, Mapping[str, str]] | None = None,
         references: Mapping[str, Reference] | None = None,
     ) -> None:
-        """What one walk is about to see. `facts`: what nodes told of themselves before, by node;
-        `references`: what nodes should be, by kind."""
+        """Records what one walk is about to see. `facts`: known facts by node; `references`: reference facts
+        by kind of node."""
         with self._lock:
             self._snapshot = snapshot or self._snapshot
             self._show(now)
@@ -88,12 +88,12 @@ class Recorder:
                 self._put(now, route, body, known_as=known_as)
 
     def note_moment(self, now: datetime) -> None:
-        """A walk for which nothing came: a replay walks at this moment too, before it sees its effects."""
+        """Records a walk without signals, so that a replay walks at this moment too."""
         with self._lock:
             self._put(now, "clock", {})
 
     def note_samples(self, reports: Sequence[Report], batches: Sequence[StepBatch], now: datetime) -> None:
-        """Samples that the senses are about to take."""
+        """Records samples that the senses are about to take."""
         with self._lock:
             self._show(now)
             if reports:
@@ -102,8 +102,8 @@ class Recorder:
                 self._put(now, "signals/step-times", [steps_body(batch) for batch in batches], samples=True)
 
     def note_lost(self, count: int, now: datetime) -> None:
-        """So many entries were not written just now. A change of the picture may be among them, so it is told
-        anew."""
+        """Records that `count` entries were lost. The whole picture follows, as its changes may be among
+        them."""
         with self._lock:
             self._put(now, LOST, {"entries": count})
             self._nodes = self._jobs = self._references = None
@@ -128,13 +128,13 @@ class Recorder:
     def _show_drift(
         self, now: datetime, facts: Mapping[str, Mapping[str, str]], references: Mapping[str, Reference]
     ) -> None:
-        """Facts at the begin of a file, for they are told on a change alone; references when they change. One
-        that was forgotten is one that holds nothing."""
+        """Writes facts at the start of a file, as nodes send only changes, and references when they change. A
+        forgotten reference is written without facts."""
         cluster = self._snapshot.cluster if self._snapshot is not None else None
         if self._references is None:
             self._references = {}
             entries = [
-                _told({"cluster": cluster, "node": node, "inventory": dict(inventory)})
+                _without_unset({"cluster": cluster, "node": node, "inventory": dict(inventory)})
                 for node, inventory in sorted(facts.items())
                 if inventory
             ]
@@ -150,7 +150,7 @@ class Recorder:
     def _put(
         self, now: datetime, route: str, body: Any, *, samples: bool = False, known_as: Sequence[str] = ()
     ) -> None:
-        # Two threads tell their own time: a recording never goes back.
+        # Threads have their own times; a recording never goes back.
         self._last = now if self._last is None else max(now, self._last)
         entry: dict[str, Any] = {"at": self._last, "route": route, "body": body}
         line = msgspec.json.encode(entry | {"known_as": known_as} if known_as else entry)
@@ -158,7 +158,7 @@ class Recorder:
 
 
 def without_secrets(line: bytes) -> bytes:
-    """Tokens, and passwords in addresses, are no part of what happened."""
+    """The line with tokens and passwords masked."""
     return _SECRETS.sub(_hidden, line)
 
 
@@ -168,8 +168,8 @@ def _hidden(found: re.Match[bytes]) -> bytes:
 
 
 def _changed(name: str, before: Mapping[str, Any] | None, now: Mapping[str, Any], row: Any) -> dict[str, Any]:
-    """The whole picture where a file begins, marked as told again: it says no more than the rows before it.
-    Later what changed; empty: nothing."""
+    """At the start of a file the whole picture, marked as repeated; later its changes, empty if there are
+    none."""
     if before is None:
         return {name: [row(item) for item in now.values()], "again": True}
     changed = [row(item) for key, item in now.items() if before.get(key) != item]
@@ -178,14 +178,14 @@ def _changed(name: str, before: Mapping[str, Any] | None, now: Mapping[str, Any]
     return {key: rows for key, rows in picture.items() if rows}
 
 
-#: What may open an incident. Its id follows from the name of the observation, which may hang on how it came
-#: and not on what it says alone.
+#: Kinds that may open an incident. Its id derives from the digest of the observation, which may depend on the
+#: route it came by, so the digest is recorded.
 _NAMED = _LINES | {ObservationKind.alert, ObservationKind.hook}
 
 
 def _bodies(batch: Sequence[Observation]) -> Iterator[tuple[str, Any, Sequence[str]]]:
-    """Observations back in the form in which senders tell them, and the names by which they are known.
-    Commands of people are not signals. Heartbeats, which are most of all, share one entry."""
+    """Yields (route, body, digests): observations in the form of the API. People's commands are left out.
+    Heartbeats share entries."""
     beats = [_beat(observation) for observation in batch if observation.kind is ObservationKind.heartbeat]
     for first in range(0, len(beats), BEATS_MOST):
         yield "signals/heartbeat", beats[first : first + BEATS_MOST], ()
@@ -195,7 +195,7 @@ def _bodies(batch: Sequence[Observation]) -> Iterator[tuple[str, Any, Sequence[s
         if kind == "kernel-log":
             entries = [_entry(observation) for observation in observations]
             body = {"cluster": cluster, "node": node, "boot_id": boot_id, "entries": entries}
-            yield "signals/kernel-log", _told(body), _names(observations)
+            yield "signals/kernel-log", _without_unset(body), _names(observations)
         elif kind == ObservationKind.alert:
             yield "signals/alertmanager", _alerts(observations), _names(observations)
         else:
@@ -209,11 +209,11 @@ def _body(observation: Observation) -> tuple[str, dict[str, Any]] | None:
     where = observation.component
     cluster, node = where.cluster, where.node
     if observation.kind is ObservationKind.checkpoint:
-        return "signals/checkpoints", _told(
+        return "signals/checkpoints", _without_unset(
             {"cluster": cluster, "job": where.job, "time": observation.event_at} | observation.data
         )
     if observation.kind is ObservationKind.hook:
-        return f"signals/hooks/{observation.data['hook']}", _told(_hook(observation))
+        return f"signals/hooks/{observation.data['hook']}", _without_unset(_hook(observation))
     if observation.kind is ObservationKind.inventory and node is not None:
         facts = observation.data.get("facts") or {}
         return "signals/metrics", {"cluster": cluster, "node": node, "inventory": facts}
@@ -230,14 +230,14 @@ def _beat(observation: Observation) -> dict[str, Any]:
         "boot_id": observation.boot_id,
         "gpus": observation.data.get("gpus"),
     }
-    return _told(fields)
+    return _without_unset(fields)
 
 
 def _names(observations: Sequence[Observation]) -> list[str]:
     return [observation.digest for observation in observations if observation.kind in _NAMED]
 
 
-def _told(body: dict[str, Any]) -> dict[str, Any]:
+def _without_unset(body: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in body.items() if value is not None}
 
 
@@ -297,9 +297,9 @@ def _job(job: SlurmJob) -> dict[str, Any]:
     return row
 
 
-# --- samples, back in the form in which senders tell them: columnar metrics, and step times
+# --- samples in the form of the API: columnar metrics and step times
 
-#: Layouts of reports that are kept: as many as kinds of nodes, and a few more while a fleet changes.
+#: Most layouts kept: there are about as many as kinds of nodes.
 LAYOUTS = 10_000
 
 #: Where one value goes: ("gpu", signal, gpu, 0), ("links", signal, gpu, link), ("ports", port, signal, 0) or
@@ -308,7 +308,7 @@ _Spot = tuple[str, str, Any, Any]
 
 
 class Layouts:
-    """Turns reports back into columnar bodies. Layouts of each kind of report are kept."""
+    """Turns reports into columnar bodies. Keeps the layout of each kind of report."""
 
     def __init__(self, book: ColumnBook) -> None:
         self._book = book
@@ -376,7 +376,7 @@ _FIGURES = ("step_s", "compute_s", "comm_s", "data_s", "work", "loss", "grad_nor
 
 
 def steps_body(batch: StepBatch) -> dict[str, Any]:
-    """What was not told is left out."""
+    """The body of a request with these samples; unset values are left out."""
     rows: list[dict[str, Any]] = [
         {"time": datetime.fromtimestamp(at, UTC), "step": step, "rank": rank}
         for at, step, rank in zip(batch.at.tolist(), batch.step.tolist(), batch.rank.tolist(), strict=True)

@@ -1,4 +1,4 @@
-"""Recordings: JSON Lines by time, as the contract has them. Reading, with errors that name the line."""
+"""Reads recordings: JSON Lines by time. Errors name the line."""
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,10 +15,10 @@ class BadRecording(ValueError):
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """One line: when, which route with which query, its body as the API takes it, and its number; `file`
-    where a recording is of several.
+    """One line of a recording: time, route with query, body as the API takes it, line number; `file` if there
+    are several.
 
-    `raw` is the body's JSON as it stands in the line: samples are read by their own decoders.
+    `raw` is the body's JSON: samples have decoders of their own.
     """
 
     at: datetime
@@ -27,7 +27,7 @@ class Entry(msgspec.Struct, frozen=True):
     raw: bytes
     line: int = 0
     file: str = ""
-    #: The names under which production knew what it tells, in its order.
+    #: Digests of its observations in production, in order.
     known_as: tuple[str, ...] = ()
 
     @property
@@ -36,7 +36,7 @@ class Entry(msgspec.Struct, frozen=True):
 
     @property
     def body(self) -> Any:
-        """The body as Python values, decoded anew each time."""
+        """The body, decoded at each access."""
         return msgspec.json.decode(self.raw)
 
 
@@ -49,14 +49,14 @@ class _Line(msgspec.Struct, frozen=True):
 
 @lru_cache(maxsize=1024)
 def _routed(text: str) -> tuple[str, dict[str, str]]:
-    """The route without what stands before it at a server, and its query. A recording has few."""
+    """The route without the API's prefix, and its query. Cached: a recording has few."""
     parts = urlsplit(text)
     query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
     return parts.path.strip("/").removeprefix("api/v1/"), query
 
 
 class Source(msgspec.Struct, frozen=True):
-    """One file of a recording. `kind`: those of one kind follow each other, kinds run side by side."""
+    """One file of a recording. Files of one `kind` follow each other; kinds are merged by time."""
 
     name: str
     kind: str
@@ -64,7 +64,7 @@ class Source(msgspec.Struct, frozen=True):
 
 
 def merged(sources: Sequence[Source]) -> Iterator[Entry]:
-    """The entries of all files by time. Those of one kind stand in their order, and are opened when due."""
+    """Entries of all files by time. Files of one kind are read in order, and opened when due."""
     kinds = dict.fromkeys(source.kind for source in sources)
     return heapq.merge(
         *(_chained([source for source in sources if source.kind == kind]) for kind in kinds),
@@ -81,8 +81,8 @@ def _chained(sources: Sequence[Source]) -> Iterator[Entry]:
 
 
 def read(lines: Iterable[str], file: str = "", last: datetime | None = None) -> Iterator[Entry]:
-    """Raises BadRecording for a line that is no entry or goes back in time, or to before `last`. Empty lines
-    are nothing."""
+    """Yields entries; skips empty lines. Raises BadRecording for a line that is no entry or goes back in
+    time, or to before `last`."""
     decoder = msgspec.json.Decoder(_Line)
     where = f"{file} line".lstrip()
     for number, text in enumerate(lines, start=1):

@@ -1,9 +1,9 @@
-"""A recording on disk, written and read: a folder of packed files by the hour, bounded by age and by size.
+"""A recording on disk: a folder of compressed files by the hour, bounded by age and size.
 
-`20261121T180000000000Z-events.jsonl.zst` holds what is judged at once and Slurm's picture,
-`…-samples.jsonl.zst` what was measured: a hundred times as much, and the first to go. Each is a row of zstd
-frames of whole lines, so that what a dead process left can be read to its last frame. Beside each a small
-`.json` says what it holds.
+`20261121T180000000000Z-events.jsonl.zst` holds events and Slurm's picture, `…-samples.jsonl.zst`
+measurements: a hundred times as much, and the first to be deleted. Each file is a sequence of zstd frames of
+whole lines, so that a file of a killed process can be read to its last frame. A small `.json` next to it
+summarizes it.
 """
 
 import os
@@ -19,12 +19,12 @@ import msgspec
 
 from healer.model.recordings import KINDS, Recorded, Recordings
 
-#: A file ends with the hour, or at this size.
+#: A new file begins each hour, or after this size.
 FILE_BYTES = 512 * 1024 * 1024
-#: Lines wait at most so long for their frame, or until there are so many bytes of them.
+#: A frame is written after this many seconds or bytes of lines.
 FRAME_S = 10.0
 FRAME_BYTES = 4 * 1024 * 1024
-#: Nothing is recorded into the last twentieth of a disk: the database may stand on the same one.
+#: Free share of the disk that recordings leave: the database may be on the same disk.
 FREE_SHARE = 0.05
 _LEVEL = 3
 _NAME = "%Y%m%dT%H%M%S%fZ"
@@ -35,13 +35,13 @@ class DiskFull(OSError):
 
 
 class _Stream:
-    """One file under way."""
+    """An open file."""
 
     def __init__(self, folder: Path, kind: str, at: datetime) -> None:
         self.path = folder / f"{at.strftime(_NAME)}-{kind}.jsonl.zst"
-        # People's names and jobs' comments stand in it: for healer's own user alone.
+        # It holds people's names and comments of jobs: readable by healer's user only.
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        self.known = Recorded(file=self.path.name, kind=kind, first=at, last=at)
+        self.summary = Recorded(file=self.path.name, kind=kind, first=at, last=at)
         self._lines: list[bytes] = []
         self._waiting = 0
         self.waits_since: float | None = None
@@ -51,22 +51,22 @@ class _Stream:
         return self._waiting >= FRAME_BYTES
 
     def add(self, line: bytes, at: datetime, route: str, stopwatch_s: float) -> None:
-        summary = self.known
+        summary = self.summary
         routes = summary.routes
         routes[route] = routes.get(route, 0) + 1
-        self.known = msgspec.structs.replace(summary, last=max(summary.last, at), lines=summary.lines + 1)
+        self.summary = msgspec.structs.replace(summary, last=max(summary.last, at), lines=summary.lines + 1)
         self._lines.append(line)
         self._waiting += len(line) + 1
         if self.waits_since is None:
             self.waits_since = stopwatch_s
 
     def write(self) -> int:
-        """Ends the frame; how many lines of it could not be written because the disk refused them."""
+        """Writes the frame. Returns the number of lines that the disk refused."""
         lines, self._lines, self._waiting, self.waits_since = self._lines, [], 0, None
         if not lines:
             return 0
         packed = bytes(cramjam.zstd.compress(b"\n".join(lines) + b"\n", level=_LEVEL))
-        end = self.known.bytes
+        end = self.summary.bytes
         try:
             if free_share(self.path.parent) < FREE_SHARE:
                 raise DiskFull
@@ -76,15 +76,15 @@ class _Stream:
         except OSError:
             os.ftruncate(self._file, end)  # half a frame would hide what comes after it
             os.lseek(self._file, end, os.SEEK_SET)
-            self.known = msgspec.structs.replace(self.known, lost=self.known.lost + len(lines))
+            self.summary = msgspec.structs.replace(self.summary, lost=self.summary.lost + len(lines))
             return len(lines)
-        self.known = msgspec.structs.replace(self.known, bytes=end + len(packed))
-        self._tell()
+        self.summary = msgspec.structs.replace(self.summary, bytes=end + len(packed))
+        self._write_summary()
         return 0
 
-    def _tell(self) -> None:
+    def _write_summary(self) -> None:
         temporary = self.path.with_name(f"{self.path.name}.tmp")
-        temporary.write_bytes(msgspec.json.encode(self.known))
+        temporary.write_bytes(msgspec.json.encode(self.summary))
         temporary.replace(about(self.path))
 
     def close(self) -> int:
@@ -94,7 +94,7 @@ class _Stream:
 
 
 class RecordingFolder:
-    """`healer.recordings.recorder.File`. For one thread; a disk that refuses loses lines and never raises."""
+    """`healer.recordings.recorder.File`. Not thread-safe. A full disk loses lines and raises nothing."""
 
     def __init__(
         self,
@@ -115,7 +115,7 @@ class RecordingFolder:
         self._streams: dict[str, _Stream] = {}
         self._turned_at: datetime | None = None
         self._last_name: datetime | None = None
-        #: Lines that the disk refused since this was last taken.
+        #: Lines lost since the last `rest`.
         self._refused = 0
 
     def write(self, line: bytes, at: datetime, route: str, *, samples: bool = False) -> None:
@@ -132,7 +132,8 @@ class RecordingFolder:
             self._refused += stream.write()
 
     def begun(self) -> bool:
-        """Turns full files and those of the last hour over. True once per file, and once per process."""
+        """Begins new files after an hour or when one is full, and prunes. True once per new file and
+        process."""
         now = self._now()
         if self._turned_at is not None and not self._is_due(now):
             return False
@@ -142,7 +143,7 @@ class RecordingFolder:
         return True
 
     def rest(self) -> int:
-        """Writes frames that waited long enough; how many lines were lost since the last call."""
+        """Writes frames that are due. Returns the number of lines lost since the last call."""
         for stream in self._streams.values():
             since = stream.waits_since
             if since is not None and self._stopwatch() - since >= FRAME_S:
@@ -159,10 +160,10 @@ class RecordingFolder:
         assert self._turned_at is not None
         if _hour(now) != _hour(self._turned_at):
             return True
-        return any(stream.known.bytes >= self._file_bytes for stream in self._streams.values())
+        return any(stream.summary.bytes >= self._file_bytes for stream in self._streams.values())
 
     def _named(self) -> datetime:
-        """Now; later than the name of any file before, also where the clock was put back."""
+        """Time for a file name: now, but after all earlier names even if the clock went back."""
         now = self._now()
         if self._last_name is not None and now <= self._last_name:
             now = self._last_name + timedelta(microseconds=1)
@@ -171,13 +172,13 @@ class RecordingFolder:
 
 
 def about(path: Path) -> Path:
-    """The small file beside a recording."""
+    """Path of the recording's summary."""
     return path.with_name(path.name.removesuffix(".jsonl.zst") + ".json")
 
 
 def prune(folder: Path, *, max_bytes: int, max_age: timedelta, now: datetime) -> list[str]:
-    """Deletes what is too old; then, while all is too large or the disk too full, the oldest samples, then
-    the oldest events. The names of what went."""
+    """Deletes files that are too old; then, while the folder is too large or the disk too full, the oldest
+    samples, then the oldest events. Returns the names of deleted files."""
     files = sorted(folder.glob("*.jsonl.zst"))
     oldest = (now - max_age).strftime(_NAME)
     gone = [path for path in files if path.name[: len(oldest)] < oldest]
@@ -208,21 +209,21 @@ def _hour(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%Y%m%d%H")
 
 
-# --- reading: which files there are, and their lines one after another, never a file as a whole
+# --- reading: the files, and their lines one by one
 
 PACKED = ".zst"
 _MAGIC = b"\x28\xb5\x2f\xfd"
 _KEYS = (0, 1, 2, 4)
-#: The last line of a plain file begins within so much of its end, or its end is not known.
+#: Bytes at the end of a plain file in which its last line is looked for.
 _TAIL_BYTES = 16 * 1024 * 1024
 
 
 class BadFrame(ValueError):
-    """The file is no zstd."""
+    """The file is no zstd file."""
 
 
 def recordings(folder: Path | None) -> Recordings:
-    """What lies in the folder, oldest first. A file without its `.json` is read for it."""
+    """Summaries of the files in the folder, oldest first. A file without its `.json` is scanned."""
     if folder is None:
         return Recordings(on=False)
     try:
@@ -260,7 +261,7 @@ def _scanned(path: Path) -> Recorded:
 
 
 def ends_of(path: Path) -> tuple[datetime, datetime] | None:
-    """The first and the last moment of a file; None where it has none, or cannot be read for them."""
+    """Times of the first and last entry; None for an empty or unreadable file."""
     try:
         if path.suffix == PACKED:
             recorded = _recorded(path)
@@ -280,8 +281,8 @@ def kind_of(path: Path) -> str:
 
 
 def chosen(paths: Sequence[Path], since: datetime | None, until: datetime | None) -> list[Path]:
-    """The files of these paths, a folder's by its list. With `since` from the one that holds it: its
-    beginning tells Slurm's picture. FileNotFoundError for a path that is none."""
+    """The files at these paths between `since` and `until`, from the events file that holds `since`, as
+    Slurm's picture is at its start. Raises FileNotFoundError."""
     found: list[Path] = []
     for path in paths:
         if not path.is_dir():
@@ -304,7 +305,7 @@ def chosen(paths: Sequence[Path], since: datetime | None, until: datetime | None
 
 
 def lines_of(path: Path) -> Iterator[str]:
-    """Its lines; those of a frame that was cut off, as a dead process leaves it, are left out."""
+    """Lines of the file, without a truncated last frame as a killed process leaves it."""
     if path.suffix != PACKED:
         with path.open(encoding="utf-8") as plain:
             yield from plain
@@ -316,7 +317,7 @@ def lines_of(path: Path) -> Iterator[str]:
 
 
 def _frame(file: BinaryIO, path: Path) -> bytes | None:
-    """The next whole frame, by RFC 8878 section 3.1.1; None at the end, and where it was cut off."""
+    """The next whole frame (RFC 8878, section 3.1.1); None at the end or if it is truncated."""
     start = file.tell()
     head = file.read(5)
     if len(head) < 5:

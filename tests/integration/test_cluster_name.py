@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from healer.bootstrap import told_cluster
+from healer.bootstrap import is_own_cluster
 from healer.settings import SettingsError
 from healer.sim.sim_clock import WallClock
 from healer.sim.sim_slurm import SimClient, SimScheduler, SimServer
@@ -50,12 +50,12 @@ def test_a_part_on_another_clusters_slurm_ends_with_one_sentence(
 
 
 def test_a_slurm_that_is_away_tells_nothing(scratch: Path) -> None:
-    assert told_cluster(SimClient(scratch / "none.sock"), "pod1") is False
+    assert is_own_cluster(SimClient(scratch / "none.sock"), "pod1") is False
 
 
 def test_its_own_name_is_told_and_another_is_no_answer_to_go_on_with(other: SimServer) -> None:
     client = SimClient(other.path)
-    assert told_cluster(client, "pod2") is True
+    assert is_own_cluster(client, "pod2") is True
     with pytest.raises(SettingsError, match="pod2, not pod1"):
-        told_cluster(client, "pod1")
+        is_own_cluster(client, "pod1")
     client.close()

@@ -377,8 +377,8 @@ def test_the_doctor_tells_of_each_channel(site: Site) -> None:
     ops, night, _ = site.told.channels
 
     def checked(channel: Channel, known: Settings | None = None) -> tuple[bool, str]:
-        told = doctor_checks.told_of(site.db, site.hand.now())
-        found = doctor_checks.said(known or site.settings, channel, told.get(channel.name))
+        told = doctor_checks.delivery_histories(site.db, site.hand.now())
+        found = doctor_checks.look_at_channel(known or site.settings, channel, told.get(channel.name))
         return found.ok, found.text
 
     assert checked(ops) == (True, "slack: its secrets are there, and it was told nothing yet")

@@ -1,8 +1,8 @@
-"""What people order: each command is judged here, by the gate and in one transaction, and audited.
+"""People's commands: each is judged by the gate in one transaction, and audited.
 
-The API, the console, chat buttons, the command line and the people of a simulation all call `Commands`. What
-a command decides is a function over the ledger's transaction; `Commands` reads Slurm before it and wakes
-workers after it. `request` is the id of the very request: the same one again changes nothing.
+The API, the console, chat buttons, the command line and the people of a simulation all call `Commands`. Each
+command is a function over the ledger's transaction; `Commands` reads Slurm before it and wakes workers after
+it. `request` is the id of a request: a repeat changes nothing.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +27,7 @@ from healer.decisions import (
     takes_nothing,
     with_restarts,
 )
+from healer.engine.runlog import run_changed
 from healer.engine.starts import (
     StartRequest,
     agreed_restarts,
@@ -45,8 +46,6 @@ from healer.model import (
     ENDED_RUN_STATES,
     IRREVERSIBLE_VERBS,
     Breaker,
-    Command,
-    CommandKind,
     Component,
     Incident,
     LogEntry,
@@ -74,7 +73,7 @@ _GOES_BACK = frozenset({RunState.stuck, RunState.waiting})
 
 
 class Site(NamedTuple):
-    """One cluster as commands need it: where runs are kept, its Slurm, and how workers are woken."""
+    """What commands need of a cluster: its ledger, its Slurm, and how to wake its workers."""
 
     ledger: CommandLedger
     scheduler: Scheduler
@@ -82,7 +81,7 @@ class Site(NamedTuple):
 
 
 class Order(NamedTuple):
-    """What a person wants done to a run or a cluster, of which `about` is the id or name."""
+    """A person's command about a run, an incident, a rule or a cluster; `about`: its id or name."""
 
     about: str
     by: str
@@ -107,7 +106,7 @@ class Commands:
         }
 
     def preview(self, request: RunRequest) -> Preview:
-        """The plan with live checks; does and stores nothing. Guards never raise here: they answer."""
+        """The plan with live checks; changes nothing. The guards' refusals are in the answer."""
         site, rules, now = self.site(request.cluster), self._rules(), self._clock.now()
         playbook = playbook_of(rules, request)
         with site.ledger.command() as tx:
@@ -136,11 +135,11 @@ class Commands:
         )
 
     def start(self, request: RunRequest) -> Run:
-        """A guard's Hold comes back as a run in state `held`; its Refuse is GuardRefused."""
+        """Starts a run. One that a guard holds is returned in state `held`; a refusal raises GuardRefused."""
         site = self.site(request.cluster)
         playbook = playbook_of(self._rules(), request)
         restart = agreed_restarts(site.scheduler, playbook, request.node, request.restart)
-        # A playbook that takes nothing from its job may be about one that Slurm has forgotten.
+        # A playbook that takes nothing may be started for a job that Slurm has forgotten.
         job = read_job(site.scheduler, request.job) if request.job else None
         if request.job and job is None and not takes_nothing(playbook):
             raise NotFound(f"Slurm knows no job {request.job}")
@@ -154,8 +153,8 @@ class Commands:
         return start_runs(tx, many, self._rules(), self._clock)
 
     def approve(self, run: str, *, by: str, reason: str, request: str, restart: Sequence[str] = ()) -> Run:
-        """Forbidden where a second person is needed and `by` is who asked. `restart`: jobs on the run's node
-        whose restart `by` agrees to."""
+        """Forbidden where a second person is needed and `by` requested the run. `restart`: jobs on the run's
+        node whose restart `by` consents to."""
         site, rules, agreed = self._site_of(run), self._rules(), dict[str, int]()
         if restart:  # Slurm is asked before the gate is locked
             with site.ledger.command() as tx:
@@ -182,8 +181,8 @@ class Commands:
         return _woken(site, retried)
 
     def undo(self, run: str, *, by: str, reason: str, request: str) -> Run:
-        """Whatever the run is at, what it did is taken back, the last first, and it ends. A worker that still
-        works on it loses it: the state's new epoch fences it off."""
+        """Undoes what the run did, the last step first, and ends it. A worker that still has the run loses
+        it: the new epoch fences it off."""
         site = self._site_of(run)
         with _changing(site) as tx:
             undone = undo(tx, self._order(run, by, reason, request), self._rules())
@@ -195,7 +194,7 @@ class Commands:
             return reset_breaker(tx, self._order(cluster, by, reason, request))
 
     def site(self, cluster: str) -> Site:
-        """NotFound for a cluster that is none."""
+        """Raises NotFound for an unknown cluster."""
         if cluster not in self._sites:
             raise NotFound(f"there is no cluster {cluster}; there are {', '.join(sorted(self._sites))}")
         return self._sites[cluster]
@@ -211,10 +210,10 @@ class Commands:
 
 
 def approve(tx: CommandTx, order: Order, restart: Mapping[str, int], rules: Ruleset) -> Run | JudgeResult:
-    """The run as it is then, or the verdict that refused it: stored too, so raise after the commit.
+    """The approved run, or the verdict that refused it; that is stored too, so raise after the commit.
 
     A run that waits for an approval at one of its steps goes on from there; one that has not begun is judged
-    by the gate as every other. The gate is locked first: the walk takes gate and run in this order too.
+    by the gate. The gate is locked before the run, as the walk does.
     """
     facts = tx.lock_gate()
     run, now = locked_run(tx, order.about), order.at
@@ -260,7 +259,7 @@ def approve(tx: CommandTx, order: Order, restart: Mapping[str, int], rules: Rule
 
 
 def _approved_before(run: Run, order: Order, restart: Mapping[str, int]) -> Run:
-    """The same approval once more; Conflict where it is not the same."""
+    """The run for a repeated approval; Conflict where it differs."""
     if run.approved_by != order.by:
         raise Conflict(f"run {run.id} is {run.state}: there is nothing to approve")
     if not restart.items() <= run.input.get("restart", {}).items():
@@ -269,7 +268,7 @@ def _approved_before(run: Run, order: Order, restart: Mapping[str, int]) -> Run:
 
 
 def _check_second(run: Run, playbook: Playbook, by: str) -> None:
-    # DOWN that only frees a node needs one person; any other DOWN the gate holds when it is due.
+    # DOWN that only frees a node needs one person; the gate holds any other DOWN when it is due.
     never_alone = IRREVERSIBLE_VERBS - {Verb.down}
     if run.by == by and any(step.do in never_alone for step in playbook.steps):
         raise Forbidden("a step that cannot be undone needs a second person: you asked for it yourself")
@@ -284,7 +283,8 @@ def _step_to_approve(tx: CommandTx, run: Run) -> str | None:
 
 
 def stop(tx: CommandTx, order: Order, state: RunState) -> Run:
-    """Rejects a run that asks, or cancels one that has not ended; the detector hears of it."""
+    """Rejects a run that waits for permission, or cancels one that has not ended, and informs the
+    detector."""
     tx.lock_gate()
     run = locked_run(tx, order.about)
     if run.state is state:
@@ -297,15 +297,7 @@ def stop(tx: CommandTx, order: Order, state: RunState) -> Run:
     stored = tx.set_run_state(run.id, state, why=order.reason, at=order.at)
     _audit_run(tx, stored, verb, order)
     if stored.incident:
-        news = Command(
-            kind=CommandKind.run_changed,
-            cluster=stored.cluster,
-            at=order.at,
-            by=order.by,
-            incident=stored.incident,
-            reason=order.reason,
-            data={"run": run.id, "playbook": stored.playbook, "state": str(state)},
-        )
+        news = run_changed(stored, state, order.at, by=order.by, reason=order.reason)
         tx.send_command(news, request=f"{order.request}:{verb}")
     return stored
 
@@ -318,7 +310,7 @@ def retry(tx: CommandTx, order: Order, step: str | None, rules: Ruleset) -> Run:
     if step is not None:
         keys = _steps_from(tx, run, step, rules)
     elif run.state is RunState.stuck:
-        # Of several jobs one may be stuck while the last line of the log speaks of another.
+        # Of several jobs one may be stuck while the log's last entry is about another.
         keys = stuck_keys(rules.playbooks[run.playbook], tx.log(run.id), order.at)
     else:
         raise Conflict(f"run {run.id} is {run.state}: only a stuck run is retried")
@@ -393,7 +385,7 @@ def playbook_of(rules: Ruleset, request: RunRequest) -> Playbook:
 def _look(
     scheduler: Scheduler, request: RunRequest, incident: Incident | None
 ) -> tuple[SlurmNode | None, SlurmJob | None, list[SlurmJob]]:
-    """The node and the job that the request names, and which jobs it would hit."""
+    """The node and the job that the request names, and the jobs that it would hit. Raises Conflict."""
     if request.job:
         job = read_job(scheduler, request.job)
         return None, job, [job] if job else []
@@ -407,7 +399,7 @@ def _look(
 
 
 def _not_available(scheduler: Scheduler, playbook: Playbook) -> dict[str, str]:
-    """Steps that this Slurm's adapters cannot do, and why; nothing where Slurm does not answer."""
+    """Step -> why the adapters of this Slurm cannot do it; empty where Slurm does not answer."""
     try:
         lacks = scheduler.unavailable()
     except SchedulerError:
@@ -418,7 +410,7 @@ def _not_available(scheduler: Scheduler, playbook: Playbook) -> dict[str, str]:
 
 @contextmanager
 def _changing(site: Site) -> Iterator[CommandTx]:
-    """One transaction. Conflict where a run that is to go on finds another one at work on its node."""
+    """One transaction. Conflict where another run works on the node of a run that would go on."""
     try:
         with site.ledger.command() as tx:
             yield tx
@@ -434,13 +426,13 @@ def _or_refused(answer: Run | JudgeResult) -> Run:
 
 
 def _woken(site: Site, run: Run) -> Run:
-    """The run, after the workers heard of it if it goes on."""
+    """Wakes the workers if the run goes on; returns the run."""
     _wake(site, [run])
     return run
 
 
 def _wake(site: Site, results: Sequence[object]) -> None:
-    """Those of the results that are runs at work: the workers hear of all of them in one message."""
+    """Wakes the workers for all running runs among the results, in one message."""
     due = [run.id for run in results if isinstance(run, Run) and run.state is RunState.running]
     if due:
         site.poke(due)
@@ -449,7 +441,7 @@ def _wake(site: Site, results: Sequence[object]) -> None:
 def _line(
     run: Run, step: str, event: StepEvent, text: str, order: Order, data: dict[str, Any] | None = None
 ) -> LogEntry:
-    """A person's line in the run's log; its epoch fences off the worker that has the run now."""
+    """A person's entry in the run's log; its epoch fences off the worker that has the run now."""
     return LogEntry(
         run=run.id, at=order.at, epoch=run.epoch + 1, step=step, event=event, text=text, data=data or {}
     )

@@ -1,8 +1,8 @@
 """The loop that drives one run: claim, advance, do, read back, log. It may die at any line.
 
-`started` is committed before an effect, `done` after it was read back, together with what follows from it
-(the slot given back, what the detector is told); a run that was left anywhere in between is taken up by the
-next worker, which looks first. What a step only looked at is committed with whatever comes next.
+`started` is committed before an effect, `done` after it was read back, together with its consequences (the
+released slot, the detector's news). A run that was left in between is taken up by the next worker, which
+looks first. Entries of steps that only look are committed with the next write.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -41,6 +41,7 @@ from healer.engine.runlog import (
     is_started,
     last_of,
     restarts_of,
+    run_changed,
     tested_at,
     would_have_removed,
 )
@@ -50,7 +51,6 @@ from healer.model import (
     RESTARTING_VERBS,
     RETURNING_VERBS,
     Command,
-    CommandKind,
     Incident,
     LogEntry,
     Playbook,
@@ -92,7 +92,7 @@ _EVENT = {
 
 
 class Driver:
-    """What a worker needs to drive runs. One value per process and cluster."""
+    """What a worker needs to drive runs; one per process and cluster."""
 
     def __init__(
         self,
@@ -102,11 +102,12 @@ class Driver:
         checkpoint: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.ledger, self.rules, self.tools = ledger, rules, tools
-        #: Called with the name of each line where a crash would matter; tests kill the process there.
+        #: Called with the name of each place where a crash would matter; tests kill the process there.
         self.checkpoint = checkpoint
 
     def drive(self, run: str) -> None:
-        """Takes the run as far as it goes now. Returns when it waits, ended, got stuck or is another's."""
+        """Drives the run as far as possible. Returns when it waits, ended, got stuck, or has another
+        worker."""
         try:
             with self.ledger.claim(run) as claim:
                 if claim is not None:
@@ -126,7 +127,7 @@ class Driver:
 
 
 class _Drive:
-    """One run under its claim, by the rules as they are now. `entries` is its log so far."""
+    """One run under its claim, by the present rules. `entries`: its log so far."""
 
     def __init__(self, driver: Driver, claim: RunClaim, rules: Ruleset, playbook: Playbook) -> None:
         self.claim, self.run, self.rules, self.playbook = claim, claim.run, rules, playbook
@@ -144,7 +145,7 @@ class _Drive:
         entries = self.entries
         if not entries and self.run.by != "healer":
             news = _news(self.run, RunState.running, self.now())
-            if news is not None:  # what healer started itself, the detector knows
+            if news is not None:  # the detector knows what healer itself started
                 self.claim.send_command(news)
         before = len(entries)
         while True:
@@ -178,7 +179,7 @@ class _Drive:
                     return
 
     def _sleep(self, intent: Sleep) -> None:
-        """A wait for a moment keeps the node; a wait for a person may be taken over by theirs."""
+        """A wait for a moment keeps the node; one for a person may be taken over by that person's run."""
         last = last_of(self.entries, intent.key)
         if intent.until is None:
             asked_at = last.at if last is not None and last.data.get("approval") else None
@@ -194,17 +195,17 @@ class _Drive:
         if self._stands_by(intent) and not held:
             self.claim.set_state(RunState.waiting, why=intent.why, wake_at=intent.until)
             return
-        question = intent.why if held else None  # what a guard holds is shown, and paged like any hold
+        question = intent.why if held else None  # a hold of a guard is shown, and paged like any hold
         self.claim.set_state(RunState.running, why=intent.why, wake_at=intent.until, question=question)
 
     def _stands_by(self, intent: Sleep) -> bool:
-        """A repair that waits on a drained node: a person's run may take it over, and the walk wakes it."""
+        """A repair waits on its drained node: a person's run may take it over, and the walk wakes it."""
         step = next((step for step in self.playbook.steps if step.id == intent.key), None)
         wait = step is not None and step.wait is not None
         return wait and self.playbook.repairs and has_drained(self.entries) and not self.run.shadow
 
     def _note(self, state: str) -> None:
-        """For other programs, beside our drain, when there is time for it."""
+        """Writes the note for other programs on the drained node."""
         if self.run.node is None or self.run.shadow or not has_drained(self.entries):
             return
         if is_run_paused(self.claim, self.now):
@@ -225,8 +226,8 @@ class _Drive:
     def _end(
         self, state: RunState, why: str, more: Mapping[str, bool] | None = None, *, by: str | None = None
     ) -> None:
-        """`more`: `early`, not by its last step, so that its incident is as if nothing had worked on it.
-        `by`: who ended it, where that is not who asked for it."""
+        """`more`: `early` if the run ended before its last step, so that its incident is as before the run.
+        `by`: the person who ended it, if another one started it."""
         news = _news(self.run, state, self.now())
         if news is not None:
             who = news.by if by is None else by
@@ -245,8 +246,8 @@ class _Drive:
         if left is not None:
             return left
         if action.effect and asks and not run.shadow:
-            # What is done already needs no permission; what is still to be done asks each time: a pause, the
-            # breaker or a person may have come since the last attempt.
+            # A step that is done needs no permission. Any other asks at each attempt: a pause, the breaker or
+            # a person may have come since the last one.
             seen = self._seen(intent, ctx) if started else None
             if seen is not None:
                 return seen
@@ -262,7 +263,7 @@ class _Drive:
                 if kept is not None:
                     return kept
             if intent.step.do in RETURNING_VERBS:
-                # What was told before the gate let it go, the walk has stored.
+                # The walk has stored what was reported before the gate granted the step.
                 left = self._leaves(intent, self._context(intent))
                 if left is not None:
                     return left
@@ -272,14 +273,14 @@ class _Drive:
         if run.shadow and action.effect:
             would = f"shadow: would {intent.step.do} {intent.item or run.node or ''}".strip()
             return self._write(intent, StepEvent.done, would, {"would": str(intent.step.do)})
-        # A pause forbids neither to tell people nor to keep what is begun.
+        # A pause holds neither messages nor steps that only keep what is begun.
         free = keeps or not asks
         doing = ctx if free else msgspec.structs.replace(ctx, fence=self._fence(intent.item))
         result = self._guarded(lambda: self._perform(action, ctx, doing, intent.key))
         self.checkpoint(f"performed:{intent.key}")
         result = self._in_time(ctx, intent, result)
         if run.shadow and isinstance(result, Again) and result.after_s and would_have_removed(self.entries):
-            # Nothing was taken, so what would follow from that never comes.
+            # A shadow run took nothing, so what it waits for never happens.
             result = Done(text=f"shadow: would wait: {result.text}")
         return self._record(intent, result)
 
@@ -287,7 +288,7 @@ class _Drive:
         return StepPermission(self.claim, intent, self.entries, self.now)
 
     def _seen(self, intent: Do, ctx: Context) -> LogEntry | None:
-        """What became of a step that was begun, where there is something to be seen."""
+        """The outcome of a step that was begun, by its probe; None if there is none yet."""
         seen = self._guarded(lambda: action_of(intent.step).probe(ctx))
         return self._record(intent, self._in_time(ctx, intent, seen)) if seen is not None else None
 
@@ -295,9 +296,9 @@ class _Drive:
         return self._give_way(intent, ctx) or self._stays_out(intent, ctx)
 
     def _give_way(self, intent: Do, ctx: Context) -> LogEntry | None:
-        """Worse is told of the node: healer's own run leaves it to that, between two effects.
+        """Ends healer's own run, between two effects, where a worse incident of the node takes over.
 
-        One that has taken nothing yet goes on until the worse one may act: the walk ends it then.
+        A run that has taken nothing yet goes on until the worse one may act: the walk ends it then.
         """
         worse = ctx.incident.gives_way_to if ctx.incident is not None else None
         if worse is None or self.run.by != "healer" or not has_removed(self.entries):
@@ -305,7 +306,7 @@ class _Drive:
         verb = intent.step.do
         if is_started(self.entries, intent.key):
             if verb in REMOVING_VERBS:
-                return None  # read back first what was begun
+                return None  # read the effect back first
             seen = self._seen(intent, ctx) if verb in RETURNING_VERBS else None
             if seen is not None:  # the node is back already: the other incident takes it out again
                 return seen
@@ -313,7 +314,8 @@ class _Drive:
         return self._write(intent, StepEvent.skipped, text, {"ends_run": True})
 
     def _stays_out(self, intent: Do, ctx: Context) -> LogEntry | None:
-        """What speaks against giving the node back although its tests passed: then a person is asked."""
+        """Asks a person where new evidence or a worse incident is against returning a node that passed its
+        tests."""
         incident = ctx.incident
         if intent.step.do not in RETURNING_VERBS or incident is None or self.run.shadow:
             return None
@@ -334,14 +336,14 @@ class _Drive:
         return self._record(intent, Failed(text=text, final=True))
 
     def _know(self) -> LogEntry:
-        """What conditions and inputs of this run rest on, once and for all: its first line."""
+        """Logs the facts of the run as its first entry, for conditions and inputs."""
         data: dict[str, object] = {"knows": facts_of(self.run, self.playbook, self.claim.incident())}
         if agreed := self.run.input.get("restart"):
             data["restart"] = agreed
         return self._keep(BEGIN, StepEvent.done, "", data)
 
     def _undo(self, intent: Undo) -> LogEntry:
-        """Takes one step back. What nothing takes back stays, and is said."""
+        """Undoes one step. A step without an undo is skipped, and named at the end."""
         step = intent.step
         part = Do(step=step, key=intent.key, item=intent.item, attempt=intent.attempt, fresh=False)
         undo = action_of(step).undo
@@ -356,11 +358,11 @@ class _Drive:
         key = intent.key.partition(":")[2]
         begun = is_started(self.entries, intent.key)
         ctx = self._context(msgspec.structs.replace(part, key=key))
-        # The line that it began proves the claim again: so it looks for a pause however fresh that is.
+        # Logging `started` proves the claim again, so this fence always looks for a pause.
         fence = self._fence(intent.item, always=True)
         ctx = msgspec.structs.replace(ctx, asked=begun, fence=fence)
         if not begun:
-            # Whoever sees the node come back knows by this that it is no person's doing.
+            # The walk recognises by this entry that healer returned the node, and no person did.
             lifts = {"verb": str(Verb.undrain)} if step.do in REMOVING_VERBS else {}
             self._write(part, StepEvent.started, "", lifts)
         self.checkpoint(f"undoing:{key}")
@@ -373,7 +375,8 @@ class _Drive:
         return self._write(part, event, result.text, data | _final(part, result))
 
     def _perform(self, action: Action, ctx: Context, doing: Context, key: str) -> Result:
-        """`doing`: as `ctx`, for what a pause forbids. A probe may give way, which none does."""
+        """`doing`: `ctx` with the fence that sees pauses. A probe may cancel healer's own job, which no pause
+        holds."""
         result = action.probe(ctx)
         if result is None:
             result = action.do(doing)
@@ -381,10 +384,10 @@ class _Drive:
         return result if result is not None else action.verify(ctx)
 
     def _fence(self, item: str | None = None, *, always: bool = False) -> Callable[[], None]:
-        """A fence that also sees a pause which came since the gate let this step go.
+        """A fence that also sees a pause from after the gate's grant.
 
-        A worker that was stopped between the two, or a probe that took long, may find one. It is looked for
-        where the claim had to be proven again: within `FRESH_S` of the gate's answer none is asked.
+        One may come while the worker is stopped, or during a long probe. It is looked for where the claim had
+        to be proven again: not within `FRESH_S` of the gate's answer.
         """
 
         def fence() -> None:
@@ -398,7 +401,7 @@ class _Drive:
         return fence
 
     def _guarded(self, act: Callable[[], object]) -> Any:
-        """Slurm's refusals are failed attempts; an error of our own asks a person instead of looping."""
+        """Slurm's refusals are failed attempts; an error within healer asks a person instead of looping."""
         try:
             return act()
         except (LeaseLost, LedgerAway):
@@ -426,7 +429,7 @@ class _Drive:
         return Failed(text=f"not read back within {intent.step.timeout_s:.0f} s: {result.text}")
 
     def _context(self, intent: Do, incident: Incident | None = None) -> Context:
-        """`incident` as it was just read; else it is read now."""
+        """`incident`: as it was just read; without it, it is read now."""
         run, entries = self.run, self.entries
         return Context(
             run=run,
@@ -471,7 +474,7 @@ class _Drive:
             data["wake_at"] = self._after(result.after_s) if result.after_s is not None else None
         data |= _final(intent, result)
         if isinstance(result, Again) and _says_the_same(last_of(self.entries, intent.key), result, intent):
-            # A day is one line.
+            # A repeated wait is logged once.
             return entry_of(self.run, intent, self.now(), StepEvent.waiting, result.text, data)
         if isinstance(result, Skipped) and verb in RESTARTING_VERBS:
             return self._permission(intent).no_restart(result.text, data)
@@ -503,7 +506,7 @@ class _Drive:
     def _keep(
         self, key: str, event: StepEvent, text: str, data: Mapping[str, object] | None = None
     ) -> LogEntry:
-        """A line of the run itself, of no step that does anything."""
+        """Logs an entry of the run itself, or of a step without an effect."""
         part = Do(step=Step(id=key), key=key, item=None, attempt=1, fresh=True)
         entry = entry_of(self.run, part, self.now(), event, text, data)
         self.claim.keep(entry)
@@ -514,29 +517,22 @@ class _Drive:
 
 
 def _news(run: Run, state: RunState, now: datetime, entries: Sequence[LogEntry] = ()) -> Command | None:
-    """What the detector is told of a run's new state, and of its tests; nothing for shadow runs."""
+    """The detector's news of a run's new state and its tests; None for shadow runs and runs without
+    incident."""
     if run.incident is None or run.shadow or (run.alongside and run.by != "healer"):
-        return None  # a person who looks changes nothing of the incident
-    data = {"run": run.id, "playbook": run.playbook, "state": str(state)}
-    return Command(
-        kind=CommandKind.run_changed,
-        cluster=run.cluster,
-        at=now,
-        by=run.by,
-        incident=run.incident,
-        reason=run.reason,
-        data=data | tests_result(entries) | highest_remedy(entries),
-    )
+        return None  # a person's look does not change the incident
+    return run_changed(run, state, now, **tests_result(entries), **highest_remedy(entries))
 
 
 def _final(intent: Do, result: Result) -> dict[str, bool]:
-    """No further attempt is made: it would be pointless, or this was the last."""
+    """The log data of a result after which no attempt follows: it would be pointless, or this was the
+    last."""
     ends = isinstance(result, Failed) and (result.final or intent.attempt > intent.step.retries)
     return ({"final": True} | ({GOES_ON: True} if intent.step.may_fail else {})) if ends else {}
 
 
 def _would(intent: Sleep | Ask) -> str | None:
-    """Where a shadow run ends: where only a person could go on. For a moment it waits as a real one does."""
+    """Why a shadow run ends: only a person could go on. None: it waits for a moment, as a real run does."""
     if isinstance(intent, Ask):
         return f"shadow: it would now ask: {intent.question}"
     return "shadow: it would now wait" if intent.until is None else None

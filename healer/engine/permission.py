@@ -1,7 +1,7 @@
-"""What the gate permits: each step of a run before it acts, and a hook of Slurm that wants to fail.
+"""What the gate permits: each step of a run before it acts, and a Slurm hook that asks to fail.
 
-Every answer is one commit: the verdict, what is granted with it (the slot, the restart, the reboot) and the
-entry of the run's log. Whoever dies before it has asked nothing; whoever dies after it was granted it.
+Every answer is one commit: the verdict, what is granted with it (slot, restart, reboot) and the log entry. A
+worker that dies before the commit has asked nothing; after it, the step is granted.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -77,22 +77,22 @@ from healer.ports.transactions import AlreadyRequeued, GateTx, HookBook, HookSta
 #: A step that a guard holds asks again after this long; one that waits for a job or the senses after that.
 HELD_AGAIN_S = 1.0
 WAITS_AGAIN_S = 5.0
-#: People are told without permission; all else that is done asks for it, what is written into Slurm too.
+#: Messages to people need no permission; every other effect does, text written into Slurm too.
 SENDING_VERBS = frozenset({Verb.ticket, Verb.notify})
-#: The rung of the ladder as which each grant of these counts.
+#: The remedy as which each grant of these verbs counts.
 _RUNGS = {
     Verb.reset_gpu: Remedy.drain_then_reset,
     Verb.reboot: Remedy.reboot_node,
     Verb.power_cycle: Remedy.power_cycle,
 }
-#: What they keep from being done again goes up the ladder, where the run has one.
+#: Guards over repeated remedies: a step that they hold `may_fail`, so that the run goes up the ladder.
 _TRIED = frozenset({Guard.repeat, Guard.reboot_cap})
 
 _Now = Callable[[], datetime]
 
 
 class StepPermission:
-    """One step, as it comes before the gate. Made for one attempt at it; `entries`: the run's log so far."""
+    """One attempt at a step, before the gate. `entries`: the run's log so far."""
 
     def __init__(self, claim: RunClaim, intent: Do, entries: list[LogEntry], now: _Now) -> None:
         self.claim, self.run = claim, claim.run
@@ -100,21 +100,21 @@ class StepPermission:
         self.entries, self.now = entries, now
 
     def ask(self, rules: Ruleset, incident: Incident | None, *, wait: str | None) -> LogEntry | None:
-        """Judges a step and logs `started` in one commit; the entry that keeps it back, or None.
+        """Judges a step and logs `started` in one commit; returns the entry that holds it back, or None.
 
-        A run that was granted its slot as it began rides on that. One that waited first is judged whole here,
-        by the rule's mode and the caps of now, and takes its slot in this very commit. `wait`: why it is not
-        done now although it may; the gate is asked first, so that a long hold is one line.
+        A run that got its slot as it began rides on it. One that waited first is judged in full here, by the
+        present mode and caps, and takes its slot in this commit. `wait`: why the step is not done now
+        although it may be; the gate is asked first, so that a long hold is one entry.
         """
         granted, kept = self.claim.gate(lambda tx: self._judged(tx, rules, incident, wait))
         if granted is not None:
-            self.entries.append(granted)  # a step that goes on at once was granted already
+            self.entries.append(granted)
         return kept
 
     def _judged(
         self, tx: GateTx, rules: Ruleset, incident: Incident | None, wait: str | None
     ) -> tuple[LogEntry | None, LogEntry | None]:
-        """The line `started`, where it is new; the line that keeps the step back."""
+        """The entry `started` if it is new, and the entry that holds the step back."""
         again = is_started(self.entries, self.intent.key)
         now = self.now()
         run, verb, playbook = self.run, self.verb, rules.playbooks[self.run.playbook]
@@ -131,7 +131,7 @@ class StepPermission:
             return None, entry
         verdict = judge(proposal, tx.facts, rules, now)
         if verb is Verb.sweep and run.by == "healer" and verdict.outcome is not Outcome.act:
-            # Its turn comes again; a run that waited for it would keep the others' room.
+            # Its turn comes again; a waiting run would block the others.
             entry = self._entry(StepEvent.skipped, verdict.why, {"ends_run": True})
             tx.write(entry)
             return None, entry
@@ -143,7 +143,7 @@ class StepPermission:
         if late is not None and verdict.outcome is Outcome.act:
             tx.write(late)
             return None, late
-        # That a drain may go was decided, and stored, when its run began; to tell people is no decision.
+        # The decision on a drain was stored when its run began; messages to people are no decision.
         begun_with = not takes and (verb is Verb.drain or verb in RETURNING_VERBS)
         decided = again or begun_with or verb in SENDING_VERBS
         begun = verdict.outcome is Outcome.act and decided and held_by is None
@@ -158,16 +158,16 @@ class StepPermission:
         return (None, None) if again else self._granted(tx, proposal)
 
     def stays(self, rules: Ruleset) -> str | None:
-        """What speaks against something that takes no capacity and was begun; None: it may stay. Nothing is
-        written, and nobody is held up by it."""
+        """Why healer's own job, which takes no capacity, may not stay; None: it may. Nothing is written or
+        locked."""
         facts = self.claim.facts(rules.sweeping)
         proposal = self._proposal(rules, rules.playbooks[self.run.playbook], facts, None)
         verdict = judge(proposal, facts, rules, self.now())
         return verdict.why if verdict.outcome is not Outcome.act else None
 
     def borrows(self, rules: Ruleset, nodes: Sequence[str], *, begun: bool) -> dict[str, str]:
-        """What speaks against testing each of these together with others, while it stays in service: the
-        guards of a sweep. `begun`: it is tested already. A node that is missing: nothing does."""
+        """Node -> why it may not be tested with others while in service, by the guards of a sweep. Nodes that
+        may be tested are missing. `begun`: the test is running."""
         facts, run, found = self.claim.facts(rules.sweeping), self.run, dict[str, str]()
         for node in nodes:
             proposal = Proposal(
@@ -180,10 +180,10 @@ class StepPermission:
         return found
 
     def waits_for_checkpoint(self, playbook: Playbook, ctx: Context) -> Result | None:
-        """Why a requeue is not due: a run that waited for a good moment waits for each job's own again.
+        """Why a requeue is not due: a run that waited for a good moment waits again for each job's own.
 
-        A guard may have held the step for hours, and the job's work went on. What a fatal fault has ended
-        does not go on.
+        A guard may have held the step for hours while the job worked on. A job that a fatal fault has ended
+        is requeued at once.
         """
         step, incident = self.intent.step, ctx.incident
         moment = moment_of(playbook, step, self.entries) if self.verb is Verb.requeue else None
@@ -201,7 +201,7 @@ class StepPermission:
         return far
 
     def no_drain(self, scheduler: Scheduler) -> None:
-        """The drain has failed for good. Slurm is asked for the node before the gate is locked."""
+        """After a drain that failed for good: releases the slot. Slurm is read before the gate is locked."""
         try:
             shown = scheduler.node(self.run.node or "")
         except SchedulerError:
@@ -209,7 +209,7 @@ class StepPermission:
         self.claim.gate(lambda tx: self._keep_no_slot(tx, shown))
 
     def no_restart(self, text: str, data: dict[str, object]) -> LogEntry:
-        """What was granted came to nothing: it counts as no restart, and another run may be granted it."""
+        """A granted restart was not made: it does not count, and another run may get it."""
         entry = self._entry(StepEvent.skipped, text, data)
         item = self.intent.item
         job, restarts = item or self.run.job, restarts_of(self.run, item, self.entries)
@@ -232,7 +232,7 @@ class StepPermission:
         restarts = restarts_of(run, intent.item, self.entries)
         asked = proposal_of(run, verb or Verb.drain, incident, job=intent.item, restarts=restarts)
         ride = rides_on_slot(run, playbook, facts)
-        # A second attempt at a reboot is one more reboot; one at a return or a sweep is the same.
+        # A second attempt at a reboot is another reboot; at a return or a sweep it is the same one.
         attempt = None if verb in RETURNING_VERBS or verb is Verb.sweep else intent.attempt
         return msgspec.structs.replace(
             asked,
@@ -252,11 +252,11 @@ class StepPermission:
         wake = (self.now() + timedelta(seconds=WAITS_AGAIN_S)).isoformat()
         entry = self._entry(StepEvent.held, why, {"waits": True, "wake_at": wake})
         if last is None or last.event is not StepEvent.held or last.text != why:
-            tx.write(entry)  # a day is one line
+            tx.write(entry)  # a long wait is one entry
         return entry
 
     def _too_late(self, playbook: Playbook) -> LogEntry | None:
-        """The moment that was waited for has passed while a guard held this step: it is waited for again."""
+        """The moment passed while a guard held this step: the run waits for the next one."""
         now = self.now()
         earlier = past_moment(playbook, self.intent.step, self.entries, now)
         if earlier is None:
@@ -268,7 +268,7 @@ class StepPermission:
     def _kept_back(
         self, tx: GateTx, proposal: Proposal, verdict: JudgeResult, now: datetime, held_by: str | None
     ) -> LogEntry:
-        """Held: it asks again. Refused: it does not. `held_by`: the guard that held it the last time."""
+        """A held step asks again, a refused one does not. `held_by`: the guard that held it the last time."""
         data: dict[str, object] = {"guard": str(verdict.guard)}
         if self.intent.step.may_fail and verdict.guard in _TRIED:
             entry = self._entry(StepEvent.failed, verdict.why, {**data, "final": True, GOES_ON: True})
@@ -276,18 +276,18 @@ class StepPermission:
             data["wake_at"] = (now + timedelta(seconds=HELD_AGAIN_S)).isoformat()
             entry = self._entry(StepEvent.held, verdict.why, data)
         else:
-            # A job that may not be touched is left to its owner; a refused drain needs a person.
+            # A refused job is left to its owner; a refused drain needs a person.
             event = StepEvent.skipped if self.verb in JOB_VERBS else StepEvent.failed
             entry = self._entry(event, verdict.why, {**data, "final": True})
             self._keep_no_slot(tx, node_of(proposal, tx.facts))
         if verdict.outcome is not Outcome.held or verdict.guard != held_by:
-            tx.write(entry)  # a pause of a weekend is one line of the log
+            tx.write(entry)  # a long pause is one entry
         return entry
 
     def _keep_no_slot(self, tx: GateTx, shown: SlurmNode | None) -> None:
-        """A run that cannot drain its node has taken nothing, and keeps no slot: a retry asks for one again.
+        """Releases the slot of a run that could not drain its node; a retry asks for one again.
 
-        `shown`: the node by Slurm. Where that is not known, or shows our drain, the slot stays.
+        `shown`: the node by Slurm. If that is unknown, or shows our drain, the slot stays.
         """
         run = self.run
         if self.verb is not Verb.drain or has_drained(self.entries) or shown is None:
@@ -298,7 +298,7 @@ class StepPermission:
             tx.release_slot(shown.name, at=self.now(), why="its run could not drain the node")
 
     def _granted(self, tx: GateTx, proposal: Proposal) -> tuple[LogEntry | None, LogEntry | None]:
-        """Logs `started`; a job whose restart another run was granted is left to that one."""
+        """Logs `started`; skips a job whose restart another run was granted."""
         now, run, verb = self.now(), self.run, self.verb
         if verb in RESTARTING_VERBS and proposal.job and proposal.restarts is not None:
             use = RequeueUse(job=proposal.job, restarts=proposal.restarts, at=now, incident=run.incident)
@@ -309,7 +309,7 @@ class StepPermission:
                 entry = self._entry(StepEvent.skipped, text, {})
                 tx.write(entry)
                 return None, entry
-        # Whoever sees the node come back knows by this that it is no person's doing.
+        # The walk recognises by this entry that healer returned the node, and no person did.
         data: dict[str, object] = {"verb": str(verb)} if verb in LIFTING_VERBS else {}
         if verb is not None and verb in _RUNGS:
             shown = tx.facts.snapshot.nodes.get(run.node or "") if tx.facts.snapshot else None
@@ -332,8 +332,8 @@ class StepPermission:
 
 
 def is_run_paused(claim: RunClaim, now: _Now, job: str | None = None) -> bool:
-    """Nothing is written for this run, or of it for this job, now, not even what takes nothing. Mostly there
-    is no pause at all: then nothing more is read. The gate is not locked for this."""
+    """A pause holds every effect of this run, or of it on this job. Without any pause nothing more is read.
+    The gate is not locked."""
     if not claim.paused():
         return False
     asked = proposal_of(claim.run, Verb.notify, None, job=job)
@@ -341,7 +341,8 @@ def is_run_paused(claim: RunClaim, now: _Now, job: str | None = None) -> bool:
 
 
 def remedy_use(run: Run, playbook: Playbook, entries: list[LogEntry], now: datetime) -> RemedyUse:
-    """What begins with the drain. It counts once; a reset or a boot counts where it is granted."""
+    """The remedy that begins with the drain. It counts once; a reset or a reboot counts when it is
+    granted."""
     later = any(step.do in _RUNGS for step in playbook.steps)
     counted = not later and not has_drained(entries)
     return RemedyUse(
@@ -354,7 +355,7 @@ def remedy_use(run: Run, playbook: Playbook, entries: list[LogEntry], now: datet
 
 
 def _why_nothing_left(run: Run, incident: Incident | None, facts: GateFacts, now: datetime) -> str | None:
-    """Why a run of healer's that has waited has nothing left to take its node for."""
+    """Why healer's run that waited need not take its node any more; None: it does."""
     if run.by != "healer" or run.node is None:
         return None
     since = incident.clear_since if incident is not None else None
@@ -375,13 +376,13 @@ def _slot(proposal: Proposal, run: Run, now: datetime) -> Slot:
 
 
 def _empties(rules: Ruleset, intent: Do) -> bool:
-    """A command of the site that the site itself says takes capacity."""
+    """A site command that takes capacity, as the site declares."""
     command = rules.commands.get(str(intent.step.input.get("command")))
     return intent.step.do is Verb.site_command and command is not None and command.takes_capacity
 
 
 def _mode(rules: Ruleset, run: Run) -> Mode:
-    """The rule's mode now: it may have been another one when the run began to wait."""
+    """The rule's present mode; it may have changed since the run began to wait."""
     rule = next((rule for rule in rules.rules if rule.name == run.rule), None)
     return rules.mode_of(rule) if rule is not None and run.by == "healer" else run.mode
 
@@ -400,8 +401,8 @@ class HookPermits:
         return self._book.standings(cluster, self._clock.now())
 
     def permit(self, ask: HookRequest) -> Permit | None:
-        """The gate's permit for this hook to fail, recorded; None where the guards do not allow it now. The
-        same ask again has the same answer."""
+        """The gate's recorded permit for this hook to fail; None where the guards do not allow it now. A
+        repeated request gets the same answer."""
         now = self._clock.now()
         with self._book.asking(ask.cluster, now) as tx:
             if permit := tx.permit_for(ask):
@@ -417,5 +418,5 @@ class HookPermits:
             return given
 
     def note_own(self, ask: HookRequest, check: str, at: datetime) -> None:
-        """The hook failed at `at` without an answer, because of this check. Known ones are nothing new."""
+        """The hook failed at `at` without an answer, by this check. A repeat changes nothing."""
         self._book.note(permit_of_local_check(ask, check, at), self._clock.now())

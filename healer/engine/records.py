@@ -18,15 +18,15 @@ from healer.ports.request_errors import Unavailable
 
 
 class IncidentRecord(IncidentRows, frozen=True, kw_only=True):
-    """An incident with what healer holds true of it now, up to five others like it (of the same part and node
-    first, then of the same fault), and audit records, oldest first."""
+    """An incident with its present verdict, up to five similar incidents (of the same part and node first,
+    then of the same fault), and audit records, oldest first."""
 
     verdict: IncidentVerdict
     similar: tuple[Similar, ...] = ()
     records: tuple[AuditRecord, ...] = ()
 
 
-#: Audit records that are told of an incident, the newest.
+#: The most audit records of an incident, the newest.
 _RECORDS = 200
 
 
@@ -54,8 +54,8 @@ def incident_record(
 
 
 class JobHistory(JobRows, frozen=True, kw_only=True):
-    """What healer knows of a job. `gpu_hours_lost` is what its lives lost, as the incidents that hit it tell
-    (`Incident.hit`); None while that is not known. `gpu_hours_at_most`: it may be less."""
+    """What healer knows of a job. `gpu_hours_lost`: lost over all its restarts, by the incidents that hit it
+    (`Incident.hit`); None while unknown. `gpu_hours_at_most`: the loss may be less."""
 
     gpu_hours_lost: float | None = None
     gpu_hours_at_most: bool = False
@@ -77,13 +77,13 @@ def job_history(rows: JobRows, job: str, rules: Ruleset) -> JobHistory:
     return JobHistory(**fields, gpu_hours_lost=lost.hours, gpu_hours_at_most=lost.at_most)
 
 
-#: The life's work was lost, and how much is known.
+#: The work was lost, and how much is known.
 _LOST = frozenset({HitBasis.checkpoint, HitBasis.start})
 
 
 class Lost(NamedTuple):
-    """GPU-hours that a job lost; None: not known. `at_most`: a life told no durable checkpoint, so all of it
-    counts."""
+    """GPU-hours that a job lost; None: unknown. `at_most`: the job reported no durable checkpoint between two
+    restarts, so all of that time counts."""
 
     hours: float | None
     at_most: bool = False
@@ -97,11 +97,11 @@ def gpu_hours_lost(
     hit: bool,
     lives: Mapping[int, JobHit] | None = None,
 ) -> Lost:
-    """What each life of the job lost: as its incidents tell it (`lives`), else GPUs × the time from the last
-    durable checkpoint of that life to its requeue.
+    """What the job lost at each restart count: by its incidents (`lives`), else GPUs × the time from the last
+    durable checkpoint to the requeue.
 
-    None while it is not known: a job that an earlier version's incident hit and healer did not requeue, a
-    requeued life without a durable checkpoint, or a job whose GPUs Slurm does not tell.
+    Unknown: a job that an earlier version's incident hit and healer did not requeue, a requeue without a
+    durable checkpoint, or a job whose GPUs Slurm does not report.
     """
     losses = {life: loss for life, loss in (lives or {}).items() if loss.basis in _LOST}
     unknown = {life for life, loss in (lives or {}).items() if loss.basis is HitBasis.unknown}
@@ -122,10 +122,9 @@ def gpu_hours_lost(
 
 
 def readiness(pulses: Callable[[], Sequence[Pulse]], now: datetime, *, stale_s: float) -> Readiness:
-    """Whether the whole can work: database, a fresh picture of Slurm, a living detector.
+    """Whether healer can work: database, a fresh picture of Slurm, a running detector.
 
-    Of several clusters the checks bear the name (`slurm pod1`), and one that is well is enough: what is away
-    disturbs no other.
+    With several clusters the checks are named by cluster (`slurm pod1`), and one that is well is enough.
     """
     checks: dict[str, dict[str, Any]] = {"database": {"ok": True, "text": "answers"}}
     try:
@@ -151,7 +150,7 @@ def _checks_of(pulse: Pulse, now: datetime, stale_s: float) -> dict[str, dict[st
         text = pulse.error or f"the picture is {age:.1f} s old"
         slurm = {"ok": age <= stale_s, "text": text, "age_s": age, "limit_s": stale_s}
     if found := troubles(pulse.controller):
-        # A state and no failure: while the picture is fresh, healer can do its work.
+        # Informational: while the picture is fresh, healer can work.
         slurm["troubles"] = [
             {"what": trouble.trouble, "since": trouble.since, "text": trouble.text} for trouble in found
         ]

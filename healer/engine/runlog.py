@@ -1,7 +1,8 @@
-"""What a run's log tells the driver about one step, and what of a step goes into the log and the audit."""
+"""The state of a step by the run's log, and what a step writes to the log, the audit and the detector."""
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 import msgspec
 
@@ -11,11 +12,14 @@ from healer.model import (
     REMEDY_LADDER,
     REMOVING_VERBS,
     AuditRecord,
+    Command,
+    CommandKind,
     Incident,
     LogEntry,
     Playbook,
     Remedy,
     Run,
+    RunState,
     Step,
     StepEvent,
     Verb,
@@ -45,25 +49,26 @@ _PAST = {
 
 
 def is_started(entries: Sequence[LogEntry], key: str, attempt: int | None = None) -> bool:
-    """Granted; with `attempt`: granted in that very one."""
+    """The step was granted; with `attempt`: in that attempt."""
     begun = (entry for entry in since_retry(entries, key) if entry.event is StepEvent.started)
     return any(attempt in {None, entry.attempt} for entry in begun)
 
 
 def began_at(entries: Sequence[LogEntry], key: str) -> datetime | None:
-    """When the step was first started or waited; what a guard held before is no part of it."""
+    """When the step was first started or waited; time that a guard held it before does not count."""
     begun = (StepEvent.started, StepEvent.waiting)
     return next((entry.at for entry in since_retry(entries, key) if entry.event in begun), None)
 
 
 def is_asked(entries: Sequence[LogEntry], key: str, attempt: int) -> bool:
-    """This attempt was made, and its outcome was not there yet."""
+    """This attempt was made, and its outcome is awaited."""
     waited = (entry for entry in since_retry(entries, key) if entry.event is StepEvent.waiting)
     return any(entry.attempt == attempt for entry in waited)
 
 
 def effect_key(run: Run, entries: Sequence[LogEntry], key: str) -> str:
-    """The name of a step's effect: the same for whoever takes the run up, another one after a retry."""
+    """The key of a step's effect: the same for every worker that takes the run up, another one after a
+    retry."""
     retries = sum(entry.step == key and entry.event is StepEvent.retry for entry in entries)
     return f"{run.id}:{key}:{retries}"
 
@@ -73,7 +78,7 @@ def last_of(entries: Sequence[LogEntry], key: str) -> LogEntry | None:
 
 
 def past_moment(playbook: Playbook, step: Step, entries: Sequence[LogEntry], now: datetime) -> Step | None:
-    """An earlier step whose moment has passed while a guard held this one: it is to be waited for again."""
+    """An earlier step whose moment passed while a guard held this one, so that it has to wait again."""
     moment = moment_of(playbook, step, entries)
     if moment is None:
         return None
@@ -94,12 +99,12 @@ def moment_of(playbook: Playbook, step: Step, entries: Sequence[LogEntry]) -> tu
 
 
 def tested_at(playbook: Playbook, entries: Sequence[LogEntry]) -> datetime | None:
-    """Since when the run trusts its node: the begin of its tests, or a person's later word to go on."""
+    """Since when the run trusts its node: the beginning of its tests, or a person's later retry."""
     tests = (began_at(entries, step.id) for step in playbook.steps if step.do is Verb.diagnose)
     began = [at for at in tests if at is not None]
     if not began:
         return None
-    # Only a person answers a step that asks; that a moment is waited for again comes before the tests.
+    # Retries after the tests are a person's; a repeated wait for a moment comes before them.
     return max([*began, *(entry.at for entry in entries if entry.event is StepEvent.retry)])
 
 
@@ -115,13 +120,13 @@ def has_drained(entries: Sequence[LogEntry]) -> bool:
 
 
 def has_reserved(entries: Sequence[LogEntry]) -> bool:
-    """The node was reserved for tests, or may have been: it was granted."""
+    """The node was reserved for tests, or may have been: the step was granted."""
     granted = (StepEvent.started, StepEvent.done)
     return any(entry.event in granted and entry.data.get("verb") == Verb.reserve for entry in entries)
 
 
 def approver_of(playbook: Playbook, entries: Sequence[LogEntry]) -> str | None:
-    """Who approved last at a step of the run that waits for an approval."""
+    """The person who last approved at a step of the run; None if there is none."""
     asks = {step.id for step in playbook.steps if step.wait == "approval"}
     given = (entry for entry in reversed(entries) if entry.step in asks and entry.event is StepEvent.done)
     return next((str(entry.data["by"]) for entry in given if entry.data.get("by")), None)
@@ -134,7 +139,7 @@ def stuck_since(entries: Sequence[LogEntry]) -> datetime | None:
 
 
 def would_have_removed(entries: Sequence[LogEntry]) -> bool:
-    """A removing step of a shadow run is done, as if."""
+    """A removing step of a shadow run was done, without an effect."""
     return any(
         entry.event is StepEvent.done and entry.data.get("would") in REMOVING_VERBS for entry in entries
     )
@@ -148,7 +153,7 @@ def restarts_of(run: Run, item: str | None, entries: Sequence[LogEntry]) -> int 
 
 
 def facts_of(run: Run, playbook: Playbook, incident: Incident | None) -> dict[str, str | int | bool]:
-    """What a condition may ask of this run now, by its name. What is not known is left out."""
+    """The present facts of the run by name, for conditions; unknown ones are left out."""
     found: dict[str, str | int | bool] = {}
     if incident is not None:
         found = {
@@ -158,7 +163,7 @@ def facts_of(run: Run, playbook: Playbook, incident: Incident | None) -> dict[st
         }
         chosen = run.input.get("remedy")
         asked = [Remedy(str(chosen))] if chosen else list(incident.remedy[:1])
-        # More may have been told since the run began: what asks for a higher rung counts.
+        # Later evidence may ask for a higher remedy, which counts.
         rungs = [remedy for remedy in (*asked, *incident.remedy) if remedy in REMEDY_LADDER]
         remedy = max(rungs, key=REMEDY_LADDER.index) if rungs and chosen else next(iter(asked), None)
         found |= {"verdict.remedy": str(remedy)} if remedy else {}
@@ -167,6 +172,28 @@ def facts_of(run: Run, playbook: Playbook, incident: Incident | None) -> dict[st
     book = msgspec.structs.replace(playbook, inputs=optional)
     inputs = read_inputs(book, {name: value for name, value in given.items() if name in playbook.inputs})
     return found | {f"input.{name}": value for name, value in inputs.items()}
+
+
+def run_changed(
+    run: Run,
+    state: RunState,
+    at: datetime,
+    /,
+    *,
+    by: str | None = None,
+    reason: str | None = None,
+    **more: Any,
+) -> Command:
+    """The detector's news of a run's new state. `by` and `reason`: of the change, else of the run."""
+    return Command(
+        kind=CommandKind.run_changed,
+        cluster=run.cluster,
+        at=at,
+        by=by if by is not None else run.by,
+        incident=run.incident,
+        reason=reason if reason is not None else run.reason,
+        data={"run": run.id, "playbook": run.playbook, "state": str(state), **more},
+    )
 
 
 def entry_of(
@@ -185,7 +212,7 @@ def entry_of(
 
 
 def audit_of(run: Run, intent: Do, entry: LogEntry) -> AuditRecord | None:
-    """Effects and refusals are audited; looking and waiting stand in the run's log."""
+    """Effects and refusals are audited; checks and waits are only in the run's log."""
     if intent.step.do is None or entry.event in {StepEvent.started, StepEvent.waiting}:
         return None
     worked = entry.event is StepEvent.done and not run.shadow

@@ -1,6 +1,7 @@
-"""Runs that people ask for: those asked for at the same time begin in one transaction, over one picture.
+"""Runs that people ask for: requests of the same moment start in one transaction, with one picture of Slurm.
 
-Each is judged after the other, and sees what was granted before it (`healer.decisions.guards.after`).
+They are judged one after the other, each with what was granted before it
+(`healer.decisions.guards.after_grant`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,11 +25,10 @@ from healer.decisions import (
     with_restarts,
 )
 from healer.decisions.sweeps import tests_since, with_sweep
+from healer.engine.runlog import run_changed
 from healer.model import (
     REMOVING_VERBS,
     AuditRecord,
-    Command,
-    CommandKind,
     Decision,
     GateFacts,
     Incident,
@@ -62,10 +62,10 @@ class StartRequest(NamedTuple):
 
 
 def start_runs(tx: CommandTx, many: Sequence[StartRequest], rules: Ruleset, clock: Clock) -> list[object]:
-    """For each a run, the verdict that refused it, what was wrong with the request, or ALONE.
+    """For each request its run, the verdict that refused it, the error of the request, or ALONE.
 
-    A request that is repeated gets the run that there is. Of two on the same node or job the later one is for
-    a transaction of its own.
+    A repeated request gets its existing run. Of two on the same node or job the later one needs a transaction
+    of its own (ALONE).
     """
     facts = tx.lock_gate()
     now = clock.now()  # the lock may have been waited for
@@ -90,7 +90,7 @@ def start_runs(tx: CommandTx, many: Sequence[StartRequest], rules: Ruleset, cloc
 
 
 class _Batch:
-    """What one transaction begins, under the gate's lock. Each kind of row is written at once, at the end."""
+    """What one transaction starts, under the gate's lock. The rows are written together at the end."""
 
     def __init__(self, tx: CommandTx, rules: Ruleset, now: datetime, waiting: Sequence[Run]) -> None:
         self._tx, self._rules, self._now, self._waiting = tx, rules, now, waiting
@@ -100,7 +100,7 @@ class _Batch:
         self.records: list[AuditRecord] = []
 
     def begin(self, asked: StartRequest, facts: GateFacts) -> tuple[object, GateFacts]:
-        """The run, the verdict that refuses it or the error, and the facts for the next one."""
+        """The run, the verdict that refuses it or the error; and the facts for the next request."""
         tx, rules, now, request = self._tx, self._rules, self._now, asked.request
         try:
             incident = incident_of(tx, request, facts)
@@ -135,7 +135,7 @@ class _Batch:
         return run, with_sweep(facts, run) if sweeps else facts
 
     def _conflict(self, run: Run, facts: GateFacts) -> Conflict | None:
-        """Who works on the node already. The gate's lock is held: no other run begins meanwhile."""
+        """The run that works on the node already, as an error; None: the node is free."""
         if run.alongside:
             other = self._tx.running_beside(run.node, run.playbook)
             does = f"run {other} does the same on {run.node}: wait for it or cancel it"
@@ -184,7 +184,7 @@ def incident_of(tx: CommandTx, request: RunRequest, facts: GateFacts) -> Inciden
 def with_sweeps(
     tx: CommandTx, facts: GateFacts, playbook: Playbook, rules: Ruleset, now: datetime
 ) -> GateFacts:
-    """What the guard over sweeps looks at, where this playbook is one; as it is, where it was read before."""
+    """The facts, with those of the guard over sweeps where this playbook sweeps."""
     books = rules.sweeping
     if playbook.name not in books or facts.sweeps is not None:
         return facts
@@ -192,8 +192,8 @@ def with_sweeps(
 
 
 def run_to_start(asked: StartRequest, incident: Incident | None, now: datetime) -> Run:
-    """The run as it would begin now. A job has many names (`4700_3`, `4711+1`): the run has the one by
-    which Slurm lists and restarts it, which caps, fences and guards know it by. Raises Invalid."""
+    """The run as it would begin now. A job has several names (`4700_3`, `4711+1`): the run has the one by
+    which Slurm lists and restarts it, as caps, fences and guards do. Raises Invalid."""
     request, playbook, job = asked.request, asked.playbook, asked.job
     run = Run(
         id=request.id,
@@ -218,7 +218,7 @@ def run_to_start(asked: StartRequest, incident: Incident | None, now: datetime) 
 
 
 def first_slot(run: Run, playbook: Playbook, incident: Incident | None) -> Slot | None:
-    """What a run is granted with its begin; None where it takes nothing yet."""
+    """The slot that a run gets as it begins; None where it takes nothing yet."""
     if first_verb(playbook) not in REMOVING_VERBS or run.node is None or takes_slot_later(playbook):
         return None
     return Slot(
@@ -232,9 +232,9 @@ def first_slot(run: Run, playbook: Playbook, incident: Incident | None) -> Slot 
 
 
 def take_over_untouched(tx: CommandTx, run: Run, facts: GateFacts, rules: Ruleset, now: datetime) -> bool:
-    """Ends the run that works on the node if it has only waited until now: a person goes first.
+    """Ends the run that works on the node if it has only waited so far: a person goes first.
 
-    The gate's lock is held: what has no slot now takes nothing before this commits, and nothing after it.
+    The gate's lock is held: a run without a slot takes nothing before this commits, nor after it.
     """
     other = _at_work(tx, run, facts)
     if other is None or not is_untouched(other, rules.playbooks.get(other.playbook), facts):
@@ -242,15 +242,7 @@ def take_over_untouched(tx: CommandTx, run: Run, facts: GateFacts, rules: Rulese
     why = f"taken over by {run.approved_by or run.by} with {run.playbook} ({run.id})"
     tx.set_run_state(other.id, RunState.done, why=why, at=now)
     if other.incident is not None:
-        news = Command(
-            kind=CommandKind.run_changed,
-            cluster=other.cluster,
-            at=now,
-            by=other.by,
-            incident=other.incident,
-            reason=why,
-            data={"run": other.id, "playbook": other.playbook, "state": "done", "early": True},
-        )
+        news = run_changed(other, RunState.done, now, reason=why, early=True)
         tx.send_command(news, request=f"{run.id}:over:{other.id}")
     return True
 
@@ -266,7 +258,7 @@ def _at_work(tx: CommandTx, run: Run, facts: GateFacts) -> Run | None:
 
 
 def _inputs(playbook: Playbook, request: RunRequest) -> dict[str, Any]:
-    """What the person gave, as the playbook's types say. Raises Invalid, which names the input."""
+    """The request's inputs by the playbook's types. Raises Invalid, which names the input."""
     if not playbook.inputs and not request.inputs:
         return {}
     try:
@@ -275,14 +267,14 @@ def _inputs(playbook: Playbook, request: RunRequest) -> dict[str, Any]:
         raise Invalid(f"inputs.{error.name}", str(error)) from error
 
 
-# --- jobs that a run on their node may restart because a person agrees to it, as Slurm shows them now
+# --- jobs that a run on their node may restart with a person's consent
 
 
 def agreed_restarts(
     scheduler: Scheduler, playbook: Playbook, node: str | None, named: Sequence[str]
 ) -> dict[str, int]:
-    """The named jobs, each with the number of its restarts. `4711:0` is job 4711 before its first restart:
-    refused once it has been restarted. Raises Invalid, Conflict."""
+    """The named jobs -> their restart counts. `4711:0` is job 4711 before its first restart: Conflict once it
+    has been restarted. Raises Invalid."""
     if not named:
         return {}
     if node is None or not takes_restarts(playbook):
@@ -305,8 +297,8 @@ def agreed_restarts(
 def offered_restarts(
     scheduler: Scheduler, run: Run, playbook: Playbook, judged: Callable[[Run, str], JudgeResult]
 ) -> list[RestartOffer]:
-    """Each job on the run's node, and what the guards say to its restart if `run.by` agrees to it. `judged`:
-    their answer to this restart by a run that agrees to it."""
+    """Each job on the run's node, with the guards' answer to its restart if `run.by` consents. `judged`:
+    gives the answer for a run with that consent."""
     if run.node is None or not takes_restarts(playbook):
         return []
     offers: list[RestartOffer] = []
@@ -327,7 +319,7 @@ def offered_restarts(
 
 
 def read_job(scheduler: Scheduler, name: str) -> SlurmJob | None:
-    """The job, a heterogeneous one as its leader; None where Slurm knows none of that name."""
+    """The job, a heterogeneous one as its leader; None if Slurm does not know it. Raises Conflict."""
     try:
         return whole_job(scheduler, name)
     except SchedulerError as error:
@@ -335,7 +327,7 @@ def read_job(scheduler: Scheduler, name: str) -> SlurmJob | None:
 
 
 def _jobs_on(scheduler: Scheduler, node: str) -> list[SlurmJob]:
-    """Jobs at work there, a heterogeneous one as its leader."""
+    """Running jobs on the node, a heterogeneous one as its leader. Raises Conflict."""
     try:
         running = [job for job in scheduler.jobs_on(node) if "COMPLETING" not in job.flags]
         return whole_jobs(scheduler, running)

@@ -1,7 +1,7 @@
-"""What people say of incidents, and order beside runs: pauses, modes of rules, what nodes should be.
+"""People's commands about incidents, and those that are not about runs: pauses, modes of rules, references.
 
-Each command is judged in one transaction with its audit record. The record carries the id of the request, by
-which a repeat of the same request is found: it changes nothing.
+Each command is judged in one transaction with its audit record, which carries the id of the request: a
+repeated request is found by it and changes nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -68,7 +68,7 @@ class Controls:
             return earlier
 
     def learn(self, reference: Reference, *, reason: str, request: str) -> None:
-        """Takes it in place of the one of its kind."""
+        """Stores the reference in place of the one of its kind."""
         subject = f"reference/{reference.kind}"
         data = {"reason": reason, "node": reference.node, "facts": reference.facts, "request": request}
         with self._ledger.command() as tx:
@@ -90,8 +90,8 @@ class Controls:
                 )
 
     def set_mode(self, rule: Rule, mode: Mode, *, by: str, reason: str, request: str) -> None:
-        """Sets how far the rule may go while healer runs. Conflict where auto is not earned; the way back to
-        what the files say is free, unless healer itself took auto away."""
+        """Sets the rule's mode while healer runs. Conflict where auto is not earned; the return to the mode
+        of the files needs no proof, unless healer itself took auto away."""
         rules = self._rules()
         earn = rules.guards.earn
         with self._ledger.command() as tx:
@@ -107,7 +107,7 @@ class Controls:
             store_mode(tx, self._ledger.cluster, order, before[0] if before else None, mode)
 
     def audit(self, record: AuditRecord) -> None:
-        """A record of what the API itself decides: refusals, downloads of evidence."""
+        """Stores a record of what the API itself decides: refusals, downloads of evidence."""
         with self._ledger.command() as tx:
             tx.audit(record)
 
@@ -132,9 +132,9 @@ _VERBS = {
     CommandKind.split: "incident.split_asked",
     CommandKind.review: "incident.reviewed",
 }
-#: The row of a command that has been taken and may be forgotten since.
+#: The row of a command that was taken, and whose row may be deleted by now.
 TAKEN = -1
-#: Judges a command on the incident as it is now, and returns the data that the detector needs.
+#: Judges a command on the present incident, and returns the data that the detector needs.
 _Judge = Callable[[CommandTx, Incident], dict[str, Any]]
 
 

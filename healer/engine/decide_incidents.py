@@ -67,7 +67,7 @@ from healer.model import (
 from healer.model.run import run_id
 from healer.telling.news import approval_page, p0_page
 
-#: A P0 that lasts this long wakes a person, unless the breaker's own page already did.
+#: A P0 that lasts this long pages a person, unless the breaker's own page already did.
 PAGE_AFTER = timedelta(seconds=10)
 
 
@@ -127,7 +127,7 @@ def decide_all(walk: Walk, batch: Sequence[Observation]) -> None:
 
 
 def _is_done(walk: Walk, incident: Incident) -> bool:
-    """Its playbook went through to the end, and nothing has reopened it since."""
+    """Its playbook is done, and the incident was not reopened since."""
     run = walk.tx.run(incident.run) if incident.run else None
     return run is not None and run.state is RunState.done and not run.shadow
 
@@ -139,7 +139,7 @@ def _wants_gate(walk: Walk, incident: Incident) -> bool:
 
 
 def _carry_out(walk: Walk, incident: Incident, rule: Rule, decision: Decision, active: Run | None) -> None:
-    """Stores a decision that is new, and what follows: a run, its slot, the state of the incident."""
+    """Stores a new decision and its consequences: a run, its slot, the state of the incident."""
     run = _run_for(walk, incident, rule, decision, active)
     new = run is not None and active is None and run.id != incident.run
     if new or active is not None:
@@ -182,9 +182,10 @@ def _note_under_way(walk: Walk, incident: Incident, run: Run) -> None:
 
 
 def _note_urgency(walk: Walk, before: Incident, incident: Incident, decision: Decision | None) -> None:
-    """How urgent the incident is by what was decided; by None while its run goes on. `before`: without it.
+    """Sets how urgent the incident is by the decision; None: its run goes on. `before`: the incident without
+    it.
 
-    A P0 that lasts wakes a person, but not beside the page of the storm.
+    A P0 that lasts pages a person, unless the page of the storm already did.
     """
     severity = severity_of(before, decision, walk.gate)
     bad = decision is not None and is_known_bad_in_service(before, decision, walk.gate)
@@ -215,7 +216,7 @@ def _run_for(
     mode = decision.proposal.mode if decision.proposal else walk.rules.mode_of(rule)
     state, shadow = run_state_of(decision, mode)
     if active is not None and shadow:
-        # The rule is only watched now: what waited for permission must not go for real.
+        # The rule is in shadow now: a run that waited for permission must not act.
         walk.tx.set_run_state(active.id, RunState.rejected, why=decision.why, at=walk.now)
         return None
     if active is not None:
@@ -224,7 +225,7 @@ def _run_for(
     return new_run(incident, rule.playbook, decision, mode, alongside=alongside)
 
 
-# --- runs that have taken nothing yet: they begin, leave their node to a worse fault, or wait on
+# # --- runs that have taken nothing yet: they begin, leave their node to a worse fault, or go on waiting
 
 
 def _is_untouched(walk: Walk, run: Run) -> bool:
@@ -246,7 +247,7 @@ def end_untouched(walk: Walk, run: Run, state: RunState, why: str) -> None:
 
 
 def mode_now_forbids(walk: Walk, incident: Incident, rule: Rule, run: Run) -> bool:
-    """The rule may do less by itself than when the run began to wait: what it allowed then is over."""
+    """The rule may do less by itself than when the run began to wait."""
     playbook = walk.rules.playbooks.get(run.playbook)
     if run.by != "healer" or playbook is None or not _is_untouched(walk, run):
         return False
@@ -258,7 +259,7 @@ def mode_now_forbids(walk: Walk, incident: Incident, rule: Rule, run: Run) -> bo
 
 
 def end_milder_run(walk: Walk, incident: Incident, rule: Rule) -> None:
-    """No fatal fault waits for a run that only waits itself, and nothing for a plan that does."""
+    """Ends a waiting run that is in the way: a fatal fault waits for none, and no fault for a plan."""
     other = walk.runs.get(walk.gate.running.get(incident.root.node or "", ""))
     fatal = incident.fault_class is FaultClass.fatal
     if other is None or other.id == incident.run:
@@ -286,7 +287,7 @@ def _is_plan(walk: Walk, name: str | None) -> bool:
 
 
 def start_when_allowed(walk: Walk, run: Run) -> None:
-    """A person's run that a guard holds begins when it may; people are told of an approval that is late."""
+    """Begins a person's run that a guard held once it may; messages people about a late approval."""
     waits = run.state in {RunState.waiting_approval, RunState.waiting}
     if waits and run.approve_until and run.approve_until < walk.now:
         walk.tx.queue_message(approval_page(run))
@@ -301,7 +302,7 @@ def start_when_allowed(walk: Walk, run: Run) -> None:
     taken = at_work is not None and (other is None or not _is_untouched(walk, other))
     if verdict.outcome is Outcome.held or taken:
         why = f"another run works on {run.node}" if taken else verdict.why
-        if _words(why) != _words(run.question or ""):  # another guard: its figures alone are no news
+        if _words(why) != _words(run.question or ""):  # another guard; changed figures alone are not stored
             walk.tx.set_run_state(run.id, run.state, why=why, at=walk.now, question=why)
         return
     decision = decision_of(proposal, verdict, walk.now)

@@ -1,9 +1,9 @@
-"""What people are told: which channels get which news and when, and its way to them.
+"""Messages to people: which channels get which news and when, and their delivery.
 
-Planning finds what is news and puts it before the channels, one transaction a round; nothing is sent there.
-Delivery brings what is due to its sink: each try is noted before it begins, and no lock of the database is
-held while a sink is asked. No run and no walk waits for either. A sink may see a message twice (a crash
-after the send), by the same id; a channel that can be searched is asked for it first.
+Planning finds news and queues it for the channels, one transaction a round; nothing is sent there. Delivery
+sends what is due: each try is logged before it begins, and no database lock is held while a sink answers. No
+run and no walk waits for either. A sink may get a message twice (a crash after the send), with the same id; a
+channel that can be searched is searched first.
 """
 
 from collections.abc import Callable, Mapping
@@ -62,21 +62,21 @@ _FIRST_WAIT_S = 5.0
 _GROWTH = 6.0
 #: A sink may ask for a longer wait, up to this.
 _WAIT_MAX_S = 3600.0
-#: A feed that cannot be reached is tried as after the first refusal for so long, then as after the second.
+#: A feed that cannot be reached backs off as after one refusal for this long, then as after two.
 _SOON = timedelta(minutes=1)
-#: An event that is older when its turn comes is passed over: a feed that was off for a week begins with
+#: An event that is older when its turn comes is skipped: a feed that was off for a week begins with
 #: yesterday.
 _OLDEST = timedelta(hours=24)
-#: They write every message as a new one: who looks after it is no news there.
+#: They post every message as a new one, so that acknowledgements are not sent there.
 _BOTS = (ChannelKind.wecom, ChannelKind.dingtalk, ChannelKind.feishu)
-#: Waiting deliveries of a channel that is named no longer.
+#: Why the waiting deliveries of a removed channel end.
 _UNNAMED = "rules/notifications.yaml names this channel no longer"
 
 # --- planning: incidents -> messages
 
 
 def plan(tx: PlanTx, cluster: str, settings: Notifications, now: datetime) -> None:
-    """Finds what is news in this cluster and puts it before the channels."""
+    """Finds the news of this cluster and queues them for the channels."""
     since = _note_channels(tx, settings, now)
     if since:
         _queue_opened(tx, cluster, settings, min(since.values()), now)
@@ -91,7 +91,7 @@ def plan(tx: PlanTx, cluster: str, settings: Notifications, now: datetime) -> No
 
 
 def _note_channels(tx: NewsTx, settings: Notifications, now: datetime) -> dict[str, datetime]:
-    """Since when each channel is named: it is told what comes after that."""
+    """When each channel was first named: it gets the news since then."""
     stored, named = tx.channels(), {channel.name for channel in settings.channels}
     for name in named - stored.keys():
         tx.name_channel(name)
@@ -101,7 +101,8 @@ def _note_channels(tx: NewsTx, settings: Notifications, now: datetime) -> dict[s
 
 
 def _queue_opened(tx: NewsTx, cluster: str, settings: Notifications, since: datetime, now: datetime) -> None:
-    """Those at P0 are paged for by the walk: only where healer cannot or may not act for a while."""
+    """Queues news of opened incidents. The walk itself pages for P0: only where healer cannot or may not act
+    for a while."""
     for incident, stage in tx.untold(since):
         if incident.settle_until > now:
             continue
@@ -142,7 +143,7 @@ def _route(
             due = _backed_off(tx, way.channel, alarm_of(message, way.how), now)
             _put(tx, message, row.at, way, DeliveryState.due, next_try_at=due)
     if message.incident is not None and thread.state is not None and not is_over:
-        # What the walk itself told of counts as told: no second message about its opening.
+        # The walk's own message counts as the opening: no second one.
         worst = min(thread.severity or message.severity, message.severity)
         stage = thread.stage if thread.stage not in (None, Stage.resolved) else Stage.opened
         tx.note_told(message.incident, worst, stage or Stage.opened)
@@ -151,8 +152,8 @@ def _route(
 def _route_follow_up(
     tx: PlanTx, row: Unrouted, message: Message, settings: Notifications, thread: Thread, now: datetime
 ) -> None:
-    """News of an incident go where it was told before, and nowhere else. Its end takes back what still waits
-    and was never tried."""
+    """News of an incident go to the channels that have had it. Its end withdraws messages that wait and were
+    never tried."""
     is_end = message.about.stage is Stage.resolved
     if is_end:
         _withdraw_untried(tx, message.incident or message.id)
@@ -166,14 +167,14 @@ def _route_follow_up(
 
 
 def _withdraw_untried(tx: PlanTx, thread: str) -> None:
-    """What reached no channel is over, and does not count as told."""
+    """Withdraws messages that reached no channel; they do not count as sent."""
     for channel, alarm, raised in tx.raised_untried(thread):
         tx.save_raised(channel, alarm, news.withdraw_alarm(raised))
     tx.end_untried(thread)
 
 
 def _backed_off(tx: PlanTx, channel: str, alarm: str, now: datetime) -> datetime:
-    """When it is told. An earlier one of the same alarm that still waits for its time gives way to it."""
+    """When to send the message. An earlier one of the same alarm that still waits is replaced by it."""
     took_place, raised = tx.fold_waiting(channel, alarm), tx.raised(channel, alarm)
     if not took_place or raised is None:
         raised = news.schedule_alarm(raised, now)
@@ -182,7 +183,7 @@ def _backed_off(tx: PlanTx, channel: str, alarm: str, now: datetime) -> datetime
 
 
 def alarm_of(message: Message, how: Manner) -> str:
-    """A page is no repeat of what was only told before."""
+    """The alarm by which repeats back off; pages and messages are counted apart."""
     return f"{message.about.alarm or message.id} {how}"
 
 
@@ -194,7 +195,7 @@ def _put(
 
 
 def _gather_digests(tx: PlanTx, cluster: str, settings: Notifications, now: datetime) -> None:
-    """One message of all that waits at a channel, once the oldest of it has waited long enough."""
+    """Queues one message for all that waits at a channel, once the oldest has waited long enough."""
     oldest = tx.digests()
     for channel in settings.channels:
         if channel.name not in oldest or now - oldest[channel.name] < timedelta(hours=settings.digest_h):
@@ -284,8 +285,8 @@ def deliver_to(
     clock: Clock,
     chance: Callable[[], float],
 ) -> int:
-    """Tells what is due at this channel, pages first; the number that it took. After a failure the rest waits
-    for the next call. `teller` may raise DeliveryFailed; `chance` gives 0..1 for the jitter."""
+    """Sends what is due to this channel, pages first; returns the number that it took. After a failure the
+    rest waits for the next call. `teller` may raise DeliveryFailed; `chance` gives 0..1 for the jitter."""
     sent = 0
     with outbox.alone() as is_mine:
         for _ in range(ROUND_MAX if is_mine else 0):
@@ -308,7 +309,8 @@ def deliver_to(
 def _send_to_channel(
     attempt: Attempt, teller: Callable[[], MessageChannel], links: Links
 ) -> tuple[Notice, Outcome]:
-    """Where it is not known what came of an earlier try, the channel is asked for that very message first."""
+    """Sends one message; if the outcome of an earlier try is unknown, the channel is searched for it
+    first."""
     _check_tries(attempt)
     channel = teller()
     notice = news.notice_of(
@@ -337,7 +339,7 @@ def renew(outbox: ChannelOutbox, channel: Renewer, every: timedelta, now: dateti
 def outcome_of_failure(
     attempt: Attempt, error: DeliveryFailed, now: datetime, chance: float, *, may_end: bool = False
 ) -> Outcome:
-    """It is tried again, but not after the last try, nor (`may_end`) where the sink says that it never will
+    """The outcome of a failed try: another one, unless it was the last, or (`may_end`) the sink will never
     take it."""
     wish = error.retry_after_s
     held_until = now + timedelta(seconds=min(wish, _WAIT_MAX_S)) if wish else None
@@ -364,7 +366,7 @@ def _check_tries(attempt: Attempt) -> None:
 
 
 def _record(attempt: Attempt, outcome: Outcome, now: datetime) -> AuditRecord | None:
-    """What the audit keeps of an end; of a try that is followed by another one nothing."""
+    """The audit record of a delivery that ended; None while another try follows."""
     if outcome.state is DeliveryState.due:
         return None
     failed = outcome.state is DeliveryState.failed

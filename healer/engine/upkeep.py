@@ -1,4 +1,4 @@
-"""What the walk puts right under the gate's lock before it decides: slots, vetoes, the breaker."""
+"""What the walk updates under the gate's lock before it decides: slots, vetoes, the breaker."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -51,26 +51,27 @@ _WAITS_FOR_PERMISSION = frozenset({RunState.proposed, RunState.waiting_approval,
 
 
 class Walk:
-    """One walk's transaction, what it works on, and the runs it set going."""
+    """A walk's transaction, its incidents, and the runs that it started."""
 
     def __init__(self, tx: WalkTx, rules: Ruleset, picture: Picture, now: datetime) -> None:
         self.tx, self.rules, self.picture, self.now = tx, rules, picture, now
         self.work = Book(rules, tx.open_incidents(), picture, now, tx.incident)
         self.known = dict(self.work.by_id)
         self.started: list[str] = []
-        #: What the gate knows; None while this walk has no need to ask it.
+        #: The gate's facts; None while this walk does not need the gate.
         self.facts: GateFacts | None = None
-        #: Runs that have not ended, while the gate's lock is held; what the walk ends is taken out.
+        #: Runs that have not ended, while the gate's lock is held; those that the walk ends are removed.
         self.runs: dict[str, Run] = {}
 
     @property
     def gate(self) -> GateFacts:
-        """What the gate knows, with what this walk has granted and freed. Its lock is held."""
+        """The gate's facts with what this walk has granted and freed. The lock is held."""
         assert self.facts is not None
         return self.facts
 
     def withdraw(self, incident: Incident, why: str) -> bool:
-        """Nothing works on the incident any more: a run that waits for permission goes with its cause."""
+        """Rejects a run that waits for permission, because its cause is gone; returns whether no run works on
+        the incident."""
         run = self.tx.run(incident.run) if incident.run else None
         if run is None or run.shadow or run.state in ENDED_RUN_STATES:
             return True
@@ -80,8 +81,8 @@ class Walk:
         return True
 
     def end_plan(self, incident: Incident, why: str) -> bool:
-        """As `withdraw`; a plan that still waits for its moment, or got stuck before it took anything, ends
-        with its cause too."""
+        """As `withdraw`; also ends a plan that waits for its moment, or got stuck, before it took
+        anything."""
         run = self.tx.run(incident.run) if incident.run else None
         if run is None or self.facts is None or run.state not in {RunState.running, RunState.stuck}:
             return self.withdraw(incident, why)
@@ -98,18 +99,18 @@ class Walk:
         self.tx.audit(audit_record(self.picture.cluster, self.now, "healer", verb, subject, **data))
 
     def pass_over(self, passed: Sequence[tuple[str, str, str]]) -> None:
-        """What is not told now is kept where people can look for it."""
+        """Audits findings that planned work or other activity explains, so that people can look for them."""
         for node, fault, why in passed:
             self.audit("finding.passed_over", f"node/{node}", fault=fault, why=why)
 
 
-#: A person takes or forgets a reference rarely, and nothing is done for it.
+#: How often references are read; people change them rarely.
 REFERENCES_EVERY = timedelta(seconds=15)
-#: Whose turn it is to be swept is looked at so often.
+#: How often due sweeps are looked for.
 SWEEPS_EVERY = timedelta(seconds=30)
-#: Guards that say the same of every node: the first answer is enough.
+#: Guards with the same answer for every node: the first one is enough.
 HOLDS_ALL = frozenset({Guard.stale, Guard.breaker, Guard.cooldown})
-#: What a detector finds again as long as it is so: drains of others, silence.
+#: The class of conditions that detectors report again while they last: drains of others, silence.
 REPORTED_AGAIN = FaultClass.informational
 
 
@@ -119,7 +120,7 @@ def settle_slots_and_breaker(walk: Walk) -> None:
 
 
 def _free_slots(walk: Walk) -> None:
-    """Slots whose node a person has given back, or whose drain never came: they are free again."""
+    """Frees slots whose node a person has returned, or whose drain was never made."""
     facts, freed = walk.gate, set[str]()
     for slot in idle_slots(facts, walk.runs.values(), walk.tx.run):
         if _changed(walk, slot, freed):
@@ -130,7 +131,7 @@ def _free_slots(walk: Walk) -> None:
         walk.tx.release_slot(slot.node, at=walk.now, why="Slurm no longer knows the node")
         freed.add(slot.node)
     for slot, veto in find_vetoes(facts, walk.runs.values(), walk.rules, walk.now):
-        # The runs were read after the slots: one that gave its node back in between is in neither.
+        # A run that returned its node between the reads of slots and runs is in neither.
         if _returns_it(walk, slot) or _changed(walk, slot, freed):
             continue
         _veto(walk, slot, veto)
@@ -140,7 +141,7 @@ def _free_slots(walk: Walk) -> None:
 
 
 def _changed(walk: Walk, slot: Slot, freed: set[str]) -> bool:
-    """Its run wrote to it after the facts were read. One that it gave back is free."""
+    """Its run changed the slot after the facts were read; a released slot is added to `freed`."""
     stored = walk.tx.slot_of(slot.node)
     if stored is None:
         freed.add(slot.node)
@@ -148,7 +149,7 @@ def _changed(walk: Walk, slot: Slot, freed: set[str]) -> bool:
 
 
 def _returns_it(walk: Walk, slot: Slot) -> bool:
-    """A run of ours has just lifted the drain; its slot goes with the next thing that it writes."""
+    """healer's own run has just lifted the drain, and releases the slot with its next write."""
     at_work = [run for run in walk.runs.values() if run.node == slot.node and run.state is RunState.running]
     return any(not run.shadow and walk.tx.is_returning(run.id) for run in at_work)
 
@@ -168,15 +169,15 @@ def _veto(walk: Walk, slot: Slot, veto: Veto) -> None:
 
 
 def without_run(facts: GateFacts, run: Run) -> GateFacts:
-    """As if this run worked on no node."""
+    """The facts without this run at work on a node."""
     return msgspec.structs.replace(
         facts, running={node: name for node, name in facts.running.items() if name != run.id}
     )
 
 
 def begin_releases(walk: Walk) -> list[str]:
-    """Jobs that a permitted prolog left held, and those that need not be kept off a node any more; the
-    runs that were set going for it."""
+    """Begins runs for jobs that a permitted prolog left held, and for exclusions that are no longer needed.
+    Returns their ids."""
     bad = {name for incident in walk.work.by_id.values() if incident.is_open for name in incident.bad_nodes}
     at_work = {run.job for run in walk.runs.values() if run.job is not None}
     back = [
@@ -187,7 +188,7 @@ def begin_releases(walk: Walk) -> list[str]:
 
 
 def _begin(walk: Walk, runs: Sequence[Run]) -> list[str]:
-    """Begins runs on jobs, each once: the ids of those that are new."""
+    """Begins runs on jobs, each once; returns the ids of the new ones."""
     begun = [run for run in runs if walk.tx.run(run.id) is None]
     for run in begun:
         walk.tx.create_run(run)
@@ -198,8 +199,8 @@ def _begin(walk: Walk, runs: Sequence[Run]) -> list[str]:
 
 
 def begin_requeues(walk: Walk) -> list[str]:
-    """Jobs that a fault hits which joined its incident after the run had listed them: each is requeued once,
-    by a run of its own. The runs that were set going for it."""
+    """Begins a run for each job hit by a fault that joined its incident after the run had listed the jobs.
+    Returns the ids."""
     begun: list[str] = []
     for name, newly_unusable in walk.work.wider.items():
         incident = walk.work.by_id[name]
@@ -214,8 +215,8 @@ def begin_requeues(walk: Walk) -> list[str]:
 
 
 def begin_restarts(walk: Walk) -> list[str]:
-    """Jobs that have lost data to a fault whose own repair may wait: each is requeued once, beside the plan.
-    The runs that were set going for it."""
+    """Requeues jobs that lost data to a fault whose repair may wait, once each and in parallel to the plan.
+    Returns the ids of the runs."""
     begun: list[str] = []
     for name in list(walk.work.changed):
         incident = walk.work.by_id[name]
@@ -237,7 +238,7 @@ def _requeues(walk: Walk, run: Run) -> bool:
 
 
 def _requeue(incident: Incident, run: Run, job: SlurmJob, now: datetime) -> Run:
-    """Requeues the job beside the incident's own run; the same once more has the same id."""
+    """A run that requeues the job, in parallel to the incident's own; a repeat has the same id."""
     return Run(
         id=run_id(f"{incident.id}|requeue|{job.leader}|{job.restarts}|{incident.unusable}"),
         cluster=incident.cluster,
@@ -256,17 +257,17 @@ def _requeue(incident: Incident, run: Run, job: SlurmJob, now: datetime) -> Run:
 
 
 def sweeps_due(walk: Walk) -> bool:
-    """It is time to look whose turn it is to be swept."""
+    """Whether it is time to look for due sweeps."""
     at = walk.picture.swept_at
     waited = at is None or abs(walk.now - at) >= SWEEPS_EVERY
     return waited and walk.picture.slurm is not None and is_scheduled(walk.rules, walk.picture.cluster)
 
 
 def begin_sweeps(walk: Walk) -> list[str]:
-    """Sweeps whose turn it is, as many as the gate lets begin."""
+    """Begins due sweeps, as many as the gate allows. Returns the ids of the runs."""
     books, due = walk.rules.sweeping, sweeps_due(walk)
     if due or any(run.state is RunState.held and run.playbook in books for run in walk.runs.values()):
-        # A person's sweep may be held, too: the gate is asked for it later in this walk.
+        # A person's held sweep needs these facts too, later in this walk.
         sweeps = walk.tx.sweeps(books, tests_since(walk.rules, walk.picture.cluster, walk.now))
         walk.facts = msgspec.structs.replace(walk.gate, sweeps=sweeps)
     if not due:
@@ -310,13 +311,13 @@ def _update_breaker(walk: Walk) -> None:
 
 
 def _has_drained(walk: Walk, run: str) -> bool:
-    """The canary's drain was read back long ago: it may wait for an empty node for a day yet."""
+    """The canary's drain was read back a cool-down ago; it may still wait a day for an empty node."""
     drained = (slot.drained_at for slot in walk.gate.slots if slot.run == run)
     return any(at is not None and walk.now - at >= COOLDOWN for at in drained)
 
 
 def _is_full(verdict: JudgeResult) -> bool:
-    """As many nodes are in sweep as may be."""
+    """The limit of nodes in sweep is reached."""
     answer = verdict.answer
     if answer is None or answer.guard is not Guard.sweep or not answer.limit:
         return False
@@ -324,13 +325,13 @@ def _is_full(verdict: JudgeResult) -> bool:
 
 
 def open_incidents_on(work: Book, node: str) -> list[Incident]:
-    """Open incidents of faults on the node; drains of others and silence speak for themselves."""
+    """Open incidents of faults on the node, without drains of others and silence."""
     fits = (incident for incident in work.by_id.values() if incident.is_open and incident.root.node == node)
     return [incident for incident in fits if incident.fault_class is not REPORTED_AGAIN]
 
 
 def note_inventories(tx: WalkTx, picture: Picture, now: datetime) -> None:
-    """Stores new facts that nodes sent of themselves, and reads from time to time what nodes should be."""
+    """Stores new facts that nodes reported, and reads the references from time to time."""
     nodes = (picture.nodes[name] for name in sorted(picture.facts_changed))
     tx.save_inventories([_inventory(picture, node, now) for node in nodes])
     if picture.references_at is None or now - picture.references_at >= REFERENCES_EVERY:

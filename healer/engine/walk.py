@@ -1,7 +1,7 @@
-"""The one walk: signals -> findings -> incidents -> decisions -> runs.
+"""The walk: signals -> findings -> incidents -> decisions -> runs.
 
 The same in the detector, the simulator and replay: one batch in, one transaction, a list of runs to advance
-out. The caller pokes the workers; what a lost poke leaves behind, the sweep finds.
+out. The caller wakes the workers; the sweep finds runs whose wake-up was lost.
 """
 
 from collections.abc import Iterable, Sequence
@@ -75,7 +75,8 @@ def walk(
     now: datetime,
     sensed: Detections | None = None,
 ) -> list[str]:
-    """One walk over `batch` and what the last tick found. Returns the runs it set going."""
+    """One walk over `batch` and the findings of the last tick. Returns the ids of the runs that it
+    started."""
     if sensed is not None:
         picture.sensed = sensed
     live = picture.update(batch, rules.topology)
@@ -115,7 +116,7 @@ def walk(
 
 
 def _note_for_next_walk(walk: Walk, findings: Sequence[Finding]) -> None:
-    """What the next walk and the senses need to know of this one, once it is committed."""
+    """Notes what the next walk and the senses need, after the commit."""
     picture, incidents = walk.picture, walk.work.by_id.values()
     picture.history.keep()
     picture.nodes_changed = False
@@ -135,7 +136,7 @@ def _note_for_next_walk(walk: Walk, findings: Sequence[Finding]) -> None:
 
 
 def _note_ended_windows(rules: Ruleset, picture: Picture, now: datetime) -> None:
-    """Work that the site's list had planned, and that ended since the last walk, or before a restart."""
+    """Notes planned work of the site's list that ended since the last walk, or before a restart."""
     if picture.slurm is None:
         return
     changes, nodes = picture.changes, picture.slurm.nodes.values()
@@ -144,7 +145,7 @@ def _note_ended_windows(rules: Ruleset, picture: Picture, now: datetime) -> None
 
 
 def _planned_on(rules: Ruleset, picture: Picture, now: datetime, node: SlurmNode) -> Maintenance | None:
-    """Work that is planned on the node now, by the site's list or by Slurm."""
+    """Planned work on the node now, by the site's list or by Slurm."""
     return planned_window(rules, picture.cluster, node, now, picture.slurm)
 
 
@@ -175,7 +176,7 @@ def _save(walk: Walk) -> None:
         walk.tx.add_findings(name, [finding])
 
 
-# --- what people and runs said since the last walk
+# # --- commands of people and runs since the last walk
 
 
 def take_command(walk: Walk, command: Command) -> None:
@@ -183,10 +184,10 @@ def take_command(walk: Walk, command: Command) -> None:
     if incident is None and command.incident:
         incident = walk.tx.incident(command.incident)
     meant = [incident] if incident is not None else []
-    if command.kind is CommandKind.node_returned:  # what else was open on the node is over with it
+    if command.kind is CommandKind.node_returned:  # the other incidents of the node end with it
         since = moment_of(command, "since")
         others = open_incidents_on(walk.work, str(command.data["node"]))
-        # What opened while the run went on is not what it returned the node from.
+        # Incidents that opened during the run are not what it returned the node from.
         meant += [
             other
             for other in others
@@ -217,8 +218,8 @@ def _apply_to(walk: Walk, before: Incident, command: Command) -> None:
 
 
 def without_hook_drains(walk: Walk, findings: Sequence[Finding]) -> Sequence[Finding]:
-    """Without drains that Slurm made because a hook of ours was permitted to fail, while a run holds the
-    node: its drain step gives them our reason."""
+    """The findings without drains that Slurm made for a permitted hook, while a run holds the node: the run's
+    drain step adopts them."""
     permits = walk.facts.permits if walk.facts is not None else ()
     if walk.facts is None or not permits or walk.picture.slurm is None:
         return findings
@@ -233,20 +234,21 @@ def without_hook_drains(walk: Walk, findings: Sequence[Finding]) -> Sequence[Fin
 
 
 def moment_of(command: Command, name: str) -> datetime:
-    """A moment that a run tells with its news; that of the news where it tells none."""
+    """A time in the command's data; without it the command's own time."""
     moment = command.data.get(name)
     return datetime.fromisoformat(moment) if moment else command.at
 
 
-# --- incidents that heal, end, or make way for a worse one
+# # --- incidents that resolve, end, or leave their node to a worse one
 
 
-#: How often an incident notes that it is still looked at: each tick would be a write.
+#: How often an incident notes the last tick: each tick would be a write.
 LOOK_NOTED_S = 15.0
 
 
 def resolve_cleared(walk: Walk) -> None:
-    """Before the walk's findings: the same fault after its end is a new one."""
+    """Resolves incidents whose fault is cleared, before the walk's findings: the same fault afterwards is a
+    new one."""
     for incident in walk.open_incidents():
         if (over := find_auto_resolve(walk.rules, walk.picture, incident)) is None:
             continue
@@ -254,7 +256,7 @@ def resolve_cleared(walk: Walk) -> None:
         if ends and walk.end_plan(incident, over.why):
             walk.work.put(auto_resolve(incident, over, walk.now))
         elif over.seen and is_untreated(incident) and incident.plan_over is None:
-            # What was said before the boot is history: nothing begins by it, and a new line is news.
+            # Reports from before the boot are history: they start nothing, and a new line is news.
             changed = note_cleared(incident, over, walk.now)
             walk.work.put(msgspec.structs.replace(changed, plan_over=walk.now))
         elif (changed := note_cleared(incident, over, walk.now)) != incident:
@@ -277,7 +279,7 @@ def close_all(walk: Walk) -> None:
 
 
 def _note_clear(walk: Walk, incident: Incident, pairs: Iterable[Pair]) -> Incident:
-    """Whoever decides or drives reads in the incident whether its cause is still there."""
+    """Notes since when the cause is gone, for decisions and runs."""
     since = find_clear_since(incident, walk.picture, pairs)
     changed = msgspec.structs.replace(incident, clear_since=since, ticked_at=_looked_at(walk, incident))
     if changed != incident:
@@ -286,7 +288,7 @@ def _note_clear(walk: Walk, incident: Incident, pairs: Iterable[Pair]) -> Incide
 
 
 def _looked_at(walk: Walk, incident: Incident) -> datetime | None:
-    """Noted where something may be done about it: only then it has to be known."""
+    """The time of the last tick, noted where healer may act on the incident."""
     rule, noted = walk.rules.by_name.get(incident.rule), incident.ticked_at
     if rule is None or rule.playbook is None or walk.picture.sensed is None:
         return noted
@@ -295,16 +297,17 @@ def _looked_at(walk: Walk, incident: Incident) -> datetime | None:
 
 
 def _leave_to_worse(walk: Walk, incident: Incident) -> Incident:
-    """Its run has left the node to a worse incident, or waits for permission: that one explains this.
+    """Merges the incident into a worse one whose run took the node over, or where its own run only waits for
+    permission.
 
-    To one that healer may not act on nothing is left; the run only does not return the node.
+    Where healer may not act on the worse one, the run goes on but does not return the node.
     """
     if incident.worse is None or not incident.is_open:
         return incident
     worse = walk.work.by_id.get(incident.worse)
     rule = walk.rules.by_name.get(incident.rule)
     playbook = walk.rules.playbooks.get(rule.playbook or "") if rule is not None else None
-    plan = playbook is not None and playbook.is_plan  # it keeps its own end: the proof of its own remedy
+    plan = playbook is not None and playbook.is_plan  # a plan ends by the proof of its own remedy
     plan = plan and incident.drained_at is None
     if (
         worse is None
@@ -325,7 +328,7 @@ def _leave_to_worse(walk: Walk, incident: Incident) -> Incident:
 
 
 def _hand_over_slots(walk: Walk, incident: Incident, worse: Incident) -> None:
-    """The slot of a drain that is in force goes with the node: the worse one's run goes on behind it."""
+    """Hands the slot of a drain in place to the worse incident, whose run goes on with it."""
     if walk.facts is None:
         return
     slots = list(walk.facts.slots)
@@ -336,11 +339,11 @@ def _hand_over_slots(walk: Walk, incident: Incident, worse: Incident) -> None:
     walk.facts = msgspec.structs.replace(walk.facts, slots=tuple(slots))
 
 
-# --- what an incident explains itself by: what follows from it, its cost, its verdict
+# # --- what an incident shows: effects that follow from it, its cost, its verdict
 
 
 def note_merged(walk: Walk) -> None:
-    """What was merged is listed as set aside on what explains it."""
+    """Lists merged incidents as ruled out on the incident that explains them."""
     work = walk.work
     for incident in list(work.changed.values()):
         before, root = walk.known.get(incident.id), work.by_id.get(incident.merged_into or "")
@@ -352,7 +355,8 @@ def note_merged(walk: Walk) -> None:
 
 
 def note_cost(walk: Walk) -> None:
-    """How sure the surest finding is, and what the jobs hit have lost as far as Slurm shows it now."""
+    """Updates the confidence of the surest finding, and what the jobs hit have lost as far as Slurm shows
+    it."""
     work = walk.work
     for name, finding in work.placed:
         incident = work.by_id[name]
@@ -365,7 +369,7 @@ def note_cost(walk: Walk) -> None:
 
 
 def keep_verdict(walk: Walk, before: Incident | None, incident: Incident) -> None:
-    """From now on, where it is news."""
+    """Stores the verdict if it changed."""
     verdict = changed_verdict(before, incident, walk.rules, partial(model_on, walk.rules, walk.picture))
     if verdict is not None:
         walk.tx.add_verdict(incident.id, verdict, at=walk.now)

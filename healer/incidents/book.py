@@ -1,5 +1,4 @@
-"""The incidents of one pass: what is open, found fast, which rule takes a finding, and how incidents are put,
-merged and counted."""
+"""The open incidents of one walk: found by index, opened by rule, merged and counted."""
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
@@ -30,7 +29,7 @@ from healer.model.faults import JOB_SLOW
 from healer.model.slurm import is_ours
 from healer.observations import Picture
 
-#: What the driver itself asks for, as a rung of the ladder.
+#: The remedy that the driver asks for.
 _ASKED = {
     "reset": Remedy.drain_then_reset,
     "drain_and_reset": Remedy.drain_then_reset,
@@ -53,14 +52,14 @@ class Policies:
         return rule
 
     def strength(self, name: str) -> int:
-        """4: healer may act; 3: at a good moment; 2, 1: the same, only watched; 0: nothing is done."""
+        """4: healer may act; 3: at a good moment; 2, 1: the same in shadow; 0: nothing is done."""
         rule = self.rules.by_name.get(name)
         if rule is None or rule.playbook is None:
             return 0
         return (4 if self.acts(rule) else 3) - (2 if self.is_watched(rule) else 0)
 
     def acts(self, rule: Rule) -> bool:
-        """Something is done for its faults, and not only at a good moment."""
+        """The rule has a playbook that acts at once, not only at a good moment."""
         playbook = self.rules.playbooks.get(rule.playbook or "")
         return rule.playbook is not None and not (playbook is not None and playbook.is_plan)
 
@@ -76,7 +75,7 @@ class Policies:
 
 
 def remedy_of(rule: Rule, finding: Finding) -> tuple[Remedy, ...]:
-    """The rung that the driver asks for, else the rule's, else that of the row in the catalogue, then what
+    """The remedy that the driver asks for, else the rule's, else that of the catalogue's row; then what
     accompanies it."""
     rungs, others = _split(rule.remedy)
     row = finding.remedy
@@ -91,8 +90,8 @@ def remedy_of(rule: Rule, finding: Finding) -> tuple[Remedy, ...]:
 
 
 def _split(remedies: Iterable[Remedy]) -> tuple[tuple[Remedy, ...], tuple[Remedy, ...]]:
-    """The rungs of the ladder, and what is done besides. To restart the job is either: it accompanies every
-    other rung."""
+    """The remedies on the ladder, and the others. A requeue of the job counts as another: it accompanies
+    every remedy."""
     remedies = tuple(remedies)
     rungs = tuple(
         remedy for remedy in remedies if remedy in REMEDY_LADDER and remedy is not Remedy.requeue_job
@@ -101,13 +100,14 @@ def _split(remedies: Iterable[Remedy]) -> tuple[tuple[Remedy, ...], tuple[Remedy
 
 
 def asks_for_action(rule: Rule, finding: Finding) -> bool:
-    """Its remedy asks for something; where none is named, its playbook does."""
+    """The rule asks for an action: by its remedy, or without one by its playbook."""
     remedy = remedy_of(rule, finding)
     return any(wanted is not Remedy.none for wanted in remedy) or (rule.playbook is not None and not remedy)
 
 
 def merge_remedies(before: tuple[Remedy, ...], new: tuple[Remedy, ...]) -> tuple[Remedy, ...]:
-    """The higher rung of the two, and all that accompanies either; `none` only where nothing else is left."""
+    """The higher remedy of the two, and all that accompanies either; `none` only where nothing else is
+    left."""
     rungs, others = _split((*before, *new))
     top = max(rungs, key=REMEDY_LADDER.index, default=None)
     others = tuple(dict.fromkeys(others))
@@ -122,15 +122,16 @@ def incident_id(cluster: str, rule: str, root: Component, opening: str) -> str:
     return sha256(identity).hexdigest()[:32]
 
 
-#: So many of an incident's parts are looked at for the cables that they end.
+#: The most parts of an incident that are looked up for the cables that they end.
 _PARTS = 16
 
 
 class OpenIndex:
-    """Ids by what incidents are about: in a storm each finding would else be compared with every incident.
+    """Ids of incidents by what they are about: in a storm each finding would else be compared with every
+    incident.
 
-    `link_of`: the cable that a part of the cluster is an end of, None where there is none. `shares_of`: the
-    places whose fault one of this name at this part may be.
+    `link_of`: the cable that a part is an end of, or None. `shares_of`: the places that a fault of this name
+    at this part may belong to.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class OpenIndex:
         self._found: dict[Hashable, list[str]] = {}
 
     def put(self, incident: Incident) -> None:
-        """In the place of the same incident as it was put last."""
+        """Adds or replaces the incident."""
         self._order.setdefault(incident.id, len(self._order))
         keys = frozenset(self._of(incident)) if incident.is_open else frozenset()
         before = self._keys.get(incident.id, frozenset())
@@ -159,14 +160,14 @@ class OpenIndex:
             self._ids[key].add(incident.id)
 
     def drop(self, name: str) -> None:
-        """It was never told of."""
+        """Removes the incident as if it had not been opened."""
         for key in self._keys.pop(name, frozenset()):
             self._ids[key].discard(name)
         self._found.clear()
 
     def find(self, node: str | None, jobs: Collection[str], root: Component | None) -> list[str]:
-        """Ids of the open incidents of any of these, in the order in which they were first put: of the node,
-        of exactly this root or of its cable's other end; of jobs only those that blame no hardware."""
+        """Ids of the open incidents of any of these, in the order of their first `put`: of the node, of
+        exactly this root or of its cable's other end; of jobs only those that blame no hardware."""
         keys: list[Hashable] = [("soft", job) for job in jobs]
         if node:
             keys.append(("node", node))
@@ -175,7 +176,7 @@ class OpenIndex:
         return self._sorted(tuple(keys))
 
     def hard(self, node: str | None, jobs: Collection[str]) -> list[str]:
-        """Of hardware, of the node or of any of the jobs."""
+        """Ids of incidents of hardware, of the node or of any of the jobs."""
         keys: list[Hashable] = [("hard", job) for job in jobs]
         return self._sorted((*keys, ("hard node", node)) if node else tuple(keys))
 
@@ -189,7 +190,7 @@ class OpenIndex:
         return self._sorted((("share", sharing, place),))
 
     def _sorted(self, keys: tuple[Hashable, ...]) -> list[str]:
-        """While nothing moves the same question has the same answer: a flood asks it 10,000 times."""
+        """Sorted ids, cached until the index changes: a flood asks the same question 10,000 times."""
         ids = self._found.get(keys)
         if ids is None:
             found: set[str] = set()
@@ -217,9 +218,9 @@ class OpenIndex:
 
 
 class Book:
-    """The open incidents, changed in turn. `changed` must be saved, `placed` says which finding is where.
+    """The open incidents of a walk. `changed` must be saved, `placed` says which finding is where.
 
-    `find` gives any incident by its id, also one that is over for long: its evidence opens nothing again.
+    `find` gives any incident by its id, also one that ended long ago: its evidence opens nothing again.
     """
 
     def __init__(
@@ -236,17 +237,17 @@ class Book:
         self.by_id: dict[str, Incident] = {}
         self.changed: dict[str, Incident] = {}
         self.placed: list[tuple[str, Finding]] = []
-        #: Incidents that a fatal fault joined after their jobs were listed; True: only since then the node
-        #: is surely unusable.
+        #: Incidents that a fatal fault joined after their jobs were listed; True: the node became surely
+        #: unusable by it.
         self.wider: dict[str, bool] = {}
         self.index = OpenIndex(rules.topology.link_of, self.places.keys)
         self.hits = Hits(picture)
-        #: Opened in this pass, so that nobody knows them yet; and what those became that were not kept.
+        #: Incidents opened in this walk, and the ids of those that replaced incidents which were not kept.
         self.born: set[str] = set()
         self._into: dict[str, str] = {}
-        #: What was merged in this pass, as it was before, by its root.
+        #: Incidents merged in this walk, as they were before, by their root.
         self._merged: dict[str, list[Incident]] = {}
-        #: What is only counted, by incident: written once for a flood.
+        #: Findings that are only counted, by incident: written once for a flood.
         self._to_count: dict[str, list[Finding]] = {}
         for incident in incidents:
             self._keep(incident)
@@ -260,7 +261,7 @@ class Book:
         self.by_id[incident.id] = incident
 
     def close_book(self) -> None:
-        """After each batch: what was placed on an incident that was not kept is where that went."""
+        """Writes the counts, and moves placed findings to the incidents that replaced theirs."""
         self.write_counts()
         self.placed = [(self._into.get(name, name), finding) for name, finding in self.placed]
 
@@ -311,8 +312,8 @@ class Book:
         return msgspec.structs.replace(anew, heard=add_reports(anew, finding))
 
     def open_over(self, finding: Finding, **fields: Any) -> Incident | None:
-        """A new incident over others; its id is that of its root and of their first evidence. None: it was
-        told before, and is over."""
+        """A new incident over others; its id is made of its root and their first evidence. None if it was
+        opened before."""
         anew = msgspec.structs.replace(self.opened(finding), **fields)
         if self.told_before(anew.id) is not None:
             return None
@@ -336,7 +337,7 @@ class Book:
     # --- merging --------------------------------------------------------------------------------------------
 
     def merge(self, other: Incident, root: Incident) -> None:
-        """The root explains it. One that opened in this pass was never told of: it goes without a trace."""
+        """Merges `other` into its root. One that was opened in this walk is dropped without a trace."""
         if other.id not in self.born:
             self._merged.setdefault(root.id, []).append(other)
             self.put(merge_into(other, root, self.now))

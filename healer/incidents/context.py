@@ -37,7 +37,7 @@ PICTURE_LASTS = timedelta(minutes=5)
 _FAULTS_KEPT = 10_000
 
 _ASLEEP = frozenset({"POWERED_DOWN", "POWERING_DOWN"})
-#: Somebody works on the node: what is told meanwhile is theirs until it is seen after it.
+#: Kinds of work on a node: faults reported meanwhile belong to it until they are seen afterwards.
 _WORK = frozenset({ContextKind.maintenance, ContextKind.drained})
 
 
@@ -188,7 +188,7 @@ class Context:
 
 
 class PassedOver(NamedTuple):
-    """A finding that is not told now, and why."""
+    """A finding that activity on its node explains, and the activity."""
 
     finding: Finding
     rule: ContextRule
@@ -196,9 +196,9 @@ class PassedOver(NamedTuple):
 
 
 def split_by_context(context: Context, findings: Sequence[Finding]) -> tuple[list[Finding], list[PassedOver]]:
-    """Parts the findings into those that are told and those that what goes on explains.
+    """Splits the findings into those that are reported and those that activity on the node explains.
 
-    A fatal line of the kernel is told whatever goes on: it comes once, and nobody would say it again.
+    A fatal kernel line is always reported: it comes only once.
     """
     reported, passed = [], []
     for finding in findings:
@@ -222,12 +222,12 @@ def apply_context(
 
 
 def end_planned_work(context: Context, work: Book, rules: Ruleset) -> None:
-    """Before a walk's findings: those that come after the work prove what arose under it."""
+    """Before the walk's findings: findings after the work confirm faults that arose under it."""
     _bound_incidents(context, work, rules, [incident for incident in work.by_id.values() if incident.plan])
 
 
 def _bound_incidents(context: Context, work: Book, rules: Ruleset, incidents: Sequence[Incident]) -> None:
-    """Each open one under what goes on at its node now, or after it."""
+    """Bounds each open incident by the activity on its node, or frees it afterwards."""
     for incident in incidents:
         if incident.is_open and (changed := _bounded(context, incident, rules)) != incident:
             work.put(msgspec.structs.replace(changed, updated=context.now))
@@ -258,7 +258,7 @@ def _bounded(context: Context, incident: Incident, rules: Ruleset) -> Incident:
     ended = next((entry for entry in rules.context if entry.name == incident.plan), None)
     if ended is not None and ended.when in _WORK and incident.seen_again is None:
         over = incident.plan_over or context.ended(incident)
-        # What was reported before the work is none of it.
+        # Evidence from before the work is not caused by it.
         cause = incident.cause if incident.node_was_out else rule.cause
         return msgspec.structs.replace(incident, plan_over=over, cause=cause)
     return msgspec.structs.replace(
@@ -267,7 +267,7 @@ def _bounded(context: Context, incident: Incident, rules: Ruleset) -> Incident:
 
 
 def _rule_for_late_lines(context: Context, incident: Incident) -> ContextRule | None:
-    """The entry for planned work that had not ended when the lines were written that came only now."""
+    """The entry for planned work, for lines that were written before its end and arrived afterwards."""
     ended, lines = context.picture.changes.work_ended.get(incident.root.node or ""), incident.evidence
     if ended is None or not all(line.line for line in lines):
         return None
@@ -279,7 +279,7 @@ def _rule_for_late_lines(context: Context, incident: Incident) -> ContextRule | 
 
 
 def _note_passed(context: Context, work: Book, passed: Sequence[PassedOver]) -> list[tuple[str, str, str]]:
-    """Once for each fault of a node while it goes on; a condition that stands is found by every walk."""
+    """Notes each explained fault of a node once per activity; a lasting condition is found by every walk."""
     passed_over = context.picture.passed_over
     still = {(entry.finding.component, entry.finding.fault, entry.rule.name) for entry in passed}
     fresh = []

@@ -1,5 +1,5 @@
-"""Findings -> incidents: by node, by job, by cable, and by what they share: a place of `rules/sharing.yaml`,
-or a wave."""
+"""Findings -> incidents: by node, job and cable, and by what they share: a place of `rules/sharing.yaml`, or
+a wave."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -69,12 +69,12 @@ from healer.model import (
 )
 from healer.model.faults import OUTAGES, PLACES_SILENT, Trait, fault_is, silences_behind, wave_rule
 
-#: So many pieces of one sense are kept beside an incident that they did not open.
+#: The most evidence of one sense that an incident keeps from findings that only add evidence.
 BESIDE_KEPT = 10
 
 
 def take_findings(book: Book, findings: Sequence[Finding]) -> None:
-    """Puts each finding where it belongs. Roots first, so that what they explain finds them."""
+    """Places each finding. Roots come first, so that their effects find them."""
     before = dict(book.changed)
     for finding in sorted(findings, key=_roots_first):
         take_finding(book, mark_fatal(finding))
@@ -138,13 +138,13 @@ def _join(book: Book, incident: Incident, finding: Finding) -> None:
     fresh = tuple(evidence for evidence in finding.evidence if evidence.digest not in digests)
     heard = add_reports(incident, finding)
     if not fresh:
-        # It still stands: that is news, although it is no new evidence.
+        # The fault lasts: news for the senses, although no new evidence.
         if heard != incident.heard or incident is not before:
             book.put(msgspec.structs.replace(incident, heard=heard))
         return
     rule = book.policies.of(finding)
     unknown = finding.fault_class is incident.fault_class is FaultClass.unknown
-    # Worse news of the same thing makes it as urgent as that; what is only watched does not.
+    # A worse finding of the same thing raises the severity, unless its rule is in shadow.
     watched = book.policies.is_watched(rule)
     joined = msgspec.structs.replace(
         incident,
@@ -168,7 +168,7 @@ def _join(book: Book, incident: Incident, finding: Finding) -> None:
 
 
 def _judged(incident: Incident, finding: Finding, rule: Rule) -> dict[str, Verdict]:
-    """What was only seen of the node is a fault that may wait as soon as something is asked for it."""
+    """Verdicts of the nodes: from watch to suspect as soon as a finding asks for an action."""
     node = finding.component.node or ""
     seen = incident.nodes.get(node) is Verdict.watch and incident.fault_class is FaultClass.degraded
     asked = verdicts(finding, asks=asks_for_action(rule, finding)).get(node) is Verdict.suspect
@@ -176,7 +176,7 @@ def _judged(incident: Incident, finding: Finding, rule: Rule) -> dict[str, Verdi
 
 
 def _reported_at(book: Book, finding: Finding) -> datetime:
-    """By our clock: of a line when it was written, of what stands when it was looked at."""
+    """By healer's clock: for a line when it was written, for a condition when it was looked at."""
     first, node = finding.evidence[0], finding.component.node
     if not first.line or node is None:
         return finding.arrived_at
@@ -184,12 +184,12 @@ def _reported_at(book: Book, finding: Finding) -> datetime:
 
 
 def _has_grown(incident: Incident, finding: Finding) -> bool:
-    """More nodes of a place went silent than its title says."""
+    """More nodes of a place are silent than the title says."""
     return finding.fault in PLACES_SILENT and len(finding.affected) > len(incident.affected)
 
 
 def _open(book: Book, incident: Incident, finding: Finding, *, new: bool) -> None:
-    """`new`: no incident that has just opened becomes this one."""
+    """Adds an incident. `new`: it replaces none that has just opened."""
     if new:
         book.born.add(incident.id)
     book.put(incident)
@@ -202,7 +202,7 @@ def _open(book: Book, incident: Incident, finding: Finding, *, new: bool) -> Non
 
 
 def _roots_first(finding: Finding) -> tuple[bool, int, bool, bool]:
-    """What the driver asks for comes of a fault that its own line names better."""
+    """Sort order: roots first; a request of the driver after the line that names its fault better."""
     asks = fault_is(finding.fault, Trait.driver_ask)
     return finding.evidence_only, -rank_of_finding(finding), finding.teardown, asks
 
@@ -211,7 +211,7 @@ def _roots_first(finding: Finding) -> tuple[bool, int, bool, bool]:
 
 
 def open_shared_places(book: Book, touched: Sequence[Incident]) -> None:
-    """Where enough nodes of one place have what its fault looks like, it is the place's."""
+    """Opens an incident of a place where enough of its nodes have the fault."""
     keys = {
         (sharing.name, place): sharing
         for incident in touched
@@ -226,7 +226,7 @@ def open_shared_places(book: Book, touched: Sequence[Incident]) -> None:
 
 
 def members_of(book: Book, sharing: Sharing, place: str) -> list[Incident]:
-    """Incidents of the last minutes that may be the place's, the oldest first."""
+    """Recent incidents that may belong to the place, the oldest first."""
     incidents = book.these(book.index.of_share(sharing.name, place))
     return [incident for incident in incidents if book.now - incident.opened <= sharing.within]
 
@@ -241,7 +241,8 @@ def _of_place(book: Book, sharing: Sharing, place: str, members: Sequence[Incide
 
 
 def cover_members(book: Book, over: Incident, members: Sequence[Incident], *, merge: bool = True) -> None:
-    """They are parts of it. Merged, but for what healer works on and what is surely unusable (law 2)."""
+    """Covers the incidents as parts. They are merged, except those that healer works on or that are surely
+    unusable (law 2)."""
     parts = {over.root, *over.affected}
     fresh = [incident for incident in members if incident.root not in parts]
     if fresh:
@@ -254,14 +255,15 @@ def cover_members(book: Book, over: Incident, members: Sequence[Incident], *, me
 
 
 def cover_finding(book: Book, over: Incident, finding: Finding) -> None:
-    """Told of a part of what an open incident covers: evidence, and no incident of its own."""
+    """Adds a finding about a part that an open incident covers as evidence, without an incident of its
+    own."""
     after = follow_finding(over, finding, book.hits.jobs(finding), book.now)
     if after is over:
         return
     rule = book.rules.by_name.get(wave_rule(over.fault))
     alone = rule is not None and not book.policies.acts(rule) and over.rule == WAVE_RULE
     if rule is not None and alone and len(after.affected) > len(over.affected):
-        wave = grown_wave(after, book.places, book.picture)  # they may share less than the first ones
+        wave = grown_wave(after, book.places, book.picture)  # all nodes together may share less
         after = msgspec.structs.replace(after, root=wave.root, title=wave_title(wave, rule))
     book.put(after)
     book.placed.append((over.id, finding))
@@ -271,7 +273,7 @@ def cover_finding(book: Book, over: Incident, finding: Finding) -> None:
 
 
 def absorb_effects(book: Book, root: Incident) -> None:
-    """Waiting teardowns of its job, milder incidents of node or job."""
+    """Takes waiting teardowns of its job, and milder incidents of its node or job, into a new root."""
     absorb_teardowns(book, root)
     for other in book.at(root.root.node, root.jobs_hit, root.root):
         both = NewRoot(other, root, book.policies)
@@ -291,7 +293,7 @@ def absorb_effects(book: Book, root: Incident) -> None:
 
 
 def absorb_teardowns(book: Book, root: Incident) -> None:
-    """Those that waited for their root."""
+    """Counts waiting teardowns on their root."""
     node = root.root.node
     waiting = [finding for finding in book.picture.teardowns if book.now - finding.arrived_at <= NEAR]
     book.picture.teardowns.clear()
@@ -304,11 +306,11 @@ def absorb_teardowns(book: Book, root: Incident) -> None:
 
 
 def cover_silences(book: Book, incident: Incident) -> None:
-    """Nodes fall silent one by one: those told before their number showed what they share are merged."""
+    """Merges incidents of silent nodes that were reported before their number showed the shared place."""
     outages = (other for fault in sorted(OUTAGES) for other in book.these(book.index.of_fault(fault)))
     around = (*book.at(incident.root.node, (), incident.root), *outages)
     over = next((other for other in around if explains_silence(other, incident)), None)
-    if over is not None:  # told of a node that an open incident explains already
+    if over is not None:  # the node's silence is explained by an open incident
         _merge_silence(book, incident, over)
         return
     for fault in sorted(silences_behind(incident.fault)):
@@ -327,7 +329,7 @@ def cover_silences(book: Book, incident: Incident) -> None:
 
 
 def _merge_silence(book: Book, silence: Incident, outage: Incident) -> None:
-    """The members of a narrower outage are members of the wider one: that lasts until all are back."""
+    """The members of a narrower outage also belong to the wider one, which lasts until all are back."""
     if silence.fault in PLACES_SILENT:
         outage = book.by_id[outage.id]
         book.put(msgspec.structs.replace(outage, affected=add_parts(outage, silence.affected)))
@@ -347,7 +349,8 @@ def open_waves(book: Book, touched: Sequence[Incident]) -> None:
 
 
 def _note_wave(book: Book, rule: Rule, limit: int) -> None:
-    """What healer would act on stays an incident, which the breaker holds; the rest is merged."""
+    """Opens or grows the wave of a rule. Incidents that healer would act on stay, held by the breaker; others
+    are merged."""
     alike = book.these(book.index.of_rule(rule.name))
     members = [incident for incident in alike if may_be_of_wave(incident, rule, book.places)]
     newest = max(members, key=lambda incident: incident.opened, default=None)
@@ -367,7 +370,7 @@ def _note_wave(book: Book, rule: Rule, limit: int) -> None:
 
 
 def end_waves(book: Book) -> None:
-    """A wave over incidents that the breaker held is over when the last of them is."""
+    """Ends waves over incidents that the breaker held when the last of them is over."""
     for incident in book.these(book.index.of_rule(WAVE_RULE)):
         rule = book.rules.by_name.get(wave_rule(incident.fault))
         quiet = book.now - incident.updated > GOES_ON
@@ -378,7 +381,7 @@ def end_waves(book: Book) -> None:
 
 
 def waves_that_act(book: Book) -> Iterator[Incident]:
-    """Open waves of faults that healer would do something about."""
+    """Open waves of faults that healer would act on."""
     for incident in book.these(book.index.of_rule(WAVE_RULE)):
         rule = book.rules.by_name.get(wave_rule(incident.fault))
         if rule is not None and book.policies.acts(rule):
@@ -386,7 +389,7 @@ def waves_that_act(book: Book) -> Iterator[Incident]:
 
 
 def members_of_wave(book: Book, wave: Incident) -> list[Incident]:
-    """Its parts that are incidents of their own now, and that nothing was done for."""
+    """Its parts that are incidents of their own, without any action yet."""
     parts = {part.node for part in wave.affected}
     theirs = book.these(book.index.of_rule(wave_rule(wave.fault)))
     return [
@@ -397,7 +400,7 @@ def members_of_wave(book: Book, wave: Incident) -> list[Incident]:
 
 
 def held_by_breaker(members: Sequence[Incident]) -> list[Incident]:
-    """Of those the ones that it alone keeps from acting, and on which no person has said anything."""
+    """Those that only the breaker holds, and that no person has acknowledged, reviewed or stopped."""
     return [
         incident
         for incident in members
@@ -407,7 +410,7 @@ def held_by_breaker(members: Sequence[Incident]) -> list[Incident]:
 
 
 def fold_into_wave(book: Book, wave: Incident, members: Sequence[Incident]) -> None:
-    """Merges them. Those that are surely unusable are known bad there as they were before (law 2)."""
+    """Merges the members into the wave. Surely unusable ones stay known bad (law 2)."""
     book.put(cover_parts(wave, members, book.now))
     grown = book.by_id[wave.id]
     bad = {incident.root.node or "": Verdict.isolate for incident in members if incident.unusable}
@@ -430,7 +433,7 @@ def fold_into_wave(book: Book, wave: Incident, members: Sequence[Incident]) -> N
 
 
 def unfold_from_wave(book: Book, wave: Incident, members: Sequence[Incident], by: str | None = None) -> None:
-    """They are incidents of their own again. `by`: that is a person's word, and nothing but a person merges
+    """Makes the members incidents of their own again. `by`: a person split them, so that only a person merges
     them again."""
     for incident in members:
         reopened = reopen_merged(incident, book.now)

@@ -1,5 +1,5 @@
-"""What was foretold, and what came of it: every forecast is written down once, and ends as a hit, a miss or
-void. A fault that nobody foretold is written down too: without it there is no recall."""
+"""Forecasts and their outcomes: each forecast is stored once, and ends as a hit, a miss or void. A fault
+without a forecast is stored too, for the recall."""
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
@@ -20,9 +20,9 @@ from healer.observations import Picture
 from healer.observations.fault_history import REPLACED
 from healer.ports.transactions import WalkTx
 
-#: Open forecasts are looked at so often, for those whose time is over.
+#: How often open forecasts are checked for their end.
 LOOK = timedelta(minutes=10)
-#: The longest that an entry may look ahead: what ended longer ago says nothing about a new one.
+#: The longest time that a rule may look ahead: older forecasts do not matter for new ones.
 LOOK_BACK = timedelta(days=30)
 
 
@@ -34,9 +34,11 @@ def settle_forecasts(
     placed: Sequence[tuple[str, Finding]],
     now: datetime,
 ) -> None:
-    """Writes down what this walk was told. Reads nothing where nothing of it is about a forecast.
+    """Stores the forecasts of this walk and the outcomes of earlier ones. Reads nothing where the walk has
+    nothing about forecasts.
 
-    `placed`: (incident, finding) of this walk."""
+    `placed`: (incident, finding) of this walk.
+    """
     foreseen = [(incident, finding) for incident, finding in placed if finding.foreseen is not None]
     faults = [
         (finding, proven)
@@ -65,7 +67,7 @@ def _new_forecasts(
     foreseen: Sequence[tuple[str, Finding]],
     now: datetime,
 ) -> Iterable[Forecast]:
-    """One for each part and rule that has none open. Told again, it stays as it was first told."""
+    """A new forecast for each part and rule without an open one; a repeated forecast changes nothing."""
     standing = {
         (forecast.rule, forecast.component)
         for forecast in forecasts
@@ -95,7 +97,7 @@ def _hits(
     picture: Picture,
     now: datetime,
 ) -> Iterable[Forecast]:
-    """The fault came that a forecast spoke of, or came and nobody had spoken of it."""
+    """Forecasts that a fault of this walk proved, and faults that came without a forecast."""
     left = {forecast.id: forecast for forecast in forecasts}
     for finding, rules in faults:
         where, names = finding.evidence[0].component, {rule.rule: rule for rule in rules}
@@ -115,7 +117,7 @@ def _hits(
             yield left[forecast.id]
         if picture.sensed is None:
             continue
-        # The same fault again, or what follows from it, is no second one.
+        # A repeat of the fault, or an effect of it, is not counted again.
         spoken = [finding.at - (forecast.ended_at or forecast.told_at) for forecast in of_part]
         for rule in rules:
             if _names_part(rule, where) and not any(
@@ -127,7 +129,7 @@ def _hits(
 
 
 def _expired(forecasts: Iterable[Forecast], picture: Picture, now: datetime) -> Iterable[Forecast]:
-    """Its time is up and nothing came, or nobody can tell any more."""
+    """Forecasts whose time passed without the fault, or whose part is gone."""
     shown = picture.slurm.nodes if picture.slurm is not None else None
     for forecast in forecasts:
         if forecast.outcome is not ForecastOutcome.open:
@@ -145,7 +147,7 @@ def _expired(forecasts: Iterable[Forecast], picture: Picture, now: datetime) -> 
 
 
 def _is_replaced(forecast: Forecast, picture: Picture) -> bool:
-    """Another GPU was told to stand there since."""
+    """Another GPU has been at this address since the forecast."""
     node, gpu = picture.nodes.get(forecast.component.node or ""), forecast.component.gpu
     address = node.gpus.address(gpu) if node is not None and gpu is not None else None
     if node is None or address is None:
@@ -184,7 +186,7 @@ def _names_part(rule: ForecastRule, where: Component) -> bool:
 
 
 def _concerns_part(rule: ForecastRule, foretold: Component, reported: Component, picture: Picture) -> bool:
-    """A fault of the very part; one that names the node alone is taken for any part of it."""
+    """The fault is of the forecast's part; a fault that names only the node is taken for any part of it."""
     if rule.scope in OF_DEVICES:
         return foretold.device == reported.device and reported.part in (None, foretold.part)
     if foretold.node != reported.node or reported.node is None:

@@ -1,6 +1,6 @@
-"""What is told of an incident, and how that makes it grow. Pure: each gives the incident as it is then.
+"""How findings make an incident grow. Pure: each function returns the changed incident.
 
-Two senses that fail apart from each other are worth more than one.
+Two senses that fail independently are worth more than one.
 """
 
 from collections import Counter
@@ -25,17 +25,17 @@ from healer.model import (
     Verdict,
 )
 
-#: They conclude from what the others told: the first of them counts, where nothing else speaks.
+#: Senses that conclude from others: only the first of them counts, where no other sense reports.
 CONCLUDED = (Sense.alert, Sense.history)
-#: They compare what was measured, or conclude from it; the others are told of what has happened.
+#: Senses that compare measurements, or conclude from them; the others report events.
 MEASURED = frozenset({Sense.metrics, Sense.step_times, Sense.forest, Sense.alert})
-#: What was told longer ago speaks of then and not of now. Whatever stands is told again every 5 min.
+#: Older reports do not count for now. A lasting condition is reported again every 5 min.
 AGREE_WITHIN = timedelta(minutes=15)
-#: What a node's own check said agrees with another sense for so long, however often it is told again.
+#: How long a report of a node's own check counts for agreement with another sense.
 CHECK_LASTS = timedelta(days=1)
-#: A look at the fleet that is older says nothing of now.
+#: A tick over the fleet that is older says nothing about now.
 LOOK_LASTS = timedelta(seconds=60)
-#: The senses' last words that an incident keeps: each sense of each GPU and of the node as a whole.
+#: The most reports that an incident keeps: one per sense and GPU, or node as a whole.
 _HEARD_KEPT = 64
 _WORDS = {
     Sense.kernel: "kernel lines",
@@ -51,13 +51,13 @@ _WORDS = {
 
 
 def independent_senses(senses: Collection[Sense]) -> tuple[Sense, ...]:
-    """Of the senses that told, those that count: they fail apart from each other. In the order of `Sense`."""
+    """The senses that count: those that fail independently, in the order of `Sense`."""
     direct = tuple(sense for sense in Sense if sense in senses and sense not in CONCLUDED)
     return direct or tuple(sense for sense in CONCLUDED if sense in senses)[:1]
 
 
 def add_reports(incident: Incident, finding: Finding) -> tuple[SenseReport, ...]:
-    """The senses' last words, with this finding's: only what is told of the root's own node counts."""
+    """The last report of each sense with this finding's; only reports about the root's own node count."""
     of_node = (evidence for evidence in finding.evidence if evidence.component.node == incident.root.node)
     more = [
         SenseReport(sense=evidence.sense, at=finding.arrived_at, part=_part(evidence.component))
@@ -68,7 +68,7 @@ def add_reports(incident: Incident, finding: Finding) -> tuple[SenseReport, ...]
 
 
 def newest_reports(heard: Iterable[SenseReport]) -> tuple[SenseReport, ...]:
-    """The last word of each sense on each part."""
+    """The last report of each sense about each part."""
     last: dict[tuple[Sense, str], SenseReport] = {}
     for report in heard:
         earlier = last.get((report.sense, report.part))
@@ -83,11 +83,11 @@ def _part(where: Component) -> str:
 
 
 def senses_of(incident: Incident, now: datetime) -> tuple[Sense, ...]:
-    """The senses that told lately of the same part of the root's own node, in the order of `Sense`.
+    """The senses that recently reported the same part of the root's own node, in the order of `Sense`.
 
     Those that name a GPU have to name the same one; one that names none agrees with any. An alert counts only
-    where nothing else speaks: what it was drawn from, a metric or a line, healer mostly hears itself, and the
-    same figure told twice is no second sense. So does what healer remembers.
+    where no other sense reports: healer mostly reads the metric or line itself, and the same figure twice is
+    no second sense. The same holds for healer's own history.
     """
     fresh = _counted(_fresh(incident, now))
     found: set[Sense] = set()
@@ -109,8 +109,9 @@ def _counted(heard: list[SenseReport]) -> list[SenseReport]:
 
 
 def confirm_after_work(incident: Incident, finding: Finding, told_at: datetime, now: datetime) -> Incident:
-    """The incident, seen again where the finding, told at `told_at` by our clock, shows that its fault has
-    outlived the planned work under which it arose. An event then is news; a level was there before."""
+    """The incident as seen again if the finding, of time `told_at` by our clock, shows that the fault
+    outlived the planned work under which it arose. An event is new then; a measured level was there
+    before."""
     if incident.plan_over is None or not is_proof(incident, finding) or told_at <= incident.plan_over:
         return incident
     news = finding.evidence[0].sense not in MEASURED
@@ -119,7 +120,7 @@ def confirm_after_work(incident: Incident, finding: Finding, told_at: datetime, 
 
 
 def is_proof(incident: Incident, finding: Finding) -> bool:
-    """Whether it tells of the same fault, or of a worse one, at the same part."""
+    """Whether the finding is of the same fault, or of a worse one, at the same part."""
     same = finding.fault == incident.fault or rank_of_finding(finding) >= rank_of(incident)
     parts = {_part(incident.root), _part(finding.component)} - {""}
     return same and len(parts) < 2
@@ -152,12 +153,12 @@ def why_too_few_senses(incident: Incident, needed: int, now: datetime) -> str:
 
 
 def has_ended_work(incident: Incident) -> bool:
-    """A fatal fault was told: it has ended the work on its GPU. What is only measured is a level."""
+    """A fatal fault was reported, which has ended the work on its GPU. A measurement is only a level."""
     return any(evidence.fatal for evidence in incident.evidence)
 
 
 def why_not_looked(incident: Incident, now: datetime) -> str | None:
-    """Why nobody knows whether the cause still stands; None for what is not measured."""
+    """Why it is unknown whether the cause is still present; None for faults that are not measured."""
     if incident.ticked_at is None or now - incident.ticked_at <= LOOK_LASTS:
         return None
     return f"The senses looked last at {incident.ticked_at:%H:%M:%S} UTC: waits until they look again"
@@ -170,12 +171,13 @@ _RANK = {
     FaultClass.degraded: 2,
     FaultClass.fatal: 4,
 }
-#: A fatal level that was measured: less than a fault that was told, which has ended somebody's work.
+#: Rank of a measured fatal level: below a reported fatal fault, which has ended work.
 _MEASURED_FATAL = 3
 
 
 def mark_fatal(finding: Finding) -> Finding:
-    """Evidence of a fatal fault that was told knows it: it alone says that work on its GPU has ended."""
+    """The finding with its evidence marked fatal, if a fatal fault was reported: such evidence says that work
+    on the GPU has ended."""
     if finding.fault_class is not FaultClass.fatal or finding.evidence[0].sense in MEASURED:
         return finding
     fatal = tuple(msgspec.structs.replace(evidence, fatal=True) for evidence in finding.evidence)
@@ -194,14 +196,14 @@ def rank_of(incident: Incident) -> int:
     return _MEASURED_FATAL if fatal and measured else _RANK[incident.fault_class]
 
 
-#: What is told beyond these is not kept: a person reads the first few, and the evidence has the rest.
+#: The most ruled-out entries of an incident; a person reads the first few.
 SET_ASIDE_KEPT = 20
 
 
 def add_ruled_out(incident: Incident, new: RuledOut) -> Incident:
-    """The incident with `new` noted; the same thing told again (by `what`) only counts.
+    """The incident with `new` added; a repeat (by `what`) is only counted.
 
-    Told of several components it stands for none of them alone.
+    An entry for several components names none of them.
     """
     entries = {entry.what: entry for entry in incident.set_aside}
     before = entries.get(new.what)
@@ -217,10 +219,10 @@ def add_ruled_out(incident: Incident, new: RuledOut) -> Incident:
     return msgspec.structs.replace(incident, set_aside=tuple(entries.values()))
 
 
-#: A root explains teardown lines and application faults of its job this long before and after; and for so
-#: long an incident that nobody has decided on may find its root elsewhere.
+#: A root explains teardown lines and application faults of its job this long before and after. For this long
+#: an incident that no person has decided on may also find its root elsewhere.
 NEAR = timedelta(seconds=30)
-#: Parts that an incident lists; what comes later is only counted.
+#: The most parts that an incident lists; later ones are only counted.
 AFFECTED_KEPT = 1000
 
 _VERDICTS = {
@@ -231,38 +233,39 @@ _VERDICTS = {
 
 
 def is_untouched(incident: Incident) -> bool:
-    """Nobody has said anything on it, and healer has not tried to do anything: it may become another one."""
+    """No person and no run has acted on it: it may become another incident."""
     return is_idle(incident) and not (incident.run or incident.run_count)
 
 
 def is_idle(incident: Incident) -> bool:
-    """Nobody has said anything on it, and nothing is done: at most a plan waits for its moment."""
+    """No person has acted on it, and nothing is done: at most a plan waits for its moment."""
     touched = incident.acknowledged_by or incident.stopped_by or incident.review or incident.drained_at
     return incident.state is IncidentState.open and not touched and not incident.held_by
 
 
 def is_near(incident: Incident, finding: Finding) -> bool:
-    """Near in time by arrival or by the senders' clocks: those may differ, and old lines come together."""
+    """Near in time by arrival or by the senders' clocks: those may differ, and old lines arrive together."""
     reported_at = incident.evidence[0].at if incident.evidence else incident.opened
     return abs(finding.arrived_at - incident.opened) <= NEAR or abs(finding.at - reported_at) <= NEAR
 
 
 def verdicts(finding: Finding, *, asks: bool) -> dict[str, Verdict]:
-    """Of each node that the finding speaks of. `asks`: its rule has a plan for it, or a person is asked."""
+    """Node -> verdict, for each node of the finding. `asks`: its rule has a plan for it, or a person is
+    asked."""
     verdict = _VERDICTS.get(finding.fault_class)
     if verdict is Verdict.suspect and not asks:
-        verdict = Verdict.watch  # nothing is wrong enough to act
+        verdict = Verdict.watch  # not bad enough to act
     where = finding.component
-    # What a device stands before may be hit; nothing was told of those nodes themselves.
+    # Nodes behind a device may be affected, but nothing was reported about them.
     affected = () if where.device is not None else finding.affected
     named = {where.node} | {part.node for part in affected}
     return {name: verdict for name in sorted(n for n in named if n) if verdict is not None}
 
 
 def limit_evidence(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
-    """How it began and the newest: whoever returns the node asks what came last.
+    """The first and the newest evidence, as the return of the node depends on the last.
 
-    Of a sense that told nothing else its newest stays too: that it agreed must not be forgotten.
+    The newest of a sense without other evidence stays too, so that its agreement is kept.
     """
     if len(evidence) <= EVIDENCE_KEPT:
         return evidence
@@ -274,7 +277,7 @@ def limit_evidence(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
 
 
 def add_parts(incident: Incident, more: Sequence[Component]) -> tuple[Component, ...]:
-    """What the incident covers, with these. A job is no part of the cluster: it stands among the jobs hit."""
+    """The parts of the incident with these added. Jobs are no parts: they are in `jobs_hit`."""
     room = AFFECTED_KEPT - len(incident.affected)
     if room <= 0:
         return incident.affected
@@ -284,7 +287,7 @@ def add_parts(incident: Incident, more: Sequence[Component]) -> tuple[Component,
 
 
 def add_evidence_of(root: Incident, others: Sequence[Incident]) -> Incident:
-    """What was told of the others speaks for `root`: other senses, maybe. They are parts of it now."""
+    """The root with evidence, senses and parts of the others, which are parts of it now."""
     digests = {evidence.digest for evidence in root.evidence}
     more = {
         evidence.digest: evidence
@@ -304,8 +307,8 @@ def add_evidence_of(root: Incident, others: Sequence[Incident]) -> Incident:
 
 
 def move_root(incident: Incident, anew: Incident) -> Incident:
-    """The incident under the root of `anew`, which a finding would else have opened: that explains what was
-    told so far. The id stays, and when it opened; its settling time begins anew."""
+    """The incident under the root of `anew`, which a finding would else have opened and which explains it. It
+    keeps its id and opening time; its settling time starts again."""
     moved = msgspec.structs.replace(
         anew,
         id=incident.id,
@@ -320,7 +323,7 @@ def move_root(incident: Incident, anew: Incident) -> Incident:
 
 
 def cover_parts(incident: Incident, parts: Sequence[Incident], now: datetime) -> Incident:
-    """An incident of what they share, with these parts: they need nothing of their own."""
+    """The incident of a shared place with these parts, which need no incidents of their own."""
     nodes = {part.root.node: Verdict.watch for part in parts if part.root.node}
     jobs = {job for part in parts for job in part.jobs_hit}
     return msgspec.structs.replace(
@@ -332,7 +335,7 @@ def cover_parts(incident: Incident, parts: Sequence[Incident], now: datetime) ->
 
 
 def follow_finding(incident: Incident, finding: Finding, jobs: Set[str], now: datetime) -> Incident:
-    """A finding about a part of what the incident covers."""
+    """The incident with a finding about a part that it covers."""
     digests = {evidence.digest for evidence in incident.evidence}
     fresh = tuple(evidence for evidence in finding.evidence if evidence.digest not in digests)
     if not fresh:
@@ -362,7 +365,7 @@ def merge_into(incident: Incident, root: Incident, now: datetime) -> Incident:
 
 
 def reopen_merged(incident: Incident, now: datetime) -> Incident:
-    """What was merged, as it stood before: it is decided anew."""
+    """A merged incident as it was before, to be decided again."""
     return msgspec.structs.replace(
         incident,
         state=IncidentState.open,
@@ -375,7 +378,7 @@ def reopen_merged(incident: Incident, now: datetime) -> Incident:
 
 
 def count_findings(incident: Incident, findings: Sequence[Finding], now: datetime) -> Incident:
-    """Findings that mean nothing of their own beside the incident: counted by fault."""
+    """The incident with findings that mean nothing by themselves, counted by fault."""
     return msgspec.structs.replace(
         incident,
         counted=_sum([incident.counted, Counter(finding.fault for finding in findings)]),
@@ -391,14 +394,14 @@ def _sum(counts: Sequence[dict[str, int]]) -> dict[str, int]:
     return dict(total)
 
 
-#: So many links of one NVSwitch that fail are the switch's.
+#: Failing links of one NVSwitch that make it a fault of the switch.
 SWITCH_LINKS = 2
-#: So many GPUs of one node with the same fault are the node's: its board, its power, its driver.
+#: GPUs of one node with the same fault that make it a fault of the node: its board, power or driver.
 NODE_GPUS = 4
 
 
 def widen_root(incident: Incident, finding: Finding) -> Incident:
-    """The incident with the root that explains all of it; the finding has just joined."""
+    """The incident with a root that explains all of its evidence; the finding has just joined."""
     if not is_untouched(incident):
         return incident
     root = _job(incident, finding) or _nvswitch(incident, finding) or _node(incident, finding)
@@ -411,7 +414,7 @@ def widen_root(incident: Incident, finding: Finding) -> Incident:
 
 
 def _job(incident: Incident, finding: Finding) -> Component | None:
-    """Processes of one job fail on several nodes, or several GPUs of one: it is the job, and none of them."""
+    """The job, if its processes fail on several nodes or GPUs: then it is the job's fault."""
     if incident.fault_class is not FaultClass.application or len(incident.jobs_hit) != 1:
         return None
     root, where = incident.root, finding.component
@@ -425,7 +428,7 @@ def _job(incident: Incident, finding: Finding) -> Component | None:
 
 
 def _node(incident: Incident, finding: Finding) -> Component | None:
-    """The same line of the kernel of many GPUs of one node."""
+    """The node, if many of its GPUs have the same kernel line."""
     where, root = finding.component, incident.root
     same = finding.fault == incident.fault and where.node is not None and where.node == root.node
     if not same or incident.fault_class not in HARDWARE or root.pci is None or root.switch is not None:
@@ -440,7 +443,7 @@ def _node(incident: Incident, finding: Finding) -> Component | None:
 
 
 def _nvswitch(incident: Incident, finding: Finding) -> Component | None:
-    """Several links of one switch in the node."""
+    """The NVSwitch, if several of its links fail."""
     where = finding.component
     if where.switch is None or where.node is None or where.node != incident.root.node:
         return None

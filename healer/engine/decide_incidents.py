@@ -225,7 +225,7 @@ def _run_for(
     return new_run(incident, rule.playbook, decision, mode, alongside=alongside)
 
 
-# # --- runs that have taken nothing yet: they begin, leave their node to a worse fault, or go on waiting
+# --- runs that have taken nothing yet: they begin, leave their node to a worse fault, or go on waiting
 
 
 def _is_untouched(walk: Walk, run: Run) -> bool:

@@ -176,7 +176,7 @@ def _save(walk: Walk) -> None:
         walk.tx.add_findings(name, [finding])
 
 
-# # --- commands of people and runs since the last walk
+# --- commands of people and runs since the last walk
 
 
 def take_command(walk: Walk, command: Command) -> None:
@@ -239,7 +239,7 @@ def moment_of(command: Command, name: str) -> datetime:
     return datetime.fromisoformat(moment) if moment else command.at
 
 
-# # --- incidents that resolve, end, or leave their node to a worse one
+# --- incidents that resolve, end, or leave their node to a worse one
 
 
 #: How often an incident notes the last tick: each tick would be a write.
@@ -339,7 +339,7 @@ def _hand_over_slots(walk: Walk, incident: Incident, worse: Incident) -> None:
     walk.facts = msgspec.structs.replace(walk.facts, slots=tuple(slots))
 
 
-# # --- what an incident shows: effects that follow from it, its cost, its verdict
+# --- what an incident shows: effects that follow from it, its cost, its verdict
 
 
 def note_merged(walk: Walk) -> None:

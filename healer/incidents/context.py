@@ -1,7 +1,7 @@
-"""Context before judgement: what is told of a node while something else goes on there.
+"""Context: findings about a node while planned work, a reboot or another activity goes on there.
 
-Slurm says what goes on. Without a picture of it, or with an old one, there is no context: a fault is judged
-as ever, and what takes capacity away waits for a newer picture anyway.
+Slurm reports the activity. Without a recent picture of Slurm there is no context: faults are judged as
+always, and whatever takes capacity waits for a newer picture anyway.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,9 +31,9 @@ from healer.model.faults import fits
 from healer.model.slurm import is_empty_reason, is_ours, slurm_kind
 from healer.observations import Picture
 
-#: An older picture of Slurm says nothing of what goes on now.
+#: An older picture of Slurm says nothing about present activity.
 PICTURE_LASTS = timedelta(minutes=5)
-#: Faults whose entries are kept: of hooks and drains by foreign reasons there may be any number.
+#: Faults whose entries are cached: hooks and drains may bring any number of them.
 _FAULTS_KEPT = 10_000
 
 _ASLEEP = frozenset({"POWERED_DOWN", "POWERING_DOWN"})
@@ -42,8 +42,7 @@ _WORK = frozenset({ContextKind.maintenance, ContextKind.drained})
 
 
 class Activity(NamedTuple):
-    """One thing that goes on at a node; `since` where it begins with a moment, `until` where its end is
-    known beforehand."""
+    """An activity on a node; `since`: when it began, `until`: its end, where known in advance."""
 
     kind: ContextKind
     text: str
@@ -52,7 +51,7 @@ class Activity(NamedTuple):
 
 
 class ContextTable:
-    """The entries of `rules/context.yaml` that speak of a fault, looked up once for each fault."""
+    """The entries of `rules/context.yaml` for a fault, cached by fault."""
 
     def __init__(self, rules: tuple[ContextRule, ...]) -> None:
         self.rules = rules
@@ -86,9 +85,9 @@ def at_node(
     booted_at: datetime | None,
     driver: tuple[str, datetime] | None,
 ) -> list[Activity]:
-    """What goes on there but for its jobs. `planned`: the work planned there now; `worked_until`: the end of
-    the last such work; `booted_at`: as healer heard it (Slurm tells it too); `driver`: the version that it
-    was given while healer looked, and when."""
+    """The activities on a node other than its jobs. `planned`: the work planned now; `worked_until`: the end
+    of the last planned work; `booted_at`: as the node reported it (Slurm does too); `driver`: its new
+    version, and since when."""
     found = []
     state = "+".join(node.state)
     if _ASLEEP.intersection(node.state):
@@ -214,9 +213,9 @@ def split_by_context(context: Context, findings: Sequence[Finding]) -> tuple[lis
 def apply_context(
     context: Context, work: Book, passed: Sequence[PassedOver], rules: Ruleset
 ) -> list[tuple[str, str, str]]:
-    """Incidents are no more urgent than what goes on at their node allows, and as urgent as ever when it is
-    over; what was passed over is noted beside them. Returns what was passed over for the first time since it
-    goes on: node, fault, why."""
+    """Bounds the severity of incidents by the activity on their node, and restores it afterwards; adds
+    explained findings to them as ruled out. Returns those explained for the first time: (node, fault,
+    why)."""
     _bound_incidents(context, work, rules, list(work.by_id.values()))
     return _note_passed(context, work, passed)
 

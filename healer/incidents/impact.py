@@ -1,4 +1,4 @@
-"""Which jobs a fault hits, as far as Slurm's picture tells."""
+"""Which jobs a fault hits by Slurm's picture, and what they lost."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from datetime import datetime, timedelta
@@ -22,14 +22,15 @@ from healer.model import (
 )
 from healer.observations import Picture
 
-#: A job that ended so shortly before or after a root on its node ended because of it.
+#: A job that ended within this of a root on its node ended because of it.
 CRASH_WINDOW = timedelta(minutes=2)
 
 
 def jobs_of(
     snapshot: SlurmSnapshot | None, where: Component, *, one_gpu: bool = False
 ) -> tuple[list[SlurmJob], bool]:
-    """Jobs that the fault at `where` hits by Slurm's picture, and whether that is certain: `hit_among`."""
+    """Jobs that the fault at `where` hits by Slurm's picture, and whether that is certain: see
+    `hit_among`."""
     if snapshot is None or where.node is None:
         return [], False
     shown = snapshot.nodes.get(where.node)
@@ -40,12 +41,12 @@ def jobs_of(
 def hit_among(
     jobs: Sequence[SlurmJob], where: Component, *, node_gpus: int = 0, one_gpu: bool = False
 ) -> tuple[list[SlurmJob], bool]:
-    """Those of the jobs on the node that the fault at `where` hits. False: nobody can say which of them.
+    """The jobs on the node that the fault at `where` hits. False: it is unknown which of them.
 
-    Only a job on the faulty GPU is hit; one that holds no GPU of the node never is. Where the GPU's index is
-    not known, a lone job is hit for certain only if it holds all `node_gpus` (0: not known), or if it is
-    the only job at all and nobody tells its GPUs. `one_gpu`: the signal speaks of one GPU although it names
-    none; else a place without a GPU is the whole node.
+    Only a job on the faulty GPU is hit; one without a GPU of the node never is. If the GPU's index is
+    unknown, a single job is surely hit only if it holds all `node_gpus` (0: unknown), or if it is the only
+    job and Slurm does not report its GPUs. `one_gpu`: the signal is about one GPU although it names none;
+    else a place without a GPU is the whole node.
     """
     if where.job is not None:
         return [job for job in jobs if job.id == where.job], True
@@ -71,7 +72,7 @@ def surely_hit(
 ) -> list[SlurmJob]:
     """Jobs of the node that hold more of its GPUs than are well: whichever GPUs are faulty, one is theirs.
 
-    `places`: what was told of the node; a GPU counts once, by its address or its index.
+    `places`: the reported parts of the node; a GPU counts once, by its address or its index.
     """
     parts = [place for place in places if place.node == node]
     addresses, indexes = {part.pci for part in parts} - {None}, {part.gpu for part in parts} - {None}
@@ -87,8 +88,8 @@ def hit_by_evidence(
 ) -> tuple[list[SlurmJob], bool]:
     """Jobs on the GPUs that the incident's own evidence names, and whether that is certain.
 
-    Fatal faults that were reported come first, then whatever was reported. Where all is measured the root
-    alone counts: what joined it is another matter. One that names no GPU is the fault of one unknown GPU.
+    Reported fatal faults come first, then other reports. If all evidence is measured, the root alone counts.
+    Evidence without a GPU is the fault of one unknown GPU.
     """
     if incident is None or not on_node:
         return list(on_node), True
@@ -96,7 +97,7 @@ def hit_by_evidence(
     reported = [evidence for evidence in here if evidence.fatal] or [
         evidence for evidence in here if evidence.sense not in MEASURED
     ]
-    # A line of the kernel speaks of one GPU, also where its address is lost.
+    # A kernel line is about one GPU, even if its address is lost.
     places = {(evidence.component, bool(evidence.line)) for evidence in reported}
     if here and not reported:
         places = {(incident.root, True)}
@@ -105,8 +106,8 @@ def hit_by_evidence(
     for where, one_gpu in places or {(Component(cluster=incident.cluster, node=node), False)}:
         jobs, certain = hit_among(on_node, where, node_gpus=node_gpus, one_gpu=one_gpu)
         if not certain:
-            # Which GPU it is cannot be told; the signal itself may have named the job. The incident's own
-            # list does not count: it is a guess from Slurm's picture, which may be older than these jobs.
+            # The GPU is unknown, but the signal itself may name the job. The incident's own list does not
+            # count: it is a guess from Slurm's picture, which may be older than these jobs.
             sure = surely_hit(on_node, [place for place, _ in places], node, node_gpus)
             ids = {job.id for job in sure} | {evidence.job for evidence in reported}
             named = [job for job in on_node if job.id in ids]
@@ -118,8 +119,8 @@ def hit_by_evidence(
 def hit_since_listed(
     incident: Incident, snapshot: SlurmSnapshot | None, *, newly_unusable: bool
 ) -> list[SlurmJob]:
-    """Jobs still at work on the node that a fault hits which joined after the run had listed them; all that
-    are hit, where the node is surely unusable only since then: their restart needs no consent now."""
+    """Running jobs of the node hit by a fault that joined after the run had listed the jobs; all jobs that
+    are hit, if the node is surely unusable only since then: their restart needs no consent now."""
     node = snapshot.nodes.get(incident.root.node or "") if snapshot is not None else None
     if snapshot is None or node is None or not (incident.unusable or has_ended_work(incident)):
         return []
@@ -130,8 +131,8 @@ def hit_since_listed(
 def hit_at_the_time(
     incident: Incident, snapshot: SlurmSnapshot | None, moment_of: Callable[[datetime, datetime], datetime]
 ) -> list[SlurmJob]:
-    """Jobs that are still in the life in which the fault hit them. `moment_of`: an event and its arrival to
-    the time of the event by healer's clock."""
+    """Jobs that have not been restarted since the fault hit them. `moment_of`: an event and its arrival ->
+    its time by healer's clock."""
     node = snapshot.nodes.get(incident.root.node or "") if snapshot is not None else None
     reported = [evidence for evidence in incident.evidence if evidence.sense not in MEASURED]
     if snapshot is None or node is None or not reported:
@@ -142,7 +143,7 @@ def hit_at_the_time(
 
 
 def hit_so_far(incident: Incident, snapshot: SlurmSnapshot | None) -> tuple[str, ...]:
-    """Those known, and those at work there now: a node that must stay in service takes job after job."""
+    """The jobs hit so far, with those on the node now: a known bad node in service takes job after job."""
     if incident.jobs_hit_final:
         return incident.jobs_hit
     now = jobs_of(snapshot, incident.root)[0]
@@ -150,16 +151,15 @@ def hit_so_far(incident: Incident, snapshot: SlurmSnapshot | None) -> tuple[str,
 
 
 def moments_of(incident: Incident) -> tuple[datetime, ...]:
-    """When the fault was, by the host's own clock and by ours: they may differ."""
+    """Times of the fault by the host's clock and by ours, which may differ."""
     return (*(evidence.at for evidence in incident.evidence[:1]), incident.opened)
 
 
 def crashed_among(jobs: Iterable[SlurmJob], where: Component, moments: Sequence[datetime]) -> list[SlurmJob]:
-    """Those whose work the fault at `where` had ended by the time that anybody looked: a crash is faster than
-    any log shipper.
+    """Jobs that the fault at `where` had ended before any look: a crash is faster than a log shipper.
 
-    They ended FAILED or NODE_FAIL there within 2 minutes of it. On a shared node Slurm may still tell their
-    GPUs; where it does not, nobody can say more, and nothing is done without their owner's word anyway.
+    They ended FAILED or NODE_FAIL on the node within 2 minutes of it. On a shared node Slurm may still report
+    their GPUs; otherwise nothing is done without the owner's consent anyway.
     """
     return [job for job in jobs if _crashed(job, where, moments)]
 
@@ -177,14 +177,14 @@ def _crashed(job: SlurmJob, where: Component, moments: Sequence[datetime]) -> bo
 
 
 class Hits:
-    """Who is hit where, by one pass's picture of Slurm."""
+    """Jobs hit by findings, by one walk's picture of Slurm."""
 
     def __init__(self, picture: Picture) -> None:
         self._picture = picture
         self._known: dict[tuple[Component, bool], frozenset[str]] = {}
 
     def jobs(self, finding: Finding) -> Set[str]:
-        """Those that the signal names, else those that Slurm's picture is sure of."""
+        """The jobs that the signal names, else those that are surely hit by Slurm's picture."""
         if finding.jobs:
             return frozenset(finding.jobs)
         key = finding.component, finding.of_one_gpu
@@ -205,11 +205,11 @@ class Hits:
         return running | allocations.ended_on(node, at)
 
     def named(self, finding: Finding) -> set[str]:
-        """Those that the finding itself names."""
+        """The jobs that the finding itself names."""
         return set(finding.jobs) | ({finding.component.job} if finding.component.job else set())
 
     def at_begin(self, finding: Finding, now: datetime) -> tuple[str, ...]:
-        """With those that the fault ended before it was told."""
+        """The jobs hit when an incident opens, with those that the fault ended before it was reported."""
         hit, where = set(self.jobs(finding) or self.named(finding)), finding.component
         if finding.fault_class is FaultClass.fatal and finding.arrived_at - finding.at > CRASH_WINDOW:
             hit |= self.jobs_at_the_time(finding)
@@ -220,16 +220,16 @@ class Hits:
         return tuple(sorted(hit))
 
     def with_more(self, incident: Incident, finding: Finding) -> tuple[str, ...]:
-        """The incident's, with those that one more finding of it hits. Once its run has listed them,
+        """The incident's jobs with those that another finding hits. Once its run has listed them,
         `hit_since_listed` adds to them."""
         if incident.jobs_hit_final or finding.fault_class not in HARDWARE:
             return incident.jobs_hit
         if incident.fault_class is FaultClass.fatal and finding.evidence[0].sense in MEASURED:
-            return incident.jobs_hit  # it makes a fault of one GPU no wider
+            return incident.jobs_hit  # a measurement does not widen a fault of one GPU
         return tuple(sorted({*incident.jobs_hit, *self.jobs(finding)}))
 
 
-#: A fault of the whole fleet hits thousands: a page names the first, and figures say that there are more.
+#: The most jobs hit that are kept with their losses; a fault of the whole fleet hits thousands.
 HITS_KEPT = 200
 
 #: The newest durable checkpoint of a job.
@@ -237,7 +237,7 @@ NewestDurable = Callable[[str], JobCheckpoint | None]
 
 
 def has_unsettled_hits(incident: Incident) -> bool:
-    """Something may still be learnt of the jobs that it hit."""
+    """The loss of some job hit is still unknown."""
     if not incident.jobs_hit and not incident.hit:
         return False
     noted = {hit.job for hit in incident.hit}
@@ -247,10 +247,10 @@ def has_unsettled_hits(incident: Incident) -> bool:
 def with_hits(
     incident: Incident, snapshot: SlurmSnapshot | None, newest: NewestDurable, now: datetime
 ) -> Incident:
-    """Notes the jobs hit as Slurm shows them, and what they lost once their work has ended.
+    """The incident with the jobs hit as Slurm shows them, and what they lost once their work has ended.
 
-    A job that Slurm does not show any more, and that was not noted before, stays unknown. Jobs that turned
-    out not to be hit are dropped. What ended a life otherwise than by this incident costs nothing here.
+    A job that Slurm no longer shows, and that was not noted before, stays unknown. Jobs that turn out not to
+    be hit are dropped. A job that ended for another reason lost nothing here.
     """
     noted_hits = {hit.job: hit for hit in incident.hit}
     hits = []
@@ -278,7 +278,7 @@ def _first_hit(job: str, shown: SlurmJob | None, nodes: Mapping[str, SlurmNode])
 
 
 def gpus_of(job: SlurmJob | None, nodes: Mapping[str, SlurmNode]) -> int:
-    """GPUs that the job holds now; 0 when it holds none or Slurm does not tell."""
+    """GPUs that the job holds now; 0 if it holds none or Slurm does not report them."""
     if job is None:
         return 0
     return sum(
@@ -288,7 +288,7 @@ def gpus_of(job: SlurmJob | None, nodes: Mapping[str, SlurmNode]) -> int:
 
 
 def _fault_at(incident: Incident) -> datetime | None:
-    """When a fatal fault that was told ended the work on its GPU; None: its jobs may go on."""
+    """When a reported fatal fault ended the work on its GPU; None: its jobs may go on."""
     if not has_ended_work(incident):
         return None
     return min((evidence.at for evidence in incident.evidence if evidence.fatal), default=None)
@@ -297,7 +297,7 @@ def _fault_at(incident: Incident) -> datetime | None:
 def _settle(
     hit: JobHit, shown: SlurmJob | None, incident: Incident, newest: NewestDurable, now: datetime
 ) -> JobHit:
-    """With what the job lost, once its work has ended."""
+    """The hit with what the job lost, once its work has ended."""
     ended_at = _ended_at(hit, shown, incident, now)
     runs = shown is not None and shown.restarts == hit.restart and shown.active
     if ended_at is None and shown is None:
@@ -308,7 +308,7 @@ def _settle(
     if saved is None or saved.restart != hit.restart:
         return _lost(hit, hit.started_at, ended_at, HitBasis.start)
     if saved.at > ended_at and runs:
-        return hit  # it has saved since: its work went on
+        return hit  # it has saved a checkpoint since: its work went on
     return _lost(hit, min(saved.at, ended_at), ended_at, HitBasis.checkpoint)
 
 
@@ -341,7 +341,8 @@ def _lost(hit: JobHit, since: datetime | None, ended_at: datetime, basis: HitBas
 
 
 def losses_by_restart(job: str, incidents: Iterable[Incident]) -> dict[int, JobHit]:
-    """By life of the job: what it lost by these incidents. A life ends once, however many hit it."""
+    """Restart count -> what the job lost then by these incidents; counted once, however many incidents hit
+    it."""
     found: dict[int, JobHit] = {}
     for loss in (hit for incident in incidents for hit in incident.hit if hit.job == job):
         before = found.get(loss.restart)

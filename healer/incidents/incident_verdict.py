@@ -1,7 +1,7 @@
-"""The verdict on an incident: nodes, cause, how sure, in one sentence, and why. Pure.
+"""The verdict on an incident: nodes, cause, certainty, in one sentence, and why. Pure.
 
-It is reckoned from the incident and the rules alone, so that the same incident gives the same verdict
-wherever it is read, and so that whether it changed can be seen from the incident before and after.
+It is computed from the incident and the rules alone, so that the same incident has the same verdict wherever
+it is read, and changes can be seen from the incident before and after.
 """
 
 import re
@@ -32,19 +32,19 @@ from healer.model import (
 )
 from healer.model.faults import Trait, code_of, fault_is, once
 
-#: Longer than this nobody reads in one breath, and a pager cuts it.
+#: Longest sentence: a pager cuts longer ones.
 LONGEST = 200
 
-#: What stands before the fault's own words in a line's title: `Xid 79: `, `SXid 20034 on NVSwitch 2: `.
+#: The head of a line's title: `Xid 79: `, `SXid 20034 on NVSwitch 2: `.
 _TITLE_HEAD = re.compile(r"^S?Xid \d+(?: on [^:,]+)?(?:, link \d+)?: ")
-#: A title that is a clause about the thing itself: its subject gives way to the place.
+#: A title that is a clause about the part itself: its subject is replaced by the place.
 _SUBJECT = re.compile(
     r"^(?:An? |The )?(GPU|node|NVSwitch|NVLink|switch|job) (?=(?:has|is|was|does|did|cannot|could|fell|"
     r"failed|stopped|answers|offers|waits|went|goes|moves|draws|stays|takes|asks|receives|throws|computes|"
     r"multiplies|works|tells|gives)\b)",
     re.IGNORECASE,
 )
-#: First words that keep their capital within a sentence, beside those with a capital further on (`RoCE`).
+#: First words that keep their capital within a sentence, besides those with another capital (`RoCE`).
 _NAMES = frozenset({"Slurm", "Prometheus", "Lustre"})
 #: The same without a verb: `GPU memory above its limit`, `GPU page fault (MMU)`.
 _BARE = re.compile(r"^GPU (?=[a-z\d])")
@@ -115,7 +115,7 @@ def sentence_of(incident: Incident, certainty: float) -> str:
 
 
 def _first_that_fits(heads: list[str], follows: list[str], jobs: list[str]) -> str:
-    """The first that fits: the jobs are given up last but for the head, and the whole of a head first."""
+    """The first combination that fits: the jobs are dropped last, the whole head first."""
     for tail in follows:
         for hit in jobs:
             for head in heads:
@@ -127,7 +127,7 @@ def _first_that_fits(heads: list[str], follows: list[str], jobs: list[str]) -> s
 
 
 def capitalised(text: str) -> str:
-    """With a capital, unless it begins with a name."""
+    """The text with a capital, unless it begins with a name."""
     return text[:1].upper() + text[1:] if text.partition(" ")[0].isalpha() else text
 
 
@@ -139,7 +139,7 @@ def _unknown(incident: Incident) -> str:
 
 
 def _where(incident: Incident) -> str:
-    """Xids are told of GPUs alone, also where only the address is known."""
+    """The place in words. Xids are about GPUs, also where only the address is known."""
     root, where = incident.root, place(incident.root)
     of_gpu = code_of(incident.fault).startswith("Xid") or fault_is(incident.fault, Trait.of_one_gpu)
     if of_gpu and root.node and place(root) == root.node and incident.root.pci is None:
@@ -164,7 +164,7 @@ def _subject(incident: Incident) -> str:
 
 
 def uncapitalised(text: str) -> str:
-    """Without its capital, unless that is a name's."""
+    """The text without its capital, unless that is a name's."""
     first = text.partition(" ")[0]
     name = first in _NAMES or (len(first) > 1 and not first[1:].islower())
     return text if name else text[:1].lower() + text[1:]
@@ -210,8 +210,8 @@ def _follows(incident: Incident) -> str:
 
 
 def _jobs(incident: Incident) -> list[str]:
-    """Whose work ended with it, and that the job's other nodes are well where only one is blamed: the whole,
-    then shorter ones."""
+    """The jobs whose work ended with the fault, and that other nodes of the job are well where only one is
+    blamed; then shorter forms."""
     lost = [hit for hit in incident.hit if hit.ended_at is not None]
     how = "crashed with it" if has_ended_work(incident) else "lost work by it"
     if len(lost) > 1:
@@ -237,15 +237,15 @@ def _others(hit: JobHit, incident: Incident) -> str:
     return f"; its other {f'{hit.nodes - 1} nodes are' if hit.nodes > 2 else 'node is'} well"
 
 
-#: Where an earlier version opened the incident, its findings' confidence is not known.
+#: Confidence of incidents that an earlier version opened without one.
 _DEFAULT_CONFIDENCE = 0.8
-#: A code that no catalogue explains, however often it is told.
+#: Highest certainty of a code that no catalogue explains.
 _UNEXPLAINED_AT_MOST = 0.5
-#: That a line is the program's doing is the vendor's rule of thumb: hardware may look the same once.
+#: Highest certainty of a program's error: the vendor's rule of thumb, as hardware may look the same.
 _APPLICATION_AT_MOST = 0.8
-#: Only other systems' alerts tell of it: nobody here has seen what they were drawn from.
+#: Highest certainty where only alerts of other systems report the fault.
 _ALERT_AT_MOST = 0.6
-#: Lines and figures that are told in full, and how long each may be.
+#: How many lines and figures are quoted, and the longest of each.
 _LINES = 4
 _LINE_LENGTH = 240
 
@@ -265,7 +265,7 @@ def verdict_of(incident: Incident, rules: Ruleset, model: str = "") -> IncidentV
 
 
 def newest_verdict(kept: Sequence[VerdictAt], incident: Incident, rules: Ruleset) -> IncidentVerdict:
-    """As it was kept last, with what was counted since; reckoned where an earlier version kept none."""
+    """The stored verdict with later counts; computed if an earlier version stored none."""
     if not kept:
         return verdict_of(incident, rules)
     return msgspec.structs.replace(kept[-1].verdict, set_aside=list_ruled_out(incident, rules))
@@ -276,7 +276,7 @@ def verdict_sentence(incident: Incident) -> str:
     return sentence_of(incident, certainty_of(incident))
 
 
-#: All that a verdict is reckoned from, but for what is only counted and who told of it last.
+#: Fields that the verdict depends on, except counts and the latest reporter.
 _INPUTS = (
     "nodes", "cause", "rule", "fault", "fault_class", "title", "root", "remedy", "unusable", "confidence",
     "hit", "jobs_hit", "evidence", "state", "closed_why", "set_aside",
@@ -314,8 +314,8 @@ def _without_counts(verdict: IncidentVerdict) -> IncidentVerdict:
 def certainty_of(incident: Incident) -> float:
     """0..1, two digits: the surest finding; each further sense that agrees halves the doubt.
 
-    Surely unusable (law 2) is 1. What nobody explains, what other systems alone tell, and that a fault is the
-    program's own are never sure.
+    Surely unusable (law 2) is 1. Unexplained codes, faults that only other systems report, and errors of
+    programs are never certain.
     """
     if incident.unusable:
         return 1.0
@@ -332,7 +332,7 @@ def certainty_of(incident: Incident) -> float:
 
 
 def _senses(incident: Incident) -> tuple[Sense, ...]:
-    """Those that ever told of it."""
+    """The senses that ever reported it."""
     return independent_senses({evidence.sense for evidence in (*incident.heard, *incident.evidence)})
 
 
@@ -340,7 +340,8 @@ def _senses(incident: Incident) -> tuple[Sense, ...]:
 
 
 def _why(incident: Incident, rules: Ruleset) -> Iterator[str]:
-    """Lines and figures, then who agrees, then what the catalogue and the rule say, each with its source."""
+    """Lines and figures, then the senses that agree, then the catalogue and the rule, each with its
+    source."""
     senses = _senses(incident)
     yield from (_evidence_text(item) for item in _speaking(incident))
     if len(senses) > 1:
@@ -353,8 +354,8 @@ def _why(incident: Incident, rules: Ruleset) -> Iterator[str]:
 
 
 def _speaking(incident: Incident) -> list[Evidence]:
-    """How it began, the first word of each sense, and the first that is fatal: never the newest, which would
-    change with every line."""
+    """The first evidence, the first of each sense, and the first fatal one; never the newest, which changes
+    with every line."""
     found: dict[tuple[Sense, bool, str], Evidence] = {}
     for evidence in incident.evidence:
         found.setdefault((evidence.sense, evidence.fatal, evidence.text), evidence)
@@ -385,7 +386,7 @@ _SENSE_TITLES = {
 
 
 def _entry(fault: str, rules: Ruleset) -> tuple[str, CatalogueEntry] | None:
-    """The catalogue's row of a fault and the file that it stands in."""
+    """The catalogue's row of a fault and its file; None without one."""
     word, _, number = code_of(fault).partition(" ")
     rows = {"Xid": rules.xids, "SXid": rules.sxids}.get(word, {})
     entry = rows.get(int(number)) if number else None
@@ -425,7 +426,7 @@ def _rule(incident: Incident, rules: Ruleset) -> Iterator[str]:
     yield f"Rule {rule.name}, {rule.title}{when} ({source})"
 
 
-# --- what was set aside, what decides ----------------------------------------------------------------------
+# --- what was ruled out, and the re-test -------------------------------------------------------------------
 
 
 def ruled_out_text(entry: RuledOut) -> str:
@@ -435,7 +436,7 @@ def ruled_out_text(entry: RuledOut) -> str:
 
 
 def list_ruled_out(incident: Incident, rules: Ruleset) -> tuple[RuledOut, ...]:
-    """What was noted as set aside, and what was only counted: 1,203 × Xid 45."""
+    """The ruled-out entries, and findings that were only counted: 1,203 × Xid 45."""
     listed = {entry.what for entry in incident.set_aside}
     counted = (_counted(fault, count, incident, rules) for fault, count in sorted(incident.counted.items()))
     return (*incident.set_aside, *(entry for entry in counted if entry.what not in listed))
@@ -456,7 +457,7 @@ def _counted(fault: str, count: int, incident: Incident, rules: Ruleset) -> Rule
 
 
 def _retest(incident: Incident, rules: Ruleset, model: str) -> Retest | None:
-    """What decides whether it is transient or permanent; None where nobody has written that down."""
+    """The test that decides between transient and permanent; None if none is defined."""
     fault = once(incident.fault)
     ladder = ladder_for(rules, fault, incident.fault_class, model)
     return ladder.retest if ladder is not None else None

@@ -1,5 +1,5 @@
-"""How an incident lives on after it opened: people's words, runs' news, its end, and its return: a
-part that fails again climbs the ladder of remedies, or is a lemon."""
+"""How an incident changes after it opened: commands, news of runs, its end, and its recurrence: a part that
+fails again climbs the ladder of remedies, or is a lemon."""
 
 from collections.abc import Container, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -66,7 +66,7 @@ from healer.model.slurm import is_our_reservation, is_ours
 from healer.observations import Picture
 from healer.observations.silences import Outage
 
-#: Incidents that nobody acts on end by themselves after this long without new evidence.
+#: Incidents without an action end by themselves after this long without new evidence.
 QUIET = {
     FaultClass.application: timedelta(hours=1),  # so late may lines of other nodes of the job come
     FaultClass.unknown: timedelta(hours=24),
@@ -75,15 +75,15 @@ QUIET = {
 }
 #: An incident of a measured signal ends when that is known to be well again for so long.
 CLEAR_FOR = timedelta(minutes=5)
-#: Nobody has told of it for so long, and nobody knows it to be gone: whoever measured it does not any more.
+#: Without a report for this long, and not known to be gone: its source does not measure it any more.
 FORGOTTEN_AFTER = timedelta(hours=24)
-#: What was told during planned work has so long after it to be seen again.
+#: How long after planned work a fault from within it has to be seen again.
 PROOF = timedelta(minutes=30)
 _WELL, _NOT_REPORTED = "well again", "nobody tells of it any more"
 
 
 def apply_command(incident: Incident, command: Command) -> Incident:
-    """The incident after one command. Unknown words in its data are ignored, missing ones are errors."""
+    """The incident after a command. Unknown words in its data are ignored, missing ones are errors."""
     data, at = command.data, command.at
     change: dict[str, object] = {"updated": at}
     match command.kind:
@@ -125,7 +125,7 @@ def apply_command(incident: Incident, command: Command) -> Incident:
 
 
 def _cause_by_tests(incident: Incident, data: Mapping[str, object]) -> dict[str, object]:
-    """What the run's tests say of the cause. What rules take it for until then is no more than a guess."""
+    """The cause by the run's tests; the rules' cause until then is only a guess."""
     if data.get("tests") == "failed" and incident.cause in {Cause.unclear, Cause.transient}:
         return {"cause": Cause.permanent}
     if data.get("tests") == "passed" and incident.cause is Cause.unclear:
@@ -134,7 +134,8 @@ def _cause_by_tests(incident: Incident, data: Mapping[str, object]) -> dict[str,
 
 
 def _tried(incident: Incident, data: Mapping[str, object]) -> Remedy:
-    """What was done for it by now: a run's own steps, or all that was asked for, by a person's word."""
+    """The highest remedy done so far: of the run's steps, or all that was asked for if a person declares a
+    repair."""
     done = [incident.tried, Remedy(str(data.get("tried", Remedy.none)))]
     if data.get("repaired"):
         done.append(rung_of(incident.remedy))
@@ -160,7 +161,7 @@ def _run_changed(incident: Incident, data: Mapping[str, object], by: str, at: da
         return over | {"state": IncidentState.resolved, "closed": at, "closed_why": why}
     if is_own and state in {RunState.cancelled, RunState.rejected, RunState.undone}:
         return {"run": None, "state": IncidentState.open, "stopped_by": by}
-    if not is_own and state in ENDED_RUN_STATES:  # a person's run beside it
+    if not is_own and state in ENDED_RUN_STATES:  # a person's other run
         return {"state": IncidentState.mitigating if incident.run else IncidentState.open}
     return {}
 
@@ -168,7 +169,7 @@ def _run_changed(incident: Incident, data: Mapping[str, object], by: str, at: da
 def close_if_over(incident: Incident, picture: Picture, now: datetime, *, measured: bool = False) -> Incident:
     """Ends an incident whose cause is gone by itself; one that healer works on ends only with its run.
 
-    A run that only waits for leave is the caller's to withdraw. `measured`: ticks over the fleet tell of it,
+    The caller withdraws a run that only waits for permission. `measured`: ticks over the fleet report on it,
     and `clear_since` is noted.
     """
     if incident.state is not IncidentState.open:
@@ -198,14 +199,14 @@ def _why_not_seen_again(incident: Incident, now: datetime) -> str | None:
 
 
 def is_planned(incident: Incident) -> bool:
-    """Something is to be done about it, by healer or by people: proof ends that, and silence does not."""
+    """A remedy or ticket is planned: proof ends that, silence does not."""
     wanted = rung_of(incident.remedy) is not Remedy.none or Remedy.ticket in incident.remedy
     return wanted and incident.fault_class is FaultClass.degraded
 
 
 def is_unfinished(incident: Incident, returned: Command) -> bool:
-    """Healer gave its node back for another fault, and did less than this one asks for. What a person gives
-    back is repaired."""
+    """healer returned its node for another fault, and did less than this one asks for. A node that a person
+    returns is repaired."""
     if returned.by != "healer" or incident.fault_class not in HARDWARE:
         return False
     wanted, tried = rung_of(incident.remedy), Remedy(str(returned.data.get("tried", Remedy.none)))
@@ -214,31 +215,33 @@ def is_unfinished(incident: Incident, returned: Command) -> bool:
 
 
 def is_measured(rules: Ruleset, incident: Incident) -> bool:
-    """Whether ticks over the fleet tell when its cause is gone."""
+    """Whether ticks over the fleet report when its cause is gone."""
     if fault_is(incident.fault, Trait.sampled):
         return True
     return _is_detected(rules, incident.rule)
 
 
 def measured_pairs(rules: Ruleset, picture: Picture, incident: Incident) -> tuple[Pair, ...]:
-    """The faults and parts that ticks over the fleet have to know as gone before it is over; empty where they
-    do not measure it."""
+    """The faults and parts that a tick over the fleet must find gone before the incident is over; empty where
+    ticks do not measure it."""
     if is_measured(rules, incident):
         return ((incident.fault, incident.root),)
-    sharing = next((one for one in rules.sharings if one.fault == incident.fault), None)
+    sharing = next((sharing for sharing in rules.sharings if sharing.fault == incident.fault), None)
     return _pairs_of_place(rules, picture, incident, sharing) if sharing is not None else ()
 
 
 def _pairs_of_place(
     rules: Ruleset, picture: Picture, incident: Incident, sharing: Sharing
 ) -> tuple[Pair, ...]:
-    """Of a place: what was measured at its parts. Empty where something else was told of one of them, which
-    no tick takes back; and for ports of devices, whose faults are not kept."""
+    """The measured faults at the parts of a place. Empty if a part has another fault, which no tick
+    withdraws, and for ports of devices, whose faults are not kept."""
     since = incident.opened - sharing.within
     found: list[Pair] = []
     for where in incident.affected:
         bursts = picture.history.on(where.node or "", part_of(picture, where))
-        faults = {one.fault for _, one in bursts if one.last_at >= since and fits(one.fault, sharing.faults)}
+        faults = {
+            burst.fault for _, burst in bursts if burst.last_at >= since and fits(burst.fault, sharing.faults)
+        }
         if not faults or not all(_is_detected(rules, fault) for fault in faults):
             return ()
         found += [(fault, where) for fault in sorted(faults)]
@@ -251,18 +254,19 @@ def _is_detected(rules: Ruleset, fault: str) -> bool:
 
 
 def find_clear_since(incident: Incident, picture: Picture, pairs: Iterable[Pair]) -> datetime | None:
-    """Since when the last tick over the fleet knows all `pairs` to be gone; without one, as it was known."""
+    """Since when all `pairs` are gone by the last tick over the fleet; without a tick as noted before."""
     if picture.sensed is None:
         return incident.clear_since
     since = [picture.sensed.clear_since.get(pair) for pair in pairs]
-    known = [at for at in since if at is not None]
-    return max(known) if known and len(known) == len(since) else None
+    cleared = [at for at in since if at is not None]
+    return max(cleared) if cleared and len(cleared) == len(since) else None
 
 
 def _why_measured_over(incident: Incident, picture: Picture, now: datetime) -> str | None:
-    """A fatal one ends with a person or its run alone: a counter that stands still is no repaired GPU.
+    """Why a measured fault is over. A fatal one ends only by a person or its run: a counter at rest is no
+    repaired GPU.
 
-    By the time of the tick that said so: one that came long ago says nothing of now.
+    By the time of the tick that reported it: an old tick says nothing about now.
     """
     if incident.fault_class is FaultClass.fatal:
         return None
@@ -275,13 +279,13 @@ def _why_measured_over(incident: Incident, picture: Picture, now: datetime) -> s
 
 
 def ended_by_itself(incident: Incident) -> bool:
-    """What was measured is gone, or is told no more; no person and no run had a hand in it."""
+    """The measured fault ended or was no longer reported, without a person or a run."""
     return (incident.closed_why or "").startswith((_WELL, _NOT_REPORTED))
 
 
 def note_speaking_again(incident: Incident, picture: Picture, now: datetime) -> Incident:
-    """Notes since when a silent node speaks again, also while Slurm does not reach it: whoever drives the run
-    reads it there."""
+    """Notes since when a silent node sends again, also while Slurm does not reach it, for the run that reads
+    it."""
     node = incident.root.node
     if incident.fault != NODE_SILENT or not incident.is_open or node is None:
         return incident
@@ -301,7 +305,7 @@ def _why_gone(incident: Incident, picture: Picture, now: datetime) -> str | None
         if is_ours(shown.reason):
             if fault_is(incident.fault, Trait.slurm_drain):
                 return "healer drained the node"
-            # Both may have drained in the same instant: then theirs is gone, and nobody else would know.
+            # Both may have drained at the same instant: only this incident knows of theirs.
             return f"healer's drain stands where {incident.owner}'s stood: ask whether theirs still holds"
         theirs = fault_of(shown, picture.slurm)
         return f"held by {shown.owner} now" if theirs not in (None, incident.fault) else None
@@ -326,7 +330,7 @@ def _why_gone(incident: Incident, picture: Picture, now: datetime) -> str | None
         if _speaks_again(picture, node, incident, now) and (shown is None or shown.responding):
             return "the node speaks again"
         if incident.fault == NODE_SILENT and shown is not None and shown.responding:
-            return "Slurm reaches the node again"  # its sender alone is silent, which is told by itself
+            return "Slurm reaches the node again"  # a silent sender has its own incident
         return None
     if incident.fault in OUTAGES:
         over = all(_is_back(picture, part.node, incident, now) for part in incident.affected if part.node)
@@ -340,7 +344,7 @@ def _why_gone(incident: Incident, picture: Picture, now: datetime) -> str | None
 
 
 def healer_drains(picture: Picture) -> list[SlurmNode]:
-    """Nodes that healer keeps out: by its words, DOWN ones too, or by its reservation for tests."""
+    """Nodes that healer keeps out: by its reason, DOWN ones too, or by its reservation for tests."""
     slurm = picture.slurm
     if slurm is None:
         return []
@@ -352,14 +356,14 @@ def healer_drains(picture: Picture) -> list[SlurmNode]:
 
 
 def _speaks_again(picture: Picture, node: str, incident: Incident, now: datetime) -> bool:
-    """Heard since the incident opened: after a restart an empty memory is no sign of life."""
+    """The node has sent since the incident opened: an empty memory after a restart proves nothing."""
     state = picture.node(node)
     heard = bool(state.beats) and state.beats[-1] > incident.opened
     return heard and state.silent_since(now) is None
 
 
 def _is_back(picture: Picture, node: str, incident: Incident, now: datetime) -> bool:
-    """Whether the outage of its place is over for this node: it keeps its cadence, or is judged alone."""
+    """Whether the outage is over for this node: it keeps its cadence, or is judged alone."""
     if node in picture.silence.alone:
         return True
     return _speaks_again(picture, node, incident, now) and picture.node(node).keeps_cadence(now)
@@ -380,8 +384,7 @@ def _server_is_back(picture: Picture, incident: Incident) -> bool:
 
 
 def find_auto_resolve(rules: Ruleset, picture: Picture, incident: Incident) -> Cleared | None:
-    """Why all that was told of it is over, by what was told last; None: some of it still stands, for all that
-    anybody knows."""
+    """Why the fault is over, by the last report; None: some of it may still be present."""
     bursts = picture.history.placed_in(incident.id)
     if not incident.is_open or not bursts or is_measured(rules, incident):
         return None
@@ -393,7 +396,7 @@ def find_auto_resolve(rules: Ruleset, picture: Picture, incident: Incident) -> C
 
 
 def is_untreated(incident: Incident) -> bool:
-    """Then nothing is left to be proven or given back."""
+    """Nothing was done for it, so that nothing has to be proven or returned."""
     return incident.state is IncidentState.open and incident.drained_at is None
 
 
@@ -420,13 +423,13 @@ def auto_resolve(incident: Incident, cleared: Cleared, now: datetime) -> Inciden
 
 
 def _done_by(incident: Incident, cleared: Cleared) -> Remedy:
-    """Of what was asked for, as much as must have been done. A boot that nobody asked for is none of it."""
+    """The part of the requested remedy that must have been done. An unrequested boot does not count."""
     asked = min(rung_of(incident.remedy), cleared.done, key=REMEDY_LADDER.index)
     return max(incident.tried, asked, key=REMEDY_LADDER.index)
 
 
 def note_cleared(incident: Incident, cleared: Cleared, now: datetime) -> Incident:
-    """Once each: a person reads why it is still open."""
+    """Notes once why it is still open although the fault is over."""
     if any(entry.what == cleared.why for entry in incident.set_aside):
         return incident
     if not cleared.proven:
@@ -441,8 +444,8 @@ _MOST = 4
 
 
 def open_faults(incidents: Iterable[Incident]) -> dict[str, tuple[str, ...]]:
-    """Node -> titles of its open incidents of hardware, or of what comparing found. What people or Slurm do
-    with a node, and who is silent, says nothing of how fast it is."""
+    """Node -> titles of its open incidents of hardware, or found by comparison. Drains and silence say
+    nothing about its speed."""
     found: dict[str, tuple[str, ...]] = {}
     for incident in incidents:
         node = incident.root.node
@@ -456,21 +459,21 @@ def open_faults(incidents: Iterable[Incident]) -> dict[str, tuple[str, ...]]:
     return found
 
 
-#: So many faults of any kind on one part make it a lemon too.
+#: Faults of any kind on one part that make it a lemon too.
 LEMON_OF_ANY = 3
-#: A fault of a part that its node is on probation for.
+#: Severity of a fault on a node on probation.
 _ONE_UP = {Severity.P3: Severity.P2, Severity.P2: Severity.P1}
-#: What an incident is merged into may be merged itself.
+#: The longest chain of merged incidents that is followed.
 _MERGED_MOST = 4
-#: What a rule takes a cause for at first; a test decides.
+#: Causes that a rule only assumes; a test decides.
 _OPEN = frozenset({Cause.unclear, Cause.transient})
 
 
 def place_and_climb(
     rules: Ruleset, picture: Picture, work: Book, earlier: Container[str], now: datetime
 ) -> None:
-    """Notes where the walk's findings went. What is open anew on a part that had it before climbs the ladder
-    or is a lemon. `known`: incidents of earlier walks."""
+    """Records where the walk's findings went. A fault that recurs on a part climbs the ladder or makes it a
+    lemon. `earlier`: incidents of earlier walks."""
     placed = list(work.placed)
 
     def is_over(name: str) -> bool:
@@ -520,8 +523,8 @@ def _on_probation(before: Incident, incident: Incident) -> bool:
 
 
 def _raise_on_probation(incident: Incident, before: Sequence[Incident]) -> Incident:
-    """A relapse is one step more urgent: what was done did not last. P0 stays what healer cannot do, and what
-    goes on at the node bounds it."""
+    """A relapse is one severity higher: the repair did not last. P0 is never set here, and planned work
+    bounds it."""
     severity = _ONE_UP.get(incident.severity)
     if severity is None or incident.plan:
         return incident
@@ -534,8 +537,7 @@ def _raise_on_probation(incident: Incident, before: Sequence[Incident]) -> Incid
 def _earlier_incidents(
     rules: Ruleset, picture: Picture, work: Book, incident: Incident, ladder: Ladder
 ) -> list[Incident]:
-    """Incidents of the same part that have ended within the days of a lemon, the oldest first; not those that
-    were no fault of it."""
+    """Ended incidents of the same part within the days of a lemon, the oldest first; without false alarms."""
     part, since = part_of(picture, incident.root), incident.opened - ladder.lemon_within
     had = picture.history.on(incident.root.node or "", part)
     names = dict.fromkeys(burst.incident for _, burst in had if burst.incident and burst.last_at >= since)
@@ -553,7 +555,7 @@ def _earlier_incidents(
 
 
 def _ladders(rules: Ruleset, picture: Picture, incident: Incident) -> list[Ladder]:
-    """Of all that was told of it: which line came first is chance."""
+    """The ladders of all faults of the incident: which line came first is chance."""
     model = model_on(rules, picture, incident.root.node or "")
     faults = [(burst.fault, burst.fault_class) for _, burst in picture.history.placed_in(incident.id)]
     faults.append((once(incident.fault), incident.fault_class))
@@ -562,7 +564,7 @@ def _ladders(rules: Ruleset, picture: Picture, incident: Incident) -> list[Ladde
 
 
 def _root_of(work: Book, name: str) -> Incident | None:
-    """The incident itself, or that which explains it."""
+    """The incident, or the one that it was merged into."""
     for _ in range(_MERGED_MOST):
         incident = work.by_id.get(name) or work.find(name)
         if incident is None or incident.merged_into is None:
@@ -572,8 +574,8 @@ def _root_of(work: Book, name: str) -> Incident | None:
 
 
 def _failures(before: Sequence[Incident]) -> list[Incident]:
-    """Without those that ended with our drain lifted and nothing done, as by a person's veto: what comes
-    again then is the same failure still, and no second one."""
+    """The incidents without those whose drain was lifted before any remedy, as by a veto: the failure
+    afterwards is still the same one."""
     return [
         incident
         for incident in before
@@ -586,8 +588,8 @@ def _is_well(incident: Incident) -> bool:
 
 
 def _next_rung(rules: Ruleset, incident: Incident, again: Sequence[Incident], ladder: Ladder) -> Incident:
-    """One above the highest remedy that was carried out of late and did not last: the fault is permanent.
-    What was only asked for, and held, vetoed or cancelled, was no attempt: it is asked for once more."""
+    """One above the highest remedy that was recently carried out and did not last: the fault is permanent. A
+    remedy that was only asked for, and held, vetoed or cancelled, is asked for again."""
     before = max(again, key=lambda incident: (REMEDY_LADDER.index(incident.tried), incident.opened))
     wanted, tried = rung_of(incident.remedy), before.tried
     later = _span((incident.opened - (before.closed or before.updated)).total_seconds())

@@ -1,4 +1,4 @@
-"""What a node has had, in one sentence: for whoever decides whether it is a lemon. Pure."""
+"""The history of a node in a sentence, for the decision whether it is a lemon; and similar incidents. Pure."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,11 +9,11 @@ from healer.model import HARDWARE, Component, Incident, NodeHistory, NodeRecord,
 from healer.model.faults import Trait, fault_is
 from healer.model.incident import Similar, Similarity
 
-#: So many are told.
+#: The most similar incidents shown.
 SIMILAR_SHOWN = 5
 
 
-#: Steps that may have made it well: what was done last before the end gets the credit.
+#: Verbs that may have cured a fault; the last one before the end gets the credit.
 _CURES = {
     Verb.restart_service: "a restart of the service",
     Verb.reset_gpu: "a GPU reset",
@@ -30,10 +30,10 @@ def similar_to(
     cures: Callable[[Sequence[str]], Mapping[str, Sequence[Verb]]] = lambda _: {},
     limit: int = SIMILAR_SHOWN,
 ) -> list[Similar]:
-    """Those of the same part and node first, each group newest first.
+    """Similar incidents: those of the same part and node first, each group newest first.
 
-    `model_of` gives a node's GPU model, empty where it is not known; `cures` the verbs that were done for
-    incidents, oldest first. What was merged into another incident is told with that one.
+    `model_of`: a node's GPU model, empty if unknown; `cures`: the verbs done for incidents, oldest first.
+    Merged incidents are left out: their root is listed.
     """
     found: dict[str, tuple[Similarity, Incident]] = {}
     for other in others:
@@ -69,7 +69,7 @@ def _same(incident: Incident, other: Incident, model_of: Callable[[str], str]) -
 
 
 def _part(root: Component) -> set[object]:
-    """Names of a part of a node: its GPU goes by index and by address."""
+    """Names of the part: a GPU has an index and an address."""
     names = {("gpu", root.gpu), ("pci", root.pci), ("nic", root.nic), ("switch", root.switch)}
     return {name for name in names if name[1] is not None}
 
@@ -120,13 +120,13 @@ def _span_words(seconds: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
-#: For so long back the time out of service counts.
+#: How far back the time out of service counts.
 _OUT_DAYS = timedelta(days=14)
 
 
 def out_of_service(history: NodeHistory, since: datetime, now: datetime) -> timedelta:
-    """How long the node was held by anybody since then, as its incidents tell: from healer's drain, or from
-    when somebody else's stood, to their end. Times that overlap count once."""
+    """How long the node was out since then, by its incidents: from healer's drain, or from another owner's,
+    to their end. Overlaps count once."""
     spans = sorted(
         span for incident in history.incidents if (span := _span(incident, since, now)) is not None
     )
@@ -145,7 +145,7 @@ def _span(incident: Incident, since: datetime, now: datetime) -> tuple[datetime,
 
 
 def summarize_node(history: NodeHistory, node: str, since: datetime, now: datetime, *, but: str = "") -> str:
-    """`but`: the incident that asks, which is no past."""
+    """The node's history in a sentence. `but`: the incident that asks, which is left out."""
     faults = Counter(
         incident.fault
         for incident in history.incidents
@@ -164,9 +164,8 @@ def summarize_node(history: NodeHistory, node: str, since: datetime, now: dateti
 
 
 def lemon_record(history: NodeHistory, node: str, now: datetime) -> NodeRecord:
-    """What of a node's history its score as a lemon rests on: faults of its hardware that are more than a
-    note (P3), none that a person called a false alarm. What was before a person, or a repair, ended an
-    incident of a lemon was weighed then, and is over."""
+    """The part of a node's history that its lemon score uses: faults of its hardware above P3, without false
+    alarms. Only what came after the last lemon incident that a person or a repair ended."""
     weighed = max(
         (
             incident.closed

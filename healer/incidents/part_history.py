@@ -1,6 +1,5 @@
-"""What a part has had: the walk notes it, and finds what is over, what came too often and what
-means more together.
-"""
+"""The fault history of a part: the walk records it, and finds faults that are cleared, repeated too often, or
+that mean more in combination."""
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
@@ -46,12 +45,12 @@ from healer.observations.fault_history import ONE_MOMENT, REPLACED, SETTLED, Key
 
 
 def rung_of(remedy: tuple[Remedy, ...]) -> Remedy:
-    """What of it stands on the ladder; none where all of it stands beside."""
+    """The remedy on the ladder; none if there is none."""
     return next((rung for rung in remedy if rung in REMEDY_LADDER), Remedy.none)
 
 
 def model_on(rules: Ruleset, picture: Picture, node: str) -> str:
-    """The node's GPU model as `rules/gpu_models.yaml` names it, else as Slurm does; empty: not known."""
+    """The node's GPU model by `rules/gpu_models.yaml`, else by Slurm; empty if unknown."""
     shown = picture.slurm.nodes.get(node) if picture.slurm is not None else None
     return gpu_model(rules.gpu_models, shown) or (shown.gpu_model if shown is not None else "")
 
@@ -70,7 +69,7 @@ def ladder_for(rules: Ruleset, fault: str, fault_class: FaultClass, model: str =
 
 
 def repeats_for(rules: Ruleset, fault: str, model: str) -> list[Repeat]:
-    """The first entry for each place: one GPU, one unit of it, the whole node."""
+    """The first entry of each scope: one GPU, one unit of it, the whole node."""
     found: dict[str, Repeat] = {}
     for rule in rules.escalations.repeats:
         if rule.same not in found and fits(fault, rule.faults) and _is_for(rule.models, model):
@@ -79,7 +78,7 @@ def repeats_for(rules: Ruleset, fault: str, model: str) -> list[Repeat]:
 
 
 def describe_fault(rules: Ruleset, fault: str) -> str:
-    """`Xid 43: …`: the code and what its catalogue says of it; of other faults the title."""
+    """`Xid 43: …`: the code and its catalogue text; for other faults the title."""
     kind, _, code = fault.partition("-")
     entries = rules.xids if kind == "xid" else rules.sxids if kind == "sxid" else {}
     entry = entries.get(int(code)) if code.isdigit() else None
@@ -98,10 +97,10 @@ def fault_label(rules: Ruleset, fault: str) -> str:
     return rule.title if rule is not None else fault
 
 
-#: What is measured or checked is told again and again while it stands: one event as long as it does.
+#: Measurements and checks are reported repeatedly while a fault lasts: they are one event.
 _SENSES = frozenset({Sense.metrics, Sense.hook})
 _INVENTORIES = frozenset({ObservationKind.heartbeat, ObservationKind.gpu_inventory})
-#: Clients of servers that are remembered.
+#: The most clients of servers that are remembered.
 SERVERS_KEPT = 100_000
 
 
@@ -115,7 +114,7 @@ def record_walk(
     lines: Sequence[Line],
     findings: Sequence[Finding],
 ) -> None:
-    """Takes in all of a walk: `lines` are those of `batch` that speak of now."""
+    """Records a walk; `lines`: those of `batch` that are current."""
     _record_identities(picture, batch)
     people = _Occupants(picture.slurm)
     order = {seen.digest: place for place, seen in enumerate(batch)}
@@ -125,7 +124,7 @@ def record_walk(
     ):
         _record_line(rules, picture, seen, reading, people)
     for finding in findings:
-        # A gauge holds the last Xid: it cannot tell how often that came, so it counts for no repeat.
+        # A gauge holds the last Xid without its count, so it counts for no repeat.
         gauge = fault_is(finding.fault, Trait.coded)
         sensed = (
             bool(finding.evidence)
@@ -141,20 +140,20 @@ def record_walk(
 
 
 def part_of(picture: Picture, where: Component) -> str:
-    """What of its node a component is, as the history names parts."""
+    """The history's name of the component's part."""
     address = picture.node(where.node).gpus.address(where.gpu) if where.node else None
     return picture.history.part(where, address)
 
 
 class _Occupants:
-    """Whose work is on a part, looked up once in a walk."""
+    """The jobs and users on a part, cached for a walk."""
 
     def __init__(self, slurm: SlurmSnapshot | None) -> None:
         self.slurm = slurm
         self._known: dict[Component, JobsAndUsers] = {}
 
     def at(self, where: Component, at: datetime, job: str | None = None) -> JobsAndUsers:
-        """(jobs, users): the job that the line itself names, else those that Slurm shows there."""
+        """(jobs, users): the job that the line names, else those that Slurm shows there."""
         if self.slurm is None or where.node is None:
             return ((job,), ()) if job else ((), ())
         if job is not None:
@@ -216,14 +215,16 @@ def _record_line(
     )
     picture.history.note(new)
     ask = next((rule for rule in rules.recovery_actions.values() if rule.asked == reading.asked), None)
-    if ask is not None and ask.fault != reading.fault:  # RST or D-RST in another line asks as Xid 154 does
+    if (
+        ask is not None and ask.fault != reading.fault
+    ):  # RST or D-RST in another line is the same request as Xid 154
         picture.history.note(
             msgspec.structs.replace(new, fault=ask.fault, fault_class=ask.fault_class, unit="")
         )
 
 
 def _record_server(picture: Picture, reading: Reading, node: str, at: datetime) -> None:
-    """The newest word of each of its clients: whether a server is away."""
+    """Records the latest report of a client: whether a server is away."""
     name = reading.server or ""
     if reading.fault == SERVER_AWAY:
         picture.servers_back.pop((name, node), None)
@@ -262,15 +263,14 @@ def _record_finding(picture: Picture, finding: Finding, people: _Occupants) -> N
     )
 
 
-#: A node that has got another GPU runs at most so long before that is told here.
+#: How long a node with another GPU may run before that is reported.
 STARTS_WITHIN = timedelta(minutes=5)
 _ENDED_BY_BOOT = frozenset({GoneAfter.reset, GoneAfter.boot})
 
 
 class Cleared(msgspec.Struct, frozen=True, kw_only=True):
-    """Why it is over. `proven`: the fault itself cannot have outlived that; else a test has to tell.
-    `seen`: the part has to be seen again. `replaced`: by another part. `done`: the highest rung of the ladder
-    that somebody must have done."""
+    """Why a fault is over. `proven`: it cannot have outlived that; else a test decides. `seen`: the part has
+    to be seen again. `replaced`: by another part. `done`: the highest remedy that must have been done."""
 
     why: str
     proven: bool = True
@@ -280,13 +280,13 @@ class Cleared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_cleared_already(rules: Ruleset, picture: Picture, finding: Finding) -> bool:
-    """A line that comes after the word that took it back: it opens nothing again."""
+    """A line that arrives after its withdrawal: it opens nothing again."""
     where = finding.component
     if where.node is None or not finding.evidence or not finding.evidence[0].line:
         return False
     hardware = finding.fault_class in HARDWARE
     if not hardware and not any(fits(finding.fault, rule.faults) for rule in rules.escalations.cancels):
-        return False  # a storm of teardowns: nothing takes them back
+        return False  # teardowns have no withdrawal
     at = picture.node(where.node).moment(finding.at, finding.arrived_at)
     part = part_of(picture, where)
     late = FaultBurst(
@@ -306,10 +306,10 @@ def is_cleared_already(rules: Ruleset, picture: Picture, finding: Finding) -> bo
 
 
 def _is_of_replaced_gpu(picture: Picture, part: str, late: FaultBurst) -> bool:
-    """A line of the GPU that stood at the address until another one took its place.
+    """A line of the GPU that was at this address before another one took its place.
 
-    What says that it is the new one's: it belongs to the present boot, or it is younger than the last word
-    of the old one, and than the time before the new one was told in which that may have run already.
+    It is the new GPU's if it belongs to the present boot, or if it is younger than the last line of the old
+    one and than the time before the first report of the new one in which that may have run already.
     """
     swapped = picture.history.of(late.node, part, REPLACED)
     if not swapped or late.pci is None:
@@ -327,8 +327,8 @@ def _is_of_replaced_gpu(picture: Picture, part: str, late: FaultBurst) -> bool:
 
 
 def note_settled(picture: Picture, incident: Incident, by: str, at: datetime) -> None:
-    """A person resolved it: what was logged of this fault before that and comes late is no news. For repeats
-    it counts all the same."""
+    """A person resolved the incident: earlier lines of its fault that arrive late open nothing, but count for
+    repeats."""
     root = incident.root
     if root.node is None:
         return
@@ -350,12 +350,12 @@ def _is_settled(picture: Picture, part: str, burst: FaultBurst) -> bool:
 
 
 def _as_noted(bursts: Sequence[FaultBurst], at: datetime) -> datetime:
-    """The history tells lines of one moment apart by a hair."""
+    """The time as recorded: the history moves lines of the same moment apart slightly."""
     return next((burst.last_at for burst in bursts if at <= burst.last_at < at + ONE_MOMENT), at)
 
 
 def find_cleared(rules: Ruleset, picture: Picture, part: str, burst: FaultBurst) -> Cleared | None:
-    """None: as far as anybody knows it still stands."""
+    """Why the fault is over; None: it may still be present."""
     return (
         _replaced(picture, burst) or _withdrawn(rules, picture, part, burst) or _booted(rules, picture, burst)
     )
@@ -424,8 +424,8 @@ def apply_history(
     findings: Sequence[Finding],
     now: datetime,
 ) -> list[Finding]:
-    """Notes what a walk was told; returns its findings without those that are over already, and with those
-    that only the history knows. An error of an application that became a repeat is that one's evidence."""
+    """Records a walk; returns its findings without those that are cleared already, and with those that follow
+    from history. An application error that became a repeat is evidence of the repeat."""
     picture.history.begin()
     record_walk(rules, picture, batch, lines, findings)
     kept = [finding for finding in findings if not is_cleared_already(rules, picture, finding)]
@@ -450,7 +450,7 @@ def apply_history(
 
 
 def _is_sign(rules: Ruleset, finding: Finding) -> bool:
-    """Nothing by itself: it is noted, and its rate may be a fault."""
+    """A sign: it is only recorded, and its rate may be a fault."""
     rule = rules.by_name.get(finding.rule)
     return rule is not None and rule.sign
 
@@ -481,13 +481,13 @@ def _find_repeat(
 
 
 def _lines_since(burst: FaultBurst, since: datetime) -> float:
-    """Of a burst that began before, the lines that fall behind it, if they came evenly."""
+    """The lines of a burst after `since`, if they came evenly."""
     lasted, after = burst.last_at - burst.began_at, burst.last_at - since
     return burst.count * min(1.0, after / lasted) if lasted else float(burst.count)
 
 
 def _keeps_returning(rules: Ruleset, picture: Picture, part: str, burst: FaultBurst) -> bool:
-    """Its rate is a fault: the line of its end ends nothing."""
+    """Its rate is a fault, so that the line of its end ends nothing."""
     entries = repeats_for(rules, burst.fault, model_on(rules, picture, burst.node))
     key = part, burst.fault
     return any(
@@ -498,7 +498,7 @@ def _keeps_returning(rules: Ruleset, picture: Picture, part: str, burst: FaultBu
 def _counted_bursts(
     picture: Picture, entry: Repeat, key: Key, burst: FaultBurst, since: datetime
 ) -> list[FaultBurst]:
-    """The bursts since then that count together with this one, itself among them."""
+    """The bursts since then that count together with this one, including it."""
     part = None if entry.same is Same.node else key[0]
     cleared = picture.node(burst.node).cleared_at
     found = []
@@ -507,7 +507,7 @@ def _counted_bursts(
         if not alike or other.last_at < since or other.began_at > burst.last_at:
             continue
         if cleared is not None and other.last_at <= cleared:
-            continue  # it was tested or repaired since
+            continue  # the node was tested or repaired since
         if entry.same is Same.unit and other.units != burst.units:
             continue
         if entry.one_boot and other.boot_id != burst.boot_id:
@@ -518,7 +518,7 @@ def _counted_bursts(
 
 
 def _counts(picture: Picture, entry: Repeat, part: str, burst: FaultBurst) -> bool:
-    """Not what a worse fault explains, nor what its job had elsewhere as well."""
+    """The burst counts: no worse fault explains it, and its job did not have it elsewhere."""
     if entry.same is Same.unit and len(burst.units) != 1:
         return False
     if entry.alone and not picture.history.is_alone(part, burst):
@@ -539,7 +539,7 @@ def _gpu(burst: FaultBurst) -> str:
 
 
 def _figures(bursts: Sequence[FaultBurst], jobs: set[str], users: set[str]) -> str:
-    """` in 3 jobs of 2 users`; how often, where that is more, or nobody knows whose jobs they were."""
+    """the number of times is added if it differs, or if the jobs are unknown."""
     times = f", {len(bursts)} times" if len(bursts) != len(jobs) else ""
     of_users = f" of {_many(len(users), 'user')}" if users else ""
     return f"{times} in {_many(len(jobs), 'job')}{of_users}" if jobs else times
@@ -578,7 +578,7 @@ def _find_combinations(
 def _nearest_burst(
     picture: Picture, entry: Combination, key: Key, burst: FaultBurst, group: tuple[str, ...]
 ) -> FaultBurst | None:
-    """The newest burst of these faults on the part that is near enough."""
+    """The newest near burst of these faults on the part; None without one."""
     near = [
         other
         for (_, fault), other in picture.history.on(burst.node, key[0])
@@ -597,7 +597,7 @@ def _history_finding(
     name: Sequence[str],
     now: datetime,
 ) -> Finding:
-    """`text`: the figures; `name`: what makes it another event on the burst's node."""
+    """`text`: the figures; `name`: identifies the event on the burst's node."""
     where, at = Component(cluster=burst.cluster, node=burst.node, gpu=burst.gpu, pci=burst.pci), burst.last_at
     if isinstance(entry, Repeat) and entry.same is Same.node:
         where = Component(cluster=burst.cluster, node=burst.node)

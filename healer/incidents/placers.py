@@ -1,6 +1,6 @@
 """Where a finding belongs among the open incidents: placers in order, the first that answers decides.
 
-A placer looks a few incidents up in the book's index and changes nothing. Below it the judges that it asks:
+A placer looks a few incidents up in the book's index and changes nothing. The judges that it asks follow:
 whether a finding has the cause of an open incident, and what a new root explains.
 """
 
@@ -48,19 +48,19 @@ _WAITING = frozenset(faults_with(Trait.waits_for_files))
 
 
 class Way(Enum):
-    evidence = "evidence"  # evidence for whoever reads the incident, and no worse for it
-    count = "count"  # means nothing of its own there
-    wait = "wait"  # a teardown whose root has not been told yet
+    evidence = "evidence"  # evidence for the reader of an incident, which gets no worse by it
+    count = "count"  # means nothing by itself there
+    wait = "wait"  # a teardown whose root was not reported yet
     join = "join"  # more of the same
     join_nodes = "join_nodes"  # the same, with the finding's node
     cover = "cover"  # of a part of what the incident covers
     open = "open"  # an incident of its own
-    move = "move"  # the incident as it is under the root that the finding names
-    drop = "drop"  # was told before, or there is nothing to tell it beside
+    move = "move"  # the incident under the root that the finding names
+    drop = "drop"  # was reported before, or has no incident to be evidence for
 
 
 class Placement(NamedTuple):
-    """`incident`: the one it goes to; for `open` and `move` as it is to be."""
+    """`incident`: where the finding goes; for `open` and `move` in its new form."""
 
     way: Way
     incident: Incident | None = None
@@ -70,7 +70,7 @@ Placer = Callable[[Finding, Book], Placement | None]
 
 
 def join_as_evidence(finding: Finding, book: Book) -> Placement | None:
-    """Evidence for whoever reads the incident at its place: of hardware, or else the oldest."""
+    """Evidence for an incident at its place: of hardware, or else the oldest."""
     if not finding.evidence_only:
         return None
     there = list(book.at(finding.component.node, (), finding.component))
@@ -79,7 +79,7 @@ def join_as_evidence(finding: Finding, book: Book) -> Placement | None:
 
 
 def explain_job(finding: Finding, book: Book) -> Placement | None:
-    """A slow job on a node with a fault of hardware; one that stands, on a node with a fatal one."""
+    """A slow job on a node with a hardware fault; a hung job, on a node with a fatal one."""
     if finding.fault not in _OF_JOBS:
         return None
     jobs = book.hits.named(finding)
@@ -94,7 +94,7 @@ def explain_job(finding: Finding, book: Book) -> Placement | None:
 
 
 def explain_wait(finding: Finding, book: Book) -> Placement | None:
-    """A process that waits in the kernel on a node that has told of a file server that is away."""
+    """A process that waits in the kernel on a node that reported a file server as away."""
     node = finding.component.node
     if node is None or finding.fault not in _WAITING:
         return None
@@ -105,7 +105,7 @@ def explain_wait(finding: Finding, book: Book) -> Placement | None:
 
 
 def explain_effect(finding: Finding, book: Book) -> Placement | None:
-    """A teardown, what follows from a fault elsewhere, or a program's error, near its root in time."""
+    """A teardown, an effect of a fault elsewhere, or a program's error, near its root in time."""
     effect = finding.teardown or finding.follows or finding.fault_class is FaultClass.application
     if not effect or finding.fault in _OF_JOBS or finding.fault in _WAITING:
         return None
@@ -124,7 +124,7 @@ def await_root(finding: Finding, book: Book) -> Placement | None:
 
 
 def join_unknown_code(finding: Finding, book: Book) -> Placement | None:
-    """A code that no catalogue explains: people are asked once, not once per node."""
+    """An unexplained code: people are asked once, not once per node."""
     if finding.fault_class is not FaultClass.unknown or not fault_is(finding.fault, Trait.coded):
         return None
     asked = book.these(book.index.of_fault(finding.fault))
@@ -141,13 +141,13 @@ def join_same_cause(finding: Finding, book: Book) -> Placement | None:
 
 
 def join_folded_wave(finding: Finding, book: Book) -> Placement | None:
-    """The wave in which the incident of the finding's node and rule is folded."""
+    """The wave into which the incident of the finding's node and rule is folded."""
     wave = wave_folding(book, finding)
     return Placement(Way.cover, wave) if wave is not None else None
 
 
 def join_outage(finding: Finding, book: Book) -> Placement | None:
-    """What members of an outage tell of links, packets and file servers belongs to it."""
+    """Reports of members of an outage about links, packets and file servers belong to it."""
     if finding.unusable or finding.fault_class is FaultClass.fatal or finding.component.node is None:
         return None
     if not may_follow_outage(finding.fault):
@@ -160,7 +160,7 @@ def join_outage(finding: Finding, book: Book) -> Placement | None:
 
 
 def join_broken_place(finding: Finding, book: Book) -> Placement | None:
-    """A place that is broken explains its nodes; one that is surely unusable is told of itself (law 2)."""
+    """A broken place explains its nodes; a surely unusable node has its own incident (law 2)."""
     if finding.unusable:
         return None
     for sharing, place in book.places.keys(finding.fault, finding.component):
@@ -173,7 +173,7 @@ def join_broken_place(finding: Finding, book: Book) -> Placement | None:
 
 
 def join_wave(finding: Finding, book: Book) -> Placement | None:
-    """A wave of faults that healer does nothing about by itself, and that no job is known to cause."""
+    """A wave of faults that healer does not act on, and that no known job causes."""
     if finding.unusable:
         return None
     rule = book.policies.of(finding)
@@ -211,7 +211,7 @@ def drop_late_effect(finding: Finding, book: Book) -> Placement | None:
 
 
 def open_own(finding: Finding, book: Book) -> Placement:
-    """A new incident, or the one that has just opened and follows from this finding's fault."""
+    """A new incident, or a new one that follows from this finding's fault, moved to it."""
     new = book.opened(finding)
     if _is_known(new, finding, book):
         return Placement(Way.drop)
@@ -250,16 +250,16 @@ def _first(way: Way, incidents: Iterator[Incident]) -> Placement | None:
 
 
 def _is_under(incident: Incident, jobs: Set[str], book: Book) -> bool:
-    """None of the jobs works elsewhere. One that was restarted on other nodes has left that fault behind,
-    though the incident that names it may be open for days."""
+    """None of the jobs runs elsewhere: one restarted on other nodes has left the fault behind, though its
+    incident may be open for days."""
     node, slurm = incident.root.node, book.picture.slurm
     shown = [slurm.jobs[name] for name in sorted(jobs) if name in slurm.jobs] if slurm is not None else []
     return node is not None and not any(job.nodes and node not in job.nodes for job in shown)
 
 
 def _is_known(new: Incident, finding: Finding, book: Book) -> bool:
-    """Its evidence was told before. What still stands (a silence, a drain) opens again once what it was
-    merged into is over."""
+    """Its evidence was reported before. A lasting condition (a silence, a drain) opens again once the
+    incident that it was merged into is over."""
     before = book.told_before(new.id)
     if before is None or before.merged_into is None or finding.fault_class is not FaultClass.informational:
         return before is not None
@@ -268,7 +268,7 @@ def _is_known(new: Incident, finding: Finding, book: Book) -> bool:
 
 
 def _moving(new: Incident, finding: Finding, book: Book) -> Iterator[Incident]:
-    """Incidents that have just opened, that nobody has decided on, and whose root the finding names."""
+    """New incidents that no person has decided on, and whose root the finding names."""
     if finding.fault_class in HARDWARE:
         for other in book.at(new.root.node, new.jobs_hit, new.root):
             both = NewRoot(other, new, book.policies)
@@ -277,7 +277,7 @@ def _moving(new: Incident, finding: Finding, book: Book) -> Iterator[Incident]:
 
 
 def wave_of(book: Book, rule: Rule, node: str | None) -> Incident | None:
-    """The open wave that a fault of this rule on this node now belongs to."""
+    """The open wave that a fault of this rule on this node belongs to now."""
     waves = book.these(book.index.of_fault(f"{WAVE_FAULT}{rule.name}"))
     return next(
         (incident for incident in waves if wave_continues(incident, node, book.picture, book.now)), None
@@ -285,8 +285,8 @@ def wave_of(book: Book, rule: Rule, node: str | None) -> Incident | None:
 
 
 def wave_folding(book: Book, finding: Finding) -> Incident | None:
-    """The wave in which the incident of the finding's node and rule stands: this is more of it. That the node
-    is surely unusable is news, where it was not known."""
+    """The wave that contains the incident of the finding's node and rule. That the node is surely unusable is
+    news if it was unknown."""
     node, rule = finding.component.node, book.policies.of(finding)
     for incident in book.these(book.index.of_fault(f"{WAVE_FAULT}{rule.name}")):
         if node in incident.folded and not (
@@ -299,7 +299,7 @@ def wave_folding(book: Book, finding: Finding) -> Incident | None:
 # --- whether a finding has the cause of an open incident: the first judge that knows decides ----------------
 
 
-#: A root that was told so late is still one, where the senders' clocks put it beside what followed from it.
+#: How late a root may be reported and still explain effects, if the senders' clocks put them together.
 LATE = timedelta(hours=1)
 
 
@@ -328,7 +328,7 @@ def is_same(pair: Pair) -> bool:
 
 
 def _stopped_by_person(pair: Pair) -> bool | None:
-    """A person stopped healer on a node that still worked: that it is gone now is news."""
+    """A person stopped healer on a working node: that the node is lost now is news."""
     incident = pair.incident
     return (
         False if incident.stopped_by is not None and pair.finding.unusable and not incident.unusable else None
@@ -351,7 +351,7 @@ def _is_only_evidence(pair: Pair) -> bool | None:
 
 
 def _root_came_late(pair: Pair) -> bool | None:
-    """A GPU is gone, and what was told first of its node follows from that."""
+    """A GPU is lost, and an earlier fault of its node follows from that."""
     incident, finding = pair.incident, pair.finding
     late = (
         pair.same_node
@@ -362,8 +362,8 @@ def _root_came_late(pair: Pair) -> bool | None:
 
 
 def _of_the_node(pair: Pair) -> bool | None:
-    """Worse news about the node is a new incident under the rule that may act on it; it takes the milder one
-    in. Anything else belongs to what is already known of the node."""
+    """A worse fault of the node is a new incident under the rule that may act on it, and takes the milder one
+    in. Anything else belongs to the known one."""
     incident, finding, policies = pair
     if not (pair.hardware and pair.same_node):
         return None
@@ -377,7 +377,7 @@ def _of_the_node(pair: Pair) -> bool | None:
 
 
 def _of_the_cable(pair: Pair) -> bool | None:
-    """The other end tells of the same cable: the end that says more is the root."""
+    """The other end reports the same cable: the end with the worse fault is the root."""
     if not pair.hardware or pair.incident.root == pair.finding.component:
         return None
     worse = rank_of_finding(pair.finding) > rank_of(pair.incident)
@@ -389,7 +389,8 @@ def _of_the_rule(pair: Pair) -> bool | None:
 
 
 def _awaits_proof(pair: Pair) -> bool | None:
-    """What arose under planned work takes nothing in that does not prove it: it may end any minute."""
+    """An incident that arose under planned work only takes in findings that confirm it: it may end at any
+    minute."""
     waits = pair.incident.plan and pair.incident.plan_over is not None
     return False if waits and not is_proof(pair.incident, pair.finding) else None
 
@@ -407,7 +408,7 @@ _JUDGES = (
 
 
 def is_free(incident: Incident) -> bool:
-    """Nothing works on it: what its rule left behind is a shadow's run, or one that waits for leave."""
+    """Nothing works on it: its run is a shadow run, or waits for permission."""
     return incident.state is IncidentState.open
 
 
@@ -415,8 +416,8 @@ def is_free(incident: Incident) -> bool:
 
 
 class NewRoot(NamedTuple):
-    """`root` is new; `other` was open before it, of the same node, the same cable, or a job that it hits and
-    with no hardware to blame."""
+    """`root` is new; `other` was open before: of the same node, the same cable, or a job that the root hits,
+    and without hardware to blame."""
 
     other: Incident
     root: Incident
@@ -448,7 +449,7 @@ def _are_other_gpus(both: NewRoot) -> bool:
 
 
 def is_weaker(both: NewRoot) -> bool:
-    """What is only watched of the node, or unusual: it goes whatever works on it, and its evidence stays."""
+    """A milder or unusual fault of the node: it is merged whatever works on it, and its evidence stays."""
     other, root, policies = both
     watched = other.fault_class is root.fault_class is FaultClass.degraded and both.same_node
     weaker = watched and policies.weaker(other.rule, root.rule)
@@ -456,13 +457,13 @@ def is_weaker(both: NewRoot) -> bool:
 
 
 def is_worse_while_busy(both: NewRoot) -> bool:
-    """Worse news of a node or a job that a run works on: that one ends as it can."""
+    """A worse fault of a node or job that a run works on: the run ends as it can."""
     worse = (both.same_node and both.less) or _hung_job(both)
     return both.other.run is not None and worse
 
 
 def is_explained(both: NewRoot) -> bool:
-    """Whether the new root is what the other one comes from; nothing works on that."""
+    """Whether the new root explains the other incident; nothing works on that."""
     return any(explain(both) for explain in _EXPLAINS)
 
 
@@ -487,7 +488,7 @@ def _hung_job(both: NewRoot) -> bool:
 
 
 def _sympathetic(both: NewRoot) -> bool:
-    """Errors of the job's processes just before."""
+    """Errors of the job's processes just before the root."""
     other, root = both.other, both.root
     lately = root.opened - other.opened <= NEAR or _happened_together(both)
     ours = both.same_node or not set(other.jobs_hit).isdisjoint(root.jobs_hit)
@@ -495,19 +496,19 @@ def _sympathetic(both: NewRoot) -> bool:
 
 
 def _happened_together(both: NewRoot) -> bool:
-    """By the senders' clocks, though the root was reported late."""
+    """Near in time by the senders' clocks, though the root was reported late."""
     other, root = both.other, both.root
     late = timedelta(0) <= root.opened - other.opened <= LATE
     return late and abs(_reported_at(root) - _reported_at(other)) <= NEAR
 
 
 def _reported_at(incident: Incident) -> datetime:
-    """When it was by the clock of whoever told it first."""
+    """Time of the first evidence by its sender's clock."""
     return incident.evidence[0].at if incident.evidence else incident.opened
 
 
 def has_lost_packets(both: NewRoot) -> bool:
-    """Links of a job's other nodes lost what came from the part that broke."""
+    """Links of a job's other nodes lost packets of the part that broke."""
     other, root = both.other, both.root
     lately = abs(root.opened - other.opened) <= NEAR or _happened_together(both)
     lost = fault_is(other.fault, Trait.loses_packets) and other.fault_class is FaultClass.degraded
@@ -516,7 +517,7 @@ def has_lost_packets(both: NewRoot) -> bool:
 
 
 def _other_end(both: NewRoot) -> bool:
-    """Of two ends of a cable the one that says more."""
+    """The other end of the cable, with a milder fault."""
     hardware = both.other.fault_class in HARDWARE and both.other.fault != JOB_SLOW
     return hardware and not both.same_node and both.other.root != both.root.root and both.less
 

@@ -1,7 +1,7 @@
 """What nodes share: a place that explains the faults of several (`rules/sharing.yaml`), a wave, a silence.
 
-A wave is one kind of fault on many nodes at once. It is hardly the nodes' own: probably it is us, a roll-out
-or the fabric. Law 3 gives the numbers, and the breaker keeps healer's hands off.
+A wave is one kind of fault on many nodes at once. Probably not the nodes are at fault but a roll-out, the
+fabric or healer. Law 3 gives the numbers, and the breaker holds all actions.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -46,14 +46,14 @@ from healer.model.faults import (
 )
 from healer.observations import Picture
 
-#: For so long after its last news a place that is broken explains the faults of its nodes.
+#: How long after its last news a broken place explains the faults of its nodes.
 EXPLAINS_FOR = timedelta(minutes=10)
-#: Names that a sentence holds.
+#: Names listed in a sentence.
 _NAMED = 3
 
 
 class Places:
-    """Where parts of the cluster stand, by one pass's picture."""
+    """Places of the cluster's parts, by one walk's picture."""
 
     def __init__(self, rules: Ruleset, picture: Picture) -> None:
         self._rules, self._picture = rules, picture
@@ -65,8 +65,8 @@ class Places:
         return self._picture.slurm.nodes if self._picture.slurm is not None else {}
 
     def of(self, where: Component, kind: PlaceKind) -> str:
-        """The name of the place; empty where nobody tells it. A switch that tells of itself is at itself, a
-        rack in the row of its nodes."""
+        """The name of the place; empty if unknown. A switch that reports about itself is its own place, a
+        rack is in the row of its nodes."""
         if where.node is None:
             name = where.switch or where.device or ""
             if kind is PlaceKind.row:
@@ -82,7 +82,7 @@ class Places:
 
     @cached_property
     def _rows(self) -> dict[str, str]:
-        """By rack: the row of its nodes."""
+        """Rack -> the row of its nodes."""
         cluster = self._picture.cluster
         spots = (
             (self.of(where, PlaceKind.rack), self.of(where, PlaceKind.row))
@@ -91,7 +91,7 @@ class Places:
         return {rack: row for rack, row in spots if rack and row}
 
     def _domain(self, node: str) -> str:
-        """The NVLink domain as the driver itself tells it; else, of a rack that is built as one, the rack."""
+        """The NVLink domain as the driver reports it; else, for racks built as one domain, the rack."""
         state = self._picture.nodes.get(node)
         if state is not None and (domain := state.facts.get("nvlink_domain", "")):
             return domain
@@ -109,29 +109,29 @@ class Places:
         return whole_rack
 
     def root(self, kind: PlaceKind, name: str) -> Component:
-        """A rack, a PDU and a domain go by their names, as their own telemetry does."""
+        """The component of the place. Racks, PDUs and domains are devices, as in their own telemetry."""
         cluster = self._picture.cluster
         if kind is PlaceKind.switch:
             return Component(cluster=cluster, switch=name)
         return Component(cluster=cluster, device=name)
 
     def size(self, kind: PlaceKind, name: str) -> int:
-        """Nodes that stand there."""
+        """The number of nodes at the place."""
         return self._sizes.get((kind, name), 0)
 
     def keys(self, fault: str, where: Component) -> Iterator[tuple[Sharing, str]]:
-        """The places whose fault this one at `where` may be."""
+        """The places whose fault this fault at `where` may be."""
         for sharing in self._of_fault(fault)[0]:
             if place := self.of(where, sharing.place):
                 yield sharing, place
 
     def is_unseen(self, fault: str, where: Component) -> bool:
-        """One node's word is enough for this fault to be a place's, and nobody tells the place."""
+        """One node's report is enough for this fault of a place, but the place is unknown."""
         alone = [incident for incident in self._of_fault(fault)[0] if incident.at_least == 1]
         return bool(alone) and not any(self.of(where, sharing.place) for sharing in alone)
 
     def of_itself(self, fault: str) -> Sequence[Sharing]:
-        """Those that a fault of the place itself stands for."""
+        """The sharings whose place itself has this fault."""
         return self._of_fault(fault)[1]
 
     def _of_fault(self, fault: str) -> tuple[list[Sharing], list[Sharing]]:
@@ -161,18 +161,18 @@ class Places:
 
 
 def unit(where: Component) -> str:
-    """What counts as one: a node, or a port of a device."""
+    """The unit that is counted: a node, or a port of a device."""
     return where.node or f"{where.device or where.switch} {where.part or ''}"
 
 
 def is_shared(sharing: Sharing, members: Sequence[Incident], size: int) -> bool:
-    """Whether so many have it that it is the place's."""
+    """Whether enough units have the fault to make it the place's."""
     units = len({unit(incident.root) for incident in members})
     return units >= sharing.at_least and units >= sharing.share * size
 
 
 def place_finding(sharing: Sharing, root: Component, place: str, members: Sequence[Incident]) -> Finding:
-    """The claim that the place has the fault, from its members, the oldest first."""
+    """The finding of the place's fault, from its members, the oldest first."""
     names = list(dict.fromkeys(unit(incident.root) for incident in members))
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     place_words = f"{sharing.place.replace('domain', 'NVLink domain')} {place}"
@@ -193,21 +193,21 @@ def place_finding(sharing: Sharing, root: Component, place: str, members: Sequen
 
 
 def still_explains(incident: Incident, finding: Finding) -> bool:
-    """What a place explained an hour ago says nothing of what breaks now."""
+    """Whether the place's fault is recent enough to explain this finding."""
     return min(finding.at, finding.arrived_at) - incident.updated <= EXPLAINS_FOR
 
 
-#: As the breaker's.
+#: As for the breaker.
 STORM_WINDOW = timedelta(minutes=5)
-#: Faults so soon after a driver or a firmware of their nodes changed are the roll-out's.
+#: Faults within this of a new driver or firmware on their nodes are attributed to the roll-out.
 ROLL_OUT = timedelta(hours=24)
-#: A wave goes on while more of it comes within this.
+#: A wave continues while more of it comes within this.
 GOES_ON = timedelta(minutes=10)
 
 
 class Wave(NamedTuple):
-    """`members`: the incidents in it that are open, the oldest first; `nodes` all it came to. `root`: what
-    they share, the cluster if nothing; `shared` the same in words, `span` the time in which they came."""
+    """`members`: its open incidents, the oldest first; `nodes`: all nodes so far. `root`: what they share,
+    the cluster if nothing; `shared`: the same in words; `span`: the time in which they came, in words."""
 
     members: tuple[Incident, ...]
     nodes: frozenset[str]
@@ -217,7 +217,7 @@ class Wave(NamedTuple):
 
 
 def wave_limit(rules: Ruleset, picture: Picture) -> int | None:
-    """Distinct roots that make a wave; None: the site has switched it off."""
+    """Distinct roots that make a wave; None: switched off."""
     settings = rules.cluster_guards.get(picture.cluster, rules.guards)
     if settings.breaker_share >= 1.0:
         return None
@@ -226,8 +226,8 @@ def wave_limit(rules: Ruleset, picture: Picture) -> int | None:
 
 
 def may_be_of_wave(incident: Incident, rule: Rule, places: Places) -> bool:
-    """Hardware faults, and errors of programs where nobody knows a job. What is only watched, planned or
-    another system's alert makes none, nor does a node that was out already."""
+    """Hardware faults, and program errors without a known job. Not: watched or planned nodes, alerts of other
+    systems, and nodes that were out already."""
     node = places.nodes.get(incident.root.node or "")
     if incident.root.node is None or incident.node_was_out or (node is not None and node.planned):
         return False
@@ -257,8 +257,8 @@ def wave_among(
 
 
 def wave_continues(wave: Incident, node: str | None, picture: Picture, now: datetime) -> bool:
-    """Whether what is told of the node now is of that wave: it is fresh, or the node has the version that all
-    of its nodes were given."""
+    """Whether a finding of the node now belongs to the wave: it is fresh, or the node has the new version
+    that all of its nodes got."""
     if now - wave.updated <= GOES_ON:
         return True
     nodes = [*(part.node for part in wave.affected), node]
@@ -272,7 +272,7 @@ def wave_continues(wave: Incident, node: str | None, picture: Picture, now: date
 def wave_going_on(
     wave: Incident, members: Sequence[Incident], places: Places, picture: Picture
 ) -> Wave | None:
-    """The wave with what came since; None: nothing did."""
+    """The wave with new members; None if there are none."""
     parts = set(wave.affected)
     theirs = [incident for incident in members if incident.root in parts or incident.opened >= wave.opened]
     if all(incident.root in parts for incident in theirs):
@@ -281,7 +281,7 @@ def wave_going_on(
 
 
 def grown_wave(wave: Incident, places: Places, picture: Picture) -> Wave:
-    """The wave as it is with the nodes that it covers now."""
+    """The wave with all nodes that it covers now."""
     return _wave((), places, picture, f"since {wave.opened:%H:%M} UTC", wave.affected)
 
 
@@ -310,7 +310,7 @@ def wave_title(wave: Wave, rule: Rule) -> str:
 
 
 def _shared_by(parts: Sequence[Component], places: Places, picture: Picture) -> tuple[Component, str]:
-    """What all of them share and the rest of the fleet does not."""
+    """What all parts share and the rest of the fleet does not."""
     names = {part.node or "" for part in parts}
     root = Component(cluster=picture.cluster)
     changed = [
@@ -322,7 +322,7 @@ def _shared_by(parts: Sequence[Component], places: Places, picture: Picture) -> 
         place = found.pop()
         if not place or found or places.size(kind, place) >= len(places.nodes):
             continue
-        # Rows of racks are rolled out one after another: a place that has well nodes too explains less.
+        # Roll-outs go rack by rack: a place that also has well nodes explains less than the version.
         if given and places.size(kind, place) > len(names):
             continue
         return places.root(kind, place), f"all {kind.words} {place}"
@@ -335,7 +335,7 @@ def _shared_by(parts: Sequence[Component], places: Places, picture: Picture) -> 
 
 
 def is_urgent(wave: Wave) -> bool:
-    """Somebody has to look now: hardware of many nodes is told to be broken."""
+    """Urgent for a person: hardware of many nodes is reported broken."""
     return any(
         incident.severity <= Severity.P2 and incident.fault_class in HARDWARE for incident in wave.members
     )
@@ -357,7 +357,7 @@ def wave_finding(wave: Wave, rule: Rule, title: str) -> Finding:
 
 
 def wave_fields(wave: Wave, rule: Rule) -> dict[str, Any]:
-    """How urgent it is, and who is told. The breaker pages for those that it holds."""
+    """Severity, remedy and cause of the wave's incident. The breaker pages for those that it holds."""
     causes = {incident.cause for incident in wave.members}
     return {
         "severity": Severity.P1 if is_urgent(wave) else Severity.P2,
@@ -366,7 +366,7 @@ def wave_fields(wave: Wave, rule: Rule) -> dict[str, Any]:
     }
 
 
-#: What nodes tell when their place's power or network goes away.
+#: Traits of faults that nodes report when their place loses power or network.
 _OF_OUTAGE = frozenset({Trait.network, Trait.link_down, Trait.loses_packets, Trait.waits_for_files})
 
 
@@ -375,20 +375,20 @@ def may_follow_outage(fault: str) -> bool:
 
 
 def explains_silence(outage: Incident, other: Incident) -> bool:
-    """Whether `one` explains the silence of `other`. A node that is judged alone after its place's outage has
-    died in it."""
+    """Whether `outage` explains the silence of `other`. A node that is judged alone after its place's outage
+    has died in it."""
     if other.fault not in silences_behind(outage.fault):
         return False
     if outage.fault in OUTAGES and other.unusable and other.opened > outage.opened:
         return False
     anywhere = other.root.node is None or other.fault == NODE_OFFLINE
     if outage.fault == FLEET_OFFLINE or (outage.fault == FLEET_SILENT and anywhere):
-        return True  # about every node, whichever it names
+        return True  # about every node
     covered = {part.node for part in (*outage.affected, outage.root)} - {None}
     if other.root.node is None:
         theirs = {part.node for part in other.affected}
-        if other.fault in PLACES_SILENT:  # the first to be missed share a PDU, and all of them a switch
+        if other.fault in PLACES_SILENT:  # the first silent nodes share a PDU, later all share a switch
             return len(theirs) < len(covered) and 2 * len(theirs & covered) >= len(theirs)
-        # Slurm says of the place what its senders' silence said
+        # Slurm reports the place that its senders' silence showed
         return other.root == outage.root or bool(theirs and theirs <= covered)
     return other.root.node in covered

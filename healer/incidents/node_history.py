@@ -1,4 +1,4 @@
-"""The history of a node in a sentence, for the decision whether it is a lemon; and similar incidents. Pure."""
+"""The history of a node in a sentence, for deciding whether it is a lemon; and similar incidents. Pure."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -18,7 +18,7 @@ from healer.model import Catalogue, Combine, Signal
 from healer.ports.measurements import ANSWER_BYTES_MAX
 from healer.signals.inventory import Where
 from healer.signals.rejects import NOT_JSON, BadBody
-from healer.signals.series import LINKS, NODE_LABELS, Measured, Placer
+from healer.signals.series import NODE_LABELS, Measured, Placer, expanded
 from healer.signals.slots import Samples, Slots
 from healer.signals.values import blanks_to_nan, is_plain
 from healer.signals.wire import HasNode
@@ -197,10 +197,7 @@ def series_names(signal: Signal) -> list[str]:
     for alias in signal.aliases:
         if alias.name.startswith("nvidia-smi:"):
             continue
-        if "{link}" in alias.name:
-            names += [alias.name.replace("{link}", str(link)) for link in range(LINKS)]
-        else:
-            names.append(alias.name)
+        names += [name for name, _ in expanded(alias)]
     return list(dict.fromkeys(names))
 
 

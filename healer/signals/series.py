@@ -13,6 +13,7 @@ import msgspec
 from healer.model import (
     DEVICE_MARK,
     OF_DEVICES,
+    Alias,
     Catalogue,
     Column,
     Combine,
@@ -76,6 +77,13 @@ class Meaning(msgspec.Struct, frozen=True):
         return all(fnmatchcase(labels.get(name, ""), form) for name, form in self.labels)
 
 
+def expanded(alias: Alias) -> list[tuple[str, int | None]]:
+    """(name, link) of an alias: for each NVLink where it has `{link}`, else one name without a link."""
+    if "{link}" not in alias.name:
+        return [(alias.name, None)]
+    return [(alias.name.replace("{link}", str(link)), link) for link in range(LINKS)]
+
+
 class Names:
     """The names of a catalogue. A derived signal has none: it never arrives."""
 
@@ -87,17 +95,11 @@ class Names:
             self._meanings.setdefault(signal.name, []).append(Meaning(signal, 1.0))
             for alias in signal.aliases:
                 labels = tuple(sorted(alias.labels.items()))
-                if "{link}" in alias.name:
-                    for link in range(LINKS):
-                        name = alias.name.replace("{link}", str(link))
-                        self._meanings.setdefault(name, []).append(Meaning(signal, alias.scale, labels, link))
-                else:
-                    meaning = Meaning(signal, alias.scale, labels, part=alias.part)
-                    self._meanings.setdefault(alias.name, []).append(meaning)
-        for meanings in self._meanings.values():
-            meanings.sort(
-                key=lambda meaning: not meaning.labels
-            )  # the inlet's temperature before that of any sensor
+                for name, link in expanded(alias):
+                    meaning = Meaning(signal, alias.scale, labels, link, alias.part)
+                    self._meanings.setdefault(name, []).append(meaning)
+        for meanings in self._meanings.values():  # the inlet's temperature before that of any sensor
+            meanings.sort(key=lambda meaning: not meaning.labels)
 
     def __contains__(self, name: str) -> bool:
         return name in self._meanings

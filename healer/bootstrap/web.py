@@ -327,7 +327,7 @@ def web_app(settings: Settings) -> FastAPI:
         cases=CaseBook(book.folder) if isinstance(book, Rulebook) else dict,
         charts=RememberedCharts(settings, wired.rules, wired.columns),
         trying=Trying(rehearsals=wired.rehearsals, files=wired.rule_files, recordings=wired.recordings),
-        own=OwnHealth(settings, db, wired, app),
+        self_health=OwnHealth(settings, db, wired, app),
     )
     pages = Pages(sources, access, secure_cookie=wired.secure_cookies, link_secret=settings.link_secret)
     console = Console(pages)

@@ -1,4 +1,4 @@
-"""The pages of the one who is on duty: approvals, pauses and caps, signals, reports, healer's own health."""
+"""The pages of the person on duty: approvals, pauses and caps, signals, reports, healer's own health."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ from healer.console.views.playbooks_view import takes
 from healer.console.views.runs_view import run_row
 from healer.ports.queries import AuditQuery, IncidentQuery, RunQuery
 
-#: Records of pauses that are looked at for those that are over.
+#: Records of pauses read for those that are over.
 PAUSE_RECORDS = 200
-#: Senders, kinds of losses and unknown series that are looked at, and nodes of which the clock is asked for.
+#: Senders, kinds of losses and unknown series shown, and nodes whose clock skew is shown.
 ARRIVING_SHOWN, CLOCKS_SHOWN = 200, 20
-#: Runs that are looked at for those of the shift; it lists 100 of each kind at most.
+#: Runs read for those of the shift; it lists 100 of each kind at most.
 RUNS_READ = 300
 
 routes = APIRouter(route_class=PageRoute)
@@ -65,7 +65,7 @@ def signals_page(request: Request, pages: Here) -> Response:
     context = pages.context(request, "signals")
     cluster, now = context["cluster"], context["now"]
     arriving = pages.sources.arriving(cluster, ARRIVING_SHOWN)
-    named = list(dict.fromkeys(one.node for one in arriving.senders if one.node))[:CLOCKS_SHOWN]
+    named = list(dict.fromkeys(sender.node for sender in arriving.senders if sender.node))[:CLOCKS_SHOWN]
     since = now - node_view.WINDOW
     context |= {
         "losses": health_view.loss_rows(arriving.losses, now),
@@ -79,19 +79,19 @@ def signals_page(request: Request, pages: Here) -> Response:
 
 @health_routes.get("/health")
 def health_page(request: Request, pages: Here) -> Response:
-    context, own = pages.context(request, "health"), pages.sources.own
-    assert own is not None  # else this route is not there
+    context, read_health = pages.context(request, "health"), pages.sources.self_health
+    assert read_health is not None  # else this route is not there
     cluster, now = context["cluster"], context["now"]
-    arriving, known = pages.sources.arriving(cluster, ARRIVING_SHOWN), own(cluster)
+    arriving, state = pages.sources.arriving(cluster, ARRIVING_SHOWN), read_health(cluster)
     arrives = health_view.Arrives(
         losses=tuple(health_view.loss_rows(arriving.losses, now)),
         senders=tuple(health_view.sender_rows(arriving.senders, now)),
-        queues=tuple(health_view.queue_rows(known.queues)),
+        queues=tuple(health_view.queue_rows(state.queues)),
         unknown=tuple(pages.sources.unknown(cluster, ARRIVING_SHOWN)),
     )
     rules = pages.rules
     context["health"] = health_view.health(
-        known, context["standing"], arrives, len(rules.rules), len(rules.playbooks), now
+        state, context["standing"], arrives, len(rules.rules), len(rules.playbooks), now
     )
     return pages.show("health.html", context)
 
@@ -103,7 +103,7 @@ def health_page(request: Request, pages: Here) -> Response:
 def reports_page(request: Request, pages: Here, period: str = "24h") -> Response:
     context = _report_context(request, pages, period, "24h")
     if "x-partial" in request.headers:
-        # A page that looks for news exchanges its strip; the figures stay as they were asked for.
+        # A page that updates itself only exchanges its strip; the figures stay.
         return pages.show("base.html", context)
     figures = pages.queries.figures.period(context["cluster"], context["since"])
     return pages.show("reports.html", context | {"reports": reports_view.reports(figures)})
@@ -118,7 +118,7 @@ def handover_page(request: Request, pages: Here, period: str = "12h") -> Respons
 @routes.get("/reports/handover.md")
 def handover_text(request: Request, pages: Here, period: str = "12h") -> Response:
     context = _report_context(request, pages, period, "12h")
-    text = reports_view.markdown(_handover(pages, context), pages.render.said)
+    text = reports_view.markdown(_handover(pages, context), pages.render.translate)
     return markdown_file(f"handover-{context['now']:%Y-%m-%d-%H%M}.md", text)
 
 
@@ -130,16 +130,16 @@ def _report_context(request: Request, pages: Pages, period: str, usual: str) -> 
 
 
 def _handover(pages: Pages, context: dict[str, Any]) -> reports_view.Handover:
-    mine, since, queries = [context["cluster"]], context["since"], pages.queries
-    ended = IncidentQuery(clusters=mine, open=False, closed_since=since)
-    people = AuditQuery(clusters=mine, people_since=since, but=reports_view.DOORS)
+    clusters, since, queries = [context["cluster"]], context["since"], pages.queries
+    ended = IncidentQuery(clusters=clusters, open=False, closed_since=since)
+    people = AuditQuery(clusters=clusters, people_since=since, but=reports_view.DOORS)
     # One more than is listed, to know that there are more.
     some = reports_view.SHOWN + 1
-    told = (
-        queries.incidents.page(ended, limit=some).items,
-        queries.runs.page(RunQuery(clusters=mine), limit=RUNS_READ).items,
-        queries.audit.page(people, limit=some).items,
+    shift = reports_view.Shift(
+        since=since,
+        now=context["now"],
+        ended=queries.incidents.page(ended, limit=some).items,
+        runs=queries.runs.page(RunQuery(clusters=clusters), limit=RUNS_READ).items,
+        records=queries.audit.page(people, limit=some).items,
     )
-    return reports_view.handover(
-        context["standing"], context["strip"], context["rows"], told, since, context["now"]
-    )
+    return reports_view.handover(context["standing"], context["strip"], context["rows"], shift)

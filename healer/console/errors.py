@@ -1,4 +1,4 @@
-"""An error as a page: what a person's browser gets where a program gets a problem."""
+"""Errors as pages for a person's browser, where a program gets a problem."""
 
 import logging
 import re
@@ -14,9 +14,9 @@ from healer.console.render import link, speak_to
 
 log = logging.getLogger("healer.api")
 
-#: Errors of an address, before any page looked at who asks: those come first, as to every page.
+#: Errors of an address: a person who is not signed in is asked to sign in first, as on every page.
 _SIGN_IN_FIRST = frozenset({401, 404, 405})
-#: Status -> heading and text, where no page said its own; the text else is that of the problem.
+#: Status -> heading and text, where the page set none; with an empty text that of the problem is shown.
 _WORDS = {
     400: ("Not understood", ""),
     403: ("Not allowed", ""),
@@ -38,7 +38,7 @@ _ABOVE_WORDS = {
     "audit": "To the audit",
 }
 _ABOVE = {"runbooks": "playbooks", "rehearsals": "rules"}
-#: What scripts and programs read, among the pages.
+#: Addresses that scripts and programs read, among the pages.
 _FILES = re.compile(r"\.(json|md)$|^/static/")
 _ACCEPT_MAX = 1000
 
@@ -50,8 +50,8 @@ class ErrorPages:
         self._pages = pages
 
     def __call__(self, request: Request, problem: Problem) -> Response | None:
-        """None: who asks takes a problem rather than a page. From a thread."""
-        # What has a heading comes from a page: a client that takes both alike gets a page.
+        """None if the client prefers a problem to a page. From a thread."""
+        # A problem with a heading comes from a page: a client that accepts both alike gets a page.
         usual = bool(problem.heading) and not _FILES.search(request.url.path)
         if not prefers_page(request.headers.get("accept", ""), usual=usual):
             return None
@@ -76,8 +76,8 @@ class ErrorPages:
         return response
 
     def _layout(self, request: Request, problem: Problem) -> dict[str, Any] | None:
-        """What every page shows to who is signed in; nothing to others, and where this itself may fail.
-        None: who asks has to sign in first."""
+        """The names of the layout for a signed-in person; none for others, and where reading them may fail.
+        None: the person has to sign in first."""
         if problem.status >= 500:
             return {}
         session = self._pages.signed_in(request)
@@ -87,7 +87,7 @@ class ErrorPages:
             return {}
         clusters = self._pages.clusters(session)
         asked = (request.path_params.get("cluster"), request.query_params.get("cluster"))
-        cluster = next((one for one in (*asked, *clusters) if one in clusters), None)
+        cluster = next((name for name in (*asked, *clusters) if name in clusters), None)
         if cluster is None:
             return {}
         return self._pages.around(request, "problem", session, clusters, self._pages.standing(cluster))
@@ -101,7 +101,7 @@ def _words(problem: Problem) -> tuple[str, str]:
 
 
 def _ways(path: str, keep: dict[str, str]) -> list[tuple[str, str]]:
-    """(address, words) of the pages that are surely there: the one above this address, and the first one."""
+    """(address, words) of pages that surely exist: the one above this address, and the first one."""
     first = path.split("/")[1]
     above = _ABOVE.get(first, first)
     ways = [(link(f"/{above}", keep), _ABOVE_WORDS[above])] if above in _ABOVE_WORDS else []
@@ -109,20 +109,23 @@ def _ways(path: str, keep: dict[str, str]) -> list[tuple[str, str]]:
 
 
 def prefers_page(accept: str, *, usual: bool) -> bool:
-    """Whether the Accept of a request takes HTML rather than a problem; `usual` where both are the same."""
+    """Whether an Accept header prefers HTML to a problem; `usual` if it accepts both alike."""
     html = _quality(accept, "text/html")
     problem = max(_quality(accept, kind) for kind in ("application/problem+json", "application/json"))
     return usual if html == problem else html > problem
 
 
 def _quality(accept: str, kind: str) -> tuple[float, int]:
-    """How much it is wanted, and how plainly it was named: 2 itself, 1 by `text/*`, 0 by `*/*`, -1 not."""
+    """Its q value, and how specifically it is named: 2 itself, 1 by `text/*`, 0 by `*/*`, -1 not."""
     plainly = {kind: 2, f"{kind.partition('/')[0]}/*": 1, "*/*": 0}
     found = (0.0, -1)
     for part in accept[:_ACCEPT_MAX].lower().split(","):
         name, *more = (word.strip() for word in part.split(";"))
         if plainly.get(name, -1) > found[1]:
-            found = (next((_number(one[2:]) for one in more if one.startswith("q=")), 1.0), plainly[name])
+            found = (
+                next((_number(parameter[2:]) for parameter in more if parameter.startswith("q=")), 1.0),
+                plainly[name],
+            )
     return found if found[0] else (0.0, -1)
 
 

@@ -1,7 +1,7 @@
-"""What the map of the fleet draws: its bodies, in each version that pages have, and what colours them.
+"""The data of the fleet map: its JSON bodies, in the versions that pages have, and the values of its colours.
 
-Each GPU's newest values, and how each node keeps pace with its peers, are looked up while somebody looks, for
-all who look, and not again for some seconds.
+Each GPU's newest values, and each node's pace among its peers, are only read while a page shows them, and
+shared by all pages for some seconds.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ import structlog
 from numpy.typing import NDArray
 
 from healer.console import language
-from healer.console.views.colours import Colour, Told, bins, cells, kinds
+from healer.console.views.colours import Colour, Measurements, bins, cells, kinds
 from healer.console.views.fleet_view import NodeRow
 from healer.model import Column, Part, SlurmSnapshot, Verdict
 from healer.model.telemetry import Report, StepBatch
@@ -32,22 +32,22 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 
-#: As long a page waits; figures that come later are in its next look.
+#: How long a page waits; figures that come later are in its next update.
 _WAIT_S = 0.1
 
-#: What is older is not told any more: senders have a cadence of a minute at most.
+#: Older values are unknown: senders report every minute at least.
 GAUGES_LAST, PACES_LAST = timedelta(minutes=2), timedelta(seconds=60)
-#: Looked up again after so long.
+#: How often they are read again.
 GAUGES_EVERY_S, PACES_EVERY_S = 5.0, 15.0
 _GPUS = 16
 
-#: What was looked up longer ago is not what stands now: then nothing is known.
+#: Results older than this are unknown.
 OLD_S = 60.0
 
 
 class Kept(Generic[T]):
-    """One mapping per cluster, the same object while it says the same. Nobody waits long for it: it is looked
-    up in a thread of its own, and until that has come what was known before stands, for `OLD_S`."""
+    """One mapping per cluster, the same object while it is equal. Requests do not wait long for it: it is
+    read in a separate thread, and until that has ended the old one is used, for `OLD_S`."""
 
     def __init__(self, every_s: float, *, wait_s: float = _WAIT_S) -> None:
         self._every_s, self._wait_s = every_s, wait_s
@@ -57,9 +57,9 @@ class Kept(Generic[T]):
 
     def get(self, cluster: str, look: Callable[[], Mapping[str, T]]) -> Mapping[str, T]:
         with self._lock:
-            at, known = self._known.get(cluster, (-math.inf, {}))
+            at, found = self._known.get(cluster, (-math.inf, {}))
             if time.monotonic() - at < self._every_s:
-                return known
+                return found
             thread = self._looking.get(cluster)
             if thread is None:
                 thread = threading.Thread(target=self._renew, args=(cluster, look), daemon=True)
@@ -67,8 +67,8 @@ class Kept(Generic[T]):
                 self._looking[cluster] = thread
         thread.join(self._wait_s)
         with self._lock:
-            at, known = self._known.get(cluster, (-math.inf, {}))
-        return known if time.monotonic() - at < OLD_S else {}
+            at, found = self._known.get(cluster, (-math.inf, {}))
+        return found if time.monotonic() - at < OLD_S else {}
 
     def _renew(self, cluster: str, look: Callable[[], Mapping[str, T]]) -> None:
         try:
@@ -83,7 +83,7 @@ class Kept(Generic[T]):
 
 
 class FleetMeasures:
-    """By node of a cluster. The same mapping while nothing changed; nothing before Slurm's first picture."""
+    """By node of a cluster. The same mapping while nothing changed."""
 
     def __init__(self, queries: Queries, clock: Callable[[], datetime]) -> None:
         self._queries, self._clock = queries, clock
@@ -92,7 +92,7 @@ class FleetMeasures:
         self._lemons = Kept[float](PACES_EVERY_S)
 
     def gauges(self, snapshot: SlurmSnapshot) -> Mapping[str, NodeGauges]:
-        """Of those that told any in the last minutes."""
+        """Nodes that reported any in the last minutes."""
 
         def look() -> Mapping[str, NodeGauges]:
             names = [node.name for node in snapshot.gpu_nodes]
@@ -102,7 +102,7 @@ class FleetMeasures:
         return self._gauges.get(snapshot.cluster, look)
 
     def paces(self, snapshot: SlurmSnapshot) -> Mapping[str, float]:
-        """Of those in a job that tells compute times: the slowest rank's over the median of its peers."""
+        """Nodes in a job that reports compute times: the slowest rank's over the median of its peers."""
 
         def look() -> Mapping[str, float]:
             jobs = [name for name, job in snapshot.jobs.items() if job.active]
@@ -112,7 +112,7 @@ class FleetMeasures:
         return self._paces.get(snapshot.cluster, look)
 
     def lemons(self, snapshot: SlurmSnapshot) -> Mapping[str, float]:
-        """The scores; nothing is kept of a node without faults."""
+        """The lemon scores; 0 for a node without faults."""
 
         def look() -> Mapping[str, float]:
             kept = self._queries.nodes.lemons(snapshot.cluster)
@@ -131,9 +131,9 @@ def gauges(reports: Sequence[Report], columns: Mapping[int, Column]) -> dict[str
         if len(places):
             for report in its:
                 row, values = table[row_of[report.node]], report.values[at]
-                known = ~np.isnan(values)
-                row[places[known]] = values[known]
-    halves = _told(table[:, :_GPUS]), _told(table[:, _GPUS:])
+                is_set = ~np.isnan(values)
+                row[places[is_set]] = values[is_set]
+    halves = _rows(table[:, :_GPUS]), _rows(table[:, _GPUS:])
     every = zip(row_of, *halves, strict=True)
     return {name: NodeGauges(hot, held) for name, hot, held in every if hot or held}
 
@@ -146,9 +146,11 @@ def _by_columns(reports: Sequence[Report]) -> Iterator[tuple[NDArray[np.int32], 
 
 
 def _wanted(columns: Mapping[int, Column], numbers: NDArray[np.int32]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Where in a node's row the values belong, and where they stand in the report."""
+    """Indices of the values in a node's row, and in the report."""
     pairs = [
-        (_PLACES[columns[one]], at) for at, one in enumerate(numbers.tolist()) if columns.get(one) in _PLACES
+        (_PLACES[columns[number]], at)
+        for at, number in enumerate(numbers.tolist())
+        if columns.get(number) in _PLACES
     ]
     both = np.array(pairs, np.int64).reshape(-1, 2)
     return both[:, 0], both[:, 1]
@@ -161,23 +163,23 @@ _PLACES = {
 }
 
 
-def _told(table: NDArray[np.float64]) -> list[tuple[float | None, ...]]:
+def _rows(table: NDArray[np.float64]) -> list[tuple[float | None, ...]]:
     """Each row up to its last known value."""
-    known = ~np.isnan(table)
-    ends = np.where(known.any(axis=1), _GPUS - known[:, ::-1].argmax(axis=1), 0)
-    whole = known.sum(axis=1) == ends
+    is_set = ~np.isnan(table)
+    ends = np.where(is_set.any(axis=1), _GPUS - is_set[:, ::-1].argmax(axis=1), 0)
+    whole = is_set.sum(axis=1) == ends
     return [
-        tuple(row[:end]) if full else tuple(None if math.isnan(one) else one for one in row[:end])
+        tuple(row[:end]) if full else tuple(None if math.isnan(value) else value for value in row[:end])
         for row, end, full in zip(table.tolist(), ends.tolist(), whole.tolist(), strict=True)
     ]
 
 
 def paces(snapshot: SlurmSnapshot, batches: Sequence[StepBatch]) -> dict[str, float]:
-    told: dict[str, list[StepBatch]] = {}
-    for one in batches:
-        told.setdefault(one.job, []).append(one)
+    by_job: dict[str, list[StepBatch]] = {}
+    for batch in batches:
+        by_job.setdefault(batch.job, []).append(batch)
     found: dict[str, float] = {}
-    for name, its in told.items():
+    for name, its in by_job.items():
         found |= _paces_of(its, snapshot.jobs[name].nodes)
     return found
 
@@ -195,14 +197,14 @@ def _paces_of(batches: Sequence[StepBatch], nodes: Sequence[str]) -> dict[str, f
     return found
 
 
-#: Versions that are kept, of all clusters and colours: a page that is further behind reads all anew.
+#: Versions kept, of all clusters and colours: a page that is further behind reloads everything.
 _KEPT = 64
 
 _encode = msgspec.json.Encoder().encode
 
 
 class Body(NamedTuple):
-    """One version. `whole` is the body of a page that has none; `cells` what changes are told from."""
+    """One version. `whole` is the complete body; `cells` are for computing changes."""
 
     tag: str
     places: list[list[str]]
@@ -211,32 +213,34 @@ class Body(NamedTuple):
 
 
 class FleetBodies:
-    def __init__(self, said: Callable[[str], str]) -> None:
-        """`said`: a sentence in the language of the request."""
-        self._said = said
+    def __init__(self, translate: Callable[[str], str]) -> None:
+        """`translate`: to the language of the request."""
+        self._translate = translate
         self._lock = threading.Lock()
-        self._newest: dict[tuple[str, Colour, str], tuple[tuple[object, Told], Body]] = {}
+        self._newest: dict[tuple[str, Colour, str], tuple[tuple[object, Measurements], Body]] = {}
         self._kept: OrderedDict[tuple[str, Colour, str], Body] = OrderedDict()
 
-    def now(self, stands: Standing, rows: Sequence[NodeRow], colour: Colour, told: Told) -> Body:
-        """Made anew only where the rows or what was measured are others than last time."""
-        key = stands.cluster, colour, language.current.get()
+    def now(
+        self, standing: Standing, rows: Sequence[NodeRow], colour: Colour, measured: Measurements
+    ) -> Body:
+        """The newest body, rebuilt only if the rows or the measurements have changed."""
+        key = standing.cluster, colour, language.current.get()
         with self._lock:
             made = self._newest.get(key)
-        if made is not None and made[0][0] is rows and made[0][1] == told:
+        if made is not None and made[0][0] is rows and made[0][1] == measured:
             return made[1]
-        body = _body(stands, rows, colour, told, self._said)
+        body = _body(standing, rows, colour, measured, self._translate)
         with self._lock:
-            self._newest[key] = (rows, told), body
-            self._kept[stands.cluster, colour, body.tag] = body
+            self._newest[key] = (rows, measured), body
+            self._kept[standing.cluster, colour, body.tag] = body
             while len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         return body
 
-    def since(self, tag: str, stands: Standing, colour: Colour, body: Body) -> bytes | None:
-        """What a page that has `tag` needs; None: that version is not known, or is of another fleet."""
+    def since(self, tag: str, standing: Standing, colour: Colour, body: Body) -> bytes | None:
+        """The changes for a page that has `tag`; None: that version is unknown, or of another fleet."""
         with self._lock:
-            before = self._kept.get((stands.cluster, colour, tag))
+            before = self._kept.get((standing.cluster, colour, tag))
         if before is None or before.places != body.places or len(before.cells) != len(body.cells):
             return None
         both = enumerate(zip(before.cells, body.cells, strict=True))
@@ -247,13 +251,17 @@ class FleetBodies:
 
 
 def _body(
-    stands: Standing, rows: Sequence[NodeRow], colour: Colour, told: Told, said: Callable[[str], str]
+    standing: Standing,
+    rows: Sequence[NodeRow],
+    colour: Colour,
+    measured: Measurements,
+    translate: Callable[[str], str],
 ) -> Body:
-    places, found = cells(rows, colour, told)
+    places, found = cells(rows, colour, measured)
     tag = hashlib.sha256(_encode([places, found])).hexdigest()[:16]
     whole = {
-        "cluster": stands.cluster, "tag": tag, "groups": places, "nodes": found,
-        "bins": bins(colour, said), "kinds": kinds(said),
-        "verdicts": {one.value: said(one.value) for one in Verdict},
+        "cluster": standing.cluster, "tag": tag, "groups": places, "nodes": found,
+        "bins": bins(colour, translate), "kinds": kinds(translate),
+        "verdicts": {verdict.value: translate(verdict.value) for verdict in Verdict},
     }  # fmt: skip
     return Body(tag, places, found, _encode(whole))

@@ -5,7 +5,7 @@ from fastapi import APIRouter, Request, Response
 from healer.console.pages import FLEET_ROWS, Here, PageRoute, Pages
 from healer.console.render import one_of
 from healer.console.views import colours, fleet_view
-from healer.console.views.colours import COLOUR_WORDS, MEASURED, Colour, Told
+from healer.console.views.colours import COLOUR_WORDS, MEASURED, Colour, Measurements
 from healer.console.views.pauses_view import caps
 from healer.model import SlurmSnapshot
 
@@ -21,11 +21,13 @@ def fleet_page(
     context = pages.context(request, "fleet")
     rows, standing = context["rows"], context["standing"]
     by = one_of(Colour, colour) or Colour.service
-    told = _measured(pages, standing.snapshot, by)
-    found = fleet_view.by_trouble(row for row in rows if fleet_view.matches(row, q, place, pages.render.said))
+    measured = _measured(pages, standing.snapshot, by)
+    found = fleet_view.by_trouble(
+        row for row in rows if fleet_view.matches(row, q, place, pages.render.translate)
+    )
     worst: dict[str, int] = {}
     if by is not Colour.service:
-        body = pages.bodies.now(standing, rows, by, told)
+        body = pages.bodies.now(standing, rows, by, measured)
         worst = {cell[0]: colours.worst(cell[8]) for cell in body.cells}
         # Worst first by what is looked at; of what is alike the order stays.
         found.sort(key=lambda row: -worst[row.name])
@@ -39,7 +41,7 @@ def fleet_page(
         "measured": by in MEASURED,
         "found": len(found),
         "shown": shown,
-        "says": {row.name: colours.says(by, row, told) for row in shown},
+        "says": {row.name: colours.describe(by, row, measured) for row in shown},
         "pages": count,
         "number": number,
         "legend": fleet_view.legend(rows),
@@ -62,19 +64,19 @@ def fleet_json(request: Request, pages: Here, colour: str = "", since: str = "")
     return Response(changed or body.whole, media_type="application/json", headers=headers)
 
 
-def _measured(pages: Pages, snapshot: SlurmSnapshot | None, by: Colour) -> Told:
+def _measured(pages: Pages, snapshot: SlurmSnapshot | None, by: Colour) -> Measurements:
     """What the colours are made of; nothing is looked up that is not shown."""
     if snapshot is None:
-        return Told()
+        return Measurements()
     match by:
         case Colour.temperature:
-            return Told(gauges=pages.measures.gauges(snapshot))
+            return Measurements(gauges=pages.measures.gauges(snapshot))
         case Colour.throttle:
             signal = pages.rules.catalogue.signals.get(_REASONS)
-            return Told(gauges=pages.measures.gauges(snapshot), reasons=signal.bits if signal else {})
+            return Measurements(gauges=pages.measures.gauges(snapshot), reasons=signal.bits if signal else {})
         case Colour.steps:
-            return Told(paces=pages.measures.paces(snapshot))
+            return Measurements(paces=pages.measures.paces(snapshot))
         case Colour.lemon:
-            return Told(lemons=pages.measures.lemons(snapshot))
+            return Measurements(lemons=pages.measures.lemons(snapshot))
         case _:
-            return Told()
+            return Measurements()

@@ -5,7 +5,7 @@ from datetime import datetime
 from fastapi import APIRouter, Request, Response
 
 from healer.console.pages import PAGE_ROWS, Here, PageRoute, Pages, missing
-from healer.console.render import link, markdown_file, one_of
+from healer.console.render import markdown_file, next_link, one_of
 from healer.console.views import charts_view, incident_view
 from healer.console.views.buttons import split_buttons
 from healer.console.views.queue_view import NEEDS_WORDS, Needs, Wanted, asking_ids, queue, queue_row
@@ -34,7 +34,7 @@ def incidents_page(request: Request, pages: Here, show: str = "open", cursor: st
         text=asked["q"].strip(),
         me=context["session"].name,
     )
-    # What is open is worked on: the most urgent first. What is over is history: newest first.
+    # Open incidents: the most urgent first. Resolved ones: the newest first.
     if show == "open":
         found, following, total = _list_open(pages, context["standing"], wanted, cursor)
     else:
@@ -44,7 +44,7 @@ def incidents_page(request: Request, pages: Here, show: str = "open", cursor: st
     context |= {
         "incidents": [queue_row(incident, runs.get(incident.id), context["now"]) for incident in found],
         "total": total,
-        "next": link("/incidents", context["keep"], **filters, cursor=following) if following else None,
+        "next": next_link("/incidents", context["keep"], following, **filters),
         "first": cursor is None,
         "filters": filters,
         "severities": [word.value for word in Severity],
@@ -57,7 +57,7 @@ def incidents_page(request: Request, pages: Here, show: str = "open", cursor: st
 @routes.get("/incidents/{incident_id}/report.md")
 def incident_report(request: Request, pages: Here, incident_id: str) -> Response:
     detail = _read_incident(pages, pages.session(request), incident_id)
-    text = incident_view.report(detail, pages.clock(), pages.render.said)
+    text = incident_view.report(detail, pages.clock(), pages.render.translate)
     return markdown_file(f"incident-{detail.incident.short_id}.md", text)
 
 
@@ -117,7 +117,7 @@ def _list_past(pages: Pages, cluster: str, wanted: Wanted, show: str, cursor: st
 
 
 def _charts(pages: Pages, detail: IncidentRecord, now: datetime) -> list[charts_view.FindingCharts]:
-    """The charts of the findings, continued with what the node reported since, where that is still kept."""
+    """The charts of the findings, continued with later samples of the node that are still kept."""
     if not charts_view.newest_findings(detail.findings):
         return []
     wanted = charts_view.later_since(detail.findings, now)

@@ -1,7 +1,7 @@
-"""English sentences with names in braces, held against finished text. Pure.
+"""Translates finished English text by matching it with sentences that have names in braces. Pure.
 
-Not by a regular expression: one with several holes tries all ways to cut a text, and a sender's text could be
-made so that these are billions. Here a place that led nowhere is not tried again, and all steps are counted.
+Not by regular expressions: one with several holes tries all ways to split a text, and a sender could craft a
+text with billions of them. Here a position that failed is not tried again, and all steps are counted.
 """
 
 import re
@@ -18,19 +18,19 @@ HOLE = re.compile(r"\{(\w+)(\|t!?|\|nt?|\|w)?\}")
 _FIGURE = re.compile(r"[-+−]?\d(?:[^,(]|,\d)*", re.DOTALL)
 _BEGINS_WITH_FIGURE = re.compile(r"[-+−]?\d")
 _SPACE = re.compile(r"\s")
-#: No name ends with one of these: with it ends the sentence's part in which the name stands.
+#: No name ends with one of these: they end a part of the sentence.
 _ENDS = (":", ",", ";")
 _TAKES: dict[str, Callable[[str], bool]] = {
     "|n": lambda part: _FIGURE.fullmatch(part) is not None,
     "|nt": lambda part: _BEGINS_WITH_FIGURE.match(part) is not None,
     "|w": lambda part: _SPACE.search(part) is None and part[-1:] not in _ENDS,
 }
-#: What a part that has to be known says, in characters.
+#: The weight of a part that has to be translatable, in characters.
 _KNOWN_SAYS = 10
 
 
 class Spent(Exception):
-    """A text took more steps than any sentence of healer's."""
+    """A text took more steps than any sentence of healer does."""
 
 
 @dataclass(slots=True)
@@ -47,12 +47,12 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """`plain` stands before, between and behind the holes."""
+    """`plain` is the text before, between and behind the holes."""
 
     plain: tuple[str, ...]
     holes: tuple[tuple[str, str], ...]
-    said: str
-    #: Names whose text is translated in turn, and those of them that have to be known.
+    translation: str
+    #: Names whose text is translated in turn, and those of them that must have a translation.
     inner: frozenset[str]
     sure: frozenset[str]
     #: The longest run of plain characters: a text without it cannot fit.
@@ -70,24 +70,24 @@ class Pattern:
 class _Fit:
     """One pattern on one text, whose last hole ends at `end`."""
 
-    def __init__(self, one: Pattern, text: str, end: int, steps: Steps) -> None:
+    def __init__(self, pattern: Pattern, text: str, end: int, steps: Steps) -> None:
         self.parts: dict[str, str] = {}
-        self._one, self._text, self._end, self._steps = one, text, end, steps
+        self._pattern, self._text, self._end, self._steps = pattern, text, end, steps
         self._failed: set[tuple[int, int]] = set()
-        # A name that stands twice makes it matter how a place was come to.
-        self._remembers = len({name for name, _ in one.holes}) == len(one.holes)
+        # If a name occurs twice, the way to a position matters.
+        self._remembers = len({name for name, _ in pattern.holes}) == len(pattern.holes)
 
     def rest(self, at: int, begin: int) -> bool:
-        """Whether the holes from this one on fit what stands from `begin` on; fills `parts`."""
+        """Whether the holes from this one on match the text from `begin` on; fills `parts`."""
         if (at, begin) in self._failed:
             return False
-        is_last = at + 1 == len(self._one.holes)
+        is_last = at + 1 == len(self._pattern.holes)
         for stop in self._stops(at, begin):
             self._steps.take()
-            name, before = self._one.holes[at][0], dict(self.parts)
+            name, before = self._pattern.holes[at][0], dict(self.parts)
             if self._takes(at, self._text[begin:stop]):
                 self.parts[name] = self._text[begin:stop]
-                if is_last or self.rest(at + 1, stop + len(self._one.plain[at + 1])):
+                if is_last or self.rest(at + 1, stop + len(self._pattern.plain[at + 1])):
                     return True
                 self.parts = before
         if self._remembers:
@@ -95,27 +95,27 @@ class _Fit:
         return False
 
     def _stops(self, at: int, begin: int) -> Iterator[int]:
-        """Where this hole may end: before each place at which the next plain characters stand."""
-        if at + 1 == len(self._one.holes):
+        """Where this hole may end: before each occurrence of the next plain characters."""
+        if at + 1 == len(self._pattern.holes):
             yield from (self._end,) if begin < self._end else ()
             return
-        plain, stop = self._one.plain[at + 1], begin
+        plain, stop = self._pattern.plain[at + 1], begin
         while (stop := self._text.find(plain, stop + 1, self._end)) > begin:
             yield stop
 
     def _takes(self, at: int, part: str) -> bool:
-        name, kind = self._one.holes[at]
+        name, kind = self._pattern.holes[at]
         takes = _TAKES.get(kind)
         return (takes is None or takes(part)) and self.parts.get(name, part) == part
 
 
-def pattern(key: str, said: str) -> Pattern:
+def pattern(key: str, translation: str) -> Pattern:
     found = list(HOLE.finditer(key))
     plain = HOLE.sub("\0", key).split("\0")
     return Pattern(
         plain=tuple(plain),
         holes=tuple((hole[1], hole[2] or "") for hole in found),
-        said=said,
+        translation=translation,
         inner=frozenset(hole[1] for hole in found if hole[2] not in (None, "|w")),
         sure=frozenset(hole[1] for hole in found if hole[2] == "|t!"),
         core=max(plain, key=len),
@@ -123,7 +123,7 @@ def pattern(key: str, said: str) -> Pattern:
 
 
 def weight(key: str) -> int:
-    """How much of it is plain or known: the sentence that says most fits first."""
+    """How specific it is: the most specific sentence is tried first."""
     return len(HOLE.sub("", key)) + (_KNOWN_SAYS if "|t!}" in key else 0)
 
 
@@ -131,7 +131,7 @@ def start(key: str) -> str:
     return "" if HOLE.match(key) else key[0]
 
 
-#: BaseLoader: every word is text, also `no` and `on`. In C where there is one: it reads ten times as fast.
+#: BaseLoader: every scalar is text, also `no` and `on`. The C version is ten times as fast.
 _Loader: type = getattr(yaml, "CBaseLoader", yaml.BaseLoader)
 
 LANGUAGES = {"en": "English", "zh": "简体中文"}
@@ -141,13 +141,12 @@ COOKIE = "healer_language"
 current: ContextVar[str] = ContextVar("language", default="en")
 
 _PERCENT = re.compile(r"%\((\w+)\)s")
-#: healer writes sentences within sentences no deeper (figures of a finding are a chain). Text of others
-#: ends here too.
+#: Nesting of sentences: healer's go no deeper (figures of a finding are a chain), others' text is cut off.
 _DEPTH = 16
-#: Longer texts are stories of others: logs, output of commands. They are known as a whole or not at all.
+#: Longer texts are logs or output of commands. They are translated as a whole or not at all.
 MOST_CHARS = 700
-#: Places in one text and its parts at which patterns are tried. healer's own sentences need 700 at most; a
-#: text that was made for it holds a page up for 20 ms, once.
+#: Steps of matching for one text and its parts. healer's own sentences need 700 at most; a crafted text
+#: delays a page by 20 ms, once.
 MOST_STEPS = 4_000
 _KEPT = 20_000
 
@@ -157,14 +156,16 @@ class CatalogueError(ValueError):
 
 
 class Catalogue:
-    """Sentences of one language. `translate` never raises and gives back what it does not know."""
+    """Sentences of one language. `translate` never raises and returns unknown text unchanged."""
 
     def __init__(self, entries: Mapping[str, str], forms: Mapping[str, str] | None = None) -> None:
-        """`forms`: what templates alone ask for."""
+        """`forms`: entries only for templates."""
         both = {**entries, **(forms or {})}
-        self._whole = {key: said for key, said in {**both, **entries}.items() if not HOLE.search(key)}
+        self._whole = {
+            key: translation for key, translation in {**both, **entries}.items() if not HOLE.search(key)
+        }
         #: For templates: `{n|t} runs` and `{n} runs` are one.
-        self._forms = {HOLE.sub(r"{\1}", key): said for key, said in both.items()}
+        self._forms = {HOLE.sub(r"{\1}", key): translation for key, translation in both.items()}
         self._by_start = _by_start(entries)
         self._cached = lru_cache(_KEPT)(self._search)
 
@@ -178,17 +179,17 @@ class Catalogue:
 
     def form(self, message: str) -> str:
         """For a template's `trans` block: the sentence with its placeholders (`%(name)s`) still in it."""
-        said = self._forms.get(braced(message))
-        return message if said is None else HOLE.sub(r"%(\1)s", said.replace("%", "%%"))
+        translation = self._forms.get(braced(message))
+        return message if translation is None else HOLE.sub(r"%(\1)s", translation.replace("%", "%%"))
 
-    def forms(self, one: str, many: str, count: int) -> str:
-        return self.form(one if count == 1 else many)
+    def forms(self, singular: str, plural: str, count: int) -> str:
+        return self.form(singular if count == 1 else plural)
 
     def has_form(self, message: str) -> bool:
         return braced(message) in self._forms
 
     def _look_up(self, text: str) -> str | None:
-        # What is long is known as a whole or not at all, and not worth keeping.
+        # Long texts are not worth caching.
         return self._cached(text) if len(text) <= MOST_CHARS else self._search(text)
 
     def _search(self, text: str) -> str | None:
@@ -199,7 +200,7 @@ class Catalogue:
 
 
 class _Search:
-    """One text and its parts. What is tried is counted: no text, however it is made, holds a page up."""
+    """One text and its parts. Steps are counted, so that no crafted text holds a page up."""
 
     def __init__(self, whole: Mapping[str, str], by_start: Mapping[str, list[Pattern]]) -> None:
         self._whole = whole
@@ -220,36 +221,36 @@ class _Search:
         if body != text:
             inner = self.find(body, depth)
             return None if inner is None else text.replace(body, inner, 1)
-        said = self._whole.get(text) or self._whole.get(text[0].swapcase() + text[1:])
-        if said is not None or not depth or len(text) > MOST_CHARS:
-            return said
-        for one in self._by_start.get(text[0], self._by_start[""]):
-            if one.core not in text:
+        translation = self._whole.get(text) or self._whole.get(text[0].swapcase() + text[1:])
+        if translation is not None or not depth or len(text) > MOST_CHARS:
+            return translation
+        for candidate in self._by_start.get(text[0], self._by_start[""]):
+            if candidate.core not in text:
                 continue
             self._steps.take()
-            parts = one.fits(text, self._steps)
-            said = self._said(one, parts, depth) if parts is not None else None
-            if said is not None:
-                return said
+            parts = candidate.fits(text, self._steps)
+            translation = self._translated(candidate, parts, depth) if parts is not None else None
+            if translation is not None:
+                return translation
         return None
 
-    def _said(self, one: Pattern, parts: dict[str, str], depth: int) -> str | None:
-        """None: a part that has to be known is not."""
-        for name in one.inner:
+    def _translated(self, pattern: Pattern, parts: dict[str, str], depth: int) -> str | None:
+        """None if a part that must have a translation has none."""
+        for name in pattern.inner:
             found = self.find(parts[name], depth - 1)
             if found is not None:
                 parts[name] = found
-            elif name in one.sure:
+            elif name in pattern.sure:
                 return None
-        return HOLE.sub(lambda hole: parts[hole[1]], one.said)
+        return HOLE.sub(lambda hole: parts[hole[1]], pattern.translation)
 
 
 def _by_start(entries: Mapping[str, str]) -> dict[str, list[Pattern]]:
-    """Patterns by a text's first character, those that say most first; under "" for every other."""
+    """Patterns by a text's first character, the most specific first; under "" for every other."""
     keys = sorted((key for key in entries if HOLE.search(key)), key=weight, reverse=True)
     patterns = [(start(key), pattern(key, entries[key])) for key in keys]
     starts = {begins for begins, _ in patterns} | {""}
-    return {at: [one for begins, one in patterns if begins in ("", at)] for at in starts}
+    return {at: [candidate for begins, candidate in patterns if begins in ("", at)] for at in starts}
 
 
 def braced(message: str) -> str:
@@ -257,20 +258,20 @@ def braced(message: str) -> str:
 
 
 def checked(entries: Iterable[tuple[str, object]], where: str) -> dict[str, str]:
-    """Raises CatalogueError: an entry that says nothing, or a name that only one of both sides has."""
+    """Raises CatalogueError for an entry without text, or a name that only the translation has."""
     kept: dict[str, str] = {}
-    for key, said in entries:
-        if not isinstance(said, str) or not said.strip():
+    for key, translation in entries:
+        if not isinstance(translation, str) or not translation.strip():
             raise CatalogueError(f"{where}: {key!r}: no text")
         asked = {hole[1] for hole in HOLE.finditer(key)}
-        given = {hole[1] for hole in HOLE.finditer(said)}
+        given = {hole[1] for hole in HOLE.finditer(translation)}
         if not given <= asked:
             raise CatalogueError(
                 f"{where}: {key!r}: {', '.join(sorted(given - asked))} stands on the right alone"
             )
         if not HOLE.sub("", key).strip():
             raise CatalogueError(f"{where}: {key!r}: would fit every text")
-        kept[key] = said
+        kept[key] = translation
     return kept
 
 
@@ -281,8 +282,8 @@ def load(folder: Path) -> Catalogue:
     for path in sorted(folder.glob("*.yaml")):
         if path == forms:
             continue
-        for key, said in entries_of(path).items():
-            if entries.setdefault(key, said) != said:
+        for key, translation in entries_of(path).items():
+            if entries.setdefault(key, translation) != translation:
                 raise CatalogueError(f"{path.name}: {key!r} has another text in another file")
     return Catalogue(entries, entries_of(forms) if forms.is_file() else None)
 
@@ -294,7 +295,7 @@ def entries_of(path: Path) -> dict[str, str]:
 
 
 def chosen(cookie: str | None, accepts: str) -> str:
-    """What a person chose; else the first language of `Accept-Language` that is here; else English."""
+    """The language a person chose; else the first supported one of `Accept-Language`; else English."""
     if cookie in LANGUAGES:
         return cookie
     for part in accepts.split(","):

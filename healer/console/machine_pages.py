@@ -53,23 +53,27 @@ def node_page(
     context = pages.context(request, "node", cluster)
     standing, now = context["standing"], context["now"]
     row = next((row for row in context["rows"] if row.name == name), None)
-    known = pages.queries.nodes.rows(cluster, name, now) if row is not None else None
-    if row is None or known is None:
+    rows = pages.queries.nodes.rows(cluster, name, now) if row is not None else None
+    if row is None or rows is None:
         raise missing("No such node", f"Slurm shows no node {name} in {cluster}.")
     asking = asking_by_incident(standing)
     ran = pages.queries.runs.page(RunQuery(clusters=[cluster], node=name), limit=PAGE_ROWS)
     context |= {
         "row": row,
-        "going_on": context_of(pages.rules, known.snapshot, known.node, known.inventory, now),
-        "lemon": known.lemon,
+        "going_on": context_of(pages.rules, rows.snapshot, rows.node, rows.inventory, now),
+        "lemon": rows.lemon,
         "lemon_limit": LIMIT,
-        "unusual": node_view.unusual_table(known.unusual),
-        "fleet_figures": known.standing,
-        "incidents": [incident_view.incident_row(one, asking, now) for one in known.history],
+        "unusual": node_view.unusual_table(rows.unusual),
+        "fleet_figures": rows.standing,
+        "incidents": [incident_view.incident_row(incident, asking, now) for incident in rows.history],
         "runs": [run_row(run, now) for run in ran.items],
         "buttons": node_buttons(row, cluster, context["session"].role, standing.rules.playbooks.values()),
         "probation": max(
-            (one.probation_until for one in known.history if one.probation_until and not one.is_open),
+            (
+                incident.probation_until
+                for incident in rows.history
+                if incident.probation_until and not incident.is_open
+            ),
             default=None,
         ),
         "veto": next((veto for veto in standing.vetoes if veto.node == name), None),
@@ -77,7 +81,7 @@ def node_page(
         "slot": next((slot for slot in standing.slots if slot.node == name), None),
     }
     context |= _shown_by_slurm(standing.snapshot, name)
-    context |= _made_of(known, pages.queries.nodes.references(cluster))
+    context |= _made_of(rows, pages.queries.nodes.references(cluster))
     context |= _alerts(pages, standing.rules, cluster, name, now)
     context |= _measured(pages, row, cluster, now, signal, hours)
     return pages.show("node.html", context)
@@ -90,7 +94,9 @@ def _shown_by_slurm(snapshot: SlurmSnapshot | None, name: str) -> dict[str, Any]
         "slurm": snapshot.nodes[name],
         "jobs": snapshot.jobs_on(name),
         "gpu_jobs": jobs_by_gpu(snapshot, name),
-        "reservations": [one for one in snapshot.reservations.values() if name in one.nodes],
+        "reservations": [
+            reservation for reservation in snapshot.reservations.values() if name in reservation.nodes
+        ],
     }
 
 
@@ -98,7 +104,7 @@ def _made_of(rows: NodeRows, references: Sequence[Reference]) -> dict[str, Any]:
     """(what, the node's value, that of the good node where it is another) of each fact that is known."""
     facts = merged_facts(rows.node, rows.inventory.facts if rows.inventory else {})
     kind = node_kind(rows.node.gpu_model)
-    reference = next((one for one in references if one.kind == kind), None)
+    reference = next((reference for reference in references if reference.kind == kind), None)
     differs = differences(facts, reference) if reference is not None else {}
     lines = [
         (FACTS[fact], facts[fact], reference.facts[fact] if reference is not None and fact in differs else "")
@@ -111,16 +117,16 @@ def _made_of(rows: NodeRows, references: Sequence[Reference]) -> dict[str, Any]:
 def _alerts(pages: Pages, rules: Ruleset, cluster: str, name: str, now: datetime) -> dict[str, Any]:
     """What fires, what it is to healer, and how many more are like it: the newest of each name and place,
     those that open an incident first."""
-    told = pages.queries.signals.alerts(cluster, name, now - timedelta(hours=ALERT_STAYS_MAX_H))
+    reported = pages.queries.signals.alerts(cluster, name, now - timedelta(hours=ALERT_STAYS_MAX_H))
     opening = {entry.name for entry in rules.alerts if entry.opens}
-    fires = firing(rules, told, now)
-    alike = Counter((one.name, str(one.component)) for one in fires)
+    fires = firing(rules, reported, now)
+    alike = Counter((alert.name, str(alert.component)) for alert in fires)
     newest: dict[tuple[str, str], FiringAlert] = {}
-    for one in fires:
-        newest.setdefault((one.name, str(one.component)), one)
+    for alert in fires:
+        newest.setdefault((alert.name, str(alert.component)), alert)
     shown = [
-        (one, words.alert_taken(one.rule if one.rule in opening else None), alike[key] - 1)
-        for key, one in sorted(newest.items(), key=lambda pair: pair[1].rule not in opening)[:ALERTS_SHOWN]
+        (alert, words.alert_taken(alert.rule if alert.rule in opening else None), alike[key] - 1)
+        for key, alert in sorted(newest.items(), key=lambda pair: pair[1].rule not in opening)[:ALERTS_SHOWN]
     ]
     return {"alerts": shown, "alerts_more": len(fires) - sum(1 + more for *_, more in shown)}
 
@@ -136,17 +142,17 @@ def _measured(
     measured = node_view.measured(reports, columns, catalogue, node, signal)
     charts = pages.sources.charts
     remembers = charts is not None and charts.remembers(cluster)
-    told = {"measured": measured, "hours": 0, "hours_known": HOURS if remembers else {}, "history_away": ""}
+    shown = {"measured": measured, "hours": 0, "hours_known": HOURS if remembers else {}, "history_away": ""}
     drawn = catalogue.signals.get(measured.signal)
     if charts is None or not remembers or wanted_hours not in HOURS or drawn is None:
-        return told
+        return shown
     hours = int(wanted_hours)
     try:
         points = charts.points(cluster, row.name, drawn.name, now - timedelta(hours=hours), now)
     except HistoryAway as error:
-        return told | {"hours": hours, "history_away": str(error)}
+        return shown | {"hours": hours, "history_away": str(error)}
     chart = node_view.remembered_chart(points, drawn, node, hours=hours)
-    return told | {"hours": hours, "measured": msgspec.structs.replace(measured, chart=chart)}
+    return shown | {"hours": hours, "measured": msgspec.structs.replace(measured, chart=chart)}
 
 
 # --- jobs ---
@@ -163,7 +169,9 @@ def job_page(request: Request, pages: Here, cluster: str, job: str) -> Response:
         "view": job_view.view_job(shown, rows, steps, history),
         "facts": job_view.facts(shown) if shown else [],
         "history": history,
-        "incidents": [incident_view.incident_row(one, asking, context["now"]) for one in history.incidents],
+        "incidents": [
+            incident_view.incident_row(incident, asking, context["now"]) for incident in history.incidents
+        ],
     }
     return pages.show("job.html", context)
 

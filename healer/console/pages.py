@@ -1,4 +1,4 @@
-"""What all pages share: who looks, at which cluster, and how it stands."""
+"""What all pages share: the caller, the cluster and its state."""
 
 import hashlib
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -46,7 +46,7 @@ class Stop(Exception):
 
 
 class PageRoute(APIRoute):
-    """A route whose handler may raise `Stop`, and Invalid for a page number that is not ours."""
+    """A route whose handler may raise `Stop`, and Invalid for a wrong cursor."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -64,13 +64,13 @@ class PageRoute(APIRoute):
 
 
 def missing(heading: str, text: str) -> Problem:
-    """There is no such thing, or this person sees none."""
+    """404: there is no such thing, or this person may not see it."""
     return Problem(404, text, heading=heading)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trying:
-    """What changes of the rules are tried by."""
+    """What rehearsals of rule changes need."""
 
     rehearsals: Rehearsals
     files: RuleFiles
@@ -79,11 +79,11 @@ class Trying:
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """What the pages read: the same queries as the API, and what this process itself knows.
+    """What the pages read: the same queries as the API, and the state of this process.
 
     `unknown` and `arriving`: of a cluster, at most so many. `modes`: of several clusters each, with the mode
-    of rules without their own. `rules_error`: why changed rule files were not taken. `cases`: beside the
-    files, by rule. `trying` None: no change is tried here; `own` None: healer's health has no page.
+    of rules without their own. `rules_error`: why changed rule files were not loaded. `cases`: test cases of
+    the rule files, by rule. `trying` None: no rehearsals here; `self_health` None: its page does not exist.
     """
 
     queries: Queries
@@ -96,28 +96,28 @@ class Sources:
     cases: Callable[[], dict[str, int]] = dict
     charts: Charts | None = None
     trying: Trying | None = None
-    own: SelfHealthReads | None = None
+    self_health: SelfHealthReads | None = None
 
 
 class FleetRows:
-    """The rows of each cluster, the very same list until Slurm, an incident or a slot says something else."""
+    """The rows of each cluster, the same list until Slurm's nodes, an incident or a slot change."""
 
     def __init__(self) -> None:
         self._made: dict[
             str, tuple[tuple[object, object, dict[str, fleet_view.Hold]], list[fleet_view.NodeRow]]
         ] = {}
 
-    def of(self, stands: Standing) -> list[fleet_view.NodeRow]:
-        held = fleet_view.holds(stands)
-        shown = stands.snapshot.nodes if stands.snapshot else None
-        made = self._made.get(stands.cluster)
+    def of(self, standing: Standing) -> list[fleet_view.NodeRow]:
+        held = fleet_view.holds(standing)
+        shown = standing.snapshot.nodes if standing.snapshot else None
+        made = self._made.get(standing.cluster)
         if made is not None:
             (nodes, incidents, holds), rows = made
-            if nodes is shown and incidents is stands.open_incidents and holds == held:
+            if nodes is shown and incidents is standing.open_incidents and holds == held:
                 return rows
         before = {row.name: row for row in made[1]} if made is not None else {}
-        rows = fleet_view.node_rows(stands, before)
-        self._made[stands.cluster] = (shown, stands.open_incidents, held), rows
+        rows = fleet_view.node_rows(standing, before)
+        self._made[standing.cluster] = (shown, standing.open_incidents, held), rows
         return rows
 
 
@@ -138,10 +138,10 @@ class Pages:
     ) -> None:
         self.sources, self.queries, self.sessions = sources, sources.queries, sessions
         self.secure_cookie, self._link_secret = secure_cookie, link_secret
-        self.render = Renderer(sources.clock)
+        self.render = Renderer()
         self.clock = sources.clock
         self.fleet_rows = FleetRows()
-        self.bodies = FleetBodies(self.render.said)
+        self.bodies = FleetBodies(self.render.translate)
         self.measures = FleetMeasures(self.queries, self.clock)
         self.runbooks = Runbooks(runbooks_dir())
 
@@ -175,7 +175,7 @@ class Pages:
         return [name for name in names if session.cluster in (None, name)]
 
     def context(self, request: Request, page: str, cluster: str | None = None) -> dict[str, Any]:
-        """The names that every template knows. Raises `Stop` and Problem."""
+        """The names that every template uses. Raises `Stop` and Problem."""
         session = self.session(request)
         clusters = self.clusters(session)
         wanted = cluster or request.query_params.get("cluster") or (clusters[0] if clusters else None)
@@ -196,46 +196,46 @@ class Pages:
         )
 
     def rule_book(self, cluster: str) -> RuleBook:
-        rules, known = self.rules, self.queries.rules
+        rules, queries = self.rules, self.queries.rules
         if cluster in self.sources.modes:
             rules = msgspec.structs.replace(rules, default_mode=self.sources.modes[cluster])
         return RuleBook(
             rules=rules,
-            records=known.records(cluster, fired_since=self.clock() - _WEEK),
+            records=queries.records(cluster, fired_since=self.clock() - _WEEK),
             cases=self.sources.cases(),
-            trials=tuple(known.trials(cluster)),
+            trials=tuple(queries.trials(cluster)),
         )
 
     def around(
-        self, request: Request, page: str, session: Caller, clusters: list[str], stands: Standing
+        self, request: Request, page: str, session: Caller, clusters: list[str], standing: Standing
     ) -> dict[str, Any]:
-        """What the layout shows."""
+        """The names of the layout."""
         now = self.clock()
-        rows = self.fleet_rows.of(stands)
+        rows = self.fleet_rows.of(standing)
         return {
             "session": session,
             "acts": may_act(session.role),
             "responds": may_respond(session.role),
             "clusters": clusters,
-            "cluster": stands.cluster,
-            "standing": stands,
-            "strip": standing_view.strip(stands, rows, now),
+            "cluster": standing.cluster,
+            "standing": standing,
+            "strip": standing_view.strip(standing, rows, now),
             "rows": rows,
             "page": page,
-            # Where a form comes back to.
+            # Where a form returns to.
             "here": _here(request),
             "now": now,
-            "pause_button": standing_view.pause_button(stands.cluster),
+            "pause_button": standing_view.pause_button(standing.cluster),
             "end_pause": partial(standing_view.end_pause_button, session=session),
-            "reset_breaker": standing_view.reset_breaker_button(stands.cluster),
+            "reset_breaker": standing_view.reset_breaker_button(standing.cluster),
             "runbooks": self.runbooks,
-            "tells_health": self.sources.own is not None,
+            "tells_health": self.sources.self_health is not None,
             "admin": session.role is Role.admin,
-            "keep": {"cluster": stands.cluster} if len(clusters) > 1 else {},
+            "keep": {"cluster": standing.cluster} if len(clusters) > 1 else {},
         }
 
     def json(self, request: Request, body: str) -> Response:
-        """A body that scripts draw; 304 when it is the one they have."""
+        """JSON for a script; 304 if the script has it already."""
         tag = f'"{hashlib.sha256(body.encode()).hexdigest()[:16]}"'
         headers = {"ETag": tag, "Cache-Control": "private, no-cache", "X-Content-Type-Options": "nosniff"}
         if request.headers.get("if-none-match") == tag:
@@ -260,9 +260,9 @@ async def _pages_of(request: Request) -> Pages:
     return request.state.pages
 
 
-#: For a handler: the console's pages, as `Console` puts them beside each request.
+#: For a handler: the console's pages, which `Console` adds to each request.
 Here = Annotated[Pages, Depends(_pages_of)]
 
 
-def asking_by_incident(stands: Standing) -> dict[str, Any]:
-    return {run.incident: run for run in stands.asking if run.incident}
+def asking_by_incident(standing: Standing) -> dict[str, Any]:
+    return {run.incident: run for run in standing.asking if run.incident}

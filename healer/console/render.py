@@ -30,7 +30,7 @@ PAGE_HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
-    # A page shows what stands now and who is signed in; no cache may keep it.
+    # A page shows the present state and who is signed in; no cache may keep it.
     "Cache-Control": "no-store",
 }
 
@@ -42,7 +42,7 @@ T = TypeVar("T", bound=StrEnum)
 
 
 def one_of(kind: type[T], word: str) -> T | None:
-    """None for a word that is none of them: an address from elsewhere asks for everything."""
+    """None for an unknown word: an address from elsewhere then shows everything."""
     return kind(word) if word in set(kind) else None
 
 
@@ -50,6 +50,11 @@ def link(path: str, keep: dict[str, str], **query: str) -> str:
     """An address with the query's non-empty parts; `keep` carries the cluster where there are several."""
     parts = {**keep, **{key: value for key, value in query.items() if value}}
     return f"{path}?{urlencode(parts)}" if parts else path
+
+
+def next_link(path: str, keep: dict[str, str], cursor: str | None, **query: str) -> str | None:
+    """The address of the next page of a list; None on the last."""
+    return link(path, keep, **query, cursor=cursor) if cursor else None
 
 
 def markdown_file(name: str, text: str) -> Response:
@@ -63,7 +68,7 @@ def web_dir() -> Path:
 
 
 class Assets:
-    """The static files, read once. Their address carries a hash of their bytes: it may be kept for ever."""
+    """The static files, read once. Their URL contains a hash of their bytes, so it may be cached for ever."""
 
     def __init__(self, folder: Path) -> None:
         self._files: dict[str, tuple[bytes, str, str]] = {}
@@ -75,7 +80,7 @@ class Assets:
                 self._files[path.relative_to(folder).as_posix()] = (body, kind, digest)
 
     def url(self, name: str) -> str:
-        """Raises KeyError for a file that is not there: a template's mistake is found by its first test."""
+        """Raises KeyError for a missing file: a template's mistake fails its first test."""
         return f"/static/{name}?v={self._files[name][2]}"
 
     def response(self, name: str, version: str) -> Response | None:
@@ -89,11 +94,10 @@ class Assets:
 
 
 class Renderer:
-    """Renders templates, in the language of the request. `clock` gives the one `now` of a page."""
+    """Renders templates, in the language of the request."""
 
-    def __init__(self, clock: Callable[[], datetime]) -> None:
+    def __init__(self) -> None:
         folder = web_dir()
-        self.clock = clock
         self.assets = Assets(folder / "static")
         loader = FileSystemLoader(folder / "templates")
         self._catalogues = {"zh": language.load(folder / "words" / "zh")}
@@ -110,25 +114,25 @@ class Renderer:
             lstrip_blocks=True,
             extensions=["jinja2.ext.i18n"],
         )
-        said = _Said(self._catalogues.get(name))
+        texts = _Said(self._catalogues.get(name))
         install: Callable[..., None] = env.install_gettext_callables  # pyright: ignore[reportAttributeAccessIssue]
-        install(said.form, said.forms, newstyle=True)
+        install(texts.form, texts.forms, newstyle=True)
         env.filters.update(
             utc=words.utc,
             iso=words.iso,
-            span=lambda seconds: said.text(words.span(seconds)),
+            span=lambda seconds: texts.text(words.span(seconds)),
             clock_ms=words.clock_ms,
             number=words.number,
             size=words.size,
-            sentence=said.sentence,
+            sentence=texts.sentence,
             body=_body_attribute,
-            t=said.text,
-            said=said.within,
+            t=texts.text,
+            said=texts.within,
         )
         env.globals.update(
             asset=self.assets.url,
-            plural=lambda *asked: said.text(words.plural(*asked)),
-            when=said.when,
+            plural=lambda *asked: texts.text(words.plural(*asked)),
+            when=texts.when,
             link=link,
             languages=language.LANGUAGES,
             language=name,
@@ -137,7 +141,7 @@ class Renderer:
         )
         return env
 
-    def said(self, text: str) -> str:
+    def translate(self, text: str) -> str:
         """The finished sentence in the language of the request."""
         catalogue = self._catalogues.get(language.current.get())
         return catalogue.translate(text) if catalogue else text
@@ -150,7 +154,7 @@ class Renderer:
 
 
 class _Said:
-    """What templates ask one language for. Without a catalogue, in English, everything is as it came."""
+    """The texts of templates in one language. Without a catalogue, in English, they stay as they are."""
 
     def __init__(self, catalogue: Catalogue | None) -> None:
         self._catalogue = catalogue
@@ -181,18 +185,18 @@ def _within(value: Any, keys: tuple[str, ...], text: Callable[[str], str], *, ou
     if isinstance(value, str):
         return text(value) if ours else value
     if isinstance(value, list | tuple):
-        return [_within(one, keys, text, ours=ours) for one in value]
+        return [_within(part, keys, text, ours=ours) for part in value]
     if isinstance(value, dict):
-        return {key: _within(one, keys, text, ours=key in keys) for key, one in value.items()}
+        return {key: _within(part, keys, text, ours=key in keys) for key, part in value.items()}
     return value
 
 
-def _english(one: str, many: str, count: int) -> str:
-    return one if count == 1 else many
+def _english(singular: str, plural: str, count: int) -> str:
+    return singular if count == 1 else plural
 
 
 def speak_to(request: Request) -> None:
-    """From here on pages are in the language of who asks."""
+    """Sets the language of the request."""
     cookie, accepts = request.cookies.get(language.COOKIE), request.headers.get("accept-language", "")
     language.current.set(language.chosen(cookie, accepts))
 
@@ -211,7 +215,7 @@ def runbooks_dir() -> Path:
 
 
 class Runbooks:
-    """By name, read once. HTML within a page is shown as text, never taken."""
+    """By name, read once. HTML within a runbook is shown as text."""
 
     def __init__(self, folder: Path) -> None:
         self._texts = _read(folder)
@@ -226,7 +230,7 @@ class Runbooks:
         return self._text(name).partition("\n")[0].lstrip("# ").strip()
 
     def html(self, name: str) -> Markup:
-        """What stands below its first heading."""
+        """Its text below the first heading."""
         from markdown_it import MarkdownIt
 
         text = _LINK.sub(self._link, self._text(name).partition("\n")[2])
@@ -237,7 +241,7 @@ class Runbooks:
         return self._others[language.current.get()].get(name) or self._texts[name]
 
     def _link(self, found: re.Match[str]) -> str:
-        """Links to other runbooks lead there; those to other documents, which are not served, are text."""
+        """Links to other runbooks are kept; those to other documents, which are not served, become text."""
         words, target = found.groups()
         name, _, place = target.partition("#")
         if (not name and place) or target.startswith(("https://", "http://")):

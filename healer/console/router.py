@@ -14,7 +14,7 @@ from healer.console import (
 )
 from healer.console.errors import ErrorPages
 from healer.console.pages import PAGE_ROWS, Here, PageRoute, Pages, missing
-from healer.console.render import link, speak_to
+from healer.console.render import next_link, speak_to
 from healer.console.views import timeline_view
 from healer.ports.queries import AuditQuery
 
@@ -33,7 +33,7 @@ class Console(APIRouter):
         super().__init__(include_in_schema=False, dependencies=[Depends(enter)])
         self.error_page = ErrorPages(pages)
         parts = [fleet_pages.routes, incident_pages.routes, machine_pages.routes, desk_pages.routes]
-        parts += [desk_pages.health_routes] if pages.sources.own is not None else []
+        parts += [desk_pages.health_routes] if pages.sources.self_health is not None else []
         parts += [rule_pages.routes]
         parts += [rule_pages.rehearsal_routes] if pages.sources.trying is not None else []
         for part in (*parts, run_pages.routes, routes, session_pages.routes):
@@ -51,16 +51,11 @@ def audit_page(
 ) -> Response:
     context = pages.context(request, "audit")
     cluster, filters = context["cluster"], {"actor": actor, "verb": verb, "subject": subject}
-    found = pages.queries.audit.page(
-        AuditQuery(clusters=[cluster], actor=actor, verb=verb, subject=subject),
-        limit=PAGE_ROWS,
-        cursor=cursor,
-    )
+    query = AuditQuery(clusters=[cluster], actor=actor, verb=verb, subject=subject)
+    found = pages.queries.audit.page(query, limit=PAGE_ROWS, cursor=cursor)
     context |= {
         "records": [timeline_view.audit_row(record, cluster) for record in found.items],
-        "next": link("/audit", context["keep"], **filters, cursor=found.next_cursor)
-        if found.next_cursor
-        else None,
+        "next": next_link("/audit", context["keep"], found.next_cursor, **filters),
         "first": cursor is None,
         "chain": pages.queries.audit.chain(cluster),
         **filters,

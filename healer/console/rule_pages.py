@@ -1,4 +1,4 @@
-"""The pages of rules, playbooks, their runbooks, and of changes that are tried over what was recorded."""
+"""The pages of rules, playbooks, runbooks, and of rehearsals of rule changes over recordings."""
 
 from datetime import datetime
 from typing import Any
@@ -13,9 +13,9 @@ from healer.model.run import ACTIVE_REHEARSALS, Rehearsal
 from healer.ports.queries import RunQuery
 from healer.rulebook.source import unified_diff
 
-#: Names that arrive and that no rule can use: the most frequent ones.
+#: The most frequent names that arrive and that no rule can use.
 UNKNOWN_SHOWN = 200
-#: The newest runs, of all playbooks, by which the list tells how they ended; and those of one playbook.
+#: The newest runs of all playbooks, for the list's statistics; and those of one playbook.
 RUNS_SEEN, RUNS_SHOWN = 500, 20
 #: Changes that the list shows.
 REHEARSALS_SHOWN = 20
@@ -96,7 +96,9 @@ def runbook_page(request: Request, pages: Here, name: str) -> Response:
     context |= {
         "title": pages.runbooks.title(name),
         "text": pages.runbooks.html(name),
-        "playbooks": sorted(one.name for one in pages.rules.playbooks.values() if one.runbook == name),
+        "playbooks": sorted(
+            playbook.name for playbook in pages.rules.playbooks.values() if playbook.runbook == name
+        ),
     }
     return pages.show("runbook.html", context)
 
@@ -122,7 +124,7 @@ def rehearsals_page(request: Request, pages: Here, file: str = "", like: str = "
         "days": DAYS,
         "recordings": trying.recordings(cluster),
         "tried": found,
-        "under_way": next((one for one in found if one.state in ACTIVE_REHEARSALS), None),
+        "under_way": next((tried for tried in found if tried.state in ACTIVE_REHEARSALS), None),
         "tones": rules_view.REHEARSAL_TONES,
     }
     return pages.show("rehearsals.html", context)

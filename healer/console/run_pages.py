@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Request, Response
 
 from healer.console.pages import PAGE_ROWS, Here, PageRoute, Pages, missing
-from healer.console.render import link, one_of
+from healer.console.render import next_link, one_of
 from healer.console.views.buttons import from_here_buttons, run_buttons
 from healer.console.views.runs_view import guard_rows, last_decision, mode_note, run_row, steps
 from healer.model import RunState
@@ -25,9 +25,7 @@ def runs_page(request: Request, pages: Here, state: str = "", cursor: str | None
     context |= {
         "asking": [run_row(run, now) for run in context["standing"].asking] if not state else [],
         "runs": [run_row(run, now) for run in found.items],
-        "next": link("/runs", context["keep"], state=state, cursor=found.next_cursor)
-        if found.next_cursor
-        else None,
+        "next": next_link("/runs", context["keep"], found.next_cursor, state=state),
         "first": cursor is None,
         "state": state,
     }
@@ -56,7 +54,7 @@ def run_page(request: Request, pages: Here, run_id: str) -> Response:
 
 
 def _look(pages: Pages, run_id: str) -> Response:
-    """The run for somebody who came by a link of a message."""
+    """The run for a person who came by a link of a message."""
     detail = pages.queries.runs.record(run_id)
     if detail is None:
         raise missing("No such run", f"There is no run {run_id}.")

@@ -95,8 +95,8 @@ def _translated(request: Request, pages: Pages, body: bytes) -> Response:
         raise Problem(400, "a list of texts is wanted") from None
     if len(texts) > _TEXTS or any(len(text) > _CHARS for text in texts):
         raise Problem(413, f"at most {_TEXTS} texts of {_CHARS} characters are taken at once")
-    said = msgspec.json.encode([pages.render.said(text) for text in texts])
-    return Response(said, media_type="application/json", headers=_NOT_KEPT)
+    translations = msgspec.json.encode([pages.render.translate(text) for text in texts])
+    return Response(translations, media_type="application/json", headers=_NOT_KEPT)
 
 
 # --- forms ---

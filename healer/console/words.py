@@ -1,4 +1,4 @@
-"""Numbers and times in the words that people read. Pure: `now` comes by parameter."""
+"""Numbers and times in words. Pure: `now` is a parameter."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ def span(seconds: float) -> str:
         if whole >= size:
             count, rest = divmod(whole, size)
             text = f"{count} {unit}"
-            # A second unit only where it tells something: hours with minutes, days with hours.
+            # A second unit only where it helps: hours with minutes, days with hours.
             if index + 1 < len(_SPANS) and unit in ("d", "h"):
                 small, small_unit = _SPANS[index + 1]
                 if rest // small:
@@ -95,9 +95,16 @@ def size(count: int) -> str:
     return f"{value:.0f} {unit}" if unit == "B" or value >= 99.5 else f"{value:.1f} {unit}"
 
 
-def plural(count: int, one: str, many: str | None = None) -> str:
+def plural(count: int, singular: str, plural_form: str | None = None) -> str:
     """`1 node`, `4 nodes`."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
+    return f"{count:,} {singular if count == 1 else plural_form or singular + 's'}"
+
+
+def numbers(found: Sequence[int]) -> str:
+    """`0 to 7`, `0, 3`; of sorted numbers."""
+    if len(found) > 2 and found[-1] - found[0] == len(found) - 1:
+        return f"{found[0]} to {found[-1]}"
+    return ", ".join(map(str, found))
 
 
 def names(items: tuple[str, ...] | list[str], show: int = 3) -> str:
@@ -107,7 +114,7 @@ def names(items: tuple[str, ...] | list[str], show: int = 3) -> str:
     return f"{', '.join(items[:show])} and {len(items) - show:,} more"
 
 
-#: What stands before a unit: `98 %` and `3 GPUs`, but `1.18` for a ratio.
+#: Units that are not printed: `98 %` and `3 GPUs`, but `1.18` for a ratio.
 _BARE_UNITS = frozenset({"", "ratio", "count", "state", "bits", "bool"})
 
 
@@ -129,7 +136,7 @@ def figure(value: float | None, unit: str = "") -> str:
 
 
 def sentence(text: str) -> str:
-    """With a capital at its start; the rest as it is, and so is a name that it begins with: gpu0007."""
+    """With a capital at its start, unless it begins with a name such as gpu0007."""
     first = text.split(" ", 1)[0]
     return text if any(map(str.isdigit, first)) else text[:1].upper() + text[1:]
 
@@ -142,6 +149,6 @@ def plain(text: str) -> str:
     return text
 
 
-def listed(title: str, rows: Sequence[str], said: Callable[[str], str]) -> list[str]:
-    """Lines of a part with its heading; nothing for no rows. `said`: a sentence in the reader's language."""
-    return ["", f"## {said(title)}", "", *(f"- {plain(said(row))}" for row in rows)] if rows else []
+def listed(title: str, rows: Sequence[str], translate: Callable[[str], str]) -> list[str]:
+    """Lines of a section with its heading; none for no rows. `translate`: to the reader's language."""
+    return ["", f"## {translate(title)}", "", *(f"- {plain(translate(row))}" for row in rows)] if rows else []

@@ -455,7 +455,7 @@ class Site:
                 arriving=lambda cluster, limit: console_telemetry.arriving(),
                 modes=_HeadMode(),
                 cases=lambda: {shipped().rules[0].name: 3},
-                own=lambda _: self.own,
+                self_health=lambda _: self.own,
             ),
             self,
             link_secret=LINK_SECRET,

@@ -1,4 +1,4 @@
-"""The presses a person may make: each posts JSON to the REST API, with a preview where it changes much."""
+"""Buttons: each posts JSON to the REST API, with a preview where it changes much."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -24,9 +24,9 @@ from healer.model import (
 from healer.playbooks import BEGIN, UNDO
 from healer.ports.answers import OpenIncident
 
-#: Shown where they fit; `gpu-fatal` by hand is `drain` and `requeue`.
-#: On a node in service: the ones that are wanted often. All others stand under "More playbooks".
+#: Shown first on a node in service, as they are used often; all others are under "More playbooks".
 _FIRST = frozenset({"drain-at-job-end", "validate", "reboot-validate"})
+#: Not offered as playbooks: they have a button elsewhere. `gpu-fatal` by hand is `drain` and `requeue`.
 _OWN_BUTTON = frozenset(
     {"drain", "resume", "undrain", "gpu-fatal", "adopt-slurm-drain", "return-to-service", "foreign-drain"}
 )
@@ -36,7 +36,7 @@ _RESPOND = frozenset({Role.responder, Role.operator, Role.admin})
 
 
 class InputField(msgspec.Struct, frozen=True, kw_only=True):
-    """`choices` make a list to choose from, `labels` are how they read; without them it is a line of text."""
+    """An input of a dialog: a list of `choices` with their `labels`; without them a line of text."""
 
     name: str
     help: str
@@ -47,8 +47,8 @@ class InputField(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Button(msgspec.Struct, frozen=True, kw_only=True):
-    """A press that posts JSON. `field` is the text the API wants with it (reason, note, or none);
-    `preview` is a route that is asked with `dry_run=true` before anything is done."""
+    """A button that posts JSON. `field` is the text that the API requires (reason, note, or none); `preview`
+    is a route that is called with `dry_run=true` before anything is done."""
 
     label: str
     action: str
@@ -61,18 +61,25 @@ class Button(msgspec.Struct, frozen=True, kw_only=True):
     preview_body: dict[str, str] = {}
     primary: bool = False
     key: str = ""
-    #: What the playbook may be given, for the dialog; an empty default of a required one has to be chosen.
+    #: The playbook's inputs, for the dialog; a required one with an empty default has to be chosen.
     inputs: tuple[InputField, ...] = ()
-    #: What the fields give are parts of the body itself, not the inputs of a playbook.
+    #: The inputs are fields of the body itself, not the inputs of a playbook.
     flat: bool = False
-    #: Stands under "More playbooks".
+    #: Listed under "More playbooks".
     more: bool = False
 
 
-def _start(playbook: str, body: dict[str, str], **told: Any) -> Button:
-    """A press that starts the playbook; people see first what the guards say."""
-    where = f"/api/v1/playbooks/{playbook}/runs"
-    return Button(action=where, body=body, preview=where, preview_body={**body, "reason": "preview"}, **told)
+def _start(playbook: str, body: dict[str, str], **fields: Any) -> Button:
+    """Starts the playbook; people first see the guards' answers."""
+    route = f"/api/v1/playbooks/{playbook}/runs"
+    return Button(
+        action=route, body=body, preview=route, preview_body={**body, "reason": "preview"}, **fields
+    )
+
+
+def _on_incident(incident: Incident, verb: str, label: str, effect: str, **fields: Any) -> Button:
+    action = f"/api/v1/incidents/{incident.id}/{verb}"
+    return Button(**{"title": label, **fields}, label=label, action=action, effect=effect)
 
 
 def may_respond(role: Role) -> bool:
@@ -84,44 +91,52 @@ def may_act(role: Role) -> bool:
 
 
 def run_buttons(run: Run, role: Role) -> tuple[Button, ...]:
-    """What this role may press on this run."""
+    """The buttons of this run for this role."""
     if not may_act(role) or run.state in ENDED_RUN_STATES:
         return ()
     what = f"{run.playbook} {target(run)}"
 
-    def press(label: str, word: str, title: str, effect: str, **told: Any) -> Button:
-        return Button(label=label, action=f"/api/v1/runs/{run.id}/{word}", title=title, effect=effect, **told)
+    def button(label: str, verb: str, title: str, effect: str, **fields: Any) -> Button:
+        action = f"/api/v1/runs/{run.id}/{verb}"
+        return Button(label=label, action=action, title=title, effect=effect, **fields)
 
     if run.state in (RunState.waiting_approval, RunState.proposed):
         on = {"cluster": run.cluster, **({"node": run.node} if run.node else {"job": run.job or ""})}
         if run.incident:
             on["incident"] = run.incident
         effect = f"healer starts {what} at once. Each step still asks the guards."
-        preview = f"/api/v1/playbooks/{run.playbook}/runs"
-        told = {"preview": preview, "preview_body": {**on, "reason": "preview"}, "primary": True, "key": "p"}
-        approve = press(f"Approve {run.playbook}", "approve", f"Approve {what}", effect, **told)
+        approve = button(
+            f"Approve {run.playbook}",
+            "approve",
+            f"Approve {what}",
+            effect,
+            preview=f"/api/v1/playbooks/{run.playbook}/runs",
+            preview_body={**on, "reason": "preview"},
+            primary=True,
+            key="p",
+        )
         effect = "This run ends here and nothing is done. The incident stays open."
-        return approve, press("Reject", "reject", f"Reject {what}", effect)
+        return approve, button("Reject", "reject", f"Reject {what}", effect)
     buttons: list[Button] = []
     if run.state is RunState.waiting and run.question:
         effect = "The run goes on with its next step. Each step still asks the guards."
-        buttons.append(press("Approve", "approve", f"Approve {what}", effect, primary=True, key="p"))
+        buttons.append(button("Approve", "approve", f"Approve {what}", effect, primary=True, key="p"))
     if run.state is RunState.stuck:
         effect = "healer looks at the world anew and goes on from the step that did not succeed."
-        buttons.append(press("Try again", "retry", f"Try {what} again", effect, primary=True))
+        buttons.append(button("Try again", "retry", f"Try {what} again", effect, primary=True))
     effect = "The run stops after the step it is in. What was done stays done; a drain stays."
-    buttons.append(press("Cancel run", "cancel", f"Cancel {what}", effect))
+    buttons.append(button("Cancel run", "cancel", f"Cancel {what}", effect))
     if run.state in _AT_WORK:
         effect = (
             "healer takes back what this run did, the last step first: its drain and its "
             "reservation end. What cannot be taken back stays, and is named."
         )
-        buttons.append(press("Take back", "undo", f"Take back {what}", effect))
+        buttons.append(button("Take back", "undo", f"Take back {what}", effect))
     return tuple(buttons)
 
 
 def from_here_buttons(run: Run, log: Iterable[LogEntry], role: Role) -> dict[str, Button]:
-    """By step: the press that goes back to it. Only where the run stands still."""
+    """By step: the button that goes back to it. Only for a run that does not work."""
     keys = dict.fromkeys(entry.step for entry in log)
     if not may_act(role) or run.state not in (RunState.stuck, RunState.waiting) or UNDO in keys:
         return {}
@@ -143,45 +158,33 @@ def resume_button(incident: Incident, node: str) -> Button:
     return _resume(body, label=f"Resume {node}", key="r")
 
 
-def _resume(body: dict[str, str], **told: Any) -> Button:
+def _resume(body: dict[str, str], **fields: Any) -> Button:
     node = body["node"]
     effect = f"healer lifts its own drain on {node}; new jobs may start there at once."
     title = f"Return {node} to service"
-    return _start("resume", body, title=title, effect=effect, primary=True, **told)
+    return _start("resume", body, title=title, effect=effect, primary=True, **fields)
 
 
 def acknowledge_button(incident: Incident) -> Button:
-    return Button(
-        label="Acknowledge",
-        action=f"/api/v1/incidents/{incident.id}/acknowledge",
-        title="Acknowledge",
-        effect="Says that you look after this incident. It stops nothing.",
-        field="",
-        key="a",
-    )
+    effect = "Says that you look after this incident. It stops nothing."
+    return _on_incident(incident, "acknowledge", "Acknowledge", effect, field="", key="a")
 
 
-def review_button(incident: Incident, review: str, label: str, effect: str) -> Button:
-    return Button(
-        label=label,
-        action=f"/api/v1/incidents/{incident.id}/review",
-        title=label,
-        effect=effect,
-        body={"review": review},
-        field="cause",
-    )
+def review_buttons(incident: Incident) -> tuple[Button, Button]:
+    """True fault, false alarm."""
 
+    def button(review: str, label: str, effect: str) -> Button:
+        return _on_incident(incident, "review", label, effect, body={"review": review}, field="cause")
 
-def review_buttons(incident: Incident) -> tuple[Button, ...]:
     return (
-        review_button(incident, "true_fault", "True fault", "Counts as a hit for the rule."),
-        review_button(incident, "false_alarm", "False alarm", "Counts against the rule's precision."),
+        button("true_fault", "True fault", "Counts as a hit for the rule."),
+        button("false_alarm", "False alarm", "Counts against the rule's precision."),
     )
 
 
 def split_buttons(detail: IncidentRecord, role: Role) -> dict[str, Button]:
-    """By id of what was merged into the incident, and under an empty one for all of it."""
-    merged = [one.id for one in detail.merged]
+    """By id of each incident merged into this one, and under an empty id for all of them."""
+    merged = [incident.id for incident in detail.merged]
     if not may_respond(role) or not merged:
         return {}
     alone = {name: _split(detail.incident, [name], "Split off") for name in merged}
@@ -190,23 +193,19 @@ def split_buttons(detail: IncidentRecord, role: Role) -> dict[str, Button]:
 
 def _split(incident: Incident, parts: list[str], label: str) -> Button:
     what = f"incident {parts[0][:8]}" if len(parts) == 1 else f"{len(parts)} incidents"
-    return Button(
-        label=label,
-        action=f"/api/v1/incidents/{incident.id}/split",
-        title=f"Split {what} from {incident.short_id}",
-        effect="Each is an incident of its own again, acknowledged by you; only a person merges it anew.",
-        body={"incidents": parts},
-    )
+    title = f"Split {what} from {incident.short_id}"
+    effect = "Each is an incident of its own again, acknowledged by you; only a person merges it anew."
+    return _on_incident(incident, "split", label, effect, title=title, body={"incidents": parts})
 
 
-#: So many other incidents are offered to merge into; the queue selects among all.
+#: Incidents offered to merge into; the queue selects among all.
 MERGES_OFFERED = 50
 
 
-def _merge(incident: Incident, open_ones: Iterable[OpenIncident]) -> list[Button]:
-    """Into another open one: those of its node first, then the newest."""
-    others = [one for one in open_ones if one.id != incident.id]
-    others.sort(key=lambda one: (one.root.node != incident.root.node, -one.opened.timestamp()))
+def _merge(incident: Incident, open_incidents: Iterable[OpenIncident]) -> list[Button]:
+    """Merges it into another open one: offers those of its node first, then the newest."""
+    others = [other for other in open_incidents if other.id != incident.id]
+    others.sort(key=lambda other: (other.root.node != incident.root.node, -other.opened.timestamp()))
     offered = others[:MERGES_OFFERED]
     if not offered:
         return []
@@ -215,59 +214,51 @@ def _merge(incident: Incident, open_ones: Iterable[OpenIncident]) -> list[Button
         help="The incident that goes on",
         default="",
         required=True,
-        choices=tuple(one.id for one in offered),
-        labels=tuple(_named(one) for one in offered),
+        choices=tuple(other.id for other in offered),
+        labels=tuple(_label(other) for other in offered),
     )
-    return [
-        Button(
-            label="Merge into",
-            action=f"/api/v1/incidents/{incident.id}/merge",
-            title="Merge this incident into another one",
-            effect="It ends as a part of that one. It can be split off again.",
-            inputs=(into,),
-            flat=True,
-        )
-    ]
+    title, effect = (
+        "Merge this incident into another one",
+        "It ends as a part of that one. It can be split off again.",
+    )
+    return [_on_incident(incident, "merge", "Merge into", effect, title=title, inputs=(into,), flat=True)]
 
 
-def _named(one: OpenIncident) -> str:
-    where = one.root.node or one.root.device or one.root.job or ""
-    return f"{one.id[:8]} {where}: {one.title}" if where else f"{one.id[:8]}: {one.title}"
+def _label(incident: OpenIncident) -> str:
+    where = incident.root.node or incident.root.device or incident.root.job or ""
+    return f"{incident.id[:8]} {where}: {incident.title}" if where else f"{incident.id[:8]}: {incident.title}"
 
 
-def quiet_buttons(incident: Incident, role: Role, open_ones: Iterable[OpenIncident] = ()) -> list[Button]:
-    """What is always possible and never urgent."""
+def quiet_buttons(
+    incident: Incident, role: Role, open_incidents: Iterable[OpenIncident] = ()
+) -> list[Button]:
+    """Buttons that are always possible and never urgent."""
     if not may_respond(role):
         return []
-    base = f"/api/v1/incidents/{incident.id}"
-    buttons = [
-        Button(label="Note", action=f"{base}/note", title="Write a note",
-               effect="Everybody who reads this incident sees it.", field="note", key="n"),
-    ]  # fmt: skip
+
+    def button(verb: str, label: str, title: str, effect: str, **fields: Any) -> Button:
+        return _on_incident(incident, verb, label, effect, title=title, **fields)
+
+    seen = "Everybody who reads this incident sees it."
+    note = button("note", "Note", "Write a note", seen, field="note", key="n")
     if incident.is_open:
-        buttons += [
-            review_button(incident, "false_alarm", "False alarm", "Counts against the rule's precision."),
-            Button(label="Resolve", action=f"{base}/resolve", title="Resolve this incident",
-                   effect="Closes it. Nothing is done on the node or in Slurm."),
-            *_merge(incident, open_ones),
-        ]  # fmt: skip
-    else:
-        if incident.review is not None:
-            buttons += review_buttons(incident)
-        buttons.append(Button(label="Reopen", action=f"{base}/reopen", title="Reopen this incident",
-                              effect="healer looks at it again and may act."))  # fmt: skip
-    return buttons
+        untouched = "Closes it. Nothing is done on the node or in Slurm."
+        resolve = button("resolve", "Resolve", "Resolve this incident", untouched)
+        return [note, review_buttons(incident)[1], resolve, *_merge(incident, open_incidents)]
+    reviews = review_buttons(incident) if incident.review is not None else ()
+    again = "healer looks at it again and may act."
+    return [note, *reviews, button("reopen", "Reopen", "Reopen this incident", again)]
 
 
 def _by_hand(playbook: Playbook, body: dict[str, str], *, more: bool = False) -> Button:
-    """Any playbook of the site's on this node: what it does stands in its own title."""
+    """Any playbook of the site on this node: its title says what it does."""
     return _start(
         playbook.name,
         body,
         label=playbook.name.replace("-", " ").capitalize().replace("Gpu", "GPU"),
         title=f"{playbook.title}: {body['node']}",
         effect=f"{len(playbook.steps)} steps; each that changes something asks the guards first.",
-        inputs=tuple(_field(name, one) for name, one in playbook.inputs.items()),
+        inputs=tuple(_field(name, given) for name, given in playbook.inputs.items()),
         more=more,
     )
 
@@ -285,7 +276,7 @@ def _field(name: str, given: Input) -> InputField:
 
 
 def _only_looks(playbook: Playbook) -> bool:
-    """It may be asked for at any time, whoever has the node."""
+    """Whether it may run at any time, whatever else works on the node."""
     verbs = {step.do for step in playbook.steps}
     return runs_alongside(playbook) and Verb.collect in verbs and Verb.site_command not in verbs
 
@@ -295,25 +286,32 @@ def node_buttons(
 ) -> tuple[Button, ...]:
     """Drain and resume by hand, and on a node in service the site's other playbooks for nodes.
 
-    Our own drain can be resumed, Slurm's own taken over and tested; a person's is theirs (law 5). What only
-    looks may be asked for at any time.
+    healer's own drain can be resumed, Slurm's adopted and tested; a person's is theirs (law 5). Playbooks
+    that only look may be started at any time.
     """
     if not may_act(role):
         return ()
     body = {"cluster": cluster, "node": row.name}
     playbooks = tuple(playbooks)
-    looks = tuple(_by_hand(one, body) for one in playbooks if _only_looks(one))
     if row.in_service:
-        others = [one for one in playbooks if one.target == "node" and one.name not in _OWN_BUTTON]
         effect = f"No new job starts on {row.name}; running jobs go on."
         return (
             _start("drain", body, label="Drain", title=f"Drain {row.name}", effect=effect),
-            *(_by_hand(one, body, more=one.name not in _FIRST) for one in others),
+            *(
+                _by_hand(playbook, body, more=playbook.name not in _FIRST)
+                for playbook in playbooks
+                if playbook.target == "node" and playbook.name not in _OWN_BUTTON
+            ),
         )
-    if row.kind is NodeKind.out_healer:
-        tested = (_by_hand(one, body) for one in playbooks if one.name == "return-to-service")
-        return (_resume(body, label="Resume"), *tested, *looks)
-    if row.kind is NodeKind.out_slurm:
-        adopt = (_by_hand(one, body) for one in playbooks if one.name == "adopt-slurm-drain")
-        return (*adopt, *looks)
-    return looks
+    by_name = {playbook.name: playbook for playbook in playbooks}
+    resume = (_resume(body, label="Resume"),) if row.kind is NodeKind.out_healer else ()
+    takes_back = by_name.get(_TAKES_BACK.get(row.kind, ""))
+    return (
+        *resume,
+        *([_by_hand(takes_back, body)] if takes_back else []),
+        *(_by_hand(playbook, body) for playbook in playbooks if _only_looks(playbook)),
+    )
+
+
+#: The playbook that returns a node, by who took it out.
+_TAKES_BACK = {NodeKind.out_healer: "return-to-service", NodeKind.out_slurm: "adopt-slurm-drain"}

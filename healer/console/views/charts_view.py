@@ -1,11 +1,12 @@
-"""Charts as a page shows them: what the script draws, the moments in it, and the same in a table.
+"""Charts of a page: the data that the script draws, the moments in it, and the same in a table.
 
-A chart comes whole with its finding. What the node measured since is added while it is still kept.
+A chart is stored with its finding. Later samples of the node are appended while they are still kept.
 """
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 
 #: As many as a person looks at.
 CHARTS_SHOWN = 4
-#: Rows of the table that says the same as a chart.
+#: Rows of a chart's table.
 TWIN_ROWS = 24
-#: So long after its last value a moment or a later sample still belongs into the picture.
+#: A moment or a later sample within this time after the last value still belongs into the chart.
 LATER = timedelta(minutes=30)
-#: A line that reports nothing for so long is broken, not drawn across.
+#: After so long without a sample a line is interrupted.
 GAP_S = 120.0
 
 _ROLE_WORDS = {
@@ -39,7 +40,7 @@ _ROLE_WORDS = {
 
 
 class Moment(msgspec.Struct, frozen=True, kw_only=True):
-    """A moment beside a chart; `drawn` is False where it lies outside the picture."""
+    """A moment of an incident; `drawn` is False if it lies outside the chart."""
 
     at: datetime
     label: str
@@ -47,7 +48,7 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChartView(msgspec.Struct, frozen=True, kw_only=True):
-    """One figure. `data` is what `charts.js` draws, `head` and `rows` the table that says the same."""
+    """One figure. `data` is for `charts.js`, `head` and `rows` are the same as a table."""
 
     id: str
     title: str
@@ -67,7 +68,7 @@ class ContributionRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FindingCharts(msgspec.Struct, frozen=True, kw_only=True):
-    """What one finding shows: its sentence, its charts, and why a model thought it unusual."""
+    """One finding: its sentence, its charts, and why a model found it unusual."""
 
     fault: str
     text: str
@@ -79,10 +80,10 @@ class FindingCharts(msgspec.Struct, frozen=True, kw_only=True):
 def newest_findings(findings: Sequence[Finding]) -> list[Finding]:
     """The newest of each fault that has something to show: those with charts first, the newest first."""
     found: dict[str, Finding] = {}
-    for finding in sorted(findings, key=lambda one: one.at, reverse=True):
+    for finding in sorted(findings, key=lambda finding: finding.at, reverse=True):
         if finding.charts or finding.contributions:
             found.setdefault(finding.fault, finding)
-    return sorted(found.values(), key=lambda one: not one.charts)
+    return sorted(found.values(), key=lambda finding: not finding.charts)
 
 
 def shown_charts(findings: Sequence[Finding]) -> list[Chart]:
@@ -115,7 +116,7 @@ def incident_charts(
     for finding in newest_findings(detail.findings):
         charts = []
         # Two rules over one signal would draw the same line twice.
-        fresh = [chart for chart in finding.charts if not any(_same(chart, one) for one in drawn)]
+        fresh = [chart for chart in finding.charts if not any(_same(chart, other) for other in drawn)]
         for chart in fresh[: CHARTS_SHOWN - len(drawn)]:
             name = f"chart-{len(shown)}-{len(charts)}"
             charts.append(chart_view(name, continued(chart, catalogue, *later), moments))
@@ -130,32 +131,32 @@ def incident_charts(
                     charts=tuple(charts),
                     why=tuple(
                         ContributionRow(
-                            feature=one.feature,
-                            share=f"{one.share:.0%}",
-                            value=words.figure(one.value),
-                            peers=words.figure(one.peers),
+                            feature=part.feature,
+                            share=f"{part.share:.0%}",
+                            value=words.figure(part.value),
+                            peers=words.figure(part.peers),
                         )
-                        for one in finding.contributions
+                        for part in finding.contributions
                     ),
                 )
             )
     return shown
 
 
-def _same(one: Chart, other: Chart) -> bool:
-    def what(chart: Chart) -> tuple:
-        return chart.signal, chart.unit, chart.node, chart.gpu, chart.link, chart.port
+_SERIES = attrgetter("signal", "unit", "node", "gpu", "link", "port")
 
-    return bool(one.signal) and what(one) == what(other)
+
+def _same(chart: Chart, other: Chart) -> bool:
+    return bool(chart.signal) and _SERIES(chart) == _SERIES(other)
 
 
 def incident_moments(detail: IncidentRecord) -> list[ChartMark]:
-    """What a person looks for in a chart: opened, decided, drained, returned."""
+    """The moments that a person looks for in a chart: opened, decided, drained, returned."""
     incident = detail.incident
     found = [ChartMark(at=incident.opened, label="opened")]
-    decided = [one for one in detail.decisions if one.outcome is not Outcome.nothing]
+    decided = [decision for decision in detail.decisions if decision.outcome is not Outcome.nothing]
     if decided:
-        acts = next((one for one in decided if one.outcome is Outcome.act), None)
+        acts = next((decision for decision in decided if decision.outcome is Outcome.act), None)
         first = acts or decided[0]
         found.append(ChartMark(at=first.at, label="decided" if acts else first.outcome.value))
     for run in detail.runs:
@@ -166,7 +167,7 @@ def incident_moments(detail: IncidentRecord) -> list[ChartMark]:
                 found.append(ChartMark(at=entry.at, label=_STEP_LABELS[entry.step]))
     if incident.closed:
         found.append(ChartMark(at=incident.closed, label="resolved"))
-    return sorted(found, key=lambda one: one.at)
+    return sorted(found, key=lambda mark: mark.at)
 
 
 _STEP_LABELS = {
@@ -181,13 +182,12 @@ _STEP_LABELS = {
 def continued(
     chart: Chart, catalogue: Catalogue, reports: Sequence["Report"], columns: Mapping[int, Column]
 ) -> Chart:
-    """The chart with what its own line measured since. Peers and counters end where the finding was made:
-    rates of a counter and the median of the fleet are the detector's work, not a page's."""
+    """The chart with later samples of its own line. Peers and counters end at the finding: rates of a counter
+    and the median of the fleet are the detector's work, not a page's."""
     signal = catalogue.signals.get(chart.signal)
     if chart.x != "time" or not chart.times or signal is None or signal.kind is not SignalKind.gauge:
         return chart
-    own = next((line for line in chart.lines if line.role == "own"), None)
-    if own is None or signal.unit != chart.unit:
+    if signal.unit != chart.unit or all(line.role != "own" for line in chart.lines):
         return chart
     part = Part(gpu=chart.gpu, link=chart.link, port=chart.port)
     more = [
@@ -206,7 +206,7 @@ def continued(
 def _after(line: ChartLine, more: list[tuple[float, float]]) -> list[float | None]:
     if line.role == "own":
         return [value for _, value in more]
-    # A threshold that never moved stands on; one that follows the peers ends with them.
+    # A constant threshold goes on; one that follows the peers ends with them.
     fixed = line.role == "threshold" and len(set(line.values)) == 1
     return [line.values[0] if fixed else None for _ in more]
 
@@ -214,8 +214,8 @@ def _after(line: ChartLine, more: list[tuple[float, float]]) -> list[float | Non
 def series(
     reports: Iterable["Report"], columns: Mapping[int, Column], column: Column
 ) -> list[tuple[float, float]]:
-    """(s since 1970, value) of one column, by time; without what the sender did not know."""
-    wanted = [number for number, one in columns.items() if one == column]
+    """(Unix seconds, value) of one column, by time; without NaN."""
+    wanted = [number for number, found in columns.items() if found == column]
     found: list[tuple[float, float]] = []
     for report in reports:
         for number in wanted:
@@ -259,14 +259,14 @@ def chart_view(
 
 
 def _near(at: float, first: float, last: float) -> bool:
-    """A drain half an hour after the last value is still worth the empty space; one a day later is not."""
+    """Whether a moment is near enough to be drawn: up to half an hour after the last value."""
     return first - 60 <= at <= last + LATER.total_seconds()
 
 
 def _marks(marks: Iterable[ChartMark]) -> list[ChartMark]:
     """By time; the same word at the same second once."""
     found: dict[tuple[int, str], ChartMark] = {}
-    for mark in sorted(marks, key=lambda one: one.at):
+    for mark in sorted(marks, key=lambda mark: mark.at):
         found.setdefault((int(mark.at.timestamp()), mark.label), mark)
     return list(found.values())
 
@@ -278,7 +278,8 @@ def with_gaps(
     timed: bool,
     gap_s: float = GAP_S,
 ) -> tuple[list[float], list[list[float | None]]]:
-    """An empty value wherever nothing came for `gap_s`: silence must not look like a straight line."""
+    """Inserts an empty value wherever no sample came for `gap_s`: silence must not look like a straight
+    line."""
     at: list[float] = []
     columns: list[list[float | None]] = [[] for _ in lines]
     for index, moment in enumerate(times):
@@ -293,7 +294,7 @@ def with_gaps(
 
 
 def _short(value: float | None) -> float | None:
-    """Six digits are more than a screen has; NaN is not JSON."""
+    """Rounded to six digits, more than a screen shows; NaN is not JSON."""
     if value is None or not math.isfinite(value):
         return None
     return float(f"{value:.6g}")
@@ -318,7 +319,7 @@ def _at(values: Sequence[float | None], index: int) -> float | None:
 
 
 def _label(chart: Chart) -> str:
-    """The chart in one sentence, for those who do not see it."""
+    """The chart in one sentence, for screen readers."""
     ends = []
     for role in ("own", "peers", "threshold"):
         for line in chart.lines:

@@ -1,4 +1,4 @@
-"""What the cells of the fleet map are coloured by. What nobody told has no colour, neither good nor bad."""
+"""Colours of the fleet map's cells. Unknown values have no colour, neither good nor bad."""
 
 import bisect
 from collections import Counter
@@ -14,7 +14,7 @@ from healer.detection.lemons import LIMIT
 from healer.model import NodeStatus
 from healer.ports.answers import NodeGauges
 
-#: The code of a cell, or of one GPU in it, of which nothing is known; else the number of its bin.
+#: The code of a cell, or of one GPU in it, whose value is unknown; else it is the number of its bin.
 UNKNOWN = "-"
 
 
@@ -38,25 +38,25 @@ COLOUR_WORDS = {
     Colour.lemon: "Lemon score",
 }
 
-#: Those that change without an event: a page looks again by itself.
+#: Those that change without an event: a page reloads them by itself.
 MEASURED = frozenset({Colour.temperature, Colour.throttle, Colour.steps, Colour.lemon})
 
 
 class Bin(msgspec.Struct, frozen=True):
-    """`paint` is a colour of console.css; the letter stands in the cell where there is room."""
+    """`paint` is a colour of console.css; the letter is shown in the cell where there is room."""
 
     paint: str
     text: str
     letter: str = ""
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured, by node; a node that is missing told nothing."""
+class Measurements(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured, by node; a missing node reported nothing."""
 
     gauges: Mapping[str, NodeGauges] = {}
     paces: Mapping[str, float] = {}
     lemons: Mapping[str, float] = {}
-    #: Name of each reason of a lower clock, and its bit.
+    #: Clock event reasons: name -> bit.
     reasons: Mapping[str, int] = {}
 
 
@@ -119,9 +119,9 @@ _SLURM = {
 _HEAT, _HARDWARE, _LIMIT = ("thermal",), ("hw_",), ("power_cap", "setting", "sync_boost")
 
 
-def shade(colour: Colour, row: NodeRow, told: Told) -> str:
-    """The code of the cell, or one for each of its GPUs; empty where its kind colours it."""
-    gauges = told.gauges.get(row.name)
+def shade(colour: Colour, row: NodeRow, measured: Measurements) -> str:
+    """The code of the cell, or one for each of its GPUs; empty if its kind colours it."""
+    gauges = measured.gauges.get(row.name)
     match colour:
         case Colour.service:
             return ""
@@ -131,26 +131,26 @@ def shade(colour: Colour, row: NodeRow, told: Told) -> str:
             place = _SLURM.get(row.slurm.status)
             return UNKNOWN if place is None else str(place)
         case Colour.temperature:
-            known = gauges.temperature_c if gauges else ()
-            return _per_gpu(known, row.slurm.gpus, lambda value: bisect.bisect(_TEMPERATURE_C, value))
+            values = gauges.temperature_c if gauges else ()
+            return _per_gpu(values, row.slurm.gpus, lambda value: bisect.bisect(_TEMPERATURE_C, value))
         case Colour.throttle:
-            known = gauges.reasons if gauges else ()
-            return _per_gpu(known, row.slurm.gpus, lambda value: _held(int(value), told.reasons))
+            values = gauges.reasons if gauges else ()
+            return _per_gpu(values, row.slurm.gpus, lambda value: _throttled(int(value), measured.reasons))
         case Colour.steps:
-            pace = told.paces.get(row.name)
+            pace = measured.paces.get(row.name)
             return UNKNOWN if pace is None else str(bisect.bisect(_STEPS, pace))
         case Colour.lemon:
-            score = told.lemons.get(row.name)
+            score = measured.lemons.get(row.name)
             return UNKNOWN if score is None else str(bisect.bisect(_LEMON, score))
 
 
 def _per_gpu(values: Sequence[float | None], count: int, place: Callable[[float], int]) -> str:
-    known = [*values, *[None] * (count - len(values))]
-    return "".join(UNKNOWN if value is None else str(place(value)) for value in known) or UNKNOWN
+    padded = [*values, *[None] * (count - len(values))]
+    return "".join(UNKNOWN if value is None else str(place(value)) for value in padded) or UNKNOWN
 
 
-def _held(bits: int, names: Mapping[str, int]) -> int:
-    """The bin of what holds a clock down, by the worst of its reasons."""
+def _throttled(bits: int, names: Mapping[str, int]) -> int:
+    """The bin of a throttled clock, by the worst of its reasons."""
     found = [name for name, bit in names.items() if bits & bit]
     for place, parts in ((3, _HEAT), (2, _HARDWARE), (1, _LIMIT)):
         if any(part in name for name in found for part in parts):
@@ -159,30 +159,30 @@ def _held(bits: int, names: Mapping[str, int]) -> int:
 
 
 def worst(code: str) -> int:
-    """The highest bin in a code; -1: nothing is known."""
-    return max((int(one) for one in code if one != UNKNOWN), default=-1)
+    """The highest bin in a code; -1: all unknown."""
+    return max((int(place) for place in code if place != UNKNOWN), default=-1)
 
 
-def says(colour: Colour, row: NodeRow, told: Told) -> str:
-    """The same for the table, in words; `unknown` where nobody told."""
-    code = shade(colour, row, told)
+def describe(colour: Colour, row: NodeRow, measured: Measurements) -> str:
+    """The same in words, for the table."""
+    code = shade(colour, row, measured)
     if not code:
         return ""
     place = worst(code)
     if place < 0:
         return "unknown"
-    gauges = told.gauges.get(row.name)
+    gauges = measured.gauges.get(row.name)
     if colour is Colour.temperature and gauges:
         value, gpu = max((value, gpu) for gpu, value in enumerate(gauges.temperature_c) if value is not None)
         return f"{words.figure(value, '°C')}, GPU {gpu}{_silent(code)}"
     if colour is Colour.steps:
-        return f"{told.paces[row.name]:.2f} of its peers"
+        return f"{measured.paces[row.name]:.2f} of its peers"
     if colour is Colour.lemon:
-        score = told.lemons.get(row.name)
+        score = measured.lemons.get(row.name)
         return words.number(score) + " points" if score else "none kept"
     text = BINS[colour][place].text
     if colour is Colour.throttle:
-        held = [str(gpu) for gpu, one in enumerate(code) if one == str(place)]
+        held = [str(gpu) for gpu, digit in enumerate(code) if digit == str(place)]
         return text + (f", GPU {', '.join(held)}" if place else "") + _silent(code)
     return text
 
@@ -193,25 +193,28 @@ def _silent(code: str) -> str:
 
 
 def counts(colour: Colour, worst_of: Iterable[int]) -> list[tuple[Bin, int]]:
-    """The legend: each bin, and how many nodes have it as their worst; at the end those that are unknown."""
+    """The legend: each bin, and how many nodes have it as their worst; the unknown ones last."""
     found = Counter(worst_of)
-    known = [(one, found[place]) for place, one in enumerate(BINS[colour])]
-    return [*known, (Bin("unknown", "unknown"), found[-1])] if known else []
+    legend = [(bin_, found[place]) for place, bin_ in enumerate(BINS[colour])]
+    return [*legend, (Bin("unknown", "unknown"), found[-1])] if legend else []
 
 
-def bins(colour: Colour, said: Callable[[str], str]) -> list[list[str]]:
-    """For the canvas: colour, words and letter of each bin. `said`: a sentence in the page's language."""
-    return [[one.paint, said(one.text), one.letter] for one in BINS[colour]]
+def bins(colour: Colour, translate: Callable[[str], str]) -> list[list[str]]:
+    """For the canvas: colour, words and letter of each bin. `translate`: to the page's language."""
+    return [[bin_.paint, translate(bin_.text), bin_.letter] for bin_ in BINS[colour]]
 
 
-def kinds(said: Callable[[str], str]) -> dict[str, list[str]]:
-    """The same of each kind of node, for where no code colours it. The last is what a search knows too."""
+def kinds(translate: Callable[[str], str]) -> dict[str, list[str]]:
+    """The same of each kind of node, for cells without a code; then its English words, for the search."""
     return {
-        kind: [signs.paint, said(signs.words), signs.letter, signs.words] for kind, signs in KINDS.items()
+        kind: [signs.paint, translate(signs.words), signs.letter, signs.words]
+        for kind, signs in KINDS.items()
     }
 
 
-def cells(rows: Sequence[NodeRow], colour: Colour, told: Told) -> tuple[list[list[str]], list[list[Any]]]:
+def cells(
+    rows: Sequence[NodeRow], colour: Colour, measured: Measurements
+) -> tuple[list[list[str]], list[list[Any]]]:
     """The places, each once as `[pod, row, rack, leaf]`, and for each node its cell.
 
     A cell: `[name, place, kind, verdict, state, GPUs, bad GPUs, worst severity or "", code of its colour]`.
@@ -219,15 +222,12 @@ def cells(rows: Sequence[NodeRow], colour: Colour, told: Told) -> tuple[list[lis
     places: dict[tuple[str, ...], int] = {}
     found: list[list[Any]] = []
     for row in rows:
-        node = row.slurm
-        place = places.setdefault(
-            (row.slurm.pod, row.slurm.row, row.slurm.rack, row.slurm.switch), len(places)
-        )
-        worst_one = row.worst
+        node, severity = row.slurm, row.worst
+        place = places.setdefault((node.pod, node.row, node.rack, node.switch), len(places))
         found.append(
             [
                 row.name, place, row.kind.value, row.verdict.value, row.state, node.gpus, list(row.bad_gpus),
-                worst_one.value if worst_one else "", shade(colour, row, told),
+                severity.value if severity else "", shade(colour, row, measured),
             ]
         )  # fmt: skip
     return [list(place) for place in places], found

@@ -1,4 +1,4 @@
-"""The fleet: what each node is to a person, and the body of `/fleet.json` that the canvas draws."""
+"""The nodes of the fleet as the map and the table show them."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -18,7 +18,7 @@ VERDICT_RANK = {verdict: rank for rank, verdict in enumerate(Verdict)}
 
 
 class NodeKind(StrEnum):
-    """What a node is to the person on call. The order is the order of the table, worst first."""
+    """The state of a node to the person on call. The order is that of the table, worst first."""
 
     bad_in_service = "bad_in_service"
     out_healer = "out_healer"
@@ -31,8 +31,8 @@ class NodeKind(StrEnum):
 
 
 class KindSigns(NamedTuple):
-    """How a kind is shown: in words; by a letter in its cell, so that colour is never the only sign; by a
-    colour of console.css."""
+    """A kind in words; as a letter in its cell, so that colour is never the only sign; as a colour of
+    console.css."""
 
     words: str
     letter: str
@@ -69,7 +69,7 @@ STATUS_WORDS = {
 
 
 class Hold(StrEnum):
-    """By what healer holds a node out: a slot, or our own reservation for tests."""
+    """How healer holds a node out: by a slot, or by its own reservation for tests."""
 
     slot = "slot"
     tests = "tests"
@@ -140,18 +140,19 @@ _NO_ROWS: Mapping[str, NodeRow] = {}
 
 
 def holds(standing: Standing) -> dict[str, Hold]:
-    """What healer holds each node by. Slurm shows a node in our reservation as planned work, or as usual."""
+    """How healer holds each node. Slurm shows a node in our reservation as planned work, or as usual."""
     found = {slot.node: Hold.slot for slot in standing.slots}
     snapshot = standing.snapshot
     if snapshot is not None:
-        ours = (one for one in snapshot.reservations.values() if is_our_reservation(one))
-        names = {name for one in ours for name in one.nodes if name in snapshot.nodes}
+        ours = filter(is_our_reservation, snapshot.reservations.values())
+        names = {name for reservation in ours for name in reservation.nodes if name in snapshot.nodes}
         found |= {name: Hold.tests for name in names if is_only_ours(snapshot, snapshot.nodes[name])}
     return found
 
 
 def kind_of(node: SlurmNode, *, hold: Hold | None, known_bad: bool) -> NodeKind:
-    """Our own drain is known by its reason (`healer:`) too. As the floor's guard counts it."""
+    """The kind of a node, as the floor's guard counts it. healer's own drain is also recognised by its reason
+    (`healer:`)."""
     if node.planned and hold is not Hold.tests:
         return NodeKind.planned
     if not node.in_service or hold is Hold.tests:
@@ -173,7 +174,7 @@ def _out_by(node: SlurmNode, *, held_by_us: bool) -> NodeKind:
 def node_rows(standing: Standing, before: Mapping[str, NodeRow] = _NO_ROWS) -> list[NodeRow]:
     """All GPU nodes, in Slurm's order. Empty before the first snapshot.
 
-    `before`: rows of an earlier standing; of a node of which nothing else is said the same row comes back.
+    `before`: earlier rows; the row of an unchanged node is reused.
     """
     if standing.snapshot is None:
         return []
@@ -218,25 +219,16 @@ def by_trouble(rows: Iterable[NodeRow]) -> list[NodeRow]:
     return sorted(rows, key=lambda row: (_RANK[row.kind], -VERDICT_RANK[row.verdict]))
 
 
-def matches(row: NodeRow, text: str, place: str = "", said: Callable[[str], str] = str) -> bool:
-    """Whether each word of the search box is found in the node's name, place, state, reason or kind, and it
-    stands in this place. `said`: the kind in the language of the one who searches."""
+def matches(row: NodeRow, text: str, place: str = "", translate: Callable[[str], str] = str) -> bool:
+    """Whether each word of the search box occurs in the node's name, place, state, reason or kind, and it is
+    in this place. `translate`: to the page's language."""
     if place and place not in row.places:
         return False
     if not text:
         return True
-    parts = (
-        row.name,
-        row.where,
-        row.state,
-        row.slurm.reason,
-        row.word,
-        said(row.word),
-        row.verdict,
-        row.slurm.driver,
-        row.slurm.gpu_model,
-    )
-    haystack = " ".join(parts).lower()
+    node = row.slurm
+    parts = (row.name, row.where, row.state, node.reason, row.word, translate(row.word), row.verdict)
+    haystack = " ".join((*parts, node.driver, node.gpu_model)).lower()
     return all(word in haystack for word in text.lower().split())
 
 

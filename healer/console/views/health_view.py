@@ -1,4 +1,4 @@
-"""The page of signals: who sends, what was not stored and what to do about it, and what waits."""
+"""The pages of signals and of healer's own health: senders, losses and what to do about them, queues."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -14,7 +14,7 @@ from healer.ports.answers import Backlog, ModelSeen, Queue, SelfHealth, Sink, St
 
 #: Losses of the last day are shown first and in colour; older ones are history.
 FRESH = timedelta(days=1)
-#: A token that sent more than once and then nothing for so long: somebody may miss it.
+#: A token that sent more than once and then nothing for so long is quiet.
 QUIET = timedelta(minutes=15)
 
 #: What a reason means, and what to do about it.
@@ -101,20 +101,20 @@ class LossRow(NamedTuple):
 def loss_rows(losses: Sequence[Loss], now: datetime) -> list[LossRow]:
     """By reason, the latest first."""
     by_reason: dict[LossReason, list[Loss]] = {}
-    for one in losses:
-        by_reason.setdefault(one.reason, []).append(one)
+    for loss in losses:
+        by_reason.setdefault(loss.reason, []).append(loss)
     rows = []
     for reason, parts in by_reason.items():
-        last = max(one.last_seen for one in parts)
+        last = max(loss.last_seen for loss in parts)
         title, todo = LOSS_WORDS[reason]
-        ordered = sorted(parts, key=lambda one: (-one.count, one.source, one.who))
-        entries = sum(one.count for one in parts)
+        ordered = sorted(parts, key=lambda loss: (-loss.count, loss.source, loss.who))
+        entries = sum(loss.count for loss in parts)
         rows.append(LossRow(reason.value, title, todo, entries, now - last < FRESH, last, ordered))
-    return sorted(rows, key=lambda one: one.last_seen, reverse=True)
+    return sorted(rows, key=lambda row: row.last_seen, reverse=True)
 
 
 class SenderRow(NamedTuple):
-    """`job`: the one that enrolled itself for its token; nobody misses it when it ends."""
+    """`job`: the one that enrolled itself for its token; it is never quiet, as jobs end."""
 
     sender: Sender
     job: str
@@ -124,10 +124,12 @@ class SenderRow(NamedTuple):
 def sender_rows(senders: Sequence[Sender], now: datetime) -> list[SenderRow]:
     """The latest first."""
     rows = []
-    for one in senders:
-        named = f"job {one.cluster}/"
-        job = one.who.removeprefix(named) if one.who.startswith(named) else ""
-        rows.append(SenderRow(one, job, not job and one.requests > 1 and now - one.last_seen > QUIET))
+    for sender in senders:
+        named = f"job {sender.cluster}/"
+        job = sender.who.removeprefix(named) if sender.who.startswith(named) else ""
+        rows.append(
+            SenderRow(sender, job, not job and sender.requests > 1 and now - sender.last_seen > QUIET)
+        )
     return rows
 
 
@@ -140,9 +142,9 @@ class QueueRow(NamedTuple):
 def queue_rows(queues: Sequence[Queue]) -> list[QueueRow]:
     """What waits, as a share of its bound. Over half, what matters less is refused."""
     rows = []
-    for one in queues:
-        share = one.waiting / one.limit if one.limit else 0.0
-        rows.append(QueueRow(one, share, "bad" if share > 0.9 else "warn" if share > 0.5 else "good"))
+    for queue in queues:
+        share = queue.waiting / queue.limit if queue.limit else 0.0
+        rows.append(QueueRow(queue, share, "bad" if share > 0.9 else "warn" if share > 0.5 else "good"))
     return rows
 
 
@@ -183,7 +185,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Arrives(msgspec.Struct, frozen=True, kw_only=True):
-    """What the page of signals shows, as far as this one tells of it."""
+    """The data of the page of signals that this page sums up."""
 
     losses: tuple[LossRow, ...] = ()
     senders: tuple[SenderRow, ...] = ()
@@ -192,20 +194,20 @@ class Arrives(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def health(
-    own: SelfHealth, standing: Standing, arrives: Arrives, rules: int, playbooks: int, now: datetime
+    state: SelfHealth, standing: Standing, arrives: Arrives, rules: int, playbooks: int, now: datetime
 ) -> Health:
     sections = (
-        Section(title="Slurm", rows=tuple(_slurm(own, standing, now))),
-        Section(title="Processes", rows=tuple(_processes(own, now))),
-        Section(title="Stores", rows=tuple(_stores(own))),
-        Section(title="What waits", rows=tuple(_waits(own, arrives.queues, now))),
-        Section(title="Signals", rows=tuple(_signals(arrives, own, now))),
-        Section(title="Messages and tickets", rows=tuple(_sinks(own.stored.sinks, now))),
-        Section(title="Rules and models", rows=tuple(_rules(own, standing, rules, playbooks, now))),
+        Section(title="Slurm", rows=tuple(_slurm(state, standing, now))),
+        Section(title="Processes", rows=tuple(_processes(state, now))),
+        Section(title="Stores", rows=tuple(_stores(state))),
+        Section(title="What waits", rows=tuple(_waits(state, arrives.queues, now))),
+        Section(title="Signals", rows=tuple(_signals(arrives, state, now))),
+        Section(title="Messages and tickets", rows=tuple(_sinks(state.stored.sinks, now))),
+        Section(title="Rules and models", rows=tuple(_rules(state, standing, rules, playbooks, now))),
     )
     wrong = [row for section in sections for row in section.rows if row.tone in ("bad", "warn")]
     return Health(
-        sections=tuple(one for one in sections if one.rows),
+        sections=tuple(section for section in sections if section.rows),
         wrong=tuple(sorted(wrong, key=lambda row: row.tone)),
     )
 
@@ -216,8 +218,8 @@ def _row(name: str, ok: bool, text: str, todo: str = "", *, bad: bool = True, hr
     return Row(name=name, tone=tone, word=word, text=text, todo="" if ok else todo, href=href)
 
 
-def _slurm(own: SelfHealth, standing: Standing, now: datetime) -> Iterator[Row]:
-    picture, seen = standing.snapshot, own.stored.controller
+def _slurm(state: SelfHealth, standing: Standing, now: datetime) -> Iterator[Row]:
+    picture, seen = standing.snapshot, state.stored.controller
     if picture is None:
         yield _row(
             "Picture", False, standing.snapshot_error or "none yet", "healer doctor says what is missing."
@@ -229,23 +231,26 @@ def _slurm(own: SelfHealth, standing: Standing, now: datetime) -> Iterator[Row]:
         error = f". {words.sentence(standing.snapshot_error)}" if standing.snapshot_error else ""
         yield _row("Picture", fresh, text + error, "healer holds every action until Slurm answers.")
     if seen is not None:
-        told = [f"by {seen.adapter}" if seen.adapter else "", f"Slurm {seen.version}" if seen.version else ""]
-        told += [f"answered in {words.span(seen.answer_s)}" if seen.answer_s is not None else ""]
-        text = ", ".join(filter(None, told)) or "asked"
+        parts = [
+            f"by {seen.adapter}" if seen.adapter else "",
+            f"Slurm {seen.version}" if seen.version else "",
+        ]
+        parts += [f"answered in {words.span(seen.answer_s)}" if seen.answer_s is not None else ""]
+        text = ", ".join(filter(None, parts)) or "asked"
         yield _row("Adapter", not seen.fallbacks, "; ".join((text, *seen.fallbacks)),
                    "The ways before it in HEALER_SLURM did not answer.", bad=False)  # fmt: skip
-    for one in troubles(seen):
+    for trouble in troubles(seen):
         yield _row(
-            f"Controller: {TROUBLE_WORDS[one.trouble]}",
+            f"Controller: {TROUBLE_WORDS[trouble.trouble]}",
             False,
-            f"since {words.utc(one.since)}: {one.text}",
+            f"since {words.utc(trouble.since)}: {trouble.text}",
             "healer does nothing to a node because of it.",
             bad=False,
         )
 
 
-def _processes(own: SelfHealth, now: datetime) -> Iterator[Row]:
-    stored = own.stored
+def _processes(state: SelfHealth, now: datetime) -> Iterator[Row]:
+    stored = state.stored
     for part, (name, todo) in _PARTS.items():
         at = stored.beats.get(part)
         works = at is not None and now - at < SILENT
@@ -260,28 +265,28 @@ def _processes(own: SelfHealth, now: datetime) -> Iterator[Row]:
         yield _row("Scraper", leads, text, "Start healer scraper: targets are not fetched.")
 
 
-def _stores(own: SelfHealth) -> Iterator[Row]:
-    stored = own.stored
+def _stores(state: SelfHealth) -> Iterator[Row]:
+    stored = state.stored
     free = f", {stored.free_share:.0%} of its disk free" if stored.free_share is not None else ""
     room = stored.free_share is None or stored.free_share > 0.1
     text = f"PostgreSQL {stored.version}, {words.size(stored.size_bytes)}{free}"
     yield _row("Database", room, text, "Make room on its disk.", bad=False)
-    if not own.broker_text:
+    if not state.broker_text:
         yield Row(name="Broker", tone="plain", word="asked", text="asked just now; look again in a moment")
-    elif own.broker is None:
+    elif state.broker is None:
         todo = "Start Redis; until then runs are found by the sweep, a little later."
-        yield _row("Broker", False, own.broker_text, todo, bad=False)
+        yield _row("Broker", False, state.broker_text, todo, bad=False)
     else:
-        yield _row("Broker", True, f"answers, {words.plural(own.broker, 'message')} waiting")
-    for name, check in own.checks.items():
+        yield _row("Broker", True, f"answers, {words.plural(state.broker, 'message')} waiting")
+    for name, check in state.checks.items():
         if name.split()[0] in ("prometheus", "spool", "disk"):
             yield _row(words.sentence(name), bool(check["ok"]), str(check["text"]),
                        "healer doctor says how to repair it.", bad=False)  # fmt: skip
 
 
-def _waits(own: SelfHealth, queues: Sequence[QueueRow], now: datetime) -> Iterator[Row]:
-    for one in own.stored.backlogs:
-        yield _backlog(one, now)
+def _waits(state: SelfHealth, queues: Sequence[QueueRow], now: datetime) -> Iterator[Row]:
+    for backlog in state.stored.backlogs:
+        yield _backlog(backlog, now)
     for row in queues:
         unit = row.queue.unit
         waiting = words.size(row.queue.waiting) if unit == "bytes" else f"{row.queue.waiting:,} {unit}"
@@ -291,17 +296,17 @@ def _waits(own: SelfHealth, queues: Sequence[QueueRow], now: datetime) -> Iterat
                    bad=row.tone == "bad", href="/signals")  # fmt: skip
 
 
-def _backlog(one: Backlog, now: datetime) -> Row:
-    if one.oldest is None:
-        return _row(one.name, True, "none")
-    behind = now - one.oldest > BEHIND
-    text = f"{one.count:,}, the oldest for {words.span((now - one.oldest).total_seconds())}"
-    return _row(one.name, not behind, text, "Who takes them is down or slow: see Processes.", bad=False)
+def _backlog(backlog: Backlog, now: datetime) -> Row:
+    if backlog.oldest is None:
+        return _row(backlog.name, True, "none")
+    behind = now - backlog.oldest > BEHIND
+    text = f"{backlog.count:,}, the oldest for {words.span((now - backlog.oldest).total_seconds())}"
+    return _row(backlog.name, not behind, text, "Who takes them is down or slow: see Processes.", bad=False)
 
 
-def _signals(arrives: Arrives, own: SelfHealth, now: datetime) -> Iterator[Row]:
+def _signals(arrives: Arrives, state: SelfHealth, now: datetime) -> Iterator[Row]:
     quiet = [row.sender for row in arrives.senders if row.quiet]
-    names = words.names([f"{one.who} ({one.source})" for one in quiet], SENDERS_NAMED)
+    names = words.names([f"{sender.who} ({sender.source})" for sender in quiet], SENDERS_NAMED)
     sends = words.plural(len(arrives.senders), "sender")
     if not arrives.senders:
         yield Row(
@@ -315,12 +320,12 @@ def _signals(arrives: Arrives, own: SelfHealth, now: datetime) -> Iterator[Row]:
     yield _row("Not stored", not fresh, lost or "nothing in the last day",
                "Signals says what to do about each reason.", bad=False, href="/signals")  # fmt: skip
     if arrives.unknown:
-        lately = [one for one in arrives.unknown if now - one.last_seen < FRESH]
+        lately = [series for series in arrives.unknown if now - series.last_seen < FRESH]
         text = f"{words.plural(len(lately), 'name')} of the last day that no rule can use"
         yield Row(name="Unknown series", tone="plain", word="told", text=text, href="/signals")
-    if (scrape := own.stored.scrape) is not None:
-        down = [one.target for one in scrape.targets if one.up is False]
-        up = sum(one.up is True for one in scrape.targets)
+    if (scrape := state.stored.scrape) is not None:
+        down = [target.target for target in scrape.targets if target.up is False]
+        up = sum(target.up is True for target in scrape.targets)
         text = (
             words.names(down, SENDERS_NAMED) or f"{up:,} of {words.plural(len(scrape.targets), 'target')} up"
         )
@@ -331,32 +336,37 @@ def _signals(arrives: Arrives, own: SelfHealth, now: datetime) -> Iterator[Row]:
 
 
 def _sinks(sinks: Iterable[Sink], now: datetime) -> Iterator[Row]:
-    for one in sinks:
-        told = [f"{one.sent:,} sent in 7 days"]
-        told += [f"the last {words.ago(one.last_sent, now)}"] if one.last_sent else []
-        told += [f"{one.due:,} to be sent"] if one.due else []
-        told += [f"{one.failed:,} failed"] if one.failed else []
-        text = ", ".join(told) + (f". {one.error}" if one.error and (one.failed or one.due) else "")
-        tries = one.due and one.error
-        yield _row(one.name, not (one.failed or tries), text,
+    for sink in sinks:
+        parts = [f"{sink.sent:,} sent in 7 days"]
+        parts += [f"the last {words.ago(sink.last_sent, now)}"] if sink.last_sent else []
+        parts += [f"{sink.due:,} to be sent"] if sink.due else []
+        parts += [f"{sink.failed:,} failed"] if sink.failed else []
+        text = ", ".join(parts) + (f". {sink.error}" if sink.error and (sink.failed or sink.due) else "")
+        tries = sink.due and sink.error
+        yield _row(sink.name, not (sink.failed or tries), text,
                    "healer doctor asks the sink; healer messages retry sends again.", bad=False)  # fmt: skip
 
 
-def _rules(own: SelfHealth, standing: Standing, rules: int, playbooks: int, now: datetime) -> Iterator[Row]:
-    since = f", in force since {words.utc(own.rules_since)}" if own.rules_since else ""
-    text = f"{rules:,} rules, {playbooks:,} playbooks, version {own.rules_version[:12]}{since}"
+def _rules(state: SelfHealth, standing: Standing, rules: int, playbooks: int, now: datetime) -> Iterator[Row]:
+    since = f", in force since {words.utc(state.rules_since)}" if state.rules_since else ""
+    text = f"{rules:,} rules, {playbooks:,} playbooks, version {state.rules_version[:12]}{since}"
     if standing.rules_error:
         text = f"changed files were not taken: {standing.rules_error.splitlines()[0]}; {text}"
     yield _row("Rules", not standing.rules_error, text, "healer rules check names every fault.",
                bad=False, href="/rules")  # fmt: skip
-    for one in own.stored.models:
+    for model in state.stored.models:
         yield Row(
-            name=f"Model of {one.hardware} {one.load}", tone="good", word="in force", text=_model(one, now)
+            name=f"Model of {model.hardware} {model.load}",
+            tone="good",
+            word="in force",
+            text=_model(model, now),
         )
 
 
-def _model(one: ModelSeen, now: datetime) -> str:
-    force = f", in force for {words.span((now - one.in_force_at).total_seconds())}" if one.in_force_at else ""
-    by = f" by {one.by}" if one.by else ""
-    told = f". {words.sentence(one.last_outcome)}" if one.last_outcome else ""
-    return f"{one.id[:12]}, trained {words.ago(one.trained_at, now)}{force}{by}{told}"
+def _model(model: ModelSeen, now: datetime) -> str:
+    force = (
+        f", in force for {words.span((now - model.in_force_at).total_seconds())}" if model.in_force_at else ""
+    )
+    by = f" by {model.by}" if model.by else ""
+    outcome = f". {words.sentence(model.last_outcome)}" if model.last_outcome else ""
+    return f"{model.id[:12]}, trained {words.ago(model.trained_at, now)}{force}{by}{outcome}"

@@ -1,4 +1,4 @@
-"""What is left for a person to do on an incident, most pressing first."""
+"""One incident as its page, its report and lists show it; what is left for a person, most pressing first."""
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -53,7 +53,7 @@ class Left(msgspec.Struct, frozen=True, kw_only=True):
 
 def left_for_you(detail: IncidentRecord, node: SlurmNode | None, role: Role, now: datetime) -> list[Left]:
     incident = detail.incident
-    left = [found for one in detail.runs if (found := _asked(one, detail, role, now)) is not None]
+    left = [found for run in detail.runs if (found := _asked(run, detail, role, now)) is not None]
     if incident.known_bad_in_service and incident.is_open:
         left.append(
             Left(
@@ -82,16 +82,16 @@ def left_for_you(detail: IncidentRecord, node: SlurmNode | None, role: Role, now
     return left
 
 
-def _asked(one: RunRecord, detail: IncidentRecord, role: Role, now: datetime) -> Left | None:
+def _asked(record: RunRecord, detail: IncidentRecord, role: Role, now: datetime) -> Left | None:
     """What the run wants from a person; None where it goes on, or has ended."""
-    run = one.run
+    run = record.run
     if run.shadow or run.state in ENDED_RUN_STATES or not (asks(run) or run.state is RunState.held):
         return None
     row = run_row(run, now)
     return Left(
         tone="bad" if run.state is RunState.stuck else "ask" if asks(run) else "warn",
         text=f"{run.playbook} {target(run)}: {row.word}.",
-        detail=row.why or _held_why(one, detail),
+        detail=row.why or _held_why(record, detail),
         buttons=run_buttons(run, role),
     )
 
@@ -115,14 +115,14 @@ def _known_bad(incident: Incident) -> str:
 
 
 def _why_in_service(detail: IncidentRecord) -> str:
-    stuck = any(one.run.state is RunState.stuck and not one.run.shadow for one in detail.runs)
+    stuck = any(run.run.state is RunState.stuck and not run.run.shadow for run in detail.runs)
     return "healer could not drain it" if stuck else "A guard keeps healer from draining it"
 
 
 def _return(detail: IncidentRecord, node: SlurmNode | None, role: Role) -> list[Left]:
-    """Our own drain stands and no run works on the node: it waits for a person."""
+    """healer's own drain is in place and no run works on the node: it waits for a person."""
     incident = detail.incident
-    busy = any(_works(one) for one in detail.runs)
+    busy = any(_works(run) for run in detail.runs)
     if node is None or busy or not node.drain or not is_ours(node.reason):
         return []
     if f"inc:{incident.short_id}" not in node.reason:
@@ -133,7 +133,7 @@ def _return(detail: IncidentRecord, node: SlurmNode | None, role: Role) -> list[
             text=f"{node.name} stays drained until it is repaired.",
             detail=(
                 "healer goes on with its repair by itself; resume it to take it back now."
-                if any(one.run.wake_at is not None and not one.run.shadow for one in detail.runs)
+                if any(run.run.wake_at is not None and not run.run.shadow for run in detail.runs)
                 else "Resume it when it is; healer then watches its first hours."
             ),
             buttons=(resume_button(incident, node.name),) if may_act(role) else (),
@@ -141,9 +141,9 @@ def _return(detail: IncidentRecord, node: SlurmNode | None, role: Role) -> list[
     ]
 
 
-def _works(one: RunRecord) -> bool:
+def _works(record: RunRecord) -> bool:
     """A run that goes on by itself. One that waits on the drained node may be taken over."""
-    run = one.run
+    run = record.run
     return not run.shadow and run.state not in {*ENDED_RUN_STATES, RunState.waiting}
 
 
@@ -151,8 +151,12 @@ def _held_why(run: RunRecord, detail: IncidentRecord) -> str:
     """The run's own last words, else those of the guard that holds it."""
     if run.log and run.log[-1].text:
         return run.log[-1].text
-    own = [one for one in (*detail.decisions, *run.decisions) if one.run in (None, run.run.id) and one.guard]
-    for decision in reversed(own):
+    decisions = [
+        decision
+        for decision in (*detail.decisions, *run.decisions)
+        if decision.run in (None, run.run.id) and decision.guard
+    ]
+    for decision in reversed(decisions):
         for answer in decision.answers:
             if answer.guard is decision.guard:
                 return f"Guard {answer.guard.value}: {answer.why}"
@@ -180,15 +184,15 @@ class JobHit(msgspec.Struct, frozen=True, kw_only=True):
     #: `2 nodes (gpu0003, gpu0004)`; empty while it has none.
     nodes: str = ""
     restarts: int = 0
-    known: bool = False
-    #: GPUs it held when it was hit, empty where Slurm did not tell, and what of its work was lost, in words.
+    is_in_slurm: bool = False
+    #: GPUs it held when it was hit, empty if Slurm did not report them, and its lost work, in words.
     gpus: str = ""
     lost: str = ""
-    #: What became of this job, from the runs' logs: the step and its end, its sentence, and whether its owner
-    #: was told in Slurm; empty while nothing was done.
+    #: What runs did to this job, from their logs: the step and its end, its sentence, and the notice to its
+    #: owner in Slurm; empty while nothing was done.
     done: str = ""
-    said: str = ""
-    told: str = ""
+    outcome: str = ""
+    owner_note: str = ""
 
 
 class RunView(msgspec.Struct, frozen=True, kw_only=True):
@@ -197,7 +201,8 @@ class RunView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VerdictView(msgspec.Struct, frozen=True, kw_only=True):
-    """`nodes` are names with their verdict; `why` and `aside` sentences; `retest` what decides for good."""
+    """`nodes` are names with their verdict; `why` and `ruled_out` sentences; `retest` what decides for
+    good."""
 
     sentence: str
     sure: str
@@ -205,7 +210,7 @@ class VerdictView(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[tuple[str, str], ...]
     more_nodes: int
     why: tuple[str, ...]
-    aside: tuple[str, ...]
+    ruled_out: tuple[str, ...]
     retest: str
 
 
@@ -232,13 +237,8 @@ def affected(parts: tuple[Component, ...], show: int = 8) -> str:
         found = gpus.setdefault(part.node or str(part), set())
         if part.gpu is not None:
             found.add(part.gpu)
-    return words.names([f"{name}{_gpus(sorted(known))}" for name, known in gpus.items()], show)
-
-
-def _gpus(known: list[int]) -> str:
-    if len(known) > 2 and known[-1] - known[0] == len(known) - 1:
-        return f" GPU {known[0]} to {known[-1]}"
-    return f" GPU {', '.join(map(str, known))}" if known else ""
+    named = [f"{name} GPU {words.numbers(sorted(found))}" if found else name for name, found in gpus.items()]
+    return words.names(named, show)
 
 
 #: Nodes and jobs that the page names; a fault of the fleet has a thousand.
@@ -250,19 +250,14 @@ def verdict_view(verdict: IncidentVerdict) -> VerdictView:
     worst_first = sorted(verdict.nodes.items(), key=lambda pair: (-VERDICT_RANK[pair[1]], pair[0]))
     return VerdictView(
         sentence=verdict.sentence,
-        sure=sure(verdict),
+        sure=certainty_text(verdict.certainty),
         cause=verdict.cause.value,
-        nodes=tuple((name, one.value) for name, one in worst_first[:NODES_SHOWN]),
+        nodes=tuple((name, verdict_.value) for name, verdict_ in worst_first[:NODES_SHOWN]),
         more_nodes=max(0, len(worst_first) - NODES_SHOWN),
         why=verdict.why,
-        aside=tuple(ruled_out_text(one) for one in verdict.set_aside),
+        ruled_out=tuple(ruled_out_text(ruled_out) for ruled_out in verdict.set_aside),
         retest=verdict.retest.text if verdict.retest else "",
     )
-
-
-def sure(verdict: IncidentVerdict) -> str:
-    """`certain`, `likely, 80 %`"""
-    return certainty_text(verdict.certainty)
 
 
 def view_incident(
@@ -272,7 +267,7 @@ def view_incident(
     incident = detail.incident
     snapshot = standing.snapshot if standing else None
     node = snapshot.nodes.get(incident.root.node) if snapshot and incident.root.node else None
-    hit = {one.job: one for one in incident.hit}
+    hit = {impact.job: impact for impact in incident.hit}
     jobs = tuple(
         _job(job, snapshot.jobs if snapshot else {}, detail.runs, hit.get(job))
         for job in sorted(incident.jobs_hit)[:JOBS_SHOWN]
@@ -306,29 +301,29 @@ def _jobs_note(incident: Incident) -> str:
 
 
 def _job(
-    job: str, known: Mapping[str, SlurmJob], runs: tuple[RunRecord, ...], hit: model.JobHit | None
+    job: str, in_slurm: Mapping[str, SlurmJob], runs: tuple[RunRecord, ...], hit: model.JobHit | None
 ) -> JobHit:
-    done = said = told = ""
+    done = sentence = owner_note = ""
     for run in runs:
         for entry in run.log:
             if not (entry.step.endswith(f":{job}") or run.run.job == job):
                 continue
             if entry.data.get("verb") == Verb.notify:
-                told = "Its owner was told in Slurm." if entry.event is StepEvent.done else entry.text
+                owner_note = "Its owner was told in Slurm." if entry.event is StepEvent.done else entry.text
             elif entry.text or not done:
-                done, said = f"{entry.step.split(':')[0]} {entry.event.value}", entry.text
-    if said and told:
-        said = f"{said.rstrip('.')}."  # another sentence follows
+                done, sentence = f"{entry.step.split(':')[0]} {entry.event.value}", entry.text
+    if sentence and owner_note:
+        sentence = f"{sentence.rstrip('.')}."  # another sentence follows
     row = JobHit(
         id=job,
         user=hit.user if hit else "",
         gpus=words.plural(hit.gpus, "GPU") if hit and hit.gpus else "",
         lost=loss_text(hit) if hit else "",
         done=done,
-        said=said,
-        told=told,
+        outcome=sentence,
+        owner_note=owner_note,
     )
-    slurm = known.get(job)
+    slurm = in_slurm.get(job)
     if slurm is None:
         return row
     state = "+".join((slurm.state, *slurm.flags))
@@ -340,7 +335,7 @@ def _job(
         state=f"{state} ({slurm.reason})" if slurm.reason and slurm.state == "PENDING" else state,
         nodes=f"{words.plural(len(slurm.nodes), 'node')} ({words.names(slurm.nodes)})" if slurm.nodes else "",
         restarts=slurm.restarts,
-        known=True,
+        is_in_slurm=True,
     )
 
 
@@ -380,47 +375,52 @@ def incident_row(incident: Incident, asking: Mapping[str, Run], now: datetime) -
     )
 
 
-def report(detail: IncidentRecord, now: datetime, said: Callable[[str], str] = str) -> str:
-    """`said`: a finished sentence in the language of the one who asks."""
+def report(detail: IncidentRecord, now: datetime, translate: Callable[[str], str] = str) -> str:
+    """The incident in Markdown. `translate`: to the language of the request."""
     incident = detail.incident
     closed = f"{words.utc(incident.closed)}: {incident.closed_why or ''}" if incident.closed else "no"
     verdict = verdict_view(detail.verdict)
     lines = [
-        f"# {plain(said(incident.title))}: {said(place(incident.root))}",
+        f"# {plain(translate(incident.title))}: {translate(place(incident.root))}",
         "",
-        plain(said(verdict.sentence)),
+        plain(translate(verdict.sentence)),
         "",
-        said(f"- Incident `{incident.id}` in cluster {incident.cluster}"),
-        said(f"- Rule {incident.rule}, fault {incident.fault}"),
-        said(
+        translate(f"- Incident `{incident.id}` in cluster {incident.cluster}"),
+        translate(f"- Rule {incident.rule}, fault {incident.fault}"),
+        translate(
             f"- Severity {incident.severity.value}, {incident.state.value}; {verdict.sure}, "
             f"cause {verdict.cause}"
         ),
-        plain(said(f"- Opened {words.utc(incident.opened)}; closed: {closed}")),
-        said(f"- Jobs hit: {', '.join(incident.jobs_hit) or 'none'}"),
-        said(f"- Lost: {total_loss_text(incident.hit) or 'not known'}"),
-        said(f"- Report made {words.utc(now)}"),
-        *listed("Why", verdict.why, said),
-        *listed("Set aside", verdict.aside, said),
+        plain(translate(f"- Opened {words.utc(incident.opened)}; closed: {closed}")),
+        translate(f"- Jobs hit: {', '.join(incident.jobs_hit) or 'none'}"),
+        translate(f"- Lost: {total_loss_text(incident.hit) or 'not known'}"),
+        translate(f"- Report made {words.utc(now)}"),
+        *listed("Why", verdict.why, translate),
+        *listed("Set aside", verdict.ruled_out, translate),
         *listed(
             "Similar",
-            [f"{one.opened:%Y-%m-%d} {said(place(one.root))}: {said(one.ended)}" for one in detail.similar],
-            said,
+            [
+                f"{other.opened:%Y-%m-%d} {translate(place(other.root))}: {translate(other.ended)}"
+                for other in detail.similar
+            ],
+            translate,
         ),
         "",
-        said("## Timeline (UTC)"),
+        translate("## Timeline (UTC)"),
         "",
     ]
     for row in timeline(detail):
         if row.day:
-            lines += [f"### {said(row.day)}", ""]
-        lines.append(f"- `{row.clock}` ({said(row.offset)}) {said(row.kind)}: {plain(said(row.text))}")
+            lines += [f"### {translate(row.day)}", ""]
+        lines.append(
+            f"- `{row.clock}` ({translate(row.offset)}) {translate(row.kind)}: {plain(translate(row.text))}"
+        )
         if row.line:
             lines += ["", "      " + row.line.replace("\n", " "), ""]
         if row.detail:
-            lines.append(f"  {plain(row.detail if row.typed else said(row.detail))}")
+            lines.append(f"  {plain(row.detail if row.typed else translate(row.detail))}")
         lines += [
-            f"  - {guard.guard}: {said(guard.word)}. {plain(said(guard.why))}"
+            f"  - {guard.guard}: {translate(guard.word)}. {plain(translate(guard.why))}"
             for guard in row.guards
             if guard.word != "allow"
         ]

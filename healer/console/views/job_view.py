@@ -78,17 +78,17 @@ def picture(made: StepGrid, away: Matrix, checkpoints: Sequence[int], cluster: s
         columns = np.arange(len(made.step))
         dev[index], sec[index] = away[members][worst, columns], seconds[members][worst, columns]
     scale = max(float(sec[np.isfinite(sec)].max(initial=0.0)) / 65_000, 1e-6)
-    known = {int(step): index for index, step in enumerate(made.step)}
+    index_of = {int(step): index for index, step in enumerate(made.step)}
     return {
         "cluster": cluster,
         "mode": "compute" if made.has_compute else "step",
         "steps": made.step.tolist(),
-        "at": [round(float(one), 1) if math.isfinite(one) else None for one in made.at],
+        "at": [round(float(at), 1) if math.isfinite(at) else None for at in made.at],
         "rows": [_row_words(made, members) for members in groups],
         "dev": _packed(dev * 1000, np.int16, -32_000, 32_000, _NO_DEVIATION),
         "sec": _packed(sec / scale, np.uint16, 0, 65_000, _NO_SECONDS),
         "scale_s": scale,
-        "checkpoints": sorted(known[step] for step in checkpoints if step in known),
+        "checkpoints": sorted(index_of[step] for step in checkpoints if step in index_of),
     }
 
 
@@ -141,7 +141,7 @@ class JobNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepsView(msgspec.Struct, frozen=True, kw_only=True):
-    """What the job told of its steps. `rows_are_nodes`: too many ranks to draw each."""
+    """The job's step times. `rows_are_nodes`: too many ranks to draw each."""
 
     chart: ChartView
     ranks: int
@@ -166,20 +166,13 @@ def job_nodes(shown: SlurmJob | None, rows: dict[str, NodeRow]) -> list[JobNode]
     found = [
         JobNode(
             name=name,
-            gpus=_gpus(shown.gpus.get(name, ())) if shown else "",
+            gpus=words.numbers(shown.gpus.get(name, ())) if shown else "",
             row=rows.get(name),
             incidents=rows[name].incidents if name in rows else (),
         )
         for name in (shown.nodes if shown else ())
     ]
-    return sorted(found, key=lambda one: not one.incidents)
-
-
-def _gpus(known: tuple[int, ...]) -> str:
-    """`0 to 7`, `0, 3`."""
-    if len(known) > 2 and known[-1] - known[0] == len(known) - 1:
-        return f"{known[0]} to {known[-1]}"
-    return ", ".join(map(str, known))
+    return sorted(found, key=lambda node: not node.incidents)
 
 
 def gpu_count(shown: SlurmJob | None, rows: dict[str, NodeRow]) -> int:
@@ -192,9 +185,9 @@ def gpu_count(shown: SlurmJob | None, rows: dict[str, NodeRow]) -> int:
 
 
 def facts(shown: SlurmJob) -> list[tuple[str, str]]:
-    """What only some jobs have: title and text, for those that are set."""
+    """Facts that only some jobs have: title and text, for those that are set."""
     array = f"task {shown.array_task}" if shown.array_task is not None else "tasks that wait together"
-    told = (
+    rows = (
         ("Array", f"{shown.array_job}, {array}" if shown.array_job else ""),
         ("Heterogeneous job", f"{shown.het_job}, part {shown.het_offset}" if shown.het_job else ""),
         ("Held by", _HOLDERS.get(shown.held_by, "")),
@@ -208,7 +201,7 @@ def facts(shown: SlurmJob) -> list[tuple[str, str]]:
         ("Exit code", shown.exit_code or ""),
         ("Admin comment", shown.admin_comment),
     )
-    return [(title, text) for title, text in told if text]
+    return [(title, text) for title, text in rows if text]
 
 
 _HOLDERS = {"user": "its owner", "admin": "an administrator or Slurm"}
@@ -216,9 +209,9 @@ _HOLDERS = {"user": "its owner", "admin": "an administrator or Slurm"}
 
 def _federation(shown: SlurmJob) -> str:
     """`from pod1, copies in pod1, pod2`."""
-    told = [f"from {shown.origin}" if shown.origin else ""]
-    told.append(f"copies in {', '.join(shown.siblings)}" if shown.siblings else "")
-    return ", ".join(part for part in told if part)
+    parts = [f"from {shown.origin}" if shown.origin else ""]
+    parts.append(f"copies in {', '.join(shown.siblings)}" if shown.siblings else "")
+    return ", ".join(part for part in parts if part)
 
 
 def view_job(
@@ -236,7 +229,7 @@ def view_job(
 def steps_view(made: StepGrid, history: JobHistory) -> StepsView:
     away = step_grid.deviation(made)
     step_s = np.asarray(step_grid.median_over_ranks(made.step_s))
-    known = step_s[np.isfinite(step_s)]
+    finite = step_s[np.isfinite(step_s)]
     last = made.at[np.isfinite(made.at)]
     return StepsView(
         chart=_chart(made, step_s, history),
@@ -247,7 +240,7 @@ def steps_view(made: StepGrid, history: JobHistory) -> StepsView:
         placed_by_order=made.placed_by_order,
         slowest=tuple(map(slow_rank, step_grid.slowest(made, away))) if made.has_compute else (),
         last_at=datetime.fromtimestamp(float(last[-1]), UTC) if len(last) else None,
-        speed=words.figure(float(np.median(known[-step_grid.RECENT_STEPS :])), "s") if len(known) else "",
+        speed=words.figure(float(np.median(finite[-step_grid.RECENT_STEPS :])), "s") if len(finite) else "",
     )
 
 
@@ -263,11 +256,15 @@ def _chart(made: StepGrid, step_s: step_grid.Matrix, history: JobHistory) -> Cha
             ChartLine(label="compute, median rank", role="peers", values=_values(middle)),
         ]
     marks = [
-        ChartMark(at=one.at, label="checkpoint" if one.durable else "checkpoint, not durable")
-        for one in history.checkpoints[-_MARKS_SHOWN:]
+        ChartMark(at=checkpoint.at, label="checkpoint" if checkpoint.durable else "checkpoint, not durable")
+        for checkpoint in history.checkpoints[-_MARKS_SHOWN:]
     ]
-    marks += [ChartMark(at=one.opened, label=one.rule) for one in history.incidents if one.is_open]
-    marks += [ChartMark(at=one.at, label="requeued") for one in history.requeues]
+    marks += [
+        ChartMark(at=incident.opened, label=incident.rule)
+        for incident in history.incidents
+        if incident.is_open
+    ]
+    marks += [ChartMark(at=requeue.at, label="requeued") for requeue in history.requeues]
     times = tuple(float(at) for at in made.at[keep])
     return chart_view(
         "chart-steps", Chart(title="Time per step", unit="s", times=times, lines=tuple(lines)), marks
@@ -275,8 +272,12 @@ def _chart(made: StepGrid, step_s: step_grid.Matrix, history: JobHistory) -> Cha
 
 
 def _values(found: step_grid.Matrix) -> tuple[float | None, ...]:
-    return tuple(None if math.isnan(one) else float(one) for one in found)
+    return tuple(None if math.isnan(value) else float(value) for value in found)
 
 
 def checkpoint_steps(history: JobHistory, restart: int) -> Sequence[int]:
-    return [one.step for one in history.checkpoints if one.durable and one.restart == restart]
+    return [
+        checkpoint.step
+        for checkpoint in history.checkpoints
+        if checkpoint.durable and checkpoint.restart == restart
+    ]

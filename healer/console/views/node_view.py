@@ -1,4 +1,4 @@
-"""How a node stands among its class, by each scorer of the model."""
+"""A node's measurements, and its comparison with its class by each scorer of the model."""
 
 import itertools
 import math
@@ -48,25 +48,25 @@ class UnusualTable(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[WayRow, ...]
 
 
-def unusual_table(told: Unusual | None) -> UnusualTable | None:
-    if told is None:
+def unusual_table(unusual: Unusual | None) -> UnusualTable | None:
+    if unusual is None:
         return None
-    among = f"{told.scored} {told.hardware or 'nodes'} that are {told.load}"
-    rows = tuple(_score_row(one) for one in told.ways if one.way in SCORERS)
-    return UnusualTable(at=told.at, among=among, model=told.model[:12], rows=rows)
+    among = f"{unusual.scored} {unusual.hardware or 'nodes'} that are {unusual.load}"
+    rows = tuple(_score_row(result) for result in unusual.ways if result.way in SCORERS)
+    return UnusualTable(at=unusual.at, among=among, model=unusual.model[:12], rows=rows)
 
 
-def _score_row(one: ScorerResult) -> WayRow:
-    name, what = SCORERS[one.way]
+def _score_row(result: ScorerResult) -> WayRow:
+    name, what = SCORERS[result.way]
     return WayRow(
         name=name,
         what=what,
-        score=f"{one.score:.2f}",
-        threshold=f"{one.threshold:.2f}",
-        middle=f"{one.middle:.2f}",
-        above=one.score > one.threshold,
-        decides=one.decides,
-        parts=tuple(f"{part.feature} {part.away:+.1f} ({part.share:.0%})" for part in one.parts),
+        score=f"{result.score:.2f}",
+        threshold=f"{result.threshold:.2f}",
+        middle=f"{result.middle:.2f}",
+        above=result.score > result.threshold,
+        decides=result.decides,
+        parts=tuple(f"{part.feature} {part.away:+.1f} ({part.share:.0%})" for part in result.parts),
     )
 
 
@@ -94,11 +94,11 @@ _CALM = ("idle", "setting", "sync_boost", "power_cap")
 
 
 class Cell(msgspec.Struct, frozen=True):
-    """`known` is False where the value is too old to be believed; then `title` tells the old one."""
+    """`is_known` is False if the value is stale; then `title` names the old one."""
 
     text: str
     title: str = ""
-    known: bool = True
+    is_known: bool = True
 
 
 class GpuRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,8 +143,10 @@ class NodeNow(NamedTuple):
 
     def bad(self, gpu: int | None = None) -> tuple[OpenIncident, ...]:
         """Open incidents of its GPUs, or of this one."""
-        roots = ((one, one.root) for one in self.incidents if one.root.node == self.name)
-        return tuple(one for one, root in roots if root.gpu is not None and (gpu is None or root.gpu == gpu))
+        roots = ((incident, incident.root) for incident in self.incidents if incident.root.node == self.name)
+        return tuple(
+            incident for incident, root in roots if root.gpu is not None and (gpu is None or root.gpu == gpu)
+        )
 
 
 class _Newest(msgspec.Struct, frozen=True):
@@ -167,7 +169,7 @@ def measured(
     present = [column.part.gpu for column in found if column.part.gpu is not None]
     count = max([node.gpus, *(index + 1 for index in present)])
     return Measured(
-        seen=max((one.at for one in newest.values()), default=None),
+        seen=max((value.at for value in newest.values()), default=None),
         head=tuple(title for title, _ in _GPU_FIGURES),
         gpus=tuple(_gpu_row(index, newest, catalogue, node) for index in range(count)) if present else (),
         links=tuple(_link_rows(found, catalogue)),
@@ -180,7 +182,7 @@ def measured(
 def _series(reports: Sequence["Report"], columns: Mapping[int, Column]) -> dict[Column, list[_Newest]]:
     """Each column's known values by time."""
     found: dict[Column, list[_Newest]] = {}
-    for report in sorted(reports, key=lambda one: one.at):
+    for report in sorted(reports, key=lambda report: report.at):
         for number, value in zip(report.columns.tolist(), report.values.tolist(), strict=True):
             if number in columns and not math.isnan(value):
                 found.setdefault(columns[number], []).append(_Newest(report.at, value))
@@ -216,7 +218,7 @@ def _gpu_row(index: int, newest: Mapping[Column, _Newest], catalogue: Catalogue,
         remap_bad=any(fresh(name) for name, _ in _REMAPS),
         throttle=reasons,
         throttle_bad=not calm,
-        seen=max((one.at for column, one in newest.items() if column.part.gpu == index), default=None),
+        seen=max((value.at for column, value in newest.items() if column.part.gpu == index), default=None),
         incidents=node.bad(index),
     )
 
@@ -227,16 +229,16 @@ def _is_fresh(signal: Signal, value: _Newest, now: datetime) -> bool:
 
 def _cell(signal: Signal | None, value: _Newest | None, now: datetime) -> Cell:
     if signal is None or value is None:
-        return Cell("–", "never told", known=False)
+        return Cell("–", "never told", is_known=False)
     text = words.figure(value.value, signal.unit)
     if _is_fresh(signal, value, now):
         return Cell(text)
-    return Cell("–", f"last {text}, {words.ago(value.at, now)}", known=False)
+    return Cell("–", f"last {text}, {words.ago(value.at, now)}", is_known=False)
 
 
 def _ecc(corrected: float | None, uncorrected: float | None) -> Cell:
     if corrected is None and uncorrected is None:
-        return Cell("–", known=False)
+        return Cell("–", is_known=False)
     parts = [
         f"{words.number(count)} {word}"
         for count, word in ((uncorrected, "uncorrected"), (corrected, "corrected"))
@@ -249,11 +251,11 @@ def _remap(fresh: Callable[[str], float | None]) -> Cell:
     states = {word: fresh(name) for name, word in _REMAPS}
     rows = fresh(_REMAPPED)
     if rows is None and all(value is None for value in states.values()):
-        return Cell("–", known=False)
-    told = [word for word, value in states.items() if value]
+        return Cell("–", is_known=False)
+    parts = [word for word, value in states.items() if value]
     if rows:
-        told.append(words.plural(int(rows), "row"))
-    return Cell(", ".join(told) or "none")
+        parts.append(words.plural(int(rows), "row"))
+    return Cell(", ".join(parts) or "none")
 
 
 def _reasons(signal: Signal | None, mask: float | None) -> tuple[str, bool]:
@@ -298,10 +300,10 @@ def _order(column: Column) -> tuple[str, int, int, str]:
 
 def part_words(part: Part) -> str:
     """`GPU 3`, `GPU 3 NVLink 4`, `mlx5_0/1`, or `node`."""
-    told = [f"GPU {part.gpu}"] if part.gpu is not None else []
-    told += [f"NVLink {part.link}"] if part.link is not None else []
-    told += [part.port] if part.port else []
-    return " ".join(told) or "node"
+    parts = [f"GPU {part.gpu}"] if part.gpu is not None else []
+    parts += [f"NVLink {part.link}"] if part.link is not None else []
+    parts += [part.port] if part.port else []
+    return " ".join(parts) or "node"
 
 
 def _increases(values: Sequence[_Newest]) -> Iterator[tuple[datetime, float]]:
@@ -319,21 +321,21 @@ def _chart(
     span: timedelta = WINDOW,
     gap_s: float = GAP_S,
 ) -> ChartView:
-    """One line per part that tells the signal, and the node's own median where there are three or more."""
+    """One line per part that reports the signal, and their median if there are three or more."""
     parts = sorted((column for column in found if column.signal == signal.name), key=_order)[:_LINES_DRAWN]
     counter = signal.kind is SignalKind.counter
     drawn = {column.part: _per_minute(found[column]) if counter else found[column] for column in parts}
-    times = sorted({one.at for values in drawn.values() for one in values})
+    times = sorted({value.at for values in drawn.values() for value in values})
     lines: list[ChartLine] = []
     by_time: list[list[float]] = [[] for _ in times]
     for part, values in drawn.items():
-        known = {one.at: one.value for one in values}
+        value_at = {value.at: value.value for value in values}
         lines.append(
-            ChartLine(label=part_words(part), role="own", values=tuple(known.get(at) for at in times))
+            ChartLine(label=part_words(part), role="own", values=tuple(value_at.get(at) for at in times))
         )
         for index, at in enumerate(times):
-            if at in known:
-                by_time[index].append(known[at])
+            if at in value_at:
+                by_time[index].append(value_at[at])
     if len(lines) >= 3:
         middle = tuple(statistics.median(values) if values else None for values in by_time)
         lines.append(ChartLine(label="median here", role="peers", values=middle))
@@ -343,7 +345,11 @@ def _chart(
         unit=signal.unit,
         times=tuple(at.timestamp() for at in times),
         lines=tuple(lines),
-        marks=tuple(ChartMark(at=one.opened, label=one.rule) for one in node.incidents if one.opened > since),
+        marks=tuple(
+            ChartMark(at=incident.opened, label=incident.rule)
+            for incident in node.incidents
+            if incident.opened > since
+        ),
         signal=signal.name,
         node=node.name,
     )
@@ -355,7 +361,7 @@ def _chart(
 
 
 def remembered_chart(points: Points, signal: Signal, node: NodeNow, *, hours: int) -> ChartView:
-    """The same of what a Prometheus-compatible server remembers; lines break where some points miss."""
+    """The same from a Prometheus-compatible server; lines are interrupted where points are missing."""
     found = {
         column: [_Newest(datetime.fromtimestamp(at, UTC), value) for at, value in line]
         for column, line in points.items()

@@ -1,4 +1,4 @@
-"""How much healer may still take out: the floor, each cap with what is left, and the breaker."""
+"""Pauses, and how much healer may still take out: the floor, each cap with what is left, and the breaker."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -85,7 +85,7 @@ def caps(standing: Standing, strip: Strip, rules: Ruleset) -> list[Cap]:
             room=hourly - standing.granted_last_hour,
             text="granted in the last 60 min",
         ),
-        *sorted(_places(standing, rules), key=lambda one: (one.room, one.name))[:PLACES_SHOWN],
+        *sorted(_places(standing, rules), key=lambda cap: (cap.room, cap.name))[:PLACES_SHOWN],
     ]
 
 
@@ -140,7 +140,7 @@ _USUAL_H = 4
 
 
 class PauseRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A pause that stands. `holds` are runs that a guard holds and that it concerns."""
+    """A pause in force. `holds` are runs that a guard holds and that it concerns."""
 
     pause: Pause
     scope: str
@@ -165,12 +165,12 @@ def pause_rows(standing: Standing, session: Caller, now: datetime) -> list[Pause
     held = [run for run in standing.asking if _held(run)]
     return [
         PauseRow(
-            pause=one,
-            scope=pause_scope(one),
-            holds=tuple(run for run in held if concerns_proposal(one, _next_step(run), facts, now)),
-            end=end_pause_button(one, session),
+            pause=pause,
+            scope=pause_scope(pause),
+            holds=tuple(run for run in held if concerns_proposal(pause, _next_step(run), facts, now)),
+            end=end_pause_button(pause, session),
         )
-        for one in standing.pauses
+        for pause in standing.pauses
     ]
 
 
@@ -191,9 +191,9 @@ def _next_step(run: Run) -> Proposal:
     )
 
 
-def past_pauses(records: Iterable[AuditRecord], stands: Sequence[Pause], now: datetime) -> list[PastPause]:
+def past_pauses(records: Iterable[AuditRecord], in_force: Sequence[Pause], now: datetime) -> list[PastPause]:
     """From records `pause.…`, newest first as they come: those that are over."""
-    standing = {one.id for one in stands}
+    standing = {pause.id for pause in in_force}
     ends: dict[str, AuditRecord] = {}
     found: list[PastPause] = []
     for record in records:
@@ -231,8 +231,8 @@ def add_buttons(
     if not may_act(role):
         return ()
     cluster = standing.cluster
-    known = standing.snapshot.nodes.values() if standing.snapshot else ()
-    partitions = sorted({name for node in known for name in node.partitions})
+    nodes = standing.snapshot.nodes.values() if standing.snapshot else ()
+    partitions = sorted({name for node in nodes for name in node.partitions})
     choices: dict[str, Iterable[str]] = {
         "rule": rules.by_name,
         "playbook": sorted(rules.playbooks),
@@ -269,7 +269,7 @@ def _which(scope: str, names: Iterable[str]) -> InputField:
 
 
 def _until(now: datetime) -> InputField:
-    """Ends on whole minutes: the page is read anew every 20 s, and these with it."""
+    """Ends on whole minutes, as the page is reloaded every 20 s, and these with it."""
     start = now.astimezone(UTC).replace(second=0, microsecond=0) + timedelta(minutes=1)
     ends = [(hours, start + timedelta(hours=hours)) for hours in _LASTS]
     return InputField(

@@ -158,11 +158,14 @@ def entries(
     playbooks: Iterable[Playbook], rules: Sequence[RuleRow], runs: Sequence[Run], now: datetime
 ) -> list[Entry]:
     """By name. `runs` are the newest of all, newest first."""
-    return [entry(one, rules, runs, now) for one in sorted(playbooks, key=lambda one: one.name)]
+    return [
+        entry(playbook, rules, runs, now)
+        for playbook in sorted(playbooks, key=lambda playbook: playbook.name)
+    ]
 
 
 def entry(playbook: Playbook, rules: Sequence[RuleRow], runs: Sequence[Run], now: datetime) -> Entry:
-    mine = [run for run in runs if run.playbook == playbook.name]
+    of_playbook = [run for run in runs if run.playbook == playbook.name]
     modes = Counter(row.mode for row in rules if row.rule.playbook == playbook.name)
     return Entry(
         name=playbook.name,
@@ -173,8 +176,8 @@ def entry(playbook: Playbook, rules: Sequence[RuleRow], runs: Sequence[Run], now
         person=_person(playbook),
         rules=sum(modes.values()),
         modes=tuple((mode, modes[mode]) for mode in Mode if modes[mode]),
-        ended=_ended(mine),
-        last=run_row(mine[0], now) if mine else None,
+        ended=_ended(of_playbook),
+        last=run_row(of_playbook[0], now) if of_playbook else None,
         runbook=playbook.runbook,
     )
 
@@ -182,7 +185,11 @@ def entry(playbook: Playbook, rules: Sequence[RuleRow], runs: Sequence[Run], now
 def fitting(found: Iterable[Entry], text: str) -> list[Entry]:
     """Every word of `text` must be found in the name or the title."""
     wanted = text.lower().split()
-    return [one for one in found if all(word in f"{one.name} {one.title}".lower() for word in wanted)]
+    return [
+        found_entry
+        for found_entry in found
+        if all(word in f"{found_entry.name} {found_entry.title}".lower() for word in wanted)
+    ]
 
 
 def takes(playbook: Playbook) -> str:
@@ -197,7 +204,7 @@ def _person(playbook: Playbook) -> str:
     """What of it needs a person whatever the mode, by the titles of the steps. Not `down`: where nothing is
     at work on the node, it needs none."""
     asks = IRREVERSIBLE_VERBS - {Verb.down}
-    waits = [_title(one) for one in playbook.steps if one.wait in _PEOPLE or one.do in asks]
+    waits = [_title(step) for step in playbook.steps if step.wait in _PEOPLE or step.do in asks]
     return "; ".join(waits)
 
 
@@ -206,7 +213,7 @@ def _title(step: Step) -> str:
 
 
 def _ended(runs: Sequence[Run]) -> str:
-    """`12 done, 1 stuck`; shadow runs are told apart."""
+    """`12 done, 1 stuck`; shadow runs are counted separately."""
     real = Counter(run.state for run in runs if not run.shadow)
     parts = [f"{real[state]} {RUN_WORDS[state]}" for state in RunState if real[state]]
     shadow = sum(run.shadow for run in runs)
@@ -218,14 +225,14 @@ def step_lines(playbook: Playbook) -> list[StepLine]:
 
 
 def _line(step: Step) -> StepLine:
-    told = VERB_WORDS.get(step.do) if step.do is not None else None
+    verb = VERB_WORDS.get(step.do) if step.do is not None else None
     word = str(step.do or step.check or step.wait or step.use or "")
     kind = "does" if step.do else "checks" if step.check else "waits" if step.wait else "uses"
-    does = told.does if told else _lookup(step)
-    verified = told.verified if told else ""
+    does = verb.does if verb else _lookup(step)
+    verified = verb.verified if verb else ""
     if step.verify:
         verified = f"{verified} And {step.verify}: {CHECK_WORDS.get(step.verify, 'a check')}".strip()
-    undone = "Stays." if told and (step.undo == "keep" or not told.undone) else told.undone if told else ""
+    undone = "Stays." if verb and (step.undo == "keep" or not verb.undone) else verb.undone if verb else ""
     return StepLine(
         id=step.id,
         title=_title(step),
@@ -268,9 +275,13 @@ def input_lines(inputs: Mapping[str, Input]) -> list[InputLine]:
     return [
         InputLine(
             name=name,
-            help=one.help,
-            accepts=", ".join(one.choices) or str(one.type),
-            default="must be given" if one.required else "" if one.default is None else str(one.default),
+            help=given.help,
+            accepts=", ".join(given.choices) or str(given.type),
+            default="must be given"
+            if given.required
+            else ""
+            if given.default is None
+            else str(given.default),
         )
-        for name, one in inputs.items()
+        for name, given in inputs.items()
     ]

@@ -53,38 +53,45 @@ class QueueRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def queue(found: Iterable[OpenIncident], asking: Collection[str], wanted: Wanted) -> list[OpenIncident]:
     """Those that fit, the most urgent first. `asking`: ids of incidents whose run asks for a person."""
-    fit = [one for one in found if _fits(one, asking, wanted)]
-    fit.sort(key=lambda one: one.opened, reverse=True)
-    fit.sort(key=lambda one: _urgency(one, asking))
+    fit = [incident for incident in found if _fits(incident, asking, wanted)]
+    fit.sort(key=lambda incident: incident.opened, reverse=True)
+    fit.sort(key=lambda incident: _urgency(incident, asking))
     return fit
 
 
-def _urgency(one: OpenIncident, asking: Collection[str]) -> tuple[Severity, bool, bool, bool]:
-    """By severity; then what only a person can move, what is bad and serves, what nobody has."""
+def _urgency(incident: OpenIncident, asking: Collection[str]) -> tuple[Severity, bool, bool, bool]:
+    """By severity; then what waits for a person, what is bad and in service, what is not acknowledged."""
     return (
-        one.severity,
-        one.id not in asking,
-        not one.known_bad_in_service,
-        one.acknowledged_by is not None,
+        incident.severity,
+        incident.id not in asking,
+        not incident.known_bad_in_service,
+        incident.acknowledged_by is not None,
     )
 
 
-def _fits(one: OpenIncident, asking: Collection[str], wanted: Wanted) -> bool:
-    if wanted.severity not in (None, one.severity) or wanted.state not in (None, one.state):
+def _fits(incident: OpenIncident, asking: Collection[str], wanted: Wanted) -> bool:
+    if wanted.severity not in (None, incident.severity) or wanted.state not in (None, incident.state):
         return False
-    if wanted.needs is Needs.decision and one.id not in asking:
-        return False
-    if wanted.needs is Needs.nobody and one.acknowledged_by is not None:
-        return False
-    if wanted.needs is Needs.me and one.acknowledged_by != wanted.me:
-        return False
-    return not wanted.text or _holds(one, wanted.text.lower())
+    needed = {
+        None: True,
+        Needs.decision: incident.id in asking,
+        Needs.nobody: incident.acknowledged_by is None,
+        Needs.me: incident.acknowledged_by == wanted.me,
+    }
+    return needed[wanted.needs] and (not wanted.text or _holds(incident, wanted.text.lower()))
 
 
-def _holds(one: OpenIncident, text: str) -> bool:
-    """Where `IncidentQuery.text` is looked for: open and resolved ones are found by the same words."""
-    parts = (one.rule, one.title, one.fault, str(one.root), *one.nodes, *one.jobs_hit)
-    return one.id.startswith(text) or any(text in part.lower() for part in parts)
+def _holds(incident: OpenIncident, text: str) -> bool:
+    """Searches the same fields as `IncidentQuery.text`."""
+    parts = (
+        incident.rule,
+        incident.title,
+        incident.fault,
+        str(incident.root),
+        *incident.nodes,
+        *incident.jobs_hit,
+    )
+    return incident.id.startswith(text) or any(text in part.lower() for part in parts)
 
 
 def asking_ids(asking: Iterable[Run]) -> frozenset[str]:
@@ -106,7 +113,7 @@ def queue_row(incident: Incident, run: Run | None, now: datetime) -> QueueRow:
 
 
 def _jobs(incident: Incident) -> str:
-    users: Mapping[str, str] = {one.job: one.user for one in incident.hit if one.user}
+    users: Mapping[str, str] = {impact.job: impact.user for impact in incident.hit if impact.user}
     named = [f"{job} of {users[job]}" if job in users else job for job in incident.jobs_hit]
     return words.names(named, _JOBS)
 
@@ -168,10 +175,10 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
 
 def most_urgent(rows: Sequence[RunRow], standing: Standing) -> list[RunRow]:
     """By the severity of the incident, then the oldest. What a person asked for without one is like P2."""
-    known = {one.id: one for one in standing.open_incidents}
+    by_id = {incident.id: incident for incident in standing.open_incidents}
 
     def order(row: RunRow) -> tuple[str, float]:
-        incident = known.get(row.run.incident or "")
+        incident = by_id.get(row.run.incident or "")
         return (incident.severity if incident else Severity.P2, row.run.created_at.timestamp())
 
     return sorted((row for row in rows if row.asks), key=order)
@@ -182,13 +189,15 @@ def approval(
 ) -> Approval:
     """`takes`: playbook -> what it takes of the cluster."""
     run, picture = row.run, standing.snapshot
-    incident = next((one for one in standing.open_incidents if one.id == run.incident), None)
+    incident = next((incident for incident in standing.open_incidents if incident.id == run.incident), None)
     jobs: list[SlurmJob] = []
     if picture is not None:
         named = picture.jobs.get(run.job) if run.job else None
         jobs = picture.jobs_on(run.node) if run.node else [named] if named else []
     decision = last_decision(detail) if detail else None
-    against = [one for one in decision.answers if one.kind is not AnswerKind.allow] if decision else []
+    against = (
+        [answer for answer in decision.answers if answer.kind is not AnswerKind.allow] if decision else []
+    )
     return Approval(
         row=row,
         severity=incident.severity if incident else None,
@@ -201,7 +210,7 @@ def approval(
         why=decision.why if decision else "",
         against=tuple(guard_rows(tuple(against))),
         # Keys would fit several of them: here each is pressed by itself.
-        buttons=tuple(msgspec.structs.replace(one, key="") for one in run_buttons(run, role)),
+        buttons=tuple(msgspec.structs.replace(button, key="") for button in run_buttons(run, role)),
     )
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from typing import NamedTuple
 
 import msgspec
 
@@ -15,7 +16,7 @@ from healer.incidents.incident_verdict import place
 from healer.model import AuditRecord, Incident, Run
 from healer.ports.answers import Group, OpenIncident, Period, RuleFigures, Saved, Spread, Standing
 
-#: What stands in the address -> how long it is.
+#: Value of the query parameter -> length.
 PERIODS = {
     "12h": timedelta(hours=12),
     "24h": timedelta(hours=24),
@@ -27,7 +28,7 @@ RULES_SHOWN = 100
 
 
 class TimeRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One way from one moment to the next; a dash where nothing was measured."""
+    """One time from an event to the next; a dash if nothing was measured."""
 
     name: str
     meaning: str
@@ -81,7 +82,7 @@ def reports(period: Period) -> Reports:
 
 
 def _facts(period: Period) -> list[tuple[str, str, str]]:
-    """(what, figure, what it rests on)."""
+    """(name, figure, its basis)."""
     stats = period.stats
     rows = [("Incidents", words.number(stats.incidents), f"{words.number(stats.open)} of them still open")]
     if stats.gpu_hours_lost is None:
@@ -95,7 +96,7 @@ def _facts(period: Period) -> list[tuple[str, str, str]]:
         rests += f"; of {words.plural(stats.jobs_unknown, 'more job')} nobody knows"
     rows.append(("GPU-hours lost", lost, rests))
     rows.append(_saved(stats.saved))
-    drained = sum(one.drained for one in period.by_rule)
+    drained = sum(figures.drained for figures in period.by_rule)
     false = f"of {words.plural(drained, 'drain')}; those whose incident a person called a false alarm"
     rows.append(("False drains", words.number(stats.false_drains), false))
     again = f"{period.relapsed} of {words.plural(period.returned, 'node')} that came back"
@@ -117,48 +118,60 @@ def _hours(hours: float) -> str:
     return f"{hours:,.{0 if hours >= 100 else 1 if hours >= 1 else 2}f}"
 
 
-def _time(name: str, meaning: str, one: Spread) -> TimeRow:
+def _time(name: str, meaning: str, spread: Spread) -> TimeRow:
     return TimeRow(
         name=name,
         meaning=meaning,
-        count=one.count,
-        median=_span(one.p50_s),
-        p90=_span(one.p90_s),
-        most=_span(one.max_s),
+        count=spread.count,
+        median=_span(spread.p50_s),
+        p90=_span(spread.p90_s),
+        most=_span(spread.max_s),
     )
 
 
-def _group(one: Group) -> GroupRow:
+def _group(group: Group) -> GroupRow:
     return GroupRow(
-        name=one.name.replace("_", " "),
-        incidents=one.incidents,
-        detect=_pair(one.detect),
-        decide=_pair(one.decide),
-        drain=_pair(one.drain),
-        to_return=_pair(one.to_return),
+        name=group.name.replace("_", " "),
+        incidents=group.incidents,
+        detect=_pair(group.detect),
+        decide=_pair(group.decide),
+        drain=_pair(group.drain),
+        to_return=_pair(group.to_return),
     )
 
 
-def _pair(one: Spread) -> str:
-    return f"{_span(one.p50_s)} / {_span(one.p90_s)}" if one.count else "–"
+def _pair(spread: Spread) -> str:
+    return f"{_span(spread.p50_s)} / {_span(spread.p90_s)}" if spread.count else "–"
 
 
 def _span(seconds: float | None) -> str:
-    """A dash for what was not measured. Clocks that differ make a way shorter than nothing: that is 0."""
+    """A dash for what was not measured. Clock skew may make a time negative: that is 0."""
     return "–" if seconds is None else words.span(max(0.0, seconds))
 
 
-def _rule(one: RuleFigures) -> RuleFiguresRow:
-    if one.precision is None:
-        return RuleFiguresRow(figures=one, precision="not judged", tone="plain")
-    text = f"{one.precision:.0%} ({one.true_faults} of {one.true_faults + one.false_alarms})"
-    return RuleFiguresRow(figures=one, precision=text, tone="good" if one.precision >= 0.95 else "warn")
+def _rule(figures: RuleFigures) -> RuleFiguresRow:
+    if figures.precision is None:
+        return RuleFiguresRow(figures=figures, precision="not judged", tone="plain")
+    text = f"{figures.precision:.0%} ({figures.true_faults} of {figures.true_faults + figures.false_alarms})"
+    return RuleFiguresRow(
+        figures=figures, precision=text, tone="good" if figures.precision >= 0.95 else "warn"
+    )
 
 
-#: So many of each list; the pages of incidents, runs and audit have all.
+#: Rows of each list; the pages of incidents, runs and audit have all.
 SHOWN = 100
-#: Who came in, and with what: that is for the audit, not for the next shift.
+#: Sign-ins and tokens are left to the audit.
 DOORS = ("access.", "session.", "token.")
+
+
+class Shift(NamedTuple):
+    """Incidents that ended since the shift began, the newest runs, and the records of people since then."""
+
+    since: datetime
+    now: datetime
+    ended: Sequence[Incident]
+    runs: Sequence[Run]
+    records: Sequence[AuditRecord]
 
 
 class Handover(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,28 +190,22 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
     cut: tuple[str, ...]
 
 
-def handover(
-    standing: Standing,
-    strip: Strip,
-    rows: Sequence[NodeRow],
-    told: tuple[Sequence[Incident], Sequence[Run], Sequence[AuditRecord]],
-    since: datetime,
-    now: datetime,
-) -> Handover:
-    """`told`: incidents that ended since then, the newest runs, and the records of people since then."""
-    ended, runs, records = told
+def handover(standing: Standing, strip: Strip, rows: Sequence[NodeRow], shift: Shift) -> Handover:
+    since, now = shift.since, shift.now
     lists = {
-        "open incidents": sorted(standing.open_incidents, key=lambda one: (one.severity, one.opened)),
-        "incidents that ended": list(ended),
-        "runs": [run_row(one, now) for one in runs if one.created_at >= since and not one.shadow],
-        "words of people": [audit_row(one, standing.cluster) for one in records],
+        "open incidents": sorted(
+            standing.open_incidents, key=lambda incident: (incident.severity, incident.opened)
+        ),
+        "incidents that ended": list(shift.ended),
+        "runs": [run_row(run, now) for run in shift.runs if run.created_at >= since and not run.shadow],
+        "words of people": [audit_row(record, standing.cluster) for record in shift.records],
     }
     return Handover(
         cluster=standing.cluster,
         since=since,
         until=now,
         strip=strip,
-        waits=tuple(run_row(one, now) for one in standing.asking if asks(one)),
+        waits=tuple(run_row(run, now) for run in standing.asking if asks(run)),
         open=tuple(lists["open incidents"][:SHOWN]),
         known_bad=tuple(row for row in rows if row.kind is NodeKind.bad_in_service)[:SHOWN],
         resolved=tuple(lists["incidents that ended"][:SHOWN]),
@@ -208,55 +215,61 @@ def handover(
     )
 
 
-def markdown(one: Handover, said: Callable[[str], str] = str) -> str:
-    """`said`: a finished sentence in the language of the one who asks."""
-    strip = one.strip
+def markdown(shift: Handover, translate: Callable[[str], str] = str) -> str:
+    """The hand-over in Markdown. `translate`: to the language of the request."""
+    strip = shift.strip
     open_now = ", ".join(f"{count} {severity}" for severity, count in strip.open_by_severity if count)
     parts = {
         "Stands above all": [f"{banner.title} {banner.text}" for banner in strip.banners],
-        "Waits for a person": [f"{row.title}: {row.word}. {row.why}" for row in one.waits],
-        "Known bad and in service": [f"{row.name}: {_why_bad(row)}" for row in one.known_bad],
-        "Open": [_open(incident) for incident in one.open],
-        "Ended in this shift": [_ended(incident) for incident in one.resolved],
-        "Runs of this shift": [f"{_at(row.run.created_at)} {row.title}: {row.word}" for row in one.runs],
-        "What people did": [_person(row) for row in one.people],
+        "Waits for a person": [f"{row.title}: {row.word}. {row.why}" for row in shift.waits],
+        "Known bad and in service": [f"{row.name}: {_why_bad(row)}" for row in shift.known_bad],
+        "Open": [_open(incident) for incident in shift.open],
+        "Ended in this shift": [_ended(incident) for incident in shift.resolved],
+        "Runs of this shift": [f"{_at(row.run.created_at)} {row.title}: {row.word}" for row in shift.runs],
+        "What people did": [_person(row) for row in shift.people],
     }
     lines = [
-        said(f"# Hand-over of {plain(one.cluster)}"),
+        translate(f"# Hand-over of {plain(shift.cluster)}"),
         "",
-        said(f"{words.utc(one.since)} to {words.utc(one.until)}"),
+        translate(f"{words.utc(shift.since)} to {words.utc(shift.until)}"),
         "",
-        said(f"- In service: {strip.in_service:,} of {strip.nodes:,} nodes (floor {strip.floor:,})"),
-        said(
+        translate(f"- In service: {strip.in_service:,} of {strip.nodes:,} nodes (floor {strip.floor:,})"),
+        translate(
             f"- Out by healer {strip.out_healer}, by Slurm {strip.out_slurm}, by people {strip.out_person}; "
             f"known bad in service {strip.known_bad}"
         ),
-        said(f"- Slots held {strip.slots_used} of {strip.slots_limit}; open incidents: {open_now or 'none'}"),
+        translate(
+            f"- Slots held {strip.slots_used} of {strip.slots_limit}; open incidents: {open_now or 'none'}"
+        ),
     ]
     for title, rows in parts.items():
-        lines += listed(title, rows, said)
-    if one.cut:
-        lines += ["", said(f"The first {SHOWN} are listed of: {', '.join(one.cut)}.")]
+        lines += listed(title, rows, translate)
+    if shift.cut:
+        lines += ["", translate(f"The first {SHOWN} are listed of: {', '.join(shift.cut)}.")]
     return "\n".join(lines) + "\n"
 
 
 def _why_bad(row: NodeRow) -> str:
-    return ", ".join(one.title for one in row.incidents[:3])
+    return ", ".join(incident.title for incident in row.incidents[:3])
 
 
-def _open(one: OpenIncident) -> str:
-    seen = f", {one.acknowledged_by} looks after it" if one.acknowledged_by else ""
-    return f"{one.severity.value} {place(one.root)}: {one.title} ({one.id[:8]}, {_at(one.opened)}){seen}"
+def _open(incident: OpenIncident) -> str:
+    seen = f", {incident.acknowledged_by} looks after it" if incident.acknowledged_by else ""
+    return f"{_heading(incident)} ({incident.id[:8]}, {_at(incident.opened)}){seen}"
 
 
-def _ended(one: Incident) -> str:
-    why = f": {one.closed_why}" if one.closed_why else ""
-    return f"{one.severity.value} {place(one.root)}: {one.title} ({one.short_id}){why}"
+def _ended(incident: Incident) -> str:
+    why = f": {incident.closed_why}" if incident.closed_why else ""
+    return f"{_heading(incident)} ({incident.short_id}){why}"
+
+
+def _heading(incident: Incident | OpenIncident) -> str:
+    return f"{incident.severity.value} {place(incident.root)}: {incident.title}"
 
 
 def _person(row: AuditRow) -> str:
-    said = f": {row.words}" if row.words else ""
-    return f"{_at(row.record.at)} {row.record.actor} {row.record.verb} {row.name}{said}"
+    text = f": {row.words}" if row.words else ""
+    return f"{_at(row.record.at)} {row.record.actor} {row.record.verb} {row.name}{text}"
 
 
 def _at(moment: datetime) -> str:

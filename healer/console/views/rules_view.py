@@ -37,8 +37,8 @@ class RuleRow(msgspec.Struct, frozen=True, kw_only=True):
 
 def rule_rows(book: RuleBook) -> list[RuleRow]:
     """In the order in which they are asked: policies as in their file, then the detection rules."""
-    detection = {one.name: one for one in book.rules.detection}
-    forecasts = {one.rule: one for one in book.rules.forecasts}
+    detection = {rule.name: rule for rule in book.rules.detection}
+    forecasts = {forecast.rule: forecast for forecast in book.rules.forecasts}
     return [_row(rule, detection.get(rule.name), forecasts.get(rule.name), book) for rule in book.rules.rules]
 
 
@@ -58,7 +58,7 @@ def _row(rule: Rule, measured: DetectionRule | None, follows: ForecastRule | Non
         watches=_watches(rule, measured, follows),
         held_for=words.span(measured.for_s) if measured and measured.for_s else "",
         models=", ".join(measured.models) if measured else "",
-        remedy=", ".join(one.value for one in rule.remedy),
+        remedy=", ".join(remedy.value for remedy in rule.remedy),
         source=measured.source if measured else follows.source if follows else "",
         cases=book.cases.get(rule.name, 0),
         precision=_precision(record),
@@ -66,10 +66,10 @@ def _row(rule: Rule, measured: DetectionRule | None, follows: ForecastRule | Non
 
 
 def _precision(record: RuleRecord) -> str:
-    """By what then happened, where something was foretold; else by people's reviews."""
+    """By what then happened, for a forecast; else by people's reviews."""
     if (score := record.forecasts) is not None:
-        told = f"{score.hits} of {score.hits + score.misses} came"
-        return f"{told}, {score.unforeseen} unforeseen" if score.unforeseen else told
+        came = f"{score.hits} of {score.hits + score.misses} came"
+        return f"{came}, {score.unforeseen} unforeseen" if score.unforeseen else came
     reviewed = record.true_faults + record.false_alarms
     return f"{record.true_faults} of {reviewed} true" if reviewed else ""
 
@@ -82,7 +82,7 @@ def _watches(rule: Rule, measured: DetectionRule | None, follows: ForecastRule |
 
 def _scope(rule: Rule, followed: DetectionRule | ForecastRule | None) -> str:
     if followed is None:
-        return ", ".join(one.value for one in rule.classes)
+        return ", ".join(fault_class.value for fault_class in rule.classes)
     return "GPU" if followed.scope is Scope.gpu else followed.scope.value
 
 
@@ -110,7 +110,7 @@ def fitting(rows: Sequence[RuleRow], *, text: str, mode: str, kind: str, state: 
 
 def _haystack(row: RuleRow) -> str:
     rule = row.rule
-    own = (
+    parts = (
         rule.name,
         rule.title,
         rule.severity.value,
@@ -119,7 +119,7 @@ def _haystack(row: RuleRow) -> str:
         row.scope,
         row.remedy,
     )
-    return " ".join(own).lower()
+    return " ".join(parts).lower()
 
 
 # --- a change that was tried: what it would make new, lost or other ---
@@ -148,7 +148,7 @@ class Difference(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[str, ...]
     at: datetime
     incident: str = ""
-    known: str = ""
+    review: str = ""
     note: str = ""
 
 
@@ -156,13 +156,13 @@ def differences(result: Row, real: Mapping[str, bool | None]) -> dict[str, list[
     """By heading, those without a row left out."""
     incidents, actions = result["incidents"], result["actions"]
     found = {
-        "Incidents only with the change": [_incident("new", one, real) for one in incidents["new"]],
-        "Incidents no longer": [_incident("lost", one, real) for one in incidents["lost"]],
-        "Incidents that would be other": [_changed(one, real) for one in incidents["changed"]],
-        "Actions only with the change": [_action("new", one, real) for one in actions["new"]],
-        "Actions no longer": [_action("lost", one, real) for one in actions["lost"]],
-        "Actions earlier or later": [_moved(one, real) for one in actions["moved"]],
-        "Held by another guard": [_held(one, real) for one in result["held"]],
+        "Incidents only with the change": [_incident("new", row, real) for row in incidents["new"]],
+        "Incidents no longer": [_incident("lost", row, real) for row in incidents["lost"]],
+        "Incidents that would be other": [_changed(row, real) for row in incidents["changed"]],
+        "Actions only with the change": [_action("new", row, real) for row in actions["new"]],
+        "Actions no longer": [_action("lost", row, real) for row in actions["lost"]],
+        "Actions earlier or later": [_moved(row, real) for row in actions["moved"]],
+        "Held by another guard": [_held(row, real) for row in result["held"]],
     }
     return {title: rows for title, rows in found.items() if rows}
 
@@ -171,67 +171,67 @@ def incidents_in(result: Row) -> list[str]:
     """All ids that the page may link."""
     rows = [row for part in ("incidents", "actions") for rows in result[part].values() for row in rows]
     ids = (row.get("incident") or row.get("before_id") or row.get("id") for row in [*rows, *result["held"]])
-    return sorted({one for one in ids if one})
+    return sorted({name for name in ids if name})
 
 
-def _incident(kind: str, one: Row, real: Mapping[str, bool | None], **more: Any) -> Difference:
-    note = f"part of {one['part_of'][:8]}" if one.get("part_of") else ""
-    told = {"kind": kind, "rule": one["rule"], "what": one["title"], "note": note} | more
-    root = one["root"]
+def _incident(kind: str, row: Row, real: Mapping[str, bool | None], **more: Any) -> Difference:
+    note = f"part of {row['part_of'][:8]}" if row.get("part_of") else ""
+    fields = {"kind": kind, "rule": row["rule"], "what": row["title"], "note": note} | more
+    root = row["root"]
     place = ", ".join(f"{name} {root[name]}" for name in _PLACE if root.get(name) is not None)
-    at = datetime.fromisoformat(one["opened"])
-    name = one.get("before_id") or one["id"]
+    at = datetime.fromisoformat(row["opened"])
+    name = row.get("before_id") or row["id"]
     return Difference(
-        **told,
+        **fields,
         where=place,
         node=root.get("node") or "",
-        jobs=tuple(one["jobs_hit"]),
+        jobs=tuple(row["jobs_hit"]),
         at=at,
-        **_known(name, real),
+        **_review(name, real),
     )
 
 
-def _changed(one: Row, real: Mapping[str, bool | None]) -> Difference:
-    changes = (f"{name}: {_value_words(a)} → {_value_words(b)}" for name, (a, b) in one["changes"].items())
-    return _incident("changed", one, real, note="; ".join(changes))
+def _changed(row: Row, real: Mapping[str, bool | None]) -> Difference:
+    changes = (f"{name}: {_value_words(a)} → {_value_words(b)}" for name, (a, b) in row["changes"].items())
+    return _incident("changed", row, real, note="; ".join(changes))
 
 
-def _action(kind: str, one: Row, real: Mapping[str, bool | None], note: str = "") -> Difference:
-    held = one.get("held")
+def _action(kind: str, row: Row, real: Mapping[str, bool | None], note: str = "") -> Difference:
+    held = row.get("held")
     other = "before" if kind == "new" else "with the change"
     note = note or (f"{other} held by {held['guard']}: {held['why']}" if held else "")
     return Difference(
         kind=kind,
-        rule=one["rule"],
-        what=one["action"],
-        where=f"job {one['job']}" if one["job"] else f"node {one['node']}" if one["node"] else "",
-        node=one["node"] or "",
-        jobs=(one["job"],) if one["job"] else (),
-        at=datetime.fromisoformat(one["at"]),
+        rule=row["rule"],
+        what=row["action"],
+        where=f"job {row['job']}" if row["job"] else f"node {row['node']}" if row["node"] else "",
+        node=row["node"] or "",
+        jobs=(row["job"],) if row["job"] else (),
+        at=datetime.fromisoformat(row["at"]),
         note=note,
-        **_known(one["incident"], real),
+        **_review(row["incident"], real),
     )
 
 
-def _moved(one: Row, real: Mapping[str, bool | None]) -> Difference:
-    seconds = one["later_s"]
-    return _action("moved", one, real, f"{abs(seconds):.0f} s {'later' if seconds > 0 else 'earlier'}")
+def _moved(row: Row, real: Mapping[str, bool | None]) -> Difference:
+    seconds = row["later_s"]
+    return _action("moved", row, real, f"{abs(seconds):.0f} s {'later' if seconds > 0 else 'earlier'}")
 
 
-def _held(one: Row, real: Mapping[str, bool | None]) -> Difference:
-    return _action("held", one, real, f"{one['before']['guard']} → {one['guard']}: {one['why']}")
+def _held(row: Row, real: Mapping[str, bool | None]) -> Difference:
+    return _action("held", row, real, f"{row['before']['guard']} → {row['guard']}: {row['why']}")
 
 
-def _known(incident: str | None, real: Mapping[str, bool | None]) -> dict[str, str]:
+def _review(incident: str | None, real: Mapping[str, bool | None]) -> dict[str, str]:
     if not incident or incident not in real:
         return {}
     words = {True: "true fault", False: "false alarm", None: "not judged"}
-    return {"incident": incident, "known": words[real[incident]]}
+    return {"incident": incident, "review": words[real[incident]]}
 
 
 def _value_words(value: Any) -> str:
     if isinstance(value, dict):
-        return " ".join(f"{name} {one}" for name, one in value.items()) or "none"
+        return " ".join(f"{name} {part}" for name, part in value.items()) or "none"
     return ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value)
 
 
@@ -239,12 +239,14 @@ def rehearsal_buttons(tried: Rehearsal, outcomes: Sequence[Outcomes], role: Role
     """Cancel while it is under way; afterwards, for an admin, to count what it opened as proof."""
     base = f"/api/v1/rehearsals/{tried.id}"
     if tried.state in ACTIVE_REHEARSALS and may_act(role):
-        told = "The replay stops; what it found so far is not kept."
-        return (Button(label="Cancel", action=f"{base}/cancel", title="Stop this replay", effect=told),)
-    judged = [one for one in outcomes if one.right + one.wrong and not one.counted_by]
+        effect = "The replay stops; what it found so far is not kept."
+        return (Button(label="Cancel", action=f"{base}/cancel", title="Stop this replay", effect=effect),)
+    judged = [outcome for outcome in outcomes if outcome.right + outcome.wrong and not outcome.counted_by]
     if role is not Role.admin or not judged:
         return ()
-    words = "; ".join(f"{one.rule}: {one.right} true faults, {one.wrong} false alarms" for one in judged)
+    words = "; ".join(
+        f"{outcome.rule}: {outcome.right} true faults, {outcome.wrong} false alarms" for outcome in judged
+    )
     return (
         Button(
             label="Count as proof",
@@ -254,6 +256,6 @@ def rehearsal_buttons(tried: Rehearsal, outcomes: Sequence[Outcomes], role: Role
                 f"{words}. From now on each of these rules, as edited here, is judged by what it opened in "
                 "this replay and by what it opens once it is in force."
             ),
-            body={"rules": [one.rule for one in judged]},
+            body={"rules": [outcome.rule for outcome in judged]},
         ),
     )

@@ -64,8 +64,8 @@ def steps(log: tuple[LogEntry, ...], start: datetime) -> list[StepRow]:
 def _name(key: str) -> str:
     if key == UNDO:
         return "take back"
-    head, _, own = key.partition(":")
-    return f"take back {own}" if head == UNDO else key
+    head, _, step = key.partition(":")
+    return f"take back {step}" if head == UNDO else key
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,7 +116,7 @@ def asks(run: Run) -> bool:
 
 
 def why(run: Run, now: datetime) -> str:
-    """One sentence: what the run waits for or why it stands. Empty when there is nothing to say."""
+    """One sentence: what the run waits for. Empty if it waits for nothing."""
     if run.question and run.state is not RunState.done:
         return run.question
     if run.state is RunState.waiting_approval:

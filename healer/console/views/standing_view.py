@@ -153,11 +153,11 @@ def _slurm_banners(standing: Standing, now: datetime) -> list[Banner]:
         title = f"Slurm was last seen {words.ago(standing.snapshot.taken_at, now)}"
         text = f"healer holds every action until it sees Slurm again.{error}"
         found.append(Banner(tone="bad", title=title, text=text))
-    for told in troubles(standing.controller):
-        if told.trouble is Trouble.away and _stale(standing, now):
+    for trouble in troubles(standing.controller):
+        if trouble.trouble is Trouble.away and _stale(standing, now):
             continue  # said above already, with what follows from it
-        title = f"Slurm's controller: {TROUBLE_WORDS[told.trouble]} since {words.utc(told.since)}"
-        text = f"{words.sentence(told.text)}. healer does nothing to a node because of it."
+        title = f"Slurm's controller: {TROUBLE_WORDS[trouble.trouble]} since {words.utc(trouble.since)}"
+        text = f"{words.sentence(trouble.text)}. healer does nothing to a node because of it."
         found.append(Banner(tone="warn", title=title, text=text))
     return found
 

@@ -87,7 +87,7 @@ class TimelineRow(msgspec.Struct, frozen=True, kw_only=True):
 def timeline(detail: IncidentRecord) -> list[TimelineRow]:
     """Oldest first; rows of the same millisecond keep the order evidence, finding, verdict, decision,
     step, others."""
-    rows = [*_seen(detail), *_judged(detail), *_decided(detail), *_done(detail), *_said(detail)]
+    rows = [*_seen(detail), *_judged(detail), *_decided(detail), *_done(detail), *_words(detail)]
     rows.sort(key=lambda row: row.at)
     start = detail.incident.opened
     shown: list[TimelineRow] = []
@@ -142,11 +142,11 @@ def _judged(detail: IncidentRecord) -> list[TimelineRow]:
     """Each verdict that reads otherwise than the one before it."""
     rows: list[TimelineRow] = []
     before = ""
-    for one in detail.verdicts:
-        said = one.verdict.sentence
-        if said != before:
-            rows.append(TimelineRow(at=one.at, kind="verdict", tone="plain", text=said))
-        before = said
+    for verdict in detail.verdicts:
+        sentence = verdict.verdict.sentence
+        if sentence != before:
+            rows.append(TimelineRow(at=verdict.at, kind="verdict", tone="plain", text=sentence))
+        before = sentence
     return rows
 
 
@@ -157,9 +157,11 @@ def _of(component: Component, text: str) -> str:
 
 def _decided(detail: IncidentRecord) -> list[TimelineRow]:
     decisions: list[Decision] = list(detail.decisions)
-    known = {(decision.at, decision.run, decision.why) for decision in decisions}
+    listed = {(decision.at, decision.run, decision.why) for decision in decisions}
     for run in detail.runs:
-        decisions += [one for one in run.decisions if (one.at, one.run, one.why) not in known]
+        decisions += [
+            decision for decision in run.decisions if (decision.at, decision.run, decision.why) not in listed
+        ]
     rows: list[TimelineRow] = []
     for decision in decisions:
         kept = decision.outcome in (Outcome.held, Outcome.refused)
@@ -223,20 +225,20 @@ def _done(detail: IncidentRecord) -> list[TimelineRow]:
     return rows
 
 
-def _said(detail: IncidentRecord) -> list[TimelineRow]:
+def _words(detail: IncidentRecord) -> list[TimelineRow]:
     rows = [
         TimelineRow(
             at=note.at, kind="person", tone="person", text=f"{note.by} wrote", detail=note.text, typed=True
         )
         for note in detail.notes
     ]
-    rows += [_record(one) for one in detail.records if _worth(one)]
+    rows += [_record(record) for record in detail.records if _worth(record)]
     for sent in detail.messages:
         parts = [_WEBHOOK_WORDS.get(sent.state, sent.state), sent.reference, sent.error]
         if sent.channels:
             parts = [] if sent.state == "listed" else parts
-            parts += [_told(one) for one in sent.channels]
-        failed = sent.error or any(one.error and one.state != "sent" for one in sent.channels)
+            parts += [_delivery_words(delivery) for delivery in sent.channels]
+        failed = sent.error or any(delivery.error and delivery.state != "sent" for delivery in sent.channels)
         rows.append(
             TimelineRow(
                 at=sent.at,
@@ -249,7 +251,7 @@ def _said(detail: IncidentRecord) -> list[TimelineRow]:
     return rows
 
 
-#: How the delivery of a message stands, in words.
+#: The state of a message's delivery, in words.
 _WEBHOOK_WORDS = {
     "sent": "sent",
     "due": "waits for delivery",
@@ -265,9 +267,9 @@ _CHANNEL_WORDS = {
 }
 
 
-def _told(one: ChannelDelivery) -> str:
-    words = f"{one.channel}: {_CHANNEL_WORDS.get(one.state, one.state)}"
-    return f"{words} ({one.error})" if one.error and one.state != "sent" else words
+def _delivery_words(delivery: ChannelDelivery) -> str:
+    words = f"{delivery.channel}: {_CHANNEL_WORDS.get(delivery.state, delivery.state)}"
+    return f"{words} ({delivery.error})" if delivery.error and delivery.state != "sent" else words
 
 
 def _worth(record: AuditRecord) -> bool:

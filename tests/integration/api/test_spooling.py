@@ -60,7 +60,7 @@ class Book:
     def add(self, counts: Sequence[Loss]) -> None:
         self.told += counts
 
-    def counts(self, clusters: Sequence[str] | None, limit: int) -> list[Loss]:
+    def losses(self, clusters: Sequence[str] | None, limit: int) -> list[Loss]:
         return self.told[:limit]
 
 

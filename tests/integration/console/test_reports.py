@@ -31,12 +31,14 @@ def shift(sample: Sample, hours: float = 12) -> reports_view.Handover:
     site = standing_of(sample)
     rows = fleet_view.node_rows(site)
     ended = IncidentQuery(clusters=[CLUSTER], open=False, closed_since=since)
-    told = (
-        queries.incidents.page(ended, limit=101).items,
-        queries.runs.page(RunQuery(clusters=[CLUSTER]), limit=300).items,
-        queries.audit.page(AuditQuery(people_since=since, but=reports_view.DOORS), limit=101).items,
+    read = reports_view.Shift(
+        since=since,
+        now=NOW,
+        ended=queries.incidents.page(ended, limit=101).items,
+        runs=queries.runs.page(RunQuery(clusters=[CLUSTER]), limit=300).items,
+        records=queries.audit.page(AuditQuery(people_since=since, but=reports_view.DOORS), limit=101).items,
     )
-    return reports_view.handover(site, standing_view.strip(site, rows, NOW), rows, told, since, NOW)
+    return reports_view.handover(site, standing_view.strip(site, rows, NOW), rows, read)
 
 
 def empty() -> Period:

@@ -8,7 +8,7 @@ from healer.console.language import load
 from healer.console.render import web_dir
 from healer.console.views import colours, fleet_view, incident_view, runs_view, standing_view, timeline_view
 from healer.console.views.buttons import quiet_buttons, run_buttons
-from healer.console.views.colours import Colour, Told
+from healer.console.views.colours import Colour, Measurements
 from healer.console.views.fleet_view import NodeKind, NodeRow
 from healer.console.views.incident_view import report
 from healer.engine.records import IncidentRecord
@@ -286,7 +286,7 @@ def test_report_makes_markup_of_a_log_inert(sample: Sample) -> None:
 
 def test_the_map_of_a_large_cluster_is_small() -> None:
     rows = fleet_view.node_rows(stands(make_sample(1250)))
-    places, cells = colours.cells(rows, Colour.service, Told())
+    places, cells = colours.cells(rows, Colour.service, Measurements())
     assert (len(cells), len(places)) == (1250, 313)
     assert len(msgspec.json.encode([places, cells])) < 100_000
 
@@ -305,8 +305,8 @@ def test_only_rows_of_which_something_else_is_said_are_made_anew(sample: Sample)
 
 
 def cell_of(row: NodeRow, colour: Colour, **told: object) -> tuple[str, str]:
-    known = Told(**told)  # type: ignore[arg-type]
-    return colours.shade(colour, row, known), colours.says(colour, row, known)
+    known = Measurements(**told)  # type: ignore[arg-type]
+    return colours.shade(colour, row, known), colours.describe(colour, row, known)
 
 
 def test_colours_tell_what_is_known_and_leave_the_rest_unknown(sample: Sample) -> None:

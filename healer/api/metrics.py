@@ -50,44 +50,25 @@ REQUESTS = Counter(
     "healer_http_requests", "Requests by method and status.", ("method", "status"), registry=REGISTRY
 )
 REFUSALS = Counter("healer_guard_refusals", "Requests that a guard refused.", ("guard",), registry=REGISTRY)
+#: Key in `FigureQueries.gauges` and `scrape_gauges` -> the gauge. Its labels are the cluster, and one more.
 _GAUGES = {
-    "incidents_open": Gauge(
-        "healer_incidents_open", "Unresolved incidents.", ("cluster", "severity"), registry=REGISTRY
-    ),
-    "runs": Gauge("healer_runs_active", "Runs that have not ended.", ("cluster", "state"), registry=REGISTRY),
-    "slots": Gauge("healer_slots_used", "Nodes out by healer.", ("cluster",), registry=REGISTRY),
-    "breaker": Gauge(
-        "healer_breaker_open", "1 while the breaker is not closed.", ("cluster",), registry=REGISTRY
-    ),
-    "pauses": Gauge("healer_pauses", "Pauses in force.", ("cluster",), registry=REGISTRY),
-    "inbox": Gauge(
-        "healer_inbox_waiting", "Signals stored and not walked yet.", ("cluster",), registry=REGISTRY
-    ),
-    "inbox_age": Gauge(
-        "healer_inbox_oldest_seconds", "Age of the oldest of them.", ("cluster",), registry=REGISTRY
-    ),
-    "snapshot_age": Gauge(
-        "healer_slurm_snapshot_age_seconds", "Age of Slurm's latest picture.", ("cluster",), registry=REGISTRY
-    ),
-    "messages_failed": Gauge(
-        "healer_messages_failed", "Messages that no sink took.", ("cluster",), registry=REGISTRY
-    ),
-    "scrape_targets": Gauge(
-        "healer_scrape_targets", "What healer fetches itself.", ("cluster", "state"), registry=REGISTRY
-    ),
-    # These two only grow, and restart with the scraper; another process counts them.
-    "scrapes": Gauge(
-        "healer_scrapes", "Fetches since the scraper started.", ("cluster", "result"), registry=REGISTRY
-    ),
-    "scrape_samples": Gauge(
-        "healer_scrape_samples", "Samples stored since the scraper started.", ("cluster",), registry=REGISTRY
-    ),
-    "scrape_age": Gauge(
-        "healer_scrape_told_age_seconds",
-        "Since the scraper last told its state.",
-        ("cluster",),
-        registry=REGISTRY,
-    ),
+    key: Gauge(f"healer_{name}", text, ("cluster", *labels), registry=REGISTRY)
+    for key, name, text, *labels in (
+        ("incidents_open", "incidents_open", "Unresolved incidents.", "severity"),
+        ("runs", "runs_active", "Runs that have not ended.", "state"),
+        ("slots", "slots_used", "Nodes out by healer."),
+        ("breaker", "breaker_open", "1 while the breaker is not closed."),
+        ("pauses", "pauses", "Pauses in force."),
+        ("inbox", "inbox_waiting", "Signals stored and not walked yet."),
+        ("inbox_age", "inbox_oldest_seconds", "Age of the oldest of them."),
+        ("snapshot_age", "slurm_snapshot_age_seconds", "Age of Slurm's latest picture."),
+        ("messages_failed", "messages_failed", "Messages that no sink took."),
+        ("scrape_targets", "scrape_targets", "What healer fetches itself.", "state"),
+        # These two only grow, and restart with the scraper; another process counts them.
+        ("scrapes", "scrapes", "Fetches since the scraper started.", "result"),
+        ("scrape_samples", "scrape_samples", "Samples stored since the scraper started."),
+        ("scrape_age", "scrape_told_age_seconds", "Since the scraper last told its state."),
+    )
 }
 
 

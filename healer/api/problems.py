@@ -144,22 +144,8 @@ def _invalid(error: RequestValidationError) -> Problem:
     return Problem(422, f"{first['field']}: {first['detail']}", errors=errors)
 
 
-def _unavailable(error: Exception) -> Problem:
-    return Problem(503, str(error), headers={"Retry-After": "1"})
-
-
-def _too_many(error: TooMany) -> Problem:
-    return Problem(429, str(error), headers={"Retry-After": str(error.retry_after_s)})
-
-
-def _in_flight(_: Exception) -> Problem:
-    return Problem(409, "a request with this Idempotency-Key is being worked on", code="in_flight")
-
-
-def _reused(_: Exception) -> Problem:
-    return Problem(422, "this Idempotency-Key was used for another request", code="idempotency_key_reused")
-
-
+_IN_FLIGHT = "a request with this Idempotency-Key is being worked on"
+_REUSED = "this Idempotency-Key was used for another request"
 #: The errors that mean something to the caller; the first that fits counts.
 _MAKERS: tuple[tuple[type[Exception], Callable[[Any], Problem]], ...] = (
     (Problem, lambda error: error),
@@ -168,12 +154,12 @@ _MAKERS: tuple[tuple[type[Exception], Callable[[Any], Problem]], ...] = (
     (Conflict, lambda error: Problem(409, str(error))),
     (Forbidden, lambda error: Problem(403, str(error))),
     (Invalid, lambda error: field_error(error.field, str(error))),
-    (KeyInFlight, _in_flight),
-    (KeyReused, _reused),
-    (Unavailable, _unavailable),
+    (KeyInFlight, lambda _: Problem(409, _IN_FLIGHT, code="in_flight")),
+    (KeyReused, lambda _: Problem(422, _REUSED, code="idempotency_key_reused")),
+    (Unavailable, lambda error: Problem(503, str(error), headers={"Retry-After": "1"})),
     (Unstorable, lambda error: Problem(422, str(error))),
     (NoRoom, lambda error: Problem(503, str(error), headers={"Retry-After": "5"})),
-    (TooMany, _too_many),
+    (TooMany, lambda error: Problem(429, str(error), headers={"Retry-After": str(error.retry_after_s)})),
     (BadBody, lambda error: Problem(422, str(error), errors=[{"field": "body", "detail": str(error)}])),
     (RequestValidationError, _invalid),
     (HTTPException, lambda error: Problem(error.status_code, str(error.detail), headers=error.headers)),

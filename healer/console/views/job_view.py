@@ -41,7 +41,7 @@ class SlowRank(msgspec.Struct, frozen=True, kw_only=True):
     is_slow: bool
 
 
-def slow_rank(pace: RankPace) -> SlowRank:
+def _slow_rank(pace: RankPace) -> SlowRank:
     return SlowRank(
         rank=pace.rank,
         node=pace.node or "",
@@ -238,7 +238,7 @@ def steps_view(made: StepGrid, history: JobHistory) -> StepsView:
         rows_are_nodes=len(made.rank) > RANK_ROWS,
         whole_only=not made.has_compute,
         placed_by_order=made.placed_by_order,
-        slowest=tuple(map(slow_rank, step_grid.slowest(made, away))) if made.has_compute else (),
+        slowest=tuple(map(_slow_rank, step_grid.slowest(made, away))) if made.has_compute else (),
         last_at=datetime.fromtimestamp(float(last[-1]), UTC) if len(last) else None,
         speed=words.figure(float(np.median(finite[-step_grid.RECENT_STEPS :])), "s") if len(finite) else "",
     )
@@ -276,6 +276,7 @@ def _values(found: step_grid.Matrix) -> tuple[float | None, ...]:
 
 
 def checkpoint_steps(history: JobHistory, restart: int) -> Sequence[int]:
+    """Steps of the durable checkpoints of this life."""
     return [
         checkpoint.step
         for checkpoint in history.checkpoints

@@ -1,6 +1,7 @@
-"""Audit records as rows: the words first, the rest behind one press."""
+"""Audit records and the timeline of an incident as rows: their words first, the rest behind one press."""
 
 import json
+from collections.abc import Iterator
 from datetime import UTC, date, datetime
 
 import msgspec
@@ -106,48 +107,36 @@ def timeline(detail: IncidentRecord) -> list[TimelineRow]:
     return shown
 
 
-def _seen(detail: IncidentRecord) -> list[TimelineRow]:
-    rows: list[TimelineRow] = []
+def _seen(detail: IncidentRecord) -> Iterator[TimelineRow]:
     for evidence in detail.incident.evidence:
         late = ""
         if evidence.arrived_at is not None:
             late_s = (evidence.arrived_at - evidence.at).total_seconds()
             late = f"arrived {words.span(late_s)} later" if late_s >= 0.001 else ""
-        rows.append(
-            TimelineRow(
-                at=evidence.at,
-                kind="evidence",
-                tone="plain",
-                text=_of(evidence.component, evidence.text),
-                line=evidence.line,
-                detail=late,
-            )
+        text = _of(evidence.component, evidence.text)
+        yield TimelineRow(
+            at=evidence.at, kind="evidence", tone="plain", text=text, line=evidence.line, detail=late
         )
     for finding in detail.findings:
         sure = "surely unusable" if finding.unusable else f"confidence {finding.confidence:.0%}"
         lines = words.plural(len(finding.evidence), "piece") + " of evidence"
-        rows.append(
-            TimelineRow(
-                at=finding.arrived_at,
-                kind="finding",
-                tone="plain",
-                text=f"{finding.fault} on {_of(finding.component, finding.text)}",
-                detail=f"rule {finding.rule}, {finding.fault_class.value}, {sure}, {lines}",
-            )
+        yield TimelineRow(
+            at=finding.arrived_at,
+            kind="finding",
+            tone="plain",
+            text=f"{finding.fault} on {_of(finding.component, finding.text)}",
+            detail=f"rule {finding.rule}, {finding.fault_class.value}, {sure}, {lines}",
         )
-    return rows
 
 
-def _judged(detail: IncidentRecord) -> list[TimelineRow]:
-    """Each verdict that reads otherwise than the one before it."""
-    rows: list[TimelineRow] = []
+def _judged(detail: IncidentRecord) -> Iterator[TimelineRow]:
+    """Each verdict whose sentence differs from the one before it."""
     before = ""
     for verdict in detail.verdicts:
         sentence = verdict.verdict.sentence
         if sentence != before:
-            rows.append(TimelineRow(at=verdict.at, kind="verdict", tone="plain", text=sentence))
+            yield TimelineRow(at=verdict.at, kind="verdict", tone="plain", text=sentence)
         before = sentence
-    return rows
 
 
 def _of(component: Component, text: str) -> str:
@@ -155,45 +144,39 @@ def _of(component: Component, text: str) -> str:
     return text if component.device and text.startswith(component.device) else f"{component}: {text}"
 
 
-def _decided(detail: IncidentRecord) -> list[TimelineRow]:
+def _decided(detail: IncidentRecord) -> Iterator[TimelineRow]:
     decisions: list[Decision] = list(detail.decisions)
     listed = {(decision.at, decision.run, decision.why) for decision in decisions}
     for run in detail.runs:
         decisions += [
             decision for decision in run.decisions if (decision.at, decision.run, decision.why) not in listed
         ]
-    rows: list[TimelineRow] = []
     for decision in decisions:
         kept = decision.outcome in (Outcome.held, Outcome.refused)
-        verb = decision.proposal.verb.value if decision.proposal else decision.playbook or ""
-        where = _about(decision)
-        head = " ".join(part for part in (verb, where) if part)
-        rows.append(
-            TimelineRow(
-                at=decision.at,
-                kind="decision",
-                tone="warn" if kept else "plain",
-                text=f"{head}: {_OUTCOME_WORDS[decision.outcome]}"
-                if head
-                else _OUTCOME_WORDS[decision.outcome],
-                detail=decision.why,
-                summary=guards_summary(decision),
-                guards=tuple(guard_rows(decision.answers)),
-                open=kept,
-            )
+        head, outcome = _subject(decision), _OUTCOME_WORDS[decision.outcome]
+        yield TimelineRow(
+            at=decision.at,
+            kind="decision",
+            tone="warn" if kept else "plain",
+            text=f"{head}: {outcome}" if head else outcome,
+            detail=decision.why,
+            summary=guards_summary(decision),
+            guards=tuple(guard_rows(decision.answers)),
+            open=kept,
         )
-    return rows
 
 
-def _about(decision: Decision) -> str:
+def _subject(decision: Decision) -> str:
+    """`drain gpu0017`, `requeue job 4711`, the playbook, or empty."""
     proposal = decision.proposal
     if proposal is None:
-        return ""
-    return f"job {proposal.job}" if proposal.job else proposal.node or ""
+        return decision.playbook or ""
+    where = f"job {proposal.job}" if proposal.job else proposal.node or ""
+    return f"{proposal.verb.value} {where}".rstrip()
 
 
 def _folded(log: tuple[LogEntry, ...]) -> list[tuple[LogEntry, int]]:
-    """Each entry with how often it was said again: a wait that looks every second is one row."""
+    """Each entry with the number of its repeats: a wait that polls every second is one row."""
     folded: list[tuple[LogEntry, int]] = []
     for entry in log:
         if folded and entry.event in (StepEvent.waiting, StepEvent.held):
@@ -205,50 +188,41 @@ def _folded(log: tuple[LogEntry, ...]) -> list[tuple[LogEntry, int]]:
     return folded
 
 
-def _done(detail: IncidentRecord) -> list[TimelineRow]:
-    rows: list[TimelineRow] = []
+def _done(detail: IncidentRecord) -> Iterator[TimelineRow]:
     for run in detail.runs:
         shadow = " (shadow: nothing is touched)" if run.run.shadow else ""
         whose = f"{run.run.playbook} {target(run.run)}: " if len(detail.runs) > 1 else ""
         for entry, count in _folded(run.log):
             attempt = f", attempt {entry.attempt}" if entry.attempt > 1 else ""
             again = f" (looked {count} times)" if count > 1 else ""
-            rows.append(
-                TimelineRow(
-                    at=entry.at,
-                    kind="step",
-                    tone="bad" if entry.event in _BAD_EVENTS else "plain",
-                    text=f"{whose}{entry.step} {EVENT_WORDS[entry.event]}{attempt}{shadow}",
-                    detail=entry.text + again,
-                )
+            yield TimelineRow(
+                at=entry.at,
+                kind="step",
+                tone="bad" if entry.event in _BAD_EVENTS else "plain",
+                text=f"{whose}{entry.step} {EVENT_WORDS[entry.event]}{attempt}{shadow}",
+                detail=entry.text + again,
             )
-    return rows
 
 
-def _words(detail: IncidentRecord) -> list[TimelineRow]:
-    rows = [
-        TimelineRow(
+def _words(detail: IncidentRecord) -> Iterator[TimelineRow]:
+    for note in detail.notes:
+        yield TimelineRow(
             at=note.at, kind="person", tone="person", text=f"{note.by} wrote", detail=note.text, typed=True
         )
-        for note in detail.notes
-    ]
-    rows += [_record(record) for record in detail.records if _worth(record)]
+    yield from (_record(record) for record in detail.records if _is_shown(record))
     for sent in detail.messages:
         parts = [_WEBHOOK_WORDS.get(sent.state, sent.state), sent.reference, sent.error]
         if sent.channels:
             parts = [] if sent.state == "listed" else parts
             parts += [_delivery_words(delivery) for delivery in sent.channels]
         failed = sent.error or any(delivery.error and delivery.state != "sent" for delivery in sent.channels)
-        rows.append(
-            TimelineRow(
-                at=sent.at,
-                kind="message",
-                tone="bad" if failed else "plain",
-                text=f"{'page' if sent.message.page else sent.kind}: {sent.message.title}",
-                detail=". ".join(part for part in parts if part),
-            )
+        yield TimelineRow(
+            at=sent.at,
+            kind="message",
+            tone="bad" if failed else "plain",
+            text=f"{'page' if sent.message.page else sent.kind}: {sent.message.title}",
+            detail=". ".join(part for part in parts if part),
         )
-    return rows
 
 
 #: The state of a message's delivery, in words.
@@ -272,10 +246,9 @@ def _delivery_words(delivery: ChannelDelivery) -> str:
     return f"{words} ({delivery.error})" if delivery.error and delivery.state != "sent" else words
 
 
-def _worth(record: AuditRecord) -> bool:
-    if record.verb.startswith(_SHOWN_ELSEWHERE):
-        return False
-    return record.actor != "healer" or record.verb.startswith(_OWN)
+def _is_shown(record: AuditRecord) -> bool:
+    by_person = record.actor != "healer"
+    return not record.verb.startswith(_SHOWN_ELSEWHERE) and (by_person or record.verb.startswith(_OWN))
 
 
 def _record(record: AuditRecord) -> TimelineRow:

@@ -1,33 +1,58 @@
-"""`healer up` as it is, but for its isolation forest: that looks every 5 s and is sure after 20 s.
+"""`healer up` as it is, but for waits of the detector that are too long for a test that runs each day.
 
-    python -m tests.support.hurried DATA_DIR PORT
+    python -m tests.support.hurried WHAT… DATA_DIR PORT
 
-By itself it looks every 30 s and is sure after 5 minutes: too long for a test that runs each day.
+WHAT is one or more of `HURRIED`; the detector waits for everything else as long as it does by itself.
 """
 
 import os
 import sys
+from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
+from importlib import import_module
 
 from healer.bootstrap.tree_parts import preload
 from healer.commands import cli
-from healer.detection import forest
 from healer.embedded.tree import Calls, Part, Tree, healer_parts
 from healer.settings import load
 
-LOOK_S = 5.0
-HOLD = timedelta(seconds=20)
+#: By what is hurried: module and constant, and the value that stands for it.
+HURRIED: dict[str, dict[str, timedelta | float]] = {
+    # It looks every 30 s, and is sure after 5 minutes.
+    "forest": {"detection.forest:SAMPLE_S": 5.0, "detection.forest:HOLD": timedelta(seconds=20)},
+    # Silent after 30 s, judged alone after 60 s, and not while a neighbour came back within 5 minutes. Slurm
+    # must know of it first (`slurm.SLURMD_TIMEOUT_S`).
+    "silence": {
+        "observations.picture:SILENCE_AFTER": timedelta(seconds=5),
+        "detection.silence:SILENCE_AFTER": timedelta(seconds=5),
+        "detection.silence:ALONE_AFTER": timedelta(seconds=10),
+        "detection.silence:JUST_BACK": timedelta(seconds=6),
+        "incidents.lifecycle:JUST_BACK": timedelta(seconds=6),
+    },
+    # 3 minutes after the fault.
+    "plans": {"decisions.decide:PLANS_AFTER": timedelta(seconds=2)},
+    # 30 minutes after planned work.
+    "proof": {
+        "engine.walk:PROOF": timedelta(seconds=20),
+        "incidents.lifecycle:PROOF": timedelta(seconds=20),
+    },
+}
 
 
-def detector() -> None:
-    forest.SAMPLE_S, forest.HOLD = LOOK_S, HOLD
+def detector(what: Sequence[str]) -> None:
+    for where, value in (one for each in what for one in HURRIED[each].items()):
+        module, _, name = where.partition(":")
+        found = import_module(f"healer.{module}")
+        assert hasattr(found, name), f"there is no {where}"
+        setattr(found, name, value)
     cli.main(["detector"])
 
 
 def main() -> None:
-    data_dir, port = sys.argv[1:]
+    *what, data_dir, port = sys.argv[1:]
     settings = load(dict(os.environ), data_dir=data_dir, listen=f"127.0.0.1:{port}")
-    hurried = Part("detector", detector)
+    hurried = Part("detector", partial(detector, what))
     tree = [hurried if part.name == hurried.name else part for part in healer_parts(settings, cli.main)]
     calls = Calls(say=lambda text: print(text, flush=True), load=preload)
     Tree(settings, os.environ, tree, calls).run()

@@ -34,6 +34,16 @@ from tests.support.wait import wait_until
 CLUSTER = "pod1"
 #: PCI addresses of GPU 0 … 7, as an HGX H100 board has them.
 PCI = tuple(f"0000:{bus}:00" for bus in ("18", "2a", "3a", "5d", "9a", "ab", "ba", "db"))
+#: Nobody is kept back by how many are out: a matter of other tests.
+WIDE_GUARDS = {
+    "HEALER_GUARD_MAX_SHARE": "1.0",
+    "HEALER_GUARD_MAX_NODES": "32",
+    "HEALER_GUARD_MIN_SERVICE_SHARE": "0.0",
+    "HEALER_GUARD_SHARE_PER_HOUR": "1.0",
+    "HEALER_GUARD_RACK_SHARE": "1.0",
+    "HEALER_GUARD_PARTITION_SHARE": "1.0",
+    "HEALER_BREAKER_SHARE": "1.0",
+}
 #: Set to a folder, the recordings of the session are written there.
 RECORD = "RECORDINGS"
 

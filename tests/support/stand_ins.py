@@ -68,10 +68,10 @@ esac
 state=Completed status=Success
 [ ! -e "$world/faults/fabric" ] || status="NVLink failure"
 [ ! -e "$world/faults/fabric-manager" ] || { state="In Progress"; status=N/A; }
-pending=No failed=No gpus="0 1"
+pending=No failed=No gpus=$(cat "$world/gpus")
 [ ! -e "$world/faults/remap-pending" ] || pending=Yes
 [ ! -e "$world/faults/remap-failed" ] || failed=Yes
-[ ! -e "$world/faults/gpu-missing" ] || gpus=1
+[ ! -e "$world/faults/gpu-missing" ] || gpus=${gpus#* }
 [ "$mode" != vague ] || pending="Unknown Error"
 echo '<?xml version="1.0" ?><!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd"><nvidia_smi_log>'
 echo '<driver_version>570.124.06</driver_version><cuda_version>12.8</cuda_version>'
@@ -158,8 +158,7 @@ class StandIns:
         self.program = folder / "healer-node"
         self.program.write_text(f'#!/bin/sh\nexec {shlex.join(unlogged(str(HEALER_NODE)))} "$@"\n')
         self.program.chmod(0o755)
-        for minor in (0, 1):
-            (self.dev / f"nvidia{minor}").touch()
+        self.gpus(2)
         self.log_file, self.conf = folder / "healer-node.log", folder / "healer-node.conf"
         self.settings = {
             "STATE": str(self.state), "LOG": str(self.log_file), "DEV": str(self.dev),
@@ -173,6 +172,12 @@ class StandIns:
         self.settings.update(conf)
         self.conf.write_text("".join(f"{key}={value}\n" for key, value in self.settings.items()))
         self.conf.chmod(0o600)
+
+    def gpus(self, count: int) -> None:
+        """GPU i is at 0000:1i:00.0."""
+        (self.world / "gpus").write_text(" ".join(map(str, range(count))))
+        for minor in range(count):
+            (self.dev / f"nvidia{minor}").touch()
 
     # --- how its programs behave
 

@@ -28,23 +28,13 @@ from healer.sim.nodes import NodesClient
 from tests.support import exporters
 from tests.support.processes import clean_environ
 from tests.support.sensors import Sensors, healthy_history
-from tests.support.site import CLUSTER, Site, site_on
+from tests.support.site import CLUSTER, WIDE_GUARDS, Site, site_on
 from tests.support.stack import scratch_folder
 from tests.support.up import ROOT
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.slurm
 
-#: Nobody is kept back by how many are out: that is told in other files.
-WIDE = {
-    "HEALER_GUARD_MAX_SHARE": "1.0",
-    "HEALER_GUARD_MAX_NODES": "32",
-    "HEALER_GUARD_MIN_SERVICE_SHARE": "0.0",
-    "HEALER_GUARD_SHARE_PER_HOUR": "1.0",
-    "HEALER_GUARD_RACK_SHARE": "1.0",
-    "HEALER_GUARD_PARTITION_SHARE": "1.0",
-    "HEALER_BREAKER_SHARE": "1.0",
-}
 # Idle nodes, each with its own trouble.
 REMAP, FABRIC, COUNT, REPLAYS, ODD, CROWDED = (f"gpu{number:04d}" for number in range(20, 26))
 REMAP_GPU, REPLAYS_GPU, HOT_GPU, SLOW_GPU = 2, 1, 5, 3
@@ -141,10 +131,10 @@ def unmeasured(real_slurm: RealSlurm) -> Iterator[House]:
         site = stack.enter_context(
             site_on(
                 real_slurm,
-                program=("-m", "tests.support.hurried"),
+                program=("-m", "tests.support.hurried", "forest"),
                 HEALER_RULES_DIR=str(rules),
                 HEALER_SIM_NODES_SOCKET=str(socket),
-                **WIDE,
+                **WIDE_GUARDS,
             )
         )
         yield House(site, rules, NodesClient(socket))

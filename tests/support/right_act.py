@@ -1,0 +1,135 @@
+"""What stories of the right act on a real Slurm have in common: shorter waits, boots, heartbeats, windows."""
+
+import re
+import shutil
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from healer.embedded.embedded_slurm import RealSlurm
+from healer.observations.picture import BEATS_FOR_CADENCE
+from tests.support.loop import SHIPPED
+from tests.support.site import CLUSTER, Site, boot_of
+from tests.support.slurm import Hooks
+from tests.support.wait import wait_until
+
+BEAT_S = 1.0
+#: What stands for the tests of GPUs, of which there are none.
+PASSES = '#!/bin/sh\necho "healer-result answered_gpus 8"\n'
+#: In a file of the rules: what ships, and what stands for it here.
+SHORTER = (
+    ("playbooks/gpu-fatal.yaml", r"still_s: 300", "still_s: 2"),
+    ("validation/depths.yaml", r"soft: \{tests: .*\}", "soft: {tests: [passes], limit_s: 120}"),
+    ("detection/gpu.yaml", r"(when: changed\(xid_last, 5m\) and xid_last > 0\n  for): 30s", r"\1: 5s"),
+    ("detection/memory.yaml", r"(spec\(\"row_remap\"\) == 0\)\n  for): 30s", r"\1: 5s"),
+)
+
+
+def shorter_rules(folder: Path, places: dict[str, dict[str, str]] | None = None) -> Path:
+    """The rules that ship, with shorter waits, in a folder of their own; `places` as in topology.yaml."""
+    rules = folder / "rules"
+    shutil.copytree(SHIPPED, rules)
+    for name, ships, here in SHORTER:
+        text, count = re.subn(ships, here, (rules / name).read_text())
+        assert count == 1, f"{name} has no {ships}"
+        (rules / name).write_text(text)
+    (rules / "validation" / "passes.sh").write_text(PASSES)
+    (rules / "topology.yaml").write_text(yaml.safe_dump({"places": places or {}, "gpu_pci": {}}))
+    return rules
+
+
+@contextmanager
+def in_background(step: Any, every_s: float) -> Iterator[None]:
+    """Calls `step` again and again in a thread of its own; what it raised is raised at the end."""
+    over, errors = threading.Event(), list[Exception]()
+
+    def run() -> None:
+        try:
+            while not over.wait(every_s):
+                step()
+        except Exception as error:  # told to whoever waits for the end
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+@contextmanager
+def booting(cluster: RealSlurm, nodes: Sequence[str]) -> Iterator[Hooks]:
+    """A node whose RebootProgram Slurm ran boots, as a machine does."""
+    hooks = Hooks(cluster.directory.parent)
+
+    def boot() -> None:
+        for node in nodes:
+            if hooks.asked_to_boot(node):
+                hooks.clear(node)
+                cluster.boot_node(node)
+
+    with in_background(boot, 0.2):
+        yield hooks
+
+
+class Leaf:
+    """Nodes with heartbeats that may fall silent, for Slurm too."""
+
+    def __init__(self, site: Site, nodes: Sequence[str]) -> None:
+        self.site, self.away, self.rounds = site, set[str](), 0
+        self._nodes = nodes
+        self._http = site.api("signals")
+
+    @contextmanager
+    def beating(self) -> Iterator[None]:
+        """Once each node has a cadence, until the end."""
+        with in_background(self._beat, BEAT_S):
+            wait_until(lambda: self.rounds > BEATS_FOR_CADENCE, 20, what="heartbeats are sent")
+            yield
+
+    def _beat(self) -> None:
+        beats = [
+            {"cluster": CLUSTER, "node": node, "boot_id": boot_of(node)}
+            for node in self._nodes
+            if node not in self.away
+        ]
+        answer = self._http.post("/signals/heartbeat", json=beats)
+        assert answer.status_code == 202, answer.text
+        self.rounds += 1
+
+    def silence(self, node: str) -> None:
+        self.away.add(node)
+        self.site.slurm.kill_node(node)
+
+    def answer(self, node: str) -> None:
+        self.site.slurm.start_node(node)
+        wait_until(lambda: self.site.node(node).responding, 30, what=f"Slurm reaches {node}", every_s=0.1)
+        self.away.discard(node)
+
+
+@contextmanager
+def maintenance(site: Site, nodes: Sequence[str]) -> Iterator[None]:
+    """Planned work: a maintenance reservation, from when healer knows of it until healer knows of its end."""
+
+    def shown(there: bool) -> bool:
+        items = site.get("/nodes", limit=500)["items"]
+        return all((one["status"] == "maintenance") is there for one in items if one["name"] in nodes)
+
+    site.slurm.run(
+        "scontrol", "create", "reservation", "ReservationName=work", f"Nodes={','.join(nodes)}",
+        "Users=root", "Flags=MAINT,IGNORE_JOBS", "StartTime=now", "Duration=60",
+    )  # fmt: skip
+    try:
+        wait_until(lambda: shown(True), 20, what="healer knows of the work", every_s=0.1)
+        yield
+    finally:
+        site.slurm.run("scontrol", "delete", "ReservationName=work")
+    wait_until(lambda: shown(False), 20, what="healer knows of its end", every_s=0.1)

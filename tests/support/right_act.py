@@ -24,6 +24,7 @@ PASSES = '#!/bin/sh\necho "healer-result answered_gpus 8"\n'
 SHORTER = (
     ("playbooks/gpu-fatal.yaml", r"still_s: 300", "still_s: 2"),
     ("validation/depths.yaml", r"soft: \{tests: .*\}", "soft: {tests: [passes], limit_s: 120}"),
+    ("validation/depths.yaml", r"power_cycle: full\n  replace: full", "power_cycle: soft\n  replace: soft"),
     ("detection/gpu.yaml", r"(when: changed\(xid_last, 5m\) and xid_last > 0\n  for): 30s", r"\1: 5s"),
     ("detection/memory.yaml", r"(spec\(\"row_remap\"\) == 0\)\n  for): 30s", r"\1: 5s"),
 )

@@ -30,7 +30,7 @@ NONE, NOW, P2P, AFTER = "0x0 (None)", "0x1 (GPU Reset Required)", "0x3 (Drain P2
 
 # By what happens there.
 PLANNED, NO_NEW_JOBS, TAKEN_BACK, BY_A_PERSON = "gpu0001", "gpu0002", "gpu0003", "gpu0004"
-RESET, RESET_FAILS, LOST, WITHDRAWN = "gpu0005", "gpu0006", "gpu0007", "gpu0008"
+RESET, RESET_FAILS, LOST = "gpu0005", "gpu0006", "gpu0007"
 #: Faults that wait for the end of the job on the node.
 WAITING = {
     PLANNED: ROW,
@@ -42,7 +42,6 @@ FATAL = {
     RESET: ASKS.format(NONE, NOW),
     RESET_FAILS: ASKS.format(NONE, NOW),
     LOST: XID_79,
-    WITHDRAWN: ASKS.format(NONE, NOW),
 }
 
 
@@ -230,6 +229,24 @@ def test_a_reset_that_fails_climbs_to_a_reboot(story: Story) -> None:
     story.back(RESET_FAILS)
     assert {"reboot", "proof", "resume"} <= set(story.done(RESET_FAILS))
     assert story.nodes[RESET_FAILS].programs.resets(RESET_FAILS) != []
+
+
+def test_a_withdrawn_ask_returns_the_node_that_waits_for_a_person(story: Story) -> None:
+    """Reset and reboot were tried just now, so neither is repeated."""
+    story.back(RESET_FAILS)
+    (first, *_) = story.site.runs(RESET_FAILS)
+    resets = story.nodes[RESET_FAILS].programs.resets(RESET_FAILS)
+    story.say(RESET_FAILS, ASKS.format(NONE, NOW))
+    wait_until(lambda: story.site.runs(RESET_FAILS)[0]["id"] != first["id"], 20, what="another run")
+    again = story.site.run_in(RESET_FAILS, "waiting", timeout_s=40)
+    wait_until(lambda: story.site.steps(again["id"])["repair"]["state"] == "waiting", 20, every_s=0.2)
+    assert story.site.drained_by_us(RESET_FAILS)
+    assert story.nodes[RESET_FAILS].programs.resets(RESET_FAILS) == resets
+
+    story.say(RESET_FAILS, ASKS.format(NOW, NONE))
+    story.back(RESET_FAILS)
+    (tested, *_) = story.site.runs(RESET_FAILS)
+    assert (tested["playbook"], story.site.steps(tested["id"])["test"]["state"]) == ("validate", "done")
 
 
 def test_nobody_else_was_touched_and_the_chain_is_whole(story: Story) -> None:

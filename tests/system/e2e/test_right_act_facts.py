@@ -1,0 +1,223 @@
+"""What is told, by whom and when, on a real Slurm: one event is one incident, what follows from it is
+none, and each job that it hits is restarted once.
+
+One `healer up` for all of them: each has nodes of its own, and all faults come at once.
+"""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from healer.embedded.embedded_slurm import RealSlurm
+from tests.support import slurm as slurm_support
+from tests.support.right_act import shorter_rules
+from tests.support.site import CLUSTER, PCI, WIDE_GUARDS, XID_79, Site, boot_of, site_on, stays
+from tests.support.stack import scratch_folder
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.slurm
+
+CONTAINED = "NVRM: Xid (PCI:{pci}): 94, pid=7, name=python, Contained: DRAM. RST: No, D-RST: No"
+BREAKS = "NVRM: Xid (PCI:{pci}): 149, NETIR_LINK_EVT  Fatal   XC1 i0 Link 14 (0x0215c5c6 0x0 0x0 0x0 0x0 0x0)"
+LOSES = (
+    "NVRM: Xid (PCI:{pci}): 145, RLW_SRC_TRACK Nonfatal XC1 i0 Link 10 "
+    "(0x04082907 0x00000008 0x0 0x0 0x0 0x0)"
+)
+#: One record of the kernel over several lines.
+RECORD = (
+    "NVRM: The NVIDIA GPU {pci}.0\n"
+    "NVRM: (PCI ID: 10de:2330) installed in this system has\n"
+    "NVRM: fallen off the bus and is not responding to commands."
+)
+
+# By what happens there.
+LOST_TOLD, CONTAINED_TOLD, RECORD_OF, EXPORTED = "gpu0001", "gpu0002", "gpu0003", "gpu0004"
+ALL_LOST, AGREED, NOT_AGREED = "gpu0005", "gpu0006", "gpu0007"
+LINK, *PEERS = (f"gpu{number:04d}" for number in range(8, 12))
+
+
+class Story:
+    """The site; `jobs` by the (first) node that they run on."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.jobs: dict[str, str] = {}
+        self.tasks: list[str] = []
+
+    def submit(self, node: str, *options: str, gpus: int = 8) -> None:
+        job = slurm_support.sbatch(self.site.slurm, f"--nodelist={node}", *options, gpus=gpus)
+        self.site.jobs.append(job)
+        self.jobs[node] = job
+
+    def begin(self) -> None:
+        for node in (LOST_TOLD, CONTAINED_TOLD, RECORD_OF, NOT_AGREED):
+            self.submit(node)
+        self.submit(AGREED, "--comment=healer:requeue")
+        self.submit(LINK, "--nodes=4", f"--nodelist={LINK},{','.join(PEERS)}")
+        self.submit(ALL_LOST, "--array=0-3", "--ntasks=1", gpus=2)
+        wait_until(lambda: len(self.running()) == len(self.jobs) + 3, 30, what="all run", every_s=0.2)
+        self.tasks = [one.id for one in self.site.scheduler.jobs_on(ALL_LOST)]
+        assert len(self.tasks) == 4
+        for job in self.running():
+            wait_until(lambda job=job: self.is_seen(job), 20, what=f"healer sees job {job}", every_s=0.1)
+        self.exported(0)
+
+    def running(self) -> list[str]:
+        jobs = self.site.scheduler.snapshot().jobs.values()
+        return [one.id for one in jobs if one.state == "RUNNING"]
+
+    def is_seen(self, job: str) -> bool:
+        """At work by the picture that healer acts on."""
+        answer = self.site.api("viewer").get(f"/jobs/{CLUSTER}/{job}")
+        return answer.status_code == 200 and answer.json()["job"]["state"] == "RUNNING"
+
+    def job(self, node: str) -> Any:
+        return self.site.job(self.jobs[node])
+
+    def text(self, node: str, line: str) -> None:
+        """As somebody pastes dmesg."""
+        answer = self.site.api("signals").post(
+            f"/signals/kernel-log?node={node}", content=f"{line}\n", headers={"Content-Type": "text/plain"}
+        )
+        assert answer.status_code == 202, answer.text
+
+    def exported(self, xid: int) -> None:
+        """dcgm-exporter: the last Xid of a GPU."""
+        labels = f'gpu="6",pci_bus_id="0000{PCI[6].upper()}.0",Hostname="{EXPORTED}"'
+        text = f"DCGM_FI_DEV_XID_ERRORS{{{labels}}} {xid}\n"
+        answer = self.site.api("signals").post(
+            "/signals/openmetrics", content=text, headers={"Content-Type": "text/plain; version=0.0.4"}
+        )
+        assert answer.status_code == 202, answer.text
+
+
+@pytest.fixture(scope="module")
+def story(real_slurm: RealSlurm) -> Iterator[Story]:
+    with scratch_folder() as folder:
+        rules = shorter_rules(folder)
+        with site_on(
+            real_slurm,
+            program=("-m", "tests.support.hurried", "plans"),
+            HEALER_RULES_DIR=str(rules),
+            **WIDE_GUARDS,
+        ) as site:
+            one = Story(site)
+            one.begin()
+            yield one
+
+
+def by_all_senders(story: Story, node: str, line: str) -> None:
+    """A follower, a relay that knows no boot, one that knows no time either, and dmesg as text."""
+    line, now = line.format(pci=PCI[0]), datetime.now(UTC)
+    full = {"time": now.isoformat(), "seq": 123, "line": line}
+    for boot, entry in (
+        (boot_of(node), full),
+        (boot_of(node), {"seq": 123, "line": line}),
+        (None, {"time": now.isoformat(), "line": line}),
+        (None, {"line": line}),
+    ):
+        body = {"cluster": CLUSTER, "node": node, "entries": [entry]}
+        story.site.signal("kernel-log", body | ({"boot_id": boot} if boot else {}))
+    story.text(node, f"[  812.250000] {line}")
+    story.text(node, f"{now:%b %d %H:%M:%S} {node} kernel: {line}")
+
+
+def requeued(story: Story, node: str) -> None:
+    wait_until(lambda: story.job(node).restarts == 1, 30, what=f"the job of {node} is requeued", every_s=0.1)
+
+
+# --- one event is one incident, whoever tells it ----------------------------------------------------------
+
+
+def test_a_lost_gpu_told_by_six_senders_is_one_incident_and_one_drain(story: Story) -> None:
+    by_all_senders(story, LOST_TOLD, XID_79)
+    wait_until(lambda: story.site.drained_by_us(LOST_TOLD), 20, what="drained", every_s=0.1)
+    requeued(story, LOST_TOLD)
+    by_all_senders(story, LOST_TOLD, XID_79)
+    assert len(story.site.incidents(LOST_TOLD)) == story.site.drains(LOST_TOLD) == 1
+
+
+def test_an_error_told_by_six_senders_has_not_come_twice(story: Story) -> None:
+    """Twice in a day would drain the node."""
+    by_all_senders(story, CONTAINED_TOLD, CONTAINED)
+    wait_until(lambda: story.site.runs(CONTAINED_TOLD), 30, what="its plan", every_s=0.1)
+    assert [one["rule"] for one in story.site.incidents(CONTAINED_TOLD)] == ["gpu-contained"]
+    assert story.site.drains(CONTAINED_TOLD) == 0
+
+
+# --- equal facts by each route -----------------------------------------------------------------------------
+
+
+def test_a_record_of_several_lines_is_read_like_one_line(story: Story) -> None:
+    story.site.kernel(RECORD_OF, RECORD)
+    wait_until(lambda: story.site.drained_by_us(RECORD_OF), 20, what="drained", every_s=0.1)
+    requeued(story, RECORD_OF)
+    assert [(one["rule"], one["root"]["pci"]) for one in story.site.incidents(RECORD_OF)] == [
+        ("gpu-lost", PCI[0])
+    ]
+
+
+def test_a_dead_gpu_that_the_exporter_alone_knows_takes_its_node_out(story: Story) -> None:
+    def told() -> bool:
+        story.exported(79)
+        return story.site.drained_by_us(EXPORTED)
+
+    wait_until(told, 60, what="drained", every_s=1)
+    (incident,) = story.site.incidents(EXPORTED)
+    assert (incident["rule"], incident["nodes"]) == ("gpu-lost", {EXPORTED: "isolate"})
+
+
+# --- what follows from a fault, and whom it hits ----------------------------------------------------------
+
+
+def test_what_peers_tell_after_their_job_was_requeued_opens_nothing(story: Story) -> None:
+    story.site.kernel(LINK, BREAKS)
+    requeued(story, LINK)
+    for node in PEERS:
+        story.site.kernel(node, LOSES)
+    # What is told after it has been acted upon by the end of this.
+    lose_all_gpus(story)
+    assert [story.site.incidents(node) for node in PEERS if story.site.incidents(node)] == []
+    assert [story.site.drains(node) for node in (LINK, *PEERS)] == [1, 0, 0, 0]
+
+
+def lose_all_gpus(story: Story) -> None:
+    """All GPUs of a node are lost one after the other; nobody knows which address is which GPU."""
+    for gpu in range(8):
+        story.site.kernel(ALL_LOST, XID_79, gpu=gpu)
+    for task in story.tasks:
+        wait_until(lambda task=task: story.site.job(task).restarts == 1, 40, what=f"{task} is requeued")
+
+
+def test_when_all_gpus_of_a_node_are_gone_each_of_its_array_tasks_is_requeued_once(story: Story) -> None:
+    if not story.site.incidents(ALL_LOST):
+        lose_all_gpus(story)
+    assert len(story.site.incidents(ALL_LOST)) == story.site.drains(ALL_LOST) == 1
+    stays(lambda: [story.site.job(task).restarts for task in story.tasks] == [1] * 4, 3.0, what="once each")
+
+
+def test_a_job_that_lost_its_data_is_restarted_where_it_agreed_and_held_where_not(story: Story) -> None:
+    for node in (AGREED, NOT_AGREED):
+        story.site.kernel(node, CONTAINED)
+    requeued(story, AGREED)
+    assert story.site.incident(NOT_AGREED)["remedy"][-1] == "requeue_job"
+
+    wait_until(lambda: "healer:requeue" in restart_of(story, NOT_AGREED), 20, what="it is held for consent")
+    assert (story.job(NOT_AGREED).state, story.job(NOT_AGREED).restarts) == ("RUNNING", 0)
+    assert story.site.drains(NOT_AGREED) == 0
+
+
+def restart_of(story: Story, node: str) -> str:
+    """What became of the restart of the node's job, beside the plan of its GPU."""
+    incident = story.site.get(f"/incidents/{story.site.incident(node)['id']}")
+    runs = [one["id"] for one in incident["runs"] if one["playbook"] == "requeue"]
+    return story.site.steps(runs[0])["requeue"]["text"] if runs else ""
+
+
+def test_nobody_else_was_touched_and_the_chain_is_whole(story: Story) -> None:
+    out = {node for node in story.site.scheduler.snapshot().nodes if story.site.drains(node)}
+    # The plan of a GPU whose job has left may have come to its moment.
+    assert out - {AGREED} == {LOST_TOLD, RECORD_OF, EXPORTED, ALL_LOST, LINK}
+    story.site.audit_holds()

@@ -7,10 +7,11 @@ WHAT is one or more of `HURRIED`; the detector waits for everything else as long
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from importlib import import_module
+from types import ModuleType
 
 from healer.bootstrap.tree_parts import preload
 from healer.commands import cli
@@ -40,12 +41,16 @@ HURRIED: dict[str, dict[str, timedelta | float]] = {
 }
 
 
-def detector(what: Sequence[str]) -> None:
-    for where, value in (one for each in what for one in HURRIED[each].items()):
+def waits(what: Sequence[str]) -> Iterator[tuple[ModuleType, str, timedelta | float]]:
+    """The constants that are hurried: module, name, and the value that stands for it."""
+    for where, value in (wait for each in what for wait in HURRIED[each].items()):
         module, _, name = where.partition(":")
-        found = import_module(f"healer.{module}")
-        assert hasattr(found, name), f"there is no {where}"
-        setattr(found, name, value)
+        yield import_module(f"healer.{module}"), name, value
+
+
+def detector(what: Sequence[str]) -> None:
+    for module, name, value in waits(what):
+        setattr(module, name, value)
     cli.main(["detector"])
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from healer.embedded.embedded_slurm import RealSlurm
 from tests.support import slurm as slurm_support
-from tests.support.right_act import shorter_rules
+from tests.support.right_act import MEASURES, rules_with
 from tests.support.site import CLUSTER, PCI, WIDE_GUARDS, XID_79, Site, boot_of, site_on, stays
 from tests.support.stack import scratch_folder
 from tests.support.wait import wait_until
@@ -96,7 +96,7 @@ class Story:
 @pytest.fixture(scope="module")
 def story(real_slurm: RealSlurm) -> Iterator[Story]:
     with scratch_folder() as folder:
-        rules = shorter_rules(folder)
+        rules = rules_with(folder, MEASURES)
         with site_on(
             real_slurm,
             program=("-m", "tests.support.hurried", "plans"),

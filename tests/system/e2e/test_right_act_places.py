@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from healer.embedded.embedded_slurm import RealSlurm
-from tests.support.right_act import Leaf, maintenance, shorter_rules
+from tests.support.right_act import Leaf, maintenance, rules_with
 from tests.support.site import XID_79, Site, site_on
 from tests.support.stack import scratch_folder
 from tests.support.wait import wait_until
@@ -27,7 +27,7 @@ PLACES = {"gpu[0001-0008]": {"switch": "leaf1"}, "gpu[0009-0032]": {"switch": "l
 @pytest.fixture(scope="module")
 def site(real_slurm: RealSlurm) -> Iterator[Site]:
     with scratch_folder() as folder:
-        rules = shorter_rules(folder, PLACES)
+        rules = rules_with(folder, (), PLACES)
         with site_on(
             real_slurm,
             program=("-m", "tests.support.hurried", "silence", "proof"),

@@ -14,7 +14,7 @@ import pytest
 from healer.embedded.embedded_slurm import RealSlurm
 from tests.support import slurm as slurm_support
 from tests.support.node_ssh import SshNode, SshSite, ssh_site
-from tests.support.right_act import booting, shorter_rules
+from tests.support.right_act import REPAIRS, booting, rules_with
 from tests.support.site import CLUSTER, WIDE_GUARDS, XID_79, Site, site_on, stays
 from tests.support.slurm import Hooks
 from tests.support.stack import scratch_folder
@@ -71,7 +71,7 @@ class Story:
         self.jobs = {node: self.submit(node) for node in WAITING}
         self.jobs |= {node: self.submit(node, gpus=8) for node in FATAL}
         for node in self.jobs:
-            wait_until(lambda node=node: self.job(node).state == "RUNNING", 30, every_s=0.1)
+            wait_until(lambda node=node: self.job(node).state == "RUNNING", 30, what=f"a job runs on {node}")
         for node, line in (WAITING | FATAL).items():
             self.say(node, line)
 
@@ -127,7 +127,7 @@ def story(real_slurm: RealSlurm) -> Iterator[Story]:
             site_on(
                 real_slurm,
                 program=("-m", "tests.support.hurried", "plans"),
-                HEALER_RULES_DIR=str(shorter_rules(folder)),
+                HEALER_RULES_DIR=str(rules_with(folder, REPAIRS)),
                 HEALER_SSH_KEY_FILE=str(ssh.key),
                 HEALER_SSH_KNOWN_HOSTS=str(ssh.known_hosts),
                 HEALER_SSH_CONFIG=str(ssh.config),

@@ -25,7 +25,7 @@ HURRIED: dict[str, dict[str, timedelta | float]] = {
     # Silent after 30 s, judged alone after 60 s, and not while a neighbour came back within 5 minutes. Slurm
     # must know of it first (`slurm.SLURMD_TIMEOUT_S`).
     "silence": {
-        "observations.picture:SILENCE_AFTER": timedelta(seconds=5),
+        "observations.node_picture:SILENCE_AFTER": timedelta(seconds=5),
         "detection.silence:SILENCE_AFTER": timedelta(seconds=5),
         "detection.silence:ALONE_AFTER": timedelta(seconds=10),
         "detection.silence:JUST_BACK": timedelta(seconds=6),

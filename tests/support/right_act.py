@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from healer.embedded.embedded_slurm import RealSlurm
-from healer.observations.picture import BEATS_FOR_CADENCE
+from healer.observations.node_picture import BEATS_FOR_CADENCE
 from tests.support.loop import SHIPPED
 from tests.support.site import CLUSTER, Site, boot_of
 from tests.support.slurm import Hooks

@@ -1,14 +1,17 @@
-"""Checks of `healer doctor` by the site's adapters: Slurm, nodes, BMCs, commands, guards, channels."""
+"""Checks of `healer doctor`: rules, database, broker, Slurm, nodes, BMCs, commands, guards, channels, API."""
 
 import contextlib
 import os
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import NamedTuple
 
 import sqlalchemy as sa
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from healer import bootstrap
 from healer.adapters.bmc.redfish import kinds_missing
@@ -20,6 +23,7 @@ from healer.adapters.slurm import commands
 from healer.adapters.slurm.preferred import PreferredScheduler
 from healer.adapters.slurm.rest_token import ends_at, user_of
 from healer.adapters.system_clock import SystemClock
+from healer.bootstrap import database
 from healer.bootstrap.messaging import access_to, tickets
 from healer.decisions.capacity import IneffectiveLimit, ineffective_limits
 from healer.embedded.user import EmbeddedError
@@ -40,8 +44,13 @@ _REPAIRS = {
 }
 
 
+OLDEST_POSTGRES = 15
+#: Clocks further apart than this make the order of evidence doubtful.
+CLOCK_S = 1.0
+
+
 class Look(NamedTuple):
-    """As `healer.commands.doctor.Check`."""
+    """The result of one check; `repair` says what to do about it."""
 
     name: str
     ok: bool
@@ -431,8 +440,93 @@ def _recording_of(settings: Settings, cluster: str | None) -> Look:
 
 _SILENT_REPAIR = "The detector records: look whether it runs, and into its log."
 
+
+def look_at_rules(settings: Settings) -> list[Look]:
+    folder = rules_folder(settings)
+    try:
+        rules = ruleset.load(folder)
+    except ruleset.RulesInvalid as error:
+        return [Look("rules", False, str(error), "Correct the file; `healer rules check` names every fault.")]
+    return [Look("rules", True, f"{len(rules.rules)} rules, {len(rules.playbooks)} playbooks in {folder}")]
+
+
+def look_at_database(settings: Settings) -> list[Look]:
+    try:
+        engine = bootstrap.engine(settings)
+        with engine.connect() as connection:
+            version, ahead_s = connection.exec_driver_sql(
+                "SELECT current_setting('server_version'), extract(epoch FROM clock_timestamp())::float8"
+            ).one()
+            ahead_s -= time.time()
+            revision = database.current(connection)
+        engine.dispose()
+    except EmbeddedError as error:
+        return [Look("database", False, str(error))]
+    except OperationalError as error:
+        return [
+            Look(
+                "database",
+                False,
+                f"does not answer: {' '.join(str(error.orig).split())}",
+                "Start PostgreSQL, or correct HEALER_DATABASE_URL.",
+            )
+        ]
+    is_supported = int(version.split(".")[0]) >= OLDEST_POSTGRES
+    postgres = Look("database", is_supported, f"PostgreSQL {version}")
+    needed = database.head()
+    text = f"revision {revision or 'none'}, this version needs {needed}"
+    tables = Look("tables", revision == needed, text)
+    text = f"the database's clock is {ahead_s:+.3f} s from this machine's"
+    clock = Look("clock", abs(ahead_s) < CLOCK_S, text)
+    return [
+        postgres if postgres.ok else postgres._replace(repair=f"Use {OLDEST_POSTGRES} or newer."),
+        tables if tables.ok else tables._replace(repair="Run `healer db upgrade`."),
+        clock if clock.ok else clock._replace(repair="Synchronise both by NTP."),
+    ]
+
+
+def look_at_broker(settings: Settings) -> list[Look]:
+    from workers.app import make_app
+
+    repair = (
+        "Start Redis, or correct HEALER_REDIS_URL; until then runs are found by the sweep, a little later."
+    )
+    try:
+        url = bootstrap.broker_url(settings)
+        with make_app(url, "doctor").connection_for_write() as connection:
+            connection.ensure_connection(max_retries=1, interval_start=0, interval_step=0)
+    except EmbeddedError as error:
+        return [Look("broker", False, str(error))]
+    except OSError as error:
+        return [Look("broker", False, f"does not answer: {error}", repair)]
+    except Exception as error:  # each transport of kombu has errors of its own
+        return [Look("broker", False, f"does not answer: {type(error).__name__}: {error}", repair)]
+    return [Look("broker", True, f"answers ({url.split(':', 1)[0]})")]
+
+
+def look_at_api(settings: Settings) -> list[Look]:
+    url = f"http://{settings.listen}"
+    if settings.database_url is None:
+        from healer.embedded.running import find
+
+        try:
+            url = find(settings.data_dir).url
+        except EmbeddedError as error:
+            return [Look("api", False, str(error))]
+    try:
+        with urllib.request.urlopen(f"{url}/readyz", timeout=5):  # noqa: S310 - our own address
+            return [Look("api", True, f"ready at {url}")]
+    except urllib.error.HTTPError as error:
+        return [Look("api", False, f"{url} is not ready: {error.read(2000).decode(errors='replace')}")]
+    except OSError as error:
+        return [Look("api", False, f"{url} does not answer: {error}", "Start `healer api` or `healer up`.")]
+
+
 #: In the order in which `healer doctor` prints them.
 LOOKS = (
+    look_at_rules,
+    look_at_database,
+    look_at_broker,
     look_at_slurm,
     look_at_nodes,
     look_at_node_actions,
@@ -442,4 +536,5 @@ LOOKS = (
     look_at_tickets,
     look_at_channels,
     look_at_recordings,
+    look_at_api,
 )

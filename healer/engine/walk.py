@@ -39,10 +39,10 @@ from healer.incidents.lifecycle import (
     note_cleared,
     open_faults,
     outage_of,
-    place_and_climb,
 )
 from healer.incidents.part_history import apply_history, model_on, note_settled
 from healer.incidents.placers import NewRoot, are_apart
+from healer.incidents.recurrence import place_and_climb
 from healer.model import (
     ENDED_RUN_STATES,
     Command,

@@ -1,24 +1,17 @@
-"""How an incident changes after it opened: commands, news of runs, its end, and its recurrence: a part that
-fails again climbs the ladder of remedies, or is a lemon."""
+"""How an incident changes after it opened: commands, news of runs, and its end."""
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
-from hashlib import sha256
 
 import msgspec
 
 from healer.detection.protocol import Pair
 from healer.detection.reported import fault_of
 from healer.detection.silence import JUST_BACK
-from healer.incidents.book import Book
-from healer.incidents.correlate import take_finding
 from healer.incidents.growth import add_ruled_out, last_heard
 from healer.incidents.part_history import (
     Cleared,
-    fault_label,
     find_cleared,
-    ladder_for,
-    model_on,
     part_of,
     rung_of,
 )
@@ -30,12 +23,9 @@ from healer.model import (
     Cause,
     Command,
     CommandKind,
-    Evidence,
     FaultClass,
-    Finding,
     Incident,
     IncidentState,
-    Ladder,
     PlaceKind,
     Remedy,
     Review,
@@ -43,7 +33,6 @@ from healer.model import (
     Ruleset,
     RunState,
     Sense,
-    Severity,
     Sharing,
     SlurmNode,
     Verdict,
@@ -51,7 +40,6 @@ from healer.model import (
 from healer.model.faults import (
     FLEET_SILENT,
     HEALER_DRAIN,
-    LEMON,
     NODE_SILENT,
     OUTAGES,
     SENDER_SILENT,
@@ -60,7 +48,6 @@ from healer.model.faults import (
     check_of,
     fault_is,
     fits,
-    once,
 )
 from healer.model.slurm import is_our_reservation, is_ours
 from healer.observations import Picture
@@ -457,197 +444,3 @@ def open_faults(incidents: Iterable[Incident]) -> dict[str, tuple[str, ...]]:
         ) < _MOST:
             found[node] = (*titles, incident.title)
     return found
-
-
-#: Faults of any kind on one part that make it a lemon too.
-LEMON_OF_ANY = 3
-#: Severity of a fault on a node on probation.
-_ONE_UP = {Severity.P3: Severity.P2, Severity.P2: Severity.P1}
-#: The longest chain of merged incidents that is followed.
-_MERGED_MOST = 4
-#: Causes that a rule only assumes; a test decides.
-_OPEN = frozenset({Cause.unclear, Cause.transient})
-
-
-def place_and_climb(
-    rules: Ruleset, picture: Picture, work: Book, earlier: Container[str], now: datetime
-) -> None:
-    """Records where the walk's findings went. A fault that recurs on a part climbs the ladder or makes it a
-    lemon. `earlier`: incidents of earlier walks."""
-    placed = list(work.placed)
-
-    def is_over(name: str) -> bool:
-        incident = work.by_id.get(name) or work.find(name)
-        return incident is not None and not incident.is_open and incident.merged_into is None
-
-    for name, finding in placed:
-        node = finding.component.node
-        if node is not None:
-            fault = once(finding.fault)
-            picture.history.place(node, part_of(picture, finding.component), fault, name, is_over)
-    for name in dict.fromkeys(name for name, _ in placed if name not in earlier):
-        incident = work.by_id[name]
-        if incident.is_open and incident.fault_class in HARDWARE and incident.root.node is not None:
-            _climb_ladder(rules, picture, work, incident, now)
-
-
-def _ladder_of(rules: Ruleset, picture: Picture, incident: Incident) -> Ladder | None:
-    fault = once(incident.fault)
-    model = model_on(rules, picture, incident.root.node) if incident.root.node else ""
-    return ladder_for(rules, fault, incident.fault_class, model)
-
-
-def _climb_ladder(rules: Ruleset, picture: Picture, work: Book, incident: Incident, now: datetime) -> None:
-    ladder = _ladder_of(rules, picture, incident)
-    if ladder is None:
-        return
-    before = _earlier_incidents(rules, picture, work, incident, ladder)
-    alike = [other for other in before if ladder in _ladders(rules, picture, other)]
-    on_probation = [other for other in before if _on_probation(other, incident)]
-    if on_probation:
-        work.put(_raise_on_probation(incident, on_probation))
-    again = [
-        earlier for earlier in alike if earlier.closed and incident.opened - earlier.closed <= ladder.repeat
-    ]
-    if again:
-        work.put(_next_rung(rules, work.by_id[incident.id], again, ladder))
-    before, alike = _failures(before), _failures(alike)
-    if ladder.lemon and (len(alike) + 1 >= ladder.lemon or len(before) + 1 >= LEMON_OF_ANY):
-        take_finding(work, _lemon(rules, incident, before, ladder, now))
-        if (still := work.by_id.get(incident.id)) is not None:  # the lemon may have taken it in
-            work.put(msgspec.structs.replace(still, cause=Cause.permanent))
-
-
-def _on_probation(before: Incident, incident: Incident) -> bool:
-    return before.probation_until is not None and incident.opened < before.probation_until
-
-
-def _raise_on_probation(incident: Incident, before: Sequence[Incident]) -> Incident:
-    """A relapse is one severity higher: the repair did not last. P0 is never set here, and planned work
-    bounds it."""
-    severity = _ONE_UP.get(incident.severity)
-    if severity is None or incident.plan:
-        return incident
-    last = max(before, key=lambda incident: (incident.opened, incident.id))
-    text = f"A relapse, the node is on probation since {last.short_id}: {severity}, not {incident.severity}"
-    changed = msgspec.structs.replace(incident, severity=severity)
-    return _add_evidence(changed, _evidence(incident, "probation", text))
-
-
-def _earlier_incidents(
-    rules: Ruleset, picture: Picture, work: Book, incident: Incident, ladder: Ladder
-) -> list[Incident]:
-    """Ended incidents of the same part within the days of a lemon, the oldest first; without false alarms."""
-    part, since = part_of(picture, incident.root), incident.opened - ladder.lemon_within
-    had = picture.history.on(incident.root.node or "", part)
-    names = dict.fromkeys(burst.incident for _, burst in had if burst.incident and burst.last_at >= since)
-    found = {root.id: root for name in names if (root := _root_of(work, name)) is not None}
-    ended = [
-        earlier
-        for earlier in found.values()
-        if earlier.id != incident.id and not earlier.is_open and earlier.opened >= since
-    ]
-    ended = [
-        other for other in ended if other.review is not Review.false_alarm and other.fault_class in HARDWARE
-    ]
-    lemons = [member for member in ended if any(other.lemon for other in _ladders(rules, picture, member))]
-    return sorted(lemons, key=lambda incident: (incident.opened, incident.id))
-
-
-def _ladders(rules: Ruleset, picture: Picture, incident: Incident) -> list[Ladder]:
-    """The ladders of all faults of the incident: which line came first is chance."""
-    model = model_on(rules, picture, incident.root.node or "")
-    faults = [(burst.fault, burst.fault_class) for _, burst in picture.history.placed_in(incident.id)]
-    faults.append((once(incident.fault), incident.fault_class))
-    found = (ladder_for(rules, fault, fault_class, model) for fault, fault_class in dict.fromkeys(faults))
-    return [ladder for ladder in found if ladder is not None]
-
-
-def _root_of(work: Book, name: str) -> Incident | None:
-    """The incident, or the one that it was merged into."""
-    for _ in range(_MERGED_MOST):
-        incident = work.by_id.get(name) or work.find(name)
-        if incident is None or incident.merged_into is None:
-            return incident
-        name = incident.merged_into
-    return None
-
-
-def _failures(before: Sequence[Incident]) -> list[Incident]:
-    """The incidents without those whose drain was lifted before any remedy, as by a veto: the failure
-    afterwards is still the same one."""
-    return [
-        incident
-        for incident in before
-        if incident.tried is not Remedy.none or incident.drained_at is None or _is_well(incident)
-    ]
-
-
-def _is_well(incident: Incident) -> bool:
-    return incident.clear_since is not None or incident.probation_until is not None
-
-
-def _next_rung(rules: Ruleset, incident: Incident, again: Sequence[Incident], ladder: Ladder) -> Incident:
-    """One above the highest remedy that was recently carried out and did not last: the fault is permanent. A
-    remedy that was only asked for, and held, vetoed or cancelled, is asked for again."""
-    before = max(again, key=lambda incident: (REMEDY_LADDER.index(incident.tried), incident.opened))
-    wanted, tried = rung_of(incident.remedy), before.tried
-    later = _span((incident.opened - (before.closed or before.updated)).total_seconds())
-    what = f"{fault_label(rules, once(incident.fault))} again, {later} after {before.short_id} ended"
-    if tried is Remedy.none:
-        asked = rung_of(before.remedy)
-        if asked is Remedy.none:
-            return incident
-        text = f"{what}: {asked} is not known to have been done then, so no higher rung"
-        return _add_evidence(incident, _evidence(incident, "again", text))
-    above = (rung for rung in ladder.rungs if REMEDY_LADDER.index(rung) > REMEDY_LADDER.index(tried))
-    rung = max(next(above, ladder.rungs[-1]), wanted, key=REMEDY_LADDER.index)
-    others = tuple(remedy for remedy in incident.remedy if remedy is not wanted)
-    cause = Cause.permanent if incident.cause in _OPEN else incident.cause
-    text = f"{what} ({tried}): the next rung is {rung}"
-    changed = msgspec.structs.replace(incident, remedy=(rung, *others), cause=cause)
-    return _add_evidence(changed, _evidence(incident, "again", text))
-
-
-def _add_evidence(incident: Incident, evidence: Evidence) -> Incident:
-    count = incident.evidence_count + 1
-    return msgspec.structs.replace(incident, evidence=(*incident.evidence, evidence), evidence_count=count)
-
-
-def _lemon(
-    rules: Ruleset, incident: Incident, before: Sequence[Incident], ladder: Ladder, now: datetime
-) -> Finding:
-    faults = [fault_label(rules, once(other.fault)) for other in (*before, incident)]
-    number = len(faults)
-    text = f"A lemon: {number} faults of this part within {ladder.lemon_days:g} days ({', '.join(faults)})"
-    return Finding(
-        rule=LEMON,
-        fault=LEMON,
-        fault_class=FaultClass.degraded,
-        component=incident.root,
-        at=incident.evidence[0].at,
-        arrived_at=now,
-        text=text,
-        title=f"A lemon: {number} faults within {ladder.lemon_days:g} days",
-        confidence=1.0,
-        evidence=(_evidence(incident, LEMON, text),),
-    )
-
-
-def _evidence(incident: Incident, what: str, text: str) -> Evidence:
-    first = incident.evidence[0]
-    digest = sha256(f"{what}|{incident.id}".encode()).hexdigest()
-    return Evidence(
-        digest=digest,
-        at=first.at,
-        component=incident.root,
-        text=text,
-        sense=Sense.history,
-        arrived_at=first.arrived_at,
-    )
-
-
-def _span(seconds: float) -> str:
-    if seconds < 3600:
-        return f"{max(seconds, 0) / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"

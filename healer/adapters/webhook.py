@@ -89,7 +89,8 @@ class SignedWebhook:
                 content += part
                 if len(content) > _ANSWER_MAX or time.monotonic() > deadline:
                     break
-        return Answer(body=_object(content), location=response.headers.get("location", ""))
+        body = decode_json(content)
+        return Answer(body if isinstance(body, dict) else {}, response.headers.get("location", ""))
 
 
 class WebhookNotifier:
@@ -241,12 +242,12 @@ def _key(secret: str | None) -> bytes | None:
         raise ValueError("HEALER_WEBHOOK_SECRET starts with whsec_, but what follows is not base64") from None
 
 
-def _object(content: bytes) -> dict[str, Any]:
+def decode_json(content: bytes) -> Any:
+    """The document; None if it is empty or no JSON."""
     try:
-        found = msgspec.json.decode(content)
+        return msgspec.json.decode(content)
     except msgspec.DecodeError:
-        return {}
-    return found if isinstance(found, dict) else {}
+        return None
 
 
 def system_words(error: BaseException) -> str | None:

@@ -93,7 +93,7 @@ def decide_all(walk: Walk, batch: Sequence[Observation]) -> None:
     walk.started += begin_sweeps(walk)
     drained, at_work = healer_drains(walk.picture), list(runs.values())
     take_findings(walk.work, forgotten_drains(drained, walk.gate, at_work, walk.open_incidents(), walk.now))
-    untold = walk.tx.spoken_of(batch)
+    with_commands = walk.tx.incidents_with_commands(batch)
     for listed in by_urgency(walk.open_incidents(), walk.picture.slurm):
         incident = walk.work.by_id[listed.id]  # one before it may have changed it
         rule = walk.rules.by_name.get(incident.rule)
@@ -102,7 +102,7 @@ def decide_all(walk: Walk, batch: Sequence[Observation]) -> None:
             or not incident.is_open
             or incident.stopped_by is not None
             or incident.folded  # its parts were decided: they wait for the breaker
-            or incident.id in untold
+            or incident.id in with_commands
         ):
             continue
         active = runs.get(incident.run or "")

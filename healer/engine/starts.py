@@ -137,7 +137,7 @@ class _Batch:
     def _conflict(self, run: Run, facts: GateFacts) -> Conflict | None:
         """The run that works on the node already, as an error; None: the node is free."""
         if run.alongside:
-            other = self._tx.running_beside(run.node, run.playbook)
+            other = self._tx.running_on(run.node, run.playbook)
             does = f"run {other} does the same on {run.node}: wait for it or cancel it"
             return None if other is None else Conflict(does)
         other = _at_work(self._tx, run, facts)

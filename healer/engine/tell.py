@@ -103,21 +103,21 @@ def _note_channels(tx: NewsTx, settings: Notifications, now: datetime) -> dict[s
 def _queue_opened(tx: NewsTx, cluster: str, settings: Notifications, since: datetime, now: datetime) -> None:
     """Queues news of opened incidents. The walk itself pages for P0: only where healer cannot or may not act
     for a while."""
-    for incident, stage in tx.untold(since):
+    for incident, stage in tx.unannounced(since):
         if incident.settle_until > now:
             continue
         if routes_to(settings.routes, incident.severity, cluster, news.about_incident(incident)):
             tx.queue(news.opened_news(incident, now if stage else None))
-        tx.note_told(incident.id, incident.severity, Stage.opened)
+        tx.save_announced(incident.id, incident.severity, Stage.opened)
 
 
 def _queue_changed(tx: NewsTx) -> None:
-    for incident in tx.told_changed():
+    for incident in tx.announced_changed():
         stage = Stage.acknowledged if incident.is_open else Stage.resolved
         if tx.thread(incident.id).has_deliveries:
             ended = None if incident.is_open else news.resolved_news(incident, tx.work_of(incident.id))
             tx.queue(ended or news.acknowledged_news(incident))
-        tx.note_told(incident.id, incident.severity, stage)
+        tx.save_announced(incident.id, incident.severity, stage)
 
 
 # --- planning: messages -> deliveries
@@ -146,7 +146,7 @@ def _route(
         # The walk's own message counts as the opening: no second one.
         worst = min(thread.severity or message.severity, message.severity)
         stage = thread.stage if thread.stage not in (None, Stage.resolved) else Stage.opened
-        tx.note_told(message.incident, worst, stage or Stage.opened)
+        tx.save_announced(message.incident, worst, stage or Stage.opened)
 
 
 def _route_follow_up(
@@ -168,9 +168,9 @@ def _route_follow_up(
 
 def _withdraw_untried(tx: PlanTx, thread: str) -> None:
     """Withdraws messages that reached no channel; they do not count as sent."""
-    for channel, alarm, raised in tx.raised_untried(thread):
+    for channel, alarm, raised in tx.unsent_alarms(thread):
         tx.save_raised(channel, alarm, news.withdraw_alarm(raised))
-    tx.end_untried(thread)
+    tx.end_unsent(thread)
 
 
 def _backed_off(tx: PlanTx, channel: str, alarm: str, now: datetime) -> datetime:

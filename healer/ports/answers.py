@@ -177,18 +177,16 @@ class OpenIncident(msgspec.Struct, frozen=True, kw_only=True):
 class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     """The stored state of one cluster. Read on every page, so it must be cheap (under 10 ms at 1,250 nodes).
 
-    `snapshot` is Slurm's latest snapshot (None before the first), `snapshot_version` its row's version and
-    `snapshot_error` the poller's last error, empty if the last poll worked. `controller` is the state of
-    slurmctld, None before the first poll. `slots` are those held now, `granted_last_hour` counts slots
-    granted in the last 60 min (not those by law 2). `pauses` and `vetoes` are those in force. `asking` are
-    runs that need a person: waiting for approval, proposed, stuck, held, or waiting with a question; oldest
-    first. `detector_at` is the detector's last heartbeat, None if unknown.
+    `snapshot` is Slurm's latest snapshot (None before the first), `snapshot_error` the poller's last error,
+    empty if the last poll worked. `controller` is the state of slurmctld, None before the first poll. `slots`
+    are those held now, `granted_last_hour` counts slots granted in the last 60 min (not those by law 2).
+    `pauses` and `vetoes` are those in force. `asking` are runs that need a person: waiting for approval,
+    proposed, stuck, held, or waiting with a question; oldest first.
     """
 
     cluster: str
     breaker: Breaker
     snapshot: SlurmSnapshot | None = None
-    snapshot_version: int = 0
     snapshot_error: str = ""
     controller: Controller | None = None
     slots: tuple[Slot, ...] = ()
@@ -197,7 +195,6 @@ class ClusterState(msgspec.Struct, frozen=True, kw_only=True):
     vetoes: tuple[Veto, ...] = ()
     open_incidents: tuple[OpenIncident, ...] = ()
     asking: tuple[Run, ...] = ()
-    detector_at: datetime | None = None
 
 
 class Standing(ClusterState, frozen=True, kw_only=True):

@@ -72,7 +72,7 @@ class CommandTx(WalkTx, Protocol):
         """Runs on these nodes that have not ended and do not work: held, stuck, or waiting for something."""
         ...
 
-    def running_beside(self, node: str | None, playbook: str) -> str | None:
+    def running_on(self, node: str | None, playbook: str) -> str | None:
         """A run of the playbook that works on the node, or None."""
         ...
 

@@ -290,19 +290,19 @@ class NewsTx(Protocol):
         """What waits for it is over."""
         ...
 
-    def untold(self, since: datetime) -> list[tuple[Incident, Stage | None]]:
+    def unannounced(self, since: datetime) -> list[tuple[Incident, Stage | None]]:
         """Open incidents except P0 that opened after `since` without a notification, or grew worse, or are
         open again; with the stage last notified.
         """
         ...
 
-    def told_changed(self) -> list[Incident]:
+    def announced_changed(self) -> list[Incident]:
         """Incidents that were notified and have been acknowledged since, or are over."""
         ...
 
     def work_of(self, incident: str) -> list[tuple[Run, list[LogEntry]]]: ...
     def thread(self, thread: str) -> Thread: ...
-    def note_told(self, incident: str, severity: Severity, stage: Stage) -> None: ...
+    def save_announced(self, incident: str, severity: Severity, stage: Stage) -> None: ...
 
     def queue(self, message: Message, *, routed: bool = False) -> None:
         """Puts it on healer's list, for channels alone. The same id again is nothing."""
@@ -326,11 +326,11 @@ class PlanTx(NewsTx, Protocol):
         """An earlier one of the same alarm that still waits for its time gives way; whether there was one."""
         ...
 
-    def raised_untried(self, thread: str) -> list[tuple[str, str, Raised]]:
+    def unsent_alarms(self, thread: str) -> list[tuple[str, str, Raised]]:
         """Channel and alarm of those deliveries of the thread that were never tried."""
         ...
 
-    def end_untried(self, thread: str) -> None:
+    def end_unsent(self, thread: str) -> None:
         """Those deliveries are over."""
         ...
 

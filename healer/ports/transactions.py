@@ -90,7 +90,7 @@ class WalkTx(Protocol):
         """Sweeps under way by these playbooks, nodes with faults, and nodes tested since then."""
         ...
 
-    def spoken_of(self, batch: Sequence[Observation]) -> set[str]:
+    def incidents_with_commands(self, batch: Sequence[Observation]) -> set[str]:
         """Incidents of committed commands that are not in this batch. Asked under the gate's lock: such an
         incident is decided by the next walk, which has the command.
         """

@@ -110,7 +110,7 @@ class MemoryTx:
     def sweeps(self, playbooks: Sequence[str], since: datetime) -> Sweeps:
         return self._ledger.sweeps(playbooks, since)
 
-    def spoken_of(self, batch: Sequence[Observation]) -> set[str]:
+    def incidents_with_commands(self, batch: Sequence[Observation]) -> set[str]:
         return {command.incident for command in self._tables.commands if command.incident is not None}
 
     def save_incident(self, incident: Incident) -> None:
@@ -203,7 +203,7 @@ class MemoryTx:
         active = self._tables.active_runs()
         return [run for run in active if run.node in nodes and run.state is not RunState.running]
 
-    def running_beside(self, node: str | None, playbook: str) -> str | None:
+    def running_on(self, node: str | None, playbook: str) -> str | None:
         for run in self._tables.active_runs():
             same = run.node == node and run.playbook == playbook and not run.shadow
             if same and run.state is RunState.running:

@@ -137,11 +137,9 @@ def make_sample(nodes: int = 32, *, past: int = 0, empty: bool = False) -> Sampl
         snapshot=SlurmSnapshot(
             cluster=CLUSTER, taken_at=NOW - timedelta(seconds=1.8), nodes=fleet, jobs=jobs
         ),
-        snapshot_version=1,
         slots=slots,
         granted_last_hour=len(slots),
         rules=shipped(),
-        detector_at=NOW,
     )
     return Sample(standing=standing, details=details, runs=runs, records=sealed)
 

@@ -17,7 +17,7 @@ import msgspec
 import structlog
 
 from healer import __version__
-from healer.adapters.webhook import system_words
+from healer.adapters.webhook import decode_json, system_words
 from healer.model import Power, ResetKind
 from healer.ports.node_exec import BmcError, BmcUnavailable
 
@@ -170,10 +170,7 @@ def _read(node: str, response: httpx.Response, until: float) -> _Reply:
         content += part
         if len(content) > _MOST_BYTES or time.monotonic() > until:
             raise BmcUnavailable(f"The BMC of {node} answers without an end.")
-    try:
-        body = msgspec.json.decode(content) if content else {}
-    except msgspec.DecodeError:
-        body = {}
+    body = decode_json(content)
     return _Reply(response.status_code, dict(response.headers), body if isinstance(body, dict) else {})
 
 

@@ -8,7 +8,7 @@ import httpx
 import msgspec
 
 from healer import __version__
-from healer.adapters.webhook import TIMEOUT_S, bad_answer, failed_before_answer, retry_after_s
+from healer.adapters.webhook import TIMEOUT_S, bad_answer, decode_json, failed_before_answer, retry_after_s
 from healer.ports.outbound import Notice
 
 #: The longest label at the start of a line, which is set in bold: `Where: gpu0017`.
@@ -51,11 +51,7 @@ class Talk:
         wait_s = retry_after_s(response)
         if not response.is_success:
             raise bad_answer(self.who, response, wait_s)
-        try:
-            decoded = msgspec.json.decode(response.content)
-        except msgspec.DecodeError:
-            decoded = None
-        return Reply(response.status_code, decoded, wait_s)
+        return Reply(response.status_code, decode_json(response.content), wait_s)
 
 
 class OneWay:

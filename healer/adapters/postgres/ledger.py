@@ -212,7 +212,7 @@ class PostgresTx:
         here = runs.c.cluster == self._cluster, runs.c.node.in_(nodes)
         return read_docs(self.conn, sa.select(runs.c.doc).where(*here, runs.c.state.in_(_WAITING)), Run)
 
-    def running_beside(self, node: str | None, playbook: str) -> str | None:
+    def running_on(self, node: str | None, playbook: str) -> str | None:
         here = runs.c.cluster == self._cluster, runs.c.node == node, runs.c.playbook == playbook
         return self.conn.scalar(sa.select(runs.c.id).where(*here, runs.c.state == "running", ~runs.c.shadow))
 
@@ -236,7 +236,7 @@ class PostgresTx:
     def sweeps(self, playbooks: Sequence[str], since: datetime) -> Sweeps:
         return gate.read_sweeps(self.conn, self._cluster, playbooks, since)
 
-    def spoken_of(self, batch: Sequence[Observation]) -> set[str]:
+    def incidents_with_commands(self, batch: Sequence[Observation]) -> set[str]:
         taken = [signal.inbox_id for signal in batch if signal.kind is ObservationKind.command]
         names = self.conn.execute(
             sa.select(inbox.c.doc["incident"].astext).where(

@@ -61,7 +61,7 @@ class PostgresPlanTx:
 
     # --- incidents
 
-    def untold(self, since: datetime) -> list[tuple[Incident, Stage | None]]:
+    def unannounced(self, since: datetime) -> list[tuple[Incident, Stage | None]]:
         announced = told_incidents
         rows = self._conn.execute(
             sa.select(incidents.c.doc, announced.c.stage)
@@ -82,7 +82,7 @@ class PostgresPlanTx:
         ).all()
         return [(msgspec.convert(row.doc, Incident), row.stage and Stage(row.stage)) for row in rows]
 
-    def told_changed(self) -> list[Incident]:
+    def announced_changed(self) -> list[Incident]:
         announced, acknowledged_by = told_incidents, incidents.c.doc["acknowledged_by"].astext
         acknowledged = sa.and_(announced.c.stage == Stage.opened, acknowledged_by.is_not(None))
         query = (
@@ -100,7 +100,7 @@ class PostgresPlanTx:
         logs = logs_of(self._conn, [run.id for run in found])
         return [(run, logs[run.id]) for run in found]
 
-    def note_told(self, incident: str, severity: Severity, stage: Stage) -> None:
+    def save_announced(self, incident: str, severity: Severity, stage: Stage) -> None:
         values = {"cluster": self._cluster, "severity": severity, "stage": stage}
         self._conn.execute(upsert(told_incidents, {"incident": incident}, values))
 
@@ -187,14 +187,14 @@ class PostgresPlanTx:
             key = self._alarm(channel, alarm)
             self._conn.execute(upsert(raised_alarms, key, msgspec.structs.asdict(raised)))
 
-    def raised_untried(self, thread: str) -> list[tuple[str, str, Raised]]:
+    def unsent_alarms(self, thread: str) -> list[tuple[str, str, Raised]]:
         waited = sa.select(deliveries.c.channel, deliveries.c.alarm).where(*self._untried(thread))
         keys = sa.tuple_(raised_alarms.c.channel, raised_alarms.c.alarm)
         same = (raised_alarms.c.cluster == self._cluster, keys.in_(waited))
         rows = self._conn.execute(sa.select(raised_alarms).where(*same)).all()
         return [(row.channel, row.alarm, Raised(row.again, row.last_at)) for row in rows]
 
-    def end_untried(self, thread: str) -> None:
+    def end_unsent(self, thread: str) -> None:
         self._end(*self._untried(thread), state="over")
 
     # --- digests

@@ -19,7 +19,6 @@ from healer.adapters.postgres.incident_rows import (
     incident_page,
     watched,
 )
-from healer.adapters.postgres.loops import lock_held, part_lock
 from healer.adapters.postgres.node_rows import (
     PostgresSnapshots,
     changed_since,
@@ -84,16 +83,13 @@ class PostgresClusters:
 
     def state(self, cluster: str, now: datetime) -> ClusterState:
         with reading(self._engine) as conn:
-            row = conn.execute(
-                sa.select(snapshots.c.version, snapshots.c.error).where(snapshots.c.cluster == cluster)
-            ).first()
+            error = conn.scalar(sa.select(snapshots.c.error).where(snapshots.c.cluster == cluster))
             facts = read_facts(conn, cluster, self._reader, now)
             return ClusterState(
                 cluster=cluster,
                 breaker=facts.breaker,
                 snapshot=facts.snapshot,
-                snapshot_version=row.version if row else 0,
-                snapshot_error=row.error or "" if row else "",
+                snapshot_error=error or "",
                 controller=read_controller(conn, cluster),
                 slots=facts.slots,
                 granted_last_hour=sum(at > now - _HOUR for at in facts.granted),
@@ -101,7 +97,6 @@ class PostgresClusters:
                 vetoes=facts.vetoes,
                 open_incidents=self._open.read(conn, cluster),
                 asking=tuple(asking_runs(conn, cluster)),
-                detector_at=now if lock_held(conn, part_lock("detector", cluster)) else None,
             )
 
     def pauses(self, now: datetime) -> list[Pause]:

@@ -22,6 +22,7 @@ from healer.adapters.slurm import slurm_words as words
 from healer.adapters.slurm.commands import only_reading
 from healer.adapters.slurm.rest_answers import Answer
 from healer.adapters.slurm.rest_token import ends_at
+from healer.adapters.webhook import system_words
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable
 
 #: The time-out of version detection, which takes milliseconds: a hanging slurmrestd must leave time for the
@@ -338,12 +339,7 @@ def _read_body(response: httpcore.Response) -> bytes:
 
 def _cause(error: Exception) -> str:
     """The operating system's message (`Connection refused`) if there is one, else httpcore's."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, OSError) and cause.strerror:
-            return cause.strerror
-        cause = cause.__cause__ or cause.__context__
-    return str(error) or type(error).__name__
+    return system_words(error) or str(error) or type(error).__name__
 
 
 class _Backend(httpcore.NetworkBackend):

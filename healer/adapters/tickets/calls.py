@@ -17,7 +17,7 @@ import httpx
 import msgspec
 
 from healer import __version__
-from healer.adapters.webhook import TIMEOUT_S, failed_before_answer, retry_after_s
+from healer.adapters.webhook import TIMEOUT_S, decode_json, failed_before_answer, retry_after_s
 from healer.ports.outbound import DeliveryFailed
 
 BUDGET_S = 45.0
@@ -135,10 +135,7 @@ class Calls:
             content += part
             if len(content) > _ANSWER_MAX or time.monotonic() > until:
                 raise DeliveryFailed(f"{self.who} answers without an end")
-        try:
-            body = msgspec.json.decode(content) if content else None
-        except msgspec.DecodeError:
-            body = None
+        body = decode_json(content)
         reply = Reply(self.who, response.status_code, dict(response.headers), body)
         if response.is_success:
             return reply

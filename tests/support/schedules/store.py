@@ -216,7 +216,7 @@ class ProcessTx(MemoryTx):
         for one in self._after:
             one()
 
-    def spoken_of(self, batch: Sequence[Observation]) -> set[str]:
+    def incidents_with_commands(self, batch: Sequence[Observation]) -> set[str]:
         left = list(self._tables.commands)
         for one in _commands(batch):
             if one in left:

@@ -259,9 +259,13 @@ def _silence_evidence(
     identity = f"silence|{cluster}|{node}|{since.isoformat()}"
     if others_back_at is not None:
         identity += f"|{others_back_at.isoformat()}"
-    digest = sha256(identity.encode()).hexdigest()
-    where = Component(cluster=cluster, node=node)
-    return Evidence(digest=digest, at=since, component=where, text=text, sense=Sense.silence)
+    return Evidence(
+        digest=sha256(identity.encode()).hexdigest(),
+        at=since,
+        component=Component(cluster=cluster, node=node),
+        text=text,
+        sense=Sense.silence,
+    )
 
 
 def _silent_node(picture: Picture, name: str, alone: Alone, now: datetime) -> Finding:
@@ -277,16 +281,13 @@ def _silent_node(picture: Picture, name: str, alone: Alone, now: datetime) -> Fi
         if agrees
         else f"Its sender went silent at {since:%H:%M:%S} UTC; Slurm still reaches the node ({state})"
     )
-    return Finding(
+    return Finding.from_evidence(
+        _silence_evidence(picture.cluster, name, since, text, alone.others_back_at),
         rule="",
         fault="node-silent" if agrees else "sender-silent",
         fault_class=FaultClass.fatal if agrees else FaultClass.informational,
-        component=Component(cluster=picture.cluster, node=name),
-        at=since,
         arrived_at=now,
-        text=text,
         confidence=0.95 if agrees else 0.5,
-        evidence=(_silence_evidence(picture.cluster, name, since, text, alone.others_back_at),),
         unusable=agrees,
     )
 
@@ -310,18 +311,15 @@ def _silent_place(picture: Picture, what: Together, nodes: dict[str, datetime], 
 
 
 def _silent_fleet(picture: Picture, silent: dict[str, datetime], senders: int, now: datetime) -> Finding:
-    since = min(silent.values())
     text = f"{len(silent)} of {senders} senders went silent at once while Slurm still reaches the nodes"
     first = min(silent, key=lambda name: (silent[name], name))
-    return Finding(
+    return Finding.from_evidence(
+        _silence_evidence(picture.cluster, first, silent[first], text),
         rule="",
         fault="fleet-silent",
         fault_class=FaultClass.informational,
         component=Component(cluster=picture.cluster),
-        at=since,
         arrived_at=now,
-        text=text,
         confidence=0.9,
-        evidence=(_silence_evidence(picture.cluster, first, silent[first], text),),
         affected=tuple(Component(cluster=picture.cluster, node=name) for name in sorted(silent)),
     )

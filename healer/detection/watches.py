@@ -139,7 +139,7 @@ def is_planned_reboot(picture: Picture, node: SlurmNode) -> bool:
     if not node.held or (node.planned and not is_only_ours(picture.slurm, node)):
         return False
     if "REBOOT_ISSUED" in node.state and not node.drain and not is_empty_reason(node.reason):
-        return True  # DOWN while it boots, with the words of whoever asked for that
+        return True  # DOWN while it boots, with the reason of the person who asked for that
     kind = slurm_kind(node.reason)
     if kind == "reboot":
         return "timed out" not in node.reason

@@ -153,7 +153,7 @@ _OUT_FLAGS = frozenset({"DRAIN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN", "POWE
 #: Kept free by the scheduler's own plans: no trouble (d.8, 19).
 _OUT_BY_PLAN = frozenset({"MAINTENANCE", "POWERED_DOWN", "POWERING_DOWN"})
 _PLANNED_FLAGS = frozenset({"PLANNED", "BLOCKED"})
-#: Slurm starts the node anew, and says itself when that takes too long (ResumeTimeout).
+#: Slurm restarts the node, and says itself when that takes too long (ResumeTimeout).
 STARTING = frozenset({"REBOOT_ISSUED", "POWERING_UP"})
 
 
@@ -264,7 +264,7 @@ class SlurmNode(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
 
     @property
     def starting(self) -> bool:
-        """Slurm starts it anew, as it was asked to: by a reboot or from power saving."""
+        """Slurm is restarting it, as it was asked to: by a reboot or from power saving."""
         return not STARTING.isdisjoint(self.state)
 
     @property

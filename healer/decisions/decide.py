@@ -43,6 +43,7 @@ from healer.model import (
     Severity,
     Verb,
 )
+from healer.model.rules import HUMAN_WORK
 from healer.model.run import run_id
 from healer.model.slurm import is_ours, our_reservation, reservation_name
 
@@ -92,12 +93,21 @@ def decide(
         return _decide_nothing(incident, rule.playbook, why, now)
     proposal = _proposal(incident, rule, facts, rules, now, active)
     result = judge(proposal, facts, rules, now)
+    if result.outcome is Outcome.act and proposal.approved_by is None and _is_under_work(incident, rules):
+        return None  # the gate's picture is newer: the next walk notes the end of the work
     of_job = proposal.job is not None and proposal.verb is not Verb.drain
     target = f"job {incident.root.job}" if of_job else proposal.node
     what = f"{rule.playbook} begins on {target}" if proposal.begins else f"{proposal.verb} {target}"
     why = f"{what}: every guard allows it." if result.outcome is Outcome.act else result.why
     decision = decision_of(proposal, result, now)
     return msgspec.structs.replace(decision, why=why, facts=_facts(facts, rules, now))
+
+
+def _is_under_work(incident: Incident, rules: Ruleset) -> bool:
+    """Whether there was work on its node by the picture of Slurm that the incident was judged by: its fault
+    belongs to the work until it is seen afterwards."""
+    work = {entry.name for entry in rules.context if entry.when in HUMAN_WORK}
+    return incident.plan in work and incident.plan_over is None and incident.seen_again is None
 
 
 def _why_not_asked(

@@ -28,6 +28,7 @@ from healer.model import (
     SlurmNode,
 )
 from healer.model.faults import fits
+from healer.model.rules import HUMAN_WORK
 from healer.model.slurm import is_empty_reason, is_ours, slurm_kind
 from healer.observations import Picture
 
@@ -37,8 +38,6 @@ PICTURE_LASTS = timedelta(minutes=5)
 _FAULTS_KEPT = 10_000
 
 _ASLEEP = frozenset({"POWERED_DOWN", "POWERING_DOWN"})
-#: Kinds of work on a node: faults reported meanwhile belong to it until they are seen afterwards.
-_WORK = frozenset({ContextKind.maintenance, ContextKind.drained})
 
 
 class Activity(NamedTuple):
@@ -255,7 +254,7 @@ def _bounded(context: Context, incident: Incident, rules: Ruleset) -> Incident:
     if not incident.plan or rule is None:
         return incident
     ended = next((entry for entry in rules.context if entry.name == incident.plan), None)
-    if ended is not None and ended.when in _WORK and incident.seen_again is None:
+    if ended is not None and ended.when in HUMAN_WORK and incident.seen_again is None:
         over = incident.plan_over or context.ended(incident)
         # Evidence from before the work is not caused by it.
         cause = incident.cause if incident.node_was_out else rule.cause

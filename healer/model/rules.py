@@ -34,6 +34,10 @@ class ContextKind(StrEnum):
     job_start = "job_start"  # all that works there has only begun
 
 
+#: Kinds of work on a node: faults reported meanwhile belong to it until they are seen afterwards.
+HUMAN_WORK = frozenset({ContextKind.maintenance, ContextKind.drained})
+
+
 class NodeContext(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """What goes on at a node now, and what its faults are judged by meanwhile. `text` is for people; `since`
     where it begins with a moment, `until` where its end is known."""

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from healer.model import Maintenance, Mode, Ruleset
+from healer.model import Maintenance, Mode, Reservation, Ruleset, RunState
 from tests.stories.test_judged_contexts import listed
 from tests.stories.test_replay import actions, clock, job, jobs, kernel, nodes, played, row
-from tests.support.loop import CLUSTER, LOST, START, later, name, rules_in
+from tests.support.loop import CLUSTER, LOST, START, Site, later, name, rules_in
 
 pytestmark = pytest.mark.heavy
 
@@ -173,3 +173,20 @@ def test_a_reboot_that_nobody_planned_stays_one_of_its_own() -> None:
     down = {"state": ["DOWN"], "reason": "Node unexpectedly rebooted"}
     document = played(nodes(0), jobs(0, job()), shown(60, down), clock(HOUR))
     assert [one["rule"] for one in document["incidents"]] == ["slurm-drain"]
+
+
+def test_the_gate_that_knows_of_the_works_end_first_lets_nothing_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It reads Slurm's picture later than the walk did that judges the incident."""
+    site = Site(10)
+    work = Reservation(name="work", nodes=(name(1),), users=("root",), maintenance=True)
+    site.slurm.reserve(work)
+    site.run_for(5, *site.say(1, LOST))
+    assert site.incident.held_by == "maintenance"
+    site.slurm.unreserve("work")
+    site.clock.advance(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(site, "look", lambda: None)
+        site.ledger.snapshot = site.slurm.snapshot()
+        site.walk()
+    site.run_for(60)
+    assert site.node(1).in_service and site.runs[0].state is not RunState.running

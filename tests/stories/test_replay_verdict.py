@@ -71,4 +71,4 @@ def test_the_same_part_again_is_similar_and_says_how_it_stands() -> None:
 
 def before_words(incident: dict) -> str:
     assert incident["closed"] is not None
-    return "nothing new for 10 min"
+    return "nothing new for 60 min"

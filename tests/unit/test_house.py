@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.house import ROOT, Offence, offences, recurring_names
+from tests.support.house import ROOT, Offence, offences, recurring_names, words
 
 #: Functions with more than six parameters; a Typer command's options are parameters. It may only fall.
 MANY_PARAMETERS_MAX = 11
@@ -23,6 +23,11 @@ def test_nothing_is_too_long_or_too_wide(broken: list[Offence], what: str) -> No
 def test_few_functions_have_many_parameters(broken: list[Offence]) -> None:
     found = [str(one) for one in broken if one.what == "parameters"]
     assert len(found) <= MANY_PARAMETERS_MAX, found
+
+
+def test_names_say_what_they_hold_and_prose_is_plain() -> None:
+    """`python -m tests.support.house --words` lists them."""
+    assert [str(offence) for offence in words([ROOT / "healer"])] == []
 
 
 def test_file_names_are_unique() -> None:

@@ -55,7 +55,7 @@ def one(rules: Ruleset, line: str) -> Finding:
         (74, FaultClass.fatal, "gpu-fatal"),
         (79, FaultClass.fatal, "gpu-lost"),
         (92, FaultClass.degraded, "gpu-degraded"),
-        (94, FaultClass.degraded, "gpu-degraded"),
+        (94, FaultClass.degraded, "gpu-contained"),
         (95, FaultClass.fatal, "gpu-fatal"),
         (109, FaultClass.application, "gpu-application"),
         (119, FaultClass.fatal, "gpu-fatal"),

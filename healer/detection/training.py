@@ -292,8 +292,10 @@ def _refused(result: ModelComparison) -> str:
     if result.above > max(ALARMS_MOST, result.above_before or 0.0):
         return f"it calls {result.above:.1%} of healthy samples unusual, at most {ALARMS_MOST:.0%} may be"
     if result.found_before is not None and result.found < result.found_before - MISSES_MORE:
-        before = f"the model in force {result.found_before:.0%}"
-        return f"it finds {result.found:.0%} of the deviations put in, {before}"
+        return (
+            f"it finds {result.found:.0%} of the deviations put in, "
+            f"the model in force {result.found_before:.0%}"
+        )
     return ""
 
 

@@ -61,10 +61,9 @@ SILENT = {
     "console/views/timeline_view.py": {word: "a key" for word in ("text", "why", "reason", "title", "note")},
     "console/views/buttons.py": {"Gpu": "what stands for GPU before it is written so"},
     "console/views/reports_view.py": {"{} to {}": "two moments, with UTC each"},
-    "console/views/job_view.py": {"{} to {}": "numbers of GPUs"},
     "console/views/node_view.py": {"GPU {}": "a name", "NVLink {}": "a name"},
     "console/views/queue_view.py": {"{} of {}": "ids of jobs and names"},
-    "console/views/incident_view.py": {" GPU {} to {}": "names of parts", " GPU {}": "names of parts"},
+    "console/views/incident_view.py": {"{} GPU {}": "names of parts"},
     "console/views/health_view.py": {"job {}/": "what names of tokens begin with"},
     "console/words.py": {"%Y-%m-%d %H:%M:%S UTC": "a format"},
     "processes/scheduler.py": {
@@ -94,12 +93,14 @@ SILENT = {
         "this is no request of HTTP/1.1, or a part of it is malformed or too long": "to no request of a page",
         "the headers came too slowly": "to no request of a page",
         "too many connections": "to no request of a page",
+        "Bounded": "the name of a class",
     },
     "api/problems.py": {'Bearer realm="healer"': "a header"},
 }
 
 #: Parts, each with a finished sentence that it becomes a part of.
 PARTS = {
+    "api/access.py": {"this token is bound to the {} {}": "this token is bound to the node gpu0001"},
     "console/views/queue_view.py": {"{}: {} left": "Slots: 3 left; Slots an hour: 1 left"},
     "console/views/colours.py": {
         "{}, GPU {}{}": "91 °C, GPU 3, 2 unknown",

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres.gate_facts import grant_slots
 from healer.adapters.postgres.tables import pauses
-from healer.api.request_preamble import aside
+from healer.api.request_preamble import parse
 from healer.model import Pause, Run, RunState, Slot, SlurmNode, Verdict
 from tests.support.api import CLUSTER, XID_79, Api, incident, save_incident, save_run, serving, snapshot
 from tests.support.wait import wait_until
@@ -164,7 +164,7 @@ def test_a_long_list_is_taken_as_a_short_one_is(served: Served) -> None:
 
 
 def test_a_long_body_is_read_beside_the_event_loop_and_a_short_one_in_it() -> None:
-    read = [asyncio.run(aside(size, threading.get_ident)) for size in (64 * 1024, 64 * 1024 + 1)]
+    read = [asyncio.run(parse(size, threading.get_ident)) for size in (64 * 1024, 64 * 1024 + 1)]
     assert [one == threading.get_ident() for one in read] == [True, False]
 
 

@@ -213,6 +213,8 @@ def measured_pairs(rules: Ruleset, picture: Picture, incident: Incident) -> tupl
     ticks do not measure it."""
     if is_measured(rules, incident):
         return ((incident.fault, incident.root),)
+    if incident.root.node is not None:  # nearly all: no place
+        return ()
     sharing = next((sharing for sharing in rules.sharings if sharing.fault == incident.fault), None)
     return _pairs_of_place(rules, picture, incident, sharing) if sharing is not None else ()
 

@@ -38,11 +38,11 @@ from healer.incidents.lifecycle import (
     is_untreated,
     note_cleared,
     open_faults,
-    outage_of,
 )
 from healer.incidents.part_history import apply_history, model_on, note_settled
 from healer.incidents.placers import NewRoot, are_apart
 from healer.incidents.recurrence import place_and_climb
+from healer.incidents.shared import outage_of
 from healer.model import (
     ENDED_RUN_STATES,
     Command,

@@ -45,6 +45,7 @@ from healer.incidents.shared import (
     is_shared,
     may_be_of_wave,
     may_follow_outage,
+    outage_of,
     place_finding,
     wave_among,
     wave_fields,
@@ -57,6 +58,7 @@ from healer.model import (
     EVIDENCE_KEPT,
     HARDWARE,
     WAVE_RULE,
+    Component,
     FaultClass,
     Finding,
     Guard,
@@ -68,6 +70,7 @@ from healer.model import (
     Verdict,
 )
 from healer.model.faults import OUTAGES, PLACES_SILENT, Trait, fault_is, silences_behind, wave_rule
+from healer.observations.silences import Outage
 
 #: The most evidence of one sense that an incident keeps from findings that only add evidence.
 BESIDE_KEPT = 10
@@ -309,13 +312,13 @@ def cover_silences(book: Book, incident: Incident) -> None:
     """Merges incidents of silent nodes that were reported before their number showed the shared place."""
     outages = (other for fault in sorted(OUTAGES) for other in book.these(book.index.of_fault(fault)))
     around = (*book.at(incident.root.node, (), incident.root), *outages)
-    over = next((other for other in around if explains_silence(other, incident)), None)
+    over = next((other for other in around if _covers_silence(book, other, incident)), None)
     if over is not None:  # the node's silence is explained by an open incident
         _merge_silence(book, incident, over)
         return
     for fault in sorted(silences_behind(incident.fault)):
         for other in book.these(book.index.of_fault(fault)):
-            if other.run is None and explains_silence(incident, other):
+            if other.run is None and _covers_silence(book, incident, other):
                 _merge_silence(book, other, incident)
     for node in [part.node for part in incident.affected] if incident.fault in PLACES_SILENT else ():
         for other in book.at(node, (), None):
@@ -326,6 +329,26 @@ def cover_silences(book: Book, incident: Incident) -> None:
     place = incident.root.device or incident.root.switch
     for sharing in book.places.of_itself(incident.fault) if place else ():
         cover_members(book, book.by_id[incident.id], members_of(book, sharing, place or ""))
+
+
+def _covers_silence(book: Book, outage: Incident, other: Incident) -> bool:
+    return explains_silence(outage, other) or _is_within(book, other, outage)
+
+
+def _is_within(book: Book, narrow: Incident, wide: Incident) -> bool:
+    """Whether all nodes of the one outage are at the place of the other, which reaches beyond, and both began
+    together."""
+    if not {narrow.fault, wide.fault} <= PLACES_SILENT or abs(narrow.opened - wide.opened) > EXPLAINS_FOR:
+        return False
+    inner, outer = outage_of(narrow), outage_of(wide)
+    return _all_at(book, inner, outer) and not _all_at(book, outer, inner)
+
+
+def _all_at(book: Book, outage: Outage, place: Outage) -> bool:
+    """Whether all nodes of `outage` are at the place of the other."""
+    assert place.kind is not None
+    nodes = (Component(cluster=book.picture.cluster, node=node) for node in outage.nodes)
+    return all(book.places.of(node, place.kind) == place.place for node in nodes)
 
 
 def _merge_silence(book: Book, silence: Incident, outage: Incident) -> None:

@@ -26,7 +26,6 @@ from healer.model import (
     FaultClass,
     Incident,
     IncidentState,
-    PlaceKind,
     Remedy,
     Review,
     RuledOut,
@@ -38,7 +37,6 @@ from healer.model import (
     Verdict,
 )
 from healer.model.faults import (
-    FLEET_SILENT,
     HEALER_DRAIN,
     NODE_SILENT,
     OUTAGES,
@@ -51,7 +49,6 @@ from healer.model.faults import (
 )
 from healer.model.slurm import is_our_reservation, is_ours
 from healer.observations import Picture
-from healer.observations.silences import Outage
 
 #: Incidents without an action end by themselves after this long without new evidence.
 QUIET = {
@@ -356,14 +353,6 @@ def _is_back(picture: Picture, node: str, incident: Incident, now: datetime) -> 
     if node in picture.silence.alone:
         return True
     return _speaks_again(picture, node, incident, now) and picture.node(node).keeps_cadence(now)
-
-
-def outage_of(incident: Incident) -> Outage:
-    """Of an incident of a silent place, or of the fleet."""
-    word = incident.fault.removesuffix("-silent")
-    kind = PlaceKind(word) if incident.fault != FLEET_SILENT else None
-    nodes = frozenset(part.node for part in incident.affected if part.node)
-    return Outage(kind, incident.root.switch or incident.root.device or "", nodes)
 
 
 def _server_is_back(picture: Picture, incident: Incident) -> bool:

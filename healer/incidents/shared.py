@@ -45,6 +45,7 @@ from healer.model.faults import (
     traits_of,
 )
 from healer.observations import Picture
+from healer.observations.silences import Outage
 
 #: How long after its last news a broken place explains the faults of its nodes.
 EXPLAINS_FOR = timedelta(minutes=10)
@@ -372,6 +373,14 @@ _OF_OUTAGE = frozenset({Trait.network, Trait.link_down, Trait.loses_packets, Tra
 
 def may_follow_outage(fault: str) -> bool:
     return fault in {SERVER_AWAY, REBOOTED} or not _OF_OUTAGE.isdisjoint(traits_of(fault))
+
+
+def outage_of(incident: Incident) -> Outage:
+    """Of an incident of a silent place, or of the fleet."""
+    word = incident.fault.removesuffix("-silent")
+    kind = PlaceKind(word) if incident.fault != FLEET_SILENT else None
+    nodes = frozenset(part.node for part in incident.affected if part.node)
+    return Outage(kind, incident.root.switch or incident.root.device or "", nodes)
 
 
 def explains_silence(outage: Incident, other: Incident) -> bool:

@@ -150,6 +150,21 @@ def test_two_nodes_of_a_rack_that_fall_silent_together_are_one_incident_and_nobo
     assert place.title.startswith("2 nodes ")
 
 
+def test_a_rack_that_goes_silent_within_the_outage_of_its_pdu_is_part_of_it() -> None:
+    """Its nodes are missed together before they are missed for long enough to count for the PDU."""
+    nodes = [
+        msgspec.structs.replace(one, switch="", rack=f"r{index // 4}", pdu=f"p{index // 16}")
+        for index, one in enumerate(sim_nodes(NODES))
+    ]
+    first = [Absence(name(number), 60.0, 700.0) for number in (5, 6, 9, 10)]
+    rack = [Absence(name(number), 75.0, 700.0) for number in (1, 2, 3)]
+    outage = Outage(PlaceKind.pdu, "p0", (*first, *rack), None)
+    site, drained = play(outage, nodes, random.Random(1))
+    (place,) = [one for one in site.incidents if one.fault in PLACES_SILENT and one.merged_into is None]
+    assert (place.root.device, drained, site.open_incidents) == ("p0", set(), [])
+    assert {part.node for part in place.affected} == {one.node for one in outage.absences}
+
+
 def test_a_node_that_dies_long_after_another_one_of_its_rack_is_acted_upon() -> None:
     nodes = fleet(random.Random(1))
     apart = (Absence(name(1), 60.0, None), Absence(name(2), 60.0 + timedelta(hours=1).total_seconds(), None))

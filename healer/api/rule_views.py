@@ -9,6 +9,7 @@ from healer.api.problems import field_error
 from healer.decisions.consent import open_trial
 from healer.model import (
     Breaker,
+    BreakerState,
     DetectionRule,
     ForecastRule,
     ForecastScore,
@@ -23,9 +24,10 @@ from healer.ports.answers import RuleRecord
 from healer.ports.request_errors import NotFound
 
 
-# The name of a breaker in the OpenAPI document. A docstring here would be a part of that document.
 class BreakerView(Breaker, frozen=True, kw_only=True):
-    pass
+    """The breaker as the API answers it: its state is always given."""
+
+    state: BreakerState
 
 
 class ForecastCounts(msgspec.Struct, frozen=True, kw_only=True):

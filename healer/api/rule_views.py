@@ -27,7 +27,7 @@ from healer.ports.request_errors import NotFound
 class BreakerView(Breaker, frozen=True, kw_only=True):
     """The breaker as the API answers it: its state is always given."""
 
-    state: BreakerState
+    state: BreakerState  # pyright: ignore[reportGeneralTypeIssues] - all of its fields are named
 
 
 class ForecastCounts(msgspec.Struct, frozen=True, kw_only=True):

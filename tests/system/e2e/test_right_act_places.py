@@ -52,7 +52,8 @@ def leaf(site: Site) -> Iterator[Leaf]:
         try:
             yield one
         finally:
-            site.slurm.start_node(DIED)
+            for node in LEAF:
+                site.slurm.start_node(node)
 
 
 def of_leaf(site: Site) -> dict[str, Any] | None:

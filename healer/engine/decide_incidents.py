@@ -338,13 +338,18 @@ def validate_cleared(walk: Walk, waiting: Run) -> None:
     cleared = find_auto_resolve(walk.rules, walk.picture, incident)
     if cleared is None or not cleared.proven:
         return
-    run = msgspec.structs.replace(
-        waiting,
+    run = Run(
         id=run_id(f"{incident.id}|{VALIDATE}|{incident.evidence_count}"),  # once for what was reported so far
+        cluster=waiting.cluster,
         playbook=VALIDATE,
         state=RunState.running,
+        by=waiting.by,
         reason=cleared.why,
         created_at=walk.now,
+        node=waiting.node,
+        incident=incident.id,
+        rule=waiting.rule,
+        mode=waiting.mode,
         input={"depth": "fit"},
     )
     if walk.tx.run(run.id) is not None:

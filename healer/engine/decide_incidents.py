@@ -350,7 +350,7 @@ def validate_cleared(walk: Walk, waiting: Run) -> None:
         incident=incident.id,
         rule=waiting.rule,
         mode=waiting.mode,
-        input={"depth": "fit"},
+        input={"reason_text": incident.title},
     )
     if walk.tx.run(run.id) is not None:
         return

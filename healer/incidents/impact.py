@@ -195,13 +195,16 @@ class Hits:
         return jobs
 
     def jobs_at_the_time(self, finding: Finding) -> Set[str]:
-        """Those of the allocations at the time of the event: a line may come an hour after it."""
+        """Those of the allocations at the time of the event: a line may come an hour after it. The present
+        ones too where the host's clock may be off."""
         node = finding.component.node
         if node is None:
             return self.jobs(finding)
-        at = self._picture.node(node).moment(finding.at, finding.arrived_at)
-        allocations = self._picture.allocations
-        running = {job for job in self.jobs(finding) if allocations.had_begun(job, at)}
+        shown, allocations = self._picture.node(node), self._picture.allocations
+        at = shown.moment(finding.at, finding.arrived_at)
+        running = self.jobs(finding)
+        if shown.knows_clock:
+            running = {job for job in running if allocations.had_begun(job, at)}
         return running | allocations.ended_on(node, at)
 
     def named(self, finding: Finding) -> set[str]:

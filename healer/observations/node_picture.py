@@ -144,9 +144,14 @@ class NodePicture:
         else:
             self.line_late = late if self.line_late is None else min(self.line_late, late)
 
+    @property
+    def knows_clock(self) -> bool:
+        """Whether heartbeats show how far the host's clock is off."""
+        return len(self.beats_late) >= BEATS_FOR_CADENCE
+
     def moment(self, event_at: datetime, arrived_at: datetime) -> datetime:
         """When it was, by our clock: the host's is corrected where heartbeats show how far it is off."""
-        late = min(self.beats_late) if len(self.beats_late) >= BEATS_FOR_CADENCE else timedelta(0)
+        late = min(self.beats_late) if self.knows_clock else timedelta(0)
         return min(event_at + late, arrived_at)
 
     def _late(self) -> timedelta:

@@ -95,7 +95,7 @@ def test_all_columns_of_a_cluster_fit_the_book_many_times() -> None:
     """What one who may speak of all nodes can fill at worst: parts and names of ports are bounded."""
     signals = shipped().signals.values()
     names = Names(shipped())
-    nvlink = {one.name for one in signals if any(way.nvlink for way in names.ways(one.name))}
+    nvlink = {one.name for one in signals if any(meaning.nvlink for meaning in names.meanings(one.name))}
     ports = [one for one in signals if one.scope is Scope.link and one.name not in nvlink]
     gpus = [one for one in signals if one.scope is Scope.gpu]
     nodes = [one for one in signals if one.scope is Scope.node]

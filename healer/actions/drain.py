@@ -29,7 +29,7 @@ from healer.actions.base import (
     reason_of,
 )
 from healer.decisions.consent import STUCK_FOR
-from healer.decisions.decide import ADOPTS
+from healer.decisions.decide import is_adopting
 from healer.model import CommandKind, Message, Reservation, Run, Severity, SlurmJob, SlurmNode, StepEvent
 from healer.model.gate import permit_for
 from healer.model.run import highest_remedy, is_our_note, note_of, tests_result
@@ -61,16 +61,11 @@ def _judge_drain(ctx: Context, node: SlurmNode) -> Result | None:
     return None
 
 
-def adopts(ctx: Context) -> bool:
-    """The step takes over what Slurm itself drained or set down."""
-    return any(ctx.step.input.get(name) for name in ADOPTS)
-
-
 def _other(ctx: Context, node: SlurmNode) -> str | None:
     """`ann holds`; None where no other owner does. Slurm's own drain has no owner where the step adopts
     drains, or where healer's hook was permitted to cause it."""
     if slurm_kind(node.reason) is not None and (
-        adopts(ctx) or permit_for(node, ctx.claim.permits()) is not None
+        is_adopting(ctx.step) or permit_for(node, ctx.claim.permits()) is not None
     ):
         return None
     return holder_of(node)

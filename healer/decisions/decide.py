@@ -41,6 +41,7 @@ from healer.model import (
     Run,
     RunState,
     Severity,
+    Step,
     Verb,
 )
 from healer.model.rules import HUMAN_WORK
@@ -402,14 +403,14 @@ def first_verb(playbook: Playbook) -> Verb:
     return next((verb for verb in acts if verb in REMOVING_VERBS), acts[0] if acts else Verb.notify)
 
 
-#: Inputs of a drain: it only takes over what Slurm itself took out, or does so as well.
-ADOPTS = frozenset({"adopt", "also_adopt"})
+def is_adopting(step: Step) -> bool:
+    """The step takes over a node that Slurm itself drained or set down, alone or as well as draining."""
+    return step.do is Verb.drain and bool(step.input.get("adopt") or step.input.get("also_adopt"))
 
 
 def adopts(playbook: Playbook) -> bool:
-    """The playbook's drain takes over a node that Slurm itself drained or set down."""
-    drains = (step.input for step in playbook.steps if step.do is Verb.drain)
-    return any(given.get(name) for given in drains for name in ADOPTS)
+    """One of the playbook's steps takes over what Slurm itself took out."""
+    return any(is_adopting(step) for step in playbook.steps)
 
 
 def proposal_of(

@@ -89,10 +89,9 @@ def remedy_of(rule: Rule, finding: Finding) -> tuple[Remedy, ...]:
     return tuple(remedy for remedy in remedies if remedy is not Remedy.none) or remedies[:1]
 
 
-def _split(remedies: Iterable[Remedy]) -> tuple[tuple[Remedy, ...], tuple[Remedy, ...]]:
+def _split(remedies: tuple[Remedy, ...]) -> tuple[tuple[Remedy, ...], tuple[Remedy, ...]]:
     """The remedies on the ladder, and the others. A requeue of the job counts as another: it accompanies
     every remedy."""
-    remedies = tuple(remedies)
     rungs = tuple(
         remedy for remedy in remedies if remedy in REMEDY_LADDER and remedy is not Remedy.requeue_job
     )
@@ -285,7 +284,7 @@ class Book:
         foreign = shown if shown and held and shown.reason and not is_ours(shown.reason) else None
         owner = foreign.owner if foreign else None
         settle_s = self.rules.settle_s if finding.fault_class is FaultClass.fatal else 0.0
-        anew = Incident(
+        opened = Incident(
             id=incident_id(self.picture.cluster, rule.name, where, finding.evidence[0].digest),
             cluster=self.picture.cluster,
             rule=rule.name,
@@ -309,18 +308,18 @@ class Book:
             owner=(owner.name or "unknown") if owner else None,
             owner_since=foreign.reason_at if foreign else None,
         )
-        return msgspec.structs.replace(anew, heard=add_reports(anew, finding))
+        return msgspec.structs.replace(opened, heard=add_reports(opened, finding))
 
     def open_over(self, finding: Finding, **fields: Any) -> Incident | None:
         """A new incident over others; its id is made of its root and their first evidence. None if it was
         opened before."""
-        anew = msgspec.structs.replace(self.opened(finding), **fields)
-        if self.told_before(anew.id) is not None:
+        opened = msgspec.structs.replace(self.opened(finding), **fields)
+        if self.told_before(opened.id) is not None:
             return None
-        self.born.add(anew.id)
-        self.put(anew)
-        self.placed.append((anew.id, finding))
-        return anew
+        self.born.add(opened.id)
+        self.put(opened)
+        self.placed.append((opened.id, finding))
+        return opened
 
     # --- counting -------------------------------------------------------------------------------------------
 

@@ -353,10 +353,11 @@ def _all_at(book: Book, outage: Outage, place: Outage) -> bool:
 
 def _merge_silence(book: Book, silence: Incident, outage: Incident) -> None:
     """The members of a narrower outage also belong to the wider one, which lasts until all are back."""
+    outage = book.by_id[outage.id]  # a merge just before may have widened it
     if silence.fault in PLACES_SILENT:
-        outage = book.by_id[outage.id]
-        book.put(msgspec.structs.replace(outage, affected=add_parts(outage, silence.affected)))
-    book.merge(silence, book.by_id[outage.id])
+        outage = msgspec.structs.replace(outage, affected=add_parts(outage, silence.affected))
+        book.put(outage)
+    book.merge(silence, outage)
 
 
 # --- waves --------------------------------------------------------------------------------------------------

@@ -306,18 +306,18 @@ def add_evidence_of(root: Incident, others: Sequence[Incident]) -> Incident:
     )
 
 
-def move_root(incident: Incident, anew: Incident) -> Incident:
-    """The incident under the root of `anew`, which a finding would else have opened and which explains it. It
+def move_root(incident: Incident, new: Incident) -> Incident:
+    """The incident under the root of `new`, which a finding would else have opened and which explains it. It
     keeps its id and opening time; its settling time starts again."""
     moved = msgspec.structs.replace(
-        anew,
+        new,
         id=incident.id,
         opened=incident.opened,
-        nodes={**incident.nodes, **anew.nodes},
+        nodes={**incident.nodes, **new.nodes},
         hit=incident.hit,
         set_aside=incident.set_aside,
     )
-    why = f"was told first, and follows from: {anew.title}"
+    why = f"was told first, and follows from: {new.title}"
     ruled_out = RuledOut(at=incident.opened, what=incident.title, why=why, component=incident.root)
     return add_ruled_out(add_evidence_of(moved, [incident]), ruled_out)
 
@@ -409,8 +409,8 @@ def widen_root(incident: Incident, finding: Finding) -> Incident:
         return incident
     before = incident.root
     affected = tuple(part for part in incident.affected if part != root)
-    anew = msgspec.structs.replace(incident, root=root, affected=affected)
-    return msgspec.structs.replace(anew, affected=add_parts(anew, (before,)))
+    moved = msgspec.structs.replace(incident, root=root, affected=affected)
+    return msgspec.structs.replace(moved, affected=add_parts(moved, (before,)))
 
 
 def _job(incident: Incident, finding: Finding) -> Component | None:

@@ -395,11 +395,11 @@ def _withdrawn(rules: Ruleset, picture: Picture, part: str, burst: FaultBurst) -
 
 def _booted(rules: Ruleset, picture: Picture, burst: FaultBurst) -> Cleared | None:
     node = picture.node(burst.node)
-    anew = node.booted_at is not None and node.booted_at > burst.last_at
+    rebooted = node.booted_at is not None and node.booted_at > burst.last_at
     if burst.boot_id is not None and node.boot_id is not None:
         heard = node.boot_heard_at
-        anew = burst.boot_id != node.boot_id and heard is not None and heard >= burst.last_at
-    if not anew:
+        rebooted = burst.boot_id != node.boot_id and heard is not None and heard >= burst.last_at
+    if not rebooted:
         return None
     ladder = _ladder(rules, picture, burst)
     gone_after = ladder.gone_after if ladder is not None else GoneAfter.test

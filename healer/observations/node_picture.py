@@ -122,7 +122,7 @@ class NodePicture:
         if seen.boot_id is None:
             # Heartbeats show how far the host's clock is off: the line's age is by our clock.
             late = late_by(seen)
-            if late and len(self.beats_late) >= BEATS_FOR_CADENCE:
+            if late and self.knows_clock:
                 late -= min(self.beats_late)
             return late > UNKNOWN_BOOT_MAX_AGE
         if self.boot_id is None or seen.boot_id == self.boot_id:

@@ -77,8 +77,8 @@ def product(folder: Path, nodes: int, **settings: str) -> Iterator[Product]:
         with stack:
             engine = sa.create_engine(running.find(stack.data_dir).database_url)
             now = datetime.now(UTC)
-            token = PostgresTokens(engine, CLUSTER).create(
-                NewToken(role=Role.signals, name="bench"), now=now, by="bench"
+            token = PostgresTokens(engine, CLUSTER, stack.token_key()).create(
+                NewToken(role=Role.signals, name="bench", vouches="kernel"), now=now, by="bench"
             )
             engine.dispose()
             time.sleep(3)  # the poller's first pictures

@@ -50,7 +50,7 @@ from healer.model import (
 )
 from healer.model.telemetry import Report
 from healer.ports.callers import NewToken
-from tests.support.api_process import CLUSTER, ApiProcess, api_process
+from tests.support.api_process import CLUSTER, TOKEN_KEY, ApiProcess, api_process
 from tests.support.browser import chromium
 from tests.support.console_telemetry import steps_of
 from tests.support.stack import make_scratch, running_postgres
@@ -250,7 +250,7 @@ def main() -> None:
             with api_process(engine, folder, nodes=1) as api:
                 seed(engine, given.nodes, given.incidents)
                 now = datetime.now(UTC)
-                token = PostgresTokens(engine, CLUSTER).create(
+                token = PostgresTokens(engine, CLUSTER, TOKEN_KEY).create(
                     NewToken(role=Role.admin, name="bench", expires_at=now + timedelta(hours=1), once=True),
                     now=now,
                     by="bench",

@@ -79,7 +79,11 @@ def latency(folder: Path, count: int) -> None:
 def drains(folder: Path, slurm: RealSlurm, stack: Stack, db: sa.Engine, count: int) -> list[float]:
     import httpx
 
-    tokens, now, log = PostgresTokens(db, "pod1"), datetime.now(UTC), Log(slurm.slurmctld_log)
+    tokens, now, log = (
+        PostgresTokens(db, "pod1", stack.token_key()),
+        datetime.now(UTC),
+        Log(slurm.slurmctld_log),
+    )
     operator = tokens.create(NewToken(role=Role.operator, name="bench"), now=now, by="bench")
     ask = httpx.Client(base_url=stack.url, headers={"Authorization": f"Bearer {operator}"})
     found: list[float] = []

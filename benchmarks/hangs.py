@@ -23,8 +23,19 @@ import numpy as np
 from benchmarks.stragglers import upper_bound
 from healer.detection.hangs import QUIET_S, Hangs
 from healer.detection.protocol import Look
-from healer.detection.reported import LINKS_KEPT as KEPT
-from healer.model import Catalogue, Finding, LinkDown, SlurmJob, SlurmNode, SlurmSnapshot
+from healer.detection.reported import REPORTS_KEPT as KEPT
+from healer.model import (
+    Catalogue,
+    Component,
+    Evidence,
+    Finding,
+    NodeReport,
+    Sense,
+    SlurmJob,
+    SlurmNode,
+    SlurmSnapshot,
+)
+from healer.model.faults import STOPPED_JOB
 from healer.observations.steps import StepTimes
 from healer.observations.telemetry_windows import Telemetry
 from healer.signals.step_times import step_batches
@@ -61,7 +72,7 @@ class Fleet:
         self.dead: frozenset[int] = frozenset()
         self.deaf_until_s = 0.0
         self.listening = START
-        self.links: dict[str, LinkDown] = {}
+        self.links: dict[str, NodeReport] = {}
         self.hung = False
         self._works_at_s = 0.0
         #: What was not sent yet, by the second of the round in which its rank sends.
@@ -112,7 +123,7 @@ class Fleet:
             self.telemetry,
             self.steps,
             self.slurm,
-            links_down=self.links,
+            node_reports=self.links,
             listening_since=self.listening,
         )
 
@@ -150,14 +161,26 @@ class Kind:
     ranks: int = 1
     stopped: bool = False
     words: bool = True
-    link: bool = False
+    report: Callable[[datetime, str], NodeReport] | None = None
+
+
+def link_down(at: datetime, node: str) -> NodeReport:
+    return NodeReport(at=at, text="Link down")
+
+
+def disk_lost(at: datetime, node: str) -> NodeReport:
+    """The kernel's word, with which the node is taken out as its job stops."""
+    where = Component(cluster=CLUSTER, node=node)
+    line = Evidence(digest=f"{node}{at}", at=at, component=where, text="read-only", sense=Sense.kernel)
+    return NodeReport(at=at, text="read-only", fault="fs-read-only", evidence=line)
 
 
 KINDS = (
     Kind("one rank never comes"),
     Kind("one process is stopped", stopped=True),
     Kind("all come, it does not end", ranks=0),
-    Kind("a link goes down", ranks=0, link=True),
+    Kind("a link goes down", ranks=0, report=link_down),
+    Kind("a file system is lost, until its node is blamed", ranks=0, report=disk_lost),
     Kind("no rank says anything, GPUs rest", words=False),
 )
 
@@ -169,14 +192,16 @@ def delay_s(seed: int, pace: Pace, kind: Kind) -> tuple[float, bool, int]:
     before = sum(len(fleet.read()) for _ in range(int(fleet.random.integers(600, 1200))))
     missing = tuple(fleet.random.choice(RANKS, kind.ranks, replace=False).tolist())
     stood_at, begun_s = fleet.at_s, fleet.at_s
-    if kind.link:
-        fleet.links = {NAMES[3]: LinkDown(at=fleet.now, text="Link down")}
+    if kind.report is not None:
+        fleet.links = {NAMES[3]: kind.report(fleet.now, NAMES[3])}
     fleet.hang(missing, stopped=kind.stopped)
     while fleet.at_s - begun_s < 3600:
         for found in fleet.read():
-            named = {(one.node, one.gpu) for one in found.affected}
+            if kind.report is disk_lost and found.fault != STOPPED_JOB:
+                continue
+            named = {(one.node, one.gpu) for one in (*found.affected, found.component) if one.node}
             wanted = {(NAMES[rank // PER], rank % PER) for rank in missing} if kind.words else set()
-            wanted |= {(NAMES[3], None)} if kind.link else set()
+            wanted |= {(NAMES[3], None)} if kind.report is not None else set()
             return fleet.at_s - stood_at, named == wanted, before
     return float("inf"), False, before
 
@@ -209,7 +234,7 @@ TROUBLE: Mapping[str, Callable[[Fleet], None]] = {
     "healer away": _healer_is_away,
     "most senders die": _most_senders_die,
     "requeue again": _is_requeued,
-    "link flaps": lambda fleet: fleet.links.update({NAMES[1]: LinkDown(at=fleet.now, text="Link down")}),
+    "link flaps": lambda fleet: fleet.links.update({NAMES[1]: link_down(fleet.now, NAMES[1])}),
     "all senders die": _all_senders_die,
     "requeue at last": _is_requeued,
 }
@@ -218,14 +243,15 @@ TROUBLE: Mapping[str, Callable[[Fleet], None]] = {
 def false_alarms(
     seed: int, pace: Pace, days: float, *, words: bool, flaps: bool = False
 ) -> tuple[int, dict[str, int]]:
-    """`flaps`: nothing else, but a link flaps every ten minutes, at random: checkpoints have a rhythm."""
+    """`flaps`: nothing else, but every ten minutes a link flaps, or a node loses a file system that its job
+    does not need, at random: checkpoints have a rhythm."""
     fleet, told, by = Fleet(seed, pace, words=words), 0, dict[str, int]()
     names = list(TROUBLE)
     doing = "nothing"
     for number in range(int(days * 86_400 / READ_S)):
         if flaps and fleet.random.random() * 600 < READ_S:
-            doing = "link flaps"
-            TROUBLE[doing](fleet)
+            doing, report = [("link flaps", link_down), ("a disk is lost", disk_lost)][number % 2]
+            fleet.links[NAMES[1]] = report(fleet.now, NAMES[1])
         elif not flaps and number and number % 3600 == 0:
             doing = names[number // 3600 % len(names)]
             TROUBLE[doing](fleet)
@@ -261,7 +287,7 @@ def main() -> None:
         for words, flaps in ((True, False), (False, False), (True, True)):
             count, by = false_alarms(given.seed + 10_000, pace, given.days, words=words, flaps=flaps)
             what = "ranks say where they stand" if words else "only GPUs tell"
-            what += ", a link flaps every 10 minutes" if flaps else ""
+            what += ", a link flaps or a disk is lost every 10 minutes" if flaps else ""
             print(
                 f"{name}, {what}: {count} false alarms in {given.days:g} job-days (95 % bound "
                 f"{upper_bound(count) / given.days:.2f} a day){f' {by}' if by else ''}",

@@ -73,9 +73,9 @@ def wait(condition, what: str, timeout_s: float = 30.0) -> None:
 def measure(slurm: RealSlurm, stack: Stack, count: int) -> None:
     found = running.find(stack.data_dir)
     db = make_engine(found.database_url, pool_size=2)
-    tokens = PostgresTokens(db, "pod1")
+    tokens = PostgresTokens(db, "pod1", stack.token_key())
     now = datetime.now(UTC)
-    signals = tokens.create(NewToken(role=Role.signals, name="bench"), now=now, by="bench")
+    signals = tokens.create(NewToken(role=Role.signals, name="bench", vouches="kernel"), now=now, by="bench")
     operator = tokens.create(NewToken(role=Role.operator, name="bench operator"), now=now, by="bench")
     send = httpx.Client(base_url=stack.url, headers={"Authorization": f"Bearer {signals}"})
     ask = httpx.Client(base_url=stack.url, headers={"Authorization": f"Bearer {operator}"})

@@ -104,7 +104,7 @@ class Book:
 def measure(up: Product, options: argparse.Namespace) -> None:
     found = running.find(up.stack.data_dir)
     db = make_engine(found.database_url, pool_size=2)
-    token = PostgresTokens(db, CLUSTER).create(
+    token = PostgresTokens(db, CLUSTER, up.stack.token_key()).create(
         NewToken(role=Role.operator, name="bench operator"), now=datetime.now(UTC), by="bench"
     )
     asker, book = Asker(up.stack.port, token, options.clients), Book(db)

@@ -22,13 +22,13 @@ from pathlib import Path
 import numpy as np
 
 from healer.detection.creep import Creep
-from healer.detection.features import OWN_NAMES, NodeFeatures, OwnPast, against_own_past
+from healer.detection.features import OWN_MARK, OWN_NAMES, NodeFeatures, OwnPast, against_own_past
 from healer.detection.language import parse
 from healer.detection.leaks import Leaks
 from healer.detection.level_shift import Shifts
 from healer.detection.measured import RuleEngine
 from healer.detection.protocol import Look
-from healer.detection.scorers import DistanceScorer
+from healer.detection.scorers import Fitted
 from healer.detection.stragglers import Stragglers
 from healer.model import (
     Column,
@@ -42,6 +42,7 @@ from healer.model import (
     Topology,
 )
 from healer.model.telemetry import Report, StepBatch
+from healer.model.trained import Params
 from healer.observations.groups import peer_median, peer_spread
 from healer.observations.job_marks import JobMarks
 from healer.observations.steps import StepTimes
@@ -144,9 +145,9 @@ def steps(picture: SlurmSnapshot, step: int, at: datetime, chance: np.random.Gen
     return found
 
 
-def distance() -> DistanceScorer:
-    matrix = np.random.default_rng(2).normal(size=(2000, len(OWN_NAMES))).astype(np.float32)
-    return DistanceScorer(matrix, np.arange(len(OWN_NAMES)))
+def forest() -> Fitted:
+    matrix = np.random.default_rng(2).normal(size=(13_000, len(OWN_NAMES))).astype(np.float32)
+    return Fitted.to(matrix, [name + OWN_MARK for name in OWN_NAMES], Params())
 
 
 def main() -> None:
@@ -161,7 +162,7 @@ def main() -> None:
     fleet = Fleet(asked.nodes, rules, signals, book)
     telemetry = Telemetry(CLUSTER, rules.catalogue, rules.gpu_models)
     engine = RuleEngine(rules.detection, rules.catalogue)
-    features, fitted, past = NodeFeatures(), distance(), OwnPast(len(OWN_NAMES))
+    features, fitted, past = NodeFeatures(), forest(), OwnPast(len(OWN_NAMES))
     rows = np.random.default_rng(3).normal(size=(asked.nodes, len(OWN_NAMES))).astype(np.float32)
     picture = fleet.picture(asked.jobs)
     step_times, stragglers, creep = StepTimes(CLUSTER), Stragglers(), Creep()

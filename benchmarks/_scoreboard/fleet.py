@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks._scoreboard.baselines import pca_residual
+from benchmarks._scoreboard.baselines import isolation_forest, pca_residual
 from benchmarks._scoreboard.events import Span, Tally, alarms, judge
 from benchmarks._scoreboard.table import Row
 from healer.detection import anomaly
@@ -24,7 +24,7 @@ from healer.detection.scorers import Fitted
 from healer.detection.tick import Senses
 from healer.detection.training import train
 from healer.model import Scope, SlurmJob, SlurmNode, SlurmSnapshot
-from healer.model.trained import DISTANCE, FOREST, FeatureRow, Params
+from healer.model.trained import FeatureRow, Params
 from healer.rulebook.ruleset import load
 from healer.signals.translate import Translator
 from healer.sim.fleet_steps import rfc3339
@@ -144,7 +144,7 @@ def _picture(names: tuple[str, ...]) -> SlurmSnapshot:
 # --- methods: (samples of the watch, nodes), whether the node is called unusual
 
 
-def by_model(given: Watched, scorer: str) -> NDArray[np.bool_]:
+def by_model(given: Watched) -> NDArray[np.bool_]:
     """As trained in production, the threshold too. Nobody has a past here: differences to the peers alone."""
     at = [START + timedelta(seconds=SAMPLE_S * number) for number in range(TRAIN)]
     history = [
@@ -153,8 +153,7 @@ def by_model(given: Watched, scorer: str) -> NDArray[np.bool_]:
     ]
     fitted = Fitted(train(history, len(history), {}, at[-1]))
     own = np.nan_to_num(given.new[:, :, columns(fitted.model.features)]).astype(np.float32)
-    flat = fitted.scorers[scorer].score(own.reshape(-1, own.shape[2]))
-    return held(flat.reshape(own.shape[:2]) > fitted.model.limit(scorer).threshold)
+    return held(fitted.above(own.reshape(-1, own.shape[2])).reshape(own.shape[:2]))
 
 
 def robust(given: Watched) -> NDArray[np.bool_]:
@@ -201,8 +200,8 @@ def tally(given: Watched, on: NDArray[np.bool_]) -> Tally:
 
 METHODS: dict[str, Callable[[Watched], NDArray[np.bool_]]] = {
     "rules": lambda given: given.ruled,
-    "distance, in force": lambda given: by_model(given, DISTANCE),
-    "forest": lambda given: by_model(given, FOREST),
+    "forest of residuals, in force": by_model,
+    "forest, raw features": lambda given: _pooled(given, isolation_forest),
     "robust deviation": robust,
     "PCA residual": residual,
     "own past (anomaly.score), not in force": own_past,

@@ -1,35 +1,43 @@
-"""Who faults again within a week: the first half of a published fault trace.
+"""Who faults again: the lemon score against simpler orders, on the first half of a published fault trace.
 
 stepfun-ai/InfiniteHBD-Trace, `fault_trace.json`: 400 nodes, 348 days, times in days. The second half is kept
 for judging: what came after half of its time is dropped before anything looks at it.
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks._scoreboard.table import Row
+from healer.detection.lemons import LOOK_BACK, scores
+from healer.model import NodeRecord
 
 #: The whole file as published, or its first half.
 WHOLE, HALF = "fault_trace.json", "fault_trace_first_half.json"
-NODES, HORIZON_DAYS, FROM_DAY, EVERY_DAYS = 400, 7.0, 60.0, 7.0
-AT_K = (5, 10, 20)
-HALF_LIFE_DAYS = 14.0
-#: As `lemon_days` in `rules/ladders.yaml` where nothing else is said.
-LEMON_DAYS = 7.0
+NODES, FROM_DAY, EVERY_DAYS, FIRST = 400, 40.0, 2.0, 10
+HORIZONS_DAYS = (7.0, 30.0)
+#: What comes within 6 h of the node's fault before is that fault under another name.
+SAME_DAYS = 0.25
+#: Days that lie close share their faults: the bounds come from resampled blocks of four weeks.
+BLOCK = round(28 / EVERY_DAYS)
+RESAMPLED, BOUNDS = 2000, (0.05, 0.95)
+_START = datetime(2024, 3, 30, tzinfo=UTC)
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Starts:
-    """One row a fault: when it began (days), and on which of the nodes (0..)."""
+    """One row a fault: when it began (days), on which of the nodes (0..), and what it was."""
 
     day: Floats
     node: NDArray[np.int64]
+    kind: tuple[str, ...]
     last_day: float
 
 
@@ -41,10 +49,39 @@ def first_half(folder: Path) -> Starts:
     if whole.exists():
         last /= 2
         events = [event for event in events if event["event_time"] <= last]
-    starts = [event for event in events if event["event_type"] == "fault_start"]
+    starts = sorted((one for one in events if one["event_type"] == "fault_start"), key=_when)
     numbers = {name: number for number, name in enumerate(sorted({event["node_id"] for event in starts}))}
-    day = np.array([event["event_time"] for event in starts])
-    return Starts(day, np.array([numbers[event["node_id"]] for event in starts]), float(last))
+    day, node = np.array([_when(event) for event in starts]), [numbers[event["node_id"]] for event in starts]
+    kinds = tuple(event.get("fault_type", {}).get("Desc", "") for event in starts)
+    return Starts(day, np.array(node), kinds, float(last))
+
+
+def _when(event: dict[str, float]) -> float:
+    return event["event_time"]
+
+
+def healers(starts: Starts, now: float) -> Floats:
+    """(nodes,) the score, of faults alone: the trace knows no tickets and no jobs."""
+    faults: dict[int, list[tuple[float, str]]] = {}
+    for day, node, kind in zip(starts.day.tolist(), starts.node.tolist(), starts.kind, strict=True):
+        before = faults.setdefault(node, [])
+        if day <= now and (not before or day - before[-1][0] >= SAME_DAYS):
+            before.append((day, kind))
+    pasts = [
+        NodeRecord(
+            node=str(node),
+            faults=tuple((_at(day), kind) for day, kind in before if timedelta(days=now - day) < LOOK_BACK),
+        )
+        for node, before in faults.items()
+    ]
+    found = np.zeros(NODES)
+    for one in scores("trace", pasts, {}, _at(now)):
+        found[int(one.node)] = one.score
+    return found
+
+
+def _at(day: float) -> datetime:
+    return _START + timedelta(days=day)
 
 
 def counted(starts: Starts, now: float) -> Floats:
@@ -52,46 +89,62 @@ def counted(starts: Starts, now: float) -> Floats:
     return np.bincount(starts.node[starts.day <= now], minlength=NODES).astype(np.float64)
 
 
-def decayed(starts: Starts, now: float) -> Floats:
-    """(nodes,) faults so far, each half as much after two weeks."""
-    before = starts.day <= now
-    weight = 0.5 ** ((now - starts.day[before]) / HALF_LIFE_DAYS)
-    return np.bincount(starts.node[before], weight, minlength=NODES).astype(np.float64)
+def fading(days: float) -> Callable[[Starts, float], Floats]:
+    """(nodes,) faults so far, each worth 1/e after so many days."""
 
+    def order(starts: Starts, now: float) -> Floats:
+        before = starts.day <= now
+        return np.bincount(starts.node[before], np.exp((starts.day[before] - now) / days), minlength=NODES)
 
-def lemon(starts: Starts, now: float) -> Floats:
-    """(nodes,) faults within healer's own window for lemons, then of all time."""
-    lately = (starts.day <= now) & (starts.day > now - LEMON_DAYS)
-    return np.bincount(starts.node[lately], minlength=NODES) + 1e-3 * counted(starts, now)
+    return order
 
 
 def random_order(starts: Starts, now: float) -> Floats:
     return np.random.default_rng(int(now)).random(NODES)
 
 
+def hindsight(starts: Starts, now: float) -> Floats:
+    """(nodes,) faults of the whole half, what is to come too: no order by a node's rate is far above it."""
+    return counted(starts, starts.last_day)
+
+
 METHODS = {
-    "healer's lemons: faults of a week": lemon,
-    "faults, half as much after two weeks": decayed,
+    "healer's score": healers,
+    "faults, 1/e after 14 days": fading(14.0),
+    "faults, 1/e after 90 days": fading(90.0),
     "faults so far": counted,
     "random order": random_order,
+    "in hindsight: faults of the half": hindsight,
 }
 
 
 def board(starts: Starts) -> list[Row]:
-    """Precision of the first k nodes at each week's end, and the mean share of faults that they foresaw."""
-    moments = np.arange(FROM_DAY, starts.last_day - HORIZON_DAYS, EVERY_DAYS)
-    rows = []
-    for name, method in METHODS.items():
-        hits = {k: [] for k in AT_K}
-        caught = []
-        for now in moments:
-            soon = (starts.day > now) & (starts.day <= now + HORIZON_DAYS)
-            fails = np.zeros(NODES, bool)
-            fails[starts.node[soon]] = True
-            order = np.argsort(-method(starts, now), kind="stable")
-            for k in AT_K:
-                hits[k].append(fails[order[:k]].mean())
-            caught.append(np.isin(starts.node[soon], order[:10]).mean() if soon.any() else np.nan)
-        figures = {f"precision at {k}": float(np.mean(hits[k])) for k in AT_K}
-        rows.append(Row(name, {**figures, "caught by 10": float(np.nanmean(caught))}))
-    return rows
+    """Precision of the first ten nodes, each second day, with bounds."""
+    return [Row(name, _figures(starts, method)) for name, method in METHODS.items()]
+
+
+def _figures(starts: Starts, method: Callable[[Starts, float], Floats]) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    for horizon in HORIZONS_DAYS:
+        moments = np.arange(FROM_DAY, starts.last_day - horizon, EVERY_DAYS)
+        hits = np.array([_hits(starts, method, now, horizon) for now in moments.tolist()])
+        low, high = _bounds(hits)
+        within = f"{horizon:g} d"
+        figures |= {within: float(hits.mean()), f"{within} from": low, f"{within} to": high}
+    return figures
+
+
+def _hits(starts: Starts, method: Callable[[Starts, float], Floats], now: float, horizon: float) -> float:
+    soon = (starts.day > now) & (starts.day <= now + horizon)
+    fails = np.bincount(starts.node[soon], minlength=NODES) > 0
+    order = np.argsort(-method(starts, now), kind="stable")
+    return float(fails[order[:FIRST]].mean())
+
+
+def _bounds(hits: Floats) -> tuple[float, float]:
+    """90 % bounds of the mean."""
+    random, size = np.random.default_rng(1), min(BLOCK, len(hits))
+    begins = random.integers(0, len(hits) - size + 1, (RESAMPLED, max(1, len(hits) // size)))
+    means = hits[begins[:, :, None] + np.arange(size)].mean(axis=(1, 2))
+    low, high = np.quantile(means, BOUNDS)
+    return float(low), float(high)

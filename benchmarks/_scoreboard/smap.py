@@ -19,7 +19,8 @@ from benchmarks._scoreboard.table import Row
 from healer.detection import anomaly
 
 FOLDER = "SMAP_MSL"
-PER_DAY = 1440
+DAY_S = 86_400
+PER_DAY = 1440.0
 #: Alarms with so few quiet samples between them are one; so early an alarm may be (samples).
 GAP, EARLY = 10, 60
 #: Half of what PCA's residual was told to cost.
@@ -34,6 +35,7 @@ class Channel:
     train: Floats
     test: Floats
     events: tuple[Span, ...]
+    per_day: float = PER_DAY
 
 
 def channels(folder: Path) -> list[Channel]:
@@ -68,7 +70,7 @@ def joined(spans: list[Span]) -> tuple[Span, ...]:
 
 def tally(given: list[Channel], scores: list[Floats], threshold: float) -> Tally:
     told = (
-        judge(alarms(score >= threshold, GAP), one.events, days=len(score) / PER_DAY, early=EARLY)
+        judge(alarms(score >= threshold, GAP), one.events, days=len(score) / one.per_day, early=EARLY)
         for one, score in zip(given, scores, strict=True)
     )
     return sum(told, Tally())

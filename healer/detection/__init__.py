@@ -26,7 +26,7 @@ from healer.detection.reported import (
     drain_findings,
     hook_findings,
     line_findings,
-    note_links,
+    note_reports,
     test_findings,
 )
 from healer.detection.silence import silence_findings
@@ -85,7 +85,7 @@ DETECTORS: tuple[OverPicture | OverWindows, ...] = (
 def detect(walk: PictureLook) -> list[Finding]:
     """All findings of the picture at this moment. A fault that no rule takes gives none; an alert is returned
     all the same, as evidence."""
-    note_links(walk)
+    note_reports(walk)
     found = []
     for detector in DETECTORS:
         for finding in detector.findings(walk) if isinstance(detector, OverPicture) else ():

@@ -105,6 +105,8 @@ OWN_COLUMNS = np.array([NAMES.index(name) for name in OWN_NAMES])
 #: next.
 OWN_WEIGHT = 1 / 15
 OWN_MARK = "; own past"
+#: How a model scores them: one that was made for another scorer has a threshold of another unit.
+SCORED = "forest_over_residual"
 ALL_NAMES = (*NAMES, *(name + OWN_MARK for name in OWN_NAMES))
 _PLACES = {name: index for index, name in enumerate(ALL_NAMES)}
 
@@ -298,9 +300,9 @@ def classes(telemetry: Telemetry, now: datetime) -> list[tuple[str, str]]:
 
 
 def definition(features: Sequence[str]) -> str:
-    """A hash of how these features are made: a model does not apply to features made otherwise."""
+    """A hash of how these features are made and scored: a model does not apply to others."""
     of = [FEATURES[_PLACES[name.removesuffix(OWN_MARK)]] for name in features]
-    made = repr([*features, *of, SAMPLE_S, WEIGHT, CUT, BUSY_PERCENT, OWN_WEIGHT])
+    made = repr([*features, *of, SAMPLE_S, WEIGHT, CUT, BUSY_PERCENT, OWN_WEIGHT, SCORED])
     return sha256(made.encode()).hexdigest()[:16]
 
 

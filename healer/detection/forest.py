@@ -35,7 +35,7 @@ from healer.model import (
     Scope,
     Sense,
 )
-from healer.model.trained import DECIDES, FeatureRow, Floats, Matrix, Model
+from healer.model.trained import FeatureRow, Floats, Matrix, Model
 from healer.observations.telemetry_windows import Telemetry
 
 UNUSUAL = "unusual-node"
@@ -217,7 +217,7 @@ class Forest:
 
     def _contributions(self, row: int, scorer: Fitted, matrix: Matrix) -> tuple[Contribution, ...]:
         _, values = scored_of(scorer.model, matrix[row : row + 1])
-        parts = scorer.scorers[DECIDES].parts(values)
+        parts = scorer.residual.parts(values)
         share = shares(parts if parts.any() else np.abs(values).astype(np.float64))[0]
         return tuple(
             Contribution(feature=name, share=round(float(share[at]), 4), value=value, peers=peers)

@@ -1,7 +1,8 @@
 """Hangs: a job whose steps stop while Slurm shows it running, and which rank the others wait for.
 
 Silence alone is no hang: its ranks have to report that they are stuck, or its GPUs have to be idle, or one of
-its nodes has to have lost a link.
+its nodes has to have lost a link, a file system, a disk or memory. Where one node alone has, and its own
+kernel or port says so, the node is found too: its word and the job's ranks agree.
 """
 
 from collections import deque
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,11 +20,13 @@ from healer.model import (
     Detections,
     FaultClass,
     Finding,
-    LinkDown,
+    NodeReport,
+    Remedy,
     Scope,
     Sense,
     SlurmJob,
 )
+from healer.model.faults import HANG, STOPPED_JOB, Trait, fault_is
 from healer.model.node import IDLE_PERCENT, WAITING_OF_LIMIT
 from healer.observations.step_columns import BETWEEN, COLLECTIVE, COMPUTE, RESTS, UNREPORTED
 from healer.observations.steps import JobSteps, LifeKey, Places, active_job, is_of_life
@@ -155,9 +159,9 @@ LOOK_S = 300.0
 _STATES = (("ib_state", (4, 5), (1, 2)), ("net_carrier", (1,), (0,)))
 
 
-def ports_down(telemetry: Telemetry, nodes: Iterable[str], now: datetime) -> dict[str, LinkDown]:
+def ports_down(telemetry: Telemetry, nodes: Iterable[str], now: datetime) -> dict[str, NodeReport]:
     """Of these nodes, those with a port that went down within the last `LOOK_S` and is still down."""
-    found: dict[str, LinkDown] = {}
+    found: dict[str, NodeReport] = {}
     parts = telemetry.axis(Scope.link).components()
     for signal, up, down in _STATES:
         if telemetry.scope_of(signal) is not Scope.link:
@@ -169,7 +173,7 @@ def ports_down(telemetry: Telemetry, nodes: Iterable[str], now: datetime) -> dic
                 if at_s is not None and node not in found:
                     at, where = datetime.fromtimestamp(at_s, now.tzinfo), parts[row]
                     port = f"port {where.nic}" if where.nic else str(where)
-                    found[node] = LinkDown(at=at, text=f"{port} went down")
+                    found[node] = NodeReport(at=at, text=f"{port} went down")
     return found
 
 
@@ -184,7 +188,6 @@ def _went_down(
     return float(times[valid[valid > were_up[-1]][0]]) if len(were_up) else None
 
 
-HANG = "hang"
 _NAMED = 4
 _DOES = {UNREPORTED: "says nothing any more", COMPUTE: "still computes", BETWEEN: "has not begun it"}
 
@@ -222,10 +225,10 @@ def _rank_at(rank: int, places: Places) -> str:
 
 
 def _suspects(
-    job: JobSteps, stand: Standstill, places: Places, links: Mapping[str, LinkDown]
+    job: JobSteps, stand: Standstill, places: Places, reports: Iterable[str]
 ) -> tuple[Component, ...]:
-    """Where missing ranks run, and nodes that lost a link: where to look first; none of them is blamed."""
-    found = [Component(cluster=job.cluster, node=node) for node in sorted(links)]
+    """Where missing ranks run, and nodes that lost something: where to look first; none of them is blamed."""
+    found = [Component(cluster=job.cluster, node=node) for node in sorted(reports)]
     for rank in stand.named.tolist():
         if rank < len(places.node) and places.node[rank] >= 0:
             gpu = int(places.gpu[rank])
@@ -246,6 +249,10 @@ PAUSE_SURE_S, PAUSE_UNSURE_S = 150.0, 400.0
 #: One of its nodes has lost a link, and it made at most so many steps since: as soon as a step is overdue by
 #: half, and at least this. A link that flaps lets a job go on.
 AT_ONCE_S, AT_ONCE_STEPS, LINK_GAPS = 2.0, 1, 1.5
+#: The node is taken out, and the job requeued: the job has made no step for so long.
+STOPPED_GAPS, STOPPED_S, STOPPED_PAUSES = 3.0, 20.0, 1.5
+#: A port that is down for less may be a link that trains again, or a switch that restarts.
+PORT_STAYS = timedelta(seconds=30)
 #: It made more steps: only once its ranks could have reported a checkpoint or an evaluation, and only for a
 #: link that was lost shortly before the last step came.
 LINK_S, LINK_BEFORE = 12.0, timedelta(seconds=60)
@@ -262,8 +269,8 @@ CHANGED_AFTER = timedelta(seconds=30)
 
 #: Whether all GPUs of a job are idle at that moment; None: not known.
 AtRest = Callable[[Telemetry, SlurmJob, datetime], bool | None]
-#: The nodes of these that have lost a link.
-LinksDown = Callable[[Iterable[str]], Mapping[str, LinkDown]]
+#: The nodes of these that have lost what a job may need.
+ReportsOf = Callable[[Iterable[str]], Mapping[str, NodeReport]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +296,8 @@ class _Watch:
     #: The last steps before hangs that were reported.
     hung_at: deque[int] = field(default_factory=lambda: deque(maxlen=16))
     reported: _Reported | None = None
+    #: Nodes that were reported as the cause of this standstill.
+    blamed: set[str] = field(default_factory=set)
 
     def follow(self, now: datetime) -> None:
         job = self.job
@@ -297,6 +306,7 @@ class _Watch:
         if self.reported is not None:
             self.hung_at.append(self.reported.step)
         self.newest, self.moved_at, self.reported = job.newest, min(job.news_at or now, now), None
+        self.blamed.clear()
         gaps = self._gaps()
         if len(gaps) >= GAPS_LEAST:
             self.usual_s = float(np.median(gaps))
@@ -321,31 +331,40 @@ class _Watch:
         pause_s = min(SURE_PAUSES * self.longest_s, SURE_S + PAUSE_SURE_S)
         return max(SURE_S, SURE_GAPS * self.usual_s, pause_s)
 
+    def stopped_s(self) -> float:
+        """Seconds after which its node is taken out for it, where that has lost something."""
+        pause_s = min(STOPPED_PAUSES * self.longest_s, STOPPED_S + PAUSE_SURE_S)
+        return max(STOPPED_S, STOPPED_GAPS * self.usual_s, pause_s)
+
     def unsure_s(self) -> float:
         pause_s = min(UNSURE_PAUSES * self.longest_s, UNSURE_S + PAUSE_UNSURE_S)
         return max(UNSURE_S, UNSURE_GAPS * self.usual_s, pause_s)
 
-    def links_to_blame(
-        self, links: Mapping[str, LinkDown], begun: datetime, stalled_s: float
-    ) -> dict[str, LinkDown]:
-        """Those of the lost links that may be why it has made no step for so long."""
+    def reports_to_blame(
+        self, reports: Mapping[str, NodeReport], begun: datetime, stalled_s: float
+    ) -> dict[str, NodeReport]:
+        """Those of the losses that may be why it has made no step for so long."""
         news = self.job.news_s
         news_s = float(np.quantile(news, IN_TURN, method="higher")) if len(news) >= NEWS_LEAST else SENDS_S
         overdue_s = LINK_GAPS * max(self.usual_s, news_s)
         if stalled_s <= overdue_s:
             return {}
+        stopped = stalled_s > self.stopped_s()
         return {
-            node: link
-            for node, link in links.items()
-            if (stalled_s > LINK_S and link.at >= begun - LINK_BEFORE)
-            or self._stopped_by(link, begun + timedelta(seconds=overdue_s))
+            node: report
+            for node, report in reports.items()
+            if (stopped or not fault_is(report.fault, Trait.may_stop_work))
+            and (
+                (stalled_s > LINK_S and report.at >= begun - LINK_BEFORE)
+                or self._stopped_by(report, begun + timedelta(seconds=overdue_s))
+            )
         }
 
-    def _stopped_by(self, link: LinkDown, overdue_at: datetime) -> bool:
-        """It was not stuck yet when the link went down, and made hardly a step since."""
+    def _stopped_by(self, report: NodeReport, overdue_at: datetime) -> bool:
+        """It was not stuck yet when the loss was reported, and made hardly a step since."""
         ended_at = self.job.at[self.job.number >= 0]
-        steps = np.count_nonzero(ended_at > link.at.timestamp())
-        return link.at <= overdue_at and bool(steps <= AT_ONCE_STEPS)
+        steps = np.count_nonzero(ended_at > report.at.timestamp())
+        return report.at <= overdue_at and bool(steps <= AT_ONCE_STEPS)
 
     def is_due(self, stand: Standstill, now: datetime) -> bool:
         """Whether to report it now; True counts as reported."""
@@ -360,32 +379,29 @@ class _Watch:
 
 @dataclass(frozen=True, slots=True)
 class _Hang:
-    """`begun`: since when no step was made. `links`: lost links that may be why. `confidence` is 0..1."""
+    """`begun`: since when no step was made. `reports`: losses that may be why. `confidence` is 0..1."""
 
     watch: _Watch
     stand: Standstill
     begun: datetime
-    links: Mapping[str, LinkDown]
+    reports: Mapping[str, NodeReport]
     confidence: float
 
     def finding(self, look: Look) -> Finding:
         watch, stand, job, now = self.watch, self.stand, self.watch.job, look.now
         places = job.places(look.slurm)
-        suspects = _suspects(job, stand, places, self.links)
-        stalled_s = (now - self.begun).total_seconds()
+        suspects = _suspects(job, stand, places, self.reports)
         text = "; ".join(
             (
-                f"job {job.job}: no step since {self.begun:%H:%M:%S} UTC, for {stalled_s:.0f} s; the last "
-                f"was step {watch.newest}, and one takes {watch.usual_s:.3g} s",
+                self._since_text(now),
                 _who(stand, places),
-                *(
-                    f"{node} lost a link at {link.at:%H:%M:%S} UTC ({link.text[:160]})"
-                    for node, link in self.links.items()
-                ),
+                *(_loss_text(node, report) for node, report in self.reports.items()),
             )
         )
         named = ",".join(str(rank) for rank in stand.named[:64].tolist()) if stand.speaks else ""
-        identity = f"{HANG}|{job.cluster}|{job.job}|{job.restart}|{watch.newest}|{named}|{sorted(self.links)}"
+        identity = (
+            f"{HANG}|{job.cluster}|{job.job}|{job.restart}|{watch.newest}|{named}|{sorted(self.reports)}"
+        )
         where = Component(cluster=job.cluster, job=job.job)
         evidence = new_evidence(identity, where, min(self.begun, now), text, now, Sense.step_times)
         for_whom = f": it waits for {suspects[0]}" if len(suspects) == 1 else ""
@@ -398,6 +414,51 @@ class _Hang:
             affected=suspects,
         )
 
+    def _since_text(self, now: datetime) -> str:
+        stalled_s, watch = (now - self.begun).total_seconds(), self.watch
+        return (
+            f"job {watch.job.job}: no step since {self.begun:%H:%M:%S} UTC, for {stalled_s:.0f} s; the last "
+            f"was step {watch.newest}, and one takes {watch.usual_s:.3g} s"
+        )
+
+    def blamed(self, look: Look) -> Finding | None:
+        """The node that alone has lost something, if that is sure: the kernel says so of a file system, a
+        disk or memory, and a lost port has been down for a while. None: no node, or several."""
+        stalled_s = (look.now - self.begun).total_seconds()
+        if len(self.reports) != 1 or stalled_s <= self.watch.stopped_s():
+            return None
+        ((node, report),) = self.reports.items()
+        job, where = self.watch.job, Component(cluster=self.watch.job.cluster, node=node)
+        identity = f"{STOPPED_JOB}|{job.cluster}|{job.job}|{job.restart}|{self.watch.newest}|{node}"
+        # On a shared node only the job that stopped is restarted.
+        line = report.evidence
+        signs = [msgspec.structs.replace(line, job=job.job)] if line is not None else []
+        if not fault_is(report.fault, Trait.may_stop_work):
+            port = ports_down(look.telemetry, (node,), look.now).get(node)
+            if port is None or look.now - port.at < PORT_STAYS:
+                return None
+            signs.append(new_evidence(identity, where, port.at, port.text, look.now, Sense.metrics))
+        text = f"{self._since_text(look.now)}; {_loss_text(node, report)}"
+        steps = new_evidence(f"{identity}|steps", where, self.begun, text, look.now, Sense.step_times)
+        found = Finding.from_evidence(
+            signs[0],
+            fault=STOPPED_JOB,
+            fault_class=FaultClass.fatal,
+            component=where,
+            arrived_at=look.now,
+            title=f"Its own fault has stopped job {job.job}: {report.text[:80]}",
+            text=text,
+            confidence=self.confidence,
+            unusable=signs[0].sense is Sense.kernel,
+            jobs=(job.job,),
+            remedy=report.remedy if report.remedy not in {None, Remedy.none} else Remedy.ticket,
+        )
+        return msgspec.structs.replace(found, evidence=(*signs, steps))
+
+
+def _loss_text(node: str, report: NodeReport) -> str:
+    return f"{node} reported at {report.at:%H:%M:%S} UTC: {report.text[:160]}"
+
 
 class Hangs(Detector):
     """Follows all jobs. Its memory grows with the jobs that `StepTimes` holds."""
@@ -408,31 +469,42 @@ class Hangs(Detector):
         self._clear: dict[Pair, datetime] = {}
 
     def tick(self, look: Look) -> Detections:
-        def lost(nodes: Iterable[str]) -> dict[str, LinkDown]:
-            return ports_down(look.telemetry, nodes, look.now) | _lost_by_lines(look, nodes)
+        def lost(nodes: Iterable[str]) -> dict[str, NodeReport]:
+            return ports_down(look.telemetry, nodes, look.now) | _reported(look, nodes)
 
-        findings = [hang.finding(look) for hang in self._found(look, lost, self._rests)]
+        findings = tuple(self._found(look, lost, self._rests))
         pairs = [pair for pair in look.watched if pair[0] == HANG and self._is_over(pair, look)]
         self._clear = {pair: self._clear.get(pair, look.now) for pair in pairs}
-        return Detections(at=look.now, findings=tuple(findings), clear_since=dict(self._clear))
+        return Detections(at=look.now, findings=findings, clear_since=dict(self._clear))
 
     def glance(self, look: Look) -> tuple[Finding, ...]:
-        """Jobs stuck because of a lost link. Other hangs wait for a tick, which looks at the GPUs."""
-        found = self._found(look, lambda nodes: _lost_by_lines(look, nodes), lambda *_: None, for_links=True)
-        return tuple(hang.finding(look) for hang in found)
+        """Jobs stuck because of what a node has lost. Other hangs wait for a tick, which looks at the
+        GPUs."""
+
+        def lost(nodes: Iterable[str]) -> dict[str, NodeReport]:
+            return _reported(look, nodes)
+
+        return tuple(self._found(look, lost, lambda *_: None, for_reports=True))
 
     def _found(
-        self, look: Look, links_down: LinksDown, rests: AtRest, *, for_links: bool = False
-    ) -> Iterator[_Hang]:
-        """Hangs that are due to be reported. `for_links`: only those explained by a lost link."""
+        self, look: Look, reports_of: ReportsOf, rests: AtRest, *, for_reports: bool = False
+    ) -> Iterator[Finding]:
+        """Hangs that are due to be reported, and nodes that caused one. `for_reports`: only hangs explained
+        by what a node has lost."""
         for watch, shown in self._follow(look):
             moved_at = watch.moved_at or look.now
             begun = max(moved_at, look.listening_since or moved_at)
             if not watch.usual_s > 0 or (look.now - begun).total_seconds() <= AT_ONCE_S:
                 continue
-            hang = _find_hang(watch, shown, begun, look, links_down, rests)
-            if hang is not None and (hang.links or not for_links) and watch.is_due(hang.stand, look.now):
-                yield hang
+            hang = _find_hang(watch, shown, begun, look, reports_of, rests)
+            if hang is None or (for_reports and not hang.reports):
+                continue
+            if watch.is_due(hang.stand, look.now):
+                yield hang.finding(look)
+            blamed = hang.blamed(look)
+            if blamed is not None and blamed.component.node not in watch.blamed:
+                watch.blamed.add(blamed.component.node or "")
+                yield blamed
 
     def _follow(self, look: Look) -> list[tuple[_Watch, SlurmJob]]:
         """Takes in new steps; the watches of jobs that Slurm shows running in the life that reported them."""
@@ -464,21 +536,22 @@ class Hangs(Detector):
 
 
 def _find_hang(
-    watch: _Watch, shown: SlurmJob, begun: datetime, look: Look, links_down: LinksDown, rests: AtRest
+    watch: _Watch, shown: SlurmJob, begun: datetime, look: Look, reports_of: ReportsOf, rests: AtRest
 ) -> _Hang | None:
     stalled_s = (look.now - begun).total_seconds()
-    stand: Standstill | None = None
-    links: Mapping[str, LinkDown] = {}
-    if stalled_s > LINK_GAPS * watch.usual_s:
-        links = watch.links_to_blame(links_down(shown.nodes), begun, stalled_s)
-    if links or stalled_s > watch.sure_s():
-        stand = standstill(watch.job, look.now.timestamp())
+    if stalled_s <= LINK_GAPS * watch.usual_s:
+        return None
+    lost = reports_of(shown.nodes)
+    reports = watch.reports_to_blame(lost, begun, stalled_s)
+    if not reports and stalled_s <= watch.sure_s():
+        return None
+    stand = standstill(watch.job, look.now.timestamp())
+    if stand.rests:
+        return None
+    if reports:
         if stalled_s <= HEARD_S and not stand.speaks:
             stand = replace(stand, missing=np.zeros_like(stand.missing))
-    if stand is None or stand.rests:
-        return None
-    if links:
-        return _Hang(watch, stand, begun, links, 0.8)
+        return _Hang(watch, stand, begun, reports, 0.8)
     limit_s = watch.limit_s(stand)
     if limit_s is None or stalled_s <= limit_s:
         return None
@@ -487,8 +560,11 @@ def _find_hang(
         idle = rests(look.telemetry, shown, look.now)
         if idle is False or (idle is None and not stand.speaks):
             return None
-    return _Hang(watch, stand, begun, links, 0.9 if sure else 0.7)
+    # What was lost longer ago, where the job waits for that very node.
+    waits_for = {part.node for part in _suspects(watch.job, stand, watch.job.places(look.slurm), ())}
+    reports = {node: report for node, report in lost.items() if node in waits_for}
+    return _Hang(watch, stand, begun, reports, 0.9 if sure else 0.7)
 
 
-def _lost_by_lines(look: Look, nodes: Iterable[str]) -> dict[str, LinkDown]:
-    return {name: look.links_down[name] for name in nodes if name in look.links_down}
+def _reported(look: Look, nodes: Iterable[str]) -> dict[str, NodeReport]:
+    return {name: look.node_reports[name] for name in nodes if name in look.node_reports}

@@ -1,10 +1,11 @@
 """Lemons: nodes that fail again and again, though each repair and test in between found nothing that lasted.
 
 A sum of points that can be checked by hand. Its base is the node's own faults, each worth 1 on its day and
-1/e after two weeks; points for jobs and tickets are added, and never reach the limit alone. Such a node is
-put before a person and never taken out for it (rule `lemon-node`, playbook `lemon`). The signals are those
-that Meta names for its lemon nodes (arXiv 2410.21680, section on lemon detection); the weights are ours; what
-the base is worth was measured on StepFun's trace: `docs/detection.md`."""
+1/e after 30 days; points for jobs and tickets are added, and never reach the limit alone. Time out of service
+is shown and worth nothing: a node cannot fail meanwhile. Such a node is put before a person and never taken
+out for it (rule `lemon-node`, playbook `lemon`). The signals are those that Meta names for its lemon nodes
+(arXiv 2410.21680, section on lemon detection); the weights are ours; what they are worth was measured on
+StepFun's trace: `docs/detection.md`."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import datetime, timedelta
@@ -32,13 +33,15 @@ MARKS = "job-marks"
 LIMIT, OVER = 3.0, 2.0
 #: All signals but the node's own faults are worth so much at most: less than the limit.
 OTHERS_MOST = 2.0
-#: Scores are computed so often, from this much of the past: older marks have faded to 5 %.
+#: A node's fault or ticket is worth 1/e after so many days.
+FADES_DAYS = 30.0
+#: Scores are computed so often, from this much of the past: older faults have faded to 5 %.
 EVERY = timedelta(hours=1)
-LOOK_BACK = timedelta(days=42)
+LOOK_BACK = timedelta(days=90)
 #: Retry interval while the database is away.
 AWAY = timedelta(minutes=1)
 #: Points for one, and at most, by signal.
-_KINDS, _TICKETS, _OUT = (0.25, 1.0), (0.25, 1.0), (1.0, 1.0)
+_KINDS, _TICKETS, _SHOWN = (0.25, 1.0), (0.25, 1.0), (0.0, 0.0)
 _EXCLUDED, _NODE_FAILED, _FAILED, _FAILED_OF_MANY = (0.5, 1.0), (0.5, 1.0), (0.5, 1.0), (0.5, 0.5)
 #: Lower scores are not kept.
 LEAST = 0.1
@@ -79,16 +82,16 @@ def _parts(
     def add(signal: str, count: float, points: tuple[float, float], text: str) -> None:
         each, most = points
         worth = round(min(most, each * count), 2)
-        if worth > 0:
+        if worth > 0 or (count > 0 and not each):
             found.append(LemonPart(signal=signal, count=round(count, 2), points=worth, text=text))
 
-    faults = sum(faded(at, now) for at, _ in past.faults)
+    faults = sum(faded(at, now, FADES_DAYS) for at, _ in past.faults)
     kinds = len({name for _, name in past.faults})
     add("faults", faults, (1.0, float("inf")), f"{len(past.faults)} faults")
     add("kinds", kinds - 1, _KINDS, f"of {kinds} kinds")
-    tickets = sum(faded(at, now) for at in past.tickets)
+    tickets = sum(faded(at, now, FADES_DAYS) for at in past.tickets)
     add("tickets", tickets, _TICKETS, f"{len(past.tickets)} repair tickets")
-    add("out", past.out, _OUT, f"{percent(past.out)} of two weeks out of service")
+    add("out", past.out, _SHOWN, f"{percent(past.out)} of two weeks out of service")
     if marks is not None:
         people = sum(faded(at, now) for at in marks.excluded_by.values())
         add("excluded", people, _EXCLUDED, f"{len(marks.excluded_by)} people keep their jobs off it")

@@ -73,6 +73,8 @@ class _Rule:
         #: 1970.
         self.cleared: dict[int, float] = kept.cleared if kept else {}
         self.cleared_watched: dict[Component, float] = kept.cleared_watched if kept else {}
+        #: The Xid by which each row holds, for rules that name one.
+        self.codes: dict[int, float] = kept.codes if kept else {}
         #: The result of the last tick, and for which rows.
         self.seen: tuple[object, Truth] | None = None
 
@@ -157,6 +159,8 @@ class RuleEngine(Detector):
             if not watched and rule.is_unchanged(seen):
                 continue
             truth = _truth(rule, moment)
+            if rule.rule.names_xid:
+                _begin_with_each_xid(rule, telemetry.value(rule.signal.name, now))
             ended = _update_holds(rule, truth, heard, now)
             findings.extend(_due_findings(rule, moment, charts, sentences))
             components = telemetry.axis(rule.rule.scope).components()
@@ -184,6 +188,15 @@ def _truth(rule: _Rule, moment: Moment) -> Truth:
     if rule.rule.models:
         truth = np.where(moment.telemetry.is_model(rule.rule.models, scope), truth, np.uint8(FALSE))
     return truth
+
+
+def _begin_with_each_xid(rule: _Rule, values: NDArray[np.float64]) -> None:
+    """Another Xid on a row is another event: it holds from then on, not from the Xid before it."""
+    by_row = {int(row): float(values[row]) for row in rule.holds.rows if not np.isnan(values[row])}
+    other = [row for row, code in by_row.items() if rule.codes.get(row, code) != code]
+    rule.holds.forget(np.array(other, np.int64))
+    kept = {row: code for row, code in rule.codes.items() if row in rule.holds.rows}
+    rule.codes = kept | {row: code for row, code in by_row.items() if row not in other}
 
 
 def _update_holds(rule: _Rule, truth: Truth, heard: Heard, now: datetime) -> NDArray[np.int64]:

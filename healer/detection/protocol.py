@@ -13,7 +13,7 @@ from healer.model import (
     Detections,
     Evidence,
     Finding,
-    LinkDown,
+    NodeReport,
     Ruleset,
     Sense,
     SlurmSnapshot,
@@ -48,8 +48,8 @@ class Look:
     slurm: SlurmSnapshot | None = None
     #: (fault, root) of open incidents that measured signals opened: detectors report when they are over.
     watched: Collection[Pair] = ()
-    #: Nodes that lost a link, by their kernel's lines.
-    links_down: Mapping[str, LinkDown] = field(default_factory=dict)
+    #: Nodes that lost what a job may need, by their kernel's lines.
+    node_reports: Mapping[str, NodeReport] = field(default_factory=dict)
     #: Node -> titles of the incidents that are open on it.
     faults: Mapping[str, Sequence[str]] = field(default_factory=dict)
     #: Since when senders were heard without a break: anything before that was not missed.
@@ -67,7 +67,7 @@ class Detector(Protocol):
         ...
 
     def glance(self, look: Look) -> tuple[Finding, ...]:
-        """Between two ticks, where nodes have just lost a link."""
+        """Between two ticks, where nodes have just lost what a job may need."""
         return ()
 
     def prime(self, telemetry: Telemetry, now: datetime) -> None:

@@ -24,7 +24,7 @@ from healer.model import (
     FaultClass,
     Finding,
     FiringAlert,
-    LinkDown,
+    NodeReport,
     Observation,
     ObservationKind,
     OwnerKind,
@@ -44,8 +44,8 @@ from healer.signals.identity import digest_of
 CERTAIN = 1.0
 UNEXPLAINED = 0.5
 
-#: A link lost longer ago does not explain why a job is stuck now.
-LINKS_KEPT = timedelta(minutes=10)
+#: What a node lost longer ago does not explain why a job is stuck now.
+REPORTS_KEPT = timedelta(minutes=10)
 
 
 def line_findings(walk: PictureLook) -> list[Finding]:
@@ -95,20 +95,28 @@ def _as_line(picture: Picture, finding: Finding) -> Observation:
     )
 
 
-def note_links(walk: PictureLook) -> None:
-    """Keeps in the picture which nodes lost a link, by their newest line."""
+def note_reports(walk: PictureLook) -> None:
+    """Keeps in the picture which nodes lost what a job may need, by their newest line."""
     picture = walk.picture
     for seen, reading in walk.lines:
-        if (
-            reading is not None
-            and fault_is(reading.fault, Trait.link_down)
-            and seen.component.node is not None
-        ):
-            text = seen.line or reading.text
-            picture.links_down[seen.component.node] = LinkDown(at=seen.arrived_at, text=text)
-    picture.links_down = {
-        node: link for node, link in picture.links_down.items() if walk.now - link.at <= LINKS_KEPT
+        node = seen.component.node
+        if reading is None or node is None or not _may_stop_a_job(reading.fault):
+            continue
+        line = _line_finding("", reading, seen)
+        picture.node_reports[node] = NodeReport(
+            at=seen.arrived_at,
+            text=seen.line or reading.text,
+            fault=reading.fault,
+            evidence=line.evidence[0],
+            remedy=reading.remedy,
+        )
+    picture.node_reports = {
+        node: report for node, report in picture.node_reports.items() if walk.now - report.at <= REPORTS_KEPT
     }
+
+
+def _may_stop_a_job(fault: str) -> bool:
+    return fault_is(fault, Trait.link_down) or fault_is(fault, Trait.may_stop_work)
 
 
 def _line_finding(rule: str, reading: Reading, seen: Observation) -> Finding:
@@ -122,6 +130,7 @@ def _line_finding(rule: str, reading: Reading, seen: Observation) -> Finding:
         line=seen.line,
         arrived_at=seen.arrived_at,
         job=str(job) if job else None,
+        relayed_by=seen.relayed_by,
     )
     root, affected = seen.component, ()
     if reading.server is not None:
@@ -175,6 +184,7 @@ def _hook_finding(seen: Observation, name: str, text: str) -> Finding:
         text=text,
         arrived_at=seen.arrived_at,
         sense=Sense.hook,
+        relayed_by=seen.relayed_by,
     )
     return Finding.from_evidence(
         evidence, rule="", fault=f"{HOOK_FAULT}{name}", fault_class=FaultClass.degraded, confidence=1.0

@@ -1,28 +1,18 @@
-"""What a model scores nodes with: the distance of all features together, which decides, and the isolation
-forest for comparison. Why these: `docs/detection.md`.
+"""What a model scores nodes with: an isolation forest over the sizes of a node's residual, what load, model,
+rack and its own past do not explain. Why these: `docs/detection.md`.
 
 Matrices are (n, features) without gaps; 0 is "like the peers". Scores are (n,), higher is more unusual.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from healer.detection.features import OWN_MARK, columns, whole
 from healer.model.telemetry import FeatureShare, ScorerResult, Unusual
-from healer.model.trained import (
-    DECIDES,
-    DISTANCE,
-    FOREST,
-    FeatureRow,
-    Floats,
-    Matrix,
-    Model,
-    Params,
-    Trained,
-)
+from healer.model.trained import FOREST, FeatureRow, Floats, Matrix, Model, Params, Trained
 
 #: A node is scored if this share of the model's features is known, and a feature is used if it was known in
 #: this share of the samples.
@@ -32,55 +22,15 @@ SPREAD_LEAST = 0.25
 #: The least variance of a component, in that of a feature: what never moved in training does not deviate when
 #: it moves by next to nothing.
 COMPONENT_LEAST = 0.05
-#: Nodes whose contributions the forest computes in one call.
-_AT_ONCE = 256
+#: Components, and features, of which the largest are given to the forest.
+COMPONENTS, LARGEST = 3, 2
 #: Features named for each score.
 _SHOWN = 5
 
 
-class Scorer(Protocol):
-    def score(self, matrix: Matrix) -> Floats: ...
-
-    def parts(self, matrix: Matrix) -> Floats:
-        """(n, features) at least 0: how much of each score comes from each feature; no unit of their own."""
-        ...
-
-
-class ForestScorer:
-    """scikit-learn's isolation forest (F. Liu, K. Ting, Z. Zhou, 2008), 0 to 1."""
-
-    def __init__(self, data: Matrix, *, trees: int, samples: int, seed: int) -> None:
-        from sklearn.ensemble import IsolationForest
-
-        self._forest: Any = IsolationForest(
-            n_estimators=trees,
-            max_samples=min(samples, len(data)),  # pyright: ignore[reportArgumentType] - its stub has only the default
-            contamination="auto",
-            n_jobs=1,
-            random_state=seed,
-        ).fit(np.ascontiguousarray(data, np.float32))
-
-    def score(self, matrix: Matrix) -> Floats:
-        return -self._forest.score_samples(np.ascontiguousarray(matrix, np.float32))
-
-    def parts(self, matrix: Matrix) -> Floats:
-        """By how much the score falls when one feature is like the peers. Of two equivalent features neither
-        falls much."""
-        found = [self._falls(matrix[at : at + _AT_ONCE]) for at in range(0, len(matrix), _AT_ONCE)]
-        return np.concatenate(found) if found else np.zeros(matrix.shape)
-
-    def _falls(self, matrix: Matrix) -> Floats:
-        n, many = matrix.shape
-        changed = np.repeat(matrix, many, axis=0)
-        changed[np.arange(n * many), np.tile(np.arange(many), n)] = 0.0
-        scores = self.score(np.concatenate([matrix, changed]))
-        return np.maximum(scores[:n, np.newaxis] - scores[n:].reshape(n, many), 0)
-
-
-class DistanceScorer:
-    """Root mean square of the principal components of some of the features, each in its own spread: the
-    distance of Mahalanobis, with a floor for components that hardly move. Small deviations of many features
-    add up here, by how they usually move together."""
+class Residual:
+    """Principal components of the features, each in its own spread, with a floor for those that hardly move:
+    by how the features usually move together (P. Mahalanobis, 1936)."""
 
     def __init__(self, data: Matrix, used: NDArray[np.intp]) -> None:
         self._used = used
@@ -90,12 +40,17 @@ class DistanceScorer:
         sizes, directions = np.linalg.eigh(scaled.T @ scaled / max(len(scaled), 1))
         self._weights = directions / np.sqrt(np.maximum(sizes, COMPONENT_LEAST))
 
-    def score(self, matrix: Matrix) -> Floats:
-        apart = self._scaled(matrix) @ self._weights
-        return np.sqrt((apart * apart).mean(axis=1))
+    def sizes(self, matrix: Matrix) -> Matrix:
+        """(n, 6) logs: the distance (root mean square of the components), the largest components, the largest
+        features. Signs and names are left out: a forest of so few columns finds what is rare in any one."""
+        x = self._scaled(matrix)
+        apart = x @ self._weights
+        distance = np.sqrt((apart * apart).mean(axis=1, keepdims=True))
+        found = np.concatenate([distance, _top(apart, COMPONENTS), _top(x, LARGEST)], axis=1)
+        return np.ascontiguousarray(np.log1p(found), np.float32)
 
     def parts(self, matrix: Matrix) -> Floats:
-        """The terms of the squared distance, by feature; those that lessen it are 0."""
+        """(n, features) the terms of the squared distance, by feature; those that lessen it are 0."""
         x = self._scaled(matrix)
         found = np.zeros(matrix.shape)
         found[:, self._used] = np.maximum(x * (x @ self._weights @ self._weights.T), 0)
@@ -105,25 +60,50 @@ class DistanceScorer:
         return (matrix[:, self._used] - self._middle) / self._spread
 
 
-def fit(data: Matrix, features: Sequence[str], params: Params) -> dict[str, Scorer]:
-    # Features against a node's own past, where there are any, show more than any difference to peers.
-    is_own = _of_own_past(features)
-    return {
-        DISTANCE: DistanceScorer(data, np.flatnonzero(is_own if is_own.any() else ~is_own)),
-        FOREST: ForestScorer(data, trees=params.n_estimators, samples=params.max_samples, seed=params.seed),
-    }
+def _top(values: Floats, most: int) -> Floats:
+    """(n, most) the largest of each row, whatever their sign, the largest first; 0 where there are fewer."""
+    found = np.abs(values)
+    most_here = min(most, found.shape[1])
+    found = np.sort(np.partition(found, -most_here, axis=1)[:, -most_here:], axis=1)[:, ::-1]
+    return np.pad(found, ((0, 0), (0, most - most_here)))
 
 
 class Fitted:
-    """A model ready to score. Growing its forest takes 0.1 s, and the first import 2 s more."""
+    """A model ready to score: scikit-learn's isolation forest (F. Liu, K. Ting, Z. Zhou, 2008), 0 to 1, and
+    beyond all that it was grown from, where its score no longer rises, the further distance as a log.
+
+    Growing it takes 0.2 s, and the first import 2 s more."""
 
     def __init__(self, trained: Trained) -> None:
         self.model = model = trained.model
-        self.scorers = fit(trained.data[: model.fitted], model.features, model.params)
+        self._make(trained.data[: model.fitted], model.features, model.params)
+
+    @classmethod
+    def to(cls, data: Matrix, features: Sequence[str], params: Params) -> "Fitted":
+        """Without a model: to find the threshold of one."""
+        made = cls.__new__(cls)
+        made._make(data, features, params)
+        return made
+
+    def _make(self, data: Matrix, features: Sequence[str], params: Params) -> None:
+        from sklearn.ensemble import IsolationForest
+
+        # Features against a node's own past, where there are any, show more than any difference to peers.
+        is_own = _of_own_past(features)
+        self.residual = Residual(data, np.flatnonzero(is_own if is_own.any() else ~is_own))
+        sizes = self.residual.sizes(data)
+        self._farthest = float(sizes[:, 0].max())
+        self._forest: Any = IsolationForest(
+            n_estimators=params.n_estimators,
+            max_samples=min(params.max_samples, len(data)),  # pyright: ignore[reportArgumentType] - its stub has only the default
+            contamination="auto",
+            n_jobs=1,
+            random_state=params.seed,
+        ).fit(sizes)
 
     def score(self, matrix: Matrix) -> Floats:
-        """By the scorer that decides."""
-        return self.scorers[DECIDES].score(matrix)
+        sizes = self.residual.sizes(matrix)
+        return np.maximum(sizes[:, 0] - self._farthest, 0) - self._forest.score_samples(sizes)
 
     def above(self, matrix: Matrix) -> NDArray[np.bool_]:
         return self.score(matrix) > self.model.threshold
@@ -152,33 +132,31 @@ def _of_own_past(features: Sequence[str]) -> NDArray[np.bool_]:
     return np.array([name.endswith(OWN_MARK) for name in features], bool)
 
 
-# --- side by side, for people ---
+# --- for people ---
 
 
-def side_by_side(fitted: Fitted, row: FeatureRow) -> list[Unusual]:
-    """Each node of this moment that the model can score, by each scorer, with what the score comes from."""
+def unusual_of(fitted: Fitted, row: FeatureRow) -> list[Unusual]:
+    """Each node of this moment that the model can score, with what the score comes from."""
     model = fitted.model
     rows, values = scored_of(model, whole(row))
     if not len(rows):
         return []
-    scores = {name: scorer.score(values) for name, scorer in fitted.scorers.items()}
-    middle = {name: _shown(np.median(score)) for name, score in scores.items()}
-    parts = {name: shares(scorer.parts(values)) for name, scorer in fitted.scorers.items()}
+    scores, parts = fitted.score(values), shares(fitted.residual.parts(values))
+    middle = _shown(np.median(scores))
 
-    def result(name: str, place: int) -> ScorerResult:
+    def result(place: int) -> ScorerResult:
         return ScorerResult(
-            way=name,
-            score=_shown(scores[name][place]),
-            threshold=_shown(model.limit(name).threshold),
-            middle=middle[name],
-            decides=name == DECIDES,
+            way=FOREST,
+            score=_shown(scores[place]),
+            threshold=_shown(model.threshold),
+            middle=middle,
             parts=tuple(
                 FeatureShare(
                     feature=model.features[at],
-                    share=_shown(parts[name][place, at]),
+                    share=_shown(parts[place, at]),
                     away=_shown(values[place, at]),
                 )
-                for at in largest(parts[name][place], _SHOWN)
+                for at in largest(parts[place], _SHOWN)
             ),
         )
 
@@ -191,7 +169,7 @@ def side_by_side(fitted: Fitted, row: FeatureRow) -> list[Unusual]:
             load=model.load,
             model=model.id,
             scored=len(rows),
-            ways=tuple(result(name, place) for name in scores),
+            ways=(result(place),),
         )
         for place, at in enumerate(rows.tolist())
     ]

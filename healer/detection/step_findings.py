@@ -28,23 +28,36 @@ _NAMED = 4
 Floats = NDArray[np.float64]
 
 
-def ratios_of(steps: Sequence[tuple[JobSteps, int]]) -> list[Floats | None]:
-    """(R,) of each job and row: log of each rank's compute per work over the median of its peers in the step,
-    NaN where unknown; None where no rank has enough peers."""
+class Ratios(NamedTuple):
+    """(R,) log of each rank's compute per work over the median of its peers in the step, NaN where unknown;
+    and the log of that median, the mean over the groups of peers."""
+
+    x: Floats
+    level: float
+
+
+def ratios_of(steps: Sequence[tuple[JobSteps, int]]) -> list[Ratios | None]:
+    """Of each job and row; None where no rank has enough peers."""
     peers = [(index, ranks) for index, (job, _) in enumerate(steps) for ranks in job.peers()]
     compute = [steps[index][0].compute[steps[index][1], ranks].astype(np.float64) for index, ranks in peers]
     found: list[Floats | None] = [None] * len(steps)
+    levels: list[list[float]] = [[] for _ in steps]
     for part in alike([len(values) for values in compute]):
         values = side_by_side([compute[group] for group in part])
         enough = np.count_nonzero(np.isfinite(values), axis=1) >= PEERS_LEAST
-        logs = np.log(values / medians(values)[:, None])
+        middle = medians(values)
+        logs = np.log(values / middle[:, None])
         for row in np.flatnonzero(enough).tolist():
             index, ranks = peers[part[row]]
             ratios = found[index]
             if ratios is None:
                 ratios = found[index] = np.full(steps[index][0].ranks, np.nan)
             ratios[ranks] = logs[row, : len(ranks)]
-    return found
+            levels[index].append(float(middle[row]))
+    return [
+        None if x is None else Ratios(x, float(np.mean(np.log(level))))
+        for x, level in zip(found, levels, strict=True)
+    ]
 
 
 def straggler(
@@ -144,9 +157,10 @@ def _history(job: JobSteps, ranks: NDArray[np.intp]) -> tuple[NDArray, NDArray, 
     """Steps, the ranks' mean log ratio, and the 10 and 90 % quantiles of all others."""
     numbers, rows = _rows(job)
     ratio, low, high = np.full((3, len(rows)), np.nan)
-    for index, x in enumerate(ratios_of([(job, row) for row in rows.tolist()])):
-        if x is None:
+    for index, ratios in enumerate(ratios_of([(job, row) for row in rows.tolist()])):
+        if ratios is None:
             continue
+        x = ratios.x
         chosen = np.zeros(len(x), bool)
         chosen[ranks[ranks < len(x)]] = True
         others = x[~chosen & np.isfinite(x)]

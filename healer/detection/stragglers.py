@@ -17,6 +17,7 @@ from healer.detection.step_findings import (
     JOB_SLOW,
     SLOWNESS_SHARED,
     STRAGGLER,
+    Ratios,
     Together,
     job_slow,
     ratios_of,
@@ -25,13 +26,15 @@ from healer.detection.step_findings import (
     straggler,
 )
 from healer.detection.streams import (
-    BIAS_MAX,
     BIAS_SCALE,
-    LEARNT,
+    LEAST,
     Pace,
     Streams,
     StreamStep,
+    begin_job,
+    medians,
     medians_of,
+    side_by_side,
     step_all,
 )
 from healer.detection.suspects import Suspects
@@ -43,6 +46,11 @@ from healer.observations.telemetry_windows import Telemetry
 SHARED = 0.25
 #: Below this noise the short median can separate a node's slow ranks, above it only the longer mean can.
 _QUIET_NOISE = 0.03
+#: Shorter steps are judged together until they cover about so many seconds. So the shortest slowness that is
+#: reported lasts three times that whatever a step takes: a burst of short steps passes before anyone looks.
+LOOK_S = 5.0
+#: Ranks slow since one of the first steps of a job always did more: stages of a pipeline not reported.
+_ALWAYS = 40
 
 Floats = NDArray[np.float64]
 
@@ -55,6 +63,30 @@ class Claim:
     limit: float
 
 
+class Gathered:
+    """Short steps of one job, until they can be judged as one."""
+
+    def __init__(self) -> None:
+        self._steps: list[Ratios] = []
+        self._seconds = 0.0
+
+    def add(self, ratios: Ratios, step_s: float) -> tuple[Ratios, float] | None:
+        """The mean of what was gathered and how long it took, s, once that is enough."""
+        step_s = max(step_s, 0.0) if np.isfinite(step_s) else LOOK_S
+        self._steps.append(ratios)
+        self._seconds += step_s
+        if self._seconds + step_s / 2 < LOOK_S:
+            return None
+        steps, seconds = self._steps, self._seconds
+        self._steps, self._seconds = [], 0.0
+        if len(steps) == 1:
+            return ratios, seconds
+        x = side_by_side([step.x for step in steps])
+        count = np.isfinite(x).sum(axis=0)
+        mean = np.where(count > 0, np.nansum(x, axis=0) / np.maximum(count, 1), np.nan)
+        return Ratios(mean, float(np.mean([step.level for step in steps]))), seconds
+
+
 @dataclass(slots=True, eq=False)
 class Watch:
     """What is followed of one life of a job."""
@@ -65,6 +97,7 @@ class Watch:
     ranks: Streams = field(default_factory=Streams)
     nodes: Streams = field(default_factory=Streams)
     pace: Pace = field(default_factory=Pace)
+    gathered: Gathered = field(default_factory=Gathered)
     places: Places | None = None
     #: Rank -> the node where it was last known to run; empty: never known.
     where: NDArray[np.str_] = field(default_factory=lambda: np.zeros(0, "U1"))
@@ -77,7 +110,7 @@ class Watch:
         places = self.job.places(slurm)
         if self.places is not places:
             if self._moved(places):
-                self.ranks, self.nodes = Streams(), Streams()
+                self.ranks, self.nodes, self.gathered = Streams(), Streams(), Gathered()
             elif self.places is None or places.nodes[: len(self.places.nodes)] != self.places.nodes:
                 self.nodes = Streams()
         self.places = places
@@ -97,6 +130,7 @@ class Watch:
         if self.places is None or node not in self.places.nodes:
             return
         index = self.places.nodes.index(node)
+        self.gathered = Gathered()
         self.ranks.forget(np.flatnonzero(self.places.node == index))
         self.nodes.forget(np.array([index]))
 
@@ -124,7 +158,7 @@ class Watch:
         slow = self.ranks.slow
         slow &= self.job.seen[: len(slow)]
         many = self.places is not None and bool(slow.any()) and self._many(slow)
-        if many and np.median(self.ranks.since[slow]) <= (self.first or 0) + LEARNT:
+        if many and np.median(self.ranks.since[slow]) <= (self.first or 0) + _ALWAYS:
             many = False  # ranks that always did more, of pipeline stages that are not reported
         if blamed or not (many or self.pace.slow):
             self.shared = None
@@ -171,13 +205,15 @@ class Watch:
 
 
 class _Step(NamedTuple):
-    """One step of one job: how many like it a day has, and of its ranks (R,) the ratio and the node."""
+    """One step of one job, or several short ones: how many like it a day has, of its ranks (R,) the ratio and
+    the node, and the level of all."""
 
     watch: Watch
     number: int
     per_day: float
     x: Floats
     node: NDArray[np.int32]
+    level: float
 
 
 def follow_all(watches: Sequence[Watch], slurm: SlurmSnapshot | None, now: datetime) -> None:
@@ -193,19 +229,22 @@ def _take_steps(steps: Sequence[tuple[Watch, int]]) -> None:
     whole_s = medians_of([watch.job.step_s[row] for watch, _, row in kept]).tolist()
     ratios = ratios_of([(watch.job, row) for watch, _, row in kept])
     taken = []
-    for (watch, number, _), step_s, x in zip(kept, whole_s, ratios, strict=True):
+    for (watch, number, _), step_s, ratio in zip(kept, whole_s, ratios, strict=True):
         watch.done = number
         watch.first = number if watch.first is None else watch.first
         watch.pace.step(number, step_s)
         places = watch.places
-        if x is not None and places is not None:
-            per_day = 86_400 / min(max(step_s, 0.2), 600.0)
-            taken.append(_Step(watch, number, per_day, x, places.node[: len(x)]))
+        look = watch.gathered.add(ratio, step_s) if ratio is not None and places is not None else None
+        if look is not None and places is not None:
+            (x, level), seconds = look
+            per_day = 86_400 / min(max(seconds, 0.2), 600.0)
+            taken.append(_Step(watch, number, per_day, x, places.node[: len(x)], level))
             watch.ranks.grow(len(x))
+            watch.ranks.group = places.node
             watch.nodes.grow(len(places.nodes))
-    step_all([StreamStep(step.watch.ranks, step.x, step.per_day, step.number) for step in taken])
+    step_all([StreamStep(step.watch.ranks, step.x, step.per_day, step.number, step.level) for step in taken])
     by_node = zip(taken, _by_node(taken), strict=True)
-    step_all([StreamStep(step.watch.nodes, x, step.per_day, step.number) for step, x in by_node])
+    step_all([StreamStep(step.watch.nodes, x, step.per_day, step.number, step.level) for step, x in by_node])
 
 
 def _by_node(steps: Sequence[_Step]) -> list[Floats]:
@@ -228,9 +267,8 @@ def _by_node(steps: Sequence[_Step]) -> list[Floats]:
     return [values - middle for values, middle in zip(means, medians_of(means).tolist(), strict=True)]
 
 
-#: So many of the nodes may have been slow all through the history and still be seen: what more of them share
-#: (the stage of a pipeline, a hardware model) is their nature.
-SLOW_FROM_THE_START = 0.1
+#: So many steps of history show of which class a node is.
+CLASS_STEPS = 20
 
 
 def logs(values: ArrayLike, name: str) -> Floats:
@@ -241,34 +279,24 @@ def logs(values: ArrayLike, name: str) -> Floats:
     return np.log(np.where(np.isfinite(found) & (found > 0), found, np.nan))
 
 
-def nature(history: Floats) -> Floats:
-    """(nodes,) by how much each node was above its peers all the time; from `logs`.
+def class_levels(history: Floats) -> Floats:
+    """(nodes,) the level of each node's class, as the stage of a pipeline or a hardware model; from `logs`.
 
-    The median of its log ratios, shrunk where steps are noisy (as `Streams.bias`, with the spread of these
-    nodes where that is wider), and bounded: by 3 %, or by what more than a tenth of the nodes have.
+    Classes are groups of at least four nodes, and a tenth of all, with a wider gap between their levels than
+    bias and chance leave. A node alone is no class.
     """
-    x = over_peers(history)
-    count = np.isfinite(x).sum(axis=0)
-    bias = np.array([_median(column) for column in x.T])
-    noise = 1.4826 * _median(np.abs(x - bias))
-    unsure = np.pi / 2 * noise**2 / np.maximum(count, 1)
-    spread = (1.4826 * _median(np.abs(bias - _median(bias)))) ** 2 - _median(unsure)
-    weight = max(BIAS_SCALE**2, spread)
-    farthest = np.sort(np.abs(bias))[::-1]
-    many = max(1, int(SLOW_FROM_THE_START * len(bias)))
-    bound = max(BIAS_MAX, float(farthest[many])) if len(bias) > many else BIAS_MAX
-    return np.where(count > 0, np.clip(bias * weight / (weight + unsure), -bound, bound), 0.0)
-
-
-def over_peers(x: Floats) -> Floats:
-    """Less the median of the step's known nodes; a step without any stays unknown."""
-    return x - np.array([_median(row) for row in x])[:, None]
-
-
-def _median(values: Floats) -> float:
-    """Of the finite values; 0 without any."""
-    values = values[np.isfinite(values)]
-    return float(np.median(values)) if len(values) else 0.0
+    if len(history) < CLASS_STEPS:
+        return np.zeros(history.shape[1])
+    x = history - np.nan_to_num(medians(history))[:, None]
+    level = np.nan_to_num(medians(x.T))
+    steps = max(1.0, float(np.median(np.isfinite(x).sum(axis=0)))) if x.shape[1] else 1.0
+    noise = 1.4826 * medians(np.abs(x - level).reshape(1, -1))[0]
+    order = np.argsort(level)
+    apart = np.diff(level[order]) > 2 * BIAS_SCALE + 4 * noise / np.sqrt(steps)
+    groups = np.split(order, np.flatnonzero(apart) + 1)
+    classes = [group for group in groups if len(group) >= max(LEAST, 0.1 * len(level))]
+    centres = np.array([np.median(level[group]) for group in classes] or [0.0])
+    return centres[np.argmin(np.abs(level[:, None] - centres), axis=1)]
 
 
 #: Without a step for this long no part is known to be well.
@@ -282,21 +310,43 @@ def score(history: ArrayLike, stream: ArrayLike) -> NDArray[np.float64]:
 
     `history`, `stream`: (steps, nodes), what a node computed in each step before it waits for the others, in
     any unit, `stream` right after `history`; NaN is unknown. The same mathematics as in production, with one
-    series for a node. A score depends on nothing that comes after its step. With more than a quarter of the
-    nodes slow at once none is blamed, and fewer than four have no peers: then all are below 1. Raises
-    ValueError for other shapes.
+    series for a node and steps of about 5 s. A score depends on nothing that comes after its step. With more
+    than a quarter of the nodes slow at once none is blamed, and fewer than four have no peers: then all are
+    below 1. Raises ValueError for other shapes.
     """
-    before, now = logs(history, "history"), logs(stream, "stream")
-    if before.shape[1] != now.shape[1]:
-        raise ValueError(f"stream has {now.shape[1]} nodes, history has {before.shape[1]}")
-    x = over_peers(np.concatenate([before, now]) - nature(before))
-    streams, found = Streams(x.shape[1]), np.zeros(x.shape)
-    for number, row in enumerate(x):
-        streams.step(row, STEPS_PER_DAY, number)
-        near = streams.score()
-        shared = streams.slow.sum() > SHARED * np.isfinite(row).sum()
-        found[number] = np.minimum(near, np.nextafter(1, 0)) if shared else near
-    return found[len(before) :]
+    return score_all([(history, stream)])[0]
+
+
+def score_all(jobs: Sequence[tuple[ArrayLike, ArrayLike]]) -> list[NDArray[np.float64]]:
+    """`score` of each job, all side by side."""
+    runs = [_Run(history, stream) for history, stream in jobs]
+    for number in range(max((len(run.x) for run in runs), default=0)):
+        live = [run for run in runs if number < len(run.x)]
+        for run in live:
+            if number == run.begin:
+                begin_job(run.streams)
+        step_all(
+            [StreamStep(run.streams, run.x[number], STEPS_PER_DAY, number, run.level[number]) for run in live]
+        )
+        for run in live:
+            near = run.streams.score()
+            shared = run.streams.slow.sum() > SHARED * np.isfinite(run.x[number]).sum()
+            run.found[number] = np.minimum(near, np.nextafter(1, 0)) if shared else near
+    return [run.found[run.begin :] for run in runs]
+
+
+class _Run:
+    """History and stream of one job as one series of ratios (steps, nodes), and what was found."""
+
+    def __init__(self, history: ArrayLike, stream: ArrayLike) -> None:
+        before, now = logs(history, "history"), logs(stream, "stream")
+        if before.shape[1] != now.shape[1]:
+            raise ValueError(f"stream has {now.shape[1]} nodes, history has {before.shape[1]}")
+        times = np.concatenate([before, now]) - class_levels(before)
+        self.begin, self.level = len(before), medians(times)
+        self.x = times - np.nan_to_num(self.level)[:, None]
+        self.level[: self.begin] = np.nan  # another job perhaps, with other steps
+        self.streams, self.found = Streams(times.shape[1]), np.zeros(times.shape)
 
 
 class Stragglers(Detector):

@@ -1,4 +1,4 @@
-"""Which of many parallel series runs above its peers: short median and CUSUM, one budget of false alarms.
+"""Which of many parallel series runs above its peers: CUSUM with one budget of false alarms.
 
 Used for ranks and for nodes of training jobs. A value is the log of a ratio to the peers' median, so 0 is
 "like the others" and 0.05 is 5 % slower. Formulas, sources and measured figures: `docs/detection.md`.
@@ -10,7 +10,7 @@ formulas are written for the series of many jobs side by side, (jobs, series), a
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
-from statistics import NormalDist, median
+from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,21 +60,20 @@ def medians_of(arrays: Sequence[Floats]) -> NDArray[np.float64]:
 
 #: Steps at the start that are never judged: compilation, caches, the first touch of memory.
 WARM_UP = 5
-#: From here on a series' own bias is taken off. Before, the dead band is as wide as a bias may be.
-LEARNT = 40
 #: A difference below this never matters; it also covers a rack's harmless 1 %.
 DEAD_BAND = 0.02
-#: By how much a series may always have been slower, and still be like the others.
-BIAS_MAX = 0.03
-#: How far sound parts of one kind differ (standard deviation); shrinks what is learnt from noisy steps.
+#: How far sound parts of one kind differ (standard deviation) at the least.
 BIAS_SCALE = 0.01
+#: A bias within so many deviations of its kind is a part's nature; from FOREIGN on nothing of it is, and it
+#: counts as slowness although it was always there (Hampel).
+NATURAL, FOREIGN = 2.5, 4.0
 #: Steps that a bias remembers.
 BIAS_MEMORY = 500
 #: Noise is taken for at least this: timers and clocks are no better.
 NOISE_FLOOR = 0.004
-#: CUSUM's allowance in units of the noise, where that is more than the dead band: half of what is looked for
-#: (10 % at a noise of 12 %, less what a bias may hide).
-ALLOWANCE = 0.37
+#: CUSUM's allowance in units of the noise, where that is more than the dead band. At most half of what is
+#: looked for in much noise: 10 %.
+ALLOWANCE, ALLOWANCE_MOST = 0.7, 0.045
 #: One step counts for at most so many times the noise above the allowance: a pause of one rank is no trend.
 CLIP = 2.5
 #: The least threshold, in units of the noise: three steps at the clip, whatever the formula says.
@@ -83,13 +82,39 @@ THRESHOLD_LEAST = 6.0
 BUDGET_PER_DAY = 0.02
 #: Series that compare with each other at the least.
 LEAST = 4
+#: Who is slow is far from its peers now: its mean by so many robust deviations of all means, or its
+#: last five steps by so many times the noise.
+APART, LEAP = 3.5, 4.0
+#: What the spread over the series may be above the usual one, in units of 1 / sqrt(series), and the level of
+#: all at the least. Beyond, all share a cause (storage, a checkpoint): no evidence is added till it is usual,
+#: a new spread after half of _SCALES steps and a new level after PAUSE_MOST (half an hour).
+JUMP, LEVEL_JUMP, PAUSE_MOST = 2.5, 0.05, 360
+#: A slowness has to last for so many steps, for what passes by itself sooner is a hiccup (data loader,
+#: clocks): in a job with little noise, and in one whose noise (NOISY) hides how long it lasts. Where
+#: several nodes become slow together they share a cause (a network, a rack) that is likely to pass.
+PATIENCE, NOISY, PATIENCE_NOISY, PATIENCE_TOGETHER = 8, 0.01, 24, 60
+#: So many nodes besides it, above half of the threshold, that began within so many steps.
+TOGETHER, TOGETHER_WITHIN = 2, 12
+#: A job without a hiccup for so long, steps, has none; a job that had one is trusted again after a day.
+CALM, CALM_AGAIN = 120, 17_280
+#: What is larger has to last nevertheless, for most hiccups are; what is smaller costs little, and has to
+#: last as in a noisy job.
+LARGE, SMALL = 0.10, 0.03
+#: Of `Streams.wander`, before it is measured.
+WANDER = 3.0
 
 _SHORT = 5
 _SCALES = 64
-_FORGET = 64
+#: Steps of the slow running mean and of the fast one; the variance of their difference in white noise.
+_SLOW, _FAST, _APART_WHITE = 64, 16, 0.01485
+#: Steps that a series' own roughness and the job's wandering remember; E|x - y| of two normal values.
+_ROUGH, _WANDER, _NORMAL_STEP = 200, 256, 1.128
 _BELOW_1 = math.nextafter(1.0, 0.0)
 #: What is kept of each series; after these come its last values, the newest last.
-_FIELDS = ("band", "sum", "since", "mean", "bias_sum", "bias_n", "mean_n", "before", "product", "slow")
+_FIELDS = (
+    "band", "sum", "since", "mean", "fast", "mean_n", "bias", "bias_sum", "bias_n",
+    "before", "rough", "apart", "run", "peak", "slow",
+)  # fmt: skip
 _LAST = len(_FIELDS)
 
 
@@ -99,11 +124,20 @@ class Streams:
     def __init__(self, n: int = 0) -> None:
         self.steps = 0
         self.noise = NOISE_FLOOR
-        #: Of CUSUM; the short median is judged from `leap` above the band.
-        self.threshold, self.leap = THRESHOLD_LEAST, math.inf
-        #: (fields and last values, n), and the noise of the last steps that were judged.
+        #: Of CUSUM.
+        self.threshold = THRESHOLD_LEAST
+        #: (fields and last values, n).
         self.state = np.zeros((_LAST + _SHORT, 0))
-        self.scales, self.judged = np.full(_SCALES, np.nan), 0
+        #: Spread over the series, and their level, of the last steps that were judged; of the level those
+        #: without a jump, and for how many steps it has been out.
+        self.scales, self.levels = np.full((2, _SCALES), np.nan)
+        self.judged = self.paused = 0
+        #: Long-run variance over that of one step: 1 where steps do not resemble each other.
+        self.wander = WANDER
+        #: Steps that are still to pass without a hiccup until the job is trusted to have none.
+        self.untried = CALM
+        #: (n,) the node of each series; None: each is one.
+        self.group: NDArray[np.int32] | None = None
         self.grow(n)
 
     def __len__(self) -> int:
@@ -156,8 +190,8 @@ class Streams:
         return _short_median(self.state[_LAST:])
 
     def bias(self) -> Floats:
-        """(n,) what each series always was above its peers: shrunk where little is known, and bounded."""
-        return _bias(self._of("bias_sum"), self._of("bias_n"), self.noise)
+        """(n,) what each series always was above its peers, as far as that is its nature."""
+        return self._of("bias")
 
     def clear(self) -> NDArray[np.bool_]:
         """(n,) known to be like its peers; where `slow` is false too: unknown, or on its way."""
@@ -168,7 +202,7 @@ class Streams:
         """(n,) how near each series is to being called slow: 1 and above as long as it is."""
         short = np.nan_to_num(self.short_median(), nan=0.0)
         with np.errstate(invalid="ignore", divide="ignore"):
-            near = np.maximum(short / (self.band + self.leap), self.sum / self.threshold)
+            near = np.minimum(self.sum / self.threshold, self._of("apart"))
             near = np.nan_to_num(np.minimum(near, short / (self.band / 2)), nan=0.0)
         return np.where(self.slow, np.maximum(near, 1.0), np.clip(near, 0.0, _BELOW_1))
 
@@ -177,14 +211,22 @@ class Streams:
         step_all([StreamStep(self, x, per_day, number)])
 
 
+def begin_job(streams: Streams) -> None:
+    """Another job on the same parts: what they are is kept, what happens to them is not."""
+    streams.steps = 0
+    for field in ("sum", "since", "run", "peak", "slow"):
+        streams.state[_FIELDS.index(field)] = 0
+
+
 class StreamStep(NamedTuple):
     """One step of one job. `x` (n, or fewer): log ratio to the peers, NaN where unknown. `per_day`: steps in
-    a day. `number`: of the step."""
+    a day. `number`: of the step. `level`: log of the middle series' time; NaN: not known."""
 
     streams: Streams
     x: Floats
     per_day: float
     number: int
+    level: float = math.nan
 
 
 def step_all(steps: Sequence[StreamStep]) -> None:
@@ -209,107 +251,177 @@ class _Columns:
         self.state = np.zeros((_LAST + _SHORT, len(steps), n))
         for row, stream in enumerate(streams):
             self.state[:, row, : widths[row]] = stream.state
-        fields = self.state[:_LAST]
-        self.band, self.sum, self.since, self.mean, self.bias_sum, self.bias_n = fields[:6]
-        self.mean_n, self.before, self.product, self.slow = fields[6:]
+        self.band, self.sum, self.since, self.mean, self.fast, self.mean_n = self.state[:6]
+        self.bias, self.bias_sum, self.bias_n = self.state[6:9]
+        self.before, self.rough, self.apart, self.run, self.peak, self.slow = self.state[9:_LAST]
         self.x = side_by_side([step.x for step in steps], n)
         self.known = np.isfinite(self.x)
+        self.n = np.count_nonzero(self.known, axis=1)[:, None]
         self.widths = _column(widths)
         #: Padding: no series of that job.
         self.beyond = np.arange(n) >= self.widths if min(widths) < n else None
-        self.settled = _column([stream.steps for stream in streams]) > LEARNT
         self.threshold = _column([stream.threshold for stream in streams])
-        #: Of one step, across the series.
-        self.noise = _column([stream.noise for stream in streams])
 
     def step(self) -> None:
-        bias = _bias(self.bias_sum, self.bias_n, self.noise)
-        d = np.where(self.settled, self.x - bias, self.x)
+        d = self.x - self.bias
         self.state[_LAST:-1] = self.state[_LAST + 1 :]
         self.state[-1] = d
-        wide = self._noise(d)
-        unsure = self._allow(wide)
-        clipped = np.clip(d, -self.band - CLIP * wide, self.band + CLIP * wide)
-        self.mean_n += self.known
-        rate = 1 / np.clip(self.mean_n, 1, _FORGET)
-        np.copyto(self.mean, self.mean + (clipped - self.mean) * rate, where=self.known)
-        # Clipping a skewed noise moves its mean: what all series share is no slowness.
-        common = medians(np.where(self.known, self.mean, np.nan))[:, None]
-        moved = clipped - common - self.band
-        np.copyto(self.sum, np.clip(self.sum + moved / wide, 0, 1.5 * self.threshold), where=self.known)
-        number = _column([step.number for step in self.steps])
-        np.copyto(self.since, number, where=self.sum <= 0)
-        self._judge(wide, unsure)
-        self._learn(wide)
+        self._scale(d)
+        unsure = self._allow()
+        clipped = np.clip(d, -self.band - CLIP * self.wide, self.band + CLIP * self.wide)
+        self._means(clipped)
+        self._add_up(clipped, d)
+        self._judge(unsure)
+        self._learn(d)
         for row, step in enumerate(self.steps):
             step.streams.state[:] = self.state[:, row, : len(step.streams)]
 
-    def _noise(self, d: Floats) -> Floats:
-        """The scale of one step's values across the series (MAD), as the median of the last 64 steps; more
-        where a series' steps resemble the step before, for then a sum wanders further."""
-        n = np.count_nonzero(self.known, axis=1)
-        mad = 1.4826 * medians(np.abs(d - medians(d)[:, None])) * n / (n - 0.8)
-        for step, scale in zip(self.steps, mad.tolist(), strict=True):
-            step.streams.scales[step.streams.judged % _SCALES] = scale
-            step.streams.judged += 1
-        scales = side_by_side([step.streams.scales for step in self.steps])
-        self.noise = np.maximum(NOISE_FLOOR, medians(scales))[:, None]
-        for step, noise in zip(self.steps, self.noise[:, 0].tolist(), strict=True):
-            step.streams.noise = noise
-        alike = np.clip(self._own_medians(self.product) / self.noise**2, 0, 0.8)
-        alike = np.where(self.settled, alike, 0.0)
-        return self.noise * np.sqrt((1 + alike) / (1 - alike))
+    def _scale(self, d: Floats) -> None:
+        """Sets (k, 1) `noise`, the spread of a step's values across the series (MAD): the median of the last
+        64 steps, or what two of the last five have where that is a jump; (k, n) `wide`, more where a sum of
+        steps wanders further than that or the series is rougher than others; and (k, 1) `jumped`, of spread
+        or level."""
+        mad = 1.4826 * medians(np.abs(d - medians(d)[:, None])) * self.n[:, 0] / (self.n[:, 0] - 0.8)
+        streams = [step.streams for step in self.steps]
+        for stream, scale in zip(streams, mad.tolist(), strict=True):
+            stream.scales[stream.judged % _SCALES] = scale
+        usual = np.maximum(NOISE_FLOOR, medians(side_by_side([stream.scales for stream in streams])))[:, None]
+        back = np.arange(_SHORT)
+        last = np.array([stream.scales[(stream.judged - back) % _SCALES] for stream in streams])
+        now = np.sort(np.nan_to_num(last), axis=1)[:, -2:-1]
+        jumped = now > usual * (1 + JUMP / np.sqrt(self.n))
+        self.noise = np.where(jumped, now, usual)
+        self.jumped = jumped | self._level_out(streams)
+        for stream, noise in zip(streams, self.noise[:, 0].tolist(), strict=True):
+            stream.noise = noise
+            stream.judged += 1
+        wander = _column([max(1.0, stream.wander) for stream in streams])
+        self.wide = self.noise * np.sqrt(wander) * (1 + np.clip(self.rough / _NORMAL_STEP, 0, 2))
+
+    def _level_out(self, streams: Sequence[Streams]) -> NDArray[np.bool_]:
+        """(k, 1) all take longer than usual. What lasts becomes the usual."""
+        level = _column([step.level for step in self.steps])
+        levels = side_by_side([stream.levels for stream in streams])
+        usual = medians(levels)[:, None]
+        jumped = level > usual + np.maximum(LEVEL_JUMP, 4 * 1.4826 * medians(np.abs(levels - usual))[:, None])
+        for stream, step, out in zip(streams, self.steps, jumped[:, 0].tolist(), strict=True):
+            stream.paused = stream.paused + 1 if out else 0
+            if stream.paused > PAUSE_MOST:
+                stream.levels[:] = np.nan
+            if not 0 < stream.paused <= PAUSE_MOST:
+                stream.levels[stream.judged % _SCALES] = step.level
+        return jumped
 
     def _own_medians(self, values: Floats) -> Floats:
         """(k, 1) over all series of each job, also those without a value in this step."""
         values = values if self.beyond is None else np.where(self.beyond, np.nan, values)
         return medians(values)[:, None]
 
-    def _allow(self, noise: Floats) -> Floats:
+    def _spread(self, values: Floats) -> Floats:
+        """(k, 1) robust deviation over the series with a value in this step."""
+        return 1.4826 * medians(np.where(self.known, np.abs(values), np.nan))[:, None]
+
+    def _allow(self) -> Floats:
         """Sets the band; (k, n) how much of it is for what is not known of the bias."""
-        unsure = noise / np.sqrt(self.bias_n + (noise / BIAS_SCALE) ** 2)
-        unsure = np.where(self.settled, unsure, BIAS_SCALE)
-        self.band[:] = np.maximum(np.where(self.settled, DEAD_BAND, BIAS_MAX), ALLOWANCE * noise + unsure)
+        unsure = self.wide / np.sqrt(self.bias_n + (self.wide / BIAS_SCALE) ** 2)
+        self.band[:] = np.clip(ALLOWANCE * self.wide, DEAD_BAND, ALLOWANCE_MOST) + unsure
         return unsure
 
-    def _judge(self, noise: Floats, unsure: Floats) -> None:
-        """CUSUM by Siegmund's approximation of its run length; the short median by its exact tail."""
-        k = self._own_medians(self.band - unsure) / noise
+    def _means(self, clipped: Floats) -> None:
+        """Running means, how far each is from the others, how much further they wander than white noise."""
+        self.mean_n += self.known
+        for mean, most in ((self.mean, _SLOW), (self.fast, _FAST)):
+            np.copyto(mean, mean + (clipped - mean) / np.clip(self.mean_n, 1, most), where=self.known)
+        # Clipping a skewed noise moves its mean: what all series share is no slowness.
+        self.common = medians(np.where(self.known, self.mean, np.nan))[:, None]
+        above = self.mean - self.common
+        short = np.nan_to_num(_short_median(self.state[_LAST:]), nan=0.0)
+        far = above / np.maximum(APART * self._spread(above), 1e-6)
+        self.apart[:] = np.maximum(far, short / (LEAP * self.wide))
+        moved = self.fast - self.mean
+        spread = self._spread(moved - medians(np.where(self.known, moved, np.nan))[:, None])
+        wander = np.minimum(spread**2 / (_APART_WHITE * self.noise**2), 30.0)
+        for row, step in enumerate(self.steps):
+            if step.streams.judged > _SLOW // 2 and not self.jumped[row, 0]:
+                step.streams.wander += (float(wander[row, 0]) - step.streams.wander) / min(
+                    step.streams.judged, _WANDER
+                )
+
+    def _add_up(self, clipped: Floats, d: Floats) -> None:
+        """CUSUM, and what it says of hiccups."""
+        moved = (clipped - self.common - self.band) / self.wide
+        moved = np.where(self.jumped, np.minimum(moved, 0), moved)
+        np.copyto(self.sum, np.clip(self.sum + moved, 0, 1.5 * self.threshold), where=self.known)
+        self.run += self.known & (d > self.band)
+        height = np.maximum(self.sum / self.threshold, d > LARGE)
+        np.copyto(self.peak, np.maximum(self.peak, height), where=self.known & ~self.jumped)
+        over = self.sum <= 0
+        # Two steps at the clip, or a large one.
+        passed = (over & (self.peak > 0.6) & (self.run <= PATIENCE_NOISY)).any(axis=1)
+        for step, hiccup in zip(self.steps, passed.tolist(), strict=True):
+            step.streams.untried = CALM_AGAIN if hiccup else max(0, step.streams.untried - 1)
+        self.run[over] = self.peak[over] = 0
+        np.copyto(self.since, _column([step.number for step in self.steps]), where=over)
+
+    def _judge(self, unsure: Floats) -> None:
+        """The threshold by Siegmund's approximation of CUSUM's run length."""
+        k = self._own_medians((self.band - unsure) / self.wide)
         length = self.widths * _column([step.per_day for step in self.steps]) / BUDGET_PER_DAY
         self.threshold = np.maximum(THRESHOLD_LEAST, np.log1p(2 * k * k * length) / (2 * k) - 1.166)
-        tail = (1 / length / 10) ** (1 / 3)
-        normal = NormalDist()
-        leap = _column([normal.inv_cdf(1 - share) for share in tail[:, 0].tolist()]) * noise
         for row, step in enumerate(self.steps):
-            step.streams.threshold, step.streams.leap = float(self.threshold[row, 0]), float(leap[row, 0])
+            step.streams.threshold = float(self.threshold[row, 0])
         short = _short_median(self.state[_LAST:])
-        on = ((short > self.band + leap) | (self.sum > self.threshold)) & (short > self.band / 2)
+        on = (self.sum > self.threshold) & (self.apart > 1) & (short > self.band / 2)
+        if on.any():
+            on &= self.run > self._patience(short)
         off = (self.sum < self.threshold / 3) & (short < self.band)
         self.slow[:] = on | ((self.slow > 0) & ~off)
 
-    def _learn(self, noise: Floats) -> None:
-        # What looks slow is not learnt: else a series slow from its start would be like the others soon.
-        calm = self.known & (self.slow == 0) & (self.sum < self.threshold / 4)
+    def _patience(self, short: Floats) -> Floats:
+        """(k, n) steps for which each has to be slow before it is called that."""
+        untried = _column([step.streams.untried for step in self.steps]) > 0
+        patience = np.where(untried | (short > LARGE), PATIENCE, 0)
+        hidden = (self.noise > NOISY) & (short < LEAP * self.wide)
+        patience = np.where(hidden | (short < SMALL), PATIENCE_NOISY, patience)
+        for row, step in enumerate(self.steps):
+            up = np.flatnonzero(self.sum[row] > self.threshold[row] / 2)
+            group = step.streams.group
+            began, node = self.since[row, up], up if group is None else group[up]
+            near = np.abs(began[:, None] - began) <= TOGETHER_WITHIN
+            others = [len(np.unique(node[near[at] & (node != node[at])])) for at in range(len(up))]
+            patience[row, up[np.array(others, int) >= TOGETHER]] = PATIENCE_TOGETHER
+        return patience
+
+    def _learn(self, d: Floats) -> None:
+        # What looks slow is not learnt: else what begins would be a part's nature soon.
+        calm = self.known & (self.slow == 0) & (self.sum < self.threshold / 4) & ~self.jumped
         full = self.bias_n >= BIAS_MEMORY
         kept = np.where(full, self.bias_sum * (1 - 1 / BIAS_MEMORY), self.bias_sum)
-        most = BIAS_MAX + CLIP * noise
+        most = (FOREIGN + 1) * BIAS_SCALE + CLIP * self.wide
         np.copyto(self.bias_sum, kept + np.clip(self.x, -most, most), where=calm)
         self.bias_n += calm & ~full
-        bias = _bias(self.bias_sum, self.bias_n, self.noise)
-        most = CLIP * self.noise
-        now = np.clip(np.where(self.known, self.x - bias, 0), -most, most)
-        self.product += (now * self.before - self.product) / _FORGET
+        self._nature()
+        now = np.clip(np.where(self.known, d, 0) / self.noise, -CLIP, CLIP)
+        self.rough += (np.abs(now - self.before) - _NORMAL_STEP - self.rough) / _ROUGH
         self.before[:] = now
+
+    def _nature(self) -> None:
+        """Sets the bias: a series' mean, shrunk towards its kind where it is not known well, and nothing of
+        it where it is too far from its kind."""
+        mean = self.bias_sum / np.maximum(self.bias_n, 1)
+        unsure = self.noise**2 / np.maximum(self.bias_n, 1)
+        size = np.where(self.bias_n > 0, np.abs(mean), np.nan)
+        spread = (1.4826 * self._own_medians(size)) ** 2 - 2 * self._own_medians(unsure)
+        kind = np.fmax(BIAS_SCALE**2, spread)
+        far = np.abs(mean) / np.sqrt(kind + unsure)
+        natural = np.clip((FOREIGN - far) / (FOREIGN - NATURAL), 0, 1)
+        # A part that was faster and is like the others now holds up none.
+        self.bias[:] = np.maximum(mean, 0) * kind / (kind + unsure) * natural
 
 
 def _column(values: Sequence[float]) -> Floats:
     """(k, 1)"""
     return np.array(values, np.float64)[:, None]
-
-
-def _bias(total: Floats, n: Floats, noise: Floats | float) -> Floats:
-    weight = n * BIAS_SCALE**2
-    return np.clip(total / np.maximum(n, 1) * weight / (weight + noise**2), -BIAS_MAX, BIAS_MAX)
 
 
 def _short_median(last: Floats) -> Floats:

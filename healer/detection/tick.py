@@ -9,7 +9,7 @@ from healer.detection.fleet_figures import FleetFigures
 from healer.detection.forest import Forest
 from healer.detection.lemons import Lemons
 from healer.detection.protocol import Detector, Look, Pair
-from healer.model import Detections, LinkDown, Ruleset, SlurmSnapshot
+from healer.model import Detections, NodeReport, Ruleset, SlurmSnapshot
 from healer.model.telemetry import Report, StepBatch
 from healer.observations import NodePicture, Picture
 from healer.observations.steps import StepTimes
@@ -164,14 +164,14 @@ class Senses:
         slurm: SlurmSnapshot | None,
         now: datetime,
         watched: Collection[Pair],
-        links_down: Mapping[str, LinkDown] | None = None,
+        node_reports: Mapping[str, NodeReport] | None = None,
         faults: Mapping[str, Sequence[str]] | None = None,
     ) -> Detections:
-        """Looks at everything once. Call it every `TICK_S`. `links_down`: nodes that lost a link, by lines;
-        `faults`: titles of the incidents that are open on nodes. ClockStepped: the clock went back, and new
-        `Senses` are needed."""
+        """Looks at everything once. Call it every `TICK_S`. `node_reports`: nodes that lost what a job may
+        need, by lines; `faults`: titles of the incidents that are open on nodes. ClockStepped: the clock went
+        back, and new `Senses` are needed."""
         self.telemetry.check_clock(now)
-        look = self._look(slurm, now, watched, links_down or {}, faults or {})
+        look = self._look(slurm, now, watched, node_reports or {}, faults or {})
         results = [detector.tick(look) for detector in self.detectors]
         clear = {pair: at for result in results for pair, at in result.clear_since.items()}
         # A job that ended, and a node that Slurm no longer has, have no fault any more.
@@ -182,11 +182,11 @@ class Senses:
         return Detections(at=now, findings=findings, clear_since=self._clear)
 
     def look(
-        self, slurm: SlurmSnapshot | None, now: datetime, links_down: Mapping[str, LinkDown]
+        self, slurm: SlurmSnapshot | None, now: datetime, node_reports: Mapping[str, NodeReport]
     ) -> Detections | None:
-        """Between two ticks, where nodes have just lost a link: jobs that are stuck because of it. None:
-        there are none. What the last tick found over is still over."""
-        look = self._look(slurm, now, (), links_down, {})
+        """Between two ticks, where nodes have just lost what a job may need: jobs that are stuck because of
+        it. None: there are none. What the last tick found over is still over."""
+        look = self._look(slurm, now, (), node_reports, {})
         found = tuple(finding for detector in self.detectors for finding in detector.glance(look))
         if not found:
             return None
@@ -199,10 +199,10 @@ class Senses:
         slurm: SlurmSnapshot | None,
         now: datetime,
         watched: Collection[Pair],
-        links_down: Mapping[str, LinkDown],
+        node_reports: Mapping[str, NodeReport],
         faults: Mapping[str, Sequence[str]],
     ) -> Look:
-        return Look(now, self.telemetry, self.steps, slurm, watched, links_down, faults, self._listening)
+        return Look(now, self.telemetry, self.steps, slurm, watched, node_reports, faults, self._listening)
 
 
 def _stretches(reports: Sequence[Report], span: timedelta) -> Collection[tuple[datetime, Sequence[Report]]]:

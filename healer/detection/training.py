@@ -13,12 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from healer.detection.features import ALL_NAMES, columns, definition, whole
-from healer.detection.scorers import KNOWN_LEAST, Fitted, fit, known_enough, scored_of
+from healer.detection.scorers import KNOWN_LEAST, Fitted, known_enough, scored_of
 from healer.model.trained import (
-    DECIDES,
     FeatureRow,
     Floats,
-    Limit,
     Matrix,
     Model,
     ModelComparison,
@@ -125,9 +123,7 @@ def train(
     fitted = int((~held).sum())
     made_of = [first.cluster, first.hardware, first.load, features, made, data_hash, fitted]
     made_of.append(msgspec.to_builtins(params))
-    scorers = fit(data[:fitted], features, params)
-    limits = {name: _limit(scorer.score(data[fitted:]), params) for name, scorer in scorers.items()}
-    decides = limits.pop(DECIDES)
+    threshold, quantiles = _limit(Fitted.to(data[:fitted], features, params).score(data[fitted:]), params)
     model = Model(
         id=hashlib.sha256(json.dumps(made_of).encode()).hexdigest(),
         cluster=first.cluster,
@@ -137,9 +133,8 @@ def train(
         definition=made,
         params=params,
         data_hash=data_hash,
-        threshold=decides.threshold,
-        quantiles=decides.quantiles,
-        other_limits=limits,
+        threshold=threshold,
+        quantiles=quantiles,
         trained_at=now,
         rows=len(data),
         fitted=fitted,
@@ -180,11 +175,11 @@ def _held_out(owners: NDArray, params: Params) -> NDArray[np.bool_]:
     return np.isin(owners, ranked[: len(nodes) // params.held_out])
 
 
-def _limit(scores: Floats, params: Params) -> Limit:
-    """Of nodes that no scorer was fitted to."""
+def _limit(scores: Floats, params: Params) -> tuple[float, dict[str, float]]:
+    """Threshold and quantiles, from nodes that the forest never saw."""
     middle, top = np.quantile(scores, (0.5, params.quantile))
     quantiles = {str(q): float(np.quantile(scores, q)) for q in QUANTILES}
-    return Limit(float(top + params.margin * (top - middle)), quantiles)
+    return float(top + params.margin * (top - middle)), quantiles
 
 
 # --- when it is trained again ---

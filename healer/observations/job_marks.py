@@ -56,9 +56,9 @@ class _Kept(msgspec.Struct, frozen=True, kw_only=True):
     marks: dict[str, Marks]
 
 
-def faded(at: datetime, now: datetime) -> float:
-    """What a mark of `at` is worth now, 0..1."""
-    return math.exp(-max(timedelta(0), now - at) / timedelta(days=FADES_DAYS))
+def faded(at: datetime, now: datetime, days: float = FADES_DAYS) -> float:
+    """What a mark of `at` is worth now, 0..1: 1/e after so many days."""
+    return math.exp(-max(timedelta(0), now - at) / timedelta(days=days))
 
 
 @dataclass(slots=True)

@@ -176,6 +176,14 @@ class NodePicture:
             self.line_late = None
         self.boot_id, self.boot_heard_at, self.last_heard_at = boot_id, at, heard_at
 
+    def shown_boot(self, at: datetime) -> None:
+        """Slurm shows another boot time. Where senders name their boot, theirs decides."""
+        if self.boot_id is None:
+            self.booted_at = at
+            self.changed.add(self.name)
+            self.beats_late.clear()
+            self.line_late = None
+
     def with_address(self, seen: Observation) -> Observation:
         """The line that reports a GPU as lost, with the address of the line before, where they came apart."""
         if seen.kind is not ObservationKind.gpu_lost:

@@ -18,7 +18,7 @@ from healer.model import (
     Detections,
     Finding,
     Inventory,
-    LinkDown,
+    NodeReport,
     Observation,
     ObservationKind,
     Reference,
@@ -28,7 +28,7 @@ from healer.model import (
     Topology,
     merged_facts,
 )
-from healer.model.slurm import is_in_maintenance
+from healer.model.slurm import BOOT_MOVES, is_in_maintenance
 from healer.observations.alerts import Alerts
 from healer.observations.allocations import Allocations
 from healer.observations.echoes import Echoes
@@ -99,8 +99,8 @@ class Picture:
         self.watched: frozenset[tuple[str, Component]] = frozenset()
         #: Node -> titles of the incidents that are open on it, as the last walk left them.
         self.faults: dict[str, tuple[str, ...]] = {}
-        #: Nodes that lost a link within the last minutes, by their own kernel.
-        self.links_down: dict[str, LinkDown] = {}
+        #: Nodes that lost what a job may need within the last minutes, by their own kernel.
+        self.node_reports: dict[str, NodeReport] = {}
         #: The faults of each part over the last days.
         self.history = History(cluster)
         #: Nodes whose facts or boot changed since the last walk, and what nodes should be, by kind.
@@ -149,6 +149,8 @@ class Picture:
                 self.new_versions.setdefault(node.name, {})["driver"] = node.driver, snapshot.taken_at
                 self.node(node.name).facts_at = snapshot.taken_at
                 self.facts_changed.add(node.name)
+            if old is not None and (booted_at := _booted_since(old, snapshot)) is not None:
+                self.node(node.name).shown_boot(booted_at)
             # Only a change is news: a recording repeats boot ids that were not reported again at that time.
             if node.boot_id and (old is None or old.boot_id != node.boot_id):
                 self.node(node.name).heard_boot(node.boot_id, snapshot.taken_at, snapshot.taken_at)
@@ -310,3 +312,13 @@ class Picture:
         if index is None:
             return seen
         return msgspec.structs.replace(seen, component=msgspec.structs.replace(where, gpu=index))
+
+
+def _booted_since(before: SlurmNode, slurm: SlurmSnapshot) -> datetime | None:
+    """The node's BootTime if it has moved. slurmd computes it from the node's clock, which may have been set:
+    a job that outlived the boot disproves it."""
+    at = slurm.nodes[before.name].boot_at
+    if at is None or before.boot_at is None or not before.boot_at + BOOT_MOVES < at <= slurm.taken_at:
+        return None
+    running = (job for job in slurm.jobs_on(before.name) if job.state == "RUNNING")
+    return None if any(job.start_at is not None and job.start_at < at for job in running) else at

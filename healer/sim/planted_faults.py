@@ -184,16 +184,19 @@ class Way(NamedTuple):
     """`stops`: a synchronous job on the node goes no further. `slower` multiplies its step. `hardware`: the
     node is broken until somebody repairs it; otherwise the fault is over once the job has ended.
 
-    `lines` take `{pci}`. `silent`: nothing answers on the node. `sensors` and `port_down`: what its exporter
-    shows. `wrong_numbers`: its rank reports another gradient norm than all others, and the job's own check of
-    its loss stops it after `stops_after_s`. `planted`: what the node's own tests find. `checked`: a threshold
-    check each 5 min would see it.
+    `lines` take `{pci}`; `later`: more of them, each some seconds after the fault. `hangs`: its ranks wait in
+    the kernel and do not end, so that the others wait until NCCL's watchdog. `silent`: nothing answers on the
+    node. `sensors` and `port_down`: what its exporter shows. `wrong_numbers`: its rank reports another
+    gradient norm than all others, and the job's own check of its loss stops it after `stops_after_s`.
+    `planted`: what the node's own tests find. `checked`: a threshold check each 5 min would see it.
     """
 
     stops: bool = True
     slower: float = 1.0
     hardware: bool = True
     lines: tuple[str, ...] = ()
+    later: tuple[tuple[float, str], ...] = ()
+    hangs: bool = False
     silent: bool = False
     sensors: tuple[Fault, ...] = ()
     port_down: bool = False
@@ -240,14 +243,51 @@ WAYS: dict[str, Way] = {
     "machine-check": Way(
         lines=("mce: [Hardware Error]: CPU 12: Machine Check Exception: 5 Bank 4: b200000000070005",)
     ),
-    "host-memory": Way(lines=("Memory failure: 0x1c5a3f: recovery action for dirty LRU page: Failed",)),
+    # The program that touched the page is killed; its node goes on.
+    "host-memory": Way(
+        lines=(
+            "mce: [Hardware Error]: Machine check events logged",
+            "mce: Uncorrected hardware memory error in user-access at 1c5a3f280",
+            "Memory failure: 0x1c5a3f: Sending SIGBUS to python3:4242 due to hardware memory corruption",
+            "Memory failure: 0x1c5a3f: recovery action for dirty LRU page: Recovered",
+            "EDAC MC0: 1 UE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0 (channel:1 slot:0 "
+            "page:0x1c5a3f offset:0x280 grain:32 syndrome:0x0)",
+        )
+    ),
     "pcie-fatal": Way(
         lines=(
             "nvidia {pci}: AER: PCIe Bus Error: severity=Uncorrectable (Fatal), "
             "type=Transaction Layer, (Requester ID)",
         )
     ),
-    "disk": Way(lines=("EXT4-fs (md0): Remounting filesystem read-only",)),
+    # The controller does not answer: Linux waits 30 s, aborts, waits as long again, resets, and gives up.
+    "disk": Way(
+        hangs=True,
+        later=(
+            (
+                30,
+                "nvme nvme4: I/O tag 291 (b123) opcode 0x1 (I/O Cmd) QID 17 timeout, aborting",
+            ),
+            (60, "nvme nvme4: I/O tag 291 (b123) opcode 0x1 (I/O Cmd) QID 17 timeout, reset controller"),
+            (90, "nvme nvme4: Device not ready; aborting reset, CSTS=0x1"),
+            (90, "nvme nvme4: Disabling device after reset failure: -19"),
+            (
+                90,
+                "I/O error, dev nvme4n1, sector 1308098575 op 0x1:(WRITE) flags 0x800",
+            ),
+            (90, "Aborting journal on device nvme4n1-8."),
+            (90, "EXT4-fs (nvme4n1): Remounting filesystem read-only"),
+        ),
+    ),
+    # Sectors that cannot be read, and a program that fails as it writes.
+    "disk-errors": Way(
+        lines=(
+            "critical medium error, dev nvme4n1, sector 1308098575 op 0x0:(READ) flags 0x0",
+            "Buffer I/O error on dev nvme4n1, logical block 163512321, async page read",
+            "EXT4-fs error (device nvme4n1): ext4_find_extent:936: inode #52: comm python3: bad header",
+            "EXT4-fs (nvme4n1): Remounting filesystem read-only",
+        )
+    ),
     "throttle": Way(stops=False, slower=1.18, sensors=(Fault.thermal_throttle,), checked=False),
     "clock-low": Way(stops=False, slower=1.18, sensors=(Fault.clock_low,), checked=False),
     "clock-lower": Way(stops=False, slower=1.10, sensors=(Fault.clock_lower,), checked=False),
@@ -260,7 +300,7 @@ WAYS: dict[str, Way] = {
         checked=False,
         lines=(_xid(31, "Ch 0000000b, intr 00000000. MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_0 faulted"),),
     ),
-    "hang": Way(hardware=False, checked=False),
+    "hang": Way(hardware=False, checked=False, hangs=True),
     # Urgent manual work on the host takes it out of service.
     "unplanned-work": Way(checked=False),
 }

@@ -112,12 +112,12 @@ class RecordedSamples:
             reports, self._reports = self._reports, []
             batches, self._batches = self._batches, []
             self._senses.take(reports, batches, slurm, now)
-        if now < self._due and picture.links_down:
-            return self._senses.look(slurm, now, picture.links_down)
+        if now < self._due and picture.node_reports:
+            return self._senses.look(slurm, now, picture.node_reports)
         if now < self._due or self.next_tick(now) is None:
             return None
         self._senses.take((), (), slurm, now)
-        sensed = self._senses.tick(slurm, now, picture.watched, picture.links_down, picture.faults)
+        sensed = self._senses.tick(slurm, now, picture.watched, picture.node_reports, picture.faults)
         idle = self._senses.is_idle and not picture.watched and now - self._heard_at > _TICK
         self._due = now + (_IDLE_TICK if idle else _TICK)
         return sensed

@@ -118,6 +118,8 @@ class Healer:
             if fault.way.stops:
                 ends = self.site.later(self.site.scenario.job.fails_s)
                 self.site.agenda.at(ends, lambda: self._teardown(fault))
+        for seconds, line in fault.way.later:
+            self.site.agenda.at(self.site.later(ON_THE_WAY_S + seconds), self._line_if_there(fault, line))
         if fault.way.silent:
             for seconds in SILENCE_DUE_S:
                 self.site.agenda.at(self.site.later(seconds), self.wake)
@@ -125,6 +127,13 @@ class Healer:
 
     def read_line(self, node: str, line: str) -> None:
         self._lines(node, [line])
+
+    def _line_if_there(self, fault: Fault, line: str) -> Callable[[], None]:
+        def log() -> None:
+            if fault in self.site.active.get(fault.node, ()):
+                self._lines(fault.node, [line])
+
+        return log
 
     def wake(self) -> None:
         """Makes a walk due now."""

@@ -159,7 +159,7 @@ class _Healed:
         self.site.begin()
         play(
             self.site,
-            (self._note, self.windows.stalls.look, self.people.look, self.reviews.look, self._tidy),
+            (self._note, self.windows.look, self.people.look, self.reviews.look, self._tidy),
             progress,
         )
         self._note()

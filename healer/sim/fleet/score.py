@@ -5,7 +5,9 @@ from datetime import datetime, timedelta
 
 import msgspec
 
+from healer.sim.fleet.scenario import Scenario
 from healer.sim.fleet.site import Record, Site, Spent
+from healer.sim.planted_faults import WAYS, Way
 
 
 class Times(msgspec.Struct, frozen=True):
@@ -48,6 +50,8 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     relapsed_week: int
     #: Those of a week, by why: the repair did not take, something new, or nothing to do with it (`base`).
     relapsed_by: dict[str, int]
+    #: The share of returned nodes that fail again within a week whatever is done: `repeat_floor`.
+    relapsed_floor: float
     people: dict[str, int]
     node_hours_out: float
     incidents: dict[str, int] = {}
@@ -96,6 +100,7 @@ def card_of(
         relapsed_day=sum(_relapsed(returned, records, timedelta(days=1)).values()),
         relapsed_week=sum((week := _relapsed(returned, records, timedelta(days=7))).values()),
         relapsed_by=week,
+        relapsed_floor=round(repeat_floor(scenario), 4),
         people=dict(sorted(people.items())),
         node_hours_out=round(site.node_hours_out, 1),
         incidents=dict(sorted((incidents or {}).items())),
@@ -105,8 +110,12 @@ def card_of(
 
 def _is_of_node(record: Record) -> bool:
     """What somebody had to find."""
-    way = record.fault.way
-    return (way.hardware or way.slower > 1) and record.fault.way_name != "unplanned-work"
+    return is_of_node(record.fault.way)
+
+
+def is_of_node(way: Way) -> bool:
+    """Whether the node is broken or slow, and not only worked on."""
+    return (way.hardware or way.slower > 1) and way != WAYS["unplanned-work"]
 
 
 def _is_missed(record: Record, site: Site) -> bool:
@@ -130,6 +139,24 @@ def _relapsed(returned: list[Record], records: list[Record], within: timedelta) 
         for record in returned
     )
     return _counted(record.fault.because for record in firsts if record is not None)
+
+
+def repeat_floor(scenario: Scenario) -> float:
+    """The expected share of repaired nodes that fail again within a week of their return, for any policy that
+    returns them: relapses, and repairs that did not take and pass the tests, are drawn without regard to
+    anything that shows. Faults of the node's own rate come on top."""
+    faults, ways = (
+        scenario.faults,
+        [
+            (WAYS[way], cause.count * weight / sum(cause.ways.values()))
+            for cause in scenario.mix
+            for way, weight in cause.ways.items()
+        ],
+    )
+    total = sum(weight for _, weight in ways)
+    of_node = sum(weight for way, weight in ways if is_of_node(way)) / total if total else 0.0
+    relapses = faults.relapse * min(1.0, 7 / faults.relapse_days) * of_node
+    return 1 - (1 - relapses) * (1 - faults.not_taken * (1 - scenario.tests.find))
 
 
 def _follows(other: Record, returned: Record, within: timedelta) -> bool:
@@ -184,7 +211,7 @@ def card_text(card: Card) -> str:
         f"missed                    {card.missed}",
         f"undiagnosed; stuck runs   {card.undiagnosed}; {card.stuck}",
         f"returned, failed again    {card.returned}, {card.relapsed_day} within a day, "
-        f"{card.relapsed_week} within a week{_why(card.relapsed_by)}",
+        f"{card.relapsed_week} within a week{_why(card.relapsed_by)}; floor {card.relapsed_floor:.1%}",
         f"nodes out of service      {card.node_hours_out:,.0f} node-hours",
     ]
     lines += ["", "people", *(f"  {name:24}{count}" for name, count in card.people.items())]

@@ -248,6 +248,8 @@ class Site:
         #: Restart count of the job that is running, and when its startup ends.
         self._life: int | None = None
         self._ready_at: datetime | None = None
+        #: Since when it has worked without a stop.
+        self._works_since: datetime | None = None
         self._stop: tuple[str, Record | None] = "start", None
         #: Factor and cause that slow the whole job (storage).
         self.shared_slow: tuple[float, str] = 1.0, NOBODY
@@ -307,7 +309,7 @@ class Site:
         if fault.way_name == "unplanned-work":
             self._work_unplanned(fault)
         elif not way.hardware:
-            lasts = WATCHDOG_S if fault.way_name == "hang" else self.scenario.job.fails_s
+            lasts = WATCHDOG_S if fault.way.hangs else self.scenario.job.fails_s
             self.agenda.at(self.later(lasts), lambda: self.over(fault))
         self.mender.notice_fault(fault)
 
@@ -388,9 +390,13 @@ class Site:
             self._held = job.nodes, frozenset(job.nodes)
         return self._held[1]
 
-    @staticmethod
-    def stops_at(fault: Fault) -> datetime:
-        return fault.at + timedelta(seconds=fault.way.stops_after_s)
+    def stops_at(self, fault: Fault) -> datetime:
+        """When it stops the large job. Wrong numbers are found only in steps that the job has made."""
+        if not fault.way.stops_after_s:
+            return fault.at
+        if self._works_since is None:
+            return self.end
+        return max(fault.at, self._works_since) + timedelta(seconds=fault.way.stops_after_s)
 
     def settle(self) -> None:
         """Books what the jobs did until now, and sets what they do from now on."""
@@ -409,7 +415,7 @@ class Site:
         if job.state != "RUNNING" or "COMPLETING" in job.flags:
             self._note_stop()
             self.work.be(Spent.waits, self._stop[0], now)
-            self._life = None
+            self._life = self._works_since = None
             return
         fault = self.blocking()
         if fault is not None:
@@ -434,6 +440,11 @@ class Site:
         if now < self._ready_at:
             self.work.be(Spent.starts, self._stop[0], now)
             return
+        if self._works_since is None or self.work.doing is not Spent.kept:
+            self._works_since = now
+            for fault in (fault for faults in self.active.values() for fault in faults):
+                if fault.way.stops_after_s:
+                    self.agenda.at(self.stops_at(fault), lambda: None)
         slower, cause = self._slow()
         record = self._stop[1]
         if record is not None and record.running_at is None:

@@ -28,8 +28,8 @@ from healer.sim.fleet_steps import Pace
 from healer.sim.sim_telemetry import Sent, SimTelemetry
 from healer.sim.stores import MemoryColumns
 
-#: A window opens when the job has stalled this long.
-STALLED_S = 120.0
+#: A window opens when the job has stalled this long: what is over sooner needs no step times.
+STALLED_S = 20.0
 #: Seconds of steps before the stall that the window replays: enough to learn the job's usual pauses.
 HISTORY_S = 300.0
 #: A window of a stalled job scrapes at the fine interval for this long.
@@ -59,7 +59,7 @@ def _waits_s(site: Site, fault: Fault) -> float:
     """How long the other ranks wait until NCCL's watchdog or the launcher ends them."""
     if fault.way.wrong_numbers:
         return 0.0  # the job's own check ends it
-    return WATCHDOG_S if fault.way_name == "hang" else site.scenario.job.fails_s
+    return WATCHDOG_S if fault.way.hangs else site.scenario.job.fails_s
 
 
 class Stalls:
@@ -135,7 +135,8 @@ class Window:
         now = self._site.now
         snapshot = self._scrape(now, recorder)
         self._healer.hear(self._checkpoint(now))
-        self._healer.sensed.append(self._senses.tick(snapshot, now, self._healer.picture.watched))
+        picture = self._healer.picture
+        self._healer.sensed.append(self._senses.tick(snapshot, now, picture.watched, picture.node_reports))
         self._healer.wake()
 
     def recall(self, since: datetime, every_s: float, recorder: Recorder | None) -> None:
@@ -276,14 +277,29 @@ class Windows:
         self._now_open: list[Window] = []
         self.node_hours = 0.0
         healer.on_fault_near = self._near
-        self.stalls = Stalls(site, self._open_for_stall)
+        self._stalls = Stalls(site, self._open_for_stall)
+        #: The large job's restart count when its nodes were last looked at.
+        self._life = -1
         self._sample_at_random()
+
+    def look(self) -> None:
+        """Opens the windows that are due. Call it after each moment."""
+        self._stalls.look()
+        job = self._site.snapshot().jobs[self._site.job]
+        if job.state != "RUNNING" or job.restarts == self._life:
+            return
+        # A fault that showed nothing on an idle node shows on one at work.
+        self._life, nodes = job.restarts, set(job.nodes)
+        for node in sorted(self._site.active.keys() & nodes):
+            for fault in self._site.active[node]:
+                if not any(node in window.names for window in self._now_open):
+                    self._near(fault)
 
     def _near(self, fault: Fault) -> None:
         way = fault.way
         if not (way.sensors or way.port_down or way.wrong_numbers) or fault.node in self._site.out_before:
             return
-        until = fault.at + timedelta(minutes=self._spec.after_min)
+        until = max(fault.at, self._site.now) + timedelta(minutes=self._spec.after_min)
         window = next((window for window in self._now_open if fault.node in window.names), None)
         if window is not None:
             window.until = max(window.until, until)

@@ -55,10 +55,7 @@ def test_a_model_says_what_it_was_made_from(trained: Trained, healthy: list[Feat
     assert (model.nodes, model.fitted) == (24, model.rows * 2 // 3)
     assert "gpu power, lowest" in model.features
     assert "NVLink CRC errors" not in model.features
-    assert model.quantiles["0.5"] < model.quantiles["0.99"] < model.threshold
-    assert set(model.other_limits) == {"forest"}
-    forest = model.other_limits["forest"]
-    assert forest.quantiles["0.5"] < forest.quantiles["0.99"] < forest.threshold < 1
+    assert model.quantiles["0.5"] < model.quantiles["0.99"] < model.threshold < 1
 
 
 def test_the_same_history_gives_the_same_model_and_scores(

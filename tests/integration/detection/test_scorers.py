@@ -1,4 +1,4 @@
-"""The scorers of a model: what each is high for, what it names; and the own past that they look at."""
+"""The scorer of a model: what it is high for, what it names; and the own past that they look at."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from healer.detection.features import OWN_MARK, OWN_NAMES, OwnPast, against_own_past
-from healer.detection.scorers import Fitted, largest, shares, side_by_side
+from healer.detection.scorers import Fitted, Residual, largest, shares, unusual_of
 from healer.detection.training import train
-from healer.model.trained import DISTANCE, FOREST, FeatureRow
+from healer.model.trained import FeatureRow
 from healer.observations.groups import Groups
 from tests.support.feature_history import FEATURES, NODES, history
 from tests.support.measured import CLUSTER
@@ -33,57 +33,56 @@ def fitted(rows: list[FeatureRow]) -> Fitted:
     return Fitted(train(rows, len(rows), {}, NOW))
 
 
-def scored(fitted: Fitted, row: FeatureRow, odd: dict[int, float], node: int = 7) -> dict[str, float]:
+def scored(fitted: Fitted, row: FeatureRow, odd: dict[int, float], node: int = 7) -> float:
+    """In units of the threshold."""
     matrix = row.matrix.copy()
     for column, moved in odd.items():
         matrix[node, column] += moved
-    told = side_by_side(fitted, FeatureRow(CLUSTER, "h100", "busy", row.at, NODES, FEATURES, matrix))
+    told = unusual_of(fitted, FeatureRow(CLUSTER, "h100", "busy", row.at, NODES, FEATURES, matrix))
     assert [one.node for one in told] == list(NODES)
-    return {one.way: one.score / one.threshold for one in told[node].ways}
+    (way,) = told[node].ways
+    return way.score / way.threshold
 
 
-def test_one_feature_far_off_raises_every_score_and_passes_the_distance(
+def test_one_feature_far_off_passes_the_threshold(fitted: Fitted, rows: list[FeatureRow]) -> None:
+    assert scored(fitted, rows[-1], {}) < 1 < scored(fitted, rows[-1], {4: 12.0})
+
+
+def test_a_broken_relation_is_seen_although_each_feature_is_usual(
     fitted: Fitted, rows: list[FeatureRow]
 ) -> None:
-    usual, odd = scored(fitted, rows[-1], {}), scored(fitted, rows[-1], {4: 12.0})
-    assert usual[DISTANCE] < 1 < odd[DISTANCE]
-    assert odd.keys() == {DISTANCE, FOREST} and all(odd[name] > usual[name] for name in odd)
-
-
-def test_a_broken_relation_is_seen_by_the_distance_alone(fitted: Fitted, rows: list[FeatureRow]) -> None:
     """Both features stay where other nodes have them."""
     row = rows[-1]
     node = int(np.argmin(np.abs(row.matrix[:, 0])))
-    odd = scored(fitted, row, {0: 2.0, 1: -2.0}, node)
-    assert odd[DISTANCE] > 1 > odd[FOREST]
+    assert scored(fitted, row, {0: 2.0, 1: -2.0}, node) > 1
+    assert scored(fitted, row, {0: 2.0, 1: 2.0}, node) < 1
 
 
-def test_contributions_name_what_is_odd_and_add_up(fitted: Fitted, rows: list[FeatureRow]) -> None:
+def test_what_is_far_off_is_named_first(fitted: Fitted, rows: list[FeatureRow]) -> None:
     matrix = rows[-1].matrix.copy()
-    matrix[7, 4] += 12.0
-    told = side_by_side(fitted, FeatureRow(CLUSTER, "h100", "busy", NOW, NODES, FEATURES, matrix))[7]
-    for way in told.ways:
-        assert way.parts[0].feature == FEATURES[4], way.way
-        assert way.parts[0].away == pytest.approx(float(matrix[7, 4]), abs=1e-3)
-        assert 0.2 < sum(part.share for part in way.parts) <= 1.001
+    matrix[7, 4] += 12
+    told = unusual_of(fitted, FeatureRow(CLUSTER, "h100", "busy", NOW, NODES, FEATURES, matrix))[7]
+    (way,) = told.ways
+    assert way.parts[0].feature == FEATURES[4]
+    assert way.parts[0].away == pytest.approx(float(matrix[7, 4]), abs=1e-3)
+    assert 0.2 < sum(part.share for part in way.parts) <= 1.001
     assert (told.scored, told.model, told.load) == (24, fitted.model.id, "busy")
-    assert [way.way for way in told.ways if way.decides] == [DISTANCE]
 
 
-def test_many_nodes_at_once_have_the_contributions_of_each_alone(
-    fitted: Fitted, rows: list[FeatureRow]
-) -> None:
-    many = np.concatenate([row.matrix[:, : len(fitted.model.features)] for row in rows[:12]])
-    together = fitted.scorers[FOREST].parts(many)
-    alone = np.concatenate([fitted.scorers[FOREST].parts(many[row : row + 1]) for row in (0, 200, 287)])
-    assert together[[0, 200, 287]] == pytest.approx(alone)
-    assert fitted.scorers[FOREST].parts(many[:0]).shape == (0, many.shape[1])
+def test_sizes_know_no_sign_and_fewer_features_than_are_asked_for_are_0() -> None:
+    data = np.random.default_rng(3).normal(size=(400, 2)).astype(np.float32)
+    residual = Residual(data - data.mean(axis=0), np.arange(2))
+    found = residual.sizes(np.array([[3.0, 1.0], [-3.0, -1.0], [0.0, 0.0]], np.float32))
+    assert found.shape == (3, 6)
+    assert found[0] == pytest.approx(found[1], abs=1e-5)
+    assert found[0, 0] > found[2, 0] == pytest.approx(0, abs=1e-5)
+    assert found[0, 1] >= found[0, 2] > found[0, 3] == 0
 
 
 def test_a_node_of_which_most_is_unknown_has_no_score(fitted: Fitted, rows: list[FeatureRow]) -> None:
     matrix = rows[-1].matrix.copy()
     matrix[3, :9] = np.nan
-    told = side_by_side(fitted, FeatureRow(CLUSTER, "h100", "busy", NOW, NODES, FEATURES, matrix))
+    told = unusual_of(fitted, FeatureRow(CLUSTER, "h100", "busy", NOW, NODES, FEATURES, matrix))
     assert NODES[3] not in {one.node for one in told}
     assert len(told) == len(NODES) - 1
 
@@ -134,7 +133,7 @@ def test_a_node_without_a_past_is_neither_usual_nor_unusual(rows: list[FeatureRo
     ]
     fitted = Fitted(train(wide, len(wide), {}, NOW))
     wide[-1].matrix[5, len(FEATURES) :] = np.nan
-    assert {one.node for one in side_by_side(fitted, wide[-1])} == {*NODES} - {NODES[5]}
+    assert {one.node for one in unusual_of(fitted, wide[-1])} == {*NODES} - {NODES[5]}
 
 
 def test_what_is_smooth_follows_slowly_and_begins_anew() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import scoreboard
-from benchmarks._scoreboard import fleet, repeats, smap, step_times
+from benchmarks._scoreboard import bounds, fleet, metric_worlds, repeats, slow_worlds, smap, step_times
 from benchmarks._scoreboard.baselines import ALL, ecod
 from benchmarks._scoreboard.table import Board, Row
 
@@ -65,16 +65,16 @@ def test_a_trace_that_was_cut_before_is_used_whole(tmp_path: Path) -> None:
 
 def test_a_node_that_always_faults_again_is_foretold() -> None:
     day = np.arange(0.5, 170, 1.0)
-    starts = repeats.Starts(day, np.zeros(len(day), np.int64), 170.0)
+    starts = repeats.Starts(day, np.zeros(len(day), np.int64), ("",) * len(day), 170.0)
     rows = {row.name: row.figures for row in repeats.board(starts)}
-    lemons, chance = rows["healer's lemons: faults of a week"], rows["random order"]
-    assert (lemons["precision at 5"], lemons["caught by 10"]) == pytest.approx((0.2, 1.0))
-    assert chance["caught by 10"] < 0.5
+    lemons, chance = rows["healer's score"], rows["random order"]
+    assert (lemons["7 d"], lemons["7 d from"], lemons["7 d to"]) == pytest.approx((0.1, 0.1, 0.1))
+    assert chance["7 d"] < 0.05
 
 
 def test_nothing_of_the_future_is_in_an_order() -> None:
-    starts = repeats.Starts(np.array([10.0, 50.0]), np.array([3, 4]), 100.0)
-    for method in (repeats.lemon, repeats.decayed, repeats.counted):
+    starts = repeats.Starts(np.array([10.0, 50.0]), np.array([3, 4]), ("a", "a"), 100.0)
+    for method in (repeats.healers, repeats.fading(14.0), repeats.counted):
         assert np.flatnonzero(method(starts, 20.0)).tolist() == [3]
 
 
@@ -171,3 +171,27 @@ def test_json_has_no_infinity() -> None:
     board = Board("a set", "a note", [Row("healer", {"F1": 0.5, "delay": float("inf")})])
     assert json.loads(json.dumps(board.json(), allow_nan=False))["rows"][0]["figures"]["delay"] is None
     assert board.text().splitlines()[-1].split() == ["healer", "0.5", "-"]
+
+
+def test_metrics_of_another_author_are_the_same_for_a_seed_and_bounded() -> None:
+    rows = metric_worlds.board(3, 1)
+    assert rows[0] == metric_worlds.board(3, 1)[0]
+    own, *parts = rows[:3]
+    assert own.figures["F1 from"] <= own.figures["F1"] <= own.figures["F1 to"]
+    assert min(part.figures["recall"] for part in parts) <= own.figures["recall"]
+    assert [row.name.partition(";")[0] for row in rows[3:]] == list(ALL)
+
+
+def test_bounds_are_those_of_the_books() -> None:
+    assert bounds.rate(0, 10) == pytest.approx((0, 0.29957), abs=1e-4)
+    assert bounds.rate(10, 1) == pytest.approx((5.4254, 16.9622), abs=1e-3)
+    assert bounds.share(8, 10) == pytest.approx((0.5408, 0.9319), abs=1e-3)
+    assert bounds.median([*range(1, 11)]) == (2, 9)
+
+
+def test_an_alarm_before_the_slowness_is_wrong_and_the_first_since_is_its_delay() -> None:
+    drawn = slow_worlds.world(slow_worlds.CASES[0], 3, 0)
+    on = np.zeros((1000, 32), bool)
+    on[10:12, drawn.slow_node] = on[drawn.onset + 2 :, drawn.slow_node] = True
+    said = slow_worlds.seen(drawn, on)
+    assert (said.delay_s, said.wrong) == (15, 1)

@@ -9,28 +9,26 @@ from typing import Any
 import msgspec
 
 from healer.actions import Toolbox
-from healer.decisions import reset
+from healer.engine.command import Commands, Site
+from healer.engine.controls import Controls, IncidentCommands
 from healer.engine.drive import Driver
 from healer.model import (
-    Command,
-    CommandKind,
     GuardSettings,
-    LogEntry,
     Mode,
     Pause,
     Run,
     RunState,
     SlurmJob,
-    StepEvent,
     SweepSettings,
 )
-from healer.playbooks import UNDO, parts_to_undo, stuck_keys
+from healer.ports.commanding import RunRequest
 from healer.ports.node_exec import NodeUnavailable
+from healer.ports.request_errors import Conflict, Forbidden, GuardRefused, Invalid, NotFound
 from healer.ports.scheduling import SchedulerError, SchedulerUnavailable
 from healer.ports.transactions import LedgerAway
 from healer.processes.detector_loop import Detector, DetectorParts
-from healer.processes.scheduler import leftover_jobs
-from healer.sim.memory_ledger import MemoryLedger, MemoryTx
+from healer.processes.worker import leftover_jobs
+from healer.sim.memory_ledger import MemoryLedger
 from healer.sim.nodes import SimNodes
 from healer.sim.sim_slurm import SimScheduler, SlurmTimes, sim_nodes
 from tests.support.loop import CLUSTER, DEGRADED, FATAL, LOST, REMAP, START, TEARDOWN, lines, name, rules_in
@@ -158,7 +156,7 @@ class World:
             *(self._process(f"beat{n + 1}", n, self._beat) for n in range(2)),
         ]
         self.hub = Hub(self.true, chance, processes, chances or Chances())
-        self._told = 0
+        self._requests = 0
 
     def _process(self, name: str, host: int, main: Callable[[Process], None]) -> Process:
         return Process(name, self.hosts[host], main, self.store.cut)
@@ -336,7 +334,7 @@ class World:
             case _:
                 self.slurm.add_job(nodes=chance.choice((1, 2)), comment="healer:requeue")
 
-    # --- people, as the API does it for them
+    # --- people, by the API's own commands
 
     def _person(self) -> None:
         chance = self.chance
@@ -345,10 +343,19 @@ class World:
         )
         people = MemoryLedger(CLUSTER, self.hosts[0])
         people.tables, people.snapshot = self.store.tables, self.store.snapshot
-        did = getattr(self, f"_person_{act}")(people)
+        self._requests += 1
+        with contextlib.suppress(Conflict, Forbidden, GuardRefused, Invalid, NotFound, SchedulerError):
+            did = getattr(self, f"_person_{act}")(people)
+            if did:
+                self.hub.tell(f"person: {act} {did}")
         self.store.tables = people.tables
-        if did:
-            self.hub.tell(f"ann: {act} {did}")
+
+    def _commands(self, people: MemoryLedger) -> Commands:
+        site = Site(people, self.slurm, self._poke)
+        return Commands({CLUSTER: site}, lambda: self.rules, people.clock)
+
+    def _order(self, by: str = "ann") -> dict[str, str]:
+        return {"by": by, "reason": "because", "request": f"q{self._requests}"}
 
     def _pick(self, *states: RunState) -> Run | None:
         found = [one for one in self.store.tables.runs.values() if one.state in states]
@@ -359,66 +366,30 @@ class World:
         run = self._pick(RunState.proposed, RunState.waiting_approval, RunState.stuck, RunState.held)
         if run is None:
             return ""
-        with people.transaction() as tx:
-            if run.state is RunState.stuck:
-                log = people.tables.log.get(run.id, [])
-                for key in stuck_keys(self.rules.playbooks[run.playbook], log, people.clock.now()):
-                    self._mark(people, run, key, StepEvent.retry)
-                try:
-                    tx.set_run_state(run.id, RunState.running, why="ann retries", at=people.clock.now())
-                except ValueError:  # another run is working on the node: 409
-                    return ""
-                return f"retry {run.id}"
-            if self.chance.random() < 0.3:
-                self._stop(people, run, RunState.rejected)
-                return f"reject {run.id}"
-            held = msgspec.structs.replace(run, approved_by="ann", state=RunState.held, epoch=run.epoch + 1)
-            people.tables.runs[run.id] = held
-            return f"approve {run.id}"
+        commands = self._commands(people)
+        if run.state is RunState.stuck:
+            commands.retry(run.id, **self._order())
+            return f"retry {run.id}"
+        if self.chance.random() < 0.3:
+            commands.reject(run.id, **self._order())
+            self.people_did.append(run.id)
+            return f"reject {run.id}"
+        commands.approve(run.id, **self._order("bob"))
+        return f"approve {run.id}"
 
     def _person_cancel(self, people: MemoryLedger) -> str:
         run = self._pick(RunState.running, RunState.waiting, RunState.stuck, RunState.held)
         if run is None:
             return ""
-        with people.transaction():
-            self._stop(people, run, RunState.cancelled)
-        return run.id
-
-    def _stop(self, people: MemoryLedger, run: Run, state: RunState) -> None:
-        now = people.clock.now()
-        MemoryTx(people).set_run_state(run.id, state, why="ann", at=now)
+        self._commands(people).cancel(run.id, **self._order())
         self.people_did.append(run.id)
-        if run.incident:
-            told = {"run": run.id, "playbook": run.playbook, "state": str(state)}
-            self._tell(people, CommandKind.run_changed, run.incident, told)
-
-    def _tell(self, people: MemoryLedger, kind: CommandKind, incident: str, data: dict[str, Any]) -> None:
-        command = Command(
-            kind=kind, cluster=CLUSTER, at=people.clock.now(), by="ann", incident=incident, reason="because",
-            data=data,
-        )  # fmt: skip
-        people.tables.commands.append(command)
-
-    def _mark(self, people: MemoryLedger, run: Run, key: str, event: StepEvent) -> None:
-        entry = LogEntry(
-            run=run.id, at=people.clock.now(), epoch=run.epoch + 1, step=key, event=event,
-            text="ann: because", data={"by": "ann"},
-        )  # fmt: skip
-        people.tables.log.setdefault(run.id, []).append(entry)
+        return run.id
 
     def _person_undo(self, people: MemoryLedger) -> str:
         run = self._pick(RunState.running, RunState.waiting, RunState.stuck)
         if run is None or run.shadow:
             return ""
-        log = people.tables.log.get(run.id, [])
-        if any(one.step == UNDO for one in log) or not parts_to_undo(self.rules.playbooks[run.playbook], log):
-            return ""
-        try:
-            with people.transaction() as tx:
-                self._mark(people, run, UNDO, StepEvent.done)
-                tx.set_run_state(run.id, RunState.running, why="ann undoes", at=people.clock.now())
-        except ValueError:
-            return ""
+        self._commands(people).undo(run.id, **self._order())
         self.people_did.append(run.id)
         return run.id
 
@@ -431,15 +402,13 @@ class World:
         incident = next(
             (one for one in people.tables.incidents.values() if one.is_open and one.root.node == node), None
         )
-        self._told += 1
-        run = Run(
-            id=f"r-ann-{playbook}-{self._told}", cluster=CLUSTER, playbook=playbook, state=RunState.held,
-            by="ann", reason="because", created_at=people.clock.now(), node=node,
-            incident=incident.id if incident else None, rule=incident.rule if incident else playbook,
-            input={"reason_text": "ann: because"},
+        run = f"r-ann-{playbook}-{self._requests}"
+        self._commands(people).start(
+            RunRequest(
+                id=run, playbook=playbook, cluster=CLUSTER, by="ann", reason="because", node=node,
+                incident=incident.id if incident else None,
+            )
         )  # fmt: skip
-        with people.transaction() as tx:
-            tx.create_run(run)
         return f"{playbook} {node}"
 
     def _person_pause(self, people: MemoryLedger) -> str:
@@ -447,10 +416,11 @@ class World:
             return ""
         scope = self.chance.choice(("all", "node"))
         node = name(self.chance.randint(1, NODES)) if scope == "node" else ""
-        now = people.clock.now()
-        people.tables.pauses.append(
-            Pause(id=f"p{self._told}", scope=scope, name=node, by="ann", reason="hands off", since=now)
+        now, order = people.clock.now(), self._order()
+        pause = Pause(
+            id=f"p{self._requests}", scope=scope, name=node, by="ann", reason="hands off", since=now
         )
+        Controls(people, lambda: self.rules, people.clock).pause(pause, request=order["request"])
         return f"{scope} {node}"
 
     def _person_resume(self, people: MemoryLedger) -> str:
@@ -459,10 +429,7 @@ class World:
         if not held or self.chance.random() < 0.5:
             return ""
         node = self.chance.choice(held).name
-        try:
-            self.slurm.resume(node)
-        except SchedulerError:
-            return ""
+        self.slurm.resume(node)
         return f"{node} by scontrol"
 
     def _person_resolve(self, people: MemoryLedger) -> str:
@@ -470,18 +437,13 @@ class World:
         if not found or self.chance.random() < 0.5:
             return ""
         one = self.chance.choice(found)
+        IncidentCommands(people, lambda: self.rules, people.clock).resolve(one.id, **self._order())
         if one.run is not None:
             self.people_did.append(one.run)
-        self._tell(people, CommandKind.resolve, one.id, {})
         return one.id[:8]
 
     def _person_reset(self, people: MemoryLedger) -> str:
-        breaker = people.tables.breaker
-        assert breaker is not None
-        try:
-            people.tables.breaker = reset(breaker, "ann", "looked at it", people.clock.now())
-        except ValueError:
-            return ""
+        self._commands(people).reset_breaker(CLUSTER, **self._order())
         return "breaker"
 
 

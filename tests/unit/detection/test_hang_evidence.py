@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from healer.detection.hangs import at_rest, ports_down
-from healer.detection.reported import LINKS_KEPT as KEPT
+from healer.detection.reported import REPORTS_KEPT as KEPT
 from healer.model import Part, SlurmJob, Topology
 from healer.observations.telemetry_windows import Telemetry
 from healer.signals.wire import kernel_log_observations
@@ -114,11 +114,11 @@ def test_a_line_of_a_link_that_is_down_is_kept_for_a_while() -> None:
         body, lambda *_: True, site.now, cluster=CLUSTER, book=shipped().kernel_lines
     )
     site.walk(*told.observations)
-    assert site.picture.links_down.keys() == {name(2)} and site.open_incidents == []
-    assert "Link down" in site.picture.links_down[name(2)].text
+    assert site.picture.node_reports.keys() == {name(2)} and site.open_incidents == []
+    assert "Link down" in site.picture.node_reports[name(2)].text
     site.clock.advance(KEPT.total_seconds() - 10)
     site.walk()
-    assert site.picture.links_down.keys() == {name(2)}
+    assert site.picture.node_reports.keys() == {name(2)}
     site.clock.advance(timedelta(seconds=20).total_seconds())
     site.walk()
-    assert site.picture.links_down == {}
+    assert site.picture.node_reports == {}

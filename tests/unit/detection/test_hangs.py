@@ -11,7 +11,7 @@ import pytest
 
 from healer.detection.hangs import Hangs
 from healer.detection.protocol import Look
-from healer.model import Component, FaultClass, Finding, LinkDown, SlurmSnapshot
+from healer.model import Component, Evidence, FaultClass, Finding, NodeReport, Sense, SlurmSnapshot
 from healer.model.telemetry import DOING, StepBatch
 from healer.observations.steps import StepTimes
 from tests.support.looks import look
@@ -29,7 +29,7 @@ class Job:
     shown: SlurmSnapshot = field(default_factory=lambda: slurm(4))
     watched: frozenset = frozenset({HANG})
     rest: bool | None = None
-    links: Mapping[str, LinkDown] = field(default_factory=dict)
+    links: Mapping[str, NodeReport] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.steps, self.detector = StepTimes(CLUSTER), Hangs(lambda *_: self.rest)
@@ -89,7 +89,7 @@ class Job:
     def take(self, *batches: StepBatch) -> None:
         self.shown = msgspec.structs.replace(self.shown, taken_at=self.now)
         self.steps.update(batches, self.shown, self.now)
-        sensed = self.detector.tick(self.look(watched=self.watched, links_down=self.links))
+        sensed = self.detector.tick(self.look(watched=self.watched, node_reports=self.links))
         self.found += sensed.findings
         self.clear = dict(sensed.clear_since)
 
@@ -174,25 +174,25 @@ def test_ranks_that_all_compute_are_believed_as_long_as_their_gpus_work() -> Non
 def test_a_lost_link_is_enough_as_soon_as_a_step_is_overdue() -> None:
     job = Job()
     job.run(40)
-    job.links = {node_name(2): LinkDown(at=job.now, text="mlx5_0: Link down")}
+    job.links = {node_name(2): NodeReport(at=job.now, text="mlx5_0: Link down")}
     job.stand(10)
     (found,) = job.found
     assert found.affected == (Component(cluster=CLUSTER, node=node_name(2)),)
     assert found.arrived_at - found.at == timedelta(seconds=10)
-    assert "gpu0002 lost a link at 03:03:20 UTC (mlx5_0: Link down)" in found.text
+    assert "gpu0002 reported at 03:03:20 UTC: mlx5_0: Link down" in found.text
 
 
 def test_a_link_lost_long_before_or_in_a_job_that_goes_on_or_rests_is_nothing() -> None:
     job = Job()
     job.run(40)
-    job.links = {node_name(2): LinkDown(at=job.now - timedelta(seconds=90), text="Link down")}
+    job.links = {node_name(2): NodeReport(at=job.now - timedelta(seconds=90), text="Link down")}
     job.stand(30)
     assert job.found == []
-    job = Job(links={node_name(2): LinkDown(at=START + timedelta(seconds=200), text="Link down")})
+    job = Job(links={node_name(2): NodeReport(at=START + timedelta(seconds=200), text="Link down")})
     job.run(60)
     assert job.found == []
     job.steps.update([job.words("checkpoint", [0], 1.0, 0)], job.shown, job.now)
-    job.links = {node_name(2): LinkDown(at=job.now, text="Link down")}
+    job.links = {node_name(2): NodeReport(at=job.now, text="Link down")}
     job.stand(30)
     assert job.found == []
 
@@ -244,7 +244,7 @@ def test_it_is_over_when_steps_go_on_or_the_job_ends() -> None:
 def test_what_stands_is_told_again_and_who_is_missing_as_soon_as_it_is_known() -> None:
     job = Job()
     job.run(40)
-    job.links = {node_name(2): LinkDown(at=job.now, text="Link down")}
+    job.links = {node_name(2): NodeReport(at=job.now, text="Link down")}
     job.stand(10)
     job.stand(80, {"collective": others(17), "compute": [17]})
     first, second = job.found
@@ -290,5 +290,63 @@ def test_a_look_between_ticks_tells_of_links_alone() -> None:
     job.run(40)
     job.stand(290, {"compute": others()})
     assert job.found == []
-    elsewhere = {"gpu9999": LinkDown(at=job.now, text="Link down")}
-    assert job.detector.glance(job.look(links_down=elsewhere)) == (), "what its GPUs do is asked by ticks"
+    elsewhere = {"gpu9999": NodeReport(at=job.now, text="Link down")}
+    assert job.detector.glance(job.look(node_reports=elsewhere)) == (), "what its GPUs do is asked by ticks"
+
+
+def loss(at: datetime, node: int = 2, *, kind: str = "fs-read-only") -> dict[str, NodeReport]:
+    where = Component(cluster=CLUSTER, node=node_name(node))
+    line = Evidence(digest="d1", at=at, component=where, text="read-only", sense=Sense.kernel, line="EXT4-fs")
+    return {node_name(node): NodeReport(at=at, text="read-only", fault=kind, evidence=line)}
+
+
+def blamed(job: Job) -> list[Finding]:
+    return [found for found in job.found if found.fault == "node-stopped-job"]
+
+
+def test_a_node_that_lost_its_disk_is_blamed_as_its_job_stops() -> None:
+    job = Job()
+    job.run(40)
+    job.links = loss(job.now)
+    job.stand(120)
+    (found,) = blamed(job)
+    assert found.component == Component(cluster=CLUSTER, node=node_name(2)) and found.jobs == ("4711",)
+    assert (found.fault_class, found.unusable) == (FaultClass.fatal, True)
+    assert [evidence.sense for evidence in found.evidence] == [Sense.kernel, Sense.step_times]
+    assert [evidence.job for evidence in found.evidence] == ["4711", None]
+    assert found.arrived_at - START == timedelta(seconds=225)
+
+
+def test_a_job_that_goes_on_saves_or_stops_for_two_nodes_blames_none() -> None:
+    goes_on = Job(links=loss(START + timedelta(seconds=100)))
+    goes_on.run(60)
+    saves = Job()
+    saves.run(40)
+    saves.links = loss(saves.now)
+    saves.steps.update([saves.words("checkpoint", [0], 1.0, 0)], saves.shown, saves.now)
+    saves.stand(40)
+    several = Job()
+    several.run(40)
+    several.links = loss(several.now) | loss(several.now, 3)
+    several.stand(120)
+    assert blamed(goes_on) == blamed(saves) == blamed(several) == []
+
+
+def test_an_older_loss_is_blamed_only_where_the_job_waits_for_that_node() -> None:
+    found = []
+    for rank in (13, 30):
+        job = Job()
+        job.run(40)
+        job.links = loss(job.now - timedelta(seconds=120), 1)
+        job.stand(90, {"collective": others(rank), "compute": [rank]})
+        found.append([blamed_of.component.node for blamed_of in blamed(job)])
+    assert found == [[node_name(1)], []]
+
+
+def test_a_lost_link_alone_blames_no_node() -> None:
+    """Its port has to be down by its own state, for a while."""
+    job = Job()
+    job.run(40)
+    job.links = loss(job.now, kind="nic-link-down")
+    job.stand(120)
+    assert blamed(job) == [] and job.found

@@ -73,9 +73,9 @@ def days_of(marks: JobMarks, days: int, *jobs: SlurmJob) -> datetime:
 # --- the score ---
 
 
-def test_a_fault_is_worth_one_today_and_a_third_after_two_weeks() -> None:
+def test_a_fault_is_worth_one_today_and_a_third_after_a_month() -> None:
     assert score_of(past(0)) == 1.0
-    assert score_of(past(14)) == pytest.approx(0.37)
+    assert score_of(past(30)) == pytest.approx(0.37)
     assert score_of(past()) == 0.0
 
 
@@ -84,7 +84,12 @@ def test_several_faults_of_several_kinds_with_tickets_pass_the_limit() -> None:
     assert score_of(told) >= LIMIT
     assert score_of(past(1, 5)) < LIMIT
     text = sentence(scores("c", [told], {}, START)[0])
-    assert text.startswith("score 3.") and "3 faults" in text and "30 % of two weeks out of service" in text
+    assert text.startswith("score 3.") and "3 faults" in text and "30 % of two weeks out of service 0" in text
+
+
+def test_time_out_of_service_is_shown_and_worth_nothing() -> None:
+    """It cannot fail meanwhile."""
+    assert score_of(past(1, 5, out=1.0)) == score_of(past(1, 5))
 
 
 def test_what_people_and_jobs_say_never_reaches_the_limit_alone() -> None:
@@ -99,7 +104,7 @@ def test_what_people_and_jobs_say_never_reaches_the_limit_alone() -> None:
 
 
 def test_nodes_are_in_order_and_what_is_nothing_is_left_out() -> None:
-    found = scores("c", [past(20, node="n2"), past(1, 2, node="n1"), past(60, node="n3")], {}, START)
+    found = scores("c", [past(20, node="n2"), past(1, 2, node="n1"), past(80, node="n3")], {}, START)
     assert [one.node for one in found] == ["n1", "n2"]
 
 

@@ -333,3 +333,14 @@ def test_a_value_that_stands_unchanged_over_a_return_is_told_anew() -> None:
     site.fleet.telemetry.forget("n1", site.fleet.now)
     site.engine.forget(site.fleet.telemetry, "n1", site.fleet.now)
     assert {finding.rule for _, finding in site.found(WARM, 20)} == {"hot"}
+
+
+def test_another_xid_of_a_gauge_is_another_event() -> None:
+    """The last Xid stays until the next one comes: that one begins when it comes."""
+    site = Site(rule("heat > 0", names_xid=True, signal="heat"))
+    before = [finding for _ in range(3) for finding in site.tick([0.0, 0.0, 45.0, 0.0]).findings]
+    assert [finding.fault for finding in before] == ["xid-45"]
+    site.tick([0.0, 0.0, 79.0, 0.0])
+    at = site.fleet.now
+    later = [*site.sensed.findings, *site.tick([0.0, 0.0, 79.0, 0.0]).findings]
+    assert [(finding.fault, finding.at) for finding in later] == [("xid-79", at)]

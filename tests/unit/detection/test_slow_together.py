@@ -79,7 +79,7 @@ def test_the_part_of_the_step_that_grew_on_all_ranks_is_said(
 def test_more_than_a_quarter_of_the_ranks_slow_together_are_counted_and_not_blamed() -> None:
     job = Job()
     job.run(60)
-    job.run(40, slow=24)
+    job.run(80, slow=24)
     assert {one.fault for one in job.found} == {"slowness-shared"}
     text = job.found[0].text
     assert "24 of 64 ranks on gpu0000, gpu0001, gpu0002 compute " in text and "longer than the others" in text

@@ -54,7 +54,17 @@ def test_who_was_slow_all_along_is_still_seen() -> None:
     x[:, 7] *= 2.35
     found = score(x[:20], x[20:])
     assert slow(found) == [7]
-    assert (found[:, 7] >= 1).all()
+    assert (found[20:, 7] >= 1).all()
+
+
+@pytest.mark.parametrize("steps", [0, 1, 20, 200])
+@pytest.mark.parametrize("noise", [0.004, 0.12])
+def test_who_is_slow_by_a_tenth_from_the_first_step_is_found_whatever_is_known_before(
+    steps: int, noise: float
+) -> None:
+    x = times(400, noise=noise, seed=2)
+    x[:, 7] *= 1.10
+    assert slow(score(x[:steps], x[steps:])) == [7]
 
 
 def test_stages_of_unequal_length_are_their_nature() -> None:

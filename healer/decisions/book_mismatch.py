@@ -239,13 +239,14 @@ def _reservations(snapshot: SlurmSnapshot, runs: list[Run], now: datetime) -> It
         if not is_our_reservation(kept) or not working.isdisjoint(kept.nodes) or not _old(kept.since, now):
             continue
         node = next((name for name in kept.nodes if name in snapshot.nodes), None)
+        gone = next(iter(kept.nodes), None)
         yield Drift(
             kind=DriftKind.left_reservation,
             cluster=snapshot.cluster,
-            node=node,
+            node=node or gone,
             name=kept.name,
             what=f"The reservation {kept.name} for tests stands, and no run tests {', '.join(kept.nodes)}",
-            would=_VALIDATED if node else "It is ended.",
+            would=_VALIDATED if node else "It is ended (playbook tidy).",
             repair=Repair.validate if node else Repair.end_reservation,
             since=kept.since,
         )
@@ -263,7 +264,7 @@ def _notes(snapshot: SlurmSnapshot, runs: list[Run]) -> Iterator[Drift]:
             cluster=snapshot.cluster,
             node=node.name,
             what="healer's note stands on a node that healer does not hold",
-            would="The note is taken away.",
+            would="The note is taken away (playbook tidy).",
             repair=Repair.clear_note,
         )
 

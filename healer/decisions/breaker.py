@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 import msgspec
 
 from healer.decisions.node_facts import place_of, planned_window, settings_of
+from healer.incidents.certainty import unproven_senders
 from healer.model import (
     REMOVING_VERBS,
     Breaker,
@@ -51,12 +52,14 @@ def storm_roots(
     """The roots of the last 5 minutes that would take capacity away, one per rule and node, oldest first.
 
     Held ones count too (else a storm would hide itself); planned work and nodes that were out already do not,
-    nor what was merged into another incident.
+    nor what was merged into another incident, nor what rests on a relay's text alone: no lie stops healing.
     """
     found: dict[tuple[str, str], Root] = {}
     for incident in sorted(incidents, key=lambda incident: (incident.opened, incident.id)):
         rule, node = rules.by_name.get(incident.rule), incident.root.node
         if rule is None or node is None or not _removes(rule, incident, rules):
+            continue
+        if unproven_senders(incident):
             continue
         began = incident.seen_again or incident.opened
         if began <= now - STORM_WINDOW or incident.node_was_out or incident.plan or incident.merged_into:

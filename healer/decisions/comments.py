@@ -11,7 +11,7 @@ import re
 
 import msgspec
 
-from healer.model import RestartConsent, SlurmJob
+from healer.model import RestartConsent, SlurmJob, shown
 
 #: healer's part of an admin comment begins so.
 OURS = "healer: "
@@ -47,9 +47,8 @@ def with_remark(comment: str, remark: Remark) -> str:
 
 
 def one_line(text: str) -> str:
-    """The text as one printable line without `|`, cut at `LONGEST`."""
-    line = "".join(letter if letter.isprintable() else " " for letter in text.replace("|", "/"))
-    return re.sub(r"\s+", " ", line).strip()[:LONGEST].rstrip()
+    """The text on one line, `shown`, without `|`, cut at `LONGEST`."""
+    return shown.one_line(text.replace("|", "/"))[:LONGEST].rstrip()
 
 
 #: The owner agrees that healer requeues and revives the job, for more than a dead node or GPU (law 8).

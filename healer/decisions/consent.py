@@ -103,10 +103,12 @@ def _restart(proposal: Proposal, facts: GateFacts, rules: Ruleset) -> Answer:
         return allow(Guard.consent, f"{proposal.by} asks for it.")
     if wish_of(job).keep:
         return refuse(Guard.consent, f"The comment of job {job.id} says {KEEP}: it is left to its owner.")
+    if proposal.one_word and proposal.verb is Verb.requeue and not _is_agreed(proposal):
+        why = f"Only a relay's text is against the node of job {job.id}, which may still work: it runs on."
+        return refuse(Guard.consent, why)
     if why := restart_consent(job, settings_of(rules, facts.cluster).consent):
         return allow(Guard.consent, why)
     if proposal.node is None and proposal.approved_by is not None:
-        # A run on a job: its approval covers this restart. The approval of a run on a node covers no job.
         return allow(Guard.consent, f"{proposal.approved_by} approved it for job {job.id}.")
     if proposal.agreed_by is not None:
         return allow(Guard.consent, f"{proposal.agreed_by} agreed to it for job {job.id}.")
@@ -118,6 +120,13 @@ def _restart(proposal: Proposal, facts: GateFacts, rules: Ruleset) -> Answer:
         return allow(Guard.consent, f"Slurm may requeue job {job.id}, and {cause}.")
     why = f"Job {job.id} did not agree to this: its comment would have to say {OPT_IN}."
     return refuse(Guard.consent, why)
+
+
+def _is_agreed(proposal: Proposal) -> bool:
+    """A person agreed to this very restart. The approval of a run on a job covers it; that of a run on a node
+    covers no job."""
+    on_job = proposal.node is None and proposal.approved_by is not None
+    return on_job or proposal.agreed_by is not None
 
 
 def why_not_restartable(job: SlurmJob) -> str | None:
@@ -204,6 +213,8 @@ def approval(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime
         return allow(Guard.approval, f"{proposal.by} asks: no further approval is needed.")
     if proposal.approved_by:
         return allow(Guard.approval, f"Approved by {proposal.approved_by}.")
+    if proposal.doubt:
+        return hold(Guard.approval, f"{proposal.doubt}: a person decides.", used=0, limit=1)
     if proposal.ride:
         return allow(Guard.approval, "No approval is needed.")
     current = facts.modes.get(proposal.rule, proposal.mode)

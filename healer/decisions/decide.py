@@ -16,7 +16,8 @@ import msgspec
 from healer.decisions.capacity import out_of_service
 from healer.decisions.guards import SLOT_VERBS, JudgeResult, judge, tries_of, within_span
 from healer.decisions.node_facts import settings_of_node
-from healer.incidents.growth import has_ended_work, senses_of, why_not_looked, why_too_few_senses
+from healer.incidents.certainty import is_proven_fatal, is_proven_unusable, unproven_senders
+from healer.incidents.growth import senses_of, why_not_looked, why_too_few_senses
 from healer.incidents.impact import urgency_of
 from healer.incidents.part_history import rung_of
 from healer.model import (
@@ -166,8 +167,10 @@ def _proposal(
         playbook=rule.playbook or "",
         remedy=_remedy_of(playbook) or next_remedy(incident, rule, facts, rules, now),
         mode=facts.modes.get(rule.name) or rules.mode_of(rule),
-        unusable=incident.unusable,
-        fatal=has_ended_work(incident),
+        unusable=is_proven_unusable(incident),
+        fatal=is_proven_fatal(incident),
+        doubt=incident.doubt,
+        one_word=bool(unproven_senders(incident)),
         approved_by=active.approved_by if active else None,
         begins=begins_before_acting(verb, playbook),
         adopts=playbook is not None and adopts(playbook),
@@ -436,8 +439,10 @@ def proposal_of(
         playbook=run.playbook,
         remedy=Remedy(run.input.get("remedy") or Remedy.none),
         mode=run.mode,
-        unusable=incident.unusable if incident else False,
-        fatal=incident is not None and has_ended_work(incident),
+        unusable=incident is not None and is_proven_unusable(incident),
+        fatal=incident is not None and is_proven_fatal(incident),
+        doubt=incident.doubt if incident is not None else "",
+        one_word=incident is not None and bool(unproven_senders(incident)),
         by=None if run.by == "healer" else run.by,
         approved_by=run.approved_by,
         agreed_by=run.input["restart_by"][job] if agreed else None,
@@ -558,4 +563,4 @@ def is_known_bad_in_service(incident: Incident, decision: Decision, facts: GateF
     """Law 2: the node is surely unusable, but healer may not take it out of service."""
     node = facts.snapshot.nodes.get(incident.root.node or "") if facts.snapshot else None
     kept = decision.outcome in {Outcome.held, Outcome.refused}
-    return incident.unusable and kept and node is not None and node.in_service
+    return is_proven_unusable(incident) and kept and node is not None and node.in_service

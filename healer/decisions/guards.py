@@ -447,6 +447,7 @@ ASKED: dict[Verb, frozenset[Guard]] = {
     Verb.bisect: _BISECT,
     Verb.release: _TOUCH_JOB,
     Verb.exclude: _TOUCH_JOB,
+    Verb.tidy: _TOUCH_JOB,
     Verb.ticket: _NOTIFY,
     Verb.notify: _NOTIFY,
 }

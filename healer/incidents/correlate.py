@@ -7,6 +7,7 @@ from datetime import datetime
 import msgspec
 
 from healer.incidents.book import Book, asks_for_action, merge_remedies, remedy_of
+from healer.incidents.certainty import is_newly_proven
 from healer.incidents.growth import (
     NEAR,
     add_evidence_of,
@@ -17,7 +18,7 @@ from healer.incidents.growth import (
     end_incident,
     follow_finding,
     limit_evidence,
-    mark_fatal,
+    mark_claims,
     merge_into,
     rank_of_finding,
     reopen_merged,
@@ -80,7 +81,7 @@ def take_findings(book: Book, findings: Sequence[Finding]) -> None:
     """Places each finding. Roots come first, so that their effects find them."""
     before = dict(book.changed)
     for finding in sorted(findings, key=_roots_first):
-        take_finding(book, mark_fatal(finding))
+        take_finding(book, mark_claims(finding))
     book.write_counts()
     touched = [
         incident
@@ -164,7 +165,7 @@ def _join(book: Book, incident: Incident, finding: Finding) -> None:
         title=finding.headline if _has_grown(incident, finding) else incident.title,
     )
     if incident.jobs_hit_final and finding.fault_class is FaultClass.fatal:
-        book.wider[incident.id] = finding.unusable and not incident.unusable
+        book.wider[incident.id] = is_newly_proven(incident, joined)
     book.put(widen_root(joined, finding))
     book.placed.append((incident.id, finding))
     cover_silences(book, book.by_id[incident.id])

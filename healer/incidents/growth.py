@@ -175,13 +175,17 @@ _RANK = {
 _MEASURED_FATAL = 3
 
 
-def mark_fatal(finding: Finding) -> Finding:
-    """The finding with its evidence marked fatal, if a fatal fault was reported: such evidence says that work
-    on the GPU has ended."""
-    if finding.fault_class is not FaultClass.fatal or finding.evidence[0].sense in MEASURED:
+def mark_claims(finding: Finding) -> Finding:
+    """The finding with its evidence marked by what it claims: fatal, if a fatal fault was reported, which has
+    ended the work on the GPU; and that its component surely cannot work."""
+    fatal = finding.fault_class is FaultClass.fatal and finding.evidence[0].sense not in MEASURED
+    if not (fatal or finding.unusable):
         return finding
-    fatal = tuple(msgspec.structs.replace(evidence, fatal=True) for evidence in finding.evidence)
-    return msgspec.structs.replace(finding, evidence=fatal)
+    claims = tuple(
+        msgspec.structs.replace(evidence, fatal=fatal, unusable=finding.unusable)
+        for evidence in finding.evidence
+    )
+    return msgspec.structs.replace(finding, evidence=claims)
 
 
 def rank_of_finding(finding: Finding) -> int:
@@ -265,15 +269,20 @@ def verdicts(finding: Finding, *, asks: bool) -> dict[str, Verdict]:
 def limit_evidence(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
     """The first and the newest evidence, as the return of the node depends on the last.
 
-    The newest of a sense without other evidence stays too, so that its agreement is kept.
+    The newest of a sense without other evidence stays too, so that its agreement is kept; a relay's text
+    never takes the place of the node's own word.
     """
     if len(evidence) <= EVIDENCE_KEPT:
         return evidence
     first, last = evidence[:EVIDENCE_FIRST], evidence[EVIDENCE_FIRST - EVIDENCE_KEPT :]
-    heard = {(item.sense, item.fatal) for item in (*first, *last)}
+    heard = {_claim_of(item) for item in (*first, *last)}
     between = evidence[EVIDENCE_FIRST : EVIDENCE_FIRST - EVIDENCE_KEPT]
-    lone = {(item.sense, item.fatal): item for item in between if (item.sense, item.fatal) not in heard}
+    lone = {_claim_of(item): item for item in between if _claim_of(item) not in heard}
     return (*first, *lone.values(), *last)
+
+
+def _claim_of(item: Evidence) -> tuple[Sense, bool, bool, bool]:
+    return item.sense, item.fatal, item.unusable, bool(item.relayed_by)
 
 
 def add_parts(incident: Incident, more: Sequence[Component]) -> tuple[Component, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from healer.incidents.certainty import is_proven_unusable, unproven_senders
 from healer.incidents.growth import has_ended_work, independent_senses, senses_text
 from healer.incidents.part_history import ladder_for
 from healer.model import (
@@ -245,6 +246,8 @@ _UNEXPLAINED_AT_MOST = 0.5
 _APPLICATION_AT_MOST = 0.8
 #: Highest certainty where only alerts of other systems report the fault.
 _ALERT_AT_MOST = 0.6
+#: Of what a relay says alone.
+_RELAYED_AT_MOST = 0.6
 #: How many lines and figures are quoted, and the longest of each.
 _LINES = 4
 _LINE_LENGTH = 240
@@ -317,7 +320,7 @@ def certainty_of(incident: Incident) -> float:
     Surely unusable (law 2) is 1. Unexplained codes, faults that only other systems report, and errors of
     programs are never certain.
     """
-    if incident.unusable:
+    if is_proven_unusable(incident):
         return 1.0
     senses = _senses(incident)
     doubt = 1 - (_DEFAULT_CONFIDENCE if incident.confidence is None else incident.confidence)
@@ -328,6 +331,8 @@ def certainty_of(incident: Incident) -> float:
         sure = min(sure, _APPLICATION_AT_MOST)
     if senses == (Sense.alert,):
         sure = min(sure, _ALERT_AT_MOST)
+    if unproven_senders(incident):
+        sure = min(sure, _RELAYED_AT_MOST)
     return round(sure, 2)
 
 
@@ -349,7 +354,9 @@ def _why(incident: Incident, rules: Ruleset) -> Iterator[str]:
         yield f"{agreed[:1].upper()}{agreed[1:]} agree"
     yield from _catalogue(incident, rules)
     yield from _rule(incident, rules)
-    if incident.unusable and incident.is_open:
+    if senders := unproven_senders(incident):
+        yield f"Only the relay {senders[0]} says so: it is not the node's own word (law 2)"
+    if is_proven_unusable(incident) and incident.is_open:
         yield "Surely unusable: it is no capacity any more, so the caps on slots do not bind (law 2)"
 
 

@@ -370,7 +370,8 @@ def find_auto_resolve(rules: Ruleset, picture: Picture, incident: Incident) -> C
     cleared_all = [cleared for cleared in found if cleared is not None]
     if len(cleared_all) < len(found):
         return None
-    return msgspec.structs.replace(cleared_all[-1], proven=all(each.proven for each in cleared_all))
+    at = max(cleared.at for cleared in cleared_all)
+    return msgspec.structs.replace(cleared_all[-1], at=at, proven=all(each.proven for each in cleared_all))
 
 
 def is_untreated(incident: Incident) -> bool:

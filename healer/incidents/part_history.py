@@ -269,10 +269,12 @@ _ENDED_BY_BOOT = frozenset({GoneAfter.reset, GoneAfter.boot})
 
 
 class Cleared(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a fault is over. `proven`: it cannot have outlived that; else a test decides. `seen`: the part has
-    to be seen again. `replaced`: by another part. `done`: the highest remedy that must have been done."""
+    """Why a fault is over. `at`: the time of the sign. `proven`: it cannot have outlived that; else a test
+    decides. `seen`: the part has to be seen again. `replaced`: by another part. `done`: the highest remedy
+    that must have been done."""
 
     why: str
+    at: datetime
     proven: bool = True
     seen: bool = False
     replaced: bool = False
@@ -370,46 +372,53 @@ def _replaced(picture: Picture, burst: FaultBurst) -> Cleared | None:
     swaps = picture.history.of(burst.node, now, REPLACED)
     if not swaps or swaps[-1].last_at <= burst.last_at:
         return None
-    return Cleared(why=f"another GPU stands at {burst.pci} now ({now})", replaced=True, done=Remedy.replace)
+    why = f"another GPU stands at {burst.pci} now ({now})"
+    return Cleared(why=why, at=swaps[-1].last_at, replaced=True, done=Remedy.replace)
 
 
 def _withdrawn(rules: Ruleset, picture: Picture, part: str, burst: FaultBurst) -> Cleared | None:
-    def is_later(by: str) -> bool:
+    def later(by: str) -> datetime | None:
         bursts = picture.history.of(burst.node, part, by)
-        return bool(bursts) and bursts[-1].last_at > burst.last_at
+        return bursts[-1].last_at if bursts and bursts[-1].last_at > burst.last_at else None
 
     for cancel in rules.escalations.cancels:
-        if fits(burst.fault, cancel.faults) and is_later(cancel.by):
+        if fits(burst.fault, cancel.faults) and (at := later(cancel.by)) is not None:
             if _keeps_returning(rules, picture, part, burst):
                 return None
             done = Remedy.drain_then_reset if cancel.by == ASKS_NOTHING else Remedy.none
-            return Cleared(why=cancel.text, done=done)
-    if burst.fault_class in HARDWARE and is_later(ASKS_NOTHING):
+            return Cleared(why=cancel.text, at=at, done=done)
+    if burst.fault_class in HARDWARE and (at := later(ASKS_NOTHING)) is not None:
         ladder = _ladder(rules, picture, burst)
         proven = ladder is not None and ladder.gone_after is GoneAfter.reset
-        return Cleared(
-            why="the driver asks for nothing any more", proven=proven, done=Remedy.drain_then_reset
-        )
+        why = "the driver asks for nothing any more"
+        return Cleared(why=why, at=at, proven=proven, done=Remedy.drain_then_reset)
     return None
 
 
 def _booted(rules: Ruleset, picture: Picture, burst: FaultBurst) -> Cleared | None:
     node = picture.node(burst.node)
-    rebooted = node.booted_at is not None and node.booted_at > burst.last_at
-    if burst.boot_id is not None and node.boot_id is not None:
-        heard = node.boot_heard_at
-        rebooted = burst.boot_id != node.boot_id and heard is not None and heard >= burst.last_at
-    if not rebooted:
+    at = _booted_since(picture, burst)
+    if at is None:
         return None
     ladder = _ladder(rules, picture, burst)
     gone_after = ladder.gone_after if ladder is not None else GoneAfter.test
+    cleared = Cleared(why="the node has booted anew", at=at, done=Remedy.reboot_node)
     if gone_after in _ENDED_BY_BOOT:
-        return Cleared(why="the node has booted anew", done=Remedy.reboot_node)
-    seen = burst.pci and node.boot_id and node.gpus.is_seen(burst.pci, node.boot_id)
-    if gone_after is GoneAfter.seen and seen:
-        return Cleared(why="the node has booted anew, and the GPU is there again", done=Remedy.reboot_node)
+        return cleared
     wanted = gone_after is GoneAfter.seen
-    return Cleared(why="the node has booted anew", proven=False, seen=wanted, done=Remedy.reboot_node)
+    if wanted and burst.pci and node.boot_id and node.gpus.is_seen(burst.pci, node.boot_id):
+        return msgspec.structs.replace(cleared, why="the node has booted anew, and the GPU is there again")
+    return msgspec.structs.replace(cleared, proven=False, seen=wanted)
+
+
+def _booted_since(picture: Picture, burst: FaultBurst) -> datetime | None:
+    """When the node booted after the fault, as far as it is known."""
+    node = picture.node(burst.node)
+    booted_at, heard = node.booted_at, node.boot_heard_at
+    if burst.boot_id is not None and node.boot_id is not None:
+        is_later = burst.boot_id != node.boot_id and heard is not None and heard >= burst.last_at
+        return (booted_at or heard) if is_later else None
+    return booted_at if booted_at is not None and booted_at > burst.last_at else None
 
 
 def _ladder(rules: Ruleset, picture: Picture, burst: FaultBurst) -> Ladder | None:

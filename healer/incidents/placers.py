@@ -7,6 +7,7 @@ whether a finding has the cause of an open incident, and what a new root explain
 from collections.abc import Callable, Iterator, Set
 from datetime import datetime, timedelta
 from enum import Enum
+from itertools import chain
 from typing import NamedTuple
 
 from healer.incidents.book import Book, Policies
@@ -79,18 +80,29 @@ def join_as_evidence(finding: Finding, book: Book) -> Placement | None:
 
 
 def explain_job(finding: Finding, book: Book) -> Placement | None:
-    """A slow job on a node with a hardware fault; a hung job, on a node with a fatal one."""
+    """A slow job on a node with a hardware fault; a hung job, on a node with a fatal one or in a place whose
+    nodes are silent."""
     if finding.fault not in _OF_JOBS:
         return None
     jobs = book.hits.named(finding)
     hard = (
         incident for incident in book.these(book.index.hard(None, jobs)) if _is_under(incident, jobs, book)
     )
-    fatal_only = finding.fault == HANG
-    return _first(
-        Way.count,
-        (incident for incident in hard if not fatal_only or incident.fault_class is FaultClass.fatal),
-    )
+    if finding.fault != HANG:
+        return _first(Way.count, hard)
+    fatal = (incident for incident in hard if incident.fault_class is FaultClass.fatal)
+    return _first(Way.count, chain(fatal, _outages_under(jobs, book)))
+
+
+def _outages_under(jobs: Set[str], book: Book) -> Iterator[Incident]:
+    """Places with silent nodes on which one of these jobs runs."""
+    slurm = book.picture.slurm
+    shown = [slurm.jobs[name] for name in sorted(jobs) if name in slurm.jobs] if slurm is not None else []
+    nodes = {node for job in shown for node in job.nodes}
+    for fault in sorted(PLACES_SILENT):
+        for incident in book.these(book.index.of_fault(fault)):
+            if any(part.node in nodes for part in incident.affected):
+                yield incident
 
 
 def explain_wait(finding: Finding, book: Book) -> Placement | None:

@@ -2,7 +2,8 @@
 
 Digests find the same line where both senders know the same of it (boot, sequence number, time). This finds it
 where they do not: a follower names boot and sequence number, a relay only the time, a `dmesg` that somebody
-reads an hour later nothing. Two lines of one sender with different sequence numbers or times stay two events.
+reads an hour later the uptime or nothing. The kernel stamps each record with its uptime in microseconds: that
+identifies it within a boot. Two lines of one sender with different sequence numbers or times stay two events.
 """
 
 import re
@@ -23,9 +24,13 @@ EVENTS_KEPT = 32
 #: What is the route's and not the line's.
 _ROUTE_DATA = frozenset({"ahead_s", "job"})
 _DIGITS = re.compile(r"\d+")
+#: The stamp before a record: `[  123.456789]` of dmesg and syslog, `6,1234,123456789,-;` of /dev/kmsg.
+_STAMP = re.compile(
+    r"(?:[^\[]{0,80}\bkernel: |<\d{1,3}>)?\[ *(\d{1,10})\.(\d{6})[\]\s<]|\d{1,3},\d{1,18},(\d{0,10}?)(\d{6}),"
+)
 
-#: Which fields a sender fills in, how fine its times are, and how its lines begin: senders that differ in it
-#: are different ones.
+#: Which fields a sender fills in, how fine its times are, which relay it is, and how its lines begin: senders
+#: that differ in it are different ones.
 Form = tuple[bool, bool, str, str]
 
 
@@ -37,17 +42,29 @@ class Event:
     until: datetime
     boot_id: str | None
     seq: int | None
+    uptime_s: float | None
     forms: set[Form] = field(default_factory=set)
+    #: The node itself has reported it, and not only a relay.
+    is_own_word: bool = True
 
     @property
     def is_vague(self) -> bool:
         """No sender gave its time or sequence number."""
         return self.seq is None and self.until - self.since > 2 * TOLERANCE
 
+    def is_same(self, other: "Event") -> bool:
+        """The kernel's own stamp or number shows that it is the same record."""
+        apart = self.boot_id and other.boot_id and self.boot_id != other.boot_id
+        if self.boot_id and self.boot_id == other.boot_id and self.seq is not None and self.seq == other.seq:
+            return True
+        return self.uptime_s is not None and self.uptime_s == other.uptime_s and not apart
+
     def take_in(self, other: "Event") -> None:
         self.since, self.until = max(self.since, other.since), min(self.until, other.until)
         self.boot_id, self.seq = self.boot_id or other.boot_id, self.seq if other.seq is None else other.seq
+        self.uptime_s = other.uptime_s if self.uptime_s is None else self.uptime_s
         self.forms |= other.forms
+        self.is_own_word |= other.is_own_word
 
 
 class Echoes:
@@ -57,7 +74,8 @@ class Echoes:
         self._lines: OrderedDict[Hashable, list[Event]] = OrderedDict()
 
     def is_echo(self, seen: Observation, moment: datetime, renewed_at: datetime | None) -> bool:
-        """Whether another sender has already reported this line; remembers it either way.
+        """Whether another sender has already reported this line; remembers it either way. The node's own word
+        on what only a relay had reported is news.
 
         `moment`: the line's time by our clock. `renewed_at`: the last repair or boot of its node: of two
         lines without a time of their own, one before and one after it, the second may be a new fault. A
@@ -71,9 +89,11 @@ class Echoes:
         self._lines.move_to_end(key)
         for before in reversed(events):
             over = renewed_at is not None and before.until <= renewed_at
-            if _is_one(before, event) and not (over and before.is_vague and event.is_vague):
+            may_be_new = over and before.is_vague and event.is_vague
+            if before.is_same(event) or (_is_one(before, event) and not may_be_new):
+                is_proof = event.is_own_word and not before.is_own_word
                 before.take_in(event)
-                return True
+                return not is_proof
         events.append(event)
         del events[:-EVENTS_KEPT]
         if len(self._lines) > LINES_KEPT:
@@ -81,15 +101,26 @@ class Echoes:
         return False
 
 
+def uptime_of(line: str) -> float | None:
+    """Seconds since boot, in whole microseconds, as the kernel stamped the record; None without a stamp."""
+    match = _STAMP.match(line)
+    if match is None:
+        return None
+    whole, micros = match[1] or match[3] or "0", match[2] or match[4]
+    return float(f"{whole}.{micros}")
+
+
 def _event(seen: Observation, moment: datetime) -> Event:
     timed = seen.event_at != seen.arrived_at or "ahead_s" in seen.data
     clock = ("fine" if seen.event_at.microsecond else "seconds") if timed else "none"
-    start = _DIGITS.sub("0", seen.line[:16])
+    start = f"{seen.relayed_by}|{_DIGITS.sub('0', seen.line[:16])}"
     return Event(
         since=moment - (TOLERANCE if timed else DELAY_MAX),
         until=moment + TOLERANCE,
         boot_id=seen.boot_id,
         seq=seen.seq,
+        uptime_s=uptime_of(seen.line),
+        is_own_word=not seen.relayed_by,
         forms={(seen.boot_id is not None, seen.seq is not None, clock, start)},
     )
 
@@ -107,4 +138,6 @@ def _is_one(before: Event, event: Event) -> bool:
         return False
     if before.seq is not None and event.seq is not None and before.seq != event.seq:
         return False
+    if before.uptime_s is not None and event.uptime_s is not None:
+        return False  # of one boot they would be the same
     return before.since <= event.until and event.since <= before.until

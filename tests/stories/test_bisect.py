@@ -3,7 +3,7 @@
 from healer.actions.bisect import LASTS, VOIDS_MAX
 from healer.model import Message, RunState, SlurmJob, Submission
 from healer.ports.scheduling import SchedulerUnavailable
-from healer.processes.scheduler import leftover_jobs
+from healer.processes.worker import leftover_jobs
 from tests.support.asked import over
 from tests.support.bisecting import Bisecting
 from tests.support.loop import LOST, name

@@ -438,9 +438,10 @@ CASES = (
         )
     ),
     Case(
-        "one port goes down",
+        "one port goes down and stays down",
         [nodes(), BOTH, *(port(at, 1) for at in range(0, 900, 30)), clock(930)],
-        ("ib-port-down P2 fabric gpu0001 4711",),
+        ("ib-port-stays-down P2 fabric gpu0001 4711",),
+        ("drain gpu0001",),
     ),
     Case(
         "NCCL at 70 % of its peers",

@@ -3,7 +3,7 @@
 The loop of a fatal fault is closed: reset or reboot, tests, back on probation, or up the ladder to a person.
 """
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -112,6 +112,20 @@ def test_a_job_that_lost_its_data_is_restarted_at_once_and_the_node_goes_on() ->
     assert document["incidents"][0]["remedy"] == ["reset_gpu_when_idle", "requeue_job"]
 
 
+def test_a_job_that_slurm_shows_after_the_error_is_restarted_too() -> None:
+    """A picture of Slurm is seconds old: the job had begun before the error, and shows after it."""
+    heartbeat = {
+        "cluster": CLUSTER,
+        "node": NODE,
+        "boot_id": "b1",
+        "gpus": [{"index": 0, "pci": "0000:9b:00"}],
+    }
+    began = job("7", NODE, requeue=True, comment=OPT_IN, start_at=later(5).isoformat())
+    rows = (nodes(), jobs(0), row(1, "signals/heartbeat", heartbeat), kernel(10, 1, CONTAINED))
+    document = played(*rows, clock(39), jobs(40, began), clock(2 * H))
+    assert next((one["action"], one["job"]) for one in document["actions"]) == ("requeue", "7")
+
+
 def test_where_the_job_has_not_agreed_its_restart_is_held() -> None:
     document = contained(start_at=START.isoformat())
     assert document["actions"] == []
@@ -152,6 +166,31 @@ def test_somebodys_reboot_ends_the_plan_for_a_row_that_it_remapped() -> None:
     document = until(40 * H, REMAP, booted)
     assert document["actions"] == []
     assert document["incidents"][0]["closed"].startswith("2026-11-20T05:00")
+
+
+def without_boot_ids(seconds: float, boot_at: datetime) -> dict[str, Any]:
+    """As a site shows its nodes whose senders name no boot: Slurm's BootTime alone."""
+    shown = nodes(seconds, gpu0001={"boot_at": boot_at.isoformat()})
+    for node in shown["body"]["nodes"]:
+        del node["boot_id"]
+    return shown
+
+
+def test_slurms_boot_time_ends_the_plan_where_no_sender_names_its_boot() -> None:
+    before, after = (without_boot_ids(at, later(boot)) for at, boot in ((0, -9 * H), (2 * H, 2 * H - 90)))
+    line = kernel(10, 1, REMAP, boot_id=None)
+    document = played(before, jobs(5, job("4711", NODE)), line, jobs(2 * H), after, clock(3 * H))
+    assert document["actions"] == []
+    assert document["incidents"][0]["closed"].startswith("2026-11-20T05:00")
+
+
+def test_a_job_that_goes_on_disproves_a_boot_time_that_moved() -> None:
+    """Somebody set the node's clock: the row is still to be remapped."""
+    before, after = (without_boot_ids(at, later(boot)) for at, boot in ((0, -9 * H), (2 * H, 2 * H - 90)))
+    line = kernel(10, 1, REMAP, boot_id=None)
+    began = job("4711", NODE, start_at=later(-H).isoformat())
+    document = played(before, jobs(5, began), line, after, clock(3 * H), jobs(4 * H), clock(5 * H))
+    assert done(document) == RESET
 
 
 def test_a_plan_outlives_the_detector() -> None:

@@ -61,7 +61,7 @@ def test_approved_it_is_cycled_tested_and_returned() -> None:
     site.agree(run, "approve", by="bob")
     for _ in range(12):
         speak(site, 1)
-    for _ in range(6):
+    for _ in range(20):  # Slurm's word on the boot belongs to it, and may come minutes later
         speak(site)
     assert site.kinds() == ["PowerCycle"]
     assert site.run_named(run).state is RunState.done

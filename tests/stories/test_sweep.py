@@ -19,7 +19,7 @@ from healer.model import (
     SweepSettings,
 )
 from healer.playbooks.advance import UNDO
-from healer.processes.scheduler import leftover_jobs
+from healer.processes.worker import leftover_jobs
 from tests.support.loop import LOST, name, rules_in
 from tests.support.under_test import TestSite
 

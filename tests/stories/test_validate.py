@@ -194,14 +194,19 @@ def test_a_person_who_ends_our_reservation_has_given_the_node_back() -> None:
     assert site.node(1).in_service
 
 
-def test_a_persons_drain_amid_the_tests_is_not_lifted_and_is_told_of() -> None:
+@pytest.mark.parametrize("passes", [True, False])
+def test_a_persons_drain_amid_the_tests_ends_them_and_is_not_lifted(passes: bool) -> None:
     site, run = in_test()
     site.slurm.person_drain(NODE, "PSU", "ann")
-    site.slurm.complete(site.running_test())
+    if passes:
+        site.slurm.complete(site.running_test())
+    else:
+        site.slurm.fail_job(site.running_test(), "3:0")
     site.run_for(30)
     assert site.node(1).reason == "PSU"
     assert "resume" not in site.scheduler.writes[3:]
-    assert site.run_named(run).state is RunState.stuck
+    assert site.run_named(run).state is RunState.done
+    assert (site.reservations(), site.ledger.tables.slots) == ({}, {})
     assert [(one.fault, one.owner) for one in site.open_incidents] == [("person-drain", "ann")]
 
 

@@ -1,0 +1,48 @@
+"""Relays whose text accuses more nodes than one sender is believed for (law 2 and 3). Pure.
+
+A relay that nothing vouches for may accuse a few nodes at a time before a second sense agrees. Past that it
+lies, or is broken, or something happened to the whole place: its claims are held for a person, who also hears
+which relay it is. Claims that a second sense proved are not counted, so an honest relay never runs out.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+
+from healer.incidents.certainty import unproven_senders
+from healer.model import HARDWARE, Incident
+
+#: As long as a storm and its cool-down last.
+WINDOW = timedelta(minutes=10)
+#: As few as the smallest storm has; on a large fleet half of what the hour's cap lets go (0.02), so that one
+#: relay never uses up what honest senders need.
+NODES_AT_LEAST, SHARE = 3, 0.01
+
+
+def budget(nodes: int) -> int:
+    """Distinct nodes that one relay may accuse within `WINDOW`; `nodes`: GPU nodes that Slurm knows."""
+    return max(NODES_AT_LEAST, math.floor(SHARE * nodes))
+
+
+def suspects(incidents: Iterable[Incident], nodes: int, now: datetime) -> dict[str, str]:
+    """Sender -> why its claims are held, in one sentence without its end. A sender stays suspect while one
+    of its claims is held."""
+    accused: defaultdict[str, set[str]] = defaultdict(set)
+    found: dict[str, str] = {}
+    most = budget(nodes)
+    for incident in incidents:
+        if not incident.is_open or incident.fault_class not in HARDWARE:
+            continue
+        for sender in unproven_senders(incident):
+            if incident.doubt:
+                found[sender] = incident.doubt
+            if now - incident.opened < WINDOW:
+                accused[sender] |= {part.node for part in (incident.root, *incident.affected) if part.node}
+    for sender, named in accused.items():
+        if len(named) > most and sender not in found:
+            found[sender] = (
+                f"The relay {sender} accuses {len(named)} nodes within 10 min, and no other sense agrees; "
+                f"it is believed for {most}"
+            )
+    return found

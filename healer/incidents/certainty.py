@@ -1,0 +1,59 @@
+"""Law 2: what a claim of a dead node rests on. Pure.
+
+Text that a relay sends may be anybody's. A claim is proven by the node's own word, by what healer or Slurm
+saw of it, or by two independent senses. What is not proven may take a node within the caps, and restarts no
+job that may still make steps.
+"""
+
+from collections.abc import Iterator
+
+from healer.model import Evidence, Incident, Sense
+
+#: Senses that no relay's text can speak for: one alone proves what it says.
+_FIRST_HAND = frozenset({Sense.kernel, Sense.hook, Sense.slurm, Sense.silence, Sense.step_times})
+#: Conclusions from others: never a proof, nor a second sense.
+_CONCLUDED = frozenset({Sense.alert, Sense.history})
+
+
+def is_proven_unusable(incident: Incident) -> bool:
+    """The node surely cannot be used, and not by one relay's text alone."""
+    if not incident.unusable:
+        return False
+    claims = [evidence for evidence in _of_root(incident) if evidence.unusable]
+    # An earlier version marked no evidence: it took each line as the node's own.
+    return not claims or _is_proven(claims)
+
+
+def is_proven_fatal(incident: Incident) -> bool:
+    """A fatal fault has ended the work on its GPU, and not by one relay's text alone."""
+    claims = [evidence for evidence in incident.evidence if evidence.fatal]
+    return bool(claims) and _is_proven(claims)
+
+
+def is_newly_proven(before: Incident, incident: Incident) -> bool:
+    """Jobs may be restarted for it now: the node is surely unusable only since then, or what was claimed of
+    it is proven."""
+    if is_proven_unusable(incident) and not is_proven_unusable(before):
+        return True
+    claimed = any(evidence.fatal for evidence in before.evidence)
+    return claimed and is_proven_fatal(incident) and not is_proven_fatal(before)
+
+
+def unproven_senders(incident: Incident) -> tuple[str, ...]:
+    """The relays on whose text alone the worst that is said of the incident rests; empty where something
+    else says so too, and where no relay speaks of it."""
+    worst = [evidence for evidence in incident.evidence if evidence.fatal or evidence.unusable]
+    claims = worst or list(incident.evidence)
+    if _is_proven(claims):
+        return ()
+    return tuple(sorted({evidence.relayed_by for evidence in claims if evidence.relayed_by}))
+
+
+def _of_root(incident: Incident) -> Iterator[Evidence]:
+    node = incident.root.node
+    return (evidence for evidence in incident.evidence if node is None or evidence.component.node == node)
+
+
+def _is_proven(claims: list[Evidence]) -> bool:
+    senses = {evidence.sense for evidence in claims if not evidence.relayed_by} - _CONCLUDED
+    return bool(senses & _FIRST_HAND) or len(senses) > 1

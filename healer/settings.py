@@ -16,7 +16,7 @@ import shutil
 import tomllib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from typing import Annotated, Any, NamedTuple, Self, TypeVar, cast, get_type_hints
 from urllib.parse import urlsplit
 
 import msgspec
@@ -189,6 +189,15 @@ def parse_slurmrestd(text: str) -> str:
     return text
 
 
+def parse_witnesses(text: str) -> tuple[str, ...]:
+    """Addresses, with commas between them."""
+    kinds = ("file:///", "syslog://", "syslog+tls://", "postgresql://")
+    addresses = tuple(filter(None, (part.strip() for part in text.split(","))))
+    if not addresses or not all(address.startswith(kinds) for address in addresses):
+        raise ValueError(f"a comma list of addresses that begin with {', '.join(kinds)}")
+    return addresses
+
+
 def parse_command(text: str) -> tuple[str, ...]:
     """A command and its arguments, split as a shell would; no shell ever sees it."""
     try:
@@ -225,7 +234,7 @@ Share = Annotated[float | None, Reads(number_between(0, 1, open_low=True))]
 
 # Wide: one field for each setting that a site may write, with its parser.
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All settings of a server process. None: not set, the default of `docs/settings.md` holds.
+    """The settings that every server process reads. None: not set, the default of `docs/settings.md` holds.
 
     `clusters` are the whole settings of each cluster, by name, where the file has tables of them; Slurm
     settings outside the tables then belong to none. `slurm_conf` is allowed in tables only.
@@ -242,11 +251,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     settle_s: Annotated[float, Reads(number_between(0, 60))] = 2.0
     database_url: Annotated[str | None, Reads(parse_database, secret=True)] = None
     redis_url: Annotated[str | None, Reads(parse_broker, secret=True)] = None
+    token_key_file: OptionalPath = None
     rules_dir: OptionalPath = None
     cluster: Text = None
     # --- Slurm
     slurm_rest_url: Annotated[str | None, Reads(parse_slurmrestd)] = None
     slurm_token_file: OptionalPath = None
+    slurm_read_token_file: OptionalPath = None
     slurm_token_command: Annotated[tuple[str, ...] | None, Reads(parse_command)] = None
     slurm_user: Text = None
     munge_socket: OptionalPath = None
@@ -254,19 +265,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     slurm_conf: Path | None = None
     sim_socket: OptionalPath = None
     sim_nodes_socket: OptionalPath = None
-    # --- the ways to nodes: ssh and BMC
-    ssh_key_file: OptionalPath = None
-    ssh_known_hosts: OptionalPath = None
-    ssh_user: Annotated[str | None, Reads(parse_user)] = None
-    ssh_port: Annotated[int | None, Reads(whole_between(1, 65535))] = None
-    ssh_config: OptionalPath = None
-    ssh_diagnose_level: Annotated[int | None, Reads(whole_between(1, 4))] = None
-    bmc_url: Annotated[str | None, Reads(parse_bmc)] = None
-    bmc_user: Text = None
-    bmc_password: Secret = None
-    bmc_ca_file: OptionalPath = None
-    bmc_tls: Annotated[str, Reads(parse_tls)] = CHECKED
-    bmc_system: Text = None
     # --- recordings
     recording: Annotated[Path | None, Reads(parse_recording)] = None
     recording_max_gb: Annotated[float, Reads(number_between(0.1, 100_000))] = 50.0
@@ -293,6 +291,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tickets_close: Text = None
     # --- what goes out, and what proves it
     events_webhook_url: SecretWeb = None
+    audit_witnesses: Annotated[tuple[str, ...] | None, Reads(parse_witnesses, secret=True)] = None
     webhook_secret: Secret = None
     slack_token: Secret = None
     slack_signing_secret: Secret = None
@@ -311,11 +310,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     prometheus_match: Annotated[str, Reads(parse_matchers)] = ""
     clusters: "dict[str, Settings]" = {}
 
-    def each(self) -> "list[Settings]":
+    def each(self) -> list[Self]:
         """The settings of every cluster: one where there are no tables."""
-        return list(self.clusters.values()) or [self]
+        return list(self._tables.values()) or [self]
 
-    def of(self, cluster: str | None) -> "Settings":
+    @property
+    def _tables(self) -> dict[str, Self]:
+        return cast(dict[str, Self], self.clusters)
+
+    def of(self, cluster: str | None) -> Self:
         """Those of this cluster; it must be named where there are several. SettingsError lists them."""
         if not self.clusters:
             if cluster is None or self.cluster in (None, cluster):
@@ -323,12 +326,33 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             raise SettingsError(f"healer looks after the cluster {self.cluster}, not {cluster}.")
         clusters = ", ".join(self.clusters)
         if cluster is None and len(self.clusters) == 1:
-            return next(iter(self.clusters.values()))
+            return next(iter(self._tables.values()))
         if cluster is None:
             raise SettingsError(f"--cluster says which cluster is meant: one of {clusters}.")
         if cluster not in self.clusters:
             raise SettingsError(f"{cluster} is no cluster of HEALER_CONFIG: it has {clusters}.")
-        return self.clusters[cluster]
+        return self._tables[cluster]
+
+
+class ExecutorSettings(Settings, frozen=True, kw_only=True):
+    """With those by which the worker acts: no other part's process ever holds them."""
+
+    ssh_key_file: OptionalPath = None
+    ssh_signing_key_file: OptionalPath = None
+    ssh_known_hosts: OptionalPath = None
+    ssh_user: Annotated[str | None, Reads(parse_user)] = None
+    ssh_port: Annotated[int | None, Reads(whole_between(1, 65535))] = None
+    ssh_config: OptionalPath = None
+    ssh_diagnose_level: Annotated[int | None, Reads(whole_between(1, 4))] = None
+    bmc_url: Annotated[str | None, Reads(parse_bmc)] = None
+    bmc_user: Text = None
+    bmc_password: Secret = None
+    bmc_ca_file: OptionalPath = None
+    bmc_tls: Annotated[str, Reads(parse_tls)] = CHECKED
+    bmc_system: Text = None
+
+
+S = TypeVar("S", bound=Settings)
 
 
 #: Settings that hold what proves a channel of rules/notifications.yaml, and the addresses that are secrets.
@@ -371,33 +395,52 @@ def load(
     **overrides: str | None,
 ) -> Settings:
     """Reads, checks and completes the settings. `overrides`: options of the command line, by field name."""
+    return _load(Settings, environ, which, overrides)
+
+
+def load_executor(
+    environ: Mapping[str, str] = os.environ, *, which: Callable[[str], str | None] = shutil.which
+) -> ExecutorSettings:
+    """As `load`, for the worker and for `healer doctor`."""
+    return _load(ExecutorSettings, environ, which, {})
+
+
+def _load(
+    kind: type[S],
+    environ: Mapping[str, str],
+    which: Callable[[str], str | None],
+    overrides: Mapping[str, str | None],
+) -> S:
     where = environ.get("HEALER_CONFIG", "")
     file, tables = _from_file(where) if where else ({}, {})
     given = file | {n: v for n, v in environ.items() if n.startswith("HEALER_")}
     given |= {f"HEALER_{field.upper()}": value for field, value in overrides.items() if value is not None}
-    values = _parsed(given)
+    values = _parsed(given, kind)
     default: tuple[str, ...] = ("cli",) if which("scontrol") else ("sim",)
     values.setdefault("data_dir", default_data_dir(environ))
     values.setdefault("listen", parse_listen(DEFAULT_LISTEN))
     values.setdefault("slurm_adapters", default)
     if tables and "cluster" in values:
         raise SettingsError(f"HEALER_CLUSTER and the tables of clusters in {where} are both set: keep one.")
-    clusters = {name: _of_table(where, name, table, values) for name, table in tables.items()}
+    clusters = {
+        name: _of_table(f"{where} [clusters.{name}]", name, table, values, kind)
+        for name, table in tables.items()
+    }
     _check_apart(clusters)
     if not clusters:
-        _check_rest(values)
-        _check_bmc(values)
+        _check_ways(values, kind)
     if (problem := _ticket_problem(values)) is not None:
         raise SettingsError(problem)
     values.setdefault("sim_socket", own_sim_socket(values["data_dir"]))
     _place_recording(values)
-    return Settings(**values, clusters=clusters)
+    return kind(**values, clusters={**clusters})
 
 
-def _parsed(given: Mapping[str, str]) -> dict[str, Any]:
-    """Values by field."""
+def _parsed(given: Mapping[str, str], kind: type[Settings]) -> dict[str, Any]:
+    """Values by field. What this kind lacks is not even read from its file."""
     values: dict[str, Any] = {}
-    for name, text in _without_files({n: v for n, v in given.items() if v != ""}).items():
+    needed = {name: text for name, text in given.items() if text != "" and not _is_elsewhere(name, kind)}
+    for name, text in _without_files(needed).items():
         if name in _OF_CLIENTS:
             continue
         reads = _READS[name]
@@ -407,6 +450,16 @@ def _parsed(given: Mapping[str, str]) -> dict[str, Any]:
             shown = "" if reads.secret else f", not {text!r}"
             raise SettingsError(f"{name} must be {error}{shown}.") from None
     return values
+
+
+def _is_elsewhere(name: str, kind: type[Settings]) -> bool:
+    return kind is Settings and name in privileged_names()
+
+
+def privileged_names() -> frozenset[str]:
+    """Names that only the worker's environment may hold, with their `_FILE` forms."""
+    names = _READS.keys() - _READS_OF[Settings].keys()
+    return frozenset(names | {f"{name}_FILE" for name in names})
 
 
 # --- several clusters ------------------------------------------------------------------------------------
@@ -424,31 +477,29 @@ def _may_differ(setting: str) -> bool:
     return setting in _READS and setting.startswith(_OF_A_CLUSTER)
 
 
-def _of_table(where: str, name: str, table: object, around: Mapping[str, Any]) -> Settings:
+def _of_table(title: str, name: str, table: object, around: Mapping[str, Any], kind: type[S]) -> S:
     """One cluster's settings: its table overrides the settings around it."""
-    title = f"{where} [clusters.{name}]"
     if not _CLUSTER_NAME.fullmatch(name):
         raise SettingsError(f"{title}: {name!r} cannot be the ClusterName of a Slurm.")
     if not isinstance(table, dict):
-        raise SettingsError(f"{where}: clusters.{name} must be a table, [clusters.{name}].")
+        raise SettingsError(f"{title}: it must be a table, [clusters.{name}].")
     try:
         for setting in table:
             if not _may_differ(setting):
                 raise SettingsError(_elsewhere(setting))
         given = {setting: _as_text(setting, value) for setting, value in table.items()}
         conf = given.pop("SLURM_CONF", "")
-        of_cluster = _parsed(given) | ({"slurm_conf": parse_path(conf)} if conf else {})
-        tokens = {"slurm_token_file", "slurm_token_command"}
+        of_cluster = _parsed(given, kind) | ({"slurm_conf": parse_path(conf)} if conf else {})
+        tokens = {"slurm_token_file", "slurm_token_command", "slurm_read_token_file"}
         replaced = tokens if tokens & of_cluster.keys() else set()
         values: dict[str, Any] = {k: value for k, value in around.items() if k not in replaced} | of_cluster
-        _check_rest(values)
-        _check_bmc(values)
+        _check_ways(values, kind)
     except SettingsError as error:
         raise SettingsError(f"{title}: {error}") from None
     values.setdefault("sim_socket", own_sim_socket(values["data_dir"], name))
     values["cluster"] = name
     _place_recording(values)
-    return Settings(**values)
+    return kind(**values)
 
 
 def _place_recording(values: dict[str, Any]) -> None:
@@ -474,6 +525,17 @@ def _check_apart(clusters: Mapping[str, Settings]) -> None:
                     f"The clusters {seen[value]} and {name} have the same {setting}: each needs its own."
                 )
             seen[value] = name
+
+
+def _check_ways(values: dict[str, Any], kind: type[Settings]) -> None:
+    """Checks the ways to Slurm and to BMCs. A part that only reads gives up the token that may write where
+    there is one to read."""
+    if kind is Settings and "slurm_read_token_file" in values:
+        values.pop("slurm_token_file", None)
+        values.pop("slurm_token_command", None)
+    else:
+        _check_rest(values)
+    _check_bmc(values)
 
 
 def _check_rest(values: Mapping[str, Any]) -> None:
@@ -502,9 +564,13 @@ def default_data_dir(environ: Mapping[str, str]) -> Path:
     return Path(state) / "healer"
 
 
+#: In the data directory: sockets of what `healer up` simulates.
+SIM_FOLDER = "sim"
+
+
 def own_sim_socket(data_dir: Path, cluster: str = "") -> Path:
     """Where `healer up` offers its own simulated Slurm when HEALER_SIM_SOCKET names no other."""
-    return data_dir / (f"sim-slurm-{cluster}.sock" if cluster else "sim-slurm.sock")
+    return data_dir / SIM_FOLDER / (f"sim-slurm-{cluster}.sock" if cluster else "sim-slurm.sock")
 
 
 def _from_file(where: str) -> tuple[dict[str, str], dict[str, Any]]:
@@ -634,11 +700,16 @@ def _ticket_name(field: str) -> str:
     return f"HEALER_TICKETS_{field.upper()}"
 
 
-_READS: dict[str, Reads] = {
-    f"HEALER_{field.upper()}": reads
-    for field, hint in get_type_hints(Settings, include_extras=True).items()
-    for reads in getattr(hint, "__metadata__", ())
+_READS_OF: dict[type[Settings], dict[str, Reads]] = {
+    kind: {
+        f"HEALER_{field.upper()}": reads
+        for field, hint in get_type_hints(kind, include_extras=True).items()
+        for reads in getattr(hint, "__metadata__", ())
+    }
+    for kind in (Settings, ExecutorSettings)
 }
+#: Every setting there is.
+_READS = _READS_OF[ExecutorSettings]
 #: Where settings are read from, and what belongs to clients and hooks: no server reads them as its settings.
 _OF_CLIENTS = ("HEALER_CONFIG", "HEALER_URL", "HEALER_TOKEN", "HEALER_TOKEN_FILE", "HEALER_HOOK_SPOOL")
 

@@ -1,84 +1,83 @@
 """Chooses the adapters, and wires and starts every part."""
 
 import gc
+import json
 import os
 import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import sqlalchemy as sa
 import structlog
-from sqlalchemy.exc import SQLAlchemyError
 
-from healer.actions import Toolbox
-from healer.adapters.commands.command_runs import Commands
-from healer.adapters.nodes.verbs import NodeVerbs
 from healer.adapters.postgres.audit_rows import PostgresChain
 from healer.adapters.postgres.claims import LedgerParts
 from healer.adapters.postgres.engine import make_engine
-from healer.adapters.postgres.evidence import PostgresEvidence
-from healer.adapters.postgres.inbox import PostgresCheckpoints
 from healer.adapters.postgres.ledger import PostgresLedger
-from healer.adapters.postgres.loops import Beat, Waiting, Waker
-from healer.adapters.postgres.node_rows import SNAPSHOT_CHANNEL, PostgresSnapshots
-from healer.adapters.postgres.sample_reads import PostgresReadings, PostgresSignalReads
-from healer.adapters.postgres.samples import PostgresColumns
-from healer.adapters.signing import CHECKPOINT_FILE, CheckpointFile, load_signer, trusted_keys
-from healer.adapters.slurm.cli_client import CliScheduler
-from healer.adapters.slurm.preferred import OtherCluster, PreferredScheduler
+from healer.adapters.postgres.loops import Beat, Waiting
+from healer.adapters.postgres.node_rows import PostgresSnapshots
+from healer.adapters.postgres.roles import AUDITOR, login_url
+from healer.adapters.postgres.tokens import PostgresTokens
+from healer.adapters.signing import CHECKPOINT_FILE, CheckpointFile, trusted_keys
+from healer.adapters.slurm.cli_reads import CliReads
+from healer.adapters.slurm.preferred_reads import OtherCluster, PreferredReads
 from healer.adapters.slurm.rest_token import CommandToken, FileToken
 from healer.adapters.system_clock import SystemClock
-from healer.audit import Sealer, Trail
-from healer.engine.drive import Driver
+from healer.adapters.token_key import KEY_FILE as TOKEN_KEY_FILE
+from healer.adapters.token_key import TokenKeyUnreadable, token_key
+from healer.adapters.witnesses import witnessed_lines
+from healer.audit import Report, Trail, read_checkpoints, report_against
+from healer.bootstrap.log_lines import shown_by_logging, shown_traceback, with_symbols
 from healer.model import Role, Ruleset
 from healer.observations.slurm_poll import POLL_S
 from healer.ports.callers import NewToken
-from healer.ports.node_exec import Bmc, NodeExec
-from healer.ports.scheduling import Scheduler, SchedulerError
+from healer.ports.scheduling import SchedulerError, SlurmReads
 from healer.ports.transactions import Poke
 from healer.processes.rulebook import KeptRules, Rulebook
 from healer.processes.scheduler import (
     DELIVER_S,
-    LEFT_JOBS_S,
-    SEAL_S,
+    ENROLMENTS_S,
     SWEEP_S,
     TIDY_S,
+    WATCH_S,
     Duty,
     Poll,
-    leftover_jobs,
+    enrolment_watch,
     run_duties,
+    seal_watch,
     sweep,
     woken_by,
 )
 from healer.rulebook.ruleset import RulesInvalid
 from healer.rulebook.ruleset import load as load_rules
-from healer.settings import CHECKED, Settings, SettingsError, guard_overrides, rules_folder
+from healer.settings import SIM_FOLDER, Settings, SettingsError, guard_overrides, rules_folder
+
+if TYPE_CHECKING:
+    from healer.adapters.slurm.rest_reads import RestReads
 
 log = structlog.get_logger()
 
 #: Timeout of a call that changes Slurm: shorter than the lease's margin for effects.
 SLURM_TIMEOUT_S = 4.0
-#: Records of the site's commands, below the data directory.
-COMMANDS_FOLDER = "commands"
 SIGN_IN_LASTS = timedelta(minutes=10)
-#: The machine's own list of host keys.
-KNOWN_HOSTS = Path("/etc/ssh/ssh_known_hosts")
-#: Level of DCGM's tests: about two minutes.
-DIAGNOSE_LEVEL = 2
+#: Below the data directory's folder of what is simulated: the tokens of the demo's nodes and technician.
+DEMO_TOKENS = "demo-tokens.json"
 
 
-def database_url(settings: Settings) -> str:
-    """The database of this installation: as set, else the embedded one of a running `healer up`."""
+def database_url(settings: Settings, role: str = "healer_api") -> str:
+    """The database of this installation: as set, with its login, else the embedded one of a running `healer
+    up`, as `role`."""
     if settings.database_url is not None:
         return settings.database_url
     from healer.embedded.postgres import forget_others
     from healer.embedded.running import find
 
     forget_others(os.environ)
-    return find(settings.data_dir).database_url
+    return login_url(find(settings.data_dir).database_url, role)
 
 
 def broker_url(settings: Settings) -> str:
@@ -89,44 +88,54 @@ def broker_url(settings: Settings) -> str:
     return find(settings.data_dir).broker_url
 
 
-def engine(settings: Settings, *, name: str = "healer", pool_size: int = 8) -> sa.Engine:
-    return make_engine(database_url(settings), name=name, pool_size=pool_size)
+def engine(
+    settings: Settings,
+    *,
+    name: str = "healer",
+    pool_size: int = 8,
+    role: str = "healer_api",
+    acts_as: str | None = None,
+) -> sa.Engine:
+    """`role`: for commands, on an embedded database. `acts_as`: a role that the login takes at once."""
+    return make_engine(database_url(settings, role), name=name, pool_size=pool_size, acts_as=acts_as)
 
 
-def scheduler(settings: Settings, *, cluster: str | None = None) -> PreferredScheduler:
-    """Slurm, by the adapters of HEALER_SLURM_ADAPTERS in their order. With `cluster` it reaches no other."""
-    adapters = [_adapter(name, settings) for name in settings.slurm_adapters]
-    return PreferredScheduler(adapters, cluster=cluster)
+def slurm_reads(settings: Settings, *, cluster: str | None = None) -> PreferredReads[SlurmReads]:
+    """Slurm to read, by the adapters of HEALER_SLURM_ADAPTERS in their order; `healer.bootstrap.executor` has
+    the calls that change it. With `cluster` it reaches no other."""
+    return PreferredReads([_reads(name, settings) for name in settings.slurm_adapters], cluster=cluster)
 
 
-def _adapter(name: str, settings: Settings) -> Scheduler:
+def _reads(name: str, settings: Settings) -> SlurmReads:
     if name == "rest":
-        return _rest(settings)
+        from healer.adapters.slurm.rest_reads import RestReads
+
+        if settings.slurm_read_token_file is None:
+            return rest_by(RestReads, settings, slurm_token(settings), settings.slurm_user)
+        return rest_by(RestReads, settings, FileToken(settings.slurm_read_token_file), None)
     if name == "pyslurm":
-        from healer.adapters.slurm.pyslurm_client import PyslurmScheduler
+        from healer.adapters.slurm.pyslurm_reads import PyslurmReads
 
-        env = {"SLURM_CONF": str(settings.slurm_conf)} if settings.slurm_conf else None
-        return PyslurmScheduler(timeout_s=SLURM_TIMEOUT_S, env=env)
+        return PyslurmReads(timeout_s=SLURM_TIMEOUT_S, env=conf_environ(settings))
     if name == "sim":
-        if settings.sim_socket is None:
-            raise SettingsError("HEALER_SIM_SOCKET must name the socket of the simulated Slurm.")
-        from healer.sim.sim_slurm import SimClient
+        from healer.sim.sim_slurm import SimReads
 
-        return SimClient(settings.sim_socket, timeout_s=SLURM_TIMEOUT_S)
-    conf = str(settings.slurm_conf) if settings.slurm_conf else None
-    return CliScheduler(conf, timeout_s=SLURM_TIMEOUT_S, bin_dir=settings.slurm_bin_dir)
+        return cast(SlurmReads, SimReads(sim_socket(settings), timeout_s=SLURM_TIMEOUT_S))
+    return CliReads(slurm_conf(settings), timeout_s=SLURM_TIMEOUT_S, bin_dir=settings.slurm_bin_dir)
 
 
-def _rest(settings: Settings) -> Scheduler:
-    from healer.adapters.slurm.rest import RestScheduler
+R = TypeVar("R", bound="RestReads")
 
+
+def rest_by(client: "type[R]", settings: Settings, token: FileToken | CommandToken, user: str | None) -> R:
+    """slurmrestd as this client asks it. `user` None: whom the token names."""
     if settings.slurm_rest_url is None:
         raise SettingsError("HEALER_SLURM_REST_URL must name slurmrestd's address.")
     try:
-        return RestScheduler(
+        return client(
             settings.slurm_rest_url,
-            user=settings.slurm_user,
-            token=slurm_token(settings),
+            user=user,
+            token=token,
             timeout_s=SLURM_TIMEOUT_S,
             cluster=settings.cluster,
         )
@@ -134,8 +143,22 @@ def _rest(settings: Settings) -> Scheduler:
         raise SettingsError(f"HEALER_SLURM_REST_URL or HEALER_SLURM_USER is wrong: {error}.") from error
 
 
+def slurm_conf(settings: Settings) -> str | None:
+    return str(settings.slurm_conf) if settings.slurm_conf else None
+
+
+def conf_environ(settings: Settings) -> dict[str, str] | None:
+    return {"SLURM_CONF": str(settings.slurm_conf)} if settings.slurm_conf else None
+
+
+def sim_socket(settings: Settings) -> Path:
+    if settings.sim_socket is None:
+        raise SettingsError("HEALER_SIM_SOCKET must name the socket of the simulated Slurm.")
+    return settings.sim_socket
+
+
 def slurm_token(settings: Settings) -> FileToken | CommandToken:
-    """Where slurmrestd's token comes from."""
+    """Where slurmrestd's token that may write comes from."""
     if settings.slurm_token_command is not None:
         return CommandToken(
             settings.slurm_token_command, timeout_s=SLURM_TIMEOUT_S, slurm_conf=settings.slurm_conf
@@ -145,82 +168,17 @@ def slurm_token(settings: Settings) -> FileToken | CommandToken:
     raise SettingsError("HEALER_SLURM_TOKEN_FILE must name the file with slurmrestd's token.")
 
 
-def slurm_users(settings: Settings) -> tuple[str, ...]:
-    """The users as whom healer's adapters call Slurm: it reserves nodes under test for them.
-
-    Raises SchedulerError while a token cannot be read.
-    """
-    from healer.adapters.slurm.commands import own_account
-    from healer.adapters.slurm.rest_token import user_of
-
-    found = []
-    for name in settings.slurm_adapters:
-        if name == "rest":
-            now = SystemClock().now()
-            found.append(settings.slurm_user or user_of(slurm_token(settings).current(now)))
-        else:
-            found.append("root" if name == "sim" else own_account())
-    return tuple(dict.fromkeys(user for user in found if user))
-
-
-def node_exec(settings: Settings) -> NodeExec | None:
-    """How playbooks work on nodes themselves; None where nothing is configured."""
-    if settings.ssh_key_file is not None:
-        if settings.sim_nodes_socket is not None:
-            raise SettingsError("HEALER_SSH_KEY_FILE and HEALER_SIM_NODES_SOCKET are both set: keep one.")
-        return ssh_nodes(settings, settings.ssh_key_file)
-    if settings.sim_nodes_socket is None:
-        return None
-    from healer.sim.nodes import NodesClient
-
-    return NodesClient(settings.sim_nodes_socket, timeout_s=SLURM_TIMEOUT_S)
-
-
-def ssh_nodes(settings: Settings, key_file: Path) -> NodeVerbs:
-    """healer-node over SSH."""
-    from healer.adapters.nodes.ssh import Ssh, SshSettings
-
-    chosen = SshSettings(
-        key_file=key_file,
-        known_hosts=settings.ssh_known_hosts or KNOWN_HOSTS,
-        user=settings.ssh_user or "root",
-        port=settings.ssh_port,
-        config=settings.ssh_config,
-    )
-    return NodeVerbs(Ssh(chosen), level=settings.ssh_diagnose_level or DIAGNOSE_LEVEL)
-
-
-def bmc(settings: Settings) -> Bmc | None:
-    """The BMCs of the nodes; None where none is configured."""
-    if settings.bmc_url is None:
-        return None
-    from healer.adapters.bmc.redfish import Redfish, RedfishSettings
-
-    chosen = RedfishSettings(
-        url=settings.bmc_url,
-        user=settings.bmc_user or "",
-        password=settings.bmc_password or "",
-        ca_file=settings.bmc_ca_file,
-        check_tls=settings.bmc_tls == CHECKED,
-        system=settings.bmc_system,
-    )
-    try:
-        return Redfish(chosen)
-    except ValueError as error:
-        raise SettingsError(f"{error}.") from None
-
-
 def cluster_name(settings: Settings) -> str:
     """HEALER_CLUSTER, else what Slurm calls itself."""
     if settings.cluster is not None:
         return settings.cluster
     try:
-        return scheduler(settings).cluster_name()
+        return slurm_reads(settings).cluster_name()
     except SchedulerError as error:
         raise SettingsError(f"HEALER_CLUSTER is not set and Slurm does not tell its name: {error}") from error
 
 
-def is_own_cluster(slurm: Scheduler, cluster: str) -> bool:
+def is_own_cluster(slurm: SlurmReads, cluster: str) -> bool:
     """True if Slurm says that it is this cluster, False while it does not answer.
 
     Raises SettingsError for another cluster: nodes of the same name would be drained there.
@@ -250,15 +208,17 @@ def load_site_rules(folder: Path, settings: Settings, *, prove: bool = True) -> 
     )
 
 
-def rulebook(settings: Settings) -> Rulebook:
-    """Raises SettingsError if neither the files nor the last proven rules can be used."""
+def rulebook(settings: Settings, kept: str = "rules") -> Rulebook:
+    """`kept`: the folder of the data directory for the last proven rules; the worker believes its own alone.
+
+    Raises SettingsError if neither the files nor the last proven rules can be used."""
     where = rules_folder(settings)
 
     def load(folder: Path, prove: bool) -> Ruleset:
         return load_site_rules(folder, settings, prove=prove)
 
     try:
-        return Rulebook(where, load, KeptRules(settings.data_dir / "rules"))
+        return Rulebook(where, load, KeptRules(settings.data_dir / kept))
     except RulesInvalid as error:
         first, *others = error.problems
         more = f", and {len(others)} more" if others else ""
@@ -293,6 +253,13 @@ def audit_trail(settings: Settings, db: sa.Engine | None = None) -> Trail:
     return Trail(PostgresChain(db), lambda: trusted_keys(settings.data_dir), file)
 
 
+def audit_against(settings: Settings, place: str, keys: Sequence[str]) -> Report:
+    """The audit in the database, held against a witness. Raises WitnessAway and ExportError."""
+    held = read_checkpoints(witnessed_lines(place))
+    db = engine(settings, name="healer audit", pool_size=2)
+    return report_against(PostgresChain(db), place, held, keys=keys)
+
+
 def has_sink(settings: Settings) -> bool:
     return bool(settings.notify_webhook_url or settings.ticket_webhook_url or settings.tickets)
 
@@ -316,14 +283,20 @@ def ledger(
     )
 
 
-def sign_in_link(database: str, url: str, *, name: str) -> str:
-    """A URL that signs in an administrator, once, within ten minutes."""
-    from healer.adapters.postgres.tokens import PostgresTokens
+def tokens_key(settings: Settings) -> bytes:
+    """The key of the tokens' digests. Raises SettingsError."""
+    try:
+        return token_key(settings.token_key_file or settings.data_dir / TOKEN_KEY_FILE)
+    except TokenKeyUnreadable as error:
+        raise SettingsError(str(error)) from None
 
+
+def sign_in_link(settings: Settings, database: str, url: str, *, name: str) -> str:
+    """A URL that signs in an administrator, once, within ten minutes."""
     now = SystemClock().now()
     db = make_engine(database, name="healer sign-in", pool_size=1)
     try:
-        token = PostgresTokens(db, "").create(
+        token = PostgresTokens(db, "", tokens_key(settings)).create(
             NewToken(role=Role.admin, name=name, once=True, expires_at=now + SIGN_IN_LASTS),
             now=now,
             by="healer",
@@ -331,6 +304,28 @@ def sign_in_link(database: str, url: str, *, name: str) -> str:
     finally:
         db.dispose()
     return f"{url}/sign-in?token={token}"
+
+
+def demo_tokens(settings: Settings, database: str) -> None:
+    """Leaves tokens for those who play in the demo, who hold no key to make any."""
+    now, db = SystemClock().now(), make_engine(database, name="healer demo", pool_size=1)
+    wanted = (
+        NewToken(role=Role.signals, name="demo nodes", vouches="kernel"),
+        NewToken(role=Role.operator, name="demo technician"),
+    )
+    try:
+        book = PostgresTokens(db, settings.each()[0].cluster or "pod1", tokens_key(settings))
+        made = {new.name: book.create(new, now=now, by="demo") for new in wanted}
+    finally:
+        db.dispose()
+    folder = settings.data_dir / SIM_FOLDER
+    file, owner = folder / DEMO_TOKENS, folder.stat()
+    descriptor = os.open(file.with_suffix(".new"), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as opened:
+        json.dump(made, opened)
+        if os.geteuid() == 0:
+            os.fchown(opened.fileno(), owner.st_uid, owner.st_gid)
+    file.with_suffix(".new").rename(file)
 
 
 # --- the parts ---
@@ -379,105 +374,53 @@ def run_scheduler(settings: Settings) -> None:
     cluster = cluster_name(settings)
     telling_db = engine(settings, name="healer messages", pool_size=CONNECTIONS)
     snapshots = PostgresSnapshots(db)
-    checkpoints = CheckpointFile(settings.data_dir / CHECKPOINT_FILE)
-    sealer = Sealer(PostgresChain(db), load_signer(settings.data_dir), checkpoint_file=checkpoints)
-    poll = Poll(scheduler(settings), snapshots, rules, cluster, clock=SystemClock())
+    poll = Poll(slurm_reads(settings), snapshots, rules, cluster, clock=SystemClock())
     switch = Switch(settings, telling_db, cluster, rules)
-    slurm, book = scheduler(settings, cluster=cluster), ledger(settings, db, cluster)
+    book = ledger(settings, db, cluster)
     rehearsing, refitting = rehearsals(settings, db, cluster), refits(cluster)
     duties = [
         Duty("poll", POLL_S, switch.seen(poll)),
         Duty("alive", ALIVE_S, switch),
-        Duty("left jobs", LEFT_JOBS_S, leftover_jobs(slurm, book, snapshots, lambda: slurm_users(settings))),
-        *_database_duties(settings, db, telling_db, book, rules, sealer),
+        *_database_duties(settings, db, telling_db, book, rules),
         Duty("rehearse", REHEARSE_S, rehearsing),
         Duty("refit", REFIT_S, refitting),
     ]
     run_duties(duties, stopped)
     rehearsing.close()
     refitting.close()
-    sealer.close()
 
 
 def _database_duties(
-    settings: Settings,
-    db: sa.Engine,
-    telling_db: sa.Engine,
-    book: PostgresLedger,
-    rules: Rulebook,
-    sealer: Sealer,
+    settings: Settings, db: sa.Engine, telling_db: sa.Engine, book: PostgresLedger, rules: Rulebook
 ) -> list[Duty]:
     """Duties with work in the database; all but the last two are woken when there is some."""
+    from healer.adapters.postgres.own_health import seal_state
     from healer.adapters.postgres.retention import free_share, tidy
+    from healer.adapters.postgres.tokens import enrolled_again
     from healer.bootstrap.messaging import Telling, delivery, event_duty
 
     cluster, clock = book.cluster, SystemClock()
     swept, beat = sweep(book, poke(settings, cluster), clock), Beat(db, cluster, "scheduler")
 
+    def again(since: datetime) -> list[tuple[datetime, str, str]]:
+        return enrolled_again(db, cluster, since)
+
     def sweeping() -> None:
         swept()
         beat()
 
-    def seal() -> None:
-        sealer.seal_once()
-
     woken = [
         Duty("sweep", SWEEP_S, sweeping),
-        Duty("seal", SEAL_S, seal),
         Duty("deliver", DELIVER_S, delivery(settings, db, lambda: rules().notifications.console_url)),
         Duty("tell", DELIVER_S, Telling(settings, telling_db, cluster, rules, clock)),
     ]
     return [
         *woken_by(Waiting(db, cluster, clock), woken),
+        Duty("seal watch", WATCH_S, seal_watch(book, lambda: seal_state(db, cluster), clock)),
+        Duty("enrolment watch", ENROLMENTS_S, enrolment_watch(book, again, clock)),
         Duty("tidy", TIDY_S, lambda: tidy(db, clock.now(), free=free_share(db))),
         *event_duty(settings, db, cluster),
     ]
-
-
-def run_worker(settings: Settings) -> None:
-    """A Celery worker with pools of threads; each task advances a few runs."""
-    from workers.app import make_app, run
-
-    _log_as_json()
-    cluster, slurm = cluster_name(settings), scheduler(settings)
-    is_confirmed = is_own_cluster(slurm, cluster)
-    db = engine(settings, name="healer worker", pool_size=12)
-    snapshots = PostgresSnapshots(db)
-    threading.Thread(target=_look_ahead, args=(db, snapshots, cluster), daemon=True).start()
-    tools = Toolbox(
-        now=SystemClock().now,
-        scheduler=slurm,
-        nodes=node_exec(settings),
-        bmc=bmc(settings),
-        checkpoints=PostgresCheckpoints(db, cluster),
-        evidence=PostgresEvidence(db),
-        commands=Commands(settings.data_dir / COMMANDS_FOLDER),
-        readings=PostgresReadings(PostgresSignalReads(db, PostgresColumns(db)), cluster),
-        picture=lambda: snapshots.latest(cluster),
-        users=lambda: slurm_users(settings),
-    )
-    driver = Driver(ledger(settings, db, cluster, snapshots=snapshots), rulebook(settings), tools)
-
-    def drive(name: str) -> None:
-        """Does nothing before Slurm has confirmed its name; the sweep sends the run again."""
-        nonlocal is_confirmed
-        is_confirmed = is_confirmed or is_own_cluster(slurm, cluster)
-        if is_confirmed:
-            driver.drive(name)
-
-    run(make_app(broker_url(settings), cluster), cluster, drive)
-
-
-def _look_ahead(db: sa.Engine, snapshots: PostgresSnapshots, cluster: str) -> None:
-    """Decodes changes of Slurm's picture ahead of the next step: 5 ms for 1,250 nodes."""
-    waker, beat = Waker(db, [SNAPSHOT_CHANNEL]), Beat(db, cluster, "worker")
-    while True:
-        beat()
-        try:
-            snapshots.latest(cluster)
-        except SQLAlchemyError as error:
-            log.warning("no picture ahead", error=str(error))
-        waker.wait(10.0)
 
 
 def until_stopped() -> threading.Event:
@@ -489,11 +432,12 @@ def until_stopped() -> threading.Event:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    _log_as_json()
+    log_as_json()
     return stopped
 
 
-def _log_as_json() -> None:
+def log_as_json() -> None:
+    shown_by_logging()
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
@@ -509,12 +453,14 @@ def _log_as_json() -> None:
 def log_to_stderr() -> None:
     """Logs to standard error, as standard output is the document's. Tracebacks show no values, which may be
     secrets."""
-    plain = structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    plain = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=shown_traceback)
+    shown_by_logging()
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="%Y-%m-%d %H:%M:%S", utc=True),
+            with_symbols,
             plain,
         ],
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),

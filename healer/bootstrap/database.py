@@ -6,13 +6,27 @@ from contextlib import contextmanager
 import sqlalchemy as sa
 
 from healer import bootstrap
+from healer.adapters.postgres import tokens as postgres_tokens
 from healer.adapters.postgres.engine import request_errors
 from healer.adapters.postgres.migrate import MigrationError, current, head, upgrade
 from healer.adapters.postgres.read_queries import cluster_names
 from healer.adapters.postgres.tokens import PostgresTokens
-from healer.settings import Settings
+from healer.adapters.system_clock import SystemClock
+from healer.settings import Settings, SettingsError
 
-__all__ = ["MigrationError", "current", "head", "upgrade"]
+#: The login of the embedded database's owner.
+OWNER = "healer"
+
+__all__ = ["OWNER", "MigrationError", "adopt_key", "current", "head", "upgrade"]
+
+
+def adopt_key(settings: Settings, engine: sa.Engine) -> None:
+    """Keys the digests of tokens that were made before. Raises SettingsError for another key than theirs."""
+    try:
+        with engine.begin() as conn:
+            postgres_tokens.adopt_key(conn, bootstrap.tokens_key(settings), SystemClock().now())
+    except postgres_tokens.OtherTokenKey as error:
+        raise SettingsError(str(error)) from None
 
 
 @contextmanager
@@ -20,7 +34,9 @@ def tokens(settings: Settings) -> Iterator[PostgresTokens]:
     """Raises healer.ports.request_errors.Unavailable when the database does not answer."""
     db = bootstrap.engine(settings, name="healer token", pool_size=1)
     try:
-        yield PostgresTokens(db, settings.each()[0].cluster or _only_cluster(db))
+        yield PostgresTokens(
+            db, settings.each()[0].cluster or _only_cluster(db), bootstrap.tokens_key(settings)
+        )
     finally:
         db.dispose()
 

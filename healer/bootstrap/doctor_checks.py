@@ -20,20 +20,20 @@ from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.read_queries import cluster_names
 from healer.adapters.postgres.tables import deliveries, inbox
 from healer.adapters.slurm import commands
-from healer.adapters.slurm.preferred import PreferredScheduler
+from healer.adapters.slurm.preferred_reads import PreferredReads
 from healer.adapters.slurm.rest_token import ends_at, user_of
 from healer.adapters.system_clock import SystemClock
-from healer.bootstrap import database
+from healer.bootstrap import database, executor
 from healer.bootstrap.messaging import access_to, tickets
 from healer.decisions.capacity import IneffectiveLimit, ineffective_limits
 from healer.embedded.user import EmbeddedError
 from healer.model import Channel, Mode, SlurmNode
 from healer.ports.node_exec import BmcError, NodeError
 from healer.ports.outbound import DeliveryFailed
-from healer.ports.scheduling import SchedulerError
+from healer.ports.scheduling import SchedulerError, SlurmReads
 from healer.recordings.recording_folder import recordings
 from healer.rulebook import ruleset
-from healer.settings import Settings, SettingsError, guard_overrides, rules_folder
+from healer.settings import ExecutorSettings, Settings, SettingsError, guard_overrides, rules_folder
 
 #: What to check if an adapter does not answer.
 _REPAIRS = {
@@ -58,7 +58,7 @@ class Look(NamedTuple):
     repair: str = ""
 
 
-def _each_cluster(settings: Settings, look: Callable[[Settings], list[Look]]) -> list[Look]:
+def _each_cluster(settings: ExecutorSettings, look: Callable[[ExecutorSettings], list[Look]]) -> list[Look]:
     """The checks of each cluster, prefixed with its name where there are several."""
     return [
         found._replace(name=f"{cluster.cluster}: {found.name}") if settings.clusters else found
@@ -81,13 +81,13 @@ def _database(settings: Settings) -> Iterator[sa.Engine | None]:
         db.dispose()
 
 
-def look_at_slurm(settings: Settings) -> list[Look]:
+def look_at_slurm(settings: ExecutorSettings) -> list[Look]:
     """Checks each configured adapter of Slurm, without changing anything."""
     return _each_cluster(settings, _slurm_of_cluster)
 
 
-def _slurm_of_cluster(settings: Settings) -> list[Look]:
-    chain = bootstrap.scheduler(settings, cluster=settings.cluster)
+def _slurm_of_cluster(settings: ExecutorSettings) -> list[Look]:
+    chain = bootstrap.slurm_reads(settings, cluster=settings.cluster)
     found: list[Look] = []
     answered = False
     for adapter in chain.adapters:
@@ -95,7 +95,7 @@ def _slurm_of_cluster(settings: Settings) -> list[Look]:
         user = "" if adapter.name == "sim" else commands.own_account()
         if adapter.name == "rest":
             token, user = _token(settings)
-            found.append(token)
+            found += [token, _read_token(settings)]
         try:
             text = f"{adapter.describe()}, cluster {adapter.cluster_name()}"
             # slurmrestd answers both even for a token that slurmctld refuses.
@@ -110,7 +110,7 @@ def _slurm_of_cluster(settings: Settings) -> list[Look]:
     return found + _together(chain) if answered else found
 
 
-def _together(chain: PreferredScheduler) -> list[Look]:
+def _together(chain: PreferredReads[SlurmReads]) -> list[Look]:
     try:
         cluster, nodes = chain.cluster_name(), chain.snapshot().nodes.values()
         lacks = chain.unavailable()
@@ -146,6 +146,16 @@ def _token(settings: Settings) -> tuple[Look, str]:
     return Look("slurm rest token", False, f"{whose}, ended {-left_s / 60:.0f} minutes ago", repair), user
 
 
+def _read_token(settings: Settings) -> Look:
+    name = "slurm rest read token"
+    if settings.slurm_read_token_file is not None:
+        return Look(name, True, f"{settings.slurm_read_token_file}, for all parts but the worker")
+    if settings.slurm_token_command is not None:
+        return Look(name, True, "none: each part asks the token command, as its own user")
+    repair = "Give the parts that only read one of a user without rights: HEALER_SLURM_READ_TOKEN_FILE."
+    return Look(name, True, "none: every part holds the token that may change Slurm", repair)
+
+
 def _rights(adapter: str, user: str, settings: Settings) -> Look:
     may, text, repair = commands.rights_of(user, settings.slurm_bin_dir, settings.slurm_conf)
     if may is False and settings.mode in (Mode.off, Mode.shadow):
@@ -156,14 +166,14 @@ def _rights(adapter: str, user: str, settings: Settings) -> Look:
 NODE_ACTIONS = "node actions"
 
 
-def look_at_node_actions(settings: Settings) -> list[Look]:
+def look_at_node_actions(settings: ExecutorSettings) -> list[Look]:
     """Checks access to nodes, without changing anything. A site may leave work on nodes to people."""
     return _each_cluster(settings, lambda cluster: [_node_actions_of_cluster(cluster)])
 
 
-def _node_actions_of_cluster(settings: Settings) -> Look:
+def _node_actions_of_cluster(settings: ExecutorSettings) -> Look:
     try:
-        bootstrap.node_exec(settings)
+        executor.node_exec(settings)
     except SettingsError as error:
         return Look(NODE_ACTIONS, False, str(error), "Take one of the two away.")
     if settings.sim_nodes_socket is not None:
@@ -182,7 +192,7 @@ def _node_actions_of_cluster(settings: Settings) -> Look:
 def _some_node(settings: Settings, title: str) -> str | Look:
     """A node for a trial, or why there is none."""
     try:
-        nodes = bootstrap.scheduler(settings, cluster=settings.cluster).snapshot().gpu_nodes
+        nodes = bootstrap.slurm_reads(settings, cluster=settings.cluster).snapshot().gpu_nodes
     except SchedulerError:
         return Look(title, True, "not tried: Slurm names no node", "Correct what is said of Slurm.")
     return chosen(nodes) or Look(title, True, "not tried: no node of Slurm answers")
@@ -193,10 +203,10 @@ def chosen(nodes: Sequence[SlurmNode]) -> str | None:
     return min((node.name for node in nodes if node.responding), default=None)
 
 
-def _asked(settings: Settings, node: str) -> Look:
+def _asked(settings: ExecutorSettings, node: str) -> Look:
     assert settings.ssh_key_file is not None
     try:
-        identity = bootstrap.ssh_nodes(settings, settings.ssh_key_file).identify(node)
+        identity = executor.ssh_nodes(settings, settings.ssh_key_file).identify(node)
     except NodeError as error:
         return Look(NODE_ACTIONS, False, str(error), "docs/nodes.md says how a node is set up.")
     gpus = identity.get("gpus") or []
@@ -208,16 +218,16 @@ def _asked(settings: Settings, node: str) -> Look:
 BMCS = "BMCs"
 
 
-def look_at_bmcs(settings: Settings) -> list[Look]:
+def look_at_bmcs(settings: ExecutorSettings) -> list[Look]:
     """Checks access to the BMCs, without switching power; empty if none is configured."""
     return _each_cluster(
         settings, lambda cluster: [] if cluster.bmc_url is None else [_bmcs_of_cluster(cluster)]
     )
 
 
-def _bmcs_of_cluster(settings: Settings) -> Look:
+def _bmcs_of_cluster(settings: ExecutorSettings) -> Look:
     try:
-        bmc = bootstrap.bmc(settings)
+        bmc = executor.bmc(settings)
     except SettingsError as error:
         return Look(BMCS, False, str(error))
     assert bmc is not None  # it has an address
@@ -240,7 +250,7 @@ HEARD_WITHIN = timedelta(minutes=15)
 _NAMED = 5
 
 
-def look_at_nodes(settings: Settings) -> list[Look]:
+def look_at_nodes(settings: ExecutorSettings) -> list[Look]:
     """Which nodes are silent. Never a failure: a site may not run the follower, and a node may be down."""
     with _database(settings) as db:
         if db is None:
@@ -279,7 +289,7 @@ def _spoken() -> sa.Select:
 SITE_COMMANDS = "site commands"
 
 
-def look_at_site_commands(settings: Settings) -> list[Look]:
+def look_at_site_commands(settings: ExecutorSettings) -> list[Look]:
     """Checks the programs of site commands, without starting them; empty if the rules are invalid."""
     try:
         commands = ruleset.load(rules_folder(settings), prove=False).commands
@@ -410,7 +420,7 @@ def look_at_tickets(settings: Settings) -> list[Look]:
 RECORDING_SILENT = timedelta(minutes=10)
 
 
-def look_at_recordings(settings: Settings) -> list[Look]:
+def look_at_recordings(settings: ExecutorSettings) -> list[Look]:
     """Checks the recording of each cluster: size, start and problems."""
     return [
         _recording_of(cluster, cluster.cluster if settings.clusters else None) for cluster in settings.each()

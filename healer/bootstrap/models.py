@@ -33,7 +33,7 @@ from healer.adapters.system_clock import SystemClock
 from healer.detection import training
 from healer.detection.features import whole
 from healer.detection.forest import Forest
-from healer.detection.scorers import Fitted, scored_of, side_by_side
+from healer.detection.scorers import Fitted, scored_of, unusual_of
 from healer.detection.training import Sick, TooLittle, healthy, is_judged, train, usable
 from healer.model.trained import (
     HEALER,
@@ -94,7 +94,7 @@ class ModelKeeper:
             row = self._rows.popleft()
             self._features.put(row)
             if (fitted := of_class.get((row.hardware, row.load))) is not None:
-                keep_unusual(self._db, side_by_side(fitted, row))
+                keep_unusual(self._db, unusual_of(fitted, row))
 
     def _look(self) -> None:
         by_id = {fit.model.id: fit for fit in self._fitted}
@@ -197,7 +197,7 @@ def opened(
 ) -> Iterator[tuple[sa.Engine, str]]:
     """The database and the name of the cluster. Raises NoCluster, and healer.ports.request_errors.Unavailable
     when the database does not answer."""
-    db = bootstrap.engine(settings, name=name, pool_size=2)
+    db = bootstrap.engine(settings, name=name, pool_size=2, role="healer_scheduler")
     try:
         with request_errors():
             yield db, cluster or settings.cluster or _only_cluster(db)

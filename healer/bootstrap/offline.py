@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from healer.bootstrap import log_to_stderr
-from healer.model import Mode, Ruleset
+from healer.model import GuardSettings, Mode, Ruleset
 from healer.recordings.recording import Entry, Source, merged, read
 from healer.recordings.recording_folder import chosen, ends_of, kind_of, lines_of
 from healer.rulebook import ruleset
@@ -132,11 +132,11 @@ def listed() -> list[tuple[str, str]]:
 def rules_for(scenario: Scenario, folder: Path, settle_s: float) -> Ruleset:
     """The rules with the guards of the scenario. Raises ruleset.RulesInvalid and BadScenario."""
     try:
-        return ruleset.load(
-            folder, default_mode=Mode.auto, settle_s=settle_s, overrides=dict(scenario.guards)
-        )
-    except TypeError as error:
+        given = msgspec.convert(scenario.guards, GuardSettings)
+        overrides = {name: getattr(given, name) for name in scenario.guards}
+    except (msgspec.ValidationError, AttributeError) as error:
         raise BadScenario(f"{scenario.name}: guards: {error}") from error
+    return ruleset.load(folder, default_mode=Mode.auto, settle_s=settle_s, overrides=overrides)
 
 
 def simulated(

@@ -1,5 +1,6 @@
 """Parts of `healer up` and `healer demo` alone: simulated Slurm and nodes, the demo's faults; the preload."""
 
+import json
 import random
 import socket
 import time
@@ -14,13 +15,11 @@ import httpx
 from setproctitle import setproctitle
 
 from healer import bootstrap
-from healer.adapters.postgres.tokens import PostgresTokens
 from healer.embedded.tree import Part
-from healer.model import Role, SlurmSnapshot
-from healer.ports.callers import NewToken
-from healer.ports.scheduling import Scheduler, SchedulerError
+from healer.model import SlurmSnapshot
+from healer.ports.scheduling import SchedulerError, SlurmReads
 from healer.rulebook.proven import code_digest
-from healer.settings import SettingsError, load
+from healer.settings import SIM_FOLDER, SettingsError, load
 from healer.sim.nodes import NodesClient
 from healer.sim.nodes import main as run_nodes
 from healer.sim.sim_slurm import SimClient
@@ -35,7 +34,8 @@ def with_slurm(
     default pod1. `several`: the part is named after the cluster."""
     called = ["--socket", str(path), "--nodes", str(nodes)] + ([f"--cluster={cluster}"] if cluster else [])
     name = f"sim-slurm-{cluster}" if several else "sim-slurm"
-    return [Part(name, partial(run_slurm, called)), *(_after(part, path) for part in parts)]
+    slurm = Part(name, partial(run_slurm, called), None, by_worker=True)
+    return [slurm, *(_after(part, path) for part in parts)]
 
 
 def _after(part: Part, path: Path) -> Part:
@@ -56,7 +56,9 @@ def _listens(path: Path) -> bool:
 def demo_parts(nodes_socket: Path | None) -> tuple[Part, Part]:
     """The parts of the simulated nodes and of their faults."""
     nodes = partial(run_nodes, ["--socket", str(nodes_socket)])
-    return Part("sim-nodes", nodes), Part("demo-cluster", run_injector)
+    # It plays those who break and repair the cluster, so it reaches all of it.
+    injector = Part("demo-cluster", run_injector, None, by_worker=True)
+    return Part("sim-nodes", nodes, None, by_worker=True), injector
 
 
 def run_injector() -> None:
@@ -71,24 +73,23 @@ def run_injector() -> None:
     url = f"http://{settings.listen}"
     _wait_ready(url)
     cluster = bootstrap.cluster_name(settings)
-    tokens = PostgresTokens(bootstrap.engine(settings, name="healer demo", pool_size=1), cluster)
-    scheduler = bootstrap.scheduler(settings)
-    first = scheduler.adapters[0]
-    site = SimSite(first) if isinstance(first, SimClient) else RealSite(scheduler.snapshot)
+    tokens = _tokens(settings.data_dir / SIM_FOLDER / bootstrap.DEMO_TOKENS)
+    slurm = bootstrap.slurm_reads(settings)
+    simulated = slurm.adapters[0].name == "sim"
+    site = SimSite(SimClient(bootstrap.sim_socket(settings))) if simulated else RealSite(slurm.snapshot)
     now = datetime.now(UTC)
     chance = random.Random()  # noqa: S311 - which node breaks in a demo
-    shown = _first_picture(scheduler)
+    shown = _first_picture(slurm)
     sensors = SimTelemetry(cluster, list(shown.nodes), start=now, seed=chance.getrandbits(32), pace=PACE)
     senders = Senders(
         url=url,
         cluster=cluster,
-        token=tokens.create(NewToken(role=Role.signals, name="demo nodes"), now=now, by="demo"),
+        token=tokens["demo nodes"],
         snapshot=site.snapshot,
         sensors=sensors,
         chance=chance,
     )
-    technician = tokens.create(NewToken(role=Role.operator, name="demo technician"), now=now, by="demo")
-    headers = {"Authorization": f"Bearer {technician}"}
+    headers = {"Authorization": f"Bearer {tokens['demo technician']}"}
     Injector(
         people=httpx.Client(base_url=url, headers=headers, timeout=10, trust_env=False),
         site=site,
@@ -99,12 +100,18 @@ def run_injector() -> None:
     ).run()
 
 
-def _first_picture(scheduler: Scheduler) -> SlurmSnapshot:
+def _first_picture(slurm: SlurmReads) -> SlurmSnapshot:
     while True:
         try:
-            return scheduler.snapshot()
+            return slurm.snapshot()
         except SchedulerError:
             time.sleep(0.2)
+
+
+def _tokens(file: Path) -> dict[str, str]:
+    while not file.exists():
+        time.sleep(0.2)
+    return json.loads(file.read_text())
 
 
 def _wait_ready(url: str) -> None:

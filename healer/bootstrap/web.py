@@ -5,6 +5,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import msgspec
 import sqlalchemy as sa
 import structlog
 from fastapi import FastAPI
+from sqlalchemy.exc import SQLAlchemyError
 
 from healer import bootstrap
 from healer.adapters.munge import Munge, NoMunge
@@ -36,8 +38,13 @@ from healer.adapters.postgres.rehearsals import PostgresRehearsals
 from healer.adapters.postgres.run_rows import logs_of, run_of
 from healer.adapters.postgres.samples import PostgresColumns, PostgresSamples
 from healer.adapters.postgres.tables import decisions, incidents, runs
-from healer.adapters.postgres.tokens import PostgresIdempotency, PostgresTokens
-from healer.adapters.slurm.preferred import PreferredScheduler
+from healer.adapters.postgres.tokens import (
+    OtherTokenKey,
+    PostgresIdempotency,
+    PostgresTokens,
+    check_key,
+)
+from healer.adapters.slurm.preferred_reads import PreferredReads
 from healer.adapters.spool import FileSpool
 from healer.adapters.system_clock import SystemClock
 from healer.api.access import Access
@@ -58,6 +65,7 @@ from healer.model import Decision, Incident, Outcome, Ruleset
 from healer.model.recordings import Recordings
 from healer.ports.answers import Arriving, Queue, SelfHealth
 from healer.ports.request_errors import NotFound
+from healer.ports.scheduling import SlurmReads
 from healer.processes.rulebook import Rulebook
 from healer.recordings.recording_folder import recordings
 from healer.rulebook.cases.casebook import CaseBook
@@ -217,6 +225,7 @@ def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) ->
     proof.daemon = True
     proof.start()
     commands = Commands(sites, rules, clock)
+    key = bootstrap.tokens_key(settings)
     return Services(
         cluster=cluster,
         spool=_spool(settings.data_dir / "spool"),
@@ -231,7 +240,7 @@ def services(settings: Settings, db: sa.Engine, snapshots: PostgresSnapshots) ->
         scrapes=PostgresScrapes(db),
         senders=PostgresSenders(db),
         queries=postgres_queries(db, snapshots=snapshots, columns=columns, rules=rules),
-        tokens=PostgresTokens(db, cluster),
+        tokens=PostgresTokens(db, cluster, key),
         credentials=credentials(settings),
         hooks=HookPermits(PostgresHooks(db, snapshots), rules, clock),
         controls=Controls(sites[cluster].ledger, rules, clock),
@@ -280,14 +289,14 @@ def _spool(folder: Path) -> FileSpool | None:
         return None
 
 
-def _clusters(settings: Settings) -> dict[str, PreferredScheduler]:
-    """The scheduler of each cluster. With several, Slurm is not called now: one that is away must not stop
-    the others, and each scheduler checks its cluster's name before its first use."""
+def _clusters(settings: Settings) -> dict[str, PreferredReads[SlurmReads]]:
+    """Each cluster's Slurm. With several, Slurm is not called now: one that is away must not stop
+    the others, and each checks its cluster's name before its first use."""
     if settings.clusters:
         return {
-            name: bootstrap.scheduler(cluster, cluster=name) for name, cluster in settings.clusters.items()
+            name: bootstrap.slurm_reads(cluster, cluster=name) for name, cluster in settings.clusters.items()
         }
-    cluster, slurm = bootstrap.cluster_name(settings), bootstrap.scheduler(settings)
+    cluster, slurm = bootstrap.cluster_name(settings), bootstrap.slurm_reads(settings)
     bootstrap.is_own_cluster(slurm, cluster)
     return {cluster: slurm}
 
@@ -310,6 +319,11 @@ def web_app(settings: Settings) -> FastAPI:
     """The whole application. The console authenticates by the API's own Access."""
     db = bootstrap.engine(settings, name="healer api", pool_size=12)
     snapshots = PostgresSnapshots(db)
+    with suppress(SQLAlchemyError), db.connect() as conn:  # a database that is away is no other key
+        try:
+            check_key(conn, bootstrap.tokens_key(settings))
+        except OtherTokenKey as error:
+            raise SettingsError(str(error)) from None
     wired = services(settings, db, snapshots)
     app = create_app(wired)
     access: Access = app.state.access

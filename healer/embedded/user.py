@@ -1,8 +1,8 @@
-"""The user of the embedded servers, and the location of their files.
+"""The users of the parts and of the embedded servers, and the location of the servers' files.
 
-PostgreSQL refuses to run as root. If root starts healer, the servers run as the system user `healer` if it
-exists, else as `nobody`; otherwise as the current user. No user is created, and permissions change only for
-directories that healer created.
+If root starts healer, the parts run as `healer`, the worker as `healer-worker` and the servers as
+`healer-db`, so that nothing that faces the network owns the database's files; otherwise all run as the
+current user. Permissions change only for directories that healer created.
 """
 
 import errno
@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-#: Names tried in turn when root starts the servers.
-SERVICE_USERS = ("healer", "nobody")
+#: System users: of the parts, of the worker, of the embedded servers.
+SERVICE, WORKER, SERVERS = "healer", "healer-worker", "healer-db"
 
 #: The location of root's servers' files if they cannot enter the data directory.
 ROOT_STATE = Path("/var/lib/healer")
@@ -66,24 +66,42 @@ def refused(data_dir: Path, text: str) -> EmbeddedError:
 
 @dataclass(frozen=True)
 class ServerUser:
-    """`drop`: whether processes must be started as another user than the current one."""
+    """`drop`: whether processes must be started as another user than the current one. `shared`: the group
+    of those who may connect to what this user serves. `is_final`: it never takes another user's rights."""
 
     uid: int
     gid: int
     name: str
     drop: bool
+    groups: tuple[int, ...] = ()
+    home: str = "/"
+    shared: int | None = None
+    is_final: bool = False
 
     def popen(self) -> dict[str, Any]:
         """Arguments for subprocess that start a program as this user."""
         if not self.drop:
             return {}
-        return {"user": self.uid, "group": self.gid, "extra_groups": []}
+        return {"user": self.uid, "group": self.gid, "extra_groups": list(self.groups)}
 
     def folder(self, path: Path) -> Path:
-        """Makes a private folder (0700) that belongs to this user."""
+        """Makes a private folder (0700) that belongs to this user, with all that lies in it: an earlier
+        version may have run as another."""
         path.mkdir(mode=0o700, exist_ok=True)
+        if self.drop and path.lstat().st_uid != self.uid:
+            for folder, folders, files in os.walk(path):
+                for name in (*folders, *files):
+                    os.chown(Path(folder, name), self.uid, self.gid, follow_symlinks=False)
         self.chown(path)
         path.chmod(0o700)
+        return path
+
+    def meeting_folder(self, path: Path) -> Path:
+        """The same, and the group `shared` may enter it and connect to sockets in it."""
+        self.folder(path)
+        if self.drop and self.shared is not None:
+            os.chown(path, self.uid, self.shared)
+            path.chmod(0o2750)
         return path
 
     def chown(self, path: Path) -> None:
@@ -105,34 +123,87 @@ class ServerUser:
         if not self.drop:
             return True
         folder = folder.resolve()
-        return all(self._may_pass(step) for step in (folder, *folder.parents))
+        return all(self.may_pass(step) for step in (folder, *folder.parents))
 
-    def _may_pass(self, folder: Path) -> bool:
+    def may_pass(self, folder: Path) -> bool:
         status = folder.stat()
         if status.st_uid == self.uid:
             return bool(status.st_mode & stat.S_IXUSR)
-        if status.st_gid == self.gid:
+        if status.st_gid in {self.gid, *self.groups}:
             return bool(status.st_mode & stat.S_IXGRP)
         return bool(status.st_mode & stat.S_IXOTH)
 
 
-def server_user() -> ServerUser:
-    """The user for the embedded servers. Raises EmbeddedError if there is none."""
+@dataclass(frozen=True)
+class Users:
+    """Who runs the parts, the worker, and the embedded servers."""
+
+    service: ServerUser
+    worker: ServerUser
+    servers: ServerUser
+
+
+def system_users() -> Users:
+    """The users of this installation. Raises EmbeddedError if root has none to start parts as."""
     if os.geteuid() != 0:
-        return ServerUser(os.geteuid(), os.getegid(), _name_of(os.geteuid()), drop=False)
-    for name in SERVICE_USERS:
-        try:
-            entry = pwd.getpwnam(name)
-        except KeyError:
-            continue
-        return ServerUser(entry.pw_uid, entry.pw_gid, name, drop=True)
-    raise EmbeddedError(
-        "PostgreSQL does not run as root, and this machine has neither a user `healer` nor `nobody` to run "
-        "it as: create one with `useradd --system healer`, or set HEALER_DATABASE_URL."
+        me = ServerUser(os.geteuid(), os.getegid(), name_of(os.geteuid()), drop=False)
+        return Users(me, me, me)
+    if missing := missing_users():
+        raise EmbeddedError(
+            "healer does not run as root: its parts run as system users of their own. Make them, or start "
+            f"healer as an ordinary user: {' && '.join(' '.join(command) for command in missing)}"
+        )
+    shared = pwd.getpwnam(SERVICE).pw_gid
+    return Users(
+        service=_entry(SERVICE, shared, is_final=True),
+        worker=_entry(WORKER, shared),  # the site's commands may ask sudo
+        servers=_entry(SERVERS, shared, is_final=True),
     )
 
 
-def _name_of(uid: int) -> str:
+def missing_users() -> list[list[str]]:
+    """The commands that make the system users which this machine lacks."""
+    names = {entry.pw_name for entry in pwd.getpwall()}
+    make = [
+        "useradd",
+        "--system",
+        "--user-group",
+        "--home-dir",
+        "/nonexistent",
+        "--shell",
+        "/usr/sbin/nologin",
+    ]
+    return [[*make, name] for name in (SERVICE, WORKER, SERVERS) if name not in names]
+
+
+def make_users() -> None:
+    """Makes the system users that are missing. Raises EmbeddedError."""
+    for command in missing_users():
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+        except OSError as error:
+            raise EmbeddedError(f"the user {command[-1]} cannot be made: {error.strerror}: useradd") from None
+        if done.returncode != 0:
+            raise EmbeddedError(f"the user {command[-1]} cannot be made: {done.stderr.strip()}")
+
+
+def _entry(name: str, shared: int, *, is_final: bool = False) -> ServerUser:
+    entry = pwd.getpwnam(name)
+    groups = {*os.getgrouplist(name, entry.pw_gid)} - {entry.pw_gid, 0}
+    if name != SERVERS:
+        groups.add(shared)
+    return ServerUser(
+        entry.pw_uid, entry.pw_gid, name, drop=True, groups=tuple(sorted(groups)), home=entry.pw_dir,
+        shared=shared, is_final=is_final,
+    )  # fmt: skip
+
+
+def server_user() -> ServerUser:
+    """The user for the embedded servers. Raises EmbeddedError if there is none."""
+    return system_users().servers
+
+
+def name_of(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -197,10 +268,10 @@ def start_server(
 
 
 def socket_folder(home: Path, server: str, user: ServerUser) -> Path:
-    """A private folder for the server's unix socket; under /tmp if the path would be too long."""
+    """A folder for the server's unix socket, for its clients alone; under /tmp if its path is too long."""
     folder = home / server / "run"
     if len(os.fsencode(folder)) <= SOCKET_FOLDER_MAX:
-        return user.folder(folder)
+        return user.meeting_folder(folder)
     digest = hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]
     folder = Path("/tmp") / f"healer-{server}-{digest}"  # noqa: S108 - checked below: ours, private, no link
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -209,4 +280,4 @@ def socket_folder(home: Path, server: str, user: ServerUser) -> Path:
         raise EmbeddedError(
             f"{folder} belongs to somebody else: remove it, or choose a shorter data directory."
         )
-    return user.folder(folder)
+    return user.meeting_folder(folder)

@@ -1,4 +1,4 @@
-"""The scheduler's duties, each in a thread of its own: poll Slurm, wake runs, seal, deliver, tidy. Two
+"""The scheduler's duties, each in a thread of its own: poll Slurm, wake runs, deliver, tidy. Two
 start a process: models are refitted, changes of rules are tried.
 """
 
@@ -7,73 +7,26 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from typing import IO, Any, Protocol
 
 import msgspec
 import structlog
 
-from healer.decisions.sweeps import SWEEP_JOBS
-from healer.model import ENDED_RUN_STATES, Controller, Ruleset, SlurmJob, SlurmSnapshot
+from healer.model import Controller, Ruleset
 from healer.model.run import Rehearsal
+from healer.observations.seal_state import seal_problems
 from healer.observations.slurm_poll import POLL_S, Placing, noted, rest_s
+from healer.ports.answers import SealState
 from healer.ports.clock import Clock
 from healer.ports.lease import SENT
-from healer.ports.scheduling import NotAvailable, Scheduler, SchedulerError, SchedulerRefused, Snapshots
+from healer.ports.scheduling import NotAvailable, SchedulerError, SlurmReads, Snapshots
 from healer.ports.transactions import Ledger, Poke
+from healer.telling.news import enrolled_again_page, seal_page
 
 log = structlog.get_logger()
-
-LEFT_JOBS_S = 2.0
-#: It is not known any more, or has ended.
-_OVER = frozenset({2017, 2021})
-
-
-def leftover_jobs(
-    scheduler: Scheduler, ledger: Ledger, snapshots: Snapshots, users: Callable[[], Sequence[str]]
-) -> Callable[[], float | None]:
-    """Cancels them. A job whose run is not in the book is somebody else's, whatever it is called."""
-
-    def work() -> None:
-        jobs = sweeps_in(snapshots.latest(ledger.cluster))
-        if not jobs:
-            return
-        our_users = set(users())
-        with ledger.transaction() as tx:
-            runs = {job.id: tx.run(run_of(job)) for job in jobs if job.user in our_users}
-        for job, run in runs.items():
-            if run is not None and run.state in ENDED_RUN_STATES:
-                _cancel_job(scheduler, job)
-
-    return work
-
-
-def sweeps_in(picture: SlurmSnapshot | None) -> list[SlurmJob]:
-    """Jobs of sweeps that have not ended."""
-    jobs = picture.jobs.values() if picture is not None else ()
-    return [
-        job
-        for job in jobs
-        if job.name.startswith(SWEEP_JOBS)
-        and (job.active or job.state == "PENDING")
-        and "COMPLETING" not in job.flags
-    ]
-
-
-def run_of(job: SlurmJob) -> str:
-    """The run whose step's key its comment is."""
-    return job.comment.partition(":")[0]
-
-
-def _cancel_job(scheduler: Scheduler, job: str) -> None:
-    try:
-        scheduler.cancel(job)
-    except SchedulerRefused as error:
-        if error.code not in _OVER:
-            raise
-
 
 #: Slurm's switches are read this seldom.
 TREE_S = 600.0
@@ -87,6 +40,10 @@ AGAIN_S, AGAIN_EACH_S = 1.0, 0.05
 SEAL_S = 0.3
 DELIVER_S = 0.5
 TIDY_S = 60.0
+WATCH_S = 10.0
+ENROLMENTS_S = 30.0
+#: Nodes that enrol again within so many minutes are one message; a scheduler that was down looks back so far.
+ENROLMENTS_MIN, ENROLMENTS_FOR = 5, timedelta(hours=12)
 
 
 @dataclass(frozen=True)
@@ -110,7 +67,7 @@ class Poll:
 
     def __init__(
         self,
-        scheduler: Scheduler,
+        scheduler: SlurmReads,
         snapshots: Snapshots,
         rules: Callable[[], Ruleset],
         cluster: str,
@@ -165,7 +122,7 @@ class Poll:
 class _Tree:
     """Slurm's switches, read at the start, every ten minutes, and when the list of nodes changed."""
 
-    def __init__(self, scheduler: Scheduler, stopwatch: Callable[[], float]) -> None:
+    def __init__(self, scheduler: SlurmReads, stopwatch: Callable[[], float]) -> None:
         self._scheduler, self._stopwatch = scheduler, stopwatch
         self._names: frozenset[str] = frozenset()
         self._switches: Mapping[str, tuple[str, ...]] = {}
@@ -212,7 +169,47 @@ def sweep(ledger: Ledger, poke: Poke, clock: Clock) -> Callable[[], float | None
     return work
 
 
-def woken_by(waiting: Callable[[], Collection[str]], duties: Sequence[Duty]) -> list[Duty]:
+def seal_watch(ledger: Ledger, state: Callable[[], SealState], clock: Clock) -> Callable[[], None]:
+    """Pages when nothing seals the audit, or a witness of it does not answer: once a day for each."""
+    paged: set[str] = set()
+
+    def work() -> None:
+        now = clock.now()
+        for problem, text in seal_problems(state(), now).items():
+            page = seal_page(ledger.cluster, problem, text, now)
+            if page.id not in paged:
+                with ledger.transaction() as tx:
+                    tx.queue_message(page)
+                paged.add(page.id)
+
+    return work
+
+
+def enrolment_watch(
+    ledger: Ledger, again: Callable[[datetime], Sequence[tuple[datetime, str, str]]], clock: Clock
+) -> Callable[[], None]:
+    """Pages the nodes that enrolled again without their token: once a day for each, those of five minutes in
+    one message when those are over. `again`: (when, node, who) since a moment."""
+
+    def work() -> None:
+        now = clock.now()
+        first: dict[tuple[date, str], tuple[datetime, str]] = {}
+        for at, node, who in again((now - ENROLMENTS_FOR).replace(hour=0, minute=0, second=0, microsecond=0)):
+            first.setdefault((at.date(), node), (at, who))
+        together: dict[datetime, dict[str, str]] = {}
+        for (_, node), (at, who) in first.items():
+            begun = at.replace(minute=at.minute - at.minute % ENROLMENTS_MIN, second=0, microsecond=0)
+            if now - ENROLMENTS_FOR < begun <= now - timedelta(minutes=ENROLMENTS_MIN):
+                together.setdefault(begun, {})[node] = who
+        for begun, nodes in together.items():
+            with ledger.transaction() as tx:
+                page = enrolled_again_page(ledger.cluster, sorted(nodes), list(nodes.values()), begun)
+                tx.queue_message(page)
+
+    return work
+
+
+def woken_by(waiting: Callable[[], Set[str]], duties: Sequence[Duty]) -> list[Duty]:
     """These duties, each to be woken when `waiting` names it, and the duty that asks it: one cheap question
     five times a second instead of three dear ones, and none has work most of the time.
 
@@ -227,7 +224,7 @@ def woken_by(waiting: Callable[[], Collection[str]], duties: Sequence[Duty]) -> 
             for event in woken.values():
                 event.set()
             raise
-        for name in names:
+        for name in woken.keys() & names:
             woken[name].set()
 
     return [Duty("look", LOOK_S, look), *(replace(duty, woken=woken[duty.name]) for duty in duties)]

@@ -231,7 +231,7 @@ class SensesLoop:
             self._well()
             return
         sensed = senses.tick(
-            slurm, now, self._picture.watched, dict(self._picture.links_down), self._picture.faults
+            slurm, now, self._picture.watched, dict(self._picture.node_reports), self._picture.faults
         )
         self._well()
         with self._lock:
@@ -244,8 +244,8 @@ class SensesLoop:
 
     def _glance(self, senses: Senses, slurm: SlurmSnapshot | None, now: datetime) -> None:
         """Between two ticks: a link that was lost waits for none."""
-        links_down = dict(self._picture.links_down)
-        sensed = senses.look(slurm, now, links_down) if links_down else None
+        node_reports = dict(self._picture.node_reports)
+        sensed = senses.look(slurm, now, node_reports) if node_reports else None
         if sensed is not None:
             with self._lock:
                 self._found.append(sensed)

@@ -216,6 +216,23 @@ class PostgresChainSnapshot:
     def unsealed(self) -> int:
         return self._conn.scalar(sa.select(sa.func.count()).select_from(audit_unsealed)) or 0
 
+    def unsealed_since(self) -> datetime | None:
+        waiting = audit_unsealed.join(audit_records, audit_records.c.id == audit_unsealed.c.record)
+        return self._conn.scalar(sa.select(sa.func.min(audit_records.c.at)).select_from(waiting))
+
+    def unsigned_since(self) -> dict[str, datetime]:
+        table, chain = audit_checkpoints.c, audit_chain.c
+        newest = sa.select(table.cluster, sa.func.max(table.seq).label("seq"))
+        signed = newest.group_by(table.cluster).subquery()
+        rows = audit_chain.join(audit_records, audit_records.c.id == chain.record)
+        query = (
+            sa.select(chain.cluster, sa.func.min(audit_records.c.at))
+            .select_from(rows.outerjoin(signed, signed.c.cluster == chain.cluster))
+            .where(chain.seq > sa.func.coalesce(signed.c.seq, 0))
+            .group_by(chain.cluster)
+        )
+        return {cluster: oldest for cluster, oldest in self._conn.execute(query)}
+
     def never_sealed(self) -> list[AuditRecord]:
         # The trigger queues a record in the record's own transaction.
         is_waiting = sa.exists().where(audit_unsealed.c.record == audit_records.c.id)

@@ -80,7 +80,8 @@ _TAKE = sa.text("""
 WITH due AS (
   SELECT runs.id FROM runs
   JOIN unnest(CAST(:ids AS text[]), CAST(:lefts AS bigint[])) AS wanted (id, epoch) ON wanted.id = runs.id
-  WHERE runs.state = 'running' AND (runs.wake_at IS NULL OR runs.wake_at <= :now)
+  WHERE runs.state = 'running' AND runs.cluster = :cluster
+    AND (runs.wake_at IS NULL OR runs.wake_at <= :now)
     AND (runs.lease_until IS NULL OR runs.epoch = wanted.epoch)
   FOR NO KEY UPDATE OF runs SKIP LOCKED)
 UPDATE runs SET epoch = runs.epoch + 1, lease_until = :until, wake_at = NULL
@@ -161,10 +162,12 @@ class RunLocks:
 
 
 def claim_due(
-    conn: sa.Connection, runs: Sequence[str], left: Left, now: datetime, *, session: int, since_s: float
-) -> dict[str, ClaimedRun]:
-    """Claims those of these runs that are due, each under a new epoch. The caller holds their locks."""
+    conn: sa.Connection, cluster: str, runs: Sequence[str], left: Left, now: datetime
+) -> list[tuple[Run, list[LogEntry], Incident | None]]:
+    """Claims those of these runs that are due and the cluster's, each under a new epoch. The caller holds
+    their locks."""
     values = {"ids": list(runs), "lefts": [left.epoch(run) for run in runs], "now": now, "until": now + LEASE}
+    values["cluster"] = cluster
     rows = conn.execute(_TAKE, values).all() if runs else []
     ids = [row.id for row in rows]
     if others := [run for run in runs if run not in set(ids)]:
@@ -176,12 +179,12 @@ def claim_due(
     incidents_by_id = read_incidents(
         conn, [run.incident for run in by_id.values() if run.incident is not None]
     )
-    claimed = {}
+    claimed = []
     for row in rows:
         left.taken(row.id)
         run = msgspec.structs.replace(by_id[row.id], epoch=row.epoch, lease_until=now + LEASE, wake_at=None)
         incident = incidents_by_id.get(run.incident or "")
-        claimed[row.id] = ClaimedRun(run, logs[row.id], incident, session, since_s)
+        claimed.append((run, logs[row.id], incident))
     return claimed
 
 
@@ -399,7 +402,8 @@ class Claims:
         writes = [item for item in requests if isinstance(item, _WriteRun) and item.session == session]
         with conn.begin():
             free = locks.lock(conn, [item.run for item in requests if isinstance(item, _ClaimRun)])
-            claimed = claim_due(conn, free, self._left, now, session=session, since_s=since_s)
+            due = claim_due(conn, self.parts.cluster, free, self._left, now)
+            claimed = {run.id: ClaimedRun(run, log, about, session, since_s) for run, log, about in due}
             proven = renew_leases(conn, [write.run for write in writes if not write.releases], now + LEASE)
             proven |= release_runs(conn, [write.run for write in writes if write.releases])
             lines = [write.lines for write in writes if write.run.id in proven]

@@ -12,6 +12,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import psycopg
 import sqlalchemy as sa
+from psycopg import sql
+from sqlalchemy import event
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import DataError, DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
@@ -25,15 +27,21 @@ T = TypeVar("T")
 
 
 def make_engine(
-    url: str, *, name: str = "healer", pool_size: int = 8, statement_timeout_s: float = 15
+    url: str,
+    *,
+    name: str = "healer",
+    pool_size: int = 8,
+    statement_timeout_s: float = 15,
+    acts_as: str | None = None,
 ) -> sa.Engine:
     """An engine for `url` (`postgresql://…`, always with psycopg 3). Connects lazily.
 
-    `name` appears in `pg_stat_activity`. Broken connections are replaced at checkout, so a restart of
-    PostgreSQL causes no errors.
+    `name` appears in `pg_stat_activity`. With `acts_as` the login takes this role where it may; an owner, at
+    a site without the parts' roles, needs no other. Broken connections are replaced at checkout, so a restart
+    of PostgreSQL causes no errors.
     """
     parsed = sa.make_url(url).set(drivername="postgresql+psycopg")
-    return sa.create_engine(
+    engine = sa.create_engine(
         parsed,
         pool_size=pool_size,
         max_overflow=3 * pool_size,
@@ -51,6 +59,17 @@ def make_engine(
             "tcp_user_timeout": 10_000,
         },
     )
+    if acts_as is not None:
+        event.listen(engine, "connect", lambda connection, _: _take_role(connection, acts_as))
+    return engine
+
+
+def _take_role(connection: psycopg.Connection, role: str) -> None:
+    with suppress(psycopg.errors.InsufficientPrivilege, psycopg.errors.InvalidParameterValue):
+        connection.execute(sql.SQL("SET ROLE {}").format(sql.Identifier(role)))
+        connection.commit()
+        return
+    connection.rollback()
 
 
 _decode = msgspec.json.Decoder().decode

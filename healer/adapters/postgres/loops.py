@@ -1,13 +1,14 @@
 """PostgreSQL for the loops: leader election, heartbeats, and wake-ups."""
 
 import time
-from collections.abc import Callable, Sequence
-from datetime import datetime
+from collections.abc import Callable, Collection, Sequence
+from datetime import UTC, datetime
 
 import psycopg
 import sqlalchemy as sa
 import structlog
 from psycopg import sql
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import SQLAlchemyError
 
 from healer.adapters.postgres.engine import DedicatedConnection, upsert
@@ -78,6 +79,24 @@ class Beat:
                 conn.execute(upsert(beats, self._key, {"at": sa.func.clock_timestamp()}))
         except SQLAlchemyError as error:
             log.warning("no beat could be stored", part=self._key["part"], error=str(error))
+
+
+#: Before the name of a witness of the audit, in its heartbeats; they stop when it does not answer.
+WITNESS_PART = "witness "
+#: The time of a part that is not expected any more.
+RETIRED = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def expect_witnesses(engine: sa.Engine, cluster: str, names: Collection[str]) -> None:
+    """From now on these are expected to answer, and no others."""
+    parts = [f"{WITNESS_PART}{name}" for name in names]
+    witnesses = (beats.c.cluster == cluster, beats.c.part.startswith(WITNESS_PART))
+    with engine.begin() as conn:
+        conn.execute(sa.update(beats).where(*witnesses, beats.c.part.not_in(parts)).values(at=RETIRED))
+        for part in parts:
+            begin = insert(beats).values(cluster=cluster, part=part, at=sa.func.clock_timestamp())
+            again = {"at": sa.case((beats.c.at > RETIRED, beats.c.at), else_=sa.func.clock_timestamp())}
+            conn.execute(begin.on_conflict_do_update(index_elements=["cluster", "part"], set_=again))
 
 
 def beats_on(engine: sa.Engine, cluster: str, part: str) -> bool:

@@ -1,5 +1,6 @@
 """Upgrades a database to this version's tables. One linear history in `migrations/`."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import sqlalchemy as sa
@@ -9,6 +10,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from healer import data_folder
+from healer.adapters.postgres import roles
 
 #: Advisory lock that serialises upgrades ("healer m" as a number).
 _LOCK = 0x6865616C6572206D
@@ -39,8 +41,14 @@ def current(connection: sa.Connection) -> str | None:
     return MigrationContext.configure(connection).get_current_revision()
 
 
-def upgrade(engine: sa.Engine) -> tuple[str | None, str]:
-    """Upgrades to head in one transaction, under a lock. Returns (revision before, revision after).
+def upgrade(
+    engine: sa.Engine, *, refused: Callable[[Sequence[str]], None] = lambda _: None
+) -> tuple[str | None, str]:
+    """Upgrades to head and grants the parts' roles their rights, in one transaction, under a lock. Returns
+    (revision before, revision after).
+
+    `refused` gets the statements that make roles where this login may not: an administrator executes them,
+    and until the next upgrade nothing is granted.
 
     Raises MigrationError if the database was created by a newer healer.
     """
@@ -57,6 +65,9 @@ def upgrade(engine: sa.Engine) -> tuple[str | None, str]:
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
         after = current(connection)
+        statements = roles.bring_up(connection)
+    if statements:
+        refused(statements)
     assert after is not None
     return before, after
 

@@ -11,7 +11,7 @@ from healer.adapters.postgres.arrivals import read_states
 from healer.adapters.postgres.engine import pick, reading
 from healer.adapters.postgres.forest_rows import PostgresModels
 from healer.adapters.postgres.gate_facts import pauses_in_force
-from healer.adapters.postgres.loops import lock_held, part_lock
+from healer.adapters.postgres.loops import RETIRED, WITNESS_PART, lock_held, part_lock
 from healer.adapters.postgres.node_rows import read_controller
 from healer.adapters.postgres.outbox import all_deliveries
 from healer.adapters.postgres.retention import free_share
@@ -31,7 +31,7 @@ from healer.adapters.postgres.tables import (
     slots,
     snapshots,
 )
-from healer.ports.answers import Backlog, ModelSeen, Pulse, Sink, Stored
+from healer.ports.answers import Backlog, ModelSeen, Pulse, SealState, Sink, Stored
 
 #: Messages older than this are history.
 SINKS_FOR = timedelta(days=7)
@@ -51,9 +51,28 @@ def pulses(engine: sa.Engine, clusters: Sequence[str]) -> list[Pulse]:
                 error=rows[cluster].error or "" if cluster in rows else "",
                 controller=read_controller(conn, cluster),
                 detector=lock_held(conn, part_lock("detector", cluster)),
+                seal=_seal_state(conn, cluster),
             )
             for cluster in clusters
         ]
+
+
+def seal_state(engine: sa.Engine, cluster: str) -> SealState:
+    """How far the cluster's audit is sealed and witnessed. Raises Unavailable."""
+    with reading(engine) as conn:
+        return _seal_state(conn, cluster)
+
+
+def _seal_state(conn: sa.Connection, cluster: str) -> SealState:
+    waiting = audit_unsealed.join(audit_records, audit_records.c.id == audit_unsealed.c.record)
+    oldest = sa.select(sa.func.min(audit_records.c.at)).select_from(waiting)
+    served = sa.select(beats.c.part, beats.c.at).where(
+        beats.c.cluster == cluster, beats.c.part.startswith(WITNESS_PART), beats.c.at > RETIRED
+    )
+    return SealState(
+        since=conn.scalar(oldest.where(audit_records.c.cluster == cluster)),
+        witnesses={row.part.removeprefix(WITNESS_PART): row.at for row in conn.execute(served)},
+    )
 
 
 def gauges(conn: sa.Connection, now: datetime) -> dict[str, Any]:

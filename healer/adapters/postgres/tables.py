@@ -448,7 +448,12 @@ tokens = _table(
     *_moments("used_at?"),
     # A factor on the usual quota of signals.
     sa.Column("quota", sa.Float, nullable=False, server_default="1"),
+    # `kernel`: its kernel lines are the nodes' own word.
+    sa.Column("vouches", sa.Text, nullable=False, server_default=""),
 )
+
+# The key that the digests of tokens and sessions are made with, by its fingerprint: one row.
+token_key = _table("token_key", *_keys("fingerprint"), *_moments("since"))
 
 sessions = _table(
     "sessions",

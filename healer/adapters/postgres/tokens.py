@@ -1,6 +1,7 @@
-"""Tokens and sessions, stored as digests only, and the stored answers of idempotent requests."""
+"""Tokens and sessions, stored as keyed digests only, and the stored answers of idempotent requests."""
 
 import hashlib
+import hmac
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,16 +13,19 @@ from sqlalchemy.dialects.postgresql import Insert, insert
 
 from healer.adapters.postgres.audit_rows import append
 from healer.adapters.postgres.engine import PostgresStore, pick, request_errors
-from healer.adapters.postgres.tables import idempotency, sessions, tokens
+from healer.adapters.postgres.tables import audit_records, idempotency, sessions, token_key, tokens
 from healer.model import Role, audit_record
 from healer.ports.callers import Caller, Enrolled, Kept, KeyInFlight, KeyReused, NewToken
 from healer.ports.request_errors import Conflict, Forbidden, TooMany
 
-_CALLER = tuple(tokens.c[name] for name in ("id", "name", "role", "node", "job", "cluster", "quota"))
+_FIELDS = ("id", "name", "node", "job", "cluster", "quota", "vouches")
+_CALLER = tuple(tokens.c[name] for name in (*_FIELDS, "role"))
 
 #: The lifetime of a node's enrolled token, which the follower renews long before, and of replaced ones.
 ENROLLED_FOR = timedelta(days=90)
 GRACE = timedelta(minutes=10)
+#: The audit's verb where a node that had enrolled got a token without showing the one before.
+ENROLLED_AGAIN = "token.enrolled-again"
 #: Enrolments in an hour: of a node; of a job the same, or this for each of its nodes.
 ENROLMENTS_PER_H = 10
 JOB_ENROLMENTS_PER_NODE = 4
@@ -31,33 +35,77 @@ JOB_ENROLLED_FOR = timedelta(days=1)
 _OLD_JOBS, _ENDED_FOR = 1_000, timedelta(days=1)
 
 
+class OtherTokenKey(Exception):
+    """The tokens in the database were made with another key. One sentence for people."""
+
+
+def keyed(key: bytes, digest: bytes) -> bytes:
+    """What the database holds of a secret: who may write rows makes none that a secret fits."""
+    return hmac.digest(key, digest, "sha256")
+
+
+def adopt_key(conn: sa.Connection, key: bytes, now: datetime) -> None:
+    """Notes the key, once, and keys the digests of before. The owner does it. Raises OtherTokenKey."""
+    conn.execute(sa.text("LOCK TABLE token_key IN EXCLUSIVE MODE"))
+    if conn.execute(sa.select(token_key)).first() is not None:
+        check_key(conn, key)
+        return
+    for table in (tokens, sessions):
+        for digest in conn.scalars(sa.select(table.c.digest)).all():
+            this = sa.update(table).where(table.c.digest == digest)
+            conn.execute(this.values(digest=keyed(key, bytes(digest))))
+    conn.execute(sa.insert(token_key).values(fingerprint=_fingerprint(key), since=now))
+
+
+def check_key(conn: sa.Connection, key: bytes) -> None:
+    """Raises OtherTokenKey unless this key was adopted."""
+    found = conn.scalars(sa.select(token_key.c.fingerprint)).first()
+    if found is None:
+        raise OtherTokenKey("the tokens in the database have no key yet: run `healer db upgrade` with it.")
+    if found != _fingerprint(key):
+        raise OtherTokenKey(
+            "the tokens in the database were made with another key: put that key back (token-key in the data "
+            "directory, or HEALER_TOKEN_KEY_FILE)."
+        )
+
+
+def _fingerprint(key: bytes) -> str:
+    return hmac.new(key, b"healer token key", "sha256").hexdigest()
+
+
 class PostgresTokens:
     """`healer.ports.callers.Tokens`, and what `healer token` does."""
 
-    def __init__(self, engine: sa.Engine, cluster: str) -> None:
+    def __init__(self, engine: sa.Engine, cluster: str, key: bytes) -> None:
         """`cluster` gets the audit records of tokens that are bound to no cluster."""
-        self._engine = engine
-        self._cluster = cluster
+        self._engine, self._cluster, self._key = engine, cluster, key
 
     def by_token(self, digest: bytes, now: datetime) -> Caller | None:
-        of_digest = tokens.c.digest == digest, tokens.c.once.is_(False)
+        of_digest = tokens.c.digest == keyed(self._key, digest), tokens.c.once.is_(False)
         return self._find(sa.select(*_CALLER).where(*of_digest, *_in_force(now)))
 
     def by_session(self, digest: bytes, now: datetime) -> Caller | None:
         """The session's caller, until it expires, is ended, or its token is revoked."""
-        valid = sessions.c.digest == digest, sessions.c.ended_at.is_(None), sessions.c.expires_at > now
+        this = sessions.c.digest == keyed(self._key, digest)
+        valid = this, sessions.c.ended_at.is_(None), sessions.c.expires_at > now
         wanted = sa.select(*_CALLER).join(sessions, sessions.c.token == tokens.c.id)
         return self._find(wanted.where(*valid, tokens.c.revoked_at.is_(None)))
 
     def sign_in(self, digest: bytes, session: bytes, *, now: datetime, until: datetime) -> Caller | None:
         """Uses up a one-time link and opens a session in one transaction, so that a link works only once."""
         with request_errors(), self._engine.begin() as conn:
-            unused = tokens.c.digest == digest, tokens.c.once.is_(True), tokens.c.used_at.is_(None)
+            this = tokens.c.digest == keyed(self._key, digest)
+            unused = this, tokens.c.once.is_(True), tokens.c.used_at.is_(None)
             use = sa.update(tokens).where(*unused, *_in_force(now)).values(used_at=now)
             row = conn.execute(use.returning(*_CALLER)).first()
             if row is None:
                 return None
-            opened = {"digest": session, "token": row.id, "created_at": now, "expires_at": until}
+            opened = {
+                "digest": keyed(self._key, session),
+                "token": row.id,
+                "created_at": now,
+                "expires_at": until,
+            }
             conn.execute(sa.insert(sessions).values(opened))
             caller = _caller(row)
             where, subject = caller.cluster or self._cluster, f"token/{caller.id}"
@@ -66,7 +114,7 @@ class PostgresTokens:
 
     def sign_out(self, session: bytes, now: datetime) -> None:
         with request_errors(), self._engine.begin() as conn:
-            is_open = sessions.c.digest == session, sessions.c.ended_at.is_(None)
+            is_open = sessions.c.digest == keyed(self._key, session), sessions.c.ended_at.is_(None)
             conn.execute(sa.update(sessions).where(*is_open).values(ended_at=now))
 
     def create(self, new: NewToken, *, by: str, now: datetime) -> str:
@@ -76,19 +124,24 @@ class PostgresTokens:
         secret = f"heal_{identity}_{secrets.token_urlsafe(32)}"
         bound = {"node": new.node, "job": new.job, "cluster": new.cluster}
         row = {**bound, "expires_at": new.expires_at, "once": new.once, "quota": new.quota}
+        row["vouches"] = new.vouches
         data: dict[str, Any] = {"once": new.once} | {field: value for field, value in bound.items() if value}
         if new.quota != 1:
             data["quota"] = new.quota
+        if new.vouches:
+            data["vouches"] = new.vouches
         with request_errors(), self._engine.begin() as conn:
-            conn.execute(_insert(identity, secret, new.role, name, now).values(row))
+            conn.execute(_insert(identity, stored(self._key, secret), new.role, name, now).values(row))
             where, subject = new.cluster or self._cluster, f"token/{identity}"
             data |= {"role": new.role.value, "name": name}
             append(conn, audit_record(where, now, by, "token.created", subject, **data))
         return secret
 
-    def enroll(self, cluster: str, node: str, *, nonce: str, by: str, now: datetime) -> Enrolled:
+    def enroll(
+        self, cluster: str, node: str, *, nonce: str, by: str, now: datetime, proven: bool = False
+    ) -> Enrolled:
         """Makes the node's token and lets its older ones expire. Raises Forbidden, TooMany or Conflict."""
-        enrolment = _Enrolment("node", node, cluster, nonce)
+        enrolment = _Enrolment("node", node, cluster, nonce, self._key)
         of_node = (tokens.c.cluster == cluster, tokens.c.node == node, tokens.c.role == Role.signals.value)
         with request_errors(), self._engine.begin() as conn:
             made = sa.select(tokens.c.revoked_at, tokens.c.created_at, tokens.c.name).where(*of_node)
@@ -102,15 +155,23 @@ class PostgresTokens:
             hour = sum(row.name == enrolment.name and row.created_at > lately for row in rows)
             if hour >= ENROLMENTS_PER_H:
                 raise TooMany(f"{node} has enrolled {hour} times within an hour", 600)
-            older = (*of_node, tokens.c.name == enrolment.name, tokens.c.expires_at > now + GRACE)
-            conn.execute(sa.update(tokens).where(*older).values(expires_at=now + GRACE))
+            # A node whose first answer was lost asks a second time, soon after.
+            before = any(row.name == enrolment.name and row.created_at <= now - GRACE for row in rows)
+            again = before and not proven
+            ends = now if again else now + GRACE
+            older = (*of_node, tokens.c.name == enrolment.name, tokens.c.expires_at > ends)
+            ending = sa.update(tokens).where(*older).values(expires_at=ends).returning(tokens.c.id)
+            ended = sorted(conn.scalars(ending))
+            if again:
+                data = {"node": node, "ended": ended}
+                append(conn, audit_record(cluster, now, by, ENROLLED_AGAIN, f"node/{node}", **data))
             return enrolment.store(conn, by=by, now=now, until=now + ENROLLED_FOR)
 
     def enroll_job(
         self, cluster: str, job: str, *, nodes: int, nonce: str, by: str, now: datetime
     ) -> Enrolled:
         """Like `enroll`, but the job's other tokens stay: each of its nodes has one."""
-        enrolment = _Enrolment("job", job, cluster, nonce)
+        enrolment = _Enrolment("job", job, cluster, nonce, self._key)
         of_job = (tokens.c.cluster == cluster, tokens.c.job == job, tokens.c.name == enrolment.name)
         hour = sa.func.count().filter(tokens.c.created_at > now - timedelta(hours=1))
         counts = sa.select(hour, sa.func.max(tokens.c.revoked_at)).where(*of_job)
@@ -154,12 +215,26 @@ class PostgresTokens:
         return None if row is None else _caller(row)
 
 
+def enrolled_again(engine: sa.Engine, cluster: str, since: datetime) -> list[tuple[datetime, str, str]]:
+    """(when, node, who) of those, oldest first. Raises Unavailable."""
+    record = audit_records.c
+    found = sa.select(record.at, record.data["node"].astext.label("node"), record.actor)
+    wanted = record.cluster == cluster, record.verb == ENROLLED_AGAIN, record.at >= since
+    with request_errors(), engine.connect() as conn:
+        rows = conn.execute(found.where(*wanted).order_by(record.at))
+        return [(row.at, row.node, row.actor) for row in rows]
+
+
 def _in_force(now: datetime) -> tuple[sa.ColumnElement[bool], ...]:
     return (tokens.c.revoked_at.is_(None), sa.or_(tokens.c.expires_at.is_(None), tokens.c.expires_at > now))
 
 
-def _insert(identity: str, secret: str, role: Role, name: str, now: datetime) -> Insert:
-    digest = hashlib.sha256(secret.encode()).digest()
+def stored(key: bytes, secret: str) -> bytes:
+    """The digest of a secret as the database holds it."""
+    return keyed(key, hashlib.sha256(secret.encode()).digest())
+
+
+def _insert(identity: str, digest: bytes, role: Role, name: str, now: datetime) -> Insert:
     return insert(tokens).values(id=identity, digest=digest, role=role.value, name=name, created_at=now)
 
 
@@ -171,6 +246,7 @@ class _Enrolment:
     subject: str
     cluster: str
     nonce: str
+    key: bytes
 
     @property
     def name(self) -> str:
@@ -183,7 +259,9 @@ class _Enrolment:
         identity = hashlib.sha256(seed.encode()).hexdigest()[:24]
         secret = f"heal_{identity}_{secrets.token_urlsafe(32)}"
         bound = {self.kind: self.subject, "cluster": self.cluster}
-        new = _insert(identity, secret, Role.signals, self.name, now).values(**bound, expires_at=until)
+        new = _insert(identity, stored(self.key, secret), Role.signals, self.name, now).values(
+            **bound, expires_at=until
+        )
         made = conn.execute(new.on_conflict_do_nothing(index_elements=["id"]).returning(tokens.c.id))
         if made.first() is None:
             raise Conflict("this credential was used before; each attempt needs a new one")
@@ -193,7 +271,7 @@ class _Enrolment:
 
 
 def _caller(row: sa.Row) -> Caller:
-    return Caller(**pick(row, "id", "name", "node", "job", "cluster", "quota"), role=Role(row.role))
+    return Caller(**pick(row, *_FIELDS), role=Role(row.role))
 
 
 # --- Idempotency-Key: one row for a key and caller, committed before the work, kept for 24 h

@@ -6,7 +6,7 @@ import pwd
 import re
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,11 +18,18 @@ _PATH = "/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin:/opt/slurm
 _VERSION = re.compile(r"slurm\S*\s+(\d+)\.(\d+)(\S*)")
 _SHAPE = re.compile(r"v0\.0\.\d+")
 _RIGHTS_TIMEOUT_S = 5.0
+#: What may be the first word, options apart, of these programs where they only read.
+_READ_WORDS: dict[str, tuple[list[str], ...]] = {
+    "scontrol": (["show"], ["ping"]),
+    "sacctmgr": (["show"],),
+    "squeue": ([],),
+    "sdiag": ([],),
+}
 _SLURM_USER = re.compile(r"^SlurmUser\s*=\s*([^\s(]+)", re.MULTILINE)
 
 
-class Commands:
-    """`slurm_conf` is passed as SLURM_CONF. Safe for threads.
+class ReadCommands:
+    """Runs commands that read, and no other. `slurm_conf` is passed as SLURM_CONF. Safe for threads.
 
     `bin_dir`: the folder of all commands, so that no command of another installation is used.
     """
@@ -79,10 +86,20 @@ class Commands:
 
     def run(self, program: str, *arguments: str, patience: int = 1, stdin: bytes = b"") -> process.Output:
         """Runs one command, without a shell, within `patience` times the time-out."""
+        self._check(program, arguments)
         path = self.where(program)
         if path is None:
             raise SchedulerUnavailable(f"{program} is not installed on this machine.", sent=False)
         return process.run((path, *arguments), self._env, self._timeout_s * patience, stdin=stdin)
+
+    def _check(self, program: str, arguments: Sequence[str]) -> None:
+        """Raises ValueError for a command that may change Slurm."""
+        words = [word for word in arguments if not word.startswith("-")]
+        allowed = _READ_WORDS.get(program, ())
+        # Without a word scontrol takes commands from its standard input.
+        reads = words[:1] in allowed and "--reset" not in arguments
+        if not reads and (program, arguments) != ("scontrol", ("--version",)):
+            raise ValueError(f"{program} {' '.join(arguments)[:80]} is no command that only reads")
 
     def _newest_shape(self, version: str) -> str:
         output = self.run("scontrol", "show", "node", "--json=list")
@@ -93,6 +110,13 @@ class Commands:
         raise SchedulerUnavailable(
             f"Slurm {version} offers no JSON that healer reads ({', '.join(sorted(offered))}).", sent=False
         )
+
+
+class Commands(ReadCommands):
+    """Runs any of Slurm's commands: for the worker alone."""
+
+    def _check(self, program: str, arguments: Sequence[str]) -> None:
+        pass
 
 
 @contextlib.contextmanager
@@ -137,7 +161,7 @@ def rights_of(user: str, bin_dir: Path | None = None, slurm_conf: Path | None = 
     """Compares SlurmUser in `scontrol show config` and the account's AdminLevel in `sacctmgr`."""
     if user == "root":
         return Rights(True, "root may drain")
-    commands = Commands(str(slurm_conf) if slurm_conf else None, bin_dir, _RIGHTS_TIMEOUT_S)
+    commands = ReadCommands(str(slurm_conf) if slurm_conf else None, bin_dir, _RIGHTS_TIMEOUT_S)
     slurm_user = _SLURM_USER.search(_output(commands, "scontrol", "show", "config") or "")
     if slurm_user is not None and slurm_user[1] == user:
         return Rights(True, f"{user} is SlurmUser and may drain")
@@ -154,7 +178,7 @@ def rights_of(user: str, bin_dir: Path | None = None, slurm_conf: Path | None = 
     )
 
 
-def _output(commands: Commands, *command: str) -> str | None:
+def _output(commands: ReadCommands, *command: str) -> str | None:
     """The command's output; None if it failed or is not installed."""
     try:
         output = commands.run(*command)

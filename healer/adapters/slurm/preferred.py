@@ -1,62 +1,27 @@
-"""One Slurm through several adapters, in the site's order of preference (docs/decisions/0016).
+"""One Slurm through several adapters, with the calls that change it: for the worker alone.
 
-A call that an adapter does not offer goes to the next; if none offers it, NotAvailable names each reason. A
-write that may have reached Slurm is never repeated with another adapter: the caller reads back.
+A write that may have reached Slurm is never repeated with another adapter: the caller reads back.
 """
 
-import threading
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
-
-import msgspec
+from collections.abc import Callable
+from typing import Concatenate, ParamSpec, TypeVar
 
 from healer.adapters.slurm import process
-from healer.model import Controller, SlurmCall
-from healer.ports.scheduling import (
-    NotAvailable,
-    Scheduler,
-    SchedulerError,
-    SchedulerRefused,
-    SchedulerUnavailable,
-)
+from healer.adapters.slurm.preferred_reads import PreferredReads
+from healer.model import SlurmCall
+from healer.ports.scheduling import Scheduler
 
 #: The bound of a write over all adapters, less than a lease leaves for one call.
 WRITE_S = 7.0
-#: An adapter that did not answer is tried last for this long; then one caller tries it again.
-REST_S = 15.0
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class OtherCluster(SchedulerError):
-    """The adapters reach different clusters, where nodes may have the same names."""
-
-
-class _Rest(NamedTuple):
-    """An adapter that is tried last until `until` (stopwatch), and its error."""
-
-    until: float
-    why: str
-
-
-def _read(
-    method: Callable[Concatenate[Scheduler, P], T],
-) -> Callable[Concatenate["PreferredScheduler", P], T]:
-    """Calls the same method of the first adapter that offers it."""
-    call = SlurmCall(method.__name__)
-
-    def read(self: "PreferredScheduler", *args: P.args, **kwargs: P.kwargs) -> T:
-        return self.first(call, lambda slurm: getattr(slurm, call)(*args, **kwargs))[1]
-
-    return read
-
-
 def _write(
     method: Callable[Concatenate[Scheduler, P], T],
 ) -> Callable[Concatenate["PreferredScheduler", P], T]:
-    """Like `_read`, within `WRITE_S`."""
+    """Calls the same method of the first adapter that offers it, within `WRITE_S`."""
     call = SlurmCall(method.__name__)
 
     def write(self: "PreferredScheduler", *args: P.args, **kwargs: P.kwargs) -> T:
@@ -67,82 +32,8 @@ def _write(
 
 
 # Wide: implements `ports.Scheduler`.
-class PreferredScheduler:
-    """`ports.Scheduler` over other adapters. Safe for threads if they are.
-
-    `cluster`: the expected cluster (None: unknown); OtherCluster is raised before anything is sent to another
-    one. `hand_on_s`: seconds after which a write is not passed to another adapter, because the rest of
-    WRITE_S would not be enough. `stopwatch` returns monotonic seconds.
-    """
-
-    def __init__(
-        self,
-        adapters: Sequence[Scheduler],
-        *,
-        cluster: str | None = None,
-        hand_on_s: float = 5.0,
-        stopwatch: Callable[[], float] = time.monotonic,
-    ) -> None:
-        if not adapters:
-            raise ValueError("no adapter to prefer")
-        self.adapters = tuple(adapters)
-        self.name = ",".join(adapter.name for adapter in self.adapters)
-        self._hand_on_s, self._stopwatch = hand_on_s, stopwatch
-        self._lock = threading.Lock()
-        self._rests: dict[int, _Rest] = {}
-        self._meant = cluster
-        self._cluster: str | None = None
-        self._reached: set[int] = set()
-
-    # --- about the adapters
-
-    def describe(self) -> str:
-        """The description of each adapter, or its error."""
-        lines, answered = [], False
-        for adapter in self.adapters:
-            try:
-                lines.append(adapter.describe())
-                answered = True
-            except SchedulerError as error:
-                lines.append(f"{adapter.name} ({error})")
-        if not answered:
-            raise SchedulerUnavailable("; ".join(lines))
-        return ", then ".join(lines)
-
-    def unavailable(self) -> Mapping[SlurmCall, str]:
-        """The calls that no adapter offers; empty while one does not answer, because it is unknown then."""
-        try:
-            found = [adapter.unavailable() for adapter in self.adapters]
-        except SchedulerUnavailable:
-            return {}
-        return {
-            call: "; ".join(self._named(number, lacks[call]) for number, lacks in enumerate(found))
-            for call in SlurmCall
-            if all(call in lacks for lacks in found)
-        }
-
-    def cluster_name(self) -> str:
-        """The name that all answering adapters report. Raises SchedulerUnavailable or OtherCluster."""
-        problems = []
-        for number in range(len(self.adapters)):
-            try:
-                self._reach(number)
-            except SchedulerUnavailable as error:
-                self._rest(number, str(error))
-                problems.append(self._named(number, str(error)))
-        if self._cluster is None:
-            raise SchedulerUnavailable("; ".join(problems))
-        return self._cluster
-
-    # --- calls of the adapters
-
-    #: As returned by the adapter: unchanged mappings stay the same objects.
-    snapshot = _read(Scheduler.snapshot)
-    reserved = _read(Scheduler.reserved)
-    node = _read(Scheduler.node)
-    job = _read(Scheduler.job)
-    jobs_on = _read(Scheduler.jobs_on)
-    topology = _read(Scheduler.topology)
+class PreferredScheduler(PreferredReads[Scheduler]):
+    """`ports.Scheduler` over other adapters."""
 
     drain = _write(Scheduler.drain)
     undrain = _write(Scheduler.undrain)
@@ -165,103 +56,3 @@ class PreferredScheduler:
     remark = _write(Scheduler.remark)
     submit = _write(Scheduler.submit)
     cancel = _write(Scheduler.cancel)
-
-    def controller(self) -> Controller:
-        """From the first adapter that answers, with its name and the errors of those before it."""
-        number, found, errors = self.first(SlurmCall.controller, lambda slurm: slurm.controller())
-        with self._lock:
-            why = {earlier: rest.why for earlier, rest in self._rests.items()}
-        why |= {earlier: str(error) for earlier, error in errors.items()}
-        before = tuple(self._named(earlier, why[earlier]) for earlier in range(number) if earlier in why)
-        return msgspec.structs.replace(found, adapter=self.adapters[number].name, fallbacks=before)
-
-    # --- helpers
-
-    def first(
-        self, call: SlurmCall, ask: Callable[[Scheduler], T], *, write: bool = False
-    ) -> tuple[int, T, dict[int, SchedulerError]]:
-        """The number of the first adapter that succeeds, its answer, and the errors of those before it."""
-        begun = self._stopwatch()
-        errors: dict[int, SchedulerError] = {}
-        for number in self._order():
-            if write and self._stopwatch() - begun > self._hand_on_s:
-                errors[number] = SchedulerUnavailable("no time was left to ask", sent=False)
-                break
-            try:
-                self._reach(number)
-                answer = ask(self.adapters[number])
-            except NotAvailable as error:
-                errors[number] = error
-            except SchedulerUnavailable as error:
-                self._rest(number, str(error))
-                if write and error.sent:
-                    raise
-                errors[number] = error
-            except SchedulerRefused as error:
-                self._wake(number)
-                if not error.no_right:
-                    raise  # only a missing right: the next adapter may use another account
-                errors[number] = error
-            else:
-                self._wake(number)
-                return number, answer, errors
-        raise self._combine(call, errors)
-
-    def _combine(self, call: SlurmCall, errors: Mapping[int, SchedulerError]) -> SchedulerError:
-        """One error for all adapters; SchedulerUnavailable if one of them did not answer."""
-        if len(self.adapters) == 1:
-            return errors[0]
-        text = "; ".join(self._named(number, str(error)) for number, error in sorted(errors.items()))
-        silent = [error for error in errors.values() if isinstance(error, SchedulerUnavailable)]
-        if silent:
-            return SchedulerUnavailable(text, sent=any(error.sent for error in silent))
-        for error in errors.values():
-            if isinstance(error, SchedulerRefused):
-                return SchedulerRefused(text, error.code)
-        lacks = sorted((number, error) for number, error in errors.items() if isinstance(error, NotAvailable))
-        return NotAvailable(call, "; ".join(self._named(number, error.why) for number, error in lacks))
-
-    def _order(self) -> list[int]:
-        """The site's order, with resting adapters last. After its rest an adapter is tried by this caller
-        only."""
-        now = self._stopwatch()
-        with self._lock:
-            resting = {number for number, rest in self._rests.items() if now < rest.until}
-            for number in self._rests.keys() - resting:
-                self._rests[number] = self._rests[number]._replace(until=now + REST_S)
-        return sorted(range(len(self.adapters)), key=resting.__contains__)
-
-    def _rest(self, number: int, why: str) -> None:
-        with self._lock:
-            self._rests[number] = _Rest(self._stopwatch() + REST_S, why)
-
-    def _wake(self, number: int) -> None:
-        with self._lock:
-            self._rests.pop(number, None)
-
-    def _reach(self, number: int) -> None:
-        """Checks the adapter's cluster before its first use. An error then means that nothing was sent."""
-        if number in self._reached:
-            return
-        adapter = self.adapters[number]
-        try:
-            cluster = adapter.cluster_name()
-        except SchedulerUnavailable as error:
-            raise SchedulerUnavailable(str(error), sent=False) from error
-        if self._meant not in (None, cluster):
-            raise OtherCluster(
-                f"Slurm on this machine is the cluster {cluster}, not {self._meant}: mend SLURM_CONF or "
-                f"HEALER_CLUSTER, or the table [clusters.{self._meant}]."
-            )
-        with self._lock:
-            if self._cluster is None:
-                self._cluster = cluster
-            if cluster != self._cluster:
-                raise OtherCluster(
-                    f"{adapter.name} reaches the cluster {cluster}, the other adapters {self._cluster}: "
-                    "HEALER_SLURM_ADAPTERS may only list ways to one cluster."
-                )
-            self._reached.add(number)
-
-    def _named(self, number: int, why: str) -> str:
-        return f"{self.adapters[number].name}: {why.rstrip('.')}"

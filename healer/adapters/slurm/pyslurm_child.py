@@ -3,6 +3,8 @@
 libslurm exits its process if it finds no configuration, and pyslurm holds the GIL while slurmctld does not
 answer. So healer never loads it (docs/decisions/0016).
 
+With the option `--reads` it answers only what changes nothing.
+
 First line out: `{"pyslurm": "24.11.0", "libslurm": "24.11.5", "has": [...]}` or an error. Then for each
 `{"call": name, "given": {...}}` either `{"answer": ...}` or `{"error": {"kind", "code", "text"}}`.
 """
@@ -52,9 +54,8 @@ def read_job(job: Any) -> dict[str, Any]:
     return read(job, JOB) | {"layout": job.get_resource_layout_per_node()}
 
 
-# Wide: one method for each call that the child process answers.
-class Calls:
-    """The calls that the parent makes, by name. `slurm` is the module pyslurm."""
+class Reads:
+    """The calls that the parent makes, by name: those that change nothing. `slurm` is the module pyslurm."""
 
     def __init__(self, slurm: Any) -> None:
         self.slurm = slurm
@@ -109,6 +110,10 @@ class Calls:
             return self.slurm.slurm_ping(place) == 0
         except (self.slurm.PyslurmError, ValueError):
             return False
+
+
+class Calls(Reads):
+    """With those that change Slurm: for the child of healer's worker."""
 
     def change_nodes(self, names: str, changes: dict[str, str]) -> None:
         """Changes all in one call, which stops at an unknown name."""
@@ -176,8 +181,10 @@ def load() -> tuple[Any, dict[str, Any]]:
     return slurm, {"pyslurm": slurm.__version__, "libslurm": release, "has": has}
 
 
-def answer(calls: Calls, line: str) -> dict[str, Any]:
+def answer(calls: Reads, line: str) -> dict[str, Any]:
     request = json.loads(line)
+    if request["call"] not in {name for name in dir(type(calls)) if not name.startswith("_")}:
+        return problem("pyslurm", f"{request['call']} is no call of this process")
     try:
         return {"answer": getattr(calls, request["call"])(**request["given"])}
     except calls.slurm.RPCError as error:
@@ -199,7 +206,7 @@ def main() -> None:
     out.flush()
     if slurm is None:
         return
-    calls = Calls(slurm)
+    calls = Reads(slurm) if "--reads" in sys.argv[1:] else Calls(slurm)
     for line in sys.stdin:
         out.write(json.dumps(answer(calls, line)) + "\n")
         out.flush()

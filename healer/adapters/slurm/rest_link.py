@@ -68,11 +68,11 @@ class Found(NamedTuple):
         return f"v0.0.{self.number}"
 
 
-class RestLink:
-    """Safe for threads. `url`: `http://host:port`, `https://host/prefix` or `unix:///path`.
+class ReadLink:
+    """Requests that read, and no other. Safe for threads.
 
-    `cluster`: the expected cluster; None: the first one that answers. Answers of another cluster are errors,
-    and before each write the address must have answered as this cluster.
+    `url`: `http://host:port`, `https://host/prefix` or `unix:///path`.
+    `cluster`: the expected cluster; None: the first one that answers. Answers of another cluster are errors.
     """
 
     def __init__(
@@ -135,7 +135,11 @@ class RestLink:
 
     def ask(self, request: Request) -> Answer:
         """Like `call`, but the answer may contain errors."""
-        found = self._expected(self.found()) if request.reads else self._checked()
+        if not request.reads:
+            raise ValueError(f"{request.method} {request.path} is no request that only reads")
+        return self._asked(request, self._expected(self.found()))
+
+    def _asked(self, request: Request, found: Found) -> Answer:
         answer = self._with_token(request, found)
         if answer.unknown_address:
             self._forget(found)
@@ -146,18 +150,6 @@ class RestLink:
             self._forget(found)
         self._check_cluster(answer.slurm.cluster, sent=not request.reads)
         return answer
-
-    def _checked(self) -> Found:
-        """Asks again before a write: a proxy or a shared address may have moved to another cluster."""
-        with only_reading():
-            found = self.found()
-            answer = self._with_token(Request("GET", "/ping"), found)
-            if answer.unknown_address or (answer.slurm.release and answer.slurm != found.slurm):
-                self._forget(found)
-                found = self.found()
-            elif answer.envelope is None:
-                self._judge(answer, "slurmrestd did not tell its cluster", "", wrote=False)
-            return self._expected(found)
 
     def _expected(self, found: Found) -> Found:
         self._check_cluster(found.slurm.cluster, sent=False)
@@ -251,6 +243,25 @@ class RestLink:
         ignored = [text for text in warnings if "unknown field" in text]
         if wrote and ignored:
             raise SchedulerRefused(f"{action}: slurmrestd ignored a part of it: {ignored[0]}")
+
+
+class RestLink(ReadLink):
+    """Requests that change Slurm too. Before each of them the address must have answered as this cluster."""
+
+    def ask(self, request: Request) -> Answer:
+        return super().ask(request) if request.reads else self._asked(request, self._checked())
+
+    def _checked(self) -> Found:
+        """Asks again before a write: a proxy or a shared address may have moved to another cluster."""
+        with only_reading():
+            found = self.found()
+            answer = self._with_token(Request("GET", "/ping"), found)
+            if answer.unknown_address or (answer.slurm.release and answer.slurm != found.slurm):
+                self._forget(found)
+                found = self.found()
+            elif answer.envelope is None:
+                self._judge(answer, "slurmrestd did not tell its cluster", "", wrote=False)
+            return self._expected(found)
 
 
 def in_path(text: str) -> str:

@@ -1,33 +1,19 @@
-"""The common part of the three Slurm adapters: checks of arguments, and lookup of jobs."""
+"""The common part of the three Slurm adapters where they change it: checks, lookup of jobs."""
 
 import abc
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 
 from healer.adapters.slurm import slurm_words as words
 from healer.adapters.slurm.commands import only_reading
-from healer.adapters.slurm.parse_json import UNREAD, Queues, Server
-from healer.model import Controller, Reservation, SlurmCall, SlurmJob, Submission
-from healer.ports.scheduling import Nodes, NotAvailable, SchedulerRefused
+from healer.adapters.slurm.parse_json import UNREAD
+from healer.adapters.slurm.slurm_reader import SlurmReader
+from healer.model import Reservation, SlurmCall, SlurmJob, Submission
+from healer.ports.scheduling import Nodes, SchedulerRefused
 
 
 # Wide: implements half of `ports.Scheduler`.
-class SlurmAdapter(abc.ABC):
-    """Calls that an adapter does not define raise NotAvailable."""
-
-    name: str
-
-    @abc.abstractmethod
-    def unavailable(self) -> Mapping[SlurmCall, str]: ...
-
-    @abc.abstractmethod
-    def cluster_name(self) -> str: ...
-
-    @abc.abstractmethod
-    def job(self, job: str) -> SlurmJob | None: ...
-
-    def topology(self) -> Mapping[str, tuple[str, ...]]:
-        raise self._lacking(SlurmCall.topology)
+class SlurmAdapter(SlurmReader):
+    """The changes. Calls that an adapter does not define raise NotAvailable."""
 
     # --- nodes
 
@@ -128,30 +114,6 @@ class SlurmAdapter(abc.ABC):
             jobs = self._all_jobs()
         return [part for part in jobs.values() if part.het_job == job.het_job]
 
-    @abc.abstractmethod
-    def _all_jobs(self) -> Mapping[str, SlurmJob]: ...
-
-    # --- helpers
-
     def _must_have(self, call: SlurmCall) -> None:
         if call in self.unavailable():
             raise self._lacking(call)
-
-    def _lacking(self, call: SlurmCall) -> NotAvailable:
-        return NotAvailable(call, self.unavailable()[call])
-
-    def _controller(
-        self, at: datetime, version: str, answer_s: float, server: Server | None, queues: Queues
-    ) -> Controller:
-        return Controller(
-            cluster=self.cluster_name(),
-            at=at,
-            adapter=self.name,
-            host=server.host if server else "",
-            role=server.role if server else "",
-            version=version,
-            answer_s=answer_s,
-            threads=queues.threads,
-            agent_queue=queues.agent,
-            dbd_queue=queues.dbd,
-        )

@@ -16,12 +16,27 @@ import pytest
 import sqlalchemy as sa
 
 from healer.adapters.munge import Munge
+from healer.adapters.postgres.tables import messages, tokens
+from healer.adapters.postgres.tokens import PostgresTokens, enrolled_again
 from healer.api.enroll_routes import REFUSALS_PER_MIN, named, wrong_host
 from healer.model import Role, SlurmJob, SlurmNode, SlurmSnapshot
 from healer.ports.request_errors import Unavailable
+from healer.processes.scheduler import enrolment_watch
 from tests.support.api import CLUSTER, XID_79, Api, serving, snapshot
+from tests.support.ledgers import PostgresBench
 from tests.support.munge import Realm, credential, realm
 from tests.support.wait import wait_until
+
+
+class Hand:
+    """A clock that a test sets."""
+
+    def __init__(self, at: datetime) -> None:
+        self.at = at
+
+    def now(self) -> datetime:
+        return self.at
+
 
 #: gpu0001 is at 127.0.1.1, and so on.
 HOST = "127.0.1."
@@ -30,8 +45,8 @@ HOST = "127.0.1."
 class Cluster:
     """An API, and a munge realm in which gpu0001 has a machine of its own."""
 
-    def __init__(self, api: Api, client: httpx.Client, munge: Realm) -> None:
-        self.api, self.client, self.munge = api, client, munge
+    def __init__(self, api: Api, client: httpx.Client, munge: Realm, engine: sa.Engine) -> None:
+        self.api, self.client, self.munge, self.engine = api, client, munge, engine
         self.first = munge.machine(HOST + "1")
         known = snapshot(4)
         nodes = {
@@ -47,9 +62,17 @@ class Cluster:
         return self.client.post("/api/v1/enroll", json={"credential": credential} | more)
 
     def enroll(
-        self, node: str = "gpu0001", *, at: Path | None = None, uid: int = 0, **more: Any
+        self, node: str = "gpu0001", *, at: Path | None = None, uid: int = 0, token: str = "", **more: Any
     ) -> httpx.Response:
-        return self.ask(credential(at or self.first, self.told(node, **more), uid=uid))
+        """`token`: the one before, which the request shows."""
+        made = credential(at or self.first, self.told(node, **more), uid=uid)
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        return self.client.post("/api/v1/enroll", json={"credential": made}, headers=headers)
+
+    def pass_time(self, by: timedelta) -> None:
+        """For all tokens that were made."""
+        with self.engine.begin() as conn:
+            conn.execute(sa.update(tokens).values(created_at=tokens.c.created_at - by))
 
     def beat(self, token: str, node: str = "gpu0001") -> int:
         headers = {"Authorization": f"Bearer {token}"}
@@ -74,7 +97,7 @@ def cluster(fresh_database: sa.Engine, short: Path) -> Iterator[Cluster]:
     with realm(short) as munge:
         socket = munge.machine("127.0.0.1")
         with serving(fresh_database, munge_socket=socket) as (api, client):
-            yield Cluster(api, client, munge)
+            yield Cluster(api, client, munge, fresh_database)
 
 
 def refused(answer: httpx.Response, why: str, status: int = 403) -> None:
@@ -185,6 +208,72 @@ def test_a_new_token_ends_the_one_before_after_a_grace(cluster: Cluster) -> None
     rows = {row["id"]: row["expires_at"] for row in cluster.api.tokens.all() if row["node"] == "gpu0001"}
     assert rows[first.split("_")[1]] < datetime.now(UTC) + timedelta(minutes=11)
     assert rows[second.split("_")[1]] > datetime.now(UTC) + timedelta(days=80)
+
+
+def test_a_node_that_enrols_without_its_token_is_seen_and_its_renewal_is_not(cluster: Cluster) -> None:
+    """Root on any node can make a credential in its name; what nobody else has is the token that it holds."""
+    first = cluster.enroll().json()["token"]
+    cluster.pass_time(timedelta(minutes=11))
+    renewed = cluster.enroll(token=first).json()["token"]
+    assert cluster.beat(first) == 202, "the one before lasts until its grace ends"
+    assert cluster.audited("token.enrolled-again") == []
+    cluster.pass_time(timedelta(minutes=11))
+    stolen = cluster.enroll().json()["token"]
+    (record,) = cluster.audited("token.enrolled-again")
+    assert record["subject"] == "node/gpu0001" and record["actor"] == f"munge, root at {HOST}1"
+    assert record["data"]["ended"] == sorted(one.split("_")[1] for one in (first, renewed))
+    wait_until(lambda: cluster.beat(renewed) == 401, 30, what="the token before has ended")
+    # The node enrols again in its turn: seen, too.
+    cluster.enroll(token=renewed)
+    assert len(cluster.audited("token.enrolled-again")) == 2
+    assert stolen.split("_")[1] in cluster.audited("token.enrolled-again")[0]["data"]["ended"]
+
+
+def test_another_nodes_token_proves_nothing(cluster: Cluster) -> None:
+    other = cluster.api.token(Role.signals, node="gpu0002", cluster=CLUSTER)
+    everybodys = cluster.api.token(Role.signals)
+    cluster.enroll()
+    cluster.pass_time(timedelta(hours=1))
+    for count, token in enumerate((other, everybodys, "heal_nothing"), 1):
+        assert cluster.enroll(token=token).status_code == 201
+        assert len(cluster.audited("token.enrolled-again")) == count
+
+
+def test_a_lost_answer_is_no_second_installation(cluster: Cluster) -> None:
+    cluster.enroll()
+    cluster.enroll()
+    assert cluster.audited("token.enrolled-again") == []
+
+
+def test_nodes_that_enrol_again_page_once_a_day_together(fresh_database: sa.Engine) -> None:
+    begun = datetime.now(UTC).replace(hour=9, minute=0, second=0, microsecond=0)
+    book = PostgresTokens(fresh_database, CLUSTER, b"k" * 32)
+
+    def enrol(node: str, after: timedelta) -> None:
+        now = begun + after
+        book.enroll(CLUSTER, node, nonce=secrets.token_hex(16), by="munge, root at x", now=now)
+
+    for node in ("gpu0001", "gpu0002", "gpu0003"):
+        enrol(node, -timedelta(days=3))
+    enrol("gpu0001", timedelta(minutes=1))
+    enrol("gpu0002", timedelta(minutes=3))
+    enrol("gpu0001", timedelta(minutes=20))  # no second page of the day
+    enrol("gpu0003", timedelta(minutes=21))
+    hand = Hand(begun + timedelta(minutes=4))
+    ledger = PostgresBench(fresh_database).ledger
+
+    def titles() -> list[str]:
+        enrolment_watch(ledger, lambda since: enrolled_again(fresh_database, CLUSTER, since), hand)()
+        with fresh_database.connect() as conn:
+            doc, page = messages.c.doc["title"].astext, messages.c.page
+            return list(conn.scalars(sa.select(doc).where(page).order_by(messages.c.id)))
+
+    assert titles() == []
+    hand.at = begun + timedelta(minutes=6)
+    title = f"Nodes of {CLUSTER} enrolled again without their token:"
+    assert titles() == titles() == [f"{title} 2"]
+    hand.at = begun + timedelta(minutes=40)
+    assert titles() == [f"{title} 2", f"{title} 1"]
 
 
 def test_a_token_made_by_a_person_is_not_replaced(cluster: Cluster) -> None:

@@ -1,0 +1,216 @@
+"""Slurm read through pyslurm 23.11 to 25.11, which runs in a child process (`pyslurm_child`).
+
+A call takes 1 to 3 ms. Errors have Slurm's numbers.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from healer.adapters.slurm import parse_json, pyslurm_nouns
+from healer.adapters.slurm import slurm_words as words
+from healer.adapters.slurm.pyslurm_link import PyslurmLink
+from healer.adapters.slurm.slurm_reader import SlurmReader
+from healer.model import Controller, Reservation, SlurmCall, SlurmJob, SlurmNode, SlurmSnapshot
+from healer.ports.scheduling import (
+    SchedulerError,
+    SchedulerRefused,
+    SchedulerUnavailable,
+    UnknownNode,
+)
+
+_CHILD = Path(__file__).with_name("pyslurm_child.py")
+#: The environment variables that the child gets; healer's settings and secrets are not among them.
+_ENV = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "SLURM_CONF")
+_NEVER = {
+    SlurmCall.topology: "pyslurm shows no topology",
+    SlurmCall.reboot: "pyslurm cannot reboot a node",
+    SlurmCall.cancel_reboot: "pyslurm's CANCEL_REBOOT raises an error before it asks Slurm",
+    SlurmCall.reserve: "pyslurm cannot tell for sure whether a reservation was made",
+    SlurmCall.change_reservation: "healer makes reservations by rest or cli, and changes them there",
+    SlurmCall.unreserve: "healer makes reservations by rest or cli, and ends them there",
+}
+#: The time-out of a complete list, in time-outs of one call.
+_PATIENCE = 6
+#: The supported releases.
+_OLDEST, _NEWEST = (23, 11), (25, 11)
+
+#: slurm_errno.h: not connected, or refused by authentication or protocol. Slurm did nothing.
+_REFUSED_EARLY = frozenset({1001, 1005, 1006, 1007, 1800, 6000, 6001, 6004, 6007, 6008})
+#: The node's state does not allow the change: pyslurm's number, and healer's.
+_NODE_STATE, _NODE_STATE_TRANSITION = 2028, 2180
+
+
+class PyslurmReads(SlurmReader):
+    """`ports.SlurmReads` over pyslurm. `timeout_s` bounds one call; a snapshot may take six times as long.
+
+    `command` and `env` start the child process, by default this Python with the current SLURM_CONF.
+    """
+
+    name = "pyslurm"
+    #: The child refuses every call that changes Slurm.
+    _CHILD_OPTIONS: tuple[str, ...] = ("--reads",)
+
+    def __init__(
+        self,
+        timeout_s: float = 10,
+        *,
+        command: Sequence[str] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self._timeout_s = timeout_s
+        inherited = {name: os.environ[name] for name in _ENV if name in os.environ}
+        started = command or (sys.executable, "-P", str(_CHILD), *self._CHILD_OPTIONS)
+        self._link = PyslurmLink(started, inherited | {"LC_ALL": "C.UTF-8"} | dict(env or {}))
+        self._cluster: str | None = None
+
+    def close(self) -> None:
+        """Ends the child process; the next call would start another one."""
+        self._link.close()
+
+    # --- about the adapter
+
+    def describe(self) -> str:
+        first = self._loaded()
+        return f"pyslurm {first['pyslurm']}, Slurm {first['libslurm']}"
+
+    def unavailable(self) -> Mapping[SlurmCall, str]:
+        first = self._loaded()
+        if "slurm_requeue" in first["has"]:
+            return _NEVER
+        why = f"pyslurm {first['pyslurm']} cannot say Incomplete: a job that has ended well would run again"
+        return _NEVER | {SlurmCall.requeue: why}
+
+    def cluster_name(self) -> str:
+        if self._cluster is None:
+            self._cluster = str(self._ask("tell its cluster", "cluster"))
+        return self._cluster
+
+    # --- reading
+
+    def snapshot(self) -> SlurmSnapshot:
+        cluster, taken_at = self.cluster_name(), datetime.now(UTC)
+        records = self._ask("show nodes", "nodes", timeout_s=self._timeout_s * _PATIENCE)
+        nodes = [_parsed(pyslurm_nouns.node, record) for record in records]
+        if not nodes:
+            raise SchedulerUnavailable("Slurm answered with no nodes at all.")
+        return SlurmSnapshot(
+            cluster=cluster,
+            taken_at=taken_at,
+            nodes={node.name: node for node in nodes},
+            jobs=self._all_jobs(),
+            reservations=self.reserved(),
+        )
+
+    def reserved(self) -> dict[str, Reservation]:
+        records = self._ask("show reservations", "reservations")
+        found = [_parsed(pyslurm_nouns.reservation, record) for record in records]
+        return {reservation.name: reservation for reservation in found}
+
+    def node(self, name: str) -> SlurmNode:
+        record = self._ask(f"show node {name}", "node", name=words.checked_node(name))
+        if record is None:
+            raise UnknownNode(f"Slurm has no node {name}.", words.NODE_UNKNOWN)
+        return _parsed(pyslurm_nouns.node, record)
+
+    def job(self, job: str) -> SlurmJob | None:
+        """By raw id, as an array task (`5_1`) or as a component (`5+1`)."""
+        words.checked_job(job)
+        if job.isdigit():
+            try:
+                record = self._ask(f"show job {job}", "job", job=int(job))
+            except SchedulerRefused as error:
+                if error.code == words.JOB_UNKNOWN:
+                    return None
+                raise
+            # For an array or a heterogeneous job, Slurm may return another record of it first.
+            if record["id"] == int(job):
+                return _parsed(pyslurm_nouns.job, record)
+        return words.job_named(job, self._all_jobs())
+
+    def jobs_on(self, node: str) -> list[SlurmJob]:
+        self.node(node)
+        return [job for job in self._all_jobs().values() if job.active and node in job.nodes]
+
+    def controller(self) -> Controller:
+        self.cluster_name()
+        begun = time.monotonic()
+        figures = self._ask("tell how its controller does", "controller")
+        server = parse_json.Server(figures["host"], figures["role"], up=True)
+        queues = parse_json.Queues(figures["threads"], figures["agent_queue"], figures["dbd_queue"])
+        answer_s = time.monotonic() - begun
+        return self._controller(datetime.now(UTC), self._loaded()["libslurm"], answer_s, server, queues)
+
+    # --- helpers
+
+    def _loaded(self) -> dict[str, Any]:
+        """The child's first line. Raises SchedulerUnavailable if pyslurm cannot be used."""
+        return usable(self._link.first(self._timeout_s))
+
+    def _ask(self, action: str, call: str, *, timeout_s: float | None = None, **arguments: Any) -> Any:
+        self._loaded()
+        reply = self._link.call(call, arguments, timeout_s or self._timeout_s)
+        if "error" in reply:
+            raise error(f"Slurm did not {action}", reply["error"])
+        return reply["answer"]
+
+    def _all_jobs(self) -> dict[str, SlurmJob]:
+        records = self._ask("show jobs", "jobs", timeout_s=self._timeout_s * _PATIENCE)
+        jobs: list[SlurmJob] = [_parsed(pyslurm_nouns.job, record) for record in records]
+        return {job.id: job for job in jobs}
+
+
+def _parsed(make: Any, record: Mapping[str, Any]) -> Any:
+    try:
+        return make(record)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise SchedulerUnavailable(f"pyslurm's answer could not be read: {error!r}.") from error
+
+
+def usable(first: dict[str, Any]) -> dict[str, Any]:
+    """The child's first line. Raises SchedulerUnavailable if pyslurm cannot be used."""
+    if "error" in first:
+        raise SchedulerUnavailable(_not_loaded(first["error"]), sent=False)
+    built, found = (_release(first[name]) for name in ("pyslurm", "libslurm"))
+    if not _OLDEST <= built <= _NEWEST:
+        raise SchedulerUnavailable(
+            f"pyslurm {first['pyslurm']} is none of the releases that healer speaks (23.11 to 25.11).",
+            sent=False,
+        )
+    if built != found:
+        raise SchedulerUnavailable(
+            f"pyslurm {first['pyslurm']} is for another release of Slurm than this machine's libslurm "
+            f"{first['libslurm']}: install the pyslurm of that release.",
+            sent=False,
+        )
+    return first
+
+
+def _not_loaded(error: Mapping[str, Any]) -> str:
+    if error["kind"] == "absent":
+        return "pyslurm is not installed: add it as `healer[pyslurm]`, in the release of this site's Slurm."
+    return f"pyslurm cannot load the libslurm it was built for: {error['text']}."
+
+
+def error(action: str, problem: Mapping[str, Any]) -> SchedulerError:
+    """The error for a problem that the child reports. Without a number from Slurm the effect is unknown."""
+    code, text = problem["code"], f"{action}: {problem['text']}"
+    if code == words.NODE_UNKNOWN:
+        return UnknownNode(text, words.NODE_UNKNOWN)
+    if problem["kind"] != "slurm":
+        return SchedulerRefused(text)
+    if code in _REFUSED_EARLY:
+        return SchedulerUnavailable(text, sent=False)
+    if code is None or code < 2000 or 5000 <= code < 6000:
+        return SchedulerUnavailable(text)
+    return SchedulerRefused(text, _NODE_STATE_TRANSITION if code == _NODE_STATE else code)
+
+
+def _release(text: str) -> tuple[int, int]:
+    """`24.5.1` -> (24, 5)."""
+    year, month, *_ = (*text.split("."), "0", "0")
+    return int(year), int(month)

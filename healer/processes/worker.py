@@ -1,0 +1,105 @@
+"""What the worker does besides runs: it seals the audit, serves its witnesses, and cancels its own test
+jobs that an ended run left in Slurm."""
+
+import threading
+from collections.abc import Callable, Collection, Sequence
+
+import structlog
+
+from healer.audit import Sealer
+from healer.decisions.sweeps import SWEEP_JOBS
+from healer.model import ENDED_RUN_STATES, SlurmJob, SlurmSnapshot
+from healer.ports.audit_store import WitnessAway
+from healer.ports.scheduling import Scheduler, SchedulerRefused, Snapshots
+from healer.ports.transactions import Ledger
+
+log = structlog.get_logger()
+
+LEFT_JOBS_S = 2.0
+WITNESS_S = 1.0
+#: The rest after a witness did not answer.
+_AWAY_S = 10.0
+#: It is not known any more, or has ended.
+_OVER = frozenset({2017, 2021})
+
+
+class SharedSealer:
+    """The sealer, which its duty uses and the end of the process closes: never both at once."""
+
+    def __init__(self, sealer: Sealer) -> None:
+        self._sealer, self._lock, self._is_closed = sealer, threading.Lock(), False
+
+    def seal(self) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._sealer.seal_once()
+
+    def close(self) -> None:
+        """Signs the heads and lets another worker take over."""
+        with self._lock:
+            self._is_closed = True
+            self._sealer.close()
+
+
+def patient(deliver: Callable[[], None], name: str) -> Callable[[], float | None]:
+    """The deliveries to a witness; one that does not answer is asked again a little later."""
+
+    def work() -> float | None:
+        try:
+            deliver()
+        except WitnessAway as error:
+            log.warning("a witness of the audit does not answer", witness=name, why=str(error))
+            return _AWAY_S
+        return None
+
+    return work
+
+
+def leftover_jobs(
+    scheduler: Scheduler, ledger: Ledger, snapshots: Snapshots, users: Callable[[], Sequence[str]]
+) -> Callable[[], float | None]:
+    """Cancels healer's own test jobs whose run has ended. A job whose run is not in the book is somebody
+    else's, whatever it is called; and Slurm itself is asked before, as the picture is another process's."""
+
+    def work() -> None:
+        jobs = sweeps_in(snapshots.latest(ledger.cluster))
+        if not jobs:
+            return
+        our_users = set(users())
+        with ledger.transaction() as tx:
+            runs = [(job, tx.run(run_of(job))) for job in jobs if job.user in our_users]
+        for job, run in runs:
+            if run is not None and run.state in ENDED_RUN_STATES and _still(scheduler, job, our_users):
+                _cancel_job(scheduler, job.id)
+
+    return work
+
+
+def _still(scheduler: Scheduler, job: SlurmJob, our_users: Collection[str]) -> bool:
+    now = scheduler.job(job.id)
+    return now is not None and (now.name, now.comment) == (job.name, job.comment) and now.user in our_users
+
+
+def sweeps_in(picture: SlurmSnapshot | None) -> list[SlurmJob]:
+    """Jobs of sweeps that have not ended."""
+    jobs = picture.jobs.values() if picture is not None else ()
+    return [
+        job
+        for job in jobs
+        if job.name.startswith(SWEEP_JOBS)
+        and (job.active or job.state == "PENDING")
+        and "COMPLETING" not in job.flags
+    ]
+
+
+def run_of(job: SlurmJob) -> str:
+    """The run whose step's key its comment is."""
+    return job.comment.partition(":")[0]
+
+
+def _cancel_job(scheduler: Scheduler, job: str) -> None:
+    try:
+        scheduler.cancel(job)
+    except SchedulerRefused as error:
+        if error.code not in _OVER:
+            raise

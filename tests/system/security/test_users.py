@@ -1,0 +1,210 @@
+"""`healer up`, started by root: who its processes are, what they reach, and what the database lets them."""
+
+import hashlib
+import os
+import pwd
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psycopg
+import pytest
+import sqlalchemy as sa
+
+from healer.embedded import running
+from tests.support.processes import living, name_of
+from tests.support.stack import scratch_folder
+from tests.support.up import Stack
+from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.crash
+ROOT_ONLY = ("healer up", "healer guardian")
+
+
+@pytest.fixture(scope="module")
+def stack() -> Iterator[Stack]:
+    with scratch_folder() as folder, Stack(folder, first=True, HEALER_SLURM_ADAPTERS="sim") as stack:
+        yield stack
+
+
+def status(pid: int, field: str) -> str:
+    text = Path(f"/proc/{pid}/status").read_text()
+    return re.search(rf"^{field}:\s*(.*)$", text, re.M)[1]  # type: ignore[index]
+
+
+def network_sockets(pid: int) -> set[str]:
+    """Inodes of its sockets that are no unix sockets."""
+    held = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()}
+    mine = {link[8:-1] for link in held if link.startswith("socket:[")}
+    unix = {line.split()[6] for line in Path("/proc/net/unix").read_text().splitlines()[1:]}
+    return mine - unix
+
+
+def as_user(name: str, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """A program of Python's as another user; its packages may lie where that user cannot read."""
+    return subprocess.run(
+        ["/usr/bin/python3", "-c", program, *arguments],
+        user=name, group=name if name != "nobody" else "nogroup", extra_groups=[],
+        capture_output=True, text=True, cwd="/", check=False,
+    )  # fmt: skip
+
+
+def test_no_part_is_root_and_what_stays_root_has_no_socket_of_the_network(stack: Stack) -> None:
+    of = {
+        "worker": "healer-worker",
+        "sim-slurm": "healer-worker",
+        "postgres": "healer-db",
+        "redis": "healer-db",
+    }
+    pids = stack.pids()
+    for part, pid in pids.items():
+        uids = set(status(pid, "Uid").split())
+        if part == "up":
+            assert uids == {"0"}
+            continue
+        assert uids == {str(pwd.getpwnam(of.get(part, "healer")).pw_uid)}, part
+        assert "0" not in status(pid, "Groups").split()
+        assert set(status(pid, "CapEff") + status(pid, "CapPrm")) == {"0"}
+    for part in ("api", "detector", "scheduler"):
+        assert status(pids[part], "NoNewPrivs") == "1"
+    roots = {pid for pid in living(stack.see()) if status(pid, "Uid").split()[0] == "0"}
+    assert {name_of(pid) for pid in roots} == set(ROOT_ONLY)
+    assert {name_of(pid): network_sockets(pid) for pid in roots} == {name: set() for name in ROOT_ONLY}
+    assert network_sockets(pids["api"]), "which is how one would be seen"
+
+
+_CONNECT = """
+import socket, sys
+with socket.socket(socket.AF_UNIX) as link:
+    link.connect(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("name", ["nobody", "daemon"])
+def test_another_user_of_the_machine_does_not_reach_the_servers(stack: Stack, name: str) -> None:
+    home = stack.data_dir
+    for path in ("postgres/run/.s.PGSQL.5432", "redis/run/redis.sock", "sim/sim-slurm.sock"):
+        done = as_user(name, _CONNECT, str(home / path))
+        assert "PermissionError" in done.stderr, (path, done.stderr)
+
+
+def test_the_parts_users_do_not_reach_each_others_files(stack: Stack) -> None:
+    opened = "import os, sys; os.listdir(sys.argv[1])"
+    for name, others in {
+        "healer": ("commands", "worker-rules", "witnesses", "postgres/data", "log"),
+        "healer-worker": ("spool", "postgres/data", "log"),
+        "healer-db": ("spool", "commands", "log"),
+    }.items():
+        for folder in others:
+            done = as_user(name, opened, str(stack.data_dir / folder))
+            assert "PermissionError" in done.stderr, (name, folder)
+    drains = as_user("healer", _CONNECT, str(stack.data_dir / "sim/sim-slurm.sock"))
+    assert "PermissionError" in drains.stderr, "the calls that change Slurm are the worker's"
+
+
+def connect(stack: Stack, role: str) -> psycopg.Connection:
+    url = sa.make_url(running.find(stack.data_dir).database_url).set(drivername="postgresql", username=role)
+    return psycopg.connect(url.render_as_string(hide_password=False), autocommit=True)
+
+
+def test_nobody_connects_as_the_superuser_and_each_user_only_as_its_parts(stack: Stack) -> None:
+    with pytest.raises(psycopg.OperationalError, match="Peer authentication failed"):
+        connect(stack, "postgres")
+    allowed = (stack.data_dir / "postgres/data/pg_ident.conf").read_text().split("\n")
+    of = {name: {line.split()[2] for line in allowed if line.startswith(f"healer {name} ")} for name in
+          ("healer", "healer-worker")}  # fmt: skip
+    parts = ("api", "detector", "scheduler", "scraper", "broker")
+    assert of["healer"] == {f"healer_{part}" for part in parts}
+    assert of["healer-worker"] == {"healer_worker", "healer_broker"}
+    assert {line.split()[1] for line in allowed if line} == {"healer", "healer-worker", "root"}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE runs SET lease_until = now() + interval '1 year'",
+        "UPDATE runs SET node = 'gpu0001'",
+        "UPDATE runs SET shadow = false",
+        "DELETE FROM runs",
+        "DELETE FROM audit_records",
+        "TRUNCATE audit_records",
+        "UPDATE audit_records SET actor = 'somebody'",
+        "DELETE FROM audit_unsealed",
+        "INSERT INTO audit_chain VALUES ('pod1', 1, 1, '', '')",
+        "UPDATE decisions SET outcome = 'allowed'",
+        "DELETE FROM run_log",
+        "ALTER TABLE audit_records DISABLE TRIGGER ALL",
+        "CREATE TABLE mine (id int)",
+        "ALTER ROLE healer_api SUPERUSER",
+        "SET ROLE healer",
+        "SET ROLE healer_worker",
+        "SET ROLE healer_auditor",
+        "SET SESSION AUTHORIZATION postgres",
+        "COPY (SELECT 1) TO PROGRAM 'id'",
+        "COPY runs FROM '/etc/passwd'",
+        "SELECT pg_read_file('/etc/passwd')",
+    ],
+)
+def test_the_api_s_role_may_not(stack: Stack, statement: str) -> None:
+    with connect(stack, "healer_api") as conn, pytest.raises(psycopg.errors.InsufficientPrivilege):
+        conn.execute(statement.encode())
+
+
+def test_a_run_of_another_node_cannot_be_made_of_one_that_was_allowed(stack: Stack) -> None:
+    with connect(stack, "healer_api") as conn:
+        conn.execute(
+            "INSERT INTO runs (id, cluster, playbook, state, shadow, created_at, doc) VALUES "
+            "('r-forged', 'pod1', 'drain', 'done', false, now(), '{\"id\": \"r-forged\", \"node\": \"a\"}')"
+        )
+        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="never becomes another"):
+            conn.execute("UPDATE runs SET doc = jsonb_set(doc, '{node}', '\"b\"') WHERE id = 'r-forged'")
+
+
+def test_a_port_for_root_alone_is_refused_with_a_sentence(scratch: Path) -> None:
+    limit = int(Path("/proc/sys/net/ipv4/ip_unprivileged_port_start").read_text())
+    command = [sys.executable, "-m", "healer", "up", "--data-dir", str(scratch / "data")]
+    done = subprocess.run(
+        [*command, "--listen", f"127.0.0.1:{limit - 1}"], capture_output=True, text=True, cwd="/", check=False
+    )
+    assert done.returncode == 1
+    assert "a port below 1024 is for a proxy before healer" in done.stderr
+    wait_until(lambda: not list((scratch / "data").glob("running.json")))
+
+
+# --- tokens -------------------------------------------------------------------------------------------------
+
+
+def answer(stack: Stack, **how: object) -> int:
+    return stack.http.get(f"{stack.url}/api/v1/nodes", **how).status_code  # type: ignore[arg-type]
+
+
+def test_a_row_in_tokens_or_sessions_is_worthless_without_the_key(stack: Stack) -> None:
+    secret = "heal_f0f0f0f0_" + "x" * 43
+    digest = hashlib.sha256(secret.encode()).digest()
+    with connect(stack, "healer_api") as conn:
+        conn.execute(
+            "INSERT INTO tokens (id, digest, role, name, created_at) "
+            "VALUES ('f0f0f0f0', %s, 'admin', 'me', now())",
+            [digest],
+        )
+        conn.execute(
+            "INSERT INTO sessions (digest, token, created_at, expires_at) "
+            "VALUES (%s, 'f0f0f0f0', now(), now() + interval '1 day')",
+            [hashlib.sha256(b"cookie").digest()],
+        )
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            conn.execute("UPDATE tokens SET digest = %s", [digest])
+    assert answer(stack, headers={"Authorization": f"Bearer {secret}"}) == 401
+    assert answer(stack, headers={"Cookie": "healer_session=cookie"}) == 401
+    assert answer(stack, headers=stack.headers("viewer")) == 200, "one that was made"
+
+
+def test_the_key_is_the_service_users_alone(stack: Stack) -> None:
+    assert (stack.data_dir / "audit-key").stat().st_uid == pwd.getpwnam("healer-worker").pw_uid
+    key = stack.data_dir / "token-key"
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert key.stat().st_uid == pwd.getpwnam("healer").pw_uid
+    for name in ("healer-worker", "healer-db", "nobody"):
+        assert "PermissionError" in as_user(name, "import sys; open(sys.argv[1])", str(key)).stderr

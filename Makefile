@@ -11,7 +11,7 @@ FAST_JOBS ?= auto
 # Modules are compiled once, not by each of the many processes that tests and demo start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-fast fresh golden check lint bench scoreboard clean
+.PHONY: help setup demo test test-fast fresh golden check lint audit sbom bench scoreboard clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,8 +47,16 @@ lint: ## format, lint, import rules, declared packages
 	    echo "== $$each"; .venv/bin/$$each || failed="$$failed ($$each)"; done; \
 	if [ -n "$$failed" ]; then echo "make lint failed:$$failed" >&2; exit 1; fi
 
-check: lint ## lint, and types
+check: lint audit ## lint, types, and known vulnerabilities
 	@echo "== pyright"; .venv/bin/pyright
+
+audit: ## the locked packages against known vulnerabilities: by a service, else by tools/advisories.yaml
+	@tools/setup --dev
+	@echo "== advisories"; .venv/bin/python tools/check-advisories
+
+sbom: ## the software bill of materials (CycloneDX), in build/healer.cdx.json
+	@tools/setup
+	@mkdir -p build && .venv/bin/python tools/sbom build/healer.cdx.json && echo build/healer.cdx.json
 
 bench: ## every benchmark; each prints its figure
 	@tools/setup --dev

@@ -19,6 +19,7 @@ from healer.actions import (
     site_command,
     sweep,
     tell_people,
+    tidy,
     under_test,
     waits,
 )
@@ -38,6 +39,7 @@ VERBS: Mapping[Verb, Action] = MappingProxyType(
         Verb.requeue: requeue.REQUEUE,
         Verb.revive: requeue.REVIVE,
         Verb.release: release.ACTION,
+        Verb.tidy: tidy.TIDY,
         Verb.reset_gpu: node_work.RESET_GPU,
         Verb.restart_service: node_work.RESTART_SERVICE,
         Verb.diagnose: diagnose.DIAGNOSE,

@@ -31,7 +31,7 @@ from healer.model.slurm import MAX_LENGTH, OUR_PREFIX, original_reason, plain, s
 from healer.model.slurm import is_ours as is_healers
 from healer.ports.measurements import Readings
 from healer.ports.node_exec import Bmc, EvidenceBook, NodeExec, SiteCommands
-from healer.ports.scheduling import Scheduler, SchedulerRefused, SchedulerUnavailable, UnknownNode
+from healer.ports.scheduling import Scheduler, SchedulerRefused, SchedulerUnavailable, SlurmReads, UnknownNode
 from healer.ports.transactions import Checkpoints
 
 
@@ -280,13 +280,13 @@ def cause(ctx: Context, effect: Callable[[], object], *, needs_right: bool = Fal
     return None
 
 
-def whole_job(scheduler: Scheduler, name: str) -> SlurmJob | None:
+def whole_job(scheduler: SlurmReads, name: str) -> SlurmJob | None:
     """The job; for a component of a heterogeneous job its leader, as Slurm restarts those as a whole."""
     job = scheduler.job(name)
     return scheduler.job(job.leader) if job is not None and job.leader != job.id else job
 
 
-def whole_jobs(scheduler: Scheduler, jobs: Iterable[SlurmJob]) -> list[SlurmJob]:
+def whole_jobs(scheduler: SlurmReads, jobs: Iterable[SlurmJob]) -> list[SlurmJob]:
     """The jobs by id, each heterogeneous job once, as its leader."""
     leaders = (scheduler.job(job.leader) or job if job.leader != job.id else job for job in jobs)
     return sorted({job.id: job for job in leaders}.values(), key=lambda job: job.id)

@@ -27,6 +27,7 @@ from healer.actions.base import (
 )
 from healer.model import LogEntry, Power, ResetKind, SlurmNode, StepEvent
 from healer.model.node import OFF, ON
+from healer.model.slurm import BOOT_MOVES
 from healer.ports.node_exec import BmcError, BmcUnavailable
 
 LOOK_AGAIN_S = 5.0
@@ -244,8 +245,6 @@ POWER_STATE = Action(verify=power_state, effect=False)
 
 
 _UNDER_WAY = frozenset({"REBOOT_ISSUED", "REBOOT_REQUESTED"})
-#: Smallest change of the boot time that is a boot: it moves by a second when slurmd registers again.
-BOOT_MOVES = timedelta(seconds=5)
 
 
 def boot_of(node: SlurmNode | None) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from healer.actions.base import (
     Done,
     Failed,
     Result,
+    Skipped,
     cause,
     holder_of,
     last_drain_reason,
@@ -55,6 +56,18 @@ def end_tests(ctx: Context) -> Result | None:
     except SchedulerUnavailable:
         return None
     return None
+
+
+def hand_over(ctx: Context) -> Skipped | None:
+    """Ends the tests on a node that somebody else has taken out meanwhile, and the run with them: the node is
+    theirs (law 5). None: it is not held by others."""
+    node = ctx.tools.scheduler.node(ctx.node)
+    holder = holder_of(node, last_drain_reason(ctx.log))
+    if holder is None or end_tests(ctx) is not None or reservation(ctx) is not None:
+        return None
+    ctx.claim.release_slot(f"{holder} it")
+    text = f"{holder} {node.name}: {node.reason or 'no reason given'}. Its tests are ended"
+    return Skipped(text=text, data={"ends_run": True})
 
 
 def _cancel(ctx: Context, job: str) -> None:

@@ -65,6 +65,20 @@ class CheckpointFile:
     def lines(self) -> list[bytes]:
         return self._path.read_bytes().splitlines(keepends=True) if self._path.exists() else []
 
+    def after(self, at: int, most: int) -> tuple[list[bytes], int]:
+        """`healer.ports.audit_store.Tail`. A file that became shorter is read from its beginning."""
+        if not self._path.exists():
+            return [], at
+        found: list[bytes] = []
+        with self._path.open("rb") as file:
+            at = at if at <= file.seek(0, os.SEEK_END) else 0
+            file.seek(at)
+            while len(found) < most and (line := file.readline()).endswith(b"\n"):
+                at += len(line)
+                if line.strip():
+                    found.append(line)
+        return found, at
+
     def append(self, lines: Iterable[bytes]) -> None:
         data = b"".join(lines)
         if not data:
@@ -73,6 +87,25 @@ class CheckpointFile:
         if self._path.exists() and not _ends_with_newline(self._path):
             data = b"\n" + data
         _append(self._path, data, mode=0o640)
+
+
+class PositionFile:
+    """`healer.ports.audit_store.Position`. Lost or unreadable it is 0, and everything is sent once more."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> int:
+        try:
+            return max(0, int(self._path.read_text()))
+        except (OSError, ValueError):
+            return 0
+
+    def write(self, at: int) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = self._path.with_suffix(".new")
+        fresh.write_text(f"{at}\n")
+        fresh.rename(self._path)
 
 
 def _create(path: Path) -> None:

@@ -23,6 +23,7 @@ import msgspec
 
 from healer import __version__
 from healer.model import AuditRecord, Message, Ticket
+from healer.model.shown import one_line, shown
 from healer.ports.outbound import DeliveryFailed
 
 TIMEOUT_S = 10.0
@@ -102,7 +103,7 @@ class WebhookNotifier:
     def send(self, message: Message) -> None:
         """Raises DeliveryFailed unless the answer is 2xx."""
         kind = "page" if message.page else "message"
-        data = msgspec.to_builtins(message)
+        data = {**msgspec.to_builtins(message), **_texts(message)}
         del data["about"]  # only for channels that render messages
         self._webhook.post(cloud_event(message.id, kind, message.cluster, message.incident, data))
 
@@ -117,13 +118,18 @@ class WebhookTickets:
     def send(self, ticket: Ticket) -> str:
         """Returns the answer's `reference` (JSON body), else its Location, else the known reference, else our
         id. Raises DeliveryFailed."""
-        data = {**msgspec.to_builtins(ticket), "key": ticket.key}
+        data = {**msgspec.to_builtins(ticket), **_texts(ticket), "key": ticket.key}
         answer = self._webhook.post(cloud_event(ticket.id, "ticket", ticket.cluster, ticket.incident, data))
         return _reference(answer) or ticket.reference or ticket.id
 
     def check(self) -> str:
         """Sends nothing: any request would open a ticket."""
         return "a webhook of the site; it is not asked, since any request would open a ticket"
+
+
+def _texts(item: Message | Ticket) -> dict[str, str]:
+    """What the sink shows to people."""
+    return {"title": one_line(item.title), "text": shown(item.text, keep="\n\t")}
 
 
 def _reference(answer: Answer) -> str:

@@ -22,6 +22,7 @@ from healer.api.db_health import PATIENCE_S, Crowded, Reach
 from healer.api.problems import Problem, field_error, unauthenticated
 from healer.api.services import Services, services_of
 from healer.model import AuditRecord, Component, Role
+from healer.model.shown import shown
 from healer.ports.callers import SESSION_COOKIE, SESSION_LASTS, Caller
 from healer.ports.request_errors import Unavailable
 
@@ -358,8 +359,8 @@ def _named(spoken: Iterable[Component]) -> tuple[list[dict[str, str]], int]:
 
 
 def _plain(text: str, most: int) -> str:
-    """A sender's text for a record: one short printable line."""
-    line = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text[:most])
+    """A sender's text for a record: one short line."""
+    line = shown(text[:most])
     return f"{line}…" if len(text) > most else line
 
 

@@ -8,6 +8,7 @@ What a job proves: its user made the credential, as above but on any machine of 
 that user's job running. Its token only allows step times and checkpoints of that job.
 """
 
+import hashlib
 import ipaddress
 import json
 import re
@@ -143,8 +144,19 @@ def _enrolled(request: Request, cluster: str, credential: Credential, peer: str)
         return EnrolledView(token=made.token, job=job.id, cluster=cluster, expires_at=made.expires_at)
     node = _node(snapshot, payload["node"], credential.host, peer)
     by = f"munge, root at {credential.host}"
-    made = services.tokens.enroll(cluster, node.name, nonce=payload["nonce"], by=by, now=now)
+    proven = _shows_token(request, cluster, node.name, now)
+    made = services.tokens.enroll(cluster, node.name, nonce=payload["nonce"], by=by, now=now, proven=proven)
     return EnrolledView(token=made.token, node=node.name, cluster=cluster, expires_at=made.expires_at)
+
+
+def _shows_token(request: Request, cluster: str, node: str, now: datetime) -> bool:
+    """Whether the request carries a token of this node that is in force: the same installation renews it. Any
+    root of the cluster can make a node's credential, and none of them has its token."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer":
+        return False
+    caller = services_of(request).tokens.by_token(hashlib.sha256(token.strip().encode()).digest(), now)
+    return caller is not None and (caller.cluster, caller.node) == (cluster, node)
 
 
 def _snapshot(request: Request, cluster: str, payload: Mapping[str, str]) -> SlurmSnapshot:

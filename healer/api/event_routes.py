@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from healer.api.access import refuse
+from healer.api.attribution import arrivals_of
 from healer.api.group_commit import Accepted, GroupCommit, count_accepted, respond, store
 from healer.api.problems import Problem, field_error
 from healer.api.quotas import SENDER
@@ -119,7 +120,9 @@ class SignalRoutes:
     ) -> Accepted:
         """The answer, after the commit. Raises Problem 429 when too much waits."""
         observations = [seen for seen in parsed.observations if not heartbeat or self._is_due(seen)]
-        arrivals = [Arrival(seen, parsed.alternatives.get(seen.digest, ())) for seen in observations]
+        arrivals = arrivals_of(
+            caller, ((seen, parsed.alternatives.get(seen.digest, ())) for seen in observations)
+        )
         new = await store(self._commit, route, arrivals, caller, shed_first=heartbeat)
         if heartbeat:
             now = time.monotonic()

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from starlette.requests import Request
 from starlette.responses import Response
 
+from healer.api.attribution import arrivals_of
 from healer.api.db_health import SharedRead
 from healer.api.group_commit import GroupCommit, HookAnswer, count_results, rejected_views, respond, store
 from healer.api.request_preamble import (
@@ -106,7 +107,7 @@ class HookRoutes:
 
     async def _store(self, hook: str, caller: Caller, seen: HooksSeen) -> Sequence[bool]:
         """Whether each observation was new, the last report last. All is stored when this returns."""
-        events = [Arrival(observation, also) for observation, also in arrivals(seen)]
+        events = arrivals_of(caller, arrivals(seen))
         reports = seen.reports
         samples = [
             asyncio.create_task(self._measure(report)) for report in reports if report.samples or report.xml

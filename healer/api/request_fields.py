@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from fastapi import Path, Query, Request
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, Strict, StringConstraints
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, Strict, StringConstraints
 from starlette.responses import Response
 
 from healer.api.metrics import REFUSALS
 from healer.api.problems import field_error, problem_of
 from healer.api.services import services_of
+from healer.model.shown import shown
 from healer.ports.callers import Caller, Kept
 from healer.ports.request_errors import GuardRefused
 
@@ -22,9 +23,19 @@ from healer.ports.request_errors import GuardRefused
 Text = Annotated[
     str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000, pattern=r"^[^\x00]*$")
 ]
+
+
+def _seen(word: str) -> str:
+    """Two names must not look alike: each character of a name can be seen."""
+    if shown(word) != word:
+        raise ValueError("holds a character that cannot be seen")
+    return word
+
+
 Word = Annotated[
     str,
     StringConstraints(strip_whitespace=True, min_length=1, max_length=256, pattern=r"^[^\x00-\x1f\x7f]*$"),
+    AfterValidator(_seen),
 ]
 Limit = Annotated[int, Query(ge=1, le=500)]
 Cursor = Annotated[str | None, Query(max_length=500)]

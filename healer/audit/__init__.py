@@ -25,8 +25,10 @@ from healer.audit.export import (
 )
 from healer.audit.sealer import Sealer
 from healer.audit.verify import Report, examine
+from healer.audit.witness import Deliveries, report_against
 
 __all__ = [
+    "Deliveries",
     "ExportError",
     "Head",
     "Header",
@@ -46,6 +48,7 @@ __all__ = [
     "read_checkpoints",
     "record_bytes",
     "report",
+    "report_against",
     "sign_checkpoint",
     "signature_holds",
     "verify_export",

@@ -212,12 +212,16 @@ class Trail:
 
 
 def report(
-    chain: ChainReads, *, keys: Collection[str] | None = None, outside: Iterable[Checkpoint] = ()
+    chain: ChainReads,
+    *,
+    keys: Collection[str] | None = None,
+    outside: Iterable[Checkpoint] = (),
+    where: str = "in the checkpoint file",
 ) -> Report:
     """Verifies everything in one snapshot.
 
     `keys`: public keys that may sign (None: any). `outside`: signed heads kept outside the database, which
-    reveal a database that was restored or cut short.
+    reveal a database that was restored or cut short; `where` they are.
     """
     with chain.snapshot() as seen:
         stored = seen.checkpoints()
@@ -225,7 +229,7 @@ def report(
         removed = [item for item in outside if (item.cluster, item.seq, item.signature) not in present]
         unsealed, late = seen.unsealed(), seen.never_sealed()
         found = examine(seen.links(), checkpoints=[*stored, *removed], unsealed=late, keys=keys)
-    broken = [*found.broken, *map(_removed, removed)]
+    broken = [*found.broken, *(_removed(item, where) for item in removed)]
     return msgspec.structs.replace(found, broken=broken, unsealed=unsealed)
 
 
@@ -243,6 +247,6 @@ def export(chain: ChainReads, *, at: datetime | None = None) -> Iterator[bytes]:
         yield from export_lines(header, checkpoints, seen.links())
 
 
-def _removed(item: Checkpoint) -> Broken:
-    what = f"the checkpoint of seq {item.seq} stands in the checkpoint file"
+def _removed(item: Checkpoint, where: str) -> Broken:
+    what = f"the checkpoint of seq {item.seq} stands {where}"
     return Broken(cluster=item.cluster, seq=item.seq, what=f"{what}, but no longer in the database")

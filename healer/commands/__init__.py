@@ -11,6 +11,28 @@ class Failed(Exception):
     """The command did not succeed. One sentence, printed to standard error; the exit status is 1."""
 
 
+def say(text: str = "", *, err: bool = False, lines: bool = False) -> None:
+    """Prints a line to standard output, or to standard error, with symbols for what cannot be seen: names and
+    lines of others are in it. `lines`: the text has several lines."""
+    import typer
+
+    from healer.model.shown import shown
+
+    typer.echo(shown(text, keep="\n\t" if lines else ""), err=err)
+
+
+def say_json(document: str | bytes) -> None:
+    """Prints a JSON document, with escapes for what cannot be seen."""
+    import sys
+
+    from healer.model.shown import shown_json
+
+    text = document if isinstance(document, str) else document.decode()
+    sys.stdout.flush()
+    sys.stdout.buffer.write(shown_json(text).encode() + b"\n")
+    sys.stdout.flush()
+
+
 def person() -> str:
     """Who types: the login name."""
     try:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from healer.commands import Failed
+from healer.commands import Failed, say, say_json
 from healer.commands.remote import add_group
+from healer.ports.audit_store import WitnessAway
 from healer.settings import load
 
 if TYPE_CHECKING:
@@ -30,21 +31,31 @@ def verify(
     ),
     key: list[str] = typer.Option(
         [],
-        help="With --file: a public key (64 hex digits) that may sign; repeat for more. Default: the file's.",
+        help="With --file or --against: a public key (64 hex digits) that may sign; repeat for more. Else "
+        "the export's, or that of the witness's first checkpoint.",
+    ),
+    against: str | None = typer.Option(
+        None, help="Hold the database against this witness: a file, or the address of a second database."
     ),
     json: bool = typer.Option(False, "--json", help="Print one JSON document."),
 ) -> None:
     """Verify the audit chain. Names every broken place; ends with 1 when there is one."""
-    if file is None and (checkpoints is not None or key):
+    if file is None and (checkpoints is not None or (key and against is None)):
         raise typer.BadParameter(
             "--checkpoints and --key go with --file; the database uses the data directory's"
         )
-    report = _of_database() if file is None else _of_file(file, checkpoints, key)
+    if file is not None and against is not None:
+        raise typer.BadParameter("--against holds the database, --checkpoints an export")
+    _check_keys(key)
+    if against is not None:
+        report = _against(against, key)
+    else:
+        report = _of_database() if file is None else _of_file(file, checkpoints, key)
     if json:
         import msgspec
 
         answer = {"ok": not report.broken, **msgspec.to_builtins(report)}
-        typer.echo(msgspec.json.encode(answer).decode())
+        say_json(msgspec.json.encode(answer))
     else:
         _print(report, by_itself=file is not None and not key)
     if report.broken:
@@ -60,6 +71,11 @@ def export(
 
 
 def _write(lines: Iterable[bytes], out: Path | None) -> None:
+    if out is None and sys.stdout.isatty():
+        # A file holds the bytes that were hashed; a terminal gets what it cannot obey.
+        for line in lines:
+            say_json(line.decode().removesuffix("\n"))
+        return
     if out is None:
         sys.stdout.buffer.writelines(lines)
         sys.stdout.buffer.flush()
@@ -86,14 +102,37 @@ def _of_database() -> "Report":
         raise Failed(f"{error}.") from None
 
 
-@contextmanager
-def _database() -> Iterator["Trail"]:
-    from sqlalchemy.exc import OperationalError
-
+def _against(place: str, keys: list[str]) -> "Report":
     from healer import bootstrap
+    from healer.audit import ExportError
 
     try:
+        with _database_errors():
+            return bootstrap.audit_against(load(), place, [key.lower() for key in keys])
+    except (ExportError, WitnessAway) as error:
+        raise Failed(f"{error}.") from None
+
+
+def _check_keys(keys: list[str]) -> None:
+    wrong = [key for key in keys if len(key) != 64 or set(key.lower()) - set("0123456789abcdef")]
+    if wrong:
+        raise typer.BadParameter(f"--key must be 64 hex digits, not {wrong[0]!r}")
+
+
+@contextmanager
+def _database() -> Iterator["Trail"]:
+    from healer import bootstrap
+
+    with _database_errors():
         yield bootstrap.audit_trail(load())
+
+
+@contextmanager
+def _database_errors() -> Iterator[None]:
+    from sqlalchemy.exc import OperationalError
+
+    try:
+        yield
     except OperationalError as error:
         raise Failed(f"the database does not answer: {error.orig}".strip()) from None
 
@@ -101,9 +140,6 @@ def _database() -> Iterator["Trail"]:
 def _of_file(file: Path, checkpoints: Path | None, keys: list[str]) -> "Report":
     from healer.audit import ExportError, verify_export
 
-    wrong = [key for key in keys if len(key) != 64 or set(key.lower()) - set("0123456789abcdef")]
-    if wrong:
-        raise typer.BadParameter(f"--key must be 64 hex digits, not {wrong[0]!r}")
     trusted = {key.lower() for key in keys} or None
     try:
         kept = _kept(checkpoints)
@@ -128,19 +164,17 @@ def _kept(path: Path | None) -> "list[Checkpoint]":
 
 def _print(report: "Report", *, by_itself: bool) -> None:
     for item in report.broken[:_SHOWN_MAX]:
-        typer.echo(f"broken: {item.cluster + ', ' if item.cluster else ''}{item.what}.")
+        say(f"broken: {item.cluster + ', ' if item.cluster else ''}{item.what}.")
     if len(report.broken) > _SHOWN_MAX:
-        typer.echo(f"and {len(report.broken) - _SHOWN_MAX} more; --json names them all.")
+        say(f"and {len(report.broken) - _SHOWN_MAX} more; --json names them all.")
     for cluster, head in report.heads.items():
         signed = report.signed.get(cluster, 0)
-        typer.echo(f"{cluster}: {head} records chained, signed up to {signed or 'none'}.")
+        say(f"{cluster}: {head} records chained, signed up to {signed or 'none'}.")
     if report.unsealed:
-        typer.echo(f"{report.unsealed} records wait for the sealer.")
+        say(f"{report.unsealed} records wait for the sealer.")
     if by_itself and report.keys:
-        typer.echo(f"Signed by {', '.join(report.keys)}: compare with audit-keys.pub of the installation.")
+        say(f"Signed by {', '.join(report.keys)}: compare with audit-keys.pub of the installation.")
     if not report.broken:
-        typer.echo(
-            f"The chain holds: {report.records} records." if report.records else "No record is chained yet."
-        )
+        say(f"The chain holds: {report.records} records." if report.records else "No record is chained yet.")
     else:
-        typer.echo(f"The chain is broken in {len(report.broken)} places.")
+        say(f"The chain is broken in {len(report.broken)} places.")

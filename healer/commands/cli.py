@@ -91,16 +91,17 @@ def _run(arguments: Sequence[str] | None) -> None:
     """What this imports may be missing too."""
     from healer.commands import Failed
     from healer.embedded.user import EmbeddedError
+    from healer.model.shown import shown
     from healer.settings import SettingsError
 
     try:
         build()(arguments)
     except SettingsError as error:
-        _end(error, 2)
+        _end(shown(str(error), keep="\n"), 2)
     except (Failed, EmbeddedError) as error:
-        _end(error, 1)
+        _end(shown(str(error), keep="\n"), 1)
 
 
-def _end(message: object, status: int) -> None:
+def _end(message: str, status: int) -> None:
     print(f"healer: {message}", file=sys.stderr)
     sys.exit(status)

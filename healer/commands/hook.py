@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from healer.commands import Failed
+from healer.commands import Failed, say
 from healer.commands.remote import AS_JSON, add_group, print_json
 
 if TYPE_CHECKING:
@@ -68,23 +68,23 @@ def _go(slurm_conf: Path, to: Path, make: Callable[[], "Plan"], *, yes: bool, js
     if json:
         print_json({"applied": wanted, "changes": named(plan.changes), "warnings": plan.warnings})
     elif not plan.changes:
-        typer.echo("Nothing to change.")
+        say("Nothing to change.")
     elif wanted:
-        typer.echo("Done. `scontrol reconfigure` makes Slurm read its configuration anew.")
+        say("Done. `scontrol reconfigure` makes Slurm read its configuration anew.")
     else:
-        typer.echo("Nothing was changed.")
+        say("Nothing was changed.")
 
 
 def _show(plan: "Plan") -> None:
     for change in plan.changes:
-        typer.echo(f"--- {change.what} {change.path}")
+        say(f"--- {change.what} {change.path}")
         if change.what == "change" and change.path.suffix == ".conf":
-            typer.echo(_difference(change), nl=False)
+            say(_difference(change), lines=True)
     for warning in plan.warnings:
-        typer.echo(f"warning: {warning}")
+        say(f"warning: {warning}")
 
 
 def _difference(change: "Change") -> str:
     before, after = ((data or b"").decode("utf-8", "replace") for data in (change.before, change.after))
     rows = list(difflib.unified_diff(before.split("\n"), after.split("\n"), n=1, lineterm=""))
-    return "".join(f"{row}\n" for row in rows[2:])
+    return "\n".join(rows[2:])

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import typer
 
-from healer.commands import Failed
+from healer.commands import Failed, say
 from healer.commands.remote import AS_JSON, CLUSTER, Client, Column, print_json, print_list, print_table
 from healer.model import IncidentVerdict, JobHit
 
@@ -70,12 +70,10 @@ def _show(found: dict) -> None:
     timeline."""
     from healer.incidents.impact import total_loss_text  # with all detectors, and numpy
 
-    typer.echo(f"{found['severity']} {found['state']}: {found['title']}")
-    typer.echo(
-        f"on {_where(found['root'])}, id {found['id']}, rule {found['rule']}, opened {found['opened']}"
-    )
+    say(f"{found['severity']} {found['state']}: {found['title']}")
+    say(f"on {_where(found['root'])}, id {found['id']}, rule {found['rule']}, opened {found['opened']}")
     if found["closed_why"]:
-        typer.echo(f"closed {found['closed']}: {found['closed_why']}")
+        say(f"closed {found['closed']}: {found['closed_why']}")
     _verdict(found["verdict"])
     _listed("WHOM IT HIT", [_job(job, found) for job in found["jobs"]], total_loss_text(_hits(found)))
     _listed(
@@ -86,7 +84,8 @@ def _show(found: dict) -> None:
         ],
     )
     _listed("ACTION", _done(found))
-    typer.echo("\nTIMELINE")
+    say()
+    say("TIMELINE")
     rows = [(entry["at"][:23], entry["kind"], entry["by"], entry["text"]) for entry in found["timeline"]]
     print_table(("WHEN (UTC)", "WHAT", "BY", ""), rows)
 
@@ -96,19 +95,21 @@ def _verdict(document: dict) -> None:
 
     verdict = msgspec.convert(document, IncidentVerdict)
     nodes = ", ".join(f"{name} {word}" for name, word in list(verdict.nodes.items())[:8]) or "none blamed"
-    typer.echo(f"\nVERDICT: {verdict.sentence}")
-    typer.echo(f"  how sure: {certainty_text(verdict.certainty)}; cause: {verdict.cause}; nodes: {nodes}")
+    say()
+    say(f"VERDICT: {verdict.sentence}")
+    say(f"  how sure: {certainty_text(verdict.certainty)}; cause: {verdict.cause}; nodes: {nodes}")
     if verdict.retest is not None:
-        typer.echo(f"  what decides: {verdict.retest.text}")
+        say(f"  what decides: {verdict.retest.text}")
     _listed("WHY (evidence and findings)", verdict.why)
     _listed("CONSIDERED AND SET ASIDE", [ruled_out_text(alternative) for alternative in verdict.set_aside])
 
 
 def _listed(title: str, rows: Sequence[str], more: str = "") -> None:
     if rows:
-        typer.echo(f"\n{title}{f': {more}' if more else ''}")
+        say()
+        say(f"{title}{f': {more}' if more else ''}")
         for row in rows:
-            typer.echo(f"  - {row}")
+            say(f"  - {row}")
 
 
 def _hits(found: dict) -> list[JobHit]:
@@ -164,4 +165,4 @@ def evidence(
         out.write_bytes(data)
     except OSError as error:
         raise Failed(f"{out} cannot be written: {error}") from None
-    typer.echo(f"{out}: {chosen[-1]['name']}, {len(data)} bytes")
+    say(f"{out}: {chosen[-1]['name']}, {len(data)} bytes")

@@ -5,7 +5,7 @@ from typing import Any
 
 import typer
 
-from healer.commands import Failed
+from healer.commands import Failed, say
 from healer.commands.remote import AS_JSON, CLUSTER, Client, given, print_json, print_table
 
 
@@ -40,7 +40,7 @@ def learn(
     elif node is not None:
         _print_learnt(answer)
     elif forget:
-        typer.echo(f"{'forgotten' if yes else '--yes forgets'}: {answer['kind']}, from {answer['node']}")
+        say(f"{'forgotten' if yes else '--yes forgets'}: {answer['kind']}, from {answer['node']}")
     else:
         _print_references(answer["items"])
 
@@ -74,13 +74,13 @@ def _print_learnt(answer: Any) -> None:
     ]
     if differ:
         print_table(("NODE", "DIFFERS"), differ)
-    typer.echo(f"{len(differ)} nodes of the kind {reference['kind']} differ, {answer['silent']} told nothing")
-    typer.echo("taken" if answer["stored"] else "nothing is taken: --yes takes it")
+    say(f"{len(differ)} nodes of the kind {reference['kind']} differ, {answer['silent']} told nothing")
+    say("taken" if answer["stored"] else "nothing is taken: --yes takes it")
 
 
 def _print_references(items: Any) -> None:
     if not items:
-        typer.echo("no reference was taken: nothing is compared (healer learn --node GOOD)")
+        say("no reference was taken: nothing is compared (healer learn --node GOOD)")
         return
     rows = [
         (reference["kind"], reference["node"], reference["at"][:19], reference["by"], fact, value)

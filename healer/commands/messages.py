@@ -4,6 +4,7 @@ import secrets
 
 import typer
 
+from healer.commands import say
 from healer.commands.remote import AS_JSON, CLUSTER, REASON, Client, Column, given, print_json, print_list
 
 
@@ -63,4 +64,4 @@ def retry(
         print_json(found)
         return
     for delivery in found["items"]:
-        typer.echo(f"{delivery['message']} is delivered to {delivery['channel']} once more")
+        say(f"{delivery['message']} is delivered to {delivery['channel']} once more")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from healer.commands import Failed, person
+from healer.commands import Failed, person, say
 from healer.commands.remote import AS_JSON, add_group, print_json, print_table
 from healer.commands.token import parse_lasts
 from healer.settings import load
@@ -47,12 +47,12 @@ def train(
             new = not dry_run and models.save(result, by=person(), at=now, why="trained by a person")
             trained.append(_plain(result.model) | {"stored": new})
             if not json:
-                typer.echo(_line(result.model, dry_run=dry_run, new=new))
+                say(_line(result.model, dry_run=dry_run, new=new))
     if json:
         print_json({"cluster": models.cluster, "dry_run": dry_run, "models": trained, "refused": refused})
     else:
         for why in refused:
-            typer.echo(f"no model: {why}")
+            say(f"no model: {why}")
     if not trained and not refused:
         raise Failed(f"no history of {models.cluster} since {since}: nodes have to send metrics first")
     if not trained:
@@ -83,7 +83,7 @@ def show(
         print_json({"cluster": models.cluster, "models": rows, "classes": [_plain(look) for look in looks]})
         return
     if not versions:
-        typer.echo(f"no model of {models.cluster} yet: healer model train")
+        say(f"no model of {models.cluster} yet: healer model train")
     elif every:
         _versions(versions)
     elif identity is None:
@@ -92,7 +92,7 @@ def show(
         _show_model(found[0])
     if identity is None:
         for look in looks:
-            typer.echo(_look_line(look))
+            say(_look_line(look))
 
 
 def use(
@@ -108,7 +108,7 @@ def use(
             models.use(model, by=person(), at=datetime.now(UTC), why=why)
         except KeyError:
             raise Failed(f"model {identity} was forgotten meanwhile") from None
-    typer.echo(
+    say(
         f"{model.id[:12]} {_class_of(model)}: in force. The detector takes it "
         f"within a minute; no schedule replaces it for 7 days"
     )
@@ -125,10 +125,10 @@ def refit(cluster: str | None = _CLUSTER, *, json: bool = AS_JSON) -> None:
     if json:
         print_json({"classes": [_plain(look) for look in looks]})
     elif not looks:
-        typer.echo("no class of nodes was seen in the last 7 days")
+        say("no class of nodes was seen in the last 7 days")
     else:
         for look in looks:
-            typer.echo(_look_line(look))
+            say(_look_line(look))
 
 
 def _one_of(found: "list[Version]", identity: str) -> "Version":
@@ -212,10 +212,6 @@ def _show_model(shown: "Shown") -> None:
             "the middle",
         ),
         ("threshold", f"{model.threshold:.3f} (quantiles {quantiles})"),
-        *(
-            ("beside", f"{name}: threshold {limit.threshold:.3f}")
-            for name, limit in model.other_limits.items()
-        ),
     ]
     if version.in_force_at is not None:
         rows.append(
@@ -224,7 +220,7 @@ def _show_model(shown: "Shown") -> None:
     rows += [("judged", _judged(version)), ("now", f"{shown.above} of {shown.scored} nodes above")]
     rows += [("hint", shown.hint)] if shown.hint else []
     for name, text in [*rows, *(("feature", name) for name in model.features)]:
-        typer.echo(f"{name:<10} {text}")
+        say(f"{name:<10} {text}")
 
 
 def _line(model: "Model", *, dry_run: bool, new: bool) -> str:

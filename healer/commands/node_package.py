@@ -1,27 +1,49 @@
 """`healer node-package`: one shell script that installs hook, follower and healer-node on a node."""
 
+import base64
 import os
 import re
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import typer
 
-from healer.commands import Failed
+from healer.commands import Failed, say
 from healer.commands.hook_install import programs
 from healer.commands.slurm_conf import ConfProblem
+from healer.ports.node_exec import NodeError
 
 HOOKS = Path(__file__).parents[1] / "hooks"
 LIB = "/usr/local/lib/healer"
 CONF = "/etc/healer"
 _FILES, _KEPT = "    : @FILES@\n", "    : @KEPT@\n"
+#: The last line of a signed script begins with it: all before that line is signed.
+SIGNATURE = "# signature: "
+REQUESTS_KEY, PACKAGE_KEY = "requests.key", "package.key"
 _URL = re.compile(r"https?://[^\s/?#\"']+(/[^\s?#\"']*)?")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def register(app: typer.Typer) -> None:
     app.command("node-package")(node_package)
+    app.command("node-keys")(node_keys)
+
+
+def node_keys(folder: Path = typer.Argument(help="Where they are kept; it is made.")) -> None:
+    """Make two keys: requests.key signs what the worker asks of nodes, package.key what nodes install."""
+    from healer.bootstrap.node_keys import make_key
+
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in (REQUESTS_KEY, PACKAGE_KEY):
+            if (folder / name).exists():
+                typer.echo(f"kept {folder / name}")
+            else:
+                typer.echo(f"new {folder / name}, {make_key(folder / name)}")
+    except OSError as error:
+        raise Failed(str(error)) from None
 
 
 def node_package(
@@ -34,6 +56,10 @@ def node_package(
         None,
         help="The cluster's slurm.conf, for the site's own hooks: /etc/slurm/slurm.conf where it is there.",
     ),
+    keys: Path | None = typer.Option(
+        None,
+        help="Folder of `healer node-keys`: requests.pub goes to the nodes, package.key signs the script.",
+    ),
     output: Path | None = typer.Option(None, help="Write it there instead of to standard output."),
 ) -> None:
     """Print one script that installs healer's hook and follower on a node: sh SCRIPT install."""
@@ -43,14 +69,39 @@ def node_package(
         raise typer.BadParameter(f"{cluster!r} is no name of a cluster", param_hint="--cluster")
     try:
         certificate = None if ca_file is None else ca_file.read_text("ascii")
-        script = package(url, cluster, certificate, _site_conf(slurm_conf))
+        site_conf, public = _site_conf(slurm_conf), _public_keys(keys)
+        script = package(url, cluster, certificate, site_conf, keys=public)
+        signature = b""
+        if keys is not None:
+            script, signature = signed(script, keys / PACKAGE_KEY)
         if output is None:
             sys.stdout.write(script)
         else:
             output.write_text(script)
             output.chmod(0o755)
-    except (ConfProblem, OSError, UnicodeDecodeError) as error:
+            if signature:
+                output.with_name(f"{output.name}.sig").write_bytes(signature)
+    except (ConfProblem, NodeError, OSError, UnicodeDecodeError) as error:
         raise Failed(str(error)) from None
+
+
+def signed(script: str, key_file: Path) -> tuple[str, bytes]:
+    """The script with a signature of it as its last line, for a node that has had one of this key before; and
+    the signature of all of that, for a file of its own. Raises NodeError for a key that cannot be used."""
+    from healer.bootstrap.node_keys import read_key, sign
+
+    key = read_key(key_file)
+    script += f"{SIGNATURE}{base64.b64encode(sign(key, script.encode())).decode()}\n"
+    return script, sign(key, script.encode())
+
+
+def _public_keys(folder: Path | None) -> dict[str, str]:
+    """The keys for the nodes by their names there; prints a note without any."""
+    if folder is None:
+        typer.echo("note: without --keys nodes refuse all that healer asks of them by SSH", err=True)
+        return {}
+    files = [(folder / name).with_suffix(".pub") for name in (REQUESTS_KEY, PACKAGE_KEY)]
+    return {path.name: path.read_text("ascii") for path in files}
 
 
 def _site_conf(given: Path | None) -> Path | None:
@@ -58,14 +109,20 @@ def _site_conf(given: Path | None) -> Path | None:
     path = given or Path(os.environ.get("SLURM_CONF", "/etc/slurm/slurm.conf"))
     if given is not None or path.exists():
         return path
-    typer.echo(f"note: there is no {path}: where the site has hooks of its own, give --slurm-conf", err=True)
+    say(f"note: there is no {path}: where the site has hooks of its own, give --slurm-conf", err=True)
     return None
 
 
 def package(
-    url: str, cluster: str = "", certificate: str | None = None, slurm_conf: Path | None = None
+    url: str,
+    cluster: str = "",
+    certificate: str | None = None,
+    slurm_conf: Path | None = None,
+    *,
+    keys: Mapping[str, str] | None = None,
 ) -> str:
-    """The script, with all files in it as text, so that it can be read before it runs as root."""
+    """The script, with all files in it as text, so that it can be read before it runs as root. `keys`: public
+    keys by the names of their files on the node."""
     files = [
         (0o755, f"{LIB}/healer-hook", (HOOKS / "healer-hook").read_text(), False),
         (0o755, f"{LIB}/healer-follow", (HOOKS / "healer-follow").read_text(), False),
@@ -80,6 +137,7 @@ def package(
     ]
     if certificate:
         files.append((0o644, f"{CONF}/ca.pem", certificate, True))
+    files += [(0o644, f"{CONF}/{name}", text, False) for name, text in (keys or {}).items()]
     called = programs(slurm_conf, Path(LIB), Path(f"{CONF}/hook.conf"))
     files[1:1] = [(0o755, str(path), data.decode(), False) for path, data in called.items()]
     parts = [_put(mode, path, text, keep=keep) for mode, path, text, keep in files]

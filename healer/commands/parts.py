@@ -1,10 +1,13 @@
 """The parts of a distributed installation, one process each, and its database's tables."""
 
+from collections.abc import Sequence
+from typing import TypeVar
+
 import typer
 
-from healer.commands import Failed
+from healer.commands import Failed, say
 from healer.commands.remote import add_group
-from healer.settings import Settings, load
+from healer.settings import Settings, load, load_executor
 
 _CLUSTER = typer.Option(None, "--cluster", help="Which one, where HEALER_CONFIG has tables of several.")
 
@@ -24,9 +27,11 @@ def _named(part: str) -> None:
     setproctitle(f"healer {part}")
 
 
-def _part_of(part: str, cluster: str | None) -> Settings:
+S = TypeVar("S", bound=Settings)
+
+
+def _part_of(part: str, cluster: str | None, whole: S) -> S:
     """Settings of this part's cluster; the process is named after it where there are several."""
-    whole = load()
     settings = whole.of(cluster)
     _named(f"{part} {settings.cluster}" if whole.clusters else part)
     return settings
@@ -44,7 +49,7 @@ def api() -> None:
 def detector(cluster: str | None = _CLUSTER) -> None:
     """Run the detector: signals to incidents and decisions. One per cluster; a second one waits to take
     over."""
-    settings = _part_of("detector", cluster)
+    settings = _part_of("detector", cluster, load())
     from healer.bootstrap.detector_part import run_detector
 
     run_detector(settings)
@@ -52,15 +57,15 @@ def detector(cluster: str | None = _CLUSTER) -> None:
 
 def worker(cluster: str | None = _CLUSTER) -> None:
     """Run a worker: it carries out the steps of runs."""
-    settings = _part_of("worker", cluster)
-    from healer import bootstrap
+    settings = _part_of("worker", cluster, load_executor())
+    from healer.bootstrap.executor import run_worker
 
-    bootstrap.run_worker(settings)
+    run_worker(settings)
 
 
 def scheduler(cluster: str | None = _CLUSTER) -> None:
-    """Run the scheduler: reads Slurm, wakes runs, seals the audit chain, delivers messages."""
-    settings = _part_of("scheduler", cluster)
+    """Run the scheduler: reads Slurm, wakes runs, delivers messages."""
+    settings = _part_of("scheduler", cluster, load())
     from healer import bootstrap
 
     bootstrap.run_scheduler(settings)
@@ -69,7 +74,7 @@ def scheduler(cluster: str | None = _CLUSTER) -> None:
 def scraper(cluster: str | None = _CLUSTER) -> None:
     """Run the scraper: it fetches what rules/scrape.yaml names. One per cluster; a second one waits to take
     over."""
-    settings = _part_of("scraper", cluster)
+    settings = _part_of("scraper", cluster, load())
     from healer.bootstrap.scraper_part import run_scraper
 
     run_scraper(settings)
@@ -83,15 +88,24 @@ def upgrade() -> None:
     from healer import bootstrap
     from healer.bootstrap import database
 
-    engine = sa.create_engine(bootstrap.database_url(load()))
+    settings = load()
+    engine = sa.create_engine(bootstrap.database_url(settings, database.OWNER))
     try:
-        before, after = database.upgrade(engine)
+        before, after = database.upgrade(engine, refused=_ask_for_roles)
+        database.adopt_key(settings, engine)
     except database.MigrationError as error:
         raise Failed(str(error)) from None
     except OperationalError as error:
         raise Failed(f"the database does not answer: {error.orig}".strip()) from None
     finally:
         engine.dispose()
-    typer.echo(
-        f"already at {after}" if before == after else f"upgraded from {before or 'nothing'} to {after}"
+    say(f"already at {after}" if before == after else f"upgraded from {before or 'nothing'} to {after}")
+
+
+def _ask_for_roles(statements: Sequence[str]) -> None:
+    say(
+        "healer: this login may not make the roles of healer's parts. An administrator of the server "
+        "executes this, and gives each role its password; then `healer db upgrade` again:",
+        err=True,
     )
+    say(";\n".join(statements) + ";", lines=True)

@@ -4,7 +4,7 @@ import secrets
 
 import typer
 
-from healer.commands import Failed
+from healer.commands import Failed, say
 from healer.commands.remote import AS_JSON, CLUSTER, Client, Column, given, print_list
 
 
@@ -31,7 +31,7 @@ def reconcile(
     if found or json:
         print_list(found, _REPAIRS if repair else _DIFFERENCES, json)
     else:
-        typer.echo("healer's book and Slurm agree")
+        say("healer's book and Slurm agree")
 
 
 _DIFFERENCES: dict[str, Column] = {

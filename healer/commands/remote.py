@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from healer.commands import Failed
+from healer.commands import Failed, say_json
+from healer.model.shown import one_line, shown
 
 if TYPE_CHECKING:
     import httpx
@@ -100,7 +101,7 @@ class Client:
             return body
         problem = body if isinstance(body, dict) else {}
         detail = problem.get("detail") or answer.reason_phrase
-        raise ClientError(f"{detail} ({answer.status_code})", problem)
+        raise ClientError(f"{one_line(str(detail))} ({answer.status_code})", problem)
 
 
 def given(query: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,7 +131,7 @@ CLUSTER = typer.Option(None, "--cluster", help="The cluster, where there is more
 
 
 def print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, ensure_ascii=False))
+    say_json(json.dumps(value, ensure_ascii=False))
 
 
 #: The key of an item's value, or a function of the item.
@@ -155,7 +156,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
     table = Table(*columns, box=None, pad_edge=False, header_style="bold")
     for row in rows:
-        table.add_row(*(Text(_words(cell)) for cell in row))
+        table.add_row(*(Text(shown(_words(cell))) for cell in row))
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 1000

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
-from healer.commands import Failed
+from healer.commands import Failed, say, say_json
 from healer.commands.remote import AS_JSON, CLUSTER, Client, print_json, print_table
 from healer.settings import Settings, load, rules_folder, shipped_rules
 
@@ -21,34 +21,34 @@ def print_document(document: dict[str, Any]) -> None:
     """One replay."""
     for incident in document["incidents"]:
         jobs = ", ".join(incident["jobs_hit"]) or "no job"
-        typer.echo(f"{_headline(incident)}  ({jobs})")
+        say(f"{_headline(incident)}  ({jobs})")
     if document["merged"]:
-        typer.echo(f"\n{len(document['merged'])} turned out to be parts of others")
+        say()
+        say(f"{len(document['merged'])} turned out to be parts of others")
     for incident in document["merged"]:
-        typer.echo(
-            f"{incident['opened']}  {incident['rule']} {incident['id'][:8]} into {incident['into'][:8]}"
-        )
-    typer.echo(f"\n{len(document['actions'])} actions")
+        say(f"{incident['opened']}  {incident['rule']} {incident['id'][:8]} into {incident['into'][:8]}")
+    say()
+    say(f"{len(document['actions'])} actions")
     for row in document["actions"]:
         what = (row["job"] and f"job {row['job']}") or row["node"] or ""
-        typer.echo(f"{row['at']}  {row['action']:8} {what}  {(row['incident'] or '')[:8]}")
-    typer.echo(f"\n{len(document['held'])} held back")
+        say(f"{row['at']}  {row['action']:8} {what}  {(row['incident'] or '')[:8]}")
+    say()
+    say(f"{len(document['held'])} held back")
     for row in document["held"]:
-        typer.echo(
-            f"{row['at']}  {row['action']:8} {row['job'] or row['node']}  {row['guard']}: {row['why']}"
-        )
+        say(f"{row['at']}  {row['action']:8} {row['job'] or row['node']}  {row['guard']}: {row['why']}")
     if document["differences"]:
-        typer.echo("\nDifferent from what was done")
+        say()
+        say("Different from what was done")
         for row in document["differences"]:
             done = f"drained at {row['recorded']}" if row["recorded"] else "not drained"
             now = f"would be drained at {row['replayed']}" if row["replayed"] else "would not be drained"
-            typer.echo(f"{row['node']}  then {done}, now {now}")
+            say(f"{row['node']}  then {done}, now {now}")
 
 
 def print_comparison(found: dict[str, Any]) -> None:
     """What differs: first by rule, then each incident and action."""
     if not any((*found["incidents"].values(), *found["actions"].values(), found["held"])):
-        typer.echo("No difference.")
+        say("No difference.")
         return
     rows = [[row[name] for name, _ in _COLUMNS] for row in found["rules"]]
     print_table([title for _, title in _COLUMNS], rows)
@@ -69,9 +69,10 @@ _COLUMNS = (
 
 def _section(title: str, lines: list[str]) -> None:
     if lines:
-        typer.echo(f"\n{title} ({len(lines)})")
+        say()
+        say(f"{title} ({len(lines)})")
         for line in lines:
-            typer.echo(line)
+            say(line)
 
 
 def _headline(incident: dict[str, Any]) -> str:
@@ -290,8 +291,7 @@ def _out(document: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any]
     import msgspec
 
     if as_json:
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(document), indent=1) + b"\n")
-        sys.stdout.flush()
+        say_json(msgspec.json.format(msgspec.json.encode(document), indent=1))
     else:
         show(document)
 
@@ -308,9 +308,9 @@ def recordings(cluster: str | None = CLUSTER, json: bool = AS_JSON) -> None:
         print_json({"on": found.on, "folder": found.folder, "problem": found.problem, "files": files})
         return
     if not found.on:
-        typer.echo("Nothing is recorded: HEALER_RECORDING is not set.")
+        say("Nothing is recorded: HEALER_RECORDING is not set.")
         return
-    typer.echo(found.problem or f"{found.folder}: {len(found.files)} files, {found.bytes / 1e6:.1f} MB")
+    say(found.problem or f"{found.folder}: {len(found.files)} files, {found.bytes / 1e6:.1f} MB")
     rows = [
         (
             file.file,

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from healer.commands import Failed
+from healer.commands import Failed, say, say_json
 from healer.commands.remote import REASON, Client, add_group, print_json, print_list
 from healer.settings import load, rules_folder
 
@@ -30,10 +30,10 @@ def check(rules: _Folder = None, json: _Json = False) -> None:
         found = load_rules(folder)
     except RulesInvalid as error:
         if json:
-            typer.echo(msgspec.json.encode({"ok": False, "problems": error.problems}))
+            say_json(msgspec.json.encode({"ok": False, "problems": error.problems}))
         else:
             for problem in error.problems:
-                typer.echo(str(folder / str(problem)))
+                say(str(folder / str(problem)))
         raise Failed(f"{len(error.problems)} problems in {folder}") from None
     counts = {
         "rules": len(found.rules),
@@ -45,9 +45,9 @@ def check(rules: _Folder = None, json: _Json = False) -> None:
     }
     if json:
         named = {what.replace(" ", "_"): n for what, n in counts.items()}
-        typer.echo(msgspec.json.encode({"ok": True, "version": found.version, **named}))
+        say_json(msgspec.json.encode({"ok": True, "version": found.version, **named}))
     else:
-        typer.echo(f"{folder}: all right ({', '.join(f'{n} {what}' for what, n in counts.items())})")
+        say(f"{folder}: all right ({', '.join(f'{n} {what}' for what, n in counts.items())})")
 
 
 def schema() -> None:
@@ -56,7 +56,7 @@ def schema() -> None:
 
     from healer.rulebook.playbook_rules import playbook_schema
 
-    typer.echo(json.dumps(playbook_schema(), indent=2))
+    say_json(json.dumps(playbook_schema(), indent=2))
 
 
 def try_change(
@@ -79,7 +79,7 @@ def try_change(
     if json:
         print_json(made)
     else:
-        typer.echo(url)
+        say(url)
 
 
 def proof(
@@ -110,10 +110,10 @@ def test(rules: _Folder = None, json: _Json = False) -> None:
     wrong = [result for result in results if not result.ok]
     if json:
         shown = [{**msgspec.to_builtins(result), "ok": result.ok} for result in results]
-        typer.echo(msgspec.json.encode({"ok": not wrong, "cases": shown}))
+        say_json(msgspec.json.encode({"ok": not wrong, "cases": shown}))
     else:
         for case in wrong:
-            typer.echo(f"{folder / case.file}:{case.line}: {case.name}: {case.why}")
-        typer.echo(f"{len(results) - len(wrong)} of {len(results)} cases hold")
+            say(f"{folder / case.file}:{case.line}: {case.name}: {case.why}")
+        say(f"{len(results) - len(wrong)} of {len(results)} cases hold")
     if wrong:
         raise Failed(f"{len(wrong)} cases do not hold")

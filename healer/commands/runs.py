@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from healer.commands import Failed
+from healer.commands import Failed, say
 from healer.commands.remote import (
     AS_JSON,
     CLUSTER,
@@ -81,10 +81,10 @@ _PAUSES: dict[str, Column] = {
 
 
 def _show(found: dict[str, Any]) -> None:
-    typer.echo(f"{found['title']} on {found['node'] or found['job']}: {found['state']}")
-    typer.echo(f"asked by {found['by']}: {found['reason']}")
+    say(f"{found['title']} on {found['node'] or found['job']}: {found['state']}")
+    say(f"asked by {found['by']}: {found['reason']}")
     if found["question"]:
-        typer.echo(f"asks: {found['question']}")
+        say(f"asks: {found['question']}")
     rows = [(step["title"], step["state"], step["attempt"], step["text"]) for step in found["steps"]]
     print_table(("STEP", "STATE", "TRIES", ""), rows)
 
@@ -122,7 +122,7 @@ def run(
     elif dry_run:
         _show_plan(answer)
     else:
-        typer.echo(_line(answer))
+        say(_line(answer))
 
 
 def _nodes(text: str | None) -> list[str]:
@@ -171,17 +171,17 @@ def _input(text: str) -> tuple[str, str]:
 
 
 def _show_plan(plan: dict[str, Any]) -> None:
-    typer.echo(f"{plan['playbook']['title']}: {plan['outcome']}. {plan['why']}")
+    say(f"{plan['playbook']['title']}: {plan['outcome']}. {plan['why']}")
     for step in plan["playbook"]["steps"]:
         lacks = plan["not_available"].get(step["id"])
-        typer.echo(f"  {step['title'] or step['id']}" + (f" ({lacks})" if lacks else ""))
+        say(f"  {step['title'] or step['id']}" + (f" ({lacks})" if lacks else ""))
     if plan["jobs_hit"]:
-        typer.echo(
+        say(
             "would hit: "
             + ", ".join(f"{job['id']} {job.get('user', '')}".strip() for job in plan["jobs_hit"])
         )
     for offer in plan["restarts"]:
-        typer.echo(_offer(offer))
+        say(_offer(offer))
     rows = [
         (answer["guard"], answer["kind"], answer["used"], answer["limit"], answer["why"])
         for answer in plan["answers"]
@@ -232,7 +232,7 @@ def undo(run_id: str = RUN, reason: str = REASON, json: bool = AS_JSON) -> None:
 def _on_run(run_id: str, verb: str, body: dict[str, Any], json: bool) -> None:
     with Client() as api:
         answer = api.post(f"/runs/{run_id}/{verb}", body, key=secrets.token_hex(16))
-    print_json(answer) if json else typer.echo(f"run {answer['id']}: {answer['state']}")
+    print_json(answer) if json else say(f"run {answer['id']}: {answer['state']}")
 
 
 def pause(
@@ -263,6 +263,6 @@ def pause(
                 asked["until"] = (datetime.now(UTC) + parse_lasts(lasts)).isoformat()
             answer = api.post("/pauses", given(asked), key=secrets.token_hex(16))
     done = "ended" if end is not None else "in force"
-    print_json(answer) if json else typer.echo(
+    print_json(answer) if json else say(
         f"pause {answer['id']} of {answer['name'] or answer['scope']}: {done}"
     )

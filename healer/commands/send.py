@@ -10,7 +10,7 @@ from typing import IO, Any, TypeVar
 import msgspec
 import typer
 
-from healer.commands import Failed
+from healer.commands import Failed, say
 from healer.commands.remote import (
     AS_JSON,
     CLUSTER,
@@ -75,7 +75,7 @@ class Total:
             self._printed_at = time.monotonic()
             plural = self.noun[:-1] + "ies" if self.noun.endswith("y") else self.noun + "s"
             things = self.noun if self.sent == 1 else plural
-            typer.echo(f"{self.sent} {things} sent …", err=True)
+            say(f"{self.sent} {things} sent …", err=True)
 
     def report(self, json: bool) -> None:
         """Prints the sums; ends with 1 when something was rejected."""
@@ -84,9 +84,9 @@ class Total:
         else:
             counts = ", ".join(f"{self.sums[outcome]} {outcome}" for outcome in _OUTCOMES)
             rejected = len(self.sums["rejected"]) + self.sums.get("rejected_more", 0)
-            typer.echo(f"{counts}, {rejected} rejected")
+            say(f"{counts}, {rejected} rejected")
             for entry in self.sums["rejected"][:20]:
-                typer.echo(f"{self.noun} {entry['index'] + 1}: {entry['reason']}", err=True)
+                say(f"{self.noun} {entry['index'] + 1}: {entry['reason']}", err=True)
         if self.sums["rejected"]:
             raise typer.Exit(1)
 
@@ -256,7 +256,7 @@ def remote_write(
     if json:
         print_json({"sent": total.sent})
     else:
-        typer.echo(f"{total.sent} sent")
+        say(f"{total.sent} sent")
 
 
 def _post(api: Client, route: str, content: bytes, kind: str, **more: Any) -> Any:

@@ -8,9 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from healer.commands import Failed
+from healer.commands import Failed, say
 from healer.commands.remote import Client
 from healer.commands.send import Total, opened, patiently
 from healer.signals.step_logs import APART_S, FORMATS, LINE_MAX, LogReader, LogStep
@@ -42,7 +40,7 @@ def send(path: Path, form: str, job: str | None, cluster: str | None, *, follow:
             if not follow:
                 raise
     if not total.sent:
-        typer.echo(_nothing(path, reader), err=True)
+        say(_nothing(path, reader), err=True)
     total.report(json)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from healer.commands import Failed
+from healer.commands import Failed, say, say_json
 from healer.settings import load, rules_folder
 
 #: Seconds between lines of progress on standard error.
@@ -38,7 +38,7 @@ def simulate(
 
     if names:
         for name, title in offline.listed():
-            typer.echo(f"{name:20} {title}")
+            say(f"{name:20} {title}")
         return
     if scenario is None:
         raise typer.BadParameter("name a scenario, or ask for --list")
@@ -55,11 +55,12 @@ def simulate(
     except (RulesInvalid, ValueError) as error:
         raise Failed(str(error)) from error
     if as_json:
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(cards), indent=1) + b"\n")
+        say_json(msgspec.json.format(msgspec.json.encode(cards), indent=1))
         return
-    typer.echo(offline.card_text(cards[0]))
+    say(offline.card_text(cards[0]), lines=True)
     if not alone:
-        typer.echo("\n" + offline.compared(cards))
+        say()
+        say(offline.compared(cards), lines=True)
 
 
 def _progress() -> Callable[[str, float], None]:

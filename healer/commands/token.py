@@ -5,12 +5,14 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from enum import StrEnum
 from typing import Any
 
 import typer
 
-from healer.commands import Failed, person
+from healer.commands import Failed, person, say
 from healer.commands.remote import AS_JSON, add_group, print_json, print_list
+from healer.model.shown import shown
 from healer.model.vocabulary import Role
 from healer.ports.callers import NewToken
 from healer.settings import load
@@ -19,6 +21,12 @@ _LASTS = re.compile(r"([1-9][0-9]{0,4})([mhdw])")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 #: A sign-in link expires after this.
 _LINK_LASTS = "15m"
+
+
+class Vouched(StrEnum):
+    """What a relay may vouch for."""
+
+    kernel = "kernel"
 
 
 def register(app: typer.Typer) -> None:
@@ -39,6 +47,9 @@ def create(
     quota: float = typer.Option(
         1.0, min=0.001, max=1000, help="How many times the usual quota of signals it may send."
     ),
+    vouches: Vouched | None = typer.Option(
+        None, help="The site's own relay: its kernel lines count as the nodes' own word. Only role signals."
+    ),
     once: bool = typer.Option(
         False, "--once", help=f"A sign-in link for the console instead: works once, for {_LINK_LASTS}."
     ),
@@ -48,9 +59,9 @@ def create(
     now = datetime.now(UTC)
     lasts = expires or (_LINK_LASTS if once else None)
     until = None if lasts is None else now + parse_lasts(lasts)
-    clusters = load().clusters
-    if clusters and (cluster not in clusters if cluster else node or job):
-        raise Failed(f"--cluster says which cluster is meant: one of {', '.join(clusters)}")
+    _check_cluster(cluster, node or job)
+    _check_name(name)
+    _check_vouching(vouches, role)
     with _tokens() as tokens:
         token = tokens.create(
             NewToken(
@@ -62,6 +73,7 @@ def create(
                 expires_at=until,
                 once=once,
                 quota=quota,
+                vouches=vouches.value if vouches is not None else "",
             ),
             now=now,
             by=person(),
@@ -71,7 +83,24 @@ def create(
         print_json(document | {"expires_at": until.isoformat() if until else None, "once": once})
     else:
         site = os.environ.get("HEALER_URL") or f"http://{load().listen}"
-        typer.echo(f"{site.rstrip('/')}/sign-in?token={token}" if once else token)
+        say(f"{site.rstrip('/')}/sign-in?token={token}" if once else token)
+
+
+def _check_cluster(cluster: str | None, bound_to: str | None) -> None:
+    """Raises Failed for an unknown one, and where a node or job of several clusters is meant."""
+    clusters = load().clusters
+    if clusters and (cluster not in clusters if cluster else bound_to):
+        raise Failed(f"--cluster says which cluster is meant: one of {', '.join(clusters)}")
+
+
+def _check_name(name: str) -> None:
+    if shown(name) != name:
+        raise Failed(f"--name holds a character that cannot be seen: {name}")
+
+
+def _check_vouching(vouches: Vouched | None, role: Role) -> None:
+    if vouches is not None and role is not Role.signals:
+        raise Failed("--vouches is for tokens of role signals: no other sends kernel lines")
 
 
 def list_tokens(json: bool = AS_JSON) -> None:
@@ -87,7 +116,8 @@ def list_tokens(json: bool = AS_JSON) -> None:
 
 #: Columns of `healer token list`, headed as they are named in JSON.
 _COLUMNS = (
-    "id", "role", "name", "node", "job", "cluster", "quota", "created_at", "expires_at", "revoked_at",
+    "id", "role", "name", "node", "job", "cluster", "quota", "vouches", "created_at", "expires_at",
+    "revoked_at",
 )  # fmt: skip
 
 
@@ -97,7 +127,7 @@ def revoke(token: str = typer.Argument(help="The token's id, or the token itself
     with _tokens() as tokens:
         if not tokens.revoke(identity, by=person(), now=datetime.now(UTC)):
             raise Failed(f"there is no token {identity} in force")
-    typer.echo(f"revoked {identity}")
+    say(f"revoked {identity}")
 
 
 def parse_lasts(text: str, option: str = "--expires") -> timedelta:

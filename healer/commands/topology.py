@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from healer.commands import Failed
+from healer.commands import Failed, say
 from healer.settings import load, rules_folder
 
 if TYPE_CHECKING:
     from healer.model import Topology
     from healer.topology.found import Found
-
-_File = Path | None
 
 
 def register(app: typer.Typer) -> None:
@@ -27,16 +25,16 @@ def register(app: typer.Typer) -> None:
 
 
 def import_(
+    cables: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="Output of ibnetdiscover, or JSON of lldpctl; - is standard input."
+        ),
+    ],
     *,
-    ibnetdiscover: Annotated[
-        _File, typer.Option("--ibnetdiscover", help="Output of ibnetdiscover; - is standard input.")
-    ] = None,
-    lldp: Annotated[
-        _File, typer.Option("--lldp", help="JSON of lldpctl, one document or one for each host and line.")
-    ] = None,
     host: Annotated[str, typer.Option("--host", help="Whose LLDP it is, where it does not say.")] = "",
     slurm: Annotated[
-        _File, typer.Option("--slurm", help="Output of `scontrol show topology`, to compare with.")
+        Path | None, typer.Option("--slurm", help="Output of `scontrol show topology`, to compare with.")
     ] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Keep what was found before.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Write it.")] = False,
@@ -47,7 +45,7 @@ def import_(
     """Show what the cables say and what changes by it; with --yes write topology-found.yaml."""
     from healer.topology.found import FOUND, as_yaml, by_hand_first, changes, merged, topology_of
 
-    found = _read_cables(ibnetdiscover, lldp, host)
+    found = _read_cables(cables, host)
     folder = rules or rules_folder(load())
     hand, before = _read_folder(folder)
     after = merged(before, topology_of(found)) if merge else topology_of(found)
@@ -58,28 +56,26 @@ def import_(
     lines = changes(by_hand_first(hand, before), by_hand_first(hand, after))
     target = folder / FOUND
     if as_yaml(before) == as_yaml(after) and target.exists():
-        typer.echo("nothing changes")
+        say("nothing changes")
         return
     for line in lines:
-        typer.echo(line)
+        say(line)
     if not yes:
-        typer.echo(f"nothing is written: --yes writes {target}")
+        say(f"nothing is written: --yes writes {target}")
         return
     _write(target, as_yaml(after))
-    typer.echo(f"written: {target}")
+    say(f"written: {target}")
 
 
-def _read_cables(ibnetdiscover: Path | None, lldp: Path | None, host: str) -> "Found":
+def _read_cables(path: Path, host: str) -> "Found":
+    """Reads LLDP where the text is JSON, else ibnetdiscover's format."""
     from healer.topology.found import Unreadable
     from healer.topology.infiniband import read_ibnetdiscover
     from healer.topology.lldp import read_lldp
 
-    path = lldp if ibnetdiscover is None else ibnetdiscover
-    if path is None or (lldp is not None and ibnetdiscover is not None):
-        raise Failed("give one of --ibnetdiscover and --lldp; take the other one with --merge afterwards")
     text = _read(path)
     try:
-        return read_ibnetdiscover(text) if ibnetdiscover is not None else read_lldp(text, host)
+        return read_lldp(text, host) if text.lstrip()[:1] in ("{", "[") else read_ibnetdiscover(text)
     except Unreadable as error:
         raise Failed(f"{path}: {error}") from None
 
@@ -115,12 +111,12 @@ def _print_summary(found: "Found", topology: "Topology") -> None:
     nodes = {cable.peer for cable in found.cables if not cable.is_switch}
     to_nodes = sum(not cable.is_switch for cable in found.cables)
     switches = {cable.switch for cable in found.cables} | set(found.guids)
-    typer.echo(f"read: {len(switches)} switches, {to_nodes} cables to {len(nodes)} nodes")
+    say(f"read: {len(switches)} switches, {to_nodes} cables to {len(nodes)} nodes")
     for what, count in sorted(found.skipped.items()):
-        typer.echo(f"left out: {count} {what}")
+        say(f"left out: {count} {what}")
     ends = [(name, peer.name) for name, ports in topology.links.items() for peer in ports.values()]
     leaves = {name for name, peer in ends if peer not in topology.switches}
-    typer.echo(f"in all: {len(topology.places)} nodes below {len(leaves)} leaves")
+    say(f"in all: {len(topology.places)} nodes below {len(leaves)} leaves")
 
 
 def _compare(text: str, topology: "Topology") -> None:
@@ -132,10 +128,10 @@ def _compare(text: str, topology: "Topology") -> None:
     except ValueError as error:
         raise Failed(str(error)) from None
     if not tree:
-        typer.echo("Slurm has no tree of switches to compare with")
+        say("Slurm has no tree of switches to compare with")
         return
     for line in differences_to_slurm(topology, tree) or ["Slurm's tree agrees"]:
-        typer.echo(line)
+        say(line)
 
 
 def _write(target: Path, text: str) -> None:

@@ -4,14 +4,17 @@ breaks."""
 import os
 import re
 import shutil
+import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from healer.commands import Failed
-from healer.settings import Settings, load, own_sim_socket, shipped_rules
+from healer.model.shown import shown
+from healer.settings import SIM_FOLDER, Settings, load, own_sim_socket, shipped_rules
 
 if TYPE_CHECKING:
     from healer.embedded.embedded_slurm import RealSlurm
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 #: Size of the simulated cluster: one small pod.
 SIM_NODES = 32
 #: The longest path of a unix socket is 107 bytes; it is made as NAME.PID.
-SOCKET_MAX = 107 - len(".4194304")
+SOCKET_MAX = 107 - len(".reads.4194304") + len(".sock")
 
 
 def register(app: typer.Typer) -> None:
@@ -34,6 +37,9 @@ def up(
     listen: str = typer.Option(None, "--listen", help="Address and port, like 127.0.0.1:8080."),
 ) -> None:
     """Run everything: database, broker, API and console, detector, scheduler, worker. Ctrl-C stops it."""
+    from healer.embedded.executor_environ import withhold
+
+    withhold()
     run_tree(load(data_dir=data_dir, listen=listen))
 
 
@@ -66,6 +72,7 @@ def run_tree(settings: Settings) -> None:
 
 
 def _say(text: str) -> None:
+    text = shown(text)
     print(f"healer: {text}" if not text.startswith("healer is ready") else text, flush=True)
 
 
@@ -83,18 +90,22 @@ def demo(
         envvar="SLURM",
         help="auto: real where it is installed; real; sim; install: Debian's first.",
     ),
+    make_users: bool = typer.Option(
+        False, "--make-users", envvar="MAKE_USERS", help="As root: make the system users that are missing."
+    ),
 ) -> None:
     """Start everything and a faulty cluster to heal."""
     from healer.embedded.embedded_slurm import SlurmNotStarted
     from healer.embedded.tree import check_port
-    from healer.embedded.user import FolderUnusable, usable
+    from healer.embedded.user import FolderUnusable, system_users, usable
 
     if not _CONFIG.is_file():
         raise Failed("run it in healer's own folder: it reads demo/healer.toml there.")
     _forget_settings()
     os.environ["HEALER_CONFIG"] = str(_CONFIG.resolve())
     wanted = load(listen=listen)
-    check_port(wanted.listen)
+    _have_users(make_users)
+    check_port(wanted.listen, system_users().service)
     folder = _folder()
     real = None
     try:
@@ -113,6 +124,25 @@ def demo(
         if real is not None:
             real.stop()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _have_users(make: bool) -> None:
+    """Root's demo runs as system users too. They are made where the caller says so, or says yes."""
+    from healer.embedded import user
+
+    if os.geteuid() != 0 or not (commands := user.missing_users()):
+        return
+    names = ", ".join(command[-1] for command in commands)
+    if not make and sys.stdin is not None and sys.stdin.isatty():
+        make = typer.confirm(f"healer: root runs no part itself. Make the system users {names}?")
+    if not make:
+        raise Failed(
+            f"root runs no part of the demo itself, and the system users {names} are missing: start it as an "
+            "ordinary user, or with MAKE_USERS=1, which makes them: "
+            + " && ".join(" ".join(command) for command in commands)
+        )
+    user.make_users()
+    _say(f"made the system users {names}")
 
 
 def _forget_settings() -> None:
@@ -175,8 +205,7 @@ def _environ(folder: Path, settings: Settings, real: "RealSlurm | None") -> dict
         "HEALER_LISTEN": str(settings.listen),
         "HEALER_RULES_DIR": str(rules),
         "HEALER_SLURM_ADAPTERS": "cli" if real else "sim",
-        "HEALER_SIM_NODES_SOCKET": str(folder / "nodes.sock"),
-        **({} if real else {"HEALER_SIM_SOCKET": str(folder / "slurm.sock")}),
+        "HEALER_SIM_NODES_SOCKET": str(folder / "data" / SIM_FOLDER / "nodes.sock"),
     }
 
 
@@ -195,7 +224,9 @@ def _run_demo(settings: Settings, nodes: int, real: "RealSlurm | None") -> None:
     parts = [sim_nodes, *parts, faults]
     setproctitle("healer demo")
     story = _Story(settings.data_dir / "log" / "demo-cluster.log")
-    calls = Calls(say=_say, load=tree_parts.preload, on_tick=story.print_new, on_ready=_ready)
+    calls = Calls(
+        say=_say, load=tree_parts.preload, on_tick=story.print_new, on_ready=partial(_ready, settings)
+    )
     Tree(settings, os.environ, parts, calls).run()
 
 
@@ -214,13 +245,14 @@ class _Story:
             while (line := file.readline()).endswith("\n"):
                 self._read_up_to = file.tell()
                 if _STORY.match(line):
-                    print(f"  {line.rstrip()}", flush=True)
+                    print(f"  {shown(line.rstrip())}", flush=True)
 
 
-def _ready(running: "Running") -> None:
-    from healer.bootstrap import sign_in_link
+def _ready(settings: Settings, running: "Running") -> None:
+    from healer.bootstrap import demo_tokens, sign_in_link
 
-    link = sign_in_link(running.database_url, running.url, name="demo admin")
+    demo_tokens(settings, running.database_url)
+    link = sign_in_link(settings, running.database_url, running.url, name="demo admin")
     print(f"\n  Open   {link}\n  (signs you in as an administrator, once)\n", flush=True)
     _say("in a few seconds a GPU falls off the bus; watch it being healed. A slow node and a dead fabric")
     _say("manager follow, and more; each is told here before healer finds it. Ctrl-C stops everything.")

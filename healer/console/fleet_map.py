@@ -23,6 +23,7 @@ from healer.console import language
 from healer.console.views.colours import Colour, Measurements, bins, cells, kinds
 from healer.console.views.fleet_view import NodeRow
 from healer.model import Column, Part, SlurmSnapshot, Verdict
+from healer.model.shown import shown
 from healer.model.telemetry import Report, StepBatch
 from healer.observations.step_grid import deviation, grid, lately
 from healer.ports.answers import NodeGauges, Standing
@@ -200,7 +201,12 @@ def _paces_of(batches: Sequence[StepBatch], nodes: Sequence[str]) -> dict[str, f
 #: Versions kept, of all clusters and colours: a page that is further behind reloads everything.
 _KEPT = 64
 
-_encode = msgspec.json.Encoder().encode
+_json = msgspec.json.Encoder().encode
+
+
+def _encode(value: Any) -> bytes:
+    """JSON for the map's script, `shown`: it puts names on the page."""
+    return shown(_json(value).decode()).encode()
 
 
 class Body(NamedTuple):

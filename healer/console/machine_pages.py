@@ -63,7 +63,7 @@ def node_page(
         "going_on": context_of(pages.rules, rows.snapshot, rows.node, rows.inventory, now),
         "lemon": rows.lemon,
         "lemon_limit": LIMIT,
-        "unusual": node_view.unusual_table(rows.unusual),
+        "unusual": node_view.unusual_row(rows.unusual),
         "fleet_figures": rows.standing,
         "incidents": [incident_view.incident_row(incident, asking, now) for incident in rows.history],
         "runs": [run_row(run, now) for run in ran.items],

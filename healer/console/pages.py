@@ -20,6 +20,7 @@ from healer.console.views import fleet_view, standing_view
 from healer.console.views.buttons import may_act, may_respond
 from healer.model import Mode, Role, Ruleset, UnknownSeries
 from healer.model.recordings import Recordings
+from healer.model.shown import shown
 from healer.ports.answers import Arriving, ClusterState, RuleBook, SelfHealthReads, Standing
 from healer.ports.callers import SESSION_COOKIE, Caller, Sessions
 from healer.ports.measurements import Charts
@@ -236,6 +237,7 @@ class Pages:
 
     def json(self, request: Request, body: str) -> Response:
         """JSON for a script; 304 if the script has it already."""
+        body = shown(body)
         tag = f'"{hashlib.sha256(body.encode()).hexdigest()[:16]}"'
         headers = {"ETag": tag, "Cache-Control": "private, no-cache", "X-Content-Type-Options": "nosniff"}
         if request.headers.get("if-none-match") == tag:

@@ -18,6 +18,7 @@ from markupsafe import Markup
 from healer import data_folder
 from healer.console import language, words
 from healer.console.language import Catalogue
+from healer.model.shown import shown
 
 #: Nothing from elsewhere, nothing inline: a line of a kernel log can never become a script.
 CONTENT_SECURITY_POLICY = (
@@ -58,6 +59,7 @@ def next_link(path: str, keep: dict[str, str], cursor: str | None, **query: str)
 
 
 def markdown_file(name: str, text: str) -> Response:
+    text = shown(text, keep="\n\t")
     headers = {**PAGE_HEADERS, "Content-Disposition": f'inline; filename="{name}"'}
     return Response(text, media_type="text/markdown", headers=headers)
 
@@ -149,6 +151,8 @@ class Renderer:
     def page(self, template: str, status: int = 200, **context: Any) -> Response:
         name = language.current.get()
         text = self._envs[name].get_template(template).render(**context)
+        # Names and lines of others are all over a page: none may turn the text around them.
+        text = shown(text, keep="\n\t")
         headers = {**PAGE_HEADERS, "Content-Language": _HTML_LANGUAGES[name]}
         return Response(text, status, media_type="text/html; charset=utf-8", headers=headers)
 

@@ -65,7 +65,7 @@ from healer.ports.answers import Preview
 from healer.ports.clock import Clock
 from healer.ports.commanding import CommandLedger, CommandTx, NodeTaken, RunRequest
 from healer.ports.request_errors import Conflict, Forbidden, GuardRefused, Invalid, NotFound
-from healer.ports.scheduling import Scheduler, SchedulerError
+from healer.ports.scheduling import SchedulerError, SlurmReads
 from healer.ports.transactions import Poke
 
 _STATES_TO_APPROVE = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
@@ -76,7 +76,7 @@ class Site(NamedTuple):
     """What commands need of a cluster: its ledger, its Slurm, and how to wake its workers."""
 
     ledger: CommandLedger
-    scheduler: Scheduler
+    scheduler: SlurmReads
     poke: Poke
 
 
@@ -383,7 +383,7 @@ def playbook_of(rules: Ruleset, request: RunRequest) -> Playbook:
 
 
 def _look(
-    scheduler: Scheduler, request: RunRequest, incident: Incident | None
+    scheduler: SlurmReads, request: RunRequest, incident: Incident | None
 ) -> tuple[SlurmNode | None, SlurmJob | None, list[SlurmJob]]:
     """The node and the job that the request names, and the jobs that it would hit. Raises Conflict."""
     if request.job:
@@ -398,7 +398,7 @@ def _look(
         raise Conflict(f"Slurm: {error}") from error
 
 
-def _not_available(scheduler: Scheduler, playbook: Playbook) -> dict[str, str]:
+def _not_available(scheduler: SlurmReads, playbook: Playbook) -> dict[str, str]:
     """Step -> why the adapters of this Slurm cannot do it; empty where Slurm does not answer."""
     try:
         lacks = scheduler.unavailable()

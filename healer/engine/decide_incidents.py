@@ -25,6 +25,7 @@ from healer.decisions import (
 )
 from healer.decisions.book_mismatch import forgotten_drains
 from healer.decisions.sweeps import with_sweep
+from healer.engine.suspect_senders import hold_suspects
 from healer.engine.upkeep import (
     Walk,
     begin_releases,
@@ -88,6 +89,7 @@ def decide_all(walk: Walk, batch: Sequence[Observation]) -> None:
         return
     runs = walk.runs = {run.id: run for run in walk.tx.active_runs()}
     settle_slots_and_breaker(walk)
+    hold_suspects(walk)
     unfold_released(walk)
     walk.started += begin_releases(walk)
     walk.started += begin_sweeps(walk)
@@ -327,6 +329,7 @@ VALIDATE = "validate"
 def validate_cleared(walk: Walk, waiting: Run) -> None:
     """Tests a node that waits for its repair by a person although its fault is known to be over: the driver
     has withdrawn its request, or a reboot has completed the row remap. What passes its tests returns.
+    Only a sign since the run began to wait counts: it has judged by its own tests what came before.
 
     An incident that a person has acknowledged is theirs.
     """
@@ -337,6 +340,8 @@ def validate_cleared(walk: Walk, waiting: Run) -> None:
         return
     cleared = find_auto_resolve(walk.rules, walk.picture, incident)
     if cleared is None or not cleared.proven:
+        return
+    if any(entry.run == waiting.id and entry.at >= cleared.at for entry in walk.tx.steps_of(incident)):
         return
     run = Run(
         id=run_id(f"{incident.id}|{VALIDATE}|{incident.evidence_count}"),  # once for what was reported so far

@@ -26,6 +26,7 @@ from healer.actions import (
 )
 from healer.actions.checks import reported_since
 from healer.actions.drain import write_note
+from healer.actions.under_test import hand_over
 from healer.decisions import settings_of
 from healer.engine.permission import SENDING_VERBS, StepPermission, is_run_paused, remedy_use
 from healer.engine.runlog import (
@@ -293,7 +294,16 @@ class _Drive:
         return self._record(intent, self._in_time(ctx, intent, seen)) if seen is not None else None
 
     def _leaves(self, intent: Do, ctx: Context) -> LogEntry | None:
-        return self._give_way(intent, ctx) or self._stays_out(intent, ctx)
+        return self._give_way(intent, ctx) or self._hand_over(intent, ctx) or self._stays_out(intent, ctx)
+
+    def _hand_over(self, intent: Do, ctx: Context) -> LogEntry | None:
+        """Ends the run where a person took the node out while it was under test."""
+        step = intent.step
+        ends = step.do in {Verb.drain, *RETURNING_VERBS} or step.check == "node_answers"
+        if not ctx.reserved or self.run.shadow or not ends:
+            return None
+        theirs = self._guarded(lambda: hand_over(msgspec.structs.replace(ctx, fence=self._fence())))
+        return self._record(intent, theirs) if isinstance(theirs, Skipped) else None
 
     def _give_way(self, intent: Do, ctx: Context) -> LogEntry | None:
         """Ends healer's own run, between two effects, where a worse incident of the node takes over.
@@ -439,13 +449,22 @@ class _Drive:
             incident=incident if incident is not None else self.claim.incident(),
             began_at=began_at(entries, intent.key) or self.now(),
             fence=self.claim.fence,
-            tools=self.tools,
+            tools=self._tools_of_run(),
             claim=self._step_claim(intent),
             key=effect_key(run, entries, intent.key),
             asked=is_asked(entries, intent.key, intent.attempt),
             tested_at=tested_at(self.playbook, entries),
             log=tuple(entries),
             reserved=has_reserved(entries),
+        )
+
+    def _tools_of_run(self) -> Toolbox:
+        """What is asked of nodes is asked in the name of this run."""
+        nodes = self.tools.nodes
+        return (
+            self.tools
+            if nodes is None
+            else msgspec.structs.replace(self.tools, nodes=nodes.of_run(self.run.id))
         )
 
     def _step_claim(self, intent: Do) -> StepClaim:

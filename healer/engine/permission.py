@@ -40,7 +40,8 @@ from healer.engine.runlog import (
     restarts_of,
     stuck_since,
 )
-from healer.incidents.growth import has_ended_work, why_not_looked
+from healer.incidents.certainty import is_proven_fatal, is_proven_unusable
+from healer.incidents.growth import why_not_looked
 from healer.incidents.impact import urgency_of
 from healer.incidents.lifecycle import CLEAR_FOR
 from healer.model import (
@@ -71,7 +72,7 @@ from healer.model import (
 from healer.model.slurm import is_ours
 from healer.playbooks.advance import GOES_ON, Do
 from healer.ports.clock import Clock
-from healer.ports.scheduling import Scheduler, SchedulerError
+from healer.ports.scheduling import SchedulerError, SlurmReads
 from healer.ports.transactions import AlreadyRequeued, GateTx, HookBook, HookStanding, RunClaim
 
 #: A step that a guard holds asks again after this long; one that waits for a job or the senses after that.
@@ -187,7 +188,9 @@ class StepPermission:
         """
         step, incident = self.intent.step, ctx.incident
         moment = moment_of(playbook, step, self.entries) if self.verb is Verb.requeue else None
-        if moment is None or (incident is not None and (incident.unusable or has_ended_work(incident))):
+        if moment is None or (
+            incident is not None and (is_proven_unusable(incident) or is_proven_fatal(incident))
+        ):
             return None
         waited_for, lasts = moment
         far = far_from_checkpoint(ctx, lasts)
@@ -200,7 +203,7 @@ class StepPermission:
             )
         return far
 
-    def no_drain(self, scheduler: Scheduler) -> None:
+    def no_drain(self, scheduler: SlurmReads) -> None:
         """After a drain that failed for good: releases the slot. Slurm is read before the gate is locked."""
         try:
             shown = scheduler.node(self.run.node or "")

@@ -4,19 +4,22 @@ from collections.abc import Callable
 from datetime import datetime
 from hashlib import sha256
 
-from healer.actions.drain import our_notes
 from healer.decisions.book_mismatch import find_mismatches
 from healer.decisions.guards import pause, stale
 from healer.engine.command import Commands
-from healer.model import AnswerKind, AuditRecord, GateFacts, Proposal, Ruleset, Verb, audit_record
+from healer.model import AnswerKind, AuditRecord, GateFacts, Proposal, Ruleset, RunState, Verb, audit_record
 from healer.model.node import Drift, Reconciled, Repair
 from healer.ports.clock import Clock
 from healer.ports.commanding import CommandTx, RunRequest
-from healer.ports.request_errors import Conflict, GuardRefused, NotFound
-from healer.ports.scheduling import Scheduler, SchedulerError
+from healer.ports.request_errors import Conflict, GuardRefused, Invalid, NotFound
 
-#: These are runs of playbooks: the gate judges them, and a worker does them.
-_PLAYBOOKS = {Repair.validate: "validate", Repair.release: "release"}
+#: What changes Slurm is a run of a playbook: the gate judges it, and a worker does it.
+_PLAYBOOKS = {
+    Repair.validate: "validate",
+    Repair.release: "release",
+    Repair.end_reservation: "tidy",
+    Repair.clear_note: "tidy",
+}
 
 
 class Reconciler:
@@ -42,10 +45,10 @@ class Reconciler:
             if drift.repair is Repair.cancel_run:
                 self._commands.cancel(drift.name, by=by, reason=reason, request=name)
                 return Reconciled(drift=drift, done=True, text=f"run {drift.name} is cancelled")
-            return self._do_now(drift, by, reason)
+            return self._free_slot(drift, by, reason)
         except GuardRefused as error:
             return Reconciled(drift=drift, done=False, text=f"{error.answer.guard}: {error}")
-        except (Conflict, NotFound, SchedulerError) as error:
+        except (Conflict, Invalid, NotFound) as error:
             return Reconciled(drift=drift, done=False, text=str(error))
 
     def _start(self, drift: Drift, by: str, reason: str, name: str) -> Reconciled:
@@ -62,10 +65,13 @@ class Reconciler:
                 job=drift.name if on_job else None,
             )
         )
-        return Reconciled(drift=drift, done=True, text=f"run {run.id} of {playbook}: {run.state}", run=run.id)
+        held = run.state is RunState.held
+        why = f": {run.question}" if held else ""
+        text = f"run {run.id} of {playbook}: {run.state}{why}"
+        return Reconciled(drift=drift, done=not held, text=text, run=run.id)
 
-    def _do_now(self, drift: Drift, by: str, reason: str) -> Reconciled:
-        """What takes nothing from anybody: at once, where the gate's lock shows that it still is so."""
+    def _free_slot(self, drift: Drift, by: str, reason: str) -> Reconciled:
+        """It is in healer's book alone: at once, where the gate's lock shows that it still is so."""
         now, site = self._clock.now(), self._commands.site(drift.cluster)
         with site.ledger.command() as tx:
             facts = tx.lock_gate()
@@ -76,15 +82,9 @@ class Reconciler:
                 answer = guard(asked, facts, self._rules(), now)
                 if answer.kind is not AnswerKind.allow:
                     return Reconciled(drift=drift, done=False, text=f"{answer.guard}: {answer.why}")
-            if drift.repair is Repair.free_slot:
-                tx.release_slot(drift.node or "", at=now, why=f"{by}: {reason}")
-                tx.audit(_record(drift, now, by, reason))
-                return Reconciled(drift=drift, done=True, text=drift.would)
-        # Not under the lock: a slow Slurm would hold up every drain.
-        error = _repair_in_slurm(site.scheduler, drift)
-        with site.ledger.command() as tx:
-            tx.audit(_record(drift, self._clock.now(), by, reason, error))
-        return Reconciled(drift=drift, done=error is None, text=error or drift.would)
+            tx.release_slot(drift.node or "", at=now, why=f"{by}: {reason}")
+            tx.audit(_record(drift, now, by, reason))
+            return Reconciled(drift=drift, done=True, text=drift.would)
 
 
 def _differences(tx: CommandTx, facts: GateFacts, now: datetime) -> list[Drift]:
@@ -92,35 +92,6 @@ def _differences(tx: CommandTx, facts: GateFacts, now: datetime) -> list[Drift]:
     return find_mismatches(facts, tx.active_runs(), open_incidents, now)
 
 
-def _repair_in_slurm(scheduler: Scheduler, drift: Drift) -> str | None:
-    """Does it, and reads it back whatever the call said; why it is not so, or None."""
-    problem = ""
-    try:
-        if drift.repair is Repair.end_reservation:
-            scheduler.unreserve(drift.name)
-        else:
-            node = scheduler.node(drift.node or "")
-            if ours := our_notes(node):
-                scheduler.annotate(node.name, **dict.fromkeys(ours, ""))
-    except SchedulerError as error:
-        problem = f": {error}"
-    try:
-        remains = _is_in_slurm(scheduler, drift)
-    except SchedulerError as error:
-        return f"whether it was done is not known: {error}"
-    return f"it stands in Slurm all the same{problem}" if remains else None
-
-
-def _is_in_slurm(scheduler: Scheduler, drift: Drift) -> bool:
-    if drift.repair is Repair.end_reservation:
-        return drift.name in scheduler.snapshot().reservations
-    return bool(our_notes(scheduler.node(drift.node or "")))
-
-
-def _record(drift: Drift, at: datetime, by: str, reason: str, error: str | None = None) -> AuditRecord:
+def _record(drift: Drift, at: datetime, by: str, reason: str) -> AuditRecord:
     data = {"reason": reason, "what": drift.what, "name": drift.name}
-    if error is not None:
-        data |= {"repair": str(drift.repair), "text": error}
-    verb = f"reconcile.{drift.repair if error is None else 'failed'}"
-    subject = f"node/{drift.node}" if drift.node else f"reservation/{drift.name}"
-    return audit_record(drift.cluster, at, by, verb, subject, **data)
+    return audit_record(drift.cluster, at, by, f"reconcile.{drift.repair}", f"node/{drift.node}", **data)

@@ -11,8 +11,9 @@ from healer.incidents.incident_verdict import newest_verdict
 from healer.incidents.node_history import similar_to
 from healer.incidents.part_history import describe_fault
 from healer.model import AuditRecord, HitBasis, IncidentVerdict, JobHit, Ruleset, Similar
+from healer.observations.seal_state import seal_problems
 from healer.observations.slurm_poll import troubles
-from healer.ports.answers import CheckpointSeen, IncidentRows, JobRows, Pulse, Readiness, Requeue
+from healer.ports.answers import SEAL, CheckpointSeen, IncidentRows, JobRows, Pulse, Readiness, Requeue
 from healer.ports.queries import AuditQuery, Queries
 from healer.ports.request_errors import Unavailable
 
@@ -155,4 +156,8 @@ def _checks_of(pulse: Pulse, now: datetime, stale_s: float) -> dict[str, dict[st
             {"what": trouble.trouble, "since": trouble.since, "text": trouble.text} for trouble in found
         ]
     text = "runs" if pulse.detector else "no detector holds the lock"
-    return {"slurm": slurm, "detector": {"ok": pulse.detector, "text": text}}
+    seal = {"ok": True, "text": "the audit is sealed and witnessed"}
+    if problems := seal_problems(pulse.seal, now):
+        # A witness that is away stops nothing: it gets all later.
+        seal = {"ok": SEAL not in problems, "text": " ".join(problems.values())}
+    return {"slurm": slurm, "detector": {"ok": pulse.detector, "text": text}, "seal": seal}

@@ -33,6 +33,7 @@ _PAST = {
     Verb.requeue: "job.requeued",
     Verb.revive: "job.revived",
     Verb.release: "job.released",
+    Verb.tidy: "node.tidied",
     Verb.restart_service: "service.restarted",
     Verb.diagnose: "node.diagnosed",
     Verb.undrain: "node.undrained",

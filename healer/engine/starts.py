@@ -26,6 +26,7 @@ from healer.decisions import (
 )
 from healer.decisions.sweeps import tests_since, with_sweep
 from healer.engine.runlog import run_changed
+from healer.incidents.certainty import is_proven_unusable
 from healer.model import (
     REMOVING_VERBS,
     AuditRecord,
@@ -49,7 +50,7 @@ from healer.ports.answers import RestartOffer
 from healer.ports.clock import Clock
 from healer.ports.commanding import ALONE, CommandTx, RunRequest
 from healer.ports.request_errors import Conflict, Invalid, NotFound
-from healer.ports.scheduling import Scheduler, SchedulerError
+from healer.ports.scheduling import SchedulerError, SlurmReads
 
 
 class StartRequest(NamedTuple):
@@ -227,7 +228,7 @@ def first_slot(run: Run, playbook: Playbook, incident: Incident | None) -> Slot 
         incident=run.incident,
         run=run.id,
         granted_at=run.created_at,
-        unusable=incident.unusable if incident else False,
+        unusable=incident is not None and is_proven_unusable(incident),
     )
 
 
@@ -271,7 +272,7 @@ def _inputs(playbook: Playbook, request: RunRequest) -> dict[str, Any]:
 
 
 def agreed_restarts(
-    scheduler: Scheduler, playbook: Playbook, node: str | None, named: Sequence[str]
+    scheduler: SlurmReads, playbook: Playbook, node: str | None, named: Sequence[str]
 ) -> dict[str, int]:
     """The named jobs -> their restart counts. `4711:0` is job 4711 before its first restart: Conflict once it
     has been restarted. Raises Invalid."""
@@ -295,7 +296,7 @@ def agreed_restarts(
 
 
 def offered_restarts(
-    scheduler: Scheduler, run: Run, playbook: Playbook, judged: Callable[[Run, str], JudgeResult]
+    scheduler: SlurmReads, run: Run, playbook: Playbook, judged: Callable[[Run, str], JudgeResult]
 ) -> list[RestartOffer]:
     """Each job on the run's node, with the guards' answer to its restart if `run.by` consents. `judged`:
     gives the answer for a run with that consent."""
@@ -318,7 +319,7 @@ def offered_restarts(
     return offers
 
 
-def read_job(scheduler: Scheduler, name: str) -> SlurmJob | None:
+def read_job(scheduler: SlurmReads, name: str) -> SlurmJob | None:
     """The job, a heterogeneous one as its leader; None if Slurm does not know it. Raises Conflict."""
     try:
         return whole_job(scheduler, name)
@@ -326,7 +327,7 @@ def read_job(scheduler: Scheduler, name: str) -> SlurmJob | None:
         raise Conflict(f"Slurm: {error}") from error
 
 
-def _jobs_on(scheduler: Scheduler, node: str) -> list[SlurmJob]:
+def _jobs_on(scheduler: SlurmReads, node: str) -> list[SlurmJob]:
     """Running jobs on the node, a heterogeneous one as its leader. Raises Conflict."""
     try:
         running = [job for job in scheduler.jobs_on(node) if "COMPLETING" not in job.flags]

@@ -22,6 +22,7 @@ from healer.decisions import (
 from healer.decisions.book_mismatch import find_vetoes, idle_slots, slots_of_gone_nodes
 from healer.decisions.sweeps import is_scheduled, sweep_runs, tests_since, with_sweep
 from healer.incidents import Book
+from healer.incidents.certainty import is_proven_unusable
 from healer.incidents.impact import hit_at_the_time, hit_since_listed
 from healer.model import (
     ENDED_RUN_STATES,
@@ -205,31 +206,34 @@ def begin_requeues(walk: Walk) -> list[str]:
     for name, newly_unusable in walk.work.wider.items():
         incident = walk.work.by_id[name]
         run = walk.runs.get(incident.run or "")
-        if run is None or run.shadow or not _requeues(walk, run) or not incident.is_open:
-            continue
-        jobs = hit_since_listed(incident, walk.gate.snapshot, newly_unusable=newly_unusable)
-        begun += _begin(walk, [_requeue(incident, run, job, walk.now) for job in jobs])
-        hit = tuple(sorted({*incident.jobs_hit, *(job.leader for job in jobs)}))
-        walk.work.put(msgspec.structs.replace(incident, jobs_hit=hit))
+        if run is not None and not run.shadow and _requeues(walk, run) and incident.is_open:
+            jobs = hit_since_listed(incident, walk.gate.snapshot, newly_unusable=newly_unusable)
+            begun += _begin_requeues_of(walk, incident, run, jobs)
     return begun
 
 
 def begin_restarts(walk: Walk) -> list[str]:
-    """Requeues jobs that lost data to a fault whose repair may wait, once each and in parallel to the plan.
-    Returns the ids of the runs."""
+    """Requeues jobs that lost data to a fault whose repair may wait, once each and in parallel to the plan;
+    also a job that Slurm shows only after the fault. Returns the ids of the runs."""
     begun: list[str] = []
-    for name in list(walk.work.changed):
-        incident = walk.work.by_id[name]
-        waits = incident.is_open and incident.run is not None and not incident.jobs_hit_final
-        if not waits or Remedy.requeue_job not in incident.remedy:
-            continue
-        plan = walk.tx.run(incident.run or "")
-        if plan is None or plan.shadow or plan.state in ENDED_RUN_STATES:
+    for incident in walk.open_incidents():
+        if Remedy.requeue_job not in incident.remedy or incident.run is None or incident.jobs_hit_final:
             continue
         moment_of = walk.picture.node(incident.root.node or "").moment
         jobs = hit_at_the_time(incident, walk.gate.snapshot, moment_of)
-        begun += _begin(walk, [_requeue(incident, plan, job, walk.now) for job in jobs])
+        if incident.id not in walk.work.changed and all(job.leader in incident.jobs_hit for job in jobs):
+            continue
+        plan = walk.tx.run(incident.run)
+        if plan is not None and not plan.shadow and plan.state not in ENDED_RUN_STATES:
+            begun += _begin_requeues_of(walk, incident, plan, jobs)
     return begun
+
+
+def _begin_requeues_of(walk: Walk, incident: Incident, run: Run, jobs: Sequence[SlurmJob]) -> list[str]:
+    hit = tuple(sorted({*incident.jobs_hit, *(job.leader for job in jobs)}))
+    if hit != incident.jobs_hit:
+        walk.work.put(msgspec.structs.replace(incident, jobs_hit=hit))
+    return _begin(walk, [_requeue(incident, run, job, walk.now) for job in jobs])
 
 
 def _requeues(walk: Walk, run: Run) -> bool:
@@ -240,7 +244,7 @@ def _requeues(walk: Walk, run: Run) -> bool:
 def _requeue(incident: Incident, run: Run, job: SlurmJob, now: datetime) -> Run:
     """A run that requeues the job, in parallel to the incident's own; a repeat has the same id."""
     return Run(
-        id=run_id(f"{incident.id}|requeue|{job.leader}|{job.restarts}|{incident.unusable}"),
+        id=run_id(f"{incident.id}|requeue|{job.leader}|{job.restarts}|{is_proven_unusable(incident)}"),
         cluster=incident.cluster,
         playbook="requeue",
         state=RunState.running,

@@ -11,6 +11,9 @@
 # nodes have this. What it names stays on the node for good: a Prolog that is missing drains it, and these do
 # nothing without healer-hook.
 #
+# A node that has /etc/healer/package.pub installs only what that key has signed. That guards against a package of
+# somebody else; one that was changed would leave the check out: check FILE.sig before it runs (docs/install.md).
+#
 # All of it is functions up to the last line: half a script does nothing.
 set -eu
 umask 022
@@ -79,6 +82,17 @@ kept() { # PATH: what slurm.conf may still name
     [ ! -e "$ROOT$1" ] || echo "kept $ROOT$1: slurm.conf may name it, and without healer-hook it does nothing"
 }
 
+proven() { # the key that an earlier package brought has signed this file up to its last line
+    key=$ROOT$CONF/package.pub
+    [ -e "$key" ] || return 0
+    [ -f "$0" ] || fail "$key is there, so only what it has signed is installed: run this as a file"
+    command -v openssl >/dev/null || fail "openssl is missing: the signature cannot be checked by $key"
+    sed '$d' "$0" >"$WORK/signed"
+    sed -n '$s/^# signature: //p' "$0" | openssl base64 -d -A >"$WORK/signature"
+    openssl dgst -sha256 -verify "$key" -signature "$WORK/signature" "$WORK/signed" >/dev/null 2>&1 ||
+        fail "$key has not signed this package: nothing was done"
+}
+
 systemd() { # whether this machine's own systemd runs, and is meant
     [ -z "$ROOT" ] && [ -z "$DRY" ] && [ -d /run/systemd/system ]
 }
@@ -117,7 +131,7 @@ uninstall_all() {
     gone "$LINK" "$UNIT" "$LIB/healer-follow" "$LIB/healer-hook" "$LIB/healer-node"
     called
     if [ -n "$PURGE" ]; then
-        gone "$CONF/hook.conf" "$CONF/ca.pem" "$CONF/token" /var/spool/healer
+        gone "$CONF/hook.conf" "$CONF/ca.pem" "$CONF/requests.pub" "$CONF/package.pub" "$CONF/token" /var/spool/healer
         [ -n "$DRY" ] || rmdir "$ROOT$CONF" 2>/dev/null || true
     fi
     if systemd; then
@@ -146,7 +160,10 @@ main() {
     WORK=$(mktemp -d)
     trap 'rm -rf "$WORK"' EXIT
     case $verb in
-    install) install_all ;;
+    install)
+        proven
+        install_all
+        ;;
     uninstall) uninstall_all ;;
     *) fail "install or uninstall?" ;;
     esac

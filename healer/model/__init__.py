@@ -30,7 +30,7 @@ from healer.model.detection import (
     ForecastRule,
     ForecastScore,
     GpuModel,
-    LinkDown,
+    NodeReport,
     Observation,
     ObservationKind,
     Trend,

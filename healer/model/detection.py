@@ -279,6 +279,11 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     job: str | None = None
     #: A fatal fault that was reported, not measured: it has ended the work on its GPU.
     fatal: bool = False
+    #: It says that its component surely cannot work.
+    unusable: bool = False
+    #: The token that relayed it, where it is not the node's own word; such text is believed only once a
+    #: second sense agrees (`healer.incidents.certainty`).
+    relayed_by: str = ""
 
 
 # Wide: all that any detector may say; each says a few of the fields that have a default.
@@ -346,11 +351,15 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
         return self.title or self.text
 
 
-class LinkDown(msgspec.Struct, frozen=True, kw_only=True):
-    """A link of a node went down: when healer heard of it, and what said so."""
+class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
+    """A node's own report of what may stop a job on it: a lost link, file system, disk or memory. `at`: when
+    healer heard of it. `evidence`: the kernel's line; None: measured, as a port's state is."""
 
     at: datetime
     text: str
+    fault: str = ""
+    evidence: Evidence | None = None
+    remedy: Remedy | None = None
 
 
 class Detections(msgspec.Struct, frozen=True, kw_only=True):
@@ -405,5 +414,7 @@ class Observation(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True)
     data: dict[str, Any] = {}
     #: The kernel's sequence number of the line, where its sender knows it.
     seq: int | None = None
+    #: The token that relayed it, where that is not the node's own word (`healer.api.attribution`).
+    relayed_by: str = ""
     #: Row in the inbox; None where there is no inbox (replay, simulation).
     inbox_id: int | None = None

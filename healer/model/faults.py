@@ -25,6 +25,8 @@ FORECAST_FAULT = "forecast-"
 LEMON = "lemon"
 #: A job that is slow as a whole, and one that makes no step at all: reported on the job, not on a node.
 JOB_SLOW, HANG = "job-slow", "hang"
+#: A node's own fault with which its job stopped: the kernel and the job's ranks agree.
+STOPPED_JOB = "node-stopped-job"
 #: Another boot of a node under a job that ran there.
 REBOOTED = "rebooted-under-job"
 #: Of `rules/kernel_lines.yaml`: a client's word that a file server is away, and that it is back.
@@ -71,6 +73,7 @@ class Trait(StrEnum):
     breaks_links = "breaks_links"  # NVLinks elsewhere lose packets when it is fatal
     loses_packets = "loses_packets"  # such a loss
     link_down = "link_down"  # its line says that a link of the node is gone, or may be
+    may_stop_work = "may_stop_work"  # a program on the node may stop for it, or go on for hours
     contained = "contained"  # ends the program that it hit, which Slurm learns later, or never
     waits_for_files = "waits_for_files"  # a process waits in the kernel, maybe for a file server
     # How it relates to incidents.
@@ -106,12 +109,13 @@ _ROWS: tuple[tuple[str, set[Trait]], ...] = (
     ("nic-link-down bond-port-down nic-unplugged nic-lost pcie-link-down nvlink-peer-missing", {T.link_down}),
     ("fs-* disk-* host-root-* host-tmp-* host-inodes-* host-disk-* host-raid-*", {T.disk}),
     ("task-hung host-blocked", {T.waits_for_files}),
+    ("fs-read-only disk-lost host-memory-uncorrected kernel-oops", {T.may_stop_work}),
     # --- silence and drains
     (f"{NODE_SILENT} {SENDER_SILENT} {FLEET_SILENT}", {T.by_code}),
     (" ".join(sorted(PLACES_SILENT)), {T.by_code}),
     ("person-drain foreign-drain:*", {T.by_code, T.drain}),
     ("slurm-drain:*", {T.by_code, T.drain, T.slurm_drain}),
-    (f"{HEALER_DRAIN} {REBOOTED}", {T.by_code}),
+    (f"{HEALER_DRAIN} {REBOOTED} {STOPPED_JOB}", {T.by_code}),
     # --- samples, steps and results
     ("straggler job-creep job-memory-leak slower-than-elsewhere result-differs", {T.by_code, T.sampled}),
     (f"{JOB_SLOW} {HANG} slowness-shared loss-nan loss-spike", {T.by_code, T.sampled, T.of_job}),

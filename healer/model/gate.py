@@ -314,6 +314,10 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     empties: bool = False
     #: It was let go before, and only what is left of it is asked for.
     granted: bool = False
+    #: Why its evidence is not believed by itself; then it needs a person's approval.
+    doubt: str = ""
+    #: Only a relay's text says so: no job that may still make steps is restarted for it.
+    one_word: bool = False
     #: Whom it goes before, and whom after; None where no incident asks.
     urgency: Urgency | None = None
 

@@ -185,6 +185,9 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     seen_again: datetime | None = None
     #: What was considered and ruled out: once each, the first 20.
     set_aside: tuple[RuledOut, ...] = ()
+    #: Why its evidence is not believed by itself (law 2): its sender is suspect. Nothing is done then unless
+    #: a person approves.
+    doubt: str = ""
     #: The person who cancelled or rejected healer's run: nothing more is started before a reopen.
     stopped_by: str | None = None
 

@@ -302,7 +302,7 @@ class DriftKind(StrEnum):
 
 
 class Repair(StrEnum):
-    """How a drift is repaired. The first two are runs: gate and tests decide as for anybody's."""
+    """How a drift is repaired. What changes Slurm is a run: the gate judges it, and a worker does it."""
 
     validate = "validate"
     release = "release"

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache
 from typing import Generic, TypeVar
@@ -136,6 +136,8 @@ def _program(reason: str) -> str | None:
     return next((name for name, pattern in _PROGRAMS if pattern.match(reason)), None)
 
 
+#: Smallest change of a node's boot time that is a boot: it moves by a second when slurmd registers again.
+BOOT_MOVES = timedelta(seconds=5)
 #: Every state and flag of a node that a release up to 26.05 is known to print (d.2 of the facts). A node
 #: with another one is shown as it is, and is never resumed by healer itself.
 KNOWN_NODE_WORDS = frozenset(

@@ -293,14 +293,13 @@ class FeatureShare(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScorerResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One scorer's score. `threshold` comes from nodes held out of training, `middle` is the class's median
-    now. `decides`: this score raises `unusual-node`."""
+    """A scorer's score. `threshold` comes from nodes held out of training, `middle` is the class's median
+    now. Above its threshold for long enough raises `unusual-node`."""
 
     way: str
     score: float
     threshold: float
     middle: float
-    decides: bool = False
     parts: tuple[FeatureShare, ...] = ()
 
 

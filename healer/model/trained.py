@@ -10,9 +10,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-#: Scorers of a model. The threshold of the distance raises `unusual-node`; the forest is shown in addition.
-DISTANCE, FOREST = "distance", "forest"
-DECIDES = DISTANCE
+#: The name of a model's scorer.
+FOREST = "forest"
 #: Who puts models in force by the schedule.
 HEALER = "healer"
 
@@ -38,19 +37,12 @@ class Params(msgspec.Struct, frozen=True, kw_only=True):
     nodes held out (one in `held_out`): their quantile, and `margin` of its distance to the middle on top. A
     node's scores of one day resemble each other, so a thousand nodes pass the bare quantile every hour."""
 
-    n_estimators: int = 100
-    max_samples: int = 256
+    n_estimators: int = 50
+    max_samples: int = 2048
     seed: int = 0
     quantile: float = 0.999
-    margin: float = 0.25
+    margin: float = 0.1
     held_out: int = 3
-
-
-class Limit(msgspec.Struct, frozen=True):
-    """Where a scorer's scores lie: the threshold, and the score by quantile."""
-
-    threshold: float
-    quantiles: dict[str, float]
 
 
 # Wide: stored as one value: what it was made from, how it was fitted, and the limits that came of it.
@@ -58,8 +50,7 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     """One model of one class. `id` is the SHA-256 over data, features and parameters.
 
     `rows` samples were used, of `attested` healthy ones among `seen`. The first `fitted` of the data are what
-    scorers are fitted to; the rest gave `threshold` and `quantiles`, and those of scorers that do not decide
-    (`other_limits`; models of older versions name some that are gone).
+    the scorer is fitted to; the rest gave `threshold` and `quantiles` (score by quantile).
     """
 
     id: str
@@ -79,10 +70,6 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     attested: int
     seen: int
     nodes: int
-    other_limits: dict[str, Limit] = msgspec.field(default_factory=dict, name="beside")
-
-    def limit(self, scorer: str) -> Limit:
-        return Limit(self.threshold, self.quantiles) if scorer == DECIDES else self.other_limits[scorer]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

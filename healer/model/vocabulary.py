@@ -128,6 +128,7 @@ class Verb(StrEnum):
     revive = "revive"
     cancel = "cancel"
     release = "release"
+    tidy = "tidy"
     exclude = "exclude"
     reserve = "reserve"
     reset_gpu = "reset_gpu"

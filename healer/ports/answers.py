@@ -106,15 +106,28 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[ModelSeen, ...] = ()
 
 
+#: The problem that nothing seals the audit; any other is named after its witness.
+SEAL = "seal"
+
+
+class SealState(msgspec.Struct, frozen=True, kw_only=True):
+    """`since`: the time of the oldest record that waits for the sealer; None: none waits. `witnesses`: by
+    name, when each had all checkpoints."""
+
+    since: datetime | None = None
+    witnesses: dict[str, datetime] = {}
+
+
 class Pulse(msgspec.Struct, frozen=True, kw_only=True):
     """Liveness of one cluster: when Slurm's snapshot was taken (None: never yet) and the poller's last error,
-    the state of slurmctld, and whether a detector holds the lock."""
+    the state of slurmctld, whether a detector holds the lock, and how far the audit is sealed."""
 
     cluster: str
     taken_at: datetime | None = None
     error: str = ""
     controller: Controller | None = None
     detector: bool = False
+    seal: SealState = SealState()
 
 
 class SelfHealth(msgspec.Struct, frozen=True, kw_only=True):

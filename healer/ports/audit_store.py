@@ -1,7 +1,8 @@
 """Where the chain of the audit is kept: for its one sealer, and for those who read it back."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from datetime import datetime
 from typing import NamedTuple, Protocol
 
 from healer.model import AuditRecord, Checkpoint
@@ -58,6 +59,14 @@ class ChainSnapshot(Protocol):
     def checkpoints(self) -> list[Checkpoint]: ...
     def unsealed(self) -> int: ...
 
+    def unsealed_since(self) -> datetime | None:
+        """The time of the oldest record that waits for the sealer."""
+        ...
+
+    def unsigned_since(self) -> Mapping[str, datetime]:
+        """By cluster: the time of its oldest sealed record that no checkpoint covers."""
+        ...
+
     def never_sealed(self) -> list[AuditRecord]:
         """Records that neither have a link nor wait for one."""
         ...
@@ -77,3 +86,35 @@ class CheckpointFile(Protocol):
     def append(self, lines: Iterable[bytes]) -> None:
         """Returns when they are on the disk."""
         ...
+
+
+# --- witnesses
+
+
+class WitnessAway(Exception):
+    """The witness did not take it, or cannot be read; the text says why, without secrets."""
+
+
+class Witness(Protocol):
+    """A place of others that keeps the checkpoints. `name` is shown to people."""
+
+    name: str
+
+    def send(self, lines: Sequence[bytes]) -> None:
+        """Returns when the witness has these lines. WitnessAway: it may have none, some or all of them."""
+        ...
+
+
+class Tail(Protocol):
+    """A file that only grows."""
+
+    def after(self, at: int, most: int) -> tuple[list[bytes], int]:
+        """Whole lines from byte `at` on, `most` at most, and where they end."""
+        ...
+
+
+class Position(Protocol):
+    """How far one witness was served, kept over restarts."""
+
+    def read(self) -> int: ...
+    def write(self, at: int) -> None: ...

@@ -21,6 +21,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     cluster: str | None = None
     #: How many times the usual quota of signals it may send: `healer.api.quotas`.
     quota: float = 1.0
+    #: `kernel`: a relay whose kernel lines the site takes as the nodes' own word; empty: none.
+    vouches: str = ""
     #: Set for a console session: unsafe methods must bring it as X-Healer-CSRF.
     csrf: str | None = None
     #: What quotas and shares are counted by: the token; for a job, which may have many tokens, the job.
@@ -33,7 +35,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewToken(msgspec.Struct, frozen=True, kw_only=True):
-    """A token to make. `quota`: how many times the usual quota of signals it may send."""
+    """A token to make. `quota`: how many times the usual quota of signals it may send. `vouches`: see
+    `Caller`."""
 
     role: Role
     name: str = ""
@@ -43,6 +46,7 @@ class NewToken(msgspec.Struct, frozen=True, kw_only=True):
     expires_at: datetime | None = None
     once: bool = False
     quota: float = 1.0
+    vouches: str = ""
 
 
 class Credential(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,10 +93,13 @@ class Tokens(Protocol):
 
     def sign_out(self, session: bytes, now: datetime) -> None: ...
 
-    def enroll(self, cluster: str, node: str, *, nonce: str, by: str, now: datetime) -> Enrolled:
+    def enroll(
+        self, cluster: str, node: str, *, nonce: str, by: str, now: datetime, proven: bool = False
+    ) -> Enrolled:
         """A token for signals of this node only; it uses up `nonce` for ever.
-        Those it got before end after a grace. Raises Conflict when the nonce is spent, Forbidden when the
-        node's newest token was revoked (a person's word), TooMany.
+        Those it got before end after a grace. They end at once, and the audit says so, if the node enrolled
+        before and not `proven`: who asks did not show a token of the node that is in force. Raises Conflict
+        when the nonce is spent, Forbidden when a person revoked the node's newest token, TooMany.
         """
         ...
 

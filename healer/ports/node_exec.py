@@ -37,6 +37,10 @@ class NodeExec(Protocol):
 
     name: str
 
+    def of_run(self, run: str) -> "NodeExec":
+        """The same in the name of this run: nodes change nothing for others, and write the run down."""
+        ...
+
     def restart_service(self, node: str, service: str) -> None: ...
     def service_active(self, node: str, service: str) -> bool: ...
 

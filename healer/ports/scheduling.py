@@ -58,15 +58,12 @@ class NotAvailable(SchedulerError):
 Nodes = str | Sequence[str]
 
 
-# Wide: one method for each question and change that healer has for Slurm; four adapters implement all of
-# them.
-class Scheduler(Protocol):
-    """Slurm. Every call is bounded in time; nothing is done twice by the adapter itself.
+class SlurmReads(Protocol):
+    """Slurm, as every part but the worker has it: nothing here changes anything.
 
-    Writes return when Slurm has answered; that is never proof: callers read back. Names are checked before
-    they reach Slurm: host lists, ALL, options and the like are an UnknownNode (or SchedulerRefused with 2017
-    for a job), and nothing is sent. Texts are one printable line; anything else, and an empty reason, is a
-    ValueError. Everything may raise SchedulerUnavailable, SchedulerRefused and NotAvailable.
+    Every call is bounded in time. Names are checked before they reach Slurm: host lists, ALL, options and the
+    like are an UnknownNode (or SchedulerRefused with 2017 for a job), and nothing is sent. Everything may
+    raise SchedulerUnavailable, SchedulerRefused and NotAvailable.
     """
 
     name: str
@@ -76,12 +73,11 @@ class Scheduler(Protocol):
         ...
 
     def unavailable(self) -> Mapping[SlurmCall, str]:
-        """What this adapter cannot do with this Slurm, and why, in words that name release and way out."""
+        """What the adapter of this name cannot do with this Slurm, its changes included, and why, in words
+        that name release and way out."""
         ...
 
     def cluster_name(self) -> str: ...
-
-    # --- reading
 
     def snapshot(self) -> SlurmSnapshot:
         """All nodes, reservations and jobs that slurmctld still knows. One call each whatever the size."""
@@ -110,6 +106,15 @@ class Scheduler(Protocol):
     def topology(self) -> Mapping[str, tuple[str, ...]]:
         """Node -> its switches, leaf first; empty where Slurm knows no tree."""
         ...
+
+
+# Wide: one method for each change that healer makes in Slurm; four adapters implement all of them.
+class Scheduler(SlurmReads, Protocol):
+    """Slurm with the calls that change it: the worker alone has one.
+
+    Nothing is done twice by the adapter itself. Changes return when Slurm has answered; that is never proof:
+    callers read back. Texts are one printable line; anything else, and an empty reason, is a ValueError.
+    """
 
     # --- nodes
 

@@ -25,8 +25,9 @@ from healer.signals.wire import ENTRIES_MAX, Accepted, HasNode, check_entries, e
 # rsyslog's imuxsock trusts the facility. What counts is where the shipper says it read the line:
 # journald's `_TRANSPORT`, or the name of rsyslog's input.
 
-#: Inputs of rsyslog that read the kernel and nothing else.
-KERNEL_INPUTS = frozenset({"imklog", "imkmsg"})
+#: Inputs of rsyslog that read the kernel record by record. Not imklog: it reads /proc/kmsg, where a line end
+#: within a record, such as one in the name of a file that crashed, begins a line of its own.
+KERNEL_INPUTS = frozenset({"imkmsg"})
 #: The one that reads the journal, which names the transport itself.
 JOURNAL_INPUT = "imjournal"
 #: Names that shippers use for the facility: journald, rsyslog's templates, Vector and the collector.

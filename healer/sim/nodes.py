@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from setproctitle import setproctitle
 
@@ -74,6 +74,9 @@ class SimNodes:
         self._lock = threading.Lock()
 
     # --- ports.NodeExec ---
+
+    def of_run(self, run: str) -> Self:
+        return self
 
     def restart_service(self, node: str, service: str) -> None:
         with self._lock:
@@ -262,6 +265,9 @@ class NodesClient(_Called):
 
     def __init__(self, socket_path: Path | str, timeout_s: float = 10) -> None:
         CallClient.__init__(self, SimNodes, socket_path, timeout_s, _error_of)
+
+    def of_run(self, run: str) -> Self:
+        return self
 
 
 def _error_of(error: Gone | CallFailed) -> Exception:

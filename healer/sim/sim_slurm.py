@@ -21,7 +21,14 @@ from setproctitle import setproctitle
 
 from healer.model import Controller, Reservation, SlurmCall, SlurmJob, SlurmNode, SlurmSnapshot, Submission
 from healer.ports.clock import Clock
-from healer.ports.scheduling import Nodes, SchedulerError, SchedulerRefused, SchedulerUnavailable, UnknownNode
+from healer.ports.scheduling import (
+    Nodes,
+    SchedulerError,
+    SchedulerRefused,
+    SchedulerUnavailable,
+    SlurmReads,
+    UnknownNode,
+)
 from healer.sim.sim_clock import WallClock
 from healer.sim.slurm_nouns import (
     Job,
@@ -42,7 +49,7 @@ from healer.sim.slurm_nouns import (
 from healer.sim.slurm_world import World
 from healer.sim.socket_calls import CallClient, CallFailed, CallServer, Gone
 
-__all__ = ["SimClient", "SimScheduler", "SimServer", "SlurmTimes", "sim_nodes"]
+__all__ = ["SimClient", "SimReads", "SimScheduler", "SimServer", "SlurmTimes", "sim_nodes"]
 
 #: The user as whom healer calls it.
 USER = "root"
@@ -474,11 +481,39 @@ else:
 TEST_S = 10.0
 
 
+def reads_socket(socket_path: Path | str) -> Path:
+    """Where a SimServer of this path answers calls that read, and no other."""
+    path = Path(socket_path)
+    return path.with_name(f"{path.name.removesuffix('.sock')}.reads")
+
+
 class SimServer(CallServer):
-    """Serves a SimScheduler on a unix socket until `stop`."""
+    """Serves a SimScheduler on a unix socket until `stop`, and on another what only reads."""
 
     def __init__(self, scheduler: SimScheduler, socket_path: Path | str) -> None:
-        super().__init__(scheduler, socket_path, (SchedulerError,))
+        errors = (SchedulerError,)
+        self._reads = CallServer(scheduler, reads_socket(socket_path), errors, served=SlurmReads, mode=0o660)
+        super().__init__(scheduler, socket_path, errors)
+
+    def start(self) -> None:
+        self._reads.start()
+        super().start()
+
+    def stop(self) -> None:
+        super().stop()
+        self._reads.stop()
+
+
+class SimReads(CallClient):
+    """`ports.SlurmReads` over a SimServer's socket for what only reads."""
+
+    name = "sim"
+
+    def __init__(self, socket_path: Path | str, timeout_s: float = 10) -> None:
+        CallClient.__init__(self, SlurmReads, reads_socket(socket_path), timeout_s, _error_of)
+
+    def unavailable(self) -> Mapping[SlurmCall, str]:
+        return {}
 
 
 class SimClient(_Called):

@@ -13,7 +13,7 @@ import signal
 import socket
 import socketserver
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -57,9 +57,18 @@ def _calls(served: type) -> dict[str, dict[str, Any]]:
 
 
 class CallServer:
-    """Serves the methods of `target` until `stop`. Sends `errors` and errors in arguments to the client."""
+    """Serves the methods of `target` until `stop`, or those of them that the class `served` has. Sends
+    `errors` and errors in arguments to the client."""
 
-    def __init__(self, target: object, socket_path: Path | str, errors: tuple[type[Exception], ...]) -> None:
+    def __init__(
+        self,
+        target: object,
+        socket_path: Path | str,
+        errors: tuple[type[Exception], ...],
+        served: type | None = None,
+        mode: int = 0o600,
+    ) -> None:
+        calls = _calls(served or type(target))
         self.path = Path(socket_path)
         self.path.unlink(missing_ok=True)
 
@@ -68,7 +77,7 @@ class CallServer:
                 # A client may disconnect at any time.
                 with contextlib.suppress(ConnectionError):
                     for line in self.rfile:
-                        self.wfile.write(_answer(target, errors, line) + b"\n")
+                        self.wfile.write(_answer(target, calls, errors, line) + b"\n")
 
         class Server(socketserver.ThreadingUnixStreamServer):
             daemon_threads = True
@@ -79,7 +88,7 @@ class CallServer:
         unnamed = self.path.with_name(f"{self.path.name}.{os.getpid()}")
         unnamed.unlink(missing_ok=True)
         self._server = Server(str(unnamed), Handler)
-        unnamed.chmod(0o600)
+        unnamed.chmod(mode)
         unnamed.rename(self.path)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
 
@@ -187,10 +196,15 @@ class _Connection:
         self._socket.close()
 
 
-def _answer(target: object, errors: tuple[type[Exception], ...], line: bytes) -> bytes:
+def _answer(
+    target: object,
+    calls: Mapping[str, dict[str, Any]],
+    errors: tuple[type[Exception], ...],
+    line: bytes,
+) -> bytes:
     try:
         request = msgspec.json.decode(line, type=_Request)
-        types = _calls(type(target)).get(request.call)
+        types = calls.get(request.call)
         if types is None:
             raise ValueError(f"no call named {request.call}")
         method = getattr(target, request.call)

@@ -31,6 +31,8 @@ from healer.model import (
     Ticket,
     TicketStage,
 )
+from healer.model.shown import one_line, shown
+from healer.ports.answers import SEAL
 from healer.ports.outbound import BACK_OFF, FORGOTTEN, Notice, Raised
 
 #: Lines of a closing notice about what was done, and incidents in one digest.
@@ -197,8 +199,8 @@ def notice_of(
         id=message.id,
         thread=message.incident or message.id,
         cluster=message.cluster,
-        title=" ".join(message.title.split()),
-        lines=tuple(line for line in message.text.split("\n") if line.strip()),
+        title=one_line(message.title),
+        lines=tuple(shown(line) for line in message.text.split("\n") if line.strip()),
         severity=message.severity,
         page=page,
         stage=about.stage,
@@ -206,7 +208,7 @@ def notice_of(
         at=at,
         console=f"{console_url}{path}" if console_url and path else "",
         run=about.run if buttons else "",
-        preview=about.preview,
+        preview=tuple(map(shown, about.preview)),
         approve=f"{console_url}{approve}" if console_url and approve else "",
     )
 
@@ -243,6 +245,20 @@ def notify_message(incident: Incident) -> Message:
     )
 
 
+def sender_page(cluster: str, sender: str, why: str, now: datetime) -> Message:
+    """Once a day for each sender: its claims are held as long as a person leaves them so."""
+    return Message(
+        id=f"sender:{cluster}:{sender}:{now:%Y%m%d}",
+        cluster=cluster,
+        title=f"A relay of {cluster} is suspect: {sender}",
+        text=f"{why}.\nWhat it says is held until a person approves, or a second sense agrees. "
+        "Look at the relay, and revoke its token where it lies: healer token revoke.",
+        severity=Severity.P1,
+        page=True,
+        about=About(alarm=f"sender@{cluster}/{sender}"),
+    )
+
+
 def p0_page(incident: Incident, why: str) -> Message:
     return Message(
         # An incident that is P0 again gets another page, one an hour at most.
@@ -268,6 +284,39 @@ def demotion_message(cluster: str, rule: str, why: str, incident: str, request: 
         severity=Severity.P2,
         page=False,
         about=About(alarm=f"rule:{rule}@{cluster}", rule=rule),
+    )
+
+
+def enrolled_again_page(cluster: str, nodes: Sequence[str], who: Sequence[str], at: datetime) -> Message:
+    """`at`: the beginning of the minutes in which they enrolled."""
+    named = ", ".join(nodes[:DIGEST_MAX])
+    if len(nodes) > DIGEST_MAX:
+        named += f" and {len(nodes) - DIGEST_MAX} more"
+    askers = ", ".join(sorted(set(who))[:DIGEST_MAX])
+    return Message(
+        id=f"enrolled-again:{cluster}:{at:%Y%m%dT%H%M}",
+        cluster=cluster,
+        title=f"Nodes of {cluster} enrolled again without their token: {len(nodes)}",
+        text=f"{named}, by {askers}.\nTheir earlier tokens ended. A node that was installed again does so, "
+        "and so does root on another node that speaks in its name: if nobody installed it, look who asked, "
+        "and revoke its token: healer token revoke.",
+        severity=Severity.P1,
+        page=True,
+        about=About(node=nodes[0] if len(nodes) == 1 else "", alarm=f"enrolled-again@{cluster}"),
+    )
+
+
+def seal_page(cluster: str, problem: str, text: str, now: datetime) -> Message:
+    digest = sha256(problem.encode()).hexdigest()[:12]
+    return Message(
+        id=f"seal:{cluster}:{digest}:{now:%Y%m%d}",  # the same problem pages once a day
+        cluster=cluster,
+        title=f"The audit of {cluster} is not {'sealed' if problem == SEAL else 'witnessed'}",
+        text=f"{text}\nWhat happens now can be changed unseen until this is repaired: see the worker's log, "
+        "and `healer audit verify --against`.",
+        severity=Severity.P1,
+        page=True,
+        about=About(alarm=f"seal:{digest}@{cluster}"),
     )
 
 

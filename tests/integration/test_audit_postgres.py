@@ -12,6 +12,8 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from healer.adapters.postgres.audit_rows import PostgresChain, append, append_many
+from healer.adapters.postgres.engine import make_engine
+from healer.adapters.postgres.roles import AUDITOR
 from healer.adapters.postgres.tables import (
     audit_chain,
     audit_checkpoints,
@@ -226,7 +228,7 @@ def test_the_sealer_rests_outside_any_transaction(fresh_database, tmp_path: Path
 
 
 def test_rights_to_select_and_insert_are_enough(fresh_database, sealed_by_role):
-    fill(sealed_by_role, 3)
+    fill(fresh_database, 3)
     sealer = Sealer(PostgresChain(sealed_by_role), signer())
     assert sealer.seal_once() == 3
     sealer.close()
@@ -237,22 +239,11 @@ def test_rights_to_select_and_insert_are_enough(fresh_database, sealed_by_role):
 
 @pytest.fixture
 def sealed_by_role(fresh_database: sa.Engine) -> Iterator[sa.Engine]:
-    """An engine of a role with the rights that docs/audit.md recommends."""
-    with fresh_database.begin() as conn:
-        conn.execute(sa.text("CREATE ROLE healer_part"))
-        conn.execute(
-            sa.text("GRANT SELECT, INSERT ON audit_records, audit_chain, audit_checkpoints TO healer_part")
-        )
-        conn.execute(sa.text("GRANT SELECT, INSERT, DELETE ON audit_unsealed TO healer_part"))
-        conn.execute(sa.text("GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO healer_part"))
-    engine = sa.create_engine(
-        fresh_database.url, connect_args={"options": "-c role=healer_part"}, poolclass=sa.NullPool
-    )
+    """An engine of the auditor's role."""
+    login = fresh_database.url.set(username="healer_worker").render_as_string(hide_password=False)
+    engine = make_engine(login, acts_as=AUDITOR)
     yield engine
     engine.dispose()
-    with fresh_database.begin() as conn:
-        conn.execute(sa.text("DROP OWNED BY healer_part"))
-        conn.execute(sa.text("DROP ROLE healer_part"))
 
 
 def test_the_command_verifies_and_exports_the_database(sealed, tmp_path: Path):

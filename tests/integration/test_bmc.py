@@ -12,7 +12,7 @@ from healer.adapters.bmc.redfish import Redfish
 from healer.bootstrap import doctor_checks
 from healer.model import ResetKind
 from healer.ports.node_exec import Bmc, BmcError, BmcUnavailable
-from healer.settings import Settings, load
+from healer.settings import ExecutorSettings, load_executor
 from healer.sim.sim_clock import SimClock, WallClock
 from healer.sim.sim_slurm import SimScheduler, SimServer
 from tests.support.redfish import PASSWORD, USER, Bmcs, redfish
@@ -278,7 +278,7 @@ def slurm(tmp_path: Path) -> Iterator[str]:
     server.stop()
 
 
-def configured(bmcs: Bmcs, tmp_path: Path, **more: str) -> Settings:
+def configured(bmcs: Bmcs, tmp_path: Path, **more: str) -> ExecutorSettings:
     password = tmp_path / "password"
     password.write_text(f"{PASSWORD}\n")
     given = {
@@ -290,7 +290,7 @@ def configured(bmcs: Bmcs, tmp_path: Path, **more: str) -> Settings:
         "HEALER_BMC_PASSWORD_FILE": str(password),
         "HEALER_BMC_CA_FILE": str(bmcs.authority),
     }
-    return load({name: value for name, value in (given | more).items() if value})
+    return load_executor({name: value for name, value in (given | more).items() if value})
 
 
 def test_doctor_reads_the_power_of_one_node(bmcs: Bmcs, slurm: str, tmp_path: Path) -> None:

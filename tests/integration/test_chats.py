@@ -143,10 +143,25 @@ def test_hostile_and_long_words_are_cut_and_call_nobody(name: str, chats: Chats)
         text = (told_in.get("markdown") or told_in.get("actionCard"))[
             "content" if name == "wecom" else "text"
         ]
-        assert "\\](http://evil" in text
+        assert "](" not in text.partition("](https://healer")[0]
         assert "<a href" not in text
     if name != "alertmanager":
         assert "…" in everything(chats)
+
+
+def test_slack_makes_no_links_and_mentions_of_a_log(chats: Chats) -> None:
+    channel("slack", chats).send(notice(text="@here look at evil.example\n#general", preview=("@here",)), "")
+    (root,) = chats.slack.values()
+    texts = [block["text"] for block in root["blocks"] if block["type"] == "section"]
+    assert len(texts) == 2
+    assert all(text["verbatim"] is True for text in texts)
+    assert root["parse"] == "none"
+
+
+def test_a_title_calls_nobody_in_wecom(chats: Chats) -> None:
+    WeComBot(chats.wecom, ("13800000000",)).send(notice(title="job <@all> failed"), "")
+    call = chats.taken["wecom"][1]["text"]
+    assert (call["content"], call["mentioned_mobile_list"]) == ("job ‹@all> failed", ["13800000000"])
 
 
 # --- one by one --------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from healer.adapters.postgres.tables import audit_records, forest_models, incide
 from healer.bootstrap.models import ModelKeeper
 from healer.commands.cli import build
 from healer.detection.features import ALL_NAMES
-from healer.detection.scorers import Fitted, side_by_side
+from healer.detection.scorers import Fitted
 from healer.detection.training import train, usable
 from healer.model import Review, Verdict
 from healer.model.trained import FeatureRow, ModelComparison, Params
@@ -131,25 +131,22 @@ def test_a_model_comes_back_with_its_data_and_scores_the_same(
     assert told[0].data["data_hash"] == model.data_hash
 
 
-def test_a_model_of_the_version_before_is_used_as_it_was(
+def test_a_model_of_another_scorer_can_be_read_and_is_not_used(
     fresh_database: sa.Engine, history: list[FeatureRow]
 ) -> None:
-    """It names two scorers that are gone, and a parameter of one of them."""
+    """Its threshold is a distance, and it names a second scorer's."""
     now, store = history[-1].at, PostgresModels(fresh_database, CLUSTER)
     made = train(history, len(history), {}, now)
     store.save(made, by="anna", at=now)
-    doc = msgspec.to_builtins(made.model)
-    doc["params"]["kept"] = 0.9
-    doc["beside"] |= {name: doc["beside"]["forest"] for name in ("robust", "residual")}
+    doc = msgspec.to_builtins(made.model) | {"definition": "of a distance", "threshold": 1.7}
+    doc["beside"] = {"forest": {"threshold": 0.6, "quantiles": {"0.5": 0.4}}}
     with fresh_database.begin() as conn:
         conn.execute(sa.update(forest_models).values(doc=doc))
+    (kept,) = store.in_force()
+    assert kept.model.threshold == 1.7
     keeper = ModelKeeper(fresh_database, CLUSTER)
     keeper._look()
-    (fitted,) = keeper.forest()._models()
-    assert (fitted.model.id, fitted.model.threshold) == (made.model.id, made.model.threshold)
-    assert fitted.score(made.data[:9]).tobytes() == Fitted(made).score(made.data[:9]).tobytes()
-    shown = side_by_side(fitted, history[-1])
-    assert {way.way for one in shown for way in one.ways} == {"distance", "forest"}
+    assert list(keeper.forest()._models()) == []
 
 
 def test_only_the_newest_models_of_a_class_are_kept(

@@ -7,17 +7,18 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from healer import bootstrap
+from healer.adapters.nodes.request_signing import Request, Signer
 from healer.adapters.nodes.ssh import AT_ONCE, Ssh
 from healer.adapters.nodes.verbs import NodeVerbs
-from healer.bootstrap import doctor_checks
+from healer.bootstrap import doctor_checks, executor
 from healer.ports.node_exec import NodeError, NodeUnavailable
-from healer.settings import Settings, SettingsError, load
+from healer.settings import ExecutorSettings, SettingsError, load_executor
 from healer.sim.sim_clock import WallClock
 from healer.sim.sim_slurm import SimScheduler, SimServer
 from tests.support.node_ssh import SshSite, keygen, ssh_site
@@ -189,7 +190,7 @@ def test_the_key_opens_nothing_else(site: SshSite, words: list[str]) -> None:
     node = site.node("gpu0001")
     done = by_hand(site, "gpu0001", words)
     assert done.returncode == 126
-    assert json.loads(done.stdout)["code"] == "refused"
+    assert json.loads(done.stdout)["code"] == ("refused" if words in ([], ["id\nidentify"]) else "not-signed")
     assert [entry["event"] for entry in node.programs.log()] == ["refused"]
     assert node.programs.asked("systemctl") == []
 
@@ -220,7 +221,9 @@ def by_hand(
 
 def test_tests_go_on_when_the_client_is_killed_and_the_second_start_is_the_same(site: SshSite) -> None:
     node, ssh = site.node("gpu0001"), site.ssh()
-    command = ssh.command("gpu0001", ("diagnose-start", "r1:test:0", "2"), 60)
+    about = Request("", "gpu0001", "run-1", until=time.time() + 60, call_id="0123456789abcdef")
+    words = Signer(site.signing_key).signed(about, ("diagnose-start", "r1:test:0", "2"))
+    command = ssh.command("gpu0001", words, 60)
     with subprocess.Popen(command, stdout=subprocess.PIPE) as client:
         wait_until(lambda: node.programs.asked("dcgmi"), 20, what="the tests run")
         client.kill()
@@ -280,7 +283,7 @@ def test_nodes_that_hang_block_nobody(site: SshSite) -> None:
     names = [f"gpu01{number:02}" for number in range(3 * AT_ONCE)]
     hanging = [Silent(site, name) for name in names]
     ssh = Ssh(site.settings(), pause_s=600)
-    nodes = NodeVerbs(ssh)
+    nodes = NodeVerbs(ssh).of_run("run-1")
     told: dict[str, str] = {}
 
     def one(name: str) -> None:
@@ -316,7 +319,7 @@ def test_a_node_is_asked_one_thing_at_a_time(site: SshSite) -> None:
 
 
 def test_a_node_that_hung_is_asked_again_and_is_well(site: SshSite) -> None:
-    node, nodes = site.node("gpu0001"), NodeVerbs(site.ssh())
+    node, nodes = site.node("gpu0001"), NodeVerbs(site.ssh()).of_run("run-1")
     assert node.process is not None
     node.process.send_signal(signal.SIGSTOP)
     try:
@@ -336,8 +339,8 @@ def test_a_node_that_hung_is_asked_again_and_is_well(site: SshSite) -> None:
 # --- as a site sets it up
 
 
-def configured(site: SshSite, tmp_path: Path, **more: str) -> Settings:
-    return load({name: value for name, value in (environ(site, tmp_path) | more).items() if value})
+def configured(site: SshSite, tmp_path: Path, **more: str) -> ExecutorSettings:
+    return load_executor({name: value for name, value in (environ(site, tmp_path) | more).items() if value})
 
 
 def environ(site: SshSite, tmp_path: Path) -> dict[str, str]:
@@ -346,6 +349,7 @@ def environ(site: SshSite, tmp_path: Path) -> dict[str, str]:
         "HEALER_SLURM_ADAPTERS": "sim",
         "HEALER_SIM_SOCKET": str(tmp_path / "slurm.sock"),
         "HEALER_SSH_KEY_FILE": str(site.key),
+        "HEALER_SSH_SIGNING_KEY_FILE": str(site.signing_key),
         "HEALER_SSH_KNOWN_HOSTS": str(site.known_hosts),
         "HEALER_SSH_CONFIG": str(site.config),
         "HEALER_SSH_USER": site.settings().user,
@@ -393,9 +397,9 @@ def test_doctor_says_where_nothing_is_set_up(site: SshSite, tmp_path: Path) -> N
 
 def test_the_level_of_the_tests_is_the_sites(site: SshSite, tmp_path: Path) -> None:
     node = site.node("gpu0001")
-    nodes = bootstrap.node_exec(configured(site, tmp_path, HEALER_SSH_DIAGNOSE_LEVEL="3"))
+    nodes = executor.node_exec(configured(site, tmp_path, HEALER_SSH_DIAGNOSE_LEVEL="3"))
     assert nodes is not None and nodes.name == "ssh"
-    nodes.start_diagnosis("gpu0001", "k")
+    nodes.of_run("run-1").start_diagnosis("gpu0001", "k")
     wait_until(lambda: node.programs.asked("dcgmi") == ["diag -r 3 -j"], 20, what="the tests run")
 
 
@@ -411,4 +415,4 @@ def test_the_level_of_the_tests_is_the_sites(site: SshSite, tmp_path: Path) -> N
 )
 def test_a_wrong_setting_is_told(setting: str, value: str) -> None:
     with pytest.raises(SettingsError, match=f"HEALER_SSH_{setting} must be"):
-        load({f"HEALER_SSH_{setting}": value})
+        load_executor({f"HEALER_SSH_{setting}": value})

@@ -3,6 +3,7 @@ behind a real sshd."""
 
 import gzip
 import hashlib
+import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +16,7 @@ from healer.ports.node_exec import NodeError, NodeExec, NodeUnavailable
 from healer.sim.nodes import FABRIC_MANAGER, NodesClient, NodesServer, SimNodes
 from healer.sim.sim_clock import SimClock
 from tests.support.node_ssh import SshNode, ssh_site
-from tests.support.stand_ins import StandIns
+from tests.support.stand_ins import USER, StandIns
 
 NODE = "gpu0007"
 TAKES_S = 10.0
@@ -239,6 +240,7 @@ def hangs(bench: Bench) -> None:
     programs.process(11, "python3", cgroup="/system.slice/slurmstepd.scope/job_4711/step_0/user/task_0")
     programs.configure(RECORDER=str(programs.world / "rank_"))
     (programs.world / "rank_12").write_bytes(b"as pickled")
+    os.chown(programs.world / "rank_12", USER, -1)
 
 
 def test_where_a_job_stands_and_what_its_recorder_has_left(bench: Bench) -> None:

@@ -178,7 +178,7 @@ def test_the_detector_keeps_how_unusual_each_node_is(
         assert read_unusual(conn, CLUSTER, "gpu0007", now + 2 * DAY) is None
         assert read_unusual(conn, "other", "gpu0007", now) is None
     assert found is not None
-    assert [one.way for one in found.ways] == ["distance", "forest"]
+    assert [one.way for one in found.ways] == ["forest"]
     assert found.at == rows[-1].at
     forest._keep(rows[-2])
     keeper._store()
@@ -223,7 +223,6 @@ def test_refit_show_and_back(healer: Healer, store: PostgresFeatures, now: datet
     assert person[:12] not in shown
     assert "looked at" in shown
     one = healer("show", first["id"]).output
-    assert "beside     forest: threshold" in one
     assert "of healthy samples above" not in one
     assert "healthy samples above" in one
     assert "there is no model 0123" in str(healer("use", "0123", "--why", "no").exception)

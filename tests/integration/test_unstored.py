@@ -83,14 +83,13 @@ def test_a_database_that_cannot_take_it_is_away(
 
 
 def test_one_who_may_not_write_is_told_so_and_loses_nothing(fresh_database: sa.Engine) -> None:
-    run(fresh_database, "CREATE ROLE reader_alone LOGIN", "GRANT SELECT ON inbox TO reader_alone")
-    other = sa.create_engine(fresh_database.url, connect_args={"options": "-c role=reader_alone"})
+    login = fresh_database.url.set(username="healer_worker")
+    other = sa.create_engine(login, connect_args={"options": "-c role=healer_auditor"})
     try:
         with pytest.raises(Unavailable, match="InsufficientPrivilege"):
             PostgresSignals(other).store([event()])
     finally:
         other.dispose()
-        run(fresh_database, "DROP OWNED BY reader_alone", "DROP ROLE reader_alone")
 
 
 def test_values_that_no_table_holds_are_their_own_fault(fresh_database: sa.Engine) -> None:

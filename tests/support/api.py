@@ -73,11 +73,13 @@ from healer.model import (
 )
 from healer.model.recordings import Recorded, Recordings
 from healer.ports.answers import AuditVerified
-from healer.ports.callers import NewToken
 from healer.sim.sim_slurm import SimScheduler
+from tests.support.relays import new_token
 from tests.support.wait import wait_until
 
 CLUSTER = "pod1"
+#: Of the digests of its tokens.
+TOKEN_KEY = b"a key of tests"
 XID_79 = "NVRM: Xid (PCI:0000:9b:00): 79, pid=4711, name=python, GPU has fallen off the bus."
 
 CATALOGUE = Catalogue(
@@ -267,7 +269,7 @@ class Api:
         self.snapshots = PostgresSnapshots(self.engine)
         if nodes:
             self.snapshots.put(snapshot(nodes))
-        self.tokens = PostgresTokens(self.engine, CLUSTER)
+        self.tokens = PostgresTokens(self.engine, CLUSTER, TOKEN_KEY)
         self.events = PostgresEvents(self.engine)
         self.evidence = PostgresEvidence(self.engine)
         self.signals = PostgresSignals(self.engine)
@@ -328,9 +330,7 @@ class Api:
 
     def token(self, role: Role | str, **bound: Any) -> str:
         name = bound.pop("name", str(role))
-        return self.tokens.create(
-            NewToken(role=Role(role), name=name, **bound), now=datetime.now(UTC), by="test"
-        )
+        return self.tokens.create(new_token(role, name=name, **bound), now=datetime.now(UTC), by="test")
 
     def headers(self, role: Role | str, **bound: Any) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.token(role, **bound)}"}

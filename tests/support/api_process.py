@@ -15,13 +15,15 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres.engine import make_engine
 from healer.adapters.postgres.node_rows import PostgresSnapshots
-from healer.adapters.postgres.tokens import PostgresTokens
-from healer.model import Role, SlurmNode, SlurmSnapshot
-from healer.ports.callers import NewToken
+from healer.adapters.postgres.tokens import PostgresTokens, adopt_key
+from healer.adapters.token_key import KEY_FILE
+from healer.model import SlurmNode, SlurmSnapshot
 from tests.support.processes import clean_environ, free_port
+from tests.support.relays import new_token
 from tests.support.wait import wait_until
 
 CLUSTER = "pod1"
+TOKEN_KEY = bytes(range(32))
 RULES = Path(__file__).parents[2] / "rules"
 MB = 2**20
 
@@ -44,11 +46,9 @@ class ApiProcess:
         """The same one for the same words."""
         key = repr((role, sorted(bound.items())))
         if key not in self._tokens:
-            tokens = PostgresTokens(self.engine, CLUSTER)
+            tokens = PostgresTokens(self.engine, CLUSTER, TOKEN_KEY)
             bound = {"name": key} | bound
-            self._tokens[key] = tokens.create(
-                NewToken(role=Role(role), **bound), now=datetime.now(UTC), by="test"
-            )
+            self._tokens[key] = tokens.create(new_token(role, **bound), now=datetime.now(UTC), by="test")
         return self._tokens[key]
 
     def headers(self, role: str = "signals", **bound: Any) -> dict[str, str]:
@@ -98,6 +98,10 @@ def api_process(
     PostgresSnapshots(engine).put(
         SlurmSnapshot(cluster=CLUSTER, taken_at=datetime.now(UTC), nodes=shown, jobs={})
     )
+    (folder / "data").mkdir()
+    (folder / "data" / KEY_FILE).write_text(TOKEN_KEY.hex())
+    with engine.begin() as conn:
+        adopt_key(conn, TOKEN_KEY, datetime.now(UTC))
     port = free_port()
     # A copy: who edits the shipped rules meanwhile would make the process read them anew.
     shutil.copytree(RULES, folder / "rules")

@@ -18,10 +18,13 @@ from typing import Any
 
 import httpx
 import psycopg
+import sqlalchemy as sa
 
 from healer.embedded import running
+from healer.embedded.user import name_of
 from tests.support.processes import descendants
 from tests.support.up import Stack
+from tests.support.wait import wait_until
 
 BOOT = "0b11d014-1685-04bd-26ed-5fc0bc1c44ae"
 LINE = "NVRM: GPU at PCI:0000:9b:00: GPU-{uuid}"
@@ -136,11 +139,33 @@ def compare(told: dict[str, list[int]], stored: dict[str, list[int]]) -> Compare
     return Compared(sum(len(one) for one in told.values()), missing, twice, disorder)
 
 
-def connect(stack: Stack) -> psycopg.Connection:
-    url = running.find(stack.data_dir).database_url
-    return psycopg.connect(
-        url.replace("postgresql+psycopg:", "postgresql:"), connect_timeout=5, autocommit=True
+def superuser_url(stack: Stack) -> str:
+    """Of the database's superuser, whom nothing of healer may be: the server is asked to allow it here."""
+    url = sa.make_url(running.find(stack.data_dir).database_url).set(
+        drivername="postgresql", username="postgres"
     )
+    data = stack.data_dir / "postgres" / "data"
+    names = data / "pg_ident.conf"
+    line = f"healer {name_of(os.geteuid())} postgres\n"
+    if line not in names.read_text():
+        with names.open("a") as file:
+            file.write(line)
+        os.kill(stack.pids()["postgres"], signal.SIGHUP)
+    return url.render_as_string(hide_password=False)
+
+
+def connect(stack: Stack) -> psycopg.Connection:
+    """As the database's superuser."""
+    url = superuser_url(stack)
+
+    def connected() -> psycopg.Connection | None:
+        with contextlib.suppress(psycopg.OperationalError):
+            return psycopg.connect(url, connect_timeout=5, autocommit=True)
+        return None
+
+    found = wait_until(connected, what="the server has read who may connect")
+    assert found is not None
+    return found
 
 
 @contextmanager

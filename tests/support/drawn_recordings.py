@@ -264,7 +264,7 @@ class _Drawing:
             case "earlier_boot":
                 body |= {
                     "boot_id": f"{node}-b0",
-                    "entries": [{"time": stamp(at - 9000), "seq": 88, "line": lost}],
+                    "entries": [{"time": stamp(min(at - 9000, -600.0)), "seq": 88, "line": lost}],
                 }
                 self.extra.append((at, body_row("signals/kernel-log", body)))
             case _:

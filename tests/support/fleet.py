@@ -113,7 +113,7 @@ class Fleet(Site):
         snapshot = self.slurm.snapshot()
         self.senses.take((), (), snapshot, self.now)
         sensed = self.senses.tick(
-            snapshot, self.now, self.picture.watched, self.picture.links_down, self.picture.faults
+            snapshot, self.now, self.picture.watched, self.picture.node_reports, self.picture.faults
         )
         self.found += sensed.findings
         return sensed

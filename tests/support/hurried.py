@@ -8,6 +8,7 @@ WHAT is one or more of `HURRIED`; the detector waits for everything else as long
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from importlib import import_module
@@ -15,7 +16,7 @@ from types import ModuleType
 
 from healer.bootstrap.tree_parts import preload
 from healer.commands import cli
-from healer.embedded.tree import Calls, Part, Tree, healer_parts
+from healer.embedded.tree import Calls, Tree, healer_parts
 from healer.settings import load
 
 #: By what is hurried: module and constant, and the value that stands for it.
@@ -57,8 +58,10 @@ def detector(what: Sequence[str]) -> None:
 def main() -> None:
     *what, data_dir, port = sys.argv[1:]
     settings = load(dict(os.environ), data_dir=data_dir, listen=f"127.0.0.1:{port}")
-    hurried = Part("detector", partial(detector, what))
-    tree = [hurried if part.name == hurried.name else part for part in healer_parts(settings, cli.main)]
+    tree = [
+        replace(part, run=partial(detector, what)) if part.name == "detector" else part
+        for part in healer_parts(settings, cli.main)
+    ]
     calls = Calls(say=lambda text: print(text, flush=True), load=preload)
     Tree(settings, os.environ, tree, calls).run()
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from healer.adapters.nodes.request_signing import make_key
 from healer.adapters.nodes.ssh import Ssh, SshSettings
 from healer.adapters.nodes.verbs import NodeVerbs
 from tests.support.processes import free_port
@@ -35,6 +36,7 @@ class SshNode:
         self.host_key = keygen(self.folder / "host_key")
         self.authorized = self.folder / "authorized_keys"
         self.forced = f"{self.programs.program} --conf {self.programs.conf} --as healer"
+        self.programs.configure(NODE=name, REQUEST_KEYS=str(site.signing_key.with_suffix(".pub")))
         self.authorize(site.key)
         self.process: subprocess.Popen[bytes] | None = None
         self.start()
@@ -79,6 +81,8 @@ class SshSite:
         self.folder = folder
         folder.mkdir(exist_ok=True)
         self.key = keygen(folder / "healer_key")
+        self.signing_key = folder / "signing_key"
+        make_key(self.signing_key)
         self.known_hosts, self.config = folder / "known_hosts", folder / "ssh_config"
         self.known_hosts.touch()
         self.nodes: list[SshNode] = []
@@ -97,14 +101,15 @@ class SshSite:
 
     def settings(self, **more: object) -> SshSettings:
         values = {"key_file": self.key, "known_hosts": self.known_hosts, "config": self.config}
+        values["signing_key_file"] = self.signing_key
         return SshSettings(**{**values, "user": getpass.getuser(), **more})  # type: ignore[arg-type]
 
     def ssh(self, **more: object) -> Ssh:
         return Ssh(self.settings(**more), pause_s=0.1)
 
     def exec(self, **more: object) -> NodeVerbs:
-        """Patient: a call only ends early where it hangs."""
-        return NodeVerbs(self.ssh(**more), read_s=40, effect_s=40)
+        """Patient: a call only ends early where it hangs. In the name of a run."""
+        return NodeVerbs(self.ssh(**more), read_s=40, effect_s=40).of_run("run-1")
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Debian's rsyslogd as a process of its own, with the configuration that the documents show and a pipe in the
-place of /proc/kmsg."""
+place of /dev/kmsg, which it alone sees there (a mount namespace)."""
 
+import fcntl
 import os
 import socket
 import subprocess
@@ -13,7 +14,8 @@ from tests.support.wait import wait_until
 RSYSLOGD = "/usr/sbin/rsyslogd"
 SHIP = Path(__file__).parents[2] / "healer" / "hooks" / "healer-ship"
 BOOT = "0b11d014-1685-44bd-a6ed-5fc0bc1c44ae"
-ONLY_KERNEL = 'if $inputname == "imklog" or $inputname == "imkmsg" then {'
+ONLY_KERNEL = 'if $inputname == "imkmsg" and $syslogfacility == 0 then {'
+_IN_PLACE = 'mount --bind "$0" /dev/kmsg && exec "$@"'
 
 
 class Rsyslog:
@@ -26,13 +28,14 @@ class Rsyslog:
         os.mkfifo(self.kmsg)
         # Open for both, so that neither side ever sees the pipe end.
         self._pipe = os.open(self.kmsg, os.O_RDWR)
+        # One record for each read, as the device gives them.
+        fcntl.fcntl(self._pipe, fcntl.F_SETFL, os.O_DIRECT)
         self._process: subprocess.Popen[bytes] | None = None
         (folder / "token").write_text(token)
         settings = {"URL": url, "TOKEN_FILE": folder / "token", "HOOK_SPOOL": folder / "spool"}
         conf = "".join(f"HEALER_{name}={value}\n" for name, value in settings.items())
         (folder / "hook.conf").write_text(conf)
         places = {
-            'module(load="imklog")': f'module(load="imklog" logPath="{self.kmsg}")',
             'global(workDirectory="/var/spool/rsyslog")':
                 f'global(workDirectory="{self.work}" localHostname="gpu0001")',
             "/usr/local/lib/healer/healer-ship": str(SHIP),
@@ -45,7 +48,8 @@ class Rsyslog:
         self.conf.write_text(inputs + placed(snippet("signals.md", "rsyslog"), places))
 
     def start(self) -> None:
-        command = unlogged(RSYSLOGD, "-n", "-f", str(self.conf), "-i", str(self.folder / "pid"))
+        apart = ("unshare", "-m" if os.geteuid() == 0 else "-rm", "sh", "-c", _IN_PLACE, str(self.kmsg))
+        command = unlogged(*apart, RSYSLOGD, "-n", "-f", str(self.conf), "-i", str(self.folder / "pid"))
         environ = clean_environ() | {"HEALER_BOOT_ID": BOOT}
         with (self.folder / "rsyslogd.txt").open("ab") as said:
             self._process = subprocess.Popen(command, env=environ, stdout=said, stderr=said)
@@ -66,10 +70,10 @@ class Rsyslog:
             process.wait(10)
         os.close(self._pipe)
 
-    def kernel(self, *lines: str) -> None:
-        """What /proc/kmsg gives: the level, the stamp and the text."""
-        for line in lines:
-            os.write(self._pipe, line.encode() + b"\n")
+    def kernel(self, *records: str) -> None:
+        """What /dev/kmsg gives: `priority,number,microseconds,flags;text`, line ends in it as `\\x0a`."""
+        for record in records:
+            os.write(self._pipe, record.encode() + b"\n")
 
     def datagram(self, raw: str) -> None:
         """What any program may write to /dev/log."""

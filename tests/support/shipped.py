@@ -56,7 +56,7 @@ def fluent_bit(record: dict[str, Any] | None = None, *, lower: bool = False) -> 
 
 
 def rsyslog(
-    message: str = " [6781753.400584] " + LOST, inputname: str = "imklog", **more: Any
+    message: str = " [6781753.400584] " + LOST, inputname: str = "imkmsg", **more: Any
 ) -> dict[str, Any]:
     """The template of docs/signals.md. `msg` begins with the blank behind the tag."""
     return {

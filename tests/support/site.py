@@ -23,9 +23,9 @@ import sqlalchemy as sa
 from healer.adapters.postgres.tokens import PostgresTokens
 from healer.embedded import running
 from healer.embedded.embedded_slurm import RealSlurm
-from healer.model import Role, SlurmJob, SlurmNode
-from healer.ports.callers import NewToken
+from healer.model import SlurmJob, SlurmNode
 from tests.support import slurm as slurm_support
+from tests.support.relays import new_token
 from tests.support.slurm import real_slurm  # noqa: F401 - a fixture
 from tests.support.stack import memory, scratch_folder
 from tests.support.up import UP, Stack
@@ -127,16 +127,14 @@ class Site:
             )
         return self._clients[role]
 
-    def token(
-        self, role: str, name: str | None = None, *, node: str | None = None, job: str | None = None
-    ) -> str:
-        """A new token, bound to `node` or `job` if one is given; made where `healer token create` makes
-        it: a process for each would cost a second."""
+    def token(self, role: str, name: str | None = None, **bound: str) -> str:
+        """A new token, bound to `node` or `job` if one is given (see `relays`); made where `healer token
+        create` makes it: a process for each would cost a second."""
         db = sa.create_engine(running.find(self.stack.data_dir).database_url)
         try:
             now = datetime.now(UTC)
-            return PostgresTokens(db, CLUSTER).create(
-                NewToken(role=Role(role), name=name or f"test {role}", node=node, job=job), now=now, by="test"
+            return PostgresTokens(db, CLUSTER, self.stack.token_key()).create(
+                new_token(role, name=name or f"test {role}", **bound), now=now, by="test"
             )
         finally:
             db.dispose()

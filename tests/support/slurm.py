@@ -76,6 +76,7 @@ def started() -> RealSlurm:
     """The Slurm of this process, up to its end."""
     # Cached here, not by pytest: a fixture imported into several conftest files is several fixtures.
     directory = Path(tempfile.mkdtemp(prefix="hs-"))
+    directory.chmod(0o711)  # slurmctld runs as a user of its own
     cluster = RealSlurm(
         directory / "s",
         NODES,

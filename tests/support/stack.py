@@ -6,6 +6,7 @@
 import atexit
 import functools
 import itertools
+import os
 import re
 import shutil
 import subprocess
@@ -19,9 +20,10 @@ import pytest
 import sqlalchemy as sa
 
 from healer.adapters.postgres import migrate
+from healer.embedded.database_logins import OWNER, SUPERUSER
 from healer.embedded.guardian import Guardian
-from healer.embedded.postgres import Postgres
-from healer.embedded.user import make_data_dir
+from healer.embedded.postgres import LOGINS, Postgres
+from healer.embedded.user import make_data_dir, name_of
 
 if TYPE_CHECKING:
     import httpx
@@ -96,7 +98,8 @@ def lay_database(data_dir: Path) -> None:
 def _started(folder: Path) -> Iterator[Postgres]:
     # A test run that is killed leaves no server behind either.
     guardian = Guardian(folder / "guardian.log")
-    server = Postgres(folder / "data", popen=guardian.popen)
+    logins = {name_of(os.geteuid()): (*LOGINS, SUPERUSER)}
+    server = Postgres(folder / "data", popen=guardian.popen, logins=logins)
     server.start()
     assert server.process is not None
     guardian.add("postgres", server.process.pid)
@@ -142,7 +145,7 @@ def admin(postgres: Postgres) -> Iterator[sa.Connection]:
 def fresh_database(postgres: Postgres, admin: sa.Connection) -> Iterator[sa.Engine]:
     """An engine on a new database with all tables and no rows. Its URL: `engine.url`."""
     name = f"test_{next(_numbers)}"
-    admin.execute(sa.text(f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE} STRATEGY FILE_COPY"))
+    admin.execute(sa.text(f"CREATE DATABASE {name} OWNER {OWNER} TEMPLATE {_TEMPLATE} STRATEGY FILE_COPY"))
     engine = sa.create_engine(postgres.url_of(name))
     yield engine
     engine.dispose()
@@ -152,7 +155,7 @@ def fresh_database(postgres: Postgres, admin: sa.Connection) -> Iterator[sa.Engi
 @pytest.fixture(scope="session")
 def postgres_engine(postgres: Postgres, admin: sa.Connection) -> Iterator[sa.Engine]:
     """One migrated database for the whole session, for tests that do not mind each other's rows."""
-    admin.execute(sa.text(f"CREATE DATABASE shared TEMPLATE {_TEMPLATE} STRATEGY FILE_COPY"))
+    admin.execute(sa.text(f"CREATE DATABASE shared OWNER {OWNER} TEMPLATE {_TEMPLATE} STRATEGY FILE_COPY"))
     engine = sa.create_engine(postgres.url_of("shared"))
     yield engine
     engine.dispose()
@@ -162,7 +165,7 @@ def postgres_engine(postgres: Postgres, admin: sa.Connection) -> Iterator[sa.Eng
 def empty_database(postgres: Postgres, admin: sa.Connection) -> Iterator[sa.Engine]:
     """An engine on a new database without any table."""
     name = f"empty_{next(_numbers)}"
-    admin.execute(sa.text(f"CREATE DATABASE {name} TEMPLATE template0"))
+    admin.execute(sa.text(f"CREATE DATABASE {name} OWNER {OWNER} TEMPLATE template0"))
     engine = sa.create_engine(postgres.url_of(name))
     yield engine
     engine.dispose()
@@ -173,7 +176,7 @@ class _Admin:
     """A connection to the server's own database, outside transactions."""
 
     def __init__(self, server: Postgres) -> None:
-        self._engine = sa.create_engine(server.url_of("postgres"), isolation_level="AUTOCOMMIT")
+        self._engine = sa.create_engine(server.url_of("postgres", SUPERUSER), isolation_level="AUTOCOMMIT")
 
     def __enter__(self) -> sa.Connection:
         self._connection = self._engine.connect()

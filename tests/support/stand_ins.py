@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from tests.support.processes import clean_environ, unlogged
 from tests.support.wait import wait_until
 
 HEALER_NODE = Path(__file__).parents[2] / "healer" / "hooks" / "healer-node"
+#: Whose jobs run on a node: root alone can be another user; whoever else runs the tests is the job's user.
+USER, GROUP = (12345, 23456) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
 
 #: `mode.PROGRAM` in the world's folder says how each of them behaves; none: well.
 _HEAD = """#!/bin/sh
@@ -155,13 +158,17 @@ class StandIns:
             path = self.bin / name
             path.write_text(_HEAD.format(world=folder) + body)
             path.chmod(0o755)
+        (self.bin / "openssl").symlink_to(shutil.which("openssl") or "openssl")
         self.program = folder / "healer-node"
         self.program.write_text(f'#!/bin/sh\nexec {shlex.join(unlogged(str(HEALER_NODE)))} "$@"\n')
         self.program.chmod(0o755)
+        self.reachable()
         self.gpus(2)
         self.log_file, self.conf = folder / "healer-node.log", folder / "healer-node.conf"
         self.settings = {
-            "STATE": str(self.state), "LOG": str(self.log_file), "DEV": str(self.dev),
+            "STATE": str(self.state), "RUN": str(folder / "run"), "HOOK_CONF": str(folder / "hook.conf"),
+            "REQUEST_KEYS": str(folder / "requests.pub"),
+            "LOG": str(self.log_file), "DEV": str(self.dev),
             "PROGRAMS": str(self.bin), "PROC": str(self.proc),
             # Limits only end what hangs: on a machine that others share all takes longer.
             "SYSTEMCTL_S": "30", "NVIDIA_SMI_S": "30",
@@ -240,7 +247,7 @@ class StandIns:
         return [json.loads(line) for line in self.log_file.read_text().splitlines()]
 
     def process(self, pid: int, command: str, *, cgroup: str = "/", started_s: float = 0) -> None:
-        """A process in the node's /proc, of whoever runs the test; `started_s` after 1970."""
+        """A process of `USER` in the node's /proc; `started_s` after 1970."""
         folder = self.proc / str(pid)
         (folder / "fd").mkdir(parents=True)
         (folder / "comm").write_text(f"{command}\n")
@@ -248,7 +255,15 @@ class StandIns:
         ticks = round(started_s * os.sysconf("SC_CLK_TCK"))
         fields = ["S", *["0"] * 18, str(ticks), "0"]
         (folder / "stat").write_text(f"{pid} ({command}) {' '.join(fields)}\n")
+        (folder / "status").write_text(f"Uid:{f' {USER}' * 4}\nGid:{f' {GROUP}' * 4}\n".replace(" ", "\t"))
         (self.proc / "stat").write_text("cpu 0\nbtime 0\n")
+
+    def reachable(self) -> None:
+        """Its folder, for programs that run as `USER`: who runs the tests has made it his alone."""
+        self.world.chmod(0o777)
+        for folder in self.world.parents:
+            if folder.owner() == self.world.owner() and not folder.stat().st_mode & 0o001:
+                folder.chmod(folder.stat().st_mode | 0o011)
 
     # --- as `healer.sim.nodes.SimNodes` is driven
 

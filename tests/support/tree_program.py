@@ -43,9 +43,9 @@ def _stubborn() -> None:
 def main() -> None:
     *options, data_dir, port = sys.argv[1:]
     settings = load(dict(os.environ), data_dir=data_dir, listen=f"127.0.0.1:{port}")
-    parts = [Part("api", partial(_api, port)), Part("family", _family)]
+    parts = [Part("api", partial(_api, port), None), Part("family", _family, None)]
     if options:
-        parts.append(Part("stubborn", _stubborn))
+        parts.append(Part("stubborn", _stubborn, None))
     Tree(settings, os.environ, parts, Calls(say=lambda text: print(text, flush=True))).run()
 
 

@@ -6,10 +6,14 @@ namespaces of their own. `bin_dir` holds Slurm's commands as small wrappers for 
 
 import atexit
 import functools
+import json
 import os
 import shutil
+import socketserver
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -100,15 +104,18 @@ class TrixieSlurm(RealSlurm):
         inside = Path("/srv", self.rest_socket.relative_to(self.directory))
         (self.directory / "rest-listen").write_text(f"127.0.0.1:{self.rest_port} unix:{inside}")
 
+    def _own_state(self) -> str:
+        return "root"  # its system knows no other of ours
+
     def _start_guardian(self) -> None:
         super()._start_guardian()
         assert self._guardian is not None
         self.bin_dir.mkdir()
         for name in _COMMANDS:
             wrapper = self.bin_dir / name
-            enter = f"exec nsenter --target={self._guardian.pid} --mount chroot {ROOT}"
-            wrapper.write_text(f'#!/bin/sh\n{enter} /usr/bin/{name} "$@"\n')
+            wrapper.write_text(_WRAPPER.format(socket=self.bin_dir / "hands.sock"))
             wrapper.chmod(0o755)
+        _serve_commands(self.bin_dir / "hands.sock", self._guardian.pid)
 
     def _guardian_command(self) -> list[str]:
         # Our folder has the same path inside as outside, since both see the same folder of temporary files.
@@ -125,10 +132,48 @@ class TrixieSlurm(RealSlurm):
         ]  # fmt: skip
 
 
+#: Its commands need root's way into its system; healer's parts, which have none, ask this process for them.
+_WRAPPER = """\
+#!/usr/bin/python3 -S
+import json, os, socket, sys
+text = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
+asked = [os.path.basename(sys.argv[0]), sys.argv[1:], text, dict(os.environ)]
+with socket.socket(socket.AF_UNIX) as link:
+    link.connect("{socket}")
+    link.sendall(json.dumps(asked).encode())
+    link.shutdown(socket.SHUT_WR)
+    code, out, err = json.load(link.makefile())
+sys.stdout.write(out)
+sys.stderr.write(err)
+sys.exit(code)
+"""
+
+
+def _serve_commands(path: Path, guardian: int) -> None:
+    class Handler(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            name, arguments, text, environ = json.loads(self.rfile.read())
+            enter = ["nsenter", f"--target={guardian}", "--mount", "chroot", str(ROOT), f"/usr/bin/{name}"]
+            done = subprocess.run(
+                [*enter, *arguments], input=text, capture_output=True, text=True, env=environ, check=False
+            )
+            self.wfile.write(json.dumps([done.returncode, done.stdout, done.stderr]).encode())
+
+    class Server(socketserver.ThreadingUnixStreamServer):
+        daemon_threads = True
+        request_queue_size = 128
+
+    path.unlink(missing_ok=True)
+    server = Server(str(path), Handler)
+    path.chmod(0o666)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+
+
 @functools.cache
 def started() -> TrixieSlurm:
     """The Slurm 24.11 of this process, up to its end."""
     directory = Path(tempfile.mkdtemp(prefix="ht-"))
+    directory.chmod(0o711)
     conf = {"PrologFlags": "ForceRequeueOnFail"} | Hooks(directory).write()
     cluster = TrixieSlurm(directory / "s", conf=conf)
     atexit.register(shutil.rmtree, directory, ignore_errors=True)

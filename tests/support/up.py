@@ -13,8 +13,10 @@ from types import TracebackType
 
 import httpx
 
+from healer.adapters.token_key import KEY_FILE, token_key
 from healer.embedded import running
 from tests.support.processes import clean_environ, descendants, free_port, living
+from tests.support.relays import relay_options
 from tests.support.stack import lay_database
 from tests.support.wait import wait_until
 
@@ -150,9 +152,13 @@ class Stack:
         )
         return done
 
+    def token_key(self) -> bytes:
+        """The key of its tokens' digests."""
+        return token_key(self.data_dir / KEY_FILE)
+
     def token(self, role: str, *options: str) -> str:
         """A new token of that role; `options` as `healer token create` takes them."""
-        return self.run("token", "create", "--role", role, *options).stdout.split()[-1]
+        return self.run("token", "create", "--role", role, *relay_options(role, options)).stdout.split()[-1]
 
     def headers(self, role: str, *options: str) -> dict[str, str]:
         """With a token of that role: the same each time, as a process that makes one costs a second."""

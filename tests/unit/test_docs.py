@@ -57,7 +57,7 @@ from tests.support.api import Api
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = sorted([ROOT / "README.md", *DOCS.rglob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "SECURITY.md", *DOCS.rglob("*.md")])
 #: Seen in process lists, started by `healer up` alone.
 PARTS_WITHOUT_COMMAND = {"guardian"}
 #: What is printed or signed, and reads like a command.
@@ -250,3 +250,13 @@ def test_every_page_is_found_from_the_index() -> None:
     index = DOCS / "README.md"
     linked = {(index.parent / link.partition("#")[0]).resolve() for link in links(index.read_text())}
     assert [path for path in PAGES if path != index and path.resolve() not in linked] == []
+
+
+def test_each_attack_of_the_threat_model_names_a_test_that_exists() -> None:
+    named = [code for code in codes(page("threat-model.md")) if code.startswith("tests/")]
+    for name in named:
+        file, _, test = name.partition("::")
+        path = ROOT / file
+        assert path.is_file() and f"def {test or 'test_'}" in path.read_text(encoding="utf-8"), name
+    rows = [line for line in page("threat-model.md").splitlines() if "| `tests/" in line]
+    assert len(rows) == len(named) >= 20

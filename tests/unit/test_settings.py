@@ -7,10 +7,12 @@ import pytest
 
 from healer.model import GuardSettings, Mode
 from healer.settings import (
+    ExecutorSettings,
     Settings,
     SettingsError,
     guard_overrides,
     load,
+    load_executor,
     rules_folder,
     secret_names,
     setting_names,
@@ -19,8 +21,8 @@ from healer.settings import (
 DOCS = Path(__file__).parents[2] / "docs" / "settings.md"
 
 
-def loaded(**environ: str) -> Settings:
-    return load(environ, which=lambda _: None)
+def loaded(**environ: str) -> ExecutorSettings:
+    return load_executor(environ, which=lambda _: None)
 
 
 def test_defaults_are_those_of_the_contract() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 import structlog
 
+from healer.adapters.nodes.request_signing import Request, Signer
 from healer.adapters.slurm import process
 from healer.ports.node_exec import NodeError, NodeUnavailable
 from healer.ports.scheduling import SchedulerUnavailable
@@ -69,6 +70,9 @@ class SshSettings(msgspec.Struct, frozen=True, kw_only=True):
     user: str = "root"
     port: int | None = None
     config: Path | None = None
+    #: Signs each request; and Slurm's name of the cluster, which a node may insist on.
+    signing_key_file: Path | None = None
+    cluster: str = ""
 
 
 class Ssh:
@@ -84,24 +88,36 @@ class Ssh:
         self._busy: set[str] = set()
         self._free = threading.Condition()
 
-    def ask(self, node: str, words: tuple[str, ...], timeout_s: float) -> Mapping[str, Any]:
+    def ask(self, node: str, words: tuple[str, ...], timeout_s: float, run: str = "") -> Mapping[str, Any]:
         if not _NODE.fullmatch(node):
             raise NodeError(f"{node!r} is no name of a node.")
         if self._program is None:
             raise NodeError("ssh is not installed on this machine: install OpenSSH's client.")
         self._check_files()
+        signer = self._signer()
         call_id = secrets.token_hex(8)
         began = time.monotonic()
         try:
             with self._place(node, began + min(PLACE_S, timeout_s / 2)):
                 # Including the wait: the call has to end while the lease lasts.
                 left_s = began + timeout_s - time.monotonic()
-                answer = self._call(node, (*words, f"id={call_id}"), left_s)
+                until = time.time() + left_s
+                about = Request(self.settings.cluster, node, run, until=until, call_id=call_id)
+                answer = self._call(node, signer.signed(about, words), left_s)
         except NodeError as error:
-            self._log(node, words, call_id, began, error=str(error))
+            self._log(node, words, call_id, began, run=run, error=str(error))
             raise
-        self._log(node, words, call_id, began, ok=answer.get("ok"), code=answer.get("code"))
+        self._log(node, words, call_id, began, run=run, ok=answer.get("ok"), code=answer.get("code"))
         return answer
+
+    def _signer(self) -> Signer:
+        """Reads its key at each call: a new one takes effect at once."""
+        if self.settings.signing_key_file is None:
+            raise NodeError(
+                "HEALER_SSH_SIGNING_KEY_FILE is not set, and nodes refuse what healer has not signed: make a "
+                "key by `healer node-keys FOLDER`, and put requests.pub on the nodes with the node package."
+            )
+        return Signer(self.settings.signing_key_file)
 
     def _check_files(self) -> None:
         """ssh ignores a missing key or missing known hosts, and then fails with a misleading message."""

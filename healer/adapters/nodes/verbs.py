@@ -2,6 +2,7 @@
 
 import base64
 import binascii
+import copy
 import re
 import zlib
 from collections.abc import Iterator, Mapping
@@ -29,6 +30,7 @@ _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,120}")
 
 #: The remedy for each error code of healer-node, appended to the node's message.
 _REMEDIES = {
+    "not-signed": "docs/nodes.md says how requests are signed.",
     "refused": "If it should be allowed, VERBS or SERVICES in /etc/healer-node.conf of the node decide.",
     "missing": "Install it there, or name its folder as PROGRAMS in /etc/healer-node.conf.",
     "bad-config": "Correct /etc/healer-node.conf of the node.",
@@ -44,8 +46,9 @@ class Channel(Protocol):
 
     name: str
 
-    def ask(self, node: str, words: tuple[str, ...], timeout_s: float) -> Mapping[str, Any]:
-        """Raises NodeUnavailable without an answer, NodeError if a retry cannot help."""
+    def ask(self, node: str, words: tuple[str, ...], timeout_s: float, run: str = "") -> Mapping[str, Any]:
+        """`run`: in whose name; empty for looks alone. Raises NodeUnavailable without an answer, NodeError if
+        a retry cannot help."""
         ...
 
 
@@ -58,6 +61,12 @@ class NodeVerbs:
     ) -> None:
         self.name, self.channel = channel.name, channel
         self._level, self._read_s, self._effect_s = str(level), read_s, effect_s
+        self._run = ""
+
+    def of_run(self, run: str) -> "NodeVerbs":
+        in_its_name = copy.copy(self)
+        in_its_name._run = run
+        return in_its_name
 
     def restart_service(self, node: str, service: str) -> None:
         self._ask(node, self._effect_s, "service-restart", service)
@@ -109,7 +118,7 @@ class NodeVerbs:
         return self._ask(node, self._read_s, "identify")
 
     def _ask(self, node: str, timeout_s: float, *words: str) -> Mapping[str, Any]:
-        answer = self.channel.ask(node, words, timeout_s)
+        answer = self.channel.ask(node, words, timeout_s, self._run)
         if answer.get("ok") is True:
             return answer
         code, text = str(answer.get("code", "")), str(answer.get("text", "")) or "it gave no reason"

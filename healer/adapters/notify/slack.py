@@ -11,6 +11,7 @@ import structlog
 
 from healer.adapters.notify.talk import Talk, cut, label_of
 from healer.model import REJECTIONS, Severity, Stage
+from healer.model.shown import shown
 from healer.ports.outbound import DeliveryFailed, Notice
 
 log = structlog.get_logger()
@@ -131,6 +132,8 @@ def message(notice: Notice, *, buttons: bool = True) -> dict[str, Any]:
         "text": cut(escaped(notice.text), _FALLBACK_MAX),
         "blocks": blocks(notice, buttons=buttons),
         "unfurl_links": False,
+        "unfurl_media": False,
+        "parse": "none",
         "metadata": {"event_type": EVENT, "event_payload": {"id": notice.id, "thread": notice.thread}},
     }
 
@@ -153,11 +156,14 @@ def blocks(notice: Notice, *, buttons: bool = True) -> list[dict[str, Any]]:
 
 
 def section(text: str) -> dict[str, Any]:
-    return {"type": "section", "text": {"type": "mrkdwn", "text": cut(text, _SECTION_MAX) or " "}}
+    """`verbatim`: Slack makes no links and mentions of names and addresses in a log's line."""
+    text = cut(text, _SECTION_MAX) or " "
+    return {"type": "section", "text": {"type": "mrkdwn", "text": text, "verbatim": True}}
 
 
 def escaped(text: str) -> str:
     """Escapes the three characters of Slack's markup, by which a log line could mention a whole channel."""
+    text = shown(text, keep="\n")
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 

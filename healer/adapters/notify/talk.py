@@ -113,4 +113,5 @@ def _plain(text: str) -> str:
     """Escapes markdown: texts of logs and people must not become links, mentions, or bold."""
     for mark in "\\`*[]<>#":
         text = text.replace(mark, f"\\{mark}" if mark in "\\`*[]#" else {"<": "&lt;", ">": "&gt;"}[mark])
-    return text
+    # Where a program does not know the backslash, the brackets alone must not make a link.
+    return text.replace("](", "] (")

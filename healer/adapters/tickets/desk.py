@@ -14,11 +14,10 @@ import msgspec
 
 from healer.adapters.tickets.calls import Calls
 from healer.model import Ticket, TicketStage
+from healer.model.shown import one_line, shown
 from healer.ports.outbound import DeliveryFailed
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]{1,64}")
-#: Refused by ticket systems: control characters except tab and line feed, and lone surrogates.
-_UNFIT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,11 +106,6 @@ def mark_of(number: str) -> str:
     return f"healer-note-{sha256(number.encode('utf-8', 'replace')).hexdigest()[:16]}"
 
 
-def one_line(text: str, most: int) -> str:
-    """The text on one line of at most so many characters."""
-    return cut(" ".join(text.split()), most)
-
-
 def cut(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1].rstrip() + "…"
 
@@ -119,6 +113,6 @@ def cut(text: str, most: int) -> str:
 def _fit(ticket: Ticket) -> Ticket:
     return msgspec.structs.replace(
         ticket,
-        title=_UNFIT.sub("\ufffd", ticket.title),
-        text=_UNFIT.sub("\ufffd", ticket.text.replace("\r\n", "\n")),
+        title=one_line(ticket.title),
+        text=shown(ticket.text.replace("\r\n", "\n"), keep="\n\t"),
     )

@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from healer.adapters.tickets.calls import Access, Answered, Calls, Manner, Reply, utc_now
-from healer.adapters.tickets.desk import Found, cut, one_line
+from healer.adapters.tickets.desk import Found, cut
 from healer.model import Ticket
 from healer.ports.outbound import DeliveryFailed
 
@@ -50,7 +50,7 @@ class GitHubDesk:
 
     def create(self, ticket: Ticket, key: str) -> Found:
         body = {
-            "title": one_line(ticket.title, _TITLE_MAX) or key,
+            "title": cut(ticket.title, _TITLE_MAX) or key,
             "body": f"{_fenced(ticket.text)}\n\n{_key_line(key)}",
             "labels": ["healer"],
         }

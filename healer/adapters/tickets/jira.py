@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from healer.adapters.tickets.calls import Access, Calls, Manner
-from healer.adapters.tickets.desk import Found, cut, one_line
+from healer.adapters.tickets.desk import Found, cut
 from healer.model import Ticket
 from healer.ports.outbound import DeliveryFailed
 
@@ -53,7 +53,7 @@ class JiraDesk:
         fields = {
             "project": {"key": self._project},
             "issuetype": {"name": self._type},
-            "summary": one_line(ticket.title, _SUMMARY_MAX) or key,
+            "summary": cut(ticket.title, _SUMMARY_MAX) or key,
             "description": self._text(ticket.text),
             "labels": ["healer", key],
         }

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from healer.adapters.tickets.calls import Access, Answered, Calls, Manner, Reply
-from healer.adapters.tickets.desk import Found, cut, one_line
+from healer.adapters.tickets.desk import Found, cut
 from healer.model import Severity, Ticket
 from healer.ports.outbound import DeliveryFailed
 
@@ -53,7 +53,7 @@ class ServiceNowDesk:
     def create(self, ticket: Ticket, key: str) -> Found:
         level = _URGENCY.get(ticket.severity, "3")
         body = {
-            "short_description": one_line(ticket.title, _SHORT_MAX) or key,
+            "short_description": cut(ticket.title, _SHORT_MAX) or key,
             "description": cut(ticket.text, _TEXT_MAX),
             "urgency": level,
             "impact": level,

@@ -13,7 +13,8 @@ from healer.console import words
 from healer.console.views.charts_view import GAP_S, ChartView, chart_view
 from healer.model import Column, Part, Signal, SignalKind
 from healer.model.detection import Chart, ChartLine, ChartMark
-from healer.model.telemetry import Catalogue, ScorerResult, Unusual
+from healer.model.telemetry import Catalogue, Unusual
+from healer.model.trained import FOREST
 from healer.ports.answers import OpenIncident
 from healer.ports.measurements import Points
 
@@ -21,51 +22,32 @@ if TYPE_CHECKING:
     from healer.model.telemetry import Report
 
 
-#: What each scorer is called, and what its score is. Others are of an older version, and are not shown.
-SCORERS = {
-    "distance": ("Distance", "of all features together, by how they usually move"),
-    "forest": ("Isolation forest", "how few cuts part the node from its class, 0 to 1"),
-}
-
-
-class WayRow(msgspec.Struct, frozen=True, kw_only=True):
-    name: str
-    what: str
-    score: str
-    threshold: str
-    middle: str
-    above: bool
-    decides: bool
-    parts: tuple[str, ...]
-
-
-class UnusualTable(msgspec.Struct, frozen=True, kw_only=True):
+class UnusualRow(msgspec.Struct, frozen=True, kw_only=True):
     """`among`: the class in words; `model`: the beginning of its id."""
 
     at: datetime
     among: str
     model: str
-    rows: tuple[WayRow, ...]
+    score: str
+    threshold: str
+    middle: str
+    above: bool
+    parts: tuple[str, ...]
 
 
-def unusual_table(unusual: Unusual | None) -> UnusualTable | None:
-    if unusual is None:
+def unusual_row(unusual: Unusual | None) -> UnusualRow | None:
+    # A scorer of an older version is not shown.
+    result = next((way for way in unusual.ways if way.way == FOREST), None) if unusual else None
+    if unusual is None or result is None:
         return None
-    among = f"{unusual.scored} {unusual.hardware or 'nodes'} that are {unusual.load}"
-    rows = tuple(_score_row(result) for result in unusual.ways if result.way in SCORERS)
-    return UnusualTable(at=unusual.at, among=among, model=unusual.model[:12], rows=rows)
-
-
-def _score_row(result: ScorerResult) -> WayRow:
-    name, what = SCORERS[result.way]
-    return WayRow(
-        name=name,
-        what=what,
+    return UnusualRow(
+        at=unusual.at,
+        among=f"{unusual.scored} {unusual.hardware or 'nodes'} that are {unusual.load}",
+        model=unusual.model[:12],
         score=f"{result.score:.2f}",
         threshold=f"{result.threshold:.2f}",
         middle=f"{result.middle:.2f}",
         above=result.score > result.threshold,
-        decides=result.decides,
         parts=tuple(f"{part.feature} {part.away:+.1f} ({part.share:.0%})" for part in result.parts),
     )
 

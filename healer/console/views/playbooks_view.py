@@ -59,6 +59,7 @@ VERB_WORDS = {
         "Requeues a job that the fault has ended.", "It runs again, or waits for its turn."
     ),
     Verb.release: VerbWords("Takes back what healer kept a job off.", "It is read back from Slurm."),
+    Verb.tidy: VerbWords("Takes away what healer left on the node.", "It is read back from Slurm."),
     Verb.reset_gpu: VerbWords("Resets the GPU on the empty node.", "The reset ended; it may have failed."),
     Verb.restart_service: VerbWords("Restarts a service on the empty node.", "The service is active."),
     Verb.diagnose: VerbWords("Runs the tests on the empty node.", "They ended; they may have failed."),

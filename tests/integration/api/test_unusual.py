@@ -1,4 +1,4 @@
-"""How unusual a node is stands in its answer, each way of looking by name, and only for that node."""
+"""How unusual a node is stands in its answer, by its scorer, and only for that node."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -20,16 +20,14 @@ def served(fresh_database: sa.Engine) -> Iterator[tuple[Api, httpx.Client]]:
         yield both
 
 
-def test_a_node_tells_each_way_of_looking(
-    served: tuple[Api, httpx.Client], fresh_database: sa.Engine
-) -> None:
+def test_a_node_tells_its_score(served: tuple[Api, httpx.Client], fresh_database: sa.Engine) -> None:
     api, client = served
     known = scored(CLUSTER, "gpu0001")
     assert known is not None
     keep_unusual(fresh_database, [msgspec.structs.replace(known, at=datetime.now(UTC))])
     viewer = api.headers(Role.viewer)
     shown = client.get(f"/api/v1/nodes/{CLUSTER}/gpu0001", headers=viewer).json()["unusual"]
-    assert [way["way"] for way in shown["ways"]] == ["distance", "forest"]
+    assert [way["way"] for way in shown["ways"]] == ["forest"]
     assert shown["ways"][0]["score"] > shown["ways"][0]["threshold"]
     assert shown["ways"][0]["parts"][0]["feature"] == "SM clock, slowest; own past"
     other = client.get(f"/api/v1/nodes/{CLUSTER}/gpu0002", headers=viewer).json()

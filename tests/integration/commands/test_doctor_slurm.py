@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from healer.bootstrap.doctor_checks import Look, look_at_slurm
-from healer.settings import load
+from healer.settings import load_executor
 
 pytestmark = pytest.mark.heavy
 
@@ -23,7 +23,7 @@ def looks(folder: Path, token: str, **settings: str) -> dict[str, Look]:
         "HEALER_SLURM_REST_URL": f"unix://{folder}/nobody-listens",
         "HEALER_SLURM_TOKEN_FILE": str(folder / "token"),
     }
-    return {found.name: found for found in look_at_slurm(load(given | settings))}
+    return {found.name: found for found in look_at_slurm(load_executor(given | settings))}
 
 
 def a_token(**claims: object) -> str:

@@ -42,7 +42,7 @@ FINISHED = [
 #: Programs, states and words of commands that are the same in every language, and data of a site.
 _KEPT = frozenset(
     """sbatch scontrol update validate release prolog gpu root admin comment On true false use law Fabric
-    Manager Tensor Core Completed Success clique dcgmi ssh sshd""".split()  # noqa: SIM905
+    Manager Tensor Core Completed Success clique dcgmi ssh sshd tidy""".split()  # noqa: SIM905
 )
 READER = Reader(CATALOGUE, _KEPT)
 
@@ -85,6 +85,7 @@ SILENT = {
         "DCGM Diagnostic": "dcgmi's words",
         "DCGM GPU Diagnostic": "dcgmi's words",
     },
+    "adapters/nodes/request_signing.py": {"healer-node 1": "what is signed"},
     "adapters/nodes/ssh.py": {
         "IDENTIFICATION HAS CHANGED": "ssh's words",
         "Host key verification failed": "ssh's words",

@@ -25,7 +25,7 @@ def test_it_has_the_name_of_the_cluster(
     cluster: str | None, several: bool, part: str, named: str, scratch: Path
 ) -> None:
     path = scratch / "slurm.sock"
-    slurm, _ = with_slurm([Part("api", nothing)], path, 4, cluster, several=several)
+    slurm, _ = with_slurm([Part("api", nothing, None)], path, 4, cluster, several=several)
     assert slurm.name == part
     process = get_context("fork").Process(target=slurm.run)
     process.start()
@@ -43,7 +43,7 @@ def test_a_part_begins_when_the_simulated_slurm_listens(scratch: Path) -> None:
     path = scratch / "slurm.sock"
     asked: list[bool] = [False, True]
     slurm, api, scraper = with_slurm(
-        [Part("api", nothing), Part("scraper", nothing, wanted=lambda: asked.pop(0))], path, 4
+        [Part("api", nothing, None), Part("scraper", nothing, None, wanted=lambda: asked.pop(0))], path, 4
     )
     assert slurm.name == "sim-slurm" and slurm.wanted() and not api.wanted()
     with socket.socket(socket.AF_UNIX) as killed:

@@ -244,11 +244,13 @@ def test_a_wrong_address_or_name_is_refused(options: list[str]) -> None:
 
 def test_the_role_calls_the_package_as_it_wants_to_be_called() -> None:
     role = HOOKS / "ansible/roles/healer_node"
-    (task,) = yaml.safe_load((role / "tasks/main.yml").read_text())
+    check, task = yaml.safe_load((role / "tasks/main.yml").read_text())
     known = yaml.safe_load((role / "defaults/main.yml").read_text())
     command = task["ansible.builtin.script"]["cmd"]
-    assert set(known) == {"healer_node_package", "healer_node_state", "healer_node_options"}
-    assert all(name in command for name in known)
+    options = {"healer_node_package", "healer_node_state", "healer_node_options"}
+    assert set(known) == options | {"healer_node_package_key"}
+    assert all(name in command for name in options)
+    assert check["ansible.builtin.command"]["argv"][:3] == ["openssl", "dgst", "-sha256"]
     assert "'install'" in command and "'uninstall'" in command and "'--dry-run'" in command
     assert "healer-node: 0 changed" in task["changed_when"]
     (play,) = yaml.safe_load((HOOKS / "ansible/site.yml").read_text())

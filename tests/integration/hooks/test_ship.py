@@ -54,7 +54,7 @@ class Shipping:
 
 
 def record(number: int) -> str:
-    return json.dumps({"inputname": "imklog", "facility": "0", "msg": f"line {number}"})
+    return json.dumps({"inputname": "imkmsg", "facility": "0", "msg": f"line {number}"})
 
 
 def taken(hub: Hub) -> list[str]:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from healer.detection.tick import Senses
-from healer.model import Component, Finding, LinkDown, Ruleset
+from healer.model import Component, Finding, NodeReport, Ruleset
 from healer.model.telemetry import Report, StepBatch
 from healer.observations import Picture
 from healer.processes.senses_loop import SensesLoop, SensesParts
@@ -93,7 +93,7 @@ class Site:
 
     def lose_link(self, node: int, at_s: float) -> None:
         at = START + timedelta(seconds=at_s)
-        self.picture.links_down[node_name(node)] = LinkDown(at=at, text="mlx5_0: Link down")
+        self.picture.node_reports[node_name(node)] = NodeReport(at=at, text="mlx5_0: Link down")
 
 
 @pytest.mark.parametrize("seed", range(5))

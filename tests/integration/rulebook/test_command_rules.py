@@ -9,7 +9,7 @@ from healer.bootstrap import doctor_checks
 from healer.rulebook.playbook_rules import read_commands
 from healer.rulebook.ruleset import RulesInvalid, load
 from healer.rulebook.source import Problem, Source
-from healer.settings import load as load_settings
+from healer.settings import load_executor as load_settings
 from tests.support.loop import SHIPPED
 
 pytestmark = pytest.mark.heavy

@@ -7,7 +7,7 @@ import pytest
 
 from healer.decisions.sweeps import SWEEP_JOBS
 from healer.model import RunState
-from healer.processes.scheduler import leftover_jobs
+from healer.processes.worker import leftover_jobs
 from tests.support.deaths import MortalWorker
 from tests.support.loop import name
 from tests.support.under_test import TestSite

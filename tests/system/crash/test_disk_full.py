@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from tests.support.away import Fleet as Senders
-from tests.support.away import compare, connect, frozen, ready, spooled
+from tests.support.away import compare, connect, frozen, ready, spooled, superuser_url
 from tests.support.small_disk import MIB, filled, mounted
 from tests.support.up import Stack
 from tests.support.wait import wait_until
@@ -102,6 +102,7 @@ def test_the_database_cannot_write_its_log_and_falls(stack: Stack, scratch: Path
     senders = Senders(stack.url, token, NODES, every_s=0.02, lines=2)
     with senders.sending():
         wait_until(lambda: senders.count > 200, 30, what="events are accepted")
+        connect(stack).close()
         with filled(scratch / "data" / "postgres"):
             wait_until(lambda: _asked_for_a_new_log(stack), 60, what="PostgreSQL has ended", every_s=0.1)
             before = senders.count
@@ -117,7 +118,7 @@ def test_the_database_cannot_write_its_log_and_falls(stack: Stack, scratch: Path
 def _asked_for_a_new_log(stack: Stack) -> bool:
     """Has it begin a new file of its log again and again; True once it has fallen over that."""
     try:
-        with connect(stack) as database:
+        with psycopg.connect(superuser_url(stack), connect_timeout=5, autocommit=True) as database:
             database.execute("SELECT pg_logical_emit_message(true, 'test', repeat('x', 1000))")
             database.execute("SELECT pg_switch_wal()")
     except psycopg.Error:

@@ -43,6 +43,7 @@ def test_a_dead_way_to_slurm_is_said_in_words_and_the_living_one_is_used(
     assert code == 1
     assert {name: check["ok"] for name, check in told.items()} == {
         "slurm rest token": True,
+        "slurm rest read token": True,
         "slurm rest": False, "slurm cli": True, "slurm cli rights": True, "slurm": True,
     }  # fmt: skip
     assert told["slurm rest token"]["text"].startswith("for healer, ")

@@ -6,6 +6,7 @@ One `healer up` for four stories in their order; a second one, with rights that 
 import html
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +40,8 @@ class RestSite(Site):
     def __init__(self, cluster: TrixieSlurm, folder: Path, *, user: str = "root", **environ: Any) -> None:
         self.folder, self.rest = folder, cluster
         self.token_file, self.asked = folder / "slurm-token", folder / "asked"
+        self.asked.touch()
+        self.asked.chmod(0o666)  # each part notes what it asks
         self._browser: httpx.Client | None = None
         self.renew(user=user)
         super().__init__(
@@ -55,6 +58,8 @@ class RestSite(Site):
         new = self.token_file.with_suffix(".new")
         new.touch(mode=0o600)
         new.write_text(f"SLURM_JWT={self.rest.token(**how)}\n")
+        shutil.chown(new, group="healer")
+        new.chmod(0o640)
         new.rename(self.token_file)
 
     def _commands(self) -> Path:

@@ -129,6 +129,7 @@ def story(real_slurm: RealSlurm) -> Iterator[Story]:
                 program=("-m", "tests.support.hurried", "plans"),
                 HEALER_RULES_DIR=str(rules_with(folder, REPAIRS)),
                 HEALER_SSH_KEY_FILE=str(ssh.key),
+                HEALER_SSH_SIGNING_KEY_FILE=str(ssh.signing_key),
                 HEALER_SSH_KNOWN_HOSTS=str(ssh.known_hosts),
                 HEALER_SSH_CONFIG=str(ssh.config),
                 HEALER_SSH_USER=getpass.getuser(),

@@ -23,6 +23,7 @@ import sqlalchemy as sa
 from healer.adapters.postgres.forest_rows import PostgresFeatures
 from healer.embedded import running
 from healer.embedded.embedded_slurm import RealSlurm
+from healer.embedded.user import system_users
 from healer.rulebook import ruleset
 from healer.sim.nodes import NodesClient
 from tests.support import exporters
@@ -128,6 +129,7 @@ def unmeasured(real_slurm: RealSlurm) -> Iterator[House]:
         (rules / "cases" / "detection-site.yaml").write_text(CROWDED_CASES)
         stack.callback(stop, simulated_nodes(socket))
         wait_until(socket.exists, 20, what="the simulated nodes answer")
+        os.chown(socket, system_users().worker.uid, -1)
         site = stack.enter_context(
             site_on(
                 real_slurm,

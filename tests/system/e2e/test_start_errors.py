@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from healer.embedded.tree import check_port
-from healer.embedded.user import EmbeddedError
+from healer.embedded.user import EmbeddedError, system_users
 from healer.settings import Listen
 from tests.support.processes import clean_environ, free_port
 from tests.support.small_disk import mounted
@@ -82,7 +82,7 @@ def test_an_address_of_another_machine_is_refused(command: str, scratch: Path) -
 @pytest.mark.parametrize("host", ["a..b", "x" * 70, "fe80::zz"])
 def test_what_is_no_address_at_all_is_refused(host: str) -> None:
     with pytest.raises(EmbeddedError, match=r"^cannot listen on .*; choose another address with --listen"):
-        check_port(Listen(host, 8080))
+        check_port(Listen(host, 8080), system_users().service)
 
 
 @pytest.mark.parametrize("command", ["up", "demo"])

@@ -154,7 +154,7 @@ def test_the_journals_lines_come_by_the_documented_command(place: Place) -> None
 def test_a_switchs_port_is_scraped_and_the_fabric_says_who_is_behind_it(place: Place) -> None:
     site, fabric = place.site, place.folder / "ib.txt"
     fabric.write_text(IB)
-    command = ("topology", "import", "--ibnetdiscover", str(fabric), "--rules", str(place.rules), "--yes")
+    command = ("topology", "import", str(fabric), "--rules", str(place.rules), "--yes")
     before = site.stack.log("detector").count("rules reloaded")
     assert "switch leaf1" in site.stack.run(*command).stdout
     wait_until(

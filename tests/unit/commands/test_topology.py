@@ -30,20 +30,20 @@ def run(rules: Path, *words: str, text: str | None = None) -> Result:
 def test_it_shows_then_writes_then_changes_nothing(rules: Path, tmp_path: Path) -> None:
     source = tmp_path / "ib.txt"
     source.write_text(IB, encoding="utf-8")
-    shown = run(rules, "--ibnetdiscover", str(source))
+    shown = run(rules, str(source))
     assert shown.exit_code == 0, shown.output
     assert "read: 3 switches, 4 cables to 2 nodes" in shown.output
     assert "+ node gpu0001: leaf leaf1" in shown.output
     assert "nothing is written" in shown.output
     assert not (rules / "topology-found.yaml").exists()
-    written = run(rules, "--ibnetdiscover", "-", "--yes", text=IB)
+    written = run(rules, "-", "--yes", text=IB)
     assert "written: " in written.output
     loaded = load(rules, prove=False)
     assert loaded.topology.place("pod1", "gpu0001").rack == "r01"
     assert loaded.topology.place("pod1", "gpu0001").switch == "leaf1"
     assert loaded.topology.behind("leaf2", "1") == ("gpu0001",)
     first = (rules / "topology-found.yaml").read_bytes()
-    again = run(rules, "--ibnetdiscover", str(source), "--yes")
+    again = run(rules, str(source), "--yes")
     assert "nothing changes" in again.output
     assert (rules / "topology-found.yaml").read_bytes() == first
     assert (rules / "topology.yaml").read_text() == HAND
@@ -51,32 +51,31 @@ def test_it_shows_then_writes_then_changes_nothing(rules: Path, tmp_path: Path) 
 
 @pytest.mark.heavy
 def test_one_fabric_after_the_other(rules: Path) -> None:
-    run(rules, "--ibnetdiscover", "-", "--yes", text=IB)
-    merged = run(rules, "--lldp", "-", "--merge", "--yes", text=LLDP_LINES)
+    run(rules, "-", "--yes", text=IB)
+    merged = run(rules, "-", "--merge", "--yes", text=LLDP_LINES)
     assert "+ cable tor1 Ethernet1/1: gpu0001 eth0" in merged.output
     links = load(rules, prove=False).topology.links
     assert {"leaf1", "leaf2", "tor1"} <= set(links)
-    alone = run(rules, "--lldp", "-", "--yes", "--host", "gpu0001", text=LLDP_ONE)
+    alone = run(rules, "-", "--yes", "--host", "gpu0001", text=LLDP_ONE)
     assert "- switch leaf1" in alone.output
     assert set(load(rules, prove=False).topology.links) == {"tor1"}
 
 
 def test_slurm_is_compared(rules: Path, tmp_path: Path) -> None:
     (tmp_path / "slurm.txt").write_text(SLURM, encoding="utf-8")
-    told = run(rules, "--ibnetdiscover", "-", "--slurm", str(tmp_path / "slurm.txt"), text=IB)
+    told = run(rules, "-", "--slurm", str(tmp_path / "slurm.txt"), text=IB)
     assert "gpu0003: in Slurm's tree, and no cable was found" in told.output
     (tmp_path / "slurm.txt").write_text("No topology information available\n", encoding="utf-8")
-    told = run(rules, "--ibnetdiscover", "-", "--slurm", str(tmp_path / "slurm.txt"), text=IB)
+    told = run(rules, "-", "--slurm", str(tmp_path / "slurm.txt"), text=IB)
     assert "Slurm has no tree of switches to compare with" in told.output
 
 
 @pytest.mark.parametrize(
     ("words", "text", "why"),
     [
-        ((), "", "give one of --ibnetdiscover and --lldp"),
-        (("--ibnetdiscover", "-"), "nonsense", "no switch in it"),
-        (("--lldp", "-"), LLDP_ONE, "give --host"),
-        (("--lldp", "/nowhere/at/all"), "", "cannot be read"),
+        (("-",), "nonsense", "no switch in it"),
+        (("-",), LLDP_ONE, "give --host"),
+        (("/nowhere/at/all",), "", "cannot be read"),
     ],
 )
 def test_what_cannot_be_read_is_told_and_changes_nothing(

@@ -134,7 +134,7 @@ def test_a_reservation_that_nobody_tests_in_is_told() -> None:
     )
     gone = msgspec.structs.replace(KEPT, nodes=("gone",))
     (one,) = found(known(reservations=(gone,)))
-    assert (one.node, one.repair) == (None, Repair.end_reservation)
+    assert (one.node, one.repair) == ("gone", Repair.end_reservation)
 
 
 @pytest.mark.parametrize("name_of_it", ["healer", "spares", "maint_healer_1"])

@@ -67,7 +67,7 @@ def test_a_socket_never_has_a_path_that_the_kernel_refuses(scratch: Path) -> Non
     folder = socket_folder(long, "redis", user)
     try:
         assert len(os.fsencode(folder / ".s.PGSQL.5432")) < 107
-        assert mode(folder) == 0o700
+        assert not mode(folder) & 0o007
         assert socket_folder(long, "redis", user) == folder
     finally:
         folder.rmdir()

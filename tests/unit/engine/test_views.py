@@ -7,7 +7,7 @@ import pytest
 
 from healer.engine.records import gpu_hours_lost, readiness
 from healer.model import Controller, HitBasis, JobHit, Trouble
-from healer.ports.answers import CheckpointSeen, Pulse, Requeue
+from healer.ports.answers import CheckpointSeen, Pulse, Requeue, SealState
 from healer.ports.request_errors import Unavailable
 
 NOW = datetime(2026, 11, 20, 3, 16, tzinfo=UTC)
@@ -72,7 +72,7 @@ def pulse(cluster: str, age_s: float = 2, **fields: object) -> Pulse:
 def test_one_cluster_that_is_well_is_enough() -> None:
     found = readiness(lambda: [pulse("pod1"), pulse("pod2", age_s=31)], NOW, stale_s=30)
     assert found.ready and set(found.checks) == {
-        "database", "slurm pod1", "detector pod1", "slurm pod2", "detector pod2",
+        "database", "slurm pod1", "detector pod1", "seal pod1", "slurm pod2", "detector pod2", "seal pod2",
     }  # fmt: skip
     assert found.checks["slurm pod2"]["ok"] is False
     alone = readiness(lambda: [pulse("pod1", detector=False)], NOW, stale_s=30)
@@ -93,3 +93,23 @@ def test_without_a_database_nothing_is_ready() -> None:
     assert not found.ready and found.checks == {
         "database": {"ok": False, "text": "the database does not answer"}
     }
+
+
+@pytest.mark.parametrize(
+    ("behind_s", "silent_s", "is_ready", "words"),
+    [
+        (None, 0, True, "the audit is sealed and witnessed"),
+        (59, 299, True, "the audit is sealed and witnessed"),
+        (61, 0, False, "No worker seals the audit"),
+        (None, 301, True, "The witness file:/w has no checkpoint"),
+        (61, 301, False, "has no checkpoint since"),
+    ],
+)
+def test_a_seal_that_is_behind_is_not_ready_and_a_witness_that_is_away_is_shown(
+    behind_s: float | None, silent_s: float, is_ready: bool, words: str
+) -> None:
+    since = None if behind_s is None else NOW - timedelta(seconds=behind_s)
+    state = SealState(since=since, witnesses={"file:/w": NOW - timedelta(seconds=silent_s)})
+    found = readiness(lambda: [pulse("pod1", seal=state)], NOW, stale_s=30)
+    assert found.ready is is_ready
+    assert words in found.checks["seal"]["text"]

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 from healer.model import Component, Observation, ObservationKind
-from healer.observations.echoes import LINES_KEPT, Echoes
+from healer.observations.echoes import LINES_KEPT, Echoes, uptime_of
 
 NOW = datetime(2026, 11, 20, 3, 0, 0, 250_000, tzinfo=UTC)
 WHERE = Component(cluster="pod1", node="gpu0001", pci="0000:9b:00")
@@ -17,6 +17,7 @@ def seen(
     seq: int | None = None,
     where: Component = WHERE,
     code: int = 94,
+    stamp: str = "",
 ) -> Observation:
     arrived = NOW + timedelta(seconds=arrival_s)
     return Observation(
@@ -28,7 +29,7 @@ def seen(
         boot_id=boot_id,
         seq=seq,
         code=code,
-        line="NVRM: Xid (PCI:0000:9b:00): 94, Contained",
+        line=f"{stamp}NVRM: Xid (PCI:0000:9b:00): 94, Contained",
         data={"pid": 7},
     )
 
@@ -91,3 +92,20 @@ def test_only_so_many_lines_are_remembered() -> None:
     for code in range(1000, 1000 + LINES_KEPT):
         known.is_echo(seen(2, code=code), NOW, None)
     assert not known.is_echo(seen(3), NOW, None)
+
+
+def test_the_kernels_stamp_is_read_from_each_form_that_has_it() -> None:
+    rest = "NVRM: Xid (PCI:0000:9b:00): 94"
+    for stamp in ("[ 1234.567890] ", "Nov 20 03:00:00 gpu0001 kernel: [ 1234.567890] ", "6,12,1234567890,-;"):
+        assert uptime_of(stamp + rest) == 1234.56789
+    assert uptime_of("Nov 20 03:00:00 gpu0001 kernel: " + rest) is None
+    assert uptime_of(rest + ", name=[ 1234.567890] ") is None, "what a process calls itself is no stamp"
+
+
+def test_the_kernels_stamp_is_the_records_identity_within_a_boot() -> None:
+    """Also days later, after a repair, and where one route told the time and another the boot."""
+    timed = seen(1, event_s=0, stamp="[  99.000001] ")
+    again = seen(90_000, boot_id="b1", stamp="[  99.000001] ")
+    assert echoes(timed, again, renewed_at=NOW + timedelta(hours=1)) == [False, True]
+    assert echoes(timed, seen(5, event_s=0, boot_id="b1", stamp="[  99.000002] ")) == [False, False]
+    assert echoes(seen(1, boot_id="b0", stamp="[  99.000001] "), again) == [False, False]

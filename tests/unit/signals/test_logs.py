@@ -59,7 +59,7 @@ FORMS = {
     "vector": vector(),
     "fluent-bit": fluent_bit(),
     "fluent-bit, small letters": fluent_bit(lower=True),
-    "rsyslog imklog": rsyslog(),
+    "rsyslog imkmsg": rsyslog(),
     "rsyslog imjournal": rsyslog(
         " " + LOST, "imjournal", _TRANSPORT="kernel", _SOURCE_MONOTONIC_TIMESTAMP="6781753400584"
     ),
@@ -122,8 +122,9 @@ FORGED = {
     "from the network": rsyslog(inputname="imudp"),
     "imjournal without the transport": rsyslog(inputname="imjournal"),
     "imjournal, another transport": rsyslog(inputname="imjournal", _TRANSPORT="syslog"),
-    "imklog, another facility": rsyslog(facility="1"),
-    "imklog without the facility": {"msg": LOST, "inputname": "imklog", "hostname": "gpu0001"},
+    "imklog, which splits records": rsyslog(inputname="imklog"),
+    "imkmsg, another facility": rsyslog(facility="1"),
+    "imkmsg without the facility": {"msg": LOST, "inputname": "imkmsg", "hostname": "gpu0001"},
     "written to /dev/kmsg": journalctl(SYSLOG_FACILITY="1"),
     "two words for one thing": {**journalctl(), "_transport": "syslog"},
     "an input that is no kernel, and the transport": rsyslog(inputname="imuxsock", _TRANSPORT="kernel"),
@@ -133,14 +134,14 @@ FORGED = {
     "fields of one's own, underscores stripped": {
         "TRANSPORT": "journal",
         "UID": "1000",
-        "INPUTNAME": "imklog",
+        "INPUTNAME": "imkmsg",
         "SYSLOG_FACILITY": "0",
         "MESSAGE": LOST,
         "HOSTNAME": "gpu0001",
     },
     "an input in capitals": {
         "MESSAGE": LOST,
-        "INPUTNAME": "imklog",
+        "INPUTNAME": "imkmsg",
         "SYSLOG_FACILITY": "0",
         "HOSTNAME": "gpu0001",
     },
@@ -183,8 +184,8 @@ def test_a_mark_is_never_overruled_by_another_place() -> None:
         ('"_TRANSPORT":"syslog","_TRANSPOR\\u0054":"kernel"', 0),
         ('"_TRANSPORT":"kernel","_TRANSPORT":"kernel"', 1),
         ('"_TRANSPORT":"kernel","facility":1,"facility":0', 0),
-        ('"inputname":"imuxsock","facility":"kern","inputname":"imklog"', 0),
-        ('"inputname":"imklog","facility":0,"x":[{"_TRANSPORT":"a","_TRANSPORT":"b"}]', 1),
+        ('"inputname":"imuxsock","facility":"kern","inputname":"imkmsg"', 0),
+        ('"inputname":"imkmsg","facility":0,"x":[{"_TRANSPORT":"a","_TRANSPORT":"b"}]', 1),
     ],
 )
 def test_a_mark_is_not_overruled_by_another_of_its_name(said: str, stored: int) -> None:

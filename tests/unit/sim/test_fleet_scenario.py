@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 
 from healer.sim.fleet.scenario import BadScenario, load, shipped
+from healer.sim.fleet.score import repeat_floor
 
 NEEDED = {
     "llama3-54d", "rack-power", "leaf-switch", "driver-rollout", "xid45-storm", "slow-node-10pct",
     "storage-brownout", "controller-outage", "telemetry-loss", "bad-rule",
+    "worn-512",
 }  # fmt: skip
 SMALL = """\
 name: mine
@@ -30,6 +32,11 @@ def test_llama3_has_the_published_counts() -> None:
     scenario = load("llama3-54d")
     assert sum(one.count for one in scenario.mix) == 419
     assert (scenario.nodes, scenario.days) == (2048, 54)
+
+
+def test_no_policy_avoids_relapses_and_bad_repairs_that_pass_their_tests() -> None:
+    """15 % relapse, 72 % of them by a fault of the node; 20 % of repairs do not take, tests find 80 %."""
+    assert repeat_floor(load("llama3-54d")) == pytest.approx(1 - (1 - 0.15 * 303 / 419) * 0.96, abs=0.002)
 
 
 def test_a_file_of_ones_own(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from healer.adapters.slurm import process
-from healer.adapters.slurm.preferred import REST_S, WRITE_S, OtherCluster, PreferredScheduler
+from healer.adapters.slurm.preferred import WRITE_S, PreferredScheduler
+from healer.adapters.slurm.preferred_reads import REST_S, OtherCluster
 from healer.model import SlurmCall
 from healer.ports.lease import FRESH_S, LEASE_S
 from healer.ports.scheduling import (

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from healer.adapters.slurm import pyslurm_client, pyslurm_nouns
+from healer.adapters.slurm import pyslurm_nouns, pyslurm_reads
 from healer.adapters.slurm.pyslurm_child import JOB, NODE, read
 from healer.model import SlurmJob, SlurmNode
 from healer.ports.scheduling import SchedulerRefused, SchedulerUnavailable, UnknownNode
@@ -178,7 +178,7 @@ def test_a_user_without_a_name_here_and_a_text_that_is_no_utf_8_hide_nothing_els
     ],
 )
 def test_what_a_number_means(code: int | None, text: str, kind: type[Exception], sent: bool | None) -> None:
-    error = pyslurm_client.error("Slurm did not drain", {"kind": "slurm", "code": code, "text": text})
+    error = pyslurm_reads.error("Slurm did not drain", {"kind": "slurm", "code": code, "text": text})
     assert type(error) is kind
     assert getattr(error, "sent", None) == sent
     if kind is not SchedulerUnavailable:
@@ -186,5 +186,5 @@ def test_what_a_number_means(code: int | None, text: str, kind: type[Exception],
 
 
 def test_pitfall_4_resume_of_a_healthy_node_has_one_number_everywhere() -> None:
-    error = pyslurm_client.error("x", {"kind": "slurm", "code": 2028, "text": "Invalid node state specified"})
+    error = pyslurm_reads.error("x", {"kind": "slurm", "code": 2028, "text": "Invalid node state specified"})
     assert isinstance(error, SchedulerRefused) and error.code == 2180

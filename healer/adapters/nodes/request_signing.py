@@ -1,0 +1,81 @@
+"""Requests to healer-node, signed by the worker: ECDSA with P-256 and SHA-256."""
+
+import base64
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from healer.ports.node_exec import NodeError
+
+#: The first words of what is signed: a signature is good for nothing else.
+FORM = "healer-node 1"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a signature binds the words to. `run` is empty for looks outside of a run; `until` in seconds
+    since 1970; `call_id` is good for one call."""
+
+    cluster: str
+    node: str
+    run: str
+    until: float
+    call_id: str
+
+
+class Signer:
+    """Raises NodeError for a file that cannot be used."""
+
+    def __init__(self, key_file: Path) -> None:
+        self._key = read_key(key_file)
+
+    def signed(self, request: Request, words: tuple[str, ...]) -> tuple[str, ...]:
+        """The words of a signed request, as healer-node takes them."""
+        cluster, run = request.cluster or "-", request.run or "-"
+        bound = (cluster, request.node, run, str(int(request.until) + 1), request.call_id, *words)
+        signature = sign(self._key, " ".join((FORM, *bound)).encode("ascii"))
+        return ("signed", base64.b64encode(signature).decode("ascii"), *bound)
+
+
+def sign(key: ec.EllipticCurvePrivateKey, data: bytes) -> bytes:
+    """As `openssl dgst -sha256 -verify` reads it."""
+    return key.sign(data, ec.ECDSA(hashes.SHA256()))
+
+
+def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
+    """A private key of P-256 that only its user may read. Raises NodeError."""
+    try:
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(path.stat().st_mode)
+            key = serialization.load_pem_private_key(file.read(), password=None)
+    except OSError as error:
+        raise NodeError(f"The signing key {path} cannot be read: {error.strerror}.") from None
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise NodeError(f"The signing key {path} is no key without a passphrase: {error}.") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
+        raise NodeError(f"The signing key {path} is none of P-256: `healer node-keys` makes one.")
+    if mode & 0o077:
+        raise NodeError(f"The signing key {path} can be read by others than its user: give it mode 600.")
+    return key
+
+
+def make_key(path: Path) -> Path:
+    """Writes a new private key for its user alone, and the public one next to it (`.pub`), whose path it
+    returns. Raises FileExistsError and other OSError."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    public = key.public_key().public_bytes(
+        serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+    )
+    path.touch(mode=0o600, exist_ok=False)
+    path.write_bytes(private)
+    public_path = path.with_suffix(".pub")
+    public_path.write_bytes(public)
+    public_path.chmod(0o644)
+    return public_path

@@ -1,0 +1,27 @@
+"""Holds the claims of relays that accuse more than one sender is believed for, and pages their names."""
+
+import msgspec
+
+from healer.decisions.accusations import suspects
+from healer.engine.upkeep import Walk
+from healer.incidents.certainty import unproven_senders
+from healer.telling.news import sender_page
+
+
+def hold_suspects(walk: Walk) -> None:
+    """Notes on each open incident why it is not believed, until a second sense proves it."""
+    snapshot = walk.gate.snapshot
+    found = suspects(walk.open_incidents(), len(snapshot.gpu_nodes) if snapshot else 0, walk.now)
+    newly: dict[str, str] = {}
+    for incident in walk.open_incidents():
+        senders = unproven_senders(incident)
+        named = [sender for sender in senders if sender in found]
+        doubt = incident.doubt if named and incident.doubt else found[named[0]] if named else ""
+        if doubt == incident.doubt:
+            continue
+        if doubt:
+            newly |= {sender: found[sender] for sender in named}
+        walk.work.put(msgspec.structs.replace(incident, doubt=doubt, updated=walk.now))
+    for sender, why in sorted(newly.items()):
+        walk.tx.queue_message(sender_page(walk.picture.cluster, sender, why, walk.now))
+        walk.audit("sender.suspect", f"sender/{sender}", why=why)

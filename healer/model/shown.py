@@ -1,0 +1,68 @@
+"""Text of others, made fit for eyes: every character that a reader cannot see, or that changes how others are
+shown, becomes a symbol. Used at every way out: terminals, logs, pages, mails, chats, tickets, and
+Slurm's comments.
+
+A terminal obeys escape sequences, a page a bidi override, and a person trusts what both of them show.
+"""
+
+import re
+
+#: First and last code points of what is never shown as itself.
+_UNSEEN = (
+    (0x00, 0x1F), (0x7F, 0x9F),  # controls: C0, DEL, C1
+    (0xAD, 0xAD), (0x34F, 0x34F), (0x200B, 0x200B), (0x2060, 0x2064), (0xFEFF, 0xFEFF),  # no width
+    (0x61C, 0x61C), (0x200E, 0x200F), (0x202A, 0x202E), (0x2066, 0x206F),  # direction of the text
+    (0x2028, 0x2029), (0x2065, 0x2065),  # separators of lines and paragraphs; never given
+    (0x115F, 0x1160), (0x17B4, 0x17B5), (0x3164, 0x3164), (0xFFA0, 0xFFA0),  # blank letters
+    (0xD800, 0xDFFF), (0xFFF0, 0xFFFB), (0xFFFE, 0xFFFF),  # halves of pairs, annotations, no characters
+    (0x1BCA0, 0x1BCA3), (0x1D173, 0x1D17A), (0xE0000, 0xE00FF), (0xE01F0, 0xE0FFF),  # scores, tags
+)  # fmt: skip
+#: Joiners mean something inside these scripts and between pictures only: elsewhere two names look alike.
+_JOINERS = ((0x180B, 0x180F), (0x200C, 0x200D))
+_JOINING = (
+    (0x600, 0x61B), (0x61D, 0x1CFF), (0x2190, 0x27BF), (0x2B00, 0x2BFF), (0xA800, 0xABFF), (0xFB50, 0xFDFF),
+    (0xFE0F, 0xFE0F), (0xFE70, 0xFEFC), (0x10A00, 0x11FFF), (0x1E900, 0x1E95F), (0x1F000, 0x1FAFF),
+)  # fmt: skip
+
+
+def _members(ranges: tuple[tuple[int, int], ...]) -> str:
+    return "".join(f"\\U{first:08x}-\\U{last:08x}" for first, last in ranges)
+
+
+_FORM = re.compile(
+    f"[{_members(_UNSEEN)}]"
+    f"|[{_members(_JOINERS)}](?![{_members(_JOINING)}])"
+    f"|(?<![{_members(_JOINING)}])[{_members(_JOINERS)}]"
+)
+
+
+def shown(text: str, *, keep: str = "") -> str:
+    """The text with a symbol for each character that cannot be seen: `␛` for escape, `⟨U+202E⟩` for an
+    override of the direction. `keep`: line ends and tabs that stay, `"\\n"` or `"\\n\\t"`. Text of all
+    scripts stays as it is, and what was shown once stays the same.
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    return _FORM.sub(lambda found: found[0] if found[0] in keep else _symbol(ord(found[0])), text)
+
+
+def one_line(text: str) -> str:
+    """The text on one line, with single spaces, and `shown`."""
+    return shown(" ".join(text.split()))
+
+
+def shown_json(document: str) -> str:
+    """JSON that a terminal may get: the same document, with escapes for what `shown` replaces. Line ends
+    between its values stay."""
+    return _FORM.sub(lambda found: found[0] if found[0] in "\n\t" else _escape(found[0]), document)
+
+
+def _symbol(code: int) -> str:
+    if code < 0x20:
+        return chr(0x2400 + code)
+    return "\N{SYMBOL FOR DELETE}" if code == 0x7F else f"⟨U+{code:04X}⟩"
+
+
+def _escape(letter: str) -> str:
+    raw = letter.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{raw[at : at + 2].hex()}" for at in range(0, len(raw), 2))

@@ -1,0 +1,253 @@
+"""Nothing that a reader cannot see leaves healer: every way out, with all code points."""
+
+import ast
+import io
+import json
+import sys
+import unicodedata
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from datetime import UTC, datetime
+from email import message_from_bytes, policy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import structlog
+from hypothesis import given
+from hypothesis import strategies as st
+from jinja2 import DictLoader
+
+from healer import bootstrap
+from healer.adapters.notify import alertmanager, group_bots, mail, pagerduty, slack
+from healer.adapters.tickets.desk import DeskTickets, Found
+from healer.adapters.webhook import WebhookNotifier
+from healer.commands import Failed, cli, say, say_json
+from healer.commands.remote import print_json, print_table
+from healer.console.render import Renderer, markdown_file
+from healer.decisions.comments import Remark, with_remark
+from healer.model import About, Channel, ChannelKind, Message, Severity, Ticket
+from healer.model.shown import one_line, shown, shown_json
+from healer.model.slurm import plain
+from healer.telling.news import notice_of
+
+AT = datetime(2026, 11, 20, 3, tzinfo=UTC)
+TURNS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+UNSEEN = {0xAD, 0x61C, 0x200B, 0x200E, 0x200F, 0x2060, 0x3164, 0xFEFF, 0xFFF9, 0xFFFA, 0xFFFB}
+REAL = "显卡掉了，节点　gpu0017 – é ü ß 東京 서울 مرحبا می\u200cخواهم नमस्ते क्\u200dष 👩\u200d💻 ❤\ufe0f €½→█"
+
+
+#: All code points, and joiners within a name.
+ALL = "".join(map(chr, range(sys.maxunicode + 1))) + "gpu\u200d1 gpu\u200c1"
+#: What no reader sees, by Unicode's own tables and not by ours.
+HIDDEN = frozenset(
+    letter
+    for letter in ALL
+    if unicodedata.category(letter) in ("Cc", "Cs", "Zl", "Zp")
+    or unicodedata.bidirectional(letter) in TURNS
+    or ord(letter) in UNSEEN
+    or 0xE0000 <= ord(letter) < 0xE0080
+)
+
+
+def hidden(text: str, keep: str = "") -> str:
+    return "".join(sorted((HIDDEN & set(text)) - set(keep)))
+
+
+#: What must not come out, for the ways out that are bounded: in pieces that none of them cuts.
+BAD = hidden(ALL)
+PIECES = ["a".join(BAD[at : at + 60]) for at in range(0, len(BAD), 60)]
+
+
+def test_all_code_points_are_fit_for_eyes() -> None:
+    assert hidden(shown(ALL)) == ""
+    assert hidden(shown(ALL, keep="\n\t")) == "\t\n"
+    assert hidden(one_line(ALL)) == ""
+    assert not {"\u200c", "\u200d"} & set(shown("gpu\u200d1 gpu\u200c1 节\u200d点")), "a joiner within a name"
+
+
+def test_text_of_all_scripts_stays() -> None:
+    assert shown(REAL) == REAL
+    # Letters, marks, digits, signs: of every assigned one that can be seen.
+    seen = "".join(letter for letter in ALL if unicodedata.category(letter)[0] in "LNPSM")
+    lost = set(seen) - set(shown(seen))
+    assert all("FILLER" in unicodedata.name(letter) or "INHERENT" in unicodedata.name(letter)
+               or unicodedata.name(letter) == "COMBINING GRAPHEME JOINER" or "MONGOLIAN FREE" in
+               unicodedata.name(letter) for letter in lost)  # fmt: skip
+
+
+@given(st.text(st.characters(codec=None)))
+def test_once_is_enough(text: str) -> None:
+    assert shown(shown(text)) == shown(text)
+    assert hidden(shown(text)) == ""
+
+
+@given(st.recursive(st.text(st.characters(codec=None)), lambda inner: st.lists(inner, max_size=3)))
+def test_json_for_a_terminal_is_the_same_document(document: Any) -> None:
+    text = shown_json(json.dumps(document, ensure_ascii=False))
+    assert hidden(text) == ""
+    assert json.loads(text) == json.loads(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("put", "keep"),
+    [
+        (say, "\n"),
+        (lambda text: say(text, err=True), "\n"),
+        (lambda text: say(text, lines=True), "\n\t"),
+        (print_json, "\n"),
+        (lambda text: say_json(msgspec.json.encode(text.encode("utf-8", "replace").decode())), "\n"),
+    ],
+    ids=["say", "error", "lines", "json", "bytes"],
+)
+def test_the_command_line(put: Callable[[str], None], keep: str, capfd: pytest.CaptureFixture[str]) -> None:
+    put(ALL)
+    said = "".join(capfd.readouterr())
+    assert len(said) > sys.maxunicode
+    assert hidden(said, keep) == ""
+
+
+def test_tables(capfd: pytest.CaptureFixture[str]) -> None:
+    print_table(["NODE", "JOB"], [["gpu0001", piece] for piece in PIECES])
+    said = capfd.readouterr().out
+    assert said.count("\n") == len(PIECES) + 1
+    assert hidden(said, "\n") == ""
+
+
+def test_how_a_command_fails(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    def refused() -> Callable[[object], None]:
+        raise Failed(ALL)
+
+    monkeypatch.setattr(cli, "build", refused)
+    with pytest.raises(SystemExit):
+        cli.main(["nodes"])
+    assert hidden(capfd.readouterr().err, "\n") == ""
+
+
+def test_commands_print_by_one_way_only() -> None:
+    """A `typer.echo`, or a `print` to standard output, would go past the symbols."""
+    folder = Path(cli.__file__).parent
+    past = [
+        f"{path.name}:{node.lineno}"
+        for path in sorted({*folder.glob("*.py")} - {folder / "__init__.py", folder / "cli.py"})
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr == "echo"
+    ]
+    assert past == []
+
+
+@pytest.fixture
+def _logging() -> Iterator[None]:
+    yield
+    structlog.reset_defaults()
+
+
+@pytest.mark.usefixtures("_logging")
+@pytest.mark.parametrize("configure", [bootstrap.log_to_stderr, bootstrap.log_as_json])
+def test_logs(configure: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", out)
+    configure()
+    log = structlog.get_logger()
+    log.warning("a line of others", line=ALL, node=[ALL[:200]])
+    log.warning(ALL)
+    try:
+        raise ValueError(ALL)
+    except ValueError:
+        log.exception("it failed", why=ALL[:100])
+    lines = out.getvalue()
+    assert hidden(lines, "\n") == ""
+    assert "a line of others" in lines
+
+
+def notice(text: str) -> Any:
+    about = About(node="gpu0001", preview=(text,))
+    message = Message(id="1f2e3d4c:p0", cluster="pod1", title=text, text=f"Job: {text}\n{text}",
+                      severity=Severity.P0, page=True, about=about)  # fmt: skip
+    return notice_of(message, AT, page=True, console_url="https://healer.example")
+
+
+def test_every_notice() -> None:
+    made = notice(ALL)
+    assert hidden(made.text, "\n") == ""
+    assert hidden("".join(made.preview)) == ""
+
+
+CHANNEL = Channel(
+    name="m", kind=ChannelKind.email, server="127.0.0.1:25", sender="h@x.example", to=("a@x.example",)
+)
+DRAWN: dict[str, Callable[[Any], Any]] = {
+    "slack": slack.message,
+    "dingtalk": lambda it: group_bots._dingtalk_body(it, ("13800000000",)),
+    "feishu": group_bots._feishu_body,
+    "wecom": group_bots._wecom_body,
+    "pagerduty": lambda it: pagerduty.body(it, "key"),
+    "alertmanager": lambda it: alertmanager.alert(it, AT),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_chats_and_pagers(name: str) -> None:
+    for piece in PIECES:
+        body = json.dumps(DRAWN[name](notice(piece)), ensure_ascii=False).replace("\\n", "")
+        assert hidden(body) == ""
+        assert "\\u00" not in body
+
+
+def test_mails() -> None:
+    for piece in PIECES:
+        raw = mail.letter(notice(piece), "", CHANNEL, AT).as_bytes()
+        read = message_from_bytes(raw, policy=policy.default)
+        assert hidden(str(read["Subject"])) == ""
+        for part in read.iter_parts():
+            assert hidden(part.get_content(), "\n") == ""
+
+
+class Desk:
+    """Keeps the ticket it gets."""
+
+    calls: Any = SimpleNamespace(delivery=nullcontext)
+    settles_s = 0.0
+    ticket: Ticket
+
+    def find(self, key: str, since: datetime | None) -> Found | None:
+        return None
+
+    def create(self, ticket: Ticket, key: str) -> Found:
+        self.ticket = ticket
+        return Found(name="T-1", handle="1", closed=False)
+
+
+def test_tickets() -> None:
+    desk: Any = Desk()
+    DeskTickets(desk).send(
+        Ticket(id="k:ticket", cluster="pod1", node="n", incident=None, title=ALL, text=ALL)
+    )
+    assert hidden(desk.ticket.title) == ""
+    assert hidden(desk.ticket.text, "\n\t") == ""
+
+
+def test_what_a_webhook_gets() -> None:
+    sent: list[Any] = []
+    hook: Any = SimpleNamespace(post=sent.append)
+    WebhookNotifier(hook).send(Message(id="1", cluster="pod1", title=ALL, text=ALL, severity=Severity.P1))
+    assert hidden(sent[0]["data"]["title"]) == ""
+    assert hidden(sent[0]["data"]["text"], "\n\t") == ""
+
+
+def test_what_slurm_gets() -> None:
+    assert all(" " <= letter <= "~" for letter in plain(ALL))
+    for piece in PIECES:
+        assert hidden(with_remark("", Remark(text=piece))) == ""
+
+
+def test_pages() -> None:
+    render = Renderer()
+    for env in render._envs.values():
+        env.loader = DictLoader({"any": "<p title='{{ foreign }}'>{{ foreign }}</p>"})
+    page = bytes(render.page("any", foreign=ALL).body).decode()
+    assert hidden(page, "\n\t") == ""
+    assert len(page) > sys.maxunicode
+    assert hidden(bytes(markdown_file("a.md", ALL).body).decode(), "\n\t") == ""

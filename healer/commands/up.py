@@ -4,7 +4,6 @@ breaks."""
 import os
 import re
 import shutil
-import sys
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -90,9 +89,6 @@ def demo(
         envvar="SLURM",
         help="auto: real where it is installed; real; sim; install: Debian's first.",
     ),
-    make_users: bool = typer.Option(
-        False, "--make-users", envvar="MAKE_USERS", help="As root: make the system users that are missing."
-    ),
 ) -> None:
     """Start everything and a faulty cluster to heal."""
     from healer.embedded.embedded_slurm import SlurmNotStarted
@@ -104,7 +100,7 @@ def demo(
     _forget_settings()
     os.environ["HEALER_CONFIG"] = str(_CONFIG.resolve())
     wanted = load(listen=listen)
-    _have_users(make_users)
+    _have_users()
     check_port(wanted.listen, system_users().service)
     folder = _folder()
     real = None
@@ -126,23 +122,14 @@ def demo(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _have_users(make: bool) -> None:
-    """Root's demo runs as system users too. They are made where the caller says so, or says yes."""
+def _have_users() -> None:
+    """Root's demo runs as system users too. It makes those that are missing, and says how to remove them."""
     from healer.embedded import user
 
-    if os.geteuid() != 0 or not (commands := user.missing_users()):
+    if os.geteuid() != 0 or not (made := user.make_users()):
         return
-    names = ", ".join(command[-1] for command in commands)
-    if not make and sys.stdin is not None and sys.stdin.isatty():
-        make = typer.confirm(f"healer: root runs no part itself. Make the system users {names}?")
-    if not make:
-        raise Failed(
-            f"root runs no part of the demo itself, and the system users {names} are missing: start it as an "
-            "ordinary user, or with MAKE_USERS=1, which makes them: "
-            + " && ".join(" ".join(command) for command in commands)
-        )
-    user.make_users()
-    _say(f"made the system users {names}")
+    _say(f"made the system users {', '.join(made)}, as root runs no part itself")
+    _say(f"to remove them after the demo: {' && '.join(f'userdel {name}' for name in made)}")
 
 
 def _forget_settings() -> None:

@@ -19,6 +19,8 @@ from typing import Any
 
 #: System users: of the parts, of the worker, of the embedded servers.
 SERVICE, WORKER, SERVERS = "healer", "healer-worker", "healer-db"
+#: useradd's exit status where another process made the user meanwhile.
+_USER_EXISTS = 9
 
 #: The location of root's servers' files if they cannot enter the data directory.
 ROOT_STATE = Path("/var/lib/healer")
@@ -176,15 +178,17 @@ def missing_users() -> list[list[str]]:
     return [[*make, name] for name in (SERVICE, WORKER, SERVERS) if name not in names]
 
 
-def make_users() -> None:
-    """Makes the system users that are missing. Raises EmbeddedError."""
-    for command in missing_users():
+def make_users() -> list[str]:
+    """Makes the system users that are missing, and returns their names. Raises EmbeddedError."""
+    commands = missing_users()
+    for command in commands:
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
         except OSError as error:
             raise EmbeddedError(f"the user {command[-1]} cannot be made: {error.strerror}: useradd") from None
-        if done.returncode != 0:
+        if done.returncode not in {0, _USER_EXISTS}:
             raise EmbeddedError(f"the user {command[-1]} cannot be made: {done.stderr.strip()}")
+    return [command[-1] for command in commands]
 
 
 def _entry(name: str, shared: int, *, is_final: bool = False) -> ServerUser:

@@ -173,6 +173,36 @@ def test_a_port_for_root_alone_is_refused_with_a_sentence(scratch: Path) -> None
     wait_until(lambda: not list((scratch / "data").glob("running.json")))
 
 
+#: A machine without healer's users: /etc of its own, in which useradd changes nothing outside.
+FRESH_MACHINE = """
+cp -a /etc/. "$1" && mount --bind "$1" /etc || exit
+sed -i /^healer/d /etc/passwd /etc/group /etc/shadow /etc/gshadow
+shift && exec "$@"
+"""
+MAKES_USERS = "from healer.embedded.user import make_users; print(make_users(), make_users())"
+
+
+def on_a_fresh_machine(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    etc = folder / "etc"
+    etc.mkdir()
+    enter = ["unshare", "--mount", "sh", "-c", FRESH_MACHINE, "sh", str(etc)]
+    environ = os.environ | {"HEALER_SLURM_ADAPTERS": "sim"}
+    return subprocess.run([*enter, *command], capture_output=True, text=True, env=environ, check=False)
+
+
+def test_the_demo_of_root_makes_the_users_once(scratch: Path) -> None:
+    done = on_a_fresh_machine(scratch, sys.executable, "-c", MAKES_USERS)
+    assert done.stdout == "['healer', 'healer-worker', 'healer-db'] []\n", done.stderr
+
+
+def test_without_the_users_root_reads_how_to_make_them(scratch: Path) -> None:
+    up = [sys.executable, "-m", "healer", "up", "--data-dir", str(scratch / "data")]
+    done = on_a_fresh_machine(scratch, *up)
+    assert done.returncode == 1
+    for name in ("healer", "healer-worker", "healer-db"):
+        assert f"--shell /usr/sbin/nologin {name}" in done.stderr
+
+
 # --- tokens -------------------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ from healer.actions import (
     power,
     release,
     requeue,
+    second_look,
     site_command,
     sweep,
     tell_people,
@@ -67,6 +68,7 @@ CHECKS: Mapping[str, Action] = MappingProxyType(
         "stacks": hang.STACKS,
         "spare_ready": requeue.SPARE_READY,
         "memory_health": node_work.MEMORY_HEALTH,
+        "second_look": second_look.SECOND_LOOK,
         "power_state": power.POWER_STATE,
     }
 )

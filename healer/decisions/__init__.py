@@ -9,6 +9,7 @@ from healer.decisions.breaker import (
 )
 from healer.decisions.capacity import limits
 from healer.decisions.decide import (
+    ASKING,
     adopts,
     decide,
     decision_key,

@@ -2,7 +2,7 @@
 
 A relay that nothing vouches for may accuse a few nodes at a time before a second sense agrees. Past that it
 lies, or is broken, or something happened to the whole place: its claims are held for a person, who also hears
-which relay it is. Claims that a second sense proved are not counted, so an honest relay never runs out.
+which relay it is. So are those of a relay that said what the node itself denies. Claims that a second sense proved are not counted, so an honest relay never runs out.
 """
 
 import math
@@ -25,6 +25,15 @@ def budget(nodes: int) -> int:
     return max(NODES_AT_LEAST, math.floor(SHARE * nodes))
 
 
+def denial_of(incident: Incident, sender: str) -> str:
+    """Why this relay is not believed, where the node itself denies what it said; without its end."""
+    denied = (claim for claim in incident.evidence if claim.denied and claim.relayed_by == sender)
+    claim = next(denied, None)
+    if claim is None:
+        return ""
+    return f"The relay {sender} says of {claim.component.node} what the node itself denies: {claim.denied}"
+
+
 def suspects(incidents: Iterable[Incident], nodes: int, now: datetime) -> dict[str, str]:
     """Sender -> why its claims are held, in one sentence without its end. A sender stays suspect while one
     of its claims is held."""
@@ -35,8 +44,8 @@ def suspects(incidents: Iterable[Incident], nodes: int, now: datetime) -> dict[s
         if not incident.is_open or incident.fault_class not in HARDWARE:
             continue
         for sender in unproven_senders(incident):
-            if incident.doubt:
-                found[sender] = incident.doubt
+            if why := denial_of(incident, sender) or incident.doubt:
+                found[sender] = why
             if now - incident.opened < WINDOW:
                 accused[sender] |= {part.node for part in (incident.root, *incident.affected) if part.node}
     for sender, named in accused.items():

@@ -20,6 +20,7 @@ from healer.incidents.certainty import is_proven_fatal, is_proven_unusable, unpr
 from healer.incidents.growth import senses_of, why_not_looked, why_too_few_senses
 from healer.incidents.impact import urgency_of
 from healer.incidents.part_history import rung_of
+from healer.incidents.second_look import is_denied
 from healer.model import (
     APPROVAL_LASTS,
     JOB_VERBS,
@@ -61,7 +62,7 @@ _REMEDIES = {
 #: another.
 PLANS_AFTER = timedelta(minutes=3)
 #: A run in one of these states still asks the gate; in the others it is under way, or waits for a person.
-_ASKING = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
+ASKING = frozenset({RunState.proposed, RunState.waiting_approval, RunState.held})
 
 
 def decide(
@@ -74,7 +75,7 @@ def decide(
     """
     if not incident.is_open or now < incident.settle_until:
         return None
-    if active is not None and active.state not in _ASKING:
+    if active is not None and active.state not in ASKING:
         return None
     if rule.playbook is None:
         why = f"Rule {rule.name} has no playbook: people are told, nothing is done."
@@ -320,7 +321,7 @@ def severity_of(incident: Incident, decision: Decision | None, facts: GateFacts 
 
     P0: a fatal fault hits service (the node takes jobs, or jobs were on it) and healer cannot or may not act,
     whichever guard holds it, shadow mode included. No P0: planned work, a node that a person drained, a fault
-    that is over, and an incident without a decision, where nothing was held. All else has its rule's
+    that is over or that the node itself denies, and an incident without a decision, where nothing was held. All else has its rule's
     severity, P1 at most.
     """
     if incident.plan:
@@ -330,7 +331,7 @@ def severity_of(incident: Incident, decision: Decision | None, facts: GateFacts 
         return base  # well again, and nothing of healer's is under way
     if decision is None or decision.outcome not in {Outcome.held, Outcome.refused}:
         return base
-    if not (incident.unusable or incident.fault_class is FaultClass.fatal):
+    if not (incident.unusable or incident.fault_class is FaultClass.fatal) or is_denied(incident):
         return base
     node = facts.snapshot.nodes.get(incident.root.node or "") if facts and facts.snapshot else None
     in_service = node is None or node.in_service  # an unknown node is not known to be out

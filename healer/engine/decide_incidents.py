@@ -7,6 +7,7 @@ from datetime import timedelta
 import msgspec
 
 from healer.decisions import (
+    ASKING,
     SLOT_VERBS,
     after_grant,
     decide,
@@ -25,6 +26,7 @@ from healer.decisions import (
 )
 from healer.decisions.book_mismatch import forgotten_drains
 from healer.decisions.sweeps import with_sweep
+from healer.engine.second_looks import begin_looks
 from healer.engine.suspect_senders import hold_suspects
 from healer.engine.upkeep import (
     Walk,
@@ -91,6 +93,7 @@ def decide_all(walk: Walk, batch: Sequence[Observation]) -> None:
     settle_slots_and_breaker(walk)
     hold_suspects(walk)
     unfold_released(walk)
+    asked = begin_looks(walk)
     walk.started += begin_releases(walk)
     walk.started += begin_sweeps(walk)
     drained, at_work = healer_drains(walk.picture), list(runs.values())
@@ -113,6 +116,8 @@ def decide_all(walk: Walk, batch: Sequence[Observation]) -> None:
             incident, active = walk.work.by_id[incident.id], None
         if active is None and _is_done(walk, incident):
             continue
+        if incident.id in asked and (active is None or (active.state in ASKING and not active.approved_by)):
+            continue  # its node is being asked whether it is so
         end_milder_run(walk, incident, rule)
         decision = decide(incident, rule, walk.gate, walk.rules, walk.now, active)
         if decision is not None:

@@ -63,7 +63,7 @@ from healer.model import (
     StepEvent,
     Verb,
 )
-from healer.model.run import has_requeued, highest_remedy, tests_result
+from healer.model.run import has_requeued, highest_remedy, look_result, tests_result
 from healer.playbooks.advance import (
     BEGIN,
     GOES_ON,
@@ -222,13 +222,14 @@ class _Drive:
             return
         early = any(entry.data.get("ends_run") for entry in self.entries)
         flags = {"early": early, "restarted": has_requeued(self.entries)}
-        self._end(RunState.done, intent.why, {name: True for name, so in flags.items() if so})
+        more = {name: True for name, so in flags.items() if so}
+        self._end(RunState.done, intent.why, more | look_result(self.entries))
 
     def _end(
-        self, state: RunState, why: str, more: Mapping[str, bool] | None = None, *, by: str | None = None
+        self, state: RunState, why: str, more: Mapping[str, object] | None = None, *, by: str | None = None
     ) -> None:
-        """`more`: `early` if the run ended before its last step, so that its incident is as before the run.
-        `by`: the person who ended it, if another one started it."""
+        """`more`: `early` if the run ended before its last step, so that its incident is as before the run;
+        what a node answered. `by`: the person who ended it, if another one started it."""
         news = _news(self.run, state, self.now())
         if news is not None:
             who = news.by if by is None else by

@@ -1,10 +1,13 @@
 """Holds the claims of relays that accuse more than one sender is believed for, and pages their names."""
 
+from collections.abc import Mapping, Sequence
+
 import msgspec
 
-from healer.decisions.accusations import suspects
+from healer.decisions.accusations import denial_of, suspects
 from healer.engine.upkeep import Walk
 from healer.incidents.certainty import unproven_senders
+from healer.model import Incident
 from healer.telling.news import sender_page
 
 
@@ -16,7 +19,7 @@ def hold_suspects(walk: Walk) -> None:
     for incident in walk.open_incidents():
         senders = unproven_senders(incident)
         named = [sender for sender in senders if sender in found]
-        doubt = incident.doubt if named and incident.doubt else found[named[0]] if named else ""
+        doubt = _doubt(incident, named, found)
         if doubt == incident.doubt:
             continue
         if doubt:
@@ -25,3 +28,9 @@ def hold_suspects(walk: Walk) -> None:
     for sender, why in sorted(newly.items()):
         walk.tx.queue_message(sender_page(walk.picture.cluster, sender, why, walk.now))
         walk.audit("sender.suspect", f"sender/{sender}", why=why)
+
+
+def _doubt(incident: Incident, named: Sequence[str], found: Mapping[str, str]) -> str:
+    """Why the incident is not believed; `named`: the suspects on whose text alone it rests."""
+    denials = (denial_of(incident, sender) for sender in named)
+    return next(filter(None, denials), "") or (named and (incident.doubt or found[named[0]])) or ""

@@ -185,15 +185,16 @@ def begin_releases(walk: Walk) -> list[str]:
         run for run in runs_to_lift_exclusions(walk.gate.snapshot, bad, walk.now) if run.job not in at_work
     ]
     held = runs_to_release_jobs(walk.gate, walk.picture.ran_on, walk.rules, walk.now)
-    return _begin(walk, [*held, *back])
+    return begin_each(walk, [*held, *back])
 
 
-def _begin(walk: Walk, runs: Sequence[Run]) -> list[str]:
-    """Begins runs on jobs, each once; returns the ids of the new ones."""
+def begin_each(walk: Walk, runs: Sequence[Run]) -> list[str]:
+    """Begins runs that take nothing from a node, each once; returns the ids of the new ones."""
     begun = [run for run in runs if walk.tx.run(run.id) is None]
     for run in begun:
         walk.tx.create_run(run)
         about = {"playbook": run.playbook, "job": run.job, "reason": run.reason}
+        about |= {"node": run.node} if run.node is not None else {}
         about |= {"incident": run.incident} if run.incident is not None else {}
         walk.audit("run.started", f"run/{run.id}", **about)
     return [run.id for run in begun]
@@ -233,7 +234,7 @@ def _begin_requeues_of(walk: Walk, incident: Incident, run: Run, jobs: Sequence[
     hit = tuple(sorted({*incident.jobs_hit, *(job.leader for job in jobs)}))
     if hit != incident.jobs_hit:
         walk.work.put(msgspec.structs.replace(incident, jobs_hit=hit))
-    return _begin(walk, [_requeue(incident, run, job, walk.now) for job in jobs])
+    return begin_each(walk, [_requeue(incident, run, job, walk.now) for job in jobs])
 
 
 def _requeues(walk: Walk, run: Run) -> bool:

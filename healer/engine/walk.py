@@ -25,6 +25,7 @@ from healer.incidents import (
     take_findings,
 )
 from healer.incidents.context import Context, apply_context, end_planned_work, split_by_context
+from healer.incidents.certainty import is_newly_proven
 from healer.incidents.correlate import unfold_from_wave
 from healer.incidents.forecast_outcomes import settle_forecasts
 from healer.incidents.growth import add_ruled_out
@@ -209,6 +210,8 @@ def _split(walk: Walk, incident: Incident, command: Command) -> None:
 def _apply_to(walk: Walk, before: Incident, command: Command) -> None:
     walk.known.setdefault(before.id, before)
     changed = apply_command(before, command)
+    if before.jobs_hit_final and is_newly_proven(before, changed):
+        walk.work.wider[changed.id] = True
     if command.kind is CommandKind.resolve and not changed.is_open:
         note_settled(walk.picture, before, command.by, command.at)
     run = walk.tx.run(before.run) if before.run and changed.run is None else None

@@ -49,6 +49,18 @@ def unproven_senders(incident: Incident) -> tuple[str, ...]:
     return tuple(sorted({evidence.relayed_by for evidence in claims if evidence.relayed_by}))
 
 
+def unproven_claims(incident: Incident) -> list[Evidence]:
+    """What relays say of the root's node, where the worst that is said of it rests on their text alone."""
+    of_root = list(_of_root(incident))
+    by_rank = (
+        [evidence for evidence in of_root if evidence.unusable],
+        [evidence for evidence in of_root if evidence.fatal],
+        of_root,
+    )
+    worst = next((claims for claims in by_rank if claims), [])
+    return [] if _is_proven(worst) else [evidence for evidence in worst if evidence.relayed_by]
+
+
 def _of_root(incident: Incident) -> Iterator[Evidence]:
     node = incident.root.node
     return (evidence for evidence in incident.evidence if node is None or evidence.component.node == node)

@@ -60,7 +60,7 @@ def add_reports(incident: Incident, finding: Finding) -> tuple[SenseReport, ...]
     """The last report of each sense with this finding's; only reports about the root's own node count."""
     of_node = (evidence for evidence in finding.evidence if evidence.component.node == incident.root.node)
     more = [
-        SenseReport(sense=evidence.sense, at=finding.arrived_at, part=_part(evidence.component))
+        SenseReport(sense=evidence.sense, at=finding.arrived_at, part=named_part(evidence.component))
         for evidence in of_node
         if evidence.sense is not Sense.hook or finding.arrived_at - evidence.at <= CHECK_LASTS
     ]
@@ -78,7 +78,7 @@ def newest_reports(heard: Iterable[SenseReport]) -> tuple[SenseReport, ...]:
     return tuple(kept[-_HEARD_KEPT:])
 
 
-def _part(where: Component) -> str:
+def named_part(where: Component) -> str:
     return str(where.gpu) if where.gpu is not None else where.pci or ""
 
 
@@ -122,7 +122,7 @@ def confirm_after_work(incident: Incident, finding: Finding, told_at: datetime, 
 def is_proof(incident: Incident, finding: Finding) -> bool:
     """Whether the finding is of the same fault, or of a worse one, at the same part."""
     same = finding.fault == incident.fault or rank_of_finding(finding) >= rank_of(incident)
-    parts = {_part(incident.root), _part(finding.component)} - {""}
+    parts = {named_part(incident.root), named_part(finding.component)} - {""}
     return same and len(parts) < 2
 
 

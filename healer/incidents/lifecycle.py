@@ -15,6 +15,7 @@ from healer.incidents.part_history import (
     part_of,
     rung_of,
 )
+from healer.incidents.second_look import SECOND_LOOK, after_look
 from healer.model import (
     ENDED_RUN_STATES,
     HARDWARE,
@@ -91,6 +92,9 @@ def apply_command(incident: Incident, command: Command) -> Incident:
             change["drained_at"] = at
             if incident.state is IncidentState.open:  # its plan is carried out now
                 change["state"] = IncidentState.mitigating
+        case CommandKind.run_changed if data.get("playbook") == SECOND_LOOK:
+            look = data.get("look")
+            return after_look(incident, str(data["run"]), look, at) if look else incident
         case CommandKind.run_changed:
             change |= _run_changed(incident, data, command.by, at) | _cause_by_tests(incident, data)
             change["tried"] = _tried(incident, data)

@@ -42,6 +42,32 @@ class MemoryState(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[str, ...] = ()
 
 
+class GpuSeen(StrEnum):
+    """A GPU by nvidia-smi on its node. `lost`: the driver has it, and nvidia-smi does not reach it."""
+
+    answers = "answers"
+    lost = "lost"
+    unknown = "unknown"
+
+
+class KernelRecord(msgspec.Struct, frozen=True):
+    """One record of a node's own kernel log; `at_s`: seconds since the boot."""
+
+    at_s: float
+    text: str
+
+
+class NodeLook(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node shows of a claim. `up_s`: seconds since its boot; `log_from_s`: the oldest record that its
+    kernel log of this boot still has, None where it cannot be read; `records`: those with the claim's words;
+    `gpu`: the GPU that is named, where the log had none of them."""
+
+    up_s: float
+    log_from_s: float | None = None
+    records: tuple[KernelRecord, ...] = ()
+    gpu: GpuSeen = GpuSeen.unknown
+
+
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """A finished test of a node. `failed` names the tests that did not pass, with what they said."""
 

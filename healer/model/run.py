@@ -97,6 +97,11 @@ def tests_result(log: Sequence[LogEntry]) -> dict[str, str]:
     return {}
 
 
+def look_result(log: Sequence[LogEntry]) -> dict[str, dict[str, Any]]:
+    """`{"look": {...}}`: what a node that was asked about a relay's text answered; else nothing."""
+    return next(({"look": entry.data["look"]} for entry in reversed(log) if "look" in entry.data), {})
+
+
 def has_requeued(log: Sequence[LogEntry]) -> bool:
     """The run has put a job back."""
     return any(entry.event is StepEvent.done and entry.data.get("verb") == Verb.requeue for entry in log)

@@ -11,6 +11,7 @@ from healer.model import (
     JobOnNode,
     JobStacks,
     MemoryState,
+    NodeLook,
     Power,
     ResetKind,
 )
@@ -51,6 +52,13 @@ class NodeExec(Protocol):
     def memory_state(self, node: str) -> MemoryState:
         """Rows that wait to be remapped or could not be, by nvidia-smi on the node. NodeError if it does not
         report them.
+        """
+        ...
+
+    def second_look(self, node: str, said: str, pci: str | None, limit_s: float) -> NodeLook:
+        """What the node's kernel log of this boot and nvidia-smi show of a claim. `said`: how the record
+        begins, in small letters and digits alone, 8 to 160 of them; `pci`: the GPU that is named. The call
+        ends within `limit_s`.
         """
         ...
 

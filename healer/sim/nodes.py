@@ -23,7 +23,17 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 from setproctitle import setproctitle
 
-from healer.model import Bundle, Diagnosis, FabricState, JobOnNode, JobStacks, MemoryState
+from healer.model import (
+    Bundle,
+    Diagnosis,
+    FabricState,
+    GpuSeen,
+    JobOnNode,
+    JobStacks,
+    KernelRecord,
+    MemoryState,
+    NodeLook,
+)
 from healer.ports.clock import Clock
 from healer.ports.node_exec import NodeError, NodeUnavailable
 from healer.sim.sim_clock import WallClock
@@ -35,6 +45,8 @@ T = TypeVar("T")
 FABRIC_MANAGER = "nvidia-fabricmanager"
 #: Real ones run for minutes (`dcgmi diag -r 3`: about 15).
 DIAGNOSIS_S = 10.0
+#: How long nodes are up that were not said to boot.
+_UP = timedelta(days=30)
 #: Tests remembered per node.
 DIAGNOSES_KEPT = 50
 #: Bytes of a collected file per call: small, so that each file takes several.
@@ -53,6 +65,8 @@ _ENDED_BY_RESET = (HUNG, "remap-pending")
 class _Node:
     faults: set[str] = field(default_factory=set)
     restarts: int = 0
+    #: When it booted, and its kernel log since then; None: that cannot be read.
+    log: tuple[datetime, tuple[KernelRecord, ...]] | None = None
     #: By job: its processes and their stacks.
     jobs: dict[str, tuple[JobOnNode, JobStacks]] = field(default_factory=dict)
     #: By key: when a test, reset or collection began, and its result.
@@ -106,6 +120,18 @@ class SimNodes:
             faults = self._reached(node).faults
             texts = tuple(f"GPU 0: {words}" for fault, words in _MEMORY.items() if fault in faults)
             return MemoryState(gpus=self._gpus - ("gpu-missing" in faults), faults=texts)
+
+    def second_look(self, node: str, said: str, pci: str | None, limit_s: float) -> NodeLook:
+        with self._lock:
+            state, now = self._reached(node), self._clock.now()
+            if state.log is None:
+                return NodeLook(up_s=_UP.total_seconds())
+            booted_at, records = state.log
+            shown = tuple(record for record in records if _plain(record.text).startswith(said))
+            lost = "gpu-missing" in state.faults
+            gpu = GpuSeen.unknown if pci is None or shown else GpuSeen.lost if lost else GpuSeen.answers
+            up_s = (now - booted_at).total_seconds()
+            return NodeLook(up_s=up_s, log_from_s=0.0, records=shown, gpu=gpu)
 
     def start_diagnosis(self, node: str, key: str) -> None:
         with self._lock:
@@ -167,6 +193,17 @@ class SimNodes:
 
     # --- control ---
 
+    def keep_log(self, node: str, *records: str, booted_at: datetime | None = None) -> None:
+        """From now on the node has a kernel log, with these records added now. `booted_at`: it boots then,
+        and its log begins; without it a first log begins long ago."""
+        with self._lock:
+            state, now = self._node(node), self._clock.now()
+            began, kept = state.log or (now - _UP, ())
+            if booted_at is not None:
+                began, kept = booted_at, ()
+            at_s = (now - began).total_seconds()
+            state.log = (began, (*kept, *(KernelRecord(at_s, text) for text in records)))
+
     def put_job(self, node: str, job: str, shown: JobOnNode, stacks: JobStacks) -> None:
         """Sets what the node shows of the job."""
         with self._lock:
@@ -216,6 +253,10 @@ class SimNodes:
         if "unreachable" in node.faults:
             raise NodeUnavailable(f"{name} does not answer.")
         return node
+
+
+def _plain(text: str) -> str:
+    return "".join(letter for letter in text.lower() if letter.isascii() and letter.isalnum())
 
 
 def _fabric(state: str, status: str, text: str) -> FabricState:

@@ -14,9 +14,12 @@ from healer.model import (
     Diagnosis,
     FabricState,
     GpuActivity,
+    GpuSeen,
     JobOnNode,
     JobStacks,
+    KernelRecord,
     MemoryState,
+    NodeLook,
     RecorderFile,
     Stack,
 )
@@ -25,6 +28,7 @@ from healer.ports.node_exec import NodeError, NodeUnavailable
 #: The time-outs of reads and effects, above healer-node's own limits.
 READ_S, EFFECT_S = 7.5, 4.0
 _PCI = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
+_SAID = re.compile(r"[a-z0-9]{8,160}")
 _JOB = re.compile(r"[1-9][0-9]{0,9}")
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,120}")
 
@@ -79,6 +83,15 @@ class NodeVerbs:
 
     def memory_state(self, node: str) -> MemoryState:
         return read_memory(node, self._ask(node, self._read_s, "memory-state"))
+
+    def second_look(self, node: str, said: str, pci: str | None, limit_s: float) -> NodeLook:
+        if not _SAID.fullmatch(said):
+            raise ValueError(f"{said!r} is not how a record begins")
+        where = pci if pci is None or "." in pci else f"{pci}.0"
+        if where is not None and not _PCI.fullmatch(where):
+            raise ValueError(f"{pci!r} is no GPU's PCI address")
+        limit_s = min(limit_s, self._read_s)
+        return read_look(node, self._ask(node, limit_s, "second-look", said, where or "-"))
 
     def start_diagnosis(self, node: str, key: str) -> None:
         self._ask(node, self._effect_s, "diagnose-start", _checked(key), self._level)
@@ -151,7 +164,7 @@ _NO_FABRIC = frozenset({"", "N/A", "Not Supported"})
 #: Models whose NVLink domain spans several nodes and so needs a cluster and a clique. On nodes with their own
 #: NVSwitches both are always zero.
 _RACK_SCALE = ("GB200", "GB300")
-_TEXT_MAX = 300
+_TEXT_MAX, _RECORD_MAX = 300, 1000
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 #: healer-node stops a bundle at 16 MB, plus what it had still to write.
 BUNDLE_MOST_BYTES = 24 * 1024 * 1024
@@ -223,6 +236,32 @@ def _memory_of(node: str, gpu: Mapping[str, Any]) -> Iterator[str]:
     asked = str(gpu.get("recovery", ""))
     if asked.lower() not in _NOT_REPORTED | {"none"}:
         yield f"the driver asks for {asked[:40]!r}"
+
+
+def read_look(node: str, answer: Mapping[str, Any]) -> NodeLook:
+    try:
+        records = tuple(
+            KernelRecord(float(at_s), str(text)[:_RECORD_MAX]) for at_s, text in answer["records"]
+        )
+        since = answer["log_from_s"]
+        return NodeLook(
+            up_s=float(answer["up_s"]),
+            log_from_s=float(since) if since is not None else None,
+            records=records,
+            gpu=_gpu_seen(answer["gpu"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise NodeError(f"{node} answered a second look with what healer does not read: {error}") from error
+
+
+def _gpu_seen(gpu: Mapping[str, Any] | None) -> GpuSeen:
+    """Lost: the driver has it, and nvidia-smi, which answered, does not reach it. An address that the driver
+    does not have says nothing."""
+    if gpu is None or gpu["reached"] is None:
+        return GpuSeen.unknown
+    if gpu["reached"] is True:
+        return GpuSeen.answers
+    return GpuSeen.lost if gpu["known"] is True else GpuSeen.unknown
 
 
 def read_diagnosis(node: str, key: str, answer: Mapping[str, Any]) -> Diagnosis | None:

@@ -1,0 +1,36 @@
+"""Asks the node itself whether it is so what a relay says of it (law 2)."""
+
+import msgspec
+
+from healer.actions.base import Action, Context, Done, Result
+from healer.incidents.second_look import LookAnswer, asked_by, judge_look, said_in, unknown_answer
+from healer.ports.node_exec import NodeError
+
+#: Of the step's time-out, what is left for the way there and back; the least that a call gets.
+WAY_S, LEAST_S = 1.5, 1.0
+
+
+def second_look(ctx: Context) -> Result:
+    """Always passes: an answer that does not come is one, too. Asks once."""
+    answer = _answer(ctx)
+    text = f"{ctx.node}: {answer.result}. {answer.text}"
+    return Done(text=text, data={"look": msgspec.to_builtins(answer)})
+
+
+def _answer(ctx: Context) -> LookAnswer:
+    claims = asked_by(ctx.incident, ctx.run.id) if ctx.incident is not None else ()
+    if not claims:
+        return unknown_answer("No text of a relay alone is against it")
+    if ctx.tools.nodes is None:
+        return unknown_answer("healer has no way to ask nodes: none is configured")
+    waited_s = (ctx.tools.now() - ctx.run.created_at).total_seconds()
+    limit_s = max(LEAST_S, ctx.step.timeout_s - WAY_S - max(0.0, waited_s))
+    claim = claims[0]
+    try:
+        seen = ctx.tools.nodes.second_look(ctx.node, said_in(claim.line), claim.component.pci, limit_s)
+    except NodeError as error:
+        return unknown_answer(f"The node was not asked, or did not answer: {error}")
+    return judge_look(claim, seen, ctx.tools.now())
+
+
+SECOND_LOOK = Action(verify=second_look, effect=False)

@@ -1,0 +1,71 @@
+"""Asks nodes whether what a relay says of them is so, before anything is taken for it (law 2).
+
+The look is a run of the playbook `second-look`, which takes nothing. Its answer comes back as the news of its
+end. Until then, or until its step's time-out has passed, nothing is decided for the incident.
+"""
+
+from datetime import timedelta
+
+from healer.decisions import is_paused, proposal_of, takes_nothing
+from healer.engine.upkeep import Walk, begin_each
+from healer.incidents import by_urgency
+from healer.incidents.second_look import SECOND_LOOK, claims_to_ask, is_asked, mark_asked
+from healer.model import HARDWARE, Evidence, Incident, Mode, Playbook, Run, RunState, Verb
+from healer.model.run import run_id
+
+#: Nodes asked at the same time: fewer than a worker's calls by SSH, so that runs can go on.
+AT_ONCE = 4
+
+
+def begin_looks(walk: Walk) -> frozenset[str]:
+    """Begins the looks that are due. Returns the incidents whose node is being asked, or is to be asked as
+    soon as there is a place: nothing is decided for them now."""
+    playbook = walk.rules.playbooks.get(SECOND_LOOK)
+    if playbook is None:
+        return frozenset()
+    lasts = timedelta(seconds=max(step.timeout_s for step in playbook.steps))
+    mine = (run for run in walk.runs.values() if run.playbook == SECOND_LOOK and run.by == "healer")
+    under_way = {run.id for run in mine if walk.now - run.created_at < lasts}
+    open_incidents = [incident for incident in walk.open_incidents() if _takes_a_node(walk, incident)]
+    waits = {incident.id for incident in open_incidents if is_asked(incident, under_way)}
+    due = [incident for incident in open_incidents if incident.id not in waits]
+    # What suspect senders say is held anyway, and is asked about last: it may turn out to be true.
+    for incident in sorted(by_urgency(due, walk.picture.slurm), key=lambda one: bool(one.doubt)):
+        claims = claims_to_ask(incident)
+        run = _look(walk, incident, claims) if claims else None
+        if run is None or is_paused(proposal_of(run, Verb.notify, incident), walk.gate, walk.now):
+            continue
+        if not incident.doubt:
+            waits.add(incident.id)
+        if len(under_way) < AT_ONCE:
+            under_way.add(run.id)
+            walk.work.put(mark_asked(incident, claims, run.id))
+            walk.started += begin_each(walk, [run])
+    return frozenset(waits)
+
+
+def _takes_a_node(walk: Walk, incident: Incident) -> bool:
+    """healer may take capacity for it by itself."""
+    rule = walk.rules.by_name.get(incident.rule)
+    playbook: Playbook | None = walk.rules.playbooks.get(rule.playbook or "") if rule is not None else None
+    if rule is None or playbook is None or takes_nothing(playbook) or incident.root.node is None:
+        return False
+    mode = walk.gate.modes.get(rule.name) or walk.rules.mode_of(rule)
+    return incident.fault_class in HARDWARE and incident.stopped_by is None and mode is not Mode.off
+
+
+def _look(walk: Walk, incident: Incident, claims: tuple[Evidence, ...]) -> Run:
+    """The same run for the same words about the same incident."""
+    return Run(
+        id=run_id(f"{incident.id}|{SECOND_LOOK}|{claims[0].digest}"),
+        cluster=incident.cluster,
+        playbook=SECOND_LOOK,
+        state=RunState.running,
+        by="healer",
+        reason=incident.title,
+        created_at=walk.now,
+        node=incident.root.node,
+        incident=incident.id,
+        rule=incident.rule,
+        alongside=True,
+    )

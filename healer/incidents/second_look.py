@@ -1,0 +1,204 @@
+"""The second look (law 2): which text of a relay the node itself is asked about, what its answer proves, and
+how that changes the incident. Pure.
+
+Agreed, it is the node's own word. Denied, the relay is suspect. What the node cannot tell changes nothing.
+"""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from healer.incidents.certainty import unproven_claims
+from healer.incidents.growth import limit_evidence, named_part, newest_reports
+from healer.model import Evidence, GpuSeen, Incident, NodeLook, ObservationKind, Sense, SenseReport
+from healer.model.faults import Trait, fault_is
+from healer.signals.identity import digest_of
+from healer.signals.kernel_log import parse_line, possible_prefixes
+
+#: The playbook that asks a node about a relay's text.
+SECOND_LOOK = "second-look"
+#: A record this far from the time of the claim is about something else: old lines may be sent again.
+NEAR = timedelta(minutes=2)
+#: The clocks of a relay and of healer may differ by so much, and a relay may be late by so much.
+CLOCKS = timedelta(seconds=60)
+#: The most looks for one incident, and when a relay's denied words are asked about again: they may be true now.
+LOOKS_MOST, AGAIN_AFTER = 3, timedelta(minutes=10)
+#: What the node is asked for: so much of the kernel's words, in small letters and digits alone.
+SAID_MOST, SAID_LEAST = 160, 8
+#: The part of a driver's line that says what happened to which device.
+_CODED = re.compile(r"(?:NVRM: Xid|nvidia-nvswitch\d{1,3}: SXid)\s*\(.{0,80}?\):\s*\d{1,5}(?!\d)")
+_LEFT_OUT = re.compile(r"[^a-z0-9]+")
+_ESCAPED = re.compile(r"\\x0a|#0\d\d")
+
+
+class LookResult(StrEnum):
+    agreed = "agreed"
+    denied = "denied"
+    unknown = "unknown"
+
+
+class LookAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What a look at a node came to. `text` is for people; `line` is the node's own record, of time `at`."""
+
+    result: LookResult
+    text: str
+    sense: Sense = Sense.kernel
+    line: str = ""
+    at: datetime | None = None
+
+
+def said_in(line: str) -> str:
+    """What identifies the record of the kernel that the line repeats; empty where too little is left."""
+    parsed = parse_line(line)
+    content = parsed.content if parsed is not None else _without_prefix(line)
+    coded = _CODED.match(content)
+    said = plain_words(coded[0] if coded else _ESCAPED.split(content)[0])[:SAID_MOST]
+    return said if len(said) >= SAID_LEAST else ""
+
+
+def _without_prefix(line: str) -> str:
+    return min((prefix.content for prefix in possible_prefixes(line)), key=len, default=line)
+
+
+def plain_words(text: str) -> str:
+    return _LEFT_OUT.sub("", text.lower())
+
+
+# --- which claims ---
+
+
+def claims_to_ask(incident: Incident) -> tuple[Evidence, ...]:
+    """What a relay says of the root's node that the node is to be asked about next: lines of the same words.
+    Empty: nothing, or it was asked already."""
+    claims = [claim for claim in unproven_claims(incident) if claim.line and not claim.look]
+    if not claims or len({claim.look for claim in incident.evidence if claim.look}) >= LOOKS_MOST:
+        return ()
+    asked = {said_in(claim.line): claim for claim in incident.evidence if claim.look}
+    new = [claim for claim in claims if _is_news(claim, asked.get(said_in(claim.line)))]
+    said = said_in(new[0].line) if new else ""
+    return tuple(claim for claim in new if said and said_in(claim.line) == said)
+
+
+def _is_news(claim: Evidence, asked: Evidence | None) -> bool:
+    if asked is None:
+        return True
+    return bool(asked.denied) and (claim.arrived_at or claim.at) - (asked.arrived_at or asked.at) >= AGAIN_AFTER
+
+
+def mark_asked(incident: Incident, claims: Sequence[Evidence], run: str) -> Incident:
+    digests = {claim.digest for claim in claims}
+    return _changed(incident, digests, look=run)
+
+
+def is_asked(incident: Incident, runs: Collection[str]) -> bool:
+    """One of these runs asks the node about what relays say of it."""
+    return any(claim.look in runs for claim in unproven_claims(incident))
+
+
+def asked_by(incident: Incident, run: str) -> tuple[Evidence, ...]:
+    """What this run asks the node about; a person's run: what no sense has proven so far."""
+    own = tuple(claim for claim in incident.evidence if claim.look == run)
+    return own or tuple(claim for claim in unproven_claims(incident) if claim.line)[:1]
+
+
+def is_denied(incident: Incident) -> bool:
+    """The node itself denies all that is said of it."""
+    claims = unproven_claims(incident)
+    denied = {said_in(claim.line) for claim in incident.evidence if claim.denied}
+    return bool(claims) and all(claim.denied or said_in(claim.line) in denied for claim in claims)
+
+
+# --- what the node's answer says of them ---
+
+
+def says_gone(claim: Evidence) -> bool:
+    """It says that the GPU is gone: the driver reaches it no more."""
+    parsed = parse_line(claim.line)
+    if parsed is None:
+        return False
+    lost = parsed.kind is ObservationKind.xid and fault_is(f"xid-{parsed.code}", Trait.lost_gpu)
+    return lost or parsed.kind is ObservationKind.gpu_lost
+
+
+def judge_look(claim: Evidence, seen: NodeLook, now: datetime) -> LookAnswer:
+    """`now`: when the node answered, by healer's clock."""
+    booted_at = now - timedelta(seconds=seen.up_s)
+    said, where = said_in(claim.line), claim.component.pci or "the GPU"
+    records = [record for record in seen.records if said_in(record.text) == said]
+    for record in reversed(records):
+        at = booted_at + timedelta(seconds=record.at_s)
+        if min(abs(at - claim.at), abs(at - (claim.arrived_at or claim.at))) <= NEAR:
+            text = f"The node's own kernel log has it: {record.text}"
+            return LookAnswer(result=LookResult.agreed, text=text, line=record.text, at=at)
+    if seen.gpu is GpuSeen.lost:
+        text = f"nvidia-smi on the node does not reach {where} any more"
+        return LookAnswer(result=LookResult.agreed, text=text, sense=Sense.hook, at=now)
+    if booted_at + CLOCKS > claim.at:
+        return _unknown(f"it is of {claim.at:%H:%M:%S} UTC, and the node booted at {booted_at:%H:%M:%S} UTC")
+    if seen.gpu is GpuSeen.answers and says_gone(claim):
+        return _denied(f"nvidia-smi on it reaches {where}, and its kernel log has no such record of that time")
+    if records:
+        return _unknown("its kernel log has such a record, but of another time")
+    if seen.log_from_s is None:
+        return _unknown("its kernel log cannot be read")
+    if booted_at + timedelta(seconds=seen.log_from_s) + CLOCKS > claim.at:
+        return _unknown("its kernel log does not reach back so far")
+    return _denied("its kernel log of this boot has no such record")
+
+
+def _denied(why: str) -> LookAnswer:
+    return LookAnswer(result=LookResult.denied, text=why)
+
+
+def _unknown(why: str) -> LookAnswer:
+    return unknown_answer(f"The node cannot tell whether it is so: {why}")
+
+
+def unknown_answer(why: str) -> LookAnswer:
+    return LookAnswer(result=LookResult.unknown, text=why)
+
+
+# --- what that changes ---
+
+
+def after_look(incident: Incident, run: str, look: Mapping[str, Any], at: datetime) -> Incident:
+    """The incident with a run's answer: the node's own evidence, or its denial. `at`: when it came."""
+    answer = msgspec.convert(look, LookAnswer)
+    claims = [claim for claim in incident.evidence if claim.look == run]
+    if not claims or answer.result is LookResult.unknown:
+        return incident
+    if answer.result is LookResult.denied:
+        return _changed(incident, {claim.digest for claim in claims}, denied=answer.text)
+    own = Evidence(
+        digest=digest_of("second-look", run),
+        at=answer.at or at,
+        component=claims[0].component,
+        text=answer.text,
+        sense=answer.sense,
+        line=answer.line,
+        arrived_at=at,
+        job=claims[0].job,
+        fatal=any(claim.fatal for claim in claims),
+        unusable=any(claim.unusable for claim in claims),
+    )
+    if any(evidence.digest == own.digest for evidence in incident.evidence):
+        return incident
+    report = SenseReport(sense=answer.sense, at=at, part=named_part(own.component))
+    return msgspec.structs.replace(
+        incident,
+        evidence=limit_evidence((*incident.evidence, own)),
+        evidence_count=incident.evidence_count + 1,
+        heard=newest_reports((*incident.heard, report)),
+    )
+
+
+def _changed(incident: Incident, digests: Collection[str], **fields: str) -> Incident:
+    evidence = tuple(
+        msgspec.structs.replace(item, **fields) if item.digest in digests else item
+        for item in incident.evidence
+    )
+    return msgspec.structs.replace(incident, evidence=evidence)

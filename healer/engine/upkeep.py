@@ -207,7 +207,8 @@ def begin_requeues(walk: Walk) -> list[str]:
     for name, newly_unusable in walk.work.wider.items():
         incident = walk.work.by_id[name]
         run = walk.runs.get(incident.run or "")
-        if run is not None and not run.shadow and _requeues(walk, run) and incident.is_open:
+        listed = incident.is_open and incident.jobs_hit_final
+        if run is not None and not run.shadow and _requeues(walk, run) and listed:
             jobs = hit_since_listed(incident, walk.gate.snapshot, newly_unusable=newly_unusable)
             begun += _begin_requeues_of(walk, incident, run, jobs)
     return begun

@@ -24,8 +24,8 @@ from healer.incidents import (
     note_speaking_again,
     take_findings,
 )
-from healer.incidents.context import Context, apply_context, end_planned_work, split_by_context
 from healer.incidents.certainty import is_newly_proven
+from healer.incidents.context import Context, apply_context, end_planned_work, split_by_context
 from healer.incidents.correlate import unfold_from_wave
 from healer.incidents.forecast_outcomes import settle_forecasts
 from healer.incidents.growth import add_ruled_out
@@ -210,7 +210,7 @@ def _split(walk: Walk, incident: Incident, command: Command) -> None:
 def _apply_to(walk: Walk, before: Incident, command: Command) -> None:
     walk.known.setdefault(before.id, before)
     changed = apply_command(before, command)
-    if before.jobs_hit_final and is_newly_proven(before, changed):
+    if is_newly_proven(before, changed):
         walk.work.wider[changed.id] = True
     if command.kind is CommandKind.resolve and not changed.is_open:
         note_settled(walk.picture, before, command.by, command.at)

@@ -86,7 +86,9 @@ def claims_to_ask(incident: Incident) -> tuple[Evidence, ...]:
 def _is_news(claim: Evidence, asked: Evidence | None) -> bool:
     if asked is None:
         return True
-    return bool(asked.denied) and (claim.arrived_at or claim.at) - (asked.arrived_at or asked.at) >= AGAIN_AFTER
+    return (
+        bool(asked.denied) and (claim.arrived_at or claim.at) - (asked.arrived_at or asked.at) >= AGAIN_AFTER
+    )
 
 
 def mark_asked(incident: Incident, claims: Sequence[Evidence], run: str) -> Incident:
@@ -102,7 +104,7 @@ def is_asked(incident: Incident, runs: Collection[str]) -> bool:
 def asked_by(incident: Incident, run: str) -> tuple[Evidence, ...]:
     """What this run asks the node about; a person's run: what no sense has proven so far."""
     own = tuple(claim for claim in incident.evidence if claim.look == run)
-    return own or tuple(claim for claim in unproven_claims(incident) if claim.line)[:1]
+    return own or tuple(claim for claim in unproven_claims(incident) if said_in(claim.line))[:1]
 
 
 def is_denied(incident: Incident) -> bool:
@@ -140,7 +142,9 @@ def judge_look(claim: Evidence, seen: NodeLook, now: datetime) -> LookAnswer:
     if booted_at + CLOCKS > claim.at:
         return _unknown(f"it is of {claim.at:%H:%M:%S} UTC, and the node booted at {booted_at:%H:%M:%S} UTC")
     if seen.gpu is GpuSeen.answers and says_gone(claim):
-        return _denied(f"nvidia-smi on it reaches {where}, and its kernel log has no such record of that time")
+        return _denied(
+            f"nvidia-smi on it reaches {where}, and its kernel log has no such record of that time"
+        )
     if records:
         return _unknown("its kernel log has such a record, but of another time")
     if seen.log_from_s is None:

@@ -108,7 +108,7 @@ def test_within_its_budget_the_caps_bind_and_more_makes_it_suspect() -> None:
 def test_a_person_may_approve_what_is_held() -> None:
     site = Site(32)
     site.run_for(20, *say(site, *range(1, 8)))
-    (run,) = [run for run in site.runs if run.node == name(2)]
+    (run,) = [run for run in site.runs if run.node == name(2) and not run.alongside]
     assert run.state is RunState.waiting_approval
     site.approve(run.id)
     site.run_for(10)

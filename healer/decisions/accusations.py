@@ -2,7 +2,8 @@
 
 A relay that nothing vouches for may accuse a few nodes at a time before a second sense agrees. Past that it
 lies, or is broken, or something happened to the whole place: its claims are held for a person, who also hears
-which relay it is. So are those of a relay that said what the node itself denies. Claims that a second sense proved are not counted, so an honest relay never runs out.
+which relay it is. So are those of a relay that said what the node itself denies. Claims that a second sense
+proved are not counted, so an honest relay never runs out.
 """
 
 import math

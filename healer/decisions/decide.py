@@ -321,8 +321,8 @@ def severity_of(incident: Incident, decision: Decision | None, facts: GateFacts 
 
     P0: a fatal fault hits service (the node takes jobs, or jobs were on it) and healer cannot or may not act,
     whichever guard holds it, shadow mode included. No P0: planned work, a node that a person drained, a fault
-    that is over or that the node itself denies, and an incident without a decision, where nothing was held. All else has its rule's
-    severity, P1 at most.
+    that is over or that the node itself denies, and an incident without a decision, where nothing was held.
+    All else has its rule's severity, P1 at most.
     """
     if incident.plan:
         return incident.severity  # set by the planned work on the node

@@ -32,5 +32,7 @@ def hold_suspects(walk: Walk) -> None:
 
 def _doubt(incident: Incident, named: Sequence[str], found: Mapping[str, str]) -> str:
     """Why the incident is not believed; `named`: the suspects on whose text alone it rests."""
+    if not named:
+        return ""
     denials = (denial_of(incident, sender) for sender in named)
-    return next(filter(None, denials), "") or (named and (incident.doubt or found[named[0]])) or ""
+    return next(filter(None, denials), incident.doubt or found[named[0]])

@@ -25,7 +25,8 @@ SECOND_LOOK = "second-look"
 NEAR = timedelta(minutes=2)
 #: The clocks of a relay and of healer may differ by so much, and a relay may be late by so much.
 CLOCKS = timedelta(seconds=60)
-#: The most looks for one incident, and when a relay's denied words are asked about again: they may be true now.
+#: The most looks for one incident; and when denied words that come again are asked about again: they may be
+#: true by then.
 LOOKS_MOST, AGAIN_AFTER = 3, timedelta(minutes=10)
 #: What the node is asked for: so much of the kernel's words, in small letters and digits alone.
 SAID_MOST, SAID_LEAST = 160, 8

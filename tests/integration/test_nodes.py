@@ -11,7 +11,7 @@ from typing import Protocol
 
 import pytest
 
-from healer.model import GpuActivity, JobOnNode, JobStacks, RecorderFile, Stack
+from healer.model import GpuActivity, GpuSeen, JobOnNode, JobStacks, RecorderFile, Stack
 from healer.ports.node_exec import NodeError, NodeExec, NodeUnavailable
 from healer.sim.nodes import FABRIC_MANAGER, NodesClient, NodesServer, SimNodes
 from healer.sim.sim_clock import SimClock
@@ -198,6 +198,7 @@ def test_a_node_that_does_not_answer_is_told_apart_from_one_that_refuses(bench: 
         lambda: bench.nodes.fabric_state(NODE),
         lambda: bench.nodes.start_diagnosis(NODE, "k"),
         lambda: bench.nodes.diagnosis(NODE, "k"),
+        lambda: bench.nodes.second_look(NODE, SAID, None, 40),
         lambda: bench.nodes.job_stacks(NODE, "9"),
         lambda: bench.nodes.job_on_node(NODE, "9"),
     ):
@@ -220,6 +221,46 @@ def test_a_call_that_is_none_is_refused(tmp_path: Path) -> None:
         client.close()
     finally:
         server.stop()
+
+
+# --- a second look -----------------------------------------------------------------------------------------
+
+RECORD = "NVRM: Xid (PCI:0000:10:00): 79, pid=4242, name=python3, GPU has fallen off the bus."
+SAID = "nvrmxidpci0000100079"
+
+
+def logs(bench: Bench, *records: str) -> None:
+    """The node's kernel log, with these records; its driver has GPU 0."""
+    if isinstance(bench.world, SimNodes | NodesClient):
+        bench.world.keep_log(NODE, *records)
+        return
+    assert isinstance(bench.world, RealWorld)
+    bench.world.programs.kmsg(*records)
+    bench.world.programs.has_gpu("0000:10:00.0")
+
+
+def test_a_second_look_finds_the_record_in_the_nodes_own_log(bench: Bench) -> None:
+    logs(bench, "usb 1-1: new device", RECORD)
+    seen = bench.nodes.second_look(NODE, SAID, "0000:10:00", 40)
+    assert [record.text for record in seen.records] == [RECORD]
+    assert seen.log_from_s == 0
+    assert 0 <= seen.up_s - seen.records[0].at_s < 60
+
+
+@pytest.mark.parametrize(("fault", "gpu"), [(None, GpuSeen.answers), ("gpu-missing", GpuSeen.lost)])
+def test_a_second_look_without_a_record_tells_of_the_gpu(
+    bench: Bench, fault: str | None, gpu: GpuSeen
+) -> None:
+    logs(bench, "usb 1-1: new device")
+    if fault is not None:
+        bench.world.plant(NODE, fault)
+    seen = bench.nodes.second_look(NODE, SAID, "0000:10:00", 40)
+    assert (seen.records, seen.gpu) == ((), gpu)
+
+
+def test_a_node_whose_log_cannot_be_read_says_so(bench: Bench) -> None:
+    seen = bench.nodes.second_look(NODE, SAID, None, 40)
+    assert (seen.log_from_s, seen.records, seen.gpu) == (None, (), GpuSeen.unknown)
 
 
 # --- a job that hangs --------------------------------------------------------------------------------------

@@ -29,7 +29,8 @@ def looks(site: Site) -> list[Run]:
 
 
 def pages(site: Site) -> list[Message]:
-    return [message for message in site.ledger.tables.messages.values() if message.id.startswith("sender:")]
+    sent = site.ledger.tables.messages.values()
+    return [one for one in sent if isinstance(one, Message) and one.id.startswith("sender:")]
 
 
 def restarts(site: Site, job: str) -> int:

@@ -5,6 +5,7 @@ import os
 import shlex
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,8 @@ pending=No failed=No gpus=$(cat "$world/gpus")
 [ ! -e "$world/faults/remap-pending" ] || pending=Yes
 [ ! -e "$world/faults/remap-failed" ] || failed=Yes
 [ ! -e "$world/faults/gpu-missing" ] || gpus=${gpus#* }
+lost="Unable to determine the device handle for GPU0000:10:00.0: GPU is lost"
+[ "$mode" != lost ] || { echo "$lost"; exit 15; }
 [ "$mode" != vague ] || pending="Unknown Error"
 echo '<?xml version="1.0" ?><!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v12.dtd"><nvidia_smi_log>'
 echo '<driver_version>570.124.06</driver_version><cuda_version>12.8</cuda_version>'
@@ -171,7 +174,7 @@ class StandIns:
             "LOG": str(self.log_file), "DEV": str(self.dev),
             "PROGRAMS": str(self.bin), "PROC": str(self.proc),
             # Limits only end what hangs: on a machine that others share all takes longer.
-            "SYSTEMCTL_S": "30", "NVIDIA_SMI_S": "30",
+            "SYSTEMCTL_S": "30", "NVIDIA_SMI_S": "30", "LOOK_SMI_S": "30",
         }  # fmt: skip
         self.configure(**conf)
 
@@ -185,6 +188,19 @@ class StandIns:
         (self.world / "gpus").write_text(" ".join(map(str, range(count))))
         for minor in range(count):
             (self.dev / f"nvidia{minor}").touch()
+
+    def kmsg(self, *records: str, facility: int = 0, ago_s: float = 0) -> None:
+        """The node has a kernel log, with these records added, in the form of /dev/kmsg."""
+        micros = int((time.clock_gettime(time.CLOCK_MONOTONIC) - ago_s) * 1e6)
+        path = self.dev / "kmsg"
+        if not path.exists():
+            path.write_text("6,0,0,-;Linux version 6.8.0\n SUBSYSTEM=none\n")
+        with path.open("a") as file:
+            file.writelines(f"{facility * 8 + 4},1,{micros},-;{record}\n" for record in records)
+
+    def has_gpu(self, pci: str) -> None:
+        """The driver has a GPU at this address, whether or not it can be reached."""
+        (self.proc / "driver/nvidia/gpus" / pci).mkdir(parents=True)
 
     # --- how its programs behave
 

@@ -4,11 +4,13 @@ import ast
 import base64
 import contextlib
 import gzip
+import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import time
 from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -55,6 +57,8 @@ def test_it_is_written_for_python_3_6_without_packages() -> None:
         "diagnose-start ../../etc/x 3", "diagnose-start .hidden 1", "gpu-reset k 0", "gpu-reset k ALL",
         "gpu-reset k 00000000:10:00.9", "collect a/b", "collect-read k -1", "id=0123456789abcdef",
         "identify id=0123456789abcdef id=0123456789abcdef", "IDENTIFY", "job-stacks 0", "job-stacks -1",
+        "second-look nvrm -", "second-look NVRM:Xid -", "second-look nvrmxidpci00",
+        "second-look nvrmxidpci00 all",
         "job-stacks 4711;id", "job-stacks", "job-recorder 4711_3", "job-recorder 12345678901",
     ],
 )  # fmt: skip
@@ -217,6 +221,107 @@ def test_memory_is_handed_over_as_it_is_told(node: StandIns) -> None:
     assert told == {"pending": "No", "failed": "No", "channel": "", "recovery": "None"}
     node.mode("nvidia-smi", "vague")
     assert node.ask("memory-state")["gpus"][0]["pending"] == "Unknown Error"
+
+
+# --- a second look
+
+XID = "NVRM: Xid (PCI:0000:10:00): 79, pid=4242, name=python3, GPU has fallen off the bus."
+SAID = "nvrmxidpci0000100079"
+GPU = "0000:10:00.0"
+
+
+def test_it_finds_the_records_of_the_kernels_own_log(node: StandIns) -> None:
+    node.kmsg("usb 1-1: new device", XID, "x" * 20)
+    told = node.ask("second-look", SAID, GPU)
+    ((at_s, text),) = told["records"]
+    assert text == XID and 0 <= told["up_s"] - at_s < 60
+    assert told["log_from_s"] == 0
+    assert told["gpu"] is None and node.asked("nvidia-smi") == [], "a record is enough"
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        XID.replace("10:00", "11:00"),
+        f"python3[7]: segfault at 0 in {XID}",
+        f"x\\x0a{XID}",
+    ],
+)
+def test_what_only_looks_like_it_is_no_record_of_it(node: StandIns, record: str) -> None:
+    node.kmsg(record)
+    assert node.ask("second-look", SAID, "-")["records"] == []
+
+
+def test_what_a_program_wrote_to_the_kernels_log_is_not_the_kernels(node: StandIns) -> None:
+    node.kmsg(XID, facility=1)
+    told = node.ask("second-look", SAID, "-")
+    assert told["records"] == [] and told["log_from_s"] == 0
+
+
+def test_the_newest_records_are_told_of_a_flood(node: StandIns) -> None:
+    node.kmsg(*(f"{XID} {number}" for number in range(5000)))
+    assert [text[-4:] for _, text in node.ask("second-look", SAID, "-")["records"]] == [
+        "4996", "4997", "4998", "4999",
+    ]  # fmt: skip
+
+
+def test_without_a_record_nvidia_smi_is_asked_for_the_gpu(node: StandIns) -> None:
+    node.kmsg()
+    node.has_gpu(GPU)
+    node.kmsg("nothing of that kind")
+    assert node.ask("second-look", SAID, GPU)["gpu"] == {"known": True, "reached": True, "text": ""}
+    node.plant("", "gpu-missing")
+    assert node.ask("second-look", SAID, GPU)["gpu"] == {"known": True, "reached": False, "text": ""}
+    assert node.ask("second-look", SAID, "0000:77:00.0")["gpu"]["known"] is False
+
+
+def test_nvidia_smi_may_name_the_lost_gpu_and_give_nothing_else(node: StandIns) -> None:
+    node.kmsg("nothing of that kind")
+    node.has_gpu(GPU)
+    node.mode("nvidia-smi", "lost")
+    gpu = node.ask("second-look", SAID, GPU)["gpu"]
+    assert gpu["known"] is True and gpu["reached"] is False
+    assert node.ask("second-look", SAID, "0000:11:00.0")["gpu"]["reached"] is None
+
+
+@pytest.mark.parametrize("mode", ["fail", "hang"])
+def test_a_driver_that_does_not_answer_says_nothing_of_the_gpu(node: StandIns, mode: str) -> None:
+    node.configure(LOOK_SMI_S="0.5")
+    node.kmsg("nothing of that kind")
+    node.mode("nvidia-smi", mode)
+    told = node.ask("second-look", SAID, GPU)
+    assert told["gpu"]["reached"] is None and told["gpu"]["text"]
+    assert told["log_from_s"] == 0
+
+
+def test_where_there_is_no_kmsg_the_journal_is_read(node: StandIns) -> None:
+    told = node.ask("second-look", SAID, "-")
+    assert told["log_from_s"] is None and "journalctl is not installed" in told["text"]
+    entries = [
+        {"MESSAGE": "Linux version 6.8.0", "_SOURCE_MONOTONIC_TIMESTAMP": "0", "SYSLOG_FACILITY": "0"},
+        {"MESSAGE": XID, "_SOURCE_MONOTONIC_TIMESTAMP": "7000000", "SYSLOG_FACILITY": "1"},
+        {"MESSAGE": XID, "_SOURCE_MONOTONIC_TIMESTAMP": "9500000"},
+    ]
+    (node.world / "entries").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    program = node.bin / "journalctl"
+    program.write_text(f"#!/bin/sh\n/bin/cat {node.world}/entries\n")
+    program.chmod(0o755)
+    told = node.ask("second-look", SAID, "-")
+    assert (told["log_from_s"], told["records"]) == (0, [[9.5, XID]])
+
+
+def test_the_real_kernels_log_is_read_without_what_we_wrote(node: StandIns) -> None:
+    """All that reads this machine's kernel log sees the line too, so it tells of no fault."""
+    ours = f"healer's tests write this line, and it means nothing: {os.getpid()}"
+    with open("/dev/kmsg", "w") as kmsg:
+        kmsg.write(f"<0>{ours}\n")
+    node.configure(DEV="/dev")
+    told = node.ask("second-look", re.sub("[^a-z0-9]", "", ours), "-")
+    assert told["records"] == [] and told["log_from_s"] is not None
+    began = time.clock_gettime(time.CLOCK_MONOTONIC)
+    assert told["up_s"] <= began
+    (first, *_) = node.ask("second-look", "linuxversion", "-")["records"]
+    assert first[1].startswith("Linux version")
 
 
 # --- tests of the node

@@ -57,7 +57,11 @@ def said_in(line: str) -> str:
     parsed = parse_line(line)
     content = parsed.content if parsed is not None else _without_prefix(line)
     coded = _CODED.match(content)
-    said = plain_words(coded[0] if coded else _ESCAPED.split(content)[0])[:SAID_MOST]
+    words = coded[0].lower() if coded else _ESCAPED.split(content)[0]
+    pci = parsed.pci if coded and parsed is not None else None
+    if pci is not None and pci not in words:
+        words = words.replace(pci.partition(":")[2], pci, 1)  # a log that was shortened leaves out the domain
+    said = plain_words(words)[:SAID_MOST]
     return said if len(said) >= SAID_LEAST else ""
 
 

@@ -200,7 +200,7 @@ class StandIns:
 
     def has_gpu(self, pci: str) -> None:
         """The driver has a GPU at this address, whether or not it can be reached."""
-        (self.proc / "driver/nvidia/gpus" / pci).mkdir(parents=True)
+        (self.proc / "driver/nvidia/gpus" / pci).mkdir(parents=True, exist_ok=True)
 
     # --- how its programs behave
 

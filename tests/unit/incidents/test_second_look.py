@@ -90,6 +90,7 @@ def test_what_is_asked_for_is_the_same_by_every_route(prefix: str, line: str) ->
 
 def test_of_a_coded_line_its_device_and_code_are_asked_for() -> None:
     assert said_in(XID) == "nvrmxidpci00009b0079"
+    assert said_in(XID.replace("0000:9b", "9B")) == said_in(XID)
     assert said_in("nvidia-nvswitch3: SXid (PCI:0000:08:00.0): 20034, Fatal, Link 32 LTSSM Fault Up") == (
         "nvidianvswitch3sxidpci00000800020034"
     )

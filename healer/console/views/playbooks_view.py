@@ -93,6 +93,7 @@ CHECK_WORDS = {
     "hung": "Proves that the job's ranks hang in the same collective.",
     "stacks": "Reads where some processes of the job stand.",
     "spare_ready": "A spare node is free that fits; else the run ends.",
+    "second_look": "The node itself says whether it is so what a relay says of it.",
     "memory_health": "Every GPU is there, and none waits for a memory repair.",
     "power_state": "The BMC says that the node is on.",
 }

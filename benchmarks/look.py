@@ -4,7 +4,8 @@ healer-node.
     python benchmarks/look.py [--count 10]
 
 One claim at a time: true ones, forged ones, and for comparison the node's own word, which asks nobody.
-Settling time off, caps wide open. nvidia-smi is a stand-in that answers at once. Needs root and Debian's Slurm.
+Settling time off, caps wide open. nvidia-smi is a stand-in that answers at once. Needs root and Debian's
+Slurm.
 """
 
 import argparse

@@ -7,6 +7,7 @@ from types import MappingProxyType
 import msgspec
 
 from healer.actions import (
+    ask_node,
     bisect,
     checks,
     diagnose,
@@ -16,7 +17,6 @@ from healer.actions import (
     power,
     release,
     requeue,
-    second_look,
     site_command,
     sweep,
     tell_people,
@@ -68,7 +68,7 @@ CHECKS: Mapping[str, Action] = MappingProxyType(
         "stacks": hang.STACKS,
         "spare_ready": requeue.SPARE_READY,
         "memory_health": node_work.MEMORY_HEALTH,
-        "second_look": second_look.SECOND_LOOK,
+        "second_look": ask_node.SECOND_LOOK,
         "power_state": power.POWER_STATE,
     }
 )

@@ -24,13 +24,13 @@ def begin_looks(walk: Walk) -> frozenset[str]:
     if playbook is None:
         return frozenset()
     lasts = timedelta(seconds=max(step.timeout_s for step in playbook.steps))
-    mine = (run for run in walk.runs.values() if run.playbook == SECOND_LOOK and run.by == "healer")
-    under_way = {run.id for run in mine if walk.now - run.created_at < lasts}
+    begun = (run for run in walk.runs.values() if run.playbook == SECOND_LOOK and run.by == "healer")
+    under_way = {run.id for run in begun if walk.now - run.created_at < lasts}
     open_incidents = [incident for incident in walk.open_incidents() if _takes_a_node(walk, incident)]
     waits = {incident.id for incident in open_incidents if is_asked(incident, under_way)}
     due = [incident for incident in open_incidents if incident.id not in waits]
     # What suspect senders say is held anyway, and is asked about last: it may turn out to be true.
-    for incident in sorted(by_urgency(due, walk.picture.slurm), key=lambda one: bool(one.doubt)):
+    for incident in sorted(by_urgency(due, walk.picture.slurm), key=lambda incident: bool(incident.doubt)):
         claims = claims_to_ask(incident)
         run = _look(walk, incident, claims) if claims else None
         if run is None or is_paused(proposal_of(run, Verb.notify, incident), walk.gate, walk.now):

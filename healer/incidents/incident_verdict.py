@@ -12,6 +12,7 @@ import msgspec
 from healer.incidents.certainty import is_proven_unusable, unproven_senders
 from healer.incidents.growth import has_ended_work, independent_senses, senses_text
 from healer.incidents.part_history import ladder_for
+from healer.incidents.second_look import is_denied
 from healer.model import (
     REMEDY_LADDER,
     CatalogueEntry,
@@ -248,6 +249,8 @@ _APPLICATION_AT_MOST = 0.8
 _ALERT_AT_MOST = 0.6
 #: Of what a relay says alone.
 _RELAYED_AT_MOST = 0.6
+#: Of what the node itself denies.
+_DENIED_AT_MOST = 0.1
 #: How many lines and figures are quoted, and the longest of each.
 _LINES = 4
 _LINE_LENGTH = 240
@@ -332,7 +335,7 @@ def certainty_of(incident: Incident) -> float:
     if senses == (Sense.alert,):
         sure = min(sure, _ALERT_AT_MOST)
     if unproven_senders(incident):
-        sure = min(sure, _RELAYED_AT_MOST)
+        sure = min(sure, _DENIED_AT_MOST if is_denied(incident) else _RELAYED_AT_MOST)
     return round(sure, 2)
 
 
@@ -356,6 +359,9 @@ def _why(incident: Incident, rules: Ruleset) -> Iterator[str]:
     yield from _rule(incident, rules)
     if senders := unproven_senders(incident):
         yield f"Only the relay {senders[0]} says so: it is not the node's own word (law 2)"
+    if is_denied(incident):
+        denied = next(evidence.denied for evidence in incident.evidence if evidence.denied)
+        yield f"The node itself denies it: {denied}"
     if is_proven_unusable(incident) and incident.is_open:
         yield "Surely unusable: it is no capacity any more, so the caps on slots do not bind (law 2)"
 

@@ -1,7 +1,7 @@
 """The second look (law 2): which text of a relay the node itself is asked about, what its answer proves, and
 how that changes the incident. Pure.
 
-Agreed, it is the node's own word. Denied, the relay is suspect. What the node cannot tell changes nothing.
+Agreed, it is the node's own word. Denied, the relay is suspect. An answer that decides nothing changes nothing.
 """
 
 import re
@@ -29,7 +29,7 @@ CLOCKS = timedelta(seconds=60)
 #: true by then.
 LOOKS_MOST, AGAIN_AFTER = 3, timedelta(minutes=10)
 #: What the node is asked for: so much of the kernel's words, in small letters and digits alone.
-SAID_MOST, SAID_LEAST = 160, 8
+OPENING_MOST, OPENING_LEAST = 160, 8
 #: The part of a driver's line that says what happened to which device.
 _CODED = re.compile(r"(?:NVRM: Xid|nvidia-nvswitch\d{1,3}: SXid)\s*\(.{0,80}?\):\s*\d{1,5}(?!\d)")
 _LEFT_OUT = re.compile(r"[^a-z0-9]+")
@@ -52,7 +52,7 @@ class LookAnswer(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime | None = None
 
 
-def said_in(line: str) -> str:
+def opening_of(line: str) -> str:
     """What identifies the record of the kernel that the line repeats; empty where too little is left."""
     parsed = parse_line(line)
     content = parsed.content if parsed is not None else _without_prefix(line)
@@ -61,8 +61,8 @@ def said_in(line: str) -> str:
     pci = parsed.pci if coded and parsed is not None else None
     if pci is not None and pci not in words:
         words = words.replace(pci.partition(":")[2], pci, 1)  # a log that was shortened leaves out the domain
-    said = plain_words(words)[:SAID_MOST]
-    return said if len(said) >= SAID_LEAST else ""
+    opening = plain_words(words)[:OPENING_MOST]
+    return opening if len(opening) >= OPENING_LEAST else ""
 
 
 def _without_prefix(line: str) -> str:
@@ -82,10 +82,10 @@ def claims_to_ask(incident: Incident) -> tuple[Evidence, ...]:
     claims = [claim for claim in unproven_claims(incident) if claim.line and not claim.look]
     if not claims or len({claim.look for claim in incident.evidence if claim.look}) >= LOOKS_MOST:
         return ()
-    asked = {said_in(claim.line): claim for claim in incident.evidence if claim.look}
-    new = [claim for claim in claims if _is_news(claim, asked.get(said_in(claim.line)))]
-    said = said_in(new[0].line) if new else ""
-    return tuple(claim for claim in new if said and said_in(claim.line) == said)
+    asked = {opening_of(claim.line): claim for claim in incident.evidence if claim.look}
+    new = [claim for claim in claims if _is_news(claim, asked.get(opening_of(claim.line)))]
+    opening = opening_of(new[0].line) if new else ""
+    return tuple(claim for claim in new if opening and opening_of(claim.line) == opening)
 
 
 def _is_news(claim: Evidence, asked: Evidence | None) -> bool:
@@ -108,15 +108,15 @@ def is_asked(incident: Incident, runs: Collection[str]) -> bool:
 
 def asked_by(incident: Incident, run: str) -> tuple[Evidence, ...]:
     """What this run asks the node about; a person's run: what no sense has proven so far."""
-    own = tuple(claim for claim in incident.evidence if claim.look == run)
-    return own or tuple(claim for claim in unproven_claims(incident) if said_in(claim.line))[:1]
+    by_run = tuple(claim for claim in incident.evidence if claim.look == run)
+    return by_run or tuple(claim for claim in unproven_claims(incident) if opening_of(claim.line))[:1]
 
 
 def is_denied(incident: Incident) -> bool:
-    """The node itself denies all that is said of it."""
+    """The node itself denies all that is opening of it."""
     claims = unproven_claims(incident)
-    denied = {said_in(claim.line) for claim in incident.evidence if claim.denied}
-    return bool(claims) and all(claim.denied or said_in(claim.line) in denied for claim in claims)
+    denied = {opening_of(claim.line) for claim in incident.evidence if claim.denied}
+    return bool(claims) and all(claim.denied or opening_of(claim.line) in denied for claim in claims)
 
 
 # --- what the node's answer says of them ---
@@ -134,8 +134,8 @@ def says_gone(claim: Evidence) -> bool:
 def judge_look(claim: Evidence, seen: NodeLook, now: datetime) -> LookAnswer:
     """`now`: when the node answered, by healer's clock."""
     booted_at = now - timedelta(seconds=seen.up_s)
-    said, where = said_in(claim.line), claim.component.pci or "the GPU"
-    records = [record for record in seen.records if said_in(record.text) == said]
+    opening, where = opening_of(claim.line), claim.component.pci or "the GPU"
+    records = [record for record in seen.records if opening_of(record.text) == opening]
     for record in reversed(records):
         at = booted_at + timedelta(seconds=record.at_s)
         if min(abs(at - claim.at), abs(at - (claim.arrived_at or claim.at))) <= NEAR:
@@ -164,7 +164,7 @@ def _denied(why: str) -> LookAnswer:
 
 
 def _unknown(why: str) -> LookAnswer:
-    return unknown_answer(f"The node cannot tell whether it is so: {why}")
+    return unknown_answer(f"Its answer does not decide it: {why}")
 
 
 def unknown_answer(why: str) -> LookAnswer:
@@ -182,7 +182,7 @@ def after_look(incident: Incident, run: str, look: Mapping[str, Any], at: dateti
         return incident
     if answer.result is LookResult.denied:
         return _changed(incident, {claim.digest for claim in claims}, denied=answer.text)
-    own = Evidence(
+    proof = Evidence(
         digest=digest_of("second-look", run),
         at=answer.at or at,
         component=claims[0].component,
@@ -194,12 +194,12 @@ def after_look(incident: Incident, run: str, look: Mapping[str, Any], at: dateti
         fatal=any(claim.fatal for claim in claims),
         unusable=any(claim.unusable for claim in claims),
     )
-    if any(evidence.digest == own.digest for evidence in incident.evidence):
+    if any(evidence.digest == proof.digest for evidence in incident.evidence):
         return incident
-    report = SenseReport(sense=answer.sense, at=at, part=named_part(own.component))
+    report = SenseReport(sense=answer.sense, at=at, part=named_part(proof.component))
     return msgspec.structs.replace(
         incident,
-        evidence=limit_evidence((*incident.evidence, own)),
+        evidence=limit_evidence((*incident.evidence, proof)),
         evidence_count=incident.evidence_count + 1,
         heard=newest_reports((*incident.heard, report)),
     )

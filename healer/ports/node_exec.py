@@ -55,8 +55,8 @@ class NodeExec(Protocol):
         """
         ...
 
-    def second_look(self, node: str, said: str, pci: str | None, limit_s: float) -> NodeLook:
-        """What the node's kernel log of this boot and nvidia-smi show of a claim. `said`: how the record
+    def second_look(self, node: str, opening: str, pci: str | None, limit_s: float) -> NodeLook:
+        """What the node's kernel log of this boot and nvidia-smi show of a claim. `opening`: how the record
         begins, in small letters and digits alone, 8 to 160 of them; `pci`: the GPU that is named. The call
         ends within `limit_s`.
         """

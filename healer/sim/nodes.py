@@ -121,13 +121,13 @@ class SimNodes:
             texts = tuple(f"GPU 0: {words}" for fault, words in _MEMORY.items() if fault in faults)
             return MemoryState(gpus=self._gpus - ("gpu-missing" in faults), faults=texts)
 
-    def second_look(self, node: str, said: str, pci: str | None, limit_s: float) -> NodeLook:
+    def second_look(self, node: str, opening: str, pci: str | None, limit_s: float) -> NodeLook:
         with self._lock:
             state, now = self._reached(node), self._clock.now()
             if state.log is None:
                 return NodeLook(up_s=_UP.total_seconds())
             booted_at, records = state.log
-            shown = tuple(record for record in records if _plain(record.text).startswith(said))
+            shown = tuple(record for record in records if _plain(record.text).startswith(opening))
             lost = "gpu-missing" in state.faults
             gpu = GpuSeen.unknown if pci is None or shown else GpuSeen.lost if lost else GpuSeen.answers
             up_s = (now - booted_at).total_seconds()

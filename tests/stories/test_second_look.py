@@ -198,12 +198,12 @@ class Slow(SimNodes):
     takes_s = 0.0
     asked = 0
 
-    def second_look(self, node: str, said: str, pci: str | None, limit_s: float) -> NodeLook:
+    def second_look(self, node: str, opening: str, pci: str | None, limit_s: float) -> NodeLook:
         self.asked += 1
         self._clock.advance(min(self.takes_s, limit_s))  # type: ignore[attr-defined]
         if self.takes_s > limit_s:
             raise NodeUnavailable(f"{node} did not answer within {limit_s:.1f} s.")
-        return super().second_look(node, said, pci, limit_s)
+        return super().second_look(node, opening, pci, limit_s)
 
 
 def test_a_look_that_is_too_slow_counts_as_none(site: Site) -> None:
@@ -253,7 +253,7 @@ def test_a_worker_that_dies_in_the_middle_holds_nothing_for_long_and_its_answer_
 
 def test_a_node_that_fails_in_a_way_of_its_own_is_no_denial(site: Site) -> None:
     class Broken(SimNodes):
-        def second_look(self, node: str, said: str, pci: str | None, limit_s: float) -> NodeLook:
+        def second_look(self, node: str, opening: str, pci: str | None, limit_s: float) -> NodeLook:
             raise NodeError("healer-node is too old: it has no such verb.")
 
     equip(site.driver, nodes=Broken(site.clock))

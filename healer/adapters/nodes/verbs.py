@@ -28,7 +28,7 @@ from healer.ports.node_exec import NodeError, NodeUnavailable
 #: The time-outs of reads and effects, above healer-node's own limits.
 READ_S, EFFECT_S = 7.5, 4.0
 _PCI = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
-_SAID = re.compile(r"[a-z0-9]{8,160}")
+_OPENING = re.compile(r"[a-z0-9]{8,160}")
 _JOB = re.compile(r"[1-9][0-9]{0,9}")
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,120}")
 
@@ -84,14 +84,14 @@ class NodeVerbs:
     def memory_state(self, node: str) -> MemoryState:
         return read_memory(node, self._ask(node, self._read_s, "memory-state"))
 
-    def second_look(self, node: str, said: str, pci: str | None, limit_s: float) -> NodeLook:
-        if not _SAID.fullmatch(said):
-            raise ValueError(f"{said!r} is not how a record begins")
+    def second_look(self, node: str, opening: str, pci: str | None, limit_s: float) -> NodeLook:
+        if not _OPENING.fullmatch(opening):
+            raise ValueError(f"{opening!r} is not how a record begins")
         where = pci if pci is None or "." in pci else f"{pci}.0"
         if where is not None and not _PCI.fullmatch(where):
             raise ValueError(f"{pci!r} is no GPU's PCI address")
         limit_s = min(limit_s, self._read_s)
-        return read_look(node, self._ask(node, limit_s, "second-look", said, where or "-"))
+        return read_look(node, self._ask(node, limit_s, "second-look", opening, where or "-"))
 
     def start_diagnosis(self, node: str, key: str) -> None:
         self._ask(node, self._effect_s, "diagnose-start", _checked(key), self._level)

@@ -21,7 +21,7 @@ from healer.incidents.second_look import (
     is_denied,
     judge_look,
     mark_asked,
-    said_in,
+    opening_of,
     says_gone,
 )
 from healer.model import (
@@ -85,28 +85,28 @@ def result(seen: NodeLook, line: str = XID, *, ago_s: float = 1) -> LookResult:
 )
 @pytest.mark.parametrize("line", [XID, LOST, DISK])
 def test_what_is_asked_for_is_the_same_by_every_route(prefix: str, line: str) -> None:
-    assert said_in(f"{prefix}{line}") == said_in(line)
+    assert opening_of(f"{prefix}{line}") == opening_of(line)
 
 
 def test_of_a_coded_line_its_device_and_code_are_asked_for() -> None:
-    assert said_in(XID) == "nvrmxidpci00009b0079"
-    assert said_in(XID.replace("0000:9b", "9B")) == said_in(XID)
-    assert said_in("nvidia-nvswitch3: SXid (PCI:0000:08:00.0): 20034, Fatal, Link 32 LTSSM Fault Up") == (
+    assert opening_of(XID) == "nvrmxidpci00009b0079"
+    assert opening_of(XID.replace("0000:9b", "9B")) == opening_of(XID)
+    assert opening_of("nvidia-nvswitch3: SXid (PCI:0000:08:00.0): 20034, Fatal, Link 32 LTSSM Fault Up") == (
         "nvidianvswitch3sxidpci00000800020034"
     )
 
 
 @pytest.mark.parametrize("other", [XID.replace("79", "7"), XID.replace("79", "794"), XID.replace("9b", "9c")])
 def test_another_code_or_device_is_another_record(other: str) -> None:
-    assert said_in(other) != said_in(XID)
+    assert opening_of(other) != opening_of(XID)
     assert result(look(record(other))) is LookResult.denied
 
 
 @given(st.text(max_size=300))
 def test_any_text_gives_what_a_node_takes_or_nothing(line: str) -> None:
-    said = said_in(line)
-    assert said == "" or (
-        8 <= len(said) <= 160 and said.isascii() and said.isalnum() and said == said.lower()
+    opening = opening_of(line)
+    assert opening == "" or (
+        8 <= len(opening) <= 160 and opening.isascii() and opening.isalnum() and opening == opening.lower()
     )
 
 

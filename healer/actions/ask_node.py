@@ -3,7 +3,7 @@
 import msgspec
 
 from healer.actions.base import Action, Context, Done, Result
-from healer.incidents.second_look import LookAnswer, asked_by, judge_look, said_in, unknown_answer
+from healer.incidents.second_look import LookAnswer, asked_by, judge_look, opening_of, unknown_answer
 from healer.ports.node_exec import NodeError
 
 #: Of the step's time-out, what is left for the way there and back; the least that a call gets.
@@ -27,7 +27,7 @@ def _answer(ctx: Context) -> LookAnswer:
     limit_s = max(LEAST_S, ctx.step.timeout_s - WAY_S - max(0.0, waited_s))
     claim = claims[0]
     try:
-        seen = ctx.tools.nodes.second_look(ctx.node, said_in(claim.line), claim.component.pci, limit_s)
+        seen = ctx.tools.nodes.second_look(ctx.node, opening_of(claim.line), claim.component.pci, limit_s)
     except NodeError as error:
         return unknown_answer(f"The node was not asked, or did not answer: {error}")
     return judge_look(claim, seen, ctx.tools.now())

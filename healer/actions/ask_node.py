@@ -3,17 +3,25 @@
 import msgspec
 
 from healer.actions.base import Action, Context, Done, Result
-from healer.incidents.second_look import LookAnswer, asked_by, judge_look, opening_of, unknown_answer
+from healer.incidents.second_look import (
+    LookAnswer,
+    LookResult,
+    asked_by,
+    judge_look,
+    opening_of,
+    unknown_answer,
+)
 from healer.ports.node_exec import NodeError
 
 #: Of the step's time-out, what is left for the way there and back; the least that a call gets.
 WAY_S, LEAST_S = 1.5, 1.0
+_WORDS = {LookResult.agreed: "agrees", LookResult.denied: "denies it", LookResult.unknown: "decides nothing"}
 
 
 def second_look(ctx: Context) -> Result:
     """Always passes: an answer that does not come is one, too. Asks once."""
     answer = _answer(ctx)
-    text = f"{ctx.node}: {answer.result}. {answer.text}"
+    text = f"{ctx.node} {_WORDS[answer.result]}: {answer.text}"
     return Done(text=text, data={"look": msgspec.to_builtins(answer)})
 
 

@@ -145,26 +145,24 @@ def judge_look(claim: Evidence, seen: NodeLook, now: datetime) -> LookAnswer:
         text = f"nvidia-smi on the node does not reach {where} any more"
         return LookAnswer(result=LookResult.agreed, text=text, sense=Sense.hook, at=now)
     if booted_at + CLOCKS > claim.at:
-        return _unknown(f"it is of {claim.at:%H:%M:%S} UTC, and the node booted at {booted_at:%H:%M:%S} UTC")
+        return unknown_answer(
+            f"it is of {claim.at:%H:%M:%S} UTC, and the node booted at {booted_at:%H:%M:%S} UTC"
+        )
     if seen.gpu is GpuSeen.answers and says_gone(claim):
         return _denied(
             f"nvidia-smi on it reaches {where}, and its kernel log has no such record of that time"
         )
     if records:
-        return _unknown("its kernel log has such a record, but of another time")
+        return unknown_answer("its kernel log has such a record, but of another time")
     if seen.log_from_s is None:
-        return _unknown("its kernel log cannot be read")
+        return unknown_answer("its kernel log cannot be read")
     if booted_at + timedelta(seconds=seen.log_from_s) + CLOCKS > claim.at:
-        return _unknown("its kernel log does not reach back so far")
+        return unknown_answer("its kernel log does not reach back so far")
     return _denied("its kernel log of this boot has no such record")
 
 
 def _denied(why: str) -> LookAnswer:
     return LookAnswer(result=LookResult.denied, text=why)
-
-
-def _unknown(why: str) -> LookAnswer:
-    return unknown_answer(f"Its answer does not decide it: {why}")
 
 
 def unknown_answer(why: str) -> LookAnswer:

@@ -68,7 +68,7 @@ def test_a_true_claim_drains_at_once_and_requeues_also_past_the_caps(place: Plac
         place.nodes[node].programs.kmsg(XID_79.format(pci=GPU))
         place.claim(node, XID_79)
     for node, job in jobs.items():
-        assert "agreed" in place.looked(node)
+        assert "agrees" in place.looked(node)
         wait_until(lambda node=node: site.drained_by_us(node), 30, what=f"{node} is drained")
         wait_until(lambda job=job: site.job(job).restarts == 1, 30, what=f"job {job} is requeued")
 
@@ -82,7 +82,7 @@ def test_a_forged_claim_about_a_healthy_node_drains_nothing_and_names_its_sender
     place.nodes[WELL].programs.has_gpu(f"{GPU}.0")
     place.nodes[WELL].programs.kmsg("usb 1-1: new device")
     place.claim(WELL, line)
-    assert "denied" in place.looked(WELL)
+    assert "denies" in place.looked(WELL)
 
     def page() -> list[tuple[object, ...]]:
         return site.sql("SELECT doc FROM messages WHERE id LIKE 'sender:%%'")
@@ -102,6 +102,6 @@ def test_where_no_look_is_possible_it_drains_within_the_caps_and_requeues_nothin
     with relay_of(site, "rack 4 relay") as other:
         body = site.kernel_body(SILENT, XID_79.format(pci=GPU))
         assert other.post("/signals/kernel-log", json=body).status_code == 202
-    assert "unknown" in place.looked(SILENT)
+    assert "decides nothing" in place.looked(SILENT)
     wait_until(lambda: site.drained_by_us(SILENT), 30, what="within the caps it is drained")
     assert (site.job(job).state, site.job(job).restarts) == ("RUNNING", 0)

@@ -66,6 +66,8 @@ class NodePicture:
     #: The address in the first line of a GPU's loss, and when it came: the line that reports the loss may
     #: lack it.
     loss_at: tuple[str, datetime] | None = None
+    #: `cadence_s` since the last beat; None: not looked at yet.
+    _cadence_s: float | None = field(default=None, repr=False)
 
     @property
     def renewed_at(self) -> datetime | None:
@@ -77,6 +79,7 @@ class NodePicture:
             if self.silent_since(at) is not None:
                 self.back_at = at
             self.beats.append(at)
+            self._cadence_s = None
 
     def is_overdue(self, now: datetime) -> bool:
         """Whether its next beat is late, though it is not silent yet."""
@@ -94,7 +97,9 @@ class NodePicture:
     @property
     def cadence_s(self) -> float:
         """Seconds between its last beats; there are two at least."""
-        return median((b - a).total_seconds() for a, b in pairwise(self.beats))
+        if self._cadence_s is None:
+            self._cadence_s = median((b - a).total_seconds() for a, b in pairwise(self.beats))
+        return self._cadence_s
 
     def _missed_after(self) -> timedelta:
         return max(SILENCE_AFTER, timedelta(seconds=3 * self.cadence_s))

@@ -329,7 +329,7 @@ class _Drawing:
                     self.slurm_ends_jobs(lost + 306, name)
                 self.slurm(back + self.rng.uniform(35, 60), name, *state)
         self.free = [name for name in self.free if name not in names]
-        # No source says from how many on: a few senders that Slurm still reaches may each have ended by itself.
+        # No source says from how many on: a few senders that Slurm reaches may each have ended by itself.
         few = len(names) == 2 or 2 * len(names) < here
         return Cause("outage", at, tuple(names), incidents=len(names) if few else 1)
 

@@ -10,7 +10,7 @@ import structlog
 
 from healer import bootstrap
 from healer.adapters.postgres.arrivals import PostgresLosses, PostgresScrapes, PostgresUnknownSeries
-from healer.adapters.postgres.inbox import PostgresSignals
+from healer.adapters.postgres.inbox import PostgresInbox, PostgresSignals
 from healer.adapters.postgres.loops import try_lead
 from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.samples import PostgresColumns, PostgresSamples
@@ -61,6 +61,7 @@ async def _serve(
         fetch=fetch,
         ask=client.query if client else None,
         snapshots=shown,
+        listed_gpus=PostgresInbox(db, cluster).listed_gpus,
         samples=PostgresSamples(db, cluster),
         columns=PostgresColumns(db),
         signals=PostgresSignals(db),

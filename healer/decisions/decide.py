@@ -110,7 +110,7 @@ def _is_under_work(incident: Incident, rules: Ruleset) -> bool:
     """Whether there was work on its node by the picture of Slurm that the incident was judged by: its fault
     belongs to the work until it is seen afterwards."""
     work = {entry.name for entry in rules.context if entry.when in HUMAN_WORK}
-    return incident.plan in work and incident.plan_over is None and incident.seen_again is None
+    return incident.plan in work and incident.waits_since is None and incident.seen_again is None
 
 
 def _why_not_asked(
@@ -181,7 +181,7 @@ def _proposal(
 
 def _why_not_now(incident: Incident, rule: Rule, now: datetime) -> str | None:
     """Why nothing begins by itself although a fault was reported: it is not confirmed to be present now."""
-    if (over := incident.plan_over) is not None:
+    if (over := incident.waits_since) is not None:
         what = "Planned work on the node ended" if incident.plan else "The node has booted anew"
         return f"{what} at {over:%H:%M:%S} UTC: waits until it is seen again."
     if why := why_not_looked(incident, now):

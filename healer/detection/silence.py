@@ -2,8 +2,8 @@
 
 Nodes of one place that are away at the same time are one outage. It begins with its first node and lasts
 until its last one is back and has kept its cadence; meanwhile none of them is judged alone (law 2). A node
-is judged alone where all others of its switch, rack, PDU and NVLink domain are heard, and none came back just
-now.
+is judged alone where all others of its switch, rack, PDU and NVLink domain were heard well after it, and none
+came back just now.
 """
 
 from collections import defaultdict
@@ -79,6 +79,9 @@ def _likelihood(outage: Together) -> tuple[int, float, bool, int]:
 FLEET_SHARE = 0.5
 #: A node is judged alone only so long after its last beat: the others of its place may follow.
 ALONE_AFTER = 2 * SILENCE_AFTER
+#: Nodes of one place fail within this time of each other: a neighbour is known to be well when it is heard so
+#: long after the first beat that a node missed.
+FOLLOWS_WITHIN = timedelta(seconds=45)
 #: A node that came back within this time shows that its place was away (law 2).
 JUST_BACK = timedelta(minutes=5)
 
@@ -188,7 +191,10 @@ class _Silence:
         if other in self._silent:
             return self._is_near(other, name)
         just_back = sender.back_at is not None and self._now - sender.back_at < JUST_BACK
-        return (just_back and not self._was_planned(sender)) or sender.is_overdue(self._now)
+        if just_back and not self._was_planned(sender):
+            return True
+        missed_at = self._silent[name] + timedelta(seconds=self._senders[name].cadence_s)
+        return sender.beats[-1] < missed_at + FOLLOWS_WITHIN or sender.is_overdue(self._now)
 
     def _was_planned(self, back: NodePicture) -> bool:
         """Its last absence was planned: it came back when the plan ended, or just after."""

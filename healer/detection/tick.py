@@ -12,6 +12,7 @@ from healer.detection.protocol import Detector, Look, Pair
 from healer.model import Detections, NodeReport, Ruleset, SlurmSnapshot
 from healer.model.telemetry import Report, StepBatch
 from healer.observations import NodePicture, Picture
+from healer.observations.fault_history import History
 from healer.observations.steps import StepTimes
 from healer.observations.telemetry_windows import Telemetry
 from healer.ports.measurements import ColumnBook
@@ -60,6 +61,9 @@ class Senses:
         self._gone: dict[Pair, datetime] = {}
         #: Node -> since when its signals count, as far as that is known here.
         self._renewed: dict[str, datetime] = {}
+        #: Where GPUs were listed, and how often that had changed when the detectors were informed last.
+        self._parts_of: History | None = None
+        self._parts_changed = (0, 0)
 
     @property
     def has_samples(self) -> bool:
@@ -113,6 +117,10 @@ class Senses:
     def know_parts(self, picture: Picture) -> None:
         """Which GPU is at which index, as nodes list them: a new part starts its own trend."""
         nodes = picture.nodes
+        changes = picture.history.gpu_changes, sum(node.gpus.changes for node in nodes.values())
+        if picture.history is self._parts_of and changes == self._parts_changed:
+            return
+        self._parts_of, self._parts_changed = picture.history, changes
         found = [
             (name, gpu, part)
             for name, pci, part in picture.history.gpus()

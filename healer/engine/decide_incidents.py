@@ -32,7 +32,6 @@ from healer.engine.upkeep import (
     Walk,
     begin_releases,
     begin_requeues,
-    begin_restarts,
     begin_sweeps,
     settle_slots_and_breaker,
     sweeps_due,
@@ -125,7 +124,6 @@ def decide_all(walk: Walk, batch: Sequence[Observation]) -> None:
         elif active is not None and not active.shadow:
             _note_under_way(walk, incident, active)
     walk.started += begin_requeues(walk)
-    walk.started += begin_restarts(walk)
     for run in list(runs.values()):
         if run.id in runs:
             start_when_allowed(walk, run)

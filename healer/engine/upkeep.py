@@ -201,34 +201,36 @@ def begin_each(walk: Walk, runs: Sequence[Run]) -> list[str]:
 
 
 def begin_requeues(walk: Walk) -> list[str]:
-    """Begins a run for each job hit by a fault that joined its incident after the run had listed the jobs.
+    """Begins a run for each job that the run of its incident does not requeue, in parallel to that run.
     Returns the ids."""
     begun: list[str] = []
-    for name, newly_unusable in walk.work.wider.items():
-        incident = walk.work.by_id[name]
-        run = walk.runs.get(incident.run or "")
-        listed = incident.is_open and incident.jobs_hit_final
-        if run is not None and not run.shadow and _requeues(walk, run) and listed:
-            jobs = hit_since_listed(incident, walk.gate.snapshot, newly_unusable=newly_unusable)
+    for incident in walk.open_incidents():
+        jobs = [*_hit_late(walk, incident), *_lost_data(walk, incident)]
+        run = walk.tx.run(incident.run) if jobs and incident.run else None
+        if run is not None and not run.shadow and run.state not in ENDED_RUN_STATES:
             begun += _begin_requeues_of(walk, incident, run, jobs)
     return begun
 
 
-def begin_restarts(walk: Walk) -> list[str]:
-    """Requeues jobs that lost data to a fault whose repair may wait, once each and in parallel to the plan;
-    also a job that Slurm shows only after the fault. Returns the ids of the runs."""
-    begun: list[str] = []
-    for incident in walk.open_incidents():
-        if Remedy.requeue_job not in incident.remedy or incident.run is None or incident.jobs_hit_final:
-            continue
-        moment_of = walk.picture.node(incident.root.node or "").moment
-        jobs = hit_at_the_time(incident, walk.gate.snapshot, moment_of)
-        if incident.id not in walk.work.changed and all(job.leader in incident.jobs_hit for job in jobs):
-            continue
-        plan = walk.tx.run(incident.run)
-        if plan is not None and not plan.shadow and plan.state not in ENDED_RUN_STATES:
-            begun += _begin_requeues_of(walk, incident, plan, jobs)
-    return begun
+def _hit_late(walk: Walk, incident: Incident) -> list[SlurmJob]:
+    """Jobs hit by a fault that joined the incident in this walk, after its run had listed the jobs."""
+    run = walk.runs.get(incident.run or "") if incident.id in walk.work.wider else None
+    playbook = walk.rules.playbooks.get(run.playbook) if run is not None else None
+    requeues = playbook is not None and any(step.do is Verb.requeue for step in playbook.steps)
+    if not requeues or not incident.jobs_hit_final:
+        return []
+    newly_unusable = walk.work.wider[incident.id]
+    return hit_since_listed(incident, walk.gate.snapshot, newly_unusable=newly_unusable)
+
+
+def _lost_data(walk: Walk, incident: Incident) -> list[SlurmJob]:
+    """Jobs that lost data to a fault whose repair may wait; also one that Slurm shows only after the
+    fault."""
+    if Remedy.requeue_job not in incident.remedy or incident.run is None or incident.jobs_hit_final:
+        return []
+    jobs = hit_at_the_time(incident, walk.gate.snapshot, walk.picture.node(incident.root.node or "").moment)
+    is_news = incident.id in walk.work.changed or any(job.leader not in incident.jobs_hit for job in jobs)
+    return jobs if is_news else []
 
 
 def _begin_requeues_of(walk: Walk, incident: Incident, run: Run, jobs: Sequence[SlurmJob]) -> list[str]:
@@ -236,11 +238,6 @@ def _begin_requeues_of(walk: Walk, incident: Incident, run: Run, jobs: Sequence[
     if hit != incident.jobs_hit:
         walk.work.put(msgspec.structs.replace(incident, jobs_hit=hit))
     return begin_each(walk, [_requeue(incident, run, job, walk.now) for job in jobs])
-
-
-def _requeues(walk: Walk, run: Run) -> bool:
-    playbook = walk.rules.playbooks.get(run.playbook)
-    return playbook is not None and any(step.do is Verb.requeue for step in playbook.steps)
 
 
 def _requeue(incident: Incident, run: Run, job: SlurmJob, now: datetime) -> Run:

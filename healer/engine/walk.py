@@ -258,10 +258,10 @@ def resolve_cleared(walk: Walk) -> None:
         ends = over.proven and incident.drained_at is None
         if ends and walk.end_plan(incident, over.why):
             walk.work.put(auto_resolve(incident, over, walk.now))
-        elif over.seen and is_untreated(incident) and incident.plan_over is None:
+        elif over.seen and is_untreated(incident) and incident.waits_since is None:
             # Reports from before the boot are history: they start nothing, and a new line is news.
             changed = note_cleared(incident, over, walk.now)
-            walk.work.put(msgspec.structs.replace(changed, plan_over=walk.now))
+            walk.work.put(msgspec.structs.replace(changed, waits_since=walk.now))
         elif (changed := note_cleared(incident, over, walk.now)) != incident:
             walk.work.put(changed)
 

@@ -245,7 +245,7 @@ def _bounded(context: Context, incident: Incident, rules: Ruleset) -> Incident:
             severity=max(incident.severity, bound.severity),
             cause=bound.cause or incident.cause,
             plan=bound.name,
-            plan_over=context.now if late is not None else None,
+            waits_since=context.now if late is not None else None,
             seen_again=None,
             node_was_out=incident.node_was_out or (fresh and bound.when is ContextKind.maintenance),
             p0_since=None,
@@ -255,12 +255,12 @@ def _bounded(context: Context, incident: Incident, rules: Ruleset) -> Incident:
         return incident
     ended = next((entry for entry in rules.context if entry.name == incident.plan), None)
     if ended is not None and ended.when in HUMAN_WORK and incident.seen_again is None:
-        over = incident.plan_over or context.ended(incident)
+        over = incident.waits_since or context.ended(incident)
         # Evidence from before the work is not caused by it.
         cause = incident.cause if incident.node_was_out else rule.cause
-        return msgspec.structs.replace(incident, plan_over=over, cause=cause)
+        return msgspec.structs.replace(incident, waits_since=over, cause=cause)
     return msgspec.structs.replace(
-        incident, severity=rule.severity, cause=rule.cause, plan="", plan_over=None
+        incident, severity=rule.severity, cause=rule.cause, plan="", waits_since=None
     )
 
 

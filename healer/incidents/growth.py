@@ -112,11 +112,11 @@ def confirm_after_work(incident: Incident, finding: Finding, told_at: datetime, 
     """The incident as seen again if the finding, of time `told_at` by our clock, shows that the fault
     outlived the planned work under which it arose. An event is new then; a measured level was there
     before."""
-    if incident.plan_over is None or not is_proof(incident, finding) or told_at <= incident.plan_over:
+    if incident.waits_since is None or not is_proof(incident, finding) or told_at <= incident.waits_since:
         return incident
     news = finding.evidence[0].sense not in MEASURED
     out = incident.node_was_out and not news
-    return msgspec.structs.replace(incident, plan_over=None, seen_again=now, node_was_out=out)
+    return msgspec.structs.replace(incident, waits_since=None, seen_again=now, node_was_out=out)
 
 
 def is_proof(incident: Incident, finding: Finding) -> bool:

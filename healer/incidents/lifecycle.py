@@ -178,7 +178,7 @@ def close_if_over(incident: Incident, picture: Picture, now: datetime, *, measur
 
 
 def _why_not_seen_again(incident: Incident, now: datetime) -> str | None:
-    over = incident.plan_over
+    over = incident.waits_since
     if over is None or now - over < PROOF:
         return None
     minutes = int(PROOF.total_seconds() // 60)

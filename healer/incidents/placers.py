@@ -403,7 +403,7 @@ def _of_the_rule(pair: Pair) -> bool | None:
 def _awaits_proof(pair: Pair) -> bool | None:
     """An incident that arose under planned work only takes in findings that confirm it: it may end at any
     minute."""
-    waits = pair.incident.plan and pair.incident.plan_over is not None
+    waits = pair.incident.plan and pair.incident.waits_since is not None
     return False if waits and not is_proof(pair.incident, pair.finding) else None
 
 

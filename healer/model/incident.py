@@ -179,9 +179,9 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     gives_way_to: str | None = None
     #: The entry of `rules/context.yaml` that makes it less urgent while something else goes on at its node.
     plan: str = ""
-    #: End of that plan, or of a reboot, until the fault is seen after it (`seen_again`): evidence from before
-    #: counts for nothing until then.
-    plan_over: datetime | None = None
+    #: Since when it waits to be seen again (`seen_again`): the end of that plan, or a boot that may have
+    #: ended its fault. Evidence from before counts for nothing until then. Stored as `plan_over`.
+    waits_since: datetime | None = msgspec.field(default=None, name="plan_over")
     seen_again: datetime | None = None
     #: What was considered and ruled out: once each, the first 20.
     set_aside: tuple[RuledOut, ...] = ()

@@ -11,7 +11,7 @@ import msgspec
 
 from healer.model.component import Component, Sharing
 from healer.model.detection import AlertRule, DetectionRule, ForecastRule, GpuModel
-from healer.model.faults import Escalations, Ladder
+from healer.model.faults import Escalations, Ladder, fits
 from healer.model.gate import Maintenance, digest
 from healer.model.kernel_lines import NO_LINES, LineBook
 from healer.model.node import SiteCommand
@@ -590,7 +590,7 @@ class Ruleset(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         for rule in self.rules:
             if rule.classes and fault_class not in rule.classes:
                 continue
-            if any(fnmatchcase(fault, pattern) for pattern in rule.faults):
+            if fits(fault, rule.faults):
                 return rule
         return None
 

@@ -18,6 +18,8 @@ from healer.model import Observation
 DELAY_MAX = timedelta(hours=1)
 #: Between two clocks, or two notions of one line's time: relays stamp on receipt, `dmesg -T` drifts.
 TOLERANCE = timedelta(seconds=5)
+#: How far Slurm's BootTime may be off, and the kernel's clock for each second of its uptime.
+CLOCKS_APART, KERNEL_DRIFT = timedelta(minutes=1), 1e-4
 #: Lines remembered, of all nodes; events of one line.
 LINES_KEPT = 50_000
 EVENTS_KEPT = 32
@@ -100,6 +102,10 @@ class Echoes:
             self._lines.popitem(last=False)
         return False
 
+    def knows(self, seen: Observation) -> bool:
+        """Whether the same line was reported before, by whichever sender and of whichever time."""
+        return _line_of(seen) in self._lines
+
 
 def uptime_of(line: str) -> float | None:
     """Seconds since boot, in whole microseconds, as the kernel stamped the record; None without a stamp."""
@@ -108,6 +114,17 @@ def uptime_of(line: str) -> float | None:
         return None
     whole, micros = match[1] or match[3] or "0", match[2] or match[4]
     return float(f"{whole}.{micros}")
+
+
+def is_from_before(seen: Observation, booted_at: datetime, renewed_at: datetime) -> bool:
+    """Whether the kernel's stamp on the line shows that it was written before `renewed_at`, or in an earlier
+    boot. `booted_at`: Slurm's BootTime of the node, by our clock."""
+    uptime_s = uptime_of(seen.line)
+    if uptime_s is None:
+        return False
+    at = booted_at + timedelta(seconds=uptime_s)
+    unsure = CLOCKS_APART + timedelta(seconds=uptime_s * KERNEL_DRIFT)
+    return at + unsure <= renewed_at or at - unsure > seen.arrived_at
 
 
 def _event(seen: Observation, moment: datetime) -> Event:

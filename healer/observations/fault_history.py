@@ -80,6 +80,8 @@ class GpuMap:
     the wrong job."""
 
     def __init__(self) -> None:
+        #: How often the list of indexes has changed.
+        self.changes = 0
         self._inventory: dict[str, int] = {}
         self._listed: str | None = None
         self._seen: dict[str, str] = {}
@@ -88,11 +90,13 @@ class GpuMap:
     def inventory(self, gpus: Sequence[Mapping[str, object]], boot_id: str | None = None) -> None:
         """The node's own list: `[{"index": 0, "pci": "0000:18:00", "uuid": "GPU-…"}, …]`."""
         self._listed = boot_id
-        self._inventory = {
-            str(gpu["pci"]): gpu["index"]
-            for gpu in gpus
-            if gpu.get("pci") is not None and isinstance(gpu["index"], int)
-        }
+        self._list(
+            {
+                str(gpu["pci"]): gpu["index"]
+                for gpu in gpus
+                if gpu.get("pci") is not None and isinstance(gpu["index"], int)
+            }
+        )
 
     def heard(self, gpus: Sequence[Mapping[str, object]]) -> None:
         """From the labels of telemetry: it may be some of the node's GPUs, and says nothing of the rest.
@@ -102,8 +106,11 @@ class GpuMap:
         for gpu in gpus:
             pci, index = gpu.get("pci"), gpu.get("index")
             if isinstance(pci, str) and isinstance(index, int):
-                self._inventory = {p: i for p, i in self._inventory.items() if i != index}
-                self._inventory[pci] = index
+                self._list({p: i for p, i in self._inventory.items() if i != index} | {pci: index})
+
+    def _list(self, indexes: dict[str, int]) -> None:
+        self.changes += indexes != self._inventory
+        self._inventory = indexes
 
     def identity(self, pci: str, uuid: str, boot_id: str | None) -> None:
         """One `NVRM: GPU at PCI:…` line, printed once per GPU and boot."""
@@ -193,6 +200,8 @@ class History:
         self._nodes: dict[str, dict[Key, tuple[FaultBurst, ...]]] = defaultdict(dict)
         #: (node, PCI address) -> the GPU that was last reported there.
         self._gpus: dict[tuple[str, str], GpuPart] = {}
+        #: How often `gpus` has changed.
+        self.gpu_changes = 0
         #: What this walk has changed, whole, until it is kept.
         self._fresh: dict[str, dict[Key, tuple[FaultBurst, ...]]] = defaultdict(dict)
         self._fresh_gpus: dict[tuple[str, str], GpuPart] = {}
@@ -219,6 +228,7 @@ class History:
             self._bound(node)
         self._gpus |= self._fresh_gpus
         self._fresh_gpus = {}
+        self.gpu_changes += 1
 
     def begin(self) -> None:
         """A new walk: what the last one noted and did not keep is dropped."""
@@ -230,6 +240,7 @@ class History:
             self._nodes[node] |= fresh
             self._bound(node)
         self._gpus |= self._fresh_gpus
+        self.gpu_changes += bool(self._fresh_gpus)
         self.begin()
 
     def gpus(self) -> list[tuple[str, str, str]]:

@@ -66,6 +66,8 @@ class NodePicture:
     #: The address in the first line of a GPU's loss, and when it came: the line that reports the loss may
     #: lack it.
     loss_at: tuple[str, datetime] | None = None
+    #: `cadence_s` since the last beat; None: not looked at yet.
+    _cadence_s: float | None = field(default=None, repr=False)
 
     @property
     def renewed_at(self) -> datetime | None:
@@ -77,12 +79,13 @@ class NodePicture:
             if self.silent_since(at) is not None:
                 self.back_at = at
             self.beats.append(at)
+            self._cadence_s = None
 
     def is_overdue(self, now: datetime) -> bool:
         """Whether its next beat is late, though it is not silent yet."""
         if len(self.beats) < BEATS_FOR_CADENCE:
             return False
-        return (now - self.beats[-1]).total_seconds() > 1.5 * self._cadence_s() + OVERDUE_S
+        return (now - self.beats[-1]).total_seconds() > 1.5 * self.cadence_s + OVERDUE_S
 
     def keeps_cadence(self, now: datetime) -> bool:
         """Whether it is heard, and has been for so long since it came back that a silence would have
@@ -91,11 +94,15 @@ class NodePicture:
             return False
         return self.back_at is None or now - self.back_at > self._missed_after()
 
-    def _cadence_s(self) -> float:
-        return median((b - a).total_seconds() for a, b in pairwise(self.beats))
+    @property
+    def cadence_s(self) -> float:
+        """Seconds between its last beats; there are two at least."""
+        if self._cadence_s is None:
+            self._cadence_s = median((b - a).total_seconds() for a, b in pairwise(self.beats))
+        return self._cadence_s
 
     def _missed_after(self) -> timedelta:
-        return max(SILENCE_AFTER, timedelta(seconds=3 * self._cadence_s()))
+        return max(SILENCE_AFTER, timedelta(seconds=3 * self.cadence_s))
 
     def silent_since(self, now: datetime, listening_since: datetime | None = None) -> datetime | None:
         """The last beat, if three are missing now; None for a sender that never kept a cadence.

@@ -31,7 +31,7 @@ from healer.model import (
 from healer.model.slurm import BOOT_MOVES, is_in_maintenance
 from healer.observations.alerts import Alerts
 from healer.observations.allocations import Allocations
-from healer.observations.echoes import Echoes
+from healer.observations.echoes import Echoes, is_from_before
 from healer.observations.fault_history import History
 from healer.observations.node_picture import BEATS_FOR_CADENCE, NodePicture
 from healer.observations.silences import Silences, is_expected_away
@@ -200,8 +200,13 @@ class Picture:
         return [self._placed(node, node.with_address(seen), topology) for node, seen in live]
 
     def _is_echo(self, node: NodePicture, seen: Observation) -> bool:
-        moment = node.moment(seen.event_at, seen.arrived_at)
-        return self._echoes.is_echo(seen, moment, node.renewed_at)
+        moment, renewed_at = node.moment(seen.event_at, seen.arrived_at), node.renewed_at
+        shown = self.slurm.nodes.get(node.name) if self.slurm is not None else None
+        booted_at = shown.boot_at if shown is not None else None
+        dated = renewed_at is not None and booted_at is not None
+        if dated and is_from_before(seen, booted_at, renewed_at) and self._echoes.knows(seen):
+            return True
+        return self._echoes.is_echo(seen, moment, renewed_at)
 
     def _learn(self, seen: Observation) -> str | None:
         """Takes in what a signal reports of its node, before any line is judged. The node, if it is a fault

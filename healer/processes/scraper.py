@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TypeVar
 from urllib.parse import urlencode
 from zlib import crc32
@@ -27,6 +27,7 @@ from healer.api.request_preamble import unpacked
 from healer.model import (
     DEVICE_MARK,
     LossReason,
+    Observation,
     Ruleset,
     ScrapeJob,
     ScrapeQuery,
@@ -141,6 +142,8 @@ LOOK_S, STATE_S = 2.0, 5.0
 #: Bodies that wait to be written, and that are written in one commit; and one body unpacked.
 QUEUE, BATCH, UNPACKED_MAX = 64 * 2**20, 4 * 2**20, 32 * 2**20
 GATHER_S = 0.02
+#: The nodes' lists of GPUs are read so often, and from so long before: senders repeat them each 10 min.
+GPUS_EVERY, GPUS_LATE = timedelta(seconds=15), timedelta(minutes=15)
 #: No client waits for an answer. After a start every series is new: reading 1,250 pages takes ten seconds.
 WAIT_S = 30.0
 #: Targets whose state is stored.
@@ -176,6 +179,8 @@ class Parts:
     #: PromQL -> the server's answer, in any thread; None where no server is set. Raises HistoryAway.
     ask: Callable[[str, datetime], bytes] | None
     snapshots: Callable[[], dict[str, SlurmSnapshot]]
+    #: The last signal of each node since a time that lists its GPUs.
+    listed_gpus: Callable[[datetime], Sequence[Observation]]
     samples: Samples
     columns: ColumnBook
     signals: SignalStore
@@ -206,6 +211,8 @@ class Scraper:
         self._snapshots: dict[str, SlurmSnapshot] = {}
         self._troubles: tuple[str, ...] = ()
         self._listed: ScrapeRules | None = None
+        #: Until when the nodes' lists of GPUs have been read.
+        self._gpus_at: datetime | None = None
         # Names are looked up in asyncio's own threads: a name server that stalls must not stop these.
         self._side = ThreadPoolExecutor(2, thread_name_prefix="scraper")
         self._asking = ThreadPoolExecutor(2, thread_name_prefix="asking")
@@ -242,6 +249,7 @@ class Scraper:
         parts = self._parts
         with contextlib.suppress(Unavailable):  # the nodes of before are still the best that is known
             self._snapshots = await self._in_thread(parts.snapshots)
+            await self._in_thread(self._learn_gpus)
         self._ruleset = await self._in_thread(parts.rules)
         rules = self._ruleset.scrape
         if rules is self._listed and all(not kept.task.done() for kept in self._kept.values()):
@@ -255,6 +263,14 @@ class Scraper:
         elif queries:
             wanted |= {("queries", f"{query.signal}: {query.query}"): query for query in queries}
         self._keep(wanted)
+
+    def _learn_gpus(self) -> None:
+        """An exporter may name a GPU by UUID alone: the nodes' own lists say which it is."""
+        now = self._parts.clock.now()
+        if self._gpus_at is not None and now - self._gpus_at < GPUS_EVERY:
+            return
+        self._translators.hear(self._parts.listed_gpus((self._gpus_at or now) - GPUS_LATE))
+        self._gpus_at = now
 
     def _keep(self, wanted: dict[tuple[str, str], Target | ScrapeQuery]) -> None:
         for key in [key for key in self._kept if key not in wanted]:

@@ -7,9 +7,11 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
+from healer.adapters.postgres.inbox import PostgresInbox
 from healer.adapters.pull.fetch import HttpFetch
+from healer.adapters.system_clock import SystemClock
 from healer.model import LossReason, Part, ScrapeJob, ScrapeRules
-from tests.support.loop import CLUSTER
+from tests.support.loop import CLUSTER, beat
 from tests.support.pulling import Pulled, Server, closed_port, exporter
 from tests.support.wait import wait_until
 
@@ -100,6 +102,21 @@ def test_a_target_of_no_node_is_not_asked(fresh_database: sa.Engine, server: Ser
         told = wait_until(lambda: (one := pulled.target("/metrics")) and one.up is False and one, WAIT_S)
         assert "has no node gpu0099" in told.error
     assert server.asked == []
+
+
+def test_a_gpu_that_an_exporter_names_by_uuid_alone_is_placed_by_the_nodes_heartbeat(
+    fresh_database: sa.Engine, server: Server
+) -> None:
+    """Equal facts, equal verdicts: the API hears heartbeats itself, the scraper reads them."""
+    uuid = "GPU-0b11d014-1685-04bd-26ed-5fc0bc1c44ae"
+    seen = beat("gpu0001", SystemClock().now())
+    gpus = [{"index": 5, "pci": "0000:9b:00", "uuid": uuid}]
+    listed = msgspec.structs.replace(seen, data={**seen.data, "gpus": gpus})
+    PostgresInbox(fresh_database, CLUSTER).add([listed])
+    server.page = f'DCGM_FI_DEV_GPU_TEMP{{UUID="{uuid}"}} 61\n'
+    with Pulled(fresh_database, rules(job(server.at))) as pulled:
+        wait_until(lambda: pulled.values("gpu0001"), WAIT_S)
+        assert pulled.values("gpu0001") == {("gpu_temp_c", Part(gpu=5)): 61.0}
 
 
 def test_the_labels_of_each_series_may_say_whose_it_is(fresh_database: sa.Engine, server: Server) -> None:

@@ -2,7 +2,7 @@
 
 import random
 
-from tests.support.drawn_senders import Row
+from tests.support.drawn_senders import UPTIME_S, Row, stamp
 
 
 def fleet(rng: random.Random, most: int) -> dict[str, Row]:
@@ -14,7 +14,7 @@ def fleet(rng: random.Random, most: int) -> dict[str, Row]:
         name = f"gpu{number + 1:04}"
         node = {"name": name, "state": ["IDLE"], "gpus": gpus, "gpu_model": model, "partitions": ["train"]}
         places = {place: f"{place}{number // size + 1}" for place, size in sizes.items() if size}
-        nodes[name] = node | places | {"boot_id": f"{name}-b1"}
+        nodes[name] = node | places | {"boot_id": f"{name}-b1", "boot_at": stamp(-UPTIME_S)}
     return nodes
 
 

@@ -295,9 +295,10 @@ class _Drawing:
         self.boot_since[node] = back
         boot = f"{node}-b2"
         if quiet:
-            self.slurm(back + 40, node, *self.nodes[node]["state"], boot_id=boot)
+            self.slurm(back + 40, node, *self.nodes[node]["state"], boot_id=boot, boot_at=stamp(back))
             return Cause("reboot_quiet", at, (node,))
-        self.slurm(back + 40, node, "DOWN", reason="Node unexpectedly rebooted", boot_id=boot)
+        why = "Node unexpectedly rebooted"
+        self.slurm(back + 40, node, "DOWN", reason=why, boot_id=boot, boot_at=stamp(back))
         hit = frozenset(self.jobs_at(node))
         self.slurm_ends_jobs(back + 41, node)
         return Cause("reboot_seen", at, (node,), frozenset({node}), hit=hit)
@@ -313,6 +314,7 @@ class _Drawing:
         if not choice:
             return None
         names = self.rng.choice(choice)
+        here = len(names)
         names = names if self.rng.random() < 0.5 else self.rng.sample(names, self.rng.randint(2, len(names)))
         lasts, told = self.rng.uniform(90, 900), self.rng.random()
         for name in names:
@@ -327,8 +329,9 @@ class _Drawing:
                     self.slurm_ends_jobs(lost + 306, name)
                 self.slurm(back + self.rng.uniform(35, 60), name, *state)
         self.free = [name for name in self.free if name not in names]
-        # No source says from how many on: two senders that Slurm still reaches may each have ended by itself.
-        return Cause("outage", at, tuple(names), incidents=2 if len(names) == 2 else 1)
+        # No source says from how many on: a few senders that Slurm reaches may each have ended by itself.
+        few = len(names) == 2 or 2 * len(names) < here
+        return Cause("outage", at, tuple(names), incidents=len(names) if few else 1)
 
     def planned(self, at: float) -> Cause | None:
         """Maintenance of idle nodes, with a fault inside; it ends with a new boot."""
@@ -344,7 +347,7 @@ class _Drawing:
             since = max(1.0, at - self.rng.uniform(5, 600))
             self.drawn.planned.append((name, since, until))
             self.slurm(since, name, "IDLE", "MAINTENANCE")
-            self.slurm(until, name, "IDLE", boot_id=f"{name}-b2")
+            self.slurm(until, name, "IDLE", boot_id=f"{name}-b2", boot_at=stamp(until - 60))
             self.boot_since[name] = until
             gpu = self.rng.randrange(self.nodes[name]["gpus"])
             if self.rng.random() < 0.6:
@@ -415,7 +418,11 @@ class _Drawing:
         well = [
             node
             | {"state": ["IDLE"]}
-            | ({"boot_id": f"{node['name']}-b3"} if node["name"] in renewed else {})
+            | (
+                {"boot_id": f"{node['name']}-b3", "boot_at": stamp(repaired - 120)}
+                if node["name"] in renewed
+                else {}
+            )
             for node in nodes
         ]
         rows.append((repaired, body_row("slurm/nodes", {"cluster": "pod1", "nodes": well})))

@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from healer.adapters.postgres.arrivals import PostgresLosses, PostgresScrapes, PostgresUnknownSeries
-from healer.adapters.postgres.inbox import PostgresSignals
+from healer.adapters.postgres.inbox import PostgresInbox, PostgresSignals
 from healer.adapters.postgres.node_rows import PostgresSnapshots
 from healer.adapters.postgres.sample_reads import PostgresSignalReads
 from healer.adapters.postgres.samples import PostgresColumns, PostgresSamples
@@ -175,6 +175,7 @@ class Pulled:
             fetch=None,  # type: ignore[arg-type] - made in its own loop
             ask=ask,
             snapshots=self._shown,
+            listed_gpus=PostgresInbox(database, CLUSTER).listed_gpus,
             samples=PostgresSamples(database, CLUSTER),
             columns=columns,
             signals=PostgresSignals(database),

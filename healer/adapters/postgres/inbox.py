@@ -13,6 +13,7 @@ from datetime import datetime
 import msgspec
 import psycopg
 import sqlalchemy as sa
+from sqlalchemy.dialects.postgresql import distinct_on
 from sqlalchemy.exc import SQLAlchemyError
 
 from healer.adapters.postgres.engine import (
@@ -21,6 +22,7 @@ from healer.adapters.postgres.engine import (
     ledger_errors,
     matches,
     read_structs,
+    reading,
     storage_error,
     write_docs,
 )
@@ -308,6 +310,19 @@ class PostgresInbox:
         with self._engine.connect().execution_options(yield_per=1000) as conn:
             for row in conn.execute(statement):
                 yield observation_of(row)
+
+    def listed_gpus(self, since: datetime) -> list[Observation]:
+        """The last signal of each node since then that lists its GPUs."""
+        listing = (ObservationKind.heartbeat.value, ObservationKind.gpu_inventory.value)
+        newest = (
+            sa.select(*_COLUMNS)
+            .ext(distinct_on(inbox.c.node))
+            .where(inbox.c.cluster == self._cluster, inbox.c.arrived_at > since)
+            .where(inbox.c.kind.in_(listing), inbox.c.doc["data"].has_key("gpus"))
+            .order_by(inbox.c.node, inbox.c.arrived_at.desc(), inbox.c.id.desc())
+        )
+        with reading(self._engine) as conn:
+            return [observation_of(row) for row in conn.execute(newest)]
 
     def alerts(self, moment: datetime) -> list[Observation]:
         with self._engine.connect() as conn:

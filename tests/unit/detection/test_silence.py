@@ -51,6 +51,18 @@ def test_a_node_that_slurm_does_not_reach_either_is_surely_unusable() -> None:
     assert one.at == START
 
 
+def test_no_node_is_judged_alone_before_its_neighbours_are_heard_well_after_it() -> None:
+    """A place fails node by node: a neighbour's beat just after the loss says nothing of the minute after."""
+    gone = node(3, "IDLE", "NOT_RESPONDING")
+    assert found(site(stopped=[3], gpu0003=gone)), (
+        "its neighbours were heard 60 s after it, at a beat of 10 s"
+    )
+    shown = site(stopped=[3], cadence_s=20, gpu0003=gone)
+    assert found(shown) == [], "at a beat of 20 s they have to be heard 65 s after it"
+    shown.update([beat(name(number), later(80)) for number in range(1, 9) if number != 3], Topology())
+    assert [one.component.node for one in found(shown, 80)] == ["gpu0003"]
+
+
 def test_down_is_no_answer_either() -> None:
     (one,) = found(site(stopped=[3], gpu0003=node(3, "DOWN", reason="Not responding")))
     assert one.unusable

@@ -374,3 +374,9 @@ def test_what_is_concluded_from_the_others_agrees_with_none_of_them(derived: Sen
     assert not [one for one in verdict_of(both, RULES).why if one.endswith(" agree")]
     only = incident(confidence=0.9, evidence=(evidence(Sense.history), evidence(Sense.alert)))
     assert certainty_of(only) == 0.6, "an alert that came again is still an alert"
+
+
+def test_since_when_an_incident_waits_is_read_from_rows_of_earlier_versions() -> None:
+    stored = msgspec.to_builtins(incident(waits_since=START))
+    assert stored["plan_over"] == msgspec.to_builtins(START)
+    assert msgspec.convert(stored, Incident).waits_since == START

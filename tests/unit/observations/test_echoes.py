@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 from healer.model import Component, Observation, ObservationKind
-from healer.observations.echoes import LINES_KEPT, Echoes, uptime_of
+from healer.observations.echoes import LINES_KEPT, Echoes, is_from_before, uptime_of
 
 NOW = datetime(2026, 11, 20, 3, 0, 0, 250_000, tzinfo=UTC)
 WHERE = Component(cluster="pod1", node="gpu0001", pci="0000:9b:00")
@@ -109,3 +109,15 @@ def test_the_kernels_stamp_is_the_records_identity_within_a_boot() -> None:
     assert echoes(timed, again, renewed_at=NOW + timedelta(hours=1)) == [False, True]
     assert echoes(timed, seen(5, event_s=0, boot_id="b1", stamp="[  99.000002] ")) == [False, False]
     assert echoes(seen(1, boot_id="b0", stamp="[  99.000001] "), again) == [False, False]
+
+
+def test_the_stamp_and_slurms_boot_time_show_what_is_older_than_a_repair() -> None:
+    booted, up = NOW - timedelta(seconds=1000), "[ 1000.000000] "  # written at NOW
+    read = seen(3000, stamp=up)
+    assert is_from_before(read, booted, NOW + timedelta(seconds=90))
+    assert not is_from_before(read, booted, NOW + timedelta(seconds=30)), "BootTime is a minute unsure"
+    assert not is_from_before(seen(3000), booted, NOW + timedelta(seconds=90)), "no stamp"
+    rebooted = NOW + timedelta(seconds=2500)
+    assert is_from_before(read, rebooted, rebooted), "the present boot is younger than the stamp"
+    long_up = seen(3000, stamp="[4000000.000000] ")
+    assert not is_from_before(long_up, NOW - timedelta(seconds=4e6), NOW + timedelta(seconds=400)), "drift"

@@ -71,6 +71,17 @@ def test_an_older_clearing_takes_nothing_back() -> None:
     assert heard(shown, line(at=later(1), event_at=later(-660))) == []
 
 
+def test_a_line_without_a_time_is_an_old_one_where_its_stamp_is_older_than_the_repair() -> None:
+    """`dmesg` is read again after the repair: Slurm's BootTime and the kernel's stamp say when it was."""
+    shown, boot = picture(), later(-10_000)
+    show(shown, SlurmNode(name=NODE, boot_at=boot), at=later(-5))
+    heard(shown, line(at=START))
+    shown.clear(NODE, later(300))
+    stamped = [f"[{10_000 + seconds:12.6f}] {LOST}" for seconds in (0, 7, 500)]
+    read = [lines(NODE, text, at=later(900), boot_id=NEW)[0] for text in stamped]
+    assert heard(shown, *read) == [read[2]], "only what was written after the repair"
+
+
 # --- history: the hosts' clocks -----------------------------------------------------------------------------
 
 

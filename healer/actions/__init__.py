@@ -17,6 +17,7 @@ from healer.actions import (
     release,
     requeue,
     site_command,
+    spares,
     sweep,
     tell_people,
     tidy,
@@ -65,7 +66,7 @@ CHECKS: Mapping[str, Action] = MappingProxyType(
         "history": checks.HISTORY,
         "hung": hang.HUNG,
         "stacks": hang.STACKS,
-        "spare_ready": requeue.SPARE_READY,
+        "spare_ready": spares.SPARE_READY,
         "memory_health": node_work.MEMORY_HEALTH,
         "power_state": power.POWER_STATE,
     }

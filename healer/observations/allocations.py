@@ -24,6 +24,15 @@ class Allocation(NamedTuple):
         return self.start_at is None or self.start_at <= at
 
 
+class PutBack(NamedTuple):
+    """A job that waits again after a life that was seen: its restart count now, the nodes of that life, and
+    the begin time that it had when it was first seen to wait."""
+
+    restarts: int
+    nodes: tuple[str, ...]
+    begin_at: datetime
+
+
 class Allocations:
     """Those that Slurm shows now, by job, and those that ended within the last hour."""
 

@@ -46,7 +46,7 @@ def test_a_spare_of_the_same_leaf_takes_the_place_of_the_lost_node_until_it_is_a
     assert row.text == "gpu0010 of the reservation spares takes the place of gpu0001"
     (decision,) = [one for one in site.ledger.tables.decisions if one.proposal and one.proposal.job == job]
     (answer,) = [one for one in decision.answers if one.guard is Guard.reserved]
-    assert answer.why == "2 of 2 spares in spares are free; gpu0010 takes the place of gpu0001."
+    assert answer.why == "2 of 2 spares in spares are free; the nearest to gpu0001 is gpu0010."
     site.slurm.resume(NODE)  # repaired
     assert site.node(1).state == ("IDLE", "RESERVED")
     assert len(reserved(site)) == 2

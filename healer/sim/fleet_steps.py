@@ -58,6 +58,10 @@ class Pace:
     reports: Callable[[SlurmJob], bool] = trains
 
 
+#: Load of a GPU that waits in a collective: its kernel spins.
+SPINS = 0.6
+
+
 # Wide: the state of one life of a job, used by `Training` only.
 @dataclass(slots=True)
 class _Life:
@@ -127,13 +131,14 @@ class Training:
             self._lives[job].hung, self._lives[job].compute = False, None
 
     def work(self, at: float) -> Floats:
-        """(nodes, GPUs): NaN without a job, 1 at work, 0.1 while the job rests; a hung job spins at 1."""
+        """(nodes, GPUs): NaN without a job, 1 at work, 0.1 while the job rests, `SPINS` while it hangs."""
         work = np.full((len(self._names), self._gpus), np.nan)
         for rows, gpus, job in self._held:
             life = self._lives.get(job)
             resting = life is not None and not life.hung and life.compute is not None
             resting = resting and life is not None and life.rests_from <= at < life.ends
-            work[rows, gpus] = 0.1 if resting else 1.0
+            hangs = life is not None and life.hung
+            work[rows, gpus] = 0.1 if resting else SPINS if hangs else 1.0
         return work
 
     def advance(

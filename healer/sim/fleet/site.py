@@ -317,10 +317,9 @@ class Site:
         self.mender.notice_fault(fault)
 
     def over(self, fault: Fault) -> None:
-        left = [other for other in self.active.get(fault.node, ()) if other.id != fault.id]
-        self.active[fault.node] = left
-        if not left:
-            del self.active[fault.node]
+        left = [other for other in self.active.pop(fault.node, ()) if other.id != fault.id]
+        if left:
+            self.active[fault.node] = left
 
     def mend(self, node: str) -> list[Fault]:
         """A technician repairs the node. Returns its faults; where the repair did not take, tests may find
@@ -416,6 +415,7 @@ class Site:
         ]
         job, now = snapshot.jobs[self.job], self.now
         if job.state != "RUNNING" or "COMPLETING" in job.flags:
+            self._end_programs()
             self._note_stop()
             self.work.be(Spent.waits, self._stop[0], now)
             self._life = self._works_since = None
@@ -433,6 +433,12 @@ class Site:
             self._ready_at = None
             return
         self._start(job.restarts, job.start_at or now)
+
+    def _end_programs(self) -> None:
+        """What is wrong with the program alone is over with its life."""
+        for fault in [fault for faults in self.active.values() for fault in faults]:
+            if fault.way.stops and not fault.way.hardware:
+                self.over(fault)
 
     def _start(self, restarts: int, start_at: datetime) -> None:
         spec, now = self.scenario.job, self.now

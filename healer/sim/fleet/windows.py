@@ -100,6 +100,8 @@ DOWN, ACTIVE = 1, 4
 SAMPLE_S = 1200.0
 #: A window stays open this long after its node has left.
 AFTERWARDS_S = 300.0
+#: The last report before a fault is so old.
+LAST_REPORT_S = 2.0
 #: A window of a stalled job stays open this long after the job works again.
 WELL_S = 420.0
 
@@ -304,8 +306,9 @@ class Windows:
         if window is not None:
             window.until = max(window.until, until)
             window.faults.append(fault)
-            return
-        self._open(self._around(fault.node, self._spec.peers + 1), until, [fault])
+        else:
+            window = self._open(self._around(fault.node, self._spec.peers + 1), until, [fault])
+        self._report_until(window, fault)
 
     def _open_for_stall(self, fault: Fault, since: datetime) -> None:
         """Opens a window over the past and the future of a stalled job, until it works again."""
@@ -357,10 +360,17 @@ class Windows:
 
         return begin
 
-    def _open(self, names: list[str], until: datetime, faults: list[Fault]) -> None:
+    def _open(self, names: list[str], until: datetime, faults: list[Fault]) -> Window:
         window = self._window(names, until, self._site.now)
         window.faults = faults
         self._begin(window)
+        return window
+
+    def _report_until(self, window: Window, fault: Fault) -> None:
+        """What was measured right before a fault arrives too: nodes and clients report every few seconds."""
+        before = fault.at - timedelta(seconds=LAST_REPORT_S)
+        if before > self._site.now:
+            self._site.agenda.at(before, lambda: window in self._now_open and window.step(self._recorder))
 
     def _window(self, names: list[str], until: datetime, since: datetime) -> Window:
         self._opened += 1

@@ -78,8 +78,8 @@ def _as_reported(ctx: Context, job: SlurmJob) -> Result:
     if looks and not over and looks[-1] - looks[0] >= APART and now - looks[-1] <= REPORT_LASTS:
         text = f"Job {job.title}: its ranks wait for each other and all its GPUs were quiet, twice: it hangs"
         return Done(text=text, data={"passed": True, "evidence": True})
-    if looks and not over and now - looks[0] <= REPORT_LASTS:
-        return Again(text=f"Waits for a second report of the GPUs of job {job.title}", after_s=5)
+    if not over and now - ctx.began_at < REPORT_LASTS:
+        return Again(text=f"Waits for two reports of the GPUs of job {job.title}", after_s=5)
     text = f"Job {job.title} has {len(job.nodes)} nodes: only a person can tell whether it hangs"
     return Done(text=text, data={"passed": False, "evidence": True})
 

@@ -264,9 +264,9 @@ SENDS_S, HEARD_S = 5.0, 15.0
 PICTURE_S = 30.0
 #: Without a report by this process, a step that came this recently means that the job goes on.
 GOES_ON_S = 30.0
-#: Reported sooner than `AGAIN_AFTER` if other ranks are missing; and once, if the GPUs were quiet too: two such
+#: Reported sooner than `AGAIN_AFTER` if other ranks are missing; and twice, if the GPUs are quiet too: two such
 #: looks prove a hang.
-CHANGED_AFTER, LOOKS_APART = timedelta(seconds=30), timedelta(seconds=60)
+CHANGED_AFTER, LOOKS, LOOKS_APART = timedelta(seconds=30), 2, timedelta(seconds=60)
 
 #: Whether all GPUs of a job are idle at that moment; None: not known.
 AtRest = Callable[[Telemetry, SlurmJob, datetime], bool | None]
@@ -276,13 +276,13 @@ ReportsOf = Callable[[Iterable[str]], Mapping[str, NodeReport]]
 
 @dataclass(frozen=True, slots=True)
 class _Reported:
-    """The step at which the job was reported as stuck, the ranks missing then, and when. `looks`: how often
-    its GPUs were looked at and were quiet."""
+    """The step at which the job was reported as stuck, the ranks missing then, and when. `quiet`: when its
+    GPUs were quiet too, as reported."""
 
     step: int
     missing: tuple[int, ...]
     at: datetime
-    looks: int = 0
+    quiet: tuple[datetime, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -373,11 +373,20 @@ class _Watch:
         """Whether to report it now; True counts as reported."""
         missing, last = tuple(stand.named.tolist()), self.reported
         if last is not None:
-            again = LOOKS_APART if last.looks == 1 else AGAIN_AFTER
-            if now - last.at < (CHANGED_AFTER if missing and missing != last.missing else again):
+            after = CHANGED_AFTER if missing and missing != last.missing else AGAIN_AFTER
+            if now - last.at < after:
                 return False
-        self.reported = _Reported(self.newest, missing, now, last.looks if last is not None else 0)
+        self.reported = _Reported(self.newest, missing, now, last.quiet if last is not None else ())
         return True
+
+    def look_is_due(self, now: datetime) -> bool:
+        """Whether GPUs that are quiet now are one look more."""
+        seen = self.reported.quiet if self.reported is not None else ()
+        return self.reported is not None and len(seen) < LOOKS and (not seen or now - seen[-1] >= LOOKS_APART)
+
+    def note_quiet(self, now: datetime) -> None:
+        if self.reported is not None:
+            self.reported = replace(self.reported, quiet=(*self.reported.quiet, now))
 
     def inherit(self, before: "_Watch") -> None:
         """A restarted job keeps the pace of its life before until it has shown its own."""
@@ -514,10 +523,11 @@ class Hangs(Detector):
             hang = _find_hang(watch, shown, begun, look, reports_of, rests)
             if hang is None or (for_reports and not hang.reports):
                 continue
-            if watch.is_due(hang.stand, look.now):
-                quiet = hang.waits and rests(look.telemetry, shown, look.now) is True
-                if quiet and watch.reported is not None:
-                    watch.reported = replace(watch.reported, looks=watch.reported.looks + 1)
+            due = watch.is_due(hang.stand, look.now)
+            quiet = hang.waits and watch.look_is_due(look.now)
+            if quiet := quiet and rests(look.telemetry, shown, look.now) is True:
+                watch.note_quiet(look.now)
+            if due or quiet:
                 yield hang.finding(look, quiet=quiet)
             blamed = hang.blamed(look)
             if blamed is not None and blamed.component.node not in watch.blamed:

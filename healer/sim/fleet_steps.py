@@ -41,6 +41,8 @@ class Pace:
     noise: float = 0.004
     bias: float = 0.003
     work: float = 8192
+    #: Steps that jobs had done before.
+    done: int = 0
     checkpoint_every: int = 60
     checkpoint_s: float = 8.0
     evaluate_every: int = 250
@@ -183,7 +185,7 @@ class Training:
         stage = np.arange(ranks) * stages // max(1, ranks)
         longer = np.where((stage == stages - 1) & (stages > 1), self._pace.last_stage, 1.0)
         name = zlib.crc32(f"{job.id}/{job.restarts}".encode())
-        first = self._saved.get(job.id, 0) + 1
+        first = self._saved.get(job.id, self._pace.done) + 1
         return _Life(
             job=job, rows=rows, gpus=gpus, stages=stage, longer=longer, first=first, step=first, begun=0.0,
             chance=np.random.default_rng([self._seed, 4, name]),

@@ -21,7 +21,6 @@ from healer.signals.step_times import step_batches
 from healer.signals.translate import Translator
 from healer.signals.wire import checkpoint_observations
 from healer.sim.fleet.menders import Healer
-from healer.sim.fleet.scenario import JobSpec
 from healer.sim.fleet.schedule import DAY_S, Fault
 from healer.sim.fleet.site import CLUSTER, WATCHDOG_S, Site, Spent
 from healer.sim.fleet_steps import Pace
@@ -121,7 +120,7 @@ class Window:
         self.works_since: datetime | None = None
         self._site, self._healer = site, healer
         self._sensors = SimTelemetry(
-            CLUSTER, names, start=since, seed=seed, gpus=site.scenario.gpus, pace=_pace(site.scenario.job)
+            CLUSTER, names, start=since, seed=seed, gpus=site.scenario.gpus, pace=_pace(site, since)
         )
         book = MemoryColumns()
         self._senses = Senses(CLUSTER, healer.rules, book)
@@ -397,9 +396,11 @@ class Windows:
         return any(name in self._site.active for name in window.names)
 
 
-def _pace(job: JobSpec) -> Pace:
-    """Steps of about 5 s with the noise of equal work (published_figures 4), checkpoints as the job's."""
-    usual = Pace()
+def _pace(site: Site, since: datetime) -> Pace:
+    """Steps of about 5 s with the noise of equal work (published_figures 4), checkpoints as the job's; numbered
+    on through the whole simulation, as one step is one event."""
+    usual, job = Pace(), site.scenario.job
     step_s = usual.compute_s + usual.collective_s + usual.data_s
     every = max(1, round(job.checkpoint_s / step_s))
-    return Pace(checkpoint_every=every, checkpoint_s=job.checkpoint_stall_s)
+    done = int((since - site.scenario.start).total_seconds() / step_s)
+    return Pace(checkpoint_every=every, checkpoint_s=job.checkpoint_stall_s, done=done)

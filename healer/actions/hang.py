@@ -66,7 +66,7 @@ def hung(ctx: Context) -> Result:
 
 
 def _as_reported(ctx: Context, job: SlurmJob) -> Result:
-    """Too many nodes to ask each of them: what its ranks and all its GPUs reported, twice and a minute apart."""
+    """Too many nodes to ask each: what its ranks and all its GPUs reported, twice and a minute apart."""
     incident, now = ctx.incident, ctx.tools.now()
     begun = job.start_at or ctx.began_at
     looks = [

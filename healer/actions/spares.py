@@ -1,4 +1,4 @@
-"""Spares: a node of the site's reservation replaces one that a job has lost, by one change that swaps the two.
+"""Spares: a node of the site's reservation replaces one that a job has lost. One change swaps the two.
 
 From then on the lost node is in the reservation. So the number of its nodes never changes, nothing has to be
 given back, and the repaired node is a spare.

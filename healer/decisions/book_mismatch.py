@@ -370,7 +370,7 @@ def runs_to_release_jobs(
     return found
 
 
-#: Slurm puts a job back for `cred_expire` + 1 s (121 by default). What would wait longer is not taken for that.
+#: Slurm puts a job back for `cred_expire` + 1 s (121 by default). What waits longer is not taken for that.
 PUT_BACK_WAIT = timedelta(minutes=10)
 #: Job -> restart count, nodes of its last life, and the begin time when it was first seen to wait after it.
 PutBacks = Mapping[str, tuple[int, tuple[str, ...], datetime]]
@@ -401,8 +401,8 @@ def _waits_for_begin(job: SlurmJob, restarts: int, begin_at: datetime) -> bool:
 def runs_to_start_jobs(
     facts: GateFacts, put_back: PutBacks, incidents: Mapping[str, Incident], mode: Mode, now: datetime
 ) -> list[Run]:
-    """A run for each job that Slurm put back because a node went DOWN; one for each such node, for whose place
-    a spare may have to be found. `incidents`: node -> its open incident.
+    """A run for each job that Slurm put back because a node went DOWN; one for each such node, for whose
+    place a spare may have to be found. `incidents`: node -> its open incident.
 
     None in the modes in which a person says yes first: the wait would be over before.
     """

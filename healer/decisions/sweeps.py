@@ -255,8 +255,8 @@ def nearest_spare(
     """The nearest spare with the lost node's GPUs and partition: same leaf switch first, then fewest hops.
     None if none fits.
 
-    `probation`: node -> until when. One that came back lately fails again more often than any other, and under
-    a large job that stops all of its nodes: such a spare is taken last, the longest back first.
+    `probation`: node -> until when. One that came back lately fails again more often than any other, and
+    under a large job that stops all of its nodes: such a spare is taken last, the longest back first.
     """
     until = probation or {}
     fitting = [spare for spare in spares if spare.name != lost.name and _fits(spare, lost, job)]

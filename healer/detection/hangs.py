@@ -264,8 +264,8 @@ SENDS_S, HEARD_S = 5.0, 15.0
 PICTURE_S = 30.0
 #: Without a report by this process, a step that came this recently means that the job goes on.
 GOES_ON_S = 30.0
-#: Reported sooner than `AGAIN_AFTER` if other ranks are missing; and twice, if the GPUs are quiet too: two such
-#: looks prove a hang.
+#: Reported sooner than `AGAIN_AFTER` if other ranks are missing; and twice, if the GPUs are quiet too: two
+#: such looks prove a hang.
 CHANGED_AFTER, LOOKS, LOOKS_APART = timedelta(seconds=30), 2, timedelta(seconds=60)
 
 #: Whether all GPUs of a job are idle at that moment; None: not known.

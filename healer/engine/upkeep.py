@@ -188,7 +188,7 @@ def begin_releases(walk: Walk) -> list[str]:
     held = runs_to_release_jobs(walk.gate, walk.picture.ran_on, walk.rules, walk.now)
     there = {incident.root.node: incident for incident in walk.open_incidents() if incident.root.node}
     mode = walk.rules.default_mode
-    start = runs_to_start_jobs(walk.gate, walk.picture.put_back, there, mode, walk.now)
+    start = runs_to_start_jobs(walk.gate, walk.picture.allocations.put_back, there, mode, walk.now)
     return _begin(walk, [*held, *start, *back])
 
 

@@ -30,7 +30,7 @@ from healer.model import (
 )
 from healer.model.slurm import BOOT_MOVES, is_in_maintenance
 from healer.observations.alerts import Alerts
-from healer.observations.allocations import Allocations, PutBack
+from healer.observations.allocations import Allocations
 from healer.observations.echoes import Echoes
 from healer.observations.fault_history import History
 from healer.observations.node_picture import BEATS_FOR_CADENCE, NodePicture
@@ -90,8 +90,6 @@ class Picture:
         self.nodes: dict[str, NodePicture] = {}
         #: Where each job that Slurm knows was last seen to run: its restart count then, and its nodes.
         self.ran_on: dict[str, tuple[int, tuple[str, ...]]] = {}
-        #: Jobs that wait again after such a life.
-        self.put_back: dict[str, PutBack] = {}
         self.allocations = Allocations()
         #: Versions (`healer.model.FACTS`) that a node got while we looked: which, and since when.
         self.new_versions: dict[str, dict[str, tuple[str, datetime]]] = {}
@@ -182,17 +180,7 @@ class Picture:
         running = self.allocations.running
         seen = {job: (allocation.restarts, allocation.nodes) for job, allocation in running.items()}
         self.ran_on = {job: at for job, at in (self.ran_on | seen).items() if job in snapshot.jobs}
-        # The first begin time is Slurm's own; one that its owner sets comes later.
-        self.put_back = {
-            job: self._first_wait(job, PutBack(shown.restarts, nodes, shown.eligible_at))
-            for job, (restarts, nodes) in self.ran_on.items()
-            if (shown := snapshot.jobs[job]).state == "PENDING" and shown.restarts == restarts + 1
-            if shown.eligible_at is not None and "COMPLETING" not in shown.flags
-        }
-
-    def _first_wait(self, job: str, shown: PutBack) -> PutBack:
-        before = self.put_back.get(job)
-        return before if before is not None and before.restarts == shown.restarts else shown
+        self.allocations.note_put_back(snapshot, self.ran_on)
 
     def update(
         self, batch: Sequence[Observation], topology: Topology, *, rebuild: bool = False

@@ -1,4 +1,4 @@
-"""A job that Slurm itself requeues, because a node went down, starts at once and not after `cred_expire` + 1 s."""
+"""A job that Slurm itself requeues, because a node went down, starts at once and not after two minutes."""
 
 from datetime import timedelta
 

@@ -367,9 +367,14 @@ class Windows:
 
     def _report_until(self, window: Window, fault: Fault) -> None:
         """What was measured right before a fault arrives too: nodes and clients report every few seconds."""
+
+        def report() -> None:
+            if window in self._now_open:
+                window.step(self._recorder)
+
         before = fault.at - timedelta(seconds=LAST_REPORT_S)
         if before > self._site.now:
-            self._site.agenda.at(before, lambda: window in self._now_open and window.step(self._recorder))
+            self._site.agenda.at(before, report)
 
     def _window(self, names: list[str], until: datetime, since: datetime) -> Window:
         self._opened += 1
@@ -397,8 +402,8 @@ class Windows:
 
 
 def _pace(site: Site, since: datetime) -> Pace:
-    """Steps of about 5 s with the noise of equal work (published_figures 4), checkpoints as the job's; numbered
-    on through the whole simulation, as one step is one event."""
+    """Steps of about 5 s with the noise of equal work (published_figures 4), checkpoints as the job's;
+    numbered on through the whole simulation, as one step is one event."""
     usual, job = Pace(), site.scenario.job
     step_s = usual.compute_s + usual.collective_s + usual.data_s
     every = max(1, round(job.checkpoint_s / step_s))

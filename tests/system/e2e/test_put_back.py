@@ -1,5 +1,5 @@
-"""A node goes down under a job of a real Slurm, which requeues the job itself: healer starts it at once, and leaves
-alone what somebody holds."""
+"""A node goes down under a job of a real Slurm, which requeues the job itself: healer starts it at once, and
+leaves alone what somebody holds."""
 
 import pytest
 
@@ -9,6 +9,7 @@ from tests.support.slurm import CRED_EXPIRE_S
 from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.slurm
+
 
 def is_seen(site: Site, job: str) -> bool:
     """healer's own picture has it at work."""

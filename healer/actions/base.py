@@ -108,6 +108,8 @@ class StepClaim(msgspec.Struct, frozen=True, kw_only=True):
     release_slot: Callable[[str], None]
     #: Nodes that are known bad but stay in service.
     known_bad: Callable[[], Collection[str]] = frozenset
+    #: Nodes that came back lately, and until when they are on probation.
+    on_probation: Callable[[], Mapping[str, datetime]] = dict
     #: Recent permits for hooks to fail.
     permits: Callable[[], Collection[Permit]] = tuple
     #: Asks the gate whether what this step began may stay; why not, as a sentence, or None.

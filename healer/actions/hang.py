@@ -21,7 +21,7 @@ from healer.actions.base import (
     read_job_of_run,
 )
 from healer.detection.flight_recorder import Group, RecorderError, Stall, describe_stall, find_stall, read
-from healer.model import GpuActivity, JobOnNode, LogEntry, SlurmJob, StepEvent
+from healer.model import GpuActivity, JobOnNode, LogEntry, Sense, SlurmJob, StepEvent
 from healer.model.node import IDLE_PERCENT, WAITING_OF_LIMIT
 from healer.ports.node_exec import NodeError
 
@@ -31,6 +31,8 @@ MOST_NODES = 32
 STACKS_OF = 4
 #: Time between the two looks at the GPUs: a single one may meet a pause of a working job.
 APART = timedelta(seconds=60)
+#: A report of the detector is news for so long.
+REPORT_LASTS = timedelta(minutes=3)
 #: How long a collective must have been stuck when it was dumped, and the oldest dump that counts.
 STOOD_FOR, DUMP_LASTS = timedelta(seconds=60), timedelta(minutes=30)
 #: The most bytes of a node's dumps in the run's log.
@@ -51,8 +53,7 @@ def hung(ctx: Context) -> Result:
         return Done(text=text, data={"passed": False, "evidence": True})
     nodes = sorted(job.nodes)
     if len(nodes) > MOST_NODES:
-        text = f"Job {job.title} has {len(nodes)} nodes: only a person can tell whether it hangs"
-        return Done(text=text, data={"passed": False, "evidence": True})
+        return _as_reported(ctx, job)
     first = [entry for entry in ctx.lines if "node" in entry.data]
     if (missing := _next(nodes, first)) is not None:
         return _look_at_node(ctx, job, missing, with_dumps=True)
@@ -62,6 +63,25 @@ def hung(ctx: Context) -> Result:
     if (missing := _next(nodes, again, "again")) is not None:
         return _look_at_node(ctx, job, missing, with_dumps=False)
     return _verdict(job, first, again)
+
+
+def _as_reported(ctx: Context, job: SlurmJob) -> Result:
+    """Too many nodes to ask each: what its ranks and all its GPUs reported, twice and a minute apart."""
+    incident, now = ctx.incident, ctx.tools.now()
+    begun = job.start_at or ctx.began_at
+    looks = [
+        sign.at
+        for sign in (incident.evidence if incident is not None else ())
+        if sign.sense is Sense.metrics and sign.job == job.id and sign.at >= begun
+    ]
+    over = incident is None or incident.clear_since is not None
+    if looks and not over and looks[-1] - looks[0] >= APART and now - looks[-1] <= REPORT_LASTS:
+        text = f"Job {job.title}: its ranks wait for each other and all its GPUs were quiet, twice: it hangs"
+        return Done(text=text, data={"passed": True, "evidence": True})
+    if not over and now - ctx.began_at < REPORT_LASTS:
+        return Again(text=f"Waits for two reports of the GPUs of job {job.title}", after_s=5)
+    text = f"Job {job.title} has {len(job.nodes)} nodes: only a person can tell whether it hangs"
+    return Done(text=text, data={"passed": False, "evidence": True})
 
 
 def _next(nodes: list[str], lines: list[LogEntry], name: str = "node") -> str | None:

@@ -1,11 +1,13 @@
 """Release: removes from a job what healer left on it, or what Slurm did because of healer.
 
-With `input: {hold: true}` the hold of a job whose prolog failed by healer's permit; else the exclusion of
-nodes.
+With `input: {hold: true}` the hold of a job whose prolog failed by healer's permit; with `{begin: true}` the
+begin time of a job that Slurm requeued, and a spare for its lost node; else the exclusion of nodes.
 """
 
 from collections.abc import Sequence
+from datetime import datetime
 
+from healer.actions import spares
 from healer.actions.base import Action, Again, Context, Done, Failed, Result, Skipped, cause, read_job
 from healer.decisions.comments import Remark, remark_in, with_remark
 from healer.model import SlurmJob
@@ -121,7 +123,44 @@ def _verify(ctx: Context) -> Result:
 _HOLD = Action(probe=_probe, do=_do, verify=_verify)
 
 
+# --- the begin time of a job that Slurm itself requeued
+
+
+def _probe_begin(ctx: Context) -> Result | None:
+    job = read_job(ctx)
+    if not isinstance(job, SlurmJob):
+        return job
+    begin_at = datetime.fromisoformat(ctx.run.input["begin_at"])
+    if job.restarts != ctx.restarts or job.active:
+        return Done(text=f"Job {job.title} is {job.state} (restart {job.restarts})")
+    if job.state != "PENDING" or job.held_by:
+        held = f"held by its {job.held_by}" if job.held_by else job.state
+        return Skipped(text=f"Job {job.title} is {held}")
+    if job.eligible_at is not None and job.eligible_at > begin_at:
+        return Skipped(text=f"The begin time of job {job.title} was changed: it is another one's")
+    if not job.reason.startswith("BeginTime"):
+        return Done(text=f"Job {job.title} waits only for its turn", data={"reason": job.reason})
+    return None
+
+
+def _begin(ctx: Context) -> Result | None:
+    job = read_job(ctx)
+    if not isinstance(job, SlurmJob):
+        return job
+    step = keep_off(ctx, job) or spares.hand_over(ctx, job, ctx.run.input["node"])
+    return step or cause(ctx, lambda: ctx.tools.scheduler.start_now(ctx.job))
+
+
+def _verify_begin(ctx: Context) -> Result:
+    return _probe_begin(ctx) or Again(text=f"Job {ctx.job} is asked to start", after_s=1.0)
+
+
+_BEGIN = Action(probe=_probe_begin, do=_begin, verify=_verify_begin)
+
+
 def _of(ctx: Context) -> Action:
+    if ctx.step.input.get("begin"):
+        return _BEGIN
     return _HOLD if ctx.step.input.get("hold") else RELEASE
 
 

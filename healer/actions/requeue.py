@@ -8,9 +8,7 @@ of their own; a heterogeneous job is restarted as a whole, by its leader.
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 
-import msgspec
-
-from healer.actions import release
+from healer.actions import release, spares
 from healer.actions.base import (
     Action,
     Again,
@@ -19,15 +17,13 @@ from healer.actions.base import (
     Failed,
     Result,
     Skipped,
-    first_logged,
     is_ours,
     read_slurm,
     whole_job,
 )
 from healer.decisions.comments import wish_of
-from healer.decisions.sweeps import free_spares, nearest_spare
 from healer.incidents.impact import crashed_among, moments_of
-from healer.model import LogEntry, Reservation, SlurmJob, SlurmNode, SlurmSnapshot, StepEvent
+from healer.model import LogEntry, SlurmJob, StepEvent
 from healer.ports.scheduling import NotAvailable, SchedulerRefused, SchedulerUnavailable
 
 LOOK_AGAIN_S = 1.0
@@ -171,13 +167,18 @@ def _go_on(ctx: Context, job: SlurmJob) -> Result | None:
     """The next effect on a job that was put back; none before it has left COMPLETING."""
     if job.state != "PENDING" or "COMPLETING" in job.flags:
         return None
-    step = release.keep_off(ctx, job) or hand_over_spare(ctx, job)
+    step = release.keep_off(ctx, job) or _spare(ctx, job)
     if step is not None:
         return step
     if job.reason.startswith(_BEFORE_BEGIN):
         ctx.fence()
         ctx.tools.scheduler.start_now(job.id)
     return None
+
+
+def _spare(ctx: Context, job: SlurmJob) -> Again | None:
+    """Only a run that took a node out has lost one; a requeue of a single job has not."""
+    return spares.hand_over(ctx, job, ctx.node) if ctx.item is not None else None
 
 
 def _refused(error: SchedulerRefused, job: SlurmJob, word: str) -> Result | None:
@@ -298,117 +299,3 @@ def _verify_revive(ctx: Context) -> Result:
 
 
 REVIVE = Action(probe=_probe_revive, do=_do_revive, verify=_verify_revive)
-
-
-# --- a spare replaces a lost node: one change of the site's reservation, which swaps the two
-#
-# From then on the lost, drained node is in the reservation. So the number of its nodes never changes, nothing
-# has to be given back, and the repaired node is a spare.
-
-
-def hand_over_spare(ctx: Context, job: SlurmJob) -> Again | None:
-    """Hands one spare over for the node that this run took out, with the first job that is put back; None: no
-    need.
-
-    If that is refused, not supported, or no spare is left, the job waits in the queue like any other.
-    """
-    kept = ctx.tools.guards.spares
-    # Only a run that took a node out has lost one; a requeue of a single job has not.
-    if kept is None or ctx.item is None or any("spare" in entry.data for entry in ctx.log):
-        return None
-    seen = _with_places(ctx.tools.scheduler.snapshot(), ctx.tools.picture())
-    lost, held = seen.nodes.get(ctx.node), seen.reservations.get(kept.reservation)
-    if held is None or lost is None:
-        return _no_spare(f"No spare: Slurm shows no reservation {kept.reservation}")
-    if lost.name in held.nodes:
-        return _read_back(ctx, held)
-    chosen = _nearest(ctx, seen, lost, job)
-    if chosen is None:
-        return _no_spare(f"No spare is left in {kept.reservation} that fits {lost.name}")
-    if _chosen(ctx) != chosen.name:
-        # Logged before the change: without Slurm's answer it is recognised as ours when it is read back.
-        text = f"{chosen.name} of the reservation {kept.reservation} is to take the place of {lost.name}"
-        return Again(text=text, after_s=0, data={"handing": chosen.name})
-    nodes = sorted({*held.nodes, lost.name} - {chosen.name})
-    ctx.fence()
-    try:
-        ctx.tools.scheduler.change_reservation(kept.reservation, nodes)
-    except (NotAvailable, SchedulerRefused) as error:
-        return _no_spare(f"No spare: {chosen.name} could not be taken out of {kept.reservation} ({error})")
-    text = f"{chosen.name} leaves the reservation {kept.reservation} for {lost.name}"
-    return Again(text=text, after_s=0.25)
-
-
-def _chosen(ctx: Context) -> str:
-    """The spare that this run logged last; empty if none."""
-    return first_logged(reversed(ctx.log), "handing") or ""
-
-
-def _nearest(ctx: Context, seen: SlurmSnapshot, lost: SlurmNode, job: SlurmJob) -> SlurmNode | None:
-    bad = ctx.claim.known_bad()
-    spares = (spare for spare in free_spares(seen, ctx.tools.guards) if spare.name not in bad)
-    return nearest_spare(lost, job, spares)
-
-
-def _read_back(ctx: Context, held: Reservation) -> Again:
-    """The lost node is in the reservation: our change is done, or it was a spare itself."""
-    handed = _chosen(ctx)
-    if not handed or handed in held.nodes:
-        return _no_spare(f"{ctx.node} was a spare of {held.name} itself: there is no node to make up for")
-    text = f"{handed} of the reservation {held.name} takes the place of {ctx.node}"
-    return Again(text=text, after_s=0, data={"spare": handed, "reservation": held.name})
-
-
-def _no_spare(text: str) -> Again:
-    return Again(text=text, after_s=0, data={"spare": ""})
-
-
-def _with_places(fresh: SlurmSnapshot, stored: SlurmSnapshot | None) -> SlurmSnapshot:
-    """The snapshot with switches from the stored picture, which has the site's topology file."""
-    if stored is None:
-        return fresh
-    nodes = {name: _with_switches(node, stored.nodes.get(name)) for name, node in fresh.nodes.items()}
-    return msgspec.structs.replace(fresh, nodes=nodes)
-
-
-def _with_switches(node: SlurmNode, stored: SlurmNode | None) -> SlurmNode:
-    if stored is None:
-        return node
-    return msgspec.structs.replace(node, switch=stored.switch, switches=stored.switches)
-
-
-# --- the check `spare_ready` ---
-
-
-def spare_ready(ctx: Context) -> Result:
-    """A spare is free that fits the node and the job on it. It is not taken yet: other runs may be first."""
-    kept = ctx.tools.guards.spares
-    if kept is None:
-        return Failed(text="No spares are named in rules/guards.yaml", final=True)
-    read = read_slurm(
-        lambda: (
-            _with_places(ctx.tools.scheduler.snapshot(), ctx.tools.picture()),
-            ctx.tools.scheduler.jobs_on(ctx.node),
-        )
-    )
-    if not isinstance(read, tuple):
-        return read
-    seen, jobs = read
-    lost, held = seen.nodes.get(ctx.node), seen.reservations.get(kept.reservation)
-    if held is None or lost is None:
-        what = f"no reservation {kept.reservation}" if held is None else f"no node {ctx.node}"
-        return Failed(text=f"No spare: Slurm shows {what}", final=True)
-    if lost.name in held.nodes:
-        return Failed(text=f"{lost.name} is a spare of {held.name} itself", final=True)
-    alive = [job for job in jobs if job.active and "COMPLETING" not in job.flags]
-    if not alive:
-        text = f"No job runs on {lost.name}: there is nothing to move to a spare"
-        return Done(text=text, data={"ends_run": True})
-    chosen = _nearest(ctx, seen, lost, alive[0])
-    if chosen is None:
-        return Failed(text=f"No spare is free in {held.name} that fits {lost.name}", final=True)
-    text = f"{chosen.name} of the reservation {held.name} is free for {lost.name} (job {alive[0].title})"
-    return Done(text=text, data={"free": chosen.name})
-
-
-SPARE_READY = Action(verify=spare_ready, effect=False)

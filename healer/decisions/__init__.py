@@ -1,6 +1,12 @@
 """Incident to decision: `GUARDS`, the one gate for all that takes capacity."""
 
-from healer.decisions.book_mismatch import kept_off, runs_to_lift_exclusions, runs_to_release_jobs
+from healer.decisions.book_mismatch import (
+    jobs_put_back,
+    kept_off,
+    runs_to_lift_exclusions,
+    runs_to_release_jobs,
+    runs_to_start_jobs,
+)
 from healer.decisions.breaker import (
     after_run_news,
     next_breaker,

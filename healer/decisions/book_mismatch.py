@@ -10,6 +10,8 @@ from datetime import datetime, timedelta
 from hashlib import sha256
 from typing import Any
 
+import msgspec
+
 from healer.decisions.comments import OURS, remark_in
 from healer.model import (
     REMOVING_VERBS,
@@ -365,6 +367,57 @@ def runs_to_release_jobs(
         reason = f"The prolog on {permit.node} was permitted to fail"
         about = {"cluster": permit.cluster, "playbook": "release-held", "reason": reason}
         found.append(_run_for(job, key, now, _mode(permit, facts, rules), **about))
+    return found
+
+
+#: Slurm puts a job back for `cred_expire` + 1 s (121 by default). What waits longer is not taken for that.
+PUT_BACK_WAIT = timedelta(minutes=10)
+#: Job -> restart count, nodes of its last life, and the begin time when it was first seen to wait after it.
+PutBacks = Mapping[str, tuple[int, tuple[str, ...], datetime]]
+
+
+def jobs_put_back(snapshot: SlurmSnapshot | None, put_back: PutBacks) -> list[SlurmJob]:
+    """Jobs that only the begin time of a requeue keeps from starting. Left out: a job that somebody holds, or
+    whose begin time is not Slurm's own any more."""
+    jobs = snapshot.jobs if snapshot is not None else {}
+    return [
+        jobs[name]
+        for name, (restarts, _, begin_at) in put_back.items()
+        if name in jobs and _waits_for_begin(jobs[name], restarts, begin_at)
+    ]
+
+
+def _waits_for_begin(job: SlurmJob, restarts: int, begin_at: datetime) -> bool:
+    if job.state != "PENDING" or job.held_by or job.leader != job.id or job.restarts != restarts:
+        return False
+    since = job.submit_at or begin_at
+    return (
+        job.reason.startswith("BeginTime")
+        and job.eligible_at == begin_at
+        and timedelta(0) < begin_at - since <= PUT_BACK_WAIT
+    )
+
+
+def runs_to_start_jobs(
+    facts: GateFacts, put_back: PutBacks, incidents: Mapping[str, Incident], mode: Mode, now: datetime
+) -> list[Run]:
+    """A run for each job that Slurm put back because a node went DOWN; one for each such node, for whose
+    place a spare may have to be found. `incidents`: node -> its open incident.
+
+    None in the modes in which a person says yes first: the wait would be over before.
+    """
+    if facts.snapshot is None or mode in {Mode.suggest, Mode.approve}:
+        return []
+    found, nodes = [], facts.snapshot.nodes
+    for job in jobs_put_back(facts.snapshot, put_back):
+        _, ran_on, begin_at = put_back[job.id]
+        lost = (node for node in ran_on if node in incidents and node in nodes and nodes[node].base == "DOWN")
+        for node in lost:
+            key = f"begin|{facts.cluster}|{job.id}|{job.restarts}|{node}"
+            about = {"cluster": facts.cluster, "playbook": "start-requeued", "incident": incidents[node].id}
+            run = _run_for(job, key, now, mode, reason=f"Slurm requeued it when {node} went down", **about)
+            more = {"node": node, "begin_at": begin_at.isoformat()}
+            found.append(msgspec.structs.replace(run, alongside=True, input=run.input | more))
     return found
 
 

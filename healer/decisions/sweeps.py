@@ -9,7 +9,7 @@ Formula (n: GPU nodes that Slurm knows): max(1, min(max_nodes, floor(max_share *
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from typing import Any
@@ -242,11 +242,26 @@ def _is_free(node: SlurmNode, settings: GuardSettings) -> bool:
     return not any(matches(pattern, node) for pattern in settings.protected)
 
 
-def nearest_spare(lost: SlurmNode, job: SlurmJob | None, spares: Iterable[SlurmNode]) -> SlurmNode | None:
+#: A spare that is on no probation: chosen before all that are.
+_PROVEN = datetime.min.replace(tzinfo=UTC)
+
+
+def nearest_spare(
+    lost: SlurmNode,
+    job: SlurmJob | None,
+    spares: Iterable[SlurmNode],
+    probation: Mapping[str, datetime] | None = None,
+) -> SlurmNode | None:
     """The nearest spare with the lost node's GPUs and partition: same leaf switch first, then fewest hops.
-    None if none fits."""
+    None if none fits.
+
+    `probation`: node -> until when. One that came back lately fails again more often than any other, and
+    under a large job that stops all of its nodes: such a spare is taken last, the longest back first.
+    """
+    until = probation or {}
     fitting = [spare for spare in spares if spare.name != lost.name and _fits(spare, lost, job)]
-    return min(fitting, key=lambda spare: (hops(lost, spare), spare.name), default=None)
+    order = lambda spare: (until.get(spare.name, _PROVEN), hops(lost, spare), spare.name)  # noqa: E731
+    return min(fitting, key=order, default=None)
 
 
 def _fits(spare: SlurmNode, lost: SlurmNode, job: SlurmJob | None) -> bool:
@@ -289,7 +304,7 @@ def spares(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) 
     elif chosen is None:
         why = f"{figures}, none fits {lost.name}: no spare is handed over."
     else:
-        why = f"{figures}; {chosen.name} takes the place of {lost.name}."
+        why = f"{figures}; the nearest to {lost.name} is {chosen.name}."
     return allow(Guard.reserved, why, limit=len(held.nodes), used=used)
 
 

@@ -264,8 +264,9 @@ SENDS_S, HEARD_S = 5.0, 15.0
 PICTURE_S = 30.0
 #: Without a report by this process, a step that came this recently means that the job goes on.
 GOES_ON_S = 30.0
-#: Reported sooner than `AGAIN_AFTER` if other ranks are missing.
-CHANGED_AFTER = timedelta(seconds=30)
+#: Reported sooner than `AGAIN_AFTER` if other ranks are missing; and twice, if the GPUs are quiet too: two
+#: such looks prove a hang.
+CHANGED_AFTER, LOOKS, LOOKS_APART = timedelta(seconds=30), 2, timedelta(seconds=60)
 
 #: Whether all GPUs of a job are idle at that moment; None: not known.
 AtRest = Callable[[Telemetry, SlurmJob, datetime], bool | None]
@@ -275,11 +276,13 @@ ReportsOf = Callable[[Iterable[str]], Mapping[str, NodeReport]]
 
 @dataclass(frozen=True, slots=True)
 class _Reported:
-    """The step at which the job was reported as stuck, the ranks missing then, and when."""
+    """The step at which the job was reported as stuck, the ranks missing then, and when. `quiet`: when its
+    GPUs were quiet too, as reported."""
 
     step: int
     missing: tuple[int, ...]
     at: datetime
+    quiet: tuple[datetime, ...] = ()
 
 
 @dataclass(slots=True, eq=False)
@@ -373,8 +376,21 @@ class _Watch:
             after = CHANGED_AFTER if missing and missing != last.missing else AGAIN_AFTER
             if now - last.at < after:
                 return False
-        self.reported = _Reported(self.newest, missing, now)
+        self.reported = _Reported(self.newest, missing, now, last.quiet if last is not None else ())
         return True
+
+    def look_is_due(self, now: datetime) -> bool:
+        """Whether GPUs that are quiet now are one look more."""
+        seen = self.reported.quiet if self.reported is not None else ()
+        return self.reported is not None and len(seen) < LOOKS and (not seen or now - seen[-1] >= LOOKS_APART)
+
+    def note_quiet(self, now: datetime) -> None:
+        if self.reported is not None:
+            self.reported = replace(self.reported, quiet=(*self.reported.quiet, now))
+
+    def inherit(self, before: "_Watch") -> None:
+        """A restarted job keeps the pace of its life before until it has shown its own."""
+        self.usual_s, self.longest_s = before.usual_s, before.longest_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,8 +402,11 @@ class _Hang:
     begun: datetime
     reports: Mapping[str, NodeReport]
     confidence: float
+    #: Ranks report that they wait in a collective for others, or for its end.
+    waits: bool = False
 
-    def finding(self, look: Look) -> Finding:
+    def finding(self, look: Look, *, quiet: bool) -> Finding:
+        """`quiet`: the job's GPUs agree, a second sense."""
         watch, stand, job, now = self.watch, self.stand, self.watch.job, look.now
         places = job.places(look.slurm)
         suspects = _suspects(job, stand, places, self.reports)
@@ -405,7 +424,7 @@ class _Hang:
         where = Component(cluster=job.cluster, job=job.job)
         evidence = new_evidence(identity, where, min(self.begun, now), text, now, Sense.step_times)
         for_whom = f": it waits for {suspects[0]}" if len(suspects) == 1 else ""
-        return Finding.from_evidence(
+        found = Finding.from_evidence(
             evidence,
             fault=HANG,
             fault_class=FaultClass.informational,
@@ -413,6 +432,11 @@ class _Hang:
             confidence=self.confidence,
             affected=suspects,
         )
+        if not quiet:
+            return found
+        words = f"All GPUs of job {job.job} have been quiet for a minute"
+        sign = new_evidence(f"{identity}|quiet|{now.isoformat()}", where, now, words, now, Sense.metrics)
+        return msgspec.structs.replace(found, evidence=(*found.evidence, sign))
 
     def _since_text(self, now: datetime) -> str:
         stalled_s, watch = (now - self.begun).total_seconds(), self.watch
@@ -499,8 +523,12 @@ class Hangs(Detector):
             hang = _find_hang(watch, shown, begun, look, reports_of, rests)
             if hang is None or (for_reports and not hang.reports):
                 continue
-            if watch.is_due(hang.stand, look.now):
-                yield hang.finding(look)
+            due = watch.is_due(hang.stand, look.now)
+            quiet = hang.waits and watch.look_is_due(look.now)
+            if quiet := quiet and rests(look.telemetry, shown, look.now) is True:
+                watch.note_quiet(look.now)
+            if due or quiet:
+                yield hang.finding(look, quiet=quiet)
             blamed = hang.blamed(look)
             if blamed is not None and blamed.component.node not in watch.blamed:
                 watch.blamed.add(blamed.component.node or "")
@@ -510,10 +538,14 @@ class Hangs(Detector):
         """Takes in new steps; the watches of jobs that Slurm shows running in the life that reported them."""
         slurm, now = look.slurm, look.now
         is_fresh = slurm is not None and (now - slurm.taken_at).total_seconds() <= PICTURE_S
+        before = {watch.job.job: watch for watch in self._watches.values()}
         self._watches = watch_jobs(self._watches, look.steps, _Watch)
         live: list[tuple[_Watch, SlurmJob]] = []
         for watch in self._watches.values():
             job = watch.job
+            earlier = before.get(job.job)
+            if earlier is not None and earlier is not watch and earlier.job.restart < job.restart:
+                watch.inherit(earlier)
             watch.follow(now)
             shown = slurm.jobs.get(job.job) if slurm is not None and is_fresh else None
             if shown is None or shown.state != "RUNNING" or "COMPLETING" in shown.flags:
@@ -563,7 +595,7 @@ def _find_hang(
     # What was lost longer ago, where the job waits for that very node.
     waits_for = {part.node for part in _suspects(watch.job, stand, watch.job.places(look.slurm), ())}
     reports = {node: report for node, report in lost.items() if node in waits_for}
-    return _Hang(watch, stand, begun, reports, 0.9 if sure else 0.7)
+    return _Hang(watch, stand, begun, reports, 0.9 if sure else 0.7, waits=sure)
 
 
 def _reported(look: Look, nodes: Iterable[str]) -> dict[str, NodeReport]:

@@ -15,6 +15,7 @@ from healer.decisions import (
     decision_of,
     is_known_bad_in_service,
     is_untouched,
+    jobs_put_back,
     judge,
     kept_off,
     new_run,
@@ -78,7 +79,9 @@ def lock_gate_if_needed(walk: Walk, commands: Sequence[Command], findings: Seque
     wanting = any(_wants_gate(walk, incident) for incident in walk.open_incidents()) or kept_off(
         walk.picture.slurm
     )
-    wanting = wanting or sweeps_due(walk)
+    wanting = (
+        wanting or sweeps_due(walk) or jobs_put_back(walk.picture.slurm, walk.picture.allocations.put_back)
+    )
     if commands or findings or wanting or walk.tx.has_active_runs() or healer_drains(walk.picture):
         walk.facts = walk.tx.lock_gate()
         walk.work.policies.modes = walk.facts.modes

@@ -476,6 +476,7 @@ class _Drive:
             tell_detector=(lambda _: None) if self.run.shadow else claim.send_command,
             release_slot=lambda why: claim.release_slot(node, why=why),
             known_bad=claim.known_bad,
+            on_probation=claim.on_probation,
             permits=claim.permits,
             stays=lambda: self._permission(intent).stays(self.rules),
             may_borrow=lambda nodes, begun: self._permission(intent).borrows(self.rules, nodes, begun=begun),

@@ -17,6 +17,7 @@ from healer.decisions import (
     proposal_to_begin,
     runs_to_lift_exclusions,
     runs_to_release_jobs,
+    runs_to_start_jobs,
     storm_roots,
 )
 from healer.decisions.book_mismatch import find_vetoes, idle_slots, slots_of_gone_nodes
@@ -177,15 +178,18 @@ def without_run(facts: GateFacts, run: Run) -> GateFacts:
 
 
 def begin_releases(walk: Walk) -> list[str]:
-    """Begins runs for jobs that a permitted prolog left held, and for exclusions that are no longer needed.
-    Returns their ids."""
+    """Begins runs for jobs that a permitted prolog left held, for those that Slurm requeued after a node went
+    down, and for exclusions that are no longer needed. Returns their ids."""
     bad = {name for incident in walk.work.by_id.values() if incident.is_open for name in incident.bad_nodes}
     at_work = {run.job for run in walk.runs.values() if run.job is not None}
     back = [
         run for run in runs_to_lift_exclusions(walk.gate.snapshot, bad, walk.now) if run.job not in at_work
     ]
     held = runs_to_release_jobs(walk.gate, walk.picture.ran_on, walk.rules, walk.now)
-    return begin_each(walk, [*held, *back])
+    there = {incident.root.node: incident for incident in walk.open_incidents() if incident.root.node}
+    mode = walk.rules.default_mode
+    start = runs_to_start_jobs(walk.gate, walk.picture.allocations.put_back, there, mode, walk.now)
+    return begin_each(walk, [*held, *start, *back])
 
 
 def begin_each(walk: Walk, runs: Sequence[Run]) -> list[str]:

@@ -83,6 +83,7 @@ from healer.model.incident import (
     SenseReport,
     Similar,
     VerdictAt,
+    probations,
 )
 from healer.model.kernel_lines import NO_LINES, KernelLine, LineBook
 from healer.model.node import (

@@ -1,5 +1,6 @@
 """Findings with one cause, their place, and the jobs they hit."""
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from enum import StrEnum
 
@@ -203,6 +204,16 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def is_open(self) -> bool:
         return self.state is not IncidentState.resolved
+
+
+def probations(incidents: Iterable[Incident], now: datetime) -> dict[str, datetime]:
+    """Nodes on probation -> until when."""
+    found: dict[str, datetime] = {}
+    for incident in incidents:
+        node, until = incident.root.node, incident.probation_until
+        if node is not None and until is not None and until > now:
+            found[node] = max(until, found.get(node, until))
+    return found
 
 
 class NodeHistory(msgspec.Struct, frozen=True, kw_only=True):

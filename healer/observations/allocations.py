@@ -1,6 +1,7 @@
 """Which nodes jobs hold, and which they left within the last hour. State owned by its caller."""
 
 from collections import deque
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
@@ -24,11 +25,22 @@ class Allocation(NamedTuple):
         return self.start_at is None or self.start_at <= at
 
 
+class PutBack(NamedTuple):
+    """A job that waits again after a life that was seen: its restart count now, the nodes of that life, and
+    the begin time that it had when it was first seen to wait."""
+
+    restarts: int
+    nodes: tuple[str, ...]
+    begin_at: datetime
+
+
 class Allocations:
     """Those that Slurm shows now, by job, and those that ended within the last hour."""
 
     def __init__(self) -> None:
         self.running: dict[str, Allocation] = {}
+        #: Jobs that wait again after a life that was seen.
+        self.put_back: dict[str, PutBack] = {}
         #: The oldest first, with the time at which Slurm no longer showed it.
         self._ended: deque[tuple[datetime, Allocation]] = deque(maxlen=ENDED_KEPT)
         #: The same by node, made when the first finding asks: a storm asks with each line.
@@ -45,6 +57,25 @@ class Allocations:
         while self._ended and snapshot.taken_at - self._ended[0][0] > ALLOCATION_KEPT:
             self._ended.popleft()
         self.running, self._ended_on, self._lives = running, None, None
+
+    def note_put_back(
+        self, snapshot: SlurmSnapshot, ran_on: Mapping[str, tuple[int, tuple[str, ...]]]
+    ) -> None:
+        """`ran_on`: job -> restart count and nodes of the life in which it was last seen to run. The first
+        begin time after it is Slurm's own; one that its owner sets comes later."""
+        found: dict[str, PutBack] = {}
+        for job, (restarts, nodes) in ran_on.items():
+            shown = snapshot.jobs[job]
+            waits = shown.state == "PENDING" and "COMPLETING" not in shown.flags
+            if waits and shown.restarts == restarts + 1 and shown.eligible_at is not None:
+                before = self.put_back.get(job)
+                kept = before is not None and before.restarts == shown.restarts
+                found[job] = (
+                    before
+                    if before is not None and kept
+                    else PutBack(shown.restarts, nodes, shown.eligible_at)
+                )
+        self.put_back = found
 
     def ended_on(self, node: str, at: datetime) -> frozenset[str]:
         """Leaders of jobs that are gone, and were on the node then or had left it in the minute before."""

@@ -180,6 +180,7 @@ class Picture:
         running = self.allocations.running
         seen = {job: (allocation.restarts, allocation.nodes) for job, allocation in running.items()}
         self.ran_on = {job: at for job, at in (self.ran_on | seen).items() if job in snapshot.jobs}
+        self.allocations.note_put_back(snapshot, self.ran_on)
 
     def update(
         self, batch: Sequence[Observation], topology: Topology, *, rebuild: bool = False

@@ -179,6 +179,10 @@ class RunClaim(Protocol):
         """Nodes that are surely unusable and that a guard keeps in service (law 2), now."""
         ...
 
+    def on_probation(self) -> dict[str, datetime]:
+        """Nodes that were returned lately -> until when they are on probation."""
+        ...
+
     def history(self, node: str, since: datetime) -> NodeHistory:
         """What healer keeps of a node: its incidents that were open at `since` or later."""
         ...

@@ -50,7 +50,7 @@ INPUTS: dict[str, dict[str, tuple[type, bool]]] = {
     "lifted": {"lasts_s": (int, False)},
     "history": {"days": (int, False)},
     Verb.drain: {"adopt": (bool, False), "also_adopt": (bool, False)},
-    Verb.release: {"hold": (bool, False)},
+    Verb.release: {"hold": (bool, False), "begin": (bool, False)},
     Verb.diagnose: {"script": (str, False), "depth": (str, False), "limit_s": (int, False)},
     Verb.sweep: {"depth": (str, True), "limit_s": (int, False)},
     Verb.bisect: {"depth": (str, True), "nodes": (str, False)},

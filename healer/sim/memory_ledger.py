@@ -34,6 +34,7 @@ from healer.model import (
     Sweeps,
     Ticket,
     Trial,
+    probations,
 )
 from healer.ports.clock import Clock
 from healer.ports.transactions import GateTx, LeaseLost
@@ -166,6 +167,10 @@ class MemoryClaim:
     def known_bad(self) -> set[str]:
         recent = self._ledger.tables.recent_incidents(self._ledger.clock.now() - RECENT)
         return {name for incident in recent if incident.is_open for name in incident.bad_nodes}
+
+    def on_probation(self) -> dict[str, datetime]:
+        incidents = self._ledger.tables.incidents.values()
+        return probations(incidents, self._ledger.clock.now())
 
     def references(self) -> list[Reference]:
         return list(self._ledger.tables.references.values())

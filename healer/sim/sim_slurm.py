@@ -363,6 +363,11 @@ class SimScheduler:
             found = require_running(self._world.job(job))
             self._world.fail_launch(found, self._world.node(found.nodes[0]), now)
 
+    def delay(self, job: str, until: datetime) -> None:
+        """Its owner sets the begin time of a pending job."""
+        with self._write():
+            require_pending(self._world.job(job)).begin_at = until
+
     def heard(self, job: str) -> list[str]:
         """Signals and notices that its program got: `signal USR1`, `notify TEXT`."""
         with self._read():

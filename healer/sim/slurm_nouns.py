@@ -219,6 +219,7 @@ def show_job(job: Job) -> SlurmJob:
         gpus=dict(job.gpus),
         reason="" if completing else job.reason,
         start_at=job.start_at or job.begin_at,
+        eligible_at=job.begin_at or job.submit_at,
         end_at=job.ended_at,
         priority=0 if job.held_by else max(1, 1000 - job.nice),
         held_by=job.held_by if job.state == "PENDING" else "",

@@ -168,6 +168,18 @@ def test_a_claim_knows_the_bad_nodes_that_must_stay_in_service(bench: Bench) -> 
         assert claimed(stack, bench).known_bad() == {node(2)}
 
 
+def test_a_claim_knows_which_nodes_are_on_probation(bench: Bench) -> None:
+    begin(bench, run())
+    now = bench.clock.now()
+    back = {"state": IncidentState.resolved, "closed": now - timedelta(days=1)}
+    with bench.ledger.transaction() as tx:
+        tx.save_incident(incident(2, probation_until=now + timedelta(days=6), **back))
+        tx.save_incident(incident(3, probation_until=now - timedelta(hours=1), **back))
+        tx.save_incident(incident(4, **back))
+    with ExitStack() as stack:
+        assert claimed(stack, bench).on_probation() == {node(2): now + timedelta(days=6)}
+
+
 def test_a_claim_knows_what_its_node_has_had(bench: Bench) -> None:
     begin(bench, run())
     here = {"root": Component(cluster=CLUSTER, node=node(1), gpu=3)}

@@ -7,11 +7,13 @@ import msgspec
 import pytest
 
 from healer.actions.hang import is_quiet
-from healer.model import GpuActivity, Message, RunState
+from healer.detection.protocol import new_evidence
+from healer.model import GpuActivity, Message, Mode, RunState, Sense
 from tests.support.asked import approve_step, ask_job, over, state_of
 from tests.support.jobs import job_of, site_of
-from tests.support.loop import Crash, Site, equip, name
+from tests.support.loop import Crash, Site, equip, name, rules_in
 from tests.support.recorders import BUSY, IDLE, QUIET, STACKS, dump, entry, on_node, up_to
+from tests.support.slow import SlowSite, found
 
 NODES = 2
 MEMBERS = 4
@@ -286,4 +288,55 @@ def test_a_gpu_of_the_job_that_nvidia_smi_does_not_list_is_unknown() -> None:
     site.nodes.put_job(name(2), job, shown, STACKS)
     site.run_for(120)
     assert proof(site, run).endswith("What its GPUs do is not known of all nodes")
+    assert job_of(site, job).restarts == 0
+
+
+# --- a job of more nodes than are asked one by one ---------------------------------------------------------
+
+
+def large(*, agreed: bool = True) -> tuple[SlowSite, str]:
+    """A job on 40 nodes whose hang was just found; the site acts alone."""
+    rules = rules_in(Mode.auto)
+    own = tuple(msgspec.structs.replace(one, mode=None) if one.name == "hang" else one for one in rules.rules)
+    site = SlowSite(44, rules=msgspec.structs.replace(rules, rules=own))
+    job = site.slurm.add_job(nodes=40, comment="healer:requeue" if agreed else "")
+    site.run_for(1200, step_s=60)
+    return site, job
+
+
+def reported(site: SlowSite, job: str, *quiet_s: float, until_s: float = 240) -> None:
+    """The detector reports it at once, and at these seconds that its GPUs are quiet."""
+    for second in range(0, int(until_s), 5):
+        if second == 0 or second in quiet_s:
+            told = found("hang", site.now, node=None, job=job)
+            sign = new_evidence(f"{site.now}", told.component, site.now, "quiet", site.now, Sense.metrics)
+            more = (sign,) if second in quiet_s else ()
+            site.tick((msgspec.structs.replace(told, evidence=(*told.evidence, *more)),))
+        site.tick()
+        site.run_for(5)
+
+
+def test_a_large_job_is_proven_by_what_its_ranks_and_all_its_gpus_report_twice() -> None:
+    site, job = large()
+    reported(site, job, 5, 65)
+    (run,) = site.runs
+    assert proof(site, run.id) == (
+        f"Job {job}: its ranks wait for each other and all its GPUs were quiet, twice: it hangs"
+    )
+    assert job_of(site, job).restarts == 1
+
+
+@pytest.mark.parametrize("quiet", [(), (5,), (5, 40)])
+def test_a_large_job_of_which_less_is_known_waits_for_a_person(quiet: tuple[int, ...]) -> None:
+    site, job = large()
+    reported(site, job, *quiet)
+    (run,) = site.runs
+    assert "only a person can tell" in proof(site, run.id)
+    assert state_of(site, run.id)[0] is RunState.waiting
+    assert job_of(site, job).restarts == 0
+
+
+def test_a_large_job_that_did_not_agree_is_left_alone() -> None:
+    site, job = large(agreed=False)
+    reported(site, job, 5, 65)
     assert job_of(site, job).restarts == 0

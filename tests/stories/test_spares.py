@@ -7,11 +7,11 @@ import msgspec
 import pytest
 
 from healer.decisions.sweeps import hops, nearest_spare
-from healer.model import Guard, Reservation, SlurmJob, SlurmNode, Spares
+from healer.model import Guard, Incident, IncidentState, Reservation, SlurmJob, SlurmNode, Spares
 from healer.ports.scheduling import SchedulerRefused
 from healer.sim.sim_slurm import SimScheduler, sim_nodes
 from tests.support.jobs import NODE, Lacking, Unheard, guards, job_of, lose
-from tests.support.loop import LOST, Crash, Site, name, rules_in
+from tests.support.loop import APPLICATION, LOST, Crash, Site, later, name, rules_in
 
 
 def spare_fleet() -> list[SlurmNode]:
@@ -46,7 +46,7 @@ def test_a_spare_of_the_same_leaf_takes_the_place_of_the_lost_node_until_it_is_a
     assert row.text == "gpu0010 of the reservation spares takes the place of gpu0001"
     (decision,) = [one for one in site.ledger.tables.decisions if one.proposal and one.proposal.job == job]
     (answer,) = [one for one in decision.answers if one.guard is Guard.reserved]
-    assert answer.why == "2 of 2 spares in spares are free; gpu0010 takes the place of gpu0001."
+    assert answer.why == "2 of 2 spares in spares are free; the nearest to gpu0001 is gpu0010."
     site.slurm.resume(NODE)  # repaired
     assert site.node(1).state == ("IDLE", "RESERVED")
     assert len(reserved(site)) == 2
@@ -135,6 +135,34 @@ def spare(number: int, *switches: str, **fields: Any) -> SlurmNode:
 def test_the_nearest_that_the_job_can_use(spares: list[SlurmNode], chosen: int | None) -> None:
     found = nearest_spare(LOST_ONE, JOB, spares)
     assert (found.name if found else None) == (name(chosen) if chosen else None)
+
+
+def test_one_that_came_back_lately_is_the_last_choice_and_the_longest_back_the_first_of_those() -> None:
+    near, far, farther = spare(12, "leaf1"), spare(13, "leaf2"), spare(14, "leaf3")
+    until = {near.name: later(days=5), far.name: later(days=2)}
+    found = []
+    for spares in ([near, far, farther], [near, far], [near]):
+        chosen = nearest_spare(LOST_ONE, JOB, spares, until)
+        found.append(chosen.name if chosen else None)
+    assert found == [farther.name, far.name, near.name]
+
+
+def test_a_node_on_probation_is_handed_over_after_one_that_never_failed() -> None:
+    site, job = with_spares()
+    back = msgspec.structs.replace(
+        site_incident(site), state=IncidentState.resolved, closed=site.now, probation_until=later(days=7)
+    )
+    site.ledger.tables.incidents[back.id] = back
+    lose(site)
+    assert reserved(site) == (NODE, name(10))
+    assert name(9) in job_of(site, job).nodes
+
+
+def site_incident(site: Site) -> Incident:
+    """An incident of the spare under the leaf of the node that is lost later."""
+    site.walk(*site.say(10, APPLICATION))
+    (found,) = [one for one in site.incidents if one.root.node == name(10)]
+    return found
 
 
 def test_hops_are_levels_up_to_a_switch_that_both_are_under() -> None:

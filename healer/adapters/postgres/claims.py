@@ -20,6 +20,7 @@ from sqlalchemy.dialects.postgresql import insert
 
 from healer.adapters.postgres import gate_facts as gate
 from healer.adapters.postgres.engine import Lane, ledger_errors, read_docs
+from healer.adapters.postgres.incident_rows import watched
 from healer.adapters.postgres.node_rows import PostgresSnapshots, read_histories, read_references
 from healer.adapters.postgres.run_rows import ENDED, Lines, logs_of, store
 from healer.adapters.postgres.tables import incidents, permits, requeues, runs
@@ -45,6 +46,7 @@ from healer.model import (
     Sweeps,
     Ticket,
     audit_record,
+    probations,
 )
 from healer.ports.clock import Clock
 from healer.ports.commanding import ALONE
@@ -482,6 +484,11 @@ class PostgresClaim:
         )
         with ledger_errors(), self._engine.connect() as conn:
             return {name for incident in read_docs(conn, query, Incident) for name in incident.bad_nodes}
+
+    def on_probation(self) -> dict[str, datetime]:
+        with ledger_errors(), self._engine.connect() as conn:
+            now = self._clock.now()
+            return probations(watched(conn, [self.run.cluster], now), now)
 
     def references(self) -> list[Reference]:
         with ledger_errors(), self._engine.connect() as conn:

@@ -11,6 +11,7 @@ from healer.sim.planted_faults import WAYS
 from healer.sim.slurm_nouns import SlurmTimes
 
 SHIPPED = Path(__file__).parent / "scenarios"
+SPARES = "spares"
 
 
 class BadScenario(ValueError):
@@ -143,6 +144,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     start: datetime = datetime(2026, 1, 5, tzinfo=UTC)
     days: float
     nodes: int
+    #: So many, the last ones, are in the reservation `SPARES`: they replace what the jobs lose.
+    spares: int = 0
     nodes_per_rack: int = 4
     racks_per_switch: int = 4
     gpus: int = 8
@@ -194,8 +197,8 @@ def _wrong(scenario: Scenario) -> str | None:
     used = scenario.job.nodes + sum(filler.count * filler.nodes for filler in scenario.fillers)
     if scenario.days <= 0 or scenario.nodes < 1 or scenario.job.nodes < 1:
         return "days, nodes and job.nodes have to be above 0"
-    if used > scenario.nodes:
-        return f"the jobs want {used} nodes, the fleet has {scenario.nodes}"
+    if used > scenario.nodes - scenario.spares:
+        return f"the jobs want {used} nodes, the fleet has {scenario.nodes - scenario.spares} for them"
     if scenario.job.checkpoint_s <= 0 or scenario.start.tzinfo is None:
         return "job.checkpoint_s has to be above 0, and start needs a zone"
     if scenario.faults.per_node_day and not scenario.mix:

@@ -14,8 +14,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Protocol
 
-from healer.model import SlurmJob, SlurmNode, SlurmSnapshot
-from healer.sim.fleet.scenario import JobSpec, Scenario
+from healer.model import Reservation, SlurmJob, SlurmNode, SlurmSnapshot
+from healer.sim.fleet.scenario import SPARES, JobSpec, Scenario
 from healer.sim.fleet.schedule import Chance, Fault, base_faults
 from healer.sim.nodes import SimNodes
 from healer.sim.sim_clock import SimClock
@@ -161,8 +161,8 @@ class Agenda:
 CLUSTER = "pod1"
 #: NCCL's watchdog ends a job that hangs (its default, 10 min).
 WATCHDOG_S = 600.0
-#: States of a node in a reservation: its drain is lifted, but it is under test and not back yet.
-_KEPT = frozenset({"RESERVED", "MAINTENANCE"})
+#: State of a node in a reservation of healer's: its drain is lifted, but it is under test and not back yet.
+_KEPT = "MAINTENANCE"
 #: Seconds that unplanned work on a host takes.
 UNPLANNED_WORK_S = 7200.0
 
@@ -229,6 +229,9 @@ class Site:
             times=scenario.slurm,
             test_s=scenario.tests.takes_s,
         )
+        if scenario.spares:
+            kept = tuple(self.names[-scenario.spares :])
+            self.slurm.reserve(Reservation(name=SPARES, nodes=kept, users=("root",)))
         self.nodes = SimNodes(self.clock, diagnosis_s=scenario.tests.takes_s, gpus=scenario.gpus)
         self.chance = Chance(scenario, seed)
         self.seed = seed
@@ -314,10 +317,9 @@ class Site:
         self.mender.notice_fault(fault)
 
     def over(self, fault: Fault) -> None:
-        left = [other for other in self.active.get(fault.node, ()) if other.id != fault.id]
-        self.active[fault.node] = left
-        if not left:
-            del self.active[fault.node]
+        left = [other for other in self.active.pop(fault.node, ()) if other.id != fault.id]
+        if left:
+            self.active[fault.node] = left
 
     def mend(self, node: str) -> list[Fault]:
         """A technician repairs the node. Returns its faults; where the repair did not take, tests may find
@@ -413,6 +415,7 @@ class Site:
         ]
         job, now = snapshot.jobs[self.job], self.now
         if job.state != "RUNNING" or "COMPLETING" in job.flags:
+            self._end_programs()
             self._note_stop()
             self.work.be(Spent.waits, self._stop[0], now)
             self._life = self._works_since = None
@@ -430,6 +433,12 @@ class Site:
             self._ready_at = None
             return
         self._start(job.restarts, job.start_at or now)
+
+    def _end_programs(self) -> None:
+        """What is wrong with the program alone is over with its life."""
+        for fault in [fault for faults in self.active.values() for fault in faults]:
+            if fault.way.stops and not fault.way.hardware:
+                self.over(fault)
 
     def _start(self, restarts: int, start_at: datetime) -> None:
         spec, now = self.scenario.job, self.now
@@ -480,7 +489,7 @@ class Site:
         if snapshot.nodes is self._shown:
             return
         self._shown = snapshot.nodes
-        out = {node.name: node for node in snapshot.odd_nodes if node.held or _KEPT & set(node.state)}
+        out = {node.name: node for node in snapshot.odd_nodes if node.held or _KEPT in node.state}
         for name in sorted(out.keys() - self.out_before):
             self._left(out[name])
         for name in sorted(self.out_before - out.keys()):

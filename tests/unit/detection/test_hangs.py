@@ -33,7 +33,7 @@ class Job:
 
     def __post_init__(self) -> None:
         self.steps, self.detector = StepTimes(CLUSTER), Hangs(lambda *_: self.rest)
-        self.number, self.at_s = 0, 0.0
+        self.number, self.at_s, self.restart = 0, 0.0, 0
         self.found: list[Finding] = []
         self.clear: dict = {}
 
@@ -48,7 +48,8 @@ class Job:
             compute = np.full(RANKS, 4.0)
             if ranks is not None:
                 compute[~np.isin(np.arange(RANKS), ranks)] = np.nan
-            self.take(batch(self.number, compute, at=self.now, step_s=step_s))
+            done = batch(self.number, compute, at=self.now, step_s=step_s)
+            self.take(replace(done, restart=self.restart))
 
     def stand(self, seconds: float, says: Mapping[str, list[int]] | None = None, *, step: int = 1) -> None:
         """No step ends. `says`: doing -> ranks, told every 10 s; `step`: after the last that ended."""
@@ -74,7 +75,7 @@ class Job:
         return StepBatch(
             cluster=CLUSTER,
             job="4711",
-            restart=0,
+            restart=self.restart,
             arrived_at=self.now,
             nodes=whole.nodes,
             **columns,
@@ -87,7 +88,11 @@ class Job:
         return look(self.now, steps=self.steps, slurm=self.shown, **more)
 
     def take(self, *batches: StepBatch) -> None:
-        self.shown = msgspec.structs.replace(self.shown, taken_at=self.now)
+        jobs = {
+            name: msgspec.structs.replace(shown, restarts=self.restart)
+            for name, shown in self.shown.jobs.items()
+        }
+        self.shown = msgspec.structs.replace(self.shown, taken_at=self.now, jobs=jobs)
         self.steps.update(batches, self.shown, self.now)
         sensed = self.detector.tick(self.look(watched=self.watched, node_reports=self.links))
         self.found += sensed.findings
@@ -350,3 +355,38 @@ def test_a_lost_link_alone_blames_no_node() -> None:
     job.links = loss(job.now, kind="nic-link-down")
     job.stand(120)
     assert blamed(job) == [] and job.found
+
+
+def quiet_looks(job: Job) -> list[datetime]:
+    """When all GPUs were reported as quiet, as evidence of the hang."""
+    return [sign.at for one in job.found for sign in one.evidence if sign.sense is Sense.metrics]
+
+
+def test_quiet_gpus_are_a_second_sense_and_are_looked_at_twice_a_minute_apart() -> None:
+    says = {"collective": others(13), "compute": [13]}
+    looks = quiet_looks(standing(says, 200, rest=True))
+    assert len(looks) == 2
+    assert timedelta(seconds=60) <= looks[1] - looks[0] <= timedelta(seconds=70)
+    assert quiet_looks(standing(says, 200, rest=False)) == []
+    assert quiet_looks(standing(says, 200, rest=None)) == []
+
+
+def test_ranks_that_wait_for_nobody_prove_nothing_with_quiet_gpus() -> None:
+    assert quiet_looks(standing(None, 400, rest=True)) == []
+
+
+def test_a_restarted_job_keeps_the_pace_of_its_life_before() -> None:
+    job = Job()
+    job.run(40)
+    job.restart = 1
+    job.run(4)
+    job.stand(90, {"collective": others(13), "compute": [13]})
+    (found,) = job.found
+    assert f"rank 13 ({node_name(1)}" in found.text
+
+
+def test_a_first_life_of_four_steps_is_waited_for() -> None:
+    job = Job()
+    job.run(4)
+    job.stand(90, {"collective": others(13), "compute": [13]})
+    assert job.found == []

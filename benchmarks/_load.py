@@ -21,6 +21,7 @@ from healer.model import Role
 from healer.ports.callers import NewToken
 from healer.sim.sim_slurm import SimClient
 from tests.support.processes import descendants
+from tests.support.seals import sealed
 from tests.support.up import Stack
 from tests.support.wait import wait_until
 
@@ -77,9 +78,9 @@ def product(folder: Path, nodes: int, **settings: str) -> Iterator[Product]:
         with stack:
             engine = sa.create_engine(running.find(stack.data_dir).database_url)
             now = datetime.now(UTC)
-            token = PostgresTokens(engine, CLUSTER, stack.token_key()).create(
-                NewToken(role=Role.signals, name="bench", vouches="kernel"), now=now, by="bench"
-            )
+            tokens = PostgresTokens(engine, CLUSTER, stack.token_key())
+            new = NewToken(role=Role.signals, name="bench", vouches="kernel")
+            token = sealed(tokens, tokens.create(new, now=now, by="bench"))
             engine.dispose()
             time.sleep(3)  # the poller's first pictures
             yield Product(stack, SimClient(socket), token, slurm.pid)

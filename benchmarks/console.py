@@ -53,6 +53,7 @@ from healer.ports.callers import NewToken
 from tests.support.api_process import CLUSTER, TOKEN_KEY, ApiProcess, api_process
 from tests.support.browser import chromium
 from tests.support.console_telemetry import steps_of
+from tests.support.seals import seal_all
 from tests.support.stack import make_scratch, running_postgres
 
 _SIGNALS = (
@@ -255,6 +256,7 @@ def main() -> None:
                     now=now,
                     by="bench",
                 )
+                seal_all(engine)
                 opened = httpx.get(f"{api.url}/sign-in", params={"token": token}, follow_redirects=False)
                 cookies = dict(opened.cookies)
                 print(f"{given.nodes} nodes, {given.incidents} open incidents, load {os.getloadavg()[0]:.1f}")

@@ -26,6 +26,7 @@ from healer.embedded.embedded_slurm import RealSlurm
 from healer.model import Role
 from healer.ports.callers import NewToken
 from tests.support.follower import XID_79, Following, Hub, following
+from tests.support.seals import sealed
 from tests.support.up import Stack
 
 TICK_S = 0.01
@@ -84,15 +85,14 @@ def drains(folder: Path, slurm: RealSlurm, stack: Stack, db: sa.Engine, count: i
         datetime.now(UTC),
         Log(slurm.slurmctld_log),
     )
-    operator = tokens.create(NewToken(role=Role.operator, name="bench"), now=now, by="bench")
+    operator = sealed(tokens, tokens.create(NewToken(role=Role.operator, name="bench"), now=now, by="bench"))
     ask = httpx.Client(base_url=stack.url, headers={"Authorization": f"Bearer {operator}"})
     found: list[float] = []
     for number in range(count):
         name = slurm.node_names[number % slurm.nodes]
         with following(folder / f"node{number}", stack.url, HEALER_NODE=name) as node:
-            node.token.write_text(
-                tokens.create(NewToken(role=Role.signals, name="node", node=name), now=now, by="bench")
-            )
+            new = NewToken(role=Role.signals, name="node", node=name)
+            node.token.write_text(sealed(tokens, tokens.create(new, now=now, by="bench")))
             node.boot(f"{number:08d}-1685-44bd-a6ed-5fc0bc1c44ae")
             node.start()
             found.append(one_drain(node, name, log))

@@ -28,6 +28,7 @@ from healer.embedded import running
 from healer.embedded.embedded_slurm import RealSlurm
 from healer.model import Role
 from healer.ports.callers import NewToken
+from tests.support.seals import sealed
 from tests.support.up import Stack
 
 OPEN_CAPS = {
@@ -77,6 +78,8 @@ def measure(slurm: RealSlurm, stack: Stack, count: int) -> None:
     now = datetime.now(UTC)
     signals = tokens.create(NewToken(role=Role.signals, name="bench", vouches="kernel"), now=now, by="bench")
     operator = tokens.create(NewToken(role=Role.operator, name="bench operator"), now=now, by="bench")
+    sealed(tokens, signals)
+    sealed(tokens, operator)
     send = httpx.Client(base_url=stack.url, headers={"Authorization": f"Bearer {signals}"})
     ask = httpx.Client(base_url=stack.url, headers={"Authorization": f"Bearer {operator}"})
     log = Log(slurm.slurmctld_log)

@@ -27,6 +27,7 @@ from healer.adapters.postgres.tokens import PostgresTokens
 from healer.embedded import running
 from healer.model import Role
 from healer.ports.callers import NewToken
+from tests.support.seals import sealed
 from tests.support.wait import wait_until
 
 #: So many of the nodes are left for the runs that are asked for one by one.
@@ -104,9 +105,9 @@ class Book:
 def measure(up: Product, options: argparse.Namespace) -> None:
     found = running.find(up.stack.data_dir)
     db = make_engine(found.database_url, pool_size=2)
-    token = PostgresTokens(db, CLUSTER, up.stack.token_key()).create(
-        NewToken(role=Role.operator, name="bench operator"), now=datetime.now(UTC), by="bench"
-    )
+    tokens = PostgresTokens(db, CLUSTER, up.stack.token_key())
+    new = NewToken(role=Role.operator, name="bench operator")
+    token = sealed(tokens, tokens.create(new, now=datetime.now(UTC), by="bench"))
     asker, book = Asker(up.stack.port, token, options.clients), Book(db)
     names = [f"gpu{number:04d}" for number in range(1, options.nodes + 1)]
     first, more = names[: options.runs], names[options.runs : options.runs + MORE]

@@ -23,7 +23,7 @@ from healer.api.problems import Problem, field_error, unauthenticated
 from healer.api.services import Services, services_of
 from healer.model import AuditRecord, Component, Role
 from healer.model.shown import shown
-from healer.ports.callers import SESSION_COOKIE, SESSION_LASTS, Caller
+from healer.ports.callers import NOT_SEALED, SESSION_COOKIE, SESSION_LASTS, Caller
 from healer.ports.request_errors import Unavailable
 
 CSRF_HEADER = "x-healer-csrf"
@@ -211,7 +211,10 @@ class Access:
         return self._checked(caller)
 
     def _checked(self, caller: Caller) -> Caller:
-        """403 for a token of a node or job whose cluster is unknown."""
+        """503 for a token that the audit has not sealed yet, 403 for one of a node or job whose cluster is
+        unknown."""
+        if not caller.sealed:
+            raise Problem(503, NOT_SEALED, code="not_sealed", headers={"Retry-After": "1"})
         if (caller.node or caller.job) and not caller.cluster and not self._services.only:
             raise Problem(403, _NO_CLUSTER)
         return caller
@@ -263,7 +266,7 @@ class Access:
         digest = digest_of(cookie)
         is_cached, caller = self.cached("session", digest)
         caller = caller if is_cached else self.look_up("session", digest)
-        if caller is None or caller.node or caller.job or caller.role is Role.signals:
+        if caller is None or not caller.sealed or caller.node or caller.job or caller.role is Role.signals:
             return None
         return msgspec.structs.replace(caller, csrf=csrf_of(cookie))
 

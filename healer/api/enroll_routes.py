@@ -156,7 +156,7 @@ def _shows_token(request: Request, cluster: str, node: str, now: datetime) -> bo
     if scheme.lower() != "bearer":
         return False
     caller = services_of(request).tokens.by_token(hashlib.sha256(token.strip().encode()).digest(), now)
-    return caller is not None and (caller.cluster, caller.node) == (cluster, node)
+    return caller is not None and caller.sealed and (caller.cluster, caller.node) == (cluster, node)
 
 
 def _snapshot(request: Request, cluster: str, payload: Mapping[str, str]) -> SlurmSnapshot:

@@ -96,7 +96,7 @@ def run_injector() -> None:
         senders=senders,
         nodes=NodesClient(settings.sim_nodes_socket),
         chance=chance,
-        say=lambda text: print(f"{datetime.now(UTC):%H:%M:%S} {text}", flush=True),
+        say=lambda text: print(f"{datetime.now(UTC):%H:%M:%S} {shown(text)}", flush=True),
     ).run()
 
 

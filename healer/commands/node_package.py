@@ -39,9 +39,9 @@ def node_keys(folder: Path = typer.Argument(help="Where they are kept; it is mad
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in (REQUESTS_KEY, PACKAGE_KEY):
             if (folder / name).exists():
-                typer.echo(f"kept {folder / name}")
+                say(f"kept {folder / name}")
             else:
-                typer.echo(f"new {folder / name}, {make_key(folder / name)}")
+                say(f"new {folder / name}, {make_key(folder / name)}")
     except OSError as error:
         raise Failed(str(error)) from None
 
@@ -98,7 +98,7 @@ def signed(script: str, key_file: Path) -> tuple[str, bytes]:
 def _public_keys(folder: Path | None) -> dict[str, str]:
     """The keys for the nodes by their names there; prints a note without any."""
     if folder is None:
-        typer.echo("note: without --keys nodes refuse all that healer asks of them by SSH", err=True)
+        say("note: without --keys nodes refuse all that healer asks of them by SSH", err=True)
         return {}
     files = [(folder / name).with_suffix(".pub") for name in (REQUESTS_KEY, PACKAGE_KEY)]
     return {path.name: path.read_text("ascii") for path in files}

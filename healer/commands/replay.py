@@ -254,7 +254,7 @@ def _progress(span: tuple[datetime, datetime] | None) -> Callable[[datetime], No
         printed_s, share = now_s, share_of(at, span)
         left_s = pace.left_s(share, now_s)
         left = "" if left_s is None else f", about {words(round(left_s))} left"
-        print(f"replay: {share:.0%}{left}", file=sys.stderr, flush=True)
+        say(f"replay: {share:.0%}{left}", err=True)
 
     return report
 

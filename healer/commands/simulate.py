@@ -1,7 +1,6 @@
 """`healer simulate`: a fleet with faults in simulated time, and its score card."""
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -72,6 +71,6 @@ def _progress() -> Callable[[str, float], None]:
         now = time.monotonic()
         if now - printed_at >= PROGRESS_S:
             printed_at = now
-            print(f"{name}: {share:.0%}", file=sys.stderr, flush=True)
+            say(f"{name}: {share:.0%}", err=True)
 
     return report

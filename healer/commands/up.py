@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from healer.commands import Failed
-from healer.model.shown import shown
+from healer.commands import Failed, say
 from healer.settings import SIM_FOLDER, Settings, load, own_sim_socket, shipped_rules
 
 if TYPE_CHECKING:
@@ -71,8 +70,7 @@ def run_tree(settings: Settings) -> None:
 
 
 def _say(text: str) -> None:
-    text = shown(text)
-    print(f"healer: {text}" if not text.startswith("healer is ready") else text, flush=True)
+    say(f"healer: {text}" if not text.startswith("healer is ready") else text)
 
 
 _CONFIG = Path("demo/healer.toml")
@@ -232,7 +230,7 @@ class _Story:
             while (line := file.readline()).endswith("\n"):
                 self._read_up_to = file.tell()
                 if _STORY.match(line):
-                    print(f"  {shown(line.rstrip())}", flush=True)
+                    say(f"  {line.rstrip()}")
 
 
 def _ready(settings: Settings, running: "Running") -> None:
@@ -240,6 +238,6 @@ def _ready(settings: Settings, running: "Running") -> None:
 
     demo_tokens(settings, running.database_url)
     link = sign_in_link(settings, running.database_url, running.url, name="demo admin")
-    print(f"\n  Open   {link}\n  (signs you in as an administrator, once)\n", flush=True)
+    say(f"\n  Open   {link}\n  (signs you in as an administrator, once)\n", lines=True)
     _say("in a few seconds a GPU falls off the bus; watch it being healed. A slow node and a dead fabric")
     _say("manager follow, and more; each is told here before healer finds it. Ctrl-C stops everything.")

@@ -46,6 +46,7 @@ from healer.embedded.user import (
     system_users,
     usable,
 )
+from healer.model.shown import shown
 from healer.rulebook.signal_rules import wants_scraper
 from healer.settings import SIM_FOLDER, Listen, Settings, SettingsError, rules_folder
 
@@ -281,7 +282,7 @@ class Child:
 
 
 def _wrong(text: str) -> int:
-    print(f"healer: {text}", file=sys.stderr)
+    print(f"healer: {shown(text)}", file=sys.stderr)
     return 2
 
 

@@ -23,6 +23,8 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
     quota: float = 1.0
     #: `kernel`: a relay whose kernel lines the site takes as the nodes' own word; empty: none.
     vouches: str = ""
+    #: Whether the audit's chain holds the record of the token's making; before that it counts for nothing.
+    sealed: bool = True
     #: Set for a console session: unsafe methods must bring it as X-Healer-CSRF.
     csrf: str | None = None
     #: What quotas and shares are counted by: the token; for a job, which may have many tokens, the job.
@@ -32,6 +34,12 @@ class Caller(msgspec.Struct, frozen=True, kw_only=True):
         if not self.owner:  # computed once per caller, as ten thousand requests a second need it
             owner = f"job {self.cluster} {self.job}" if self.job else self.id
             msgspec.structs.force_setattr(self, "owner", owner)
+
+
+NOT_SEALED = (
+    "this token counts once the audit has sealed the record of its making, usually within a second: try "
+    "again, and if it lasts, see whether `healer worker` runs, which seals"
+)
 
 
 class NewToken(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +85,8 @@ class Enrolled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tokens(Protocol):
-    """Tokens and sessions. All digests are SHA-256. Expired, revoked and ended ones are never found."""
+    """Tokens and sessions. All digests are SHA-256. Expired, revoked and ended ones are never found, nor one
+    whose role or bounds are others than the audit's record of its making says."""
 
     def by_token(self, digest: bytes, now: datetime) -> Caller | None:
         """Never finds a one-time sign-in link."""
@@ -88,7 +97,8 @@ class Tokens(Protocol):
         ...
 
     def sign_in(self, digest: bytes, session: bytes, *, now: datetime, until: datetime) -> Caller | None:
-        """Uses up a one-time link and opens a session; None when it is unknown, used, expired or revoked."""
+        """Uses up a one-time link and opens a session; None when it is unknown, used, expired or revoked.
+        Raises Unavailable, and does not use it up, before it is sealed."""
         ...
 
     def sign_out(self, session: bytes, now: datetime) -> None: ...

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import httpx
 
 from healer.model import SlurmJob, SlurmNode, SlurmSnapshot
+from healer.model.shown import shown
 from healer.model.slurm import is_ours
 from healer.ports.node_exec import NodeError
 from healer.sim.fleet_steps import Pace
@@ -59,7 +60,7 @@ class Senders:
             try:
                 self.round()
             except (httpx.HTTPError, OSError, RuntimeError) as error:
-                print(f"senders: {error}", file=sys.stderr, flush=True)
+                print(f"senders: {shown(str(error))}", file=sys.stderr, flush=True)
             due = max(due + ROUND_S, time.monotonic())
             time.sleep(max(0.0, due - time.monotonic()))
 

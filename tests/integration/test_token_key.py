@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from healer.adapters.postgres.audit_rows import append
 from healer.adapters.postgres.tables import sessions, tokens
 from healer.adapters.postgres.tokens import OtherTokenKey, PostgresTokens, adopt_key, check_key
 from healer.adapters.token_key import TokenKeyUnreadable, token_key
-from healer.model import Role
+from healer.model import Role, audit_record
 from healer.ports.callers import NewToken
+from tests.support.seals import seal_all
 
 pytestmark = pytest.mark.heavy
 NOW = datetime(2026, 11, 24, tzinfo=UTC)
@@ -22,6 +24,8 @@ def before(engine: sa.Engine) -> None:
     row = {"id": "1", "role": "viewer", "name": "ada", "created_at": NOW}
     with engine.begin() as conn:
         conn.execute(sa.insert(tokens).values(digest=OLD, **row))
+        said = {"once": False, "role": "viewer", "name": "ada"}
+        append(conn, audit_record("pod1", NOW, "test", "token.created", "token/1", **said))
         opened = {"token": "1", "created_at": NOW, "expires_at": NOW.replace(year=2027)}
         conn.execute(sa.insert(sessions).values(digest=OLD, **opened))
 
@@ -39,6 +43,7 @@ def test_tokens_and_sessions_of_before_go_on_and_their_old_rows_are_worthless(
         found, session = book.by_token(OLD, NOW), book.by_session(OLD, NOW)
         assert found is not None and session is not None and found.name == session.name == "ada"
     made = book.create(NewToken(role=Role.viewer, name="bob"), by="test", now=NOW)
+    seal_all(fresh_database)
     digest = hashlib.sha256(made.encode()).digest()
     assert book.by_token(digest, NOW) is not None
     assert PostgresTokens(fresh_database, "pod1", b"x" * 32).by_token(digest, NOW) is None

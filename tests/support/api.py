@@ -75,6 +75,7 @@ from healer.model.recordings import Recorded, Recordings
 from healer.ports.answers import AuditVerified
 from healer.sim.sim_slurm import SimScheduler
 from tests.support.relays import new_token
+from tests.support.seals import seal_all
 from tests.support.wait import wait_until
 
 CLUSTER = "pod1"
@@ -330,7 +331,9 @@ class Api:
 
     def token(self, role: Role | str, **bound: Any) -> str:
         name = bound.pop("name", str(role))
-        return self.tokens.create(new_token(role, name=name, **bound), now=datetime.now(UTC), by="test")
+        made = self.tokens.create(new_token(role, name=name, **bound), now=datetime.now(UTC), by="test")
+        seal_all(self.engine)
+        return made
 
     def headers(self, role: Role | str, **bound: Any) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.token(role, **bound)}"}

@@ -20,6 +20,7 @@ from healer.adapters.token_key import KEY_FILE
 from healer.model import SlurmNode, SlurmSnapshot
 from tests.support.processes import clean_environ, free_port
 from tests.support.relays import new_token
+from tests.support.seals import seal_all
 from tests.support.wait import wait_until
 
 CLUSTER = "pod1"
@@ -49,6 +50,7 @@ class ApiProcess:
             tokens = PostgresTokens(self.engine, CLUSTER, TOKEN_KEY)
             bound = {"name": key} | bound
             self._tokens[key] = tokens.create(new_token(role, **bound), now=datetime.now(UTC), by="test")
+            seal_all(self.engine)
         return self._tokens[key]
 
     def headers(self, role: str = "signals", **bound: Any) -> dict[str, str]:

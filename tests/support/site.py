@@ -26,6 +26,7 @@ from healer.embedded.embedded_slurm import RealSlurm
 from healer.model import SlurmJob, SlurmNode
 from tests.support import slurm as slurm_support
 from tests.support.relays import new_token
+from tests.support.seals import sealed
 from tests.support.slurm import real_slurm  # noqa: F401 - a fixture
 from tests.support.stack import memory, scratch_folder
 from tests.support.up import UP, Stack
@@ -133,9 +134,9 @@ class Site:
         db = sa.create_engine(running.find(self.stack.data_dir).database_url)
         try:
             now = datetime.now(UTC)
-            return PostgresTokens(db, CLUSTER, self.stack.token_key()).create(
-                new_token(role, name=name or f"test {role}", **bound), now=now, by="test"
-            )
+            tokens = PostgresTokens(db, CLUSTER, self.stack.token_key())
+            new = new_token(role, name=name or f"test {role}", **bound)
+            return sealed(tokens, tokens.create(new, now=now, by="test"))
         finally:
             db.dispose()
 

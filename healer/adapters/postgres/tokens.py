@@ -13,13 +13,48 @@ from sqlalchemy.dialects.postgresql import Insert, insert
 
 from healer.adapters.postgres.audit_rows import append
 from healer.adapters.postgres.engine import PostgresStore, pick, request_errors
-from healer.adapters.postgres.tables import audit_records, idempotency, sessions, token_key, tokens
+from healer.adapters.postgres.tables import (
+    audit_chain,
+    audit_records,
+    idempotency,
+    sessions,
+    token_key,
+    tokens,
+)
 from healer.model import Role, audit_record
-from healer.ports.callers import Caller, Enrolled, Kept, KeyInFlight, KeyReused, NewToken
-from healer.ports.request_errors import Conflict, Forbidden, TooMany
+from healer.ports.callers import NOT_SEALED, Caller, Enrolled, Kept, KeyInFlight, KeyReused, NewToken
+from healer.ports.request_errors import Conflict, Forbidden, TooMany, Unavailable
 
 _FIELDS = ("id", "name", "node", "job", "cluster", "quota", "vouches")
-_CALLER = tuple(tokens.c[name] for name in (*_FIELDS, "role"))
+#: The audit's verbs of a token's making.
+_MAKING = ("token.created", "token.enrolled")
+
+
+def _of_making() -> sa.ScalarSelect[bool]:
+    """Whether the record of the token's making is sealed. NULL: no record says of it what its row says.
+
+    It is the first with the token's subject; later ones are its refusals, of which there may be millions.
+    """
+    record = audit_records.c
+    subject = sa.func.concat("token/", tokens.c.id)
+    # By the index's own order: equal subjects in the order of ids could be searched for among all records.
+    after = sa.tuple_(record.subject, record.id) > sa.tuple_(subject, sa.literal(0))
+    named = sa.select(record.id, record.subject, record.verb, record.data).where(after)
+    made = named.order_by(record.subject, record.id).limit(1).correlate(tokens).subquery("made")
+    said = made.c.data
+    same = [made.c.subject == subject, made.c.verb.in_(_MAKING)]
+    same += [
+        sa.func.coalesce(said[name].astext, "") == sa.func.coalesce(tokens.c[name], "")
+        for name in ("role", "name", "node", "job", "cluster", "vouches")
+    ]
+    same.append(sa.func.coalesce(said["once"].astext.cast(sa.Boolean), False) == tokens.c.once)
+    same.append(sa.func.coalesce(said["quota"].astext.cast(sa.Double), 1) == tokens.c.quota)
+    is_sealed = sa.exists().where(audit_chain.c.record == made.c.id)
+    return sa.select(is_sealed).where(*same).correlate(tokens).scalar_subquery()
+
+
+_SEALED = _of_making().label("sealed")
+_CALLER = (*(tokens.c[name] for name in (*_FIELDS, "role")), _SEALED)
 
 #: The lifetime of a node's enrolled token, which the follower renews long before, and of replaced ones.
 ENROLLED_FOR = timedelta(days=90)
@@ -98,8 +133,10 @@ class PostgresTokens:
             unused = this, tokens.c.once.is_(True), tokens.c.used_at.is_(None)
             use = sa.update(tokens).where(*unused, *_in_force(now)).values(used_at=now)
             row = conn.execute(use.returning(*_CALLER)).first()
-            if row is None:
+            if row is None or row.sealed is None:
                 return None
+            if not row.sealed:
+                raise Unavailable(NOT_SEALED)
             opened = {
                 "digest": keyed(self._key, session),
                 "token": row.id,
@@ -191,6 +228,12 @@ class PostgresTokens:
             conn.execute(sa.delete(tokens).where(tokens.c.id.in_(old)))
             return enrolment.store(conn, by=by, now=now, until=now + JOB_ENROLLED_FOR)
 
+    def is_sealed(self, secret: str) -> bool:
+        """Whether a token that was just made counts: the record of its making is in the audit's chain."""
+        this = tokens.c.digest == stored(self._key, secret)
+        with request_errors(), self._engine.connect() as conn:
+            return bool(conn.scalar(sa.select(_SEALED).where(this)))
+
     def all(self) -> list[sa.RowMapping]:
         """Every token without its digest, newest first."""
         columns = [column for column in tokens.c if column.name != "digest"]
@@ -212,7 +255,7 @@ class PostgresTokens:
     def _find(self, statement: sa.Select) -> Caller | None:
         with request_errors(), self._engine.connect() as conn:
             row = conn.execute(statement).first()
-        return None if row is None else _caller(row)
+        return None if row is None or row.sealed is None else _caller(row)
 
 
 def enrolled_again(engine: sa.Engine, cluster: str, since: datetime) -> list[tuple[datetime, str, str]]:
@@ -271,7 +314,7 @@ class _Enrolment:
 
 
 def _caller(row: sa.Row) -> Caller:
-    return Caller(**pick(row, *_FIELDS), role=Role(row.role))
+    return Caller(**pick(row, *_FIELDS), role=Role(row.role), sealed=row.sealed)
 
 
 # --- Idempotency-Key: one row for a key and caller, committed before the work, kept for 24 h

@@ -17,6 +17,7 @@ from setproctitle import setproctitle
 from healer import bootstrap
 from healer.embedded.tree import Part
 from healer.model import SlurmSnapshot
+from healer.model.shown import shown
 from healer.ports.scheduling import SchedulerError, SlurmReads
 from healer.rulebook.proven import code_digest
 from healer.settings import SIM_FOLDER, SettingsError, load
@@ -79,8 +80,8 @@ def run_injector() -> None:
     site = SimSite(SimClient(bootstrap.sim_socket(settings))) if simulated else RealSite(slurm.snapshot)
     now = datetime.now(UTC)
     chance = random.Random()  # noqa: S311 - which node breaks in a demo
-    shown = _first_picture(slurm)
-    sensors = SimTelemetry(cluster, list(shown.nodes), start=now, seed=chance.getrandbits(32), pace=PACE)
+    first = _first_picture(slurm)
+    sensors = SimTelemetry(cluster, list(first.nodes), start=now, seed=chance.getrandbits(32), pace=PACE)
     senders = Senders(
         url=url,
         cluster=cluster,

@@ -203,8 +203,7 @@ class Picture:
         moment, renewed_at = node.moment(seen.event_at, seen.arrived_at), node.renewed_at
         shown = self.slurm.nodes.get(node.name) if self.slurm is not None else None
         booted_at = shown.boot_at if shown is not None else None
-        dated = renewed_at is not None and booted_at is not None
-        if dated and is_from_before(seen, booted_at, renewed_at) and self._echoes.knows(seen):
+        if booted_at is not None and is_from_before(seen, booted_at, renewed_at) and self._echoes.knows(seen):
             return True
         return self._echoes.is_echo(seen, moment, renewed_at)
 

@@ -116,11 +116,11 @@ def uptime_of(line: str) -> float | None:
     return float(f"{whole}.{micros}")
 
 
-def is_from_before(seen: Observation, booted_at: datetime, renewed_at: datetime) -> bool:
+def is_from_before(seen: Observation, booted_at: datetime, renewed_at: datetime | None) -> bool:
     """Whether the kernel's stamp on the line shows that it was written before `renewed_at`, or in an earlier
-    boot. `booted_at`: Slurm's BootTime of the node, by our clock."""
+    boot. `booted_at`: Slurm's BootTime of the node, by our clock. None: nothing was renewed."""
     uptime_s = uptime_of(seen.line)
-    if uptime_s is None:
+    if uptime_s is None or renewed_at is None:
         return False
     at = booted_at + timedelta(seconds=uptime_s)
     unsure = CLOCKS_APART + timedelta(seconds=uptime_s * KERNEL_DRIFT)

@@ -204,13 +204,9 @@ class Picture:
         moment, renewed_at = node.moment(seen.event_at, seen.arrived_at), node.renewed_at
         shown = self.slurm.nodes.get(node.name) if self.slurm is not None else None
         booted_at = shown.boot_at if shown is not None else None
-        is_old = (
-            renewed_at is not None
-            and booted_at is not None
-            and self._echoes.knows(seen)
-            and is_from_before(seen, booted_at, renewed_at)
-        )
-        return is_old or self._echoes.is_echo(seen, moment, renewed_at)
+        if booted_at is not None and is_from_before(seen, booted_at, renewed_at) and self._echoes.knows(seen):
+            return True
+        return self._echoes.is_echo(seen, moment, renewed_at)
 
     def _learn(self, seen: Observation) -> str | None:
         """Takes in what a signal reports of its node, before any line is judged. The node, if it is a fault

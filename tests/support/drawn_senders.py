@@ -189,6 +189,8 @@ SENDERS: list[Sender] = [
 ]
 #: They show a state of now, or lines whose age nobody can tell.
 AGELESS: set[Sender] = {bare_text, exporter, columns, nvidia_smi}
+#: Routes by which a kernel record comes whole: whichever it took, healer knows of the dead GPU.
+KERNEL_ROUTES = ("signals/kernel-log", "signals/logs", "signals/otlp")
 REREADERS: list[Sender] = [follower, text, journal]
 
 
@@ -235,5 +237,5 @@ def _batches(rng: random.Random, events: list[Event]) -> Iterator[list[Event]]:
 def _add(told: Told, at: float, rows: Iterator[Row], batch: list[Event]) -> None:
     for row in rows:
         told.rows.append((at, row))
-        if row["route"].startswith("signals/kernel-log") and any(event.sure for event in batch):
+        if row["route"].startswith(KERNEL_ROUTES) and any(event.sure for event in batch):
             told.sure.append((at, batch[0].node))

@@ -1,7 +1,7 @@
 """The second look (law 2): which text of a relay the node itself is asked about, what its answer proves, and
 how that changes the incident. Pure.
 
-Agreed, it is the node's own word. Denied, the relay is suspect. An answer that decides nothing changes nothing.
+Agreed, it is the node's own word. Denied, the relay is suspect. All else changes nothing.
 """
 
 import re

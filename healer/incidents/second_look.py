@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -52,6 +53,7 @@ class LookAnswer(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime | None = None
 
 
+@lru_cache(maxsize=4096)
 def opening_of(line: str) -> str:
     """What identifies the record of the kernel that the line repeats; empty where too little is left."""
     parsed = parse_line(line)

@@ -15,7 +15,11 @@ from healer.ports.node_exec import NodeError
 
 #: Of the step's time-out, what is left for the way there and back; the least that a call gets.
 WAY_S, LEAST_S = 1.5, 1.0
-_WORDS = {LookResult.agreed: "agrees", LookResult.denied: "denies it", LookResult.unknown: "decides nothing"}
+_WORDS = {
+    LookResult.agreed: "says so too",
+    LookResult.denied: "denies it",
+    LookResult.unknown: "decides nothing",
+}
 
 
 def second_look(ctx: Context) -> Result:

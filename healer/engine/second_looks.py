@@ -28,12 +28,14 @@ def begin_looks(walk: Walk) -> frozenset[str]:
     under_way = {run.id for run in begun if walk.now - run.created_at < lasts}
     open_incidents = [incident for incident in walk.open_incidents() if _takes_a_node(walk, incident)]
     waits = {incident.id for incident in open_incidents if is_asked(incident, under_way)}
-    due = [incident for incident in open_incidents if incident.id not in waits]
+    idle = (incident for incident in open_incidents if incident.id not in waits)
+    due = {incident.id: claims for incident in idle if (claims := claims_to_ask(incident))}
+    by_rank = by_urgency([walk.work.by_id[name] for name in due], walk.picture.slurm)
     # What suspect senders say is held anyway, and is asked about last: it may turn out to be true.
-    for incident in sorted(by_urgency(due, walk.picture.slurm), key=lambda incident: bool(incident.doubt)):
-        claims = claims_to_ask(incident)
-        run = _look(walk, incident, claims) if claims else None
-        if run is None or is_paused(proposal_of(run, Verb.notify, incident), walk.gate, walk.now):
+    for incident in sorted(by_rank, key=lambda incident: bool(incident.doubt)):
+        claims = due[incident.id]
+        run = _look(walk, incident, claims)
+        if is_paused(proposal_of(run, Verb.notify, incident), walk.gate, walk.now):
             continue
         if not incident.doubt:
             waits.add(incident.id)

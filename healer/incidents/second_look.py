@@ -1,14 +1,14 @@
 """The second look (law 2): which text of a relay the node itself is asked about, what its answer proves, and
 how that changes the incident. Pure.
 
-Agreed, it is the node's own word. Denied, the relay is suspect. An answer that decides nothing changes
-nothing.
+Agreed, it is the node's own word. Denied, the relay is suspect. All else changes nothing.
 """
 
 import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -53,6 +53,7 @@ class LookAnswer(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime | None = None
 
 
+@lru_cache(maxsize=4096)
 def opening_of(line: str) -> str:
     """What identifies the record of the kernel that the line repeats; empty where too little is left."""
     parsed = parse_line(line)

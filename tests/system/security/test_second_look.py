@@ -68,7 +68,7 @@ def test_a_true_claim_drains_at_once_and_requeues_also_past_the_caps(place: Plac
         place.nodes[node].programs.kmsg(XID_79.format(pci=GPU))
         place.claim(node, XID_79)
     for node, job in jobs.items():
-        assert "agrees" in place.looked(node)
+        assert "says so too" in place.looked(node)
         wait_until(lambda node=node: site.drained_by_us(node), 30, what=f"{node} is drained")
         wait_until(lambda job=job: site.job(job).restarts == 1, 30, what=f"job {job} is requeued")
 

@@ -404,12 +404,16 @@ def runs_to_start_jobs(
     """A run for each job that Slurm put back because a node went DOWN; one for each such node, for whose
     place a spare may have to be found. `incidents`: node -> its open incident.
 
-    None in the modes in which a person says yes first: the wait would be over before.
+    None for a job that healer requeued: that run starts it. None in the modes in which a person says yes
+    first: the wait would be over before.
     """
     if facts.snapshot is None or mode in {Mode.suggest, Mode.approve}:
         return []
     found, nodes = [], facts.snapshot.nodes
+    ours = {(use.job, use.restarts + 1) for use in facts.requeues}
     for job in jobs_put_back(facts.snapshot, put_back):
+        if (job.id, job.restarts) in ours:
+            continue
         _, ran_on, begin_at = put_back[job.id]
         lost = (node for node in ran_on if node in incidents and node in nodes and nodes[node].base == "DOWN")
         for node in lost:

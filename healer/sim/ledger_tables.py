@@ -72,6 +72,8 @@ class Tables:
     """All rows of the ledger."""
 
     incidents: dict[str, Incident] = field(default_factory=Rows[Incident])
+    #: Nodes whose incident was dropped -> until when they are on probation.
+    probations: dict[str, datetime] = field(default_factory=dict)
     findings: list[tuple[str, Finding]] = field(default_factory=list)
     #: By incident, oldest first.
     verdicts: dict[str, tuple[VerdictAt, ...]] = field(default_factory=dict)

@@ -169,8 +169,9 @@ class MemoryClaim:
         return {name for incident in recent if incident.is_open for name in incident.bad_nodes}
 
     def on_probation(self) -> dict[str, datetime]:
-        incidents = self._ledger.tables.incidents.values()
-        return probations(incidents, self._ledger.clock.now())
+        tables, now = self._ledger.tables, self._ledger.clock.now()
+        dropped = {node: until for node, until in tables.probations.items() if until > now}
+        return dropped | probations(tables.incidents.values(), now)
 
     def references(self) -> list[Reference]:
         return list(self._ledger.tables.references.values())

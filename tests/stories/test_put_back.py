@@ -7,7 +7,7 @@ import pytest
 from healer.decisions.comments import remark_in
 from healer.model import Mode, Reservation, Run, RunState, Spares
 from tests.support.jobs import guards, job_of
-from tests.support.loop import Site, later, name, rules_in
+from tests.support.loop import LOST, Site, later, name, rules_in
 
 WORK = "work on the host, ticket 1"
 
@@ -163,3 +163,13 @@ def test_the_effect_is_asked_for_once() -> None:
     assert job_of(site, job).restarts == 1
     assert [run.state for run in starts(site)] == [RunState.done]
     assert site.now - later() < timedelta(minutes=10)
+
+
+def test_a_job_that_healer_requeued_is_started_by_that_run() -> None:
+    site, job = works()
+    site.run_for(4, *site.say(1, LOST))
+    assert job_of(site, job).restarts == 1
+    taken_down(site)
+    site.run_for(30)
+    assert (job_of(site, job).state, job_of(site, job).restarts) == ("RUNNING", 1)
+    assert not starts(site)

@@ -19,6 +19,7 @@ from healer.model import (
     Proof,
     Reference,
     Ruleset,
+    probations,
 )
 from healer.recordings.recorder import File, Recorder
 from healer.signals.identity import digest_of
@@ -76,8 +77,8 @@ def _next(site: Site) -> datetime:
 
 #: Guards look back a day at most: ended runs and their logs are dropped after two.
 KEPT = timedelta(days=2)
-#: Repeats of faults are judged over a week (`observations/fault_history.py`), and so long is a probation.
-WEEK_KEPT = timedelta(days=8)
+#: Repeats of faults are judged over a week (`observations/fault_history.py`).
+BURSTS_KEPT = timedelta(days=8)
 
 
 def forget(tables: Tables, now: datetime) -> set[str]:
@@ -94,8 +95,10 @@ def forget(tables: Tables, now: datetime) -> set[str]:
         incident.id
         for incident in tables.incidents.values()
         if not incident.is_open and (incident.closed or now) < old
-        if incident.probation_until is None or incident.probation_until < now
     }
+    dropped = (tables.incidents[name] for name in closed)
+    before = {node: until for node, until in tables.probations.items() if until > now}
+    tables.probations = before | probations(dropped, now)
     tables.incidents = {name: incident for name, incident in tables.incidents.items() if name not in closed}
     tables.verdicts = {name: verdicts for name, verdicts in tables.verdicts.items() if name not in closed}
     tables.findings = [(name, finding) for name, finding in tables.findings if name not in closed]
@@ -109,7 +112,7 @@ def forget(tables: Tables, now: datetime) -> set[str]:
         name: message for name, message in tables.messages.items() if message.incident not in closed
     }
     tables.sent = [(at, message) for at, message in tables.sent if at >= old]
-    tables.bursts = {key: burst for key, burst in tables.bursts.items() if burst.last_at >= now - WEEK_KEPT}
+    tables.bursts = {key: burst for key, burst in tables.bursts.items() if burst.last_at >= now - BURSTS_KEPT}
     return gone
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -66,6 +67,8 @@ ENROLMENTS_PER_H = 10
 JOB_ENROLMENTS_PER_NODE = 4
 #: The lifetime of a job's token. A running job enrols again; an ended job cannot.
 JOB_ENROLLED_FOR = timedelta(days=1)
+#: A worker that runs seals within a second; and how often one looks.
+SEALED_WITHIN_S, _LOOK_S = 3.0, 0.02
 #: Expired job tokens are deleted when one is made: at most so many, expired that long ago.
 _OLD_JOBS, _ENDED_FOR = 1_000, timedelta(days=1)
 
@@ -228,8 +231,15 @@ class PostgresTokens:
             conn.execute(sa.delete(tokens).where(tokens.c.id.in_(old)))
             return enrolment.store(conn, by=by, now=now, until=now + JOB_ENROLLED_FOR)
 
+    def wait_for_seal(self, secret: str) -> bool:
+        """Whether a token that was just made counts by now; waits some seconds for it."""
+        until = time.monotonic() + SEALED_WITHIN_S
+        while not (is_sealed := self.is_sealed(secret)) and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+        return is_sealed
+
     def is_sealed(self, secret: str) -> bool:
-        """Whether a token that was just made counts: the record of its making is in the audit's chain."""
+        """Whether the audit's chain has the record of the token's making."""
         this = tokens.c.digest == stored(self._key, secret)
         with request_errors(), self._engine.connect() as conn:
             return bool(conn.scalar(sa.select(_SEALED).where(this)))

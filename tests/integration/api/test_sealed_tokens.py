@@ -1,7 +1,7 @@
 """A token counts once the record of its making is sealed, and for no more than that record says."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
@@ -145,3 +145,22 @@ def test_many_refusals_do_not_slow_a_look_up(served: Served) -> None:
         plan = "\n".join(conn.scalars(sa.text(f"EXPLAIN (ANALYZE, BUFFERS OFF) {text}")))
     assert "Index Scan using audit_records_subject" in plan and "Rows Removed" not in plan, plan
     assert api.tokens.is_sealed(token)
+
+
+@pytest.mark.parametrize(
+    "undone", ["revoked_at = NULL", "used_at = NULL", "expires_at = NULL", "expires_at = now() + '1 year'"]
+)
+def test_a_token_that_ended_stays_so(served: Served, undone: str) -> None:
+    """Of a row the API's role may update these columns, so its statements alone must not bring one back."""
+    api, _ = served
+    now = datetime.now(UTC)
+    token = make(api, Role.admin, once=True, expires_at=now + timedelta(minutes=1))
+    identity = token.split("_")[1]
+    seal_all(api.engine)
+    assert api.app.state.access.sign_in(token)
+    assert api.tokens.revoke(identity, by="carol", now=now)
+    with api.engine.begin() as conn, pytest.raises(sa.exc.ProgrammingError, match="stays ended"):
+        conn.execute(sa.text(f"UPDATE tokens SET {undone} WHERE id = :id"), {"id": identity})
+    with api.engine.begin() as conn:
+        sooner = sa.text("UPDATE tokens SET expires_at = expires_at - interval '1 min' WHERE id = :id")
+        assert conn.execute(sooner, {"id": identity}).rowcount == 1

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import Insert, insert
 
@@ -54,8 +55,14 @@ def _of_making() -> sa.ScalarSelect[bool]:
     return sa.select(is_sealed).where(*same).correlate(tokens).scalar_subquery()
 
 
-_SEALED = _of_making().label("sealed")
-_CALLER = (*(tokens.c[name] for name in (*_FIELDS, "role")), _SEALED)
+def _sealed(identity: str) -> sa.Select:
+    """`_of_making` of one token; no row: there is none."""
+    return sa.select(_of_making()).where(tokens.c.id == identity)
+
+
+_CALLER = tuple(tokens.c[name] for name in (*_FIELDS, "role"))
+#: Callers that are known to be sealed, so that the look-up of each second asks no more than it did.
+_KNOWN = 20_000
 
 #: The lifetime of a node's enrolled token, which the follower renews long before, and of replaced ones.
 ENROLLED_FOR = timedelta(days=90)
@@ -117,6 +124,8 @@ class PostgresTokens:
     def __init__(self, engine: sa.Engine, cluster: str, key: bytes) -> None:
         """`cluster` gets the audit records of tokens that are bound to no cluster."""
         self._engine, self._cluster, self._key = engine, cluster, key
+        #: By id, as their rows were then: a record never changes, and a row that differs is asked again.
+        self._known: dict[str, Caller] = {}
 
     def by_token(self, digest: bytes, now: datetime) -> Caller | None:
         of_digest = tokens.c.digest == keyed(self._key, digest), tokens.c.once.is_(False)
@@ -136,9 +145,10 @@ class PostgresTokens:
             unused = this, tokens.c.once.is_(True), tokens.c.used_at.is_(None)
             use = sa.update(tokens).where(*unused, *_in_force(now)).values(used_at=now)
             row = conn.execute(use.returning(*_CALLER)).first()
-            if row is None or row.sealed is None:
+            is_sealed = None if row is None else conn.scalar(_sealed(row.id))
+            if row is None or is_sealed is None:
                 return None
-            if not row.sealed:
+            if not is_sealed:
                 raise Unavailable(NOT_SEALED)
             opened = {
                 "digest": keyed(self._key, session),
@@ -240,9 +250,8 @@ class PostgresTokens:
 
     def is_sealed(self, secret: str) -> bool:
         """Whether the audit's chain has the record of the token's making."""
-        this = tokens.c.digest == stored(self._key, secret)
         with request_errors(), self._engine.connect() as conn:
-            return bool(conn.scalar(sa.select(_SEALED).where(this)))
+            return bool(conn.scalar(_sealed(secret.split("_")[1])))
 
     def all(self) -> list[sa.RowMapping]:
         """Every token without its digest, newest first."""
@@ -265,7 +274,16 @@ class PostgresTokens:
     def _find(self, statement: sa.Select) -> Caller | None:
         with request_errors(), self._engine.connect() as conn:
             row = conn.execute(statement).first()
-        return None if row is None or row.sealed is None else _caller(row)
+            caller = None if row is None else _caller(row)
+            if caller is None or self._known.get(caller.id) == caller:
+                return caller
+            is_sealed = conn.scalar(_sealed(caller.id))
+        if not is_sealed:
+            return None if is_sealed is None else msgspec.structs.replace(caller, sealed=False)
+        if len(self._known) >= _KNOWN:
+            self._known.clear()
+        self._known[caller.id] = caller
+        return caller
 
 
 def enrolled_again(engine: sa.Engine, cluster: str, since: datetime) -> list[tuple[datetime, str, str]]:
@@ -324,7 +342,7 @@ class _Enrolment:
 
 
 def _caller(row: sa.Row) -> Caller:
-    return Caller(**pick(row, *_FIELDS), role=Role(row.role), sealed=row.sealed)
+    return Caller(**pick(row, *_FIELDS), role=Role(row.role))
 
 
 # --- Idempotency-Key: one row for a key and caller, committed before the work, kept for 24 h

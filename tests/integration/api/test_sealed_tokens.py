@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from healer.adapters.postgres.tables import tokens
-from healer.adapters.postgres.tokens import _SEALED, stored
+from healer.adapters.postgres.tokens import _sealed, stored
 from healer.model import Role
 from healer.ports.callers import SESSION_COOKIE, NewToken
 from healer.ports.request_errors import Unavailable
@@ -140,7 +140,7 @@ def test_many_refusals_do_not_slow_a_look_up(served: Served) -> None:
     with api.engine.begin() as conn:
         conn.execute(sa.text(fill), {"subject": f"token/{identity}"})
         conn.execute(sa.text("ANALYZE audit_records"))
-        find = sa.select(_SEALED).where(tokens.c.id == identity)
+        find = _sealed(identity)
         text = str(find.compile(api.engine, compile_kwargs={"literal_binds": True}))
         plan = "\n".join(conn.scalars(sa.text(f"EXPLAIN (ANALYZE, BUFFERS OFF) {text}")))
     assert "Index Scan using audit_records_subject" in plan and "Rows Removed" not in plan, plan

@@ -66,31 +66,35 @@ def create(
     _check_cluster(cluster, node or job)
     _check_name(name)
     _check_vouching(vouches, role)
-    with _tokens() as tokens:
-        token = tokens.create(
-            NewToken(
-                role=role,
-                name=name,
-                node=node,
-                job=job,
-                cluster=cluster,
-                expires_at=until,
-                once=once,
-                quota=quota,
-                vouches=vouches.value if vouches is not None else "",
-            ),
-            now=now,
-            by=person(),
-        )
-        is_sealed = tokens.wait_for_seal(token)
-    if not is_sealed:
-        say(_NOT_YET, err=True)
+    token = _make(
+        NewToken(
+            role=role,
+            name=name,
+            node=node,
+            job=job,
+            cluster=cluster,
+            expires_at=until,
+            once=once,
+            quota=quota,
+            vouches=vouches.value if vouches is not None else "",
+        ),
+        now,
+    )
     if json:
         document = {"token": token, "id": token.split("_")[1], "role": role.value, "name": name}
         print_json(document | {"expires_at": until.isoformat() if until else None, "once": once})
     else:
         site = os.environ.get("HEALER_URL") or f"http://{load().listen}"
         say(f"{site.rstrip('/')}/sign-in?token={token}" if once else token)
+
+
+def _make(new: NewToken, now: datetime) -> str:
+    with _tokens() as tokens:
+        token = tokens.create(new, now=now, by=person())
+        is_sealed = tokens.wait_for_seal(token)
+    if not is_sealed:
+        say(_NOT_YET, err=True)
+    return token
 
 
 def _check_cluster(cluster: str | None, bound_to: str | None) -> None:

@@ -85,15 +85,15 @@ def mark() -> str:
 def test_the_follower(fresh_database: sa.Engine, scratch: Path, mark: str) -> None:
     forge(scratch, mark)
     with Hub() as hub:
-        told = followed(scratch, hub, mark, "--kmsg", "/dev/kmsg")
-    assert judged(fresh_database, told) == []
+        came = followed(scratch, hub, mark, "--kmsg", "/dev/kmsg")
+    assert judged(fresh_database, came) == []
 
 
 def test_the_journal(fresh_database: sa.Engine, scratch: Path, mark: str) -> None:
     forge(scratch, mark)
     with journald(scratch) as journalctl, Hub() as hub:
-        told = followed(scratch, hub, mark, "--journal", str(journalctl))
-    assert judged(fresh_database, told) == []
+        came = followed(scratch, hub, mark, "--journal", str(journalctl))
+    assert judged(fresh_database, came) == []
 
 
 @pytest.mark.parametrize("everything", [False, True], ids=["the documented filter", "no filter"])
@@ -108,5 +108,5 @@ def test_rsyslog(fresh_database: sa.Engine, scratch: Path, mark: str, everything
             wait_until(has_come, 60, what="the last crash")
         finally:
             rsyslog.close()
-        told = sent(hub, "signals/logs")
-    assert judged(fresh_database, told) == []
+        came = sent(hub, "signals/logs")
+    assert judged(fresh_database, came) == []

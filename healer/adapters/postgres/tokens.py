@@ -43,14 +43,14 @@ def _of_making() -> sa.ScalarSelect[bool]:
     after = sa.tuple_(record.subject, record.id) > sa.tuple_(subject, sa.literal(0))
     named = sa.select(record.id, record.subject, record.verb, record.data).where(after)
     made = named.order_by(record.subject, record.id).limit(1).correlate(tokens).subquery("made")
-    said = made.c.data
+    record_data = made.c.data
     same = [made.c.subject == subject, made.c.verb.in_(_MAKING)]
     same += [
-        sa.func.coalesce(said[name].astext, "") == sa.func.coalesce(tokens.c[name], "")
+        sa.func.coalesce(record_data[name].astext, "") == sa.func.coalesce(tokens.c[name], "")
         for name in ("role", "name", "node", "job", "cluster", "vouches")
     ]
-    same.append(sa.func.coalesce(said["once"].astext.cast(sa.Boolean), False) == tokens.c.once)
-    same.append(sa.func.coalesce(said["quota"].astext.cast(sa.Double), 1) == tokens.c.quota)
+    same.append(sa.func.coalesce(record_data["once"].astext.cast(sa.Boolean), False) == tokens.c.once)
+    same.append(sa.func.coalesce(record_data["quota"].astext.cast(sa.Double), 1) == tokens.c.quota)
     is_sealed = sa.exists().where(audit_chain.c.record == made.c.id)
     return sa.select(is_sealed).where(*same).correlate(tokens).scalar_subquery()
 

@@ -2,8 +2,7 @@
 
 import os
 import re
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -22,8 +21,10 @@ _LASTS = re.compile(r"([1-9][0-9]{0,4})([mhdw])")
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 #: A sign-in link expires after this.
 _LINK_LASTS = "15m"
-#: A worker seals within a second.
-_SEAL_S = 3.0
+_NOT_YET = (
+    "the audit has not sealed the record of this token yet, and until then it is refused: start `healer "
+    "worker`, which seals, or see what `healer doctor` says"
+)
 
 
 class Vouched(StrEnum):
@@ -65,23 +66,20 @@ def create(
     _check_cluster(cluster, node or job)
     _check_name(name)
     _check_vouching(vouches, role)
-    with _tokens() as tokens:
-        token = tokens.create(
-            NewToken(
-                role=role,
-                name=name,
-                node=node,
-                job=job,
-                cluster=cluster,
-                expires_at=until,
-                once=once,
-                quota=quota,
-                vouches=vouches.value if vouches is not None else "",
-            ),
-            now=now,
-            by=person(),
-        )
-        _wait_for_seal(lambda: tokens.is_sealed(token))
+    token = _make(
+        NewToken(
+            role=role,
+            name=name,
+            node=node,
+            job=job,
+            cluster=cluster,
+            expires_at=until,
+            once=once,
+            quota=quota,
+            vouches=vouches.value if vouches is not None else "",
+        ),
+        now,
+    )
     if json:
         document = {"token": token, "id": token.split("_")[1], "role": role.value, "name": name}
         print_json(document | {"expires_at": until.isoformat() if until else None, "once": once})
@@ -90,18 +88,13 @@ def create(
         say(f"{site.rstrip('/')}/sign-in?token={token}" if once else token)
 
 
-def _wait_for_seal(is_sealed: Callable[[], bool]) -> None:
-    """Until the token counts. Without a worker nothing seals: then it says so; the token is good later."""
-    until = time.monotonic() + _SEAL_S
-    while not is_sealed():
-        if time.monotonic() > until:
-            say(
-                "the audit has not sealed the record of this token yet, and until then it is refused: start "
-                "`healer worker`, which seals, or see what `healer doctor` says",
-                err=True,
-            )
-            return
-        time.sleep(0.02)
+def _make(new: NewToken, now: datetime) -> str:
+    with _tokens() as tokens:
+        token = tokens.create(new, now=now, by=person())
+        is_sealed = tokens.wait_for_seal(token)
+    if not is_sealed:
+        say(_NOT_YET, err=True)
+    return token
 
 
 def _check_cluster(cluster: str | None, bound_to: str | None) -> None:

@@ -80,7 +80,7 @@ from tests.support.wait import wait_until
 
 CLUSTER = "pod1"
 #: Of the digests of its tokens.
-TOKEN_KEY = b"a key of tests"
+TOKEN_KEY = b"a key of tests".ljust(32, b".")
 XID_79 = "NVRM: Xid (PCI:0000:9b:00): 79, pid=4711, name=python, GPU has fallen off the bus."
 
 CATALOGUE = Catalogue(

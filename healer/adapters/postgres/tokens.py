@@ -3,11 +3,13 @@
 import hashlib
 import hmac
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import Insert, insert
 
@@ -41,20 +43,26 @@ def _of_making() -> sa.ScalarSelect[bool]:
     after = sa.tuple_(record.subject, record.id) > sa.tuple_(subject, sa.literal(0))
     named = sa.select(record.id, record.subject, record.verb, record.data).where(after)
     made = named.order_by(record.subject, record.id).limit(1).correlate(tokens).subquery("made")
-    said = made.c.data
+    record_data = made.c.data
     same = [made.c.subject == subject, made.c.verb.in_(_MAKING)]
     same += [
-        sa.func.coalesce(said[name].astext, "") == sa.func.coalesce(tokens.c[name], "")
+        sa.func.coalesce(record_data[name].astext, "") == sa.func.coalesce(tokens.c[name], "")
         for name in ("role", "name", "node", "job", "cluster", "vouches")
     ]
-    same.append(sa.func.coalesce(said["once"].astext.cast(sa.Boolean), False) == tokens.c.once)
-    same.append(sa.func.coalesce(said["quota"].astext.cast(sa.Double), 1) == tokens.c.quota)
+    same.append(sa.func.coalesce(record_data["once"].astext.cast(sa.Boolean), False) == tokens.c.once)
+    same.append(sa.func.coalesce(record_data["quota"].astext.cast(sa.Double), 1) == tokens.c.quota)
     is_sealed = sa.exists().where(audit_chain.c.record == made.c.id)
     return sa.select(is_sealed).where(*same).correlate(tokens).scalar_subquery()
 
 
-_SEALED = _of_making().label("sealed")
-_CALLER = (*(tokens.c[name] for name in (*_FIELDS, "role")), _SEALED)
+def _sealed(identity: str) -> sa.Select:
+    """`_of_making` of one token; no row: there is none."""
+    return sa.select(_of_making()).where(tokens.c.id == identity)
+
+
+_CALLER = tuple(tokens.c[name] for name in (*_FIELDS, "role"))
+#: Callers that are known to be sealed, so that the look-up of each second asks no more than it did.
+_KNOWN = 20_000
 
 #: The lifetime of a node's enrolled token, which the follower renews long before, and of replaced ones.
 ENROLLED_FOR = timedelta(days=90)
@@ -66,6 +74,8 @@ ENROLMENTS_PER_H = 10
 JOB_ENROLMENTS_PER_NODE = 4
 #: The lifetime of a job's token. A running job enrols again; an ended job cannot.
 JOB_ENROLLED_FOR = timedelta(days=1)
+#: A worker that runs seals within a second; and how often one looks.
+SEALED_WITHIN_S, _LOOK_S = 3.0, 0.02
 #: Expired job tokens are deleted when one is made: at most so many, expired that long ago.
 _OLD_JOBS, _ENDED_FOR = 1_000, timedelta(days=1)
 
@@ -114,6 +124,8 @@ class PostgresTokens:
     def __init__(self, engine: sa.Engine, cluster: str, key: bytes) -> None:
         """`cluster` gets the audit records of tokens that are bound to no cluster."""
         self._engine, self._cluster, self._key = engine, cluster, key
+        #: By id, as their rows were then: a record never changes, and a row that differs is asked again.
+        self._known: dict[str, Caller] = {}
 
     def by_token(self, digest: bytes, now: datetime) -> Caller | None:
         of_digest = tokens.c.digest == keyed(self._key, digest), tokens.c.once.is_(False)
@@ -133,9 +145,10 @@ class PostgresTokens:
             unused = this, tokens.c.once.is_(True), tokens.c.used_at.is_(None)
             use = sa.update(tokens).where(*unused, *_in_force(now)).values(used_at=now)
             row = conn.execute(use.returning(*_CALLER)).first()
-            if row is None or row.sealed is None:
+            is_sealed = None if row is None else conn.scalar(_sealed(row.id))
+            if row is None or is_sealed is None:
                 return None
-            if not row.sealed:
+            if not is_sealed:
                 raise Unavailable(NOT_SEALED)
             opened = {
                 "digest": keyed(self._key, session),
@@ -228,11 +241,17 @@ class PostgresTokens:
             conn.execute(sa.delete(tokens).where(tokens.c.id.in_(old)))
             return enrolment.store(conn, by=by, now=now, until=now + JOB_ENROLLED_FOR)
 
+    def wait_for_seal(self, secret: str) -> bool:
+        """Whether a token that was just made counts by now; waits some seconds for it."""
+        until = time.monotonic() + SEALED_WITHIN_S
+        while not (is_sealed := self.is_sealed(secret)) and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+        return is_sealed
+
     def is_sealed(self, secret: str) -> bool:
-        """Whether a token that was just made counts: the record of its making is in the audit's chain."""
-        this = tokens.c.digest == stored(self._key, secret)
+        """Whether the audit's chain has the record of the token's making."""
         with request_errors(), self._engine.connect() as conn:
-            return bool(conn.scalar(sa.select(_SEALED).where(this)))
+            return bool(conn.scalar(_sealed(secret.split("_")[1])))
 
     def all(self) -> list[sa.RowMapping]:
         """Every token without its digest, newest first."""
@@ -255,7 +274,16 @@ class PostgresTokens:
     def _find(self, statement: sa.Select) -> Caller | None:
         with request_errors(), self._engine.connect() as conn:
             row = conn.execute(statement).first()
-        return None if row is None or row.sealed is None else _caller(row)
+            caller = None if row is None else _caller(row)
+            if caller is None or self._known.get(caller.id) == caller:
+                return caller
+            is_sealed = conn.scalar(_sealed(caller.id))
+        if not is_sealed:
+            return None if is_sealed is None else msgspec.structs.replace(caller, sealed=False)
+        if len(self._known) >= _KNOWN:
+            self._known.clear()
+        self._known[caller.id] = caller
+        return caller
 
 
 def enrolled_again(engine: sa.Engine, cluster: str, since: datetime) -> list[tuple[datetime, str, str]]:
@@ -314,7 +342,7 @@ class _Enrolment:
 
 
 def _caller(row: sa.Row) -> Caller:
-    return Caller(**pick(row, *_FIELDS), role=Role(row.role), sealed=row.sealed)
+    return Caller(**pick(row, *_FIELDS), role=Role(row.role))
 
 
 # --- Idempotency-Key: one row for a key and caller, committed before the work, kept for 24 h

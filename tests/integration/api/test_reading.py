@@ -264,6 +264,7 @@ def test_readiness_says_what_is_missing(served: Served) -> None:
         "slurm": True,
         "detector": False,
         "spool": False,  # there is none here
+        "seal": True,
     }
 
 

@@ -12,11 +12,23 @@ import sqlalchemy as sa
 from typer.testing import CliRunner, Result
 
 from healer.adapters.postgres import node_rows, tables
+from healer.adapters.token_key import KEY_FILE
 from healer.commands import Failed
 from healer.commands.cli import build
 from healer.incidents.lifecycle import PROBATION
 from healer.model import IncidentState, Inventory, Run, RunState, Verdict
-from tests.support.api import CLUSTER, XID_79, Api, incident, save_incident, save_run, serving, snapshot
+from tests.support.api import (
+    CLUSTER,
+    TOKEN_KEY,
+    XID_79,
+    Api,
+    incident,
+    save_incident,
+    save_run,
+    serving,
+    snapshot,
+)
+from tests.support.seals import seal_all
 
 Healer = Callable[..., Result]
 
@@ -31,6 +43,10 @@ def served(fresh_database: sa.Engine) -> Iterator[tuple[Api, httpx.Client]]:
 def healer(served: tuple[Api, httpx.Client], tmp_path: Path) -> Healer:
     """Runs a command as a role, by default admin."""
     api, client = served
+
+    key = tmp_path / KEY_FILE
+    key.write_text(TOKEN_KEY.hex())
+    key.chmod(0o600)
 
     def run(*arguments: str, role: str = "admin", given: str | None = None) -> Result:
         env = {
@@ -231,8 +247,11 @@ def test_a_good_node_is_learnt_shown_and_forgotten(healer: Healer, served: tuple
 
 
 def test_a_token_is_printed_once_and_revoked(healer: Healer, served: tuple[Api, httpx.Client]) -> None:
-    _, client = served
-    token = healer("token", "create", "--role", "viewer", "--name", "bob", "--expires", "90d").stdout.strip()
+    api, client = served
+    made = healer("token", "create", "--role", "viewer", "--name", "bob", "--expires", "90d")
+    assert "start `healer worker`, which seals" in made.stderr
+    seal_all(api.engine)
+    token = made.stdout.strip()
     assert token.startswith("heal_")
     assert len(token.split("_", 2)[2]) == 43
     headers = {"Authorization": f"Bearer {token}"}

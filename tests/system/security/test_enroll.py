@@ -25,6 +25,7 @@ from healer.processes.scheduler import enrolment_watch
 from tests.support.api import CLUSTER, XID_79, Api, serving, snapshot
 from tests.support.ledgers import PostgresBench
 from tests.support.munge import Realm, credential, realm
+from tests.support.seals import seal_all
 from tests.support.wait import wait_until
 
 
@@ -59,7 +60,7 @@ class Cluster:
         return json.dumps({"for": "healer enroll", "node": node, "nonce": secrets.token_hex(16)} | more)
 
     def ask(self, credential: str, **more: Any) -> httpx.Response:
-        return self.client.post("/api/v1/enroll", json={"credential": credential} | more)
+        return self._answered({"credential": credential} | more)
 
     def enroll(
         self, node: str = "gpu0001", *, at: Path | None = None, uid: int = 0, token: str = "", **more: Any
@@ -67,7 +68,13 @@ class Cluster:
         """`token`: the one before, which the request shows."""
         made = credential(at or self.first, self.told(node, **more), uid=uid)
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        return self.client.post("/api/v1/enroll", json={"credential": made}, headers=headers)
+        return self._answered({"credential": made}, headers)
+
+    def _answered(self, body: dict[str, Any], headers: dict[str, str] | None = None) -> httpx.Response:
+        """Once the worker has sealed what this made."""
+        answer = self.client.post("/api/v1/enroll", json=body, headers=headers)
+        seal_all(self.engine)
+        return answer
 
     def pass_time(self, by: timedelta) -> None:
         """For all tokens that were made."""

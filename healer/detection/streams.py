@@ -89,17 +89,19 @@ APART, LEAP = 3.5, 4.0
 #: all at the least. Beyond, all share a cause (storage, a checkpoint): no evidence is added till it is usual,
 #: a new spread after half of _SCALES steps and a new level after PAUSE_MOST (half an hour).
 JUMP, LEVEL_JUMP, PAUSE_MOST = 2.5, 0.05, 360
-#: A slowness has to last for so many steps, for what passes by itself sooner is a hiccup (data loader,
-#: clocks): in a job with little noise, and in one whose noise (NOISY) hides how long it lasts. Where
+#: Hiccups (data loader, clocks) slow single nodes for some steps. Before anything is known of a job it has
+#: so many in so many steps, and each goes on for another step with this chance; a hiccup of a job counts as one
+#: more in both. What is learnt is forgotten within a day.
+HICCUPS, HICCUPS_IN, GOES_ON, GOES_ON_KNOWN, HICCUP_MEMORY = 0.5, 360, 0.6, 25, 17_280
+#: So many of them are below LARGE; those below SMALL cost little and have to last as in a noisy job.
+LARGE, SMALL, BELOW_LARGE = 0.10, 0.03, 0.2
+#: Hiccups per day and job that may be called a slowness.
+HICCUPS_PER_DAY = 0.1
+#: A slowness lasts for more than so many steps in a job whose noise (NOISY) hides how long it lasts. Where
 #: several nodes become slow together they share a cause (a network, a rack) that is likely to pass.
-PATIENCE, NOISY, PATIENCE_NOISY, PATIENCE_TOGETHER = 8, 0.01, 24, 60
-#: So many nodes besides it, above half of the threshold, that began within so many steps.
-TOGETHER, TOGETHER_WITHIN = 2, 12
-#: A job without a hiccup for so long, steps, has none; a job that had one is trusted again after a day.
-CALM, CALM_AGAIN = 120, 17_280
-#: What is larger has to last nevertheless, for most hiccups are; what is smaller costs little, and has to
-#: last as in a noisy job.
-LARGE, SMALL = 0.10, 0.03
+NOISY, PATIENCE_NOISY, PATIENCE_TOGETHER = 0.01, 24, 60
+#: So many nodes besides it, above half of the threshold, that began at most PATIENCE_TOGETHER steps apart.
+TOGETHER = 2
 #: Of `Streams.wander`, before it is measured.
 WANDER = 3.0
 
@@ -113,7 +115,7 @@ _BELOW_1 = math.nextafter(1.0, 0.0)
 #: What is kept of each series; after these come its last values, the newest last.
 _FIELDS = (
     "band", "sum", "since", "mean", "fast", "mean_n", "bias", "bias_sum", "bias_n",
-    "before", "rough", "apart", "run", "peak", "slow",
+    "before", "rough", "apart", "run", "shared", "peak", "slow",
 )  # fmt: skip
 _LAST = len(_FIELDS)
 
@@ -134,8 +136,8 @@ class Streams:
         self.judged = self.paused = 0
         #: Long-run variance over that of one step: 1 where steps do not resemble each other.
         self.wander = WANDER
-        #: Steps that are still to pass without a hiccup until the job is trusted to have none.
-        self.untried = CALM
+        #: Hiccups, the steps they lasted, and the steps they were looked for.
+        self.hiccups = self.lasted = self.watched = 0.0
         #: (n,) the node of each series; None: each is one.
         self.group: NDArray[np.int32] | None = None
         self.grow(n)
@@ -206,6 +208,19 @@ class Streams:
             near = np.nan_to_num(np.minimum(near, short / (self.band / 2)), nan=0.0)
         return np.where(self.slow, np.maximum(near, 1.0), np.clip(near, 0.0, _BELOW_1))
 
+    def note_hiccup(self, lasted: float) -> None:
+        """One more step was looked at, in which a hiccup of so many steps was over; 0: none."""
+        kept = 1 - 1 / HICCUP_MEMORY if self.watched >= HICCUP_MEMORY else 1.0
+        self.watched = self.watched * kept + 1
+        self.hiccups = self.hiccups * kept + (lasted > 0)
+        self.lasted = self.lasted * kept + lasted
+
+    def hiccup_odds(self, per_day: float) -> tuple[float, float]:
+        """Hiccups that are expected in a day, and the chance that one goes on for another step."""
+        expected = (HICCUPS + self.hiccups) / (HICCUPS_IN + self.watched) * per_day
+        ends = (1 - GOES_ON) * GOES_ON_KNOWN + self.hiccups
+        return expected, 1 - ends / (GOES_ON_KNOWN + self.lasted)
+
     def step(self, x: Floats, per_day: float, number: int = 0) -> None:
         """One step; for the arguments see `StreamStep`."""
         step_all([StreamStep(self, x, per_day, number)])
@@ -214,7 +229,7 @@ class Streams:
 def begin_job(streams: Streams) -> None:
     """Another job on the same parts: what they are is kept, what happens to them is not."""
     streams.steps = 0
-    for field in ("sum", "since", "run", "peak", "slow"):
+    for field in ("sum", "since", "run", "shared", "peak", "slow"):
         streams.state[_FIELDS.index(field)] = 0
 
 
@@ -253,7 +268,8 @@ class _Columns:
             self.state[:, row, : widths[row]] = stream.state
         self.band, self.sum, self.since, self.mean, self.fast, self.mean_n = self.state[:6]
         self.bias, self.bias_sum, self.bias_n = self.state[6:9]
-        self.before, self.rough, self.apart, self.run, self.peak, self.slow = self.state[9:_LAST]
+        self.before, self.rough, self.apart = self.state[9:12]
+        self.run, self.shared, self.peak, self.slow = self.state[12:_LAST]
         self.x = side_by_side([step.x for step in steps], n)
         self.known = np.isfinite(self.x)
         self.n = np.count_nonzero(self.known, axis=1)[:, None]
@@ -357,10 +373,11 @@ class _Columns:
         np.copyto(self.peak, np.maximum(self.peak, height), where=self.known & ~self.jumped)
         over = self.sum <= 0
         # Two steps at the clip, or a large one.
-        passed = (over & (self.peak > 0.6) & (self.run <= PATIENCE_NOISY)).any(axis=1)
-        for step, hiccup in zip(self.steps, passed.tolist(), strict=True):
-            step.streams.untried = CALM_AGAIN if hiccup else max(0, step.streams.untried - 1)
-        self.run[over] = self.peak[over] = 0
+        passed = over & (self.peak > 0.6) & (self.run <= PATIENCE_NOISY)
+        lasted = np.where(passed, self.run, 0).max(axis=1)
+        for step, hiccup in zip(self.steps, lasted.tolist(), strict=True):
+            step.streams.note_hiccup(hiccup)
+        self.run[over] = self.shared[over] = self.peak[over] = 0
         np.copyto(self.since, _column([step.number for step in self.steps]), where=over)
 
     def _judge(self, unsure: Floats) -> None:
@@ -371,26 +388,32 @@ class _Columns:
         for row, step in enumerate(self.steps):
             step.streams.threshold = float(self.threshold[row, 0])
         short = _short_median(self.state[_LAST:])
-        on = (self.sum > self.threshold) & (self.apart > 1) & (short > self.band / 2)
-        if on.any():
-            on &= self.run > self._patience(short)
+        self.shared += self._together()
+        lasts = (self.run - self.shared > self._patience(short)) | (self.run > PATIENCE_TOGETHER)
+        on = (self.sum > self.threshold) & (self.apart > 1) & (short > self.band / 2) & lasts
         off = (self.sum < self.threshold / 3) & (short < self.band)
         self.slow[:] = on | ((self.slow > 0) & ~off)
 
     def _patience(self, short: Floats) -> Floats:
-        """(k, n) steps for which each has to be slow before it is called that."""
-        untried = _column([step.streams.untried for step in self.steps]) > 0
-        patience = np.where(untried | (short > LARGE), PATIENCE, 0)
+        """(k, n) steps after which a hiccup is as rare as HICCUPS_PER_DAY allows, if it is as long as chance
+        makes them: lengths are geometric."""
+        expected, goes_on = np.array([step.streams.hiccup_odds(step.per_day) for step in self.steps]).T[:, :, None]
+        alike = expected * np.where(short > LARGE, 1, BELOW_LARGE)
+        patience = np.log(np.maximum(alike / HICCUPS_PER_DAY, 1)) / -np.log(goes_on)
         hidden = (self.noise > NOISY) & (short < LEAP * self.wide)
-        patience = np.where(hidden | (short < SMALL), PATIENCE_NOISY, patience)
-        for row, step in enumerate(self.steps):
-            up = np.flatnonzero(self.sum[row] > self.threshold[row] / 2)
-            group = step.streams.group
+        return np.where(hidden | (short < SMALL), np.maximum(patience, PATIENCE_NOISY), patience)
+
+    def _together(self) -> NDArray[np.bool_]:
+        """(k, n) on its way at the same time as several other nodes."""
+        together = np.zeros(self.sum.shape, bool)
+        rising = self.known & (self.sum > self.threshold / 2)
+        for row in np.flatnonzero(np.count_nonzero(rising, axis=1) > TOGETHER).tolist():
+            up, group = np.flatnonzero(rising[row]), self.steps[row].streams.group
             began, node = self.since[row, up], up if group is None else group[up]
-            near = np.abs(began[:, None] - began) <= TOGETHER_WITHIN
+            near = np.abs(began[:, None] - began) <= PATIENCE_TOGETHER
             others = [len(np.unique(node[near[at] & (node != node[at])])) for at in range(len(up))]
-            patience[row, up[np.array(others, int) >= TOGETHER]] = PATIENCE_TOGETHER
-        return patience
+            together[row, up] = np.array(others) >= TOGETHER
+        return together
 
     def _learn(self, d: Floats) -> None:
         # What looks slow is not learnt: else what begins would be a part's nature soon.

@@ -89,23 +89,23 @@ APART, LEAP = 3.5, 4.0
 #: all at the least. Beyond, all share a cause (storage, a checkpoint): no evidence is added till it is usual,
 #: a new spread after half of _SCALES steps and a new level after PAUSE_MOST (half an hour).
 JUMP, LEVEL_JUMP, PAUSE_MOST = 2.5, 0.05, 360
-#: Hiccups (data loader, clocks) slow single nodes for some steps. Before anything is known of a job it has
-#: so many in so many steps, and each goes on for another step with this chance; a hiccup of a job counts as one
-#: more in both. What is learnt is forgotten within a day.
-HICCUPS, HICCUPS_IN, GOES_ON, GOES_ON_KNOWN, HICCUP_MEMORY = 0.5, 360, 0.6, 25, 17_280
-#: So many of them are below LARGE; those below SMALL cost little and have to last as in a noisy job.
-LARGE, SMALL, BELOW_LARGE = 0.10, 0.03, 0.2
-#: Hiccups per day and job that may be called a slowness.
-HICCUPS_PER_DAY = 0.1
-#: A slowness lasts for more than so many steps in a job whose noise (NOISY) hides how long it lasts. Where
-#: several nodes become slow together they share a cause (a network, a rack) that is likely to pass.
-NOISY, PATIENCE_NOISY, PATIENCE_TOGETHER = 0.01, 24, 60
+#: A slowness has to last for more than so many steps, for what passes by itself sooner is a hiccup (data
+#: loader, clocks): in a job with little noise, and in one whose noise (NOISY) hides how long it lasts. Where
+#: several nodes are slow together they share a cause (a network, a rack) that is likely to pass: those steps
+#: do not count, until they are many.
+PATIENCE, NOISY, PATIENCE_NOISY, PATIENCE_TOGETHER = 8, 0.01, 24, 60
 #: So many nodes besides it, above half of the threshold, that began at most PATIENCE_TOGETHER steps apart.
 TOGETHER = 2
+#: A job without a hiccup for so long, steps (a day), has none.
+CALM = 17_280
+#: What is larger has to last nevertheless, for most hiccups are; what is smaller costs little, and has to
+#: last as in a noisy job.
+LARGE, SMALL = 0.10, 0.03
 #: Of `Streams.wander`, before it is measured.
 WANDER = 3.0
 
-_SHORT = 5
+#: Steps of the short median, and those that are kept of each series: a hiccup is shorter.
+_SHORT, _KEPT = 5, PATIENCE + 1
 _SCALES = 64
 #: Steps of the slow running mean and of the fast one; the variance of their difference in white noise.
 _SLOW, _FAST, _APART_WHITE = 64, 16, 0.01485
@@ -129,15 +129,15 @@ class Streams:
         #: Of CUSUM.
         self.threshold = THRESHOLD_LEAST
         #: (fields and last values, n).
-        self.state = np.zeros((_LAST + _SHORT, 0))
+        self.state = np.zeros((_LAST + _KEPT, 0))
         #: Spread over the series, and their level, of the last steps that were judged; of the level those
         #: without a jump, and for how many steps it has been out.
         self.scales, self.levels = np.full((2, _SCALES), np.nan)
         self.judged = self.paused = 0
         #: Long-run variance over that of one step: 1 where steps do not resemble each other.
         self.wander = WANDER
-        #: Hiccups, the steps they lasted, and the steps they were looked for.
-        self.hiccups = self.lasted = self.watched = 0.0
+        #: Steps that are still to pass without a hiccup until the job is trusted to have none.
+        self.untried = CALM
         #: (n,) the node of each series; None: each is one.
         self.group: NDArray[np.int32] | None = None
         self.grow(n)
@@ -189,7 +189,7 @@ class Streams:
 
     def short_median(self) -> Floats:
         """(n,) of the last five steps, NaN where fewer than three are known."""
-        return _short_median(self.state[_LAST:])
+        return _short_median(self.state[-_SHORT:])
 
     def bias(self) -> Floats:
         """(n,) what each series always was above its peers, as far as that is its nature."""
@@ -207,19 +207,6 @@ class Streams:
             near = np.minimum(self.sum / self.threshold, self._of("apart"))
             near = np.nan_to_num(np.minimum(near, short / (self.band / 2)), nan=0.0)
         return np.where(self.slow, np.maximum(near, 1.0), np.clip(near, 0.0, _BELOW_1))
-
-    def note_hiccup(self, lasted: float) -> None:
-        """One more step was looked at, in which a hiccup of so many steps was over; 0: none."""
-        kept = 1 - 1 / HICCUP_MEMORY if self.watched >= HICCUP_MEMORY else 1.0
-        self.watched = self.watched * kept + 1
-        self.hiccups = self.hiccups * kept + (lasted > 0)
-        self.lasted = self.lasted * kept + lasted
-
-    def hiccup_odds(self, per_day: float) -> tuple[float, float]:
-        """Hiccups that are expected in a day, and the chance that one goes on for another step."""
-        expected = (HICCUPS + self.hiccups) / (HICCUPS_IN + self.watched) * per_day
-        ends = (1 - GOES_ON) * GOES_ON_KNOWN + self.hiccups
-        return expected, 1 - ends / (GOES_ON_KNOWN + self.lasted)
 
     def step(self, x: Floats, per_day: float, number: int = 0) -> None:
         """One step; for the arguments see `StreamStep`."""
@@ -263,7 +250,7 @@ class _Columns:
         self.steps, streams = steps, [step.streams for step in steps]
         widths = [len(stream) for stream in streams]
         n = max(widths)
-        self.state = np.zeros((_LAST + _SHORT, len(steps), n))
+        self.state = np.zeros((_LAST + _KEPT, len(steps), n))
         for row, stream in enumerate(streams):
             self.state[:, row, : widths[row]] = stream.state
         self.band, self.sum, self.since, self.mean, self.fast, self.mean_n = self.state[:6]
@@ -351,7 +338,7 @@ class _Columns:
         # Clipping a skewed noise moves its mean: what all series share is no slowness.
         self.common = medians(np.where(self.known, self.mean, np.nan))[:, None]
         above = self.mean - self.common
-        short = np.nan_to_num(_short_median(self.state[_LAST:]), nan=0.0)
+        short = np.nan_to_num(_short_median(self.state[-_SHORT:]), nan=0.0)
         far = above / np.maximum(APART * self._spread(above), 1e-6)
         self.apart[:] = np.maximum(far, short / (LEAP * self.wide))
         moved = self.fast - self.mean
@@ -373,10 +360,9 @@ class _Columns:
         np.copyto(self.peak, np.maximum(self.peak, height), where=self.known & ~self.jumped)
         over = self.sum <= 0
         # Two steps at the clip, or a large one.
-        passed = over & (self.peak > 0.6) & (self.run <= PATIENCE_NOISY)
-        lasted = np.where(passed, self.run, 0).max(axis=1)
-        for step, hiccup in zip(self.steps, lasted.tolist(), strict=True):
-            step.streams.note_hiccup(hiccup)
+        passed = (over & (self.peak > 0.6) & (self.run <= PATIENCE_NOISY)).any(axis=1)
+        for step, hiccup in zip(self.steps, passed.tolist(), strict=True):
+            step.streams.untried = CALM if hiccup else max(0, step.streams.untried - 1)
         self.run[over] = self.shared[over] = self.peak[over] = 0
         np.copyto(self.since, _column([step.number for step in self.steps]), where=over)
 
@@ -387,21 +373,25 @@ class _Columns:
         self.threshold = np.maximum(THRESHOLD_LEAST, np.log1p(2 * k * k * length) / (2 * k) - 1.166)
         for row, step in enumerate(self.steps):
             step.streams.threshold = float(self.threshold[row, 0])
-        short = _short_median(self.state[_LAST:])
-        self.shared += self._together()
-        lasts = (self.run - self.shared > self._patience(short)) | (self.run > PATIENCE_TOGETHER)
-        on = (self.sum > self.threshold) & (self.apart > 1) & (short > self.band / 2) & lasts
+        short = _short_median(self.state[-_SHORT:])
+        together = self._together()
+        self.shared += together
+        on = (self.sum > self.threshold) & (self.apart > 1) & (short > self.band / 2)
+        if on.any():
+            alone = ~together & (self.run - self.shared > self._patience(short))
+            on &= alone | (self.run > PATIENCE_TOGETHER)
         off = (self.sum < self.threshold / 3) & (short < self.band)
         self.slow[:] = on | ((self.slow > 0) & ~off)
 
     def _patience(self, short: Floats) -> Floats:
-        """(k, n) steps after which a hiccup is as rare as HICCUPS_PER_DAY allows, if it is as long as chance
-        makes them: lengths are geometric."""
-        expected, goes_on = np.array([step.streams.hiccup_odds(step.per_day) for step in self.steps]).T[:, :, None]
-        alike = expected * np.where(short > LARGE, 1, BELOW_LARGE)
-        patience = np.log(np.maximum(alike / HICCUPS_PER_DAY, 1)) / -np.log(goes_on)
+        """(k, n) steps for which each has to be slow before it is called that."""
+        untried = _column([step.streams.untried for step in self.steps]) > 0
+        # It was lower within these steps: what was before a hiccup is no part of it.
+        higher = (self.state[_LAST:] <= short / 2).any(axis=0)
+        lasting = np.where(higher, PATIENCE_NOISY, PATIENCE)
+        patience = np.where(untried | (short > LARGE), lasting, 0)
         hidden = (self.noise > NOISY) & (short < LEAP * self.wide)
-        return np.where(hidden | (short < SMALL), np.maximum(patience, PATIENCE_NOISY), patience)
+        return np.where(hidden | (short < SMALL), PATIENCE_NOISY, patience)
 
     def _together(self) -> NDArray[np.bool_]:
         """(k, n) on its way at the same time as several other nodes."""

@@ -87,7 +87,9 @@ def main() -> None:
     onset = (steps >= ONSETS[0]) & (steps < ONSETS[1])
     both = kinds(random)
     drawn = [rates(kind, given.jobs, steps * STEP_S / 3600, random) for kind in both]
-    print("false alarms a job-day of an ideal observer: half of the jobs, if it knows their rates; if it learns")
+    print(
+        "false alarms a job-day of an ideal observer: half of the jobs, if it knows their rates; if it learns"
+    )
     print("them; and in all jobs")
     for low, high in SIZES:
         for wait in WAITS:

@@ -89,21 +89,23 @@ APART, LEAP = 3.5, 4.0
 #: all at the least. Beyond, all share a cause (storage, a checkpoint): no evidence is added till it is usual,
 #: a new spread after half of _SCALES steps and a new level after PAUSE_MOST (half an hour).
 JUMP, LEVEL_JUMP, PAUSE_MOST = 2.5, 0.05, 360
-#: A slowness has to last for so many steps, for what passes by itself sooner is a hiccup (data loader,
-#: clocks): in a job with little noise, and in one whose noise (NOISY) hides how long it lasts. Where
-#: several nodes become slow together they share a cause (a network, a rack) that is likely to pass.
+#: A slowness has to last for more than so many steps, for what passes by itself sooner is a hiccup (data
+#: loader, clocks): in a job with little noise, and in one whose noise (NOISY) hides how long it lasts. Where
+#: several nodes are slow together they share a cause (a network, a rack) that is likely to pass: those steps
+#: do not count, until they are many.
 PATIENCE, NOISY, PATIENCE_NOISY, PATIENCE_TOGETHER = 8, 0.01, 24, 60
-#: So many nodes besides it, above half of the threshold, that began within so many steps.
-TOGETHER, TOGETHER_WITHIN = 2, 12
-#: A job without a hiccup for so long, steps, has none; a job that had one is trusted again after a day.
-CALM, CALM_AGAIN = 120, 17_280
+#: So many nodes besides it, above half of the threshold, that began at most PATIENCE_TOGETHER steps apart.
+TOGETHER = 2
+#: A job without a hiccup for so long, steps (a day), has none.
+CALM = 17_280
 #: What is larger has to last nevertheless, for most hiccups are; what is smaller costs little, and has to
 #: last as in a noisy job.
 LARGE, SMALL = 0.10, 0.03
 #: Of `Streams.wander`, before it is measured.
 WANDER = 3.0
 
-_SHORT = 5
+#: Steps of the short median, and those that are kept of each series: a hiccup is shorter.
+_SHORT, _KEPT = 5, PATIENCE + 1
 _SCALES = 64
 #: Steps of the slow running mean and of the fast one; the variance of their difference in white noise.
 _SLOW, _FAST, _APART_WHITE = 64, 16, 0.01485
@@ -113,7 +115,7 @@ _BELOW_1 = math.nextafter(1.0, 0.0)
 #: What is kept of each series; after these come its last values, the newest last.
 _FIELDS = (
     "band", "sum", "since", "mean", "fast", "mean_n", "bias", "bias_sum", "bias_n",
-    "before", "rough", "apart", "run", "peak", "slow",
+    "before", "rough", "apart", "run", "shared", "peak", "slow",
 )  # fmt: skip
 _LAST = len(_FIELDS)
 
@@ -127,7 +129,7 @@ class Streams:
         #: Of CUSUM.
         self.threshold = THRESHOLD_LEAST
         #: (fields and last values, n).
-        self.state = np.zeros((_LAST + _SHORT, 0))
+        self.state = np.zeros((_LAST + _KEPT, 0))
         #: Spread over the series, and their level, of the last steps that were judged; of the level those
         #: without a jump, and for how many steps it has been out.
         self.scales, self.levels = np.full((2, _SCALES), np.nan)
@@ -187,7 +189,7 @@ class Streams:
 
     def short_median(self) -> Floats:
         """(n,) of the last five steps, NaN where fewer than three are known."""
-        return _short_median(self.state[_LAST:])
+        return _short_median(self.state[-_SHORT:])
 
     def bias(self) -> Floats:
         """(n,) what each series always was above its peers, as far as that is its nature."""
@@ -214,7 +216,7 @@ class Streams:
 def begin_job(streams: Streams) -> None:
     """Another job on the same parts: what they are is kept, what happens to them is not."""
     streams.steps = 0
-    for field in ("sum", "since", "run", "peak", "slow"):
+    for field in ("sum", "since", "run", "shared", "peak", "slow"):
         streams.state[_FIELDS.index(field)] = 0
 
 
@@ -248,12 +250,13 @@ class _Columns:
         self.steps, streams = steps, [step.streams for step in steps]
         widths = [len(stream) for stream in streams]
         n = max(widths)
-        self.state = np.zeros((_LAST + _SHORT, len(steps), n))
+        self.state = np.zeros((_LAST + _KEPT, len(steps), n))
         for row, stream in enumerate(streams):
             self.state[:, row, : widths[row]] = stream.state
         self.band, self.sum, self.since, self.mean, self.fast, self.mean_n = self.state[:6]
         self.bias, self.bias_sum, self.bias_n = self.state[6:9]
-        self.before, self.rough, self.apart, self.run, self.peak, self.slow = self.state[9:_LAST]
+        self.before, self.rough, self.apart = self.state[9:12]
+        self.run, self.shared, self.peak, self.slow = self.state[12:_LAST]
         self.x = side_by_side([step.x for step in steps], n)
         self.known = np.isfinite(self.x)
         self.n = np.count_nonzero(self.known, axis=1)[:, None]
@@ -335,7 +338,7 @@ class _Columns:
         # Clipping a skewed noise moves its mean: what all series share is no slowness.
         self.common = medians(np.where(self.known, self.mean, np.nan))[:, None]
         above = self.mean - self.common
-        short = np.nan_to_num(_short_median(self.state[_LAST:]), nan=0.0)
+        short = np.nan_to_num(_short_median(self.state[-_SHORT:]), nan=0.0)
         far = above / np.maximum(APART * self._spread(above), 1e-6)
         self.apart[:] = np.maximum(far, short / (LEAP * self.wide))
         moved = self.fast - self.mean
@@ -359,8 +362,8 @@ class _Columns:
         # Two steps at the clip, or a large one.
         passed = (over & (self.peak > 0.6) & (self.run <= PATIENCE_NOISY)).any(axis=1)
         for step, hiccup in zip(self.steps, passed.tolist(), strict=True):
-            step.streams.untried = CALM_AGAIN if hiccup else max(0, step.streams.untried - 1)
-        self.run[over] = self.peak[over] = 0
+            step.streams.untried = CALM if hiccup else max(0, step.streams.untried - 1)
+        self.run[over] = self.shared[over] = self.peak[over] = 0
         np.copyto(self.since, _column([step.number for step in self.steps]), where=over)
 
     def _judge(self, unsure: Floats) -> None:
@@ -370,27 +373,37 @@ class _Columns:
         self.threshold = np.maximum(THRESHOLD_LEAST, np.log1p(2 * k * k * length) / (2 * k) - 1.166)
         for row, step in enumerate(self.steps):
             step.streams.threshold = float(self.threshold[row, 0])
-        short = _short_median(self.state[_LAST:])
+        short = _short_median(self.state[-_SHORT:])
+        together = self._together()
+        self.shared += together
         on = (self.sum > self.threshold) & (self.apart > 1) & (short > self.band / 2)
         if on.any():
-            on &= self.run > self._patience(short)
+            alone = ~together & (self.run - self.shared > self._patience(short))
+            on &= alone | (self.run > PATIENCE_TOGETHER)
         off = (self.sum < self.threshold / 3) & (short < self.band)
         self.slow[:] = on | ((self.slow > 0) & ~off)
 
     def _patience(self, short: Floats) -> Floats:
         """(k, n) steps for which each has to be slow before it is called that."""
         untried = _column([step.streams.untried for step in self.steps]) > 0
-        patience = np.where(untried | (short > LARGE), PATIENCE, 0)
+        # It was lower within these steps: what was before a hiccup is no part of it.
+        higher = (self.state[_LAST:] <= short / 2).any(axis=0)
+        lasting = np.where(higher, PATIENCE_NOISY, PATIENCE)
+        patience = np.where(untried | (short > LARGE), lasting, 0)
         hidden = (self.noise > NOISY) & (short < LEAP * self.wide)
-        patience = np.where(hidden | (short < SMALL), PATIENCE_NOISY, patience)
-        for row, step in enumerate(self.steps):
-            up = np.flatnonzero(self.sum[row] > self.threshold[row] / 2)
-            group = step.streams.group
+        return np.where(hidden | (short < SMALL), PATIENCE_NOISY, patience)
+
+    def _together(self) -> NDArray[np.bool_]:
+        """(k, n) on its way at the same time as several other nodes."""
+        together = np.zeros(self.sum.shape, bool)
+        rising = self.known & (self.sum > self.threshold / 2)
+        for row in np.flatnonzero(np.count_nonzero(rising, axis=1) > TOGETHER).tolist():
+            up, group = np.flatnonzero(rising[row]), self.steps[row].streams.group
             began, node = self.since[row, up], up if group is None else group[up]
-            near = np.abs(began[:, None] - began) <= TOGETHER_WITHIN
+            near = np.abs(began[:, None] - began) <= PATIENCE_TOGETHER
             others = [len(np.unique(node[near[at] & (node != node[at])])) for at in range(len(up))]
-            patience[row, up[np.array(others, int) >= TOGETHER]] = PATIENCE_TOGETHER
-        return patience
+            together[row, up] = np.array(others) >= TOGETHER
+        return together
 
     def _learn(self, d: Floats) -> None:
         # What looks slow is not learnt: else what begins would be a part's nature soon.

@@ -61,7 +61,7 @@ def test_no_job_moves_another_one(seed: int, sizes: list[int]) -> None:
         step_all(told)
     for one, other in zip(together, alone, strict=True):
         np.testing.assert_array_equal(one.state, other.state)
-        assert (one.noise, one.threshold, one.wander, one.hiccup) == (
-            other.noise, other.threshold, other.wander, other.hiccup
+        assert (one.noise, one.threshold, one.wander, one.untried) == (
+            other.noise, other.threshold, other.wander, other.untried
         )  # fmt: skip
         np.testing.assert_array_equal(one.score(), other.score())

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from healer.detection.stragglers import Stragglers, score
+from healer.detection.streams import PATIENCE
 from healer.observations.steps import StepTimes
 from tests.support.looks import look
 from tests.support.steps import CLUSTER, START, batch, slurm
@@ -28,8 +29,8 @@ def test_the_slow_node_alone_soon_and_as_long_as_it_is() -> None:
     x[300:400, 7] *= 1.05
     found = score(x[:200], x[200:])
     assert slow(found) == [7]
-    assert 100 < first(found, 7) <= 105
-    assert (found[106:200, 7] >= 1).all()
+    assert first(found, 7) == 100 + PATIENCE
+    assert (found[109:200, 7] >= 1).all()
     assert (found[240:, 7] < 1).all()
 
 

@@ -313,7 +313,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def published_audit(self) -> Path:
-        """The folder of the audit's public keys and checkpoints: the worker writes it, others verify with it."""
+        """The folder of the audit's public keys and checkpoints, which the worker writes."""
         return self.audit_dir or self.data_dir
 
     def each(self) -> list[Self]:

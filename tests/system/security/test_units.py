@@ -66,7 +66,8 @@ def test_systemd_understands_every_line(tmp_path: Path) -> None:
     files = sorted(str(path) for path in tmp_path.iterdir() if path.is_file())
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", *files],
-        capture_output=True, text=True, check=False, env={"SYSTEMD_UNIT_PATH": f"{tmp_path}:", "PATH": "/usr/bin:/bin"},
+        capture_output=True, text=True, check=False,
+        env={"SYSTEMD_UNIT_PATH": f"{tmp_path}:", "PATH": "/usr/bin:/bin"},
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

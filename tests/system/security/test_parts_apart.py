@@ -3,6 +3,7 @@
 import os
 import pwd
 import signal
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,12 +17,14 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
+from healer.adapters.nodes.request_signing import make_key, read_key
 from healer.adapters.postgres.roles import BROKER
 from healer.embedded.database_logins import OWNER
 from healer.embedded.descent import as_user, code_folders
 from healer.embedded.guardian import Guardian
 from healer.embedded.postgres import LOGINS, Postgres
 from healer.embedded.user import ServerUser
+from healer.ports.node_exec import NodeError
 from healer.sim.sim_slurm import SimClient, reads_socket
 from tests.support.processes import clean_environ, free_port, memory_holds
 from tests.support.sink import Sink, serve_sink
@@ -262,3 +265,42 @@ def test_a_page_of_a_part_without_the_channel_s_secret_still_leaves(site: Site) 
     assert asked.status_code == 202, asked.text
     wait_until(lambda: site.sink.ids() or site.dead(), 40, what="a page came to the site's own address")
     assert site.dead() == {}
+
+
+# --- the form in which systemd shows a credential -----------------------------------------------------------
+
+
+def give_by_list(path: Path, uid: int) -> None:
+    """Root's file that an access list lets this user read, as `LoadCredential` makes it."""
+    none = 0xFFFFFFFF
+    entries = ((0x01, 4, none), (0x02, 4, uid), (0x04, 0, none), (0x10, 4, none), (0x20, 0, none))
+    packed = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+    os.setxattr(path, "system.posix_acl_access", packed)
+
+
+def test_the_signing_key_may_be_a_credential_and_no_file_that_others_read(scratch: Path) -> None:
+    entry = pwd.getpwnam("healer-worker")
+    worker = ServerUser(entry.pw_uid, entry.pw_gid, entry.pw_name, drop=True)
+
+    def read(path: Path) -> str:
+        def work() -> str:
+            try:
+                return f"read {type(read_key(path)).__name__}"
+            except NodeError as error:
+                return str(error)
+
+        return as_user(worker, work, code_folders())
+
+    names = ("credential", "own", "shared", "open")
+    paths = {name: scratch / f"{name}.key" for name in names}
+    for path in paths.values():
+        make_key(path)
+    give_by_list(paths["credential"], entry.pw_uid)
+    for name, mode in (("own", 0o600), ("shared", 0o640)):
+        os.chown(paths[name], entry.pw_uid, entry.pw_gid)
+        paths[name].chmod(mode)
+    paths["open"].chmod(0o644)
+    assert paths["credential"].stat().st_mode & 0o777 == 0o440, "the mode shows the list's mask"
+    said = {name: read(path) for name, path in paths.items()}
+    assert said["credential"].startswith("read ") and said["own"].startswith("read ")
+    assert "can be read by others" in said["shared"] and "can be read by others" in said["open"]

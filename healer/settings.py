@@ -291,6 +291,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     tickets_close: Text = None
     # --- what goes out, and what proves it
     events_webhook_url: SecretWeb = None
+    audit_dir: OptionalPath = None
     audit_witnesses: Annotated[tuple[str, ...] | None, Reads(parse_witnesses, secret=True)] = None
     webhook_secret: Secret = None
     slack_token: Secret = None
@@ -309,6 +310,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     prometheus_token_file: OptionalPath = None
     prometheus_match: Annotated[str, Reads(parse_matchers)] = ""
     clusters: "dict[str, Settings]" = {}
+
+    @property
+    def published_audit(self) -> Path:
+        """The folder of the audit's public keys and checkpoints, which the worker writes."""
+        return self.audit_dir or self.data_dir
 
     def each(self) -> list[Self]:
         """The settings of every cluster: one where there are no tables."""

@@ -1,7 +1,8 @@
-"""The key that signs the audit's checkpoints, and their file, both in the data directory.
+"""The key that signs the audit's checkpoints, and their file.
 
-`audit-key` is the private key (0600), created once. `audit-keys.pub` lists all public keys that ever signed
-here, one per line, so that old checkpoints remain valid after a key was lost and replaced.
+`audit-key` is the private key (0600) in the worker's data directory, created once. `audit-keys.pub` lists all
+public keys that ever signed here, one per line, so that old checkpoints remain valid after a key was lost and
+replaced; it and the checkpoints may be in another folder, which others read.
 """
 
 import os
@@ -38,21 +39,24 @@ class Ed25519Signer:
         return self._private.sign(data)
 
 
-def load_signer(data_dir: Path) -> Ed25519Signer:
-    """The signer with this data directory's key, which is created if missing. Raises KeyUnreadable."""
-    data_dir.mkdir(parents=True, exist_ok=True)
+def load_signer(data_dir: Path, published: Path | None = None) -> Ed25519Signer:
+    """The signer with this data directory's key, which is created if missing; its public key is noted in
+    `published`, else in the same folder. Raises KeyUnreadable."""
+    published = published or data_dir
+    for folder in (data_dir, published):
+        folder.mkdir(parents=True, exist_ok=True)
     path = data_dir / KEY_FILE
     if not path.exists():
         _create(path)
     signer = Ed25519Signer(_read(path))
-    if signer.key not in trusted_keys(data_dir):
-        _append(data_dir / PUBLIC_FILE, f"{signer.key}\n".encode(), mode=0o644)
+    if signer.key not in trusted_keys(published):
+        _append(published / PUBLIC_FILE, f"{signer.key}\n".encode(), mode=0o644)
     return signer
 
 
-def trusted_keys(data_dir: Path) -> frozenset[str]:
-    """The public keys that may sign; empty if the directory never had a key."""
-    path = data_dir / PUBLIC_FILE
+def trusted_keys(published: Path) -> frozenset[str]:
+    """The public keys that may sign; empty if the folder never had a key."""
+    path = published / PUBLIC_FILE
     return frozenset(path.read_text().split()) if path.exists() else frozenset()
 
 

@@ -249,8 +249,8 @@ def poke(settings: Settings, cluster: str) -> Poke:
 def audit_trail(settings: Settings, db: sa.Engine | None = None) -> Trail:
     """The audit of this installation; without `db` for `healer audit`."""
     db = db or engine(settings, name="healer audit", pool_size=2)
-    file = CheckpointFile(settings.data_dir / CHECKPOINT_FILE)
-    return Trail(PostgresChain(db), lambda: trusted_keys(settings.data_dir), file)
+    file = CheckpointFile(settings.published_audit / CHECKPOINT_FILE)
+    return Trail(PostgresChain(db), lambda: trusted_keys(settings.published_audit), file)
 
 
 def audit_against(settings: Settings, place: str, keys: Sequence[str]) -> Report:
@@ -258,10 +258,6 @@ def audit_against(settings: Settings, place: str, keys: Sequence[str]) -> Report
     held = read_checkpoints(witnessed_lines(place))
     db = engine(settings, name="healer audit", pool_size=2)
     return report_against(PostgresChain(db), place, held, keys=keys)
-
-
-def has_sink(settings: Settings) -> bool:
-    return bool(settings.notify_webhook_url or settings.ticket_webhook_url or settings.tickets)
 
 
 def ledger(
@@ -277,7 +273,8 @@ def ledger(
             cluster=cluster,
             snapshots=snapshots or PostgresSnapshots(db),
             clock=SystemClock(),
-            has_sink=has_sink(settings),
+            # Where messages go is known to the scheduler alone: it lists what has no other place.
+            has_sink=True,
         ),
         connection,
     )

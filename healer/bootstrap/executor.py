@@ -204,9 +204,9 @@ def run_worker(settings: ExecutorSettings) -> None:
 
 def _sealing(settings: Settings, db: sa.Engine, cluster: str) -> tuple[SharedSealer, list[Duty], list[Duty]]:
     """The sealer of the audit, whose key no other part reads, and the deliveries to its witnesses."""
-    file = CheckpointFile(settings.data_dir / CHECKPOINT_FILE)
+    file = CheckpointFile(settings.published_audit / CHECKPOINT_FILE)
     sealing_db = engine(settings, name="healer sealer", pool_size=2, acts_as=AUDITOR)
-    signer = load_signer(settings.data_dir)
+    signer = load_signer(settings.data_dir, settings.published_audit)
     sealer = SharedSealer(Sealer(PostgresChain(sealing_db), signer, checkpoint_file=file))
     witnesses = [witness_at(address) for address in settings.audit_witnesses or ()]
     expect_witnesses(db, cluster, [witness.name for witness in witnesses])

@@ -8,7 +8,7 @@ disk changes.
 import ctypes
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from healer.embedded.user import EmbeddedError, ServerUser
@@ -87,6 +87,14 @@ def _show(user: ServerUser, paths: Iterable[Path]) -> None:
     if not hidden or _libc.unshare(_CLONE_NEWNS) != 0:
         return
     _mount("none", Path("/"), "", _MS_REC | _MS_PRIVATE, "")
+    before = os.umask(0o022)  # root's own may be stricter, and the user has to pass through these folders
+    try:
+        _show_each(hidden)
+    finally:
+        os.umask(before)
+
+
+def _show_each(hidden: Mapping[Path, Sequence[Path]]) -> None:
     for closed, below in hidden.items():
         opened = [(path, os.open(path, os.O_PATH)) for path in below]
         _mount("healer", closed, "tmpfs", _MS_NOSUID | _MS_NODEV, "mode=0711,size=1m")

@@ -8,7 +8,6 @@ import sqlalchemy as sa
 
 from healer.adapters.postgres import outbox
 from healer.adapters.postgres.tables import messages
-from healer.bootstrap import has_sink
 from healer.bootstrap.doctor_checks import look_at_tickets
 from healer.bootstrap.messaging import delivery, tickets
 from healer.model import Ticket, TicketStage
@@ -52,7 +51,6 @@ def test_a_system_that_is_set_gets_the_tickets_and_their_end(name: str, fresh_da
     with serve_desk(make()) as desk:
         known = settings(desk, **environ)
         assert [(one.name, one.ok, one.text) for one in look_at_tickets(known)] == [("tickets", True, words)]
-        assert has_sink(known)
         now = datetime.now(UTC)
         for stage in (TicketStage.opened, TicketStage.closed):
             number = "1f2e:ticket" if stage is TicketStage.opened else "1f2e:ticket:closed"
@@ -60,7 +58,7 @@ def test_a_system_that_is_set_gets_the_tickets_and_their_end(name: str, fresh_da
                 id=number, cluster="pod1", node="gpu1", incident="1f2e", title="t", text="x", stage=stage
             )
             with fresh_database.begin() as conn:
-                outbox.queue(conn, one, at=now, has_sink=has_sink(known))
+                outbox.queue(conn, one, at=now, has_sink=True)
         delivery(known, fresh_database, lambda: "https://healer.example/")()
         assert (len(desk.texts()), desk.open_tickets(), desk.complaints) == (1, 0, [])
         assert desk.texts()[0].count("https://healer.example/incidents/1f2e") == 1

@@ -1,6 +1,7 @@
 """What runs on this machine, by /proc."""
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -46,6 +47,23 @@ def name_of(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     except OSError:
         return ""
+
+
+def memory_holds(pid: int, secret: bytes) -> bool:
+    """Whether it is anywhere in the memory of the process."""
+    maps = Path(f"/proc/{pid}/maps").read_text()
+    with Path(f"/proc/{pid}/mem").open("rb", 0) as memory:
+        for line in maps.splitlines():
+            if not re.match(r"[0-9a-f]+-[0-9a-f]+ rw", line) or "[vvar" in line:
+                continue
+            begin, end = (int(part, 16) for part in line.split()[0].split("-"))
+            try:
+                memory.seek(begin)
+                if secret in memory.read(end - begin):
+                    return True
+            except (OSError, ValueError, OverflowError):
+                continue
+    return False
 
 
 def free_port() -> int:

@@ -1,6 +1,7 @@
 """Requests to healer-node, signed by the worker: ECDSA with P-256 and SHA-256."""
 
 import base64
+import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,7 +51,7 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     """A private key of P-256 that only its user may read. Raises NodeError."""
     try:
         with path.open("rb") as file:
-            mode = stat.S_IMODE(path.stat().st_mode)
+            status = os.fstat(file.fileno())
             key = serialization.load_pem_private_key(file.read(), password=None)
     except OSError as error:
         raise NodeError(f"The signing key {path} cannot be read: {error.strerror}.") from None
@@ -58,7 +59,9 @@ def read_key(path: Path) -> ec.EllipticCurvePrivateKey:
         raise NodeError(f"The signing key {path} is no key without a passphrase: {error}.") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
         raise NodeError(f"The signing key {path} is none of P-256: `healer node-keys` makes one.")
-    if mode & 0o077:
+    # Of root's file the group may be the mask of an access list, as systemd gives a unit its credentials.
+    others = stat.S_IRWXO if status.st_uid == 0 != os.geteuid() else stat.S_IRWXO | stat.S_IRWXG
+    if status.st_mode & others:
         raise NodeError(f"The signing key {path} can be read by others than its user: give it mode 600.")
     return key
 

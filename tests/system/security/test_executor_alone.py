@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import re
 import signal
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from healer.adapters.postgres.tables import runs
 from healer.embedded import running
 from healer.settings import own_sim_socket
 from healer.sim.sim_slurm import SimClient
+from tests.support.processes import memory_holds
 from tests.support.up import Stack
 from tests.support.wait import wait_until
 from workers.app import ADVANCE, make_app, queue_name
@@ -58,23 +58,6 @@ def slurm_of(stack: Stack) -> SimClient:
 
 def drained(stack: Stack) -> list[str]:
     return [node.name for node in slurm_of(stack).snapshot().nodes.values() if node.drain]
-
-
-def memory_holds(pid: int, secret: bytes) -> bool:
-    """Whether it is anywhere in the memory of the process."""
-    maps = Path(f"/proc/{pid}/maps").read_text()
-    with Path(f"/proc/{pid}/mem").open("rb", 0) as memory:
-        for line in maps.splitlines():
-            if not re.match(r"[0-9a-f]+-[0-9a-f]+ rw", line) or "[vvar" in line:
-                continue
-            begin, end = (int(part, 16) for part in line.split()[0].split("-"))
-            try:
-                memory.seek(begin)
-                if secret in memory.read(end - begin):
-                    return True
-            except (OSError, ValueError, OverflowError):
-                continue
-    return False
 
 
 def test_no_other_process_holds_what_the_worker_acts_with(stack: Stack) -> None:

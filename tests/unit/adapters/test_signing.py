@@ -67,3 +67,10 @@ def test_checkpoints_are_added_and_read_back(tmp_path: Path):
         cut.write(b'{"checkpoint":{"at"')
     kept.append([checkpoint_line(second)])
     assert read_checkpoints(kept.lines()) == [first, second]
+
+
+def test_the_public_side_may_be_elsewhere(tmp_path):
+    signer = load_signer(tmp_path / "private", tmp_path / "published")
+    assert trusted_keys(tmp_path / "published") == {signer.key}
+    assert [path.name for path in (tmp_path / "private").iterdir()] == [KEY_FILE]
+    assert load_signer(tmp_path / "private", tmp_path / "published").key == signer.key

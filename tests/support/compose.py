@@ -1,0 +1,47 @@
+"""`docker-compose.yml` as Compose reads it: its overlays put over it, and its variables filled in."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.support.units import ROOT
+
+FILE = ROOT / "docker-compose.yml"
+FOLDER = ROOT / "deploy" / "compose"
+_VARIABLE = re.compile(r"\$\$|\$\{(\w+)(?::-([^}]*))?\}")
+
+
+def read_compose(*overlays: str, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The whole document; `overlays` by their names in `deploy/compose`."""
+    given = environ or {}
+
+    def fill(found: re.Match[str]) -> str:
+        return "$" if found[0] == "$$" else given.get(found[1]) or found[2] or ""
+
+    files = [FILE, *(FOLDER / f"{name}.yml" for name in overlays)]
+    documents = [yaml.safe_load(_VARIABLE.sub(fill, file.read_text())) for file in files]
+    whole = documents[0]
+    for more in documents[1:]:
+        whole = merged(whole, more)
+    return whole
+
+
+def merged(below: Any, above: Any) -> Any:
+    """As Compose merges: tables by name, lists one after the other, what is above wins."""
+    if isinstance(below, dict) and isinstance(above, dict):
+        both = below | above
+        return both | {name: merged(below[name], above[name]) for name in below.keys() & above.keys()}
+    if isinstance(below, list) and isinstance(above, list):
+        return below + above
+    return above
+
+
+def settings_of(service: Mapping[str, Any], secrets: Path) -> dict[str, str]:
+    """Its environment, with its secrets in this folder."""
+    return {
+        name: str(value or "").replace("/run/secrets/", f"{secrets}/")
+        for name, value in service["environment"].items()
+    }

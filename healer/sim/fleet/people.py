@@ -34,6 +34,8 @@ class People:
         self.site, self.healer = site, healer
         self._seen: dict[str, RunState] = {}
         self._blocked: str | None = None
+        #: Slow nodes that people know of.
+        self._told: set[str] = set()
         self._asked = self._word = 0
         self._answers = site.scenario.people.answer_min * 60
         #: What people did, by kind.
@@ -52,6 +54,7 @@ class People:
                 self._seen[run.id] = run.state
                 self._changed(run)
         self._watch_job()
+        self._watch_slow()
 
     def forget(self, runs: set[str]) -> None:
         """Forgets runs that were removed from the ledger."""
@@ -207,6 +210,14 @@ class People:
         if fault.way.hardware:
             self.site.agenda.at(self.site.later(fault.answer_s), lambda: self._if_reported(fault))
             self.site.agenda.at(self.site.later(fault.find_s), lambda: self._by_hand(fault))
+
+    def _watch_slow(self) -> None:
+        """People answer a report of a node that slows the job as they answer any that names a node."""
+        for fault in (fault for faults in self.site.active.values() for fault in faults):
+            is_reported = self.site.records[fault.id].found_at is not None
+            if fault.way.slower > 1 and is_reported and fault.id not in self._told:
+                self._told.add(fault.id)
+                self._later(fault.answer_s, lambda fault=fault: self._by_hand(fault))
 
     def _if_reported(self, fault: Fault) -> None:
         record = self._open_record(fault)

@@ -138,10 +138,11 @@ def _run_changed(incident: Incident, data: Mapping[str, object], by: str, at: da
     if state is RunState.running:
         return {"state": IncidentState.verifying if returning else IncidentState.mitigating}
     is_own = incident.run == data.get("run")
-    if is_own and state is RunState.done and data.get("early"):
+    if is_own and state is RunState.done and data.get("early") and incident.root.node is not None:
         return {"run": None, "state": IncidentState.open}
     if is_own and state is RunState.done and incident.root.node is None:
-        if not data.get("restarted"):
+        # Ended early: the life of the job that it was about is over, by whomever.
+        if not (data.get("restarted") or data.get("early")):
             return {"state": IncidentState.open}  # nothing is given back: over once it is known to be gone
         # A job that was put back has another life: what befalls that is news.
         why = f"its run of {data.get('playbook')} is done"

@@ -165,3 +165,26 @@ def test_a_job_that_slurm_does_not_show_is_not_worked_on() -> None:
     site.find("hang", node=None, job="999")
     site.run_for(10)
     assert site.runs == []
+
+
+def test_a_job_that_is_put_back_while_it_is_looked_at_ends_the_incident_and_starts_no_other_run() -> None:
+    site = site_in(Mode.auto)
+    job = hung(site, "healer:requeue")
+    goes_on(site, 5)
+    site.slurm.requeue(job)
+    goes_on(site, 60)
+    (run,) = site.runs
+    assert state_of(site, run.id)[0] is RunState.done
+    assert "it does not hang any more" in site.log(run.id, "proof")[-1].text
+    assert site.open_incidents == []
+
+
+def test_a_hang_that_is_told_while_the_job_waits_starts_one_run_at_most() -> None:
+    site = site_in(Mode.auto)
+    job = site.slurm.add_job(nodes=2, comment="healer:requeue", required=[name(1), name(2)])
+    site.run_for(1200, step_s=60)
+    site.slurm.requeue(job)
+    site.look()
+    site.find("hang", node=None, job=job)
+    goes_on(site, 60)
+    assert len(site.runs) <= 1

@@ -308,10 +308,11 @@ class _Columns:
         usual = medians(levels)[:, None]
         jumped = level > usual + np.maximum(LEVEL_JUMP, 4 * 1.4826 * medians(np.abs(levels - usual))[:, None])
         for stream, step, out in zip(streams, self.steps, jumped[:, 0].tolist(), strict=True):
-            stream.paused = stream.paused + 1 if out else 0
+            # An evaluation, or another dip, does not begin the pause from the start.
+            stream.paused = stream.paused + 1 if out else max(0, stream.paused - 1)
             if stream.paused > PAUSE_MOST:
-                stream.levels[:] = np.nan
-            if not 0 < stream.paused <= PAUSE_MOST:
+                stream.levels[:], stream.paused = np.nan, 0
+            if not stream.paused:
                 stream.levels[stream.judged % _SCALES] = step.level
         return jumped
 

@@ -103,14 +103,17 @@ def test_nobody_is_blamed_while_all_are_slow_and_spread() -> None:
         assert not streams.slow.any(), number
 
 
-def test_a_level_that_stays_is_the_usual_one() -> None:
+@pytest.mark.parametrize("evaluations", [False, True])
+def test_a_level_that_stays_is_the_usual_one(evaluations: bool) -> None:
+    """Also where each 200 steps one, of an evaluation, is shorter."""
     random, streams = np.random.default_rng(4), Streams(32)
     found = []
     for number in range(PAUSE_MOST + 200):
         x = 0.004 * random.normal(size=32) + only(3, 0.1, 32) * (number >= 120)
-        step_all([StreamStep(streams, x, DAY, number, 1.7 if number >= 100 else 1.4)])
+        level = 1.0 if evaluations and number % 200 == 0 else 1.7 if number >= 100 else 1.4
+        step_all([StreamStep(streams, x, DAY, number, level)])
         found.append(streams.slow[3])
-    assert found.index(True) == pytest.approx(100 + PAUSE_MOST + PATIENCE, abs=5)
+    assert found.index(True) == pytest.approx(100 + PAUSE_MOST + PATIENCE, abs=20)
     assert all(found[found.index(True) :])
 
 

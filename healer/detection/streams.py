@@ -93,7 +93,7 @@ JUMP, LEVEL_JUMP, PAUSE_MOST = 2.5, 0.05, 360
 #: loader, clocks): in a job with little noise, and in one whose noise (NOISY) hides how long it lasts. Where
 #: several nodes are slow together they share a cause (a network, a rack) that is likely to pass: those steps
 #: do not count, until they are many.
-PATIENCE, NOISY, PATIENCE_NOISY, PATIENCE_TOGETHER = 8, 0.01, 24, 60
+PATIENCE, NOISY, PATIENCE_NOISY, PATIENCE_TOGETHER = 8, 0.01, 36, 60
 #: So many nodes besides it, above half of the threshold, that began at most PATIENCE_TOGETHER steps apart.
 TOGETHER = 2
 #: A job without a hiccup for so long, steps (a day), has none.

@@ -1,8 +1,6 @@
 """A site whose worker may ask nodes by SSH, and a relay that nothing vouches for."""
 
 import getpass
-import os
-import pwd
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +8,6 @@ from pathlib import Path
 import httpx
 
 from healer.embedded.embedded_slurm import RealSlurm
-from healer.embedded.user import WORKER
 from tests.support.node_ssh import SshSite, ssh_site
 from tests.support.site import Site, site_on
 
@@ -34,20 +31,8 @@ def asking(
             "HEALER_SSH_USER": getpass.getuser(),
         }
         with site_on(cluster, **settings, **environ) as site:
-            _let_the_worker_read(ssh)
+            ssh.let_worker_read()
             yield site, ssh
-
-
-def _let_the_worker_read(ssh: SshSite) -> None:
-    """Started by root, the worker has a user of its own, which the site has made by now."""
-    if os.geteuid() != 0:
-        return
-    worker = pwd.getpwnam(WORKER)
-    for path in (ssh.key, ssh.signing_key, ssh.known_hosts, ssh.config):
-        os.chown(path, worker.pw_uid, worker.pw_gid)
-    for folder in (ssh.folder, *ssh.folder.parents):
-        if not folder.stat().st_mode & 0o001:
-            folder.chmod(folder.stat().st_mode | 0o011)
 
 
 @contextmanager

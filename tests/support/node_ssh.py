@@ -2,6 +2,7 @@
 
 import getpass
 import os
+import pwd
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 from healer.adapters.nodes.request_signing import make_key
 from healer.adapters.nodes.ssh import Ssh, SshSettings
 from healer.adapters.nodes.verbs import NodeVerbs
+from healer.embedded.user import WORKER
 from tests.support.processes import free_port
 from tests.support.stand_ins import StandIns
 from tests.support.wait import wait_until
@@ -86,6 +88,17 @@ class SshSite:
         self.known_hosts, self.config = folder / "known_hosts", folder / "ssh_config"
         self.known_hosts.touch()
         self.nodes: list[SshNode] = []
+
+    def let_worker_read(self) -> None:
+        """The worker of a site that root started has a user of its own. Call it when the site has started."""
+        if os.geteuid() != 0:
+            return
+        worker = pwd.getpwnam(WORKER)
+        for path in (self.key, self.signing_key, self.known_hosts, self.config):
+            os.chown(path, worker.pw_uid, worker.pw_gid)
+        for folder in (self.folder, *self.folder.parents):
+            if not folder.stat().st_mode & 0o001:
+                folder.chmod(folder.stat().st_mode | 0o011)
 
     def node(self, name: str) -> SshNode:
         one = SshNode(self, name)

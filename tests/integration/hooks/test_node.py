@@ -319,9 +319,7 @@ def test_the_real_kernels_log_is_read_without_what_we_wrote(node: StandIns) -> N
     told = node.ask("second-look", re.sub("[^a-z0-9]", "", ours), "-")
     assert told["records"] == [] and told["log_from_s"] is not None
     began = time.clock_gettime(time.CLOCK_MONOTONIC)
-    assert told["up_s"] <= began
-    (first, *_) = node.ask("second-look", "linuxversion", "-")["records"]
-    assert first[1].startswith("Linux version")
+    assert told["log_from_s"] <= told["up_s"] <= began
 
 
 # --- tests of the node

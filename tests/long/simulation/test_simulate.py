@@ -21,7 +21,8 @@ SEED = 1
 
 
 def rules_of(scenario: Scenario) -> Ruleset:
-    guards = msgspec.structs.replace(shipped().guards, **scenario.guards)
+    given = {name: value for name, value in scenario.guards.items() if name != "spares"}
+    guards = msgspec.structs.replace(shipped().guards, **given)
     return msgspec.structs.replace(shipped(), guards=guards)
 
 
@@ -37,7 +38,7 @@ def scaled(
     """A small one of the same kind: the job takes the same share of the fleet."""
     share = scenario.job.nodes / scenario.nodes
     job = msgspec.structs.replace(scenario.job, nodes=max(1, int(nodes * share)))
-    small = msgspec.structs.replace(scenario, nodes=nodes, days=days, job=job, fillers=())
+    small = msgspec.structs.replace(scenario, nodes=nodes, spares=0, days=days, job=job, fillers=())
     return msgspec.structs.replace(small, **(more or {}))
 
 

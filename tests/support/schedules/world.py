@@ -70,6 +70,10 @@ class Hands:
     def __init__(self, world: "World", process: Process, real: Any, writes: frozenset[str]) -> None:
         self._world, self._process, self._real, self._writes = world, process, real, writes
 
+    def of_run(self, run: str) -> "Hands":
+        """The same, for the calls of one run: no call by itself."""
+        return self
+
     def __getattr__(self, verb: str) -> Any:
         call = getattr(self._real, verb)
         if verb not in self._writes:

@@ -136,6 +136,7 @@ def story(real_slurm: RealSlurm) -> Iterator[Story]:
                 **WIDE_GUARDS,
             )
         )
+        ssh.let_worker_read()
         one = Story(site, ssh, hooks)
         one.begin()
         yield one

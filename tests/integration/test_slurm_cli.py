@@ -139,7 +139,7 @@ def test_the_drain_stands_in_slurmctlds_log_with_milliseconds(real_bench: RealBe
 def test_a_controller_that_hangs_is_unavailable_in_time(small: RealSlurm) -> None:
     scheduler = CliScheduler(str(small.slurm_conf), timeout_s=1)
     scheduler.node("gpu0001")
-    pid = int((small.directory / "run/slurmctld.pid").read_text())
+    pid = int((small.directory / "state/slurmctld.pid").read_text())
     os.kill(pid, signal.SIGSTOP)
     try:
         with pytest.raises(SchedulerUnavailable, match="did not answer within 1 s"):

@@ -81,7 +81,7 @@ def test_rsyslog_brings_the_kernels_line_and_no_forged_one(place: Place) -> None
         rsyslog.start()
         rsyslog.logger("-p", "kern.err", "-t", "kernel", FORGED)
         rsyslog.datagram(f"<3>kernel: [  150.000001] {FORGED}")
-        rsyslog.kernel(f"<3>[  151.000001] {XID_79.format(pci=PCI[0])}")
+        rsyslog.kernel(f"3,9,151000001,-;{XID_79.format(pci=PCI[0])}")
         drained(site, BY_RSYSLOG)
     finally:
         rsyslog.close()

@@ -7,7 +7,6 @@ which stops it when this process ends in any way.
 
 import os
 import platform
-import pwd
 import random
 import select
 import shutil
@@ -19,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from healer.embedded.user import WORKER
+from healer.embedded.user import EmbeddedError, system_users
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "scontrol", "sinfo", "squeue", "sbatch", "scancel")
 PACKAGES = ("slurm-wlm", "slurm-client", "munge")
@@ -266,14 +265,16 @@ class RealSlurm:
 
     def _own_state(self) -> str:
         """Gives the controller's files to its user, and returns that: healer's worker, who then may change
-        this Slurm as on a site, or root."""
+        this Slurm as on a site; root where there is no such user or it cannot enter the folder."""
         try:
-            worker = pwd.getpwnam(WORKER)
-        except KeyError:
+            worker = system_users().worker
+        except EmbeddedError:
+            return "root"
+        if not worker.drop or not worker.can_enter(self.directory):
             return "root"
         for part in ("state", "log"):
-            os.chown(self.directory / part, worker.pw_uid, worker.pw_gid)
-        return WORKER
+            worker.chown(self.directory / part)
+        return worker.name
 
     def _write_files(self) -> None:
         if self.directory.exists() and any(self.directory.iterdir()) and not self.slurm_conf.exists():

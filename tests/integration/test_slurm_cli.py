@@ -1,6 +1,7 @@
 """What only a real Slurm can show: arrays, hostile texts, a controller that is away, what is left behind."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -133,6 +134,20 @@ def test_the_drain_stands_in_slurmctlds_log_with_milliseconds(real_bench: RealBe
         5,
     )
     assert log[0][0] == "[" and log[0][20] == "." and log[0][21:24].isdigit()
+
+
+def test_a_controller_that_hangs_is_unavailable_in_time(small: RealSlurm) -> None:
+    scheduler = CliScheduler(str(small.slurm_conf), timeout_s=1)
+    scheduler.node("gpu0001")
+    pid = int((small.directory / "state/slurmctld.pid").read_text())
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(SchedulerUnavailable, match="did not answer within 1 s"):
+            scheduler.drain("gpu0001", "healer:x")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    # Nobody knew whether it happened: in this case it did not, or it did; the read tells.
+    wait_until(lambda: scheduler.node("gpu0001").base == "IDLE", 10)
 
 
 def test_a_controller_that_is_gone_is_unavailable(small: RealSlurm) -> None:

@@ -206,10 +206,12 @@ class RealSlurm:
         self._wait(self._controller_answers, time.monotonic() + timeout_s, "slurmctld does not answer")
 
     def run(self, *command: str, timeout_s: float = 20) -> str:
-        """Runs one of Slurm's commands and returns its output. Raises CalledProcessError."""
+        """Runs one of Slurm's commands, which gets no input, and returns its output. Raises
+        CalledProcessError."""
         done = subprocess.run(
-            command, env=self.env, capture_output=True, text=True, timeout=timeout_s, check=False
-        )
+            command, env=self.env, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=timeout_s, check=False,
+        )  # fmt: skip
         if done.returncode:
             raise subprocess.CalledProcessError(done.returncode, command, done.stdout, done.stderr)
         return done.stdout

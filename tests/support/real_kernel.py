@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import struct
 import subprocess
 from collections.abc import Iterator
@@ -26,17 +27,21 @@ def _program() -> bytes:
 
 
 def crash(folder: Path, name: str) -> None:
-    """A program of that file name is killed by the kernel, which says so in its log: of ten in 5 s."""
+    """A program of that file name is killed by the kernel, which says so in its log: of ten in 5 s.
+
+    Its record is known by the name, which begins with a word of its own: the kernel logs the process id of
+    no namespace."""
     path = folder / name
     path.write_bytes(_program())
     path.chmod(0o755)
     device = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
     os.lseek(device, 0, os.SEEK_END)
 
+    begin = f";{re.split(r'[^0-9A-Za-z.]', name)[0]}".encode()
+
     def is_logged() -> bool:
-        child = subprocess.Popen([path], cwd=folder)
-        assert child.wait() == -11
-        return any(f"[{child.pid}]: segfault".encode() in record for record in _records(device))
+        assert subprocess.Popen([path], cwd=folder).wait() == -11
+        return any(begin in record and b"]: segfault" in record for record in _records(device))
 
     try:
         wait_until(is_logged, 30, what="the kernel logs the crash", every_s=1)

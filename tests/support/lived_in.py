@@ -248,7 +248,8 @@ def changes(before: Seen, after: Seen, known: Callable[[str], bool]) -> Iterator
         mode, device = (after[path][0], after[path][3]) if path in after else (0, 0)
         if path in new:
             if str(Path(path).parent) not in new:
-                yield f"left: {path}"
+                held = [one.removeprefix(f"{path}/") for one in other if one.startswith(f"{path}/")]
+                yield f"left: {path}" + (f", with {', '.join(held[:5])}" if held else "")
         elif path not in after or (stat.S_ISCHR(mode) and device == 0):  # so an overlay notes it
             yield f"removed: {path}"
         elif not stat.S_ISDIR(mode):

@@ -64,7 +64,7 @@ def scratch_folder(under: str | None = None) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder)
 
 
 @pytest.fixture

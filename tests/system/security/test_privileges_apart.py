@@ -126,8 +126,9 @@ def test_the_api_drains_no_node_of_the_simulated_slurm(fresh_database: sa.Engine
 
 @pytest.mark.parametrize("adapters", ["cli", "rest", "pyslurm", "sim"])
 def test_nothing_that_the_api_holds_has_a_call_that_changes_slurm(
-    fresh_database: sa.Engine, scratch: Path, adapters: str
+    fresh_database: sa.Engine, scratch: Path, adapters: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("SLURM_CONF", str(scratch / "no-cluster.conf"))
     (scratch / "token").write_text("a.e30.c")
     (scratch / "token").chmod(0o600)
     settings = of_the_api(

@@ -173,9 +173,11 @@ def test_a_port_for_root_alone_is_refused_with_a_sentence(scratch: Path) -> None
     wait_until(lambda: not list((scratch / "data").glob("running.json")))
 
 
-#: A machine without healer's users: /etc of its own, in which useradd changes nothing outside.
+#: A machine without healer's users: /etc of its own, in which useradd changes nothing outside, and no log
+#: to which it writes.
 FRESH_MACHINE = """
 cp -a /etc/. "$1" && mount --bind "$1" /etc || exit
+[ ! -e /dev/log ] || mount --bind /dev/null /dev/log || exit
 sed -i /^healer/d /etc/passwd /etc/group /etc/shadow /etc/gshadow
 shift && exec "$@"
 """

@@ -151,7 +151,7 @@ class KeptRules:
         if before == target:
             return
         try:
-            self._base.mkdir(parents=True, exist_ok=True)
+            self._base.mkdir(exist_ok=True)  # but no data directory: one that was removed stays so
             with tempfile.TemporaryDirectory(dir=self._base, ignore_cleanup_errors=True) as new:
                 copy = shutil.copytree(rules, Path(new, version), symlinks=False)
                 if not is_unchanged():

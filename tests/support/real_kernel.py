@@ -49,6 +49,27 @@ def crash(folder: Path, name: str) -> None:
         os.close(device)
 
 
+_OUT_OF_MEMORY = """
+place=$(mktemp -d)
+trap 'rmdir "$place/$1"; umount "$place"; rmdir "$place"' EXIT
+if mount -t cgroup -o memory groups "$place" 2>/dev/null; then
+    limit=memory.limit_in_bytes
+else
+    mount -t cgroup2 groups "$place" && echo +memory >"$place/cgroup.subtree_control" && limit=memory.max
+fi
+mkdir "$place/$1" && echo 16M >"$place/$1/$limit" || exit 1
+sh -c 'echo $$ >"$1/cgroup.procs" && exec python3 -c "bytearray(range(1, 129)) * (1 << 20)"' sh "$place/$1"
+[ $? = 137 ] || exit 1
+sleep 0.2
+"""
+
+
+def run_out_of_memory(name: str) -> None:
+    """A process in a container of that name is killed for its memory: the kernel's record names the group."""
+    command = ["unshare", "--mount", "sh", "-c", _OUT_OF_MEMORY, "sh", name]
+    subprocess.run(command, check=True, capture_output=True)
+
+
 def _records(device: int) -> Iterator[bytes]:
     with contextlib.suppress(BlockingIOError):
         while True:

@@ -5,6 +5,7 @@ The kernel, healer-follow, Debian's journald and Debian's rsyslog are the real o
 
 import json
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import sqlalchemy as sa
 
 from tests.support.api import Api, serving
 from tests.support.follower import Hub, following
-from tests.support.real_kernel import crash, journald, write
+from tests.support.real_kernel import crash, journald, run_out_of_memory, write
 from tests.support.rsyslog import Rsyslog
 from tests.support.wait import wait_until
 
@@ -32,6 +33,7 @@ def forge(folder: Path, mark: str) -> None:
     write(f"<3>x\n{FAULT}\n<3>{FAULT}")
     write(f"3,1,1,-;{FAULT}\n SUBSYSTEM=pci\n DEVICE=+pci:0000:9b:00.0")
     write(f"<3>x\r\x1b[2K{FAULT}\x00")
+    run_out_of_memory(f"{mark}-{FAULT}")
     crash(folder, f"{mark}\n{FAULT}")
     crash(folder, f"{mark}\n3,9999999,1,-;{FAULT}")
     crash(folder, f"{mark}\\x0a{FAULT}")
@@ -73,8 +75,15 @@ def followed(scratch: Path, hub: Hub, mark: str, *options: str) -> list[tuple[st
         wait_until(lambda: any(f"{mark} end" in line for line in hub.lines()), 60, what="the last crash")
     lines = [line for line in hub.lines() if mark in line]
     assert any("\\x0aNVRM: Xid" in line for line in lines), "the forged name came, within its record"
+    assert any("oom_memcg=" in line and FAULT in line for line in lines), "and the container's"
     assert not [line for line in hub.lines() if line.partition("] ")[2].startswith(FAULT)]
     return sent(hub, "signals/kernel-log")
+
+
+def test_the_kernel_refuses_a_container_s_name_with_a_line_end() -> None:
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        run_out_of_memory(f"healer\n{FAULT}")
+    assert b"Invalid argument" in refused.value.stderr
 
 
 @pytest.fixture

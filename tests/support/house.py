@@ -25,6 +25,10 @@ COMMON_NAMES = frozenset({"__init__.py", "__main__.py"})
 VAGUE_NAMES = frozenset(
     {"one", "told", "tells", "tell", "known", "said", "mine", "own", "stands", "beside", "aside"}
 )
+#: Where such a name may be bound: before `=`, `,`, `:` or `)`, after `for`, `as`, `def`, or in `(one, two)`.
+_BOUND = re.compile(
+    rf"(for|as|def|[(,]) +?_*({'|'.join(VAGUE_NAMES)})_*\b|\b_*({'|'.join(VAGUE_NAMES)})_*\s*[=,:)]"
+)
 ODD_WORDS = re.compile(
     r"\b(told|tells?|telling|foretold|anew|nobody|stands?|aside|beside|whoever)\b", re.IGNORECASE
 )
@@ -112,8 +116,10 @@ def _is_wide_for_a_reason(node: ast.ClassDef, lines: Sequence[str]) -> bool:
 
 def vague_names(path: Path) -> Iterator[Offence]:
     """Names bound in a module that say nothing of what they hold, with their number."""
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
+    text = path.read_text()
+    if not _BOUND.search(text):
+        return  # nothing to parse for
+    for node in ast.walk(ast.parse(text)):
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
                 pass
@@ -128,6 +134,8 @@ def vague_names(path: Path) -> Iterator[Offence]:
 def odd_words(path: Path) -> Iterator[Offence]:
     """Lines of comments and docstrings with a word of `ODD_WORDS`; sentences for people are not looked at."""
     text = path.read_text()
+    if not ODD_WORDS.search(text):
+        return  # nothing to parse for
     lines = text.splitlines()
     prose: dict[int, str] = {}
     for token in tokenize.generate_tokens(io.StringIO(text).readline):

@@ -229,7 +229,7 @@ def test_odd_but_right_bytes_are_read(bench: Bench) -> None:
 
 @pytest.mark.parametrize(
     "raw",
-    [b"\x0a\x00" * 2**17, field(1, field(2, b"\x12\x00" * 2**17)), field(1, field(1, b"\x0a\x00" * 2**17))],
+    [b"\x0a\x00" * 2**15, field(1, field(2, b"\x12\x00" * 2**15)), field(1, field(1, b"\x0a\x00" * 2**15))],
     ids=["resources", "metrics", "attributes"],
 )
 def test_messages_of_nothing_take_no_memory(raw: bytes) -> None:

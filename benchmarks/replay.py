@@ -2,7 +2,8 @@
 
 `python -m benchmarks.replay --nodes 1250 --minutes 60` writes a folder as the recorder does (a heartbeat of
 each node every 10 s, jobs that come and go, one lost GPU an hour, with `--samples` 30 signals of 8 GPUs every
-5 s) and replays it. A month is 720 such hours; memory is looked at half way and at the end.
+5 s) and replays it. A month is 720 such hours; memory is looked at half way and at the end. `--idle`: nothing but the
+heartbeats.
 
 `python -m benchmarks.replay --recording FILE` replays one, such as `healer simulate --record` writes.
 """

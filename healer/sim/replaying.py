@@ -17,6 +17,7 @@ from healer.model.slurm import is_ours
 from healer.recordings.recorder import LOST
 from healer.recordings.recording import BadRecording, Entry
 from healer.signals.alert_bodies import Site
+from healer.sim.ledger_reads import RECENT
 from healer.sim.loop import Loop
 from healer.sim.nodes import SimNodes
 from healer.sim.replay_report import report
@@ -134,15 +135,15 @@ class Replay:
             self.clock.set(until)
 
     def _until_a_node_may_be_silent(self) -> datetime:
-        """Until then a walk over heartbeats alone finds nothing: after a quiet minute nothing is open, nothing
-        settles, and every sender was heard so lately that none can be silent. Now, where that is not so."""
+        """Until then a walk over heartbeats alone finds nothing: after a quiet minute nothing is open,
+        nothing settles, and every sender was heard so lately that none can be silent. Else now."""
         now, tables, all_heard = self.clock.now(), self.ledger.tables, self.picture.silence.all_heard
         if (
             self.samples is not None
             or all_heard is None
             or (now - self.quiet_since).total_seconds() < QUIET_S
             or self.picture.standing
-            or any(incident.is_open for incident in tables.recent_incidents(now))
+            or any(incident.is_open for incident in tables.recent_incidents(now - RECENT))
             or tables.active_runs()
         ):
             return now

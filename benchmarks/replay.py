@@ -3,6 +3,7 @@
 `python -m benchmarks.replay --nodes 1250 --minutes 60` writes a folder as the recorder does (a heartbeat of
 each node every 10 s, jobs that come and go, one lost GPU an hour, with `--samples` 30 signals of 8 GPUs every
 5 s) and replays it. A month is 720 such hours; memory is looked at half way and at the end.
+`--idle`: nothing but heartbeats.
 
 `python -m benchmarks.replay --recording FILE` replays one, such as `healer simulate --record` writes.
 """
@@ -18,7 +19,8 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from healer.bootstrap.offline import quiet, replayed_files, span_of
+from healer.bootstrap import log_to_stderr
+from healer.bootstrap.offline import replayed_files, span_of
 from healer.model import Mode, Ruleset
 from healer.processes.scheduler import share_of
 from healer.recordings.recording_folder import RecordingFolder, recordings
@@ -36,7 +38,9 @@ def names(nodes: int) -> list[str]:
     return [f"gpu{number:04d}" for number in range(1, nodes + 1)]
 
 
-def entries(nodes: int, minutes: int, signals: list[str]) -> Iterator[tuple[datetime, str, Any, bool]]:
+def entries(
+    nodes: int, minutes: int, signals: list[str], *, idle: bool
+) -> Iterator[tuple[datetime, str, Any, bool]]:
     """(when, route, body, whether it is a sample), by time."""
     known = names(nodes)
     rows = [{"name": one, "state": ["IDLE"], "gpus": GPUS, "gpu_model": "h100"} for one in known]
@@ -44,7 +48,7 @@ def entries(nodes: int, minutes: int, signals: list[str]) -> Iterator[tuple[date
     yield START, "slurm/jobs", {"cluster": "pod1", "jobs": [], "again": True}, False
     for second in range(1, minutes * 60):
         at = START + timedelta(seconds=second)
-        if second % JOB_EVERY_S == 0:
+        if second % JOB_EVERY_S == 0 and not idle:
             number = second // JOB_EVERY_S
             node = known[number % nodes]
             job = {"id": str(number), "state": "RUNNING", "nodes": [node], "user": "ann"}
@@ -52,7 +56,7 @@ def entries(nodes: int, minutes: int, signals: list[str]) -> Iterator[tuple[date
             yield at, "slurm/jobs", {"cluster": "pod1", "changed": [job], "gone": gone}, False
         beats = [{"cluster": "pod1", "node": node} for node in known[second % BEAT_S :: BEAT_S]]
         yield at, "signals/heartbeat", beats, False
-        if second % 3600 == 1800:
+        if second % 3600 == 1800 and not idle:
             line = {"time": at.isoformat(), "line": XID_79}
             node = known[(second // 3600 * 7) % nodes]
             yield at, "signals/kernel-log", {"cluster": "pod1", "node": node, "entries": [line]}, False
@@ -65,10 +69,10 @@ def _reports(nodes: list[str], at: datetime, signals: list[str]) -> list[dict[st
     return [{"cluster": "pod1", "node": node, "time": at.isoformat(), "gpu": gpu} for node in nodes]
 
 
-def recorded(folder: Path, nodes: int, minutes: int, signals: list[str]) -> None:
+def recorded(folder: Path, nodes: int, minutes: int, signals: list[str], *, idle: bool) -> None:
     clock = SimClock(START)
     made = RecordingFolder(folder, max_bytes=10**12, max_age=timedelta(days=400), now=clock.now)
-    for at, route, body, samples in entries(nodes, minutes, signals):
+    for at, route, body, samples in entries(nodes, minutes, signals, idle=idle):
         clock.set(at)
         made.begun()
         line = json.dumps({"at": at.isoformat(), "route": route, "body": body}, separators=(",", ":"))
@@ -106,9 +110,10 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=1250)
     parser.add_argument("--minutes", type=int, default=60)
     parser.add_argument("--samples", action="store_true")
+    parser.add_argument("--idle", action="store_true")
     parser.add_argument("--recording", type=Path)
     chosen = parser.parse_args()
-    quiet()
+    log_to_stderr()
     rules = ruleset.load(shipped_rules(), default_mode=Mode.auto, prove=False)
     if chosen.recording is not None:
         told_of(rules, chosen.recording)
@@ -116,7 +121,7 @@ def main() -> None:
     signals = [name for name, one in rules.catalogue.signals.items() if one.scope == "gpu"][:SIGNALS]
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        recorded(folder, chosen.nodes, chosen.minutes, signals if chosen.samples else [])
+        recorded(folder, chosen.nodes, chosen.minutes, signals if chosen.samples else [], idle=chosen.idle)
         size = recordings(folder).bytes
         memory: list[float] = []
         begun = time.process_time()
@@ -126,7 +131,7 @@ def main() -> None:
     halves = memory[len(memory) // 2], memory[-1]
     print(f"{chosen.nodes} nodes, {hours:g} h, {'with' if chosen.samples else 'without'} samples")
     print(f"packed {size / 1e6 / hours:.1f} MB an hour, {size / 1e9 / hours * 720:.1f} GB a month")
-    print(f"CPU {cpu_s / hours:.1f} s an hour, {cpu_s / hours * 720 / 3600:.1f} h a month")
+    print(f"CPU {cpu_s / hours:.2f} s an hour, {cpu_s / hours * 720 / 3600:.1f} h a month")
     print(f"memory {halves[0]:.0f} MB at half, {halves[1]:.0f} MB at the end")
     print(f"{len(told['incidents'])} incidents, {len(told['actions'])} actions")
 

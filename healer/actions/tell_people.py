@@ -19,6 +19,8 @@ from healer.model import (
 from healer.ports.scheduling import NotAvailable, SchedulerRefused, SchedulerUnavailable
 from healer.telling.news import about_incident
 
+#: The most jobs whose restart a ticket or message names one by one.
+_JOBS_NAMED = 10
 _OVER = frozenset({StepEvent.done, StepEvent.skipped, StepEvent.failed})
 
 
@@ -91,6 +93,12 @@ def _held(incident: Incident, now: datetime) -> list[str]:
     return [f"Held by {incident.owner} since {since:%Y-%m-%d %H:%M} UTC ({age})"]
 
 
+def _restarts(ctx: Context, jobs: tuple[str, ...]) -> list[str]:
+    """What this run did for each job hit: whose work was lost is to know whether it runs again."""
+    did = ((job, outcome_of(ctx.log, job)) for job in jobs[:_JOBS_NAMED])
+    return [text or f"Job {job}: not restarted by this run" for job, text in did]
+
+
 def _describe(ctx: Context) -> tuple[str, str]:
     incident = ctx.incident
     if incident is None:
@@ -103,6 +111,7 @@ def _describe(ctx: Context) -> tuple[str, str]:
         *_held(incident, ctx.tools.now()),
         *_found(ctx),
         f"Jobs hit: {jobs}",
+        *_restarts(ctx, incident.jobs_hit),
         f"Remedy: {', '.join(incident.remedy) or 'none'}",
         *(f"Evidence: {evidence.line or evidence.text}" for evidence in incident.evidence[:5]),
     ]

@@ -172,9 +172,15 @@ def time(ctx: Context) -> Result:
 
 
 def approval(ctx: Context) -> Result:
-    """Waits for a person to approve what comes next."""
+    """Waits for a person to approve what comes next. The question names the jobs that may lose their work."""
     what = ctx.step.title or f"{ctx.run.playbook} on {ctx.run.node or ctx.run.job}"
-    return Again(text=f"Waits for an approval: {what}", after_s=None, data={"approval": True})
+    read = read_node_and_jobs(ctx, LOOK_AGAIN_S) if ctx.run.node else None
+    jobs = [job.id for job in read[1]] if isinstance(read, tuple) else []
+    named = ", ".join([*jobs[:5], "…"] if len(jobs) > 5 else jobs)
+    text = f"Waits for an approval: {what}. Jobs at work there: {named}"
+    if not jobs:
+        text = f"Waits for an approval: {what}"
+    return Again(text=text, after_s=None, data={"approval": True})
 
 
 MOMENT = Action(verify=job_end_or_checkpoint, effect=False)

@@ -212,19 +212,21 @@ def _follows(incident: Incident) -> str:
 
 
 def _jobs(incident: Incident) -> list[str]:
-    """The jobs whose work ended with the fault, and that other nodes of the job are well where only one is
-    blamed; then shorter forms."""
+    """The jobs whose work ended with the fault and that it makes restart, and that other nodes of the job are
+    well where only one is blamed; then shorter forms."""
     lost = [hit for hit in incident.hit if hit.ended_at is not None]
-    how = "crashed with it" if has_ended_work(incident) else "lost work by it"
+    restart = " and must restart" if incident.is_open else ""
+    how = f"crashed with it{restart}" if has_ended_work(incident) else "lost work by it"
     if len(lost) > 1:
-        return [f"{len(lost)} jobs {how}", ""]
+        named = [f"jobs {', '.join(hit.job for hit in lost)} {how}"] if len(lost) <= _JOBS_NAMED else []
+        return [*named, f"{len(lost)} jobs {how}", ""]
     if lost:
         text = f"{_job(lost[0])} {how}"
         return [text + _others(lost[0], incident), text, ""]
     running = [hit for hit in incident.hit if hit.basis is HitBasis.runs_on]
     lone = len(running) == 1 and running[0].job != incident.root.job
-    if lone and fault_is(incident.fault, Trait.contained):
-        return [f"Slurm shows job {running[0].job} at work", ""]
+    if lone and incident.is_open and fault_is(incident.fault, Trait.contained):
+        return [f"job {running[0].job} lost data and must restart", ""]
     return [f"job {running[0].job} runs on", ""] if lone else [""]
 
 
@@ -251,6 +253,8 @@ _ALERT_AT_MOST = 0.6
 _RELAYED_AT_MOST = 0.6
 #: Of what the node itself denies.
 _DENIED_AT_MOST = 0.1
+#: The most jobs that a sentence names; of more it says how many.
+_JOBS_NAMED = 3
 #: How many lines and figures are quoted, and the longest of each.
 _LINES = 4
 _LINE_LENGTH = 240

@@ -29,7 +29,8 @@ CHECKS_KEPT = 64
 
 def late_by(seen: Observation) -> timedelta:
     """Arrival less the sender's time; exactly zero if the sender gave no time."""
-    return seen.arrived_at - seen.event_at - timedelta(seconds=seen.data.get("ahead_s", 0.0))
+    late, ahead_s = seen.arrived_at - seen.event_at, seen.data.get("ahead_s")
+    return late - timedelta(seconds=ahead_s) if ahead_s else late
 
 
 # Wide: one record for each node, filled by all kinds of signals.

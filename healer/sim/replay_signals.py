@@ -233,7 +233,7 @@ class Beats:
         self._boots: dict[str | None, str | None] = {None: None}
         self._parts: dict[str, Component] = {}
         #: Node -> time and boot id of its last heartbeat, to drop duplicates.
-        self._last: dict[str, tuple[datetime, str | None]] = {}
+        self._last: dict[str | None, tuple[datetime, str | None]] = {}
         self._newer: set[str] = set()
         self._older: set[str] = set()
         self._since = start
@@ -257,11 +257,13 @@ class Beats:
             if part is None or (beat.boot_id not in self._boots and not self._learn(beat.boot_id)):
                 return None
             found.append((part, self._boots[beat.boot_id]))
-        return [
-            _observed(part, boot_id, entry.at)
-            for part, boot_id in found
-            if self._is_first(part.node or "", boot_id, entry.at)
-        ]
+        last, at = self._last, entry.at
+        new = []
+        for part, boot_id in found:
+            if last.get(part.node) != (now := (at, boot_id)):
+                last[part.node] = now
+                new.append(_observed(part, boot_id, at))
+        return new
 
     def is_new(self, beat: Observation) -> bool:
         """Whether a heartbeat that the API's decoder read is new."""
@@ -270,13 +272,6 @@ class Beats:
         is_new = beat.digest not in self._newer and beat.digest not in self._older
         self._newer.add(beat.digest)
         return is_new
-
-    def _is_first(self, node: str, boot_id: str | None, at: datetime) -> bool:
-        now = at, boot_id
-        if self._last.get(node) == now:
-            return False
-        self._last[node] = now
-        return True
 
     def _part(self, node: str, is_known: wire.HasNode) -> Component | None:
         if wire.wrong_node(self._cluster, node, is_known):

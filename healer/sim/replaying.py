@@ -4,7 +4,7 @@ The same input gives the same bytes: no clock, no chance, no order of threads.
 """
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from healer.model.slurm import is_ours
 from healer.recordings.recorder import LOST
 from healer.recordings.recording import BadRecording, Entry
 from healer.signals.alert_bodies import Site
+from healer.sim.ledger_reads import RECENT
 from healer.sim.loop import Loop
 from healer.sim.nodes import SimNodes
 from healer.sim.replay_report import report
@@ -33,6 +34,7 @@ log = structlog.get_logger()
 FINE_S = 1.0
 #: Routes with thousands of signals a second, which need no walk at once.
 _BULK = SAMPLES | {HEARTBEAT}
+_BEATS = frozenset({HEARTBEAT})
 #: Step of time after a quiet minute.
 COARSE_S = 60.0
 QUIET_S = 60.0
@@ -60,6 +62,8 @@ class Replay:
         #: Heartbeats since the last walk; they are walked once a second.
         self.beats: list[Observation] = []
         self.walked_at = start
+        #: When the last heartbeats came, and until when more of them change nothing that a walk would find.
+        self.beat_at = self.all_well_until = start
         self.known: set[str] = set()
         #: Entries that the recorder reported as lost.
         self.lost = 0
@@ -75,12 +79,17 @@ class Replay:
     def feed(self, entries: Iterable[Entry]) -> None:
         for at, group in itertools.groupby(entries, key=lambda entry: entry.at):
             batch = list(group)
-            only_bulk = all(entry.route in _BULK for entry in batch)
-            if only_bulk and at - self.walked_at < timedelta(seconds=FINE_S):
+            routes = {entry.route for entry in batch}
+            soon = routes <= _BULK and at - self.walked_at < timedelta(seconds=FINE_S)
+            if not soon and not self._is_only_routine(routes, at):
+                self._pass_time(at)
+            if soon or self._is_only_routine(routes, at):
                 self.beats.extend(signal for entry in batch for signal in self._signals(entry))
-                self.quiet_since = at
+                if routes == _BEATS:
+                    self.beat_at = at
+                else:
+                    self.quiet_since = at
                 continue
-            self._pass_time(at)
             for entry in batch:
                 if entry.route == LOST:
                     with _named(entry):
@@ -96,6 +105,12 @@ class Replay:
             self._walk(seen)
             if before != self._written() or any(_is_news(entry) for entry in batch):
                 self.quiet_since = at
+            if HEARTBEAT in routes:
+                self.beat_at = at
+
+    def _is_only_routine(self, routes: Set[str], at: datetime) -> bool:
+        """Heartbeats that need no walk of their own."""
+        return routes == _BEATS and at < self.all_well_until
 
     def finish(self) -> dict[str, Any]:
         """Lets the last events settle, then returns the document."""
@@ -105,15 +120,34 @@ class Replay:
     def _pass_time(self, until: datetime) -> None:
         """Moves the clock to just before `until`, walking on the way."""
         while True:
-            quiet_s = (self.clock.now() - self.quiet_since).total_seconds()
-            step = timedelta(seconds=FINE_S if quiet_s < QUIET_S else COARSE_S)
-            then = self._not_after_the_tick(self.clock.now() + step)
+            now = self.clock.now()
+            if now < self.all_well_until:
+                then = self.all_well_until
+            else:
+                quiet_s = (now - max(self.quiet_since, self.beat_at)).total_seconds()
+                step = timedelta(seconds=FINE_S if quiet_s < QUIET_S else COARSE_S)
+                then = self._not_after_the_tick(now + step)
             if then >= until:
                 break
             self.clock.set(then)
             self._walk([])
         if until > self.clock.now():
             self.clock.set(until)
+
+    def _until_a_node_may_be_silent(self) -> datetime:
+        """Until then a walk over heartbeats alone finds nothing: after a quiet minute nothing is open,
+        nothing settles, and every sender was heard so lately that none can be silent. Else now."""
+        now, tables, all_heard = self.clock.now(), self.ledger.tables, self.picture.silence.all_heard
+        if (
+            self.samples is not None
+            or all_heard is None
+            or (now - self.quiet_since).total_seconds() < QUIET_S
+            or self.picture.standing
+            or any(incident.is_open for incident in tables.recent_incidents(now - RECENT))
+            or tables.active_runs()
+        ):
+            return now
+        return min(all_heard.until + _LEAST, now + timedelta(seconds=COARSE_S))
 
     def _not_after_the_tick(self, then: datetime) -> datetime:
         due = self.samples.next_tick(self.clock.now()) if self.samples is not None else None
@@ -220,6 +254,7 @@ class Replay:
             self.ledger.tables.logged != written
         ):  # a run that only checks whether it may continue does not count
             self.quiet_since = now
+        self.all_well_until = self._until_a_node_may_be_silent()
 
     def _written(self) -> tuple[int, int]:
         """Numbers of findings and audit records: they grow when a walk finds something."""
@@ -254,8 +289,8 @@ def replay(rules: Ruleset, entries: Iterable[Entry]) -> dict[str, Any]:
 
 
 def _is_news(entry: Entry) -> bool:
-    """Whether walks are due soon after this entry: Slurm's picture, or a heartbeat, whose absence counts."""
-    return entry.route.startswith("slurm/") or entry.route == HEARTBEAT
+    """Whether walks are due soon after this entry."""
+    return entry.route.startswith("slurm/")
 
 
 @contextmanager

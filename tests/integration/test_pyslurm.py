@@ -13,11 +13,12 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from healer.adapters.slurm.preferred import PreferredScheduler
 from healer.adapters.slurm.pyslurm_client import PyslurmScheduler
-from healer.model import Reservation, SlurmCall, SlurmNode, Submission
+from healer.model import Reservation, SlurmCall, SlurmNode, SlurmSnapshot, Submission
 from healer.ports.scheduling import NotAvailable, SchedulerRefused, SchedulerUnavailable
 from healer.sim.sim_clock import WallClock
 from healer.sim.sim_slurm import SimScheduler, SimServer, SlurmTimes
@@ -26,6 +27,7 @@ from tests.support.wait import wait_until
 
 OURS = "healer:gpu-lost inc:1a2b3c4d GPU 3 fell off the bus (Xid 79)"
 OLD, NEW = "24.11.0", "25.11.2"
+CPUS = 96
 CHILD = "healer/adapters/slurm/pyslurm_child.py"
 
 
@@ -41,6 +43,11 @@ class Stalling(SimScheduler):
         self.asked.set()
         self.going.wait(60)
         return super().node(name)
+
+    def snapshot(self) -> SlurmSnapshot:
+        shown = super().snapshot()
+        nodes = {name: msgspec.structs.replace(node, cpus=CPUS) for name, node in shown.nodes.items()}
+        return msgspec.structs.replace(shown, nodes=nodes)
 
 
 @pytest.fixture
@@ -82,6 +89,10 @@ def processes() -> list[int]:
 
 
 # --- its process
+
+
+def test_it_reads_the_cores_of_a_node(adapter: PyslurmScheduler) -> None:
+    assert adapter.node("gpu0001").cpus == CPUS
 
 
 def test_it_never_loads_pyslurm_into_healer(adapter: PyslurmScheduler) -> None:

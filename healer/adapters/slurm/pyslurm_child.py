@@ -20,7 +20,7 @@ from typing import Any
 #: The attributes that are read of nodes, jobs and reservations; null if a release lacks one.
 NODE = (
     "name", "state", "next_state", "reason", "reason_user", "reason_time", "configured_gres", "partitions",
-    "active_features", "boot_time", "comment", "extra", "address", "hostname",
+    "active_features", "boot_time", "comment", "extra", "address", "hostname", "total_cpus",
 )  # fmt: skip
 JOB = (
     "id", "state", "state_reason", "allocated_nodes", "requeue_count", "is_requeueable", "is_batch_job",

@@ -29,7 +29,7 @@ def node(record: Mapping[str, Any]) -> SlurmNode:
         parse_json.NodeRecord(
             **{field: record[name] for field, name in _SAME_OF_NODE.items()},
             gres=_gres(record["configured_gres"]),
-            cpus=_number(record.get("total_cpus")),
+            cpus=_number(record["total_cpus"]),
             boot_time=_number(record["boot_time"]),
             reason_changed_at=_number(record["reason_time"]),
         )

@@ -119,7 +119,7 @@ def run_buttons(run: Run, role: Role) -> tuple[Button, ...]:
         return approve, button("Reject", "reject", f"Reject {what}", effect)
     buttons: list[Button] = []
     if run.state is RunState.waiting and run.question:
-        effect = "The run goes on with its next step. Each step still asks the guards."
+        effect = f"{run.question}. The run goes on with its next step. Each step still asks the guards."
         buttons.append(button("Approve", "approve", f"Approve {what}", effect, primary=True, key="p"))
     if run.state is RunState.stuck:
         effect = "healer looks at the world anew and goes on from the step that did not succeed."

@@ -27,12 +27,14 @@ from healer.model import (
     Evidence,
     FaultClass,
     Incident,
+    LogEntry,
     Message,
     Run,
     RunState,
     Sense,
     Severity,
     Step,
+    StepEvent,
     Ticket,
     Verb,
 )
@@ -371,6 +373,33 @@ def test_what_people_are_told_has_a_stable_id_and_the_story(verb: Verb) -> None:
     assert first.id.startswith(INCIDENT.id)
     assert "4711" in first.text
     assert INCIDENT.title in first.title
+
+
+def test_people_read_of_each_job_hit_whether_it_was_restarted() -> None:
+    requeued = LogEntry(
+        run=RUN.id,
+        step="requeue:4711",
+        event=StepEvent.done,
+        at=START,
+        epoch=1,
+        text="Job 4711 was requeued (restart 1) and starts as soon as Slurm's scheduler comes to it",
+    )
+    desk = Desk(incident=msgspec.structs.replace(INCIDENT, jobs_hit=("4711", "4712")), log=(requeued,))
+    desk.act(VERBS[Verb.ticket])
+    (ticket,) = desk.queued
+    assert requeued.text in ticket.text
+    assert "Job 4712: not restarted by this run" in ticket.text
+
+
+def test_who_approves_reads_which_jobs_are_on_the_node() -> None:
+    desk = Desk(step=Step(id="agree", title="Power-cycle it"))
+    asks = desk.act(WAITS["approval"])
+    assert asks.text == "Waits for an approval: Power-cycle it"
+    jobs = [desk.slurm.add_job(required=[NODE], gpus=4) for _ in range(2)]
+    asks = desk.act(WAITS["approval"])
+    assert asks.text == f"Waits for an approval: Power-cycle it. Jobs at work there: {', '.join(jobs)}"
+    desk.use(scheduler=Away())
+    assert desk.act(WAITS["approval"]).text == "Waits for an approval: Power-cycle it"
 
 
 def test_every_step_of_every_shipped_playbook_can_be_done() -> None:

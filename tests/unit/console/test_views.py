@@ -248,6 +248,14 @@ def test_an_approval_is_previewed_by_a_dry_run_of_its_playbook(sample: Sample) -
     assert run_buttons(run, Role.responder) == ()
 
 
+def test_the_button_of_a_run_that_asks_says_what_is_approved_and_which_jobs_are_there(sample: Sample) -> None:
+    run = next(one.run for one in sample.runs.values() if one.run.state is RunState.waiting_approval)
+    asked = "Waits for an approval: Power-cycle it. Jobs at work there: 4711"
+    waits = msgspec.structs.replace(run, state=RunState.waiting, question=asked)
+    approve = next(button for button in run_buttons(waits, Role.operator) if button.label == "Approve")
+    assert approve.effect.startswith(f"{asked}. ")
+
+
 def test_steps_are_folded_into_one_row_each(sample: Sample) -> None:
     detail = detail_of(sample, "gpu-lost")
     rows = runs_view.steps(detail.runs[0].log, detail.incident.opened)

@@ -46,10 +46,10 @@ def rows(api: Api, statement: str) -> list[tuple[Any, ...]]:
         return [tuple(row) for row in conn.execute(sa.text(statement))]
 
 
-def isolated(api: Api, node: str = NODE) -> str:
-    """An open incident that isolates the node; its id."""
+def isolated(api: Api, node: str = NODE, verdict: Verdict = Verdict.isolate) -> str:
+    """An open incident that isolates the node, or thinks less badly of it; its id."""
     one = incident(1, node)
-    one = msgspec.structs.replace(one, nodes={node: Verdict.isolate})
+    one = msgspec.structs.replace(one, nodes={node: verdict})
     with api.engine.begin() as conn:
         save_incident(conn, one)
     return one.id
@@ -218,6 +218,15 @@ def test_a_bad_node_that_nobody_takes_out_is_told_and_not_permitted(served: Serv
     isolated(served[0])
     told = send(served, report())
     assert (told["verdict"], told["may_refuse"]) == ("isolate", False)
+
+
+@pytest.mark.parametrize("verdict", [Verdict.healthy, Verdict.watch, Verdict.suspect])
+def test_below_isolate_no_hook_may_fail_even_while_a_run_holds_the_node(
+    served: Served, verdict: Verdict
+) -> None:
+    taken(served[0], isolated(served[0], verdict=verdict))
+    told = send(served, report())
+    assert (told["verdict"], told["may_refuse"]) == (verdict, False)
 
 
 def test_a_permit_is_waited_for_while_it_is_being_decided(served: Served) -> None:

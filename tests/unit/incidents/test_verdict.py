@@ -89,11 +89,30 @@ def test_a_lost_gpu_in_one_breath() -> None:
 
 def test_the_jobs_other_nodes_are_said_to_be_well() -> None:
     whole = verdict_sentence(hit=(crash(),))
-    assert "64 ranks of job 4711 crashed with it; its other 7 nodes are well." in whole
+    assert "64 ranks of job 4711 crashed with it and must restart; its other 7 nodes are well." in whole
     two_blamed = verdict_sentence(
         hit=(crash(),), nodes={"gpu0017": Verdict.isolate, "gpu0018": Verdict.isolate}
     )
     assert "are well" not in two_blamed
+
+
+def test_what_destroys_a_jobs_data_names_the_jobs_that_must_restart() -> None:
+    several = verdict_sentence(hit=(crash("4711", 4, 1), crash("4712", 4, 1)))
+    assert several.endswith("jobs 4711, 4712 crashed with it and must restart.")
+    many = verdict_sentence(hit=tuple(crash(str(number), 1, 1) for number in range(8)))
+    assert many.endswith("8 jobs crashed with it and must restart.")
+    over = verdict_sentence(hit=(crash("4711", 4, 1),), state=IncidentState.resolved)
+    assert over.endswith("4 ranks of job 4711 crashed with it.")
+    contained = verdict_sentence(
+        fault="xid-94",
+        fault_class=FaultClass.degraded,
+        title="Xid 94: contained memory error",
+        nodes={"gpu0017": Verdict.suspect},
+        remedy=(Remedy.requeue_job, Remedy.reset_gpu_when_idle),
+        evidence=(evidence(line="94, Contained"),),
+        hit=(JobHit(job="4711", basis=HitBasis.runs_on, gpus=1, nodes=1),),
+    )
+    assert contained.endswith("; job 4711 lost data and must restart.")
 
 
 def test_a_code_of_nobodys_catalogue() -> None:

@@ -1,6 +1,7 @@
 """Heartbeats of a recording by the short way: what the decoder of the API makes of them, and nothing else."""
 
-from datetime import timedelta
+import random
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -10,7 +11,8 @@ from healer.model import Observation
 from healer.recordings.recording import Entry
 from healer.signals import wire
 from healer.sim.replay_signals import HEARTBEAT, Beats
-from tests.support.loop import CLUSTER, START, name
+from healer.sim.replaying import Replay
+from tests.support.loop import CLUSTER, START, name, shipped
 
 BOOT = "0F1E2D3C4B5A69788796A5B4C3D2E1F0"
 
@@ -77,3 +79,69 @@ def test_a_node_that_slurm_no_longer_shows_is_left_to_the_decoder_too() -> None:
     beats = Beats(CLUSTER, START)
     assert beats.plain(entry({"node": name(1)}), known)
     assert beats.plain(entry({"node": name(1)}, 10), lambda _cluster, _node: False) is None
+
+
+# --- heartbeats that change nothing cost no walk ---
+
+
+def recording(nodes: int, gaps: dict[int, tuple[float, float]]) -> list[Entry]:
+    """An hour of heartbeats every 10 s, and a recording's end; `gaps`: when a node sent nothing."""
+    shown = [{"name": name(number), "state": ["IDLE"], "gpus": 8} for number in range(1, nodes + 1)]
+    rows: list[tuple[float, str, Any]] = [
+        (0, "slurm/nodes", {"cluster": CLUSTER, "nodes": shown}),
+        (0, "slurm/jobs", {"cluster": CLUSTER, "jobs": []}),
+        (3600, "clock", None),
+    ]
+    for number in range(1, nodes + 1):
+        begins, ends = gaps.get(number, (0.0, 0.0))
+        beats = (number % 10 + 10.0 * beat for beat in range(360))
+        body = [{"cluster": CLUSTER, "node": name(number)}]
+        rows += [(at, HEARTBEAT, body) for at in beats if not begins < at < ends]
+    return [
+        Entry(at=START + timedelta(seconds=at), route=route, query={}, raw=msgspec.json.encode(body))
+        for at, route, body in sorted(rows, key=lambda row: row[0])
+    ]
+
+
+class Counted(Replay):
+    """`alike`: it walks over each beat, as before it could tell which ones change nothing."""
+
+    def __init__(self, entries: list[Entry], *, alike: bool = False) -> None:
+        super().__init__(shipped(), CLUSTER, entries[0].at)
+        self.walks, self.alike = 0, alike
+        self.feed(entries)
+        self.document = self.finish()
+
+    def _walk(self, seen: list[Observation]) -> None:
+        self.walks += 1
+        super()._walk(seen)
+        if self.alike:
+            self.all_well_until = self.walked_at
+
+
+def found(replay: Counted) -> list[tuple[Any, ...]]:
+    return [(one["rule"], one["root"], one["state"], one["title"]) for one in replay.document["incidents"]]
+
+
+def opened(replay: Counted) -> list[datetime]:
+    return [datetime.fromisoformat(one["opened"]) for one in replay.document["incidents"]]
+
+
+def test_an_idle_hour_of_32_nodes_is_a_walk_in_20_seconds() -> None:
+    replayed = Counted(recording(32, {}))
+    assert replayed.walks < 300
+    assert replayed.document["incidents"] == []
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_who_falls_silent_is_found_within_a_second_of_a_replay_that_walks_over_each_beat(seed: int) -> None:
+    draw = random.Random(seed)
+    gaps = {}
+    for number in draw.sample(range(1, 9), 3):
+        begins = draw.uniform(200, 2500)
+        gaps[number] = begins, begins + draw.uniform(15, 900)
+    entries = recording(8, gaps)
+    short, long = Counted(entries), Counted(entries, alike=True)
+    assert short.walks < long.walks
+    assert found(short) == found(long)
+    assert all(abs(a - b) <= timedelta(seconds=1) for a, b in zip(opened(short), opened(long), strict=True))

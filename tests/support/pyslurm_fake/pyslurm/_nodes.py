@@ -30,6 +30,7 @@ class Node:
     boot_time: int | None
     address: str
     hostname: str
+    total_cpus: int | None
 
     def __init__(self, name: str | None = None, **changes: Any) -> None:
         self.__dict__["changes"] = {}
@@ -104,6 +105,7 @@ def _node(node: SlurmNode) -> Node:
         extra=node.extra or None,
         address=node.address or node.name,
         hostname=node.hostname or node.name,
+        total_cpus=node.cpus or None,
     )
     return shown
 

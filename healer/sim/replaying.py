@@ -36,6 +36,8 @@ _BULK = SAMPLES | {HEARTBEAT}
 #: Step of time after a quiet minute.
 COARSE_S = 60.0
 QUIET_S = 60.0
+#: Step of time after an hour in which nothing was open, at work or measured.
+STILL_STEP_S = STILL_S = 3600.0
 #: Route of a reference node's facts, for drift: `{"kind": "h100", "facts": {"driver": "580.65"}}`.
 REFERENCE = "reference"
 _LEAST = timedelta(microseconds=1)
@@ -105,15 +107,22 @@ class Replay:
     def _pass_time(self, until: datetime) -> None:
         """Moves the clock to just before `until`, walking on the way."""
         while True:
-            quiet_s = (self.clock.now() - self.quiet_since).total_seconds()
-            step = timedelta(seconds=FINE_S if quiet_s < QUIET_S else COARSE_S)
-            then = self._not_after_the_tick(self.clock.now() + step)
+            then = self._not_after_the_tick(self.clock.now() + timedelta(seconds=self._step_s()))
             if then >= until:
                 break
             self.clock.set(then)
             self._walk([])
         if until > self.clock.now():
             self.clock.set(until)
+
+    def _step_s(self) -> float:
+        quiet_s = (self.clock.now() - self.quiet_since).total_seconds()
+        if quiet_s < QUIET_S:
+            return FINE_S
+        tables = self.ledger.tables
+        still = quiet_s >= STILL_S and not tables.active_runs() and not any(self.picture.senders())
+        still = still and not any(incident.is_open for incident in tables.incidents.values())
+        return STILL_STEP_S if still else COARSE_S
 
     def _not_after_the_tick(self, then: datetime) -> datetime:
         due = self.samples.next_tick(self.clock.now()) if self.samples is not None else None

@@ -19,12 +19,19 @@ from typing import Any
 
 from tests.support import drawn_senders as senders
 from tests.support.drawn_fleet import fleet, jobs_on
-from tests.support.drawn_laws import QUIET_DAYS, QUIET_EVERY, Cause, Drawn, broken
+from tests.support.drawn_laws import (
+    QUIET_DAYS,
+    QUIET_EVERY,
+    QUIET_EVERY_WITH_BEATS,
+    Cause,
+    Drawn,
+    broken,
+)
 from tests.support.drawn_senders import PCI, Event, Row, body_row, stamp
 
 __all__ = ["Drawn", "broken", "draw"]
 #: In every so manieth draw a fault that may wait is left to healer alone; these have their quiet days.
-UNREPAIRED_EVERY = 2 * QUIET_EVERY
+UNREPAIRED_EVERY = 4
 
 # --- one draw -----------------------------------------------------------------------------------------------
 
@@ -34,6 +41,7 @@ class _Drawing:
         self.rng = random.Random(seed)
         self.drawn = Drawn(seed)
         self.beats = self.rng.random() < 0.2
+        self.drawn.quiet = seed % (QUIET_EVERY_WITH_BEATS if self.beats else QUIET_EVERY) == 0
         self.nodes = fleet(self.rng, 20 if self.beats else 40)
         self.jobs = self.drawn.jobs = jobs_on(self.rng, self.nodes)
         self.events: list[Event] = []
@@ -90,7 +98,8 @@ class _Drawing:
 
     def fatal(self, at: float) -> Cause | None:
         """A GPU fault that the catalogue isolates for: 48, 64, 74 or 149, 79, 95, 119, 120."""
-        node = self.take()
+        apart = self.rng.random() < 0.5  # half of them where a job's other nodes may see its effects
+        node = self.take(lambda name: not apart or bool(self.peers(name))) or self.take()
         if node is None:
             return None
         kind = self.rng.choice(
@@ -105,6 +114,8 @@ class _Drawing:
         for job in hit:
             if gpu in self.jobs[job]["gpus"][node] and self.rng.random() < 0.7:
                 self.teardown(at, job, xid)
+            if xid in {79, 149} and self.nodes[node]["gpu_model"] == "b200":
+                self.lost_packets(at, job, node)
             self.job_ends(at + self.rng.uniform(300, 1500), job)
         return Cause(kind, at, (node,), frozenset({node}), hit=frozenset(hit))
 
@@ -179,6 +190,18 @@ class _Drawing:
                     f"pid=81234, name=python3, Ch {self.rng.randrange(1, 99):08x}{named}",
                 )
 
+    def peers(self, node: str) -> list[str]:
+        """The other nodes of the jobs at this one."""
+        return [peer for job in self.jobs_at(node) for peer in self.jobs[job]["nodes"] if peer != node]
+
+    def lost_packets(self, at: float, job: str, broken: str) -> None:
+        """The other ends of a broken NVLink lose packets, some only when healer has requeued the job."""
+        words = " ".join(["0x04082907", "0x00000008", *["0x00000000"] * 4])
+        for node in self.jobs[job]["nodes"]:
+            if node != broken and self.rng.random() < 0.6:
+                later, gpu = at + self.rng.uniform(0.2, 20), self.jobs[job]["gpus"][node][0]
+                self.say(node, later, gpu, 145, f"RLW_SRC_TRACK Nonfatal XC1 i0 Link 10 ({words})")
+
     def waiting(self, at: float) -> Cause | None:
         """A fault that may wait: 63, or 63 with 94. It is reset when idle."""
         node = self.take()
@@ -199,7 +222,7 @@ class _Drawing:
             self.say(
                 node, at + 0.1, gpu, 94, "pid=7194, Contained: CE User Channel (0x9). RST: No, D-RST: No"
             )
-        if self.drawn.seed % UNREPAIRED_EVERY == 0:
+        if self.drawn.quiet and self.drawn.seed % UNREPAIRED_EVERY == 0:
             self.drawn.left_to_healer.add(node)
         return Cause("waiting", at, (node,), frozenset({node}), idle_only=True, hit=frozenset(hit))
 
@@ -366,9 +389,9 @@ class _Drawing:
 
     def draw(self) -> Drawn:
         rng, drawn = self.rng, self.drawn
-        kernel = (self.fatal, self.fatal, self.fatal, self.waiting, self.application, self.ended_by_user)
+        kernel = (self.fatal, self.fatal, self.waiting, self.application, self.ended_by_user)
         other = (self.harmless, self.planned)
-        silence = (self.dead, self.reboot, self.outage)
+        silence = (self.dead, self.reboot, self.outage, self.outage)
         at = rng.uniform(60, 900) if rng.random() < 0.2 and not self.beats else rng.uniform(1000, 3600)
         first = at
         for turn in range(rng.randint(1, 3)):
@@ -464,7 +487,7 @@ class _Drawing:
         told = [at for at, row in rows if row["route"] != "signals/heartbeat"]
         near = {round((at + later) / 5) * 5.0 for at in told for later in (10, 59)}
         busy = {float(at) for at in range(600, int(repaired) + 1200, 600)}
-        turns = 1 if self.drawn.seed % QUIET_EVERY else QUIET_DAYS * 4
+        turns = QUIET_DAYS * 4 if self.drawn.quiet else 1
         return sorted(near | busy | {repaired + 21600.0 * turn for turn in range(1, turns + 1)})
 
 

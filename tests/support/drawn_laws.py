@@ -20,10 +20,9 @@ KILLING = {"down", "reboot", "power_cycle"}
 #: Guards that bind even for a node that is surely unusable (law 2: the slot caps do not).
 STILL_BINDING = {"floor", "breaker", "pause"}
 SURE_WITHIN_S = 60
-QUIET_DAYS = 8
-#: Every so manieth draw has its quiet days, the others have six hours. With heartbeats one incident (their
-#: end) is open for all those days, which costs much of the time.
-QUIET_EVERY, QUIET_EVERY_WITH_BEATS = 2, 20
+#: Every so manieth draw has quiet days after the repair, the others have six hours. With heartbeats one
+#: incident (their end) is open for all those days, which costs much of the time: so they are fewer.
+QUIET_EVERY, QUIET_DAYS, QUIET_DAYS_WITH_BEATS = 2, 8, 2
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,8 @@ class Drawn:
     """A recording and its truth."""
 
     seed: int
-    #: Quiet days follow the repair.
-    quiet: bool = False
+    #: So many quiet days follow the repair.
+    quiet_days: int = 0
     rows: list[Row] = field(default_factory=list[Row])
     causes: list[Cause] = field(default_factory=list[Cause])
     #: When a node's own kernel line of a lost GPU or a failed remap arrived first.
@@ -164,11 +163,11 @@ def _too_many_incidents(drawn: Drawn, document: dict[str, Any]) -> Iterator[str]
 
 
 def _left_open(drawn: Drawn, document: dict[str, Any]) -> Iterator[str]:
-    """4: all is repaired and eight days are quiet: nothing is open but the end of all heartbeats.
+    """4: all is repaired and days are quiet: nothing is open but the end of all heartbeats.
 
     A node that was taken out after the repair is still out: that is for the first law to judge.
     """
-    if not drawn.quiet:
+    if not drawn.quiet_days:
         return
     out = {
         one["node"]
@@ -184,7 +183,7 @@ def _left_open(drawn: Drawn, document: dict[str, Any]) -> Iterator[str]:
         ):
             kinds = [cause.kind for cause in drawn.causes if one["root"].get("node") in cause.nodes]
             place = one["root"].get("node")
-            yield f"4: {one['rule']} at {place} is {one['state']} after {QUIET_DAYS} quiet days; {kinds}"
+            yield f"4: {one['rule']} at {place} is {one['state']} after {drawn.quiet_days} quiet days; {kinds}"
 
 
 def _wrong_requeues(drawn: Drawn, document: dict[str, Any]) -> Iterator[str]:

@@ -182,8 +182,8 @@ def _left_open(drawn: Drawn, document: dict[str, Any]) -> Iterator[str]:
             and one["root"].get("node", "") not in out | drawn.left_to_healer
         ):
             kinds = [cause.kind for cause in drawn.causes if one["root"].get("node") in cause.nodes]
-            place = one["root"].get("node")
-            yield f"4: {one['rule']} at {place} is {one['state']} after {drawn.quiet_days} quiet days; {kinds}"
+            state = f"{one['state']} after {drawn.quiet_days} quiet days"
+            yield f"4: {one['rule']} at {one['root'].get('node')} is {state}; {kinds}"
 
 
 def _wrong_requeues(drawn: Drawn, document: dict[str, Any]) -> Iterator[str]:

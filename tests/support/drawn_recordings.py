@@ -21,8 +21,8 @@ from tests.support import drawn_senders as senders
 from tests.support.drawn_fleet import fleet, jobs_on
 from tests.support.drawn_laws import (
     QUIET_DAYS,
-    QUIET_EVERY,
     QUIET_DAYS_WITH_BEATS,
+    QUIET_EVERY,
     Cause,
     Drawn,
     broken,

@@ -5,7 +5,7 @@ Every guard is `(proposal, facts, rules, now) -> Answer`: it reads nothing else,
 orders, Slurm's picture and history; `consent`, `capacity` and `sweeps` have the others.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
@@ -471,8 +471,15 @@ class JudgeResult(msgspec.Struct, frozen=True, kw_only=True):
         return next((answer for answer in self.answers if answer.guard is self.guard), None)
 
 
-def judge(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> JudgeResult:
-    """Any refusal refuses, else any hold holds, else act; the first of its kind is named."""
+def judge(
+    proposal: Proposal,
+    facts: GateFacts,
+    rules: Ruleset,
+    now: datetime,
+    only: Collection[Guard] = frozenset(Guard),
+) -> JudgeResult:
+    """Any refusal refuses, else any hold holds, else act; the first of its kind is named. `only`: no others
+    are asked."""
     in_slurm = proposal.verb is Verb.notify and proposal.job is not None
     asked = (
         _NOTIFY_IN_SLURM if in_slurm else ASKED[proposal.verb] - (_ROOM if proposal.begins else frozenset())
@@ -484,7 +491,7 @@ def judge(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -
     answers = tuple(
         _unless_unusable(function(proposal, facts, rules, now), proposal)
         for guard, function in GUARDS
-        if guard in asked
+        if guard in asked and guard in only
     )
     for kind, outcome in ((AnswerKind.refuse, Outcome.refused), (AnswerKind.hold, Outcome.held)):
         for answer in answers:

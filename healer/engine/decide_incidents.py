@@ -50,7 +50,6 @@ from healer.incidents.impact import hit_so_far
 from healer.incidents.lifecycle import find_auto_resolve
 from healer.incidents.placers import NewRoot, are_apart
 from healer.model import (
-    AnswerKind,
     BreakerState,
     Command,
     Decision,
@@ -261,9 +260,8 @@ def mode_now_forbids(walk: Walk, incident: Incident, rule: Rule, run: Run) -> bo
         return False
     mode = walk.gate.modes.get(rule.name) or walk.rules.mode_of(rule)
     proposal = msgspec.structs.replace(proposal_to_begin(run, playbook, incident), mode=mode)
-    answers = judge(proposal, walk.gate, walk.rules, walk.now).answers
-    kept = {answer.guard for answer in answers if answer.kind is not AnswerKind.allow}
-    return not kept.isdisjoint({Guard.mode, Guard.approval})
+    verdict = judge(proposal, walk.gate, walk.rules, walk.now, {Guard.mode, Guard.approval})
+    return verdict.outcome is not Outcome.act
 
 
 def end_milder_run(walk: Walk, incident: Incident, rule: Rule) -> None:

@@ -365,10 +365,11 @@ def _merge_silence(book: Book, silence: Incident, outage: Incident) -> None:
 
 
 def open_waves(book: Book, touched: Sequence[Incident]) -> None:
-    limit = wave_limit(book.rules, book.picture)
+    names = {incident.rule for incident in touched if incident.is_open}
+    limit = wave_limit(book.rules, book.picture) if names else None
     if limit is None or WAVE_RULE not in book.rules.by_name:
         return
-    for name in sorted({incident.rule for incident in touched if incident.is_open}):
+    for name in sorted(names):
         if rule := book.rules.by_name.get(name):
             _note_wave(book, rule, limit)
 

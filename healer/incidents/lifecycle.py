@@ -354,10 +354,15 @@ def _speaks_again(picture: Picture, node: str, incident: Incident, now: datetime
 
 
 def _is_back(picture: Picture, node: str, incident: Incident, now: datetime) -> bool:
-    """Whether the outage is over for this node: it keeps its cadence, or is judged alone."""
+    """Whether the outage is over for this node: it is judged alone, or keeps its cadence and Slurm reaches it
+    too. Slurm notices later: what it still says of the node is of the outage, for some minutes."""
     if node in picture.silence.alone:
         return True
-    return _speaks_again(picture, node, incident, now) and picture.node(node).keeps_cadence(now)
+    sender, shown = picture.node(node), picture.slurm.nodes.get(node) if picture.slurm else None
+    if not _speaks_again(picture, node, incident, now) or not sender.keeps_cadence(now):
+        return False
+    just_back = sender.back_at is not None and now - sender.back_at < JUST_BACK
+    return not just_back or shown is None or shown.responding
 
 
 def _server_is_back(picture: Picture, incident: Incident) -> bool:

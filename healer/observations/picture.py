@@ -58,7 +58,7 @@ class Changes:
     windows_until: datetime | None = None
     #: Since when Slurm shows nodes as neither out by plan nor starting any more.
     back_from_plan: dict[str, datetime] = field(default_factory=dict)
-    #: Slurm's nodes as they came, where the picture has named GPUs that Slurm does not.
+    #: Slurm's nodes as they came, before GPUs that Slurm does not name were named.
     unnamed: Mapping[str, SlurmNode] | None = None
     #: Nodes of which another boot was first heard of since the last walk.
     booted: set[str] = field(default_factory=set)
@@ -166,7 +166,7 @@ class Picture:
             if node.gpus and not node.gpu_model and name in self.nodes
         }
         named = {name: gpu for name, gpu in reported.items() if gpu and "," not in gpu}
-        self.changes.unnamed = snapshot.nodes if named else None
+        self.changes.unnamed = snapshot.nodes
         if not named:
             return snapshot
         nodes = {
@@ -291,6 +291,7 @@ class Picture:
 
     def load_inventories(self, inventories: Iterable[Inventory]) -> None:
         """What nodes reported of themselves before a restart."""
+        self.changes.unnamed = None
         for inventory in inventories:
             node = self.node(inventory.node)
             node.facts, node.facts_at = dict(inventory.facts), inventory.at

@@ -52,8 +52,9 @@ class Loop:
             observations = [*batch, *self.ledger.take_commands()]
             walk(self.ledger, self._rules(), self.picture, observations, now, sensed)
             batch, sensed, walks = (), None, walks + 1
-            due = sorted(self.ledger.due_runs(now))
-            for run in due:
+            written = self.ledger.tables.logged
+            for run in sorted(self.ledger.due_runs(now)):
                 self._driver.drive(run)
-            if not due and not self.ledger.tables.commands:
+            # A run that only checked whether it may continue leaves nothing to walk for.
+            if self.ledger.tables.logged == written and not self.ledger.tables.commands:
                 return walks

@@ -38,6 +38,8 @@ _BEATS = frozenset({HEARTBEAT})
 #: Step of time after a quiet minute.
 COARSE_S = 60.0
 QUIET_S = 60.0
+#: Step of time after an hour in which nothing was open, at work or measured.
+STILL_STEP_S = STILL_S = 3600.0
 #: Route of a reference node's facts, for drift: `{"kind": "h100", "facts": {"driver": "580.65"}}`.
 REFERENCE = "reference"
 _LEAST = timedelta(microseconds=1)
@@ -121,12 +123,8 @@ class Replay:
         """Moves the clock to just before `until`, walking on the way."""
         while True:
             now = self.clock.now()
-            if now < self.all_well_until:
-                then = self.all_well_until
-            else:
-                quiet_s = (now - max(self.quiet_since, self.beat_at)).total_seconds()
-                step = timedelta(seconds=FINE_S if quiet_s < QUIET_S else COARSE_S)
-                then = self._not_after_the_tick(now + step)
+            step = timedelta(seconds=self._step_s())
+            then = self.all_well_until if now < self.all_well_until else self._not_after_the_tick(now + step)
             if then >= until:
                 break
             self.clock.set(then)
@@ -148,6 +146,14 @@ class Replay:
         ):
             return now
         return min(all_heard.until + _LEAST, now + timedelta(seconds=COARSE_S))
+    def _step_s(self) -> float:
+        quiet_s = (self.clock.now() - max(self.quiet_since, self.beat_at)).total_seconds()
+        if quiet_s < QUIET_S:
+            return FINE_S
+        tables = self.ledger.tables
+        still = quiet_s >= STILL_S and not tables.active_runs() and not any(self.picture.senders())
+        still = still and not any(incident.is_open for incident in tables.incidents.values())
+        return STILL_STEP_S if still else COARSE_S
 
     def _not_after_the_tick(self, then: datetime) -> datetime:
         due = self.samples.next_tick(self.clock.now()) if self.samples is not None else None

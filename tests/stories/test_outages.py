@@ -1,5 +1,6 @@
 """A place that goes away takes no healthy node with it: of its nodes only one that died is acted upon."""
 
+import json
 import random
 from collections import deque
 from datetime import timedelta
@@ -8,11 +9,13 @@ from typing import NamedTuple
 import msgspec
 import pytest
 
-from healer.model import Observation, PlaceKind, SlurmNode
+from healer.model import Mode, Observation, PlaceKind, SlurmNode
 from healer.model.faults import PLACES_SILENT
 from healer.observations import Picture
+from healer.recordings.recording import read
+from healer.sim.replaying import replay
 from healer.sim.sim_slurm import sim_nodes
-from tests.support.loop import CLUSTER, Site, beat, name
+from tests.support.loop import CLUSTER, START, Site, beat, name, rules_in
 
 pytestmark = pytest.mark.heavy
 
@@ -182,3 +185,25 @@ def test_a_restart_of_the_detector_forgets_no_outage(restart_s: int) -> None:
     site, drained = play(outage, nodes, random.Random(3), restart_s=restart_s)
     assert drained == set()
     assert site.open_incidents == []
+
+
+def test_what_slurm_still_says_of_a_member_that_is_just_back_is_of_the_outage() -> None:
+    names, lost_s, back_s, reached_s = [name(number) for number in range(1, 13)], 300, 720, 830
+    places = {one: "leaf1" if one in names[:4] else "leaf2" for one in names}
+
+    def row(at_s: float, route: str, body: object) -> dict[str, object]:
+        return {"at": (START + timedelta(seconds=at_s)).isoformat(), "route": route, "body": body}
+
+    def shown(at_s: float, state: str, key: str, some: list[str]) -> dict[str, object]:
+        rows = [{"name": one, "state": [*state.split("+")], "gpus": 8, "switch": places[one]} for one in some]
+        return row(at_s, "slurm/nodes", {"cluster": CLUSTER, key: rows})
+
+    rows = [shown(0, "IDLE", "nodes", names), shown(lost_s + 80, "IDLE+NOT_RESPONDING", "changed", names[:4])]
+    rows.append(shown(reached_s, "IDLE", "changed", names[:4]))
+    for at_s in range(1, 1500, 15):
+        there = [one for one in names if places[one] == "leaf2" or not lost_s < at_s < back_s]
+        beats = [{"cluster": CLUSTER, "node": one, "boot_id": f"{one}-b1"} for one in there]
+        rows.append(row(at_s, "signals/heartbeat", beats))
+    rows.sort(key=lambda one: str(one["at"]))
+    document = replay(rules_in(Mode.auto), read(json.dumps(one) for one in rows))
+    assert [(one["rule"], one["state"]) for one in document["incidents"]] == [("switch-silent", "resolved")]

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
 
 from healer.model import Guard, Mode, Ruleset, Verb
 from healer.recordings.recording import BadRecording, read
+from healer.sim import replaying
 from healer.sim.replaying import replay
 from tests.support.loop import APPLICATION, CLUSTER, DEGRADED, FATAL, LOST, TEARDOWN, later, name, rules_in
 
@@ -266,6 +268,21 @@ def test_clock_entries_let_time_pass() -> None:
     long = played(nodes(), kernel(10, 1, APPLICATION), clock(7200))
     assert short["incidents"][0]["closed"] is None
     assert long["incidents"][0]["closed"] is not None
+
+
+def test_a_still_week_passes_in_hours_and_what_is_open_in_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+    walked, walk = list[datetime](), replaying.Loop.walk
+
+    def counted(loop: replaying.Loop, *given: Any) -> int:
+        walked.append(loop.ledger.clock.now())
+        return walk(loop, *given)
+
+    monkeypatch.setattr(replaying.Loop, "walk", counted)
+    week_s = 7 * 86400.0
+    [incident] = played(nodes(), jobs(), kernel(100, 1, APPLICATION), clock(week_s))["incidents"]
+    opened, closed = (datetime.fromisoformat(incident[name]) for name in ("opened", "closed"))
+    assert timedelta(hours=1) <= closed - opened < timedelta(minutes=62)
+    assert sum(at > closed + timedelta(hours=2) for at in walked) < 7 * 24
 
 
 def test_a_signal_of_an_unknown_node_is_rejected_and_the_rest_goes_on() -> None:

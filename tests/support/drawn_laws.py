@@ -20,9 +20,9 @@ KILLING = {"down", "reboot", "power_cycle"}
 #: Guards that bind even for a node that is surely unusable (law 2: the slot caps do not).
 STILL_BINDING = {"floor", "breaker", "pause"}
 SURE_WITHIN_S = 60
-QUIET_DAYS = 8
-#: Every so manieth draw has its quiet days, which cost most of the time; the others have six hours.
-QUIET_EVERY = 10
+#: Every so manieth draw has quiet days after the repair, the others have six hours. With heartbeats one
+#: incident (their end) is open for all those days, which costs much of the time: so they are fewer.
+QUIET_EVERY, QUIET_DAYS, QUIET_DAYS_WITH_BEATS = 2, 8, 2
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,8 @@ class Drawn:
     """A recording and its truth."""
 
     seed: int
+    #: So many quiet days follow the repair.
+    quiet_days: int = 0
     rows: list[Row] = field(default_factory=list[Row])
     causes: list[Cause] = field(default_factory=list[Cause])
     #: When a node's own kernel line of a lost GPU or a failed remap arrived first.
@@ -141,7 +143,7 @@ def _sure_in_service(drawn: Drawn, document: dict[str, Any]) -> Iterator[str]:
 
 
 def _too_many_incidents(drawn: Drawn, document: dict[str, Any]) -> Iterator[str]:
-    """3: one incident for a cause, and one where all heartbeats end."""
+    """3: one incident for a cause, also at its own nodes alone, and one where all heartbeats end."""
     most = sum(cause.incidents for cause in drawn.causes)
     told = [
         (one["rule"], one["root"].get("node"), round(_seconds(one["opened"])))
@@ -151,17 +153,21 @@ def _too_many_incidents(drawn: Drawn, document: dict[str, Any]) -> Iterator[str]
     found, last = [one for one in told if one[2] < ends - 1], [one for one in told if one[2] >= ends - 1]
     if len(last) > 1:
         yield f"3: {len(last)} incidents because all heartbeats end: {last}"
+    for cause in drawn.causes:
+        own = [one for one in found if one[1] in cause.nodes]
+        if len(own) > cause.incidents:
+            yield f"3: {len(own)} incidents at the nodes of {cause.kind}, {cause.at:.0f} s: {own}"
     if len(found) > most:
         kinds = [(cause.kind, cause.nodes[:3], round(cause.at)) for cause in drawn.causes]
         yield f"3: {len(found)} incidents for {most} causes: {found}; causes: {kinds}"
 
 
 def _left_open(drawn: Drawn, document: dict[str, Any]) -> Iterator[str]:
-    """4: all is repaired and eight days are quiet: nothing is open but the end of all heartbeats.
+    """4: all is repaired and days are quiet: nothing is open but the end of all heartbeats.
 
     A node that was taken out after the repair is still out: that is for the first law to judge.
     """
-    if drawn.seed % QUIET_EVERY:
+    if not drawn.quiet_days:
         return
     out = {
         one["node"]
@@ -176,8 +182,8 @@ def _left_open(drawn: Drawn, document: dict[str, Any]) -> Iterator[str]:
             and one["root"].get("node", "") not in out | drawn.left_to_healer
         ):
             kinds = [cause.kind for cause in drawn.causes if one["root"].get("node") in cause.nodes]
-            place = one["root"].get("node")
-            yield f"4: {one['rule']} at {place} is {one['state']} after {QUIET_DAYS} quiet days; {kinds}"
+            state = f"{one['state']} after {drawn.quiet_days} quiet days"
+            yield f"4: {one['rule']} at {one['root'].get('node')} is {state}; {kinds}"
 
 
 def _wrong_requeues(drawn: Drawn, document: dict[str, Any]) -> Iterator[str]:
@@ -205,16 +211,22 @@ def _killed(drawn: Drawn, document: dict[str, Any]) -> Iterator[str]:
 
 
 def _plan_forgotten(drawn: Drawn, document: dict[str, Any]) -> Iterator[str]:
-    """7: a plan ends by a reset or a reboot, never because its line is not repeated (law 10).
+    """7: a plan is carried out once no job is left, and ends by a reset or a reboot, never because its line
+    is not repeated (law 10).
 
     Where healer had drained the node, the last picture is a person's resume, and that ends it too.
     """
     ending = {"drain", "reset_gpu", "reboot", "power_cycle"}
     for one in document["incidents"]:
         node = one["root"].get("node")
-        if node not in drawn.left_to_healer or one["closed"] is None:
+        if node not in drawn.left_to_healer:
             continue
-        until = _seconds(one["closed"])
+        until = _seconds(one["closed"]) if one["closed"] is not None else float("inf")
         done = [step for step in document["actions"] if step["node"] == node and step["action"] in ending]
-        if not any(_seconds(step["at"]) <= until for step in done):
+        held = {one["guard"] for one in document["held"] if one["node"] == node}
+        if any(_seconds(step["at"]) <= until for step in done):
+            continue
+        if one["closed"] is not None:
             yield f"7: {one['rule']} at {node} was closed at {until:.0f} s without a reset or a reboot"
+        elif not held & STILL_BINDING:
+            yield f"7: {one['rule']} at {node} was never carried out; held by {sorted(held)}"

@@ -19,12 +19,19 @@ from typing import Any
 
 from tests.support import drawn_senders as senders
 from tests.support.drawn_fleet import fleet, jobs_on
-from tests.support.drawn_laws import QUIET_DAYS, QUIET_EVERY, Cause, Drawn, broken
+from tests.support.drawn_laws import (
+    QUIET_DAYS,
+    QUIET_DAYS_WITH_BEATS,
+    QUIET_EVERY,
+    Cause,
+    Drawn,
+    broken,
+)
 from tests.support.drawn_senders import PCI, Event, Row, body_row, stamp
 
 __all__ = ["Drawn", "broken", "draw"]
 #: In every so manieth draw a fault that may wait is left to healer alone; these have their quiet days.
-UNREPAIRED_EVERY = 2 * QUIET_EVERY
+UNREPAIRED_EVERY = 4
 
 # --- one draw -----------------------------------------------------------------------------------------------
 
@@ -34,6 +41,8 @@ class _Drawing:
         self.rng = random.Random(seed)
         self.drawn = Drawn(seed)
         self.beats = self.rng.random() < 0.2
+        if seed % QUIET_EVERY == 0:
+            self.drawn.quiet_days = QUIET_DAYS_WITH_BEATS if self.beats else QUIET_DAYS
         self.nodes = fleet(self.rng, 20 if self.beats else 40)
         self.jobs = self.drawn.jobs = jobs_on(self.rng, self.nodes)
         self.events: list[Event] = []
@@ -42,6 +51,8 @@ class _Drawing:
         #: Node, from, until; inf: until the repair.
         self.silent: list[tuple[str, float, float]] = []
         self.boot_since: dict[str, float] = {}
+        #: Jobs that run on for days, beside a fault that may wait: job -> its end.
+        self.late: dict[str, float] = {}
         self.mapped = self.rng.random() < 0.7
 
     def take(self, wanted: Callable[[str], bool] = lambda _: True) -> str | None:
@@ -90,7 +101,8 @@ class _Drawing:
 
     def fatal(self, at: float) -> Cause | None:
         """A GPU fault that the catalogue isolates for: 48, 64, 74 or 149, 79, 95, 119, 120."""
-        node = self.take()
+        apart = self.rng.random() < 0.5  # half of them where a job's other nodes may see its effects
+        node = self.take(lambda name: not apart or bool(self.peers(name))) or self.take()
         if node is None:
             return None
         kind = self.rng.choice(
@@ -105,6 +117,8 @@ class _Drawing:
         for job in hit:
             if gpu in self.jobs[job]["gpus"][node] and self.rng.random() < 0.7:
                 self.teardown(at, job, xid)
+            if xid in {79, 149} and self.nodes[node]["gpu_model"] == "b200":
+                self.lost_packets(at, job, node)
             self.job_ends(at + self.rng.uniform(300, 1500), job)
         return Cause(kind, at, (node,), frozenset({node}), hit=frozenset(hit))
 
@@ -179,9 +193,22 @@ class _Drawing:
                     f"pid=81234, name=python3, Ch {self.rng.randrange(1, 99):08x}{named}",
                 )
 
+    def peers(self, node: str) -> list[str]:
+        """The other nodes of the jobs at this one."""
+        return [peer for job in self.jobs_at(node) for peer in self.jobs[job]["nodes"] if peer != node]
+
+    def lost_packets(self, at: float, job: str, broken: str) -> None:
+        """The other ends of a broken NVLink lose packets, some only when healer has requeued the job."""
+        words = " ".join(["0x04082907", "0x00000008", *["0x00000000"] * 4])
+        for node in self.jobs[job]["nodes"]:
+            if node != broken and self.rng.random() < 0.6:
+                later, gpu = at + self.rng.uniform(0.2, 20), self.jobs[job]["gpus"][node][0]
+                self.say(node, later, gpu, 145, f"RLW_SRC_TRACK Nonfatal XC1 i0 Link 10 ({words})")
+
     def waiting(self, at: float) -> Cause | None:
         """A fault that may wait: 63, or 63 with 94. It is reset when idle."""
-        node = self.take()
+        unrepaired = self.drawn.seed % UNREPAIRED_EVERY == 0 and not self.beats
+        node = self.take(lambda name: not unrepaired or bool(self.jobs_at(name))) or self.take()
         if node is None:
             return None
         gpu, hit = self.rng.randrange(self.nodes[node]["gpus"]), list[str]()
@@ -199,8 +226,10 @@ class _Drawing:
             self.say(
                 node, at + 0.1, gpu, 94, "pid=7194, Contained: CE User Channel (0x9). RST: No, D-RST: No"
             )
-        if self.drawn.seed % UNREPAIRED_EVERY == 0:
+        if unrepaired:
             self.drawn.left_to_healer.add(node)
+            if not hit and self.rng.random() < 0.6:
+                self.late |= {job: at + self.rng.uniform(28, 70) * 3600 for job in self.jobs_at(node)}
         return Cause("waiting", at, (node,), frozenset({node}), idle_only=True, hit=frozenset(hit))
 
     def application(self, at: float) -> Cause | None:
@@ -316,7 +345,7 @@ class _Drawing:
         names = self.rng.choice(choice)
         here = len(names)
         names = names if self.rng.random() < 0.5 else self.rng.sample(names, self.rng.randint(2, len(names)))
-        lasts, told = self.rng.uniform(90, 900), self.rng.random()
+        lasts, told = self.rng.uniform(90, 900), max(self.rng.random(), self.rng.random())
         for name in names:
             lost = at + self.rng.uniform(0, 45)
             back = at + lasts + self.rng.uniform(0, 120)
@@ -366,13 +395,15 @@ class _Drawing:
 
     def draw(self) -> Drawn:
         rng, drawn = self.rng, self.drawn
-        kernel = (self.fatal, self.fatal, self.fatal, self.waiting, self.application, self.ended_by_user)
+        kernel = (self.fatal, self.fatal, self.waiting, self.application, self.ended_by_user)
         other = (self.harmless, self.planned)
-        silence = (self.dead, self.reboot, self.outage)
+        silence = (self.dead, self.reboot, self.outage, self.outage, self.outage)
         at = rng.uniform(60, 900) if rng.random() < 0.2 and not self.beats else rng.uniform(1000, 3600)
         first = at
         for turn in range(rng.randint(1, 3)):
             kind = rng.choice(silence) if self.beats and turn == 0 else rng.choice(kernel + kernel + other)
+            if turn == 0 and drawn.seed % UNREPAIRED_EVERY == 0 and not self.beats:
+                kind = self.waiting
             if (cause := kind(at)) is not None:
                 drawn.causes.append(cause)
             gaps = ((1, 10), (10, 120), (120, 600)) if self.beats else ((1, 60), (60, 1200), (3600, 10800))
@@ -409,15 +440,20 @@ class _Drawing:
         ]
         rows = [(when, body_row("slurm/nodes", {"cluster": "pod1", "nodes": nodes})) for when in whole]
         rows.append((0.0, body_row("slurm/jobs", {"cluster": "pod1", "jobs": jobs})))
-        ended = [job | {"state": "COMPLETED"} for job in jobs]
+        late = {name for name in self.late if name not in self.drawn.ended}
+        ended = [job if job["id"] in late else job | {"state": "COMPLETED"} for job in jobs]
         rows.append((jobs_end, body_row("slurm/jobs", {"cluster": "pod1", "jobs": ended})))
-        for job in self.jobs:
-            self.drawn.ended.setdefault(job, jobs_end)
+        for name, job in self.jobs.items():
+            if name in late:
+                change = {"cluster": "pod1", "changed": [job | {"state": "COMPLETED"}]}
+                rows.append((self.late[name], body_row("slurm/jobs", change)))
+            self.drawn.ended.setdefault(name, self.late[name] if name in late else jobs_end)
+        busy = {node for name in late for node in self.jobs[name]["nodes"]}
         renewed = {name for cause in self.drawn.causes for name in cause.may_leave} | set(self.boot_since)
         renewed -= self.drawn.left_to_healer
         well = [
             node
-            | {"state": ["IDLE"]}
+            | {"state": node["state"] if node["name"] in busy else ["IDLE"]}
             | (
                 {"boot_id": f"{node['name']}-b3", "boot_at": stamp(repaired - 120)}
                 if node["name"] in renewed
@@ -426,6 +462,10 @@ class _Drawing:
             for node in nodes
         ]
         rows.append((repaired, body_row("slurm/nodes", {"cluster": "pod1", "nodes": well})))
+        idle = [node | {"state": ["IDLE"]} for node in well if node["name"] in busy]
+        if idle:
+            last = max(self.late[name] for name in late) + 1
+            rows.append((last, body_row("slurm/nodes", {"cluster": "pod1", "changed": idle})))
         return rows
 
     def _heartbeats(self, first: float, repaired: float) -> list[tuple[float, Row]]:
@@ -464,7 +504,7 @@ class _Drawing:
         told = [at for at, row in rows if row["route"] != "signals/heartbeat"]
         near = {round((at + later) / 5) * 5.0 for at in told for later in (10, 59)}
         busy = {float(at) for at in range(600, int(repaired) + 1200, 600)}
-        turns = 1 if self.drawn.seed % QUIET_EVERY else QUIET_DAYS * 4
+        turns = max(1, self.drawn.quiet_days * 4)
         return sorted(near | busy | {repaired + 21600.0 * turn for turn in range(1, turns + 1)})
 
 

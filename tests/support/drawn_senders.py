@@ -208,8 +208,8 @@ def tell(rng: random.Random, events: list[Event], nodes: dict[str, Row], longest
                 later_s = min(later_s, AGELESS_S) if sender in AGELESS else later_s
                 if rng.random() >= lost:
                     _add(told, batch[-1].at + later_s, sender(rng, batch, nodes), batch)
-    if rng.random() < 0.3:
-        again = rng.choice(REREADERS)
+    if rng.random() < 0.5:  # by a reader that knows something else of the lines, where there is one
+        again = rng.choice([one for one in REREADERS if one not in chosen] or REREADERS)
         for node in {event.node: None for event in events if event.xid}:
             batch = [event for event in events if event.node == node]
             _add(told, batch[-1].at + rng.uniform(1, longest_s), again(rng, batch, nodes), batch)

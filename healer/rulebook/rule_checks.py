@@ -78,7 +78,7 @@ def check_models(source: Source, path: Path, globs: Sequence[str], models: Seque
 
 def check_known_fault(source: Source, path: Path, fault: str, known_faults: Sequence[str]) -> None:
     """A fault or a glob of faults, under the name of its field, which is the last text of `path`."""
-    if not any(fnmatchcase(name, fault) for name in known_faults):
+    if fault not in known_faults and not any(fnmatchcase(name, fault) for name in known_faults):
         field = next(part for part in reversed(path) if isinstance(part, str))
         text = f"{field}: {fault} is no fault that healer knows"
         source.problem(path, text, did_you_mean(fault, known_faults))

@@ -6,10 +6,10 @@
 
 import math
 import re
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -158,7 +158,7 @@ def run_detection_cases(
 ) -> list[Outcome]:
     """Runs every case, or those of `only` these rules. Cases that cannot be read or run are problems of their
     source."""
-    outcomes: list[Outcome] = []
+    cases: list[tuple[Source, int, _Prepared]] = []
     for source in sources:
         for index, case in source.entries("cases", DetectionCase):
             rule = rules.get(case.rule)
@@ -169,12 +169,48 @@ def run_detection_cases(
             if only is not None and rule.name not in only:
                 continue
             try:
-                why, was_false = _run(case, rule, catalogue, models)
+                cases.append((source, index, _prepared(case, rule, catalogue, f"{len(cases)}~")))
             except CaseWrong as error:
                 source.problem((index, *error.path), f"{case.name}: {error.text}", error.hint)
-                continue
-            outcomes.append(Outcome(case=case, source=source, index=index, why=why, was_false=was_false))
+    batches = _batches([prepared for _, _, prepared in cases])
+    played = {mark: result for batch in batches for mark, result in _play(batch, catalogue, models)}
+    outcomes = []
+    for source, index, prepared in cases:
+        why, was_false = played[prepared.mark]
+        outcomes.append(Outcome(case=prepared.case, source=source, index=index, why=why, was_false=was_false))
     return outcomes
+
+
+#: What compares a part with those of other nodes, and the rows that lie within one.
+_ACROSS_NODES = re.compile(r"\b(?:peers|peer_z|peers_at|rack_peers)\b")
+_WITHIN_NODES = frozenset({Scope.node, Scope.gpu, Scope.link, Scope.device, Scope.device_part})
+
+
+def _looks_across(rule: DetectionRule, catalogue: Catalogue) -> frozenset[str]:
+    """The signals of other nodes that the rule looks at."""
+    text = f"{rule.when} {rule.threshold}"
+    if rule.scope in _WITHIN_NODES and not _ACROSS_NODES.search(text):
+        return frozenset()
+    return frozenset(re.findall(r"\w+", text)) & catalogue.signals.keys()
+
+
+def _batches(cases: Iterable["_Prepared"]) -> list[list["_Prepared"]]:
+    """Cases that are played side by side: equally long, and none looks at what the nodes of another send."""
+    found: dict[tuple[float, float], list[list[_Prepared]]] = {}
+    for case in cases:
+        batches = found.setdefault((case.every_s, case.lasts_s), [])
+        fits = (batch for batch in batches if all(_are_apart(case, other) for other in batch))
+        if (batch := next(fits, None)) is not None:
+            batch.append(case)
+        else:
+            batches.append([case])
+    return [batch for batches in found.values() for batch in batches]
+
+
+def _are_apart(case: "_Prepared", other: "_Prepared") -> bool:
+    if case.across and case.rule.name == other.rule.name:
+        return False
+    return case.across.isdisjoint(other.sends) and other.across.isdisjoint(case.sends)
 
 
 def prove(outcomes: Sequence[Outcome], rules: Iterable[PlacedRule]) -> None:
@@ -199,26 +235,66 @@ def prove(outcomes: Sequence[Outcome], rules: Iterable[PlacedRule]) -> None:
 # --- one case ---
 
 
-def _run(
-    case: DetectionCase, rule: DetectionRule, catalogue: Catalogue, models: Sequence[GpuModel]
-) -> tuple[str, bool]:
+class _Prepared(NamedTuple):
+    """`mark` begins the names of its nodes, devices and jobs: others are played together with them."""
+
+    case: DetectionCase
+    rule: DetectionRule
+    mark: str
+    lasts_s: float
+    every_s: float
+    within_s: float
+    series: dict[str, list[tuple[Column, Track]]]
+    #: Signals of its nodes, and those of other nodes that its rule looks at.
+    sends: frozenset[str]
+    across: frozenset[str]
+    snapshot: SlurmSnapshot
+    places: Topology
+
+
+def _prepared(case: DetectionCase, rule: DetectionRule, catalogue: Catalogue, mark: str) -> _Prepared:
+    lasts_s, every_s = _seconds(case, "lasts"), _seconds(case, "every")
+    within_s = _seconds(case, "within") if case.within else math.inf
+    if not 0 < every_s <= lasts_s <= _LONGEST_S or lasts_s / every_s > _MOST_SAMPLES:
+        raise CaseWrong(("lasts",), f"at most 1h and {_MOST_SAMPLES} samples")
+    series = _all_series(case, catalogue, mark)
+    derived = {name for name, signal in catalogue.signals.items() if signal.derived}
+    return _Prepared(
+        case=case,
+        rule=rule,
+        mark=mark,
+        lasts_s=lasts_s,
+        every_s=every_s,
+        within_s=within_s,
+        series=series,
+        sends=frozenset(case.series) | derived,
+        across=_looks_across(rule, catalogue),
+        snapshot=_slurm(case, mark),
+        places=_places(case, mark),
+    )
+
+
+def _play(
+    batch: Sequence[_Prepared], catalogue: Catalogue, models: Sequence[GpuModel]
+) -> Iterator[tuple[str, tuple[str, bool]]]:
+    """What came of each case, by its mark. All take equally long."""
     from healer.detection.measured import RuleEngine
     from healer.detection.protocol import Look
     from healer.observations.steps import StepTimes
     from healer.observations.telemetry_windows import Telemetry
 
-    lasts_s, every_s = _seconds(case, "lasts"), _seconds(case, "every")
-    within_s = _seconds(case, "within") if case.within else math.inf
-    if not 0 < every_s <= lasts_s <= _LONGEST_S or lasts_s / every_s > _MOST_SAMPLES:
-        raise CaseWrong(("lasts",), f"at most 1h and {_MOST_SAMPLES} samples")
-    series = _all_series(case, catalogue)
+    lasts_s, every_s = batch[0].lasts_s, batch[0].every_s
+    series = {subject: tracks for prepared in batch for subject, tracks in prepared.series.items()}
     telemetry = Telemetry(_CLUSTER, catalogue, models)
-    engine, steps = RuleEngine([rule], catalogue), StepTimes(_CLUSTER)
-    snapshot, places = _slurm(case), _places(case)
+    rules = {prepared.rule.name: prepared.rule for prepared in batch}
+    engine, steps = RuleEngine(list(rules.values()), catalogue), StepTimes(_CLUSTER)
+    snapshot, places = _one_cluster(batch)
     book = _Book([column for of_node in series.values() for column, _ in of_node])
-    fired: dict[str, float] = {}
-    texts: list[str] = []
-    was_false = False
+    of_case = {(prepared.mark, prepared.rule.name) for prepared in batch}
+    across = {prepared.rule.name: prepared.mark for prepared in batch if prepared.across}
+    fired: dict[str, dict[str, float]] = {prepared.mark: {} for prepared in batch}
+    texts: dict[str, list[str]] = {prepared.mark: [] for prepared in batch}
+    false: set[tuple[str, str]] = set()
     passed_s = 0.0
     telemetry.show(snapshot, places)
     of_slurm = any(catalogue.signals[name].derived for name in engine.signals)
@@ -227,14 +303,43 @@ def _run(
         if of_slurm:
             telemetry.show(msgspec.structs.replace(snapshot, taken_at=now), places)
         _send(telemetry, book, series, passed_s, now)
-        watched = [(rule.name, part) for part in telemetry.axis(rule.scope).components()]
+        left = of_case - false
+        watched = [
+            (name, part)
+            for name in sorted({name for _, name in left})
+            for part in telemetry.axis(rules[name].scope).components()
+            if (_mark_of(part) or across.get(name), name) in left
+        ]
         sensed = engine.tick(Look(now, telemetry, steps, watched=watched))
-        was_false = was_false or bool(sensed.clear_since)
+        false |= {(_mark_of(part) or across[name], name) for name, part in sensed.clear_since}
         for finding in sensed.findings:
-            fired.setdefault(part_name(finding.evidence[0].component), passed_s)
-            texts.append(finding.text)
+            part = finding.evidence[0].component
+            mark = _mark_of(part) or across[finding.rule]
+            if (mark, finding.rule) in of_case:
+                fired[mark].setdefault(part_name(part, mark), passed_s)
+                texts[mark].append(finding.text.replace(mark, ""))
         passed_s += every_s
-    return _compare(case, fired, texts, within_s), was_false
+    for prepared in batch:
+        why = _compare(prepared.case, fired[prepared.mark], texts[prepared.mark], prepared.within_s)
+        yield prepared.mark, (why, (prepared.mark, prepared.rule.name) in false)
+
+
+def _one_cluster(batch: Iterable[_Prepared]) -> tuple[SlurmSnapshot, Topology]:
+    nodes: dict[str, SlurmNode] = {}
+    jobs: dict[str, SlurmJob] = {}
+    places: dict[str, Place] = {}
+    for prepared in batch:
+        nodes |= prepared.snapshot.nodes
+        jobs |= prepared.snapshot.jobs
+        places |= prepared.places.places
+    shown = SlurmSnapshot(cluster=_CLUSTER, taken_at=_START, nodes=nodes, jobs=jobs)
+    return shown, Topology(places=places)
+
+
+def _mark_of(part: Component) -> str:
+    """Empty for what is of no node and no case alone: the fabric."""
+    name = next(filter(None, (part.node, part.device, part.job, part.switch)), "")
+    return name[: name.find("~") + 1]
 
 
 def _compare(case: DetectionCase, fired: Mapping[str, float], texts: Sequence[str], within_s: float) -> str:
@@ -253,17 +358,17 @@ def _compare(case: DetectionCase, fired: Mapping[str, float], texts: Sequence[st
     return ""
 
 
-def part_name(component: Component) -> str:
-    """How cases name it: `n1`, `n1 gpu3`, `n1 gpu3 link0`, `n1 mlx5_0/1`, `d1`, `d1 p1`, `job 7`, `switch s`,
-    `fabric`."""
+def part_name(component: Component, mark: str) -> str:
+    """How cases name it, without the `mark`: `n1`, `n1 gpu3`, `n1 gpu3 link0`, `n1 mlx5_0/1`, `d1`, `d1 p1`,
+    `job 7`, `switch s`, `fabric`."""
     if component.device is not None:
-        return " ".join(filter(None, (component.device, component.part)))
+        return " ".join(filter(None, (component.device.removeprefix(mark), component.part)))
     if component.node is None:
         for kind in ("job", "switch"):
             if value := getattr(component, kind):
-                return f"{kind} {value}"
+                return f"{kind} {value.removeprefix(mark)}"
         return "fabric"
-    words = [component.node]
+    words = [component.node.removeprefix(mark)]
     if component.gpu is not None:
         words.append(f"gpu{component.gpu}")
     if component.link is not None:
@@ -315,27 +420,26 @@ def _send(
 # --- the cluster of a case ---
 
 
-def _slurm(case: DetectionCase) -> SlurmSnapshot:
+def _slurm(case: DetectionCase, mark: str) -> SlurmSnapshot:
     nodes = {}
     held = {node for names in case.jobs.values() for node in names}
     for name in _nodes(case):
         state = case.states.get(name, ("ALLOCATED",) if name in held else ("IDLE",))
-        nodes[name] = SlurmNode(name=name, state=state, gpus=case.gpus, gpu_model=case.model)
-    jobs = {
-        job: SlurmJob(
-            id=job, state="RUNNING", nodes=names, gpus=dict.fromkeys(names, tuple(range(case.gpus)))
-        )
-        for job, names in case.jobs.items()
-    }
+        nodes[mark + name] = SlurmNode(name=mark + name, state=state, gpus=case.gpus, gpu_model=case.model)
+    jobs = {}
+    for job, names in case.jobs.items():
+        marked = tuple(mark + name for name in names)
+        gpus = dict.fromkeys(marked, tuple(range(case.gpus)))
+        jobs[mark + job] = SlurmJob(id=mark + job, state="RUNNING", nodes=marked, gpus=gpus)
     for field, named in (("jobs", held), ("states", set(case.states))):
-        for name in named - nodes.keys():
+        for name in named - set(_nodes(case)):
             raise CaseWrong((field,), f"{field}: there is no node {name}", f"nodes are n1 to n{case.nodes}")
     return SlurmSnapshot(cluster=_CLUSTER, taken_at=_START, nodes=nodes, jobs=jobs)
 
 
-def _places(case: DetectionCase) -> Topology:
-    switch_of = {node: name for name, nodes in case.switches.items() for node in nodes}
-    rack_of = {node: name for name, nodes in case.racks.items() for node in nodes}
+def _places(case: DetectionCase, mark: str) -> Topology:
+    switch_of = {mark + node: mark + name for name, nodes in case.switches.items() for node in nodes}
+    rack_of = {mark + node: mark + name for name, nodes in case.racks.items() for node in nodes}
     return Topology(
         places={
             node: Place(switch=switch_of.get(node, ""), rack=rack_of.get(node, ""))
@@ -348,33 +452,39 @@ def _nodes(case: DetectionCase) -> list[str]:
     return [f"n{number}" for number in range(1, case.nodes + 1)]
 
 
-def _parts(case: DetectionCase, signal: Signal) -> list[tuple[str, str, Part]]:
-    """(name in the case, node, part) of everything that the signal is measured of."""
+def _parts(case: DetectionCase, signal: Signal, mark: str) -> list[tuple[str, str, Part]]:
+    """(name in the case, marked node, part) of everything that the signal is measured of."""
     found: list[tuple[str, str, Part]] = []
     if signal.scope is Scope.device:
-        return [(device, DEVICE_MARK + device, Part()) for device in case.devices]
+        return [(device, DEVICE_MARK + mark + device, Part()) for device in case.devices]
     if signal.scope is Scope.device_part:
         pairs = [(device, part) for device, parts in case.devices.items() for part in parts]
-        return [(f"{device} {part}", DEVICE_MARK + device, Part(port=part)) for device, part in pairs]
+        return [(f"{device} {part}", DEVICE_MARK + mark + device, Part(port=part)) for device, part in pairs]
     for node in _nodes(case):
         if signal.scope is Scope.node:
-            found.append((node, node, Part()))
+            found.append((node, mark + node, Part()))
         elif signal.scope is Scope.gpu:
-            found += [(f"{node} gpu{gpu}", node, Part(gpu=gpu)) for gpu in range(case.gpus)]
+            found += [(f"{node} gpu{gpu}", mark + node, Part(gpu=gpu)) for gpu in range(case.gpus)]
         elif signal.name.startswith("nvlink"):
             found += [
-                (f"{node} gpu{gpu} link{link}", node, Part(gpu=gpu, link=link))
+                (f"{node} gpu{gpu} link{link}", mark + node, Part(gpu=gpu, link=link))
                 for gpu in range(case.gpus)
                 for link in range(case.links)
             ]
         else:
-            found += [(f"{node} {port}", node, Part(port=port)) for port in case.ports]
+            found += [(f"{node} {port}", mark + node, Part(port=port)) for port in case.ports]
     return found
 
 
-def _all_series(case: DetectionCase, catalogue: Catalogue) -> dict[str, list[tuple[Column, Track]]]:
-    """By node: its series and how they go."""
-    subjects = (*_nodes(case), *(DEVICE_MARK + device for device in case.devices))
+def _all_series(
+    case: DetectionCase, catalogue: Catalogue, mark: str
+) -> dict[str, list[tuple[Column, Track]]]:
+    """By marked node: its series and how they go."""
+    nodes, devices = (
+        (mark + node for node in _nodes(case)),
+        (DEVICE_MARK + mark + name for name in case.devices),
+    )
+    subjects = (*nodes, *devices)
     found: dict[str, list[tuple[Column, Track]]] = {subject: [] for subject in subjects}
     for name, given in case.series.items():
         signal = catalogue.signals.get(name)
@@ -384,7 +494,7 @@ def _all_series(case: DetectionCase, catalogue: Catalogue) -> dict[str, list[tup
         if signal.derived:
             raise CaseWrong(("series", name), f"{name} comes from Slurm: say it by jobs and states")
         by_part = given if isinstance(given, dict) else {"each": given}
-        parts = _parts(case, signal)
+        parts = _parts(case, signal, mark)
         # A node's value holds for all its parts that have none of their own.
         part_names = {part for part, _, _ in parts}
         wholes = {part.partition(" ")[0] for part in part_names}

@@ -119,16 +119,36 @@ def uptime_of(line: str) -> float | None:
 def is_from_before(seen: Observation, booted_at: datetime, renewed_at: datetime | None) -> bool:
     """Whether the kernel's stamp on the line shows that it was written before `renewed_at`, or in an earlier
     boot. `booted_at`: Slurm's BootTime of the node, by our clock. None: nothing was renewed."""
-    uptime_s = uptime_of(seen.line)
-    if uptime_s is None or renewed_at is None:
+    stamped = _stamped(seen, booted_at)
+    if stamped is None or renewed_at is None:
         return False
-    at = booted_at + timedelta(seconds=uptime_s)
-    unsure = CLOCKS_APART + timedelta(seconds=uptime_s * KERNEL_DRIFT)
+    at, unsure = stamped
     return at + unsure <= renewed_at or at - unsure > seen.arrived_at
 
 
+def written_at(seen: Observation, booted_at: datetime) -> datetime | None:
+    """When a line of this boot without a time of its own was written, by the kernel's stamp, if that is
+    surely before it arrived."""
+    stamped = _stamped(seen, booted_at) if not _is_timed(seen) else None
+    return stamped[0] if stamped is not None and stamped[0] + stamped[1] < seen.arrived_at else None
+
+
+def _stamped(seen: Observation, booted_at: datetime) -> tuple[datetime, timedelta] | None:
+    """When the line was written by the kernel's stamp, and how far that may be off."""
+    uptime_s = uptime_of(seen.line)
+    if uptime_s is None:
+        return None
+    unsure = CLOCKS_APART + timedelta(seconds=uptime_s * KERNEL_DRIFT)
+    return booted_at + timedelta(seconds=uptime_s), unsure
+
+
+def _is_timed(seen: Observation) -> bool:
+    """Its sender gave a time."""
+    return seen.event_at != seen.arrived_at or "ahead_s" in seen.data
+
+
 def _event(seen: Observation, moment: datetime) -> Event:
-    timed = seen.event_at != seen.arrived_at or "ahead_s" in seen.data
+    timed = _is_timed(seen)
     clock = ("fine" if seen.event_at.microsecond else "seconds") if timed else "none"
     start = f"{seen.relayed_by}|{_DIGITS.sub('0', seen.line[:16])}"
     return Event(

@@ -31,7 +31,7 @@ from healer.model import (
 from healer.model.slurm import BOOT_MOVES, is_in_maintenance
 from healer.observations.alerts import Alerts
 from healer.observations.allocations import Allocations
-from healer.observations.echoes import Echoes, is_from_before
+from healer.observations.echoes import Echoes, is_from_before, written_at
 from healer.observations.fault_history import History
 from healer.observations.node_picture import BEATS_FOR_CADENCE, NodePicture
 from healer.observations.silences import Silences, is_expected_away
@@ -198,7 +198,8 @@ class Picture:
         ]
         if rebuild:
             return []
-        return [self._placed(node, node.with_address(seen), topology) for node, seen in live]
+        dated = [(node, self._dated(node, seen)) for node, seen in live]
+        return [self._placed(node, node.with_address(seen), topology) for node, seen in dated]
 
     def _is_echo(self, node: NodePicture, seen: Observation) -> bool:
         moment, renewed_at = node.moment(seen.event_at, seen.arrived_at), node.renewed_at
@@ -304,6 +305,15 @@ class Picture:
         shown = self.slurm.nodes.get(name) if self.slurm is not None else None
         node = self.nodes.get(name)
         return merged_facts(shown, node.facts if node is not None else None)
+
+    def _dated(self, node: NodePicture, seen: Observation) -> Observation:
+        """With the time by the kernel's stamp, where its sender gave none: what an effect is of is found by
+        its time."""
+        shown = self.slurm.nodes.get(node.name) if self.slurm is not None else None
+        if shown is None or shown.boot_at is None or seen.boot_id not in (None, node.boot_id):
+            return seen
+        at = written_at(seen, shown.boot_at)
+        return seen if at is None else msgspec.structs.replace(seen, event_at=at)
 
     def _placed(self, node: NodePicture, seen: Observation, topology: Topology) -> Observation:
         where = seen.component

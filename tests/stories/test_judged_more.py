@@ -305,6 +305,16 @@ LOSES = xid(
 OVER_LINKS = jobs(0, job("4711", *(name(number) for number in range(1, 9))))
 
 
+def test_a_loss_read_again_half_an_hour_later_by_its_stamp_alone_is_of_its_own_time() -> None:
+    """The sender gives no time, and the job is over: the kernel's stamp and Slurm's BootTime show when."""
+    boot = {"gpu_model": "gb200", "gpus": 4, "boot_at": later(-400_000).isoformat()}
+    shown = nodes(**{name(number): boot for number in range(1, 21)})
+    over = jobs(600, job("4711", *(name(number) for number in range(1, 9)), state="COMPLETED"))
+    late = kernel(1900, 5, f"[400012.500000] {LOSES}")
+    document = played(shown, OVER_LINKS, kernel(10, 1, f"[400010.000000] {BREAKS}"), over, late, clock(2200))
+    assert [one["root"]["node"] for one in document["incidents"]] == [name(1)]
+
+
 def linked(root_at: float) -> dict[str, Any]:
     shown = {name(number): {"gpu_model": "gb200", "gpus": 4} for number in range(1, 21)}
     others = [kernel(10 + number / 10, number, LOSES) for number in range(2, 9)]

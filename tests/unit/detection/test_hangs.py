@@ -306,7 +306,9 @@ def loss(at: datetime, node: int = 2, *, kind: str = "fs-read-only") -> dict[str
 
 
 def blamed(job: Job) -> list[Finding]:
-    return [found for found in job.found if found.fault == "node-stopped-job"]
+    """The first of each node: it is reported again while the job stands."""
+    found = [one for one in reversed(job.found) if one.fault == "node-stopped-job"]
+    return list({one.component: one for one in found}.values())
 
 
 def test_a_node_that_lost_its_disk_is_blamed_as_its_job_stops() -> None:

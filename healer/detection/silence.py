@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from healer.detection.protocol import PictureLook
 from healer.model import Component, Evidence, FaultClass, Finding, PlaceKind, Sense, SlurmNode
+from healer.model.faults import Trait, fault_is
 from healer.observations.node_picture import SILENCE_AFTER, NodePicture
 from healer.observations.picture import Picture
 from healer.observations.silences import AllHeard, Alone, Outage, is_expected_away
@@ -205,18 +206,28 @@ class _Silence:
     def is_among_others(self, name: str) -> bool:
         """Whether what it lost may be its place's."""
         out = {node for outage in self._picture.silence.outages for node in outage.nodes}
+        at = self._silent[name]
         return any(
-            other in out or self._began_with(other, name)
-            if other in self._silent
-            else self._is_unsure(other, self._silent[name])
+            self._lost_network(other, at)
+            or (self._began_with(other, name) if other in self._silent else self._is_unsure(other, at))
+            or (other in out and other in self._silent)
             for other in self._neighbours(name)
         )
 
     def _is_away(self, other: str, name: str) -> bool:
+        if self._lost_network(other, self._silent[name]):
+            return True
         if other in self._silent:
             return self._is_near(other, name)
         missed_at = self._silent[name] + timedelta(seconds=self._senders[name].cadence_s)
         return self._is_unsure(other, missed_at + FOLLOWS_WITHIN)
+
+    def _lost_network(self, other: str, at: datetime) -> bool:
+        """It reported so itself at about that time, or its place is known to be broken."""
+        report = self._picture.node_reports.get(other)
+        near = report is not None and abs(report.at - at) <= JUST_BACK
+        lost = report is not None and near and fault_is(report.fault, Trait.network)
+        return lost or other in self._picture.silence.broken
 
     def _is_unsure(self, other: str, known_at: datetime) -> bool:
         """It is just back, is late, or was not heard since `known_at`."""

@@ -43,7 +43,7 @@ from healer.incidents.lifecycle import (
 from healer.incidents.part_history import apply_history, model_on, note_settled
 from healer.incidents.placers import NewRoot, are_apart
 from healer.incidents.recurrence import place_and_climb
-from healer.incidents.shared import outage_of
+from healer.incidents.shared import nodes_of_broken_places, outage_of
 from healer.model import (
     ENDED_RUN_STATES,
     Command,
@@ -131,6 +131,7 @@ def _note_for_next_walk(walk: Walk, findings: Sequence[Finding]) -> None:
     picture.faults = open_faults(incidents)
     silent = [incident for incident in walk.open_incidents() if incident.fault in OUTAGES]
     picture.silence.outages = tuple(outage_of(outage) for outage in silent)
+    picture.silence.broken = nodes_of_broken_places(walk.rules, walk.open_incidents())
     picture.watched = frozenset(
         pair for incident in walk.open_incidents() for pair in measured_pairs(walk.rules, picture, incident)
     )

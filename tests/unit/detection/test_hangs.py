@@ -350,6 +350,19 @@ def test_an_older_loss_is_blamed_only_where_the_job_waits_for_that_node() -> Non
     assert found == [[node_name(1)], []]
 
 
+@pytest.mark.parametrize("switch", ["", "leaf1"])
+def test_of_several_that_lost_something_none_is_blamed_though_the_job_waits_for_one(switch: str) -> None:
+    """Also where the other one is not a node of the job: their switch may be gone."""
+    job = Job()
+    nodes = {name: msgspec.structs.replace(node, switch=switch) for name, node in slurm(5).nodes.items()}
+    job.shown = msgspec.structs.replace(job.shown, nodes=nodes)
+    job.run(40)
+    before = job.now - timedelta(seconds=120)
+    job.links = loss(before, 1) | loss(before + timedelta(seconds=30), 4 if switch else 3)
+    job.stand(90, {"collective": others(13), "compute": [13]})
+    assert blamed(job) == []
+
+
 def test_a_lost_link_alone_blames_no_node() -> None:
     """Its port has to be down by its own state, for a while."""
     job = Job()

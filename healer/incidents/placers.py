@@ -162,11 +162,11 @@ def join_folded_wave(finding: Finding, book: Book) -> Placement | None:
     return Placement(Way.cover, wave) if wave is not None else None
 
 
-def join_place_of_job(finding: Finding, book: Book) -> Placement | None:
-    """A node that its job's stop or slowness accuses, of a place that is out: that is why the job is so.
-    While others of its place may follow or are just back, the next look asks again (law 2)."""
+def join_place_out(finding: Finding, book: Book) -> Placement | None:
+    """What a job or a check of the site's says of a node whose place is out: that is why. A job's stop
+    accuses none while others of the place may follow or are just back: the next look asks again (law 2)."""
     node = finding.component.node
-    if node is None or not fault_is(finding.fault, Trait.by_job):
+    if node is None or not fault_is(finding.fault, Trait.of_place):
         return None
     places = (
         incident for incident in book.by_id.values() if incident.is_open and is_of_place(incident.fault)
@@ -262,7 +262,7 @@ PLACERS: tuple[Placer, ...] = (
     join_unknown_code,
     join_same_cause,
     join_folded_wave,
-    join_place_of_job,
+    join_place_out,
     join_outage,
     join_broken_place,
     join_wave,

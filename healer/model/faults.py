@@ -83,7 +83,7 @@ class Trait(StrEnum):
     waits_for_files = "waits_for_files"  # a process waits in the kernel, maybe for a file server
     # How it relates to incidents.
     of_job = "of_job"  # about a job, not about a node
-    by_job = "by_job"  # about a node, as its job does not work as it did
+    of_place = "of_place"  # a well node has it too while its place is out
     evidence = "evidence"  # no fault of its own where a hardware fault is open
     several_at_once = "several_at_once"  # many at one place, the cluster: none takes another one in
     of_past = "of_past"  # drawn from a node's history or a trend: not counted as a fault again
@@ -122,7 +122,7 @@ _ROWS: tuple[tuple[str, set[Trait]], ...] = (
     ("person-drain foreign-drain:*", {T.by_code, T.drain}),
     ("slurm-drain:*", {T.by_code, T.drain, T.slurm_drain}),
     (f"{HEALER_DRAIN} {REBOOTED} {STOPPED_JOB}", {T.by_code}),
-    (f"{STOPPED_JOB} straggler", {T.by_job}),
+    (f"{STOPPED_JOB} straggler {HOOK_FAULT}probe {HOOK_FAULT}fs-*", {T.of_place}),
     # --- samples, steps and results
     ("straggler job-creep job-memory-leak slower-than-elsewhere result-differs", {T.by_code, T.sampled}),
     (f"{JOB_SLOW} {HANG} slowness-shared loss-nan loss-spike", {T.by_code, T.sampled, T.of_job}),

@@ -208,25 +208,26 @@ class _Silence:
         out = {node for outage in self._picture.silence.outages for node in outage.nodes}
         at = self._silent[name]
         return any(
-            self._lost_network(other, at)
+            self._lost_part(other, at)
             or (self._began_with(other, name) if other in self._silent else self._is_unsure(other, at))
             or (other in out and other in self._silent)
             for other in self._neighbours(name)
         )
 
     def _is_away(self, other: str, name: str) -> bool:
-        if self._lost_network(other, self._silent[name]):
+        if self._lost_part(other, self._silent[name]):
             return True
         if other in self._silent:
             return self._is_near(other, name)
         missed_at = self._silent[name] + timedelta(seconds=self._senders[name].cadence_s)
         return self._is_unsure(other, missed_at + FOLLOWS_WITHIN)
 
-    def _lost_network(self, other: str, at: datetime) -> bool:
-        """It reported so itself at about that time, or its place is known to be broken."""
+    def _lost_part(self, other: str, at: datetime) -> bool:
+        """It reported a lost port or file system at about that time, or its place is known to be broken. Not
+        NVLinks: they are lost to a node that dies."""
         report = self._picture.node_reports.get(other)
         near = report is not None and abs(report.at - at) <= JUST_BACK
-        lost = report is not None and near and fault_is(report.fault, Trait.network)
+        lost = report is not None and near and not fault_is(report.fault, Trait.gpu)
         return lost or other in self._picture.silence.broken
 
     def _is_unsure(self, other: str, known_at: datetime) -> bool:

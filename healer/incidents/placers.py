@@ -46,6 +46,7 @@ from healer.model.faults import (
     fault_is,
     faults_with,
     is_of_place,
+    is_silent_place,
 )
 
 _OF_JOBS = frozenset({JOB_SLOW, HANG})
@@ -168,11 +169,17 @@ def join_place_out(finding: Finding, book: Book) -> Placement | None:
     node = finding.component.node
     if node is None or not fault_is(finding.fault, Trait.of_place):
         return None
-    places = (
-        incident for incident in book.by_id.values() if incident.is_open and is_of_place(incident.fault)
+    broken = node in book.picture.silence.broken
+    found = _first(
+        Way.cover,
+        (
+            incident
+            for incident in book.by_id.values()
+            if incident.is_open
+            and (is_silent_place(incident.fault) or (broken and is_of_place(incident.fault)))
+            and any(part.node == node for part in incident.affected)
+        ),
     )
-    over = (place for place in places if any(part.node == node for part in place.affected))
-    found = _first(Way.cover, over)
     if found is None and finding.fault == STOPPED_JOB:
         since = book.picture.node(node).moment(finding.at, finding.arrived_at)
         walk = PictureLook(book.rules, book.picture, book.now)

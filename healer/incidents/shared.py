@@ -375,17 +375,6 @@ def may_follow_outage(fault: str) -> bool:
     return fault in {SERVER_AWAY, REBOOTED} or not _OF_OUTAGE.isdisjoint(traits_of(fault))
 
 
-def nodes_of_broken_places(rules: Ruleset, incidents: Iterable[Incident]) -> frozenset[str]:
-    """Of places that may fall silent: not of an NVLink domain, whose nodes report the death of one."""
-    kinds = {
-        sharing.fault
-        for sharing in rules.sharings
-        if sharing.place is not PlaceKind.domain and any(map(may_follow_outage, sharing.faults))
-    }
-    broken = (incident for incident in incidents if incident.fault in kinds)
-    return frozenset(part.node for incident in broken for part in incident.affected if part.node)
-
-
 def outage_of(incident: Incident) -> Outage:
     """Of an incident of a silent place, or of the fleet."""
     word = incident.fault.removesuffix("-silent")

@@ -46,9 +46,14 @@ OUTAGES = PLACES_SILENT | {FLEET_SILENT}
 PLACES_OFFLINE = frozenset(f"{kind}-offline" for kind in PlaceKind)
 
 
+def is_silent_place(fault: str) -> bool:
+    """Whether nodes of a place, or of the fleet, are not heard, by their senders or by Slurm."""
+    return fault in OUTAGES | PLACES_OFFLINE | {FLEET_OFFLINE}
+
+
 def is_of_place(fault: str) -> bool:
     """Whether it is the fault of a place, or of the fleet, and not of the nodes there."""
-    return fault in OUTAGES | PLACES_OFFLINE | {FLEET_OFFLINE} or fault.startswith(SHARED_FAULT)
+    return is_silent_place(fault) or fault.startswith(SHARED_FAULT)
 
 
 class Trait(StrEnum):

@@ -65,6 +65,7 @@ class Story:
         self._silent: set[str] = set()
         self._spoken: set[str] = set()
         self.drained: set[str] = set()
+        self._second = 0
 
     @property
     def life(self) -> SlurmJob:
@@ -72,13 +73,14 @@ class Story:
 
     def play(self, seconds: int) -> set[str]:
         """Nodes that were ever drained, but for a local file system's own word."""
-        for second in range(0, seconds, STEP_S):
+        for second in range(self._second, self._second + seconds, STEP_S):
             self._fail(second)
             self._turn(second)
             rules = {run.id: run.rule for run in self.site.runs}
             slots = self.site.ledger.tables.slots.values()
             self.drained |= {slot.node for slot in slots if rules[slot.run] != "host-unfit"}
             self.site.clock.advance(STEP_S)
+        self._second += seconds
         return self.drained
 
     def _fail(self, second: int) -> None:
@@ -166,6 +168,16 @@ def test_a_node_that_speaks_while_its_neighbours_are_silent_is_not_judged_alone(
     losses = {node: Loss(BEGIN_S, until + 40, silent=True) for node in LEAF0[1:]}
     story = Story({name(1): Loss(BEGIN_S, 900, DISK), **losses}, ALL, name(1))
     assert story.play(until + 120) == set()
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_a_member_that_is_silent_while_others_only_lost_their_ports(dies: bool) -> None:
+    """Their kernels' lines are ten minutes old before they are back: their ports are still down."""
+    losses = {node: Loss(BEGIN_S, 1000) for node in LEAF0}
+    losses[name(3)] = Loss(BEGIN_S, 9999 if dies else 1010, silent=True)
+    story = Story(losses, ALL, name(1))
+    assert story.play(1000) == set()
+    assert story.play(400) == ({name(3)} if dies else set())
 
 
 def test_what_the_first_node_to_return_reports_is_the_outages() -> None:

@@ -83,6 +83,7 @@ def test_what_is_said_of_a_member_belongs_to_its_place_while_that_is_out(fault: 
     leaf = Component(cluster=CLUSTER, switch="leaf1")
     take_findings(book, [msgspec.structs.replace(out, component=leaf, affected=members)])
     (incident,) = book.by_id.values()
+    book.picture.silence.broken = frozenset({name(2), name(3)} if place.startswith("shared:") else ())
     found = placement_of(told(fault, FaultClass.degraded, node=2), book)
     assert (found.way, found.incident and found.incident.id) == (Way.cover, incident.id)
     assert placement_of(told(fault, FaultClass.degraded, node=4), book).way is Way.open

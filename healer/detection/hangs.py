@@ -177,6 +177,20 @@ def ports_down(telemetry: Telemetry, nodes: Iterable[str], now: datetime) -> dic
     return found
 
 
+def _are_measured_since(telemetry: Telemetry, nodes: Iterable[str], since: datetime, now: datetime) -> bool:
+    """Whether each of these nodes whose ports are measured was measured after that."""
+    for signal, _, _ in _STATES:
+        if telemetry.scope_of(signal) is not Scope.link:
+            continue
+        heard = np.isfinite(telemetry.window(signal, LOOK_S, now))
+        later = telemetry.times(LOOK_S, now) > since.timestamp()
+        for node in nodes:
+            rows = heard[:, telemetry.rows_of(node, Scope.link)]
+            if rows.any() and not rows[later].any():
+                return False
+    return True
+
+
 def _went_down(
     values: np.ndarray, times: np.ndarray, up: tuple[int, ...], down: tuple[int, ...]
 ) -> float | None:
@@ -253,6 +267,11 @@ AT_ONCE_S, AT_ONCE_STEPS, LINK_GAPS = 2.0, 1, 1.5
 STOPPED_GAPS, STOPPED_S, STOPPED_PAUSES = 3.0, 20.0, 1.5
 #: A port that is down for less may be a link that trains again, or a switch that restarts.
 PORT_STAYS = timedelta(seconds=30)
+#: Losses of one place within this time of each other are the place's; elsewhere in the job within
+#: `LINK_BEFORE`.
+PLACE_LOSES = timedelta(minutes=5)
+#: The node is reported again so soon: while its place was in trouble, nothing was done.
+BLAMED_AGAIN = timedelta(seconds=5)
 #: It made more steps: only once its ranks could have reported a checkpoint or an evaluation, and only for a
 #: link that was lost shortly before the last step came.
 LINK_S, LINK_BEFORE = 12.0, timedelta(seconds=60)
@@ -299,8 +318,8 @@ class _Watch:
     #: The last steps before hangs that were reported.
     hung_at: deque[int] = field(default_factory=lambda: deque(maxlen=16))
     reported: _Reported | None = None
-    #: Nodes that were reported as the cause of this standstill.
-    blamed: set[str] = field(default_factory=set)
+    #: When a node was last reported as the cause of this standstill.
+    blamed_at: datetime | None = None
 
     def follow(self, now: datetime) -> None:
         job = self.job
@@ -309,7 +328,6 @@ class _Watch:
         if self.reported is not None:
             self.hung_at.append(self.reported.step)
         self.newest, self.moved_at, self.reported = job.newest, min(job.news_at or now, now), None
-        self.blamed.clear()
         gaps = self._gaps()
         if len(gaps) >= GAPS_LEAST:
             self.usual_s = float(np.median(gaps))
@@ -395,12 +413,14 @@ class _Watch:
 
 @dataclass(frozen=True, slots=True)
 class _Hang:
-    """`begun`: since when no step was made. `reports`: losses that may be why. `confidence` is 0..1."""
+    """`begun`: since when no step was made. `reports`: losses that may be why, of all that the job's nodes
+    have `lost`. `confidence` is 0..1."""
 
     watch: _Watch
     stand: Standstill
     begun: datetime
     reports: Mapping[str, NodeReport]
+    lost: Mapping[str, NodeReport]
     confidence: float
     #: Ranks report that they wait in a collective for others, or for its end.
     waits: bool = False
@@ -447,11 +467,20 @@ class _Hang:
 
     def blamed(self, look: Look) -> Finding | None:
         """The node that alone has lost something, if that is sure: the kernel says so of a file system, a
-        disk or memory, and a lost port has been down for a while. None: no node, or several."""
+        disk or memory, and a lost port has been down for a while. None: no node, or several, of the job or of
+        the node's places, whichever of them the ranks wait for."""
         stalled_s = (look.now - self.begun).total_seconds()
         if len(self.reports) != 1 or stalled_s <= self.watch.stopped_s():
             return None
         ((node, report),) = self.reports.items()
+        neighbours = _neighbours(look, node)
+        of_place = (
+            *ports_down(look.telemetry, neighbours, look.now).values(),
+            *_reported(look, neighbours).values(),
+        )
+        of_job = (other for name, other in self.lost.items() if name != node)
+        if _is_among(report, of_place, PLACE_LOSES) or _is_among(report, of_job, LINK_BEFORE):
+            return None
         job, where = self.watch.job, Component(cluster=self.watch.job.cluster, node=node)
         identity = f"{STOPPED_JOB}|{job.cluster}|{job.job}|{job.restart}|{self.watch.newest}|{node}"
         # On a shared node only the job that stopped is restarted.
@@ -460,6 +489,8 @@ class _Hang:
         if not fault_is(report.fault, Trait.may_stop_work):
             port = ports_down(look.telemetry, (node,), look.now).get(node)
             if port is None or look.now - port.at < PORT_STAYS:
+                return None
+            if not _are_measured_since(look.telemetry, neighbours, port.at, look.now):
                 return None
             signs.append(new_evidence(identity, where, port.at, port.text, look.now, Sense.metrics))
         text = f"{self._since_text(look.now)}; {_loss_text(node, report)}"
@@ -482,6 +513,18 @@ class _Hang:
 
 def _loss_text(node: str, report: NodeReport) -> str:
     return f"{node} reported at {report.at:%H:%M:%S} UTC: {report.text[:160]}"
+
+
+def _neighbours(look: Look, node: str) -> set[str]:
+    """The other nodes of its switch, rack, PDU and NVLink domain."""
+    shown = look.slurm.nodes if look.slurm is not None else {}
+    places = set(shown[node].outage_places) if node in shown else set()
+    return {name for name, other in shown.items() if not places.isdisjoint(other.outage_places)} - {node}
+
+
+def _is_among(loss: NodeReport, others: Iterable[NodeReport], within: timedelta) -> bool:
+    """Whether another one came at about its time."""
+    return any(abs(other.at - loss.at) <= within for other in others)
 
 
 class Hangs(Detector):
@@ -529,9 +572,9 @@ class Hangs(Detector):
                 watch.note_quiet(look.now)
             if due or quiet:
                 yield hang.finding(look, quiet=quiet)
-            blamed = hang.blamed(look)
-            if blamed is not None and blamed.component.node not in watch.blamed:
-                watch.blamed.add(blamed.component.node or "")
+            again = watch.blamed_at is None or look.now - watch.blamed_at >= BLAMED_AGAIN
+            if again and (blamed := hang.blamed(look)) is not None:
+                watch.blamed_at = look.now
                 yield blamed
 
     def _follow(self, look: Look) -> list[tuple[_Watch, SlurmJob]]:
@@ -583,7 +626,7 @@ def _find_hang(
     if reports:
         if stalled_s <= HEARD_S and not stand.speaks:
             stand = replace(stand, missing=np.zeros_like(stand.missing))
-        return _Hang(watch, stand, begun, reports, 0.8)
+        return _Hang(watch, stand, begun, reports, lost, 0.8)
     limit_s = watch.limit_s(stand)
     if limit_s is None or stalled_s <= limit_s:
         return None
@@ -595,7 +638,7 @@ def _find_hang(
     # What was lost longer ago, where the job waits for that very node.
     waits_for = {part.node for part in _suspects(watch.job, stand, watch.job.places(look.slurm), ())}
     reports = {node: report for node, report in lost.items() if node in waits_for}
-    return _Hang(watch, stand, begun, reports, 0.9 if sure else 0.7, waits=sure)
+    return _Hang(watch, stand, begun, reports, lost, 0.9 if sure else 0.7, waits=sure)
 
 
 def _reported(look: Look, nodes: Iterable[str]) -> dict[str, NodeReport]:

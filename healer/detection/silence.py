@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from healer.detection.protocol import PictureLook
 from healer.model import Component, Evidence, FaultClass, Finding, PlaceKind, Sense, SlurmNode
+from healer.model.faults import Trait, fault_is
 from healer.observations.node_picture import SILENCE_AFTER, NodePicture
 from healer.observations.picture import Picture
 from healer.observations.silences import AllHeard, Alone, Outage, is_expected_away
@@ -95,11 +96,7 @@ def silence_findings(walk: PictureLook) -> list[Finding]:
     shown = picture.slurm.nodes
     if picture.silence.all_heard is not None and picture.silence.all_heard.holds(shown, now):
         return []
-    senders = {node.name: node for node in picture.senders() if _is_expected(shown.get(node.name))}
-    since_of = (
-        (name, node.silent_since(now, _expected_since(picture, name))) for name, node in senders.items()
-    )
-    silent = {name: since for name, since in since_of if since is not None}
+    senders, silent = _senders(picture, now)
     alone = picture.silence.alone
     picture.silence.alone = {
         name: judged for name, judged in alone.items() if silent.get(name) == judged.since
@@ -111,6 +108,26 @@ def silence_findings(walk: PictureLook) -> list[Finding]:
     if _is_fleet(picture, senders, silent):
         return [_silent_fleet(picture, silent, len(senders), now)]
     return list(_Silence(walk, senders, silent).findings())
+
+
+def loses_with_place(walk: PictureLook, name: str, since: datetime) -> bool:
+    """Whether a node that lost something then is not judged alone: others of its places went silent too, are
+    about to, came back within the last minutes, or were not heard since."""
+    if walk.picture.slurm is None or name not in walk.picture.slurm.nodes:
+        return False
+    senders, silent = _senders(walk.picture, walk.now)
+    return _Silence(walk, senders, silent | {name: since}).is_among_others(name)
+
+
+def _senders(picture: Picture, now: datetime) -> tuple[dict[str, NodePicture], dict[str, datetime]]:
+    """Those that should be heard, and the last beat of those that are silent."""
+    assert picture.slurm is not None
+    shown = picture.slurm.nodes
+    senders = {node.name: node for node in picture.senders() if _is_expected(shown.get(node.name))}
+    since_of = (
+        (name, node.silent_since(now, _expected_since(picture, name))) for name, node in senders.items()
+    )
+    return senders, {name: since for name, since in since_of if since is not None}
 
 
 class _Silence:
@@ -186,15 +203,40 @@ class _Silence:
         """Other nodes of its places are silent, are about to be, or came back within the last minutes."""
         return any(self._is_away(other, name) for other in self._neighbours(name))
 
+    def is_among_others(self, name: str) -> bool:
+        """Whether what it lost may be its place's."""
+        out = {node for outage in self._picture.silence.outages for node in outage.nodes}
+        at = self._silent[name]
+        return any(
+            self._lost_part(other, at)
+            or (self._began_with(other, name) if other in self._silent else self._is_unsure(other, at))
+            or (other in out and other in self._silent)
+            for other in self._neighbours(name)
+        )
+
     def _is_away(self, other: str, name: str) -> bool:
-        sender = self._senders[other]
+        if self._lost_part(other, self._silent[name]):
+            return True
         if other in self._silent:
             return self._is_near(other, name)
+        missed_at = self._silent[name] + timedelta(seconds=self._senders[name].cadence_s)
+        return self._is_unsure(other, missed_at + FOLLOWS_WITHIN)
+
+    def _lost_part(self, other: str, at: datetime) -> bool:
+        """It reported a lost port or file system at about that time, or its place is known to be broken. Not
+        NVLinks: they are lost to a node that dies."""
+        report = self._picture.node_reports.get(other)
+        near = report is not None and abs(report.at - at) <= JUST_BACK
+        lost = report is not None and near and not fault_is(report.fault, Trait.gpu)
+        return lost or other in self._picture.silence.broken
+
+    def _is_unsure(self, other: str, known_at: datetime) -> bool:
+        """It is just back, is late, or was not heard since `known_at`."""
+        sender = self._senders[other]
         just_back = sender.back_at is not None and self._now - sender.back_at < JUST_BACK
         if just_back and not self._was_planned(sender):
             return True
-        missed_at = self._silent[name] + timedelta(seconds=self._senders[name].cadence_s)
-        return sender.beats[-1] < missed_at + FOLLOWS_WITHIN or sender.is_overdue(self._now)
+        return sender.beats[-1] < known_at or sender.is_overdue(self._now)
 
     def _was_planned(self, back: NodePicture) -> bool:
         """Its last absence was planned: it came back when the plan ended, or just after."""

@@ -4,7 +4,7 @@ The same in the detector, the simulator and replay: one batch in, one transactio
 out. The caller wakes the workers; the sweep finds runs whose wake-up was lost.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import partial
 
@@ -43,7 +43,7 @@ from healer.incidents.lifecycle import (
 from healer.incidents.part_history import apply_history, model_on, note_settled
 from healer.incidents.placers import NewRoot, are_apart
 from healer.incidents.recurrence import place_and_climb
-from healer.incidents.shared import outage_of
+from healer.incidents.shared import may_follow_outage, outage_of
 from healer.model import (
     ENDED_RUN_STATES,
     Command,
@@ -61,7 +61,7 @@ from healer.model import (
     SlurmNode,
     TicketStage,
 )
-from healer.model.faults import OUTAGES, Trait, fault_is
+from healer.model.faults import OUTAGES, Trait, fault_is, is_of_place
 from healer.model.gate import permit_for
 from healer.observations import Picture
 from healer.ports.transactions import Ledger
@@ -131,9 +131,20 @@ def _note_for_next_walk(walk: Walk, findings: Sequence[Finding]) -> None:
     picture.faults = open_faults(incidents)
     silent = [incident for incident in walk.open_incidents() if incident.fault in OUTAGES]
     picture.silence.outages = tuple(outage_of(outage) for outage in silent)
+    picture.silence.broken = frozenset(_of_broken_places(walk))
     picture.watched = frozenset(
         pair for incident in walk.open_incidents() for pair in measured_pairs(walk.rules, picture, incident)
     )
+
+
+def _of_broken_places(walk: Walk) -> Iterator[str]:
+    """Nodes of a place whose network is broken for them still."""
+    over = walk.picture.sensed.clear_since if walk.picture.sensed is not None else {}
+    for place in walk.open_incidents():
+        pairs = measured_pairs(walk.rules, walk.picture, place) if is_of_place(place.fault) else ()
+        for fault, where in pairs:
+            if where.node and may_follow_outage(fault) and (fault, where) not in over:
+                yield where.node
 
 
 def _note_ended_windows(rules: Ruleset, picture: Picture, now: datetime) -> None:

@@ -10,6 +10,8 @@ from enum import Enum
 from itertools import chain
 from typing import NamedTuple
 
+from healer.detection.protocol import PictureLook
+from healer.detection.silence import loses_with_place
 from healer.incidents.book import Book, Policies
 from healer.incidents.growth import (
     NEAR,
@@ -38,10 +40,13 @@ from healer.model.faults import (
     JOB_SLOW,
     PLACES_SILENT,
     SERVER_AWAY,
+    STOPPED_JOB,
     Trait,
     are_independent_parts,
     fault_is,
     faults_with,
+    is_of_place,
+    is_silent_place,
 )
 
 _OF_JOBS = frozenset({JOB_SLOW, HANG})
@@ -158,6 +163,30 @@ def join_folded_wave(finding: Finding, book: Book) -> Placement | None:
     return Placement(Way.cover, wave) if wave is not None else None
 
 
+def join_place_out(finding: Finding, book: Book) -> Placement | None:
+    """What a job or a check of the site's says of a node whose place is out: that is why. A job's stop
+    accuses none while others of the place may follow or are just back: the next look asks again (law 2)."""
+    node = finding.component.node
+    if node is None or not fault_is(finding.fault, Trait.of_place):
+        return None
+    broken = node in book.picture.silence.broken
+    found = _first(
+        Way.cover,
+        (
+            incident
+            for incident in book.by_id.values()
+            if incident.is_open
+            and (is_silent_place(incident.fault) or (broken and is_of_place(incident.fault)))
+            and any(part.node == node for part in incident.affected)
+        ),
+    )
+    if found is None and finding.fault == STOPPED_JOB:
+        since = book.picture.node(node).moment(finding.at, finding.arrived_at)
+        walk = PictureLook(book.rules, book.picture, book.now)
+        found = Placement(Way.drop) if loses_with_place(walk, node, since) else None
+    return found
+
+
 def join_outage(finding: Finding, book: Book) -> Placement | None:
     """Reports of members of an outage about links, packets and file servers belong to it."""
     if finding.unusable or finding.fault_class is FaultClass.fatal or finding.component.node is None:
@@ -240,6 +269,7 @@ PLACERS: tuple[Placer, ...] = (
     join_unknown_code,
     join_same_cause,
     join_folded_wave,
+    join_place_out,
     join_outage,
     join_broken_place,
     join_wave,

@@ -12,7 +12,7 @@ from functools import lru_cache
 
 import msgspec
 
-from healer.model.component import WAVE_FAULT, PlaceKind
+from healer.model.component import SHARED_FAULT, WAVE_FAULT, PlaceKind
 from healer.model.vocabulary import Cause, FaultClass, Mode, Remedy, Severity
 
 #: What names of a kind begin with: the rule of an alert follows, a check of the node's own hooks, the fault
@@ -44,6 +44,16 @@ PLACES_SILENT = frozenset(f"{kind}-silent" for kind in PlaceKind)
 #: Silences that several nodes share: members belong to one until the last of them is back (law 2).
 OUTAGES = PLACES_SILENT | {FLEET_SILENT}
 PLACES_OFFLINE = frozenset(f"{kind}-offline" for kind in PlaceKind)
+
+
+def is_silent_place(fault: str) -> bool:
+    """Whether nodes of a place, or of the fleet, are not heard, by their senders or by Slurm."""
+    return fault in OUTAGES | PLACES_OFFLINE | {FLEET_OFFLINE}
+
+
+def is_of_place(fault: str) -> bool:
+    """Whether it is the fault of a place, or of the fleet, and not of the nodes there."""
+    return is_silent_place(fault) or fault.startswith(SHARED_FAULT)
 
 
 class Trait(StrEnum):
@@ -78,6 +88,7 @@ class Trait(StrEnum):
     waits_for_files = "waits_for_files"  # a process waits in the kernel, maybe for a file server
     # How it relates to incidents.
     of_job = "of_job"  # about a job, not about a node
+    of_place = "of_place"  # a well node has it too while its place is out
     evidence = "evidence"  # no fault of its own where a hardware fault is open
     several_at_once = "several_at_once"  # many at one place, the cluster: none takes another one in
     of_past = "of_past"  # drawn from a node's history or a trend: not counted as a fault again
@@ -116,6 +127,7 @@ _ROWS: tuple[tuple[str, set[Trait]], ...] = (
     ("person-drain foreign-drain:*", {T.by_code, T.drain}),
     ("slurm-drain:*", {T.by_code, T.drain, T.slurm_drain}),
     (f"{HEALER_DRAIN} {REBOOTED} {STOPPED_JOB}", {T.by_code}),
+    (f"{STOPPED_JOB} straggler {HOOK_FAULT}probe {HOOK_FAULT}fs-*", {T.of_place}),
     # --- samples, steps and results
     ("straggler job-creep job-memory-leak slower-than-elsewhere result-differs", {T.by_code, T.sampled}),
     (f"{JOB_SLOW} {HANG} slowness-shared loss-nan loss-spike", {T.by_code, T.sampled, T.of_job}),

@@ -48,5 +48,7 @@ class Silences:
     all_heard: AllHeard | None = None
     #: Outages that the last walk left open.
     outages: tuple[Outage, ...] = ()
+    #: Nodes of a place whose network is broken for them, by incidents that the last walk left open.
+    broken: frozenset[str] = frozenset()
     #: Nodes that were judged alone.
     alone: dict[str, Alone] = field(default_factory=dict)

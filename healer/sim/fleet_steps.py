@@ -41,6 +41,8 @@ class Pace:
     noise: float = 0.004
     bias: float = 0.003
     work: float = 8192
+    #: Steps that jobs had done before.
+    done: int = 0
     checkpoint_every: int = 60
     checkpoint_s: float = 8.0
     evaluate_every: int = 250
@@ -56,6 +58,10 @@ class Pace:
     #: A rank reports an open step after this long, and again at this interval; None: never.
     says_after_s: float | None = 10.0
     reports: Callable[[SlurmJob], bool] = trains
+
+
+#: Load of a GPU that waits in a collective: its kernel spins.
+SPINS = 0.6
 
 
 # Wide: the state of one life of a job, used by `Training` only.
@@ -127,13 +133,14 @@ class Training:
             self._lives[job].hung, self._lives[job].compute = False, None
 
     def work(self, at: float) -> Floats:
-        """(nodes, GPUs): NaN without a job, 1 at work, 0.1 while the job rests; a hung job spins at 1."""
+        """(nodes, GPUs): NaN without a job, 1 at work, 0.1 while the job rests, `SPINS` while it hangs."""
         work = np.full((len(self._names), self._gpus), np.nan)
         for rows, gpus, job in self._held:
             life = self._lives.get(job)
             resting = life is not None and not life.hung and life.compute is not None
             resting = resting and life is not None and life.rests_from <= at < life.ends
-            work[rows, gpus] = 0.1 if resting else 1.0
+            hangs = life is not None and life.hung
+            work[rows, gpus] = 0.1 if resting else SPINS if hangs else 1.0
         return work
 
     def advance(
@@ -178,7 +185,7 @@ class Training:
         stage = np.arange(ranks) * stages // max(1, ranks)
         longer = np.where((stage == stages - 1) & (stages > 1), self._pace.last_stage, 1.0)
         name = zlib.crc32(f"{job.id}/{job.restarts}".encode())
-        first = self._saved.get(job.id, 0) + 1
+        first = self._saved.get(job.id, self._pace.done) + 1
         return _Life(
             job=job, rows=rows, gpus=gpus, stages=stage, longer=longer, first=first, step=first, begun=0.0,
             chance=np.random.default_rng([self._seed, 4, name]),

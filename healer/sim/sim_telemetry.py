@@ -14,11 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from healer.model import SlurmSnapshot
-from healer.sim.fleet_steps import Pace, Training, rfc3339
+from healer.sim.fleet_steps import SPINS, Pace, Training, rfc3339
 from healer.sim.planted_faults import Effects, Fault, Floats, Planted, checked, effects_of
 
 #: H100 SXM: figures of a busy and an idle GPU.
-IDLE_W, BUSY_W = 72.0, 600.0
+IDLE_W, BUSY_W, LIMIT_W = 72.0, 600.0, 700.0
+#: Share of the load's power that a spinning kernel draws.
+SPIN_SHARE = 0.25
 IDLE_MHZ, BUSY_MHZ, MEMORY_MHZ = 345.0, 1755.0, 2619.0
 SLOWDOWN_C = 87.0
 #: An uncooled GPU is held at its limit; its clock is cut above the second value.
@@ -39,12 +41,13 @@ FABRIC_IN_PROGRESS, FABRIC_COMPLETED = 2.0, 3.0
 
 _IDLE_BIT, _CAP_BIT, _HEAT_BITS = 0x1, 0x4, 0x8 | 0x20 | 0x40
 
-#: Name as exporters send it -> field of `FleetMetrics`, (nodes, GPUs). Thirty of them.
+#: Name as exporters send it -> field of `FleetMetrics`, (nodes, GPUs).
 GPU_SIGNALS: dict[str, str] = {
     "DCGM_FI_DEV_GPU_TEMP": "temp_c",
     "DCGM_FI_DEV_MEMORY_TEMP": "memory_temp_c",
     "DCGM_FI_DEV_SLOWDOWN_TEMP": "slowdown_c",
     "DCGM_FI_DEV_POWER_USAGE": "power_w",
+    "DCGM_FI_DEV_ENFORCED_POWER_LIMIT": "limit_w",
     "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": "energy_mj",
     "DCGM_FI_DEV_SM_CLOCK": "clock_mhz",
     "DCGM_FI_DEV_MEM_CLOCK": "memory_mhz",
@@ -106,7 +109,7 @@ class FleetMetrics:
         self.busy = np.zeros(shape)
         self.temp_c: Floats = self._inlet_c[:, None] + IDLE_W * C_PER_W + self._own_c
         self.hot: NDArray[np.bool_] = np.zeros(shape, dtype=bool)
-        self.slowdown_c = np.full(shape, SLOWDOWN_C)
+        self.slowdown_c, self.limit_w = np.full(shape, SLOWDOWN_C), np.full(shape, LIMIT_W)
         self.memory_mhz = np.full(shape, MEMORY_MHZ)
         self.pcie_max_width = np.full(shape, 16.0)
         self.remapped, self.xid = np.zeros(shape), np.zeros(shape)
@@ -147,7 +150,8 @@ class FleetMetrics:
         self.util = np.where(active, (98 + normal[0]).clip(92, 100), self.busy * 20).round()
         clock = BUSY_MHZ * cut + self._own_mhz + normal[1] * 6
         self.clock_mhz = np.where(held, (clock / 15).round() * 15, IDLE_MHZ)
-        watts = IDLE_W + self.util / 100 * (BUSY_W * cut + self._own_w) + normal[2] * np.where(active, 7, 0.6)
+        load_w = (BUSY_W * cut + self._own_w) * np.where(self.busy == SPINS, SPIN_SHARE, 1.0)
+        watts = IDLE_W + self.util / 100 * load_w + normal[2] * np.where(active, 7, 0.6)
         self.power_w = watts.round(1)
         self.engine = (self.util / 100).round(3)
         self.tensor = np.where(active, 0.62 + 0.012 * normal[3], 0.0).round(3)

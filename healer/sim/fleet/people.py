@@ -10,6 +10,7 @@ from typing import cast
 from healer.engine.command import Commands
 from healer.engine.command import Site as Managed
 from healer.model import Run, RunState
+from healer.model.faults import is_of_place
 from healer.playbooks import takes_restarts
 from healer.ports.commanding import RunRequest
 from healer.ports.request_errors import Conflict, GuardRefused, Invalid
@@ -242,7 +243,7 @@ class People:
         record = self._open_record(fault)
         if record is None:
             return
-        if self.healer.controller.away:
+        if self.healer.controller.away or self._is_of_place(fault.node):
             self._later(AWAY_AGAIN_S, lambda: self._by_hand(fault))
             return
         record.by_hand = True
@@ -251,6 +252,12 @@ class People:
         self._count("taken out by hand")
         self._ask(BY_HAND, fault.node)
         self._later(self._answers, lambda: self._past_healer(fault))
+
+    def _is_of_place(self, node: str) -> bool:
+        """People who read that a switch or a rack is at fault take none of its nodes out."""
+        incidents = self.healer.incidents.values()
+        places = (incident for incident in incidents if incident.is_open and is_of_place(incident.fault))
+        return any(part.node == node for place in places for part in place.affected)
 
     def _past_healer(self, fault: Fault) -> None:
         """Drains in Slurm directly where a guard still holds the run that a person started."""

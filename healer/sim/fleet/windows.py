@@ -21,7 +21,6 @@ from healer.signals.step_times import step_batches
 from healer.signals.translate import Translator
 from healer.signals.wire import checkpoint_observations
 from healer.sim.fleet.menders import Healer
-from healer.sim.fleet.scenario import JobSpec
 from healer.sim.fleet.schedule import DAY_S, Fault
 from healer.sim.fleet.site import CLUSTER, WATCHDOG_S, Site, Spent
 from healer.sim.fleet_steps import Pace
@@ -100,6 +99,8 @@ DOWN, ACTIVE = 1, 4
 SAMPLE_S = 1200.0
 #: A window stays open this long after its node has left.
 AFTERWARDS_S = 300.0
+#: The last report before a fault is so old.
+LAST_REPORT_S = 2.0
 #: A window of a stalled job stays open this long after the job works again.
 WELL_S = 420.0
 
@@ -119,7 +120,7 @@ class Window:
         self.works_since: datetime | None = None
         self._site, self._healer = site, healer
         self._sensors = SimTelemetry(
-            CLUSTER, names, start=since, seed=seed, gpus=site.scenario.gpus, pace=_pace(site.scenario.job)
+            CLUSTER, names, start=since, seed=seed, gpus=site.scenario.gpus, pace=_pace(site, since)
         )
         book = MemoryColumns()
         self._senses = Senses(CLUSTER, healer.rules, book)
@@ -304,8 +305,9 @@ class Windows:
         if window is not None:
             window.until = max(window.until, until)
             window.faults.append(fault)
-            return
-        self._open(self._around(fault.node, self._spec.peers + 1), until, [fault])
+        else:
+            window = self._open(self._around(fault.node, self._spec.peers + 1), until, [fault])
+        self._report_until(window, fault)
 
     def _open_for_stall(self, fault: Fault, since: datetime) -> None:
         """Opens a window over the past and the future of a stalled job, until it works again."""
@@ -357,10 +359,22 @@ class Windows:
 
         return begin
 
-    def _open(self, names: list[str], until: datetime, faults: list[Fault]) -> None:
+    def _open(self, names: list[str], until: datetime, faults: list[Fault]) -> Window:
         window = self._window(names, until, self._site.now)
         window.faults = faults
         self._begin(window)
+        return window
+
+    def _report_until(self, window: Window, fault: Fault) -> None:
+        """What was measured right before a fault arrives too: nodes and clients report every few seconds."""
+
+        def report() -> None:
+            if window in self._now_open:
+                window.step(self._recorder)
+
+        before = fault.at - timedelta(seconds=LAST_REPORT_S)
+        if before > self._site.now:
+            self._site.agenda.at(before, report)
 
     def _window(self, names: list[str], until: datetime, since: datetime) -> Window:
         self._opened += 1
@@ -387,9 +401,11 @@ class Windows:
         return any(name in self._site.active for name in window.names)
 
 
-def _pace(job: JobSpec) -> Pace:
-    """Steps of about 5 s with the noise of equal work (published_figures 4), checkpoints as the job's."""
-    usual = Pace()
+def _pace(site: Site, since: datetime) -> Pace:
+    """Steps of about 5 s with the noise of equal work (published_figures 4), checkpoints as the job's;
+    numbered on through the whole simulation, as one step is one event."""
+    usual, job = Pace(), site.scenario.job
     step_s = usual.compute_s + usual.collective_s + usual.data_s
     every = max(1, round(job.checkpoint_s / step_s))
-    return Pace(checkpoint_every=every, checkpoint_s=job.checkpoint_stall_s)
+    done = int((since - site.scenario.start).total_seconds() / step_s)
+    return Pace(checkpoint_every=every, checkpoint_s=job.checkpoint_stall_s, done=done)

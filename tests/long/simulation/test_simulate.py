@@ -182,14 +182,16 @@ def test_a_bad_rule_does_little_harm_before_it_asks_first() -> None:
 # --- a job that stands ---
 
 
-def one_fault(way: str) -> Card:
-    """The large job on 64 nodes, and one fault two hours later. People answer as soon as they usually do."""
+def one_fault(way: str, **more: object) -> Card:
+    """The large job on 64 nodes, and one fault two hours later. People answer as soon as they usually do.
+    `more`: other fields of the scenario."""
     usual = load("llama3-54d", days=None)
     fields = {
         "faults": FaultSpec(per_node_day=0.0),
         "happenings": (Happening(at_h=2.0, what="fault", way=way, place="gpu0005", nodes=1),),
         "planned_stops_per_day": 0.0,
         "people": msgspec.structs.replace(usual.people, sigma=0.0),
+        **more,
     }
     return simulate(scaled(usual, nodes=64, days=0.2, more=fields), rules_of(usual), SEED, "healer")
 
@@ -217,8 +219,15 @@ def test_a_node_whose_own_fault_stops_its_job_is_taken_out_and_the_job_restarted
     assert card.restart.median_s < within_s
 
 
-def test_a_job_that_works_again_by_itself_is_not_restarted_by_people() -> None:
+def test_a_hang_that_ranks_and_gpus_prove_is_restarted_before_the_watchdog() -> None:
     card = one_fault("hang")
+    assert (card.incidents, card.people) == ({"hang": 1}, {})
+    assert card.restart.median_s is not None and card.restart.median_s < 260
+
+
+def test_a_job_that_works_again_by_itself_is_not_restarted_by_people() -> None:
+    """Where the rule for hangs does not act alone."""
+    card = one_fault("hang", rules={})
     assert card.incidents["hang"] == 1
     assert card.people == {"rejections": 1}
     assert card.restart.median_s == pytest.approx(600 + 100, abs=1), "NCCL's watchdog, and a start"

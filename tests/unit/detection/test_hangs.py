@@ -306,7 +306,9 @@ def loss(at: datetime, node: int = 2, *, kind: str = "fs-read-only") -> dict[str
 
 
 def blamed(job: Job) -> list[Finding]:
-    return [found for found in job.found if found.fault == "node-stopped-job"]
+    """The first of each node: it is reported again while the job stands."""
+    found = [one for one in reversed(job.found) if one.fault == "node-stopped-job"]
+    return list({one.component: one for one in found}.values())
 
 
 def test_a_node_that_lost_its_disk_is_blamed_as_its_job_stops() -> None:
@@ -346,6 +348,19 @@ def test_an_older_loss_is_blamed_only_where_the_job_waits_for_that_node() -> Non
         job.stand(90, {"collective": others(rank), "compute": [rank]})
         found.append([blamed_of.component.node for blamed_of in blamed(job)])
     assert found == [[node_name(1)], []]
+
+
+@pytest.mark.parametrize("switch", ["", "leaf1"])
+def test_of_several_that_lost_something_none_is_blamed_though_the_job_waits_for_one(switch: str) -> None:
+    """Also where the other one is not a node of the job: their switch may be gone."""
+    job = Job()
+    nodes = {name: msgspec.structs.replace(node, switch=switch) for name, node in slurm(5).nodes.items()}
+    job.shown = msgspec.structs.replace(job.shown, nodes=nodes)
+    job.run(40)
+    before = job.now - timedelta(seconds=120)
+    job.links = loss(before, 1) | loss(before + timedelta(seconds=30), 4 if switch else 3)
+    job.stand(90, {"collective": others(13), "compute": [13]})
+    assert blamed(job) == []
 
 
 def test_a_lost_link_alone_blames_no_node() -> None:

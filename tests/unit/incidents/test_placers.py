@@ -72,3 +72,18 @@ def test_placers_change_nothing_until_one_is_applied(book: Book) -> None:
 
 def test_the_last_placer_always_answers(book: Book) -> None:
     assert PLACERS[-1] is open_own
+
+
+@pytest.mark.parametrize("fault", ["node-stopped-job", "straggler", "hook:probe", "hook:fs-full"])
+@pytest.mark.parametrize("place", ["switch-silent", "shared:leaf-switch", "switch-offline"])
+def test_what_is_said_of_a_member_belongs_to_its_place_while_that_is_out(fault: str, place: str) -> None:
+    book = Book(rules_in(), [], Picture(CLUSTER, watching_since=START), START)
+    members = tuple(Component(cluster=CLUSTER, node=name(number)) for number in (1, 2, 3))
+    out = told(place, FaultClass.degraded)
+    leaf = Component(cluster=CLUSTER, switch="leaf1")
+    take_findings(book, [msgspec.structs.replace(out, component=leaf, affected=members)])
+    (incident,) = book.by_id.values()
+    book.picture.silence.broken = frozenset({name(2), name(3)} if place.startswith("shared:") else ())
+    found = placement_of(told(fault, FaultClass.degraded, node=2), book)
+    assert (found.way, found.incident and found.incident.id) == (Way.cover, incident.id)
+    assert placement_of(told(fault, FaultClass.degraded, node=4), book).way is Way.open

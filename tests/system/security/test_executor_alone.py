@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 import sqlalchemy as sa
-from kombu import Producer
+from kombu.messaging import Producer
 
 from healer.adapters.postgres.tables import runs
 from healer.embedded import running

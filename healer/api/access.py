@@ -64,6 +64,12 @@ def digest_of(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
 
 
+def is_named_in(secret: str, caller: Caller) -> bool:
+    """Whether this secret was made for this very token, as a token and a session's cookie say in clear. Who
+    writes rows could else copy his own secret's digest into the row of another, or into a session of it."""
+    return secret.startswith((f"heal_{caller.id}_", f"{caller.id}."))
+
+
 def csrf_of(cookie: str) -> str:
     """The value that pages carry and send back: derived from the cookie, and reveals nothing of it."""
     return hashlib.sha256(b"healer csrf " + cookie.encode("utf-8", "surrogateescape")).hexdigest()[:43]
@@ -173,8 +179,11 @@ class Access:
         `sender`."""
         if authorization is None or authorization[:12] != b"Bearer heal_":
             return None
-        _, caller = self.cached("token", hashlib.sha256(authorization[7:].strip()).digest())
-        return self._checked(caller) if caller is not None else None
+        token = authorization[7:].strip()
+        _, caller = self.cached("token", hashlib.sha256(token).digest())
+        if caller is None or not is_named_in(token.decode("latin-1"), caller):
+            return None
+        return self._checked(caller)
 
     async def sender(self, request: HTTPConnection) -> Caller:
         """Who sends signals. While the database is away, a token for signals that was valid a little while
@@ -186,7 +195,7 @@ class Access:
         except Unavailable:
             token = request.headers.get("authorization", "").partition(" ")[2].strip()
             seen_at, caller = self._senders.get(digest_of(token), (float("-inf"), None))
-            if caller is None or time.monotonic() - seen_at > REMEMBERED_S:
+            if caller is None or time.monotonic() - seen_at > REMEMBERED_S or not is_named_in(token, caller):
                 raise
             return self._checked(caller)
 
@@ -195,18 +204,19 @@ class Access:
         header = request.headers.get("authorization")
         if header is not None:
             scheme, _, token = header.partition(" ")
+            secret = token.strip()
             if scheme.lower() != "bearer" or not token.startswith("heal_"):
                 raise unauthenticated()
-            caller = await self.find("token", digest_of(token.strip()))
+            caller = await self.find("token", digest_of(secret))
         else:
-            cookie = request.cookies.get(SESSION_COOKIE)
-            if not cookie:
+            secret = request.cookies.get(SESSION_COOKIE, "")
+            if not secret:
                 raise unauthenticated()
-            caller = await self.find("session", digest_of(cookie))
+            caller = await self.find("session", digest_of(secret))
             if caller is not None:
-                caller = msgspec.structs.replace(caller, csrf=csrf_of(cookie))
+                caller = msgspec.structs.replace(caller, csrf=csrf_of(secret))
                 _check_csrf(request, caller)
-        if caller is None:
+        if caller is None or not is_named_in(secret, caller):
             raise unauthenticated()
         return self._checked(caller)
 
@@ -266,18 +276,20 @@ class Access:
         digest = digest_of(cookie)
         is_cached, caller = self.cached("session", digest)
         caller = caller if is_cached else self.look_up("session", digest)
-        if caller is None or not caller.sealed or caller.node or caller.job or caller.role is Role.signals:
+        if caller is None or not is_named_in(cookie, caller) or not caller.sealed:
+            return None
+        if caller.node or caller.job or caller.role is Role.signals:
             return None
         return msgspec.structs.replace(caller, csrf=csrf_of(cookie))
 
     def sign_in(self, token: str) -> str | None:
         """Uses up a sign-in link; the value of the session cookie, or None."""
         now = self._services.clock.now()
-        cookie = secrets.token_urlsafe(32)
+        cookie = f"{token.removeprefix('heal_').partition('_')[0]}.{secrets.token_urlsafe(32)}"
         caller = self._services.tokens.sign_in(
             digest_of(token), digest_of(cookie), now=now, until=now + SESSION_LASTS
         )
-        return None if caller is None else cookie
+        return cookie if caller is not None and is_named_in(token, caller) else None
 
     def sign_out(self, cookie: str) -> None:
         digest = digest_of(cookie)

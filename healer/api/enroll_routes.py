@@ -25,7 +25,7 @@ from fastapi import APIRouter, Request
 from pydantic import StringConstraints
 from starlette.responses import Response
 
-from healer.api.access import Access
+from healer.api.access import Access, is_named_in
 from healer.api.db_health import Fleet
 from healer.api.documents import answers
 from healer.api.problems import Problem, field_error
@@ -155,8 +155,11 @@ def _shows_token(request: Request, cluster: str, node: str, now: datetime) -> bo
     scheme, _, token = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer":
         return False
-    caller = services_of(request).tokens.by_token(hashlib.sha256(token.strip().encode()).digest(), now)
-    return caller is not None and caller.sealed and (caller.cluster, caller.node) == (cluster, node)
+    secret = token.strip()
+    caller = services_of(request).tokens.by_token(hashlib.sha256(secret.encode()).digest(), now)
+    if caller is None or not caller.sealed or not is_named_in(secret, caller):
+        return False
+    return (caller.cluster, caller.node) == (cluster, node)
 
 
 def _snapshot(request: Request, cluster: str, payload: Mapping[str, str]) -> SlurmSnapshot:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import redis
 import sqlalchemy as sa
-from kombu import Producer
+from kombu.messaging import Producer
 
 from healer.adapters.postgres.tables import runs
 from healer.embedded import running
@@ -97,6 +97,14 @@ def test_the_parts_are_forked_from_a_process_without_what_acts() -> None:
     ] == []
 
 
+#: What somebody who writes to Redis itself puts into the queue: no message, or one that lacks what each has.
+NO_MESSAGES = (
+    *(b"garbage", b"\xff\xfe", b"{}", b"[]", b"3", b"null", b'{"body": 3}', b'{"body": "", "headers": {}}'),
+    b'{"body": "W10=", "headers": {}, "properties": {}}',
+    b'{"body": "W10=", "headers": 3, "properties": {"delivery_tag": "a", "delivery_info": 3}}',
+)
+
+
 def forge_messages(stack: Stack) -> None:
     """What somebody who reaches the broker can say."""
     broker = running.find(stack.data_dir).broker_url
@@ -126,6 +134,8 @@ def forge_messages(stack: Stack) -> None:
             content_type="application/x-python-serialize",
             content_encoding="binary",
         )
+    queue = redis.Redis.from_url(broker.replace("redis+socket", "unix"))
+    queue.lpush(queue_name("pod1"), *NO_MESSAGES)
 
 
 def start(stack: Stack, node: str) -> str:

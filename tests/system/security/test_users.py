@@ -233,6 +233,26 @@ def test_a_row_in_tokens_or_sessions_is_worthless_without_the_key(stack: Stack) 
     assert answer(stack, headers=stack.headers("viewer")) == 200, "one that was made"
 
 
+def test_one_s_own_digest_beside_the_name_of_another_token_is_worthless(stack: Stack) -> None:
+    """Who may write rows and has any token needs no key: the digest is copied."""
+    own = stack.token("viewer")
+    mine, of_session, of_row = own.split("_")[1], *(stack.token("admin").split("_")[1] for _ in range(2))
+    with connect(stack, "healer_api") as conn:
+        conn.execute(
+            "INSERT INTO sessions (digest, token, created_at, expires_at) "
+            "SELECT digest, %s, now(), now() + interval '1 day' FROM tokens WHERE id = %s",
+            [of_session, mine],
+        )
+        assert answer(stack, headers={"Cookie": f"healer_session={own}"}) == 401
+        columns = "role, name, cluster, node, job, created_at"
+        row = conn.execute(f"SELECT {columns} FROM tokens WHERE id = %s".encode(), [of_row]).fetchone()
+        taken = "DELETE FROM tokens WHERE id = ANY(%s) RETURNING id, digest"
+        digests = dict(conn.execute(taken, [[mine, of_row]]).fetchall())
+        put = f"INSERT INTO tokens (id, digest, {columns}) VALUES (%s, %s, %s, %s, %s, %s, %s, %s)".encode()
+        conn.execute(put, [of_row, digests[mine], *(row or ())])
+    assert answer(stack, headers={"Authorization": f"Bearer {own}"}) == 401
+
+
 def test_the_key_is_the_service_users_alone(stack: Stack) -> None:
     assert (stack.data_dir / "audit-key").stat().st_uid == pwd.getpwnam("healer-worker").pw_uid
     key = stack.data_dir / "token-key"

@@ -146,6 +146,7 @@ class Replay:
         ):
             return now
         return min(all_heard.until + _LEAST, now + timedelta(seconds=COARSE_S))
+
     def _step_s(self) -> float:
         quiet_s = (self.clock.now() - max(self.quiet_since, self.beat_at)).total_seconds()
         if quiet_s < QUIET_S:

@@ -139,6 +139,7 @@ class Replay:
         if (
             self.samples is not None
             or all_heard is None
+            or not any(self.picture.senders())
             or (now - self.quiet_since).total_seconds() < QUIET_S
             or self.picture.standing
             or any(incident.is_open for incident in tables.recent_incidents(now - RECENT))
@@ -257,10 +258,8 @@ class Replay:
         sensed = self.samples.tick(self.picture, now) if self.samples is not None else None
         written = self.ledger.tables.logged
         self.loop.walk(batch, sensed)
-        if (
-            self.ledger.tables.logged != written
-        ):  # a run that only checks whether it may continue does not count
-            self.quiet_since = now
+        if self.ledger.tables.logged != written:
+            self.quiet_since = now  # a run that only checks whether it may continue does not count
         self.all_well_until = self._until_a_node_may_be_silent()
 
     def _written(self) -> tuple[int, int]:

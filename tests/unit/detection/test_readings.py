@@ -57,7 +57,7 @@ def one(rules: Ruleset, line: str) -> Finding:
         (92, FaultClass.degraded, "gpu-degraded"),
         (94, FaultClass.degraded, "gpu-contained"),
         (95, FaultClass.fatal, "gpu-fatal"),
-        (109, FaultClass.application, "gpu-application"),
+        (109, FaultClass.degraded, "gpu-no-new-jobs"),
         (119, FaultClass.fatal, "gpu-fatal"),
         (120, FaultClass.fatal, "gpu-fatal"),
         (140, FaultClass.fatal, "gpu-fatal"),

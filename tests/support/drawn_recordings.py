@@ -115,9 +115,12 @@ class _Drawing:
             self.say(node, at + 0.2, gpu, 154, f"GPU recovery action changed from 0x0 (None) to {want}")
         hit = self.jobs_at(node, gpu)
         for job in hit:
-            if gpu in self.jobs[job]["gpus"][node] and self.rng.random() < 0.7:
+            is_at_work = (
+                job not in self.drawn.ended
+            )  # an earlier cause ended it: nothing of it is left to tear down
+            if is_at_work and gpu in self.jobs[job]["gpus"][node] and self.rng.random() < 0.7:
                 self.teardown(at, job, xid)
-            if xid in {79, 149} and self.nodes[node]["gpu_model"] == "b200":
+            if is_at_work and xid in {79, 149} and self.nodes[node]["gpu_model"] == "b200":
                 self.lost_packets(at, job, node)
             self.job_ends(at + self.rng.uniform(300, 1500), job)
         return Cause(kind, at, (node,), frozenset({node}), hit=frozenset(hit))

@@ -49,6 +49,12 @@ def well_again(stack: Stack) -> None:
         assert not database.execute(f"{twice} node IS NOT NULL GROUP BY node HAVING count(*) > 1").fetchall()
 
 
+def metrics_refused(stack: Stack, token: str) -> httpx.Response | None:
+    answer = post(stack, token, "metrics", {"node": "gpu0001", "host": {"load1": 1.0}})
+    assert answer.status_code in (202, 503)
+    return answer if answer.status_code == 503 else None
+
+
 def test_the_database_has_no_room(stack: Stack, scratch: Path) -> None:
     token, viewer = stack.token("signals"), stack.headers("viewer")
     senders = Senders(stack.url, token, NODES, every_s=0.005, lines=20)
@@ -61,8 +67,9 @@ def test_the_database_has_no_room(stack: Stack, scratch: Path) -> None:
             assert not told["ready"]
             assert not all(check["ok"] for check in told["checks"].values())
             assert told["checks"]["spool"]["entries"] > 0
-            refused = post(stack, token, "metrics", {"node": "gpu0001", "host": {"load1": 1.0}})
-            assert refused.status_code == 503 and int(refused.headers["Retry-After"]) >= 1
+            # A small one may still find room that others have just left.
+            refused = wait_until(lambda: metrics_refused(stack, token), 30, what="metrics are refused too")
+            assert int(refused.headers["Retry-After"]) >= 1
             assert refused.json()["detail"]
             before = senders.count
         wait_until(lambda: senders.count > before + 200, 120, what="events are accepted again", every_s=0.2)

@@ -197,17 +197,11 @@ def still_silent(ctx: Context) -> Result:
 def unreached_neighbours(name: str, picture: SlurmSnapshot | None) -> list[str]:
     """Nodes of its switch, rack, PDU or NVLink domain that Slurm does not reach, and that no person
     drained."""
-    shown = picture.nodes.get(name) if picture is not None else None
-    if picture is None or shown is None:
-        return []
-    places = set(shown.outage_places)
     return [
         other.name
-        for other in picture.nodes.values()
-        if other.name != name
-        and not (other.responding or other.planned)
+        for other in (picture.neighbours_of(name) if picture is not None else ())
+        if not (other.responding or other.planned)
         and (is_empty_reason(other.reason) or slurm_kind(other.reason))
-        and not places.isdisjoint(other.outage_places)
     ]
 
 

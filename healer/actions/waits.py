@@ -176,10 +176,10 @@ def approval(ctx: Context) -> Result:
     what = ctx.step.title or f"{ctx.run.playbook} on {ctx.run.node or ctx.run.job}"
     read = read_node_and_jobs(ctx, LOOK_AGAIN_S) if ctx.run.node else None
     jobs = [job.id for job in read[1]] if isinstance(read, tuple) else []
-    named = ", ".join([*jobs[:5], "…"] if len(jobs) > 5 else jobs)
-    text = f"Waits for an approval: {what}. Jobs at work there: {named}"
-    if not jobs:
-        text = f"Waits for an approval: {what}"
+    text = f"Waits for an approval: {what}"
+    if jobs:
+        named = ", ".join([*jobs[:5], "…"] if len(jobs) > 5 else jobs)
+        text = f"Waits for an approval: {what}. Jobs at work there: {named}"
     return Again(text=text, after_s=None, data={"approval": True})
 
 

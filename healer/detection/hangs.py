@@ -473,7 +473,7 @@ class _Hang:
         if len(self.reports) != 1 or stalled_s <= self.watch.stopped_s():
             return None
         ((node, report),) = self.reports.items()
-        neighbours = _neighbours(look, node)
+        neighbours = {other.name for other in look.slurm.neighbours_of(node)} if look.slurm else set[str]()
         of_place = (
             *ports_down(look.telemetry, neighbours, look.now).values(),
             *_reported(look, neighbours).values(),
@@ -513,13 +513,6 @@ class _Hang:
 
 def _loss_text(node: str, report: NodeReport) -> str:
     return f"{node} reported at {report.at:%H:%M:%S} UTC: {report.text[:160]}"
-
-
-def _neighbours(look: Look, node: str) -> set[str]:
-    """The other nodes of its switch, rack, PDU and NVLink domain."""
-    shown = look.slurm.nodes if look.slurm is not None else {}
-    places = set(shown[node].outage_places) if node in shown else set()
-    return {name for name, other in shown.items() if not places.isdisjoint(other.outage_places)} - {node}
 
 
 def _is_among(loss: NodeReport, others: Iterable[NodeReport], within: timedelta) -> bool:

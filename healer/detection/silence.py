@@ -87,6 +87,10 @@ FOLLOWS_WITHIN = timedelta(seconds=45)
 JUST_BACK = timedelta(minutes=5)
 
 
+def is_just_back(sender: NodePicture, now: datetime) -> bool:
+    return sender.back_at is not None and now - sender.back_at < JUST_BACK
+
+
 def silence_findings(walk: PictureLook) -> list[Finding]:
     """One finding per silent node, or one for what they share. Empty until healer has listened long
     enough."""
@@ -233,8 +237,7 @@ class _Silence:
     def _is_unsure(self, other: str, known_at: datetime) -> bool:
         """It is just back, is late, or was not heard since `known_at`."""
         sender = self._senders[other]
-        just_back = sender.back_at is not None and self._now - sender.back_at < JUST_BACK
-        if just_back and not self._was_planned(sender):
+        if is_just_back(sender, self._now) and not self._was_planned(sender):
             return True
         return sender.beats[-1] < known_at or sender.is_overdue(self._now)
 

@@ -7,7 +7,7 @@ import msgspec
 
 from healer.detection.protocol import Pair
 from healer.detection.reported import fault_of
-from healer.detection.silence import JUST_BACK
+from healer.detection.silence import JUST_BACK, is_just_back
 from healer.incidents.growth import add_ruled_out, last_heard
 from healer.incidents.part_history import (
     Cleared,
@@ -361,8 +361,7 @@ def _is_back(picture: Picture, node: str, incident: Incident, now: datetime) -> 
     sender, shown = picture.node(node), picture.slurm.nodes.get(node) if picture.slurm else None
     if not _speaks_again(picture, node, incident, now) or not sender.keeps_cadence(now):
         return False
-    just_back = sender.back_at is not None and now - sender.back_at < JUST_BACK
-    return not just_back or shown is None or shown.responding
+    return not is_just_back(sender, now) or shown is None or shown.responding
 
 
 def _server_is_back(picture: Picture, incident: Incident) -> bool:

@@ -540,6 +540,17 @@ class SlurmSnapshot(msgspec.Struct, frozen=True, kw_only=True):
         """Jobs that hold the node, in the order of `jobs`."""
         return list(_by_node(ByIdentity(self.jobs)).get(node, ()))
 
+    def neighbours_of(self, node: str) -> list[SlurmNode]:
+        """The other nodes of its switch, rack, PDU and NVLink domain, in the order of `nodes`; none of a node
+        that Slurm does not show."""
+        shown = self.nodes.get(node)
+        places = set(shown.outage_places) if shown is not None else set()
+        return [
+            other
+            for other in self.nodes.values()
+            if other.name != node and not places.isdisjoint(other.outage_places)
+        ]
+
     def failed_on(self, node: str) -> list[SlurmJob]:
         """Jobs that ended FAILED or NODE_FAIL there, as long as slurmctld knows them (MinJobAge)."""
         return list(_failed_by_node(ByIdentity(self.jobs)).get(node, ()))

@@ -123,8 +123,9 @@ class Replay:
         """Moves the clock to just before `until`, walking on the way."""
         while True:
             now = self.clock.now()
-            step = timedelta(seconds=self._step_s())
-            then = self.all_well_until if now < self.all_well_until else self._not_after_the_tick(now + step)
+            then = self.all_well_until
+            if now >= then:
+                then = self._not_after_the_tick(now + timedelta(seconds=self._step_s()))
             if then >= until:
                 break
             self.clock.set(then)
@@ -135,15 +136,14 @@ class Replay:
     def _until_a_node_may_be_silent(self) -> datetime:
         """Until then a walk over heartbeats alone finds nothing: after a quiet minute nothing is open,
         nothing settles, and every sender was heard so lately that none can be silent. Else now."""
-        now, tables, all_heard = self.clock.now(), self.ledger.tables, self.picture.silence.all_heard
+        now, all_heard = self.clock.now(), self.picture.silence.all_heard
         if (
             self.samples is not None
             or all_heard is None
             or not any(self.picture.senders())
             or (now - self.quiet_since).total_seconds() < QUIET_S
             or self.picture.standing
-            or any(incident.is_open for incident in tables.recent_incidents(now - RECENT))
-            or tables.active_runs()
+            or not self._is_at_rest()
         ):
             return now
         return min(all_heard.until + _LEAST, now + timedelta(seconds=COARSE_S))
@@ -152,10 +152,14 @@ class Replay:
         quiet_s = (self.clock.now() - max(self.quiet_since, self.beat_at)).total_seconds()
         if quiet_s < QUIET_S:
             return FINE_S
-        tables = self.ledger.tables
-        still = quiet_s >= STILL_S and not tables.active_runs() and not any(self.picture.senders())
-        still = still and not any(incident.is_open for incident in tables.incidents.values())
+        still = quiet_s >= STILL_S and not any(self.picture.senders()) and self._is_at_rest()
         return STILL_STEP_S if still else COARSE_S
+
+    def _is_at_rest(self) -> bool:
+        """No incident is open and no run is under way."""
+        tables = self.ledger.tables
+        recent = tables.recent_incidents(self.clock.now() - RECENT)
+        return not tables.active_runs() and not any(incident.is_open for incident in recent)
 
     def _not_after_the_tick(self, then: datetime) -> datetime:
         due = self.samples.next_tick(self.clock.now()) if self.samples is not None else None

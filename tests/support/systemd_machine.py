@@ -98,14 +98,12 @@ sys.exit(main())
 
 
 class SystemdMachine:
-    """`run` executes a command within it as root; `start` begins a unit and waits until it runs."""
+    """Started and laid out when it is made. `run` executes a command within it as root."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._group = f"healer-{folder.name}"
-        packages = Path(
-            sys.prefix, "lib", f"python{sys.version_info[0]}.{sys.version_info[1]}", "site-packages"
-        )
+        packages = Path(sys.prefix, "lib", _PYTHON, "site-packages")
         build = ["sh", "-c", _BUILD, "sh", folder, ROOT, sys.base_prefix, packages, self._group, *_NOT_HERE]
         command = ["setpriv", "--pdeathsig=KILL", "unshare", "--mount", "--propagation=private", *build]
         with (folder / "boot.log").open("wb") as said:

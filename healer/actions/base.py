@@ -33,6 +33,7 @@ from healer.ports.measurements import Readings
 from healer.ports.node_exec import Bmc, EvidenceBook, NodeExec, SiteCommands
 from healer.ports.scheduling import Scheduler, SchedulerRefused, SchedulerUnavailable, SlurmReads, UnknownNode
 from healer.ports.transactions import Checkpoints
+from healer.text import Said
 
 
 class Done(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,14 +44,14 @@ class Done(msgspec.Struct, frozen=True, kw_only=True):
     seconds.
     """
 
-    text: str
+    text: Said
     data: dict[str, Any] = {}
 
 
 class Skipped(msgspec.Struct, frozen=True, kw_only=True):
     """There was nothing to do, or it may not be done; the run goes on."""
 
-    text: str
+    text: Said
     data: dict[str, Any] = {}
 
 
@@ -61,7 +62,7 @@ class Again(msgspec.Struct, frozen=True, kw_only=True):
     kept in the log.
     """
 
-    text: str
+    text: Said
     after_s: float | None
     since: datetime | None = None
     data: dict[str, Any] = {}
@@ -70,7 +71,7 @@ class Again(msgspec.Struct, frozen=True, kw_only=True):
 class Failed(msgspec.Struct, frozen=True, kw_only=True):
     """It did not work. `final`: another attempt would be pointless, ask a person."""
 
-    text: str
+    text: Said
     final: bool = False
 
 

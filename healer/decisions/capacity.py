@@ -51,6 +51,7 @@ from healer.model import (
     storm_size,
 )
 from healer.model.slurm import is_our_reservation
+from healer.text import Said
 
 HOUR = timedelta(hours=1)
 
@@ -244,7 +245,7 @@ class _Cap(NamedTuple):
     """`where`: the nodes that share this capacity; None: all."""
 
     guard: Guard
-    what: str
+    what: Said
     used: int
     limit: int
     where: Collection[str] | None = None

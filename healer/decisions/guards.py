@@ -51,6 +51,7 @@ from healer.model import (
 )
 from healer.model.gate import permit_for
 from healer.model.slurm import is_ours, our_reservation, slurm_kind
+from healer.text import NO_WORDS, Said
 
 
 def pause(proposal: Proposal, facts: GateFacts, rules: Ruleset, now: datetime) -> Answer:
@@ -463,7 +464,7 @@ class JudgeResult(msgspec.Struct, frozen=True, kw_only=True):
     outcome: Outcome
     answers: tuple[Answer, ...]
     guard: Guard | None = None
-    why: str = ""
+    why: Said = NO_WORDS
 
     @property
     def answer(self) -> Answer | None:

@@ -21,6 +21,7 @@ from healer.model import Component, Detections, FaultClass, Finding, Scope, Sens
 from healer.model.hostlist import name_some
 from healer.observations.telemetry_windows import Telemetry
 from healer.observations.trends import Series
+from healer.text import Said
 
 JOB_LEAK = "job-memory-leak"
 LOOK_S = 60.0
@@ -42,8 +43,8 @@ HOST, GPU = "the node's memory", "GPU memory"
 @dataclass(slots=True)
 class _Leak:
     since: datetime
-    text: str
-    title: str
+    text: Said
+    title: Said
     missed: int = 0
     due: bool = True
 
@@ -53,7 +54,7 @@ class _Fall:
     """On one node: hours until nothing is left (with their range), and bytes lost an hour."""
 
     node: str
-    what: str
+    what: Said
     hours: float
     low: float
     high: float

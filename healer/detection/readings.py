@@ -21,6 +21,7 @@ from healer.model import (
     SlurmNode,
     Xid74Bits,
 )
+from healer.text import Said
 
 _MAJOR = re.compile(r"(\d{3})\.")
 _OF_ROW = ("text", "fault_class", "remedy", "cause", "unusable")
@@ -68,7 +69,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
 
     fault: str
     fault_class: FaultClass
-    text: str
+    text: Said
     unusable: bool = False
     teardown: bool = False
     asked: str | None = None

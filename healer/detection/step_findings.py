@@ -15,6 +15,7 @@ from healer.model import Chart, ChartLine, Component, FaultClass, Finding, Sense
 from healer.model.hostlist import name_some
 from healer.observations.step_columns import PARTS
 from healer.observations.steps import JobSteps, Places
+from healer.text import Said
 
 STRAGGLER = "straggler"
 JOB_SLOW = "job-slow"
@@ -197,7 +198,7 @@ class Together:
     """After which step it began, and a sentence that describes it."""
 
     since: int
-    text: str
+    text: Said
 
     def finding(self, job: JobSteps, now: datetime) -> Finding:
         title = f"Job {job.job} is slow as a whole"

@@ -19,6 +19,7 @@ from healer.detection.streams import Pace
 from healer.model import Component, Finding, Sense, SlurmSnapshot
 from healer.model.hostlist import name_some
 from healer.observations.steps import JobSteps, LifeKey, active_job
+from healer.text import Said
 
 #: Before any job is known: how likely a node slows its jobs, and the odds of one with a fault open on it.
 PRIOR, FAULT_ODDS = 0.01, 30.0
@@ -46,7 +47,7 @@ class Suspect(NamedTuple):
     node: str
     #: 0..1, and why, in words.
     share: float
-    why: tuple[str, ...]
+    why: tuple[Said, ...]
 
 
 class Suspects:

@@ -33,6 +33,7 @@ from healer.model.faults import FLEET_OFFLINE, NODE_OFFLINE
 from healer.model.hostlist import compact, name_some
 from healer.model.slurm import is_empty_reason, is_only_ours, slurm_kind
 from healer.observations import Picture, Standing
+from healer.text import Said
 
 #: Names that a sentence holds.
 _NAMED = 5
@@ -48,8 +49,8 @@ class Condition(NamedTuple):
 
     fault: str
     where: Component
-    title: str
-    text: str
+    title: Said
+    text: Said
     for_s: float = 0
     since: datetime | None = None
     affected: tuple[str, ...] = ()

@@ -31,6 +31,7 @@ from healer.model.faults import fits
 from healer.model.rules import HUMAN_WORK
 from healer.model.slurm import is_empty_reason, is_ours, slurm_kind
 from healer.observations import Picture
+from healer.text import Said
 
 #: An older picture of Slurm says nothing about present activity.
 PICTURE_LASTS = timedelta(minutes=5)
@@ -44,7 +45,7 @@ class Activity(NamedTuple):
     """An activity on a node; `since`: when it began, `until`: its end, where known in advance."""
 
     kind: ContextKind
-    text: str
+    text: Said
     since: datetime | None = None
     until: datetime | None = None
 

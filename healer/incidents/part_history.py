@@ -42,6 +42,7 @@ from healer.model.faults import (
 )
 from healer.observations import Picture
 from healer.observations.fault_history import ONE_MOMENT, REPLACED, SETTLED, Key, Noted
+from healer.text import Said
 
 
 def rung_of(remedy: tuple[Remedy, ...]) -> Remedy:
@@ -273,7 +274,7 @@ class Cleared(msgspec.Struct, frozen=True, kw_only=True):
     decides. `seen`: the part has to be seen again. `replaced`: by another part. `done`: the highest remedy
     that must have been done."""
 
-    why: str
+    why: Said
     at: datetime
     proven: bool = True
     seen: bool = False

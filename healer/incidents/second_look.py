@@ -19,6 +19,7 @@ from healer.model import Evidence, GpuSeen, Incident, NodeLook, ObservationKind,
 from healer.model.faults import Trait, fault_is
 from healer.signals.identity import digest_of
 from healer.signals.kernel_log import parse_line, possible_prefixes
+from healer.text import Said
 
 #: The playbook that asks a node about a relay's text.
 SECOND_LOOK = "second-look"
@@ -47,7 +48,7 @@ class LookAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """What a look at a node came to. `text` is for people; `line` is the node's own record, of time `at`."""
 
     result: LookResult
-    text: str
+    text: Said
     sense: Sense = Sense.kernel
     line: str = ""
     at: datetime | None = None

@@ -11,6 +11,7 @@ from healer.model.component import Component
 from healer.model.faults import FORECAST_FAULT, Trait, fault_is
 from healer.model.telemetry import Scope
 from healer.model.vocabulary import Cause, FaultClass, Mode, Remedy, Sense, Severity
+from healer.text import NO_WORDS, Said
 
 #: Alertmanager and Grafana repeat a firing alert every 4 h by default: twice that, plus the hour in which a
 #: repeat may be left out (`healer.signals.alert_bodies.AGAIN_S`).
@@ -105,7 +106,7 @@ class GpuModel(msgspec.Struct, frozen=True, kw_only=True):
 class ChartLine(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One line of a chart. `role` is one of own, peers, low, high, threshold. None: nothing known then."""
 
-    label: str
+    label: Said
     role: str
     values: tuple[float | None, ...]
 
@@ -114,7 +115,7 @@ class ChartMark(msgspec.Struct, frozen=True, kw_only=True):
     """A moment drawn into a chart."""
 
     at: datetime
-    label: str
+    label: Said
 
 
 class Chart(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
@@ -124,7 +125,7 @@ class Chart(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     page ask for what came later.
     """
 
-    title: str
+    title: Said
     unit: str
     times: tuple[float, ...]
     lines: tuple[ChartLine, ...]
@@ -222,7 +223,7 @@ class Forecast(msgspec.Struct, frozen=True, kw_only=True):
     incident: str | None = None
     outcome: Outcome = Outcome.open
     ended_at: datetime | None = None
-    why: str = ""
+    why: Said = NO_WORDS
 
 
 class ForecastScore(msgspec.Struct, frozen=True, kw_only=True):
@@ -271,7 +272,7 @@ class Evidence(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     digest: str
     at: datetime
     component: Component
-    text: str
+    text: Said
     #: The sense that reported it: two senses that agree count for more than one sense twice.
     sense: Sense
     line: str = ""
@@ -303,7 +304,7 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     component: Component
     at: datetime
     arrived_at: datetime
-    text: str
+    text: Said
     confidence: float
     evidence: tuple[Evidence, ...]
     unusable: bool = False
@@ -325,7 +326,7 @@ class Finding(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     remedy: Remedy | None = None
     cause: Cause | None = None
     #: A short name for pages and Slurm's reason, where the whole `text` is too long for that.
-    title: str = ""
+    title: Said = NO_WORDS
     #: Of a forecast: where the trend leads.
     foreseen: Trend | None = None
 
@@ -359,7 +360,7 @@ class NodeReport(msgspec.Struct, frozen=True, kw_only=True):
     healer heard of it. `evidence`: the kernel's line; None: measured, as a port's state is."""
 
     at: datetime
-    text: str
+    text: Said
     fault: str = ""
     evidence: Evidence | None = None
     remedy: Remedy | None = None

@@ -12,6 +12,7 @@ import msgspec
 
 from healer.model.slurm import SlurmJob, SlurmNode, SlurmSnapshot, slurm_kind
 from healer.model.vocabulary import BreakerState, FaultClass, Guard, Mode, Remedy, RunState, Severity, Verb
+from healer.text import NO_WORDS, Said
 
 #: A run that a person let go counts as one of the first ones while it is in one of these: not when it is
 #: stuck, and not when it was cancelled or taken back.
@@ -96,7 +97,7 @@ class Breaker(msgspec.Struct, frozen=True, kw_only=True):
     cluster: str
     state: BreakerState = BreakerState.closed
     since: datetime | None = None
-    why: str = ""
+    why: Said = NO_WORDS
     roots: tuple[Root, ...] = ()
     reset_by: str | None = None
     reset_reason: str | None = None
@@ -315,7 +316,7 @@ class Proposal(msgspec.Struct, frozen=True, kw_only=True):
     #: It was let go before, and only what is left of it is asked for.
     granted: bool = False
     #: Why its evidence is not believed by itself; then it needs a person's approval.
-    doubt: str = ""
+    doubt: Said = NO_WORDS
     #: Only a relay's text says so: no job that may still make steps is restarted for it.
     one_word: bool = False
     #: Whom it goes before, and whom after; None where no incident asks.
@@ -337,7 +338,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     guard: Guard
     kind: AnswerKind
-    why: str
+    why: Said
     limit: float | None = None
     used: float | None = None
     frees_at: datetime | None = None
@@ -358,7 +359,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     incident: str | None
     playbook: str | None
     outcome: Outcome
-    why: str
+    why: Said
     proposal: Proposal | None = None
     answers: tuple[Answer, ...] = ()
     guard: Guard | None = None

@@ -22,6 +22,7 @@ from healer.model.vocabulary import (
     Verb,
     Verdict,
 )
+from healer.text import NO_WORDS, Said
 
 
 class JobHit(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,8 +81,8 @@ class RuledOut(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     first minutes. `what` and `why` are for people; `count` is how often it came."""
 
     at: datetime
-    what: str
-    why: str
+    what: Said
+    why: Said
     component: Component | None = None
     count: int = 1
 
@@ -93,8 +94,8 @@ class IncidentVerdict(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=T
     nodes: dict[str, Verdict]
     cause: Cause
     certainty: float
-    sentence: str
-    why: tuple[str, ...] = ()
+    sentence: Said
+    why: tuple[Said, ...] = ()
     set_aside: tuple[RuledOut, ...] = ()
     retest: Retest | None = None
 
@@ -121,7 +122,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     rule: str
     fault: str
     fault_class: FaultClass
-    title: str
+    title: Said
     root: Component
     opened: datetime
     updated: datetime
@@ -157,7 +158,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     review_cause: str | None = None
     merged_into: str | None = None
     closed: datetime | None = None
-    closed_why: str | None = None
+    closed_why: Said | None = None
     probation_until: datetime | None = None
     #: When our drain was read back; a node without it later was resumed by a person.
     drained_at: datetime | None = None
@@ -179,7 +180,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     #: The same, where healer may act on it: the run ends and leaves the node to that.
     gives_way_to: str | None = None
     #: The entry of `rules/context.yaml` that makes it less urgent while something else goes on at its node.
-    plan: str = ""
+    plan: Said = NO_WORDS
     #: Since when it waits to be seen again (`seen_again`): the end of that plan, or a boot that may have
     #: ended its fault. Evidence from before counts for nothing until then. Stored as `plan_over`.
     waits_since: datetime | None = msgspec.field(default=None, name="plan_over")
@@ -188,7 +189,7 @@ class Incident(msgspec.Struct, frozen=True, kw_only=True):
     set_aside: tuple[RuledOut, ...] = ()
     #: Why its evidence is not believed by itself (law 2): its sender is suspect. Nothing is done then unless
     #: a person approves.
-    doubt: str = ""
+    doubt: Said = NO_WORDS
     #: The person who cancelled or rejected healer's run: nothing more is started before a reopen.
     stopped_by: str | None = None
 
@@ -246,7 +247,7 @@ class Similar(msgspec.Struct, frozen=True, kw_only=True):
     same: Similarity
     rule: str
     fault: str
-    title: str
+    title: Said
     root: Component
     opened: datetime
     closed: datetime | None

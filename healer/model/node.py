@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from healer.model.slurm import SlurmNode
+from healer.text import NO_WORDS, Said
 
 
 class LastContact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -31,7 +32,7 @@ class FabricState(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     status: str
     healthy: bool
-    text: str = ""
+    text: Said = NO_WORDS
 
 
 class MemoryState(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,7 +40,7 @@ class MemoryState(msgspec.Struct, frozen=True, kw_only=True):
     memory is faulty."""
 
     gpus: int
-    faults: tuple[str, ...] = ()
+    faults: tuple[Said, ...] = ()
 
 
 class GpuSeen(StrEnum):
@@ -72,8 +73,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """A finished test of a node. `failed` names the tests that did not pass, with what they said."""
 
     passed: bool
-    text: str
-    failed: tuple[str, ...] = ()
+    text: Said
+    failed: tuple[Said, ...] = ()
 
 
 class Stack(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +89,7 @@ class JobStacks(msgspec.Struct, frozen=True, kw_only=True):
 
     processes: int
     stacks: tuple[Stack, ...] = ()
-    text: str = ""
+    text: Said = NO_WORDS
 
 
 #: A GPU that does nothing, and one that only waits for others: NCCL's kernel spins, so nvidia-smi shows full
@@ -120,7 +121,7 @@ class JobOnNode(msgspec.Struct, frozen=True, kw_only=True):
     processes: int
     gpus: tuple[GpuActivity, ...] = ()
     dumps: tuple[RecorderFile, ...] = ()
-    text: str = ""
+    text: Said = NO_WORDS
 
 
 #: What is compared, with its words for people. Each value is a text; of several GPUs or cards all different
@@ -304,7 +305,7 @@ class LemonPart(msgspec.Struct, frozen=True, kw_only=True):
     signal: str
     count: float
     points: float
-    text: str
+    text: Said
 
 
 class LemonScore(msgspec.Struct, frozen=True, kw_only=True):
@@ -343,8 +344,8 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: DriftKind
     cluster: str
-    what: str
-    would: str
+    what: Said
+    would: Said
     repair: Repair
     node: str | None = None
     name: str = ""
@@ -356,5 +357,5 @@ class Reconciled(msgspec.Struct, frozen=True, kw_only=True):
 
     drift: Drift
     done: bool
-    text: str
+    text: Said
     run: str | None = None

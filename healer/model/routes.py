@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from healer.model.vocabulary import Role, Severity
+from healer.text import Said
 
 #: What a person may say with a rejection by one press: its key, and the words.
 REJECTIONS: Mapping[str, str] = {
@@ -162,8 +163,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     cluster: str
-    title: str
-    text: str
+    title: Said
+    text: Said
     severity: Severity
     page: bool = False
     incident: str | None = None
@@ -189,8 +190,8 @@ class Ticket(msgspec.Struct, frozen=True, kw_only=True):
     cluster: str
     node: str | None
     incident: str | None
-    title: str
-    text: str
+    title: Said
+    text: Said
     data: dict[str, Any] = {}
     stage: TicketStage = TicketStage.opened
     severity: Severity = Severity.P3
@@ -237,7 +238,7 @@ class Delivery(msgspec.Struct, frozen=True, kw_only=True):
     channel: str
     how: str
     state: DeliveryState
-    title: str
+    title: Said
     severity: Severity
     incident: str | None
     at: datetime

@@ -11,6 +11,7 @@ import msgspec
 
 from healer.model.slurm import SlurmNode
 from healer.model.vocabulary import REMEDY_LADDER, Mode, Remedy, RunState, Verb
+from healer.text import NO_WORDS, Said
 
 
 def run_id(subject: str) -> str:
@@ -35,7 +36,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     playbook: str
     state: RunState
     by: str
-    reason: str
+    reason: Said
     created_at: datetime
     node: str | None = None
     job: str | None = None
@@ -50,7 +51,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     approved_by: str | None = None
     approve_until: datetime | None = None
     ended_at: datetime | None = None
-    question: str | None = None
+    question: Said | None = None
     input: dict[str, Any] = {}
 
 
@@ -80,7 +81,7 @@ class LogEntry(msgspec.Struct, frozen=True, kw_only=True):
     step: str
     event: StepEvent
     attempt: int = 1
-    text: str = ""
+    text: Said = NO_WORDS
     data: dict[str, Any] = {}
     seq: int = 0
 

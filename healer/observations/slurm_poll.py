@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from healer.model import BLOCK, Controller, Place, SlurmNode, SlurmSnapshot, Topology, Trouble, WatchSettings
+from healer.text import Said
 
 #: Slurm is polled at most this often, and for no more than a tenth of the time, but with pauses of at most
 #: `REST_MAX_S`: a snapshot older than `stale_s` (30 s) holds everything.
@@ -24,7 +25,7 @@ class Report(NamedTuple):
 
     trouble: Trouble
     since: datetime
-    text: str
+    text: Said
 
 
 def noted(

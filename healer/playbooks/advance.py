@@ -13,6 +13,7 @@ import msgspec
 
 from healer.model import Input, InputType, LogEntry, Playbook, Step, StepEvent
 from healer.playbooks.conditions import parse, reads, truth
+from healer.text import Said
 
 #: Keys of a run's log that are no steps: the facts of the run, and that it is being undone.
 BEGIN, UNDO = "begin", "undo"
@@ -42,14 +43,14 @@ class Sleep(msgspec.Struct, frozen=True, kw_only=True):
 
     until: datetime | None
     key: str
-    why: str
+    why: Said
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """Stuck: a person must answer. `question` says exactly where it is."""
 
     key: str
-    question: str
+    question: Said
 
 
 class Skip(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +58,7 @@ class Skip(msgspec.Struct, frozen=True, kw_only=True):
 
     step: Step
     key: str
-    why: str
+    why: Said
 
 
 class RecordFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +75,7 @@ class Undo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Finish(msgspec.Struct, frozen=True, kw_only=True):
-    why: str
+    why: Said
     undone: bool = False
 
 

@@ -47,6 +47,7 @@ from healer.model import (
 )
 from healer.model.incident import bad_nodes
 from healer.model.telemetry import ScrapeState, Unusual
+from healer.text import NO_WORDS, Said
 
 
 class Queue(NamedTuple):
@@ -171,7 +172,7 @@ class OpenIncident(msgspec.Struct, frozen=True, kw_only=True):
     severity: Severity
     state: IncidentState
     rule: str
-    title: str
+    title: Said
     root: Component
     opened: datetime
     nodes: dict[str, Verdict] = {}
@@ -330,7 +331,7 @@ class JobDone(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
     step: str
     event: str
-    text: str
+    text: Said
     run: str
     incident: str | None = None
 
@@ -349,7 +350,7 @@ class JobErrors(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     since: datetime
     until: datetime
-    text: str = ""
+    text: Said = NO_WORDS
 
 
 class JobRows(msgspec.Struct, frozen=True, kw_only=True):
@@ -455,7 +456,7 @@ class RestartOffer(msgspec.Struct, frozen=True, kw_only=True):
     user: str
     nodes: int
     possible: bool
-    why: str
+    why: Said
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
@@ -466,7 +467,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     node: str | None
     job: str | None
     outcome: str
-    why: str
+    why: Said
     answers: list[Answer] = []
     jobs_hit: list[SlurmJob] = []
     #: Name them in `restart` as the run is started or approved: only then they are restarted.

@@ -20,6 +20,7 @@ from healer.model import (
     Stage,
     Ticket,
 )
+from healer.text import Said
 
 #: How long after the last notice a repeated alarm waits for its next one: the second time, the third, …
 BACK_OFF = tuple(timedelta(minutes=minutes) for minutes in (5, 10, 20, 40, 80))
@@ -72,8 +73,8 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     thread: str
     cluster: str
-    title: str
-    lines: tuple[str, ...]
+    title: Said
+    lines: tuple[Said, ...]
     severity: Severity
     page: bool
     stage: Stage

@@ -38,6 +38,7 @@ from healer.model import (
     Verdict,
     Veto,
 )
+from healer.text import Said
 
 T = TypeVar("T")
 
@@ -325,7 +326,7 @@ class HookStanding(msgspec.Struct, frozen=True, kw_only=True):
     """What healer thinks of a node, by its worst open incident, and that incident's title."""
 
     verdict: Verdict
-    reason: str
+    reason: Said
 
 
 class HookTx(Protocol):

@@ -1,0 +1,109 @@
+"""A sentence for people, with the key and arguments that it was made from."""
+
+from collections.abc import Iterable, Mapping
+from numbers import Integral
+from types import MappingProxyType
+from typing import Any, Literal
+
+from healer.text.catalogues import ENGLISH, wording
+
+#: What may stand in a sentence. Moments and spans of time are sentences themselves (`healer.text.words`).
+Argument = str | int | float | bool | None
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
+#: How parts are put together: the separators are in `words.po`.
+Separator = Literal["comma", "semicolon", "and", "or", "space", "nothing", "line", "dot"]
+
+
+class Said(str):
+    """English text that knows its `key` and `args`. Equal to the same text as `str`, and hashed like it.
+
+    `key` is empty for the words of others (a rule's title, a person's reason, the output of a command): they
+    are translated only where the catalogue of the rules knows them as a whole. An argument is a number, a
+    text, another Said, or a list of those.
+    """
+
+    __slots__ = ("args", "key")
+
+    key: str
+    args: Mapping[str, Any]
+
+    def __new__(cls, text: str, key: str = "", args: Mapping[str, Any] = _NONE) -> "Said":
+        said = super().__new__(cls, text)
+        said.key = key
+        said.args = args
+        return said
+
+
+#: Nothing said. One object: a field with this default is left out of what is written.
+NO_WORDS = Said("")
+
+
+def say(key: str, /, **args: Argument) -> Said:
+    """The sentence of this key in English. `count` chooses between its plural forms.
+
+    A key or argument that the catalogue lacks never stops a decision: the text is then the key itself with
+    what it was given (tests/unit/text looks at every call).
+    """
+    kept = {name: _plain(value) for name, value in args.items()}
+    return Said(worded(wording(ENGLISH, key, kept), key, kept), key, kept)
+
+
+def worded(form: str | None, key: str, args: Mapping[str, Any]) -> str:
+    """The form with its arguments; key and arguments where there is none, or the two do not fit."""
+    if form is not None:
+        try:
+            return form.format_map(args)
+        except (KeyError, ValueError, IndexError, TypeError, AttributeError):
+            pass
+    return f"{key}({', '.join(f'{name}={value}' for name, value in args.items())})"
+
+
+def quoted(text: str) -> Said:
+    """The words of others, or of a rule: no sentence of healer's own."""
+    if isinstance(text, Said):
+        return text
+    return Said(text) if text else NO_WORDS
+
+
+def joined(parts: Iterable[str], by: Separator) -> Said:
+    """The parts with a separator between them; `and` and `or`: the last two by that word, the others by a
+    comma."""
+    items = list(parts)
+    if len(items) == 1:
+        return quoted(items[0])
+    return Said(join(items, by, ENGLISH), f"words.{by}", {"items": items})
+
+
+def join(items: list[str], by: str, language: str) -> str:
+    comma = wording(language, "words.comma", {}) or ", "
+    between = wording(language, f"words.{by}", {}) or comma
+    if by not in ("and", "or"):
+        return between.join(items)
+    return between.join(filter(None, (comma.join(items[:-1]), *items[-1:])))
+
+
+def capital(text: str) -> Said:
+    """The same sentence with a capital at its start."""
+    return Said(text[:1].upper() + text[1:], "form.capital", {"text": text})
+
+
+def unstopped(text: str) -> Said:
+    """The same sentence without its full stop, to go on within another."""
+    return Said(text.rstrip(".。"), "form.unstopped", {"text": text})
+
+
+#: What is done to a finished text, in every language.
+FORMS = {
+    "form.capital": lambda text: text[:1].upper() + text[1:],
+    "form.unstopped": lambda text: text.rstrip(".。"),
+}
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers are Python's from here on: they are stored as JSON."""
+    if isinstance(value, bool | str):
+        return value
+    if isinstance(value, float):
+        return float(value)
+    return int(value) if isinstance(value, Integral) else value

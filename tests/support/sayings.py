@@ -42,9 +42,16 @@ class Entry(NamedTuple):
 
 def calls(folder: Path = PACKAGE) -> Iterator[Call]:
     for path in sorted(folder.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        tree = ast.parse(path.read_text("utf-8"))
+        if not any(_imports_say(node) for node in ast.walk(tree)):
+            continue
+        for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "say":
                 yield from _calls(node, f"{path.relative_to(PACKAGE)}:{node.lineno}")
+
+
+def _imports_say(node: ast.AST) -> bool:
+    return isinstance(node, ast.ImportFrom) and "say" in {alias.name for alias in node.names}
 
 
 def _calls(node: ast.Call, where: str) -> Iterator[Call]:

@@ -51,7 +51,12 @@ def calls(folder: Path = PACKAGE) -> Iterator[Call]:
 
 
 def _imports_say(node: ast.AST) -> bool:
-    return isinstance(node, ast.ImportFrom) and "say" in {alias.name for alias in node.names}
+    """The command line has a `say` of its own."""
+    return (
+        isinstance(node, ast.ImportFrom)
+        and (node.module or "").startswith("healer.text")
+        and "say" in {alias.name for alias in node.names}
+    )
 
 
 def _calls(node: ast.Call, where: str) -> Iterator[Call]:

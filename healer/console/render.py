@@ -134,7 +134,7 @@ class Renderer:
         )
         env.globals.update(
             asset=self.assets.url,
-            plural=lambda *asked: texts.text(words.plural(*asked)),
+            counted=lambda count, noun: texts.text(words.counted(count, noun)),
             when=texts.when,
             link=link,
             languages=language.LANGUAGES,

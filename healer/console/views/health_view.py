@@ -227,7 +227,7 @@ def _slurm(state: SelfHealth, standing: Standing, now: datetime) -> Iterator[Row
     else:
         age_s = (now - picture.taken_at).total_seconds()
         fresh = age_s <= standing.guards.stale_s
-        text = f"taken {words.ago(picture.taken_at, now)}, {words.plural(len(picture.nodes), 'node')}"
+        text = f"taken {words.ago(picture.taken_at, now)}, {words.counted(len(picture.nodes), 'node')}"
         error = f". {words.sentence(standing.snapshot_error)}" if standing.snapshot_error else ""
         yield _row("Picture", fresh, text + error, "healer holds every action until Slurm answers.")
     if seen is not None:
@@ -277,7 +277,7 @@ def _stores(state: SelfHealth) -> Iterator[Row]:
         todo = "Start Redis; until then runs are found by the sweep, a little later."
         yield _row("Broker", False, state.broker_text, todo, bad=False)
     else:
-        yield _row("Broker", True, f"answers, {words.plural(state.broker, 'message')} waiting")
+        yield _row("Broker", True, f"answers, {words.counted(state.broker, 'message')} waiting")
     for name, check in state.checks.items():
         if name.split()[0] in ("prometheus", "spool", "disk"):
             yield _row(words.sentence(name), bool(check["ok"]), str(check["text"]),
@@ -307,7 +307,7 @@ def _backlog(backlog: Backlog, now: datetime) -> Row:
 def _signals(arrives: Arrives, state: SelfHealth, now: datetime) -> Iterator[Row]:
     quiet = [row.sender for row in arrives.senders if row.quiet]
     names = words.names([f"{sender.who} ({sender.source})" for sender in quiet], SENDERS_NAMED)
-    sends = words.plural(len(arrives.senders), "sender")
+    sends = words.counted(len(arrives.senders), "sender")
     if not arrives.senders:
         yield Row(
             name="Senders", tone="plain", word="none", text="nobody has sent anything yet", href="/signals"
@@ -321,13 +321,13 @@ def _signals(arrives: Arrives, state: SelfHealth, now: datetime) -> Iterator[Row
                "Signals says what to do about each reason.", bad=False, href="/signals")  # fmt: skip
     if arrives.unknown:
         lately = [series for series in arrives.unknown if now - series.last_seen < FRESH]
-        text = f"{words.plural(len(lately), 'name')} of the last day that no rule can use"
+        text = f"{words.counted(len(lately), 'name')} of the last day that no rule can use"
         yield Row(name="Unknown series", tone="plain", word="told", text=text, href="/signals")
     if (scrape := state.stored.scrape) is not None:
         down = [target.target for target in scrape.targets if target.up is False]
         up = sum(target.up is True for target in scrape.targets)
         text = (
-            words.names(down, SENDERS_NAMED) or f"{up:,} of {words.plural(len(scrape.targets), 'target')} up"
+            words.names(down, SENDERS_NAMED) or f"{up:,} of {words.counted(len(scrape.targets), 'target')} up"
         )
         yield _row("Scraped", not down, f"{len(down)} down: {text}" if down else text,
                    "A target that does not answer says nothing of its node.", bad=False)  # fmt: skip

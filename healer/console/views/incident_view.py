@@ -317,7 +317,7 @@ def _job(
     row = JobHit(
         id=job,
         user=hit.user if hit else "",
-        gpus=words.plural(hit.gpus, "GPU") if hit and hit.gpus else "",
+        gpus=words.counted(hit.gpus, "gpu") if hit and hit.gpus else "",
         lost=loss_text(hit) if hit else "",
         done=done,
         outcome=sentence,
@@ -333,7 +333,9 @@ def _job(
         user=slurm.user,
         partition=slurm.partition,
         state=f"{state} ({slurm.reason})" if slurm.reason and slurm.state == "PENDING" else state,
-        nodes=f"{words.plural(len(slurm.nodes), 'node')} ({words.names(slurm.nodes)})" if slurm.nodes else "",
+        nodes=f"{words.counted(len(slurm.nodes), 'node')} ({words.names(slurm.nodes)})"
+        if slurm.nodes
+        else "",
         restarts=slurm.restarts,
         is_in_slurm=True,
     )

@@ -236,7 +236,7 @@ def _remap(fresh: Callable[[str], float | None]) -> Cell:
         return Cell("–", is_known=False)
     parts = [word for word, value in states.items() if value]
     if rows:
-        parts.append(words.plural(int(rows), "row"))
+        parts.append(words.counted(int(rows), "row"))
     return Cell(", ".join(parts) or "none")
 
 

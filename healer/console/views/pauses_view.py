@@ -105,7 +105,7 @@ def _places(standing: Standing, rules: Ruleset) -> Iterator[Cap]:
 
 
 def _place_cap(name: str, used: int, limit: int, there: frozenset[str]) -> Cap:
-    text = f"out by healer of {words.plural(len(there), 'node')}"
+    text = f"out by healer of {words.counted(len(there), 'node')}"
     return Cap(name=name, used=used, limit=limit, room=limit - used, text=text)
 
 

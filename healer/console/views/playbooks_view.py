@@ -267,7 +267,7 @@ def _limits(step: Step) -> str:
     parts: list[str] = []
     if not step.wait:
         parts.append(words.span(step.timeout_s))
-        parts += [words.plural(step.retries + 1, "attempt")] if step.do else []
+        parts += [words.counted(step.retries + 1, "attempt")] if step.do else []
     if step.wait_s is not None:
         parts.append(f"asks a person after {words.span(step.wait_s)}")
     return ", ".join(parts) or "none"

@@ -93,20 +93,20 @@ def _facts(period: Period) -> list[tuple[str, str, str]]:
             at_most = _hours(stats.gpu_hours_at_most)
             rests += f"; {at_most} of them at most, for want of a durable checkpoint"
     if stats.jobs_unknown:
-        rests += f"; of {words.plural(stats.jobs_unknown, 'more job')} nobody knows"
+        rests += f"; of {words.counted(stats.jobs_unknown, 'more_job')} nobody knows"
     rows.append(("GPU-hours lost", lost, rests))
     rows.append(_saved(stats.saved))
     drained = sum(figures.drained for figures in period.by_rule)
-    false = f"of {words.plural(drained, 'drain')}; those whose incident a person called a false alarm"
+    false = f"of {words.counted(drained, 'drain')}; those whose incident a person called a false alarm"
     rows.append(("False drains", words.number(stats.false_drains), false))
-    again = f"{period.relapsed} of {words.plural(period.returned, 'node')} that came back"
+    again = f"{period.relapsed} of {words.counted(period.returned, 'node')} that came back"
     rate = f"{period.relapsed / period.returned:.0%}" if period.returned else "–"
     rows.append(("Relapses", rate, f"{again} had a hardware fault again within 7 days, so far"))
     return rows
 
 
 def _saved(saved: Saved) -> tuple[str, str, str]:
-    alone = f"{words.plural(saved.jobs, 'job')} restarted by healer alone"
+    alone = f"{words.counted(saved.jobs, 'job')} restarted by healer alone"
     if saved.gpu_hours is None or saved.people_s is None:
         few = f"people took up {saved.people} incidents with jobs: too few to compare with"
         return "GPU-hours saved", "not known", f"{alone}; {few}"

@@ -169,7 +169,7 @@ def guards_summary(decision: Decision) -> str:
     if not decision.answers:
         return ""
     against = [answer for answer in decision.answers if answer.kind is not AnswerKind.allow]
-    asked = f"{words.plural(len(decision.answers), 'guard')} asked"
+    asked = f"{words.counted(len(decision.answers), 'guard')} asked"
     if not against:
         return f"{asked}, all allow"
     return f"{asked}: {', '.join(f'{answer.guard.value} {answer.kind.value}s' for answer in against)}"

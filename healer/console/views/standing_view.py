@@ -132,7 +132,7 @@ def _pause_banner(pause: Pause, now: datetime) -> Banner:
 def _breaker_banner(breaker: Breaker) -> Banner:
     half = breaker.state is BreakerState.half_open
     since = f" since {words.utc(breaker.since)}" if breaker.since else ""
-    text = breaker.why.rstrip(".") or words.plural(len(breaker.roots), "root")
+    text = breaker.why.rstrip(".") or words.counted(len(breaker.roots), "root")
     return Banner(
         tone="bad",
         title=f"Breaker {'half-open' if half else 'open'}{since}",

@@ -119,7 +119,7 @@ def _seen(detail: IncidentRecord) -> Iterator[TimelineRow]:
         )
     for finding in detail.findings:
         sure = "surely unusable" if finding.unusable else f"confidence {finding.confidence:.0%}"
-        lines = words.plural(len(finding.evidence), "piece") + " of evidence"
+        lines = words.counted(len(finding.evidence), "evidence")
         yield TimelineRow(
             at=finding.arrived_at,
             kind="finding",

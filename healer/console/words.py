@@ -11,12 +11,11 @@ _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 def span(seconds: float) -> Said:
     """A length of time in at most two units: `850 ms`, `4 s`, `12 min`, `3 h 20 min`, `5 d 2 h`."""
-    seconds = max(seconds, 0.0)
-    if 0 < seconds < 1:
+    if 0 <= seconds < 1:
         return say("words.milliseconds", n=round(seconds * 1000))
-    if seconds < 10 and seconds != int(seconds):
+    if 0 < seconds < 10 and seconds != int(seconds):
         return say("words.seconds", n=f"{seconds:.2f}")
-    whole = int(seconds)
+    whole = max(int(seconds), 0)
     if whole < _MINUTE:
         return say("words.seconds", n=whole)
     if whole < _HOUR:

@@ -16,7 +16,7 @@ from healer.engine.records import IncidentRecord
 from healer.model import Column, Outcome, Part, SignalKind, StepEvent
 from healer.model.detection import Chart, ChartLine, ChartMark, Finding
 from healer.model.telemetry import Catalogue
-from healer.text import say
+from healer.text import joined, say
 
 if TYPE_CHECKING:
     from healer.model.telemetry import Report
@@ -332,5 +332,7 @@ def _label(chart: Chart) -> str:
                     say("console.charts_ends", label=line.label, figure=words.figure(last, chart.unit))
                 )
     return (
-        f"{chart.title}: {', '.join(ends)}." if ends else say("console.charts_no_values", title=chart.title)
+        say("console.charts_ends_of", title=chart.title, ends=joined(ends, "comma"))
+        if ends
+        else say("console.charts_no_values", title=chart.title)
     )

@@ -11,7 +11,7 @@ from healer.console.views.standing_view import TROUBLE_WORDS
 from healer.model import Loss, LossReason, Sender, UnknownSeries
 from healer.observations.slurm_poll import troubles
 from healer.ports.answers import Backlog, ModelSeen, Queue, SelfHealth, Sink, Standing
-from healer.text import say
+from healer.text import joined, say
 
 #: Losses of the last day are shown first and in colour; older ones are history.
 FRESH = timedelta(days=1)
@@ -239,11 +239,13 @@ def _slurm(state: SelfHealth, standing: Standing, now: datetime) -> Iterator[Row
             ago=words.ago(picture.taken_at, now),
             counted=words.counted(len(picture.nodes), "node"),
         )
-        error = f". {words.sentence(standing.snapshot_error)}" if standing.snapshot_error else ""
+        if standing.snapshot_error:
+            error = words.sentence(standing.snapshot_error)
+            text = say("console.health_taken_but", text=text, error=error)
         yield _row(
             say("console.health_picture"),
             fresh,
-            text + error,
+            text,
             say("console.health_healer_holds_every_action_until"),
         )
     if seen is not None:
@@ -256,11 +258,11 @@ def _slurm(state: SelfHealth, standing: Standing, now: datetime) -> Iterator[Row
             if seen.answer_s is not None
             else ""
         ]
-        text = ", ".join(filter(None, parts)) or "asked"
+        text = joined(filter(None, parts), "comma") or say("console.health_asked")
         yield _row(
             say("console.health_adapter"),
             not seen.fallbacks,
-            "; ".join((text, *seen.fallbacks)),
+            joined((text, *seen.fallbacks), "semicolon"),
             say("console.health_ways_before_healer_slurm_did"),
             bad=False,
         )

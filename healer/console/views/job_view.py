@@ -18,7 +18,7 @@ from healer.model.detection import Chart, ChartLine, ChartMark
 from healer.observations import step_grid
 from healer.observations.step_grid import SLOW, Matrix, RankPace, StepGrid
 from healer.ports.answers import OpenIncident
-from healer.text import say
+from healer.text import joined, say
 
 #: More ranks than that are drawn as nodes.
 RANK_ROWS = 256
@@ -221,7 +221,7 @@ def _federation(shown: SlurmJob) -> str:
     """`from pod1, copies in pod1, pod2`."""
     parts = [say("console.job_from", origin=shown.origin) if shown.origin else ""]
     parts.append(say("console.job_copies", siblings=", ".join(shown.siblings)) if shown.siblings else "")
-    return ", ".join(part for part in parts if part)
+    return joined(filter(None, parts), "comma")
 
 
 def view_job(

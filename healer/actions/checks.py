@@ -226,10 +226,10 @@ def cleared(ctx: Context) -> Done | Again | None:
     since = ctx.incident.clear_since
     if since is None:
         return None
-    said = {"node": ctx.node, "since": f"{since:%H:%M:%S}"}
+    clear = f"{since:%H:%M:%S}"
     if ctx.tools.now() - since < CLEAR_FOR:
-        return Again(text=say("actions.cleared_waits", **said), after_s=5.0)
-    return Done(text=say("actions.cleared_over", **said), data={"ends_run": True})
+        return Again(text=say("actions.cleared_waits", node=ctx.node, since=clear), after_s=5.0)
+    return Done(text=say("actions.cleared_over", node=ctx.node, since=clear), data={"ends_run": True})
 
 
 JOBS_HIT = Action(verify=list_jobs, effect=False)

@@ -236,10 +236,11 @@ def jobs_left(ctx: Context) -> Result:
         return Done(text=say("actions.jobs_left_none", node=node.name), data={"passed": True})
     alive = [job for job in jobs if "COMPLETING" not in job.flags]
     if alive:
-        said = {"jobs": _names(alive), "node": node.name}
+        names = _names(alive)
         if (ctx.tools.now() - ctx.began_at).total_seconds() < float(ctx.step.input.get("run_on_s", 0)):
-            return Again(text=say("actions.jobs_left_running", **said), after_s=RUN_ON_S)
-        return Done(text=say("actions.jobs_left_not_stuck", **said), data={"passed": True})
+            return Again(text=say("actions.jobs_left_running", jobs=names, node=node.name), after_s=RUN_ON_S)
+        text = say("actions.jobs_left_not_stuck", jobs=names, node=node.name)
+        return Done(text=text, data={"passed": True})
     lives = {job.id: job.restarts for job in sorted(jobs, key=lambda job: job.id)}
     since = _since(ctx, lives)
     named = joined((say("actions.jobs_left_life", job=job, restarts=n) for job, n in lives.items()), "comma")

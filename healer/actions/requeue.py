@@ -5,7 +5,7 @@ by healer or Slurm. `requeue Incomplete` does nothing to a job that is not runni
 of their own; a heterogeneous job is restarted as a whole, by its leader.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Literal
 
@@ -48,15 +48,18 @@ def save_first(ctx: Context, job: SlurmJob) -> Again | None:
     if not wish.signal:
         return None
     until = ctx.tools.now() + timedelta(seconds=wish.grace_s)
-    said = {"job": job.title, "signal": wish.signal, "until": f"{until:%H:%M:%S}"}
-    text = say("actions.requeue_signalled", **said)
+    clock = f"{until:%H:%M:%S}"
+    text = say("actions.requeue_signalled", job=job.title, signal=wish.signal, until=clock)
     ctx.fence()
     try:
         ctx.tools.scheduler.signal(job.id, wish.signal)
     except SchedulerUnavailable as error:
         if not error.sent:
             raise
-        text = say("actions.requeue_maybe_signalled", **said, error=quoted(error.args[0]))
+        why = quoted(error.args[0])
+        text = say(
+            "actions.requeue_maybe_signalled", job=job.title, signal=wish.signal, until=clock, error=why
+        )
     except (NotAvailable, SchedulerRefused) as error:
         text = say("actions.requeue_not_signalled", job=job.title, error=quoted(error.args[0]))
         now = ctx.tools.now().isoformat()
@@ -120,30 +123,36 @@ Word = Literal["requeued", "revived"]
 
 def restart_result(ctx: Context, job: SlurmJob, word: Word) -> Result | None:
     """After the restart: done once only the scheduler's order keeps the job from starting; None: not yet."""
-    said = {"job": job.title, "verb": say(f"actions.requeue_word_{word}")}
+    name, done = job.title, say(f"actions.requeue_word_{word}")
     if "REVOKED" in {job.state, *job.flags}:
         where = ", ".join(cluster for cluster in (*job.siblings, job.origin) if cluster)
         where = where or say("actions.requeue_another_cluster")
-        return Done(text=say("actions.requeue_elsewhere", **said, where=where))
+        return Done(text=say("actions.requeue_elsewhere", job=name, word=done, where=where))
     if job.state == "RUNNING":
         return Done(
-            text=say("actions.requeue_runs", **said, nodes=_named(job.nodes), restarts=job.restarts),
+            text=say(
+                "actions.requeue_runs",
+                job=name,
+                word=done,
+                nodes=_named(job.nodes),
+                restarts=job.restarts,
+            ),
             data={"restarts": job.restarts, "nodes": list(job.nodes), "state": job.state},
         )
     if job.state == "PENDING" and "COMPLETING" not in job.flags:
         if job.reason.startswith(_BEFORE_BEGIN) or release.missing(ctx, job):
             return None
         return Done(
-            text=_why_pending(job, said | {"restarts": job.restarts}),
+            text=_why_pending(job, done),
             data={"restarts": job.restarts, "state": job.state, "reason": job.reason},
         )
     if is_stuck(ctx, job, save_deadline(ctx)):
-        text = say("actions.requeue_ends_first", **said, nodes=_named(job.nodes))
+        text = say("actions.requeue_ends_first", job=name, word=done, nodes=_named(job.nodes))
         return Done(text=text, data={"restarts": job.restarts, "state": job.state})
     if job.state in {"PENDING", "COMPLETING"} or job.active:
         return None
     return Done(
-        text=say("actions.requeue_restarted", job=job.title, state=job.state),
+        text=say("actions.requeue_restarted", job=name, state=job.state),
         data={"restarts": job.restarts, "state": job.state},
     )
 
@@ -154,15 +163,20 @@ def _named(nodes: Sequence[str]) -> str:
     return say("actions.requeue_nodes_more", nodes=first, n=more) if more > 0 else first
 
 
-def _why_pending(job: SlurmJob, said: Mapping[str, str | int]) -> Said:
+def _why_pending(job: SlurmJob, done: Said) -> Said:
+    name, restarts = job.title, job.restarts
     if job.held_by:
-        return say("actions.requeue_stays_held", **said, who=job.held_by)
+        return say("actions.requeue_stays_held", job=name, word=done, restarts=restarts, who=job.held_by)
     if not job.reason and not job.dependency:
-        return say("actions.requeue_starts", **said)
-    reason = job.reason or say("actions.requeue_scheduling")
+        return say("actions.requeue_starts", job=name, word=done, restarts=restarts)
+    text = say("actions.requeue_waits", job=name, word=done, restarts=restarts, reason=_reason(job))
     if not job.dependency:
-        return say("actions.requeue_waits", **said, reason=reason)
-    return say("actions.requeue_depends", **said, reason=reason, dependency=job.dependency)
+        return text
+    return say("actions.requeue_depends", text=text, dependency=job.dependency)
+
+
+def _reason(job: SlurmJob) -> str:
+    return job.reason or say("actions.requeue_scheduling")
 
 
 def put_back(ctx: Context, word: Word, effect: Callable[[Context, SlurmJob], Result | None]) -> Result | None:
@@ -199,7 +213,7 @@ def _spare(ctx: Context, job: SlurmJob) -> Again | None:
 def _refused(error: SchedulerRefused, job: SlurmJob, word: Word) -> Result | None:
     if error.code in _NEVER:
         why = say(f"actions.requeue_never_{error.code}")
-        text = say("actions.requeue_never", job=job.title, verb=say(f"actions.requeue_word_{word}"), why=why)
+        text = say("actions.requeue_never", job=job.title, word=say(f"actions.requeue_word_{word}"), why=why)
         return Skipped(text=text, data={"code": error.code})
     return None if error.code == _PENDING else Failed(text=quoted(error.args[0]), final=error.no_right)
 

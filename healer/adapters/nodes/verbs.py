@@ -205,8 +205,8 @@ def _not_up(gpu: Mapping[str, Any]) -> Said:
     return NO_WORDS
 
 
-#: Memory fields of a GPU (nvidia-smi -q, facts c.7), in which "Yes" is a fault (`nodes.memory_…`). Models have
-#: some of them.
+#: Memory fields of a GPU (nvidia-smi -q, facts c.7), in which "Yes" is a fault (`nodes.memory_is_…`). Models
+#: have some of them.
 _MEMORY = ("pending", "failed", "retirement", "channel", "tpc", "sram")
 _NOT_REPORTED = frozenset({"", "n/a", "[n/a]", "not supported"})
 

@@ -212,16 +212,10 @@ def _sentence(where: Component, user: str, falls: list[_Fall], nodes: int) -> tu
         span = say("detection.hours_range", low=first.low, high=first.high)
     else:
         span = say("detection.hours_or_more", low=first.low)
-    if user:
-        whose = say("detection.job_of", job=where.job, user=user)
-    else:
-        whose = say("detection.job", job=where.job)
     memory = say(f"detection.memory_of_{first.what}")
     text = say(
         "detection.leak_text",
-        job=say("detection.job_of", job=where.job, user=user)
-        if user
-        else say("detection.job", job=where.job),
+        job=f"{where.job} ({user})" if user else where.job,
         memory=memory,
         place=place,
         node=first.node,

@@ -35,7 +35,7 @@ def label(signal: Signal) -> str:
 
 
 def shown_value(signal: Signal, value: float | None) -> str:
-    """`1,290 MHz`, `98 %`, `Completed`, `hw_slowdown`; Said where it is yes, no, none or (of None) unknown."""
+    """`1,290 MHz`, `98 %`, `Completed`, `hw_slowdown`; Said: yes, no, none, and of None unknown."""
     if value is None or not math.isfinite(value):
         return say("detection.unknown")
     if signal.kind is SignalKind.bits:
@@ -222,7 +222,7 @@ class Charts:
             peers = np.flatnonzero(groups.ids == groups.ids[row])
             peers = peers[peers != row]
             if len(peers) >= LEAST_PEERS:
-                who = quoted(groups.labels[groups.ids[row]])
+                who = quoted(groups.labels[int(groups.ids[row])])
                 lines += _band(window[:, _thinned(peers)], say("detection.chart_peers", who=who))
         return lines
 

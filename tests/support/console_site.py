@@ -12,8 +12,10 @@ from typing import Any
 import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from healer.api import problems
+from healer.api.edge import speak_to
 from healer.console.pages import Pages, Sources
 from healer.console.router import Console
 from healer.console.views.runs_view import asks
@@ -68,6 +70,7 @@ from healer.ports.callers import Caller
 from healer.ports.measurements import Devices
 from healer.ports.queries import AuditQuery, IncidentQuery, Queries, RunQuery
 from healer.ports.request_errors import Invalid
+from healer.text import read_said, to_stored
 from tests.support import console_blocks, console_desk, console_stories, console_telemetry
 from tests.support import console_sample as sample_data
 from tests.support.console_sample import CLUSTER, NOW, Sample, shipped
@@ -387,7 +390,7 @@ def standing_of(sample: Sample) -> Standing:
 
 
 def _opened(incident: Incident) -> OpenIncident:
-    return msgspec.convert(incident, OpenIncident, from_attributes=True)
+    return msgspec.convert(incident, OpenIncident, from_attributes=True, dec_hook=read_said)
 
 
 def _fits(incident: Incident, query: IncidentQuery) -> bool:
@@ -427,6 +430,18 @@ class _HeadMode(dict[str, Mode]):
         return Mode.auto
 
 
+class _Speaking:
+    """Chooses the language, as the Edge of the API does."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            speak_to(Request(scope))
+        await self._app(scope, receive, send)
+
+
 class Site:
     """The application and what was pressed in it. `say` sends an event to every open page."""
 
@@ -442,6 +457,7 @@ class Site:
         self.own = console_desk.own()
         self._listeners: set[tuple[asyncio.AbstractEventLoop, asyncio.Queue[str]]] = set()
         self.app = FastAPI(redirect_slashes=False)
+        self.app.add_middleware(_Speaking)
         self.queries = queries_of(sample)
         pages = Pages(
             Sources(
@@ -496,7 +512,7 @@ class Site:
             return JSONResponse(self.refuse, 409, media_type="application/problem+json")
         taken = self._taken(path, body)
         if taken is not None:
-            return JSONResponse(msgspec.to_builtins(taken))
+            return JSONResponse(to_stored(taken))
         return JSONResponse({"id": "run-1", "state": "running"}, 202)
 
     def _taken(self, path: str, body: dict[str, Any]) -> Incident | None:
@@ -563,7 +579,7 @@ DRY_RUN: dict[str, Any] = {
         },
     ],
     "jobs_hit": ["4711"],
-    "restarts": msgspec.to_builtins(
+    "restarts": to_stored(
         [
             RestartOffer(
                 job="4711", restarts=2, name="train", user="alice", nodes=16, possible=True, why="allowed"

@@ -208,7 +208,7 @@ class PostgresChannelOutbox:
             "stage": attempt.stage,
             "reference": outcome.text,
             "told_at": now,
-            "doc": storable_doc(notice),
+            "doc": notice and storable_doc(notice),
         }
         ended_at = None if outcome.state is DeliveryState.due else now
         with self._engine.begin() as conn:

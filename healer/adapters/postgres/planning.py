@@ -214,7 +214,7 @@ class PostgresPlanTx:
             .order_by(deliveries.c.id)
         ).all()
         return [
-            (row.id, from_stored(row.doc, Message), from_stored(row.incident, Incident | None))
+            (row.id, from_stored(row.doc, Message), row.incident and from_stored(row.incident, Incident))
             for row in rows
         ]
 

@@ -403,7 +403,7 @@ def end_waves(book: Book) -> None:
         if rule is None or not book.policies.acts(rule) or incident.folded:
             continue
         if quiet and not book.index.of_rule(rule.name):
-            book.put(end_incident(incident, "nothing of it is open any more", book.now))
+            book.put(end_incident(incident, say("incidents.nothing_open"), book.now))
 
 
 def waves_that_act(book: Book) -> Iterator[Incident]:

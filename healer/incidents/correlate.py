@@ -72,6 +72,7 @@ from healer.model import (
 )
 from healer.model.faults import OUTAGES, PLACES_SILENT, Trait, fault_is, silences_behind, wave_rule
 from healer.observations.silences import Outage
+from healer.text import say
 
 #: The most evidence of one sense that an incident keeps from findings that only add evidence.
 BESIDE_KEPT = 10

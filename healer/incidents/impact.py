@@ -21,6 +21,7 @@ from healer.model import (
     Urgency,
 )
 from healer.observations import Picture
+from healer.text import NO_WORDS, Said, say
 
 #: A job that ended within this of a root on its node ended because of it.
 CRASH_WINDOW = timedelta(minutes=2)

@@ -72,9 +72,9 @@ _MAY_WAIT = _UNTIL | {Remedy.requeue_job}
 def certainty_text(certainty: float) -> Said:
     """`certain`, `very likely, 95 %`, `likely, 80 %`, `unsure, 50 %`."""
     if certainty >= 0.98:
-        return say("incidents.certain")
+        return say("incidents.sure_certain")
     word = "very_likely" if certainty >= 0.9 else "likely" if certainty >= 0.7 else "unsure"
-    return say(f"incidents.{word}", percent=100 * certainty)
+    return say(f"incidents.sure_{word}", percent=100 * certainty)
 
 
 def place(root: Component, *, pci_of: str = "device") -> Said:
@@ -96,7 +96,7 @@ def _part(root: Component, pci_of: str) -> Said:
     if root.switch and root.node:
         return quoted(root.switch)
     if root.pci:
-        return say(f"incidents.{pci_of}_at", pci=root.pci)
+        return say(f"incidents.at_pci_{pci_of}", pci=root.pci)
     return quoted(root.part) if root.part and root.device else NO_WORDS
 
 
@@ -112,8 +112,9 @@ def _whole(root: Component) -> Said:
     return say("incidents.cluster", cluster=root.cluster)
 
 
-def reworded(said: Said, english: str) -> Said:
+def reworded(text: str, english: str) -> Said:
     """The same sentence with its English cut short, or with other capitals: other languages need neither."""
+    said = quoted(text)
     return Said(english, said.key, said.args)
 
 
@@ -171,7 +172,7 @@ def _unknown(incident: Incident) -> Said:
 def _without_head(title: Said) -> Said:
     """The title without its code. What is left is the words of a catalogue, which are known as a whole."""
     found = _TITLE_HEAD.match(title)
-    return quoted(title[found.end() :]) if found else title
+    return quoted(title[found.end() :] if found else title)
 
 
 def _where(incident: Incident) -> Said:
@@ -180,7 +181,9 @@ def _where(incident: Incident) -> Said:
     of_gpu = code_of(incident.fault).startswith("Xid") or fault_is(incident.fault, Trait.of_one_gpu)
     if of_gpu and _is_node(root):
         gpus = len({part.pci for part in incident.affected if part.node == root.node and part.pci})
-        return say(f"incidents.{'gpus' if gpus > 1 else 'a_gpu'}_of", n=gpus, node=root.node)
+        if gpus > 1:
+            return say("incidents.gpus_of", n=gpus, node=root.node)
+        return say("incidents.a_gpu_of", node=root.node)
     return place(root, pci_of="gpu" if of_gpu else "device")
 
 
@@ -208,9 +211,9 @@ def _subject(incident: Incident) -> Said:
     return say("incidents.place_has", where=where, what=_lower(_BARE.sub("", what)), title=title)
 
 
-def uncapitalised(said: Said) -> Said:
+def uncapitalised(text: str) -> Said:
     """The text without its capital, unless that is a name's."""
-    return reworded(said, _lower(said))
+    return reworded(text, _lower(text))
 
 
 def _lower(text: str) -> str:
@@ -260,31 +263,34 @@ def _out(incident: Incident, remedy: Remedy) -> Said:
     number = len(incident.nodes)
     node = say("incidents.its_nodes", n=number) if number != 1 else say("incidents.the_node")
     until = say(f"incidents.until_{remedy}" if remedy in _UNTIL else "incidents.until_looked")
-    return say(f"incidents.{'unusable' if incident.unusable else 'no_jobs'}_until", node=node, until=until)
+    unusable = incident.unusable
+    return say("incidents.unusable_until" if unusable else "incidents.no_jobs_until", node=node, until=until)
 
 
 def _jobs(incident: Incident) -> list[Said]:
     """The jobs whose work ended with the fault and that it makes restart, and that other nodes of the job are
     well where only one is blamed; then shorter forms."""
     lost = [hit for hit in incident.hit if hit.ended_at is not None]
-    how = "lost_work"
+    how = "lost"
     if has_ended_work(incident):
         how = "crashed_restart" if incident.is_open else "crashed"
     if len(lost) > 1:
-        counted = say(f"incidents.{how}", who=say("incidents.jobs_counted", n=len(lost)))
+        counted = say(f"incidents.fate_{how}", who=say("incidents.jobs_counted", n=len(lost)))
         names = joined((hit.job for hit in lost), "comma")
-        named = say(f"incidents.{how}", who=say("incidents.jobs_named", jobs=names))
+        named = say(f"incidents.fate_{how}", who=say("incidents.jobs_named", jobs=names))
         return [*([named] if len(lost) <= _JOBS_NAMED else []), counted, NO_WORDS]
     if lost:
-        text = say(f"incidents.{how}", who=_job(lost[0]))
+        text = say(f"incidents.fate_{how}", who=_job(lost[0]))
         others = _others(lost[0], incident)
         return [joined((text, others), "semicolon") if others else text, text, NO_WORDS]
     running = [hit for hit in incident.hit if hit.basis is HitBasis.runs_on]
     if len(running) != 1 or running[0].job == incident.root.job:
         return [NO_WORDS]
     lost_data = incident.is_open and fault_is(incident.fault, Trait.contained)
-    how = "lost_data" if lost_data else "runs_on"
-    return [say(f"incidents.job_{how}", job=running[0].job), NO_WORDS]
+    return [
+        say("incidents.job_lost_data" if lost_data else "incidents.job_runs_on", job=running[0].job),
+        NO_WORDS,
+    ]
 
 
 def _job(hit: JobHit) -> Said:
@@ -446,7 +452,7 @@ def _evidence_text(evidence: Evidence) -> Said:
     cut = said if len(said) <= _LINE_LENGTH else f"{said[: _LINE_LENGTH - 1]}…"
     text, time = reworded(said, " ".join(cut.split())), f"{evidence.at:%H:%M:%S}"
     if evidence.component.node and evidence.component.node in said:
-        return say(f"incidents.seen_{evidence.sense}", time=time, text=text)
+        return say(f"incidents.saw_{evidence.sense}", time=time, text=text)
     where = str(evidence.component)
     return say(f"incidents.seen_of_{evidence.sense}", where=where, time=time, text=text)
 
@@ -489,8 +495,8 @@ def _row(code: str, file: str, entry: CatalogueEntry) -> Said:
         file=file,
         row=entry.code,
     )
-    note = quoted(entry.note.partition(". ")[0].rstrip("."))
-    return say("incidents.row_noted", row=row, note=note) if entry.note else row
+    note = (entry.note or "").partition(". ")[0].rstrip(".")
+    return say("incidents.row_noted", row=row, note=quoted(note)) if entry.note else row
 
 
 def _class(fault_class: FaultClass) -> Said:
@@ -538,7 +544,7 @@ def _counted(fault: str, count: int, incident: Incident, rules: Ruleset) -> Rule
     return RuledOut(at=incident.opened, what=quoted(code_of(fault) or fault), why=why, count=count)
 
 
-def _first_part(title: Said) -> Said:
+def _first_part(title: str) -> Said:
     return reworded(title, title.partition(": ")[0])
 
 

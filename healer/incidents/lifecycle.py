@@ -114,7 +114,7 @@ def apply_command(incident: Incident, command: Command) -> Incident:
 
 
 def _by_person(what: str, command: Command) -> Said:
-    return say(f"incidents.{what}_by", who=quoted(command.by), reason=quoted(command.reason))
+    return say(f"incidents.person_{what}", who=quoted(command.by), reason=quoted(command.reason))
 
 
 def _cause_by_tests(incident: Incident, data: Mapping[str, object]) -> dict[str, object]:
@@ -276,7 +276,7 @@ def _why_measured_over(incident: Incident, picture: Picture, now: datetime) -> S
 
 def ended_by_itself(incident: Incident) -> bool:
     """The measured fault ended or was no longer reported, without a person or a run."""
-    return incident.closed_why is not None and incident.closed_why.key in (_WELL, _NOT_REPORTED)
+    return quoted(incident.closed_why or "").key in (_WELL, _NOT_REPORTED)
 
 
 def note_speaking_again(incident: Incident, picture: Picture, now: datetime) -> Incident:
@@ -315,7 +315,9 @@ def _why_gone(incident: Incident, picture: Picture, now: datetime) -> Said | Non
         return None if lasts else say("incidents.not_shown")
     if (check := check_of(incident.fault)) is not None and node:
         _, passed_at = picture.node(node).checks.get(check, (None, None))
-        return say("incidents.check_passes") if passed_at is not None and passed_at > incident.opened else None
+        return (
+            say("incidents.check_passes") if passed_at is not None and passed_at > incident.opened else None
+        )
     if incident.fault == HEALER_DRAIN:
         kept = any(shown_node.name == node for shown_node in healer_drains(picture))
         return None if kept or shown is None else say("incidents.drain_lifted")
@@ -425,10 +427,7 @@ def note_cleared(incident: Incident, cleared: Cleared, now: datetime) -> Inciden
     """Notes once why it is still open although the fault is over."""
     if any(entry.what == cleared.why for entry in incident.set_aside):
         return incident
-    if not cleared.proven:
-        why = say("incidents.may_outlive")
-    else:
-        why = say("incidents.tests_decide")
+    why = say("incidents.tests_decide" if cleared.proven else "incidents.may_outlive")
     return add_ruled_out(incident, RuledOut(at=now, what=cleared.why, why=why, component=incident.root))
 
 
@@ -436,10 +435,10 @@ def note_cleared(incident: Incident, cleared: Cleared, now: datetime) -> Inciden
 _MOST = 4
 
 
-def open_faults(incidents: Iterable[Incident]) -> dict[str, tuple[Said, ...]]:
+def open_faults(incidents: Iterable[Incident]) -> dict[str, tuple[str, ...]]:
     """Node -> titles of its open incidents of hardware, or found by comparison. Drains and silence say
     nothing about its speed."""
-    found: dict[str, tuple[Said, ...]] = {}
+    found: dict[str, tuple[str, ...]] = {}
     for incident in incidents:
         node = incident.root.node
         if node is None or not incident.is_open or incident.clear_since is not None:

@@ -545,7 +545,9 @@ def _counts(picture: Picture, entry: Repeat, part: str, burst: FaultBurst) -> bo
 def _place(entry: Repeat, burst: FaultBurst) -> Said:
     if entry.same is Same.node:
         return quoted(burst.node)
-    return joined((_gpu(burst), _unit_text(burst.units[0])), "space") if entry.same is Same.unit else _gpu(burst)
+    return (
+        joined((_gpu(burst), _unit_text(burst.units[0])), "space") if entry.same is Same.unit else _gpu(burst)
+    )
 
 
 def _unit_text(unit: str) -> Said:

@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from healer.detection.readings import gpu_model
+from healer.incidents.incident_verdict import reworded
 from healer.model import (
-    FACTS,
     HARDWARE,
     WAVE_FAULT,
     WAVE_RULE,
@@ -176,10 +176,12 @@ def is_shared(sharing: Sharing, members: Sequence[Incident], size: int) -> bool:
 def place_finding(sharing: Sharing, root: Component, place: str, members: Sequence[Incident]) -> Finding:
     """The finding of the place's fault, from its members, the oldest first."""
     names = list(dict.fromkeys(unit(incident.root) for incident in members))
-    where = say(f"incidents.place_{sharing.place}", place=place)
+    where = say(f"incidents.spot_{sharing.place}", place=place)
     one, many = quoted(names[0]), say("incidents.nodes_of_it", n=len(names))
     title = quoted(sharing.title)
-    text = say("incidents.told_by", title=title, where=where, who=many if names[1:] else one, nodes=_named(names))
+    text = say(
+        "incidents.told_by", title=title, where=where, who=many if names[1:] else one, nodes=_named(names)
+    )
     return Finding(
         rule=sharing.name,
         fault=sharing.fault,
@@ -306,7 +308,11 @@ def _node_count(members: Iterable[Incident]) -> int:
 
 
 def _wave(
-    members: Sequence[Incident], places: Places, picture: Picture, span: Said, before: Sequence[Component] = ()
+    members: Sequence[Incident],
+    places: Places,
+    picture: Picture,
+    span: Said,
+    before: Sequence[Component] = (),
 ) -> Wave:
     parts = [incident for incident in (*before, *(incident.root for incident in members)) if incident.node]
     root, words = _shared_by(parts, places, picture)
@@ -340,9 +346,9 @@ def _shared_by(parts: Sequence[Component], places: Places, picture: Picture) -> 
         # Roll-outs go rack by rack: a place that also has well nodes explains less than the version.
         if given and places.size(kind, place) > len(names):
             continue
-        return places.root(kind, place), say(f"incidents.all_{kind}", place=place)
+        return places.root(kind, place), say(f"incidents.all_in_{kind}", place=place)
     for fact, version in given:
-        return root, say("incidents.all_since", fact=quoted(FACTS[fact]), version=version)
+        return root, say("incidents.all_since", fact=say(f"words.fact_{fact}"), version=version)
     drivers = {places.nodes[name].driver for name in names if name in places.nodes}
     driver = drivers.pop() if len(drivers) == 1 else ""
     others = any(node.driver not in {"", driver} for node in places.nodes.values())

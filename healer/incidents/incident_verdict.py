@@ -478,7 +478,7 @@ def _catalogue(incident: Incident, rules: Ruleset) -> Iterator[Said]:
     other = next((row for row in entry.by_model if row.text and row.text in incident.title), None)
     yield _row(code_of(incident.fault), file, entry)
     if other is not None:
-        text, source = quoted(other.text), quoted(other.source)
+        text, source = quoted(other.text or ""), quoted(other.source)
         yield say("incidents.row_of_model", text=text, source=source, file=file, row=entry.code)
     elif entry.fault_class is not incident.fault_class:
         yield say("incidents.line_makes_it", kind=_class(incident.fault_class))

@@ -208,7 +208,7 @@ def bins(colour: Colour, translate: Callable[[str], str]) -> list[list[str]]:
 def kinds(translate: Callable[[str], str]) -> dict[str, list[str]]:
     """The same of each kind of node, for cells without a code; then its English words, for the search."""
     return {
-        kind: [signs.paint, translate(signs.words), signs.letter, signs.words]
+        kind: [signs.paint, translate(signs.words), signs.letter, str(signs.words)]
         for kind, signs in KINDS.items()
     }
 

@@ -76,6 +76,8 @@ def joined(parts: Iterable[str], by: Separator) -> Said:
 
 
 def join(items: list[str], by: str, language: str) -> str:
+    if by == "nothing":
+        return "".join(items)
     comma = wording(language, "words.comma", {}) or ", "
     between = "" if by == "nothing" else wording(language, f"words.{by}", {}) or comma
     if by not in ("and", "or"):

@@ -49,7 +49,7 @@ from healer.model import (
 from healer.model.rules import HUMAN_WORK
 from healer.model.run import run_id
 from healer.model.slurm import is_ours, our_reservation, reservation_name
-from healer.text import Said, say
+from healer.text import NO_WORDS, Said, say
 
 #: Verbs that are a remedy, the strongest first.
 _REMEDIES = {
@@ -449,7 +449,7 @@ def proposal_of(
         mode=run.mode,
         unusable=incident is not None and is_proven_unusable(incident),
         fatal=incident is not None and is_proven_fatal(incident),
-        doubt=incident.doubt if incident is not None else "",
+        doubt=incident.doubt if incident is not None else NO_WORDS,
         one_word=incident is not None and bool(unproven_senders(incident)),
         by=None if run.by == "healer" else run.by,
         approved_by=run.approved_by,

@@ -26,6 +26,7 @@ from healer.model import (
     audit_record,
 )
 from healer.playbooks.advance import Do, jobs_agreed, jobs_all, read_inputs
+from healer.text import Said
 
 _PAST = {
     Verb.drain: "node.drained",
@@ -198,7 +199,7 @@ def run_changed(
 
 
 def entry_of(
-    run: Run, intent: Do, at: datetime, event: StepEvent, text: str, data: Mapping[str, object] | None = None
+    run: Run, intent: Do, at: datetime, event: StepEvent, text: Said, data: Mapping[str, object] | None = None
 ) -> LogEntry:
     return LogEntry(
         run=run.id,

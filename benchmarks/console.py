@@ -22,7 +22,6 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import httpx
-import msgspec
 import numpy as np
 import sqlalchemy as sa
 from playwright.sync_api import Browser, BrowserContext, Page
@@ -50,6 +49,7 @@ from healer.model import (
 )
 from healer.model.telemetry import Report
 from healer.ports.callers import NewToken
+from healer.text import to_stored
 from tests.support.api_process import CLUSTER, TOKEN_KEY, ApiProcess, api_process
 from tests.support.browser import chromium
 from tests.support.console_telemetry import steps_of
@@ -130,7 +130,7 @@ def seed(engine: sa.Engine, nodes: int, count: int) -> None:
                     {
                         "id": one.id, "cluster": one.cluster, "rule": one.rule, "state": one.state.value,
                         "severity": one.severity.value, "node": one.root.node, "opened": one.opened,
-                        "updated": one.updated, "closed": None, "doc": msgspec.to_builtins(one),
+                        "updated": one.updated, "closed": None, "doc": to_stored(one),
                     }
                     for one in found[at : at + 500]
                 ],

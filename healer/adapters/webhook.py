@@ -25,6 +25,7 @@ from healer import __version__
 from healer.model import AuditRecord, Message, Ticket
 from healer.model.shown import one_line, shown
 from healer.ports.outbound import DeliveryFailed
+from healer.text import to_text
 
 TIMEOUT_S = 10.0
 #: The part of an answer that is read; a reference is short.
@@ -65,7 +66,7 @@ class SignedWebhook:
 
     def post(self, event: dict[str, Any]) -> Answer:
         """Sends one CloudEvents document, whose `id` identifies the delivery. Raises DeliveryFailed."""
-        body = msgspec.json.encode(event)
+        body = msgspec.json.encode(event, enc_hook=to_text)
         headers = {
             "content-type": "application/cloudevents+json",
             "user-agent": f"healer/{__version__}",

@@ -14,6 +14,7 @@ from healer.signals.alert_bodies import AlertGroup
 from healer.signals.hook_reports import HOOKS, HookReport
 from healer.signals.step_times import StepSample
 from healer.signals.wire import JobCheckpointBody
+from healer.text import Said
 
 
 class KernelLog(msgspec.Struct, kw_only=True):
@@ -195,6 +196,13 @@ def answers(kind: Any, text: str, status: int = 200) -> dict[int | str, dict[str
     return {status: {"description": text, "content": {"application/json": {"schema": schema}}}}
 
 
+def _said(kind: type) -> dict[str, Any]:
+    """The schema of a sentence: a text. Raises NotImplementedError for a type that has none."""
+    if kind is Said:
+        return {"type": "string"}
+    raise NotImplementedError(kind.__name__)
+
+
 def install(app: FastAPI, prefix: str) -> None:
     """Gives `app.openapi()`."""
 
@@ -206,7 +214,9 @@ def install(app: FastAPI, prefix: str) -> None:
             summary="The self-healing control plane for GPU clusters under Slurm",
             routes=app.routes,
         )
-        schemas, components = msgspec.json.schema_components([*_types, *TYPES], ref_template=_REF)
+        schemas, components = msgspec.json.schema_components(
+            [*_types, *TYPES], ref_template=_REF, schema_hook=_said
+        )
         made["paths"] |= signal_paths(prefix, schemas[-len(TYPES) :], schemas[0])
         holder = made.setdefault("components", {})
         holder["schemas"] = {

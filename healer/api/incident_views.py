@@ -40,6 +40,7 @@ from healer.observations.step_grid import (
 )
 from healer.playbooks import BEGIN
 from healer.ports.answers import Note, RunRecord, SentMessage
+from healer.text import to_plain, to_text
 
 
 class TimelineEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -267,7 +268,7 @@ def _judged(record: IncidentRecord) -> Iterator[TimelineEntry]:
             yield TimelineEntry(at=verdict.at, kind="verdict", text=sentence, data=data)
         before = sentence
     for decision in record.decisions:
-        answers = msgspec.to_builtins(decision.answers)
+        answers = to_plain(decision.answers)
         data = {"outcome": decision.outcome.value, "guard": decision.guard, "answers": answers}
         yield TimelineEntry(at=decision.at, kind="decision", text=decision.why, data=data)
 
@@ -288,7 +289,7 @@ def _done(record: IncidentRecord) -> Iterator[TimelineEntry]:
 
 def _message(sent: SentMessage) -> TimelineEntry:
     data = {"state": sent.state, "page": sent.page, "error": sent.error, "reference": sent.reference}
-    data["channels"] = msgspec.to_builtins(sent.channels)
+    data["channels"] = to_plain(sent.channels)
     return TimelineEntry(at=sent.at, kind="message", text=sent.message.title, data=data)
 
 
@@ -299,7 +300,7 @@ def job_view(cluster: str, job: str, history: JobHistory, steps: StepTimesView |
         return None
 
     def plain(rows: object) -> list[dict[str, Any]]:
-        return list(msgspec.to_builtins(rows, builtin_types=(datetime,)))
+        return list(msgspec.to_builtins(rows, builtin_types=(datetime,), enc_hook=to_text))
 
     return JobView(
         cluster=cluster,

@@ -28,6 +28,7 @@ from healer.ports.request_errors import (
     Unstorable,
 )
 from healer.signals.wire import BadBody
+from healer.text import to_text
 
 log = logging.getLogger("healer.api")
 MEDIA_TYPE = "application/problem+json"
@@ -89,7 +90,10 @@ class Problem(Exception):
 
     def response(self) -> Response:
         return Response(
-            msgspec.json.encode(self.body()), self.status, headers=self.headers, media_type=MEDIA_TYPE
+            msgspec.json.encode(self.body(), enc_hook=to_text),
+            self.status,
+            headers=self.headers,
+            media_type=MEDIA_TYPE,
         )
 
 

@@ -12,8 +12,9 @@ from healer.api.access import Access
 from healer.api.problems import Problem
 from healer.api.services import services_of
 from healer.ports.request_errors import Unavailable
+from healer.text import to_text
 
-_encode = msgspec.json.Encoder(order="deterministic").encode
+_encode = msgspec.json.Encoder(order="deterministic", enc_hook=to_text).encode
 
 
 def answer(
@@ -31,7 +32,7 @@ def answer(
     return Response(body, status, headers=tagged, media_type="application/json")
 
 
-_encode_event = msgspec.json.Encoder().encode
+_encode_event = msgspec.json.Encoder(enc_hook=to_text).encode
 
 
 async def event_stream(request: Request, last_id: int | None, cluster: str | None) -> AsyncIterator[bytes]:

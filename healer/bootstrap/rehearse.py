@@ -24,6 +24,7 @@ from healer.model.run import Opened, Rehearsal
 from healer.processes.scheduler import Program, Rehearsing, share_of
 from healer.recordings.recording_folder import recordings
 from healer.settings import Settings, load, rules_folder
+from healer.text import to_text
 
 #: A replay of 1,250 nodes takes about a tenth of it.
 MEMORY_BYTES = 8 * 1024**3
@@ -102,7 +103,7 @@ def main(folder: Path) -> None:
     settings = load().of(ask.cluster or None)
     before, after = (load_site_rules(folder / name, settings, prove=False) for name in ("old", "new"))
     result = rehearsed(ask, before, after, lambda share: _write_progress(folder, share))
-    (folder / _RESULT).write_bytes(msgspec.json.encode(result))
+    (folder / _RESULT).write_bytes(msgspec.json.encode(result, enc_hook=to_text))
 
 
 def rehearsed(ask: Ask, before: Ruleset, after: Ruleset, report: Callable[[float], None]) -> dict[str, Any]:

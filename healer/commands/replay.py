@@ -12,6 +12,7 @@ import typer
 from healer.commands import Failed, say, say_json
 from healer.commands.remote import AS_JSON, CLUSTER, Client, print_json, print_table
 from healer.settings import Settings, load, rules_folder, shipped_rules
+from healer.text import to_text
 
 if TYPE_CHECKING:
     from healer.bootstrap.offline import Span
@@ -291,7 +292,7 @@ def _out(document: dict[str, Any], as_json: bool, show: Callable[[dict[str, Any]
     import msgspec
 
     if as_json:
-        say_json(msgspec.json.format(msgspec.json.encode(document), indent=1))
+        say_json(msgspec.json.format(msgspec.json.encode(document, enc_hook=to_text), indent=1))
     else:
         show(document)
 

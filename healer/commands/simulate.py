@@ -9,6 +9,7 @@ import typer
 
 from healer.commands import Failed, say, say_json
 from healer.settings import load, rules_folder
+from healer.text import to_text
 
 #: Seconds between lines of progress on standard error.
 PROGRESS_S = 5.0
@@ -54,7 +55,7 @@ def simulate(
     except (RulesInvalid, ValueError) as error:
         raise Failed(str(error)) from error
     if as_json:
-        say_json(msgspec.json.format(msgspec.json.encode(cards), indent=1))
+        say_json(msgspec.json.format(msgspec.json.encode(cards, enc_hook=to_text), indent=1))
         return
     say(offline.card_text(cards[0]), lines=True)
     if not alone:

@@ -11,6 +11,7 @@ from healer.api.problems import Problem
 from healer.console import words
 from healer.console.pages import MAY_LOOK, Pages, to_sign_in
 from healer.console.render import link, speak_to
+from healer.text import say
 
 log = logging.getLogger("healer.api")
 
@@ -18,24 +19,24 @@ log = logging.getLogger("healer.api")
 _SIGN_IN_FIRST = frozenset({401, 404, 405})
 #: Status -> heading and text, where the page set none; with an empty text that of the problem is shown.
 _WORDS = {
-    400: ("Not understood", ""),
-    403: ("Not allowed", ""),
-    404: ("No such page", "There is no page at this address."),
-    405: ("Not in this way", "Something is at this address, but it is not asked for in this way."),
-    422: ("Not understood", ""),
-    500: ("Something went wrong", ""),
+    400: (say("console.errors_not_understood"), ""),
+    403: (say("console.errors_not_allowed"), ""),
+    404: (say("console.errors_no_such_page"), say("console.errors_there_no_page_this_address")),
+    405: (say("console.errors_not_this_way"), say("console.errors_something_this_address_but_not")),
+    422: (say("console.errors_not_understood"), ""),
+    500: (say("console.errors_something_went_wrong"), ""),
 }
 #: First part of an address -> the page above it.
 _ABOVE_WORDS = {
-    "incidents": "To the incidents",
-    "runs": "To the runs",
-    "rules": "To the rules",
-    "approvals": "To the approvals",
-    "reports": "To the reports",
-    "playbooks": "To the playbooks",
-    "pauses": "To the pauses",
-    "signals": "To the signals",
-    "audit": "To the audit",
+    "incidents": say("console.errors_incidents"),
+    "runs": say("console.errors_runs"),
+    "rules": say("console.errors_rules"),
+    "approvals": say("console.errors_approvals"),
+    "reports": say("console.errors_reports"),
+    "playbooks": say("console.errors_playbooks"),
+    "pauses": say("console.errors_pauses"),
+    "signals": say("console.errors_signals"),
+    "audit": say("console.errors_audit"),
 }
 _ABOVE = {"runbooks": "playbooks", "rehearsals": "rules"}
 #: Addresses that scripts and programs read, among the pages.
@@ -105,7 +106,7 @@ def _ways(path: str, keep: dict[str, str]) -> list[tuple[str, str]]:
     first = path.split("/")[1]
     above = _ABOVE.get(first, first)
     ways = [(link(f"/{above}", keep), _ABOVE_WORDS[above])] if above in _ABOVE_WORDS else []
-    return [*ways, (link("/", keep), "To the fleet")]
+    return [*ways, (link("/", keep), say("console.errors_fleet"))]
 
 
 def prefers_page(accept: str, *, usual: bool) -> bool:

@@ -28,6 +28,7 @@ from healer.model.telemetry import Report, StepBatch
 from healer.observations.step_grid import deviation, grid, lately
 from healer.ports.answers import NodeGauges, Standing
 from healer.ports.queries import Queries
+from healer.text import to_text
 
 log = structlog.get_logger()
 
@@ -201,7 +202,7 @@ def _paces_of(batches: Sequence[StepBatch], nodes: Sequence[str]) -> dict[str, f
 #: Versions kept, of all clusters and colours: a page that is further behind reloads everything.
 _KEPT = 64
 
-_json = msgspec.json.Encoder().encode
+_json = msgspec.json.Encoder(enc_hook=to_text).encode
 
 
 def _encode(value: Any) -> bytes:

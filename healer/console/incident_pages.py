@@ -16,6 +16,7 @@ from healer.ports.answers import Standing
 from healer.ports.callers import Caller
 from healer.ports.queries import IncidentQuery
 from healer.ports.request_errors import Invalid
+from healer.text import say
 
 _FILTERS = ("severity", "state", "needs", "q")
 
@@ -84,7 +85,10 @@ def _read_incident(pages: Pages, session: Caller, name: str) -> IncidentRecord:
     """The incident whose id begins so, of a cluster that the session sees. Raises Problem."""
     rows = pages.queries.incidents.rows(name)
     if rows is None or rows.incident.cluster not in pages.clusters(session):
-        raise missing("No such incident", f"No incident begins with {name}.")
+        raise missing(
+            say("console.incident_no_such_incident"),
+            say("console.incident_no_incident_begins_with", name=name),
+        )
     return incident_record(rows, pages.rules, pages.queries, of_runs=True)
 
 

@@ -37,11 +37,12 @@ from healer.observations.step_grid import StepGrid, deviation, grid
 from healer.ports.answers import NodeRows
 from healer.ports.measurements import HistoryAway
 from healer.ports.queries import RunQuery
+from healer.text import say
 
 #: Alerts of a node, those of one name together.
 ALERTS_SHOWN = 20
 #: What a node's chart may show of a Prometheus-compatible server.
-HOURS = {"6": "6 h", "24": "24 h", "168": "7 days"}
+HOURS = {"6": "6 h", "24": "24 h", "168": say("console.reports_7_days")}
 
 routes = APIRouter(route_class=PageRoute)
 
@@ -55,7 +56,10 @@ def node_page(
     row = next((row for row in context["rows"] if row.name == name), None)
     rows = pages.queries.nodes.rows(cluster, name, now) if row is not None else None
     if row is None or rows is None:
-        raise missing("No such node", f"Slurm shows no node {name} in {cluster}.")
+        raise missing(
+            say("console.machine_no_such_node"),
+            say("console.machine_slurm_shows_no_node", name=name, cluster=cluster),
+        )
     asking = asking_by_incident(standing)
     ran = pages.queries.runs.page(RunQuery(clusters=[cluster], node=name), limit=PAGE_ROWS)
     context |= {
@@ -197,5 +201,8 @@ def _read_job(
     batches = pages.queries.signals.job_steps(cluster, job, context["now"] - job_view.WINDOW)
     steps = grid(batches, slurm_nodes=shown.nodes if shown else ())
     if shown is None and steps is None and history.empty:
-        raise missing("No such job", f"Neither Slurm nor healer knows a job {job} in {cluster}.")
+        raise missing(
+            say("console.machine_no_such_job"),
+            say("console.machine_neither_slurm_nor_healer_knows", job=job, cluster=cluster),
+        )
     return context, shown, history, steps

@@ -27,12 +27,13 @@ from healer.ports.measurements import Charts
 from healer.ports.queries import Queries, Rehearsals, RuleFiles
 from healer.ports.request_errors import Invalid
 from healer.telling.news import LINK_NAME, is_valid_link
+from healer.text import say
 
 _WEEK = timedelta(days=7)
 PAGE_ROWS = 50
 FLEET_ROWS = 50
 
-_NO_CLUSTER = "healer has not seen a cluster yet. `healer doctor` says what is missing."
+_NO_CLUSTER = say("console.pages_healer_has_not_seen_cluster")
 
 #: Who sees pages.
 MAY_LOOK = frozenset(Role) - {Role.signals}
@@ -58,8 +59,8 @@ class PageRoute(APIRoute):
             except Stop as stop:
                 return stop.response
             except Invalid:
-                text = "The page number in the address is not one of ours."
-                raise Problem(400, text, heading="No such page") from None
+                text = say("console.pages_page_number_address_not_one")
+                raise Problem(400, text, heading=say("console.errors_no_such_page")) from None
 
         return answer
 
@@ -156,7 +157,11 @@ class Pages:
         if session is None:
             raise Stop(to_sign_in(request))
         if session.role not in MAY_LOOK:
-            raise Problem(403, f"Role {session.role.value} sees no pages.", heading="Not for this token")
+            raise Problem(
+                403,
+                say("console.pages_role_sees_no_pages", value=session.role.value),
+                heading=say("console.pages_not_for_this_token"),
+            )
         return session
 
     def signed_in(self, request: Request) -> Caller | None:
@@ -181,9 +186,12 @@ class Pages:
         clusters = self.clusters(session)
         wanted = cluster or request.query_params.get("cluster") or (clusters[0] if clusters else None)
         if wanted is None:
-            raise Problem(503, _NO_CLUSTER, heading="No cluster yet")
+            raise Problem(503, _NO_CLUSTER, heading=say("console.pages_no_cluster_yet"))
         if wanted not in clusters:
-            raise missing("No such cluster", f"healer knows no cluster {wanted}.")
+            raise missing(
+                say("console.pages_no_such_cluster"),
+                say("console.pages_healer_knows_no_cluster", wanted=wanted),
+            )
         return self.around(request, page, session, clusters, self.standing(wanted))
 
     def standing(self, cluster: str) -> Standing:
@@ -239,7 +247,11 @@ class Pages:
         """JSON for a script; 304 if the script has it already."""
         body = shown(body)
         tag = f'"{hashlib.sha256(body.encode()).hexdigest()[:16]}"'
-        headers = {"ETag": tag, "Cache-Control": "private, no-cache", "X-Content-Type-Options": "nosniff"}
+        headers = {
+            "ETag": tag,
+            "Cache-Control": "private, no-cache",
+            "X-Content-Type-Options": "nosniff",
+        }
         if request.headers.get("if-none-match") == tag:
             return Response(status_code=304, headers=headers)
         return Response(body, media_type="application/json", headers=headers)

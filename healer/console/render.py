@@ -19,6 +19,7 @@ from healer import data_folder
 from healer.console import language, words
 from healer.console.language import Catalogue
 from healer.model.shown import shown
+from healer.text import Said, in_language, quoted, to_text
 
 #: Nothing from elsewhere, nothing inline: a line of a kernel log can never become a script.
 CONTENT_SECURITY_POLICY = (
@@ -116,7 +117,7 @@ class Renderer:
             lstrip_blocks=True,
             extensions=["jinja2.ext.i18n"],
         )
-        texts = _Said(self._catalogues.get(name))
+        texts = _Texts(name, self._catalogues.get(name))
         install: Callable[..., None] = env.install_gettext_callables  # pyright: ignore[reportAttributeAccessIssue]
         install(texts.form, texts.forms, newstyle=True)
         env.filters.update(
@@ -133,7 +134,7 @@ class Renderer:
         )
         env.globals.update(
             asset=self.assets.url,
-            plural=lambda *asked: texts.text(words.plural(*asked)),
+            counted=lambda count, noun: texts.text(words.counted(count, noun)),
             when=texts.when,
             link=link,
             languages=language.LANGUAGES,
@@ -144,9 +145,9 @@ class Renderer:
         return env
 
     def translate(self, text: str) -> str:
-        """The finished sentence in the language of the request."""
-        catalogue = self._catalogues.get(language.current.get())
-        return catalogue.translate(text) if catalogue else text
+        """The sentence in the language of the request."""
+        name = language.current.get()
+        return translated(text, name, self._catalogues.get(name))
 
     def page(self, template: str, status: int = 200, **context: Any) -> Response:
         name = language.current.get()
@@ -157,14 +158,29 @@ class Renderer:
         return Response(text, status, media_type="text/html; charset=utf-8", headers=headers)
 
 
-class _Said:
+def translated(text: str, name: str, catalogue: Catalogue | None) -> str:
+    """A sentence by its key; any other text as the catalogue of the pages and rules has it."""
+    if catalogue is None:
+        return str(text)
+    return in_language(quoted(text), name, catalogue.translate)
+
+
+class _Texts:
     """The texts of templates in one language. Without a catalogue, in English, they stay as they are."""
 
-    def __init__(self, catalogue: Catalogue | None) -> None:
-        self._catalogue = catalogue
-        self.text = catalogue.translate if catalogue else str
+    def __init__(self, name: str, catalogue: Catalogue | None) -> None:
+        self._name, self._catalogue = name, catalogue
         self.form = catalogue.form if catalogue else str
         self.forms = catalogue.forms if catalogue else _english
+
+    def text(self, text: str) -> str:
+        return translated(text, self._name, self._catalogue)
+
+    def spoken(self, value: object) -> str:
+        """A hook of msgspec: a sentence in the language."""
+        if isinstance(value, Said):
+            return self.text(value)
+        raise NotImplementedError(type(value).__name__)
 
     def sentence(self, text: str) -> str:
         """With a capital at its start, where the language has capitals."""
@@ -182,7 +198,7 @@ class _Said:
         """Data for a script, with the texts under these keys in the language."""
         if self._catalogue is None:
             return value
-        return _within(msgspec.to_builtins(value), keys, self.text)
+        return _within(msgspec.to_builtins(value, enc_hook=self.spoken), keys, self.text)
 
 
 def _within(value: Any, keys: tuple[str, ...], text: Callable[[str], str], *, ours: bool = False) -> Any:
@@ -207,7 +223,7 @@ def speak_to(request: Request) -> None:
 
 def _body_attribute(value: object) -> str:
     """JSON for a `data-` attribute; the template escapes it like any other text."""
-    return msgspec.json.encode(value).decode()
+    return msgspec.json.encode(value, enc_hook=to_text).decode()
 
 
 _LINK = re.compile(r"\[([^\]]+)\]\(([^)\s]+)\)")

@@ -17,6 +17,7 @@ from healer.console.pages import PAGE_ROWS, Here, PageRoute, Pages, missing
 from healer.console.render import next_link, speak_to
 from healer.console.views import timeline_view
 from healer.ports.queries import AuditQuery
+from healer.text import say
 
 routes = APIRouter(route_class=PageRoute)
 
@@ -67,7 +68,7 @@ def audit_page(
 def static_file(pages: Here, name: str, v: str = "") -> Response:
     found = pages.render.assets.response(name, v)
     if found is None:
-        raise missing("No such file", "There is no file at this address.")
+        raise missing(say("console.router_no_such_file"), say("console.router_there_no_file_this_address"))
     return found
 
 

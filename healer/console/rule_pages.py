@@ -12,6 +12,7 @@ from healer.model import Mode
 from healer.model.run import ACTIVE_REHEARSALS, Rehearsal
 from healer.ports.queries import RunQuery
 from healer.rulebook.source import unified_diff
+from healer.text import say
 
 #: The most frequent names that arrive and that no rule can use.
 UNKNOWN_SHOWN = 200
@@ -73,7 +74,7 @@ def playbook_page(request: Request, pages: Here, name: str) -> Response:
     book = pages.rule_book(cluster)
     playbook = book.rules.playbooks.get(name)
     if playbook is None:
-        raise missing("No such playbook", f"There is no playbook {name}.")
+        raise missing(say("console.rule_no_such_playbook"), say("console.rule_there_no_playbook", name=name))
     rows = rules_view.rule_rows(book)
     ran = pages.queries.runs.page(RunQuery(clusters=[cluster], playbook=name), limit=RUNS_SHOWN).items
     runbook = playbook.runbook
@@ -92,7 +93,7 @@ def playbook_page(request: Request, pages: Here, name: str) -> Response:
 def runbook_page(request: Request, pages: Here, name: str) -> Response:
     context = pages.context(request, "playbooks")
     if name not in pages.runbooks:
-        raise missing("No such runbook", f"There is no runbook {name}.")
+        raise missing(say("console.rule_no_such_runbook"), say("console.rule_there_no_runbook", name=name))
     context |= {
         "title": pages.runbooks.title(name),
         "text": pages.runbooks.html(name),
@@ -135,7 +136,7 @@ def rehearsal_page(request: Request, pages: Here, name: str) -> Response:
     session, book = pages.session(request), _trying(pages).rehearsals
     rehearsal = book.find(name)
     if rehearsal is None or rehearsal.cluster not in pages.clusters(session):
-        raise missing("No such change", f"No change {name} was tried.")
+        raise missing(say("console.rule_no_such_change"), say("console.rule_no_change_was_tried", name=name))
     context = pages.context(request, "rules", rehearsal.cluster)
     outcomes = book.outcomes(rehearsal)
     context |= {

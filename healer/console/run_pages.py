@@ -12,6 +12,7 @@ from healer.console.views.runs_view import guard_rows, last_decision, mode_note,
 from healer.model import RunState
 from healer.ports.answers import RunRecord
 from healer.ports.queries import RunQuery
+from healer.text import say
 
 routes = APIRouter(route_class=PageRoute)
 
@@ -39,7 +40,7 @@ def run_page(request: Request, pages: Here, run_id: str) -> Response:
     session = pages.session(request)
     detail = pages.queries.runs.record(run_id)
     if detail is None or detail.run.cluster not in pages.clusters(session):
-        raise missing("No such run", f"There is no run {run_id}.")
+        raise missing(say("console.run_no_such_run"), say("console.run_there_no_run", run_id=run_id))
     context = pages.context(request, "run", detail.run.cluster) | _decided(detail)
     context |= {
         "run": detail.run,
@@ -57,7 +58,7 @@ def _look(pages: Pages, run_id: str) -> Response:
     """The run for a person who came by a link of a message."""
     detail = pages.queries.runs.record(run_id)
     if detail is None:
-        raise missing("No such run", f"There is no run {run_id}.")
+        raise missing(say("console.run_no_such_run"), say("console.run_there_no_run", run_id=run_id))
     context = {
         "run": detail.run,
         "row": run_row(detail.run, pages.clock()),

@@ -11,6 +11,7 @@ from healer.api.problems import Problem
 from healer.console import language
 from healer.console.pages import Here, PageRoute, Pages
 from healer.ports.callers import SESSION_COOKIE, SESSION_LASTS
+from healer.text import say
 
 _FORM_BYTES = 8192
 _YEAR_S = 365 * 86400
@@ -92,9 +93,9 @@ def _translated(request: Request, pages: Pages, body: bytes) -> Response:
     try:
         texts = msgspec.json.decode(body, type=list[str])
     except msgspec.DecodeError:
-        raise Problem(400, "a list of texts is wanted") from None
+        raise Problem(400, say("console.session_list_texts_wanted")) from None
     if len(texts) > _TEXTS or any(len(text) > _CHARS for text in texts):
-        raise Problem(413, f"at most {_TEXTS} texts of {_CHARS} characters are taken at once")
+        raise Problem(413, say("console.session_most_texts_characters_are_taken", texts=_TEXTS, chars=_CHARS))
     translations = msgspec.json.encode([pages.render.translate(text) for text in texts])
     return Response(translations, media_type="application/json", headers=_NOT_KEPT)
 
@@ -117,7 +118,11 @@ def _is_foreign(request: Request) -> bool:
 
 
 def _foreign_form() -> Problem:
-    return Problem(403, "The form was sent from another site.", heading="Not from this site")
+    return Problem(
+        403,
+        say("console.session_form_was_sent_from_another"),
+        heading=say("console.session_not_from_this_site"),
+    )
 
 
 def local(target: str) -> str:

@@ -4,38 +4,37 @@ import math
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 
-_SPANS = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+from healer.text import Said, joined, say
+
+_MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
-def span(seconds: float) -> str:
+def span(seconds: float) -> Said:
     """A length of time in at most two units: `850 ms`, `4 s`, `12 min`, `3 h 20 min`, `5 d 2 h`."""
-    if seconds < 0:
-        return "0 s"
-    if seconds < 1:
-        return f"{round(seconds * 1000)} ms"
-    if seconds < 10 and seconds != int(seconds):
-        return f"{seconds:.2f} s"
-    whole = int(seconds)
-    for index, (size, unit) in enumerate(_SPANS):
-        if whole >= size:
-            count, rest = divmod(whole, size)
-            text = f"{count} {unit}"
-            # A second unit only where it helps: hours with minutes, days with hours.
-            if index + 1 < len(_SPANS) and unit in ("d", "h"):
-                small, small_unit = _SPANS[index + 1]
-                if rest // small:
-                    text += f" {rest // small} {small_unit}"
-            return text
-    return "0 s"
+    if 0 <= seconds < 1:
+        return say("words.milliseconds", n=round(seconds * 1000))
+    if 0 < seconds < 10 and seconds != int(seconds):
+        return say("words.seconds", n=f"{seconds:.2f}")
+    whole = max(int(seconds), 0)
+    if whole < _MINUTE:
+        return say("words.seconds", n=whole)
+    if whole < _HOUR:
+        return say("words.minutes", n=whole // _MINUTE)
+    # A second unit only where it helps: hours with minutes, days with hours.
+    if whole < _DAY:
+        hours, minutes = whole // _HOUR, whole % _HOUR // _MINUTE
+        return say("words.hours_minutes", n=hours, more=minutes) if minutes else say("words.hours", n=hours)
+    days, hours = whole // _DAY, whole % _DAY // _HOUR
+    return say("words.days_hours", n=days, more=hours) if hours else say("words.days", n=days)
 
 
-def ago(moment: datetime, now: datetime) -> str:
+def ago(moment: datetime, now: datetime) -> Said:
     """`4 min ago`, `in 12 min`, `just now`. The console's script refreshes it by the same steps."""
     seconds = (now - moment).total_seconds()
     if abs(seconds) < 1:
-        return "just now"
-    text = span(float(int(abs(seconds))))
-    return f"{text} ago" if seconds > 0 else f"in {text}"
+        return say("words.just_now")
+    length = span(float(int(abs(seconds))))
+    return say("words.ago", span=length) if seconds > 0 else say("words.in", span=length)
 
 
 def utc(moment: datetime) -> str:
@@ -71,9 +70,9 @@ def offset(moment: datetime, start: datetime) -> str:
     return f"{sign}{span(seconds)}"
 
 
-def alert_taken(rule: str | None) -> str:
+def alert_taken(rule: str | None) -> Said:
     """What an alert of another system is to healer."""
-    return f"opens {rule}" if rule else "evidence only"
+    return say("console.alert_opens", rule=rule) if rule else say("console.alert_is_evidence")
 
 
 def number(value: float | None) -> str:
@@ -95,9 +94,9 @@ def size(count: int) -> str:
     return f"{value:.0f} {unit}" if unit == "B" or value >= 99.5 else f"{value:.1f} {unit}"
 
 
-def plural(count: int, singular: str, plural_form: str | None = None) -> str:
-    """`1 node`, `4 nodes`."""
-    return f"{count:,} {singular if count == 1 else plural_form or singular + 's'}"
+def counted(count: int, noun: str) -> Said:
+    """`1 node`, `4 nodes`. The nouns are in the catalogue: `words.count_node`."""
+    return say(f"words.count_{noun}", count=count)
 
 
 def numbers(found: Sequence[int]) -> str:
@@ -107,11 +106,10 @@ def numbers(found: Sequence[int]) -> str:
     return ", ".join(map(str, found))
 
 
-def names(items: tuple[str, ...] | list[str], show: int = 3) -> str:
+def names(items: Sequence[str], show: int = 3) -> Said:
     """`gpu1, gpu2, gpu3 and 61 more`."""
-    if len(items) <= show:
-        return ", ".join(items)
-    return f"{', '.join(items[:show])} and {len(items) - show:,} more"
+    shown = joined(items[:show], "comma")
+    return say("words.and_more", names=shown, n=len(items) - show) if len(items) > show else shown
 
 
 #: Units that are not printed: `98 %` and `3 GPUs`, but `1.18` for a ratio.

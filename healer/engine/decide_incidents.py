@@ -184,7 +184,7 @@ def _note_under_way(walk: Walk, incident: Incident, run: Run) -> None:
         incident=incident.id,
         playbook=run.playbook,
         outcome=Outcome.held,
-        why=say(f"engine.is_{how}", text=run.question),
+        why=say(f"engine.how_{how}", text=run.question),
         run=run.id,
     )
     _note_urgency(walk, incident, incident, stuck)

@@ -50,6 +50,7 @@ from healer.ports.outbound import (
 )
 from healer.telling import news
 from healer.telling.news import with_incident_link
+from healer.text import from_stored
 
 log = structlog.get_logger()
 
@@ -268,12 +269,12 @@ def _send(
     if attempt.is_ticket:
         if tickets is None:
             return None
-        ticket = with_incident_link(msgspec.convert(attempt.doc, Ticket), console_url)
+        ticket = with_incident_link(from_stored(attempt.doc, Ticket), console_url)
         # A search may not show yet what was opened a moment ago; the name does.
         return tickets.send(msgspec.structs.replace(ticket, reference=attempt.reference))
     if notifier is None:
         return None
-    notifier.send(msgspec.convert(attempt.doc, Message))
+    notifier.send(from_stored(attempt.doc, Message))
     return ""
 
 
@@ -314,7 +315,7 @@ def _send_to_channel(
     _check_tries(attempt)
     channel = teller()
     notice = news.notice_of(
-        msgspec.convert(attempt.doc, Message),
+        from_stored(attempt.doc, Message),
         attempt.at,
         page=attempt.page,
         console_url=links.console_url,

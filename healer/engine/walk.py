@@ -66,7 +66,7 @@ from healer.model.gate import permit_for
 from healer.observations import Picture
 from healer.ports.transactions import Ledger
 from healer.telling.news import notify_message, ticket_stage, ticket_update
-from healer.text import NO_WORDS, say
+from healer.text import NO_WORDS, from_stored, say
 
 
 def walk(
@@ -82,7 +82,7 @@ def walk(
     if sensed is not None:
         picture.sensed = sensed
     live = picture.update(batch, rules.topology)
-    commands = [msgspec.convert(seen.data, Command) for seen in batch if seen.kind is ObservationKind.command]
+    commands = [from_stored(seen.data, Command) for seen in batch if seen.kind is ObservationKind.command]
     for command in commands:
         if command.kind is CommandKind.node_returned:
             picture.clear(str(command.data["node"]), moment_of(command, "cleared_at"))

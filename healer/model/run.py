@@ -239,7 +239,8 @@ def audit_record(
     cluster: str, at: datetime, actor: str, verb: str, subject: str, /, **data: Any
 ) -> AuditRecord:
     """A record that is not sealed yet, as the work that it describes writes it."""
-    return AuditRecord(cluster=cluster, at=at, actor=actor, verb=verb, subject=subject, data=data)
+    texts = {name: str(value) if isinstance(value, Said) else value for name, value in data.items()}
+    return AuditRecord(cluster=cluster, at=at, actor=actor, verb=verb, subject=subject, data=texts)
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):

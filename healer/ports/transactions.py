@@ -38,7 +38,6 @@ from healer.model import (
     Verdict,
     Veto,
 )
-from healer.text import Said
 
 T = TypeVar("T")
 
@@ -326,7 +325,7 @@ class HookStanding(msgspec.Struct, frozen=True, kw_only=True):
     """What healer thinks of a node, by its worst open incident, and that incident's title."""
 
     verdict: Verdict
-    reason: Said
+    reason: str
 
 
 class HookTx(Protocol):

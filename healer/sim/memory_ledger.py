@@ -42,6 +42,7 @@ from healer.sim.ledger_reads import RECENT, gate_facts, node_history, record_tex
 from healer.sim.ledger_tables import Tables
 from healer.sim.memory_tx import MemoryTx
 from healer.sim.stores import MemoryCheckpoints
+from healer.text import to_stored
 
 __all__ = ["MemoryClaim", "MemoryLedger", "MemoryTx", "Tables"]
 
@@ -132,7 +133,7 @@ class MemoryLedger:
                 component=Component(cluster=self.cluster),
                 event_at=command.at,
                 arrived_at=command.at,
-                data=msgspec.to_builtins(command),
+                data=to_stored(command),
             )
             for index, command in enumerate(commands)
         ]

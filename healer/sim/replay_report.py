@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-import msgspec
-
 from healer.incidents.incident_verdict import newest_verdict
 from healer.incidents.node_history import similar_to
 from healer.model import (
@@ -24,6 +22,7 @@ from healer.model import (
 from healer.model.faults import HEALER_DRAIN
 from healer.model.incident import SIMILAR_MAX
 from healer.sim.ledger_tables import Tables
+from healer.text import to_plain
 
 
 def report(
@@ -72,7 +71,7 @@ def _merged(incident: Incident) -> dict[str, Any]:
         "rule": incident.rule,
         "opened": moment(incident.opened),
         "closed": moment(incident.closed) if incident.closed else None,
-        "root": msgspec.to_builtins(incident.root),
+        "root": to_plain(incident.root),
         "why": incident.closed_why,
     }
 
@@ -102,8 +101,8 @@ class _IncidentRows:
         kept = self._tables.verdicts.get(incident.id, ())
         verdict = newest_verdict(kept, incident, self._rules)
         return _incident(incident) | {
-            "hit": msgspec.to_builtins(incident.hit),
-            "verdict": msgspec.to_builtins(verdict),
+            "hit": to_plain(incident.hit),
+            "verdict": to_plain(verdict),
             "similar": [
                 {"id": other.id, "same": str(other.same), "ended": other.ended}
                 for other in self._similar(incident)
@@ -140,8 +139,8 @@ def _incident(incident: Incident) -> dict[str, Any]:
         "opened": moment(incident.opened),
         "severity": incident.severity,
         "cause": incident.cause,
-        "root": msgspec.to_builtins(incident.root),
-        "affected": msgspec.to_builtins(incident.affected),
+        "root": to_plain(incident.root),
+        "affected": to_plain(incident.affected),
         "nodes": {name: str(verdict) for name, verdict in sorted(incident.nodes.items())},
         "remedy": list(incident.remedy),
         "jobs_hit": list(incident.jobs_hit),
@@ -149,7 +148,7 @@ def _incident(incident: Incident) -> dict[str, Any]:
         "evidence": [
             {
                 "at": moment(e.at),
-                "component": msgspec.to_builtins(e.component),
+                "component": to_plain(e.component),
                 "text": e.text,
                 "line": e.line,
             }

@@ -19,6 +19,8 @@ from typing import Any, get_type_hints
 
 import msgspec
 
+from healer.text import read_said, stored_json
+
 
 class Gone(Exception):
     """The server did not answer in time. With `sent` the call may have been carried out."""
@@ -145,7 +147,7 @@ class CallClient:
     def _call(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
         answer = _calls(self._served).get(name, {}).get("return")
         try:
-            return msgspec.json.decode(self._request(name, args, kwargs), type=answer)
+            return msgspec.json.decode(self._request(name, args, kwargs), type=answer, dec_hook=read_said)
         except (Gone, CallFailed) as error:
             raise self._error_of(error) from error
 
@@ -213,7 +215,7 @@ def _answer(
             if isinstance(kind := types.get(name), type) and issubclass(kind, msgspec.Struct):
                 given.arguments[name] = msgspec.convert(value, kind)
         value = method(*given.args, **given.kwargs)
-        reply = _Reply(ok=msgspec.Raw(msgspec.json.encode(value)))
+        reply = _Reply(ok=msgspec.Raw(stored_json(value)))
     except (ValueError, TypeError) as error:
         reply = _Reply(error="ValueError", text=str(error))
     except errors as error:

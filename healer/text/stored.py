@@ -49,6 +49,11 @@ def to_stored(value: Any, *, str_keys: bool = False) -> Any:
     return msgspec.to_builtins(value, enc_hook=stored, str_keys=str_keys)
 
 
+def to_plain(value: Any) -> Any:
+    """As builtins for what leaves healer, its sentences as English text."""
+    return msgspec.to_builtins(value, enc_hook=to_text)
+
+
 def stored_json(value: Any) -> bytes:
     return msgspec.json.encode(value, enc_hook=stored)
 

@@ -19,24 +19,23 @@ def in_language(said: Said, language: str, of_others: Callable[[str], str] = str
 
 def _text(part: Any, language: str, of_others: Callable[[str], str]) -> Any:
     """Said is what was made in this process, a mapping what was read from the store."""
-    if isinstance(part, Mapping):
-        key, args = part.get("key", ""), part.get("args", {})
-        english = None
-    elif isinstance(part, Said):
+    if isinstance(part, Said):
         key, args, english = part.key, part.args, str(part)
+    elif isinstance(part, Mapping):
+        key, args, english = part.get("key", ""), part.get("args", {}), str(part.get("text", ""))
     else:
         return part
     if not key:
-        return of_others(english if english is not None else str(part.get("text", "")))
-    told = {name: _parts(value, language, of_others) for name, value in args.items()}
+        return of_others(english)
+    parts = {name: _parts(value, language, of_others) for name, value in args.items()}
     if form := FORMS.get(key):
-        return form(told["text"])
-    if "items" in told:
-        return join([str(item) for item in told["items"]], key.partition(".")[2], language)
-    found = wording(language, key, told)
-    if found is None and english is not None:
+        return form(parts["text"])
+    if "items" in parts:
+        return join([str(item) for item in parts["items"]], key.partition(".")[2], language)
+    found = wording(language, key, parts)
+    if found is None and english:
         return english
-    return worded(found or wording(ENGLISH, key, told), key, told)
+    return worded(found or wording(ENGLISH, key, parts), key, parts)
 
 
 def _parts(value: Any, language: str, of_others: Callable[[str], str]) -> Any:

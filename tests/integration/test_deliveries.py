@@ -43,6 +43,7 @@ from healer.ports.outbound import DeliveryFailed, MessageChannel, Notice
 from healer.settings import Settings
 from healer.settings import load as load_settings
 from healer.telling.news import p0_page
+from healer.text import to_stored
 from tests.support import api
 from tests.support import chats as stand_in
 from tests.support.chats import Chats, serve_chats
@@ -109,7 +110,7 @@ class Site:
             if isinstance(one, Message):
                 outbox.queue(conn, one, at=self.hand.now(), has_sink=False)
                 return
-            values = {"state": one.state, "severity": one.severity, "doc": msgspec.to_builtins(one)}
+            values = {"state": one.state, "severity": one.severity, "doc": to_stored(one)}
             if (
                 conn.execute(sa.update(incidents).where(incidents.c.id == one.id).values(**values)).rowcount
                 == 0
@@ -185,7 +186,7 @@ def test_an_incident_is_one_message_that_is_brought_up_to_date_and_closed_with_t
         entry = LogEntry(
             run="r1", at=START, epoch=1, step="drain", event=StepEvent.done, text="our reason was read back"
         )
-        doc = msgspec.to_builtins(entry)
+        doc = to_stored(entry)
         conn.execute(sa.insert(run_log).values(run="r1", at=START, step="drain", event="done", doc=doc))
     site.put(over(one, site.hand.now()))
     site.round(MINUTE)

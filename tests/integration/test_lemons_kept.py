@@ -10,6 +10,7 @@ from healer.adapters.postgres.node_rows import PostgresLemons, read_lemons
 from healer.adapters.postgres.tables import incidents, messages
 from healer.incidents.node_history import lemon_record
 from healer.model import IncidentState, LemonPart, LemonScore
+from healer.text import to_stored
 from tests.unit.actions.test_verbs import CLUSTER, INCIDENT, NODE, START
 
 DAY = timedelta(days=1)
@@ -22,7 +23,7 @@ def put(conn: sa.Connection, number: int, days: float, **fields: Any) -> str:
     )  # fmt: skip
     columns = {column.name for column in incidents.c}
     row = {name: getattr(one, name) for name in columns if hasattr(one, name)}
-    row |= {"node": one.root.node, "doc": msgspec.to_builtins(one)}
+    row |= {"node": one.root.node, "doc": to_stored(one)}
     conn.execute(sa.insert(incidents).values({key: row[key] for key in row if key in columns}))
     return one.id
 

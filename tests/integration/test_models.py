@@ -21,6 +21,7 @@ from healer.detection.scorers import Fitted
 from healer.detection.training import train, usable
 from healer.model import Review, Verdict
 from healer.model.trained import FeatureRow, ModelComparison, Params
+from healer.text import to_stored
 from tests.support.ledgers import incident
 from tests.support.measured import CLUSTER
 from tests.support.unusual import Fleet
@@ -96,7 +97,7 @@ def test_who_was_sick_when(features: PostgresFeatures, history: list[FeatureRow]
                     opened=one.opened,
                     updated=one.updated,
                     closed=one.closed,
-                    doc=msgspec.to_builtins(one),
+                    doc=to_stored(one),
                 )
             )
     open_still = [(now - hour, now)]
@@ -138,7 +139,7 @@ def test_a_model_of_another_scorer_can_be_read_and_is_not_used(
     now, store = history[-1].at, PostgresModels(fresh_database, CLUSTER)
     made = train(history, len(history), {}, now)
     store.save(made, by="anna", at=now)
-    doc = msgspec.to_builtins(made.model) | {"definition": "of a distance", "threshold": 1.7}
+    doc = to_stored(made.model) | {"definition": "of a distance", "threshold": 1.7}
     doc["beside"] = {"forest": {"threshold": 0.6, "quantiles": {"0.5": 0.4}}}
     with fresh_database.begin() as conn:
         conn.execute(sa.update(forest_models).values(doc=doc))

@@ -53,6 +53,7 @@ from healer.model import (
 from healer.ports.answers import Arriving, OpenIncident, Sink
 from healer.ports.callers import Caller
 from healer.ports.queries import AuditQuery, IncidentQuery, Queries
+from healer.text import to_stored
 from tests.support.api import CLUSTER, RULES, incident, save_incident, save_run, snapshot
 from tests.support.console_telemetry import steps_of
 
@@ -75,7 +76,7 @@ def found_at(conn: sa.Connection, owner: str, at: datetime, rule: str = "gpu-los
         rule=rule, fault="xid-79", fault_class=incident(1).fault_class, component=place, at=at,
         arrived_at=at, text="", confidence=1, evidence=(),
     )  # fmt: skip
-    conn.execute(sa.insert(findings).values(incident=owner, at=at, doc=msgspec.to_builtins(finding)))
+    conn.execute(sa.insert(findings).values(incident=owner, at=at, doc=to_stored(finding)))
 
 
 def checkpoint(number: int, at: datetime, *, durable: bool = True, restart: int = 0) -> Observation:
@@ -315,7 +316,7 @@ def test_the_parts_of_an_incident_are_found_by_index_among_thousands(fresh_datab
 
 def write_again(engine: sa.Engine, one: Incident) -> None:
     with engine.begin() as conn:
-        values = {"state": one.state, "doc": msgspec.to_builtins(one)}
+        values = {"state": one.state, "doc": to_stored(one)}
         conn.execute(sa.update(incidents).where(incidents.c.id == one.id).values(values))
 
 

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import msgspec
 import pytest
 import sqlalchemy as sa
 
@@ -18,6 +17,7 @@ from healer.engine import tell
 from healer.model import Ticket, TicketStage
 from healer.ports.outbound import Tickets
 from healer.sim.sim_clock import SimClock
+from healer.text import to_stored
 from tests.support.desks import TOKEN, Jira, serve_desk
 
 START = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
@@ -194,7 +194,7 @@ def test_a_row_of_an_earlier_version_is_an_opening(
     fresh_database: sa.Engine, jira: Jira, clock: SimClock
 ) -> None:
     put(fresh_database, OPENED)
-    old = msgspec.to_builtins(OPENED)
+    old = to_stored(OPENED)
     for name in ("stage", "severity", "since", "reference"):
         del old[name]
     with fresh_database.begin() as conn:

@@ -5,6 +5,7 @@ from datetime import timedelta
 import msgspec
 
 from healer.model import APPROVAL_LASTS, Message, Mode, Playbook, RunState, Severity, Step, Verb
+from healer.text import from_stored, to_stored
 from tests.support.loop import LOST, START, Site, name, rules_in, shipped
 
 ASKS = Playbook(
@@ -77,6 +78,6 @@ def test_a_second_question_of_the_same_run_is_a_page_of_its_own() -> None:
         site.ledger.tables.runs[run.id] = going
         log = site.ledger.tables.log[run.id]
         done = msgspec.structs.replace(log[-1], event="done", at=site.now, text="ann approved", data={})
-        log.append(msgspec.convert(msgspec.to_builtins(done), type(log[-1])))
+        log.append(from_stored(to_stored(done), type(log[-1])))
         site.run_for(2)
     assert len(pages(site)) == 2

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import msgspec
 import sqlalchemy as sa
 import uvicorn
 from fastapi import FastAPI
@@ -74,6 +73,7 @@ from healer.model import (
 from healer.model.recordings import Recorded, Recordings
 from healer.ports.answers import AuditVerified
 from healer.sim.sim_slurm import SimScheduler
+from healer.text import from_stored, to_stored
 from tests.support.relays import new_token
 from tests.support.seals import seal_all
 from tests.support.wait import wait_until
@@ -202,7 +202,7 @@ def save_run(conn: sa.Connection, run: Run) -> None:
             state=run.state,
             shadow=run.shadow,
             created_at=run.created_at,
-            doc=msgspec.to_builtins(run),
+            doc=to_stored(run),
         )
     )
 
@@ -219,7 +219,7 @@ def save_incident(conn: sa.Connection, incident: Incident) -> None:
             opened=incident.opened,
             updated=incident.updated,
             closed=incident.closed,
-            doc=msgspec.to_builtins(incident),
+            doc=to_stored(incident),
         )
     )
 
@@ -327,7 +327,7 @@ class Api:
 
     def runs(self) -> list[Run]:
         with self.engine.connect() as conn:
-            return [msgspec.convert(doc, Run) for doc in conn.execute(sa.select(runs.c.doc)).scalars()]
+            return [from_stored(doc, Run) for doc in conn.execute(sa.select(runs.c.doc)).scalars()]
 
     def token(self, role: Role | str, **bound: Any) -> str:
         name = bound.pop("name", str(role))

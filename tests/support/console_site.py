@@ -68,6 +68,7 @@ from healer.ports.callers import Caller
 from healer.ports.measurements import Devices
 from healer.ports.queries import AuditQuery, IncidentQuery, Queries, RunQuery
 from healer.ports.request_errors import Invalid
+from healer.text import read_said, to_stored
 from tests.support import console_blocks, console_desk, console_stories, console_telemetry
 from tests.support import console_sample as sample_data
 from tests.support.console_sample import CLUSTER, NOW, Sample, shipped
@@ -387,7 +388,7 @@ def standing_of(sample: Sample) -> Standing:
 
 
 def _opened(incident: Incident) -> OpenIncident:
-    return msgspec.convert(incident, OpenIncident, from_attributes=True)
+    return msgspec.convert(incident, OpenIncident, from_attributes=True, dec_hook=read_said)
 
 
 def _fits(incident: Incident, query: IncidentQuery) -> bool:
@@ -496,7 +497,7 @@ class Site:
             return JSONResponse(self.refuse, 409, media_type="application/problem+json")
         taken = self._taken(path, body)
         if taken is not None:
-            return JSONResponse(msgspec.to_builtins(taken))
+            return JSONResponse(to_stored(taken))
         return JSONResponse({"id": "run-1", "state": "running"}, 202)
 
     def _taken(self, path: str, body: dict[str, Any]) -> Incident | None:
@@ -563,7 +564,7 @@ DRY_RUN: dict[str, Any] = {
         },
     ],
     "jobs_hit": ["4711"],
-    "restarts": msgspec.to_builtins(
+    "restarts": to_stored(
         [
             RestartOffer(
                 job="4711", restarts=2, name="train", user="alice", nodes=16, possible=True, why="allowed"

@@ -2,7 +2,6 @@
 
 from datetime import datetime
 
-import msgspec
 import sqlalchemy as sa
 
 from healer.adapters.postgres.claims import LedgerParts
@@ -14,6 +13,7 @@ from healer.model import Incident, Mode
 from healer.processes.detector_loop import Detector, DetectorParts
 from healer.sim.sim_clock import SimClock
 from healer.sim.sim_slurm import SimScheduler
+from healer.text import from_stored
 from tests.support.loop import CLUSTER, START, rules_in
 
 
@@ -63,4 +63,4 @@ class Place:
     def all_incidents(self) -> list[Incident]:
         with self.engine.connect() as conn:
             docs = conn.execute(sa.select(incidents.c.doc)).scalars()
-            return [msgspec.convert(doc, Incident) for doc in docs]
+            return [from_stored(doc, Incident) for doc in docs]

@@ -45,6 +45,7 @@ from healer.ports.transactions import RunClaim
 from healer.sim.memory_ledger import MemoryLedger
 from healer.sim.sim_clock import SimClock
 from healer.sim.stores import MemoryCheckpoints
+from healer.text import from_stored
 
 START = datetime(2026, 11, 20, 3, tzinfo=UTC)
 CLUSTER = "pod1"
@@ -140,11 +141,11 @@ class PostgresBench:
 
     def decisions(self) -> list[Decision]:
         rows = self._read(sa.select(tables.decisions.c.doc).order_by(tables.decisions.c.id))
-        return [msgspec.convert(row.doc, Decision) for row in rows]
+        return [from_stored(row.doc, Decision) for row in rows]
 
     def findings(self) -> list[tuple[str, Finding]]:
         rows = self._read(sa.select(tables.findings).order_by(tables.findings.c.id))
-        return [(row.incident, msgspec.convert(row.doc, Finding)) for row in rows]
+        return [(row.incident, from_stored(row.doc, Finding)) for row in rows]
 
     def verdicts(self, incident: str) -> list[VerdictAt]:
         with self.engine.connect() as conn:
@@ -165,7 +166,7 @@ class PostgresBench:
 
     def commands(self) -> list[Command]:
         seen = PostgresInbox(self.engine, CLUSTER).unconsumed(100)
-        return [msgspec.convert(one.data, Command) for one in seen if one.kind is ObservationKind.command]
+        return [from_stored(one.data, Command) for one in seen if one.kind is ObservationKind.command]
 
     def _insert(self, table: sa.Table, **values: Any) -> None:
         with self.engine.begin() as conn:

@@ -10,6 +10,7 @@ import msgspec
 from healer import __version__
 from healer.adapters.webhook import TIMEOUT_S, bad_answer, decode_json, failed_before_answer, retry_after_s
 from healer.ports.outbound import Notice
+from healer.text import to_text
 
 #: The longest label at the start of a line, which is set in bold: `Where: gpu0017`.
 _LABEL_MAX = 24
@@ -33,7 +34,7 @@ class Talk:
 
     def post(self, url: str, body: Any, headers: dict[str, str] | None = None) -> Reply:
         """A 2xx answer. Raises DeliveryFailed otherwise, `refused` if a retry cannot help."""
-        content = msgspec.json.encode(body)
+        content = msgspec.json.encode(body, enc_hook=to_text)
         headers = {"content-type": "application/json; charset=utf-8", **(headers or {})}
         return self._answer(lambda: self._client.post(url, content=content, headers=headers))
 

@@ -52,6 +52,7 @@ from healer.ports.clock import Clock
 from healer.ports.commanding import ALONE
 from healer.ports.lease import FRESH_S, LEASE, PROOFS, Left
 from healer.ports.transactions import AlreadyRequeued, GateTx, LeaseLost, LedgerAway
+from healer.text import from_stored, stored_json
 
 T = TypeVar("T")
 
@@ -177,7 +178,7 @@ def claim_due(
         for run, epoch in conn.execute(_LEFT, {"ids": others}):
             left.seen(run, epoch)
     logs = logs_of(conn, ids)
-    by_id = {row.id: msgspec.convert(row.doc, Run) for row in rows}
+    by_id = {row.id: from_stored(row.doc, Run) for row in rows}
     incidents_by_id = read_incidents(
         conn, [run.incident for run in by_id.values() if run.incident is not None]
     )
@@ -192,7 +193,7 @@ def claim_due(
 
 def read_incidents(conn: sa.Connection, ids: Sequence[str]) -> dict[str, Incident]:
     rows = conn.execute(_INCIDENTS, {"ids": list(ids)}) if ids else ()
-    return {incident: msgspec.convert(doc, Incident) for incident, doc in rows}
+    return {incident: from_stored(doc, Incident) for incident, doc in rows}
 
 
 def renew_leases(conn: sa.Connection, runs: Sequence[Run], until: datetime) -> set[str]:
@@ -210,7 +211,7 @@ def release_runs(conn: sa.Connection, runs: Sequence[Run]) -> set[str]:
     """Saves the new state of claimed runs and ends their leases. Returns and skips like `renew_leases`."""
     if not runs:
         return set()
-    rows = {"rows": msgspec.json.encode(runs).decode()}
+    rows = {"rows": stored_json(runs).decode()}
     return set(conn.execute(_SAVE_MANY if len(runs) > 1 else _SAVE_ONE, rows).scalars())
 
 

@@ -22,6 +22,7 @@ from healer.ports.commanding import ALONE
 from healer.ports.queries import decode_cursor, encode_cursor
 from healer.ports.request_errors import DiskFull, Invalid, Unavailable, Unstorable
 from healer.ports.transactions import LedgerAway
+from healer.text import from_stored, stored_json, to_stored
 
 T = TypeVar("T")
 
@@ -129,6 +130,11 @@ def storable(value: Any) -> Any:
     NUL and lone surrogates, which a kernel line may contain, become U+FFFD; NaN and infinity become strings.
     """
     return _clean(msgspec.to_builtins(value, str_keys=True, enc_hook=str))
+
+
+def storable_doc(value: msgspec.Struct) -> Any:
+    """The same for a struct that is read back: its sentences keep their keys."""
+    return _clean(to_stored(value, str_keys=True))
 
 
 def storable_text(text: str) -> str:
@@ -380,12 +386,12 @@ def _is_gone(connection: sa.Connection) -> bool:
 
 def read_docs(conn: sa.Connection, query: sa.Select, kind: type[T]) -> list[T]:
     """Decodes the single column of documents that `query` selects."""
-    return [msgspec.convert(doc, kind) for doc in conn.execute(query).scalars()]
+    return [from_stored(doc, kind) for doc in conn.execute(query).scalars()]
 
 
 def read_doc(conn: sa.Connection, query: sa.Select, kind: type[T]) -> T | None:
     doc = conn.execute(query).scalar()
-    return None if doc is None else msgspec.convert(doc, kind)
+    return None if doc is None else from_stored(doc, kind)
 
 
 def read_structs(
@@ -418,7 +424,7 @@ def write_docs(
 ) -> None:
     """Executes one statement for all rows, passed as one JSON text, so that it is planned once."""
     if rows:
-        conn.execute(statement, {"rows": msgspec.json.encode(rows).decode(), **values})
+        conn.execute(statement, {"rows": stored_json(rows).decode(), **values})
 
 
 def upsert(table: sa.Table, key: dict[str, Any], values: dict[str, Any]) -> Any:

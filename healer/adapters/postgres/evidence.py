@@ -7,7 +7,6 @@ oldest files beyond the limits.
 import hashlib
 from datetime import datetime, timedelta
 
-import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
@@ -15,6 +14,7 @@ from healer.adapters.postgres.engine import PostgresStore, ledger_errors, matche
 from healer.adapters.postgres.tables import evidence, evidence_pieces
 from healer.model import EvidenceFile
 from healer.ports.node_exec import EvidenceBroken
+from healer.text import to_stored
 
 #: Longer than a repair and its warranty claim take.
 KEPT = timedelta(days=90)
@@ -43,7 +43,7 @@ class PostgresEvidence(PostgresStore):
                 **pick(file, "id", "cluster", "incident", "run", "at"),
                 size_bytes=file.bundle.size_bytes,
                 finished=False,
-                doc=msgspec.to_builtins(file),
+                doc=to_stored(file),
             )
             conn.execute(head.on_conflict_do_nothing())
             piece = insert(evidence_pieces).values(file=file.id, start=start, data=data)

@@ -22,6 +22,7 @@ from healer.adapters.postgres.tables import (
 from healer.model import AuditRecord
 from healer.model.telemetry import Unusual
 from healer.model.trained import ClassCheck, FeatureRow, Model, ModelComparison, Trained, Version
+from healer.text import from_stored, to_stored
 
 FEATURES_KEPT = timedelta(days=14)
 
@@ -130,7 +131,7 @@ class PostgresModels(ClusterStore):
         model, table = trained.model, forest_models.c
         values = {
             **pick(model, "id", "cluster", "hardware", "load", "trained_at"),
-            "doc": msgspec.to_builtins(model),
+            "doc": to_stored(model),
             "data": zlib.compress(trained.data.astype("<f4").tobytes(), 6),
         }
         with self._engine.begin() as conn:
@@ -140,7 +141,7 @@ class PostgresModels(ClusterStore):
             if judged is not None and not judged.refused and newest is not None and newest.id != against:
                 why_not = "another model was put in force while this one was made"
                 judged = msgspec.structs.replace(judged, refused=why_not)
-            values["judged"] = msgspec.to_builtins(judged)
+            values["judged"] = to_stored(judged)
             conn.execute(sa.insert(forest_models).values(values))
             data = {name: values["doc"][name] for name in _AUDITED}
             _audit(conn, model, "model.trained", by, at, data | {"why": why})
@@ -180,7 +181,7 @@ class PostgresModels(ClusterStore):
         )
         with self._engine.connect() as conn:
             rows = conn.execute(query.order_by(by.desc(), table.id)).mappings()
-            return [msgspec.convert(row, Version) for row in rows]
+            return [from_stored(row, Version) for row in rows]
 
     def looks(self) -> list[ClassCheck]:
         """The last training decision of each class."""
@@ -192,7 +193,7 @@ class PostgresModels(ClusterStore):
     def note(self, look: ClassCheck) -> None:
         key = pick(look, "cluster", "hardware", "load")
         with self._engine.begin() as conn:
-            conn.execute(upsert(forest_classes, key, {"at": look.at, "doc": msgspec.to_builtins(look)}))
+            conn.execute(upsert(forest_classes, key, {"at": look.at, "doc": to_stored(look)}))
 
     def trained(self, model: Model) -> Trained:
         """The model with its training data. Raises KeyError if it was deleted."""
@@ -264,7 +265,7 @@ UNUSUAL_KEPT = timedelta(days=1)
 def keep_unusual(engine: sa.Engine, nodes: Sequence[Unusual]) -> None:
     if not nodes:
         return
-    rows = [pick(node, "cluster", "node", "at") | {"doc": msgspec.to_builtins(node)} for node in nodes]
+    rows = [pick(node, "cluster", "node", "at") | {"doc": to_stored(node)} for node in nodes]
     statement = insert(unusual_nodes)
     given = {"at": statement.excluded.at, "doc": statement.excluded.doc}
     with engine.begin() as conn:

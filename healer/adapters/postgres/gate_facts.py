@@ -39,6 +39,7 @@ from healer.model import (
     Waiting,
 )
 from healer.ports.transactions import HookStanding
+from healer.text import from_stored, read_said, to_stored
 
 FACTS = sa.text("""
 SELECT json_build_object(
@@ -145,7 +146,7 @@ class _Facts(msgspec.Struct):
     waiting: tuple[Waiting, ...] = ()
 
 
-_decode = msgspec.json.Decoder(_Facts).decode
+_decode = msgspec.json.Decoder(_Facts, dec_hook=read_said).decode
 #: How long a drain by a failed hook is recognised as healer's without healer's reason.
 PERMITS_KEPT = timedelta(hours=24)
 REMOVING = [str(verb) for verb in NODE_REMOVING]
@@ -172,10 +173,10 @@ def lock_gate(conn: sa.Connection, cluster: str, snapshots: PostgresSnapshots, n
     query = sa.select(gate.c.breaker).where(gate.c.cluster == cluster).with_for_update()
     row = conn.execute(query).first()
     if row is None:
-        breaker = msgspec.to_builtins(Breaker(cluster=cluster))
+        breaker = to_stored(Breaker(cluster=cluster))
         conn.execute(insert(gate).values(cluster=cluster, breaker=breaker).on_conflict_do_nothing())
         row = conn.execute(query).one()
-    return read_facts(conn, cluster, snapshots, now, breaker=msgspec.convert(row.breaker, Breaker))
+    return read_facts(conn, cluster, snapshots, now, breaker=from_stored(row.breaker, Breaker))
 
 
 def read_facts(
@@ -189,7 +190,7 @@ def read_facts(
     """The facts, without the lock (`lock_gate` takes it first). One statement: every drain waits for it."""
     if breaker is None:
         row = conn.execute(sa.select(gate.c.breaker).where(gate.c.cluster == cluster)).first()
-        breaker = msgspec.convert(row.breaker, Breaker) if row else Breaker(cluster=cluster)
+        breaker = from_stored(row.breaker, Breaker) if row else Breaker(cluster=cluster)
     values = {"cluster": cluster, "now": now, "removing": REMOVING, "permits_kept": PERMITS_KEPT}
     values["capacity"] = CAPACITY
     facts = _decode(conn.execute(FACTS, values).scalar_one())
@@ -201,7 +202,7 @@ def read_sweeps(conn: sa.Connection, cluster: str, playbooks: Sequence[str], sin
     """The state of sweeps by these playbooks. Not part of the facts, so that no drain waits for it."""
     values = {"cluster": cluster, "playbooks": list(playbooks), "since": since}
     found = conn.execute(SWEEPS, {**values, "hardware": _HARDWARE, "tests": _TESTS}).scalar_one()
-    return msgspec.json.decode(found, type=Sweeps)
+    return msgspec.json.decode(found, type=Sweeps, dec_hook=read_said)
 
 
 def grant_slots(conn: sa.Connection, many: Sequence[Slot]) -> None:
@@ -227,9 +228,7 @@ def _held(cluster: str, node: str) -> tuple[sa.ColumnElement[bool], ...]:
 
 
 def save_breaker(conn: sa.Connection, breaker: Breaker) -> None:
-    conn.execute(
-        sa.update(gate).where(gate.c.cluster == breaker.cluster).values(breaker=msgspec.to_builtins(breaker))
-    )
+    conn.execute(sa.update(gate).where(gate.c.cluster == breaker.cluster).values(breaker=to_stored(breaker)))
 
 
 _ORDER = list(Verdict)
@@ -300,7 +299,7 @@ def _read_permit(conn: sa.Connection, report: HookRequest | Permit) -> Permit | 
 
 def _add_permit(conn: sa.Connection, permit: Permit, now: datetime) -> None:
     row = pick(permit, "cluster", "node", "hook", "at")
-    row |= {"report": permit.id, "doc": msgspec.to_builtins(permit)}
+    row |= {"report": permit.id, "doc": to_stored(permit)}
     conn.execute(insert(permits).values(**row).on_conflict_do_nothing())
     data = pick(permit, "hook", "job", "incident", "run", "check")
     data["until"] = permit.until.isoformat()

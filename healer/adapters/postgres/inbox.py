@@ -30,6 +30,7 @@ from healer.adapters.postgres.tables import inbox
 from healer.model import Command, Component, JobCheckpoint, Observation, ObservationKind
 from healer.model.detection import KERNEL_LINES
 from healer.ports.signal_stores import Arrival
+from healer.text import from_stored, stored
 
 #: The channel of the NOTIFY that wakes the detector; it also polls.
 CHANNEL = "healer_inbox"
@@ -62,7 +63,7 @@ _SLACK = 20_000
 
 _COLUMNS = (inbox.c.id, inbox.c.cluster, inbox.c.kind, inbox.c.digest, inbox.c.arrived_at, inbox.c.doc)
 
-_encode = msgspec.json.Encoder().encode
+_encode = msgspec.json.Encoder(enc_hook=stored).encode
 
 
 class PostgresSignals:
@@ -171,8 +172,8 @@ def command_digest(command: Command, request: str) -> bytes:
 def observation_of(row: sa.Row) -> Observation:
     """The observation in a row of the inbox. For a command, `data` is the JSON of the Command."""
     if row.kind != ObservationKind.command.value:
-        return msgspec.structs.replace(msgspec.convert(row.doc, Observation), inbox_id=row.id)
-    command = msgspec.convert(row.doc, Command)
+        return msgspec.structs.replace(from_stored(row.doc, Observation), inbox_id=row.id)
+    command = from_stored(row.doc, Command)
     return Observation(
         digest=bytes(row.digest).hex(),
         kind=ObservationKind.command,

@@ -48,6 +48,7 @@ from healer.model import (
 from healer.model.incident import SIMILAR_MAX
 from healer.ports.answers import IncidentRows, Note, OpenIncident, Page, SentMessage
 from healer.ports.queries import IncidentQuery
+from healer.text import from_stored, read_said, to_stored
 
 #: The shortest prefix of an id that identifies an incident: the length in Slurm's drain reason.
 SHORT_ID = 8
@@ -81,7 +82,7 @@ class PostgresIncidents:
         with reading(self._engine) as conn:
             rows = conn.execute(sa.select(incidents.c.id, incidents.c.doc).where(incidents.c.id.in_(ids)))
             docs = {row.id: row.doc for row in rows}
-        return [msgspec.convert(docs[name], Incident) for name in ids if name in docs]
+        return [from_stored(docs[name], Incident) for name in ids if name in docs]
 
     def find(self, incident: str) -> Incident | None:
         with reading(self._engine) as conn:
@@ -141,7 +142,7 @@ def incident_page(
 ) -> Page[Incident]:
     query = sa.select(incidents.c.opened, incidents.c.id, incidents.c.doc).where(*where)
     rows, more = read_page(conn, query, (incidents.c.opened, incidents.c.id), limit, cursor)
-    return Page(items=[msgspec.convert(row.doc, Incident) for row in rows], next_cursor=more)
+    return Page(items=[from_stored(row.doc, Incident) for row in rows], next_cursor=more)
 
 
 def about_node(node: str) -> sa.ColumnElement[bool]:
@@ -185,7 +186,7 @@ def _messages(conn: sa.Connection, incident: str) -> list[SentMessage]:
     return [
         SentMessage(
             **pick(row, "at", "kind", "state", "error", "reference", "page"),
-            message=msgspec.convert({"severity": "P3", **row.doc}, Message),
+            message=from_stored({"severity": "P3", **row.doc}, Message),
             channels=tuple(channels.get(row.id, ())),
         )
         for row in found
@@ -211,7 +212,7 @@ def may_be_alike(conn: sa.Connection, incident: Incident) -> list[Incident]:
 #: The transaction that wrote the row, which differs after each write.
 _version: sa.ColumnElement[str] = sa.literal_column("incidents.xmin::text", sa.Text)
 
-_decode = msgspec.json.Decoder(OpenIncident).decode
+_decode = msgspec.json.Decoder(OpenIncident, dec_hook=read_said).decode
 
 #: One number for all ids and versions, so that 5,000 rows are compared without being fetched.
 _digest = sa.func.bit_xor(sa.func.hashtextextended(incidents.c.id + _version, 0))
@@ -277,11 +278,11 @@ VERDICTS_SHOWN = 50
 
 
 def add_verdict(conn: sa.Connection, incident: str, verdict: IncidentVerdict, at: datetime) -> None:
-    conn.execute(sa.insert(verdicts).values(incident=incident, at=at, doc=msgspec.to_builtins(verdict)))
+    conn.execute(sa.insert(verdicts).values(incident=incident, at=at, doc=to_stored(verdict)))
 
 
 def verdicts_of(conn: sa.Connection, incident: str) -> list[VerdictAt]:
     """The latest verdicts, oldest first."""
     query = sa.select(verdicts.c.at, verdicts.c.doc).where(verdicts.c.incident == incident)
     rows = conn.execute(query.order_by(verdicts.c.id.desc()).limit(VERDICTS_SHOWN)).all()
-    return [VerdictAt(at=row.at, verdict=msgspec.convert(row.doc, IncidentVerdict)) for row in reversed(rows)]
+    return [VerdictAt(at=row.at, verdict=from_stored(row.doc, IncidentVerdict)) for row in reversed(rows)]

@@ -72,6 +72,7 @@ from healer.model import (
     Veto,
 )
 from healer.ports.lease import LEASE, UNHEARD
+from healer.text import from_stored, to_stored
 
 #: The window of the storm count: incidents resolved within it are still read.
 _RECENT = timedelta(minutes=5)
@@ -202,11 +203,11 @@ class PostgresTx:
     def lock_run(self, run: str) -> Run | None:
         query = sa.select(runs.c.doc, runs.c.epoch).where(runs.c.cluster == self._cluster, runs.c.id == run)
         row = self.conn.execute(query.with_for_update()).first()
-        return msgspec.structs.replace(msgspec.convert(row.doc, Run), epoch=row.epoch) if row else None
+        return msgspec.structs.replace(from_stored(row.doc, Run), epoch=row.epoch) if row else None
 
     def known_runs(self, names: Sequence[str]) -> dict[str, Run]:
         rows = self.conn.execute(sa.select(runs.c.id, runs.c.doc).where(runs.c.id.in_(names)))
-        return {row.id: msgspec.convert(row.doc, Run) for row in rows}
+        return {row.id: from_stored(row.doc, Run) for row in rows}
 
     def waiting_on(self, nodes: Sequence[str]) -> list[Run]:
         here = runs.c.cluster == self._cluster, runs.c.node.in_(nodes)
@@ -250,14 +251,11 @@ class PostgresTx:
 
     def save_incident(self, incident: Incident) -> None:
         row = pick(incident, "cluster", "rule", "state", "severity", "opened", "updated", "closed")
-        row |= {"node": incident.root.node, "doc": msgspec.to_builtins(incident)}
+        row |= {"node": incident.root.node, "doc": to_stored(incident)}
         self.conn.execute(upsert(incidents, {"id": incident.id}, row))
 
     def add_findings(self, incident: str, findings: Sequence[Finding]) -> None:
-        rows = [
-            {"incident": incident, "at": finding.at, "doc": msgspec.to_builtins(finding)}
-            for finding in findings
-        ]
+        rows = [{"incident": incident, "at": finding.at, "doc": to_stored(finding)} for finding in findings]
         if rows:
             self.conn.execute(sa.insert(findings_table), rows)
 
@@ -278,7 +276,7 @@ class PostgresTx:
 
     def save_forecast(self, forecast: Forecast) -> None:
         row = pick(forecast, "cluster", "rule", "outcome", "told_at", "ended_at")
-        row["doc"] = msgspec.to_builtins(forecast)
+        row["doc"] = to_stored(forecast)
         self.conn.execute(upsert(forecasts, {"id": forecast.id}, row))
 
     def save_inventories(self, inventories: Sequence[Inventory]) -> None:
@@ -339,7 +337,7 @@ class PostgresTx:
         chosen = of_incident if incident.root.node is None else of_incident.union(on_node)
         query = sa.select(run_log.c.seq, run_log.c.doc).where(run_log.c.run.in_(chosen))
         rows = self.conn.execute(query.order_by(run_log.c.seq.desc()).limit(_STEPS_MAX))
-        return [msgspec.convert({**row.doc, "seq": row.seq}, LogEntry) for row in rows][::-1]
+        return [from_stored({**row.doc, "seq": row.seq}, LogEntry) for row in rows][::-1]
 
     def audit(self, record: AuditRecord) -> None:
         audit_rows.append(self.conn, record)

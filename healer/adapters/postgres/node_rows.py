@@ -54,6 +54,7 @@ from healer.model import (
     figures_in,
     rates_in,
 )
+from healer.text import from_stored, to_stored
 
 # --- the latest Slurm snapshot: one row per cluster, decoded once per version and process. Figures of
 # slurmctld change with every poll and so have a row of their own.
@@ -123,7 +124,7 @@ class PostgresSnapshots:
             conn.execute(sa.update(snapshots).where(snapshots.c.cluster == cluster).values(error=error))
 
     def put_controller(self, controller: Controller) -> None:
-        row = {"at": controller.at, "doc": msgspec.to_builtins(controller)}
+        row = {"at": controller.at, "doc": to_stored(controller)}
         with self._engine.begin() as conn:
             # As in `_touch`.
             conn.execute(sa.text("SET LOCAL synchronous_commit = off"))
@@ -274,7 +275,7 @@ def read_references(conn: sa.Connection, cluster: str) -> list[Reference]:
 def save_reference(conn: sa.Connection, reference: Reference) -> None:
     """Replaces the reference of its kind."""
     key = {"cluster": reference.cluster, "kind": reference.kind}
-    row = {"at": reference.at, "doc": msgspec.to_builtins(reference)}
+    row = {"at": reference.at, "doc": to_stored(reference)}
     conn.execute(upsert(references, key, row))
 
 
@@ -294,7 +295,7 @@ def read_histories(
     )
     found: dict[str, list[Incident]] = {}
     for row in conn.execute(query.order_by(table.opened, table.id)):
-        found.setdefault(row.node, []).append(msgspec.convert(row.doc, Incident))
+        found.setdefault(row.node, []).append(from_stored(row.doc, Incident))
     filed = sa.select(messages.c.incident).where(
         messages.c.kind == "ticket", messages.c.incident.in_(query.with_only_columns(table.id))
     )
@@ -376,7 +377,7 @@ def _replace_docs(
     conn: sa.Connection, table: sa.Table, cluster: str, found: Sequence[_OfNode], *, at: datetime
 ) -> None:
     row = {"cluster": cluster, "at": at}
-    rows = [{**row, "node": item.node, "doc": msgspec.to_builtins(item)} for item in found]
+    rows = [{**row, "node": item.node, "doc": to_stored(item)} for item in found]
     conn.execute(sa.delete(table).where(table.c.cluster == cluster))
     if rows:
         conn.execute(sa.insert(table), rows)

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
-import msgspec
 import sqlalchemy as sa
 from sqlalchemy.dialects.postgresql import insert
 
@@ -22,7 +21,7 @@ from healer.adapters.postgres.engine import (
     read_page,
     reading,
     request_errors,
-    storable,
+    storable_doc,
     storable_text,
     upsert,
 )
@@ -43,6 +42,7 @@ from healer.model import (
 from healer.ports.answers import ChannelDelivery, Page
 from healer.ports.outbound import Attempt, Notice, Outcome
 from healer.ports.request_errors import Conflict, NotFound
+from healer.text import from_stored
 
 #: A claim expires after this: longer than the slowest send, so that no two processes send at once.
 _CLAIM_S = 60.0
@@ -61,7 +61,7 @@ def queue(
         at=at,
         state="due" if has_sink else "listed",
         next_try_at=at if has_sink else None,
-        doc=storable(item),
+        doc=storable_doc(item),
         routed=routed,
     )
     conn.execute(row.on_conflict_do_nothing(index_elements=["id"]))
@@ -204,7 +204,12 @@ class PostgresChannelOutbox:
         notice: Notice | None = None,
     ) -> None:
         key = {"cluster": self._cluster, "channel": self.name, "thread": attempt.thread}
-        shown = {"stage": attempt.stage, "reference": outcome.text, "told_at": now, "doc": storable(notice)}
+        shown = {
+            "stage": attempt.stage,
+            "reference": outcome.text,
+            "told_at": now,
+            "doc": notice and storable_doc(notice),
+        }
         ended_at = None if outcome.state is DeliveryState.due else now
         with self._engine.begin() as conn:
             if notice is not None:
@@ -347,7 +352,8 @@ def channel_states(conn: sa.Connection, incident: str) -> dict[str, list[Channel
 def all_deliveries(message: str | None = None) -> sa.Subquery:
     """A row for each message and sink. A message that channels deliver does not also appear as `listed`."""
     has_channel = sa.exists().where(deliveries.c.message == messages.c.id)
-    title, severity = (messages.c.doc[name].astext for name in ("title", "severity"))
+    stored_title, severity = messages.c.doc["title"], messages.c.doc["severity"].astext
+    title = sa.func.coalesce(stored_title["text"].astext, stored_title.astext)
     is_ticket = messages.c.kind == "ticket"
     same = ("cluster", "state", "at", "tries", "next_try_at", "error", "reference")
 
@@ -393,7 +399,7 @@ def _deliveries(conn: sa.Connection, rows: Sequence[sa.Row]) -> list[Delivery]:
         logs[row.delivery] = (*logs.get(row.delivery, ()), done)
     names = [name for name in Delivery.__struct_fields__ if name != "tries_log"]
     return [
-        msgspec.convert(
+        from_stored(
             pick(row, *names)
             | {"error": row.error or "", "reference": row.reference or ""}
             | {"tries_log": logs.get(row.number, ())},

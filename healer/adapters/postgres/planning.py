@@ -24,6 +24,7 @@ from healer.adapters.postgres.tables import (
 )
 from healer.model import Incident, IncidentState, LogEntry, Manner, Message, Run, Severity, Stage
 from healer.ports.outbound import Put, Raised, Thread, Unrouted
+from healer.text import from_stored
 
 #: Incidents of each kind of news, and messages, in one round; a storm takes several rounds.
 ROUND_MAX = 200
@@ -80,7 +81,7 @@ class PostgresPlanTx:
             .order_by(incidents.c.severity, incidents.c.opened)
             .limit(ROUND_MAX)
         ).all()
-        return [(msgspec.convert(row.doc, Incident), row.stage and Stage(row.stage)) for row in rows]
+        return [(from_stored(row.doc, Incident), row.stage and Stage(row.stage)) for row in rows]
 
     def announced_changed(self) -> list[Incident]:
         announced, acknowledged_by = told_incidents, incidents.c.doc["acknowledged_by"].astext
@@ -140,7 +141,7 @@ class PostgresPlanTx:
             .limit(ROUND_MAX)
         ).all()
         return [
-            Unrouted(row.id, row.at, msgspec.convert(row.doc, Message) if row.kind == "message" else None)
+            Unrouted(row.id, row.at, from_stored(row.doc, Message) if row.kind == "message" else None)
             for row in rows
         ]
 
@@ -213,7 +214,7 @@ class PostgresPlanTx:
             .order_by(deliveries.c.id)
         ).all()
         return [
-            (row.id, msgspec.convert(row.doc, Message), msgspec.convert(row.incident, Incident | None))
+            (row.id, from_stored(row.doc, Message), row.incident and from_stored(row.incident, Incident))
             for row in rows
         ]
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-import msgspec
 import sqlalchemy as sa
 
 from healer.adapters.postgres.audit_rows import PostgresAudit
@@ -58,6 +57,7 @@ from healer.ports.answers import (
     Requeue,
 )
 from healer.ports.queries import Queries
+from healer.text import from_stored
 
 #: Incidents in the history on a node's page.
 _HISTORY = 50
@@ -108,8 +108,7 @@ class PostgresClusters:
             stored = {row.cluster: row.breaker for row in conn.execute(sa.select(gate))}
             names = sorted({*cluster_names(conn), *stored})
         return [
-            msgspec.convert(stored[name], Breaker) if name in stored else Breaker(cluster=name)
-            for name in names
+            from_stored(stored[name], Breaker) if name in stored else Breaker(cluster=name) for name in names
         ]
 
 
@@ -280,7 +279,7 @@ def _steps_on_job(conn: sa.Connection, cluster: str, job: str, hit_by: Sequence[
         .order_by(run_log.c.seq.desc())
         .limit(DONE_SHOWN)
     ).all()
-    entries = [(msgspec.convert(doc, LogEntry), run, incident) for doc, run, incident in reversed(rows)]
+    entries = [(from_stored(doc, LogEntry), run, incident) for doc, run, incident in reversed(rows)]
     return tuple(
         JobDone(
             at=entry.at,

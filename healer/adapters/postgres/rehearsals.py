@@ -16,6 +16,7 @@ from healer.adapters.postgres.tables import incidents, rehearsals, replay_proofs
 from healer.model import audit_record
 from healer.model.run import ACTIVE_REHEARSALS, Opened, Outcomes, Rehearsal, RehearsalState
 from healer.ports.request_errors import Conflict, NotFound
+from healer.text import from_stored, to_stored
 
 #: How long rehearsals with their results are kept.
 KEPT = timedelta(days=90)
@@ -51,7 +52,7 @@ class PostgresRehearsals(PostgresStore):
         query = sa.select(sa.cast(doc, JSONB).label("doc")).where(matches(rehearsals.c.cluster, clusters))
         with reading(self._engine) as conn:
             rows = conn.execute(query.order_by(rehearsals.c.created_at.desc()).limit(limit)).mappings()
-            return [msgspec.convert(row["doc"] | {"text": "", "before": None}, Rehearsal) for row in rows]
+            return [from_stored(row["doc"] | {"text": "", "before": None}, Rehearsal) for row in rows]
 
     def find(self, name: str) -> Rehearsal | None:
         with reading(self._engine) as conn:
@@ -157,7 +158,7 @@ class PostgresRehearsals(PostgresStore):
 
 def opened_in(rehearsal: Rehearsal) -> list[Opened]:
     """The incidents that each changed rule opened; empty until the rehearsal is done."""
-    return msgspec.convert((rehearsal.result or {}).get("opened", []), list[Opened])
+    return from_stored((rehearsal.result or {}).get("opened", []), list[Opened])
 
 
 def _outcomes(conn: sa.Connection, rehearsal: Rehearsal) -> Iterator[Outcomes]:
@@ -209,7 +210,7 @@ def _write(conn: sa.Connection, rehearsal: Rehearsal, now: datetime, **fields: A
 def _row(rehearsal: Rehearsal) -> dict[str, Any]:
     return pick(rehearsal, "id", "cluster", "created_at") | {
         "state": rehearsal.state.value,
-        "doc": msgspec.to_builtins(rehearsal),
+        "doc": to_stored(rehearsal),
     }
 
 

@@ -29,6 +29,7 @@ from healer.model import (
 from healer.ports.answers import Page, RunRecord
 from healer.ports.commanding import NodeTaken
 from healer.ports.queries import RunQuery
+from healer.text import from_stored, to_stored
 
 #: As in the index `runs_active`.
 ENDED = ["done", "undone", "rejected", "cancelled"]
@@ -98,7 +99,7 @@ def store(conn: sa.Connection, cluster: str, many: Sequence[Lines], *, at: datet
     drained = [{"node": node, "at": when} for lines in many for node, when in lines.drained]
     write_docs(conn, _DRAINED, drained, cluster=cluster)
     released = [
-        {"node": node, "at": when, "why": why} for lines in many for node, when, why in lines.released
+        {"node": node, "at": when, "why": str(why)} for lines in many for node, when, why in lines.released
     ]
     write_docs(conn, _RELEASED, released, cluster=cluster)
     inbox.put_commands(conn, [command for lines in many for command in lines.commands])
@@ -130,7 +131,7 @@ def set_run_state(
     The lease stays: a call of that worker may be under way, and the next worker waits for its end.
     """
     doc = conn.execute(sa.select(runs.c.doc).where(runs.c.id == run).with_for_update()).scalar_one()
-    before = msgspec.convert(doc, Run)
+    before = from_stored(doc, Run)
     if before.state in ENDED_RUN_STATES:
         return before
     ended = at if state in ENDED_RUN_STATES else None
@@ -141,7 +142,7 @@ def set_run_state(
         "ended_at": ended,
         "wake_at": None,
         "epoch": runs.c.epoch + 1,
-        "doc": msgspec.to_builtins(msgspec.structs.replace(changed, reason=changed.reason or why)),
+        "doc": to_stored(msgspec.structs.replace(changed, reason=changed.reason or why)),
     }
     with _node_taken(before.node or ""):
         conn.execute(sa.update(runs).where(runs.c.id == run).values(values))
@@ -236,7 +237,7 @@ def asking_runs(conn: sa.Connection, cluster: str) -> list[Run]:
 def run_of(row: sa.Row) -> Run:
     """The run in a row. Claims update the columns only, so these override the document."""
     columns = pick(row, "state", "epoch", "wake_at", "lease_until", "ended_at")
-    return msgspec.convert(row.doc | columns, Run)
+    return from_stored(row.doc | columns, Run)
 
 
 def _run_named(conn: sa.Connection, run: str) -> Run | None:
@@ -265,7 +266,7 @@ def logs_of(conn: sa.Connection, names: Sequence[str]) -> dict[str, list[LogEntr
     """By run: its log, oldest first."""
     logs: dict[str, list[LogEntry]] = {name: [] for name in names}
     for run, seq, doc in conn.execute(_LOGS, {"ids": list(names)}) if names else ():
-        logs[run].append(msgspec.structs.replace(msgspec.convert(doc, LogEntry), seq=seq))
+        logs[run].append(msgspec.structs.replace(from_stored(doc, LogEntry), seq=seq))
     return logs
 
 
@@ -274,5 +275,5 @@ def decisions_where(conn: sa.Connection, where: sa.ColumnElement[bool]) -> list[
     rows = conn.execute(
         sa.select(decisions.c.doc, decisions.c.run).where(where).order_by(decisions.c.id.desc()).limit(200)
     )
-    found = [msgspec.structs.replace(msgspec.convert(row.doc, Decision), run=row.run) for row in rows]
+    found = [msgspec.structs.replace(from_stored(row.doc, Decision), run=row.run) for row in rows]
     return found[::-1]

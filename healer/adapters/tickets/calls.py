@@ -19,6 +19,7 @@ import msgspec
 from healer import __version__
 from healer.adapters.webhook import TIMEOUT_S, decode_json, failed_before_answer, retry_after_s
 from healer.ports.outbound import DeliveryFailed
+from healer.text import to_text
 
 BUDGET_S = 45.0
 #: Enough for a page of 100 issues with long texts.
@@ -111,7 +112,7 @@ class Calls:
     ) -> Reply:
         """A 2xx answer. Raises Answered for other answers, else DeliveryFailed; `refused` if a retry cannot
         help."""
-        content = None if body is None else msgspec.json.encode(body)
+        content = None if body is None else msgspec.json.encode(body, enc_hook=to_text)
         headers = {} if body is None else {"content-type": "application/json; charset=utf-8"}
         until = getattr(self._thread, "until", None) or time.monotonic() + BUDGET_S
         left_s = until - time.monotonic()

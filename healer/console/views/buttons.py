@@ -23,6 +23,7 @@ from healer.model import (
 )
 from healer.playbooks import BEGIN, UNDO
 from healer.ports.answers import OpenIncident
+from healer.text import say
 
 #: Shown first on a node in service, as they are used often; all others are under "More playbooks".
 _FIRST = frozenset({"drain-at-job-end", "validate", "reboot-validate"})
@@ -104,34 +105,59 @@ def run_buttons(run: Run, role: Role) -> tuple[Button, ...]:
         on = {"cluster": run.cluster, **({"node": run.node} if run.node else {"job": run.job or ""})}
         if run.incident:
             on["incident"] = run.incident
-        effect = f"healer starts {what} at once. Each step still asks the guards."
+        effect = say("console.buttons_healer_starts_once_each_step", what=what)
         approve = button(
-            f"Approve {run.playbook}",
+            say("console.buttons_approve", playbook=run.playbook),
             "approve",
-            f"Approve {what}",
+            say("console.buttons_approve_2", what=what),
             effect,
             preview=f"/api/v1/playbooks/{run.playbook}/runs",
             preview_body={**on, "reason": "preview"},
             primary=True,
             key="p",
         )
-        effect = "This run ends here and nothing is done. The incident stays open."
-        return approve, button("Reject", "reject", f"Reject {what}", effect)
+        effect = say("console.buttons_this_run_ends_here_nothing")
+        return approve, button(
+            say("console.buttons_reject"), "reject", say("console.buttons_reject_2", what=what), effect
+        )
     buttons: list[Button] = []
     if run.state is RunState.waiting and run.question:
-        effect = f"{run.question}. The run goes on with its next step. Each step still asks the guards."
-        buttons.append(button("Approve", "approve", f"Approve {what}", effect, primary=True, key="p"))
-    if run.state is RunState.stuck:
-        effect = "healer looks at the world anew and goes on from the step that did not succeed."
-        buttons.append(button("Try again", "retry", f"Try {what} again", effect, primary=True))
-    effect = "The run stops after the step it is in. What was done stays done; a drain stays."
-    buttons.append(button("Cancel run", "cancel", f"Cancel {what}", effect))
-    if run.state in _AT_WORK:
-        effect = (
-            "healer takes back what this run did, the last step first: its drain and its "
-            "reservation end. What cannot be taken back stays, and is named."
+        effect = say("console.buttons_run_goes_with_next_step", question=run.question)
+        buttons.append(
+            button(
+                say("console.buttons_approve_3"),
+                "approve",
+                say("console.buttons_approve_2", what=what),
+                effect,
+                primary=True,
+                key="p",
+            )
         )
-        buttons.append(button("Take back", "undo", f"Take back {what}", effect))
+    if run.state is RunState.stuck:
+        effect = say("console.buttons_healer_looks_world_anew_goes")
+        buttons.append(
+            button(
+                say("console.buttons_try_again"),
+                "retry",
+                say("console.buttons_try_again_2", what=what),
+                effect,
+                primary=True,
+            )
+        )
+    effect = say("console.buttons_run_stops_after_step_what")
+    buttons.append(
+        button(say("console.buttons_cancel_run"), "cancel", say("console.buttons_cancel", what=what), effect)
+    )
+    if run.state in _AT_WORK:
+        effect = say("console.buttons_healer_takes_back_what_this")
+        buttons.append(
+            button(
+                say("console.buttons_take_back"),
+                "undo",
+                say("console.buttons_take_back_2", what=what),
+                effect,
+            )
+        )
     return tuple(buttons)
 
 
@@ -143,10 +169,10 @@ def from_here_buttons(run: Run, log: Iterable[LogEntry], role: Role) -> dict[str
     names = [key for key in keys if key != BEGIN and ":" not in key]
     return {
         name: Button(
-            label="From here",
+            label=say("console.buttons_from_here"),
             action=f"/api/v1/runs/{run.id}/retry",
-            title=f"Go back to {name}",
-            effect=f"healer does {name} and all after it anew. What stands already is not done twice.",
+            title=say("console.buttons_go_back", name=name),
+            effect=say("console.buttons_healer_does_all_after_anew", name=name),
             body={"step": name},
         )
         for name in names
@@ -155,19 +181,21 @@ def from_here_buttons(run: Run, log: Iterable[LogEntry], role: Role) -> dict[str
 
 def resume_button(incident: Incident, node: str) -> Button:
     body = {"cluster": incident.cluster, "node": node, "incident": incident.id}
-    return _resume(body, label=f"Resume {node}", key="r")
+    return _resume(body, label=say("console.buttons_resume", node=node), key="r")
 
 
 def _resume(body: dict[str, str], **fields: Any) -> Button:
     node = body["node"]
-    effect = f"healer lifts its own drain on {node}; new jobs may start there at once."
-    title = f"Return {node} to service"
+    effect = say("console.buttons_healer_lifts_own_drain_new", node=node)
+    title = say("console.buttons_return_service", node=node)
     return _start("resume", body, title=title, effect=effect, primary=True, **fields)
 
 
 def acknowledge_button(incident: Incident) -> Button:
-    effect = "Says that you look after this incident. It stops nothing."
-    return _on_incident(incident, "acknowledge", "Acknowledge", effect, field="", key="a")
+    effect = say("console.buttons_says_you_look_after_this")
+    return _on_incident(
+        incident, "acknowledge", say("console.buttons_acknowledge"), effect, field="", key="a"
+    )
 
 
 def review_buttons(incident: Incident) -> tuple[Button, Button]:
@@ -177,8 +205,14 @@ def review_buttons(incident: Incident) -> tuple[Button, Button]:
         return _on_incident(incident, "review", label, effect, body={"review": review}, field="cause")
 
     return (
-        button("true_fault", "True fault", "Counts as a hit for the rule."),
-        button("false_alarm", "False alarm", "Counts against the rule's precision."),
+        button(
+            "true_fault", say("console.buttons_true_fault"), say("console.buttons_counts_as_hit_for_rule")
+        ),
+        button(
+            "false_alarm",
+            say("console.buttons_false_alarm"),
+            say("console.buttons_counts_against_rule_precision"),
+        ),
     )
 
 
@@ -187,14 +221,20 @@ def split_buttons(detail: IncidentRecord, role: Role) -> dict[str, Button]:
     merged = [incident.id for incident in detail.merged]
     if not may_respond(role) or not merged:
         return {}
-    alone = {name: _split(detail.incident, [name], "Split off") for name in merged}
-    return alone | ({"": _split(detail.incident, merged, "Split all")} if len(merged) > 1 else {})
+    alone = {name: _split(detail.incident, [name], say("console.buttons_split_off")) for name in merged}
+    return alone | (
+        {"": _split(detail.incident, merged, say("console.buttons_split_all"))} if len(merged) > 1 else {}
+    )
 
 
 def _split(incident: Incident, parts: list[str], label: str) -> Button:
-    what = f"incident {parts[0][:8]}" if len(parts) == 1 else f"{len(parts)} incidents"
-    title = f"Split {what} from {incident.short_id}"
-    effect = "Each is an incident of its own again, acknowledged by you; only a person merges it anew."
+    what = (
+        say("console.buttons_incident", parts=parts[0][:8])
+        if len(parts) == 1
+        else say("console.buttons_incidents", parts=len(parts))
+    )
+    title = say("console.buttons_split_from", what=what, short_id=incident.short_id)
+    effect = say("console.buttons_each_incident_own_again_acknowledged")
     return _on_incident(incident, "split", label, effect, title=title, body={"incidents": parts})
 
 
@@ -211,17 +251,27 @@ def _merge(incident: Incident, open_incidents: Iterable[OpenIncident]) -> list[B
         return []
     into = InputField(
         name="into",
-        help="The incident that goes on",
+        help=say("console.buttons_incident_goes"),
         default="",
         required=True,
         choices=tuple(other.id for other in offered),
         labels=tuple(_label(other) for other in offered),
     )
     title, effect = (
-        "Merge this incident into another one",
-        "It ends as a part of that one. It can be split off again.",
+        say("console.buttons_merge_this_incident_into_another"),
+        say("console.buttons_ends_as_part_one_can"),
     )
-    return [_on_incident(incident, "merge", "Merge into", effect, title=title, inputs=(into,), flat=True)]
+    return [
+        _on_incident(
+            incident,
+            "merge",
+            say("console.buttons_merge_into"),
+            effect,
+            title=title,
+            inputs=(into,),
+            flat=True,
+        )
+    ]
 
 
 def _label(incident: OpenIncident) -> str:
@@ -239,15 +289,23 @@ def quiet_buttons(
     def button(verb: str, label: str, title: str, effect: str, **fields: Any) -> Button:
         return _on_incident(incident, verb, label, effect, title=title, **fields)
 
-    seen = "Everybody who reads this incident sees it."
-    note = button("note", "Note", "Write a note", seen, field="note", key="n")
+    seen = say("console.buttons_everybody_who_reads_this_incident")
+    note = button(
+        "note", say("console.buttons_note"), say("console.buttons_write_note"), seen, field="note", key="n"
+    )
     if incident.is_open:
-        untouched = "Closes it. Nothing is done on the node or in Slurm."
-        resolve = button("resolve", "Resolve", "Resolve this incident", untouched)
+        untouched = say("console.buttons_closes_nothing_done_node_or")
+        resolve = button(
+            "resolve", say("console.buttons_resolve"), say("console.buttons_resolve_this_incident"), untouched
+        )
         return [note, review_buttons(incident)[1], resolve, *_merge(incident, open_incidents)]
     reviews = review_buttons(incident) if incident.review is not None else ()
-    again = "healer looks at it again and may act."
-    return [note, *reviews, button("reopen", "Reopen", "Reopen this incident", again)]
+    again = say("console.buttons_healer_looks_again_may_act")
+    return [
+        note,
+        *reviews,
+        button("reopen", say("console.buttons_reopen"), say("console.buttons_reopen_this_incident"), again),
+    ]
 
 
 def _by_hand(playbook: Playbook, body: dict[str, str], *, more: bool = False) -> Button:
@@ -255,9 +313,9 @@ def _by_hand(playbook: Playbook, body: dict[str, str], *, more: bool = False) ->
     return _start(
         playbook.name,
         body,
-        label=playbook.name.replace("-", " ").capitalize().replace("Gpu", "GPU"),
+        label=playbook.name.replace("-", " ").capitalize().replace(say("console.buttons_gpu"), "GPU"),
         title=f"{playbook.title}: {body['node']}",
-        effect=f"{len(playbook.steps)} steps; each that changes something asks the guards first.",
+        effect=say("console.buttons_steps_each_changes_something_asks", steps=len(playbook.steps)),
         inputs=tuple(_field(name, given) for name, given in playbook.inputs.items()),
         more=more,
     )
@@ -294,9 +352,15 @@ def node_buttons(
     body = {"cluster": cluster, "node": row.name}
     playbooks = tuple(playbooks)
     if row.in_service:
-        effect = f"No new job starts on {row.name}; running jobs go on."
+        effect = say("console.buttons_no_new_job_starts_running", name=row.name)
         return (
-            _start("drain", body, label="Drain", title=f"Drain {row.name}", effect=effect),
+            _start(
+                "drain",
+                body,
+                label=say("console.buttons_drain"),
+                title=say("console.buttons_drain_2", name=row.name),
+                effect=effect,
+            ),
             *(
                 _by_hand(playbook, body, more=playbook.name not in _FIRST)
                 for playbook in playbooks
@@ -304,7 +368,9 @@ def node_buttons(
             ),
         )
     by_name = {playbook.name: playbook for playbook in playbooks}
-    resume = (_resume(body, label="Resume"),) if row.kind is NodeKind.out_healer else ()
+    resume = (
+        (_resume(body, label=say("console.buttons_resume_2")),) if row.kind is NodeKind.out_healer else ()
+    )
     takes_back = by_name.get(_TAKES_BACK.get(row.kind, ""))
     return (
         *resume,

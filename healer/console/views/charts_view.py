@@ -16,6 +16,7 @@ from healer.engine.records import IncidentRecord
 from healer.model import Column, Outcome, Part, SignalKind, StepEvent
 from healer.model.detection import Chart, ChartLine, ChartMark, Finding
 from healer.model.telemetry import Catalogue
+from healer.text import say
 
 if TYPE_CHECKING:
     from healer.model.telemetry import Report
@@ -31,11 +32,11 @@ LATER = timedelta(minutes=30)
 GAP_S = 120.0
 
 _ROLE_WORDS = {
-    "own": "this one",
-    "peers": "peers, median",
-    "low": "peers, low end",
-    "high": "peers, high end",
-    "threshold": "threshold",
+    "own": say("console.charts_this_one"),
+    "peers": say("console.charts_peers_median"),
+    "low": say("console.charts_peers_low_end"),
+    "high": say("console.charts_peers_high_end"),
+    "threshold": say("console.charts_threshold"),
 }
 
 
@@ -153,12 +154,14 @@ def _same(chart: Chart, other: Chart) -> bool:
 def incident_moments(detail: IncidentRecord) -> list[ChartMark]:
     """The moments that a person looks for in a chart: opened, decided, drained, returned."""
     incident = detail.incident
-    found = [ChartMark(at=incident.opened, label="opened")]
+    found = [ChartMark(at=incident.opened, label=say("console.charts_opened"))]
     decided = [decision for decision in detail.decisions if decision.outcome is not Outcome.nothing]
     if decided:
         acts = next((decision for decision in decided if decision.outcome is Outcome.act), None)
         first = acts or decided[0]
-        found.append(ChartMark(at=first.at, label="decided" if acts else first.outcome.value))
+        found.append(
+            ChartMark(at=first.at, label=say("console.charts_decided") if acts else first.outcome.value)
+        )
     for run in detail.runs:
         if run.run.shadow:
             continue
@@ -166,16 +169,16 @@ def incident_moments(detail: IncidentRecord) -> list[ChartMark]:
             if entry.event is StepEvent.done and entry.step in _STEP_LABELS:
                 found.append(ChartMark(at=entry.at, label=_STEP_LABELS[entry.step]))
     if incident.closed:
-        found.append(ChartMark(at=incident.closed, label="resolved"))
+        found.append(ChartMark(at=incident.closed, label=say("console.charts_resolved")))
     return sorted(found, key=lambda mark: mark.at)
 
 
 _STEP_LABELS = {
-    "drain": "drained",
-    "restart": "restarted",
-    "reset": "reset",
-    "reboot": "rebooted",
-    "resume": "returned",
+    "drain": say("console.charts_drained"),
+    "restart": say("console.charts_restarted"),
+    "reset": say("console.charts_reset"),
+    "reboot": say("console.charts_rebooted"),
+    "resume": say("console.charts_returned"),
 }
 
 
@@ -251,7 +254,7 @@ def chart_view(
         },
         moments=listed,
         head=(
-            "Time (UTC)" if timed else "Step",
+            say("console.charts_time_utc") if timed else say("console.charts_step"),
             *(f"{line.label} ({_ROLE_WORDS.get(line.role, line.role)})" for line in chart.lines),
         ),
         rows=tuple(_twin(chart, timed=timed)),
@@ -325,5 +328,9 @@ def _label(chart: Chart) -> str:
         for line in chart.lines:
             last = next((value for value in reversed(line.values) if _short(value) is not None), None)
             if line.role == role and last is not None:
-                ends.append(f"{line.label} ends at {words.figure(last, chart.unit)}")
-    return f"{chart.title}: {', '.join(ends)}." if ends else f"{chart.title}: no values."
+                ends.append(
+                    say("console.charts_ends", label=line.label, figure=words.figure(last, chart.unit))
+                )
+    return (
+        f"{chart.title}: {', '.join(ends)}." if ends else say("console.charts_no_values", title=chart.title)
+    )

@@ -13,6 +13,7 @@ from healer.console.views.fleet_view import KINDS, VERDICT_RANK, NodeRow
 from healer.detection.lemons import LIMIT
 from healer.model import NodeStatus
 from healer.ports.answers import NodeGauges
+from healer.text import say
 
 #: The code of a cell, or of one GPU in it, whose value is unknown; else it is the number of its bin.
 UNKNOWN = "-"
@@ -29,13 +30,13 @@ class Colour(StrEnum):
 
 
 COLOUR_WORDS = {
-    Colour.service: "Service",
-    Colour.verdict: "Verdict",
-    Colour.slurm: "Slurm state",
-    Colour.temperature: "Temperature",
-    Colour.throttle: "Throttling",
-    Colour.steps: "Step time",
-    Colour.lemon: "Lemon score",
+    Colour.service: say("console.colours_service"),
+    Colour.verdict: say("console.colours_verdict"),
+    Colour.slurm: say("console.colours_slurm_state"),
+    Colour.temperature: say("console.colours_temperature"),
+    Colour.throttle: say("console.colours_throttling"),
+    Colour.steps: say("console.colours_step_time"),
+    Colour.lemon: say("console.colours_lemon_score"),
 }
 
 #: Those that change without an event: a page reloads them by itself.
@@ -68,7 +69,7 @@ _LEMON = (0.1, LIMIT / 2, LIMIT)
 BINS: dict[Colour, tuple[Bin, ...]] = {
     Colour.service: (),
     Colour.verdict: (
-        Bin("c-busy", "nothing known against it"),
+        Bin("c-busy", say("console.colours_nothing_known_against")),
         Bin("d-5", "watch", "w"),
         Bin("d-7", "suspect", "s"),
         Bin("c-bad", "isolate", "i"),
@@ -76,37 +77,37 @@ BINS: dict[Colour, tuple[Bin, ...]] = {
     Colour.slurm: (
         Bin("c-idle", "idle"),
         Bin("c-busy", "busy"),
-        Bin("c-planned", "planned: maintenance, powered down", "M"),
-        Bin("d-5", "starts anew", "R"),
-        Bin("c-person", "draining, drained", "D"),
-        Bin("c-bad", "down, silent, invalid", "X"),
+        Bin("c-planned", say("console.colours_planned_maintenance_powered_down"), "M"),
+        Bin("d-5", say("console.colours_starts_anew"), "R"),
+        Bin("c-person", say("console.colours_draining_drained"), "D"),
+        Bin("c-bad", say("console.colours_down_silent_invalid"), "X"),
     ),
     Colour.temperature: (
-        Bin("d-2", "below 50 °C"),
-        Bin("d-3", "50 to 65 °C"),
-        Bin("d-5", "65 to 75 °C"),
-        Bin("d-6", "75 to 83 °C"),
-        Bin("d-7", "83 to 90 °C"),
-        Bin("d-8", "90 °C and more"),
+        Bin("d-2", say("console.colours_below_50_c")),
+        Bin("d-3", say("console.colours_50_65_c")),
+        Bin("d-5", say("console.colours_65_75_c")),
+        Bin("d-6", say("console.colours_75_83_c")),
+        Bin("d-7", say("console.colours_83_90_c")),
+        Bin("d-8", say("console.colours_90_c_more")),
     ),
     Colour.throttle: (
-        Bin("c-busy", "not held down"),
-        Bin("d-5", "by a limit or a setting"),
-        Bin("d-7", "by the hardware"),
-        Bin("d-8", "by heat"),
+        Bin("c-busy", say("console.colours_not_held_down")),
+        Bin("d-5", say("console.colours_by_limit_or_setting")),
+        Bin("d-7", say("console.colours_by_hardware")),
+        Bin("d-8", say("console.colours_by_heat")),
     ),
     Colour.steps: (
-        Bin("d-2", "3 % faster and more"),
-        Bin("c-busy", "as its peers"),
-        Bin("d-5", "3 to 8 % slower"),
-        Bin("d-7", "8 to 20 % slower"),
-        Bin("d-8", "20 % slower and more"),
+        Bin("d-2", say("console.colours_3_faster_more")),
+        Bin("c-busy", say("console.colours_as_peers")),
+        Bin("d-5", say("console.colours_3_8_slower")),
+        Bin("d-7", say("console.colours_8_20_slower")),
+        Bin("d-8", say("console.colours_20_slower_more")),
     ),
     Colour.lemon: (
-        Bin("c-idle", "no points kept"),
-        Bin("d-5", f"below {LIMIT / 2:g} points"),
-        Bin("d-7", f"{LIMIT / 2:g} to {LIMIT:g} points"),
-        Bin("d-8", f"{LIMIT:g} points and more: a lemon"),
+        Bin("c-idle", say("console.colours_no_points_kept")),
+        Bin("d-5", say("console.colours_below_points", limit=LIMIT / 2)),
+        Bin("d-7", say("console.colours_points", limit=LIMIT / 2, limit2=LIMIT)),
+        Bin("d-8", say("console.colours_points_more_lemon", limit=LIMIT)),
     ),
 }
 
@@ -174,22 +175,22 @@ def describe(colour: Colour, row: NodeRow, measured: Measurements) -> str:
     gauges = measured.gauges.get(row.name)
     if colour is Colour.temperature and gauges:
         value, gpu = max((value, gpu) for gpu, value in enumerate(gauges.temperature_c) if value is not None)
-        return f"{words.figure(value, '°C')}, GPU {gpu}{_silent(code)}"
+        return say("console.colours_gpu", figure=words.figure(value, "°C"), gpu=gpu, silent=_silent(code))
     if colour is Colour.steps:
-        return f"{measured.paces[row.name]:.2f} of its peers"
+        return say("console.colours_peers", paces=measured.paces[row.name])
     if colour is Colour.lemon:
         score = measured.lemons.get(row.name)
-        return words.number(score) + " points" if score else "none kept"
+        return words.number(score) + " points" if score else say("console.colours_none_kept")
     text = BINS[colour][place].text
     if colour is Colour.throttle:
         held = [str(gpu) for gpu, digit in enumerate(code) if digit == str(place)]
-        return text + (f", GPU {', '.join(held)}" if place else "") + _silent(code)
+        return text + (say("console.colours_gpu_2", held=", ".join(held)) if place else "") + _silent(code)
     return text
 
 
 def _silent(code: str) -> str:
     silent = code.count(UNKNOWN)
-    return f", {silent} unknown" if silent else ""
+    return say("console.colours_unknown", silent=silent) if silent else ""
 
 
 def counts(colour: Colour, worst_of: Iterable[int]) -> list[tuple[Bin, int]]:

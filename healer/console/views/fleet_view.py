@@ -12,6 +12,7 @@ from healer.console import words
 from healer.model import NodeStatus, OwnerKind, Severity, SlurmNode, Verdict
 from healer.model.slurm import is_empty_reason, is_only_ours, is_our_reservation, owner_of
 from healer.ports.answers import OpenIncident, Standing
+from healer.text import say
 
 #: The mildest first.
 VERDICT_RANK = {verdict: rank for rank, verdict in enumerate(Verdict)}
@@ -40,14 +41,14 @@ class KindSigns(NamedTuple):
 
 
 KINDS = {
-    NodeKind.bad_in_service: KindSigns("known bad, in service", "!", "c-bad"),
-    NodeKind.out_healer: KindSigns("out, by healer", "H", "c-healer"),
-    NodeKind.out_slurm: KindSigns("out, by Slurm", "S", "c-slurm"),
-    NodeKind.out_person: KindSigns("out, by a person", "P", "c-person"),
+    NodeKind.bad_in_service: KindSigns(say("console.fleet_known_bad_service"), "!", "c-bad"),
+    NodeKind.out_healer: KindSigns(say("console.fleet_out_by_healer"), "H", "c-healer"),
+    NodeKind.out_slurm: KindSigns(say("console.fleet_out_by_slurm"), "S", "c-slurm"),
+    NodeKind.out_person: KindSigns(say("console.fleet_out_by_person"), "P", "c-person"),
     NodeKind.unknown: KindSigns("unknown", "?", "c-unknown"),
-    NodeKind.planned: KindSigns("planned work", "M", "c-planned"),
-    NodeKind.busy: KindSigns("in service, busy", "", "c-busy"),
-    NodeKind.idle: KindSigns("in service, idle", "", "c-idle"),
+    NodeKind.planned: KindSigns(say("console.fleet_planned_work"), "M", "c-planned"),
+    NodeKind.busy: KindSigns(say("console.fleet_service_busy"), "", "c-busy"),
+    NodeKind.idle: KindSigns(say("console.fleet_service_idle"), "", "c-idle"),
 }
 
 _KIND_OF_OWNER = {
@@ -58,13 +59,13 @@ _KIND_OF_OWNER = {
 }
 
 STATUS_WORDS = {
-    NodeStatus.invalid: "registered with less than configured",
-    NodeStatus.maintenance: "in maintenance",
-    NodeStatus.power_saving: "powered down to save power",
-    NodeStatus.powering_up: "powering up",
-    NodeStatus.rebooting: "rebooting",
-    NodeStatus.reboot_pending: "to be rebooted when idle",
-    NodeStatus.planned: "idle, kept free for a planned job",
+    NodeStatus.invalid: say("console.fleet_registered_with_less_than_configured"),
+    NodeStatus.maintenance: say("console.fleet_maintenance"),
+    NodeStatus.power_saving: say("console.fleet_powered_down_save_power"),
+    NodeStatus.powering_up: say("console.fleet_powering_up"),
+    NodeStatus.rebooting: say("console.fleet_rebooting"),
+    NodeStatus.reboot_pending: say("console.fleet_be_rebooted_when_idle"),
+    NodeStatus.planned: say("console.fleet_idle_kept_free_for_planned"),
 }
 
 
@@ -93,7 +94,7 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
     def word(self) -> str:
         owner = self.slurm.owner
         if self.kind is NodeKind.out_person and owner and owner.kind is OwnerKind.program:
-            return f"out, by {owner.name}"
+            return say("console.fleet_out_by", name=owner.name)
         return KINDS[self.kind].words
 
     def shown(self, now: datetime) -> str:
@@ -101,13 +102,15 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
         node, status = self.slurm, self.slurm.status
         text = STATUS_WORDS.get(status, status.value)
         if node.held and not node.planned and node.owner is not None:
-            text += f" by {node.owner}"
+            text += say("console.fleet_by", owner=node.owner)
             if node.reason_at is not None:
                 text += f" {words.ago(node.reason_at, now)}"
         if "NOT_RESPONDING" in node.state and status is not NodeStatus.silent:
-            text += ", not responding"
+            text += say("console.fleet_not_responding")
         if node.unknown_flags:
-            text += f", with {', '.join(node.unknown_flags)}, which healer does not know"
+            text += say(
+                "console.fleet_with_which_healer_does_not", unknown_flags=", ".join(node.unknown_flags)
+            )
         return text
 
     @property

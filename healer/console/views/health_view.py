@@ -11,6 +11,7 @@ from healer.console.views.standing_view import TROUBLE_WORDS
 from healer.model import Loss, LossReason, Sender, UnknownSeries
 from healer.observations.slurm_poll import troubles
 from healer.ports.answers import Backlog, ModelSeen, Queue, SelfHealth, Sink, Standing
+from healer.text import say
 
 #: Losses of the last day are shown first and in colour; older ones are history.
 FRESH = timedelta(days=1)
@@ -20,68 +21,68 @@ QUIET = timedelta(minutes=15)
 #: What a reason means, and what to do about it.
 LOSS_WORDS: Mapping[LossReason, tuple[str, str]] = {
     LossReason.shed: (
-        "Too much waited to be written",
-        "Senders try again by themselves. If it goes on: the database or its disk is slow.",
+        say("console.health_too_much_waited_be_written"),
+        say("console.health_senders_try_again_by_themselves"),
     ),
     LossReason.quota: (
-        "A token sent more than its quota",
-        "Find out what it sends; if it is right, make it a token with more: healer token create --quota 4.",
+        say("console.health_token_sent_more_than_quota"),
+        say("console.health_find_out_what_sends_if"),
     ),
     LossReason.not_ready: (
-        "Slurm had not been asked yet which nodes there are",
-        "Passes by itself after a start. If it goes on: healer doctor says why Slurm does not answer.",
+        say("console.health_slurm_had_not_been_asked"),
+        say("console.health_passes_by_itself_after_start"),
     ),
     LossReason.database_away: (
-        "The database did not answer",
-        "Look after PostgreSQL. Metrics of that time are gone, events were sent again or lie in the spool.",
+        say("console.health_database_did_not_answer"),
+        say("console.health_look_after_postgresql_metrics_time"),
     ),
     LossReason.disk_full: (
-        "A disk was full",
-        "Make room on the disk of PostgreSQL or of healer's data directory.",
+        say("console.health_disk_was_full"),
+        say("console.health_make_room_disk_postgresql_or"),
     ),
     LossReason.spool_full: (
-        "The database was away for longer than the spool holds",
-        "Bring PostgreSQL back; senders with a queue of their own send again.",
+        say("console.health_database_was_away_for_longer"),
+        say("console.health_bring_postgresql_back_senders_with"),
     ),
     LossReason.too_large: (
-        "A body was too large",
-        "Let the sender send less at once; the limits: docs/signals.md.",
+        say("console.health_body_was_too_large"),
+        say("console.health_let_sender_send_less_once"),
     ),
     LossReason.stalled: (
-        "A body did not come in time",
-        "Look at the network between this sender and healer, or at a proxy that holds bodies back.",
+        say("console.health_body_did_not_come_time"),
+        say("console.health_look_network_between_this_sender"),
     ),
     LossReason.bad_body: (
-        "A body could not be read",
-        "The example says what is wrong. Senders do not send these again: mend their settings.",
+        say("console.health_body_could_not_be_read"),
+        say("console.health_example_says_what_wrong_senders"),
     ),
     LossReason.rejected: (
-        "Single entries were wrong",
-        "The example names the field; the other entries were stored.",
+        say("console.health_single_entries_were_wrong"),
+        say("console.health_example_names_field_other_entries"),
     ),
     LossReason.not_recorded: (
-        "The recording has a hole",
-        "All was judged as ever; a replay lacks it. Look at the disk of HEALER_RECORDING.",
+        say("console.health_recording_has_hole"),
+        say("console.health_all_was_judged_as_ever"),
     ),
     LossReason.not_kernel: (
-        "Log lines that are not surely the kernel's",
-        "Right for what programs wrote. If kernel lines are missing: let the sender tell their origin.",
+        say("console.health_log_lines_are_not_surely"),
+        say("console.health_right_for_what_programs_wrote"),
     ),
     LossReason.late: (
-        "Samples were older than 15 min",
-        "A sender catches up after a break, or its clock is behind: see the clocks below.",
+        say("console.health_samples_were_older_than_15"),
+        say("console.health_sender_catches_up_after_break"),
     ),
     LossReason.out_of_order: (
-        "Samples were not newer than what was known",
-        "Two senders tell the same series, or one sends twice: harmless, and wasteful.",
+        say("console.health_samples_were_not_newer_than"),
+        say("console.health_two_senders_tell_same_series"),
     ),
     LossReason.series_limit: (
-        "More series than a machine can have",
-        "A label changes all the time, or somebody makes series up. The example names one.",
+        say("console.health_more_series_than_machine_can"),
+        say("console.health_label_changes_all_time_or"),
     ),
     LossReason.sender: (
-        "The sender itself lost them",
-        "Its queue is too short, or healer was away for too long.",
+        say("console.health_sender_itself_lost_them"),
+        say("console.health_queue_too_short_or_healer"),
     ),
 }
 
@@ -125,7 +126,7 @@ def sender_rows(senders: Sequence[Sender], now: datetime) -> list[SenderRow]:
     """The latest first."""
     rows = []
     for sender in senders:
-        named = f"job {sender.cluster}/"
+        named = say("console.health_job", cluster=sender.cluster)
         job = sender.who.removeprefix(named) if sender.who.startswith(named) else ""
         rows.append(
             SenderRow(sender, job, not job and sender.requests > 1 and now - sender.last_seen > QUIET)
@@ -155,9 +156,9 @@ BEHIND = timedelta(seconds=30)
 SENDERS_NAMED = 8
 
 _PARTS = {
-    "detector": ("Detector", "Start healer detector: nothing is found without it."),
-    "scheduler": ("Scheduler", "Start healer scheduler: Slurm is not asked, messages do not leave."),
-    "worker": ("Workers", "Start healer worker: nothing is done without one."),
+    "detector": (say("console.health_detector"), say("console.health_start_healer_detector_nothing_found")),
+    "scheduler": (say("console.health_scheduler"), say("console.health_start_healer_scheduler_slurm_not")),
+    "worker": (say("console.health_workers"), say("console.health_start_healer_worker_nothing_done")),
 }
 
 
@@ -197,13 +198,16 @@ def health(
     state: SelfHealth, standing: Standing, arrives: Arrives, rules: int, playbooks: int, now: datetime
 ) -> Health:
     sections = (
-        Section(title="Slurm", rows=tuple(_slurm(state, standing, now))),
-        Section(title="Processes", rows=tuple(_processes(state, now))),
-        Section(title="Stores", rows=tuple(_stores(state))),
-        Section(title="What waits", rows=tuple(_waits(state, arrives.queues, now))),
-        Section(title="Signals", rows=tuple(_signals(arrives, state, now))),
-        Section(title="Messages and tickets", rows=tuple(_sinks(state.stored.sinks, now))),
-        Section(title="Rules and models", rows=tuple(_rules(state, standing, rules, playbooks, now))),
+        Section(title=say("console.health_slurm"), rows=tuple(_slurm(state, standing, now))),
+        Section(title=say("console.health_processes"), rows=tuple(_processes(state, now))),
+        Section(title=say("console.health_stores"), rows=tuple(_stores(state))),
+        Section(title=say("console.health_what_waits"), rows=tuple(_waits(state, arrives.queues, now))),
+        Section(title=say("console.health_signals"), rows=tuple(_signals(arrives, state, now))),
+        Section(title=say("console.health_messages_tickets"), rows=tuple(_sinks(state.stored.sinks, now))),
+        Section(
+            title=say("console.health_rules_models"),
+            rows=tuple(_rules(state, standing, rules, playbooks, now)),
+        ),
     )
     wrong = [row for section in sections for row in section.rows if row.tone in ("bad", "warn")]
     return Health(
@@ -222,29 +226,45 @@ def _slurm(state: SelfHealth, standing: Standing, now: datetime) -> Iterator[Row
     picture, seen = standing.snapshot, state.stored.controller
     if picture is None:
         yield _row(
-            "Picture", False, standing.snapshot_error or "none yet", "healer doctor says what is missing."
+            say("console.health_picture"),
+            False,
+            standing.snapshot_error or say("console.health_none_yet"),
+            say("console.health_healer_doctor_says_what_missing"),
         )
     else:
         age_s = (now - picture.taken_at).total_seconds()
         fresh = age_s <= standing.guards.stale_s
-        text = f"taken {words.ago(picture.taken_at, now)}, {words.plural(len(picture.nodes), 'node')}"
+        text = say(
+            "console.health_taken",
+            ago=words.ago(picture.taken_at, now),
+            counted=words.counted(len(picture.nodes), "node"),
+        )
         error = f". {words.sentence(standing.snapshot_error)}" if standing.snapshot_error else ""
-        yield _row("Picture", fresh, text + error, "healer holds every action until Slurm answers.")
+        yield _row(
+            say("console.health_picture"),
+            fresh,
+            text + error,
+            say("console.health_healer_holds_every_action_until"),
+        )
     if seen is not None:
         parts = [
-            f"by {seen.adapter}" if seen.adapter else "",
-            f"Slurm {seen.version}" if seen.version else "",
+            say("console.health_by", adapter=seen.adapter) if seen.adapter else "",
+            say("console.health_slurm_2", version=seen.version) if seen.version else "",
         ]
-        parts += [f"answered in {words.span(seen.answer_s)}" if seen.answer_s is not None else ""]
+        parts += [
+            say("console.health_answered", span=words.span(seen.answer_s))
+            if seen.answer_s is not None
+            else ""
+        ]
         text = ", ".join(filter(None, parts)) or "asked"
-        yield _row("Adapter", not seen.fallbacks, "; ".join((text, *seen.fallbacks)),
-                   "The ways before it in HEALER_SLURM did not answer.", bad=False)  # fmt: skip
+        yield _row(say("console.health_adapter"), not seen.fallbacks, "; ".join((text, *seen.fallbacks)),
+                   say("console.health_ways_before_healer_slurm_did"), bad=False)  # fmt: skip
     for trouble in troubles(seen):
         yield _row(
-            f"Controller: {TROUBLE_WORDS[trouble.trouble]}",
+            say("console.health_controller", trouble_words=TROUBLE_WORDS[trouble.trouble]),
             False,
-            f"since {words.utc(trouble.since)}: {trouble.text}",
-            "healer does nothing to a node because of it.",
+            say("console.health_since", at=words.utc(trouble.since), text=trouble.text),
+            say("console.health_healer_does_nothing_node_because"),
             bad=False,
         )
 
@@ -255,33 +275,56 @@ def _processes(state: SelfHealth, now: datetime) -> Iterator[Row]:
         at = stored.beats.get(part)
         works = at is not None and now - at < SILENT
         if part == "detector" and part not in stored.leads:
-            yield _row(name, False, "no detector leads", todo)
+            yield _row(name, False, say("console.health_no_detector_leads"), todo)
             continue
-        heard = f"heard {words.ago(at, now)}" if at is not None else "not heard yet"
+        heard = (
+            say("console.health_heard", ago=words.ago(at, now))
+            if at is not None
+            else say("console.health_not_heard_yet")
+        )
         yield _row(name, works, heard, todo)
     if stored.scrape is not None or "scraper" in stored.leads:
         leads = "scraper" in stored.leads
-        text = f"told {words.ago(stored.scrape.at, now)}" if stored.scrape else "leads, has told nothing yet"
-        yield _row("Scraper", leads, text, "Start healer scraper: targets are not fetched.")
+        text = (
+            say("console.health_told", ago=words.ago(stored.scrape.at, now))
+            if stored.scrape
+            else say("console.health_leads_has_told_nothing_yet")
+        )
+        yield _row(
+            say("console.health_scraper"), leads, text, say("console.health_start_healer_scraper_targets_are")
+        )
 
 
 def _stores(state: SelfHealth) -> Iterator[Row]:
     stored = state.stored
-    free = f", {stored.free_share:.0%} of its disk free" if stored.free_share is not None else ""
+    free = (
+        say("console.health_disk_free", free_share=stored.free_share) if stored.free_share is not None else ""
+    )
     room = stored.free_share is None or stored.free_share > 0.1
-    text = f"PostgreSQL {stored.version}, {words.size(stored.size_bytes)}{free}"
-    yield _row("Database", room, text, "Make room on its disk.", bad=False)
+    text = say(
+        "console.health_postgresql", version=stored.version, size=words.size(stored.size_bytes), free=free
+    )
+    yield _row(say("console.health_database"), room, text, say("console.health_make_room_disk"), bad=False)
     if not state.broker_text:
-        yield Row(name="Broker", tone="plain", word="asked", text="asked just now; look again in a moment")
+        yield Row(
+            name=say("console.health_broker"),
+            tone="plain",
+            word=say("console.health_asked"),
+            text=say("console.health_asked_just_now_look_again"),
+        )
     elif state.broker is None:
-        todo = "Start Redis; until then runs are found by the sweep, a little later."
-        yield _row("Broker", False, state.broker_text, todo, bad=False)
+        todo = say("console.health_start_redis_until_then_runs")
+        yield _row(say("console.health_broker"), False, state.broker_text, todo, bad=False)
     else:
-        yield _row("Broker", True, f"answers, {words.plural(state.broker, 'message')} waiting")
+        yield _row(
+            say("console.health_broker"),
+            True,
+            say("console.health_answers_waiting", counted=words.counted(state.broker, "message")),
+        )
     for name, check in state.checks.items():
         if name.split()[0] in ("prometheus", "spool", "disk"):
             yield _row(words.sentence(name), bool(check["ok"]), str(check["text"]),
-                       "healer doctor says how to repair it.", bad=False)  # fmt: skip
+                       say("console.health_healer_doctor_says_how_repair"), bad=False)  # fmt: skip
 
 
 def _waits(state: SelfHealth, queues: Sequence[QueueRow], now: datetime) -> Iterator[Row]:
@@ -290,9 +333,9 @@ def _waits(state: SelfHealth, queues: Sequence[QueueRow], now: datetime) -> Iter
     for row in queues:
         unit = row.queue.unit
         waiting = words.size(row.queue.waiting) if unit == "bytes" else f"{row.queue.waiting:,} {unit}"
-        text = f"{waiting}, {row.share:.0%} of its room"
-        yield _row(f"To be written: {row.queue.name}", row.tone == "good", text,
-                   "The database or its disk is slow; senders are refused when it is full.",
+        text = say("console.health_room", waiting=waiting, share=row.share)
+        yield _row(say("console.health_be_written", name=row.queue.name), row.tone == "good", text,
+                   say("console.health_database_or_disk_slow_senders"),
                    bad=row.tone == "bad", href="/signals")  # fmt: skip
 
 
@@ -300,73 +343,112 @@ def _backlog(backlog: Backlog, now: datetime) -> Row:
     if backlog.oldest is None:
         return _row(backlog.name, True, "none")
     behind = now - backlog.oldest > BEHIND
-    text = f"{backlog.count:,}, the oldest for {words.span((now - backlog.oldest).total_seconds())}"
-    return _row(backlog.name, not behind, text, "Who takes them is down or slow: see Processes.", bad=False)
+    text = say(
+        "console.health_oldest_for",
+        count_=backlog.count,
+        span=words.span((now - backlog.oldest).total_seconds()),
+    )
+    return _row(backlog.name, not behind, text, say("console.health_who_takes_them_down_or"), bad=False)
 
 
 def _signals(arrives: Arrives, state: SelfHealth, now: datetime) -> Iterator[Row]:
     quiet = [row.sender for row in arrives.senders if row.quiet]
     names = words.names([f"{sender.who} ({sender.source})" for sender in quiet], SENDERS_NAMED)
-    sends = words.plural(len(arrives.senders), "sender")
+    sends = words.counted(len(arrives.senders), "sender")
     if not arrives.senders:
         yield Row(
-            name="Senders", tone="plain", word="none", text="nobody has sent anything yet", href="/signals"
+            name=say("console.health_senders"),
+            tone="plain",
+            word=say("console.health_none"),
+            text=say("console.health_nobody_has_sent_anything_yet"),
+            href="/signals",
         )
     else:
-        yield _row("Senders", not quiet, f"not heard from: {names}" if quiet else f"{sends}, none is quiet",
-                   "Is the sender down, or was it taken away?", bad=False, href="/signals")  # fmt: skip
+        yield _row(say("console.health_senders"), not quiet, say("console.health_not_heard_from", names=names) if quiet else say("console.health_none_quiet", sends=sends),
+                   say("console.health_sender_down_or_was_taken"), bad=False, href="/signals")  # fmt: skip
     fresh = sorted((row for row in arrives.losses if row.fresh), key=lambda row: -row.entries)
     lost = ", ".join(f"{row.entries:,} {row.reason}" for row in fresh)
-    yield _row("Not stored", not fresh, lost or "nothing in the last day",
-               "Signals says what to do about each reason.", bad=False, href="/signals")  # fmt: skip
+    yield _row(say("console.health_not_stored"), not fresh, lost or say("console.health_nothing_last_day"),
+               say("console.health_signals_says_what_do_about"), bad=False, href="/signals")  # fmt: skip
     if arrives.unknown:
         lately = [series for series in arrives.unknown if now - series.last_seen < FRESH]
-        text = f"{words.plural(len(lately), 'name')} of the last day that no rule can use"
-        yield Row(name="Unknown series", tone="plain", word="told", text=text, href="/signals")
+        text = say("console.health_last_day_no_rule_can", counted=words.counted(len(lately), "name"))
+        yield Row(
+            name=say("console.health_unknown_series"),
+            tone="plain",
+            word=say("console.health_told_2"),
+            text=text,
+            href="/signals",
+        )
     if (scrape := state.stored.scrape) is not None:
         down = [target.target for target in scrape.targets if target.up is False]
         up = sum(target.up is True for target in scrape.targets)
-        text = (
-            words.names(down, SENDERS_NAMED) or f"{up:,} of {words.plural(len(scrape.targets), 'target')} up"
+        text = words.names(down, SENDERS_NAMED) or say(
+            "console.health_up", up=up, counted=words.counted(len(scrape.targets), "target")
         )
-        yield _row("Scraped", not down, f"{len(down)} down: {text}" if down else text,
-                   "A target that does not answer says nothing of its node.", bad=False)  # fmt: skip
+        yield _row(say("console.health_scraped"), not down, say("console.health_down", down=len(down), text=text) if down else text,
+                   say("console.health_target_does_not_answer_says"), bad=False)  # fmt: skip
         for trouble in scrape.troubles:
-            yield _row("Scraped", False, trouble, "Mend rules/scrape.yaml or what it names.", bad=False)
+            yield _row(
+                say("console.health_scraped"),
+                False,
+                trouble,
+                say("console.health_mend_rules_scrape_yaml_or"),
+                bad=False,
+            )
 
 
 def _sinks(sinks: Iterable[Sink], now: datetime) -> Iterator[Row]:
     for sink in sinks:
-        parts = [f"{sink.sent:,} sent in 7 days"]
-        parts += [f"the last {words.ago(sink.last_sent, now)}"] if sink.last_sent else []
-        parts += [f"{sink.due:,} to be sent"] if sink.due else []
-        parts += [f"{sink.failed:,} failed"] if sink.failed else []
+        parts = [say("console.health_sent_7_days", sent=sink.sent)]
+        parts += [say("console.health_last", ago=words.ago(sink.last_sent, now))] if sink.last_sent else []
+        parts += [say("console.health_be_sent", due=sink.due)] if sink.due else []
+        parts += [say("console.health_failed", failed=sink.failed)] if sink.failed else []
         text = ", ".join(parts) + (f". {sink.error}" if sink.error and (sink.failed or sink.due) else "")
         tries = sink.due and sink.error
         yield _row(sink.name, not (sink.failed or tries), text,
-                   "healer doctor asks the sink; healer messages retry sends again.", bad=False)  # fmt: skip
+                   say("console.health_healer_doctor_asks_sink_healer"), bad=False)  # fmt: skip
 
 
 def _rules(state: SelfHealth, standing: Standing, rules: int, playbooks: int, now: datetime) -> Iterator[Row]:
-    since = f", in force since {words.utc(state.rules_since)}" if state.rules_since else ""
-    text = f"{rules:,} rules, {playbooks:,} playbooks, version {state.rules_version[:12]}{since}"
+    since = say("console.health_force_since", at=words.utc(state.rules_since)) if state.rules_since else ""
+    text = say(
+        "console.health_rules_playbooks_version",
+        rules=rules,
+        playbooks=playbooks,
+        rules_version=state.rules_version[:12],
+        since=since,
+    )
     if standing.rules_error:
-        text = f"changed files were not taken: {standing.rules_error.splitlines()[0]}; {text}"
-    yield _row("Rules", not standing.rules_error, text, "healer rules check names every fault.",
+        text = say(
+            "console.health_changed_files_were_not_taken",
+            splitlines=standing.rules_error.splitlines()[0],
+            text=text,
+        )
+    yield _row(say("console.health_rules"), not standing.rules_error, text, say("console.health_healer_rules_check_names_every"),
                bad=False, href="/rules")  # fmt: skip
     for model in state.stored.models:
         yield Row(
-            name=f"Model of {model.hardware} {model.load}",
+            name=say("console.health_model", hardware=model.hardware, load=model.load),
             tone="good",
-            word="in force",
+            word=say("console.health_force"),
             text=_model(model, now),
         )
 
 
 def _model(model: ModelSeen, now: datetime) -> str:
     force = (
-        f", in force for {words.span((now - model.in_force_at).total_seconds())}" if model.in_force_at else ""
+        say("console.health_force_for", span=words.span((now - model.in_force_at).total_seconds()))
+        if model.in_force_at
+        else ""
     )
-    by = f" by {model.by}" if model.by else ""
+    by = say("console.health_by_2", by=model.by) if model.by else ""
     outcome = f". {words.sentence(model.last_outcome)}" if model.last_outcome else ""
-    return f"{model.id[:12]}, trained {words.ago(model.trained_at, now)}{force}{by}{outcome}"
+    return say(
+        "console.health_trained",
+        id=model.id[:12],
+        ago=words.ago(model.trained_at, now),
+        force=force,
+        by=by,
+        outcome=outcome,
+    )

@@ -40,6 +40,7 @@ from healer.model import (
 from healer.model.incident import Similarity
 from healer.model.slurm import SLURM, is_ours
 from healer.ports.answers import RunRecord, Standing
+from healer.text import say
 
 
 class Left(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +60,9 @@ def left_for_you(detail: IncidentRecord, node: SlurmNode | None, role: Role, now
             Left(
                 tone="bad",
                 text=_known_bad(incident),
-                detail=f"New jobs may come there. {_why_in_service(detail)}; a person can, in Slurm.",
+                detail=say(
+                    "console.incident_new_jobs_may_come_there", why_in_service=_why_in_service(detail)
+                ),
             )
         )
     if incident.owner and incident.is_open:
@@ -69,13 +72,19 @@ def left_for_you(detail: IncidentRecord, node: SlurmNode | None, role: Role, now
         return left
     if incident.is_open and not incident.acknowledged_by:
         acknowledge = (acknowledge_button(incident),)
-        left.append(Left(tone="plain", text="Nobody has acknowledged this yet.", buttons=acknowledge))
+        left.append(
+            Left(
+                tone="plain",
+                text=say("console.incident_nobody_has_acknowledged_this_yet"),
+                buttons=acknowledge,
+            )
+        )
     if not incident.is_open and incident.review is None:
         left.append(
             Left(
                 tone="plain",
-                text="Was this a true fault?",
-                detail=f"The answer counts for the precision of rule {incident.rule}.",
+                text=say("console.incident_was_this_true_fault"),
+                detail=say("console.incident_answer_counts_for_precision_rule", rule=incident.rule),
                 buttons=review_buttons(incident),
             )
         )
@@ -99,24 +108,28 @@ def _asked(record: RunRecord, detail: IncidentRecord, role: Role, now: datetime)
 def _owned(incident: Incident, owner: str, now: datetime) -> Left:
     age = f" {words.ago(incident.owner_since, now)}" if incident.owner_since else ""
     if owner == SLURM.name:
-        text = f"Slurm itself took {incident.root.node} out{age}."
-        then = "A person may have healer test it and return it (adopt-slurm-drain)."
+        text = say("console.incident_slurm_itself_took_out", node=incident.root.node, age=age)
+        then = say("console.incident_person_may_have_healer_test")
     else:
-        text = f"{owner} drained {incident.root.node}{age} and owns it."
-        then = "healer never lifts a drain of others. Ask them, or resume the node in Slurm."
+        text = say("console.incident_drained_owns", owner=owner, node=incident.root.node, age=age)
+        then = say("console.incident_healer_never_lifts_drain_others")
     return Left(tone="plain", text=text, detail=then)
 
 
 def _known_bad(incident: Incident) -> str:
     bad = incident.bad_nodes
     if len(bad) == 1:
-        return f"{bad[0]} is known bad and still in service."
-    return f"{len(bad)} nodes are known bad and still in service: {words.names(bad, 5)}."
+        return say("console.incident_known_bad_still_service", bad=bad[0])
+    return say("console.incident_nodes_are_known_bad_still", bad=len(bad), names=words.names(bad, 5))
 
 
 def _why_in_service(detail: IncidentRecord) -> str:
     stuck = any(run.run.state is RunState.stuck and not run.run.shadow for run in detail.runs)
-    return "healer could not drain it" if stuck else "A guard keeps healer from draining it"
+    return (
+        say("console.incident_healer_could_not_drain")
+        if stuck
+        else say("console.incident_guard_keeps_healer_from_draining")
+    )
 
 
 def _return(detail: IncidentRecord, node: SlurmNode | None, role: Role) -> list[Left]:
@@ -130,11 +143,11 @@ def _return(detail: IncidentRecord, node: SlurmNode | None, role: Role) -> list[
     return [
         Left(
             tone="ask",
-            text=f"{node.name} stays drained until it is repaired.",
+            text=say("console.incident_stays_drained_until_repaired", name=node.name),
             detail=(
-                "healer goes on with its repair by itself; resume it to take it back now."
+                say("console.incident_healer_goes_with_repair_by")
                 if any(run.run.wake_at is not None and not run.run.shadow for run in detail.runs)
-                else "Resume it when it is; healer then watches its first hours."
+                else say("console.incident_resume_when_healer_then_watches")
             ),
             buttons=(resume_button(incident, node.name),) if may_act(role) else (),
         )
@@ -159,17 +172,17 @@ def _held_why(run: RunRecord, detail: IncidentRecord) -> str:
     for decision in reversed(decisions):
         for answer in decision.answers:
             if answer.guard is decision.guard:
-                return f"Guard {answer.guard.value}: {answer.why}"
+                return say("console.incident_guard", value=answer.guard.value, why=answer.why)
         return decision.why
     return ""
 
 
 #: What a similar incident shares with this one.
 SAME_WORDS = {
-    Similarity.part.value: "same part",
-    Similarity.node.value: "same node",
-    Similarity.model.value: "same fault and GPU model",
-    Similarity.fault.value: "same fault",
+    Similarity.part.value: say("console.incident_same_part"),
+    Similarity.node.value: say("console.incident_same_node"),
+    Similarity.model.value: say("console.incident_same_fault_gpu_model"),
+    Similarity.fault.value: say("console.incident_same_fault"),
 }
 
 
@@ -237,7 +250,10 @@ def affected(parts: tuple[Component, ...], show: int = 8) -> str:
         found = gpus.setdefault(part.node or str(part), set())
         if part.gpu is not None:
             found.add(part.gpu)
-    named = [f"{name} GPU {words.numbers(sorted(found))}" if found else name for name, found in gpus.items()]
+    named = [
+        say("console.incident_gpu", name=name, numbers=words.numbers(sorted(found))) if found else name
+        for name, found in gpus.items()
+    ]
     return words.names(named, show)
 
 
@@ -294,9 +310,9 @@ def view_incident(
 
 def _jobs_note(incident: Incident) -> str:
     if incident.jobs_hit_final:
-        return "Listed after the drain was read back: no job could start on the node any more."
+        return say("console.incident_listed_after_drain_was_read")
     if incident.jobs_hit:
-        return "Best guess so far; the list is final once the drain was read back."
+        return say("console.incident_best_guess_so_far_list")
     return ""
 
 
@@ -309,7 +325,11 @@ def _job(
             if not (entry.step.endswith(f":{job}") or run.run.job == job):
                 continue
             if entry.data.get("verb") == Verb.notify:
-                owner_note = "Its owner was told in Slurm." if entry.event is StepEvent.done else entry.text
+                owner_note = (
+                    say("console.incident_owner_was_told_slurm")
+                    if entry.event is StepEvent.done
+                    else entry.text
+                )
             elif entry.text or not done:
                 done, sentence = f"{entry.step.split(':')[0]} {entry.event.value}", entry.text
     if sentence and owner_note:
@@ -317,7 +337,7 @@ def _job(
     row = JobHit(
         id=job,
         user=hit.user if hit else "",
-        gpus=words.plural(hit.gpus, "GPU") if hit and hit.gpus else "",
+        gpus=words.counted(hit.gpus, "gpu") if hit and hit.gpus else "",
         lost=loss_text(hit) if hit else "",
         done=done,
         outcome=sentence,
@@ -333,7 +353,9 @@ def _job(
         user=slurm.user,
         partition=slurm.partition,
         state=f"{state} ({slurm.reason})" if slurm.reason and slurm.state == "PENDING" else state,
-        nodes=f"{words.plural(len(slurm.nodes), 'node')} ({words.names(slurm.nodes)})" if slurm.nodes else "",
+        nodes=f"{words.counted(len(slurm.nodes), 'node')} ({words.names(slurm.nodes)})"
+        if slurm.nodes
+        else "",
         restarts=slurm.restarts,
         is_in_slurm=True,
     )
@@ -357,15 +379,15 @@ def incident_row(incident: Incident, asking: Mapping[str, Run], now: datetime) -
         row = run_row(run, now)
         left, tone = f"{run.playbook}: {row.word}", row.tone
     elif incident.known_bad_in_service and incident.is_open:
-        left, tone = "known bad, in service", "bad"
+        left, tone = say("console.fleet_known_bad_service"), "bad"
     elif incident.owner and incident.is_open:
-        left = f"owned by {incident.owner}"
+        left = say("console.incident_owned_by", owner=incident.owner)
     elif incident.is_open and incident.acknowledged_by:
-        left = f"acknowledged by {incident.acknowledged_by}"
+        left = say("console.incident_acknowledged_by", acknowledged_by=incident.acknowledged_by)
     elif not incident.is_open and incident.review:
         left = incident.review.value.replace("_", " ")
     elif not incident.is_open:
-        left = "to review"
+        left = say("console.incident_review")
     return IncidentRow(
         incident=incident,
         place=place(incident.root),
@@ -385,20 +407,30 @@ def report(detail: IncidentRecord, now: datetime, translate: Callable[[str], str
         "",
         plain(translate(verdict.sentence)),
         "",
-        translate(f"- Incident `{incident.id}` in cluster {incident.cluster}"),
-        translate(f"- Rule {incident.rule}, fault {incident.fault}"),
+        translate(say("console.incident_incident_cluster", id=incident.id, cluster=incident.cluster)),
+        translate(say("console.incident_rule_fault", rule=incident.rule, fault=incident.fault)),
         translate(
-            f"- Severity {incident.severity.value}, {incident.state.value}; {verdict.sure}, "
-            f"cause {verdict.cause}"
+            say(
+                "console.incident_severity_cause",
+                value=incident.severity.value,
+                value2=incident.state.value,
+                sure=verdict.sure,
+                cause=verdict.cause,
+            )
         ),
-        plain(translate(f"- Opened {words.utc(incident.opened)}; closed: {closed}")),
-        translate(f"- Jobs hit: {', '.join(incident.jobs_hit) or 'none'}"),
-        translate(f"- Lost: {total_loss_text(incident.hit) or 'not known'}"),
-        translate(f"- Report made {words.utc(now)}"),
-        *listed("Why", verdict.why, translate),
-        *listed("Set aside", verdict.ruled_out, translate),
+        plain(translate(say("console.incident_opened_closed", at=words.utc(incident.opened), closed=closed))),
+        translate(say("console.incident_jobs_hit", jobs_hit=", ".join(incident.jobs_hit) or "none")),
+        translate(
+            say(
+                "console.incident_lost",
+                total_loss_text=total_loss_text(incident.hit) or say("console.incident_not_known"),
+            )
+        ),
+        translate(say("console.incident_report_made", at=words.utc(now))),
+        *listed(say("console.incident_why"), verdict.why, translate),
+        *listed(say("console.incident_set_aside"), verdict.ruled_out, translate),
         *listed(
-            "Similar",
+            say("console.incident_similar"),
             [
                 f"{other.opened:%Y-%m-%d} {translate(place(other.root))}: {translate(other.ended)}"
                 for other in detail.similar
@@ -406,7 +438,7 @@ def report(detail: IncidentRecord, now: datetime, translate: Callable[[str], str
             translate,
         ),
         "",
-        translate("## Timeline (UTC)"),
+        translate(say("console.incident_timeline_utc")),
         "",
     ]
     for row in timeline(detail):

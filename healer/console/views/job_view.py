@@ -18,6 +18,7 @@ from healer.model.detection import Chart, ChartLine, ChartMark
 from healer.observations import step_grid
 from healer.observations.step_grid import SLOW, Matrix, RankPace, StepGrid
 from healer.ports.answers import OpenIncident
+from healer.text import say
 
 #: More ranks than that are drawn as nodes.
 RANK_ROWS = 256
@@ -186,31 +187,40 @@ def gpu_count(shown: SlurmJob | None, rows: dict[str, NodeRow]) -> int:
 
 def facts(shown: SlurmJob) -> list[tuple[str, str]]:
     """Facts that only some jobs have: title and text, for those that are set."""
-    array = f"task {shown.array_task}" if shown.array_task is not None else "tasks that wait together"
+    array = (
+        say("console.job_task", array_task=shown.array_task)
+        if shown.array_task is not None
+        else say("console.job_tasks_wait_together")
+    )
     rows = (
-        ("Array", f"{shown.array_job}, {array}" if shown.array_job else ""),
-        ("Heterogeneous job", f"{shown.het_job}, part {shown.het_offset}" if shown.het_job else ""),
-        ("Held by", _HOLDERS.get(shown.held_by, "")),
-        ("Slurm says", shown.why),
-        ("Federation", _federation(shown)),
-        ("Must not use", words.names(shown.excluded, 8) if shown.excluded else ""),
-        ("Reservation", shown.reservation),
-        ("Depends on", shown.dependency),
-        ("Goes on without a failed node", "yes" if shown.no_kill else ""),
-        ("Failed node", shown.failed_node),
-        ("Exit code", shown.exit_code or ""),
-        ("Admin comment", shown.admin_comment),
+        (say("console.job_array"), f"{shown.array_job}, {array}" if shown.array_job else ""),
+        (
+            say("console.job_heterogeneous_job"),
+            say("console.job_part", het_job=shown.het_job, het_offset=shown.het_offset)
+            if shown.het_job
+            else "",
+        ),
+        (say("console.job_held_by"), _HOLDERS.get(shown.held_by, "")),
+        (say("console.job_slurm_says"), shown.why),
+        (say("console.job_federation"), _federation(shown)),
+        (say("console.job_must_not_use"), words.names(shown.excluded, 8) if shown.excluded else ""),
+        (say("console.job_reservation"), shown.reservation),
+        (say("console.job_depends"), shown.dependency),
+        (say("console.job_goes_without_failed_node"), "yes" if shown.no_kill else ""),
+        (say("console.job_failed_node"), shown.failed_node),
+        (say("console.job_exit_code"), shown.exit_code or ""),
+        (say("console.job_admin_comment"), shown.admin_comment),
     )
     return [(title, text) for title, text in rows if text]
 
 
-_HOLDERS = {"user": "its owner", "admin": "an administrator or Slurm"}
+_HOLDERS = {"user": say("console.job_owner"), "admin": say("console.job_administrator_or_slurm")}
 
 
 def _federation(shown: SlurmJob) -> str:
     """`from pod1, copies in pod1, pod2`."""
-    parts = [f"from {shown.origin}" if shown.origin else ""]
-    parts.append(f"copies in {', '.join(shown.siblings)}" if shown.siblings else "")
+    parts = [say("console.job_from", origin=shown.origin) if shown.origin else ""]
+    parts.append(say("console.job_copies", siblings=", ".join(shown.siblings)) if shown.siblings else "")
     return ", ".join(part for part in parts if part)
 
 
@@ -246,17 +256,22 @@ def steps_view(made: StepGrid, history: JobHistory) -> StepsView:
 
 def _chart(made: StepGrid, step_s: step_grid.Matrix, history: JobHistory) -> ChartView:
     keep = np.isfinite(made.at)
-    lines = [ChartLine(label="step", role="own", values=_values(step_s[keep]))]
+    lines = [ChartLine(label=say("console.job_step"), role="own", values=_values(step_s[keep]))]
     if made.has_compute:
         compute = made.compute_s[:, keep]
         middle = step_grid.median_over_ranks(compute)
         slow = np.where(np.isfinite(compute).any(axis=0), np.nan_to_num(compute).max(axis=0), np.nan)
         lines += [
-            ChartLine(label="compute, slowest rank", role="own", values=_values(slow)),
-            ChartLine(label="compute, median rank", role="peers", values=_values(middle)),
+            ChartLine(label=say("console.job_compute_slowest_rank"), role="own", values=_values(slow)),
+            ChartLine(label=say("console.job_compute_median_rank"), role="peers", values=_values(middle)),
         ]
     marks = [
-        ChartMark(at=checkpoint.at, label="checkpoint" if checkpoint.durable else "checkpoint, not durable")
+        ChartMark(
+            at=checkpoint.at,
+            label=say("console.job_checkpoint")
+            if checkpoint.durable
+            else say("console.job_checkpoint_not_durable"),
+        )
         for checkpoint in history.checkpoints[-_MARKS_SHOWN:]
     ]
     marks += [
@@ -264,10 +279,12 @@ def _chart(made: StepGrid, step_s: step_grid.Matrix, history: JobHistory) -> Cha
         for incident in history.incidents
         if incident.is_open
     ]
-    marks += [ChartMark(at=requeue.at, label="requeued") for requeue in history.requeues]
+    marks += [ChartMark(at=requeue.at, label=say("console.job_requeued")) for requeue in history.requeues]
     times = tuple(float(at) for at in made.at[keep])
     return chart_view(
-        "chart-steps", Chart(title="Time per step", unit="s", times=times, lines=tuple(lines)), marks
+        "chart-steps",
+        Chart(title=say("console.job_time_per_step"), unit="s", times=times, lines=tuple(lines)),
+        marks,
     )
 
 

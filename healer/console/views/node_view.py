@@ -17,6 +17,7 @@ from healer.model.telemetry import Catalogue, Unusual
 from healer.model.trained import FOREST
 from healer.ports.answers import OpenIncident
 from healer.ports.measurements import Points
+from healer.text import say
 
 if TYPE_CHECKING:
     from healer.model.telemetry import Report
@@ -42,7 +43,9 @@ def unusual_row(unusual: Unusual | None) -> UnusualRow | None:
         return None
     return UnusualRow(
         at=unusual.at,
-        among=f"{unusual.scored} {unusual.hardware or 'nodes'} that are {unusual.load}",
+        among=say(
+            "console.node_are", scored=unusual.scored, hardware=unusual.hardware or "nodes", load=unusual.load
+        ),
         model=unusual.model[:12],
         score=f"{result.score:.2f}",
         threshold=f"{result.threshold:.2f}",
@@ -56,11 +59,11 @@ def unusual_row(unusual: Unusual | None) -> UnusualRow | None:
 WINDOW = timedelta(minutes=15)
 #: Columns of the table: heading and signal of the catalogue.
 _GPU_FIGURES = (
-    ("Use", "gpu_util_percent"),
-    ("Temperature", "gpu_temp_c"),
-    ("Memory", "memory_temp_c"),
-    ("Power", "power_w"),
-    ("SM clock", "sm_clock_mhz"),
+    (say("console.node_use"), "gpu_util_percent"),
+    (say("console.colours_temperature"), "gpu_temp_c"),
+    (say("console.node_memory"), "memory_temp_c"),
+    (say("console.node_power"), "power_w"),
+    (say("console.node_sm_clock"), "sm_clock_mhz"),
 )
 _CORRECTED, _UNCORRECTED = "ecc_sbe_volatile_total", "ecc_dbe_volatile_total"
 _REMAPS = (("row_remap_failed", "failed"), ("row_remap_pending", "pending"))
@@ -211,11 +214,11 @@ def _is_fresh(signal: Signal, value: _Newest, now: datetime) -> bool:
 
 def _cell(signal: Signal | None, value: _Newest | None, now: datetime) -> Cell:
     if signal is None or value is None:
-        return Cell("–", "never told", is_known=False)
+        return Cell("–", say("console.node_never_told"), is_known=False)
     text = words.figure(value.value, signal.unit)
     if _is_fresh(signal, value, now):
         return Cell(text)
-    return Cell("–", f"last {text}, {words.ago(value.at, now)}", is_known=False)
+    return Cell("–", say("console.node_last", text=text, ago=words.ago(value.at, now)), is_known=False)
 
 
 def _ecc(corrected: float | None, uncorrected: float | None) -> Cell:
@@ -236,7 +239,7 @@ def _remap(fresh: Callable[[str], float | None]) -> Cell:
         return Cell("–", is_known=False)
     parts = [word for word, value in states.items() if value]
     if rows:
-        parts.append(words.plural(int(rows), "row"))
+        parts.append(words.counted(int(rows), "row"))
     return Cell(", ".join(parts) or "none")
 
 
@@ -247,7 +250,7 @@ def _reasons(signal: Signal | None, mask: float | None) -> tuple[str, bool]:
     whole = int(mask)
     names = [name for name, bit in signal.bits.items() if bit and whole & bit == bit]
     if not names:
-        return ("none" if not whole else f"bits {whole:#x}"), not whole
+        return ("none" if not whole else say("console.node_bits", whole=whole)), not whole
     calm = all(any(word in name.lower() for word in _CALM) for name in names)
     return ", ".join(name.replace("_", " ") for name in names), calm
 
@@ -282,8 +285,8 @@ def _order(column: Column) -> tuple[str, int, int, str]:
 
 def part_words(part: Part) -> str:
     """`GPU 3`, `GPU 3 NVLink 4`, `mlx5_0/1`, or `node`."""
-    parts = [f"GPU {part.gpu}"] if part.gpu is not None else []
-    parts += [f"NVLink {part.link}"] if part.link is not None else []
+    parts = [say("console.node_gpu", gpu=part.gpu)] if part.gpu is not None else []
+    parts += [say("console.node_nvlink", link=part.link)] if part.link is not None else []
     parts += [part.port] if part.port else []
     return " ".join(parts) or "node"
 
@@ -320,7 +323,7 @@ def _chart(
                 by_time[index].append(value_at[at])
     if len(lines) >= 3:
         middle = tuple(statistics.median(values) if values else None for values in by_time)
-        lines.append(ChartLine(label="median here", role="peers", values=middle))
+        lines.append(ChartLine(label=say("console.node_median_here"), role="peers", values=middle))
     since = node.now - span
     chart = Chart(
         title=f"{words.sentence(signal.text or signal.name)}{', per minute' if counter else ''}",

@@ -26,6 +26,7 @@ from healer.model import (
 )
 from healer.ports.answers import Standing
 from healer.ports.callers import Caller
+from healer.text import say
 
 #: Places in which healer holds slots, the fullest first.
 PLACES_SHOWN = 30
@@ -65,25 +66,25 @@ def caps(standing: Standing, strip: Strip, rules: Ruleset) -> list[Cap]:
     share = f"{settings.min_service_share:.0%}"
     return [
         Cap(
-            name="Floor of service",
+            name=say("console.pauses_floor_service"),
             used=strip.serving,
             limit=strip.floor,
             room=strip.serving - strip.floor,
-            text=f"nodes in service or planned; {share} must stay, whoever took the others out",
+            text=say("console.pauses_nodes_service_or_planned_must", share=share),
         ),
         Cap(
-            name="Slots",
+            name=say("console.pauses_slots"),
             used=strip.slots_used,
             limit=slots,
             room=slots - strip.slots_used,
-            text="nodes out by healer at once",
+            text=say("console.pauses_nodes_out_by_healer_once"),
         ),
         Cap(
-            name="Slots an hour",
+            name=say("console.pauses_slots_hour"),
             used=standing.granted_last_hour,
             limit=hourly,
             room=hourly - standing.granted_last_hour,
-            text="granted in the last 60 min",
+            text=say("console.pauses_granted_last_60_min"),
         ),
         *sorted(_places(standing, rules), key=lambda cap: (cap.room, cap.name))[:PLACES_SHOWN],
     ]
@@ -94,18 +95,22 @@ def _places(standing: Standing, rules: Ruleset) -> Iterator[Cap]:
     if snapshot is None:
         return
     held = {slot.node for slot in standing.slots if not slot.unusable}
-    for kind, label in (("rack", "Rack"), ("switch", "Switch"), ("domain", "NVLink domain")):
+    for kind, label in (
+        ("rack", say("console.pauses_rack")),
+        ("switch", say("console.pauses_switch")),
+        ("domain", say("console.pauses_nvlink_domain")),
+    ):
         for name, there in nodes_at(snapshot, rules, kind).items():
             if used := len(held & there):
                 yield _place_cap(f"{label} {name}", used, place_limit(settings.rack_share, len(there)), there)
     for name, there in fleet_of(snapshot).partitions.items():
         if used := len(held & there):
             limit = partition_limit(rules.guards_in(standing.cluster, name), len(there))
-            yield _place_cap(f"Partition {name}", used, limit, there)
+            yield _place_cap(say("console.pauses_partition", name=name), used, limit, there)
 
 
 def _place_cap(name: str, used: int, limit: int, there: frozenset[str]) -> Cap:
-    text = f"out by healer of {words.plural(len(there), 'node')}"
+    text = say("console.pauses_out_by_healer", counted=words.counted(len(there), "node"))
     return Cap(name=name, used=used, limit=limit, room=limit - used, text=text)
 
 
@@ -121,16 +126,15 @@ class BreakerView(msgspec.Struct, frozen=True, kw_only=True):
 def breaker_view(standing: Standing) -> BreakerView:
     word, tone = _STATES[standing.breaker.state]
     meaning = {
-        BreakerState.closed: "healer may act.",
-        BreakerState.open: "healer takes no node out; it still detects, pages and returns nodes.",
-        BreakerState.half_open: "One canary may run; all else waits for its end.",
+        BreakerState.closed: say("console.pauses_healer_may_act"),
+        BreakerState.open: say("console.pauses_healer_takes_no_node_out"),
+        BreakerState.half_open: say("console.pauses_one_canary_may_run_all"),
     }[standing.breaker.state]
     nodes = len(fleet_of(standing.snapshot).names) if standing.snapshot else 0
     opens = (
-        "It is switched off (breaker_share 1.0)."
+        say("console.pauses_switched_off_breaker_share_1")
         if is_off(standing.guards)
-        else f"It opens at {threshold(standing.guards, nodes)} roots of one fault class in 5 min, and when "
-        "more than half of the last ten removing steps failed. It never closes by itself."
+        else say("console.pauses_opens_roots_one_fault_class", threshold=threshold(standing.guards, nodes))
     )
     return BreakerView(word=word, tone=tone, meaning=meaning, opens=opens)
 
@@ -212,7 +216,7 @@ def _past(record: AuditRecord, end: AuditRecord | None, now: datetime) -> PastPa
         ended_at, ended = end.at, f"{end.actor}: {why}" if why else end.actor
     else:
         ended_at = pause.until if pause.until is not None and pause.until <= now else None
-        ended = "its time was over" if ended_at else "nobody told"
+        ended = say("console.pauses_time_was_over") if ended_at else say("console.pauses_nobody_told")
     return PastPause(
         scope=pause_scope(pause),
         by=record.actor,
@@ -241,7 +245,7 @@ def add_buttons(
     }
     return (
         _add(cluster, {"scope": "cluster", "name": cluster}, _until(now)),
-        *((_add("all clusters", {"scope": "all"}, _until(now)),) if several else ()),
+        *((_add(say("console.pauses_all_clusters"), {"scope": "all"}, _until(now)),) if several else ()),
         *(
             _add(f"a {scope}", {"scope": scope, "cluster": cluster}, _which(scope, names), _until(now))
             for scope, names in choices.items()
@@ -251,11 +255,10 @@ def add_buttons(
 
 def _add(what: str, body: dict[str, str], *fields: InputField) -> Button:
     return Button(
-        label=f"Pause {what}",
+        label=say("console.pauses_pause", what=what),
         action="/api/v1/pauses",
-        title=f"Pause healer on {what}",
-        effect="Within a second healer starts no step there that takes capacity away. It still detects and "
-        "pages; runs that are at work stop before their next step.",
+        title=say("console.pauses_pause_healer", what=what),
+        effect=say("console.pauses_within_second_healer_starts_no"),
         body=body,
         inputs=fields,
         flat=True,
@@ -274,12 +277,12 @@ def _until(now: datetime) -> InputField:
     ends = [(hours, start + timedelta(hours=hours)) for hours in _LASTS]
     return InputField(
         name="until",
-        help="Until",
+        help=say("console.pauses_until"),
         default=next(f"{end:%Y-%m-%dT%H:%MZ}" for hours, end in ends if hours == _USUAL_H),
         required=False,
         choices=(*(f"{end:%Y-%m-%dT%H:%MZ}" for _, end in ends), ""),
         labels=(
             *(f"{end:%a %H:%M} UTC, in {words.span(hours * 3600.0)}" for hours, end in ends),
-            "somebody ends it",
+            say("console.pauses_somebody_ends"),
         ),
     )

@@ -22,6 +22,7 @@ from healer.model import (
     Step,
     Verb,
 )
+from healer.text import say
 
 
 class VerbWords(NamedTuple):
@@ -34,82 +35,109 @@ class VerbWords(NamedTuple):
 
 VERB_WORDS = {
     Verb.drain: VerbWords(
-        "Sets DRAIN with healer's own reason.", "That reason is read back from Slurm.", "The drain is lifted."
+        say("console.playbooks_sets_drain_with_healer_own"),
+        say("console.playbooks_reason_read_back_from_slurm"),
+        say("console.playbooks_drain_lifted"),
     ),
-    Verb.resume: VerbWords("Lifts healer's own drain, and only that.", "The node is in service."),
-    Verb.undrain: VerbWords("Clears DRAIN and nothing else.", "The node is not drained any more."),
+    Verb.resume: VerbWords(
+        say("console.playbooks_lifts_healer_own_drain_only"), say("console.playbooks_node_service")
+    ),
+    Verb.undrain: VerbWords(
+        say("console.playbooks_clears_drain_nothing_else"), say("console.playbooks_node_not_drained_any_more")
+    ),
     Verb.reserve: VerbWords(
-        "Reserves the node for healer's tests, then lifts the drain.",
-        "Slurm shows the reservation, and the node answers.",
-        "The node is drained again, and the reservation ends.",
+        say("console.playbooks_reserves_node_for_healer_tests"),
+        say("console.playbooks_slurm_shows_reservation_node_answers"),
+        say("console.playbooks_node_drained_again_reservation_ends"),
     ),
     Verb.reboot: VerbWords(
-        "Reboots the empty node through Slurm.",
-        "It has another boot time, has registered, and is drained again.",
-        "A reboot that still waits is taken back.",
+        say("console.playbooks_reboots_empty_node_through_slurm"),
+        say("console.playbooks_has_another_boot_time_has"),
+        say("console.playbooks_reboot_still_waits_taken_back"),
     ),
     Verb.power_cycle: VerbWords(
-        "Asks the node's BMC for a power cycle, once.", "It has booted since, and its power is on."
+        say("console.playbooks_asks_node_bmc_for_power"), say("console.playbooks_has_booted_since_power")
     ),
-    Verb.down: VerbWords("Sets the drained node DOWN, so that stuck jobs end.", "No job holds the node."),
+    Verb.down: VerbWords(
+        say("console.playbooks_sets_drained_node_down_so"), say("console.playbooks_no_job_holds_node")
+    ),
     Verb.requeue: VerbWords(
-        "Requeues the job, and asks Slurm to start it.", "It runs again, or waits for its turn."
+        say("console.playbooks_requeues_job_asks_slurm_start"),
+        say("console.playbooks_runs_again_or_waits_for"),
     ),
     Verb.revive: VerbWords(
-        "Requeues a job that the fault has ended.", "It runs again, or waits for its turn."
+        say("console.playbooks_requeues_job_fault_has_ended"),
+        say("console.playbooks_runs_again_or_waits_for"),
     ),
-    Verb.release: VerbWords("Takes back what healer kept a job off.", "It is read back from Slurm."),
-    Verb.tidy: VerbWords("Takes away what healer left on the node.", "It is read back from Slurm."),
-    Verb.reset_gpu: VerbWords("Resets the GPU on the empty node.", "The reset ended; it may have failed."),
-    Verb.restart_service: VerbWords("Restarts a service on the empty node.", "The service is active."),
-    Verb.diagnose: VerbWords("Runs the tests on the empty node.", "They ended; they may have failed."),
+    Verb.release: VerbWords(
+        say("console.playbooks_takes_back_what_healer_kept"), say("console.playbooks_read_back_from_slurm")
+    ),
+    Verb.tidy: VerbWords(
+        say("console.playbooks_takes_away_what_healer_left"), say("console.playbooks_read_back_from_slurm")
+    ),
+    Verb.reset_gpu: VerbWords(
+        say("console.playbooks_resets_gpu_empty_node"), say("console.playbooks_reset_ended_may_have_failed")
+    ),
+    Verb.restart_service: VerbWords(
+        say("console.playbooks_restarts_service_empty_node"), say("console.playbooks_service_active")
+    ),
+    Verb.diagnose: VerbWords(
+        say("console.playbooks_runs_tests_empty_node"), say("console.playbooks_they_ended_they_may_have")
+    ),
     Verb.collect: VerbWords(
-        "Collects kernel log, nvidia-smi and bug report.", "All of it is here, with its checksum."
+        say("console.playbooks_collects_kernel_log_nvidia_smi"),
+        say("console.playbooks_all_here_with_checksum"),
     ),
     Verb.sweep: VerbWords(
-        "Tests the idle node by a job that yields.",
-        "It ended; a test may have failed.",
-        "Its job is cancelled.",
+        say("console.playbooks_tests_idle_node_by_job"),
+        say("console.playbooks_ended_test_may_have_failed"),
+        say("console.playbooks_job_cancelled"),
     ),
     Verb.bisect: VerbWords(
-        "Tests halves of the job's nodes until the slow one is found.",
-        "It came to a verdict.",
-        "Its job is cancelled.",
+        say("console.playbooks_tests_halves_job_nodes_until"),
+        say("console.playbooks_came_verdict"),
+        say("console.playbooks_job_cancelled"),
     ),
-    Verb.site_command: VerbWords("Starts a command of the site, once.", "It ended with 0 or 1."),
-    Verb.ticket: VerbWords("Files a repair ticket, or notes in it.", "It stands in healer's list."),
-    Verb.notify: VerbWords("Tells people.", "It stands in healer's list."),
+    Verb.site_command: VerbWords(
+        say("console.playbooks_starts_command_site_once"), say("console.playbooks_ended_with_0_or_1")
+    ),
+    Verb.ticket: VerbWords(
+        say("console.playbooks_files_repair_ticket_or_notes"), say("console.playbooks_stands_healer_list")
+    ),
+    Verb.notify: VerbWords(
+        say("console.playbooks_tells_people"), say("console.playbooks_stands_healer_list")
+    ),
 }
 
 CHECK_WORDS = {
-    "jobs_hit": "Lists the jobs on the faulty GPU and those that it ended.",
-    "jobs_left": "Looks whether jobs that cannot end are left on the node.",
-    "node_answers": "Slurm reaches the node, and no new fault line came.",
-    "still_silent": "The node is still silent, and Slurm does not reach it; else the run ends.",
-    "still_slow": "Enough senses still agree that it is slow; else the run ends.",
-    "fabric_state": "The NVLink fabric is up on every GPU.",
-    "link_counters": "The link's error counters stand still.",
-    "history": "Sums up what the node has had.",
-    "hung": "Proves that the job's ranks hang in the same collective.",
-    "stacks": "Reads where some processes of the job stand.",
-    "spare_ready": "A spare node is free that fits; else the run ends.",
-    "second_look": "The node itself says whether it is so what a relay says of it.",
-    "memory_health": "Every GPU is there, and none waits for a memory repair.",
-    "power_state": "The BMC says that the node is on.",
+    "jobs_hit": say("console.playbooks_lists_jobs_faulty_gpu_those"),
+    "jobs_left": say("console.playbooks_looks_whether_jobs_cannot_end"),
+    "node_answers": say("console.playbooks_slurm_reaches_node_no_new"),
+    "still_silent": say("console.playbooks_node_still_silent_slurm_does"),
+    "still_slow": say("console.playbooks_enough_senses_still_agree_slow"),
+    "fabric_state": say("console.playbooks_nvlink_fabric_up_every_gpu"),
+    "link_counters": say("console.playbooks_link_error_counters_stand_still"),
+    "history": say("console.playbooks_sums_up_what_node_has"),
+    "hung": say("console.playbooks_proves_job_ranks_hang_same"),
+    "stacks": say("console.playbooks_reads_where_some_processes_job"),
+    "spare_ready": say("console.playbooks_spare_node_free_fits_else"),
+    "second_look": say("console.playbooks_node_itself_says_whether_so"),
+    "memory_health": say("console.playbooks_every_gpu_there_none_waits"),
+    "power_state": say("console.playbooks_bmc_says_node"),
 }
 
 WAIT_WORDS = {
-    "approval": "Waits until an operator approves.",
-    "time": "Waits for a set time.",
-    "job_end": "Waits until no job runs on the node.",
-    "job_end_or_checkpoint": "Waits until its jobs end, or each has saved a durable checkpoint.",
-    "reached": "Waits until Slurm reaches the node.",
-    "checkpoint": "Waits until the job has saved a durable checkpoint.",
-    "job_runs": "Waits until the job that was put back runs.",
-    "lifted": "Waits until nobody else holds the node.",
-    "empty": "Waits until the node is drained and empty.",
-    "told_out": "Waits until nothing new is told of the fault, 15 min at most.",
-    "repair": "Waits for the repair: a person's resume takes the run over.",
+    "approval": say("console.playbooks_waits_until_operator_approves"),
+    "time": say("console.playbooks_waits_for_set_time"),
+    "job_end": say("console.playbooks_waits_until_no_job_runs"),
+    "job_end_or_checkpoint": say("console.playbooks_waits_until_jobs_end_or"),
+    "reached": say("console.playbooks_waits_until_slurm_reaches_node"),
+    "checkpoint": say("console.playbooks_waits_until_job_has_saved"),
+    "job_runs": say("console.playbooks_waits_until_job_was_put"),
+    "lifted": say("console.playbooks_waits_until_nobody_else_holds"),
+    "empty": say("console.playbooks_waits_until_node_drained_empty"),
+    "told_out": say("console.playbooks_waits_until_nothing_new_told"),
+    "repair": say("console.playbooks_waits_for_repair_person_resume"),
 }
 
 
@@ -197,8 +225,8 @@ def fitting(found: Iterable[Entry], text: str) -> list[Entry]:
 def takes(playbook: Playbook) -> str:
     """What of the cluster it takes: `the node`, `a job's work`, both, or nothing."""
     verbs = {step.do for step in playbook.steps if step.do is not None}
-    parts = ["the node"] if verbs & NODE_REMOVING else []
-    parts += ["a job's work"] if verbs & (REMOVING_VERBS - NODE_REMOVING) else []
+    parts = [say("console.playbooks_node")] if verbs & NODE_REMOVING else []
+    parts += [say("console.playbooks_job_work")] if verbs & (REMOVING_VERBS - NODE_REMOVING) else []
     return " and ".join(parts)
 
 
@@ -219,7 +247,7 @@ def _ended(runs: Sequence[Run]) -> str:
     real = Counter(run.state for run in runs if not run.shadow)
     parts = [f"{real[state]} {RUN_WORDS[state]}" for state in RunState if real[state]]
     shadow = sum(run.shadow for run in runs)
-    return ", ".join([*parts, f"{shadow} in shadow"] if shadow else parts)
+    return ", ".join([*parts, say("console.playbooks_shadow", shadow=shadow)] if shadow else parts)
 
 
 def step_lines(playbook: Playbook) -> list[StepLine]:
@@ -233,7 +261,12 @@ def _line(step: Step) -> StepLine:
     does = verb.does if verb else _lookup(step)
     verified = verb.verified if verb else ""
     if step.verify:
-        verified = f"{verified} And {step.verify}: {CHECK_WORDS.get(step.verify, 'a check')}".strip()
+        verified = say(
+            "console.playbooks_and",
+            verified=verified,
+            verify=step.verify,
+            check_words=CHECK_WORDS.get(step.verify, say("console.playbooks_check")),
+        ).strip()
     undone = "Stays." if verb and (step.undo == "keep" or not verb.undone) else verb.undone if verb else ""
     return StepLine(
         id=step.id,
@@ -254,9 +287,9 @@ def _lookup(step: Step) -> str:
 
 
 def _only(step: Step) -> str:
-    parts = [f"Only when {step.when}."] if step.when else []
-    parts += [f"Not where {step.probe} passes."] if step.probe else []
-    parts += [f"Once for each of {step.for_each}."] if step.for_each else []
+    parts = [say("console.playbooks_only_when", when=step.when)] if step.when else []
+    parts += [say("console.playbooks_not_where_passes", probe=step.probe)] if step.probe else []
+    parts += [say("console.playbooks_once_for_each", for_each=step.for_each)] if step.for_each else []
     return " ".join(parts)
 
 
@@ -267,9 +300,9 @@ def _limits(step: Step) -> str:
     parts: list[str] = []
     if not step.wait:
         parts.append(words.span(step.timeout_s))
-        parts += [words.plural(step.retries + 1, "attempt")] if step.do else []
+        parts += [words.counted(step.retries + 1, "attempt")] if step.do else []
     if step.wait_s is not None:
-        parts.append(f"asks a person after {words.span(step.wait_s)}")
+        parts.append(say("console.playbooks_asks_person_after", span=words.span(step.wait_s)))
     return ", ".join(parts) or "none"
 
 
@@ -279,7 +312,7 @@ def input_lines(inputs: Mapping[str, Input]) -> list[InputLine]:
             name=name,
             help=given.help,
             accepts=", ".join(given.choices) or str(given.type),
-            default="must be given"
+            default=say("console.playbooks_must_be_given")
             if given.required
             else ""
             if given.default is None

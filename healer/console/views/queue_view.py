@@ -13,6 +13,7 @@ from healer.console.views.runs_view import GuardRow, RunRow, asks, guard_rows, l
 from healer.incidents.incident_verdict import place
 from healer.model import AnswerKind, Incident, IncidentState, Role, Run, Severity, SlurmJob
 from healer.ports.answers import OpenIncident, RunRecord, Standing
+from healer.text import say
 
 #: Jobs that a row names.
 _JOBS = 2
@@ -26,7 +27,11 @@ class Needs(StrEnum):
     me = "me"
 
 
-NEEDS_WORDS = {Needs.decision: "Asks a person", Needs.nobody: "Nobody has it", Needs.me: "Mine"}
+NEEDS_WORDS = {
+    Needs.decision: say("console.queue_asks_person"),
+    Needs.nobody: say("console.queue_nobody_has"),
+    Needs.me: say("console.queue_mine"),
+}
 
 
 class Wanted(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,41 +119,56 @@ def queue_row(incident: Incident, run: Run | None, now: datetime) -> QueueRow:
 
 def _jobs(incident: Incident) -> str:
     users: Mapping[str, str] = {impact.job: impact.user for impact in incident.hit if impact.user}
-    named = [f"{job} of {users[job]}" if job in users else job for job in incident.jobs_hit]
+    named = [
+        say("console.queue_of", job=job, users=users[job]) if job in users else job
+        for job in incident.jobs_hit
+    ]
     return words.names(named, _JOBS)
 
 
 def _doing(incident: Incident, run: Run | None, now: datetime) -> tuple[str, str, str]:
     if not incident.is_open:
         return "", "plain", incident.closed_why or ""
-    bad = "Known bad, and in service." if incident.known_bad_in_service else ""
+    bad = say("console.queue_known_bad_service") if incident.known_bad_in_service else ""
     if run is not None:
         row = run_row(run, now)
-        held = f"Guard {incident.held_by} holds it." if incident.held_by and not row.why else ""
+        held = (
+            say("console.queue_guard_holds", held_by=incident.held_by)
+            if incident.held_by and not row.why
+            else ""
+        )
         return f"{run.playbook}: {row.word}", row.tone, " ".join(filter(None, (bad, row.why, held)))
     if incident.owner:
-        return "leaves the node to its owner", "plain", f"{incident.owner} keeps it drained."
+        return (
+            say("console.queue_leaves_node_owner"),
+            "plain",
+            say("console.queue_keeps_drained", owner=incident.owner),
+        )
     if incident.held_by:
         return (
-            "held back",
+            say("console.queue_held_back"),
             "bad" if bad else "warn",
-            " ".join(filter(None, (bad, f"Guard {incident.held_by}."))),
+            " ".join(filter(None, (bad, say("console.queue_guard", held_by=incident.held_by)))),
         )
     if bad:
-        return "cannot drain it", "bad", bad
+        return say("console.queue_cannot_drain"), "bad", bad
     if incident.settle_until > now:
-        return "gathers what belongs to it", "live", f"Decides {words.ago(incident.settle_until, now)}."
+        return (
+            say("console.queue_gathers_what_belongs"),
+            "live",
+            say("console.queue_decides", ago=words.ago(incident.settle_until, now)),
+        )
     if incident.state is IncidentState.verifying:
-        return "watches the node", "live", ""
-    return "nothing of its own", "plain", ""
+        return say("console.queue_watches_node"), "live", ""
+    return say("console.queue_nothing_own"), "plain", ""
 
 
 def _who(incident: Incident) -> str:
     if incident.is_open:
         return incident.acknowledged_by or ""
     if incident.merged_into:
-        return f"part of {incident.merged_into[:8]}"
-    return incident.review.value.replace("_", " ") if incident.review else "to review"
+        return say("console.queue_part", merged_into=incident.merged_into[:8])
+    return incident.review.value.replace("_", " ") if incident.review else say("console.incident_review")
 
 
 #: So many with their previews; the page of runs has all.
@@ -216,4 +236,4 @@ def approval(
 
 def room(caps: Sequence[Cap]) -> str:
     """`Floor of service: 3 left; Slots: 1 left; …`, of the whole cluster."""
-    return "; ".join(f"{cap.name}: {cap.left:,} left" for cap in caps[:3])
+    return "; ".join(say("console.queue_left", name=cap.name, left=cap.left) for cap in caps[:3])

@@ -15,6 +15,7 @@ from healer.console.words import listed, plain
 from healer.incidents.incident_verdict import place
 from healer.model import AuditRecord, Incident, Run
 from healer.ports.answers import Group, OpenIncident, Period, RuleFigures, Saved, Spread, Standing
+from healer.text import say
 
 #: Value of the query parameter -> length.
 PERIODS = {
@@ -23,7 +24,12 @@ PERIODS = {
     "7d": timedelta(days=7),
     "30d": timedelta(days=30),
 }
-PERIOD_WORDS = {"12h": "Last shift (12 h)", "24h": "24 h", "7d": "7 days", "30d": "30 days"}
+PERIOD_WORDS = {
+    "12h": say("console.reports_last_shift_12_h"),
+    "24h": "24 h",
+    "7d": say("console.reports_7_days"),
+    "30d": say("console.reports_30_days"),
+}
 RULES_SHOWN = 100
 
 
@@ -68,10 +74,22 @@ def reports(period: Period) -> Reports:
     stats = period.stats
     return Reports(
         times=(
-            _time("Detect", "from the event to the incident", stats.detect),
-            _time("Decide", "from the incident to the first decision", stats.decide),
-            _time("Drain", "from the incident to the drain read back", stats.drain),
-            _time("Return", "from the slot granted to released", stats.to_return),
+            _time(say("console.reports_detect"), say("console.reports_from_event_incident"), stats.detect),
+            _time(
+                say("console.reports_decide"),
+                say("console.reports_from_incident_first_decision"),
+                stats.decide,
+            ),
+            _time(
+                say("console.buttons_drain"),
+                say("console.reports_from_incident_drain_read_back"),
+                stats.drain,
+            ),
+            _time(
+                say("console.reports_return"),
+                say("console.reports_from_slot_granted_released"),
+                stats.to_return,
+            ),
         ),
         facts=tuple(_facts(period)),
         by_class=tuple(map(_group, period.by_class)),
@@ -84,34 +102,54 @@ def reports(period: Period) -> Reports:
 def _facts(period: Period) -> list[tuple[str, str, str]]:
     """(name, figure, its basis)."""
     stats = period.stats
-    rows = [("Incidents", words.number(stats.incidents), f"{words.number(stats.open)} of them still open")]
+    rows = [
+        (
+            say("console.reports_incidents"),
+            words.number(stats.incidents),
+            say("console.reports_them_still_open", n=words.number(stats.open)),
+        )
+    ]
     if stats.gpu_hours_lost is None:
-        lost, rests = "not known", "no job hit told what it lost"
+        lost, rests = say("console.incident_not_known"), say("console.reports_no_job_hit_told_what")
     else:
-        lost, rests = _hours(stats.gpu_hours_lost), "by the jobs hit, each life once"
+        lost, rests = _hours(stats.gpu_hours_lost), say("console.reports_by_jobs_hit_each_life")
         if stats.gpu_hours_at_most:
             at_most = _hours(stats.gpu_hours_at_most)
-            rests += f"; {at_most} of them at most, for want of a durable checkpoint"
+            rests += say("console.reports_them_most_for_want_durable", at_most=at_most)
     if stats.jobs_unknown:
-        rests += f"; of {words.plural(stats.jobs_unknown, 'more job')} nobody knows"
-    rows.append(("GPU-hours lost", lost, rests))
+        rests += say("console.reports_nobody_knows", counted=words.counted(stats.jobs_unknown, "more_job"))
+    rows.append((say("console.reports_gpu_hours_lost"), lost, rests))
     rows.append(_saved(stats.saved))
     drained = sum(figures.drained for figures in period.by_rule)
-    false = f"of {words.plural(drained, 'drain')}; those whose incident a person called a false alarm"
-    rows.append(("False drains", words.number(stats.false_drains), false))
-    again = f"{period.relapsed} of {words.plural(period.returned, 'node')} that came back"
+    false = say("console.reports_those_whose_incident_person_called", counted=words.counted(drained, "drain"))
+    rows.append((say("console.reports_false_drains"), words.number(stats.false_drains), false))
+    again = say(
+        "console.reports_came_back", relapsed=period.relapsed, counted=words.counted(period.returned, "node")
+    )
     rate = f"{period.relapsed / period.returned:.0%}" if period.returned else "–"
-    rows.append(("Relapses", rate, f"{again} had a hardware fault again within 7 days, so far"))
+    rows.append(
+        (
+            say("console.reports_relapses"),
+            rate,
+            say("console.reports_had_hardware_fault_again_within", again=again),
+        )
+    )
     return rows
 
 
 def _saved(saved: Saved) -> tuple[str, str, str]:
-    alone = f"{words.plural(saved.jobs, 'job')} restarted by healer alone"
+    alone = say("console.reports_restarted_by_healer_alone", counted=words.counted(saved.jobs, "job"))
     if saved.gpu_hours is None or saved.people_s is None:
-        few = f"people took up {saved.people} incidents with jobs: too few to compare with"
-        return "GPU-hours saved", "not known", f"{alone}; {few}"
-    took = f"the {words.span(saved.people_s)} in which people took up {saved.people} incidents left to them"
-    return "GPU-hours saved", _hours(saved.gpu_hours), f"{alone}, beside {took} (median)"
+        few = say("console.reports_people_took_up_incidents_with", people=saved.people)
+        return say("console.reports_gpu_hours_saved"), say("console.incident_not_known"), f"{alone}; {few}"
+    took = say(
+        "console.reports_which_people_took_up_incidents", span=words.span(saved.people_s), people=saved.people
+    )
+    return (
+        say("console.reports_gpu_hours_saved"),
+        _hours(saved.gpu_hours),
+        say("console.reports_beside_median", alone=alone, took=took),
+    )
 
 
 def _hours(hours: float) -> str:
@@ -151,8 +189,13 @@ def _span(seconds: float | None) -> str:
 
 def _rule(figures: RuleFigures) -> RuleFiguresRow:
     if figures.precision is None:
-        return RuleFiguresRow(figures=figures, precision="not judged", tone="plain")
-    text = f"{figures.precision:.0%} ({figures.true_faults} of {figures.true_faults + figures.false_alarms})"
+        return RuleFiguresRow(figures=figures, precision=say("console.reports_not_judged"), tone="plain")
+    text = say(
+        "console.reports_of",
+        precision=figures.precision,
+        true_faults=figures.true_faults,
+        true_faults2=figures.true_faults + figures.false_alarms,
+    )
     return RuleFiguresRow(
         figures=figures, precision=text, tone="good" if figures.precision >= 0.95 else "warn"
     )
@@ -206,11 +249,11 @@ def handover(standing: Standing, strip: Strip, rows: Sequence[NodeRow], shift: S
         until=now,
         strip=strip,
         waits=tuple(run_row(run, now) for run in standing.asking if asks(run)),
-        open=tuple(lists["open incidents"][:SHOWN]),
+        open=tuple(lists[say("console.reports_open_incidents")][:SHOWN]),
         known_bad=tuple(row for row in rows if row.kind is NodeKind.bad_in_service)[:SHOWN],
-        resolved=tuple(lists["incidents that ended"][:SHOWN]),
+        resolved=tuple(lists[say("console.reports_incidents_ended")][:SHOWN]),
         runs=tuple(lists["runs"][:SHOWN]),
-        people=tuple(lists["words of people"][:SHOWN]),
+        people=tuple(lists[say("console.reports_words_people")][:SHOWN]),
         cut=tuple(name for name, found in lists.items() if len(found) > SHOWN),
     )
 
@@ -229,23 +272,43 @@ def markdown(shift: Handover, translate: Callable[[str], str] = str) -> str:
         "What people did": [_person(row) for row in shift.people],
     }
     lines = [
-        translate(f"# Hand-over of {plain(shift.cluster)}"),
+        translate(say("console.reports_hand_over", plain=plain(shift.cluster))),
         "",
-        translate(f"{words.utc(shift.since)} to {words.utc(shift.until)}"),
+        translate(say("console.reports_to", at=words.utc(shift.since), at2=words.utc(shift.until))),
         "",
-        translate(f"- In service: {strip.in_service:,} of {strip.nodes:,} nodes (floor {strip.floor:,})"),
         translate(
-            f"- Out by healer {strip.out_healer}, by Slurm {strip.out_slurm}, by people {strip.out_person}; "
-            f"known bad in service {strip.known_bad}"
+            say(
+                "console.reports_service_nodes_floor",
+                in_service=strip.in_service,
+                nodes=strip.nodes,
+                floor=strip.floor,
+            )
         ),
         translate(
-            f"- Slots held {strip.slots_used} of {strip.slots_limit}; open incidents: {open_now or 'none'}"
+            say(
+                "console.reports_out_by_healer_by_slurm",
+                out_healer=strip.out_healer,
+                out_slurm=strip.out_slurm,
+                out_person=strip.out_person,
+                known_bad=strip.known_bad,
+            )
+        ),
+        translate(
+            say(
+                "console.reports_slots_held_open_incidents",
+                slots_used=strip.slots_used,
+                slots_limit=strip.slots_limit,
+                open_now=open_now or "none",
+            )
         ),
     ]
     for title, rows in parts.items():
         lines += listed(title, rows, translate)
     if shift.cut:
-        lines += ["", translate(f"The first {SHOWN} are listed of: {', '.join(shift.cut)}.")]
+        lines += [
+            "",
+            translate(say("console.reports_first_are_listed", shown=SHOWN, cut=", ".join(shift.cut))),
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -254,7 +317,11 @@ def _why_bad(row: NodeRow) -> str:
 
 
 def _open(incident: OpenIncident) -> str:
-    seen = f", {incident.acknowledged_by} looks after it" if incident.acknowledged_by else ""
+    seen = (
+        say("console.reports_looks_after", acknowledged_by=incident.acknowledged_by)
+        if incident.acknowledged_by
+        else ""
+    )
     return f"{_heading(incident)} ({incident.id[:8]}, {_at(incident.opened)}){seen}"
 
 

@@ -13,6 +13,7 @@ from healer.model import ForecastRule, Mode, Role, Rule, Scope
 from healer.model.detection import DetectionRule
 from healer.model.run import ACTIVE_REHEARSALS, Outcomes, Rehearsal, RehearsalState
 from healer.ports.answers import RuleBook, RuleRecord
+from healer.text import say
 
 
 class RuleRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,10 +69,14 @@ def _row(rule: Rule, measured: DetectionRule | None, follows: ForecastRule | Non
 def _precision(record: RuleRecord) -> str:
     """By what then happened, for a forecast; else by people's reviews."""
     if (score := record.forecasts) is not None:
-        came = f"{score.hits} of {score.hits + score.misses} came"
-        return f"{came}, {score.unforeseen} unforeseen" if score.unforeseen else came
+        came = say("console.rules_came", hits=score.hits, hits2=score.hits + score.misses)
+        return (
+            say("console.rules_unforeseen", came=came, unforeseen=score.unforeseen)
+            if score.unforeseen
+            else came
+        )
     reviewed = record.true_faults + record.false_alarms
-    return f"{record.true_faults} of {reviewed} true" if reviewed else ""
+    return say("console.rules_true", true_faults=record.true_faults, reviewed=reviewed) if reviewed else ""
 
 
 def _watches(rule: Rule, measured: DetectionRule | None, follows: ForecastRule | None) -> str:
@@ -88,10 +93,12 @@ def _scope(rule: Rule, followed: DetectionRule | ForecastRule | None) -> str:
 
 def _mode(rule: Rule, book: RuleBook, record: RuleRecord) -> tuple[Mode, str]:
     if record.mode is not None:
-        return record.mode, f"set by {record.mode_by}" if record.mode_by else "set while running"
+        return record.mode, say("console.rules_set_by", mode_by=record.mode_by) if record.mode_by else say(
+            "console.rules_set_while_running"
+        )
     if rule.mode is not None and rule.mode is book.rules.mode_of(rule):
-        return rule.mode, "by its file"
-    return book.rules.mode_of(rule), "by default"
+        return rule.mode, say("console.rules_by_file")
+    return book.rules.mode_of(rule), say("console.rules_by_default")
 
 
 def fitting(rows: Sequence[RuleRow], *, text: str, mode: str, kind: str, state: str) -> list[RuleRow]:
@@ -175,7 +182,7 @@ def incidents_in(result: Row) -> list[str]:
 
 
 def _incident(kind: str, row: Row, real: Mapping[str, bool | None], **more: Any) -> Difference:
-    note = f"part of {row['part_of'][:8]}" if row.get("part_of") else ""
+    note = say("console.rules_part", row=row["part_of"][:8]) if row.get("part_of") else ""
     fields = {"kind": kind, "rule": row["rule"], "what": row["title"], "note": note} | more
     root = row["root"]
     place = ", ".join(f"{name} {root[name]}" for name in _PLACE if root.get(name) is not None)
@@ -198,13 +205,19 @@ def _changed(row: Row, real: Mapping[str, bool | None]) -> Difference:
 
 def _action(kind: str, row: Row, real: Mapping[str, bool | None], note: str = "") -> Difference:
     held = row.get("held")
-    other = "before" if kind == "new" else "with the change"
-    note = note or (f"{other} held by {held['guard']}: {held['why']}" if held else "")
+    other = "before" if kind == "new" else say("console.rules_with_change")
+    note = note or (
+        say("console.rules_held_by", other=other, held=held["guard"], held2=held["why"]) if held else ""
+    )
     return Difference(
         kind=kind,
         rule=row["rule"],
         what=row["action"],
-        where=f"job {row['job']}" if row["job"] else f"node {row['node']}" if row["node"] else "",
+        where=say("console.rules_job", row=row["job"])
+        if row["job"]
+        else say("console.rules_node", row=row["node"])
+        if row["node"]
+        else "",
         node=row["node"] or "",
         jobs=(row["job"],) if row["job"] else (),
         at=datetime.fromisoformat(row["at"]),
@@ -225,7 +238,11 @@ def _held(row: Row, real: Mapping[str, bool | None]) -> Difference:
 def _review(incident: str | None, real: Mapping[str, bool | None]) -> dict[str, str]:
     if not incident or incident not in real:
         return {}
-    words = {True: "true fault", False: "false alarm", None: "not judged"}
+    words = {
+        True: say("console.rules_true_fault"),
+        False: say("console.rules_false_alarm"),
+        None: say("console.reports_not_judged"),
+    }
     return {"incident": incident, "review": words[real[incident]]}
 
 
@@ -239,23 +256,33 @@ def rehearsal_buttons(tried: Rehearsal, outcomes: Sequence[Outcomes], role: Role
     """Cancel while it is under way; afterwards, for an admin, to count what it opened as proof."""
     base = f"/api/v1/rehearsals/{tried.id}"
     if tried.state in ACTIVE_REHEARSALS and may_act(role):
-        effect = "The replay stops; what it found so far is not kept."
-        return (Button(label="Cancel", action=f"{base}/cancel", title="Stop this replay", effect=effect),)
+        effect = say("console.rules_replay_stops_what_found_so")
+        return (
+            Button(
+                label=say("console.rules_cancel"),
+                action=f"{base}/cancel",
+                title=say("console.rules_stop_this_replay"),
+                effect=effect,
+            ),
+        )
     judged = [outcome for outcome in outcomes if outcome.right + outcome.wrong and not outcome.counted_by]
     if role is not Role.admin or not judged:
         return ()
     words = "; ".join(
-        f"{outcome.rule}: {outcome.right} true faults, {outcome.wrong} false alarms" for outcome in judged
+        say(
+            "console.rules_true_faults_false_alarms",
+            rule=outcome.rule,
+            right=outcome.right,
+            wrong=outcome.wrong,
+        )
+        for outcome in judged
     )
     return (
         Button(
-            label="Count as proof",
+            label=say("console.rules_count_as_proof"),
             action=f"{base}/proof",
-            title="Count this replay as proof",
-            effect=(
-                f"{words}. From now on each of these rules, as edited here, is judged by what it opened in "
-                "this replay and by what it opens once it is in force."
-            ),
+            title=say("console.rules_count_this_replay_as_proof"),
+            effect=(say("console.rules_from_now_each_these_rules", words=words)),
             body={"rules": [outcome.rule for outcome in judged]},
         ),
     )

@@ -8,15 +8,16 @@ from healer.console import words
 from healer.model import Answer, AnswerKind, Decision, LogEntry, Mode, Run, RunState, StepEvent
 from healer.playbooks import BEGIN, UNDO
 from healer.ports.answers import RunRecord
+from healer.text import say
 
 RUN_WORDS = {state: state.value for state in RunState} | {
-    RunState.waiting_approval: "waits for approval",
-    RunState.held: "held by a guard",
+    RunState.waiting_approval: say("console.runs_waits_for_approval"),
+    RunState.held: say("console.runs_held_by_guard"),
 }
 
 EVENT_WORDS = {event: event.value for event in StepEvent} | {
     StepEvent.waiting: "waits",
-    StepEvent.retry: "tries again",
+    StepEvent.retry: say("console.runs_tries_again"),
 }
 
 
@@ -63,9 +64,9 @@ def steps(log: tuple[LogEntry, ...], start: datetime) -> list[StepRow]:
 
 def _name(key: str) -> str:
     if key == UNDO:
-        return "take back"
+        return say("console.runs_take_back")
     head, _, step = key.partition(":")
-    return f"take back {step}" if head == UNDO else key
+    return say("console.runs_take_back_2", step=step) if head == UNDO else key
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +82,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def target(run: Run) -> str:
-    return run.node or (f"job {run.job}" if run.job else run.cluster)
+    return run.node or (say("console.runs_job", job=run.job) if run.job else run.cluster)
 
 
 _TONES = {
@@ -100,7 +101,7 @@ def run_row(run: Run, now: datetime) -> RunRow:
         run=run,
         title=f"{run.playbook} {target(run)}",
         target=target(run),
-        word=RUN_WORDS[run.state] + (" (shadow)" if run.shadow else ""),
+        word=RUN_WORDS[run.state] + (say("console.runs_shadow") if run.shadow else ""),
         tone=_TONES.get(run.state, "plain"),
         why=why(run, now),
         asks=asks(run),
@@ -122,18 +123,18 @@ def why(run: Run, now: datetime) -> str:
     if run.state is RunState.waiting_approval:
         return _approval(run.approve_until, now)
     if run.state is RunState.proposed:
-        return f"Only a suggestion: rule {run.rule} is in mode {run.mode.value}."
+        return say("console.runs_only_suggestion_rule_mode", rule=run.rule, value=run.mode.value)
     if run.state is RunState.waiting and run.wake_at:
-        return f"Looks again {words.ago(run.wake_at, now)}."
+        return say("console.runs_looks_again", ago=words.ago(run.wake_at, now))
     return ""
 
 
 def _approval(until: datetime | None, now: datetime) -> str:
     if until is None:
-        return "Waits until a person approves it."
+        return say("console.runs_waits_until_person_approves")
     if until <= now:
-        return f"The time to approve it ended {words.utc(until)}; healer does nothing by itself."
-    return f"Can be approved until {words.utc(until)} ({words.ago(until, now)})."
+        return say("console.runs_time_approve_ended_healer_does", at=words.utc(until))
+    return say("console.runs_can_be_approved_until", at=words.utc(until), ago=words.ago(until, now))
 
 
 class GuardRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -169,20 +170,20 @@ def guards_summary(decision: Decision) -> str:
     if not decision.answers:
         return ""
     against = [answer for answer in decision.answers if answer.kind is not AnswerKind.allow]
-    asked = f"{words.plural(len(decision.answers), 'guard')} asked"
+    asked = say("console.runs_asked", counted=words.counted(len(decision.answers), "guard"))
     if not against:
-        return f"{asked}, all allow"
+        return say("console.runs_all_allow", asked=asked)
     return f"{asked}: {', '.join(f'{answer.guard.value} {answer.kind.value}s' for answer in against)}"
 
 
 def mode_note(mode: Mode) -> str:
     """What a mode means, for a person who reads it at night."""
     return {
-        Mode.off: "off: nothing is done",
-        Mode.shadow: "shadow: healer writes down what it would do and touches nothing",
-        Mode.suggest: "suggest: healer proposes, a person starts it",
-        Mode.approve: "approve: healer prepares, a person approves",
-        Mode.auto: "auto: healer acts alone",
+        Mode.off: say("console.runs_off_nothing_done"),
+        Mode.shadow: say("console.runs_shadow_healer_writes_down_what"),
+        Mode.suggest: say("console.runs_suggest_healer_proposes_person_starts"),
+        Mode.approve: say("console.runs_approve_healer_prepares_person_approves"),
+        Mode.auto: say("console.runs_auto_healer_acts_alone"),
     }[mode]
 
 

@@ -13,15 +13,16 @@ from healer.model import Breaker, BreakerState, Mode, Pause, Severity, Trouble
 from healer.observations.slurm_poll import troubles
 from healer.ports.answers import Standing
 from healer.ports.callers import Caller
+from healer.text import say
 
 TROUBLE_WORDS = {
-    Trouble.away: "not to be read",
-    Trouble.other_cluster: "another cluster",
-    Trouble.backup: "the backup",
-    Trouble.slow: "slow",
-    Trouble.backlog: "behind",
-    Trouble.accounting: "without slurmdbd",
-    Trouble.passed_over: "asked by another way",
+    Trouble.away: say("console.standing_not_be_read"),
+    Trouble.other_cluster: say("console.standing_another_cluster"),
+    Trouble.backup: say("console.standing_backup"),
+    Trouble.slow: say("console.standing_slow"),
+    Trouble.backlog: say("console.standing_behind"),
+    Trouble.accounting: say("console.standing_without_slurmdbd"),
+    Trouble.passed_over: say("console.standing_asked_by_another_way"),
 }
 
 
@@ -118,27 +119,46 @@ def _banners(standing: Standing, now: datetime) -> list[Banner]:
     found += _slurm_banners(standing, now)
     if standing.rules_error:
         found.append(
-            Banner(tone="warn", title="Changed rules were not taken", text=f"{standing.rules_error}")
+            Banner(
+                tone="warn",
+                title=say("console.standing_changed_rules_were_not_taken"),
+                text=f"{standing.rules_error}",
+            )
         )
     return found
 
 
 def _pause_banner(pause: Pause, now: datetime) -> Banner:
-    until = f", until {words.utc(pause.until)}" if pause.until else ", until somebody ends it"
-    text = f"by {pause.by} {words.ago(pause.since, now)}{until}. Reason: {pause.reason}"
-    return Banner(tone="warn", title=f"Paused: {pause_scope(pause)}", text=text, pause=pause)
+    until = (
+        say("console.standing_until", at=words.utc(pause.until))
+        if pause.until
+        else say("console.standing_until_somebody_ends")
+    )
+    text = say(
+        "console.standing_by_reason",
+        by=pause.by,
+        ago=words.ago(pause.since, now),
+        until=until,
+        reason=pause.reason,
+    )
+    return Banner(
+        tone="warn",
+        title=say("console.standing_paused", pause_scope=pause_scope(pause)),
+        text=text,
+        pause=pause,
+    )
 
 
 def _breaker_banner(breaker: Breaker) -> Banner:
     half = breaker.state is BreakerState.half_open
-    since = f" since {words.utc(breaker.since)}" if breaker.since else ""
-    text = breaker.why.rstrip(".") or words.plural(len(breaker.roots), "root")
+    since = say("console.standing_since", at=words.utc(breaker.since)) if breaker.since else ""
+    text = breaker.why.rstrip(".") or words.counted(len(breaker.roots), "root")
     return Banner(
         tone="bad",
-        title=f"Breaker {'half-open' if half else 'open'}{since}",
-        text=f"{text}. healer takes no node out; it still detects, pages and returns nodes."
+        title=say("console.standing_breaker", word="half-open" if half else "open", since=since),
+        text=say("console.standing_healer_takes_no_node_out", text=text)
         if not half
-        else f"{text}. One canary may run; all else waits for its end.",
+        else say("console.standing_one_canary_may_run_all", text=text),
         breaker=True,
     )
 
@@ -147,27 +167,31 @@ def _slurm_banners(standing: Standing, now: datetime) -> list[Banner]:
     found: list[Banner] = []
     error = f" {standing.snapshot_error}" if standing.snapshot_error else ""
     if standing.snapshot is None:
-        text = f"healer holds every action.{error}"
-        found.append(Banner(tone="bad", title="No picture of Slurm yet", text=text))
+        text = say("console.standing_healer_holds_every_action", error=error)
+        found.append(Banner(tone="bad", title=say("console.standing_no_picture_slurm_yet"), text=text))
     elif _stale(standing, now):
-        title = f"Slurm was last seen {words.ago(standing.snapshot.taken_at, now)}"
-        text = f"healer holds every action until it sees Slurm again.{error}"
+        title = say("console.standing_slurm_was_last_seen", ago=words.ago(standing.snapshot.taken_at, now))
+        text = say("console.standing_healer_holds_every_action_until", error=error)
         found.append(Banner(tone="bad", title=title, text=text))
     for trouble in troubles(standing.controller):
         if trouble.trouble is Trouble.away and _stale(standing, now):
             continue  # said above already, with what follows from it
-        title = f"Slurm's controller: {TROUBLE_WORDS[trouble.trouble]} since {words.utc(trouble.since)}"
-        text = f"{words.sentence(trouble.text)}. healer does nothing to a node because of it."
+        title = say(
+            "console.standing_slurm_controller_since",
+            trouble_words=TROUBLE_WORDS[trouble.trouble],
+            at=words.utc(trouble.since),
+        )
+        text = say("console.standing_healer_does_nothing_node_because", sentence=words.sentence(trouble.text))
         found.append(Banner(tone="warn", title=title, text=text))
     return found
 
 
 def pause_button(cluster: str) -> Button:
     return Button(
-        label="Pause",
+        label=say("console.standing_pause"),
         action="/api/v1/pauses",
-        title=f"Pause healer on {cluster}",
-        effect="Within a second healer starts no step that takes capacity away. It still detects and pages.",
+        title=say("console.standing_pause_healer", cluster=cluster),
+        effect=say("console.standing_within_second_healer_starts_no"),
         body={"scope": "cluster", "name": cluster, "cluster": cluster},
     )
 
@@ -177,19 +201,19 @@ def end_pause_button(pause: Pause, session: Caller) -> Button | None:
     if not may_act(session.role) or session.cluster not in (None, pause.cluster):
         return None
     return Button(
-        label="End",
+        label=say("console.standing_end"),
         action=f"/api/v1/pauses/{pause.id}",
         method="DELETE",
-        title=f"End the pause of {pause_scope(pause)}",
-        effect="healer acts again at once; what waited is judged anew.",
+        title=say("console.standing_end_pause", pause_scope=pause_scope(pause)),
+        effect=say("console.standing_healer_acts_again_once_what"),
     )
 
 
 def reset_breaker_button(cluster: str) -> Button:
     return Button(
-        label="Reset",
+        label=say("console.standing_reset"),
         action="/api/v1/breaker/reset",
-        title="Reset the breaker",
-        effect="Half-open: one canary may run. The breaker closes when it works and opens again when not.",
+        title=say("console.standing_reset_breaker"),
+        effect=say("console.standing_half_open_one_canary_may"),
         body={"cluster": cluster},
     )

@@ -11,9 +11,16 @@ from healer.console.views.runs_view import EVENT_WORDS, GuardRow, guard_rows, gu
 from healer.engine.records import IncidentRecord
 from healer.model import AuditRecord, Component, Decision, LogEntry, Outcome, StepEvent
 from healer.ports.answers import ChannelDelivery
+from healer.text import say
 
 #: The keys that say in words what happened, best first.
-_WORDS = ("text", "why", "reason", "title", "note")
+_WORDS = (
+    say("console.timeline_text"),
+    say("console.timeline_why"),
+    say("console.timeline_reason"),
+    say("console.timeline_title"),
+    say("console.timeline_note"),
+)
 
 
 class AuditRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,10 +64,10 @@ _SHOWN_ELSEWHERE = ("decision.", "step.", "note.", "incident.note", "message.", 
 _OWN = ("incident.",)
 
 _OUTCOME_WORDS = {
-    Outcome.act: "healer acts",
-    Outcome.held: "held",
-    Outcome.refused: "refused",
-    Outcome.nothing: "nothing is done",
+    Outcome.act: say("console.timeline_healer_acts"),
+    Outcome.held: say("console.timeline_held"),
+    Outcome.refused: say("console.timeline_refused"),
+    Outcome.nothing: say("console.timeline_nothing_done"),
 }
 
 _BAD_EVENTS = (StepEvent.failed, StepEvent.held)
@@ -112,20 +119,30 @@ def _seen(detail: IncidentRecord) -> Iterator[TimelineRow]:
         late = ""
         if evidence.arrived_at is not None:
             late_s = (evidence.arrived_at - evidence.at).total_seconds()
-            late = f"arrived {words.span(late_s)} later" if late_s >= 0.001 else ""
+            late = say("console.timeline_arrived_later", span=words.span(late_s)) if late_s >= 0.001 else ""
         text = _of(evidence.component, evidence.text)
         yield TimelineRow(
             at=evidence.at, kind="evidence", tone="plain", text=text, line=evidence.line, detail=late
         )
     for finding in detail.findings:
-        sure = "surely unusable" if finding.unusable else f"confidence {finding.confidence:.0%}"
-        lines = words.plural(len(finding.evidence), "piece") + " of evidence"
+        sure = (
+            say("console.timeline_surely_unusable")
+            if finding.unusable
+            else say("console.timeline_confidence", confidence=finding.confidence)
+        )
+        lines = words.counted(len(finding.evidence), "evidence")
         yield TimelineRow(
             at=finding.arrived_at,
             kind="finding",
             tone="plain",
-            text=f"{finding.fault} on {_of(finding.component, finding.text)}",
-            detail=f"rule {finding.rule}, {finding.fault_class.value}, {sure}, {lines}",
+            text=say("console.timeline_on", fault=finding.fault, of=_of(finding.component, finding.text)),
+            detail=say(
+                "console.timeline_rule",
+                rule=finding.rule,
+                value=finding.fault_class.value,
+                sure=sure,
+                lines=lines,
+            ),
         )
 
 
@@ -171,7 +188,7 @@ def _subject(decision: Decision) -> str:
     proposal = decision.proposal
     if proposal is None:
         return decision.playbook or ""
-    where = f"job {proposal.job}" if proposal.job else proposal.node or ""
+    where = say("console.runs_job", job=proposal.job) if proposal.job else proposal.node or ""
     return f"{proposal.verb.value} {where}".rstrip()
 
 
@@ -190,11 +207,11 @@ def _folded(log: tuple[LogEntry, ...]) -> list[tuple[LogEntry, int]]:
 
 def _done(detail: IncidentRecord) -> Iterator[TimelineRow]:
     for run in detail.runs:
-        shadow = " (shadow: nothing is touched)" if run.run.shadow else ""
+        shadow = say("console.timeline_shadow_nothing_touched") if run.run.shadow else ""
         whose = f"{run.run.playbook} {target(run.run)}: " if len(detail.runs) > 1 else ""
         for entry, count in _folded(run.log):
-            attempt = f", attempt {entry.attempt}" if entry.attempt > 1 else ""
-            again = f" (looked {count} times)" if count > 1 else ""
+            attempt = say("console.timeline_attempt", attempt=entry.attempt) if entry.attempt > 1 else ""
+            again = say("console.timeline_looked_times", count_=count) if count > 1 else ""
             yield TimelineRow(
                 at=entry.at,
                 kind="step",
@@ -207,7 +224,12 @@ def _done(detail: IncidentRecord) -> Iterator[TimelineRow]:
 def _words(detail: IncidentRecord) -> Iterator[TimelineRow]:
     for note in detail.notes:
         yield TimelineRow(
-            at=note.at, kind="person", tone="person", text=f"{note.by} wrote", detail=note.text, typed=True
+            at=note.at,
+            kind="person",
+            tone="person",
+            text=say("console.timeline_wrote", by=note.by),
+            detail=note.text,
+            typed=True,
         )
     yield from (_record(record) for record in detail.records if _is_shown(record))
     for sent in detail.messages:
@@ -227,17 +249,17 @@ def _words(detail: IncidentRecord) -> Iterator[TimelineRow]:
 
 #: The state of a message's delivery, in words.
 _WEBHOOK_WORDS = {
-    "sent": "sent",
-    "due": "waits for delivery",
-    "listed": "in healer's own list (no sink is set)",
+    "sent": say("console.timeline_sent"),
+    "due": say("console.timeline_waits_for_delivery"),
+    "listed": say("console.timeline_healer_own_list_no_sink"),
 }
 _CHANNEL_WORDS = {
-    "sent": "told",
-    "due": "waits",
-    "digest": "in the next digest",
-    "failed": "failed, healer messages retry delivers it once more",
-    "over": "not told: it was over before",
-    "folded": "not told: a newer one takes its place",
+    "sent": say("console.health_told_2"),
+    "due": say("console.timeline_waits"),
+    "digest": say("console.timeline_next_digest"),
+    "failed": say("console.timeline_failed_healer_messages_retry_delivers"),
+    "over": say("console.timeline_not_told_was_over_before"),
+    "folded": say("console.timeline_not_told_newer_one_takes"),
 }
 
 

@@ -28,6 +28,7 @@ from healer.ports.lease import FRESH_S, LEASE, PROOFS, Left, is_unheard
 from healer.ports.transactions import LeaseLost, LedgerAway
 from healer.sim.memory_ledger import MemoryClaim, MemoryLedger, MemoryTx, Tables
 from healer.sim.stores import MemoryCheckpoints
+from healer.text import from_stored, to_stored
 from tests.support.schedules.processes import Process, Session
 
 
@@ -90,7 +91,7 @@ def _observed(cluster: str, command: Command) -> Observation:
         component=Component(cluster=cluster),
         event_at=command.at,
         arrived_at=command.at,
-        data=msgspec.to_builtins(command),
+        data=to_stored(command),
     )
 
 
@@ -250,7 +251,7 @@ class ProcessTx(MemoryTx):
 
 
 def _commands(batch: Sequence[Observation]) -> list[Command]:
-    return [msgspec.convert(one.data, Command) for one in batch if one.kind is ObservationKind.command]
+    return [from_stored(one.data, Command) for one in batch if one.kind is ObservationKind.command]
 
 
 class ProcessClaim(MemoryClaim):

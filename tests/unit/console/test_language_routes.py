@@ -5,7 +5,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from healer.console.language import COOKIE, Catalogue
-from healer.console.render import _Said
+from healer.console.render import _Texts
 from healer.model import Role
 from tests.support.console_site import Site, make_sample
 
@@ -114,8 +114,8 @@ def test_reports_are_in_the_language_of_who_asks(site: Site) -> None:
 
 
 def test_what_a_script_draws_from_data_has_its_words_and_keeps_its_names() -> None:
-    said = _Said(Catalogue({"reason": "原因", "open": "未处理"}))
+    said = _Texts("zh", Catalogue({"reason": "原因", "open": "未处理"}))
     data = ({"name": "open", "help": "reason", "labels": ("open", "gpu1"), "values": [1, None]},)
     told = ({"name": "open", "help": "原因", "labels": ["未处理", "gpu1"], "values": [1, None]},)
     assert msgspec.json.encode(said.within(data, "help", "labels")) == msgspec.json.encode(told)
-    assert _Said(None).within(data, "help") is data
+    assert _Texts("zh", None).within(data, "help") is data

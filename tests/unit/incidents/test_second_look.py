@@ -34,6 +34,7 @@ from healer.model import (
     NodeLook,
     Sense,
 )
+from healer.text import to_stored
 
 NOW = datetime(2026, 11, 20, 3, tzinfo=UTC)
 XID = "NVRM: Xid (PCI:0000:9b:00): 79, pid=4242, name=python3, GPU has fallen off the bus."
@@ -201,7 +202,7 @@ def test_the_same_words_are_asked_about_once_and_others_a_few_times() -> None:
 def test_denied_words_that_come_again_much_later_are_asked_about_again() -> None:
     about = mark_asked(incident(claim()), [claim()], "r0")
     denied = LookAnswer(result=LookResult.denied, text="no such record")
-    about = after_look(about, "r0", msgspec.to_builtins(denied), NOW)
+    about = after_look(about, "r0", to_stored(denied), NOW)
     late_s = AGAIN_AFTER.total_seconds()
     for ago_s, asks in ((-late_s + 10, False), (-late_s - 10, True)):
         again = claim(digest="later", ago_s=ago_s)
@@ -215,7 +216,7 @@ def test_denied_words_that_come_again_much_later_are_asked_about_again() -> None
 
 def answered(answer: LookAnswer) -> Incident:
     about = mark_asked(incident(claim()), [claim()], "r0")
-    return after_look(about, "r0", msgspec.to_builtins(answer), NOW)
+    return after_look(about, "r0", to_stored(answer), NOW)
 
 
 def test_agreed_it_is_the_nodes_own_word_and_once_alone() -> None:
@@ -223,7 +224,7 @@ def test_agreed_it_is_the_nodes_own_word_and_once_alone() -> None:
     about = answered(answer)
     assert is_proven_unusable(about) and unproven_claims(about) == [] and unproven_senders(about) == ()
     assert about.evidence_count == 1
-    assert after_look(about, "r0", msgspec.to_builtins(answer), NOW) == about
+    assert after_look(about, "r0", to_stored(answer), NOW) == about
 
 
 def test_denied_it_is_marked_and_proves_nothing() -> None:
@@ -241,4 +242,4 @@ def test_what_the_node_cannot_tell_changes_nothing() -> None:
 def test_an_answer_to_another_run_changes_nothing() -> None:
     about = incident(claim())
     answer = LookAnswer(result=LookResult.agreed, text="its log has it")
-    assert after_look(about, "r9", msgspec.to_builtins(answer), NOW) == about
+    assert after_look(about, "r9", to_stored(answer), NOW) == about

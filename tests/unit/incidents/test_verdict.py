@@ -34,6 +34,7 @@ from healer.model import (
     SenseReport,
     Verdict,
 )
+from healer.text import from_stored, to_stored
 from tests.support.loop import CLUSTER, DEGRADED, FATAL, LOST, START, TEARDOWN, Site, later, name, rules_in
 from tests.support.sentences import english_in
 
@@ -365,11 +366,11 @@ def test_evidence_is_introduced_by_its_source(sense: Sense) -> None:
 def test_evidence_that_names_no_source_cannot_be_made_or_read() -> None:
     with pytest.raises(TypeError, match="sense"):
         Evidence(digest="d", at=START, component=GPU, text="x")  # pyright: ignore[reportCallIssue]
-    told = msgspec.to_builtins(evidence())
-    assert msgspec.convert(told, Evidence) == evidence()
+    told = to_stored(evidence())
+    assert from_stored(told, Evidence) == evidence()
     del told["sense"]
     with pytest.raises(msgspec.ValidationError, match="sense"):
-        msgspec.convert(told, Evidence)
+        from_stored(told, Evidence)
 
 
 @pytest.mark.parametrize("by", ["ann", "root"])
@@ -396,6 +397,6 @@ def test_what_is_concluded_from_the_others_agrees_with_none_of_them(derived: Sen
 
 
 def test_since_when_an_incident_waits_is_read_from_rows_of_earlier_versions() -> None:
-    stored = msgspec.to_builtins(incident(waits_since=START))
-    assert stored["plan_over"] == msgspec.to_builtins(START)
-    assert msgspec.convert(stored, Incident).waits_since == START
+    stored = to_stored(incident(waits_since=START))
+    assert stored["plan_over"] == to_stored(START)
+    assert from_stored(stored, Incident).waits_since == START

@@ -1,0 +1,119 @@
+"""Sentences by key: their English, how they are stored, and how they read in another language."""
+
+import copy
+import pickle
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from healer.text import (
+    NO_WORDS,
+    Said,
+    at,
+    capital,
+    from_stored,
+    in_language,
+    joined,
+    quoted,
+    read_said,
+    say,
+    stored_json,
+    to_plain,
+    to_stored,
+    unstopped,
+)
+
+MOMENT = datetime(2026, 11, 20, 3, 0, tzinfo=UTC)
+
+
+class Held(msgspec.Struct, frozen=True, omit_defaults=True):
+    why: Said
+    more: tuple[Said, ...] = ()
+    note: Said = NO_WORDS
+    question: Said | None = None
+
+
+def test_a_sentence_is_its_english_text():
+    said = at(MOMENT)
+    assert said == "03:00 on 20 Nov UTC" and hash(said) == hash(str(said))
+    assert said.key == "words.moment"
+    assert in_language(said, "zh") == "11 月 20 日 03:00 UTC"
+
+
+def test_what_is_stored_reads_in_both_languages():
+    held = Held(at(MOMENT), (joined([say("words.hours", n=3), "gpu1"], "and"), quoted("site's own")))
+    doc = to_stored(held)
+    assert doc["why"]["text"] == "03:00 on 20 Nov UTC" and doc["why"]["key"] == "words.moment"
+    assert doc["more"][1] == "site's own" and "note" not in doc and "question" not in doc
+    back = from_stored(msgspec.json.decode(msgspec.json.encode(doc)), Held)
+    assert back == held
+    assert in_language(back.why, "zh") == "11 月 20 日 03:00 UTC"
+    assert in_language(back.more[0], "zh") == "3 小时 和 gpu1"
+    assert msgspec.json.decode(stored_json(held), type=Held, dec_hook=read_said) == held
+
+
+def test_a_row_of_an_older_version_is_its_text():
+    back = from_stored({"why": "GPU 3 is gone.", "question": "Go on?"}, Held)
+    assert back == Held(Said("GPU 3 is gone."), question=Said("Go on?"))
+    assert in_language(back.why, "zh") == "GPU 3 is gone."
+
+
+@pytest.mark.parametrize("bad", [7, {"key": "words.hours"}, ["x"], None])
+def test_a_damaged_row_is_refused_and_names_its_field(bad: object):
+    with pytest.raises(msgspec.ValidationError, match=r"\$\.why"):
+        from_stored({"why": bad}, Held)
+
+
+def test_a_key_of_another_version_keeps_its_text():
+    back = from_stored({"why": {"text": "Later words.", "key": "later.words", "args": {}}}, Held)
+    assert back.why == "Later words." and in_language(back.why, "zh") == "Later words."
+
+
+def test_what_leaves_is_text():
+    assert to_plain(Held(at(MOMENT))) == {"why": "03:00 on 20 Nov UTC"}
+    assert type(to_plain(Held(at(MOMENT)))["why"]) is str
+
+
+def test_no_sentence_is_lost_for_a_missing_key_or_argument():
+    assert say("words.no_such_key", n=3) == "words.no_such_key(n=3)"
+    assert say("words.hours", m=3) == "words.hours(m=3)"
+
+
+def test_parts_are_translated_each():
+    rule = quoted("GPU has fallen off the bus")
+    both = joined([rule, say("words.minutes", n=4)], "semicolon")
+    assert both == "GPU has fallen off the bus; 4 min"
+    assert in_language(both, "zh", {rule: "GPU 掉卡"}.get) == "GPU 掉卡；4 分钟"  # pyright: ignore
+
+
+def test_words_of_others_are_looked_up_after_they_were_stored_too():
+    said = from_stored(to_stored(joined([quoted("a title"), "gpu1"], "comma")), Said)
+    assert in_language(said, "zh", lambda text: text.upper()) == "A TITLE，gpu1"
+
+
+@pytest.mark.parametrize(
+    ("parts", "text"), [((), ""), (("a",), "a"), (("a", "b"), "a and b"), (("a", "b", "c"), "a, b and c")]
+)
+def test_and(parts: tuple[str, ...], text: str):
+    assert joined(parts, "and") == text
+
+
+def test_forms_hold_in_every_language():
+    assert capital(say("words.hours", n="some")) == "Some h"
+    assert in_language(unstopped(quoted("It is on.")), "zh", {"It is on.": "已启用。"}.get) == "已启用"  # pyright: ignore
+
+
+def test_numbers_of_numpy_are_stored():
+    said = say("words.hours", n=np.float64(1.5))
+    assert to_stored(said)["args"] == {"n": 1.5}
+    counts: dict[str, Any] = to_stored(say("words.hours", n=np.int64(2)))["args"]  # pyright: ignore
+    assert counts == {"n": 2} and type(counts["n"]) is int
+
+
+def test_it_is_copied_whole():
+    said = say("words.hours", n=3)
+    for same in (copy.deepcopy(said), pickle.loads(pickle.dumps(said))):
+        assert same == said and same.key == said.key and same.args == said.args

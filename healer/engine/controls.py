@@ -28,7 +28,7 @@ from healer.ports.clock import Clock
 from healer.ports.commanding import CommandLedger, CommandTx
 from healer.ports.request_errors import Conflict, Invalid, NotFound
 from healer.telling.news import demotion_message
-from healer.text import say
+from healer.text import quoted, say
 
 #: Who sets a mode that falls back by itself.
 HEALER = "healer"
@@ -235,7 +235,7 @@ class IncidentCommands:
                 at=order.at,
                 by=order.by,
                 incident=current.id,
-                reason=order.reason,
+                reason=quoted(order.reason),
                 data=data,
             )
             return tx.send_command(command, request=order.request)
